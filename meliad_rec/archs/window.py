@@ -1,0 +1,52 @@
+"""Transformers with a window: sliding, Transformer-XL, and vanilla.
+
+Hutchins et al. 2022, section 3. A segment of one window gives Transformer-XL, a
+longer one the sliding window: the layer is the same.
+"""
+
+import jax.numpy as jnp
+
+from meliad_rec.cell import Cell
+from meliad_rec.layer import Layer
+from meliad_rec.layer_config import LayerConfig
+
+
+class WindowLayer(Cell):
+  """State: keys and values of the last `window` tokens."""
+
+  config: LayerConfig
+
+  def setup(self):
+    self.layer = Layer(self.config)
+
+  def initial_state(self, batch):
+    return self.config.empty_past(batch)
+
+  def __call__(self, past, block):
+    n_BTD = self.layer.enter(block.x)
+    kv = past.append(self.layer.kv(n_BTD, block.mask))
+    return kv.last(self.config.window), self.layer(block.x, n_BTD, kv)
+
+
+class VanillaLayer(Cell):
+  """State: none; no token sees beyond its own block of `window` tokens."""
+
+  config: LayerConfig
+
+  @property
+  def block_length(self):
+    return self.config.window
+
+  def setup(self):
+    self.layer = Layer(self.config)
+
+  def initial_state(self, batch):
+    return ()
+
+  def __call__(self, state, block):
+    n_BTD = self.layer.enter(block.x)
+    past = self.config.empty_past(block.x.shape[0])
+    # There is no block before, not one of visible zeros as in compat_meliad.
+    past = past.replace(mask=jnp.zeros_like(past.mask))
+    kv = past.append(self.layer.kv(n_BTD, block.mask))
+    return state, self.layer(block.x, n_BTD, kv)

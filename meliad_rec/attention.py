@@ -1,0 +1,71 @@
+"""Keys and values, queries, and attention over memory slots."""
+
+from flax import linen as nn
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+NEVER = -1e30  # A logit whose exponential is exactly 0 in float32.
+
+
+class KV(struct.PyTreeNode):
+  """Keys and values, oldest first."""
+
+  k: jax.Array  # [B, S, H, K]
+  v: jax.Array  # [B, S, H, K]
+  mask: jax.Array  # [B, S] bool, False at keys nobody may see.
+
+  @classmethod
+  def empty(cls, batch, length, heads, head_width, dtype, visible=False):
+    """Zeros; masked, or visible as in meliad (see LayerConfig)."""
+    zeros = jnp.zeros((batch, length, heads, head_width), dtype)
+    return cls(zeros, zeros, jnp.full((batch, length), visible))
+
+  def append(self, new: 'KV') -> 'KV':
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b], 1), self, new)
+
+  def last(self, length: int) -> 'KV':
+    return jax.tree.map(lambda a: a[:, a.shape[1] - length :], self)
+
+
+class Heads(nn.Module):
+  """Linear map to heads: [B, S, D] -> [B, S, H, K]. No bias."""
+
+  heads: int
+  head_width: int
+  normalize: bool  # To unit length, section 1.2 of the authors' code.
+  dtype: str
+
+  @nn.compact
+  def __call__(self, x_BSD):
+    shape = x_BSD.shape[-1], self.heads * self.head_width
+    kernel_DF = self.param('kernel', nn.initializers.lecun_normal(), shape)
+    y = x_BSD.astype(self.dtype) @ kernel_DF.astype(self.dtype)
+    y = y.reshape(*y.shape[:2], self.heads, self.head_width)
+    if not self.normalize:
+      return y
+    y32 = y.astype(jnp.float32)
+    norm = jax.lax.rsqrt(jnp.sum(y32 * y32, -1, keepdims=True) + 1e-6)
+    return (y32 * norm).astype(self.dtype)
+
+
+def attend(q_BTHK, kv: KV, keep_HTS=None):
+  """Attention of every query over every slot, in no order.
+
+  Args:
+    q_BTHK: queries, scaled.
+    kv: the slots.
+    keep_HTS: dropout factors of the probabilities, for all rows; or None.
+
+  Returns:
+    [B, T, H, K]; zeros where no slot is visible.
+  """
+  logits = jnp.einsum(
+    'bthk,bshk->bhts', q_BTHK, kv.k, preferred_element_type=jnp.float32
+  )
+  seen = kv.mask[:, None, None, :]
+  p = jax.nn.softmax(jnp.where(seen, logits, NEVER), -1)
+  p = jnp.where(seen, p, 0)
+  if keep_HTS is not None:
+    p = p * keep_HTS
+  return jnp.einsum('bhts,bshk->bthk', p.astype(kv.v.dtype), kv.v)

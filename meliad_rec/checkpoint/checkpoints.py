@@ -1,0 +1,196 @@
+"""Checkpoints of a run: saved while it goes on, verified before trusted."""
+
+import math
+
+from absl import logging
+from etils import epath
+
+from meliad_rec.checkpoint import saved_step
+from meliad_rec.checkpoint.mismatch import CheckpointError
+from meliad_rec.checkpoint.preemption import StopRequest
+from meliad_rec.checkpoint.saved_step import DamagedError
+from meliad_rec.checkpoint.saved_step import SavedStep
+from meliad_rec.checkpoint.step_writer import StepWriter
+
+
+class Checkpoints:
+  """The steps saved in one directory, local or gs://.
+
+  Making this object changes nothing on disk; readers may use it beside the
+  run that trains.
+
+  Args:
+    directory: path; made by the first save.
+    keep: steps kept besides the best.
+    best_metric: name in the `metrics` of `save` by which one step is best.
+    best_is: 'lowest' or 'highest'.
+  """
+
+  def __init__(self, directory, keep=3, best_metric=None, best_is='lowest'):
+    if keep < 1:
+      raise ValueError(f'keep is {keep}, and must be 1 or more; set keep.')
+    if best_is not in ('lowest', 'highest'):
+      raise ValueError(f'best_is is {best_is!r}; set lowest or highest.')
+    self._sign = 1 if best_is == 'lowest' else -1
+    self.directory = epath.Path(directory)
+    if '://' not in str(directory):  # orbax takes absolute paths only.
+      self.directory = self.directory.absolute()
+    self._best_metric = best_metric
+    self._stop = StopRequest()
+    self._writer = StepWriter(self.directory, keep)
+
+  def save(self, step, state, data, meta, metrics=None):
+    """Starts saving; returns as soon as `state` may be donated.
+
+    A save that fails is an error line, and training can go on; `wait` raises
+    if the last one failed.
+
+    Args:
+      step: later than every step in the directory.
+      state: pytree of arrays.
+      data: JSON-able position of the data.
+      meta: JSON-able facts about the run: tokenizer, data, model.
+      metrics: {name: float} of this state, among them `best_metric`.
+
+    Returns:
+      False if this very state is there already, with a score if it has one.
+
+    Raises:
+      CheckpointError: the directory is ahead of `step`.
+    """
+    leaves = saved_step.table(state)
+    self._writer.finish()
+    score, newest = self._score(metrics), self.latest()
+    if step == newest and self._at(step).meta()['leaves'] == leaves:
+      if score is None or self._at(step).score(score[0]) is not None:
+        return False
+      # It was saved before it was evaluated.
+      self._writer.close()
+      self._at(step).remove()
+      newest = self.latest()
+    if newest is not None and step <= newest:
+      raise CheckpointError(
+        f'{self.directory} already holds step {newest}, so step {step} cannot'
+        ' be saved there; restore the newest step or choose another workdir.'
+      )
+    items = saved_step.items(state, leaves, data, meta, metrics or {}, score)
+    scores = self._scores() | {step: score and score[1]}
+    self._writer.save(step, items, scores)
+    return True
+
+  def wait(self):
+    """Blocks until the last save is committed; CheckpointError if it failed."""
+    self._writer.wait()
+
+  def close(self):
+    """Waits, as `wait` does, and gives the signals back."""
+    self._stop.close()
+    self._writer.close()
+
+  def preempted(self, step):
+    """True if the run was asked to stop: save `step`, wait and leave.
+
+    Listens to SIGTERM and Ctrl-C from the first call to `close`; to be called
+    after every step.
+    """
+    return self._stop.reached(step)
+
+  def steps(self):
+    """Steps in the directory, oldest first."""
+    if not self.directory.is_dir():
+      return []
+    names = (path.name for path in self.directory.iterdir())
+    return sorted(int(name) for name in names if name.isdecimal())
+
+  def latest(self):
+    """The newest step, or None."""
+    return max(self.steps(), default=None)
+
+  def restore(self, target, step=None, match=None):
+    """The newest step that verifies.
+
+    A damaged step is named in an error line and renamed to STEP.corrupt, and
+    the step before it is used.
+
+    Args:
+      target: the state, or its jax.ShapeDtypeStruct with shardings; without
+        a sharding, the first device.
+      step: this step and no other, or 'best'.
+      match: {key of meta: value} that must be the same, such as tokenizer.
+
+    Returns:
+      (step, state, data, meta).
+
+    Raises:
+      CheckpointError: nothing there verifies, or it is not `target`.
+    """
+    # Its list of steps ends where one is put aside.
+    self._writer.close()
+    found, damaged = self._first_good(target, step, match, part='')
+    for each in damaged:
+      self._at(each).put_aside()
+    return found
+
+  def restore_params(self, target, step=None, match=None, part='params'):
+    """The parameters alone (part 'params') or their average ('ema').
+
+    Arguments and errors as in `restore`; nothing on disk is changed.
+
+    Returns:
+      (step, parameters, meta).
+    """
+    found, _ = self._first_good(target, step, match, part=f'{part}/')
+    step, params, _, meta = found
+    return step, params, meta
+
+  def _first_good(self, target, step, match, part):
+    """((step, tree, data, meta), damaged steps passed over)."""
+    damaged = {}
+    for each in self._candidates(step):
+      try:
+        loaded = self._at(each).load(target, match or {}, part)
+      except DamagedError as error:
+        logging.error('%s', error)
+        damaged[each] = error
+        continue
+      if damaged:
+        logging.error('Using step %d in place of %s.', each, list(damaged))
+      return (each, *loaded), list(damaged)
+    reasons = ' '.join(map(str, damaged.values())) or 'there is none.'
+    raise CheckpointError(
+      f'{self.directory} holds no step that can be used: {reasons} Choose'
+      ' another workdir.'
+    )
+
+  def _candidates(self, step):
+    """Steps to try, in order."""
+    steps = self.steps()[::-1]
+    if step is None:
+      return steps
+    if step == 'best':
+      scores = self._scores()
+      return sorted((s for s in steps if scores[s] is not None), key=scores.get)
+    if step not in steps:
+      raise CheckpointError(
+        f'{self.directory} has no step {step}, but {steps[::-1]}; give one of'
+        ' these.'
+      )
+    return [step]
+
+  def _scores(self):
+    metric = self._best_metric
+    return {step: self._at(step).score(metric) for step in self.steps()}
+
+  def _at(self, step):
+    return SavedStep(self.directory / str(step))
+
+  def _score(self, metrics):
+    if self._best_metric is None or metrics is None:
+      return None
+    if self._best_metric not in metrics:
+      raise ValueError(
+        f'best_metric is {self._best_metric!r}, and the metrics are'
+        f' {sorted(metrics)}; set best_metric to one of them.'
+      )
+    value = self._sign * float(metrics[self._best_metric])
+    return [self._best_metric, value] if math.isfinite(value) else None

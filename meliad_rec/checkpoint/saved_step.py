@@ -1,0 +1,184 @@
+"""One saved step: what is written, and how it is verified when read.
+
+A step is a folder of three items, state (arrays), data and meta (JSON), and a
+manifest of its files. State is a nested dict of plain names, whatever classes
+hold it in memory, so that reading it needs no class and runs no code.
+"""
+
+from etils import epath
+import flax
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+import orbax.checkpoint as ocp
+
+from meliad_rec.checkpoint import manifest
+from meliad_rec.checkpoint.fingerprint import fingerprints
+from meliad_rec.checkpoint.fingerprint import leaves_by_path
+from meliad_rec.checkpoint.mismatch import check_about
+from meliad_rec.checkpoint.mismatch import check_leaves
+from meliad_rec.checkpoint.mismatch import CheckpointError
+
+_FORMAT = 1
+
+
+class DamagedError(CheckpointError):
+  """A step whose bytes are not those that were saved."""
+
+
+def table(state):
+  """{path: [shape, dtype, fingerprint]} of every array, as meta holds it."""
+  leaves = leaves_by_path(state)
+  return {
+    path: [list(leaves[path].shape), str(leaves[path].dtype), mark]
+    for path, mark in fingerprints(state).items()
+  }
+
+
+def items(state, leaves, data, about, metrics, score):
+  """What orbax is to write for one step.
+
+  Args:
+    state: pytree of arrays.
+    leaves: its `table`.
+    data: JSON-able position of the data.
+    about: JSON-able facts about the run.
+    metrics: {name: float}.
+    score: [metric's name, value of which lower is better], or None.
+  """
+  meta = {
+    'format': _FORMAT,
+    'leaves': leaves,
+    'metrics': metrics,
+    'score': score,
+    'about': about,
+  }
+  return ocp.args.Composite(
+    state=ocp.args.PyTreeSave(_nested(leaves_by_path(state))),
+    data=ocp.args.JsonSave(data),
+    meta=ocp.args.JsonSave(meta),
+  )
+
+
+class SavedStep:
+  """The folder of a committed step."""
+
+  def __init__(self, folder):
+    self.folder = epath.Path(folder)
+    self._where = f'Step {self.folder.name} of {self.folder.parent}'
+
+  def meta(self):
+    """What `items` put into meta; unverified."""
+    return ocp.JsonCheckpointHandler().restore(self.folder / 'meta')
+
+  def score(self, metric):
+    """The score by `metric`, or by any if None; None if there is none."""
+    try:
+      name, value = self.meta()['score'] or (None, None)
+    except (OSError, ValueError, KeyError):
+      return None
+    return value if metric in (None, name) else None
+
+  def load(self, target, match, part=''):
+    """Reads and verifies; every difference is an error, none is mended.
+
+    Args:
+      target: pytree of arrays or jax.ShapeDtypeStruct with shardings.
+      match: {key of about: value} that must be the same.
+      part: path of `target` within the state, ending in a slash.
+
+    Returns:
+      (target filled, data, about).
+
+    Raises:
+      DamagedError: bytes have changed; the sentence names the files.
+      CheckpointError: it is whole, but not `target` or not `match`.
+    """
+    # One host reads every byte, not each of them.
+    first = jax.process_index() == 0
+    self._verify(manifest.damage(self.folder) if first else [])
+    meta = self.meta()
+    if meta['format'] != _FORMAT:
+      raise CheckpointError(
+        f'{self._where} has format {meta["format"]}, this version reads'
+        f' {_FORMAT}; install the version of meliad_rec that wrote it.'
+      )
+    check_about(self._where, meta['about'], match)
+    wanted = {
+      part + path: _abstract(leaf)
+      for path, leaf in leaves_by_path(target).items()
+    }
+    saved = {k: v for k, v in meta['leaves'].items() if k.startswith(part)}
+    check_leaves(
+      self._where,
+      {k: (tuple(shape), dtype) for k, (shape, dtype, _) in saved.items()},
+      {k: (leaf.shape, str(leaf.dtype)) for k, leaf in wanted.items()},
+    )
+    restored = self._arrays(wanted)
+    marks = fingerprints(restored)
+    self._verify(
+      [f'{k} has other values' for k in saved if marks[k] != saved[k][2]]
+    )
+    leaves = [restored[path] for path in wanted]
+    filled = jax.tree.unflatten(jax.tree.structure(target), leaves)
+    data = ocp.JsonCheckpointHandler().restore(self.folder / 'data')
+    return filled, data, meta['about']
+
+  def put_aside(self):
+    """Renames the folder to STEP.corrupt, in place of any earlier one."""
+    aside = self.folder.parent / f'{self.folder.name}.corrupt'
+    if jax.process_index() == 0:
+      if aside.exists():
+        aside.rmtree()
+      self.folder.rename(aside)
+    multihost_utils.sync_global_devices(f'{self._where} put aside')
+
+  def remove(self):
+    """Deletes the folder."""
+    if jax.process_index() == 0:
+      self.folder.rmtree()
+    multihost_utils.sync_global_devices(f'{self._where} removed')
+
+  def _arrays(self, wanted):
+    """{path: array}, in the shardings of `wanted`."""
+    nested = _nested(wanted)
+    args = ocp.args.PyTreeRestore(
+      nested,
+      restore_args=ocp.checkpoint_utils.construct_restore_args(nested),
+      partial_restore=True,
+    )
+    tree, phrases = {}, []
+    with ocp.PyTreeCheckpointer() as reader:
+      # tensorstore and orbax raise errors of many classes here.
+      try:
+        tree = reader.restore(self.folder / 'state', args=args)
+      except Exception as error:
+        phrases = [f'state cannot be read ({first_line(error)})']
+    self._verify(phrases)
+    return leaves_by_path(tree)
+
+  def _verify(self, phrases):
+    """Raises DamagedError with the phrases, on all hosts if on one."""
+    if jax.process_count() > 1:
+      damaged = multihost_utils.process_allgather(np.array(bool(phrases)))
+      if damaged.any():
+        phrases = phrases or ['another host found damage']
+    if phrases:
+      named = '; '.join(phrases[:3])
+      more = f' and {len(phrases) - 3} more' if len(phrases) > 3 else ''
+      raise DamagedError(f'{self._where} is damaged: {named}{more}.')
+
+
+def first_line(error):
+  """An error in one line of at most 200 characters."""
+  return str(error).strip().partition('\n')[0][:200] or type(error).__name__
+
+
+def _abstract(leaf):
+  sharding = getattr(leaf, 'sharding', None)
+  sharding = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _nested(leaves):
+  return flax.traverse_util.unflatten_dict(leaves, sep='/')

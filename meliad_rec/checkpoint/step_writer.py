@@ -1,0 +1,131 @@
+"""Writes steps behind the training: asynchronous, committed by a rename.
+
+orbax's manager does the work. Added: the manifest, written before the commit;
+a failed save that neither ends the run nor spoils the next one; and which
+steps stay.
+"""
+
+import dataclasses
+import logging as standard_logging
+
+from absl import logging
+import orbax.checkpoint as ocp
+
+from meliad_rec.checkpoint import manifest
+from meliad_rec.checkpoint.mismatch import CheckpointError
+from meliad_rec.checkpoint.saved_step import first_line
+
+
+class StepWriter:
+  """Saves steps to `directory` and deletes those no longer kept.
+
+  Args:
+    directory: epath.Path; made by the first save.
+    keep: how many of the last steps stay.
+  """
+
+  def __init__(self, directory, keep):
+    self._directory = directory
+    self._keep = keep
+    self._manager = None
+    self._saving = None
+    self._failure = None
+    logging.get_absl_logger().addFilter(_without_orbax_info)
+
+  def save(self, step, items, scores):
+    """Starts a save; one that cannot begin is an error line.
+
+    Args:
+      step: later than all steps in the directory.
+      items: what orbax is to write.
+      scores: {step: value or None} of all steps; the lowest stays.
+    """
+    self.finish()
+    self._saving, self._failure = step, None
+    # orbax and tensorstore raise errors of many classes, and none of them
+    # should end a run whose state in memory is good.
+    try:
+      manager = self._open()
+      self._policy.scores = scores
+      manager.save(step, args=items, force=True)
+    except Exception as error:
+      self._fail(error)
+
+  def finish(self):
+    """Blocks until the save under way has been committed or has failed."""
+    if self._manager is not None:
+      try:
+        self._manager.wait_until_finished()
+      except Exception as error:
+        self._fail(error)
+
+  def wait(self):
+    """Blocks as `finish`; CheckpointError if the last save failed."""
+    self.finish()
+    failure, self._failure = self._failure, None
+    if failure is not None:
+      raise failure
+
+  def close(self):
+    """Ends orbax's threads; CheckpointError if the last save failed."""
+    self.finish()
+    if self._manager is not None:
+      self._manager.close()
+      self._manager = None
+    self.wait()
+
+  def _open(self):
+    if self._manager is None:
+      self._policy = _Keep(self._keep, {})
+      self._manager = ocp.CheckpointManager(
+        self._directory,
+        options=ocp.CheckpointManagerOptions(
+          preservation_policy=self._policy,
+          cleanup_tmp_directories=True,
+          lightweight_initialize=True,
+          async_options=ocp.options.AsyncOptions(
+            post_finalization_callback=self._write_manifest,
+            # Made behind, a folder that cannot be made is found out by a
+            # timeout of minutes.
+            create_directories_asynchronously=False,
+          ),
+        ),
+      )
+    return self._manager
+
+  def _write_manifest(self):
+    # orbax calls this last before the commit, when the step is whole in its
+    # temporary folder, or (gs://, which cannot rename) in its final one.
+    folder = self._directory / f'{self._saving}.orbax-checkpoint-tmp'
+    final = self._directory / str(self._saving)
+    manifest.write(folder if folder.exists() else final)
+
+  def _fail(self, error):
+    self._failure = CheckpointError(
+      f'Step {self._saving} was not saved in {self._directory}'
+      f' ({first_line(error)}); see that it can be written and has room.'
+    )
+    logging.error('%s', self._failure)
+    # What orbax holds of the failed save would make the next one fail too.
+    self._manager = None
+
+
+@dataclasses.dataclass
+class _Keep:
+  """orbax's preservation policy: the last steps and the best."""
+
+  last: int
+  scores: dict
+
+  def should_preserve(self, checkpoints, *, context):
+    del context
+    steps = [info.step for info in checkpoints]
+    scored = [step for step in steps if self.scores.get(step) is not None]
+    best = min(scored, key=self.scores.get, default=None)
+    return [step in steps[-self.last :] or step == best for step in steps]
+
+
+def _without_orbax_info(record):
+  """Drops orbax's account of every save; its warnings and errors stay."""
+  info = record.levelno <= standard_logging.INFO
+  return not (info and 'orbax' in record.pathname)

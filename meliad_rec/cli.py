@@ -1,0 +1,149 @@
+"""The command line: its flags, how a command ends, and `meliad-rec COMMAND`.
+
+An entry point is a module with `main(argv)`, its docstring's first line saying
+what it does, and `define_flags()` for its flags, called once when it runs.
+"""
+
+import ast
+from collections.abc import Callable
+import importlib
+import importlib.util
+import os
+from pathlib import Path
+import signal
+import sys
+
+from absl import app
+from absl import flags
+
+from meliad_rec.config import config
+from meliad_rec.config.files import nearest
+
+COMMANDS = {
+  'train': 'main',
+  'evaluate': 'evaluate',
+  'generate': 'generate',
+  'tokenize': 'tokenize',
+  'train_vocab': 'train_vocab',
+  'import_meliad': 'import_meliad',
+  'bench': 'bench',
+}
+
+
+def define_flags() -> None:
+  """Defines --gin_file and --gin_param, each repeatable; twice is harmless."""
+  if 'gin_file' in flags.FLAGS:
+    return
+  flags.DEFINE_multi_string(
+    'gin_file',
+    [],
+    'A gin file, repeatable: one of arch/, size/ and task/ each, any options/,'
+    ' or a path.',
+  )
+  flags.DEFINE_multi_string(
+    'gin_param', [], "A single binding 'NAME = value', repeatable; it wins."
+  )
+
+
+def run_main(
+  main: Callable[[list[str]], int | None],
+  define_flags: Callable[[], None] = define_flags,
+  argv: list[str] | None = None,
+) -> None:
+  """Runs a command and exits: 0 or what it returns, 2 for a mistake, 130, 143.
+
+  A mistake of the person at the keyboard (a ValueError raised by this package,
+  an unknown flag) is one line on stderr; a defect of the program keeps its
+  traceback; 130 follows Control-C, 143 SIGTERM, and both clean up first.
+
+  Args:
+    main: takes what is left of argv when flags are taken out.
+    define_flags: defines the flags of the command.
+    argv: the program's name and its arguments; None for those of the process.
+  """
+  define_flags()
+  signal.signal(signal.SIGTERM, _terminate)
+
+  def guarded(rest):
+    try:
+      return main(rest)
+    except KeyboardInterrupt:
+      print('interrupted', file=sys.stderr)
+      return 130
+    except (ValueError, TypeError) as error:
+      told = config.sentence(error)
+      if told is None:
+        raise
+      return _fail(told)
+
+  def parse(args):
+    if {'--help', '-h'} & set(args[1:]):
+      print(_usage(args[0], main))
+      sys.exit(0)
+    try:
+      return flags.FLAGS(args)
+    except flags.UnrecognizedFlagError as error:
+      near = nearest(error.flagname, flags.FLAGS)
+      sys.exit(_fail(f'There is no flag --{error.flagname}{near}.'))
+    except flags.Error as error:
+      sys.exit(_fail(str(error)))
+
+  app.run(guarded, argv=argv, flags_parser=parse)
+
+
+def summary(command: str) -> str:
+  """The first line of a command's docstring, read without importing it."""
+  return _docstring(f'meliad_rec.{COMMANDS[command]}').splitlines()[0]
+
+
+def main() -> None:
+  """The console command: `meliad-rec COMMAND ARGUMENTS`."""
+  program, *arguments = sys.argv
+  if not arguments or arguments[0] in ('--help', '-h', 'help'):
+    print('Usage: meliad-rec COMMAND [--help] [FLAGS]\n')
+    for command in COMMANDS:
+      print(f'  {command:<14} {summary(command)}')
+    sys.exit(0)
+  command, *rest = arguments
+  if command not in COMMANDS:
+    sys.exit(
+      _fail(
+        f'There is no command {command!r}{nearest(command, COMMANDS)}; the'
+        f' commands are {", ".join(COMMANDS)}.'
+      )
+    )
+  module = importlib.import_module(f'meliad_rec.{COMMANDS[command]}')
+  run_main(
+    module.main, module.define_flags, [f'{Path(program).name} {command}', *rest]
+  )
+
+
+def _terminate(number, frame):
+  del number, frame
+  os.write(sys.__stderr__.fileno(), b'terminated\n')
+  sys.exit(143)
+
+
+def _fail(text) -> int:
+  print(f'error: {text}', file=sys.stderr)
+  return 2
+
+
+def _docstring(module) -> str:
+  source = Path(importlib.util.find_spec(module).origin)
+  return ast.get_docstring(ast.parse(source.read_text(encoding='utf-8')))
+
+
+def _usage(program, main) -> str:
+  """What the command does, and the flags of this package's modules."""
+  module = sys.modules[main.__module__]
+  lines = [f'Usage: {program} [FLAGS]\n', module.__doc__.strip(), '\nFlags:']
+  for name, defined in flags.FLAGS.flags_by_module_dict().items():
+    # absl calls the module that was started by the path it was started with.
+    if name in (module.__name__, sys.argv[0]) or name.startswith(__package__):
+      lines += [
+        f'  --{flag.name}: {" ".join(flag.help.split())}'
+        f' (default {flag.default!r})'
+        for flag in defined
+      ]
+  return '\n'.join(lines)

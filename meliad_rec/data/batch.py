@@ -1,0 +1,30 @@
+"""One training or evaluation batch: a segment of text for every row."""
+
+import flax.struct
+import jax
+import numpy as np
+
+
+class Batch(flax.struct.PyTreeNode):
+  """The next segment of every row, with targets for each of its tokens.
+
+  A document d_0 .. d_{n-1} is read as inputs 0, d_0 .. d_{n-2} with targets
+  d_0 .. d_{n-1}: id 0 is padding and also what stands before the first token.
+  The input at the first place of a later segment is the last token of the
+  segment before, so every token is a target exactly once.
+
+  Attributes:
+    tokens_BT: int32 inputs; 0 where padded.
+    targets_BT: int32, the token to predict at each place; 0 where padded.
+    mask_BT: bool, the target is a token of the document.
+    start_B: bool, the row begins a new document here.
+    document_B: int32 index of the row's document; -1 where the row is empty.
+    offset_B: int32, place in the document of the row's first target, in tokens.
+  """
+
+  tokens_BT: np.ndarray | jax.Array
+  targets_BT: np.ndarray | jax.Array
+  mask_BT: np.ndarray | jax.Array
+  start_B: np.ndarray | jax.Array
+  document_B: np.ndarray | jax.Array
+  offset_B: np.ndarray | jax.Array

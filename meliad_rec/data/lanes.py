@@ -1,0 +1,192 @@
+"""Lanes: every batch row reads one document after another, segment by segment.
+
+Rows take documents from one queue, in row order, each as soon as it has read
+its last: which row reads what follows from the documents' lengths alone, so any
+number of hosts sees the same batches. Documents begin only at segment borders;
+the last segment of each is padded.
+"""
+
+import numpy as np
+
+from meliad_rec.data.batch import Batch
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.prefetch import prefetch as prefetch
+
+Position = dict[str, int | bool | str | list[int]]
+
+
+class Lanes:
+  """Iterator of (Batch, position); position is where the next batch starts.
+
+  Args:
+    documents: what is read; empty documents are left out (see `skipped`).
+    rows: documents read side by side, over all hosts.
+    segment: tokens of each row in a batch.
+    seed: of the order of documents; each epoch has its own.
+    shuffle: False reads them as they lie, or longest first where repeat is
+      False, so that rows end together.
+    repeat: False ends after every token was a target once; rows that have run
+      out are fully masked, with document -1.
+    rows_here: the rows this host reads; None: all.
+
+  Raises:
+    ValueError: nothing to read, or rows or segment below 1.
+  """
+
+  def __init__(
+    self,
+    documents: Documents,
+    rows: int,
+    segment: int,
+    *,
+    seed: int,
+    shuffle: bool = True,
+    repeat: bool = True,
+    rows_here: slice | None = None,
+  ):
+    for name, value in (('rows', rows), ('segment', segment)):
+      if value < 1:
+        raise ValueError(f'Lanes need {name} of at least 1; it is {value}.')
+    self.documents = documents
+    self.rows_here = range(rows)[rows_here or slice(None)]
+    self.skipped = int((documents.lengths == 0).sum())
+    if self.skipped == len(documents):
+      raise ValueError(
+        f'Nothing to read: all of the {len(documents)} documents are empty; '
+        'choose another split or source.'
+      )
+    self._lengths = documents.lengths
+    self._starts = documents.starts
+    self._settings = {
+      'rows': rows,
+      'segment': segment,
+      'seed': seed,
+      'shuffle': shuffle,
+      'repeat': repeat,
+    }
+    self._order = self._order_of(0)
+    self._step = self._epoch = self._next = self._tokens = self._padding = 0
+    self._document_B = np.full(rows, -1, np.int64)
+    self._offset_B = np.zeros(rows, np.int64)
+
+  def __iter__(self) -> 'Lanes':
+    return self
+
+  def __next__(self) -> tuple[Batch, Position]:
+    self._take_documents()
+    if (self._document_B < 0).all():
+      raise StopIteration
+    batch = self._batch()
+    self._advance()
+    return batch, self.position
+
+  @property
+  def position(self) -> Position:
+    """Where the next batch starts: small, and JSON as it is.
+
+    `tokens` and `padding` count targets and padded places of all rows since the
+    beginning, `step` batches, `epoch` the pass that documents are taken from.
+    """
+    return {
+      **self._settings,
+      'documents': self.documents.identity,
+      'step': self._step,
+      'epoch': self._epoch,
+      'next': self._next,
+      'tokens': self._tokens,
+      'padding': self._padding,
+      'document_B': self._document_B.tolist(),
+      'offset_B': self._offset_B.tolist(),
+    }
+
+  def seek(self, position: Position) -> None:
+    """Goes exactly to a position that lanes of the same settings gave.
+
+    Raises:
+      ValueError: the position is of other documents or settings, or is none.
+    """
+    mine = self.position
+    if set(position) != set(mine):
+      raise ValueError(
+        'This is no data position: it lacks or adds '
+        f'{", ".join(sorted(set(position) ^ set(mine)))}; '
+        'restore one that this version saved.'
+      )
+    for name in (*self._settings, 'documents'):
+      if position[name] != mine[name]:
+        raise ValueError(
+          f'The data position was saved with {name} = {position[name]}, but '
+          f'this run reads with {name} = {mine[name]}; '
+          f'set {name} as it was, or start a new run.'
+        )
+    self._step = position['step']
+    self._epoch = position['epoch']
+    self._order = self._order_of(self._epoch)
+    self._next = position['next']
+    self._tokens = position['tokens']
+    self._padding = position['padding']
+    self._document_B = np.asarray(position['document_B'], np.int64)
+    self._offset_B = np.asarray(position['offset_B'], np.int64)
+
+  def _take_documents(self) -> None:
+    for row in np.flatnonzero(self._document_B < 0):
+      if self._next == len(self._order):
+        if not self._settings['repeat']:
+          return
+        self._epoch, self._next = self._epoch + 1, 0
+        self._order = self._order_of(self._epoch)
+      self._document_B[row] = self._order[self._next]
+      self._offset_B[row] = 0
+      self._next += 1
+
+  def _batch(self) -> Batch:
+    B, T = len(self.rows_here), self._settings['segment']
+    here = slice(self.rows_here.start, self.rows_here.stop, self.rows_here.step)
+    document_B = self._document_B[here]
+    offset_B = np.where(document_B < 0, 0, self._offset_B[here])
+    targets_BT = np.zeros((B, T), np.int32)
+    tokens_BT = np.zeros((B, T), np.int32)
+    real_B = np.zeros(B, np.int64)
+    for row in np.flatnonzero(document_B >= 0):
+      begin = self._starts[document_B[row]] + offset_B[row]
+      real = min(T, self._lengths[document_B[row]] - offset_B[row])
+      targets_BT[row, :real] = self.documents.tokens[begin : begin + real]
+      tokens_BT[row, 1:real] = targets_BT[row, : real - 1]
+      if offset_B[row]:
+        tokens_BT[row, 0] = self.documents.tokens[begin - 1]
+      real_B[row] = real
+    return Batch(
+      tokens_BT=tokens_BT,
+      targets_BT=targets_BT,
+      mask_BT=np.arange(T) < real_B[:, None],
+      start_B=(document_B >= 0) & (offset_B == 0),
+      document_B=document_B.astype(np.int32),
+      offset_B=offset_B.astype(np.int32),
+    )
+
+  def _advance(self) -> None:
+    T = self._settings['segment']
+    read_B = self._document_B >= 0
+    left_B = np.where(
+      read_B, self._lengths[self._document_B] - self._offset_B, 0
+    )
+    real = int(np.minimum(left_B, T).sum())
+    self._tokens += real
+    self._padding += T * len(read_B) - real
+    self._step += 1
+    done_B = left_B <= T
+    self._document_B = np.where(done_B, -1, self._document_B)
+    self._offset_B = np.where(done_B, 0, self._offset_B + T)
+
+  def _order_of(self, epoch: int) -> np.ndarray:
+    full = np.flatnonzero(self._lengths)
+    if self._settings['shuffle']:
+      # numpy promises this raw stream for ever, but not that of permutation.
+      bits = np.random.PCG64(
+        np.random.SeedSequence((self._settings['seed'], epoch))
+      )
+      return full[np.argsort(bits.random_raw(len(full)), kind='stable')]
+    if not self._settings['repeat']:
+      segments = -(-self._lengths[full] // self._settings['segment'])
+      return full[np.argsort(-segments, kind='stable')]
+    return full

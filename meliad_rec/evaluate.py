@@ -1,0 +1,179 @@
+r"""Evaluates a trained model on a split or on text files, every token once.
+
+  python -m meliad_rec.evaluate --workdir=RUN --split=test --out=A.npz
+  python -m meliad_rec.evaluate --workdir=RUN --file='books/*.txt'
+  python -m meliad_rec.evaluate --compare=A.npz,B.npz
+
+--out keeps the loss of every token with its text; --compare shows what the
+second of two such files gains over the first: by place in the document, and
+the tokens that gained most, in context.
+"""
+
+import dataclasses
+import glob
+from pathlib import Path
+
+from absl import flags
+
+from meliad_rec import cli
+from meliad_rec import run_flags
+from meliad_rec.compare import compare
+from meliad_rec.config.saved import DATA
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.store import Store
+from meliad_rec.evaluation import evaluate
+from meliad_rec.evaluation import Part
+from meliad_rec.experiment import Experiment
+from meliad_rec.metrics.metrics import UNITS
+from meliad_rec.report.countdown import Countdown
+from meliad_rec.run import TrainedRun
+from meliad_rec.token_losses import TokenLosses
+
+
+def define_flags() -> None:
+  run_flags.define_flags()
+  flags.DEFINE_string('split', None, 'Split to read: validation, test, ...')
+  flags.DEFINE_string(
+    'store', None, "Token store that has --split; default: the run's own data."
+  )
+  flags.DEFINE_multi_string(
+    'file', [], 'Text file or pattern, repeatable; one file is one document.'
+  )
+  flags.DEFINE_integer('documents', None, 'Read the first so many documents.')
+  flags.DEFINE_integer('tokens', None, 'Read the first so many tokens of each.')
+  flags.DEFINE_integer(
+    'batch', None, 'Documents read side by side; changes speed alone.'
+  )
+  flags.DEFINE_integer(
+    'segment', None, 'Tokens read at once; default: as in training.'
+  )
+  flags.DEFINE_bool(
+    'clear_state', False, 'Forget recurrent states before each segment.'
+  )
+  flags.DEFINE_string('out', None, 'File for the loss of each token, an .npz.')
+  flags.DEFINE_list('compare', None, 'Two files of --out, A.npz,B.npz.')
+  flags.DEFINE_integer('top', 20, 'Places that --compare shows.')
+  flags.DEFINE_string('unit', 'token', 'What --compare shows: token or word.')
+
+
+def main(argv: list[str]) -> None:
+  if argv[1:]:
+    raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
+  args = flags.FLAGS
+  if args.compare is not None:
+    if len(args.compare) != 2:
+      raise ValueError(
+        f'--compare takes two files, A.npz,B.npz; it has {len(args.compare)}.'
+      )
+    a, b = map(TokenLosses.load, args.compare)
+    print(compare(a, b, args.top, args.unit))
+    return
+  check_flags(args)
+  run = run_flags.open_run()
+  documents = Part(args.documents, args.tokens).of(
+    choose(run, args), run.vocabulary
+  )
+  figures, losses = measure(run, documents, args)
+  print(
+    f'step {run.step} of {args.workdir}: {len(documents):,} documents, '
+    f'{figures["tokens"]:,} tokens, {documents.bytes_.sum():,} bytes, '
+    f'{documents.words.sum():,} words'
+  )
+  for name, value in figures.items():
+    if name not in ('tokens', 'padding_share'):
+      print(f'  {name:<20} {value:<12.6g} {UNITS[name]}')
+  if losses:
+    losses.write(args.out)
+    print(f'wrote {args.out}')
+
+
+def check_flags(args) -> None:
+  """Exactly one thing to read, and a place for what is found."""
+  if bool(args.split) == bool(args.file):
+    raise ValueError(
+      'Give one thing to evaluate on: --split=validation, or --file=TEXT.'
+    )
+  if args.store and not args.split:
+    raise ValueError('--store holds splits; name one with --split.')
+  if args.out and not Path(args.out).absolute().parent.is_dir():
+    raise ValueError(
+      f'The folder of --out={args.out} is not there; make it first.'
+    )
+
+
+def choose(run: TrainedRun, args) -> Documents:
+  """The documents that the flags name."""
+  if args.file:
+    names = find(args.file)
+    return run.documents([run_flags.read_text(name) for name in names], names)
+  if args.store:
+    data = Store(args.store)
+  else:
+    data = run.config.argument(Experiment, 'data', DATA)
+  if data.vocabulary.identity != run.vocabulary.identity:
+    raise ValueError(
+      f'The data are in the vocabulary {data.vocabulary.identity}, and the run '
+      f'was trained with {run.vocabulary.identity}; give another --store, or '
+      '--file.'
+    )
+  return data.documents(args.split)
+
+
+def find(patterns: list[str]) -> list[str]:
+  """Files, each once, in the order of the patterns."""
+  names = {}
+  for pattern in patterns:
+    found = [pattern]
+    if not Path(pattern).exists():
+      found = sorted(filter(Path.is_file, map(Path, glob.glob(pattern))))
+    if not found:
+      raise ValueError(f'No file fits --file={pattern}; give a text file.')
+    names |= dict.fromkeys(map(str, found))
+  return list(names)
+
+
+def measure(
+  run: TrainedRun, documents: Documents, args
+) -> tuple[dict[str, float], TokenLosses | None]:
+  """Figures, and the loss of each token if --out asks for it."""
+  forward = run.forward
+  if args.clear_state:
+    model = forward.model.clone(clear_state=True)
+    forward = dataclasses.replace(forward, model=model)
+  if args.segment is not None:
+    forward = dataclasses.replace(forward, segment=args.segment)
+  block = forward.model.cell.block_length or 1
+  if forward.segment < 1 or forward.segment % block:
+    raise ValueError(
+      f'--segment is {forward.segment}; this model reads whole blocks of '
+      f'{block} tokens, so give a multiple.'
+    )
+  losses = TokenLosses.of(documents, run.vocabulary) if args.out else None
+  countdown = Countdown(int(documents.lengths.sum()), 'tokens')
+  rows = run.rows(len(documents)) if args.batch is None else args.batch
+  try:
+    figures = evaluate(
+      forward,
+      run.params,
+      documents,
+      rows,
+      nats_of=losses.parts if losses else None,
+      told=countdown.show,
+    )
+  finally:
+    countdown.close()
+  if losses:
+    losses.about.update(
+      run=str(Path(args.workdir).resolve()),
+      step=run.step,
+      segment=forward.segment,
+      clear_state=forward.model.clear_state,
+      vocabulary=run.vocabulary.identity,
+      data=documents.identity,
+      figures=figures,
+    )
+  return figures, losses
+
+
+if __name__ == '__main__':
+  cli.run_main(main, define_flags)

@@ -1,0 +1,108 @@
+"""One exact pass over documents: every token predicted once, none twice."""
+
+from collections.abc import Callable
+import dataclasses
+
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+
+from meliad_rec.data.batch import Batch
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.lanes import Lanes
+from meliad_rec.data.lanes import prefetch
+from meliad_rec.forward import Forward
+from meliad_rec.metrics.metrics import quality
+from meliad_rec.metrics.metrics import Sums
+from meliad_rec.metrics.metrics import Totals
+from meliad_rec.partition import rows_here
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """Which part of a split is evaluated; None: all of it.
+
+  Attributes:
+    documents: the first so many documents.
+    tokens: the first so many tokens of each.
+  """
+
+  documents: int | None = None
+  tokens: int | None = None
+
+  def of(self, documents: Documents, vocabulary) -> Documents:
+    return documents.head(self.documents, self.tokens, vocabulary)
+
+
+def evaluate(
+  program: Forward,
+  params,
+  documents: Documents,
+  rows: int,
+  stop: Callable[[], bool] = lambda: False,
+  nats_of: list[np.ndarray] | None = None,
+  told: Callable[[int], None] = lambda tokens: None,
+) -> dict[str, float] | None:
+  """Figures of one pass, with a carry of its own.
+
+  Args:
+    program: holds the model, the mesh, and the segment.
+    params: what to evaluate.
+    documents: read longest first, so that rows end together.
+    rows: documents read side by side; changes no figure but the last digits.
+    stop: asked before each segment; the pass is given up where it says so.
+    nats_of: one float32 array per document, filled with each token's nats,
+      on every host.
+    told: called after each segment with the tokens counted so far.
+
+  Returns:
+    Figures of metrics.quality; None if the pass was given up.
+  """
+  lanes = Lanes(
+    documents,
+    rows,
+    program.segment,
+    seed=0,
+    shuffle=False,
+    repeat=False,
+    rows_here=rows_here(program.mesh, rows),
+  )
+  totals = Totals()
+  carry = program.empty_carry(params, rows)
+  batches = prefetch(lanes, 2)
+  pending = None
+  for batch, _ in batches:
+    if stop():
+      batches.close()
+      return None
+    put = program.put(batch, rows)
+    carry, sums, nats_BT = program.eval_step(params, carry, put)
+    # Read a step late, so that the devices never wait for the host.
+    if pending is not None:
+      _add(totals, nats_of, *pending)
+      told(totals.tokens)
+    pending = sums, put, nats_BT
+  _add(totals, nats_of, *pending)
+  told(totals.tokens)
+  return quality(
+    totals, float(documents.bytes_.sum()), int(documents.words.sum())
+  )
+
+
+def probe(program: Forward, params, batch: Batch, rows: int) -> Sums:
+  """Counts of one batch, read from an empty carry; on the host."""
+  carry = program.empty_carry(params, rows)
+  _, sums, _ = program.eval_step(params, carry, program.put(batch, rows))
+  return jax.device_get(sums)
+
+
+def _add(totals, nats_of, sums, batch, nats_BT):
+  totals.add(sums)
+  if nats_of is None:
+    return
+  batch = multihost_utils.process_allgather(batch, tiled=True)
+  nats_BT = multihost_utils.process_allgather(nats_BT, tiled=True)
+  for row in np.flatnonzero(batch.document_B >= 0):
+    real = int(batch.mask_BT[row].sum())
+    at = batch.offset_B[row]
+    nats_of[batch.document_B[row]][at : at + real] = nats_BT[row, :real]

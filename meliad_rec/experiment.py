@@ -1,0 +1,108 @@
+"""What a run is: model, data, optimiser, and how long each does what."""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+
+import jax
+
+from meliad_rec import losses
+from meliad_rec import partition
+from meliad_rec.data.documents import Dataset
+from meliad_rec.evaluation import Part
+from meliad_rec.generation.sample import Sample
+from meliad_rec.model import LanguageModel
+from meliad_rec.optimizer.optimizer import Optimizer
+from meliad_rec.program import Program
+
+# Figures by which a checkpoint can be best, and which value of them is.
+BEST = {
+  'bits_per_byte': 'lowest',
+  'bits_per_token': 'lowest',
+  'loss_nats_per_token': 'lowest',
+  'word_perplexity': 'lowest',
+  'accuracy': 'highest',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """Everything about a run but where it writes.
+
+  Attributes:
+    model: makes the model, given the size of the vocabulary.
+    data: the splits train and validation, and their vocabulary.
+    optimizer: of optimizer.chain.
+    batch: documents read side by side, over all hosts.
+    segment: tokens of each in a step; gradients reach so far back.
+    steps: training steps in all.
+    seed: of parameters, dropout and the order of documents.
+    mesh: makes the mesh of devices.
+    objective: (logits_BTV, targets_BT) -> nats_BT to minimise.
+    ema_decay: of a moving average of parameters, which is then what is
+      evaluated; None: none.
+    part: what of the validation split an evaluation reads.
+    sample: text written at each evaluation.
+    log_every, eval_every, save_every: in steps.
+    keep: checkpoints kept besides the best.
+    best_metric: validation figure by which a checkpoint is best; of BEST.
+    patience: evaluations without a new best after which the run ends; None:
+      it goes on.
+  """
+
+  model: Callable[[int], LanguageModel]
+  data: Dataset
+  optimizer: Optimizer
+  batch: int
+  segment: int
+  steps: int
+  seed: int = 0
+  mesh: Callable[[], jax.sharding.Mesh] = partition.make_mesh
+  objective: Callable = losses.objective
+  ema_decay: float | None = None
+  part: Part = Part()
+  sample: Sample = Sample()
+  log_every: int = 50
+  eval_every: int = 1000
+  save_every: int = 1000
+  keep: int = 3
+  best_metric: str = 'bits_per_byte'
+  patience: int | None = None
+
+  def __post_init__(self):
+    positive = ('batch', 'segment', 'steps', 'keep', 'patience')
+    for name in (*positive, 'log_every', 'eval_every', 'save_every'):
+      value = getattr(self, name)
+      if value is not None and value < 1:
+        raise _wrong(name, value, '1 or more')
+    if self.seed < 0:
+      raise _wrong('seed', self.seed, '0 or more')
+    if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+      raise _wrong('ema_decay', self.ema_decay, 'None, or between 0 and 1')
+    if self.best_metric not in BEST:
+      raise _wrong('best_metric', self.best_metric, f'one of {", ".join(BEST)}')
+
+  @property
+  def best_is(self) -> str:
+    """'lowest' or 'highest': which best_metric is best."""
+    return BEST[self.best_metric]
+
+  @functools.cached_property
+  def program(self) -> Program:
+    """The model and optimiser on the mesh."""
+    return Program(
+      model=self.model(self.data.vocabulary.size),
+      mesh=self.mesh(),
+      segment=self.segment,
+      optimizer=self.optimizer,
+      objective=self.objective,
+      rows=self.batch,
+      ema_decay=self.ema_decay,
+    )
+
+
+def _wrong(name: str, value, needed: str) -> ValueError:
+  return ValueError(
+    f'{name} is {value!r}; it must be {needed}. Set '
+    f'experiment.Experiment.{name}.'
+  )

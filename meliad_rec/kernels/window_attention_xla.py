@@ -1,0 +1,104 @@
+"""Causal sliding-window attention in plain XLA: a scan over skewed sub-blocks.
+
+Sub-block j of S queries sees one contiguous slice of W + S keys, so the band
+costs W + S keys a query instead of 2 W, and its backward pass recomputes the
+logits: nothing of size T x W is ever stored. Bias and band depend on distance
+alone, so one [S, W + S] tile per head serves every sub-block.
+"""
+
+import jax
+import jax.numpy as jnp
+
+NEVER = -1e30
+
+
+def window_attention(
+  q_BTHK,
+  k_BSHK,
+  v_BSHK,
+  mask_BS,
+  bias_HW,
+  *,
+  sees_self=False,
+  dropout_rng=None,
+  dropout_rate=0.0,
+  tile=None,
+):
+  """As `window_attention_ref.window_attention`, which defines it.
+
+  Args:
+    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, sees_self: see there.
+    dropout_rng: key for dropout of attention probabilities; None: no dropout.
+    dropout_rate: share of probabilities dropped. One mask [H, tile, W + tile]
+      serves all rows and sub-blocks, as in the authors' code.
+    tile: queries in a sub-block; None: chosen by the shapes.
+
+  Returns:
+    [B, T, H, K]; zeros for a query that sees no key.
+  """
+  B, T, H, K = q_BTHK.shape
+  W = bias_HW.shape[1]
+  Q = min(tile or default_tile(W), T)
+  pad = -T % Q
+  n = (T + pad) // Q
+  bias_HQX = band_tile(bias_HW.astype(jnp.float32), Q, sees_self)
+  keep_HQX = None
+  if dropout_rng is not None and dropout_rate:
+    keep_HQX = jax.random.bernoulli(
+      dropout_rng, 1 - dropout_rate, bias_HQX.shape
+    ) / (1 - dropout_rate)
+
+  def sub_block(q_BHQK, k_BHXK, v_BHXK, mask_BX):
+    logits = jnp.einsum(
+      'bhqk,bhxk->bhqx', q_BHQK, k_BHXK, preferred_element_type=jnp.float32
+    )
+    logits = jnp.where(mask_BX[:, None, None], logits + bias_HQX, NEVER)
+    # The floor keeps the exponentials of a row without keys at 0.
+    top = jnp.maximum(jnp.max(logits, -1, keepdims=True), NEVER / 2)
+    p = jnp.exp(logits - jax.lax.stop_gradient(top))
+    total = jnp.sum(p, -1, keepdims=True)
+    total = jnp.where(total > 0, total, 1)
+    if keep_HQX is not None:
+      p = p * keep_HQX
+    o = jnp.einsum('bhqx,bhxk->bhqk', p.astype(v_BHXK.dtype), v_BHXK)
+    return (o / total).astype(v_BHXK.dtype)
+
+  heads_first = lambda a: jnp.pad(
+    a.swapaxes(1, 2), ((0, 0), (0, 0), (0, pad), (0, 0))
+  )
+  q, k, v = heads_first(q_BTHK), heads_first(k_BSHK), heads_first(v_BSHK)
+  mask_BS = jnp.pad(mask_BS, ((0, 0), (0, pad)))
+  if n == 1:
+    y_BHTK = sub_block(q, k, v, mask_BS)
+  else:
+    cut = jax.lax.dynamic_slice_in_dim
+
+    def body(_, j):
+      return None, jax.checkpoint(sub_block, prevent_cse=False)(
+        cut(q, j * Q, Q, 2),
+        cut(k, j * Q, W + Q, 2),
+        cut(v, j * Q, W + Q, 2),
+        cut(mask_BS, j * Q, W + Q, 1),
+      )
+
+    _, y = jax.lax.scan(body, None, jnp.arange(n))  # [n, B, H, Q, K]
+    y_BHTK = jnp.moveaxis(y, 0, 2).reshape(B, H, n * Q, K)
+  return y_BHTK[:, :, :T].swapaxes(1, 2)
+
+
+def default_tile(W: int) -> int:
+  """Queries in a sub-block: a quarter of the window, where that is not tiny."""
+  return W // 4 if W >= 64 and W % 4 == 0 else W
+
+
+def band_tile(bias_HW, Q: int, sees_self: bool):
+  """[H, Q, W + Q] bias of a sub-block, NEVER outside the band; no gather."""
+  H, W = bias_HW.shape
+  never = lambda n: jnp.full((H, n), NEVER, bias_HW.dtype)
+  first = 1 if sees_self else 0
+  row = jnp.concatenate(
+    [never(first), bias_HW[:, ::-1], never(Q + 1 - first)], 1
+  )
+  # Read back with a row one shorter, every row moves one place to the right.
+  wide = jnp.broadcast_to(row[:, None], (H, Q, W + Q + 1)).reshape(H, -1)
+  return wide[:, : Q * (W + Q)].reshape(H, Q, W + Q)

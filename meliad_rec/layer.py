@@ -1,0 +1,43 @@
+"""The usual layer: attention, then an MLP."""
+
+import functools
+
+from flax import linen as nn
+
+from meliad_rec import gates
+from meliad_rec.attention import KV
+from meliad_rec.layer_config import LayerConfig
+from meliad_rec.sublayers import Attention
+from meliad_rec.sublayers import FeedForward
+
+
+class Layer(nn.Module):
+  """Pre-norm attention, then a pre-norm MLP."""
+
+  config: LayerConfig
+  has_memory: bool = False
+
+  def setup(self):
+    config = self.config
+    self.attention = Attention(config, self.has_memory, rate=config.dropout)
+    self.mlp_norm = nn.RMSNorm(dtype=config.dtype)
+    residual = functools.partial(gates.Residual, rate=config.dropout)
+    self.mlp = FeedForward(config.mlp_width, config.dtype, residual)
+
+  def enter(self, x_BTD):
+    return self.attention.enter(x_BTD)
+
+  def kv(self, n_BTD, mask_BT) -> KV:
+    return self.attention.kv(n_BTD, mask_BT)
+
+  def __call__(self, x_BTD, n_BTD, past: KV, memory: KV | None = None):
+    """Outputs y_BTD; `past` ends with the tokens' own keys and values."""
+    heads = [self.attention.read_past(n_BTD, past)]
+    if memory is not None:
+      heads.append(self.attention.read_memory(n_BTD, memory))
+    return self.finish(x_BTD, *heads)
+
+  def finish(self, x_BTD, *heads_BTF):
+    """Outputs, from the heads of each source."""
+    x_BTD = self.attention.write(x_BTD, *heads_BTF)
+    return self.mlp(x_BTD, self.mlp_norm(x_BTD))

@@ -1,0 +1,54 @@
+"""Sizes and choices that all layers of a model share."""
+
+from collections.abc import Callable
+import dataclasses
+
+from flax import linen as nn
+
+from meliad_rec import positions
+from meliad_rec.attention import KV
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerConfig:
+  """Sizes and choices that the layers of one model have in common.
+
+  Attributes:
+    d_model: width of the residual stream.
+    heads: attention heads.
+    head_width: width of a head; heads * head_width need not be d_model.
+    mlp_width: hidden units.
+    window: tokens that attention sees, and tokens in a block.
+    position: a class of positions.py.
+    normalize_qk: queries and keys of unit length, and a learned scale a head.
+    sees_self: whether a token is the last of its own window.
+    dropout: rate; after the first norm, of attention probabilities, and of the
+      MLP's output.
+    dtype: of activations; parameters, softmax, norms and gates are float32.
+    compat_meliad: the numerics of google-research/meliad: an empty cache is
+      zeros that take part in the softmax, the scale multiplies the position
+      bias too, and gates have a tanh in configuration 'single' alone.
+  """
+
+  d_model: int
+  heads: int
+  head_width: int
+  mlp_width: int
+  window: int
+  position: Callable[..., nn.Module] = positions.T5Bias
+  normalize_qk: bool = True
+  sees_self: bool = False
+  dropout: float = 0.0
+  dtype: str = 'float32'
+  compat_meliad: bool = False
+
+  def empty_past(self, batch: int) -> KV:
+    """The window cache at the start of a document."""
+    return KV.empty(
+      batch,
+      self.window,
+      self.heads,
+      self.head_width,
+      self.dtype,
+      visible=self.compat_meliad,
+    )

@@ -1,0 +1,103 @@
+r"""Trains a model; run again, it goes on where it stopped.
+
+  python -m meliad_rec.main --gin_file=arch/block_recurrent \
+    --gin_file=size/tiny --gin_file=task/code --workdir=runs/tiny
+
+Ctrl-C or SIGTERM saves and stops. With --dry_run it only says what it would do.
+"""
+
+import hashlib
+import json
+import pathlib
+import time
+
+from absl import flags
+from absl import logging
+import jax
+
+from meliad_rec import cli
+from meliad_rec import compilation_cache
+from meliad_rec import run_folder
+from meliad_rec import summary
+from meliad_rec import trainer
+from meliad_rec.checkpoint.fingerprint import digest
+from meliad_rec.checkpoint.preemption import initialize_distributed
+from meliad_rec.config import config
+from meliad_rec.experiment import Experiment
+from meliad_rec.report import log
+
+
+def define_flags() -> None:
+  cli.define_flags()
+  flags.DEFINE_string(
+    'workdir', None, 'Folder of the run; made if it is not there.'
+  )
+  flags.DEFINE_bool(
+    'dry_run',
+    False,
+    'Print configuration, parameters, memory and data, and train nothing.',
+  )
+
+
+def main(argv: list[str]) -> None:
+  if argv[1:]:
+    raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
+  args = flags.FLAGS
+  if not (args.workdir or args.dry_run):
+    raise ValueError('A run needs a folder; give --workdir=DIR.')
+  log.plain()
+  compilation_cache.enable()
+  initialize_distributed()
+  config.parse(args.gin_file, args.gin_param)
+  experiment = config.build(Experiment)()
+  _ = experiment.program.shapes  # Builds all layers, which read their settings.
+  config.check_read()
+  if args.dry_run:
+    print(config.operative())
+    summary.show(experiment)
+    return
+  logging.info('%s', summary.sentence(experiment))
+  operative = config.operative()
+  run = trainer.Run(experiment, args.workdir, {'config': operative})
+  began = time.perf_counter()
+  run.begin()
+  if run.step:
+    tell_changes(pathlib.Path(args.workdir, run_folder.CONFIG), operative)
+  run_folder.write(args.workdir, experiment, operative)
+  reason = run.live()
+  seconds = time.perf_counter() - began
+  digests = all_digests(run)
+  if jax.process_index() == 0:
+    print(*digests, sep='\n')
+    print(
+      f'{"Stopped at" if reason else "Finished"} step {run.step} after '
+      f'{seconds:.0f} s{": " + reason if reason else ""}. Results: '
+      f'{pathlib.Path(args.workdir).resolve()}'
+    )
+
+
+def tell_changes(path: pathlib.Path, operative: str) -> None:
+  """Says which settings are not those that the run went by before."""
+  if not path.is_file():
+    return
+  for line in config.differences(path.read_text(), operative):
+    logging.warning('changed since the run began: %s', line)
+
+
+def all_digests(run: trainer.Run) -> list[str]:
+  """sha256 of all that a run consists of, to compare two runs by."""
+  position = json.dumps(run.position, sort_keys=True).encode()
+  marks = {
+    'parameters': digest(run.state.params),
+    'optimizer': digest(run.state.opt_state),
+    'carry': digest(run.state.carry),
+    'average': digest(run.state.ema),
+    'data': hashlib.sha256(position).hexdigest(),
+  }
+  return [
+    f'step {run.step} sha256 {name:<10} {mark}' for name, mark in marks.items()
+  ]
+
+
+if __name__ == '__main__':
+  cli.run_main(main, define_flags)

@@ -1,0 +1,174 @@
+"""What a run counts on the device, and the figures made of it on the host."""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+# Every figure that a run reports, and its unit.
+UNITS: Mapping[str, str] = {
+  'loss_nats_per_token': 'nats/token',
+  'bits_per_token': 'bits/token',
+  'bits_per_byte': 'bits/byte',
+  'word_perplexity': 'exp(nats/word)',
+  'accuracy': 'share of tokens',
+  'padding_share': 'share of places',
+  'tokens': 'tokens',
+  'learning_rate': 'per update',
+  'gradient_norm': 'L2, before clipping',
+  'tokens_per_second': 'tokens/s',
+  'step_seconds': 's',
+  'mfu': 'share of peak FLOP/s',
+  'epoch': 'passes over the data',
+}
+
+
+class Sums(struct.PyTreeNode):
+  """Counts of one or more steps; on the device, and added there."""
+
+  nats: jax.Array  # float32, over real tokens.
+  correct: jax.Array  # int32, real tokens that were the likeliest.
+  tokens: jax.Array  # int32, real tokens.
+  padding: jax.Array  # int32, places that hold none.
+  gradient_norm: jax.Array  # float32, summed over steps.
+  steps: jax.Array  # int32.
+
+  @classmethod
+  def zeros(cls) -> 'Sums':
+    """The sums over no step."""
+    real, whole = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
+    return cls(real, whole, whole, whole, real, whole)
+
+  @classmethod
+  def of_step(
+    cls,
+    nats_BT: jax.Array,
+    correct_BT: jax.Array,
+    mask_BT: jax.Array,
+    gradient_norm: float | jax.Array = 0.0,
+  ) -> 'Sums':
+    """The sums over one step.
+
+    Args:
+      nats_BT: cross-entropy; what it holds at padding has no influence.
+      correct_BT: whether the likeliest token was the target.
+      mask_BT: real tokens.
+      gradient_norm: before clipping; 0 in evaluation.
+    """
+    tokens = jnp.sum(mask_BT, dtype=jnp.int32)
+    return cls(
+      nats=jnp.sum(jnp.where(mask_BT, nats_BT, 0), dtype=jnp.float32),
+      correct=jnp.sum(correct_BT & mask_BT, dtype=jnp.int32),
+      tokens=tokens,
+      padding=mask_BT.size - tokens,
+      gradient_norm=jnp.asarray(gradient_norm, jnp.float32),
+      steps=jnp.ones((), jnp.int32),
+    )
+
+  def __add__(self, other: 'Sums') -> 'Sums':
+    return jax.tree.map(jnp.add, self, other)
+
+
+@dataclasses.dataclass
+class Totals:
+  """Counts on the host, exact over any number of steps.
+
+  Sums are float32 and int32: add them here every few thousand steps at most,
+  before an int32 overflows (2^31 tokens) or the float's last digits drown.
+  """
+
+  correct: int = 0
+  tokens: int = 0
+  padding: int = 0
+  steps: int = 0
+  _nats: list[float] = dataclasses.field(default_factory=list)
+  _norms: list[float] = dataclasses.field(default_factory=list)
+
+  def add(self, sums: Sums) -> None:
+    """Reads the sums from the device, waiting for them, and adds them."""
+    sums = jax.device_get(sums)
+    self.correct += int(sums.correct)
+    self.tokens += int(sums.tokens)
+    self.padding += int(sums.padding)
+    self.steps += int(sums.steps)
+    self._nats.append(float(sums.nats))
+    self._norms.append(float(sums.gradient_norm))
+
+  @property
+  def nats(self) -> float:
+    """Correctly rounded sum, whatever the number and order of the terms."""
+    return math.fsum(self._nats)
+
+  @property
+  def gradient_norm(self) -> float:
+    """Mean over steps."""
+    return math.fsum(self._norms) / self.steps
+
+
+def quality(
+  totals: Totals, bytes_: float | None = None, words: int | None = None
+) -> dict[str, float]:
+  """Figures of how well the counted tokens were predicted.
+
+  Args:
+    totals: at least one real token.
+    bytes_: bytes that the counted tokens stand for; while training, tokens
+      times the data's bytes per token. None: no bits per byte.
+    words: words that the counted tokens stand for, split at whitespace as
+      PG19's published counts are. None: no word-level perplexity.
+
+  Raises:
+    ValueError: no token was counted.
+  """
+  if not totals.tokens:
+    raise ValueError(
+      f'No real token was counted in {totals.steps} steps; figures need one. '
+      'Set the task to a split that holds text.'
+    )
+  nats, bits = totals.nats, totals.nats / math.log(2)
+  figures = {
+    'loss_nats_per_token': nats / totals.tokens,
+    'bits_per_token': bits / totals.tokens,
+    'accuracy': totals.correct / totals.tokens,
+    'padding_share': totals.padding / (totals.padding + totals.tokens),
+    'tokens': totals.tokens,
+  }
+  if bytes_ is not None:
+    figures['bits_per_byte'] = bits / bytes_
+  if words is not None:
+    figures['word_perplexity'] = _exp(nats / words)
+  return figures
+
+
+def speed(
+  totals: Totals,
+  seconds: float,
+  flops_per_step: float | None = None,
+  peak_flops: float | None = None,
+) -> dict[str, float]:
+  """Figures of how fast the counted steps were.
+
+  Args:
+    totals: at least one step.
+    seconds: wall-clock time of the counted steps.
+    flops_per_step: model FLOPs of one step, forward and backward, over all
+      devices; what remat computes again is not counted. None: no mfu.
+    peak_flops: FLOP/s of all devices together; see chips.py. None: no mfu.
+  """
+  figures = {
+    'tokens_per_second': totals.tokens / seconds,
+    'step_seconds': seconds / totals.steps,
+  }
+  if flops_per_step is not None and peak_flops is not None:
+    figures['mfu'] = flops_per_step * totals.steps / seconds / peak_flops
+  return figures
+
+
+def _exp(x):
+  try:
+    return math.exp(x)
+  except OverflowError:
+    return math.inf

@@ -1,0 +1,112 @@
+"""Language model: token ids in, logits of the next token out."""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from meliad_rec.cell import Block
+from meliad_rec.cell import Cell
+from meliad_rec.cell import reset
+from meliad_rec.cell import run
+from meliad_rec.cell import State
+from meliad_rec.dropout import TiledDropout
+
+
+class LanguageModel(nn.Module):
+  """Embedding, a cell, and logits by the same embedding.
+
+  Attributes:
+    vocab: token ids; 0 is padding, and the input before a document's first.
+    cell: the architecture.
+    d_model: width.
+    dropout: rate before the logits.
+    dtype: of activations; logits are float32.
+    logits_divisor: None for sqrt(d_model).
+    clear_state: the ablation that forgets what only recurrence carries at the
+      start of each segment (Hutchins et al. 2022, section 4).
+  """
+
+  vocab: int
+  cell: Cell
+  d_model: int
+  dropout: float = 0.0
+  dtype: str = 'float32'
+  logits_divisor: float | None = None
+  clear_state: bool = False
+
+  def setup(self):
+    self.embed = nn.Embed(
+      self.vocab,
+      self.d_model,
+      embedding_init=nn.initializers.normal(1.0),
+    )
+    self.norm = nn.RMSNorm(dtype=self.dtype)
+    self.drop = TiledDropout(self.dropout)
+
+  def initial_state(self, batch: int) -> State:
+    """State at the start of `batch` documents."""
+    return self.cell.initial_state(batch)
+
+  def __call__(self, state, tokens_BT, start_B, mask_BT):
+    """The state after a segment, and the logits of the token behind each.
+
+    Args:
+      state: where the segment before left it.
+      tokens_BT: int ids.
+      start_B: bool, rows that begin a new document; their state is reset.
+      mask_BT: bool, False at padding.
+
+    Returns:
+      State, logits_BTV float32.
+    """
+    state = reset(start_B, self.initial_state(tokens_BT.shape[0]), state)
+    if self.clear_state:
+      state = self.cell.clear(state)
+    state, y_BTD = run(self.cell, state, self.block(tokens_BT, mask_BT))
+    return state, self.logits(y_BTD)
+
+  def open(self, state: State) -> State:
+    """The state of a block border in the form that `step` takes."""
+    return self.cell.open(state)
+
+  def step(self, opened: State, tokens_B):
+    """Reads one token a row: the opened state, and logits_BV of the next."""
+    block = self.block(tokens_B[:, None], jnp.ones((len(tokens_B), 1), bool))
+    opened, y_B1D = self.cell.step(opened, block)
+    return opened, self.logits(y_B1D)[:, 0]
+
+  def close(self, opened: State) -> State:
+    """`open` undone, at a block border."""
+    return self.cell.close(opened)
+
+  def block(self, tokens_BT, mask_BT) -> Block:
+    x_BTD = self.embed(tokens_BT).astype(self.dtype)
+    return Block(x_BTD, mask_BT)
+
+  def logits(self, y_BTD):
+    divisor = self.logits_divisor or self.d_model**0.5
+    y_BTD = self.drop(self.norm(y_BTD)).astype(jnp.float32)
+    return self.embed.attend(y_BTD) / divisor
+
+
+def initialize(model: LanguageModel, rng: jax.Array, batch: int, segment: int):
+  """Parameters of a new model, drawn with `rng`."""
+  tokens_BT = jnp.zeros((batch, segment), jnp.int32)
+
+  def both(m):
+    state = m.initial_state(batch)
+    start_B, mask_BT = jnp.ones(batch, bool), jnp.ones(tokens_BT.shape, bool)
+    return m(state, tokens_BT, start_B, mask_BT)
+
+  return model.init(rng, method=both)['params']
+
+
+def empty_carry(model: LanguageModel, params, batch: int) -> State:
+  """Zeros of the shapes that the model's state has.
+
+  Which zeros never matters: every row's first segment begins a document.
+  """
+  shapes = jax.eval_shape(
+    lambda p: model.apply({'params': p}, batch, method='initial_state'), params
+  )
+  return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)

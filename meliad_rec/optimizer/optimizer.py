@@ -1,0 +1,176 @@
+"""The optimiser of a run: a rule, its schedule, clipping, accumulation.
+
+A rule is any function whose first argument is the learning rate and that
+returns an optax transformation: `adafactor` and `adamw` below, or one of
+optax itself. In a gin file:
+
+    from meliad_rec.optimizer import optimizer
+    from meliad_rec.optimizer import schedules
+    import optax
+
+    optimizer.chain:
+      rule = @optax.lion
+      schedule = @schedules.rsqrt()
+    optax.lion.b1 = 0.95
+
+The rule is named without `()`: `chain` gives it the schedule, so that the
+learning rate reported is the one used. Nothing skips a non-finite gradient:
+it reaches the parameters and the loss, and stops the run.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from meliad_rec.optimizer import accumulation
+from meliad_rec.optimizer.schedules import Schedule
+
+Rule = Callable[[Schedule], optax.GradientTransformation]
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """What a training step needs.
+
+  Attributes:
+    init: params -> state.
+    update: (gradients, state, params, tokens) -> (updates, state), where the
+      gradients are of a mean over `tokens` real tokens; add the updates with
+      `optax.apply_updates`.
+    schedule: number of the update -> learning rate.
+    every: training steps per update.
+  """
+
+  init: Callable[[Any], Any]
+  update: Callable[[Any, Any, Any, jax.Array], tuple[Any, Any]]
+  schedule: Schedule
+  every: int
+
+  def learning_rate(self, step: int | jax.Array) -> jax.Array:
+    """Learning rate of the update that training step `step`, from 0, is in."""
+    return self.schedule(step // self.every)
+
+
+def chain(
+  rule: Rule,
+  schedule: Schedule,
+  clip_norm: float | None = None,
+  every: int = 1,
+) -> Optimizer:
+  """The optimiser of a run.
+
+  Args:
+    rule: makes the optax transformation, given the schedule.
+    schedule: number of the update, from 0 -> learning rate.
+    clip_norm: gradients with a larger global norm are scaled down to it; the
+      norm is that of a mean over tokens, after accumulation. None: no
+      clipping, as in the Block-Recurrent Transformer's training.
+    every: training steps per update; see accumulation.py.
+
+  Raises:
+    ValueError: clip_norm not above 0, or every below 1.
+  """
+  if clip_norm is not None and not clip_norm > 0:
+    raise ValueError(
+      f'clip_norm is {clip_norm}; it needs a norm above 0, or None for no '
+      'clipping. Set optimizer.chain.clip_norm.'
+    )
+  if every < 1:
+    raise ValueError(
+      f'Gradients are accumulated over {every} steps; it needs 1 or more. Set '
+      'optimizer.chain.every.'
+    )
+  inner = rule(schedule)
+  if clip_norm is not None:
+    inner = optax.chain(optax.clip_by_global_norm(clip_norm), inner)
+  if every == 1:
+    init = inner.init
+
+    def update(gradients, state, params, tokens):
+      del tokens  # The mean over one step's tokens is what came in.
+      return inner.update(gradients, state, params)
+
+  else:
+    init, update = accumulation.accumulate(inner, every)
+  return Optimizer(init, update, schedule, every)
+
+
+def adafactor(
+  schedule: Schedule, momentum: float | None = 0.9, decay_rate: float = 0.8
+) -> optax.GradientTransformation:
+  """Adafactor with parameter scaling, momentum in float32, no weight decay.
+
+  A step has the size of the learning rate times the root mean square of the
+  parameter, at least 1e-3. Second moments are factored where two axes have
+  128 or more places; updates are clipped per parameter at RMS 1.
+
+  Args:
+    schedule: relative learning rate.
+    momentum: decay of the average of updates; None: none, and no memory.
+    decay_rate: second moments decay with 1 - t^-decay_rate.
+
+  Shazeer and Stern 2018; settings of Hutchins et al. 2022.
+  """
+  return optax.adafactor(
+    schedule,
+    decay_rate=decay_rate,
+    multiply_by_parameter_scale=True,
+    momentum=momentum,
+    dtype_momentum=jnp.float32,
+    weight_decay_rate=None,
+  )
+
+
+def adamw(
+  schedule: Schedule,
+  b1: float = 0.9,
+  b2: float = 0.98,
+  eps: float = 1e-8,
+  weight_decay: float = 1e-4,
+) -> optax.GradientTransformation:
+  """Adam with decoupled weight decay, applied to matrices only.
+
+  The matrices are the parameters called `kernel`, stacked over layers or not:
+  embeddings, norms, biases, gates and first states are not decayed.
+
+  Args:
+    schedule: absolute learning rate; it multiplies the decay too.
+    b1: decay of the first moment.
+    b2: decay of the second moment.
+    eps: added to the root of the second moment.
+    weight_decay: share of a weight taken off per unit of learning rate.
+
+  Loshchilov and Hutter 2019.
+  """
+  return optax.adamw(
+    schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=_matrices
+  )
+
+
+def ema_update(ema: Any, params: Any, decay: float, step: jax.Array) -> Any:
+  """Moving average of the weights after one more training step.
+
+  Args:
+    ema: like params.
+    params: after the step's update.
+    decay: what is kept of the average in each training step, once warm.
+    step: number of the training step, from 0. The decay is at most
+      (1 + step) / (10 + step), or the first weights would stay for long.
+  """
+  kept = jnp.minimum(decay, (1 + step) / (10 + step))
+  return jax.tree.map(
+    lambda e, p: (kept * e + (1 - kept) * p).astype(e.dtype), ema, params
+  )
+
+
+def _matrices(params):
+  """Like params, True at kernels."""
+
+  def is_kernel(path, _):
+    return jax.tree_util.keystr(path[-1:], simple=True) == 'kernel'
+
+  return jax.tree_util.tree_map_with_path(is_kernel, params)

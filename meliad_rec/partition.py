@@ -1,0 +1,159 @@
+"""Where every array lies on a mesh: one table, outside the models.
+
+A parameter's path matches exactly one rule, which names its last axes; axes in
+front of those (stacked layers, sources) are whole everywhere. Logical axes map
+to the mesh axes data, fsdp and model.
+"""
+
+import re
+
+import jax
+from jax.sharding import AxisType
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+
+RULES = (
+  (r'embed/embedding$', ('vocab', 'embed')),
+  (r'attention/(.*/)?(key|value|heads)/kernel$', ('embed', 'heads')),
+  (r'attention/output/(linear|z|i|f)/kernel$', ('heads', 'embed')),
+  (r'mlp/hidden/kernel$', ('embed', 'mlp')),
+  (r'mlp/output/(linear|z|i|f)/kernel$', ('mlp', 'embed')),
+  (r'output/(i|f|z)/bias$|output/gate$', (None,)),
+  (r'states/(ids|first)$', (None, None)),
+  (r'norm/scale$|query/scale$', (None,)),
+  (r'position/table$', (None, None)),
+)
+MESH_AXES = {
+  'vocab': 'model',
+  'embed': 'fsdp',
+  'heads': 'model',
+  'mlp': 'model',
+}
+BATCH_AXES = ('data', 'fsdp')
+
+
+def make_mesh(
+  data: int | None = None, fsdp: int = 1, model: int = 1, devices=None
+) -> Mesh:
+  """A mesh of all devices.
+
+  Args:
+    data: replicas; None: what the other axes leave.
+    fsdp: places each parameter is cut into along its embedding axis.
+    model: places heads, hidden units and vocabulary are cut into.
+    devices: those to use; None: all of them.
+
+  Raises:
+    ValueError: the axes do not use up the devices.
+  """
+  devices = jax.devices() if devices is None else devices
+  data = data or max(len(devices) // (fsdp * model), 1)
+  shape = data, fsdp, model
+  if np.prod(shape) != len(devices):
+    raise ValueError(
+      f'The mesh data {data} x fsdp {fsdp} x model {model} needs '
+      f'{np.prod(shape)} devices; there are {len(devices)}. Set '
+      'partition.make_mesh.'
+    )
+  # Auto: with explicit axes a sharding constraint would be an assertion.
+  types = (AxisType.Auto,) * 3
+  return jax.make_mesh(
+    shape, ('data', 'fsdp', 'model'), axis_types=types, devices=devices
+  )
+
+
+def path_string(path) -> str:
+  """A key path as 'cell/cells_0/...'."""
+  return jax.tree_util.keystr(path, simple=True, separator='/')
+
+
+def logical_axes(path: str) -> tuple[str | None, ...]:
+  """The names of a parameter's last axes.
+
+  Raises:
+    ValueError: no rule matches, or several do.
+  """
+  found = [axes for pattern, axes in RULES if re.search(pattern, path)]
+  if len(found) != 1:
+    raise ValueError(
+      f'Parameter {path} matches {len(found)} sharding rules; it needs exactly '
+      'one. Add it to partition.RULES.'
+    )
+  return found[0]
+
+
+def param_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+  """How a parameter is cut; an axis that does not divide evenly stays whole."""
+  names = logical_axes(path)
+  axes = [None] * (len(shape) - len(names)) + [MESH_AXES.get(n) for n in names]
+  return PartitionSpec(
+    *(
+      axis if axis and size % mesh.shape[axis] == 0 else None
+      for axis, size in zip(axes, shape, strict=True)
+    )
+  )
+
+
+def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:
+  """Rows over data and fsdp.
+
+  Raises:
+    ValueError: the rows do not divide evenly.
+  """
+  places = np.prod([mesh.shape[axis] for axis in BATCH_AXES])
+  if rows % places:
+    raise ValueError(
+      f'A batch of {rows} rows does not divide over {places} devices; set '
+      f'BATCH to a multiple of {places}.'
+    )
+  return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def rows_here(mesh: Mesh, rows: int) -> slice:
+  """The rows of a batch that this host's devices hold, to read them.
+
+  Hosts that a model axis spans hold, and read, the same rows.
+
+  Raises:
+    ValueError: the rows do not divide evenly, or lie apart from each other.
+  """
+  places = batch_sharding(mesh, rows).addressable_devices_indices_map((rows,))
+  held = {row for (part,) in places.values() for row in range(rows)[part]}
+  first, last = min(held), max(held)
+  if len(held) <= last - first:
+    raise ValueError(
+      f'The mesh gives host {jax.process_index()} rows that lie apart, '
+      f'{sorted(held)}; set partition.make_mesh to axes that keep the devices '
+      'of a host together.'
+    )
+  return slice(first, last + 1)
+
+
+def state_shardings(mesh: Mesh, state, rows: int):
+  """Like a train state, a NamedSharding for every leaf.
+
+  Parameters and their averages by RULES, the carry by rows, optimiser moments
+  as the parameter whose path and shape they share, all else whole: every leaf
+  has a place from the start, or a restored run would mix incompatible ones.
+  """
+  params = {
+    path_string(path): (
+      leaf.shape,
+      param_spec(mesh, path_string(path), leaf.shape),
+    )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
+  }
+  rows_over = batch_sharding(mesh, rows).spec
+
+  def place(path, leaf):
+    name = path_string(path)
+    if name.startswith('carry/') or name == 'carry':
+      return NamedSharding(mesh, rows_over)
+    for param, (shape, spec) in params.items():
+      if name.endswith('/' + param) and leaf.shape == shape:
+        return NamedSharding(mesh, spec)
+    return NamedSharding(mesh, PartitionSpec())
+
+  return jax.tree_util.tree_map_with_path(place, state)

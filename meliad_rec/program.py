@@ -1,0 +1,98 @@
+"""A model and its optimiser on a mesh: compiled steps and sharded arrays."""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from meliad_rec import partition
+from meliad_rec import train_step
+from meliad_rec.data.batch import Batch
+from meliad_rec.forward import Forward
+from meliad_rec.optimizer.optimizer import Optimizer
+from meliad_rec.train_step import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Program(Forward):
+  """What a run computes, and where.
+
+  Attributes:
+    model, mesh, segment: see Forward; a step is one segment of each row.
+    optimizer: of the model.
+    objective: (logits_BTV, targets_BT) -> nats_BT to minimise.
+    rows: rows of a training batch, over all hosts.
+    ema_decay: of the moving average of parameters; None: no average.
+  """
+
+  optimizer: Optimizer
+  objective: Callable
+  rows: int
+  ema_decay: float | None = None
+
+  @functools.cached_property
+  def shapes(self) -> TrainState:
+    """The train state as jax.ShapeDtypeStruct with shardings."""
+    shapes = jax.eval_shape(self._create, 0)
+    places = partition.state_shardings(self.mesh, shapes, self.rows)
+    return jax.tree.map(
+      lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
+      shapes,
+      places,
+    )
+
+  def create(self, seed: int) -> TrainState:
+    """A new run's state, made where it belongs."""
+    with jax.set_mesh(self.mesh):
+      return self._create_in_place(seed)
+
+  @functools.cached_property
+  def _create_in_place(self) -> Callable:
+    places = jax.tree.map(lambda a: a.sharding, self.shapes)
+    return jax.jit(self._create, out_shardings=places)
+
+  @functools.cached_property
+  def train_step(self) -> jax.stages.Compiled:
+    """(state, batch) -> (state, Sums); compiled once, state donated."""
+    step = functools.partial(
+      train_step.train_step,
+      self.model,
+      self.optimizer,
+      self.objective,
+      self.ema_decay,
+    )
+    places = jax.tree.map(lambda a: a.sharding, self.shapes)
+    whole = NamedSharding(self.mesh, PartitionSpec())
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(places, whole))
+    with jax.set_mesh(self.mesh):
+      return jitted.lower(self.shapes, self.batch_shapes(self.rows)).compile()
+
+  def batch_shapes(self, rows: int) -> Batch:
+    """A batch as jax.ShapeDtypeStruct with shardings."""
+    place = partition.batch_sharding(self.mesh, rows)
+
+    def shape(dtype, *axes):
+      return jax.ShapeDtypeStruct((rows, *axes), dtype, sharding=place)
+
+    return Batch(
+      tokens_BT=shape(jnp.int32, self.segment),
+      targets_BT=shape(jnp.int32, self.segment),
+      mask_BT=shape(bool, self.segment),
+      start_B=shape(bool),
+      document_B=shape(jnp.int32),
+      offset_B=shape(jnp.int32),
+    )
+
+  def _create(self, seed) -> TrainState:
+    return train_step.create_state(
+      self.model,
+      self.optimizer,
+      seed,
+      self.rows,
+      self.segment,
+      ema=self.ema_decay is not None,
+    )

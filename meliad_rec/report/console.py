@@ -1,0 +1,82 @@
+"""A run's figures on the screen: a bar on a terminal, lines elsewhere."""
+
+from collections.abc import Mapping
+import sys
+from typing import TextIO
+
+# What is shown of the figures, in this order; metrics.jsonl has them all.
+_SHOWN = {
+  'loss_nats_per_token': lambda x: f'loss {x:.4f} nats/token',
+  'bits_per_byte': lambda x: f'{x:.4f} bits/byte',
+  'word_perplexity': lambda x: f'{x:.4g} a word',
+  'accuracy': lambda x: f'accuracy {x:.1%}',
+  'learning_rate': lambda x: f'lr {x:.2e}',
+  'tokens_per_second': lambda x: f'{x:,.0f} tokens/s',
+  'step_seconds': lambda x: f'{1000 * x:.4g} ms/step',
+  'mfu': lambda x: f'mfu {x:.1%}',
+  'epoch': lambda x: f'epoch {x:.2f}',
+  'padding_share': lambda x: f'padding {x:.1%}',
+}
+
+# A model may write what would steer the terminal.
+_CONTROL = dict.fromkeys((*range(32), *range(127, 160)), '\ufffd')
+del _CONTROL[ord('\n')], _CONTROL[ord('\t')]
+
+
+class Console:
+  """Progress of a run.
+
+  Args:
+    total_steps: of the run; None: not known.
+    step: training steps done before.
+    stream: where to write; None: standard output.
+  """
+
+  def __init__(
+    self,
+    total_steps: int | None = None,
+    step: int = 0,
+    stream: TextIO | None = None,
+  ):
+    self._stream = stream or sys.stdout
+    self._total = total_steps
+    self._bar = None
+    if self._stream.isatty():
+      import tqdm
+
+      self._bar = tqdm.tqdm(
+        total=total_steps,
+        initial=step,
+        unit='step',
+        file=self._stream,
+        dynamic_ncols=True,
+      )
+
+  def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
+    """Shows figures: training's in the bar, others in a line above it."""
+    if self._bar is not None:
+      self._bar.update(step - self._bar.n)
+      if split == 'train':
+        loss = values.get('loss_nats_per_token')
+        if loss is not None:
+          self._bar.set_postfix_str(f'{loss:.4f} nats/token')
+        return
+    of = f'/{self._total}' if self._total else ''
+    width = len(str(self._total or ''))
+    shown = '  '.join(
+      form(values[name]) for name, form in _SHOWN.items() if name in values
+    )
+    self.line(f'step {step:>{width}}{of}  {split:<10}  {shown}')
+
+  def line(self, text: str) -> None:
+    """Shows text, above the bar if there is one; control codes are not sent."""
+    text = text.translate(_CONTROL)
+    if self._bar is not None:
+      self._bar.write(text, file=self._stream)
+    else:
+      print(text, file=self._stream, flush=True)
+
+  def close(self) -> None:
+    """Leaves the bar as it stands."""
+    if self._bar is not None:
+      self._bar.close()

@@ -1,0 +1,89 @@
+"""Pictures of what runs have written to metrics.jsonl."""
+
+from collections.abc import Mapping
+import os
+import pathlib
+
+from meliad_rec.metrics import metrics
+from meliad_rec.report import journal
+
+PathLike = str | os.PathLike
+
+
+def plot(workdir: PathLike, metric: str = 'loss_nats_per_token') -> str:
+  """Draws a run's curves into its folder; returns the PNG's path.
+
+  Raises:
+    ValueError: the run has no such figure.
+  """
+  workdir = pathlib.Path(workdir)
+  out = workdir / f'{metric}.png'
+  compare({workdir.resolve().name: workdir}, out, metric)
+  return str(out)
+
+
+def compare(
+  runs: Mapping[str, PathLike],
+  out: PathLike,
+  metric: str = 'loss_nats_per_token',
+) -> None:
+  """Draws the curves of several runs into one picture.
+
+  Each run has a colour; training is a thin line, every other split a thick
+  one with a mark at each evaluation.
+
+  Args:
+    runs: folders by the names for the legend.
+    out: path of the PNG, replaced at once.
+    metric: a name that the runs have written.
+
+  Raises:
+    ValueError: a run has no such figure.
+  """
+  # A Figure without pyplot draws with Agg, and needs no display.
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(7, 4), layout='constrained')
+  axes = figure.add_subplot()
+  for number, (name, workdir) in enumerate(runs.items()):
+    for split, points in _curves(workdir, metric).items():
+      steps, values = zip(*sorted(points), strict=True)
+      training = split == 'train'
+      axes.plot(
+        steps,
+        values,
+        color=f'C{number}',
+        alpha=0.5 if training else 1,
+        linewidth=1 if training else 2,
+        marker=None if training else 'o',
+        markersize=4,
+        label=f'{name}, {split}',
+      )
+  axes.set_xlabel('training steps')
+  unit = metrics.UNITS.get(metric)
+  axes.set_ylabel(f'{metric} ({unit})' if unit else metric)
+  axes.grid(alpha=0.3)
+  axes.legend()
+  fresh = pathlib.Path(f'{out}.tmp')
+  figure.savefig(fresh, format='png', dpi=120)
+  os.replace(fresh, out)
+
+
+def _curves(workdir, metric):
+  """Points (step, value) by split."""
+  path = pathlib.Path(workdir) / journal.NAME
+  if not path.exists():
+    raise ValueError(
+      f'{path} is not there, and it holds the curves of a run; give the '
+      'folder of a run that has written figures.'
+    )
+  curves = {}
+  for record in journal.read(path):
+    if metric in record:
+      point = record['step'], record[metric]
+      curves.setdefault(record['split'], []).append(point)
+  if not curves:
+    raise ValueError(
+      f'{path} has no {metric}; choose a metric that the run has written.'
+    )
+  return curves

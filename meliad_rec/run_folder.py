@@ -1,0 +1,104 @@
+"""The folder of a run: its configuration, its vocabulary, what reads it back.
+
+config.gin is the operative configuration, run.json what else reading
+needs, vocabulary.model a SentencePiece model if there is one, checkpoints/ the
+states: complete by itself, wherever the training data have gone.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import jax
+
+from meliad_rec.data.vocabulary import open_vocabulary
+from meliad_rec.data.vocabulary import SentencePiece
+from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.experiment import Experiment
+
+CONFIG = 'config.gin'
+FACTS = 'run.json'
+MODEL = 'vocabulary.model'
+CHECKPOINTS = 'checkpoints'
+
+_TYPES = {
+  'vocabulary': str,
+  'vocabulary_size': int,
+  'batch': int,
+  'segment': int,
+  'averages': bool,
+  'best_metric': str,
+}
+
+
+def write(workdir: str | Path, experiment: Experiment, config: str) -> None:
+  """Makes the folder; what is there of an earlier run is replaced.
+
+  To be called when the run's checkpoints, if there are any, have been found to
+  be of this experiment.
+  """
+  if jax.process_index():
+    return
+  folder = Path(workdir)
+  folder.mkdir(parents=True, exist_ok=True)
+  vocabulary = experiment.data.vocabulary
+  facts = {
+    'vocabulary': vocabulary.identity,
+    'vocabulary_size': vocabulary.size,
+    'batch': experiment.batch,
+    'segment': experiment.segment,
+    'averages': experiment.ema_decay is not None,
+    'best_metric': experiment.best_metric,
+  }
+  if isinstance(vocabulary, SentencePiece):
+    _replace(folder / MODEL, vocabulary.model)
+  _replace(folder / FACTS, json.dumps(facts, indent=1).encode() + b'\n')
+  _replace(folder / CONFIG, config.encode())
+
+
+def read(workdir: str | Path) -> tuple[str, dict, Vocabulary]:
+  """The configuration, the facts and the vocabulary of a run.
+
+  Raises:
+    ValueError: the folder is not a run's, or its vocabulary was changed.
+  """
+  folder = Path(workdir)
+  for name in (CONFIG, FACTS):
+    if not (folder / name).is_file():
+      raise ValueError(
+        f'{folder} is not the folder of a run: it has no {name}; give the '
+        '--workdir of a training run.'
+      )
+  for name in (CONFIG, FACTS, MODEL, CHECKPOINTS):
+    if not (folder / name).resolve().is_relative_to(folder.resolve()):
+      raise ValueError(
+        f'{folder / name} is a link that leads out of the folder of the run; '
+        'put the file itself there.'
+      )
+  facts = _facts(folder / FACTS)
+  model = folder / MODEL
+  vocabulary = open_vocabulary(model if model.is_file() else 'bytes')
+  if vocabulary.identity != facts['vocabulary']:
+    raise ValueError(
+      f'The run {folder} was trained with the vocabulary '
+      f'{facts["vocabulary"]}, and the folder holds {vocabulary.identity}; '
+      f'put the right {MODEL} there.'
+    )
+  return (folder / CONFIG).read_text(), facts, vocabulary
+
+
+def _replace(path: Path, content: bytes) -> None:
+  """Writes a file at once: a run killed meanwhile leaves the old one whole."""
+  fresh = path.with_name(path.name + '.tmp')
+  fresh.write_bytes(content)
+  os.replace(fresh, path)
+
+
+def _facts(path: Path) -> dict:
+  try:
+    facts = json.loads(path.read_bytes())
+    if {name: type(facts[name]) for name in _TYPES} == _TYPES:
+      return facts
+  except (ValueError, KeyError, TypeError):
+    pass
+  raise ValueError(f'{path} is damaged; train again, or restore the file.')

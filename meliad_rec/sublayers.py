@@ -1,0 +1,148 @@
+"""The two sublayers that all architectures share: attention and MLP.
+
+Attention reads two kinds of source: `past`, keys that have a position relative
+to the queries (window, position bias), and `memory`, slots that have none. Who
+fills the two, and what is written back, is what tells architectures apart.
+"""
+
+from collections.abc import Callable
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meliad_rec import gates
+from meliad_rec.attention import attend
+from meliad_rec.attention import Heads
+from meliad_rec.attention import KV
+from meliad_rec.dropout import keep_mask
+from meliad_rec.dropout import TiledDropout
+from meliad_rec.kernels.window_attention_xla import window_attention
+from meliad_rec.layer_config import LayerConfig
+
+
+class Query(nn.Module):
+  """Scaled queries, and the scale: [B, T, H, K], [H]."""
+
+  config: LayerConfig
+
+  @nn.compact
+  def __call__(self, n_BTD):
+    config = self.config
+    q_BTHK = Heads(
+      config.heads,
+      config.head_width,
+      config.normalize_qk,
+      config.dtype,
+      name='heads',
+    )(n_BTD)
+    if not config.normalize_qk:
+      return q_BTHK * config.head_width**-0.5, jnp.ones(config.heads)
+    scale_H = self.param('scale', nn.initializers.ones, (config.heads,))
+    scale_H = jnp.abs(scale_H)
+    return (q_BTHK * scale_H[:, None]).astype(q_BTHK.dtype), scale_H
+
+
+class Attention(nn.Module):
+  """Pre-norm attention over past and memory, joined to the stream.
+
+  Attributes:
+    config: shared by the layers.
+    has_memory: whether there are second queries, for memory.
+    in_order: whether `past` has positions; if not, every key is visible.
+    rate: of dropout.
+    join: a class of gates.py; None hands the heads on as they are.
+  """
+
+  config: LayerConfig
+  has_memory: bool = False
+  in_order: bool = True
+  rate: float = 0.0
+  join: Callable[..., nn.Module] | None = gates.Residual
+
+  def setup(self):
+    config = self.config
+    self.norm = nn.RMSNorm(dtype=config.dtype)
+    self.dropout = TiledDropout(self.rate)
+    self.query = Query(config)
+    dims = config.heads, config.head_width
+    self.key = Heads(*dims, config.normalize_qk, config.dtype)
+    self.value = Heads(*dims, False, config.dtype)
+    if self.has_memory:
+      self.memory_query = Query(config)
+    if self.in_order:
+      self.position = config.position(config.heads)
+    if self.join:
+      self.output = self.join(dtype=config.dtype)
+
+  def enter(self, x_BTD):
+    """What queries, keys and values are computed from: n_BTD."""
+    return self.dropout(self.norm(x_BTD))
+
+  def kv(self, n_BTD, mask_BT=None) -> KV:
+    """What queries see of these tokens."""
+    if mask_BT is None:
+      mask_BT = jnp.ones(n_BTD.shape[:2], bool)
+    return KV(self.key(n_BTD), self.value(n_BTD), mask_BT)
+
+  def read_past(self, n_BTD, past: KV):
+    """Heads [B, T, H K] over `past`, which ends with the tokens' own keys."""
+    config = self.config
+    q_BTHK, scale_H = self.query(n_BTD)
+    if not self.in_order:
+      return merge_heads(attend(q_BTHK, past))
+    nearest = 0 if config.sees_self else 1
+    bias_HW = self.position.bias(np.arange(config.window) + nearest)
+    if config.compat_meliad:
+      bias_HW = bias_HW * scale_H[:, None]
+    y_BTHK = window_attention(
+      self.position.rotate(q_BTHK, 0),
+      self.position.rotate(past.k, -config.window),
+      past.v,
+      past.mask,
+      bias_HW,
+      sees_self=config.sees_self,
+      dropout_rng=self.dropout_rng(),
+      dropout_rate=self.rate,
+    )
+    return merge_heads(y_BTHK)
+
+  def read_memory(self, n_BTD, memory: KV):
+    """Heads [B, T, H K] over memory slots."""
+    q_BTHK, _ = self.memory_query(n_BTD)
+    rng, keep_HTS = self.dropout_rng(), None
+    if rng is not None:
+      T, S = n_BTD.shape[1], memory.k.shape[1]
+      keep_HTS = keep_mask(rng, self.rate, (self.config.heads, T, S))
+    return merge_heads(attend(q_BTHK, memory, keep_HTS))
+
+  def write(self, x_BTD, *heads_BTF):
+    """The stream joined with the heads of one source or of both."""
+    h = heads_BTF[0] if len(heads_BTF) == 1 else jnp.stack(heads_BTF, 2)
+    return self.output(x_BTD, h) if self.join else h
+
+  def dropout_rng(self):
+    if self.rate and self.has_rng('dropout'):
+      return self.make_rng('dropout')
+    return None
+
+
+class FeedForward(nn.Module):
+  """ReLU MLP of h, joined to x."""
+
+  width: int
+  dtype: str
+  join: Callable[..., nn.Module]
+
+  @nn.compact
+  def __call__(self, x_BTD, h):
+    hidden = gates.contract(
+      self.width, h, self.dtype, use_bias=False, name='hidden'
+    )
+    join = self.join(dtype=self.dtype, name='output')
+    return join(x_BTD, jax.nn.relu(hidden(h)))
+
+
+def merge_heads(y_BTHK):
+  return y_BTHK.reshape(*y_BTHK.shape[:2], -1)

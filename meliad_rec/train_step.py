@@ -1,0 +1,120 @@
+"""One training step and one evaluation step, compiled over a mesh.
+
+Gradients are of the mean over the segment's tokens. They flow through the scan
+over blocks and stop at the carry: truncated back-propagation through time, one
+segment long.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from meliad_rec import losses
+from meliad_rec.cell import State
+from meliad_rec.data.batch import Batch
+from meliad_rec.metrics.metrics import Sums
+from meliad_rec.model import empty_carry
+from meliad_rec.model import initialize
+from meliad_rec.model import LanguageModel
+from meliad_rec.optimizer.optimizer import ema_update
+from meliad_rec.optimizer.optimizer import Optimizer
+
+
+class TrainState(struct.PyTreeNode):
+  """All that a run needs to go on, but the position of its data."""
+
+  step: jax.Array  # int32: steps taken.
+  params: Any
+  opt_state: Any
+  carry: State  # The model's state after the last segment; leaves [B, ...].
+  ema: Any  # Moving average of params; None: not kept.
+  rng: jax.Array  # uint32: key data of dropout.
+
+
+def create_state(
+  model: LanguageModel,
+  optimizer: Optimizer,
+  seed: int,
+  rows: int,
+  segment: int,
+  ema: bool,
+) -> TrainState:
+  """A new run's state; of shapes alone under jax.eval_shape."""
+  rng_params, rng_dropout = jax.random.split(jax.random.key(seed))
+  params = initialize(model, rng_params, rows, segment)
+  return TrainState(
+    step=jnp.zeros((), jnp.int32),
+    params=params,
+    opt_state=optimizer.init(params),
+    carry=empty_carry(model, params, rows),
+    ema=jax.tree.map(jnp.copy, params) if ema else None,
+    rng=jax.random.key_data(rng_dropout),
+  )
+
+
+def train_step(
+  model: LanguageModel,
+  optimizer: Optimizer,
+  objective: Callable,
+  ema_decay: float | None,
+  state: TrainState,
+  batch: Batch,
+) -> tuple[TrainState, Sums]:
+  """The state after one update, and what the step counted."""
+  rng = jax.random.wrap_key_data(state.rng)
+  rng = jax.random.fold_in(rng, state.step)
+
+  def loss(params):
+    carry, logits_BTV = model.apply(
+      {'params': params},
+      jax.lax.stop_gradient(state.carry),
+      batch.tokens_BT,
+      batch.start_B,
+      batch.mask_BT,
+      rngs={'dropout': rng},
+    )
+    nats_BT = objective(logits_BTV, batch.targets_BT)
+    counts = count(logits_BTV, batch)
+    return losses.masked_mean(nats_BT, batch.mask_BT), (carry, counts)
+
+  grads, (carry, sums) = jax.grad(loss, has_aux=True)(state.params)
+  sums = sums.replace(gradient_norm=optax.global_norm(grads))
+  updates, opt_state = optimizer.update(
+    grads, state.opt_state, state.params, sums.tokens
+  )
+  params = optax.apply_updates(state.params, updates)
+  ema = state.ema
+  if ema_decay is not None:
+    ema = ema_update(ema, params, ema_decay, state.step)
+  state = state.replace(
+    step=state.step + 1,
+    params=params,
+    opt_state=opt_state,
+    carry=carry,
+    ema=ema,
+  )
+  return state, sums
+
+
+def eval_step(
+  model: LanguageModel, params, carry: State, batch: Batch
+) -> tuple[State, Sums, jax.Array]:
+  """The carry after a segment, its sums, and nats_BT of each target."""
+  carry, logits_BTV = model.apply(
+    {'params': params}, carry, batch.tokens_BT, batch.start_B, batch.mask_BT
+  )
+  nats_BT = losses.cross_entropy(logits_BTV, batch.targets_BT)
+  return carry, count(logits_BTV, batch), nats_BT
+
+
+def count(logits_BTV, batch: Batch) -> Sums:
+  """What is counted of one segment."""
+  return Sums.of_step(
+    losses.cross_entropy(logits_BTV, batch.targets_BT),
+    losses.correct(logits_BTV, batch.targets_BT),
+    batch.mask_BT,
+  )

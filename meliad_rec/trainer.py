@@ -1,0 +1,196 @@
+"""The life of a run, from its first batch to its last checkpoint.
+
+State, data position and progress are saved together, and a run that goes on
+from them does what one that never stopped does, bit for bit. Step n + 1 is on
+the devices before the figures of step n are read.
+"""
+
+import dataclasses
+import pathlib
+import time
+
+from absl import logging
+import jax
+
+from meliad_rec.checkpoint.checkpoints import Checkpoints
+from meliad_rec.data.lanes import Lanes
+from meliad_rec.data.lanes import prefetch
+from meliad_rec.evaluation import evaluate
+from meliad_rec.evaluation import probe
+from meliad_rec.experiment import Experiment
+from meliad_rec.generation.decode import Decoder
+from meliad_rec.metrics import meter
+from meliad_rec.partition import rows_here
+from meliad_rec.progress import Progress
+from meliad_rec.report import plot
+from meliad_rec.report.report import Report
+
+
+class Run:
+  """A run on this host: `begin`, then `live`; the rest are parts of its life.
+
+  Args:
+    experiment: what the run is.
+    workdir: where it writes.
+    about: JSON-able facts, kept with each checkpoint.
+  """
+
+  def __init__(self, experiment: Experiment, workdir: str, about: dict):
+    self.experiment = experiment
+    self.workdir = pathlib.Path(workdir)
+    self.program = experiment.program
+    self.vocabulary = experiment.data.vocabulary
+    documents = experiment.data.documents('train')
+    self.validation = experiment.part.of(
+      experiment.data.documents('validation'), self.vocabulary
+    )
+    self.lanes = Lanes(
+      documents,
+      experiment.batch,
+      experiment.segment,
+      seed=experiment.seed,
+      rows_here=rows_here(self.program.mesh, experiment.batch),
+    )
+    self.about = about | {
+      'tokenizer': self.vocabulary.identity,
+      'data': documents.identity,
+    }
+    self.checkpoints = Checkpoints(
+      self.workdir / 'checkpoints',
+      experiment.keep,
+      experiment.best_metric,
+      experiment.best_is,
+    )
+    self.meter = meter.Meter(self.program, documents)
+    self.decoder = Decoder(self.program.model, None, experiment.segment)
+    self.step, self.position = 0, self.lanes.position
+    self.progress, self.state = Progress(), None
+    self.batch = self.saved = None
+
+  def begin(self) -> None:
+    """Takes up the newest checkpoint, or starts anew; compiles.
+
+    Raises:
+      ValueError: the checkpoint is not of this experiment.
+    """
+    if self.checkpoints.latest() is None:
+      self.state = self.program.create(self.experiment.seed)
+    else:
+      match = {name: self.about[name] for name in ('tokenizer', 'data')}
+      found = self.checkpoints.restore(self.program.shapes, match=match)
+      self.step, self.state, data, _ = found
+      self.saved, self.position = self.step, data['position']
+      self.lanes.seek(self.position)
+      self.progress = Progress(**data['progress'])
+      logging.info('Going on from step %d of %s.', self.step, self.workdir)
+    began = time.perf_counter()
+    _ = self.program.train_step
+    logging.info('Compiled in %.1f s.', time.perf_counter() - began)
+
+  def live(self) -> str | None:
+    """Trains until the last step, an early stop, or a request to stop.
+
+    Returns:
+      Why it ended before the last step; None if it did not.
+
+    Raises:
+      ValueError: a loss or gradient is not finite, or a save failed.
+    """
+    self.report = Report(self.workdir, self.step, self.experiment.steps)
+    batches = prefetch(self.lanes, 2)
+    unread = None  # The last step, whose figures are still on the devices.
+    try:
+      while True:
+        stop = self.checkpoints.preempted(self.step)
+        evaluates = self.is_due(self.experiment.eval_every)
+        if stop or evaluates or self.is_due(self.experiment.save_every):
+          self.read(unread, at_once=True)
+          unread = metrics = None
+          self.meter.pause()
+          if evaluates and not stop and self.step > self.progress.evaluated:
+            metrics = self.evaluate()
+            stop = metrics is None
+          self.save(metrics)
+        if stop:
+          return 'it was asked to stop'
+        if self.step >= self.experiment.steps:
+          return None
+        if self.progress.is_stale(self.experiment.patience):
+          return f'{self.progress.since_best} evaluations gave no new best'
+        self.meter.start()
+        self.batch, position = next(batches)
+        self.state, sums = self.program.train_step(
+          self.state, self.program.put(self.batch, self.experiment.batch)
+        )
+        self.step, self.position = self.step + 1, position
+        self.read(unread)
+        unread = self.step, position['tokens'], self.batch, sums
+    finally:
+      batches.close()
+      self.report.close()
+      self.checkpoints.close()
+
+  def is_due(self, every: int) -> bool:
+    """Whether something done every so many steps, and at the end, is due."""
+    last = self.step == self.experiment.steps
+    return self.step > 0 and (self.step % every == 0 or last)
+
+  def read(self, unread, at_once: bool = False) -> None:
+    """Waits for a step, and reports where a line is due or it went wrong."""
+    if unread is None:
+      return
+    step, tokens, batch, sums = unread
+    sums = self.meter.add(sums)
+    due = at_once or step % self.experiment.log_every == 0
+    if due or not meter.is_finite(sums):
+      self.report.write(step, self.meter.figures(step, tokens))
+      self.meter.start()
+    meter.check_finite(f'Step {step}', batch, sums)
+
+  def evaluate(self) -> dict[str, float] | None:
+    """Validation figures; None if it was asked to stop meanwhile."""
+    alone = jax.process_count() == 1
+    params = self.state.params if self.state.ema is None else self.state.ema
+    figures = evaluate(
+      self.program,
+      params,
+      self.validation,
+      self.experiment.batch,
+      # Several hosts agree on a step, and not on a place within one.
+      lambda: alone and self.checkpoints.preempted(self.step),
+    )
+    if figures is None:
+      return None
+    self.report.write(self.step, figures, 'validation')
+    if self.experiment.sample.length:
+      self.decoder.variables = {'params': params}
+      text = self.experiment.sample.write(
+        self.decoder, self.validation, self.vocabulary
+      )
+      self.report.text(self.step, 'sample', text)
+    if jax.process_index() == 0:
+      plot.plot(self.workdir)
+    name, best_is = self.experiment.best_metric, self.experiment.best_is
+    self.progress = self.progress.after(self.step, name, figures[name], best_is)
+    return figures
+
+  def save(self, metrics: dict[str, float] | None) -> None:
+    """Starts saving where the run stands, unless all is saved already.
+
+    Raises:
+      ValueError: the last update made the parameters useless.
+    """
+    if self.step == self.saved and metrics is None:
+      return
+    # A step's loss is that before its update, which may have ruined all.
+    if self.batch is not None:
+      sums = probe(
+        self.program, self.state.params, self.batch, self.experiment.batch
+      )
+      meter.check_finite(f'Step {self.step}, updated,', self.batch, sums)
+    data = {
+      'position': self.position,
+      'progress': dataclasses.asdict(self.progress),
+    }
+    self.checkpoints.save(self.step, self.state, data, self.about, metrics)
+    self.saved = self.step

@@ -1,0 +1,157 @@
+"""The one list of tiny models over which every law is tested.
+
+Sizes are all different, so that a swapped axis fails. B is 8 only where a test
+shards; T holds three windows.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from meliad_rec import gates
+from meliad_rec import positions
+from meliad_rec.archs import block_feedback
+from meliad_rec.archs import block_recurrent
+from meliad_rec.archs import stack
+from meliad_rec.archs import window
+from meliad_rec.cell import Cell
+from meliad_rec.layer_config import LayerConfig
+from meliad_rec.model import empty_carry
+from meliad_rec.model import initialize
+from meliad_rec.model import LanguageModel
+
+B, T, W, D, H, K, F, S, V = 3, 24, 8, 20, 2, 10, 28, 5, 31
+
+CONFIG = LayerConfig(d_model=D, heads=H, head_width=K, mlp_width=F, window=W)
+
+
+def config(**changes) -> LayerConfig:
+  return dataclasses.replace(CONFIG, **changes)
+
+
+def windowed(layers=2, **changes):
+  make = functools.partial(window.WindowLayer, config(**changes))
+  return stack.layers(layers, make)
+
+
+def recurrent(layers=3, at=(1,), scan=False, changes=None, **options):
+  settings = config(**(changes or {}))
+  return stack.layers(
+    layers,
+    functools.partial(window.WindowLayer, settings),
+    functools.partial(
+      block_recurrent.BlockRecurrentLayer, settings, slots=S, **options
+    ),
+    at,
+    scan,
+  )
+
+
+def feedback(**options):
+  return block_feedback.BlockFeedback(
+    config(), count=3, recurrent_at=(-2,), slots=S, **options
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+  """One row of the list.
+
+  Attributes:
+    cell: makes the tiny cell.
+    parameters: of the whole tiny model, counted by hand in parameters_test.py.
+    has_state: False where nothing crosses from block to block.
+    gin: the file in gin/arch that builds it.
+  """
+
+  cell: Callable[[], Cell]
+  gin: str
+  has_state: bool = True
+  recurrent: bool = False
+
+
+ARCHITECTURES = {
+  'vanilla': Architecture(
+    lambda: stack.layers(2, lambda: window.VanillaLayer(config())),
+    'vanilla',
+    has_state=False,
+  ),
+  'window': Architecture(windowed, 'window'),
+  'window_scanned': Architecture(
+    lambda: stack.layers(3, lambda: window.WindowLayer(config()), scan=True),
+    'window',
+  ),
+  'window_rope': Architecture(
+    lambda: windowed(position=positions.RoPE, sees_self=True), 'window'
+  ),
+  'window_alibi': Architecture(
+    lambda: windowed(position=positions.ALiBi), 'window'
+  ),
+  'window_unnormalised': Architecture(
+    lambda: windowed(position=positions.NoPosition, normalize_qk=False),
+    'window',
+  ),
+  'recurrent_fixed_skip': Architecture(
+    recurrent, 'block_recurrent', recurrent=True
+  ),
+  'recurrent_fixed_single': Architecture(
+    lambda: recurrent(gate_config='single'), 'block_recurrent', recurrent=True
+  ),
+  'recurrent_lstm_dual': Architecture(
+    lambda: recurrent(gate=gates.LSTMGate, gate_config='dual'),
+    'block_recurrent',
+    recurrent=True,
+  ),
+  'recurrent_in_scan': Architecture(
+    lambda: recurrent(hoist=False, remat='full', unroll=2),
+    'block_recurrent',
+    recurrent=True,
+  ),
+  'recurrent_twice_scanned': Architecture(
+    lambda: recurrent(4, (-3, -2), scan=True), 'block_recurrent', recurrent=True
+  ),
+  'recurrent_compat': Architecture(
+    lambda: recurrent(
+      gate=gates.LSTMGate, gate_config='dual', changes={'compat_meliad': True}
+    ),
+    'block_recurrent',
+    recurrent=True,
+  ),
+  'block_feedback': Architecture(feedback, 'block_feedback', recurrent=True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+  """A tiny model with its parameters, compiled once."""
+
+  model: LanguageModel
+  params: dict
+  carry: object
+  tokens_BT: jax.Array
+  apply: Callable  # (state, tokens_BT, start_B, mask_BT) -> state, logits_BTV
+
+
+@functools.cache
+def build(name: str) -> Built:
+  model = LanguageModel(V, ARCHITECTURES[name].cell(), D)
+  make = jax.jit(lambda rng: initialize(model, rng, B, T))
+  params = make(jax.random.key(0))
+  return Built(
+    model,
+    params,
+    empty_carry(model, params, B),
+    jax.random.randint(jax.random.key(1), (B, T), 1, V),
+    jax.jit(functools.partial(model.apply, {'params': params})),
+  )
+
+
+ALL, NONE = jnp.ones(B, bool), jnp.zeros(B, bool)
+
+
+def real(tokens_BT):
+  """A mask without padding."""
+  return jnp.ones(tokens_BT.shape, bool)

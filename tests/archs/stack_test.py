@@ -1,0 +1,126 @@
+"""Stacks: order, places of special layers, and like layers in one scan."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec.archs import stack
+from meliad_rec.cell import Block
+from meliad_rec.cell import Cell
+from meliad_rec.cell import run
+from tests.architectures import recurrent
+from tests.architectures import windowed
+
+B, T, D = 3, 24, 20
+
+
+class Tag(Cell):
+  """State: how often it ran. Appends a digit to its input."""
+
+  digit: int
+
+  def initial_state(self, batch):
+    return jnp.zeros(batch)
+
+  def __call__(self, state, block):
+    return state + 1, 10 * block.x + self.digit
+
+  def clear(self, state):
+    return state - self.digit
+
+
+def example():
+  x_BTD = np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)
+  return Block(x_BTD, np.ones((B, T), bool))
+
+
+def forward(cell, block):
+  return run(cell, cell.initial_state(B), block)
+
+
+def tagged(count, places, scan=False):
+  """Digits that `count` layers append, special ones a 2."""
+  cell = stack.layers(
+    count, lambda: Tag(digit=1), lambda: Tag(digit=2), places, scan
+  )
+  zeros = Block(np.zeros((B, 1, 1), np.float32), np.ones((B, 1), bool))
+  _, y = cell.apply({}, zeros, method=forward)
+  return cell, int(y[0, 0, 0])
+
+
+@pytest.mark.parametrize(
+  'places, digits', [((), 11111), ((-3,), 11211), ((0, -1), 21112)]
+)
+@pytest.mark.parametrize('scan', [False, True])
+def test_special_layers_stand_where_they_should(places, digits, scan):
+  assert tagged(5, places, scan)[1] == digits
+
+
+def test_neighbours_that_are_alike_are_scanned():
+  cell, _ = tagged(6, (-2,), scan=True)
+  kinds = [type(c).__name__ for c in cell.cells]
+  assert kinds == ['Repeat', 'Tag', 'Tag']
+  assert cell.cells[0].count == 4
+
+
+@pytest.mark.parametrize('places', [(5,), (-6,), (1, 1), (1, -4)])
+def test_places_outside_or_twice_are_errors(places):
+  with pytest.raises(
+    ValueError, match='different places from -5 to 4. Set REC'
+  ):
+    tagged(5, places)
+
+
+def test_special_places_need_a_special_layer():
+  with pytest.raises(ValueError, match='no special layer is given'):
+    stack.layers(5, lambda: Tag(digit=1), special_at=(1,))
+
+
+def test_clear_reaches_every_cell():
+  cell = stack.Stack((Tag(digit=1), Tag(digit=2)))
+  cleared = cell.apply({}, (np.ones(B), np.ones(B)), method='clear')
+  np.testing.assert_array_equal(np.stack(cleared)[:, 0], [0, -1])
+
+
+def test_block_length_fits_all_cells():
+  assert recurrent().block_length == 8
+  assert windowed().block_length is None
+
+
+def unstacked(params, count):
+  """The parameters of a Repeat as those of a stack."""
+  (inner,) = params.values()
+  return {
+    f'cells_{i}': jax.tree.map(lambda a, i=i: a[i], inner) for i in range(count)
+  }
+
+
+def test_repeat_is_the_stack_with_the_same_parameters():
+  count = 3
+  flat = windowed(count)
+  repeat = stack.Repeat(flat.cells[0].clone(), count)
+  init = jax.jit(functools.partial(repeat.init, method=forward))
+  params = init(jax.random.key(0), example())['params']
+  assert all(a.shape[0] == count for a in jax.tree.leaves(params))
+  # Each layer draws its own.
+  assert all(
+    np.ptp(a, 0).max() > 0 for a in jax.tree.leaves(params) if a.ndim > 2
+  )
+
+  def outcome(cell, params):
+    def loss(params):
+      state, y = cell.apply({'params': params}, example(), method=forward)
+      return jnp.sum(jnp.sin(y)), (state, y)
+
+    return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+  grads, (states, y) = outcome(repeat, params)
+  flat_grads, (flat_states, flat_y) = outcome(flat, unstacked(params, count))
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+  close(y, flat_y)
+  jax.tree.map(close, unstacked(grads, count), flat_grads)
+  for i, state in enumerate(flat_states):
+    jax.tree.map(lambda a, b: close(a[:, i], b), states, state)

@@ -1,0 +1,60 @@
+"""The command: its table, and its sentences for mistakes."""
+
+from absl import flags
+from absl.testing import flagsaver
+import pytest
+
+from meliad_rec import bench
+from meliad_rec.benchmarks import step
+from meliad_rec.benchmarks.round_robin import Times
+
+
+@pytest.fixture
+def given():
+  if 'setting' not in flags.FLAGS:
+    bench.define_flags()
+  flags.FLAGS(['bench'])
+  with flagsaver.flagsaver():
+    yield flags.FLAGS
+
+
+def row(seconds):
+  return step.Row(
+    times=Times([seconds, seconds], [seconds, seconds]),
+    ratio=seconds / 0.4,
+    tokens=2048,
+    flops=3 * 10**9,
+    temporary_bytes=5 * 2**20,
+    compile_seconds=1.25,
+    parameters=2_340_000,
+  )
+
+
+def test_table_has_a_line_a_row_in_its_units():
+  table = bench.table({'slide L+1': row(0.4), 'rec': row(0.5)})
+  head, baseline, rec = table.splitlines()
+  assert '/ slide L+1' in head
+  assert baseline.split()[2:] == (
+    ['400.0', '0%', '1.000', '400', '5120', '5.0', '1.2', '3.00', '2.34']
+  )
+  assert rec.split()[1:4] == ['500.0', '0%', '1.250']
+  assert len(head) == len(baseline) == len(rec)
+
+
+@pytest.mark.parametrize('argv', [['bench'], ['bench', 'stop'], ['bench'] * 3])
+def test_unknown_bench_is_an_error(argv, given):
+  with pytest.raises(ValueError, match='There is no bench .* give one of step'):
+    bench.main(argv)
+
+
+def test_unknown_setting_is_an_error(given):
+  given.setting = 'meliat'
+  with pytest.raises(ValueError, match="no setting 'meliat'.*meliad"):
+    bench.main(['bench', 'step'])
+
+
+def test_json_has_every_time(given, monkeypatch, capsys):
+  given.json = True
+  monkeypatch.setattr(step, 'measure', lambda *_: {'rec': row(0.5)})
+  bench.main(['bench', 'step'])
+  assert '"wall": [' in capsys.readouterr().out

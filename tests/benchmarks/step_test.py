@@ -1,0 +1,51 @@
+"""The rows of the step bench, at a size that compiles quickly."""
+
+import jax
+import pytest
+
+from meliad_rec.benchmarks import step
+from tests.architectures import config
+from tests.architectures import W
+
+TINY = step.Setting(
+  config(dropout=0.1),
+  layers=2,
+  recurrent_at=-1,
+  slots=3,
+  rows=2,
+  segment=3 * W,
+  vocab=13,
+)
+
+
+def test_measure():
+  cells = {name: step.CELLS[name] for name in ('slide L', 'slide L+1', 'xl L')}
+  rows = step.measure(TINY, 2, cells)
+  assert rows['slide L+1'].ratio == 1
+  for row in rows.values():
+    assert len(row.times.wall) == 2
+    assert row.tokens == 2 * 3 * W
+    assert row.temporary_bytes > 0 and row.compile_seconds > 0
+  assert rows['slide L'].flops < rows['slide L+1'].flops
+  assert rows['slide L'].parameters == rows['xl L'].parameters
+
+
+def test_xl_reads_the_same_tokens_in_segments_of_one_window():
+  cell = step.CELLS['xl L'](TINY)
+  program = step.program(TINY, cell, one_window=True)
+  assert (program.rows, program.segment) == (6, W)
+
+
+@pytest.mark.parametrize('name', step.CELLS)
+def test_every_row_is_a_model(name):
+  program = step.program(TINY, step.CELLS[name](TINY))
+  shapes = program.shapes
+  logits = jax.eval_shape(
+    program.forward, shapes.params, shapes.carry, program.batch_shapes(2)
+  )[1]
+  assert logits.shape == (2, 3 * W, 13)
+
+
+def test_settings_hold_whole_blocks():
+  for setting in step.SETTINGS.values():
+    assert setting.segment % setting.config.window == 0

@@ -1,0 +1,150 @@
+"""Runs asked to stop save their step and leave; hosts agree on the step."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from meliad_rec.checkpoint.checkpoints import Checkpoints
+from meliad_rec.checkpoint.preemption import initialize_distributed
+from meliad_rec.checkpoint.preemption import StopRequest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def train(directory, seconds=60):
+  """A run of tiny steps that prints each and saves when it is stopped."""
+  initialize_distributed()
+  initialize_distributed()
+  devices = jax.make_mesh(
+    (jax.device_count(),), ('data',), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  spec = jax.sharding.PartitionSpec('data')
+  sharding = jax.sharding.NamedSharding(devices, spec)
+  x = jax.jit(lambda: jnp.arange(8.0), out_shardings=sharding)()
+  step_on = jax.jit(lambda x: x + 1)
+  checkpoints = Checkpoints(directory)
+  for step in range(1, int(seconds * 50)):
+    x = step_on(x)
+    if checkpoints.preempted(step):
+      checkpoints.save(step, {'x': x}, {'offset': step}, {})
+      checkpoints.close()
+      print('saved', step, flush=True)
+      return
+    print(step, flush=True)
+    time.sleep(0.02)
+
+
+def start(directory, **env):
+  return subprocess.Popen(
+    [sys.executable, '-m', 'tests.checkpoint.preemption_test', str(directory)],
+    env=os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)} | env,
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def wait_for_line(child, line):
+  for given in child.stdout:
+    if given.strip() == line:
+      return
+  raise AssertionError(child.stderr.read())
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_the_step_and_ends_the_run(tmp_path, number):
+  child = start(tmp_path)
+  wait_for_line(child, '5')
+  child.send_signal(number)
+  rest, errors = child.communicate(timeout=60)
+  assert child.returncode == 0, errors
+  assert f'{number.name}: saving and stopping after this step.' in errors
+  assert ('Ctrl-C again stops at once.' in errors) == (number == signal.SIGINT)
+  step = int(rest.split()[-1])
+  assert rest.splitlines()[-1] == f'saved {step}'
+  found, state, data, _ = Checkpoints(tmp_path).restore({'x': jnp.zeros(8)})
+  assert (found, data) == (step, {'offset': step})
+  assert (state['x'] == jnp.arange(8.0) + step).all()
+
+
+def test_the_second_ctrl_c_is_an_interrupt_and_all_is_given_back():
+  before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+  stop = StopRequest()
+  assert not stop.reached(1)
+  os.kill(os.getpid(), signal.SIGINT)
+  assert stop.reached(2)
+  with pytest.raises(KeyboardInterrupt):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1)
+  stop.close()
+  after = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+  assert before == after
+
+
+def test_nothing_is_listened_to_before_the_first_question(tmp_path):
+  before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+  Checkpoints(tmp_path)
+  after = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+  assert before == after
+
+
+def test_half_a_cluster_is_an_error(monkeypatch):
+  program = (
+    'import meliad_rec.checkpoint.preemption as p; p.initialize_distributed()'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', program],
+    env=os.environ | {'JAX_COORDINATOR_ADDRESS': 'localhost:1'},
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  last = done.stderr.splitlines()[-1]
+  assert last.startswith('ValueError: JAX_COORDINATOR_ADDRESS is localhost:1')
+  assert last.endswith('Set all three or none.')
+
+
+def two_hosts(directory):
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    address = f'localhost:{free.getsockname()[1]}'
+  return [
+    start(
+      directory,
+      JAX_COORDINATOR_ADDRESS=address,
+      JAX_NUM_PROCESSES='2',
+      JAX_PROCESS_ID=str(index),
+      XLA_FLAGS='--xla_force_host_platform_device_count=4',
+    )
+    for index in (0, 1)
+  ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_two_hosts_stop_at_one_step_when_one_is_asked(tmp_path, number):
+  children = two_hosts(tmp_path)
+  wait_for_line(children[1], '5')
+  children[1].send_signal(number)
+  outputs = [child.communicate(timeout=120) for child in children]
+  lasts = [rest.splitlines()[-1] for rest, _ in outputs]
+  assert lasts[0] == lasts[1], outputs
+  assert lasts[0].startswith('saved ')
+  step = int(lasts[0].split()[-1])
+  found, state, _, _ = Checkpoints(tmp_path).restore({'x': jnp.zeros(8)})
+  assert found == step
+  assert (state['x'] == jnp.arange(8.0) + step).all()
+
+
+if __name__ == '__main__':
+  train(sys.argv[1])

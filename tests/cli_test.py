@@ -1,0 +1,164 @@
+"""The command line as a person sees it: each test starts a process."""
+
+import os
+from pathlib import Path
+import subprocess
+import sys
+
+import pytest
+
+from meliad_rec import cli
+
+ROOT = Path(cli.__file__).parents[1]
+COMMAND = '''
+"""Counts.
+
+Counts up to a number.
+"""
+import os, signal, sys
+from absl import flags
+from meliad_rec import cli
+
+def define_flags():
+  cli.define_flags()
+  flags.DEFINE_integer('upto', 3, 'the last number')
+
+def main(argv):
+  match flags.FLAGS.upto:
+    case 1:
+      raise KeyboardInterrupt
+    case 2:
+      int('no number')
+    case 4:
+      return 7
+    case 5:
+      cli.config.parse(flags.FLAGS.gin_file, flags.FLAGS.gin_param)
+    case 6:
+      try:
+        os.kill(os.getpid(), signal.SIGTERM)
+      finally:
+        print('cleaned up')
+  print(flags.FLAGS.upto, flags.FLAGS.gin_param, argv[1:])
+
+if __name__ == '__main__':
+  cli.run_main(main, define_flags)
+'''
+
+
+def run(*command):
+  """Return code, stdout and stderr of Python with these arguments."""
+  path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+  done = subprocess.run(
+    [sys.executable, *command],
+    env={**os.environ, 'PYTHONPATH': path, 'JAX_PLATFORMS': 'cpu'},
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def count(tmp_path):
+  """Runs a small command with flags."""
+  (tmp_path / 'count.py').write_text(COMMAND.lstrip())
+  return lambda *arguments: run(tmp_path / 'count.py', *arguments)
+
+
+def test_flags_repeat_and_the_rest_is_left(count):
+  arguments = ['--gin_param=A = 1', '--gin_param', 'B = 2', 'more']
+  assert count(*arguments) == (0, "3 ['A = 1', 'B = 2'] ['more']\n", '')
+
+
+def test_what_main_returns_is_the_exit_code(count):
+  assert count('--upto=4') == (7, '', '')
+
+
+def test_interrupt_exits_130(count):
+  assert count('--upto=1') == (130, '', 'interrupted\n')
+
+
+def test_sigterm_cleans_up_and_exits_143(count):
+  assert count('--upto=6') == (143, 'cleaned up\n', 'terminated\n')
+
+
+def test_a_mistake_is_one_line(count):
+  code, out, err = count('--upto=5', '--gin_param=WIDTH')
+  assert (code, out) == (2, '')
+  assert err.startswith('error: No file of arch/ was given, ')
+  assert err.count('\n') == 1
+
+
+def test_a_defect_keeps_its_traceback(count):
+  code, _, err = count('--upto=2')
+  assert code == 1
+  assert 'Traceback' in err
+  assert "invalid literal for int() with base 10: 'no number'" in err
+
+
+@pytest.mark.parametrize(
+  ('flag', 'message'),
+  [
+    (
+      '--gin_fil=arch/x',
+      'There is no flag --gin_fil (nearest is gin_file).',
+    ),
+    (
+      '--upto=x',
+      "flag --upto=x: invalid literal for int() with base 10: 'x'",
+    ),
+  ],
+)
+def test_wrong_flags_are_one_line(count, flag, message):
+  assert count(flag) == (2, '', f'error: {message}\n')
+
+
+def test_help_of_a_command_lists_its_flags(count):
+  code, out, _ = count('--help')
+  assert code == 0
+  assert 'Counts up to a number.' in out
+  assert '--upto: the last number (default 3)' in out
+  assert '--gin_file: ' in out
+
+
+def test_defining_the_flags_twice_is_harmless():
+  cli.define_flags()
+  cli.define_flags()
+
+
+CALL = 'from meliad_rec import cli; cli.main()'
+
+
+def test_unknown_command_names_the_nearest():
+  code, out, err = run('-c', CALL, 'trian')
+  assert (code, out) == (2, '')
+  assert err.startswith(
+    "error: There is no command 'trian' (nearest is train);"
+  )
+
+
+@pytest.mark.parametrize('command', cli.COMMANDS)
+def test_each_command_is_an_entry_point(command):
+  source = ROOT / 'meliad_rec' / f'{cli.COMMANDS[command]}.py'
+  if not source.exists():
+    pytest.skip(f'{source.name} is not there')
+  text = source.read_text()
+  assert len(cli.summary(command)) <= 80
+  assert '\ndef main(' in text
+  assert '\ndef define_flags(' in text or 'import define_flags' in text
+
+
+@pytest.mark.parametrize('arguments', [[], ['--help']])
+def test_help_lists_every_command_without_heavy_imports(arguments):
+  missing = [
+    name
+    for name in cli.COMMANDS.values()
+    if not (ROOT / 'meliad_rec' / f'{name}.py').exists()
+  ]
+  if missing:
+    pytest.skip(f'not there: {missing}')
+  call = f'import sys; sys.modules["jax"] = None; {CALL}'
+  code, out, err = run('-c', call, *arguments)
+  assert (code, err) == (0, '')
+  for command in cli.COMMANDS:
+    assert f'\n  {command} ' in out

@@ -1,0 +1,85 @@
+"""What a saved configuration builds, and what it may not."""
+
+import jax
+import pytest
+
+from meliad_rec.config import config
+from meliad_rec.config import files
+from meliad_rec.config.saved import DATA
+from meliad_rec.config.saved import MODEL
+from meliad_rec.config.saved import SavedConfig
+from meliad_rec.experiment import Experiment
+from meliad_rec.gates import LSTMGate
+from meliad_rec.model import initialize
+from meliad_rec.model import LanguageModel
+
+HEAD = 'from __gin__ import dynamic_registration\n'
+
+
+def shapes(model):
+  made = jax.eval_shape(lambda: initialize(model, jax.random.key(0), 1, 12))
+  return jax.tree.map(lambda a: a.shape, made)
+
+
+@pytest.mark.parametrize('arch', files.names('arch'))
+def test_it_builds_what_gin_builds(arch):
+  """Every architecture that is shipped, from its operative configuration."""
+  options = ['options/position_rope', 'options/clear_state']
+  if arch == 'block_recurrent':
+    options.append('options/recurrent_lstm_dual')
+  config.parse([f'arch/{arch}', 'size/test', *options], [], ('arch', 'size'))
+  model = config.build(LanguageModel)(vocab=9)
+  expected = shapes(model)
+  saved = SavedConfig(config.operative(), 'config.gin')
+  config.reset()
+  again = saved.build(LanguageModel, {'vocab': 9}, MODEL)
+  assert shapes(again) == expected
+  assert again.clear_state
+  assert again.cell.block_length == model.cell.block_length
+
+
+def test_nothing_but_what_is_asked_for_is_imported():
+  text = f'{HEAD}import no_such_module\nfrom meliad_rec import experiment\n'
+  text += 'experiment.Experiment.data = @no_such_module.Data()\n'
+  text += 'experiment.Experiment.batch = %BATCH\nBATCH = 7\n'
+  saved = SavedConfig(text, 'config.gin')
+  assert saved.argument(Experiment, 'batch', DATA) == 7
+  with pytest.raises(ValueError, match='calls no_such_module.Data, which is'):
+    saved.argument(Experiment, 'data', DATA)
+  trusting = SavedConfig(text, 'config.gin', trusted=True)
+  with pytest.raises(ValueError, match='no_such_module.Data, which is not th'):
+    trusting.argument(Experiment, 'data', DATA)
+
+
+def test_scopes_are_entered():
+  text = f'{HEAD}from meliad_rec import gates\n'
+  text += 'from meliad_rec import experiment\n'
+  text += 'experiment.Experiment.model = @a/gates.LSTMGate\n'
+  text += "gates.LSTMGate.dtype = 'x'\na/gates.LSTMGate.name = 'n'\n"
+  text += "b/gates.LSTMGate.dtype = 'y'\n"
+  made = SavedConfig(text, 'c').argument(Experiment, 'model', MODEL)
+  assert made.func is LSTMGate
+  assert made.keywords == {'dtype': 'x', 'name': 'n'}
+
+
+@pytest.mark.parametrize(
+  ('value', 'told'),
+  [
+    ('@os.system()', 'calls os.system, which is no part of meliad_rec that'),
+    ('@stack.functools.partial()', 'stack.functools.partial, which is not th'),
+    ('@stack.Callable()', 'no part of meliad_rec; restore'),
+    ('@store.shutil.rmtree()', 'calls meliad_rec.data.store.shutil.rmtree'),
+    ('@store.write()', 'calls meliad_rec.data.store.write, which is no part'),
+    ('@stack.no_such()', 'stack.no_such, which is not there'),
+    ('%NOWHERE', 'nothing sets %NOWHERE'),
+    ('1\nmodel.LanguageModel.celll = 2', "no parameter 'celll' .nearest is"),
+    ("1\ninclude 'other.gin'", 'includes other.gin'),
+  ],
+)
+def test_refused(value, told):
+  text = f'{HEAD}import os\nfrom meliad_rec import model\n'
+  text += 'from meliad_rec.archs import stack\n'
+  text += 'from meliad_rec.data import store\n'
+  text += f'model.LanguageModel.cell = {value}\n'
+  with pytest.raises(ValueError, match=told):
+    SavedConfig(text, 'config.gin').build(LanguageModel, {}, MODEL)

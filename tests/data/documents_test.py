@@ -1,0 +1,87 @@
+"""Documents: what a part of them holds, and when two are the same."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from meliad_rec.data.documents import count_words
+from meliad_rec.data.documents import Document
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.documents import token_dtype
+from meliad_rec.data.vocabulary import Bytes
+
+TEXTS = ['one two', '', 'žluť three\n four', 'x']
+
+
+def collect(texts):
+  return Documents.collect(
+    (
+      Document(
+        str(i), Bytes().encode(text), len(text.encode()), count_words(text)
+      )
+      for i, text in enumerate(texts)
+    ),
+    Bytes(),
+  )
+
+
+def test_documents_come_back_as_they_went_in():
+  documents = collect(TEXTS)
+  assert len(documents) == 4
+  assert [Bytes().decode(documents[i]) for i in range(4)] == TEXTS
+  assert (
+    documents.lengths.tolist() == documents.bytes_.tolist() == [7, 0, 18, 1]
+  )
+  assert documents.words.tolist() == [2, 0, 3, 1]
+  assert documents.tokens.dtype == np.uint16
+  with pytest.raises(IndexError):
+    documents[4]
+
+
+def test_no_documents_are_an_empty_split():
+  assert len(collect([])) == 0 and collect([]).starts.tolist() == [0]
+
+
+def test_ids_that_need_it_take_four_bytes():
+  assert token_dtype(2**16) == np.uint16
+  assert token_dtype(2**16 + 1) == np.uint32
+
+
+@pytest.mark.parametrize('tokens', [1, 2, 7, 9, 100])
+def test_a_part_counts_what_is_left(tokens):
+  part = collect(TEXTS).head(count=3, tokens=tokens, vocabulary=Bytes())
+  assert part.names == ['0', '1', '2']
+  for i in range(3):
+    ids = collect(TEXTS)[i][:tokens]
+    np.testing.assert_array_equal(part[i], ids)
+    assert part.bytes_[i] == len(ids)
+    assert part.words[i] == count_words(Bytes().decode(ids))
+
+
+def test_the_whole_is_a_part_of_itself():
+  documents = collect(TEXTS)
+  assert documents.head().identity == documents.identity
+  assert documents.head(count=9).identity == documents.identity
+  assert documents.head(count=3).identity == collect(TEXTS[:3]).identity
+
+
+def test_parts_that_make_no_sense_are_refused():
+  with pytest.raises(ValueError, match='count = 0'):
+    collect(TEXTS).head(count=0)
+  with pytest.raises(ValueError, match='give vocabulary'):
+    collect(TEXTS).head(tokens=2)
+
+
+def test_identity_follows_content_alone():
+  documents = collect(TEXTS)
+  renamed = dataclasses.replace(documents, names=list('abcd'))
+  assert renamed.identity == documents.identity
+  assert collect(['one two', '', 'žluť three\n four', 'y']).identity != (
+    documents.identity
+  )
+  border = documents.starts + [0, 0, 0, 1, 0]
+  moved = dataclasses.replace(documents, starts=border)
+  assert moved.identity != documents.identity
+  longer = dataclasses.replace(documents, words=documents.words + 1)
+  assert longer.identity != documents.identity

@@ -1,0 +1,43 @@
+"""Lines of JSON as documents, in a file a split."""
+
+import json
+
+import pytest
+
+from meliad_rec.data.jsonl import Jsonl
+
+
+def write(path, *lines):
+  path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+
+
+def test_each_line_is_a_document(tmp_path):
+  write(tmp_path / 'train.jsonl', {'text': 'a\nb é'}, {'text': ''})
+  write(tmp_path / 'test.jsonl', {'text': 'c', 'more': 1})
+  source = Jsonl(str(tmp_path))
+  assert source.splits == ('train', 'test')
+  assert list(source.read('train')) == [
+    ('train.jsonl:1', 'a\nb é'),
+    ('train.jsonl:2', ''),
+  ]
+
+
+def test_a_pattern_and_a_field_are_followed(tmp_path):
+  write(tmp_path / 'x-train-2.jsonl', {'body': 'text'})
+  source = Jsonl(f'{tmp_path}/x-{{split}}-2.jsonl', field='body')
+  assert source.splits == ('train',)
+  assert [text for _, text in source.read('train')] == ['text']
+
+
+@pytest.mark.parametrize(
+  'line', ['{', '[]', '7', '{"txt": "a"}', '{"text": 1}', '{"text": "\\ud800"}']
+)
+def test_a_wrong_line_is_told_by_number(tmp_path, line):
+  (tmp_path / 'train.jsonl').write_text(f'{{"text": "good"}}\n{line}\n')
+  with pytest.raises(ValueError, match=r'train.jsonl:2 is not .* --field'):
+    list(Jsonl(str(tmp_path)).read('train'))
+
+
+def test_no_files_are_told(tmp_path):
+  with pytest.raises(ValueError, match='No file .*{split}.jsonl'):
+    _ = Jsonl(str(tmp_path)).splits

@@ -1,0 +1,240 @@
+"""Laws of lanes: every token is a target once, wherever a run stops."""
+
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from meliad_rec.data.documents import Document
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.lanes import Lanes
+from meliad_rec.data.lanes import prefetch
+from meliad_rec.data.vocabulary import Bytes
+
+LENGTHS = [5, 0, 17, 8, 40, 3, 16, 1, 0, 23]
+KINDS = [
+  {'shuffle': shuffle, 'repeat': repeat}
+  for shuffle in (True, False)
+  for repeat in (True, False)
+]
+
+
+def documents(lengths=LENGTHS):
+  rng = np.random.default_rng(0)
+  return Documents.collect(
+    (
+      Document(str(i), rng.integers(3, 259, length), length, 1)
+      for i, length in enumerate(lengths)
+    ),
+    Bytes(),
+  )
+
+
+def take(lanes, count=None):
+  return list(itertools.islice(lanes, count))
+
+
+def equal(batch, other):
+  return jax.tree.all(
+    jax.tree.map(
+      lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), batch, other
+    )
+  )
+
+
+def places(batches):
+  """(document, place, input, target) of every real target."""
+  for batch in batches:
+    for row, column in np.argwhere(batch.mask_BT):
+      yield (
+        int(batch.document_B[row]),
+        int(batch.offset_B[row] + column),
+        int(batch.tokens_BT[row, column]),
+        int(batch.targets_BT[row, column]),
+      )
+
+
+@pytest.mark.parametrize('shuffle', [True, False])
+@pytest.mark.parametrize('rows, segment', [(3, 8), (1, 5), (20, 4), (2, 64)])
+def test_one_pass_predicts_every_token_once(rows, segment, shuffle):
+  data = documents()
+  lanes = Lanes(data, rows, segment, seed=1, shuffle=shuffle, repeat=False)
+  expected = sorted(
+    (i, place, int(data[i][place - 1]) if place else 0, int(token))
+    for i in range(len(data))
+    for place, token in enumerate(data[i])
+  )
+  assert sorted(places(batch for batch, _ in lanes)) == expected
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_rows_read_on_and_start_only_new_documents(kind):
+  lanes = Lanes(documents(), 3, 8, seed=2, **kind)
+  before = [(-1, 0, 0)] * 3
+  for batch, _ in take(lanes, 12):
+    for row in range(3):
+      document, offset = int(batch.document_B[row]), int(batch.offset_B[row])
+      past, place, length = before[row]
+      goes_on = place + 8 < length
+      assert batch.start_B[row] == (not goes_on and document >= 0)
+      assert (document, offset) == (past, place + 8) or not goes_on
+      assert goes_on or offset == 0
+      length = LENGTHS[document] if document >= 0 else 0
+      before[row] = document, offset, length
+
+
+def test_padding_is_zero_and_masked():
+  for batch, _ in Lanes(documents(), 3, 8, seed=3, repeat=False):
+    assert not batch.targets_BT[~batch.mask_BT].any()
+    assert not batch.tokens_BT[~batch.mask_BT].any()
+    assert (batch.targets_BT[batch.mask_BT] > 0).all()
+    assert batch.tokens_BT.dtype == batch.targets_BT.dtype == np.int32
+
+
+def test_rows_that_ran_out_are_masked():
+  batches = [
+    b for b, _ in Lanes(documents([20, 3]), 2, 8, seed=0, repeat=False)
+  ]
+  assert len(batches) == 3
+  for batch in batches[1:]:
+    out = batch.document_B < 0
+    assert out.sum() == 1
+    assert not batch.mask_BT[out].any()
+    assert not batch.start_B[out].any()
+    assert not batch.offset_B[out].any()
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('depth', [None, 3])
+def test_a_run_goes_on_from_any_position(kind, depth):
+  whole = take(Lanes(documents(), 3, 8, seed=4, **kind), 20)
+  for step, (_, position) in enumerate(whole):
+    lanes = Lanes(documents(), 3, 8, seed=4, **kind)
+    lanes.seek(json.loads(json.dumps(position)))
+    assert lanes.position == position
+    items = prefetch(lanes, depth) if depth else lanes
+    rest = take(items, 20 - step - 1)
+    for (batch, after), (expected, there) in zip(
+      rest, whole[step + 1 :], strict=True
+    ):
+      assert equal(batch, expected) and after == there
+
+
+def test_going_back_reads_the_same_again():
+  lanes = Lanes(documents(), 3, 8, seed=5)
+  begin = lanes.position
+  first = take(lanes, 9)
+  lanes.seek(begin)
+  again = take(lanes, 9)
+  for (batch, after), (expected, there) in zip(again, first, strict=True):
+    assert equal(batch, expected) and after == there
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_hosts_share_the_rows_of_the_same_batches(kind):
+  whole = take(Lanes(documents(), 4, 8, seed=6, **kind), 15)
+  halves = [
+    take(Lanes(documents(), 4, 8, seed=6, rows_here=rows, **kind), 15)
+    for rows in (slice(0, 2), slice(2, 4))
+  ]
+  for (batch, there), (upper, one), (lower, two) in zip(
+    whole, *halves, strict=True
+  ):
+    joined = jax.tree.map(lambda a, b: np.concatenate([a, b]), upper, lower)
+    assert equal(joined, batch)
+    assert one == two == there
+
+
+def order(lanes, count):
+  """Documents in the order in which one row reads them."""
+  started = (int(b.document_B[0]) for b, _ in lanes if b.start_B[0])
+  return list(itertools.islice(started, count))
+
+
+def test_each_epoch_reads_every_document_once_in_its_own_order():
+  full = [i for i, length in enumerate(LENGTHS) if length]
+  read = order(Lanes(documents(), 1, 8, seed=7), 3 * len(full))
+  epochs = [read[i : i + len(full)] for i in range(0, len(read), len(full))]
+  assert all(sorted(epoch) == full for epoch in epochs)
+  assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+  assert order(Lanes(documents(), 1, 8, seed=8), len(full)) != epochs[0]
+
+
+def test_the_shuffle_is_this_one_on_every_machine():
+  """Golden, from NumPy 2.4: another order would break all saved runs."""
+  lanes = Lanes(documents([4] * 8), 1, 4, seed=11)
+  assert order(lanes, 8) == [3, 6, 0, 7, 4, 1, 2, 5]
+
+
+def test_without_shuffle_documents_come_as_they_lie():
+  full = [i for i, length in enumerate(LENGTHS) if length]
+  lanes = Lanes(documents(), 1, 8, seed=0, shuffle=False)
+  assert order(lanes, 2 * len(full)) == full * 2
+
+
+def test_one_pass_without_shuffle_reads_the_longest_first():
+  lanes = Lanes(documents(), 3, 8, seed=0, shuffle=False, repeat=False)
+  batches = [batch for batch, _ in lanes]
+  assert batches[0].document_B.tolist() == [4, 2, 9]
+  # 17 segments in 3 rows take 6 steps at best.
+  assert len(batches) == 6
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_counters_tell_what_was_read(kind):
+  tokens = padding = 0
+  lanes = Lanes(documents(), 3, 8, seed=9, rows_here=slice(0, 3), **kind)
+  for step, (batch, position) in enumerate(take(lanes, 15), 1):
+    tokens += int(batch.mask_BT.sum())
+    padding += int((~batch.mask_BT).sum())
+    assert position['step'] == step
+    assert position['tokens'] == tokens
+    assert position['padding'] == padding
+
+
+def test_short_documents_follow_one_another_in_a_lane():
+  lanes = Lanes(documents([3, 7, 2, 6]), 1, 8, seed=0, repeat=False)
+  items = list(lanes)
+  assert all(batch.start_B[0] for batch, _ in items)
+  assert items[-1][1]['tokens'] == 18 and items[-1][1]['padding'] == 14
+
+
+def test_empty_documents_are_skipped_and_counted():
+  assert Lanes(documents(), 3, 8, seed=0).skipped == 2
+  with pytest.raises(ValueError, match='all of the 2 documents are empty'):
+    Lanes(documents([0, 0]), 3, 8, seed=0)
+
+
+@pytest.mark.parametrize(
+  'name, other',
+  [
+    ('rows', {'rows': 4}),
+    ('segment', {'segment': 16}),
+    ('seed', {'seed': 2}),
+    ('shuffle', {'shuffle': False}),
+    ('repeat', {'repeat': False}),
+    ('documents', {'documents': documents(LENGTHS[:-1])}),
+  ],
+)
+def test_a_position_of_other_lanes_is_refused(name, other):
+  settings = {'documents': documents(), 'rows': 3, 'segment': 8, 'seed': 1}
+  _, position = next(Lanes(**settings))
+  lanes = Lanes(**(settings | other))
+  with pytest.raises(ValueError, match=f'saved with {name} ='):
+    lanes.seek(position)
+
+
+def test_what_is_no_position_is_refused():
+  lanes = Lanes(documents(), 3, 8, seed=1)
+  position = lanes.position
+  del position['offset_B']
+  with pytest.raises(ValueError, match='offset_B'):
+    lanes.seek(position)
+
+
+@pytest.mark.parametrize('sizes', [(0, 8), (3, 0)])
+def test_sizes_below_one_are_refused(sizes):
+  with pytest.raises(ValueError, match='at least 1'):
+    Lanes(documents(), *sizes, seed=0)

@@ -1,0 +1,139 @@
+"""Laws of a vocabulary: bytes of tokens are the text, padding is never one."""
+
+import io
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.data.vocabulary import open_vocabulary
+from meliad_rec.data.vocabulary import SentencePiece
+
+TEXTS = [
+  '',
+  ' ',
+  'plain words, twice: plain words',
+  '   three spaces, then\n\n\tnew lines\r\n',
+  'naïve café 日本語 \U0001f600 e\u0301',
+  '\0\x01\u2028\ufeff',
+]
+
+
+def model(**settings):
+  out = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(['plain words, twice', ' naïve café'] * 20),
+    model_writer=out,
+    vocab_size=300,
+    byte_fallback=True,
+    hard_vocab_limit=False,
+    minloglevel=2,
+    **settings,
+  )
+  return out.getvalue()
+
+
+EXACT = {
+  'normalization_rule_name': 'identity',
+  'remove_extra_whitespaces': False,
+  'allow_whitespace_only_pieces': True,
+  'pad_id': 0,
+  'unk_id': 2,
+  'eos_id': 1,
+  'bos_id': -1,
+}
+
+
+@pytest.fixture(scope='module')
+def models(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('models')
+  settings = {
+    'exact': {**EXACT, 'add_dummy_prefix': False},
+    'prefix': {**EXACT, 'add_dummy_prefix': True},
+    'lossy': {'pad_id': 0, 'unk_id': 2, 'eos_id': 1, 'bos_id': -1},
+  }
+  for name, chosen in settings.items():
+    (folder / name).write_bytes(model(**chosen))
+  return folder
+
+
+@pytest.fixture(params=['bytes', 'exact', 'prefix'])
+def lossless(request, models):
+  name = request.param
+  return open_vocabulary(name if name == 'bytes' else models / name)
+
+
+@pytest.mark.parametrize('text', TEXTS)
+def test_decode_undoes_encode(lossless, text):
+  ids = lossless.encode(text)
+  assert ids.dtype == np.int32
+  assert lossless.decode(ids) == text
+  assert b''.join(lossless.token_bytes(ids)) == text.encode()
+
+
+@pytest.mark.parametrize('text', TEXTS)
+def test_no_text_gives_padding(lossless, text):
+  ids = lossless.encode(text)
+  assert ((ids > 0) & (ids < lossless.size)).all()
+
+
+@pytest.mark.parametrize('text', ['  many   spaces ', *TEXTS[:3], TEXTS[4]])
+def test_bytes_of_a_lossy_model_are_what_sentencepiece_decodes(models, text):
+  vocabulary = SentencePiece(models / 'lossy')
+  plain = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
+  ids = vocabulary.encode(text)
+  assert vocabulary.decode(ids) == plain.decode(ids.tolist())
+
+
+def test_every_beginning_spells_the_beginning_of_the_text(models):
+  vocabulary = SentencePiece(models / 'prefix')
+  text = ' plain café \U0001f600'
+  ids = vocabulary.encode(text)
+  for end in range(len(ids) + 1):
+    spelled = b''.join(vocabulary.token_bytes(ids[:end]))
+    assert text.encode().startswith(spelled)
+
+
+def test_special_ids_spell_nothing(lossless):
+  ids = lossless.encode('plain')
+  assert lossless.decode([0, *ids, 1]) == 'plain'
+  assert lossless.token_bytes([0, 1]) == [b'', b'']
+
+
+def test_byte_ids_are_three_more_than_the_bytes():
+  np.testing.assert_array_equal(Bytes().encode('\0é'), [3, 0xC3 + 3, 0xA9 + 3])
+  assert Bytes().size == Bytes().encode('\U0010ffff').max() + 259 - 0xF4 - 3
+
+
+def test_broken_utf8_is_shown_not_lost():
+  assert Bytes().decode(Bytes().encode('é')[:1]) == '\ufffd'
+
+
+def test_the_identity_is_that_of_the_file(models, tmp_path):
+  (tmp_path / 'copy').write_bytes((models / 'exact').read_bytes())
+  exact = SentencePiece(models / 'exact').identity
+  assert SentencePiece(tmp_path / 'copy').identity == exact
+  assert SentencePiece(models / 'prefix').identity != exact
+
+
+def test_a_model_that_gives_zero_to_text_is_refused(tmp_path):
+  out = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(['plain words']),
+    model_writer=out,
+    vocab_size=20,
+    hard_vocab_limit=False,
+    minloglevel=2,
+  )
+  (tmp_path / 'zero').write_bytes(out.getvalue())
+  with pytest.raises(ValueError, match='pad_id=0'):
+    SentencePiece(tmp_path / 'zero')
+
+
+def test_other_files_are_refused_by_name(tmp_path):
+  with pytest.raises(ValueError, match='absent.model cannot be read'):
+    open_vocabulary(tmp_path / 'absent.model')
+  (tmp_path / 'text.model').write_text('no model')
+  with pytest.raises(ValueError, match='text.model is not a SentencePiece'):
+    open_vocabulary(tmp_path / 'text.model')

@@ -1,0 +1,150 @@
+"""The command that evaluates, and what it says when it cannot."""
+
+import types
+
+import numpy as np
+import pytest
+
+from meliad_rec import evaluate
+from meliad_rec.data.store import Store
+from meliad_rec.run import load_run
+from meliad_rec.token_losses import TokenLosses
+from tests import tiny_run
+from tests import trained
+
+
+def flags(**changes):
+  """The flags of the command, as absl would hold them."""
+  settings = {
+    'workdir': 'run',
+    'split': None,
+    'store': None,
+    'file': [],
+    'documents': None,
+    'tokens': None,
+    'batch': None,
+    'segment': None,
+    'clear_state': False,
+    'out': 'x.npz',
+  }
+  return types.SimpleNamespace(**settings | changes)
+
+
+@pytest.fixture(scope='module')
+def run():
+  return load_run(trained.folder())
+
+
+@pytest.fixture(scope='module')
+def documents():
+  return Store(trained.store()).documents('validation')
+
+
+@pytest.fixture(scope='module')
+def plain(run, documents):
+  return evaluate.measure(run, documents, flags())
+
+
+def test_losses_and_figures_agree(plain, documents):
+  figures, losses = plain
+  assert figures['tokens'] == documents.lengths.sum() == len(losses.nats)
+  assert losses.nats.all()
+  mean = losses.nats.mean(dtype=np.float64)
+  np.testing.assert_allclose(figures['loss_nats_per_token'], mean, rtol=1e-6)
+  words = np.exp(losses.nats.sum(dtype=np.float64) / documents.words.sum())
+  np.testing.assert_allclose(figures['word_perplexity'], words, rtol=1e-4)
+  assert losses.about['figures'] == figures
+
+
+@pytest.mark.parametrize('setting', [{'batch': 16}, {'segment': 20}])
+def test_batch_and_segment_change_nothing(run, documents, plain, setting):
+  figures, losses = evaluate.measure(run, documents, flags(**setting))
+  np.testing.assert_allclose(losses.nats, plain[1].nats, rtol=1e-3)
+  assert figures['tokens'] == plain[0]['tokens']
+
+
+def test_clear_state_covers_the_same_tokens(run, documents, plain):
+  figures, losses = evaluate.measure(run, documents, flags(clear_state=True))
+  assert figures['tokens'] == plain[0]['tokens']
+  np.testing.assert_array_equal(losses.tokens, plain[1].tokens)
+  first = run.forward.segment
+  for start, (mine, its) in enumerate(
+    zip(losses.parts, plain[1].parts, strict=True)
+  ):
+    np.testing.assert_allclose(mine[:first], its[:first], rtol=1e-4)
+    assert np.abs(mine[first:] - its[first:]).max() > 1e-6, start
+
+
+def test_a_segment_is_whole_blocks(run, documents):
+  with pytest.raises(ValueError, match=r'--segment is 6; .* blocks of 4 tok'):
+    evaluate.measure(run, documents, flags(segment=6))
+
+
+def test_what_is_read(run, documents, tmp_path):
+  chosen = flags(split='validation', store=str(trained.store()))
+  assert evaluate.choose(run, chosen).identity == documents.identity
+  for name in ('b.txt', 'a.txt'):
+    (tmp_path / name).write_text(f'text ö {name}')
+  chosen = flags(file=[f'{tmp_path}/*.txt', f'{tmp_path}/a.txt'])
+  read = evaluate.choose(run, chosen)
+  assert [name[-5:] for name in read.names] == ['a.txt', 'b.txt']
+  assert run.vocabulary.decode(read[1]) == 'text ö b.txt'
+  assert (read.bytes_[0], read.words[0]) == (13, 3)
+
+
+def test_data_of_another_vocabulary_are_refused(run):
+  other = types.SimpleNamespace(identity='sentencepiece:0', size=9)
+  with pytest.raises(ValueError, match='in the vocabulary bytes, and the run'):
+    evaluate.choose(
+      types.SimpleNamespace(vocabulary=other),
+      flags(split='validation', store=str(trained.store())),
+    )
+
+
+@pytest.mark.parametrize(
+  ('changes', 'told'),
+  [
+    ({}, 'Give one thing to evaluate on'),
+    ({'split': 'test', 'file': ['a']}, 'Give one thing to evaluate on'),
+    ({'file': ['a'], 'store': 'b'}, '--store holds splits; name one'),
+    ({'file': ['a'], 'out': '/no/such/x.npz'}, 'The folder of --out'),
+  ],
+)
+def test_flags_that_do_not_fit(changes, told):
+  with pytest.raises(ValueError, match=told):
+    evaluate.check_flags(flags(**changes))
+
+
+def test_files_that_cannot_be_read(run, tmp_path):
+  with pytest.raises(ValueError, match=r'No file fits --file=/no/\*.txt'):
+    evaluate.choose(run, flags(file=['/no/*.txt']))
+  (tmp_path / 'latin').write_bytes(b'ab\xe9')
+  with pytest.raises(ValueError, match=r'not UTF-8 \(byte 2\)'):
+    evaluate.choose(run, flags(file=[str(tmp_path / 'latin')]))
+  with pytest.raises(ValueError, match=r'cannot be read \(Is a directory\)'):
+    evaluate.choose(run, flags(file=[str(tmp_path)]))
+
+
+def test_the_command_evaluates_and_compares(tmp_path):
+  """The run's own data are gone; a store, then two files compared."""
+
+  def command(*arguments):
+    python = tiny_run.command('', '')[0]
+    return tiny_run.run(
+      [python, '-m', 'meliad_rec.evaluate', *arguments], tmp_path / 'cache'
+    )
+
+  workdir = f'--workdir={trained.folder()}'
+  out = tmp_path / 'a.npz'
+  store = f'--store={trained.store()}'
+  done = command(workdir, '--split=test', store, f'--out={out}', '--step=best')
+  assert done.returncode == 0, done.stderr
+  assert '1 documents, 30 tokens, 30 bytes' in done.stdout
+  assert 'bits/byte' in done.stdout
+  assert len(TokenLosses.load(out).nats) == 30
+  done = command(f'--compare={out},{out}')
+  assert done.returncode == 0, done.stderr
+  assert 'By place in the document' in done.stdout
+  done = command(workdir, '--split=test')
+  assert done.returncode == 2
+  assert done.stderr.startswith(f'error: {trained.store().parent / "store"} is')

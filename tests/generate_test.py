@@ -1,0 +1,79 @@
+"""The command that writes, and what it says when it cannot."""
+
+import io
+import sys
+import types
+
+import pytest
+
+from meliad_rec import generate
+from meliad_rec.run import load_run
+from tests import tiny_run
+from tests import trained
+
+
+def flags(**changes):
+  settings = {'prompt': None, 'prompt_file': None}
+  return types.SimpleNamespace(**settings | changes)
+
+
+def command(cache, *arguments, **more):
+  python = tiny_run.command('', '')[0]
+  workdir = f'--workdir={trained.folder()}'
+  return tiny_run.run(
+    [python, '-m', 'meliad_rec.generate', workdir, *arguments], cache, **more
+  )
+
+
+def test_prompts(tmp_path, monkeypatch):
+  (tmp_path / 'p').write_text('wörd')
+  assert generate.read_prompt(flags(prompt='text')) == 'text'
+  assert generate.read_prompt(flags(prompt_file=str(tmp_path / 'p'))) == 'wörd'
+  assert generate.read_prompt(flags()) == ''
+  for name in ('prompt', 'prompt_file'):
+    stdin = types.SimpleNamespace(buffer=io.BytesIO('é'.encode()))
+    monkeypatch.setattr(sys, 'stdin', stdin)
+    assert generate.read_prompt(flags(**{name: '-'})) == 'é'
+
+
+def test_prompts_that_are_none(tmp_path, monkeypatch):
+  with pytest.raises(ValueError, match='not both'):
+    generate.read_prompt(flags(prompt='a', prompt_file='b'))
+  with pytest.raises(ValueError, match='cannot be read'):
+    generate.read_prompt(flags(prompt_file='/no/such'))
+  (tmp_path / 'latin').write_bytes(b'\xe9')
+  with pytest.raises(ValueError, match='not UTF-8'):
+    generate.read_prompt(flags(prompt_file=str(tmp_path / 'latin')))
+  with pytest.raises(ValueError, match='--prompt is not UTF-8'):
+    generate.read_prompt(flags(prompt='\udce9'))
+  stdin = types.SimpleNamespace(buffer=io.BytesIO(b'\xe9'))
+  monkeypatch.setattr(sys, 'stdin', stdin)
+  with pytest.raises(ValueError, match='on stdin is not UTF-8'):
+    generate.read_prompt(flags(prompt='-'))
+
+
+def test_a_state_saved_by_one_command_is_gone_on_from_by_another(tmp_path):
+  cache, state = tmp_path / 'cache', tmp_path / 's.npz'
+  (tmp_path / 'book').write_text('a long book ' * 9)
+  book = f'--prompt_file={tmp_path / "book"}'
+  save, load = f'--save_state={state}', f'--load_state={state}'
+  first = command(cache, book, '--tokens=5', '--greedy', save, '--show_speed')
+  second = command(cache, '--tokens=7', '--greedy', load)
+  assert (first.returncode, second.returncode) == (0, 0), second.stderr
+  assert 'read 108 tokens' in first.stderr
+  run = load_run(trained.folder())
+  whole = run.generate('a long book ' * 9, 12, temperature=0)[0]
+  strip = lambda text: text.removesuffix('\n').replace('\ufffd', '')
+  assert strip(first.stdout) + strip(second.stdout) == strip(whole)
+
+
+def test_mistakes_are_one_sentence(tmp_path):
+  done = command(tmp_path, '--samples=2', '--save_state=x')
+  assert done.returncode == 2
+  assert done.stderr == (
+    'error: --save_state keeps one text, and --samples is 2; leave out one of '
+    'the two.\n'
+  )
+  done = command(tmp_path, '--step=first')
+  assert done.returncode == 2
+  assert done.stderr.startswith("error: --step is 'first'; give the number")

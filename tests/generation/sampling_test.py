@@ -1,0 +1,53 @@
+"""Filters keep exactly the tokens they name; draws follow probabilities."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec.generation.sampling import Sampler
+
+# Token 0 is likeliest and must never be drawn.
+P = jnp.array([0.9, 0.04, 0.03, 0.02, 0.01])
+LOGITS_BV = jnp.log(jnp.stack([P, P[jnp.array([0, 4, 3, 2, 1])]]))
+
+
+def drawn(sampler, count=400):
+  rngs = jax.random.split(jax.random.key(5), (count, len(LOGITS_BV)))
+  ids = jax.jit(jax.vmap(lambda rng: sampler(rng, LOGITS_BV)))(rngs)
+  return [set(row.tolist()) for row in ids.T], ids
+
+
+def test_greedy_takes_the_likeliest_but_padding():
+  sets, _ = drawn(Sampler(temperature=0.0), 3)
+  assert sets == [{1}, {4}]
+
+
+def test_top_k():
+  sets, _ = drawn(Sampler(top_k=2))
+  assert sets == [{1, 2}, {4, 3}]
+
+
+@pytest.mark.parametrize(
+  ('top_p', 'kept'), [(0.3, {1}), (0.5, {1, 2}), (0.71, {1, 2, 3})]
+)
+def test_top_p(top_p, kept):
+  """Without token 0 the probabilities are 0.4, 0.3, 0.2 and 0.1."""
+  sets, _ = drawn(Sampler(top_p=top_p))
+  assert sets[0] == kept
+
+
+def test_temperature_sharpens():
+  for temperature in (1.0, 0.5):
+    _, ids = drawn(Sampler(temperature=temperature), 20_000)
+    share = np.bincount(ids[:, 0], minlength=5) / len(ids)
+    p = np.array([0, 0.4, 0.3, 0.2, 0.1]) ** (1 / temperature)
+    np.testing.assert_allclose(share, p / p.sum(), atol=0.02)
+
+
+@pytest.mark.parametrize(
+  'wrong', [{'temperature': -1.0}, {'top_k': 0}, {'top_p': 0.0}]
+)
+def test_wrong_settings(wrong):
+  with pytest.raises(ValueError, match=next(iter(wrong))):
+    Sampler(**wrong)

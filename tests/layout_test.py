@@ -1,0 +1,247 @@
+"""The layout: what imports what, what lies where, what is tested."""
+
+import ast
+from fnmatch import fnmatch
+import os
+from pathlib import Path
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / 'meliad_rec'
+
+# A file imports only files before it; files that one pattern (*) matches may
+# import each other as long as no two do so in turn. Add a new file after all
+# that it imports.
+LINES = """
+cell kernels/* positions attention dropout gates layer_config sublayers layer
+archs/window archs/state_vectors archs/block_recurrent archs/stack
+archs/block_feedback model
+data/batch losses
+optimizer/schedules optimizer/accumulation optimizer/optimizer
+partition meliad_names metrics/metrics train_step forward program
+data/vocabulary data/documents data/generated/recall data/manifest
+data/split_files
+data/silence data/code data/folder data/jsonl data/sources data/tasks data/text
+data/store data/prefetch data/lanes
+metrics/chips metrics/flops metrics/meter
+benchmarks/round_robin benchmarks/step
+checkpoint/fingerprint checkpoint/manifest checkpoint/mismatch
+checkpoint/preemption checkpoint/saved_step checkpoint/step_writer
+checkpoint/checkpoints
+generation/sampling generation/steppers generation/decode generation/sample
+generation/speller generation/saved_reading generation/writer
+report/journal report/console report/plot report/report report/log
+report/countdown evaluation experiment progress trainer summary run_folder
+compilation_cache token_losses compare
+config/values config/files config/names config/binding config/syntax
+config/reader config/config config/saved run run_flags cli
+main evaluate generate tokenize train_vocab import_meliad bench
+"""
+ORDER = LINES.split()
+ENTRY = ORDER[ORDER.index('cli') + 1 :]
+
+TOP = {'setup.py', 'README.md', 'CHANGELOG.md', 'LICENSE'}
+TOP |= {'meliad_rec', 'gin', 'launch', 'tests', 'colab'}
+
+HEAVY = {'tensorflow', 'tensorflow_datasets', 'tensorflow_text', 'seqio'}
+# Files that import these, inside functions.
+TENSORFLOW = {'data/tasks', 'data/text'}
+GIN = {'config/syntax', 'config/config', *ENTRY}
+
+# Tested elsewhere, with the reason.
+TESTED_BY = {
+  'config/*': 'config/config_test.py reads gin files as a person writes them',
+}
+
+
+def files():
+  """Names of the package's files: 'cell', 'data/lanes'."""
+  return sorted(
+    path.relative_to(PACKAGE).with_suffix('').as_posix()
+    for path in PACKAGE.rglob('*.py')
+    if path.name != '__init__.py'
+  )
+
+
+def tree(name):
+  return ast.parse((PACKAGE / f'{name}.py').read_text(encoding='utf-8'))
+
+
+def imports(nodes):
+  """Dotted names that these statements import."""
+  for node in nodes:
+    match node:
+      case ast.Import():
+        yield from (alias.name for alias in node.names)
+      case ast.ImportFrom():
+        yield from (f'{node.module}.{alias.name}' for alias in node.names)
+
+
+def own_imports(name):
+  """Names of the package's files that a file imports, wherever it does so."""
+  for dotted in imports(ast.walk(tree(name))):
+    first, *parts = dotted.split('.')
+    if first == 'meliad_rec':
+      whole = '/'.join(parts)
+      yield whole if whole in files() else whole.rpartition('/')[0]
+
+
+def place(name):
+  """The index in ORDER; an exact entry counts before a pattern."""
+  for match in (str.__eq__, fnmatch):
+    for index, entry in enumerate(ORDER):
+      if match(name, entry):
+        return index
+  pytest.fail(
+    f'meliad_rec/{name}.py has no place in ORDER of tests/layout_test.py: add'
+    ' it there after all files that it imports.'
+  )
+
+
+@pytest.mark.parametrize('name', files())
+def test_imports_point_up(name):
+  for other in own_imports(name):
+    if other == '':
+      continue  # the package itself
+    same = place(other) == place(name) and '*' in ORDER[place(name)]
+    assert place(other) < place(name) or (same and other != name), (
+      f'meliad_rec/{name}.py imports {other}, which comes after it in ORDER.'
+    )
+    assert not same or name not in own_imports(other), (
+      f'{name} and {other} import each other.'
+    )
+
+
+@pytest.mark.parametrize('name', files())
+def test_only_the_configuration_and_entry_points_know_gin(name):
+  found = {dotted.split('.')[0] for dotted in imports(ast.walk(tree(name)))}
+  assert name in GIN or 'gin' not in found
+
+
+@pytest.mark.parametrize('name', files())
+def test_tensorflow_is_imported_in_functions_of_the_data_files_only(name):
+  whole = tree(name)
+  found = {dotted.split('.')[0] for dotted in imports(ast.walk(whole))}
+  assert name in TENSORFLOW or not found & HEAVY
+  nodes = [
+    node
+    for statement in whole.body
+    if not isinstance(statement, ast.FunctionDef | ast.ClassDef)
+    for node in ast.walk(statement)
+  ]
+  assert not {dotted.split('.')[0] for dotted in imports(nodes)} & HEAVY
+
+
+@pytest.mark.parametrize('name', files())
+def test_files_are_short(name):
+  length = len((PACKAGE / f'{name}.py').read_text().splitlines())
+  assert length < 200 or name.startswith('kernels/'), (
+    f'meliad_rec/{name}.py has {length} lines, and the limit is 200.'
+  )
+
+
+@pytest.mark.parametrize('name', files())
+def test_each_file_has_its_test(name):
+  public = any(
+    isinstance(node, ast.FunctionDef | ast.ClassDef)
+    and not node.name.startswith('_')
+    for node in tree(name).body
+  )
+  test = ROOT / 'tests' / f'{name}_test.py'
+  if public and not test.exists():
+    assert any(fnmatch(name, pattern) for pattern in TESTED_BY), (
+      f'meliad_rec/{name}.py has no {test.relative_to(ROOT)}; write it, or say'
+      ' in TESTED_BY of tests/layout_test.py what tests the file.'
+    )
+
+
+def test_importing_the_package_is_quick_and_without_tensorflow():
+  names = [
+    f'meliad_rec.{name.replace("/", ".")}'
+    for name in files()
+    if name not in ENTRY
+  ]
+  code = f"""
+import sys, time
+start = time.perf_counter()
+import meliad_rec
+print(time.perf_counter() - start)
+import importlib
+for name in {names!r}:
+  importlib.import_module(name)
+print(*sorted({HEAVY!r} & set(sys.modules)))
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    env={**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr
+  seconds, heavy = done.stdout.split('\n')[:2]
+  assert float(seconds) < 2
+  assert heavy == ''
+
+
+def test_nothing_else_lies_at_the_top():
+  known = subprocess.run(
+    ['git', 'ls-files', '-co', '--exclude-standard'],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  if known.returncode:
+    pytest.skip('not a git checkout')
+  top = {line.split('/')[0] for line in known.stdout.splitlines()}
+  assert {name for name in top - TOP if not name.startswith('.')} == set()
+
+
+@pytest.mark.slow
+def test_gin_files_are_found_from_an_installed_wheel(tmp_path):
+  names = subprocess.run(
+    ['git', 'ls-files', '-co', '--exclude-standard'],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout.splitlines()
+  for name in names:
+    if (ROOT / name).is_file() and name.startswith(
+      ('meliad_rec', 'gin', 'set')
+    ):
+      (tmp_path / 'source' / name).parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy(ROOT / name, tmp_path / 'source' / name)
+  pip = [sys.executable, '-m', 'pip', '--no-input']
+  offline = ['--no-deps', '--no-build-isolation', '--target', 'installed']
+  subprocess.run(
+    [*pip, 'install', *offline, str(tmp_path / 'source')],
+    cwd=tmp_path,
+    check=True,
+  )
+  code = """
+import gin
+from meliad_rec.config import files
+print(files.__file__)
+print(*sorted(path.name for path in files.root().rglob('*.gin')))
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    cwd='/',
+    env={**os.environ, 'PYTHONPATH': str(tmp_path / 'installed')},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  where, found = done.stdout.splitlines()
+  assert Path(where).is_relative_to(tmp_path / 'installed')
+  assert found.split() == sorted(p.name for p in (ROOT / 'gin').rglob('*.gin'))
+
+
+def test_gin_is_no_package():
+  """With an __init__.py it would shadow the gin library."""
+  assert list((ROOT / 'gin').rglob('*.py')) == []

@@ -1,0 +1,91 @@
+"""Figures between two lines of the report."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec.metrics import chips
+from meliad_rec.metrics import meter
+from meliad_rec.metrics.metrics import Sums
+from tests import tiny_run
+
+
+@pytest.fixture(scope='module')
+def documents(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('data') / 'store'
+  return tiny_run.write_store(folder).documents('train')
+
+
+def sums(nats=6.0, norm=0.5):
+  mask_BT = jnp.array([[True, True, True, False]])
+  return Sums.of_step(
+    jnp.full((1, 4), nats / 3), jnp.array([[True, False, False, True]]), mask_BT
+  ).replace(gradient_norm=jnp.float32(norm))
+
+
+def test_figures_are_of_the_steps_since_the_last_line(documents):
+  made = meter.Meter(tiny_run.program(), documents)
+  made.start()
+  made.add(sums(60.0))
+  made.figures(1, 3)
+  made.start()
+  made.add(sums(6.0, 0.5))
+  made.add(sums(12.0, 1.5))
+  figures = made.figures(3, 9)
+  assert figures['loss_nats_per_token'] == pytest.approx(3.0)
+  assert figures['accuracy'] == pytest.approx(1 / 3)
+  assert figures['padding_share'] == 0.25
+  assert figures['gradient_norm'] == pytest.approx(1.0)
+  assert figures['learning_rate'] == pytest.approx(0.01)
+  assert figures['epoch'] == 9 / len(documents.tokens)
+  assert figures['bits_per_byte'] == pytest.approx(3 / np.log(2))
+  assert 'mfu' not in figures
+
+
+def test_time_between_pause_and_start_is_left_out(documents, monkeypatch):
+  now = [100.0]
+  monkeypatch.setattr(time, 'perf_counter', lambda: now[0])
+  made = meter.Meter(tiny_run.program(), documents)
+  for spent, counts in (2.0, True), (50.0, False), (4.0, True):
+    if counts:
+      made.start()
+      made.start()
+    now[0] += spent
+    made.pause()
+    made.pause()
+  made.add(sums())
+  made.add(sums())
+  assert made.figures(2, 6)['step_seconds'] == 3.0
+
+
+def test_utilisation_where_the_peak_is_known(documents, monkeypatch):
+  monkeypatch.setattr(chips, 'peak_flops', lambda devices: 1e9)
+  monkeypatch.setattr(time, 'perf_counter', iter([0.0, 2.0]).__next__)
+  made = meter.Meter(tiny_run.program(), documents)
+  made.start()
+  made.add(sums())
+  figures = made.figures(1, 3)
+  assert figures['mfu'] == pytest.approx(made.flops_per_step / 2 / 1e9)
+  # Each weight but the embedding's input serves every token: 2 forward and 4
+  # backward FLOPs at the least.
+  params = tiny_run.program().shapes.params
+  kernels = sum(
+    leaf.size
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    if jax.tree_util.keystr(path[-1:], simple=True) in ('kernel', 'embedding')
+  )
+  tokens = tiny_run.ROWS * tiny_run.SEGMENT
+  assert 0.5 < made.flops_per_step / (6 * tokens * kernels) < 2
+
+
+def test_what_is_not_finite_names_its_batch():
+  batch = tiny_run.program().batch_shapes(2)
+  batch = batch.replace(document_B=np.array([7, 5]), offset_B=np.array([32, 0]))
+  meter.check_finite('Step 3', batch, jax.device_get(sums()))
+  for bad in sums(nats=np.nan), sums(norm=np.inf):
+    said = 'Step 3 has loss .* on the batch of document:token 7:32, 5:0; the'
+    with pytest.raises(ValueError, match=said):
+      meter.check_finite('Step 3', batch, jax.device_get(bad))

@@ -1,0 +1,129 @@
+"""Figures by hand, and exact sums."""
+
+import math
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec.metrics import metrics
+
+B, T = 3, 4
+
+
+def some(gradient_norm=0.0):
+  """Seven real tokens of 1, 2, ..., 7 nats; four of them correct."""
+  mask_BT = jnp.arange(B * T).reshape(B, T) < 7
+  nats_BT = jnp.where(
+    mask_BT, jnp.arange(1.0, B * T + 1).reshape(B, T), jnp.nan
+  )
+  correct_BT = jnp.arange(B * T).reshape(B, T) % 2 == 0
+  return metrics.Sums.of_step(nats_BT, correct_BT, mask_BT, gradient_norm)
+
+
+def totals(*sums):
+  total = metrics.Totals()
+  for each in sums:
+    total.add(each)
+  return total
+
+
+def test_a_step_by_hand():
+  sums = some(gradient_norm=2.5)
+  assert sums.nats == 28
+  assert sums.correct == 4
+  assert sums.tokens == 7
+  assert sums.padding == 5
+  assert sums.gradient_norm == 2.5
+  assert sums.steps == 1
+
+
+def test_adding_is_per_field_and_zeros_is_neutral():
+  double = jax.jit(lambda s: s + s)(some(3.0))
+  assert jax.tree.leaves(double) == [56, 8, 14, 10, 6, 2]
+  same = some() + metrics.Sums.zeros()
+  assert jax.tree.leaves(same) == jax.tree.leaves(some())
+  assert jax.tree.map(jnp.dtype, same) == jax.tree.map(jnp.dtype, some())
+
+
+def test_quality_by_hand():
+  figures = metrics.quality(totals(some(), some()), bytes_=28, words=7)
+  assert figures == pytest.approx(
+    {
+      'loss_nats_per_token': 4.0,
+      'bits_per_token': 5.7707802,  # 4 / ln 2
+      'bits_per_byte': 2.8853901,  # 56 / ln 2 / 28
+      'word_perplexity': 2980.958,  # e^8
+      'accuracy': 4 / 7,
+      'padding_share': 5 / 12,
+      'tokens': 14,
+    }
+  )
+
+
+def test_figures_that_need_more_are_left_out():
+  assert 'bits_per_byte' not in metrics.quality(totals(some()))
+  assert 'word_perplexity' not in metrics.quality(totals(some()))
+  assert 'mfu' not in metrics.speed(totals(some()), 1.0, flops_per_step=3.0)
+
+
+def test_a_word_perplexity_beyond_floats_is_infinite():
+  figures = metrics.quality(totals(*[some()] * 30), words=1)
+  assert figures['word_perplexity'] == math.inf
+
+
+def test_speed_by_hand():
+  figures = metrics.speed(
+    totals(some(), some()), 4.0, flops_per_step=6e12, peak_flops=12e12
+  )
+  assert figures == {
+    'tokens_per_second': 3.5,
+    'step_seconds': 2.0,
+    'mfu': 0.25,
+  }
+
+
+def test_gradient_norm_is_the_mean_over_steps():
+  assert totals(some(1.0) + some(2.0), some(6.0)).gradient_norm == 3.0
+
+
+def test_long_sums_are_exact():
+  many = metrics.Totals()
+  ones = jax.device_get(some())
+  for _ in range(1000):
+    many.add(ones.replace(nats=np.float32(0.1), tokens=np.int32(2**31 - 1)))
+  many.add(ones.replace(nats=np.float32(1e8)))
+  assert many.nats == 1e8 + 1000 * float(np.float32(0.1))
+  assert many.tokens == 1000 * (2**31 - 1) + 7
+
+
+def test_order_does_not_matter():
+  values = [1e16, 1.0, -1e16, 3.0]
+  sums = [jax.device_get(some()).replace(nats=np.float64(v)) for v in values]
+  assert totals(*sums).nats == totals(*reversed(sums)).nats == 4
+
+
+def test_nothing_counted_is_an_error():
+  with pytest.raises(ValueError, match='No real token'):
+    metrics.quality(totals(metrics.Sums.zeros()))
+
+
+def test_every_figure_has_a_unit():
+  figures = metrics.quality(totals(some()), 1, 1)
+  figures |= metrics.speed(totals(some()), 1.0, 1.0, 1.0)
+  assert set(figures) <= set(metrics.UNITS)
+
+
+def test_import_is_light():
+  code = (
+    'import sys; import meliad_rec.metrics.metrics, meliad_rec.report, '
+    'meliad_rec.plot; print([m for m in ("matplotlib", "tqdm", '
+    '"tensorboardX", "tensorflow") if m in sys.modules])'
+  )
+  out = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True
+  )
+  assert out.stdout.strip() == '[]'

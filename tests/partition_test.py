@@ -1,0 +1,151 @@
+"""One rule for each parameter; sharded equals unsharded (law 9)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+import pytest
+
+from meliad_rec import losses
+from meliad_rec import partition
+from meliad_rec.model import empty_carry
+from meliad_rec.model import initialize
+from meliad_rec.model import LanguageModel
+from tests import architectures as tiny
+
+B, T, V = 8, tiny.T, 32  # V is even, so that the embedding is cut too.
+MESHES = [(8, 1, 1), (2, 2, 2)]
+
+
+@functools.cache
+def model(name):
+  return LanguageModel(V, tiny.ARCHITECTURES[name].cell(), tiny.D)
+
+
+def shapes(name):
+  return jax.eval_shape(
+    lambda rng: initialize(model(name), rng, B, T), jax.random.key(0)
+  )
+
+
+@pytest.mark.parametrize('name', tiny.ARCHITECTURES)
+def test_every_parameter_matches_exactly_one_rule(name):
+  """Law 9, first half; and each part that should be cut is cut."""
+  mesh = partition.make_mesh(2, 2, 2)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(shapes(name)):
+    name = partition.path_string(path)
+    axes = partition.logical_axes(name)
+    assert len(axes) <= leaf.ndim, name
+    spec = partition.param_spec(mesh, name, leaf.shape)
+    if name.endswith(('kernel', 'embedding')):
+      assert set(spec) >= {'model', 'fsdp'}, name
+
+
+def test_a_parameter_without_a_rule_is_named():
+  with pytest.raises(ValueError, match='cell/new/thing matches 0 sharding'):
+    partition.logical_axes('cell/new/thing')
+
+
+def test_what_does_not_divide_stays_whole():
+  mesh = partition.make_mesh(2, 2, 2)
+  spec = partition.param_spec(mesh, 'embed/embedding', (31, 20))
+  assert spec == PartitionSpec(None, 'fsdp')
+
+
+def test_stacked_layers_are_whole_in_front():
+  mesh = partition.make_mesh(2, 2, 2)
+  spec = partition.param_spec(mesh, 'cell/mlp/hidden/kernel', (3, 20, 28))
+  assert spec == PartitionSpec(None, 'fsdp', 'model')
+
+
+def gradients(name, mesh):
+  """The loss of a batch and its gradients, computed over a mesh."""
+  made = model(name)
+
+  def place(path, leaf):
+    spec = partition.param_spec(mesh, partition.path_string(path), leaf.shape)
+    return NamedSharding(mesh, spec)
+
+  def loss(params, carry, tokens_BT):
+    start_B = jnp.arange(B) % 3 == 0
+    mask_BT = jnp.arange(T) < T - jnp.arange(B)[:, None]
+    _, logits_BTV = made.apply(
+      {'params': params}, carry, tokens_BT, start_B, mask_BT
+    )
+    nats_BT = losses.cross_entropy(logits_BTV, jnp.roll(tokens_BT, -1, 1))
+    return losses.masked_mean(nats_BT, mask_BT)
+
+  params = jax.jit(lambda rng: initialize(made, rng, B, T))(jax.random.key(0))
+  carry = jax.tree.map(jnp.ones_like, empty_carry(made, params, B))
+  tokens_BT = jax.random.randint(jax.random.key(1), (B, T), 1, V)
+  rows = partition.batch_sharding(mesh, B)
+  places = jax.tree_util.tree_map_with_path(place, params)
+  with jax.set_mesh(mesh):
+    step = jax.jit(jax.value_and_grad(loss), in_shardings=(places, rows, rows))
+    return step(params, carry, tokens_BT)
+
+
+def assert_sharded_equals_unsharded(name, shape):
+  one = partition.make_mesh(1, devices=jax.devices()[:1])
+  loss, grads = gradients(name, one)
+  cut_loss, cut_grads = gradients(name, partition.make_mesh(*shape))
+  np.testing.assert_allclose(cut_loss, loss, rtol=1e-5)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-3),
+    jax.device_get(cut_grads),
+    jax.device_get(grads),
+  )
+
+
+def test_sharded_equals_unsharded_for_one_architecture():
+  assert_sharded_equals_unsharded('recurrent_fixed_skip', (2, 2, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('shape', MESHES)
+@pytest.mark.parametrize('name', tiny.ARCHITECTURES)
+def test_sharded_equals_unsharded(name, shape):
+  """Law 9, second half: pytest -m slow tests/partition_test.py"""
+  assert_sharded_equals_unsharded(name, shape)
+
+
+def test_the_mesh_must_use_up_the_devices():
+  with pytest.raises(ValueError, match='needs 6 devices; there are 8'):
+    partition.make_mesh(2, 3, 1)
+  with pytest.raises(ValueError, match='needs 16 devices; there are 8'):
+    partition.make_mesh(fsdp=16)
+  assert partition.make_mesh(model=2).shape == {
+    'data': 4,
+    'fsdp': 1,
+    'model': 2,
+  }
+
+
+def test_rows_must_divide():
+  mesh = partition.make_mesh(4, 2, 1)
+  with pytest.raises(ValueError, match='12 rows does not divide over 8'):
+    partition.batch_sharding(mesh, 12)
+
+
+def test_one_host_reads_all_rows():
+  assert partition.rows_here(partition.make_mesh(2, 2, 2), 12) == slice(0, 12)
+
+
+def test_rows_that_lie_apart_are_refused(monkeypatch):
+  mesh = partition.make_mesh(8)
+  fake = type('Fake', (), {})()
+  fake.addressable_devices_indices_map = lambda shape: {
+    0: (slice(0, 2),),
+    1: (slice(4, 6),),
+  }
+  monkeypatch.setattr(partition, 'batch_sharding', lambda mesh, rows: fake)
+  with pytest.raises(ValueError, match=r'apart, \[0, 1, 4, 5\]; set'):
+    partition.rows_here(mesh, 8)
+  fake.addressable_devices_indices_map = lambda shape: {
+    0: (slice(2, 4),),
+    1: (slice(2, 4),),
+  }
+  assert partition.rows_here(mesh, 8) == slice(2, 4)

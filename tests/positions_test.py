@@ -1,0 +1,82 @@
+"""Positions: T5's buckets, rotations, slopes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec import positions
+
+H, W, K = 3, 150, 6
+
+
+def test_t5_buckets():
+  bucket = positions.t5_bucket(np.arange(600), 32, 128)
+  np.testing.assert_array_equal(bucket[:16], np.arange(16))
+  assert (np.diff(bucket) >= 0).all()
+  assert set(bucket) == set(range(32))
+  assert bucket[112] == 30
+  assert bucket[113] == 31
+  assert bucket[16] == 16
+
+
+def test_t5_bias_is_the_table_at_the_bucket():
+  module = positions.T5Bias(H, buckets=8, max_distance=40)
+  back_W = np.arange(3, W)
+  params = module.init(jax.random.key(0), back_W, method='bias')
+  bias_HW = module.apply(params, back_W, method='bias')
+  table_HN = params['params']['table']
+  assert table_HN.shape == (H, 8)
+  for i, back in enumerate(back_W):
+    bucket = positions.t5_bucket(np.array([back]), 8, 40)[0]
+    np.testing.assert_allclose(bias_HW[:, i], table_HN[:, bucket], rtol=1e-6)
+
+
+def test_t5_table_starts_at_one_over_the_root_of_the_buckets():
+  module = positions.T5Bias(200)
+  params = module.init(jax.random.key(0), np.arange(2), method='bias')
+  np.testing.assert_allclose(params['params']['table'].std(), 0.177, rtol=0.05)
+
+
+def test_alibi_slopes_of_eight_heads_halve():
+  bias_HW = positions.ALiBi(8).apply({}, np.arange(4), method='bias')
+  np.testing.assert_allclose(
+    bias_HW, -(2.0 ** -np.arange(1, 9))[:, None] * np.arange(4)
+  )
+
+
+def test_no_position_changes_nothing():
+  module = positions.NoPosition(H)
+  x = jax.random.normal(jax.random.key(0), (2, 5, H, K))
+  assert (module.apply({}, np.arange(4), method='bias') == 0).all()
+  np.testing.assert_array_equal(module.apply({}, x, 7, method='rotate'), x)
+
+
+def rotated(x_SK, first):
+  x_BSHK = jnp.asarray(x_SK)[None, :, None]
+  y = positions.RoPE(1).apply({}, x_BSHK, first, method='rotate')
+  return np.asarray(y[0, :, 0])
+
+
+def test_rope_turns_each_pair_by_its_own_angle():
+  x_SK = np.random.default_rng(0).normal(size=(4, K)).astype(np.float32)
+  y_SK = rotated(x_SK, first=5)
+  for s, i in np.ndindex(4, K // 2):
+    angle = (5 + s) * 10_000.0 ** (-2 * i / K)
+    pair = complex(x_SK[s, i], x_SK[s, i + K // 2]) * np.exp(1j * angle)
+    found = complex(y_SK[s, i], y_SK[s, i + K // 2])
+    assert abs(pair - found) < 1e-5
+
+
+def test_rope_logits_depend_on_distance_alone():
+  rng = np.random.default_rng(0)
+  q, k = rng.normal(size=(2, 4, K)).astype(np.float32)
+  logits = [rotated(q, at) @ rotated(k, at - 3).T for at in (0, 40)]
+  np.testing.assert_allclose(*logits, atol=1e-4)
+  moved = rotated(q, 0) @ rotated(k, -4).T
+  assert np.abs(moved - logits[0]).max() > 0.1
+
+
+def test_rope_needs_pairs():
+  with pytest.raises(ValueError, match='width is 5. Set HEAD_WIDTH even'):
+    rotated(np.zeros((2, 5), np.float32), 0)

@@ -1,0 +1,74 @@
+"""Compiled steps: one compile, donated state, sharded equals unsharded."""
+
+import jax
+import numpy as np
+import pytest
+
+from meliad_rec.checkpoint.fingerprint import digest
+from meliad_rec.data.lanes import Lanes
+from tests import tiny_run
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+  return tiny_run.write_store(tmp_path_factory.mktemp('data') / 'store')
+
+
+def steps(program, data, count=2):
+  """The state after some steps, and the nats of each."""
+  lanes = Lanes(data.documents('train'), program.rows, program.segment, seed=0)
+  state, nats = program.create(1), []
+  for _ in range(count):
+    batch, _ = next(lanes)
+    state, sums = program.train_step(state, program.put(batch, program.rows))
+    nats.append(float(sums.nats))
+  return state, nats
+
+
+def test_the_state_is_donated_and_keeps_its_shapes_and_places(data):
+  program = tiny_run.program()
+  state = program.create(1)
+  facts = lambda a: (a.shape, a.dtype, a.sharding)
+  wanted = jax.tree.map(facts, program.shapes)
+  assert jax.tree.map(facts, state) == wanted
+  lanes = Lanes(data.documents('train'), program.rows, program.segment, seed=0)
+  batch, _ = next(lanes)
+  after, _ = program.train_step(state, program.put(batch, program.rows))
+  assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.carry))
+  assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+  assert jax.tree.map(facts, after) == wanted
+
+
+def test_a_seed_gives_the_same_state():
+  program = tiny_run.program()
+  assert digest(program.create(1)) == digest(program.create(1))
+  assert digest(program.create(1).params) != digest(program.create(2).params)
+
+
+def test_an_empty_carry_is_zeros():
+  program = tiny_run.program()
+  params = program.create(1).params
+  carry = program.empty_carry(params, 6)
+  assert {leaf.shape[0] for leaf in jax.tree.leaves(carry)} == {6}
+  assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(carry))
+
+
+def test_rows_that_do_not_divide_are_one_sentence():
+  program = tiny_run.program(8, rows=12)
+  with pytest.raises(ValueError, match='12 rows does not divide over 8'):
+    _ = program.shapes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('shape', [(8, 1, 1), (8, 2, 2)])
+def test_a_sharded_run_equals_one_on_one_device(data, shape):
+  """Two whole steps, optimiser and average too; pytest -m slow FILE."""
+  state, nats = steps(tiny_run.program(rows=8), data)
+  cut, cut_nats = steps(tiny_run.program(*shape), data)
+  np.testing.assert_allclose(cut_nats, nats, rtol=1e-5)
+  # Adam's first steps are signs of gradients: 0.01 where one is near nothing.
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3),
+    jax.device_get(cut.carry),
+    jax.device_get(state.carry),
+  )

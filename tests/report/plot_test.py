@@ -1,0 +1,74 @@
+"""Curves as they are drawn."""
+
+from matplotlib.figure import Figure
+import matplotlib.image
+import pytest
+
+from meliad_rec.report import journal
+from meliad_rec.report import plot
+
+
+@pytest.fixture
+def run(tmp_path):
+  def write(name, values, split='train', metric='loss_nats_per_token'):
+    (tmp_path / name).mkdir(exist_ok=True)
+    out = journal.Journal(tmp_path / name / journal.NAME)
+    for step, value in values.items():
+      out.append({'step': step, 'split': split, metric: value})
+    out.append({'step': 99, 'text': {'sample': 'x'}})
+    out.close()
+    return tmp_path / name
+
+  return write
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """The figures saved; saving itself goes on."""
+  figures, save = [], Figure.savefig
+
+  def spy(figure, *args, **kwargs):
+    figures.append(figure)
+    save(figure, *args, **kwargs)
+
+  monkeypatch.setattr(Figure, 'savefig', spy)
+  return figures
+
+
+def test_a_run_is_drawn_into_its_folder(run, drawn):
+  workdir = run('one', {30: 2.0, 10: 4.0, 20: float('nan')})
+  run('one', {20: 3.5}, 'validation')
+  out = plot.plot(workdir)
+  assert out == str(workdir / 'loss_nats_per_token.png')
+  assert matplotlib.image.imread(out).shape == (480, 840, 4)
+  (axes,) = drawn[0].axes
+  training, validation = axes.lines
+  assert training.get_label() == 'one, train'
+  assert list(training.get_xdata()) == [10, 20, 30]
+  assert training.get_ydata()[[0, 2]].tolist() == [4.0, 2.0]
+  assert validation.get_xydata().tolist() == [[20, 3.5]]
+  assert validation.get_marker() == 'o'
+  assert axes.get_xlabel() == 'training steps'
+  assert axes.get_ylabel() == 'loss_nats_per_token (nats/token)'
+
+
+def test_runs_are_compared_by_colour(run, drawn, tmp_path):
+  runs = {'slide': run('a', {1: 2.0}), 'recurrent': run('b', {1: 1.0})}
+  plot.compare(runs, tmp_path / 'both.png')
+  (axes,) = drawn[0].axes
+  assert [line.get_label() for line in axes.lines] == [
+    'slide, train',
+    'recurrent, train',
+  ]
+  assert len({line.get_color() for line in axes.lines}) == 2
+  assert not (tmp_path / 'both.png.tmp').exists()
+
+
+def test_a_figure_that_is_not_there(run):
+  with pytest.raises(ValueError, match='has no bits_per_byte'):
+    plot.plot(run('one', {1: 2.0}), 'bits_per_byte')
+
+
+def test_a_run_that_is_not_there(tmp_path):
+  with pytest.raises(ValueError, match='is not there'):
+    plot.plot(tmp_path)

@@ -1,0 +1,75 @@
+"""What a run keeps beside its checkpoints, and how it is read back."""
+
+import json
+import os
+
+import pytest
+
+from meliad_rec import run_folder
+from tests import tiny_run
+
+
+@pytest.fixture(scope='module')
+def experiment(tmp_path_factory):
+  data = tiny_run.write_store(tmp_path_factory.mktemp('data') / 'store')
+  return tiny_run.experiment(data, tiny_run.program())
+
+
+def test_what_is_written_is_read(tmp_path, experiment):
+  run_folder.write(tmp_path / 'new' / 'run', experiment, '# a\n')
+  config, facts, vocabulary = run_folder.read(tmp_path / 'new' / 'run')
+  assert config == '# a\n'
+  assert facts == {
+    'vocabulary': 'bytes',
+    'vocabulary_size': 259,
+    'batch': tiny_run.ROWS,
+    'segment': tiny_run.SEGMENT,
+    'averages': True,
+    'best_metric': 'bits_per_byte',
+  }
+  assert vocabulary.identity == 'bytes'
+
+
+def test_files_are_replaced_at_once(tmp_path, experiment, monkeypatch):
+  run_folder.write(tmp_path, experiment, 'old')
+
+  def killed(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(os, 'replace', killed)
+  with pytest.raises(KeyboardInterrupt):
+    run_folder.write(tmp_path, experiment, 'new')
+  assert run_folder.read(tmp_path)[0] == 'old'
+
+
+def test_no_folder_of_a_run(tmp_path):
+  with pytest.raises(ValueError, match=r'it has no config\.gin; give'):
+    run_folder.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+  'facts', ['{', '[]', '{"vocabulary": 3}', json.dumps({'vocabulary': 'bytes'})]
+)
+def test_damaged_facts(tmp_path, experiment, facts):
+  run_folder.write(tmp_path, experiment, '')
+  (tmp_path / run_folder.FACTS).write_text(facts)
+  with pytest.raises(ValueError, match=r'run\.json is damaged; train again'):
+    run_folder.read(tmp_path)
+
+
+def test_another_vocabulary(tmp_path, experiment):
+  run_folder.write(tmp_path, experiment, '')
+  path = tmp_path / run_folder.FACTS
+  facts = json.loads(path.read_text()) | {'vocabulary': 'sentencepiece:12'}
+  path.write_text(json.dumps(facts))
+  with pytest.raises(ValueError, match='with the vocabulary sentencepiece:12'):
+    run_folder.read(tmp_path)
+
+
+def test_a_link_out_of_the_folder(tmp_path, experiment):
+  run_folder.write(tmp_path / 'run', experiment, '')
+  (tmp_path / 'elsewhere').write_text('')
+  (tmp_path / 'run' / run_folder.CONFIG).unlink()
+  (tmp_path / 'run' / run_folder.CONFIG).symlink_to(tmp_path / 'elsewhere')
+  with pytest.raises(ValueError, match='link that leads out of the folder'):
+    run_folder.read(tmp_path / 'run')

@@ -1,0 +1,122 @@
+"""A run small enough to be made, stopped and gone on with many times."""
+
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+
+from meliad_rec import losses
+from meliad_rec.data import store
+from meliad_rec.data.documents import Document
+from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.experiment import Experiment
+from meliad_rec.generation.sample import Sample
+from meliad_rec.model import LanguageModel
+from meliad_rec.optimizer import optimizer
+from meliad_rec.optimizer import schedules
+from meliad_rec.partition import make_mesh
+from meliad_rec.program import Program
+from tests import architectures as tiny
+
+ROOT = pathlib.Path(__file__).parents[1]
+ROWS, SEGMENT = 4, 16
+
+
+def write_store(path, seed=0):
+  """A store of a few random documents of a few segments each."""
+  rng = np.random.default_rng(seed)
+
+  def document(name, length):
+    letters = rng.integers(ord('a'), ord('z'), length)
+    text = ''.join(map(chr, np.where(letters % 5 == 0, ord(' '), letters)))
+    ids = Bytes().encode(text)
+    return Document(name, ids, len(text), len(text.split()))
+
+  splits = {
+    'train': [document(f't{i}', 50 + 17 * i) for i in range(9)],
+    'validation': [document(f'v{i}', 40 + 21 * i) for i in range(3)],
+    'test': [document('x', 30)],
+  }
+  return store.write(path, splits, Bytes(), 'random letters')
+
+
+@functools.cache
+def program(devices=1, fsdp=1, model=1, **changes) -> Program:
+  """Compiled once for all tests that ask for it."""
+  settings = {
+    'model': LanguageModel(
+      Bytes().size, tiny.recurrent(1, (0,), changes={'dropout': 0.1}), tiny.D
+    ),
+    'optimizer': optimizer.chain(optimizer.adamw, schedules.constant(0.01)),
+    'objective': losses.objective,
+    'rows': 8 if devices > 1 else ROWS,
+    'segment': SEGMENT,
+    'ema_decay': 0.9,
+  }
+  mesh = make_mesh(fsdp=fsdp, model=model, devices=jax.devices()[:devices])
+  return Program(**settings | changes, mesh=mesh)
+
+
+def experiment(data, program, **changes) -> Experiment:
+  """An experiment that runs a program compiled already."""
+  settings = {
+    'model': None,
+    'data': data,
+    'optimizer': program.optimizer,
+    'batch': program.rows,
+    'segment': program.segment,
+    'steps': 6,
+    'log_every': 1,
+    'eval_every': 3,
+    'save_every': 2,
+    'ema_decay': program.ema_decay,
+    'sample': Sample(length=0),
+  }
+  made = Experiment(**settings | changes)
+  made.__dict__['program'] = program
+  return made
+
+
+def command(workdir, data, *params):
+  """The command line of a run of size/test on a store."""
+  bindings = {
+    'STORE': repr(str(data)),
+    'LAYERS': 2,
+    'RECURRENT_LAYERS': '(-1,)',
+    'LOG_EVERY': 1,
+    'SAMPLE': 0,
+  } | dict(params)
+  return [
+    *(sys.executable, '-m', 'meliad_rec.main', f'--workdir={workdir}'),
+    *('--gin_file=arch/block_recurrent', '--gin_file=size/test'),
+    '--gin_file=task/store',
+    *(f'--gin_param={name} = {value}' for name, value in bindings.items()),
+  ]
+
+
+def environment(cache, **more):
+  """Of a process on one device that keeps what it compiles in a folder."""
+  return os.environ | {
+    'JAX_PLATFORMS': 'cpu',
+    'XLA_FLAGS': '',
+    'PYTHONPATH': str(ROOT),
+    'JAX_COMPILATION_CACHE_DIR': str(cache),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.05',
+    **more,
+  }
+
+
+def run(arguments, cache, **more):
+  """A finished process, its output as text."""
+  return subprocess.run(
+    arguments,
+    env=environment(cache, **more),
+    cwd='/',
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )

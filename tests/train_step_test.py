@@ -1,0 +1,224 @@
+"""One training step against a slow and obvious form of it (law 8)."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from meliad_rec import losses
+from meliad_rec.data.batch import Batch
+from meliad_rec.model import LanguageModel
+from meliad_rec.optimizer import optimizer
+from meliad_rec.optimizer import schedules
+from meliad_rec.train_step import create_state
+from meliad_rec.train_step import eval_step
+from meliad_rec.train_step import train_step
+from tests import architectures as tiny
+
+B, T, V = tiny.B, tiny.T, tiny.V
+RATE = 0.05
+
+
+def language_model(dropout=0.0):
+  cell = tiny.recurrent(1, (0,), changes={'dropout': dropout})
+  return LanguageModel(V, cell, tiny.D)
+
+
+def batch(number) -> Batch:
+  """Made of a formula, so that it is the same with every version of NumPy."""
+  ids_BT = (7 * np.arange(B)[:, None] + 3 * np.arange(T) + 5 * number) ** 2 % 30
+  ids_BT = ids_BT.astype(np.int32) + 1
+  return Batch(
+    tokens_BT=np.roll(ids_BT, 1, 1),
+    targets_BT=ids_BT,
+    mask_BT=np.arange(T) < T - 4 * np.arange(B)[:, None],
+    start_B=np.arange(B) == number,
+    document_B=np.arange(B, dtype=np.int32),
+    offset_B=np.zeros(B, np.int32),
+  )
+
+
+@functools.cache
+def compiled(ema_decay=None, every=1, dropout=0.0):
+  """(state at the start, step) of Adafactor at a constant rate."""
+  model = language_model(dropout)
+  chained = optimizer.chain(
+    optimizer.adafactor, schedules.constant(RATE), every=every
+  )
+  make = functools.partial(
+    create_state, model, chained, 3, B, T, ema=ema_decay is not None
+  )
+  step = functools.partial(
+    train_step, model, chained, losses.objective, ema_decay
+  )
+  return jax.jit(make)(), jax.jit(step)
+
+
+def nats_by_hand(logits_BTV, targets_BT):
+  """float64, by the definition of the cross-entropy."""
+  exp_BTV = np.exp(np.asarray(logits_BTV, np.float64))
+  p_BTV = exp_BTV / exp_BTV.sum(-1, keepdims=True)
+  return -np.log(np.take_along_axis(p_BTV, targets_BT[..., None], -1)[..., 0])
+
+
+@functools.cache
+def by_hand():
+  """Losses and parameters of two steps, the update in float64 NumPy.
+
+  Adafactor without factoring (no axis has 128 places): Shazeer and Stern 2018,
+  algorithm 4, and momentum.
+  """
+  model = language_model()
+  state, _ = compiled()
+  params, carry = state.params, state.carry
+  moments = jax.tree.map(lambda p: np.zeros(p.shape), params)
+  second, nats = moments, []
+
+  @jax.jit
+  def gradients(params, carry, batch):
+    def loss(params):
+      after, logits_BTV = model.apply(
+        {'params': params},
+        carry,
+        batch.tokens_BT,
+        batch.start_B,
+        batch.mask_BT,
+      )
+      nats_BT = optax.softmax_cross_entropy_with_integer_labels(
+        logits_BTV, batch.targets_BT
+      )
+      return (nats_BT * batch.mask_BT).sum() / batch.mask_BT.sum(), (
+        after,
+        logits_BTV,
+      )
+
+    return jax.grad(loss, has_aux=True)(params)
+
+  for step in (0, 1):
+    read = batch(step)
+    grads, (carry, logits_BTV) = gradients(params, carry, read)
+    nats_BT = nats_by_hand(logits_BTV, read.targets_BT)
+    nats.append(nats_BT[read.mask_BT].mean())
+    decay = 1 - (step + 1) ** -0.8
+    rms = lambda x: np.sqrt((np.asarray(x, np.float64) ** 2).mean())
+    second = jax.tree.map(
+      lambda v, g: (
+        decay * v + (1 - decay) * (np.asarray(g, np.float64) ** 2 + 1e-30)
+      ),
+      second,
+      grads,
+    )
+    scaled = jax.tree.map(lambda g, v: g / np.sqrt(v), grads, second)
+    moments = jax.tree.map(
+      lambda m, u, p: (
+        0.9 * m + 0.1 * RATE * max(rms(p), 1e-3) * u / max(1, rms(u))
+      ),
+      moments,
+      scaled,
+      params,
+    )
+    params = jax.tree.map(
+      lambda p, m: np.float32(np.asarray(p, np.float64) - m), params, moments
+    )
+  return nats, params
+
+
+def test_two_steps_equal_their_slow_form():
+  """Law 8; the second step reads on from the carry of the first."""
+  state, step = compiled()
+  nats, params = by_hand()
+  for number in (0, 1):
+    state, sums = step(state, batch(number))
+    assert int(sums.tokens) == batch(number).mask_BT.sum()
+    assert float(sums.nats) / int(sums.tokens) == pytest.approx(
+      nats[number], rel=1e-5
+    )
+  assert int(state.step) == 2
+  # Where a gradient is as small as its rounding, its sign is too.
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4),
+    jax.device_get(state.params),
+    params,
+  )
+
+
+def test_golden_step():
+  """Figures of `by_hand`, printed once: a change of the model shows here."""
+  nats, params = by_hand()
+  size = sum(float((np.float64(p) ** 2).sum()) for p in jax.tree.leaves(params))
+  assert nats == pytest.approx(GOLDEN_NATS, rel=1e-4)
+  assert size == pytest.approx(GOLDEN_SIZE, rel=1e-4)
+
+
+GOLDEN_NATS = [4.113974, 3.949452]
+GOLDEN_SIZE = 1083.026
+
+
+def test_padding_weighs_nothing():
+  """The gradient is of the mean over real tokens, whatever padding holds."""
+  state, step = compiled()
+  read = batch(0)
+  junk = read.replace(
+    targets_BT=np.where(read.mask_BT, read.targets_BT, 9),
+    tokens_BT=np.where(read.mask_BT, read.tokens_BT, 8),
+  )
+  a, sums = step(state, read)
+  b, same = step(state, junk)
+  assert float(sums.nats) == pytest.approx(float(same.nats), rel=1e-6)
+  assert float(sums.gradient_norm) == pytest.approx(
+    float(same.gradient_norm), rel=1e-5
+  )
+  assert int(sums.padding) == (~read.mask_BT).sum()
+
+
+def test_gradients_are_accumulated_and_averages_follow():
+  """Over two steps the parameters move once, and their average each time."""
+  start, step = compiled(ema_decay=0.5, every=2)
+  first, _ = step(start, batch(0))
+  second, _ = step(first, batch(1))
+  params = [jax.device_get(s.params) for s in (start, first, second)]
+  equal = lambda a, b, **by: jax.tree.map(
+    functools.partial(np.testing.assert_allclose, **by), a, b
+  )
+  equal(params[0], params[1], rtol=0)
+  assert (
+    np.abs(
+      params[2]['embed']['embedding'] - params[1]['embed']['embedding']
+    ).max()
+    > 1e-4
+  )
+  # Of the average two elevenths are kept at step 1: (1 + 1) / (10 + 1).
+  average = jax.tree.map(
+    lambda a, b: 2 / 11 * a + 9 / 11 * b, params[1], params[2]
+  )
+  equal(jax.device_get(second.ema), average, atol=1e-6)
+
+
+def test_dropout_is_of_the_seed_and_the_step():
+  state, step = compiled(dropout=0.3)
+  loss = lambda state: float(step(state, batch(0))[1].nats)
+  assert loss(state) == loss(state)
+  assert loss(state) != loss(state.replace(step=state.step + 1))
+  assert loss(state) != loss(state.replace(rng=state.rng + 1))
+
+
+def test_evaluation_gives_each_token_and_has_no_dropout():
+  model = language_model(dropout=0.3)
+  state, _ = compiled(dropout=0.3)
+  step = jax.jit(functools.partial(eval_step, model))
+  carry, sums, nats_BT = step(state.params, state.carry, batch(0))
+  plain, _ = compiled()
+  _, logits_BTV = language_model().apply(
+    {'params': plain.params},
+    plain.carry,
+    *(batch(0).tokens_BT, batch(0).start_B, batch(0).mask_BT),
+  )
+  expected = nats_by_hand(logits_BTV, batch(0).targets_BT)
+  mask_BT = batch(0).mask_BT
+  np.testing.assert_allclose(
+    np.asarray(nats_BT)[mask_BT], expected[mask_BT], rtol=1e-4
+  )
+  assert float(sums.nats) == pytest.approx(expected[mask_BT].sum(), rel=1e-5)
+  assert jax.tree.structure(carry) == jax.tree.structure(state.carry)

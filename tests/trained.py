@@ -1,0 +1,49 @@
+"""A tiny run, trained once for all tests that open one."""
+
+import functools
+from pathlib import Path
+import shutil
+import tempfile
+
+from meliad_rec import run_folder
+from meliad_rec import trainer
+from meliad_rec.config import config
+from meliad_rec.experiment import Experiment
+from tests import tiny_run
+
+STEPS = 4
+
+
+@functools.cache
+def folder() -> Path:
+  """Of a run with averaged parameters; its data are gone."""
+  top = Path(tempfile.mkdtemp(prefix='trained'))
+  tiny_run.write_store(top / 'store')
+  bindings = {
+    'STORE': repr(str(top / 'store')),
+    'BATCH': 8,
+    'STEPS': STEPS,
+    'SAVE_EVERY': 2,
+    'EVAL_EVERY': 4,
+    'SAMPLE': 0,
+    'LAYERS': 2,
+    'RECURRENT_LAYERS': (-1,),
+    'experiment.Experiment.ema_decay': 0.9,
+  }
+  config.parse(
+    ['arch/block_recurrent', 'size/test', 'task/store'],
+    [f'{name} = {value}' for name, value in bindings.items()],
+  )
+  experiment = config.build(Experiment)()
+  run = trainer.Run(experiment, str(top / 'run'), {})
+  run.begin()
+  run.live()
+  run_folder.write(top / 'run', experiment, config.operative())
+  config.reset()
+  shutil.move(top / 'store', top / 'moved')
+  return top / 'run'
+
+
+def store() -> Path:
+  """Where the data of the run lie now."""
+  return folder().parent / 'moved'
