@@ -5,7 +5,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-NEVER = -1e30  # A logit whose exponential is exactly 0 in float32.
+from meliad_rec.kernels.window_attention_ref import NEVER
 
 
 class KV(struct.PyTreeNode):

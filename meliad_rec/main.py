@@ -91,9 +91,10 @@ def all_digests(run: trainer.Run) -> list[str]:
     'parameters': digest(run.state.params),
     'optimizer': digest(run.state.opt_state),
     'carry': digest(run.state.carry),
-    'average': digest(run.state.ema),
     'data': hashlib.sha256(position).hexdigest(),
   }
+  if run.state.ema is not None:
+    marks['average'] = digest(run.state.ema)
   return [
     f'step {run.step} sha256 {name:<10} {mark}' for name, mark in marks.items()
   ]

@@ -9,7 +9,7 @@ alone, so one [S, W + S] tile per head serves every sub-block.
 import jax
 import jax.numpy as jnp
 
-NEVER = -1e30
+from meliad_rec.kernels.window_attention_ref import NEVER
 
 
 def window_attention(

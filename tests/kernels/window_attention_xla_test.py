@@ -43,7 +43,7 @@ def both(function, arguments, **options):
 
 
 # One tile; several; a last one that is not full; tiles wider than the window.
-@pytest.mark.parametrize('T, tile', [(6, 8), (21, 4), (23, 11)])
+@pytest.mark.parametrize('T, tile', [(6, 8), (24, 4), (21, 4), (23, 11)])
 @pytest.mark.parametrize('sees_self', [False, True])
 def test_is_the_definition(T, tile, sees_self):
   arguments = example(T)
