@@ -3,7 +3,7 @@
 #
 #   bash launch/quickstart.sh [--gin_param='STEPS = 2_000' ...]
 #
-# Makes the virtual environment .venv, trains for about five minutes on two CPU
+# Makes the virtual environment .venv, trains for about four minutes on two CPU
 # cores, and shows losses, an evaluation on code it has not seen, and a sample.
 # Run again, it goes on where it was stopped. WORKDIR is the folder of the run;
 # arguments are those of `python -m meliad_rec.main`.

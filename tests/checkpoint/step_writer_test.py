@@ -1,6 +1,6 @@
 """Saves that are killed. By hand, 25 kills:
 
-python -m pytest -m slow tests/step_writer_test.py
+python -m pytest -m slow tests/checkpoint/step_writer_test.py
 """
 
 import os
