@@ -57,14 +57,8 @@ def main(argv: list[str]) -> None:
     summary.show(experiment)
     return
   logging.info('%s', summary.sentence(experiment))
-  operative = config.operative()
-  run = trainer.Run(experiment, args.workdir, {'config': operative})
   began = time.perf_counter()
-  run.begin()
-  if run.step:
-    tell_changes(pathlib.Path(args.workdir, run_folder.CONFIG), operative)
-  run_folder.write(args.workdir, experiment, operative)
-  reason = run.live()
+  run, reason = train(experiment, args.workdir)
   seconds = time.perf_counter() - began
   digests = all_digests(run)
   if jax.process_index() == 0:
@@ -74,6 +68,30 @@ def main(argv: list[str]) -> None:
       f'{seconds:.0f} s{": " + reason if reason else ""}. Results: '
       f'{pathlib.Path(args.workdir).resolve()}'
     )
+
+
+def train(
+  experiment: Experiment, workdir: str | pathlib.Path
+) -> tuple[trainer.Run, str | None]:
+  """Trains, or goes on where the run in the folder stopped.
+
+  Args:
+    experiment: what `config.build` made; the configuration is kept with it.
+    workdir: folder of the run.
+
+  Returns:
+    The run as it ended, and why it did before its last step, or None.
+
+  Raises:
+    ValueError: the folder holds another run, or a loss is not finite.
+  """
+  operative = config.operative()
+  run = trainer.Run(experiment, str(workdir), {'config': operative})
+  run.begin()
+  if run.step:
+    tell_changes(pathlib.Path(workdir, run_folder.CONFIG), operative)
+  run_folder.write(workdir, experiment, operative)
+  return run, run.live()
 
 
 def tell_changes(path: pathlib.Path, operative: str) -> None:

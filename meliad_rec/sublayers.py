@@ -109,13 +109,19 @@ class Attention(nn.Module):
     return merge_heads(y_BTHK)
 
   def read_memory(self, n_BTD, memory: KV):
-    """Heads [B, T, H K] over memory slots."""
+    """Heads [B, T, H K] over memory slots.
+
+    Memory of B n rows is that of n blocks: each block of tokens reads its own.
+    """
+    B, T, _ = n_BTD.shape
+    rows, S = memory.mask.shape
+    W = B * T // rows
     q_BTHK, _ = self.memory_query(n_BTD)
-    rng, keep_HTS = self.dropout_rng(), None
+    q_BWHK = q_BTHK.reshape(rows, W, *q_BTHK.shape[2:])
+    rng, keep_HWS = self.dropout_rng(), None
     if rng is not None:
-      T, S = n_BTD.shape[1], memory.k.shape[1]
-      keep_HTS = keep_mask(rng, self.rate, (self.config.heads, T, S))
-    return merge_heads(attend(q_BTHK, memory, keep_HTS))
+      keep_HWS = keep_mask(rng, self.rate, (self.config.heads, W, S))
+    return attend(q_BWHK, memory, keep_HWS).reshape(B, T, -1)
 
   def write(self, x_BTD, *heads_BTF):
     """The stream joined with the heads of one source or of both."""
@@ -129,7 +135,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-  """ReLU MLP of h, joined to x."""
+  """ReLU MLP of h [B, T, any width], joined to x."""
 
   width: int
   dtype: str
@@ -137,8 +143,8 @@ class FeedForward(nn.Module):
 
   @nn.compact
   def __call__(self, x_BTD, h):
-    hidden = gates.contract(
-      self.width, h, self.dtype, use_bias=False, name='hidden'
+    hidden = nn.Dense(
+      self.width, use_bias=False, dtype=self.dtype, name='hidden'
     )
     join = self.join(dtype=self.dtype, name='output')
     return join(x_BTD, jax.nn.relu(hidden(h)))

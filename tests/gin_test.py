@@ -114,6 +114,12 @@ def test_every_architecture_builds_at_every_size(size, arch):
   assert parameters([f'arch/{arch}', f'size/{size}', 'task/code'])
 
 
+def test_the_recurrent_layer_may_be_the_only_one():
+  names = ['arch/block_recurrent', 'size/test', 'task/code']
+  cell = parameters(names, ['LAYERS = 1', 'RECURRENT_LAYERS = (0,)'])['cell']
+  assert list(cell) == ['cells_0']
+
+
 @pytest.mark.parametrize(('option', 'arch'), options_and_archs())
 def test_every_option_builds_with_every_architecture_that_reads_it(
   option, arch

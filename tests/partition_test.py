@@ -101,7 +101,7 @@ def assert_sharded_equals_unsharded(name, shape):
 
 
 def test_sharded_equals_unsharded_for_one_architecture():
-  assert_sharded_equals_unsharded('recurrent_fixed_skip', (2, 2, 2))
+  assert_sharded_equals_unsharded('recurrent_fixed_single', (2, 2, 2))
 
 
 @pytest.mark.slow

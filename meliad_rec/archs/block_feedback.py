@@ -1,13 +1,15 @@
 """Block feedback: every layer also reads the recurrent states.
 
-Hutchins et al. 2022, section 3.6: the whole stack runs block by block, and each
-layer attends to the states that the recurrent layer left one block before.
+Hutchins et al. 2022, section 3.6: each layer attends to the states that the
+recurrent layer left one block before. So the layers up to that one run block by
+block; those above, whose outputs do not feed back, take the segment at once.
 """
 
 from collections.abc import Callable
 import functools
 
 from flax import linen as nn
+import jax
 
 from meliad_rec import gates
 from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
@@ -15,6 +17,8 @@ from meliad_rec.archs.stack import special_places
 from meliad_rec.attention import KV
 from meliad_rec.cell import Block
 from meliad_rec.cell import Cell
+from meliad_rec.cell import scan_blocks
+from meliad_rec.cell import to_blocks
 from meliad_rec.layer import Layer
 from meliad_rec.layer_config import LayerConfig
 
@@ -57,6 +61,14 @@ class BlockFeedback(Cell):
     return self.config.window
 
   @property
+  def takes_segments(self):
+    return True
+
+  @property
+  def scans_blocks(self):
+    return True
+
+  @property
   def streams(self):
     return True
 
@@ -66,13 +78,9 @@ class BlockFeedback(Cell):
         'Block feedback needs a recurrent layer; set RECURRENT_LAYERS.'
       )
     self.places = special_places(self.count, self.recurrent_at)
+    self.last = self.places[-1]
     recurrent = functools.partial(
-      BlockRecurrentLayer,
-      self.config,
-      self.slots,
-      self.gate,
-      self.gate_config,
-      hoist=False,
+      BlockRecurrentLayer, self.config, self.slots, self.gate, self.gate_config
     )
     self.layers = [
       recurrent() if i in self.places else ReadingLayer(self.config)
@@ -88,15 +96,49 @@ class BlockFeedback(Cell):
     )
 
   def __call__(self, state, block):
-    fed_back = self.places[-1]
-    n_BSD, memory = self.layers[fed_back].seen(state[fed_back])
+    W, (B, T), top = self.config.window, block.mask.shape, self.last + 1
+    blocks = jax.tree.map(lambda a: to_blocks(a, W), block)
+    scanned, outputs = scan_blocks(
+      BlockFeedback.recur, self, state[:top], blocks
+    )
+    x, heads, memory = outputs
+    x_BTD, *heads = [a.reshape(B, T, -1) for a in (x, *heads)]
+    memory = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), memory)
+    y_BTD = self.layers[self.last].finish(block.replace(x=x_BTD), heads)
+    rest, y_BTD = self.through(
+      range(top, self.count), state, block.replace(x=y_BTD), memory
+    )
+    return (*scanned, *rest), y_BTD
 
-    def recur(layer, s, block):
-      if layer is self.layers[fed_back]:
-        return layer.one_block(s, block, n_BSD, memory)
-      return layer(s, block)
+  def recur(self, state, block):
+    """A block, as far as its states depend on it.
 
-    return self.through(recur, state, block, memory)
+    Returns:
+      The states of the layers up to the one that feeds back, and of that layer
+      its inputs, the heads of its tokens, and what all read.
+    """
+    fed_back, s = self.layers[self.last], state[self.last]
+    n_BSD, memory = fed_back.seen(s)
+    new, x_BWD = self.through(range(self.last), state, block, memory)
+    s, heads = fed_back.recur(s, block.replace(x=x_BWD), n_BSD, memory)
+    return (*new, s), (x_BWD, heads, memory)
+
+  def through(self, places, state, block, memory: KV, call: str = '__call__'):
+    """Feeds each layer what the one below gave, and the states to all.
+
+    Returns:
+      The new states of these layers, and the outputs of the last.
+    """
+    new = []
+    for i in places:
+      layer, s = self.layers[i], state[i]
+      if i in self.places:
+        s, y_BTD = getattr(layer, call)(s, block)
+      else:
+        s, y_BTD = layer(s, block, memory)
+      block = block.replace(x=y_BTD)
+      new.append(s)
+    return tuple(new), block.x
 
   def clear(self, state):
     return self.each('clear', state)
@@ -105,23 +147,11 @@ class BlockFeedback(Cell):
     return self.each('open', state)
 
   def step(self, opened, block):
-    memory = opened[self.places[-1]].memory
-    return self.through(lambda c, s, b: c.step(s, b), opened, block, memory)
+    memory = opened[self.last].memory
+    return self.through(range(self.count), opened, block, memory, 'step')
 
   def close(self, opened):
     return self.each('close', opened)
-
-  def through(self, recur: Callable, state, block, memory):
-    """Feeds each layer what the one below gave, and the states to all."""
-    new = []
-    for i, (layer, s) in enumerate(zip(self.layers, state, strict=True)):
-      if i in self.places:
-        s, y_BTD = recur(layer, s, block)
-      else:
-        s, y_BTD = layer(s, block, memory)
-      block = block.replace(x=y_BTD)
-      new.append(s)
-    return tuple(new), block.x
 
   def each(self, method: str, state):
     """A method of the recurrent layers' on their states."""

@@ -78,26 +78,22 @@ class BlockRecurrentLayer(Cell):
 
   def __call__(self, state, block):
     W, (B, T) = self.config.window, block.mask.shape
-    if T == W:
-      return self.one_block(state, block, *self.seen(state))
 
     def body(layer, state, block):
       return layer.recur(state, block, *layer.seen(state))
 
-    blocks = jax.tree.map(lambda a: to_blocks(a, W), block)
-    state, heads = scan_blocks(body, self, state, blocks)
-    heads = [a.reshape(B, T, -1) for a in heads]
-    return state, self.tokens.finish(block.x, *heads)
+    if T == W:
+      state, heads = body(self, state, block)
+    else:
+      blocks = jax.tree.map(lambda a: to_blocks(a, W), block)
+      state, heads = scan_blocks(body, self, state, blocks)
+      heads = [a.reshape(B, T, -1) for a in heads]
+    return state, self.finish(block, heads)
 
   def seen(self, state):
     """The states as attention enters them, n_BSD, and what is seen of them."""
     n_BSD = self.states.enter(state[1])
     return n_BSD, self.states.kv(n_BSD)
-
-  def one_block(self, state, block, n_BSD, memory: KV):
-    """`__call__` for a single block, given what is `seen` of the state."""
-    state, heads = self.recur(state, block, n_BSD, memory)
-    return state, self.tokens.finish(block.x, *heads)
 
   def recur(self, state, block, n_BSD, memory: KV):
     """The state after a block, and the heads of both sources of its tokens."""
@@ -108,6 +104,10 @@ class BlockRecurrentLayer(Cell):
     heads = attention.read_past(n_BWD, kv), attention.read_memory(n_BWD, memory)
     s_BSD = self.states.update(s_BSD, n_BSD, memory, kv)
     return (kv.last(self.config.window), s_BSD), heads
+
+  def finish(self, block, heads):
+    """What does not recur: outputs, from the heads of both sources."""
+    return self.tokens.finish(block.x, *heads)
 
   def open(self, state):
     past, s_BSD = state

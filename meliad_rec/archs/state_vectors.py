@@ -93,4 +93,6 @@ class StateVectors(nn.Module):
       case 'dual':
         return self.mlp(h, self.mlp_norm(h))
       case 'single':
-        return self.mlp(s_BSD, h)
+        # As one matrix: cut over three mesh axes, XLA 0.10 multiplies by a
+        # [C, H K, F] kernel wrongly in the backward pass.
+        return self.mlp(s_BSD, h.reshape(*h.shape[:2], -1))

@@ -89,8 +89,8 @@ def build(function):
 def check_read() -> None:
   """Every binding has been read; call it after everything is built.
 
-  Only macros of the shipped size and task files may go unread: an architecture
-  need not have, for instance, slots.
+  Only what shipped files set may go unread, options and experiments aside: an
+  architecture need not have, for instance, slots.
 
   Raises:
     ConfigError: a binding that nothing read, with the nearest that was.

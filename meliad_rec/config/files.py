@@ -70,10 +70,11 @@ def is_shipped(path: Path) -> bool:
 def is_optional(path: Path) -> bool:
   """Whether what a shipped file sets may go unread.
 
-  An architecture need not have all that a size or a task sets, and options
-  replace parts of the recipe that defaults.gin describes.
+  An architecture need not have all that a size or a task sets, nor a depth all
+  kinds of layers of its architecture, and options replace parts of the recipe
+  that defaults.gin describes.
   """
-  return kind(path) in ('size', 'task') or path.name == 'defaults.gin'
+  return kind(path) in ('arch', 'size', 'task') or path.name == 'defaults.gin'
 
 
 def label(path: Path) -> str:

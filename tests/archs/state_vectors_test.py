@@ -50,7 +50,7 @@ def test_single_joins_behind_the_mlp_alone():
   found = shapes(gates.FixedGate, 'single')
   assert 'output' not in found['attention']
   assert 'mlp_norm' not in found
-  assert found['mlp']['hidden']['kernel'] == (2, H * K, F)
+  assert found['mlp']['hidden']['kernel'] == (2 * H * K, F)
 
 
 def test_dual_has_a_gate_behind_each():
