@@ -39,8 +39,5 @@ for system in "${systems[@]}"; do
     --workdir="$out/$name" "$@"
 done
 echo
-for system in "${systems[@]}"; do
-  read -r name _ <<<"$system"
-  printf '%-22s %s\n' "$name" \
-    "$(grep '"split": "validation"' "$out/$name/metrics.jsonl" | tail -n 1)"
-done
+read -ra names < <(printf '%s ' "${systems[@]%% *}")
+"$python" -m meliad_rec.runs "${names[@]/#/$out/}" --plot="$out/curves.png"

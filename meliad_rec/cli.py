@@ -23,6 +23,7 @@ COMMANDS = {
   'train': 'main',
   'evaluate': 'evaluate',
   'generate': 'generate',
+  'runs': 'runs',
   'tokenize': 'tokenize',
   'train_vocab': 'train_vocab',
   'import_meliad': 'import_meliad',

@@ -39,7 +39,7 @@ report/countdown evaluation experiment progress trainer summary run_folder
 compilation_cache token_losses compare
 config/values config/files config/names config/binding config/syntax
 config/reader config/config config/saved run run_flags cli
-main evaluate generate tokenize train_vocab import_meliad bench
+main evaluate generate runs tokenize train_vocab import_meliad bench
 """
 ORDER = LINES.split()
 ENTRY = ORDER[ORDER.index('cli') + 1 :]

@@ -15,6 +15,21 @@ from typing import Any
 NAME = 'metrics.jsonl'
 
 
+def path(workdir: str | os.PathLike) -> pathlib.Path:
+  """The journal of a run.
+
+  Raises:
+    ValueError: the folder has none.
+  """
+  found = pathlib.Path(workdir, NAME)
+  if not found.is_file():
+    raise ValueError(
+      f'{found} is not there, and it holds the figures of a run; give the '
+      'folder of a run that has written some.'
+    )
+  return found
+
+
 def read(path: str | os.PathLike) -> list[dict[str, Any]]:
   """The records of a journal; one that a killed run left torn is left out.
 

@@ -71,12 +71,7 @@ def compare(
 
 def _curves(workdir, metric):
   """Points (step, value) by split."""
-  path = pathlib.Path(workdir) / journal.NAME
-  if not path.exists():
-    raise ValueError(
-      f'{path} is not there, and it holds the curves of a run; give the '
-      'folder of a run that has written figures.'
-    )
+  path = journal.path(workdir)
   curves = {}
   for record in journal.read(path):
     if metric in record:
