@@ -1,18 +1,15 @@
-"""The loss of every token of some documents, with their text: one .npz file."""
+"""The loss of every token of some documents, with their text, as a file."""
 
 import dataclasses
-import json
-import os
 from pathlib import Path
-import tempfile
-import zipfile
 
 import numpy as np
 
+from meliad_rec import array_file
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Vocabulary
 
-_FORMAT = 1
+_KIND, _COMMAND = 'token losses', 'evaluate --out'
 _DTYPES = {
   'tokens': np.dtype(np.int32),
   'nats': np.dtype(np.float32),
@@ -72,58 +69,35 @@ class TokenLosses:
 
   def write(self, path: str | Path) -> None:
     """Writes the file, whole or not at all; ValueError if it cannot."""
-    meta = {'format': _FORMAT, 'names': self.names, 'about': self.about}
-    path = Path(path)
-    try:
-      file, name = tempfile.mkstemp(prefix=f'.{path.name}.', dir=path.parent)
-      try:
-        with os.fdopen(file, 'wb') as whole:
-          np.savez(
-            whole,
-            tokens=self.tokens,
-            nats=self.nats,
-            starts=self.starts,
-            bytes=self.bytes_,
-            text=self.text,
-            meta=np.frombuffer(json.dumps(meta).encode(), np.uint8),
-          )
-        os.replace(name, path)
-      except BaseException:
-        os.unlink(name)
-        raise
-    except OSError as error:
-      raise ValueError(
-        f'{path} cannot be written ({error.strerror}); choose another file.'
-      ) from None
+    arrays = {
+      'tokens': self.tokens,
+      'nats': self.nats,
+      'starts': self.starts,
+      'bytes': self.bytes_,
+      'text': self.text,
+    }
+    facts = {'names': self.names, 'about': self.about}
+    array_file.write(path, _KIND, arrays, facts)
 
   @classmethod
   def load(cls, path: str | Path) -> 'TokenLosses':
     """What `write` wrote; ValueError if the file is anything else."""
+    arrays, facts = array_file.read(path, _KIND, _COMMAND)
     try:
-      with np.load(path, allow_pickle=False) as file:
-        meta = json.loads(file['meta'].tobytes())
-        arrays = {name: file[name] for name in _DTYPES}
-        found = cls(
-          tokens=arrays['tokens'],
-          nats=arrays['nats'],
-          starts=arrays['starts'],
-          bytes_=arrays['bytes'],
-          text=arrays['text'],
-          names=meta['names'],
-          about=meta['about'],
-        )
-      if found.is_sound() and meta['format'] == _FORMAT:
-        return found
-    except FileNotFoundError:
-      raise ValueError(
-        f'There is no file {path}; write one with evaluate --out.'
-      ) from None
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
-      pass
-    raise ValueError(
-      f'{path} holds no token losses, or is damaged; write it again with '
-      'evaluate --out.'
-    )
+      found = cls(
+        tokens=arrays['tokens'],
+        nats=arrays['nats'],
+        starts=arrays['starts'],
+        bytes_=arrays['bytes'],
+        text=arrays['text'],
+        names=list(facts['names']),
+        about=dict(facts['about']),
+      )
+    except (KeyError, TypeError, ValueError):
+      raise array_file.damaged(path, _KIND, _COMMAND) from None
+    if not found.is_sound():
+      raise array_file.damaged(path, _KIND, _COMMAND)
+    return found
 
   def is_sound(self) -> bool:
     """Whether the arrays are what the attributes say, and fit together."""

@@ -32,7 +32,8 @@ benchmarks/round_robin benchmarks/step
 checkpoint/fingerprint checkpoint/manifest checkpoint/mismatch
 checkpoint/preemption checkpoint/saved_step checkpoint/step_writer
 checkpoint/checkpoints
-generation/sampling generation/steppers generation/decode generation/sample
+array_file generation/sampling generation/steppers generation/decode
+generation/sample
 generation/speller generation/saved_reading generation/writer
 report/journal report/console report/plot report/report report/log
 report/countdown evaluation experiment progress trainer summary run_folder

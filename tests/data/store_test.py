@@ -1,10 +1,7 @@
 """A store is written whole or not at all, and found again as it was."""
 
-import io
-
 import numpy as np
 import pytest
-import sentencepiece
 
 from meliad_rec.data import store
 from meliad_rec.data.documents import Document
@@ -12,6 +9,8 @@ from meliad_rec.data.documents import Documents
 from meliad_rec.data.store import Store
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import SentencePiece
+from tests.pieces import IDS
+from tests.pieces import train
 
 TEXTS = {'train': ['first one', '', 'žluť'], 'test': ['last']}
 
@@ -29,21 +28,9 @@ def write(path, vocabulary, force=False):
 
 @pytest.fixture(scope='module')
 def pieces(tmp_path_factory):
-  out = io.BytesIO()
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(['first one', 'last'] * 9),
-    model_writer=out,
-    vocab_size=280,
-    byte_fallback=True,
-    hard_vocab_limit=False,
-    pad_id=0,
-    unk_id=2,
-    eos_id=1,
-    bos_id=-1,
-    minloglevel=2,
-  )
   path = tmp_path_factory.mktemp('pieces') / 'any.model'
-  path.write_bytes(out.getvalue())
+  model = train(['first one', 'last'] * 9, 280, **IDS)
+  path.write_bytes(model)
   return SentencePiece(path)
 
 

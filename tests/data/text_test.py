@@ -1,10 +1,7 @@
 """Text tokenised in memory: the same documents as our own vocabularies give."""
 
-import io
-
 import numpy as np
 import pytest
-import sentencepiece
 
 from meliad_rec.data import store
 from meliad_rec.data.documents import count_words
@@ -15,6 +12,8 @@ from meliad_rec.data.text import Text
 from meliad_rec.data.text import texts
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import SentencePiece
+from tests.pieces import IDS
+from tests.pieces import train
 
 seqio = pytest.importorskip('seqio')
 
@@ -23,22 +22,10 @@ DOCUMENTS = ['two words\r\n\n\tthird', '', '  naïve 日本 \U0001f600\0 end ']
 
 @pytest.fixture(scope='module')
 def pieces(tmp_path_factory):
-  out = io.BytesIO()
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(['two words third', ' naïve end'] * 9),
-    model_writer=out,
-    vocab_size=290,
-    byte_fallback=True,
-    hard_vocab_limit=False,
-    normalization_rule_name='identity',
-    pad_id=0,
-    unk_id=2,
-    eos_id=1,
-    bos_id=-1,
-    minloglevel=2,
-  )
   path = tmp_path_factory.mktemp('pieces') / 'any.model'
-  path.write_bytes(out.getvalue())
+  sentences = ['two words third', ' naïve end'] * 9
+  model = train(sentences, 290, normalization_rule_name='identity', **IDS)
+  path.write_bytes(model)
   return SentencePiece(path)
 
 

@@ -1,7 +1,5 @@
 """Laws of a vocabulary: bytes of tokens are the text, padding is never one."""
 
-import io
-
 import numpy as np
 import pytest
 import sentencepiece
@@ -9,6 +7,7 @@ import sentencepiece
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import open_vocabulary
 from meliad_rec.data.vocabulary import SentencePiece
+from tests import pieces
 
 TEXTS = [
   '',
@@ -20,28 +19,12 @@ TEXTS = [
 ]
 
 
-def model(**settings):
-  out = io.BytesIO()
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(['plain words, twice', ' naïve café'] * 20),
-    model_writer=out,
-    vocab_size=300,
-    byte_fallback=True,
-    hard_vocab_limit=False,
-    minloglevel=2,
-    **settings,
-  )
-  return out.getvalue()
-
-
+SENTENCES = ['plain words, twice', ' naïve café'] * 20
 EXACT = {
   'normalization_rule_name': 'identity',
   'remove_extra_whitespaces': False,
   'allow_whitespace_only_pieces': True,
-  'pad_id': 0,
-  'unk_id': 2,
-  'eos_id': 1,
-  'bos_id': -1,
+  **pieces.IDS,
 }
 
 
@@ -51,10 +34,11 @@ def models(tmp_path_factory):
   settings = {
     'exact': {**EXACT, 'add_dummy_prefix': False},
     'prefix': {**EXACT, 'add_dummy_prefix': True},
-    'lossy': {'pad_id': 0, 'unk_id': 2, 'eos_id': 1, 'bos_id': -1},
+    'lossy': pieces.IDS,
   }
   for name, chosen in settings.items():
-    (folder / name).write_bytes(model(**chosen))
+    model = pieces.train(SENTENCES, 300, **chosen)
+    (folder / name).write_bytes(model)
   return folder
 
 
@@ -118,15 +102,8 @@ def test_the_identity_is_that_of_the_file(models, tmp_path):
 
 
 def test_a_model_that_gives_zero_to_text_is_refused(tmp_path):
-  out = io.BytesIO()
-  sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter(['plain words']),
-    model_writer=out,
-    vocab_size=20,
-    hard_vocab_limit=False,
-    minloglevel=2,
-  )
-  (tmp_path / 'zero').write_bytes(out.getvalue())
+  model = pieces.train(['plain words'], 20, byte_fallback=False)
+  (tmp_path / 'zero').write_bytes(model)
   with pytest.raises(ValueError, match='pad_id=0'):
     SentencePiece(tmp_path / 'zero')
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec import array_file
 from meliad_rec.generation import saved_reading
 from meliad_rec.generation.decode import Decoder
 from meliad_rec.generation.decode import Reading
@@ -67,9 +68,10 @@ def test_files_that_are_none(tmp_path):
     saved_reading.save(tmp_path / 'no' / 's', reading, ABOUT)
   saved_reading.save(tmp_path / 's.npz', reading, ABOUT)
   whole = (tmp_path / 's.npz').read_bytes()
-  np.savez(tmp_path / 'pickle.npz', about=np.array([{}], object))
+  np.savez(tmp_path / 'pickle.npz', meta=np.array([{}], object))
+  array_file.write(tmp_path / 'bare', 'saved state', {}, {})
   (tmp_path / 'cut').write_bytes(whole[: len(whole) // 2])
   (tmp_path / 'text').write_text('text')
-  for name in ('pickle.npz', 'cut', 'text'):
-    with pytest.raises(ValueError, match='not a saved state, or is damaged'):
+  for name in ('pickle.npz', 'bare', 'cut', 'text'):
+    with pytest.raises(ValueError, match='holds no saved state, or is damaged'):
       saved_reading.load(tmp_path / name, like, ABOUT)

@@ -1,0 +1,79 @@
+"""Arrays by name and JSON facts in one file: an .npz, never a pickle."""
+
+from collections.abc import Mapping
+import json
+import os
+from pathlib import Path
+import tempfile
+import zipfile
+
+import numpy as np
+
+_META = 'meta'
+
+
+def write(
+  path: str | Path, kind: str, arrays: Mapping[str, np.ndarray], facts: dict
+) -> None:
+  """Writes the file, whole or not at all; one that is there is replaced.
+
+  Args:
+    path: of the file.
+    kind: what it holds, as a person would say it.
+    arrays: of dtypes that numpy itself knows.
+    facts: JSON-able.
+
+  Raises:
+    ValueError: it cannot be written.
+  """
+  text = json.dumps({'kind': kind, 'facts': facts})
+  meta = {_META: np.frombuffer(text.encode(), np.uint8)}
+  path = Path(path)
+  try:
+    file, name = tempfile.mkstemp(prefix=f'.{path.name}.', dir=path.parent)
+    try:
+      with os.fdopen(file, 'wb') as whole:
+        np.savez(whole, **arrays, **meta)
+      os.replace(name, path)
+    except BaseException:
+      os.unlink(name)
+      raise
+  except OSError as error:
+    raise ValueError(
+      f'{path} cannot be written ({error.strerror}); choose another file.'
+    ) from None
+
+
+def read(
+  path: str | Path, kind: str, command: str
+) -> tuple[dict[str, np.ndarray], dict]:
+  """The arrays and facts that `write` wrote.
+
+  Args:
+    path: of the file.
+    kind: what it must hold.
+    command: what writes such files, for messages.
+
+  Raises:
+    ValueError: there is no such file, or it is damaged or of another kind.
+  """
+  try:
+    with np.load(path, allow_pickle=False) as file:
+      meta = json.loads(file[_META].tobytes())
+      if meta['kind'] == kind:
+        arrays = {name: file[name] for name in file.files if name != _META}
+        return arrays, dict(meta['facts'])
+  except FileNotFoundError:
+    raise ValueError(
+      f'There is no file {path}; write one with {command}.'
+    ) from None
+  except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+    pass
+  raise damaged(path, kind, command)
+
+
+def damaged(path: str | Path, kind: str, command: str) -> ValueError:
+  """The error for a file that is not what it should be."""
+  return ValueError(
+    f'{path} holds no {kind}, or is damaged; write it again with {command}.'
+  )
