@@ -33,7 +33,7 @@ class Heads(nn.Module):
 
   heads: int
   head_width: int
-  normalize: bool  # To unit length, section 1.2 of the authors' code.
+  normalize: bool  # To unit length.
   dtype: str
 
   @nn.compact

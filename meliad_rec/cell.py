@@ -39,8 +39,10 @@ class Cell(nn.Module, kw_only=True):
   """Base class of every architecture.
 
   Attributes:
-    unroll: blocks that one iteration of the scan over blocks holds.
-    remat: a name in REMAT_POLICIES, applied to each call.
+    unroll: blocks that one iteration of the scan over blocks holds, where there
+      is one.
+    remat: a name in REMAT_POLICIES, applied to each call, or to each block of a
+      call that scans them.
   """
 
   unroll: int = 1
@@ -77,9 +79,14 @@ class Cell(nn.Module, kw_only=True):
     """
     return state
 
+  @property
+  def recurs(self) -> bool:
+    """Whether `clear` forgets anything."""
+    return False
+
   # Token by token, for generation. A cell that takes any number of tokens has
   # it for nothing; one that takes whole blocks may add it, and is then opened
-  # at a block border. Without it, decode.py runs the open block again.
+  # at a block border. Without it, generation runs the open block again.
 
   @property
   def streams(self) -> bool:
@@ -131,12 +138,12 @@ def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
 def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
   """lax.scan of body(cell, state, block) over axis 1 of every leaf.
 
-  A scan over a module must be lifted; this is the only place that does so.
-  Blocks share their dropout masks, as in the authors' code: drawing new ones
-  in each would cost more than some of its matrix products.
+  A scan over a module must be lifted, or its tracers leak. Blocks share their
+  dropout masks, as in the authors' code: drawing new ones in each would cost
+  more than some of its matrix products.
   """
   scan = nn.scan(
-    remat(body, cell.remat),
+    remat(body, cell.remat, in_scan=True),
     variable_broadcast='params',
     split_rngs={'params': False, 'dropout': False},
     in_axes=1,
@@ -146,15 +153,22 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
   return scan(cell, state, blocks)
 
 
-def remat(body: Callable, policy: str) -> Callable:
-  """Body(module, ...) that recomputes in the backward pass what policy says."""
+def remat(body: Callable, policy: str, in_scan: bool = False) -> Callable:
+  """Body(module, ...) that recomputes in the backward pass what policy says.
+
+  Args:
+    body: a function of a module and arrays.
+    policy: a name in REMAT_POLICIES.
+    in_scan: whether a scan calls it; elsewhere XLA must be kept from merging
+      what is computed again with what was computed before.
+  """
   if policy not in REMAT_POLICIES:
     raise ValueError(
       f'remat is {policy!r}; it must be one of {", ".join(REMAT_POLICIES)}.'
     )
   if policy == 'none':
     return body
-  return nn.remat(body, policy=REMAT_POLICIES[policy], prevent_cse=False)
+  return nn.remat(body, policy=REMAT_POLICIES[policy], prevent_cse=not in_scan)
 
 
 def to_blocks(a_BT: jax.Array, W: int) -> jax.Array:

@@ -5,6 +5,8 @@ behind the first two (heads, or hidden units) are contracted. Gates work in
 float32. Hutchins et al. 2022, section 3.4.
 """
 
+import functools
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -35,8 +37,7 @@ class FixedGate(nn.Module):
   @nn.compact
   def __call__(self, x_BSD, h):
     D = x_BSD.shape[-1]
-    z_BSD = contract(D, h, self.dtype, use_bias=self.use_bias, name='z')(h)
-    z_BSD = z_BSD.astype(jnp.float32)
+    z_BSD = contract32(D, h, self.dtype, use_bias=self.use_bias, name='z')(h)
     z_BSD = jnp.tanh(z_BSD) if self.tanh else z_BSD
     g_D = jax.nn.sigmoid(
       self.param('gate', nn.initializers.normal(0.1), (D,))
@@ -55,8 +56,7 @@ class LSTMGate(nn.Module):
   @nn.compact
   def __call__(self, x_BSD, h):
     D = x_BSD.shape[-1]
-    z_BSD = contract(D, h, self.dtype, use_bias=self.use_bias, name='z')(h)
-    z_BSD = z_BSD.astype(jnp.float32)
+    z_BSD = contract32(D, h, self.dtype, use_bias=self.use_bias, name='z')(h)
     z_BSD = jnp.tanh(z_BSD) if self.tanh else z_BSD  # eq. 4
     small = {
       'kernel_init': nn.initializers.variance_scaling(
@@ -64,10 +64,10 @@ class LSTMGate(nn.Module):
       ),
       'bias_init': nn.initializers.normal(0.1),
     }
-    i_BSD = contract(D, h, self.dtype, name='i', **small)(h)
-    f_BSD = contract(D, h, self.dtype, name='f', **small)(h)
-    i_BSD = jax.nn.sigmoid(i_BSD.astype(jnp.float32) - 1)  # eq. 5
-    f_BSD = jax.nn.sigmoid(f_BSD.astype(jnp.float32) + 1)  # eq. 6
+    i_BSD = contract32(D, h, self.dtype, name='i', **small)(h)
+    f_BSD = contract32(D, h, self.dtype, name='f', **small)(h)
+    i_BSD = jax.nn.sigmoid(i_BSD - 1)  # eq. 5
+    f_BSD = jax.nn.sigmoid(f_BSD + 1)  # eq. 6
     y_BSD = x_BSD.astype(jnp.float32) * f_BSD + z_BSD * i_BSD  # eq. 7
     return y_BSD.astype(x_BSD.dtype)
 
@@ -77,3 +77,11 @@ def contract(features: int, h, dtype, **options) -> nn.DenseGeneral:
   return nn.DenseGeneral(
     features, tuple(range(2, h.ndim)), dtype=dtype, **options
   )
+
+
+def contract32(features: int, h, dtype, **options) -> nn.DenseGeneral:
+  """As `contract`, with float32 sums and results."""
+  sums = functools.partial(
+    jax.lax.dot_general, preferred_element_type=jnp.float32
+  )
+  return contract(features, h, dtype, dot_general=sums, **options)

@@ -23,7 +23,7 @@ class LayerConfig:
     normalize_qk: queries and keys of unit length, and a learned scale a head.
     sees_self: whether a token is the last of its own window.
     dropout: rate; after the first norm, of attention probabilities, and of the
-      MLP's output.
+      MLP's output. State vectors have none, as in the authors' code.
     dtype: of activations; parameters, softmax, norms and gates are float32.
     compat_meliad: the numerics of google-research/meliad: an empty cache is
       zeros that take part in the softmax, the scale multiplies the position
@@ -41,6 +41,23 @@ class LayerConfig:
   dropout: float = 0.0
   dtype: str = 'float32'
   compat_meliad: bool = False
+
+  def __post_init__(self):
+    for name in ('d_model', 'heads', 'head_width', 'mlp_width', 'window'):
+      if getattr(self, name) < 1:
+        raise ValueError(
+          f'{name} is {getattr(self, name)}; it needs 1 or more. Set '
+          f'{name.upper()}.'
+        )
+    if not 0 <= self.dropout < 1:
+      raise ValueError(
+        f'dropout is {self.dropout}; it needs 0 or more and less than 1. Set '
+        'DROPOUT.'
+      )
+    if self.dtype not in ('float32', 'bfloat16'):
+      raise ValueError(
+        f'dtype is {self.dtype!r}; it needs float32 or bfloat16. Set DTYPE.'
+      )
 
   def empty_past(self, batch: int) -> KV:
     """The window cache at the start of a document."""

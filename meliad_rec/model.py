@@ -35,6 +35,11 @@ class LanguageModel(nn.Module):
   clear_state: bool = False
 
   def setup(self):
+    if self.clear_state and not self.cell.recurs:
+      raise ValueError(
+        f'clear_state is set, and {type(self.cell).__name__} has no recurrent '
+        'state to clear; leave it out, or take a recurrent architecture.'
+      )
     self.embed = nn.Embed(
       self.vocab,
       self.d_model,
@@ -61,9 +66,13 @@ class LanguageModel(nn.Module):
     """
     state = reset(start_B, self.initial_state(tokens_BT.shape[0]), state)
     if self.clear_state:
-      state = self.cell.clear(state)
+      state = self.clear(state)
     state, y_BTD = run(self.cell, state, self.block(tokens_BT, mask_BT))
     return state, self.logits(y_BTD)
+
+  def clear(self, state: State) -> State:
+    """What `clear_state` makes of the state at the start of a segment."""
+    return self.cell.clear(state)
 
   def open(self, state: State) -> State:
     """The state of a block border in the form that `step` takes."""
@@ -84,7 +93,8 @@ class LanguageModel(nn.Module):
     return Block(x_BTD, mask_BT)
 
   def logits(self, y_BTD):
-    divisor = self.logits_divisor or self.d_model**0.5
+    divisor = self.logits_divisor
+    divisor = self.d_model**0.5 if divisor is None else divisor
     y_BTD = self.drop(self.norm(y_BTD)).astype(jnp.float32)
     return self.embed.attend(y_BTD) / divisor
 

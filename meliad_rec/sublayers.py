@@ -50,7 +50,8 @@ class Attention(nn.Module):
   Attributes:
     config: shared by the layers.
     has_memory: whether there are second queries, for memory.
-    in_order: whether `past` has positions; if not, every key is visible.
+    in_order: whether `past` has positions; if not, all its keys that are not
+      masked are visible to every query.
     rate: of dropout.
     join: a class of gates.py; None hands the heads on as they are.
   """
@@ -91,7 +92,7 @@ class Attention(nn.Module):
     config = self.config
     q_BTHK, scale_H = self.query(n_BTD)
     if not self.in_order:
-      return merge_heads(attend(q_BTHK, past))
+      return self.slots(q_BTHK, past)
     nearest = 0 if config.sees_self else 1
     bias_HW = self.position.bias(np.arange(config.window) + nearest)
     if config.compat_meliad:
@@ -114,14 +115,19 @@ class Attention(nn.Module):
     Memory of B n rows is that of n blocks: each block of tokens reads its own.
     """
     B, T, _ = n_BTD.shape
-    rows, S = memory.mask.shape
+    rows = len(memory.mask)
     W = B * T // rows
     q_BTHK, _ = self.memory_query(n_BTD)
     q_BWHK = q_BTHK.reshape(rows, W, *q_BTHK.shape[2:])
-    rng, keep_HWS = self.dropout_rng(), None
+    return self.slots(q_BWHK, memory).reshape(B, T, -1)
+
+  def slots(self, q_BTHK, kv: KV):
+    """Heads [B, T, H K] over keys in no order."""
+    rng, keep_HTS = self.dropout_rng(), None
     if rng is not None:
-      keep_HWS = keep_mask(rng, self.rate, (self.config.heads, W, S))
-    return attend(q_BWHK, memory, keep_HWS).reshape(B, T, -1)
+      T, S = q_BTHK.shape[1], kv.mask.shape[1]
+      keep_HTS = keep_mask(rng, self.rate, (self.config.heads, T, S))
+    return merge_heads(attend(q_BTHK, kv, keep_HTS))
 
   def write(self, x_BTD, *heads_BTF):
     """The stream joined with the heads of one source or of both."""

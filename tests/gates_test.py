@@ -86,3 +86,18 @@ def test_the_stream_keeps_its_dtype(join):
   y, params = join(dtype='bfloat16').init_with_output(jax.random.key(0), x, h)
   assert y.dtype == jnp.bfloat16
   assert all(a.dtype == jnp.float32 for a in jax.tree.leaves(params))
+
+
+def test_a_gate_sums_in_float32_whatever_the_activations():
+  """From the same bfloat16 numbers, only the output is rounded."""
+  rng = np.random.default_rng(0)
+  x, h = (jnp.asarray(rng.normal(size=(B, S, n)), 'bfloat16') for n in (64, 96))
+  low, high = gates.LSTMGate('bfloat16'), gates.LSTMGate('float32')
+  params = low.init(jax.random.key(0), x, h)
+  params = jax.tree.map(
+    lambda a: a.astype('bfloat16').astype('float32'), params
+  )
+  exact = high.apply(params, x.astype('float32'), h.astype('float32'))
+  rounded = exact.astype('bfloat16').astype('float32')
+  found = low.apply(params, x, h).astype('float32')
+  assert (found == rounded).mean() > 0.99

@@ -133,6 +133,15 @@ def test_every_option_builds_with_every_architecture_that_reads_it(
   assert parameters(names, params)
 
 
+@pytest.mark.parametrize('schedule', ['cosine', 'linear', 'constant'])
+@pytest.mark.parametrize('order', [1, -1])
+def test_adamw_and_another_schedule_are_refused(schedule, order):
+  options = ['options/optimizer_adamw', f'options/schedule_{schedule}'][::order]
+  names = ['arch/window', 'size/test', 'task/code', *options]
+  with pytest.raises(config.ConfigError, match='nothing reads'):
+    parameters(names)
+
+
 @pytest.mark.parametrize('task', TASKS)
 def test_every_task_builds(task, tmp_path):
   needs = {

@@ -22,3 +22,18 @@ def test_empty_past(compat_meliad):
 
 def test_compat_is_not_the_default():
   assert not LayerConfig(**SIZES, window=4).compat_meliad
+
+
+@pytest.mark.parametrize(
+  'change, said',
+  [
+    ({'heads': 0}, 'heads is 0; it needs 1 or more. Set HEADS.'),
+    ({'window': -4}, 'window is -4; it needs 1 or more. Set WINDOW.'),
+    ({'dropout': 1.0}, 'dropout is 1.0; it needs 0 or more and less than 1.'),
+    ({'dropout': -0.5}, 'dropout is -0.5; it needs 0 or more'),
+    ({'dtype': 'float31'}, "dtype is 'float31'; it needs float32 or bfloat16."),
+  ],
+)
+def test_sizes_that_cannot_be(change, said):
+  with pytest.raises(ValueError, match=said):
+    LayerConfig(**SIZES | {'window': 4} | change)

@@ -9,6 +9,7 @@ from meliad_rec.cell import Cell
 from meliad_rec.model import empty_carry
 from meliad_rec.model import initialize
 from meliad_rec.model import LanguageModel
+from tests import architectures
 
 V, D, B, T = 13, 6, 3, 5
 
@@ -22,6 +23,10 @@ class Adder(Cell):
   def __call__(self, state, block):
     y_BTD = state[:, None] + jnp.cumsum(block.x, 1)
     return y_BTD[:, -1], y_BTD
+
+  @property
+  def recurs(self):
+    return True
 
   def clear(self, state):
     return jnp.zeros_like(state)
@@ -60,6 +65,15 @@ def test_clear_state_forgets_before_the_segment():
   none = np.zeros(B, bool)
   run = lambda s: model.apply(params, np.full((B, D), s), TOKENS, none, REAL)[1]
   np.testing.assert_array_equal(run(1.0), run(7.0))
+
+
+def test_clear_state_needs_something_to_clear():
+  window = architectures.windowed()
+  with pytest.raises(ValueError, match='Stack has no recurrent state to clear'):
+    initialize(
+      LanguageModel(V, window, architectures.D, clear_state=True),
+      *(jax.random.key(0), B, architectures.T),
+    )
 
 
 def test_steps_are_the_segment():

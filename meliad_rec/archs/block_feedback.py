@@ -17,6 +17,7 @@ from meliad_rec.archs.stack import special_places
 from meliad_rec.attention import KV
 from meliad_rec.cell import Block
 from meliad_rec.cell import Cell
+from meliad_rec.cell import remat
 from meliad_rec.cell import scan_blocks
 from meliad_rec.cell import to_blocks
 from meliad_rec.layer import Layer
@@ -69,6 +70,10 @@ class BlockFeedback(Cell):
     return True
 
   @property
+  def recurs(self):
+    return True
+
+  @property
   def streams(self):
     return True
 
@@ -104,9 +109,14 @@ class BlockFeedback(Cell):
     x, heads, memory = outputs
     x_BTD, *heads = [a.reshape(B, T, -1) for a in (x, *heads)]
     memory = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), memory)
-    y_BTD = self.layers[self.last].finish(block.replace(x=x_BTD), heads)
+    finish = remat(lambda layer, b, h: layer.finish(b, h), self.remat)
+    y_BTD = finish(self.layers[self.last], block.replace(x=x_BTD), heads)
     rest, y_BTD = self.through(
-      range(top, self.count), state, block.replace(x=y_BTD), memory
+      range(top, self.count),
+      state,
+      block.replace(x=y_BTD),
+      memory,
+      read=remat(lambda layer, s, b, m: layer(s, b, m), self.remat),
     )
     return (*scanned, *rest), y_BTD
 
@@ -123,8 +133,24 @@ class BlockFeedback(Cell):
     s, heads = fed_back.recur(s, block.replace(x=x_BWD), n_BSD, memory)
     return (*new, s), (x_BWD, heads, memory)
 
-  def through(self, places, state, block, memory: KV, call: str = '__call__'):
+  def through(
+    self,
+    places,
+    state,
+    block,
+    memory: KV,
+    read: Callable = lambda layer, s, b, m: layer(s, b, m),
+    recur: Callable = lambda layer, s, b: layer(s, b),
+  ):
     """Feeds each layer what the one below gave, and the states to all.
+
+    Args:
+      places: of the layers.
+      state: of all layers, by place.
+      block: input of the first of them.
+      memory: what tokens see of the states.
+      read: calls a plain layer.
+      recur: calls a recurrent layer.
 
     Returns:
       The new states of these layers, and the outputs of the last.
@@ -133,9 +159,9 @@ class BlockFeedback(Cell):
     for i in places:
       layer, s = self.layers[i], state[i]
       if i in self.places:
-        s, y_BTD = getattr(layer, call)(s, block)
+        s, y_BTD = recur(layer, s, block)
       else:
-        s, y_BTD = layer(s, block, memory)
+        s, y_BTD = read(layer, s, block, memory)
       block = block.replace(x=y_BTD)
       new.append(s)
     return tuple(new), block.x
@@ -148,13 +174,19 @@ class BlockFeedback(Cell):
 
   def step(self, opened, block):
     memory = opened[self.last].memory
-    return self.through(range(self.count), opened, block, memory, 'step')
+    return self.through(
+      range(self.count),
+      opened,
+      block,
+      memory,
+      recur=lambda layer, s, b: layer.step(s, b),
+    )
 
   def close(self, opened):
     return self.each('close', opened)
 
   def each(self, method: str, state):
-    """A method of the recurrent layers' on their states."""
+    """A method of the recurrent layers, on their states."""
     return tuple(
       getattr(layer, method)(s) if i in self.places else s
       for i, (layer, s) in enumerate(zip(self.layers, state, strict=True))

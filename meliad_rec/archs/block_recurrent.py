@@ -16,6 +16,7 @@ from meliad_rec import gates
 from meliad_rec.archs.state_vectors import StateVectors
 from meliad_rec.attention import KV
 from meliad_rec.cell import Cell
+from meliad_rec.cell import remat
 from meliad_rec.cell import scan_blocks
 from meliad_rec.cell import to_blocks
 from meliad_rec.layer import Layer
@@ -60,6 +61,10 @@ class BlockRecurrentLayer(Cell):
     return self.hoist
 
   @property
+  def recurs(self):
+    return True
+
+  @property
   def streams(self):
     return True
 
@@ -83,7 +88,7 @@ class BlockRecurrentLayer(Cell):
       return layer.recur(state, block, *layer.seen(state))
 
     if T == W:
-      state, heads = body(self, state, block)
+      state, heads = remat(body, self.remat)(self, state, block)
     else:
       blocks = jax.tree.map(lambda a: to_blocks(a, W), block)
       state, heads = scan_blocks(body, self, state, blocks)

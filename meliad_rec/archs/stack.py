@@ -24,6 +24,10 @@ class Stack(Cell):
     return True
 
   @property
+  def recurs(self):
+    return any(cell.recurs for cell in self.cells)
+
+  @property
   def streams(self):
     return all(cell.streams for cell in self.cells)
 
@@ -76,6 +80,10 @@ class Repeat(Cell):
   @property
   def takes_segments(self):
     return True
+
+  @property
+  def recurs(self):
+    return self.cell.recurs
 
   @property
   def streams(self):
@@ -143,11 +151,18 @@ def layers(
     scan: whether neighbours that are alike become one `Repeat`.
 
   Raises:
-    ValueError: a place is outside the stack, or named twice.
+    ValueError: no layers, special layers without a place or the reverse, or a
+      place that is outside the stack or named twice.
   """
+  if count < 1:
+    raise ValueError(f'A stack of {count} layers; set LAYERS to 1 or more.')
+  if bool(special_at) != bool(special):
+    raise ValueError(
+      f'Special layers stand at {tuple(special_at)}, and '
+      f'{"one" if special else "none"} is given; set both of '
+      'stack.layers.special and RECURRENT_LAYERS, or neither.'
+    )
   special_at = special_places(count, special_at)
-  if special_at and special is None:
-    raise ValueError('special_at names layers, but no special layer is given.')
   kinds = [special if i in special_at else layer for i in range(count)]
   cells = []
   while kinds:

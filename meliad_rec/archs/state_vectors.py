@@ -34,6 +34,10 @@ class StateVectors(nn.Module):
   gate_config: str = 'skip'
 
   def setup(self):
+    if self.slots < 1:
+      raise ValueError(
+        f'There are {self.slots} state vectors; set SLOTS to 1 or more.'
+      )
     config = self.config
     gate = self.gate
     if config.compat_meliad:

@@ -54,7 +54,9 @@ class Decoder:
   """
 
   def __init__(self, model, params, segment: int, chunk: int = 16):
-    self.model = model
+    # The model would clear at each call; training does at each segment.
+    self.clears = model.clear_state
+    self.model = model = model.clone(clear_state=False)
     self.segment = segment
     self.chunk = chunk
     self.variables = {'params': params}
@@ -93,7 +95,8 @@ class Decoder:
         part_BW[:, :take] = line_BT[:, at : at + take]
         reading = self._step(self.variables, reading, part_BW, take)
       else:
-        take = self.segment if rest >= self.segment else W
+        begins = int(reading.count) % self.segment == 0
+        take = self.segment if begins and rest >= self.segment else W
         part_BT = line_BT[:, at : at + take]
         reading = self._run(self.variables, reading, part_BT)
       at += take
@@ -115,8 +118,24 @@ class Decoder:
       count -= take
       yield reading, np.asarray(tokens_BC)[:, :take]
 
+  def _begin(self, variables, reading):
+    """With `clear_state`, forgets where a segment of training would begin."""
+    if not self.clears:
+      return reading
+
+    def forget(opened):
+      state = self._stepper.close(variables, opened)
+      state = self.model.apply(variables, state, method='clear')
+      return self._stepper.open(variables, state, len(reading.recent_BN))
+
+    opened = jax.lax.cond(
+      reading.count % self.segment == 0, forget, lambda o: o, reading.opened
+    )
+    return reading.replace(opened=opened)
+
   def _run_blocks(self, variables, reading, tokens_BT):
     B, T = tokens_BT.shape
+    reading = self._begin(variables, reading)
     state, _ = self.model.apply(
       variables,
       self._stepper.close(variables, reading.opened),
@@ -129,6 +148,7 @@ class Decoder:
 
   def _run_steps(self, variables, reading, tokens_BW, take):
     def step(t, reading):
+      reading = self._begin(variables, reading)
       opened, _ = self._stepper.step(variables, reading.opened, tokens_BW[:, t])
       return reading.replace(opened=opened, count=reading.count + 1)
 
@@ -142,6 +162,7 @@ class Decoder:
 
     def draw(t, carry):
       reading, tokens_BC = carry
+      reading = self._begin(variables, reading)
       opened, logits_BV = self._stepper.step(
         variables, reading.opened, reading.pending_B
       )

@@ -41,7 +41,7 @@ class Optimizer:
     update: (gradients, state, params, tokens) -> (updates, state), where the
       gradients are of a mean over `tokens` real tokens; add the updates with
       `optax.apply_updates`.
-    schedule: number of the update -> learning rate.
+    schedule: training step -> learning rate.
     every: training steps per update.
   """
 
@@ -52,7 +52,7 @@ class Optimizer:
 
   def learning_rate(self, step: int | jax.Array) -> jax.Array:
     """Learning rate of the update that training step `step`, from 0, is in."""
-    return self.schedule(step // self.every)
+    return self.schedule(step // self.every * self.every)
 
 
 def chain(
@@ -65,7 +65,8 @@ def chain(
 
   Args:
     rule: makes the optax transformation, given the schedule.
-    schedule: number of the update, from 0 -> learning rate.
+    schedule: training step, from 0 -> learning rate; an update over several
+      steps takes that of the first.
     clip_norm: gradients with a larger global norm are scaled down to it; the
       norm is that of a mean over tokens, after accumulation. None: no
       clipping, as in the Block-Recurrent Transformer's training.
@@ -84,7 +85,7 @@ def chain(
       f'Gradients are accumulated over {every} steps; it needs 1 or more. Set '
       'optimizer.chain.every.'
     )
-  inner = rule(schedule)
+  inner = rule(lambda update: schedule(update * every))
   if clip_norm is not None:
     inner = optax.chain(optax.clip_by_global_norm(clip_norm), inner)
   if every == 1:
@@ -106,7 +107,8 @@ def adafactor(
 
   A step has the size of the learning rate times the root mean square of the
   parameter, at least 1e-3. Second moments are factored where two axes have
-  128 or more places; updates are clipped per parameter at RMS 1.
+  128 or more places; updates are clipped per parameter at RMS 1. A parameter is
+  an array: layers that `stack.Repeat` stacks share one scale and one clip.
 
   Args:
     schedule: relative learning rate.

@@ -1,10 +1,9 @@
-"""Learning-rate schedules: functions of the update, counted from 0.
+"""Learning-rate schedules: functions of the training step, counted from 0.
 
 All share one form, that of the Block-Recurrent Transformer's code: a linear
 ramp from 0 over `warmup_steps`, times a curve that is held at its value for
-`warmup_steps` until the ramp ends. So the first update, number 0, has a rate
-of 0 where there is a warm-up. An update is a training step, unless gradients
-are accumulated over several.
+`warmup_steps` until the ramp ends. So the first update, at step 0, has a rate
+of 0 where there is a warm-up.
 """
 
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-# From the number of the update to the learning rate, a float32 scalar.
+# From the training step to the learning rate, a float32 scalar.
 Schedule = Callable[[jax.Array], jax.Array]
 
 
@@ -25,7 +24,7 @@ def rsqrt(warmup_steps: int, scale: float = 1.0) -> Schedule:
   parameter scaling.
 
   Args:
-    warmup_steps: updates; the peak, scale / sqrt(warmup_steps), comes there.
+    warmup_steps: the peak, scale / sqrt(warmup_steps), comes there.
     scale: the rate at step 1 were there no warm-up.
 
   Raises:
@@ -44,8 +43,8 @@ def cosine(
   Args:
     peak: the rate at step 0 were there no warm-up. The highest rate reached
       is a little lower with one: the curve has begun to fall by its end.
-    total_steps: updates; the rate stays at `final` after them.
-    warmup_steps: updates, fewer than total_steps.
+    total_steps: of training; the rate stays at `final` after them.
+    warmup_steps: fewer than total_steps.
     final: the last rate, at most `peak`.
 
   Raises:
@@ -70,8 +69,8 @@ def linear(
 
   Args:
     peak: the rate at step 0 were there no warm-up.
-    total_steps: updates; the rate stays at `final` after them.
-    warmup_steps: updates, fewer than total_steps.
+    total_steps: of training; the rate stays at `final` after them.
+    warmup_steps: fewer than total_steps.
     final: the last rate, at most `peak`.
 
   Raises:

@@ -92,3 +92,23 @@ def test_needs_a_recurrent_layer():
     ValueError, match='needs a recurrent layer; set RECURRENT'
   ):
     cell.init(jax.random.key(0), example(), method=forward)
+
+
+def test_layers_above_are_computed_again_too():
+  """Each layer above adds products to those of the backward pass."""
+  _, params = built((0,))
+
+  def products(remat):
+    cell = BlockFeedback(config(), 3, (0,), S, remat=remat)
+
+    def loss(p):
+      return cell.apply({'params': p}, example(), method=forward)[1].sum()
+
+    text = str(jax.make_jaxpr(jax.grad(loss))(params))
+    return text.count('= dot_general'), text.count('prevent_cse=True')
+
+  plain, barriers = products('none')
+  again, more_barriers = products('full')
+  assert again > plain
+  # The last steps of the layer that feeds back, and the two layers above.
+  assert more_barriers - barriers == 3

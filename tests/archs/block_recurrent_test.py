@@ -227,3 +227,24 @@ def test_dropout_is_off_in_the_horizontal_direction():
     wet({'params': params}, method=update, rngs=rngs),
     plain({'params': params}, method=update),
   )
+
+
+def test_one_block_is_computed_again_too():
+  params = parameters('fixed', 'skip')
+  block = jax.tree.map(lambda a: a[:, :W], example())
+
+  def products(remat):
+    cell = BlockRecurrentLayer(config(), S, remat=remat)
+
+    def loss(p):
+      return cell.apply({'params': p}, block, method=forward)[1].sum()
+
+    return str(jax.make_jaxpr(jax.grad(loss))(params)).count('= dot_general')
+
+  assert products('full') > products('none')
+
+
+def test_slots_are_needed():
+  cell = BlockRecurrentLayer(config(), 0)
+  with pytest.raises(ValueError, match='There are 0 state vectors; set SLOTS'):
+    cell.init(jax.random.key(0), example(), method=forward)

@@ -44,7 +44,8 @@ def forward(cell, block):
 def tagged(count, places, scan=False):
   """Digits that `count` layers append, special ones a 2."""
   cell = stack.layers(
-    count, lambda: Tag(digit=1), lambda: Tag(digit=2), places, scan
+    *(count, lambda: Tag(digit=1)),
+    *((lambda: Tag(digit=2)) if places else None, places, scan),
   )
   zeros = Block(np.zeros((B, 1, 1), np.float32), np.ones((B, 1), bool))
   _, y = cell.apply({}, zeros, method=forward)
@@ -75,8 +76,15 @@ def test_places_outside_or_twice_are_errors(places):
 
 
 def test_special_places_need_a_special_layer():
-  with pytest.raises(ValueError, match='no special layer is given'):
+  with pytest.raises(ValueError, match=r'stand at \(1,\), and none is given'):
     stack.layers(5, lambda: Tag(digit=1), special_at=(1,))
+  with pytest.raises(ValueError, match=r'stand at \(\), and one is given; set'):
+    stack.layers(5, lambda: Tag(digit=1), lambda: Tag(digit=2))
+
+
+def test_a_stack_needs_a_layer():
+  with pytest.raises(ValueError, match='A stack of 0 layers; set LAYERS'):
+    stack.layers(0, lambda: Tag(digit=1))
 
 
 def test_clear_reaches_every_cell():

@@ -1,5 +1,7 @@
 """Reading and writing equal teacher forcing, for every architecture."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +43,37 @@ def test_greedy_text_is_what_teacher_forcing_gives(name):
   np.testing.assert_array_equal(
     np.argmax(logits, -1)[:, prompt.shape[1] :], text[:, prompt.shape[1] :]
   )
+
+
+@pytest.mark.parametrize('name', ['recurrent_lstm_dual', 'block_feedback'])
+@pytest.mark.parametrize('cuts', [(), (3,), (tiny.W, 2 * tiny.W + 1)])
+def test_cleared_states_are_cleared_at_segments_alone(name, cuts):
+  m = build(name)
+  segment = 2 * tiny.W
+  tokens = np.asarray(m.tokens_BT)[:, : segment + tiny.W]
+
+  def read(clear_state):
+    """The state behind all tokens, read in parts."""
+    model = m.model.clone(clear_state=clear_state)
+    decoder = Decoder(model, m.params, segment)
+    reading = decoder.start(tiny.B)
+    for part in np.split(tokens, cuts, 1):
+      reading = decoder.read(reading, part)
+    close = functools.partial(model.apply, method='close')
+    return close({'params': m.params}, reading.opened)
+
+  inputs = np.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
+  state = m.model.apply({'params': m.params}, tiny.B, method='initial_state')
+  for part in np.split(inputs, [segment], 1):
+    cleared = m.model.clone(clear_state=True)
+    none = np.zeros(tiny.B, bool)
+    state, _ = cleared.apply(
+      {'params': m.params}, state, part, none, np.ones(part.shape, bool)
+    )
+  close = functools.partial(np.testing.assert_allclose, atol=2e-5)
+  jax.tree.map(close, read(True), state)
+  with pytest.raises(AssertionError):
+    jax.tree.map(close, read(False), state)
 
 
 @every

@@ -7,7 +7,8 @@ from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import SentencePiece
 from meliad_rec.generation.speller import Speller
 from tests.data.vocabulary_test import EXACT
-from tests.data.vocabulary_test import model
+from tests.data.vocabulary_test import SENTENCES
+from tests.pieces import train
 
 TEXT = '  wörds, \u20ac and \U0001d11e, twice wörds \u20ac  \n'
 
@@ -16,7 +17,8 @@ TEXT = '  wörds, \u20ac and \U0001d11e, twice wörds \u20ac  \n'
 def pieces(tmp_path_factory):
   """A small vocabulary with bytes for what it does not know."""
   path = tmp_path_factory.mktemp('model') / 'exact.model'
-  path.write_bytes(model(**EXACT, add_dummy_prefix=False))
+  model = train(SENTENCES, 300, **EXACT, add_dummy_prefix=False)
+  path.write_bytes(model)
   return SentencePiece(path)
 
 

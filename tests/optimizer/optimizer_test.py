@@ -103,7 +103,7 @@ def test_the_rate_reported_is_the_rate_used():
     if number % 3 == 2:
       rate = float(chained.learning_rate(number))
       assert -updates['w'][0] == pytest.approx(rate, rel=1e-6)
-      assert rate == pytest.approx(0.8 - 0.08 * (number // 3))
+      assert rate == pytest.approx(0.8 - 0.08 * (number - 2))
 
 
 def test_a_nan_gradient_reaches_the_parameters():
