@@ -46,7 +46,6 @@ setup(
   package_data={'': ['*.gin']},
   install_requires=[
     'absl-py>=2.1,<3',
-    'clu>=0.0.12,<0.1',
     'etils[epath]>=1.9.1,<2',
     'flax>=0.12.8,<0.13',
     'gin-config>=0.5,<0.6',

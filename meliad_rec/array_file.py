@@ -4,12 +4,26 @@ from collections.abc import Mapping
 import json
 import os
 from pathlib import Path
-import tempfile
+import secrets
 import zipfile
+import zlib
 
 import numpy as np
 
 _META = 'meta'
+
+# What numpy and zipfile raise at a file that is not what it should be: empty,
+# cut, encrypted, or packed in a way that they do not know.
+_ODD = (
+  OSError,
+  EOFError,
+  ValueError,
+  KeyError,
+  TypeError,
+  RuntimeError,
+  zipfile.BadZipFile,
+  zlib.error,
+)
 
 
 def write(
@@ -29,15 +43,15 @@ def write(
   text = json.dumps({'kind': kind, 'facts': facts})
   meta = {_META: np.frombuffer(text.encode(), np.uint8)}
   path = Path(path)
+  # Opened as any file is, so that who may read it is as the umask says.
+  fresh = path.parent / f'.{path.name}.{secrets.token_hex(4)}'
   try:
-    file, name = tempfile.mkstemp(prefix=f'.{path.name}.', dir=path.parent)
     try:
-      with os.fdopen(file, 'wb') as whole:
+      with fresh.open('xb') as whole:
         np.savez(whole, **arrays, **meta)
-      os.replace(name, path)
-    except BaseException:
-      os.unlink(name)
-      raise
+      os.replace(fresh, path)
+    finally:
+      fresh.unlink(missing_ok=True)
   except OSError as error:
     raise ValueError(
       f'{path} cannot be written ({error.strerror}); choose another file.'
@@ -67,7 +81,7 @@ def read(
     raise ValueError(
       f'There is no file {path}; write one with {command}.'
     ) from None
-  except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+  except _ODD:
     pass
   raise damaged(path, kind, command)
 

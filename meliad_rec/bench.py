@@ -20,7 +20,9 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'setting', 'meliad', f'Sizes: {", ".join(step.SETTINGS)}.'
   )
-  flags.DEFINE_integer('rounds', 20, 'How often each row is timed.')
+  flags.DEFINE_integer(
+    'rounds', 20, 'How often each row is timed.', lower_bound=1
+  )
   flags.DEFINE_bool(
     'json', False, 'Print JSON: every time, and all units base.'
   )

@@ -6,6 +6,8 @@ what it does, and `define_flags()` for its flags, called once when it runs.
 
 import ast
 from collections.abc import Callable
+import errno
+import functools
 import importlib
 import importlib.util
 import os
@@ -31,6 +33,10 @@ COMMANDS = {
 }
 
 
+# Errors of writing that name no file: the disk is full, or the quota used up.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 def define_flags() -> None:
   """Defines --gin_file and --gin_param, each repeatable; twice is harmless."""
   if 'gin_file' in flags.FLAGS:
@@ -54,8 +60,10 @@ def run_main(
   """Runs a command and exits: 0 or what it returns, 2 for a mistake, 130, 143.
 
   A mistake of the person at the keyboard (a ValueError raised by this package,
-  an unknown flag) is one line on stderr; a defect of the program keeps its
-  traceback; 130 follows Control-C, 143 SIGTERM, and both clean up first.
+  an unknown flag, a file that cannot be read or written) is one line on stderr;
+  a defect of the program keeps its traceback; 130 follows Control-C, 143
+  SIGTERM, and both clean up first. What the encoding of stdout lacks is written
+  as `?`.
 
   Args:
     main: takes what is left of argv when flags are taken out.
@@ -64,18 +72,7 @@ def run_main(
   """
   define_flags()
   signal.signal(signal.SIGTERM, _terminate)
-
-  def guarded(rest):
-    try:
-      return main(rest)
-    except KeyboardInterrupt:
-      print('interrupted', file=sys.stderr)
-      return 130
-    except (ValueError, TypeError) as error:
-      told = config.sentence(error)
-      if told is None:
-        raise
-      return _fail(told)
+  sys.stdout.reconfigure(errors='replace')
 
   def parse(args):
     if {'--help', '-h'} & set(args[1:]):
@@ -89,7 +86,23 @@ def run_main(
     except flags.Error as error:
       sys.exit(_fail(str(error)))
 
-  app.run(guarded, argv=argv, flags_parser=parse)
+  app.run(functools.partial(guarded, main), argv=argv, flags_parser=parse)
+
+
+def guarded(
+  main: Callable[[list[str]], int | None], rest: list[str]
+) -> int | None:
+  """The exit code of a command; None: 0. Mistakes are told in one line."""
+  try:
+    return main(rest)
+  except KeyboardInterrupt:
+    print('interrupted', file=sys.stderr)
+    return 130
+  except (ValueError, TypeError, OSError) as error:
+    told = _file_sentence(error) or config.sentence(error)
+    if told is None:
+      raise
+    return _fail(told)
 
 
 def summary(command: str) -> str:
@@ -116,6 +129,21 @@ def main() -> None:
   module = importlib.import_module(f'meliad_rec.{COMMANDS[command]}')
   run_main(
     module.main, module.define_flags, [f'{Path(program).name} {command}', *rest]
+  )
+
+
+def _file_sentence(error) -> str | None:
+  """What to tell of a file that the system refuses; None: it refuses none."""
+  match error:
+    case OSError(filename=str() | bytes() as name):
+      name = os.fsdecode(name)
+    case OSError(errno=number) if number in _FULL:
+      name = 'A file'
+    case _:
+      return None
+  return (
+    f'{name} cannot be read or written ({error.strerror}); give another path, '
+    'or put that right.'
   )
 
 

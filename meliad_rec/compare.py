@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from meliad_rec.report.console import printable
 from meliad_rec.token_losses import TokenLosses
 
 _BEFORE, _AFTER = 90, 20  # Bytes of text shown around a place.
@@ -16,6 +17,8 @@ _BEFORE, _AFTER = 90, 20  # Bytes of text shown around a place.
 
 def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
   """What b gains over a, in bits; a report of several tables.
+
+  Nothing in the files commands a terminal.
 
   Args:
     a, b: losses on the same tokens.
@@ -49,7 +52,7 @@ def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
     *_places('gained', a, b, firsts, top, 1),
     *_places('lost', a, b, firsts, top, -1),
   ]
-  return '\n'.join(lines)
+  return printable('\n'.join(lines))
 
 
 def word_starts(losses: TokenLosses) -> np.ndarray:
@@ -127,7 +130,7 @@ def _places(word, a, b, firsts, top, sign):
 
 
 def _shown(text: np.ndarray) -> str:
-  """Bytes on one line; nothing in them commands a terminal."""
+  """Bytes on one line."""
   line = text.tobytes().decode('utf-8', 'replace').replace('\n', '\u23ce')
   return ''.join(c if c.isprintable() else '\u00b7' for c in line)
 

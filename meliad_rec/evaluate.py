@@ -39,20 +39,30 @@ def define_flags() -> None:
   flags.DEFINE_multi_string(
     'file', [], 'Text file or pattern, repeatable; one file is one document.'
   )
-  flags.DEFINE_integer('documents', None, 'Read the first so many documents.')
-  flags.DEFINE_integer('tokens', None, 'Read the first so many tokens of each.')
   flags.DEFINE_integer(
-    'batch', None, 'Documents read side by side; changes speed alone.'
+    'documents', None, 'Read the first so many documents.', lower_bound=1
   )
   flags.DEFINE_integer(
-    'segment', None, 'Tokens read at once; default: as in training.'
+    'tokens', None, 'Read the first so many tokens of each.', lower_bound=1
+  )
+  flags.DEFINE_integer(
+    'batch',
+    None,
+    'Documents read side by side; changes speed alone.',
+    lower_bound=1,
+  )
+  flags.DEFINE_integer(
+    'segment',
+    None,
+    'Tokens read at once; default: as in training.',
+    lower_bound=1,
   )
   flags.DEFINE_bool(
     'clear_state', False, 'Forget recurrent states before each segment.'
   )
   flags.DEFINE_string('out', None, 'File for the loss of each token, an .npz.')
   flags.DEFINE_list('compare', None, 'Two files of --out, A.npz,B.npz.')
-  flags.DEFINE_integer('top', 20, 'Places that --compare shows.')
+  flags.DEFINE_integer('top', 20, 'Places that --compare shows.', lower_bound=1)
   flags.DEFINE_string('unit', 'token', 'What --compare shows: token or word.')
 
 
@@ -143,7 +153,7 @@ def measure(
   if args.segment is not None:
     forward = dataclasses.replace(forward, segment=args.segment)
   block = forward.model.cell.block_length or 1
-  if forward.segment < 1 or forward.segment % block:
+  if forward.segment % block:
     raise ValueError(
       f'--segment is {forward.segment}; this model reads whole blocks of '
       f'{block} tokens, so give a multiple.'

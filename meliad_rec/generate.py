@@ -16,8 +16,10 @@ from absl import flags
 
 from meliad_rec import cli
 from meliad_rec import run_flags
+from meliad_rec.generation import saved_reading
 from meliad_rec.generation.decode import Reading
 from meliad_rec.generation.sampling import Sampler
+from meliad_rec.report.console import printable
 from meliad_rec.run import TrainedRun
 
 
@@ -27,7 +29,9 @@ def define_flags() -> None:
   flags.DEFINE_string('prompt_file', None, 'File of the prompt; - for stdin.')
   flags.DEFINE_integer('tokens', 200, 'Tokens to write.', lower_bound=0)
   flags.DEFINE_float('temperature', 0.8, 'Logits are divided by it.')
-  flags.DEFINE_integer('top_k', None, 'Draw among so many likeliest tokens.')
+  flags.DEFINE_integer(
+    'top_k', None, 'Draw among so many likeliest tokens.', lower_bound=1
+  )
   flags.DEFINE_float(
     'top_p', 1.0, 'Draw among the likeliest that reach this probability.'
   )
@@ -50,6 +54,8 @@ def main(argv: list[str]) -> None:
       f'--save_state keeps one text, and --samples is {args.samples}; leave '
       'out one of the two.'
     )
+  if args.save_state:
+    saved_reading.check_place(args.save_state)
   temperature = 0.0 if args.greedy else args.temperature
   sampler = Sampler(temperature, args.top_k, args.top_p)
   prompt = read_prompt(args)
@@ -59,12 +65,7 @@ def main(argv: list[str]) -> None:
   reading = run.read(prompt, reading)
   seen = int(reading.count)
   told = [_speed('read', len(run.vocabulary.encode(prompt)), began)]
-  try:
-    reading, speed = write(run, reading.repeat(args.samples), sampler, args)
-  except BrokenPipeError:
-    # Who read the output, such as `head`, has had enough.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return
+  reading, speed = write(run, reading.repeat(args.samples), sampler, args)
   if args.show_speed:
     print(*told, f'{speed}, behind {seen:,}', sep='\n', file=sys.stderr)
   if args.save_state:
@@ -104,27 +105,33 @@ def write(
   """Prints each text; the first as it is written, all written side by side.
 
   Returns:
-    Where the model stands behind them, and how fast it wrote.
+    Where the model stands behind what was written, and how fast it wrote. It
+    stops early where nobody reads on, as behind `| head`.
   """
-  texts = [''] * args.samples
-  if args.samples > 1:
-    _print('--- sample 1\n')
-  done, began = 0, time.perf_counter()
-  for step in run.writer.write(reading, args.tokens, sampler, args.seed):
-    end, pieces = step
-    _print(pieces[0])
-    texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
-    if not done:  # The first piece waited for the compiler.
-      done, began = run.writer.decoder.chunk, time.perf_counter()
-  rate = _speed('wrote', max(args.tokens - done, 0) * args.samples, began)
-  if args.tokens:
-    _print('\n')
-  for number, text in enumerate(texts[1:], 2):
-    _print(f'--- sample {number}\n{text}\n')
+  texts, rate = [''] * args.samples, 'stopped writing'
+  done, began, end = 0, time.perf_counter(), reading
+  try:
+    if args.samples > 1:
+      _print('--- sample 1\n')
+    for step in run.writer.write(reading, args.tokens, sampler, args.seed):
+      end, pieces = step
+      _print(pieces[0])
+      texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+      if not done:  # The first piece waited for the compiler.
+        done, began = run.writer.decoder.chunk, time.perf_counter()
+    rate = _speed('wrote', max(args.tokens - done, 0) * args.samples, began)
+    if args.tokens:
+      _print('\n')
+    for number, text in enumerate(texts[1:], 2):
+      _print(f'--- sample {number}\n{text}\n')
+  except BrokenPipeError:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   return end, rate
 
 
 def _print(text: str) -> None:
+  if sys.stdout.isatty():
+    text = printable(text)
   print(text, end='', flush=True)
 
 

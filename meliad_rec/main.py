@@ -3,7 +3,8 @@ r"""Trains a model; run again, it goes on where it stopped.
   python -m meliad_rec.main --gin_file=arch/block_recurrent \
     --gin_file=size/tiny --gin_file=task/code --workdir=runs/tiny
 
-Ctrl-C or SIGTERM saves and stops. With --dry_run it only says what it would do.
+Ctrl-C or SIGTERM saves and stops, with exit code 130 or 143. With --dry_run it
+only says what it would do.
 """
 
 import hashlib
@@ -39,7 +40,7 @@ def define_flags() -> None:
   )
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
   if argv[1:]:
     raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
   args = flags.FLAGS
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> None:
   if args.dry_run:
     print(config.operative())
     summary.show(experiment)
-    return
+    return 0
   logging.info('%s', summary.sentence(experiment))
   began = time.perf_counter()
   run, reason = train(experiment, args.workdir)
@@ -68,6 +69,7 @@ def main(argv: list[str]) -> None:
       f'{seconds:.0f} s{": " + reason if reason else ""}. Results: '
       f'{pathlib.Path(args.workdir).resolve()}'
     )
+  return run.checkpoints.exit_code
 
 
 def train(
@@ -98,7 +100,12 @@ def tell_changes(path: pathlib.Path, operative: str) -> None:
   """Says which settings are not those that the run went by before."""
   if not path.is_file():
     return
-  for line in config.differences(path.read_text(), operative):
+  try:
+    changes = config.differences(path.read_text(encoding='utf-8'), operative)
+  except ValueError as error:
+    logging.warning('What changed since the run began is not known: %s', error)
+    return
+  for line in changes:
     logging.warning('changed since the run began: %s', line)
 
 

@@ -30,6 +30,7 @@ from meliad_rec.generation.sampling import Sampler
 from meliad_rec.generation.writer import Writer
 from meliad_rec.model import LanguageModel
 from meliad_rec.token_losses import TokenLosses
+from meliad_rec.workdir import local
 
 
 def load_run(
@@ -46,8 +47,8 @@ def load_run(
   Raises:
     ValueError: no run, no such checkpoint, or one that is damaged.
   """
-  text, facts, vocabulary = run_folder.read(workdir)
-  folder = Path(workdir)
+  folder = local(workdir)
+  text, facts, vocabulary = run_folder.read(folder)
   config = SavedConfig(text, str(folder / run_folder.CONFIG), trusted)
   model = config.build(LanguageModel, {'vocab': vocabulary.size}, MODEL)
   forward = Forward(model, partition.make_mesh(), facts['segment'])

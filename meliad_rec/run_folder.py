@@ -52,6 +52,8 @@ def write(workdir: str | Path, experiment: Experiment, config: str) -> None:
   }
   if isinstance(vocabulary, SentencePiece):
     _replace(folder / MODEL, vocabulary.model)
+  else:
+    (folder / MODEL).unlink(missing_ok=True)
   _replace(folder / FACTS, json.dumps(facts, indent=1).encode() + b'\n')
   _replace(folder / CONFIG, config.encode())
 
@@ -84,7 +86,7 @@ def read(workdir: str | Path) -> tuple[str, dict, Vocabulary]:
       f'{facts["vocabulary"]}, and the folder holds {vocabulary.identity}; '
       f'put the right {MODEL} there.'
     )
-  return (folder / CONFIG).read_text(), facts, vocabulary
+  return _config(folder / CONFIG), facts, vocabulary
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -92,6 +94,16 @@ def _replace(path: Path, content: bytes) -> None:
   fresh = path.with_name(path.name + '.tmp')
   fresh.write_bytes(content)
   os.replace(fresh, path)
+
+
+def _config(path: Path) -> str:
+  try:
+    return path.read_text(encoding='utf-8')
+  except UnicodeDecodeError as error:
+    raise ValueError(
+      f'{path} is not UTF-8 (byte {error.start}); restore the file that was '
+      'saved.'
+    ) from None
 
 
 def _facts(path: Path) -> dict:

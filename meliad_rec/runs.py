@@ -15,6 +15,8 @@ from meliad_rec.metrics.metrics import UNITS
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 
+_MORE_IS_BETTER = ('accuracy', 'tokens_per_second', 'mfu', 'epoch')
+
 
 def define_flags() -> None:
   flags.DEFINE_string('metric', 'bits_per_byte', 'The figure to compare.')
@@ -43,14 +45,14 @@ def table(runs: dict[str, str], metric: str, split: str) -> str:
 
   Args:
     runs: folders by name.
-    metric: a name that the runs have written; of accuracy, more is better.
+    metric: a name that the runs have written.
     split: where it was measured.
 
   Raises:
     ValueError: a run has no such figure.
   """
   rows = {name: row(folder, metric, split) for name, folder in runs.items()}
-  sign = -1 if metric == 'accuracy' else 1
+  sign = -1 if metric in _MORE_IS_BETTER else 1
   width = max(map(len, rows))
   lines = [
     f'{metric} ({UNITS.get(metric, "?")}) on {split}; '

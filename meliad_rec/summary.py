@@ -4,6 +4,7 @@ import math
 
 import jax
 
+from meliad_rec.data.documents import Documents
 from meliad_rec.experiment import Experiment
 from meliad_rec.partition import path_string
 
@@ -16,9 +17,8 @@ def show(experiment: Experiment) -> None:
   for split in ('train', 'validation'):
     documents = experiment.data.documents(split)
     print(
-      f'{split}: {len(documents):,} documents, {len(documents.tokens):,} '
-      f'tokens, {documents.bytes_.sum():,} bytes, {documents.words.sum():,} '
-      'words'
+      f'{split}: {_count(documents)}, {len(documents.tokens):,} tokens, '
+      f'{documents.bytes_.sum():,} bytes, {documents.words.sum():,} words'
     )
   tokens = experiment.batch * experiment.segment
   print(
@@ -34,10 +34,16 @@ def sentence(experiment: Experiment) -> str:
   kinds = sorted({d.device_kind for d in experiment.program.mesh.devices.flat})
   return (
     f'{sum(math.prod(leaf.shape) for leaf in params):,} parameters on '
-    f'{experiment.program.mesh.size} x {", ".join(kinds)}; {len(train):,} '
-    f'documents of {len(train.tokens):,} tokens; {experiment.steps:,} steps of '
+    f'{experiment.program.mesh.size} x {", ".join(kinds)}; {_count(train)} of '
+    f'{len(train.tokens):,} tokens; {experiment.steps:,} steps of '
     f'{experiment.batch} x {experiment.segment} tokens.'
   )
+
+
+def _count(documents: Documents) -> str:
+  empty = int((documents.lengths == 0).sum())
+  left_out = f' ({empty:,} empty left out)' if empty else ''
+  return f'{len(documents) - empty:,} documents{left_out}'
 
 
 def parameter_table(params) -> str:

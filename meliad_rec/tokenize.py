@@ -2,8 +2,10 @@ r"""Tokenises a source once, into a store that training reads at once.
 
   python -m meliad_rec.tokenize --source=folder --path=BOOKS \
     --vocabulary=bytes --out=STORE
+  python -m meliad_rec.tokenize --verify=STORE
 
-Prints the documents, tokens, bytes and words of each split.
+Prints the documents, tokens, bytes and words of each split. --verify reads
+every file of a store, and says whether it is still as it was written.
 """
 
 from collections.abc import Iterator
@@ -29,14 +31,25 @@ def define_flags() -> None:
     'bytes',
     'bytes, or the path of a SentencePiece .model file (see train_vocab).',
   )
-  flags.DEFINE_string('out', None, 'Folder of the store.', required=True)
+  flags.DEFINE_string('out', None, 'Folder of the store.')
   flags.DEFINE_bool('force', False, 'Replace the store in --out.')
+  flags.DEFINE_string(
+    'verify', None, 'Folder of a store to check by its sums; writes nothing.'
+  )
 
 
 def main(argv: list[str]) -> None:
   if argv[1:]:
     raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
   args = flags.FLAGS
+  if args.verify:
+    if args.source or args.out:
+      raise ValueError('--verify only reads; leave out --source and --out.')
+    store.verify(args.verify)
+    print(f'{args.verify} is as it was written')
+    return
+  if not args.out:
+    raise ValueError('Give --out=STORE, the folder to make.')
   store.check_free(args.out, args.force)
   text = Text(sources.from_flags(), open_vocabulary(args.vocabulary))
   splits = {s: _told(s, text.stream(s)) for s in args.splits or text.splits}

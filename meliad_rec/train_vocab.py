@@ -32,11 +32,16 @@ _PIECE = re.compile(rf'(?s:.{{1,{_SENTENCE}}}(?=\s|\Z)|.{{1,{_SENTENCE}}})')
 
 def define_flags() -> None:
   sources.define_flags()
-  flags.DEFINE_integer('size', None, 'Ids in the vocabulary.', required=True)
+  flags.DEFINE_integer(
+    'size', None, 'Ids in the vocabulary.', lower_bound=1, required=True
+  )
   flags.DEFINE_string('out', None, 'The .model file to write.', required=True)
   flags.DEFINE_string('split', 'train', 'The split to train on.')
   flags.DEFINE_integer(
-    'max_bytes', 50_000_000, 'Read no more text than this, in bytes.'
+    'max_bytes',
+    50_000_000,
+    'Read no more text than this, in bytes.',
+    lower_bound=1,
   )
 
 

@@ -1,29 +1,30 @@
 """The life of a run, from its first batch to its last checkpoint.
 
 State, data position and progress are saved together, and a run that goes on
-from them does what one that never stopped does, bit for bit. Step n + 1 is on
-the devices before the figures of step n are read.
+from them does what one that never stopped does, on CPU and TPU bit for bit.
+Step n + 1 is on the devices before the figures of step n are read.
 """
 
 import dataclasses
-import pathlib
 import time
 
 from absl import logging
 import jax
 
+from meliad_rec import hosts
 from meliad_rec.checkpoint.checkpoints import Checkpoints
+from meliad_rec.closing import closing
 from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.lanes import prefetch
-from meliad_rec.evaluation import evaluate
 from meliad_rec.evaluation import probe
 from meliad_rec.experiment import Experiment
-from meliad_rec.generation.decode import Decoder
 from meliad_rec.metrics import meter
 from meliad_rec.partition import rows_here
 from meliad_rec.progress import Progress
-from meliad_rec.report import plot
 from meliad_rec.report.report import Report
+from meliad_rec.validation import Validation
+from meliad_rec.workdir import local
+from meliad_rec.workdir import Lock
 
 
 class Run:
@@ -33,17 +34,17 @@ class Run:
     experiment: what the run is.
     workdir: where it writes.
     about: JSON-able facts, kept with each checkpoint.
+
+  Raises:
+    ValueError: no folder can be there, or the hosts have different data.
   """
 
   def __init__(self, experiment: Experiment, workdir: str, about: dict):
     self.experiment = experiment
-    self.workdir = pathlib.Path(workdir)
+    self.workdir = local(workdir)
     self.program = experiment.program
-    self.vocabulary = experiment.data.vocabulary
     documents = experiment.data.documents('train')
-    self.validation = experiment.part.of(
-      experiment.data.documents('validation'), self.vocabulary
-    )
+    self.validation = Validation(experiment)
     self.lanes = Lanes(
       documents,
       experiment.batch,
@@ -51,18 +52,20 @@ class Run:
       seed=experiment.seed,
       rows_here=rows_here(self.program.mesh, experiment.batch),
     )
-    self.about = about | {
-      'tokenizer': self.vocabulary.identity,
+    read = {
+      'tokenizer': experiment.data.vocabulary.identity,
       'data': documents.identity,
+      'validation': self.validation.documents.identity,
     }
+    self.about = about | read
     self.checkpoints = Checkpoints(
       self.workdir / 'checkpoints',
       experiment.keep,
       experiment.best_metric,
       experiment.best_is,
     )
+    hosts.agree(read | {'newest step': f'{self.checkpoints.latest()}'})
     self.meter = meter.Meter(self.program, documents)
-    self.decoder = Decoder(self.program.model, None, experiment.segment)
     self.step, self.position = 0, self.lanes.position
     self.progress, self.state = Progress(), None
     self.batch = self.saved = None
@@ -71,21 +74,27 @@ class Run:
     """Takes up the newest checkpoint, or starts anew; compiles.
 
     Raises:
-      ValueError: the checkpoint is not of this experiment.
+      ValueError: the checkpoint is not of this experiment, or another training
+        is running in the folder.
     """
-    if self.checkpoints.latest() is None:
-      self.state = self.program.create(self.experiment.seed)
-    else:
-      match = {name: self.about[name] for name in ('tokenizer', 'data')}
-      found = self.checkpoints.restore(self.program.shapes, match=match)
-      self.step, self.state, data, _ = found
-      self.saved, self.position = self.step, data['position']
-      self.lanes.seek(self.position)
-      self.progress = Progress(**data['progress'])
-      logging.info('Going on from step %d of %s.', self.step, self.workdir)
-    began = time.perf_counter()
-    _ = self.program.train_step
-    logging.info('Compiled in %.1f s.', time.perf_counter() - began)
+    with Lock(self.workdir) as self.lock:
+      if self.checkpoints.latest() is None:
+        self.state = self.program.create(self.experiment.seed)
+      else:
+        match = {name: self.about[name] for name in ('tokenizer', 'data')}
+        found = self.checkpoints.restore(self.program.shapes, match=match)
+        self.step, self.state, data, _ = found
+        self.saved, self.position = self.step, data['position']
+        self.lanes.seek(self.position)
+        self.progress = Progress(**data['progress'])
+        logging.info('Going on from step %d of %s.', self.step, self.workdir)
+      self.progress = self.progress.judged_by(
+        self.experiment.best_metric, self.about['validation']
+      )
+      began = time.perf_counter()
+      _ = self.program.train_step
+      logging.info('Compiled in %.1f s.', time.perf_counter() - began)
+      self.report = Report(self.workdir, self.step, self.experiment.steps)
 
   def live(self) -> str | None:
     """Trains until the last step, an early stop, or a request to stop.
@@ -96,10 +105,14 @@ class Run:
     Raises:
       ValueError: a loss or gradient is not finite, or a save failed.
     """
-    self.report = Report(self.workdir, self.step, self.experiment.steps)
     batches = prefetch(self.lanes, 2)
     unread = None  # The last step, whose figures are still on the devices.
-    try:
+    with closing(
+      batches.close,
+      self.report.close,
+      self.checkpoints.close,
+      self.lock.release,
+    ):
       while True:
         stop = self.checkpoints.preempted(self.step)
         evaluates = self.is_due(self.experiment.eval_every)
@@ -125,10 +138,6 @@ class Run:
         self.step, self.position = self.step + 1, position
         self.read(unread)
         unread = self.step, position['tokens'], self.batch, sums
-    finally:
-      batches.close()
-      self.report.close()
-      self.checkpoints.close()
 
   def is_due(self, every: int) -> bool:
     """Whether something done every so many steps, and at the end, is due."""
@@ -149,29 +158,21 @@ class Run:
 
   def evaluate(self) -> dict[str, float] | None:
     """Validation figures; None if it was asked to stop meanwhile."""
-    alone = jax.process_count() == 1
     params = self.state.params if self.state.ema is None else self.state.ema
-    figures = evaluate(
-      self.program,
+    # Several hosts agree on a step, and not on a place within one.
+    alone = jax.process_count() == 1
+    figures = self.validation.evaluate(
       params,
-      self.validation,
-      self.experiment.batch,
-      # Several hosts agree on a step, and not on a place within one.
+      self.step,
+      self.report,
       lambda: alone and self.checkpoints.preempted(self.step),
     )
     if figures is None:
       return None
-    self.report.write(self.step, figures, 'validation')
-    if self.experiment.sample.length:
-      self.decoder.variables = {'params': params}
-      text = self.experiment.sample.write(
-        self.decoder, self.validation, self.vocabulary
-      )
-      self.report.text(self.step, 'sample', text)
-    if jax.process_index() == 0:
-      plot.plot(self.workdir)
-    name, best_is = self.experiment.best_metric, self.experiment.best_is
-    self.progress = self.progress.after(self.step, name, figures[name], best_is)
+    value = figures[self.experiment.best_metric]
+    self.progress = self.progress.after(
+      self.step, value, self.experiment.best_is
+    )
     return figures
 
   def save(self, metrics: dict[str, float] | None) -> None:

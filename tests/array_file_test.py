@@ -1,5 +1,9 @@
 """Files of arrays: what comes back, and what is refused."""
 
+import json
+import os
+import struct
+
 import numpy as np
 import pytest
 
@@ -33,9 +37,39 @@ def test_a_file_that_was_there_survives_what_cannot_be_written(tmp_path):
     array_file.write(tmp_path / 'no' / 'x.npz', 'plums', ARRAYS, FACTS)
 
 
+def test_who_may_read_it_is_as_the_umask_says(tmp_path):
+  before = os.umask(0o027)
+  try:
+    array_file.write(tmp_path / 'x.npz', 'plums', ARRAYS, FACTS)
+  finally:
+    os.umask(before)
+  assert (tmp_path / 'x.npz').stat().st_mode & 0o777 == 0o640
+
+
 class Gone:
   def __array__(self, *_, **__):
     raise RuntimeError('gone')
+
+
+def damaged_stream(path):
+  """The bytes of a compressed file of plums that cannot be unpacked."""
+  facts = json.dumps({'kind': 'plums', 'facts': {}}).encode()
+  np.savez_compressed(path, meta=np.frombuffer(facts, np.uint8))
+  content = bytearray(path.read_bytes())
+  names, extra = struct.unpack('<HH', content[26:30])
+  content[30 + names + extra] = 0xFF  # No type of block that deflate has.
+  return bytes(content)
+
+
+def unknown_method(path):
+  """The bytes of a file of plums, packed by a method that zip has not."""
+  array_file.write(path, 'plums', ARRAYS, FACTS)
+  content = bytearray(path.read_bytes())
+  directory = content.index(b'PK\x01\x02')
+  while directory > 0:
+    content[directory + 10] = 97
+    directory = content.find(b'PK\x01\x02', directory + 1)
+  return bytes(content)
 
 
 def test_what_is_refused(tmp_path):
@@ -48,6 +82,10 @@ def test_what_is_refused(tmp_path):
   (tmp_path / 'text').write_text('text')
   np.savez(tmp_path / 'bare.npz', a=np.zeros(2))
   np.savez(tmp_path / 'pickle.npz', meta=np.array([{}], object))
-  for name in ('pears', 'cut', 'text', 'bare.npz', 'pickle.npz'):
+  (tmp_path / 'empty').touch()
+  (tmp_path / 'bits').write_bytes(damaged_stream(tmp_path / 'a.npz'))
+  (tmp_path / 'method').write_bytes(unknown_method(tmp_path / 'b.npz'))
+  files = 'pears', 'cut', 'text', 'bare.npz', 'pickle.npz', 'empty', 'bits'
+  for name in (*files, 'method'):
     with pytest.raises(ValueError, match='holds no plums, .* again with pick.'):
       array_file.read(tmp_path / name, 'plums', 'pick')

@@ -53,6 +53,11 @@ def test_unknown_setting_is_an_error(given):
     bench.main(['bench', 'step'])
 
 
+def test_rounds_are_refused_before_anything_is_compiled(given):
+  with pytest.raises(flags.IllegalFlagValueError, match='--rounds=0'):
+    flags.FLAGS(['bench', '--rounds=0'])
+
+
 def test_json_has_every_time(given, monkeypatch, capsys):
   given.json = True
   monkeypatch.setattr(step, 'measure', lambda *_: {'rec': row(0.5)})

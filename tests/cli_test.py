@@ -1,7 +1,10 @@
-"""The command line as a person sees it: each test starts a process."""
+"""The command line as a person sees it: most tests start a process."""
 
+import ast
+import errno
 import os
 from pathlib import Path
+import re
 import subprocess
 import sys
 
@@ -87,6 +90,64 @@ def test_a_mistake_is_one_line(count):
   assert (code, out) == (2, '')
   assert err.startswith('error: No file of arch/ was given, ')
   assert err.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+  'use',
+  [
+    lambda folder: (folder / 'no' / 'x').write_text(''),
+    lambda folder: (folder / 'file' / 'run').mkdir(),
+    lambda folder: (folder / 'file').mkdir(),
+    lambda folder: os.replace(folder / 'no', folder / 'x'),
+    lambda folder: os.rmdir(os.fsencode(folder)),
+  ],
+)
+def test_a_file_that_the_system_refuses_is_one_line(tmp_path, capsys, use):
+  (tmp_path / 'file').touch()
+  assert cli.guarded(lambda _: use(tmp_path), []) == 2
+  err = capsys.readouterr().err
+  assert re.fullmatch(
+    rf'error: {tmp_path}\S* cannot be read or written \([A-Z][a-z ]+\); .*\n',
+    err,
+  )
+
+
+def test_a_full_disk_is_one_line(capsys):
+  def fill(_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  assert cli.guarded(fill, []) == 2
+  assert 'written (No space left on device); give' in capsys.readouterr().err
+
+
+def test_other_errors_of_the_system_are_defects():
+  def misuse(_):
+    os.close(-1)
+
+  with pytest.raises(OSError, match='Bad file descriptor'):
+    cli.guarded(misuse, [])
+
+
+def test_stdout_that_lacks_a_letter_ends_nothing(count, monkeypatch):
+  monkeypatch.setenv('PYTHONIOENCODING', 'ascii')
+  assert count('é', '\u2028') == (0, "3 [] ['?', '\\u2028']\n", '')
+
+
+def test_whole_numbers_have_a_lower_bound():
+  """Zero rows, tokens or rounds would fail in the middle, or say nothing."""
+  bounds = {}
+  for path in sorted((ROOT / 'meliad_rec').rglob('*.py')):
+    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+      if isinstance(node, ast.Call) and node.args:
+        made, name = ast.unparse(node.func), ast.unparse(node.args[0])
+        bound = {key.arg: key.value for key in node.keywords}
+        if made == 'flags.DEFINE_integer':
+          bounds[path.stem, name.strip("'")] = bound.get('lower_bound')
+  assert bounds.pop(('generate', 'seed')) is None
+  assert bounds.pop(('generate', 'tokens')).value == 0
+  assert len(bounds) >= 10
+  for flag, bound in bounds.items():
+    assert bound is not None and bound.value == 1, flag
 
 
 def test_a_defect_keeps_its_traceback(count):

@@ -57,6 +57,18 @@ def test_text_cannot_command_the_terminal():
   assert 'name\u00b7[2J was' in report
 
 
+def test_names_cannot_command_the_terminal():
+  a = dataclasses.replace(
+    make(TEXTS),
+    names=['doc\x1b]0;x\x07', 'doc\x9b2J'],
+    about={'run': '\x1b[2J', 'step': 1},
+  )
+  report = compare(a, changed(a, slice(None), -0.7), 30, 'token')
+  assert 'A \ufffd[2J:1' in report
+  assert 'doc\ufffd2J:' in report
+  assert not set(report) & {'\x1b', '\x07', '\x9b'}
+
+
 def test_words_are_summed():
   a = make(TEXTS)
   assert [

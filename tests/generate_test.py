@@ -7,6 +7,7 @@ import types
 import pytest
 
 from meliad_rec import generate
+from meliad_rec import run_flags
 from meliad_rec.run import load_run
 from tests import tiny_run
 from tests import trained
@@ -52,6 +53,23 @@ def test_prompts_that_are_none(tmp_path, monkeypatch):
     generate.read_prompt(flags(prompt='-'))
 
 
+@pytest.mark.parametrize('terminal', [True, False])
+def test_only_a_terminal_is_spared_control_codes(monkeypatch, terminal):
+  """What goes into a file is what the model wrote."""
+  out = io.StringIO()
+  out.isatty = lambda: terminal
+  monkeypatch.setattr(sys, 'stdout', out)
+  step = types.SimpleNamespace(count=1), ['a\x1b[2J', 'b\x9b\n']
+  decoder = types.SimpleNamespace(chunk=9)
+  writer = types.SimpleNamespace(write=lambda *_: [step], decoder=decoder)
+  args = types.SimpleNamespace(samples=2, tokens=9, seed=0)
+  generate.write(types.SimpleNamespace(writer=writer), None, None, args)
+  written = '--- sample 1\na\x1b[2J\n--- sample 2\nb\x9b\n\n'
+  if terminal:
+    written = written.replace('\x1b', '\ufffd').replace('\x9b', '\ufffd')
+  assert out.getvalue() == written
+
+
 def test_a_state_saved_by_one_command_is_gone_on_from_by_another(tmp_path):
   cache, state = tmp_path / 'cache', tmp_path / 's.npz'
   (tmp_path / 'book').write_text('a long book ' * 9)
@@ -65,6 +83,38 @@ def test_a_state_saved_by_one_command_is_gone_on_from_by_another(tmp_path):
   whole = run.generate('a long book ' * 9, 12, temperature=0)[0]
   strip = lambda text: text.removesuffix('\n').replace('\ufffd', '')
   assert strip(first.stdout) + strip(second.stdout) == strip(whole)
+
+
+def test_an_unwritable_state_is_found_out_before_anything_is_read(monkeypatch):
+  monkeypatch.setattr(run_flags, 'open_run', lambda: pytest.fail('opened'))
+  given = flags(save_state='/no/such/s.npz', samples=1, prompt='text')
+  monkeypatch.setattr(generate.flags, 'FLAGS', given)
+  with pytest.raises(ValueError, match='^The folder of /no/such/s.npz is not'):
+    generate.main(['generate'])
+
+
+def test_where_nobody_reads_on_it_stops_and_says_where(monkeypatch):
+  class Writing:
+    decoder = types.SimpleNamespace(chunk=1)
+
+    def write(self, *_):
+      for reading in 'abc':
+        yield reading, [reading]
+
+  read, devnull = [], []
+
+  def tell(text):
+    if text == 'b':
+      raise BrokenPipeError
+    read.append(text)
+
+  monkeypatch.setattr(generate, '_print', tell)
+  monkeypatch.setattr(generate.os, 'dup2', lambda *fds: devnull.append(fds))
+  run = types.SimpleNamespace(writer=Writing())
+  given = flags(samples=1, tokens=3, seed=0)
+  end, said = generate.write(run, '', None, given)
+  assert (end, said, read) == ('b', 'stopped writing', ['a'])
+  assert len(devnull) == 1
 
 
 def test_mistakes_are_one_sentence(tmp_path):

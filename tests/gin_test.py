@@ -162,8 +162,12 @@ def test_every_task_builds(task, tmp_path):
 
 
 @pytest.mark.parametrize('name', EXPERIMENTS)
-def test_every_experiment_builds_and_says_its_command(name):
-  assert parameters([f'experiments/{name}'])
+def test_every_experiment_builds_and_says_its_command(name, tmp_path):
+  params = []
+  if name == 'quickstart':
+    write_store(tmp_path / 'store')
+    params = [f'STORE = {str(tmp_path / "store")!r}']
+  assert parameters([f'experiments/{name}'], params)
   text = (files.root() / 'experiments' / f'{name}.gin').read_text()
   first, *_ = text.splitlines()
   assert f'experiments/{name} ' in first or f'launch/{name}.sh' in first

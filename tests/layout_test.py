@@ -25,18 +25,22 @@ optimizer/schedules optimizer/accumulation optimizer/optimizer
 partition meliad_names metrics/metrics train_step forward program
 data/vocabulary data/documents data/generated/recall data/manifest
 data/split_files
-data/silence data/code data/folder data/jsonl data/sources data/tasks data/text
+data/silence data/code data/hashed data/folder data/jsonl data/sources
+data/tasks data/text
 data/store data/prefetch data/lanes
 metrics/chips metrics/flops metrics/meter
 benchmarks/round_robin benchmarks/step
+hosts closing workdir
 checkpoint/fingerprint checkpoint/manifest checkpoint/mismatch
-checkpoint/preemption checkpoint/saved_step checkpoint/step_writer
+checkpoint/preemption checkpoint/replaced checkpoint/best
+checkpoint/saved_step checkpoint/step_writer
 checkpoint/checkpoints
 array_file generation/sampling generation/steppers generation/decode
 generation/sample
 generation/speller generation/saved_reading generation/writer
 report/journal report/console report/plot report/report report/log
-report/countdown evaluation experiment progress trainer summary run_folder
+report/countdown evaluation experiment validation progress trainer summary
+run_folder
 compilation_cache token_losses compare
 config/values config/files config/names config/binding config/syntax
 config/reader config/config config/saved run run_flags cli

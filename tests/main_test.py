@@ -10,6 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from meliad_rec import main
 from meliad_rec.report import journal
 from tests import tiny_run
 
@@ -28,6 +29,21 @@ def data(tmp_path_factory):
   folder = tmp_path_factory.mktemp('data') / 'store'
   tiny_run.write_store(folder)
   return folder
+
+
+def test_an_old_configuration_that_cannot_be_read_stops_nothing(
+  tmp_path, caplog
+):
+  old = tmp_path / 'config.gin'
+  old.write_text('A = 1\n')
+  main.tell_changes(old, 'A = 2\n')
+  assert 'changed since the run began: A was 1 and is 2' in caplog.text
+  for content in (b'A = (', b'A = "\xe9"'):
+    caplog.clear()
+    old.write_bytes(content)
+    main.tell_changes(old, 'A = 2\n')
+    assert 'began is not known: ' in caplog.text
+    assert caplog.text.count('\n') == 1
 
 
 @pytest.fixture(scope='module')
@@ -94,7 +110,7 @@ def test_a_run_stopped_any_way_ends_as_one_never_stopped(
   code, _, _ = stop(tmp_path, data, cache, signal.SIGKILL, kill)
   assert code == -signal.SIGKILL
   code, output, errors = stop(tmp_path, data, cache, signal.SIGTERM, term)
-  assert code == 0, errors
+  assert code == 143, errors
   assert 'Going on from step' in errors
   assert 'Stopped at step' in output, (kill, term)
   arguments = tiny_run.command(tmp_path, data, *SETTINGS)
@@ -116,7 +132,7 @@ def test_what_a_run_leaves(whole):
   names = {path.name for path in workdir.iterdir()}
   assert names == {
     *('checkpoints', 'config.gin', 'run.json', 'metrics.jsonl', 'tensorboard'),
-    'loss_nats_per_token.png',
+    *('loss_nats_per_token.png', '.lock'),
   }
   steps = {step for step, split in figures(workdir) if split == 'train'}
   assert steps == set(range(1, 121))
@@ -225,14 +241,14 @@ def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, data, cache):
   assert not (tmp_path / 'run').exists()
 
 
-def two_hosts(workdir, data, cache, settings):
+def two_hosts(workdir, datas, cache, settings):
   """Both processes of a run on two hosts of one device each, finished."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
     address = f'localhost:{free.getsockname()[1]}'
   children = [
     subprocess.Popen(
-      tiny_run.command(workdir, data, *settings.items()),
+      tiny_run.command(workdir, datas[index], *settings.items()),
       env=tiny_run.environment(
         cache,
         JAX_COORDINATOR_ADDRESS=address,
@@ -258,10 +274,20 @@ def test_two_processes_give_the_loss_of_one(tmp_path, data, cache):
   for changed in first, more:
     done = tiny_run.run(tiny_run.command(one, data, *changed.items()), cache)
     assert done.returncode == 0, done.stderr
-    outputs = two_hosts(two, data, cache, changed)
+    outputs = two_hosts(two, (data, data), cache, changed)
     assert 'Finished step' in outputs[0][0], outputs
     assert 'Finished step' not in outputs[1][0]
   expected, found = figures(one), figures(two)
   assert expected.keys() == found.keys()
   for key, loss in expected.items():
     np.testing.assert_allclose(found[key], loss, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_hosts_with_other_data_are_refused(tmp_path, data, cache):
+  other = tmp_path / 'other'
+  tiny_run.write_store(other, seed=1)
+  outputs = two_hosts(tmp_path / 'run', (data, other), cache, dict(SETTINGS))
+  for _, errors in outputs:
+    assert 'The hosts differ in data, validation: process 1 has' in errors
+  assert not (tmp_path / 'run').exists()

@@ -50,10 +50,11 @@ def build(sizes, scan=False):
   if sizes.feedback:
     cell = BlockFeedback(config, sizes.layers, sizes.recurrent, **options)
   else:
+    recurrent = functools.partial(BlockRecurrentLayer, config, **options)
     cell = stack.layers(
       sizes.layers,
       functools.partial(window.WindowLayer, config),
-      functools.partial(BlockRecurrentLayer, config, **options),
+      recurrent if sizes.recurrent else None,
       sizes.recurrent,
       scan,
     )

@@ -30,6 +30,12 @@ def test_what_is_written_is_read(tmp_path, experiment):
   assert vocabulary.identity == 'bytes'
 
 
+def test_a_vocabulary_of_an_earlier_run_goes(tmp_path, experiment):
+  (tmp_path / run_folder.MODEL).write_text('of a run with pieces')
+  run_folder.write(tmp_path, experiment, '')
+  assert run_folder.read(tmp_path)[2].identity == 'bytes'
+
+
 def test_files_are_replaced_at_once(tmp_path, experiment, monkeypatch):
   run_folder.write(tmp_path, experiment, 'old')
 
@@ -54,6 +60,14 @@ def test_damaged_facts(tmp_path, experiment, facts):
   run_folder.write(tmp_path, experiment, '')
   (tmp_path / run_folder.FACTS).write_text(facts)
   with pytest.raises(ValueError, match=r'run\.json is damaged; train again'):
+    run_folder.read(tmp_path)
+
+
+def test_a_configuration_that_is_not_utf8(tmp_path, experiment):
+  run_folder.write(tmp_path, experiment, '# é\n')
+  assert run_folder.read(tmp_path)[0] == '# é\n'
+  (tmp_path / run_folder.CONFIG).write_bytes(b'# \xe9\n')
+  with pytest.raises(ValueError, match=r'config\.gin is not UTF-8 \(byte 2\)'):
     run_folder.read(tmp_path)
 
 

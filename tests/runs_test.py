@@ -7,6 +7,8 @@ import pytest
 from meliad_rec import runs
 from meliad_rec.report import journal
 
+MORE = ('accuracy', 'tokens_per_second', 'mfu', 'epoch')
+
 
 @pytest.fixture
 def given():
@@ -25,7 +27,7 @@ def folder(tmp_path):
     for step, value in values.items():
       training = {'step_seconds': step / 100, 'tokens_per_second': 512.0}
       out.append({'step': step, 'split': 'train', **training})
-      figures = {'bits_per_byte': value, 'accuracy': value}
+      figures = dict.fromkeys(('bits_per_byte', *MORE), value)
       out.append({'step': step, 'split': 'validation', **figures})
       out.append({'step': step, 'text': {'sample': 'x'}})
     out.close()
@@ -46,8 +48,9 @@ def test_the_best_comes_first(folder, given, capsys):
   assert {len(head)} == set(map(len, lines))
 
 
-def test_of_accuracy_more_is_better(folder, given, capsys):
-  given.metric = 'accuracy'
+@pytest.mark.parametrize('metric', MORE)
+def test_of_these_more_is_better(folder, given, capsys, metric):
+  given.metric = metric
   runs.main(['runs', folder('a', {1: 0.25}), folder('b', {1: 0.5, 2: 0.375})])
   lines = capsys.readouterr().out.splitlines()[2:]
   assert [line.split()[:5] for line in lines] == [

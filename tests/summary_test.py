@@ -1,7 +1,10 @@
 """What --dry_run says."""
 
+import dataclasses
 import re
+import types
 
+import numpy as np
 import pytest
 
 from meliad_rec import summary
@@ -27,6 +30,35 @@ def test_the_table_adds_up():
   assert any(
     row.split()[1:4] == ['(259,', '20)', f'{embedding:,}'] for row in rows
   ), table
+
+
+def with_empty_documents(experiment):
+  """The experiment, whose validation and train splits have two more."""
+
+  def documents(split):
+    full = experiment.data.documents(split)
+    return dataclasses.replace(
+      full,
+      starts=np.concatenate([[0, 0], full.starts]),
+      bytes_=np.concatenate([[0, 0], full.bytes_]),
+      words=np.concatenate([[0, 0], full.words]),
+      names=['', '', *full.names],
+    )
+
+  data = types.SimpleNamespace(
+    vocabulary=experiment.data.vocabulary, documents=documents
+  )
+  return dataclasses.replace(experiment, data=data)
+
+
+def test_empty_documents_are_told(experiment, capsys):
+  several = with_empty_documents(experiment)
+  several.__dict__['program'] = experiment.program
+  told = '9 documents (2 empty left out) of 1,062 tokens'
+  assert told in summary.sentence(several)
+  summary.show(several)
+  told = 'validation: 3 documents (2 empty left out), 183 tokens'
+  assert told in capsys.readouterr().out
 
 
 def test_all_is_shown(experiment, capsys):

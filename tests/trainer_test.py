@@ -1,7 +1,8 @@
 """The life of a run, in this process; main_test.py starts and kills some."""
 
-import dataclasses
 import logging
+import os
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 
 from meliad_rec import trainer
+from meliad_rec import validation
 from meliad_rec.checkpoint.checkpoints import Checkpoints
 from meliad_rec.checkpoint.fingerprint import digest
-from meliad_rec.data.documents import Documents
+from meliad_rec.experiment import Part
 from meliad_rec.report import journal
 from meliad_rec.trainer import Run
 from tests import tiny_run
@@ -137,7 +139,7 @@ def scripted(monkeypatch, scores, name='bits_per_byte'):
   """Evaluations that give these scores."""
   left = iter(scores)
   monkeypatch.setattr(
-    trainer,
+    validation,
     'evaluate',
     lambda *_: {'loss_nats_per_token': 1.0, name: next(left)},
   )
@@ -191,22 +193,85 @@ def test_a_damaged_checkpoint_is_passed_over_loudly(tmp_path, data, caplog):
   assert 'Using step 3 in place of [4]' in caplog.text
 
 
-@dataclasses.dataclass
-class Sample:
-  """Stands for generation.sample.Sample, which compiles much."""
+def test_a_signal_ends_the_run_with_its_exit_code(tmp_path, data):
+  def ask(step, state):
+    if step == 2:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return state
 
-  length: int = 5
+  run = start(tmp_path, data, Spy(tiny_run.program(), ask))
+  assert run.live() == 'it was asked to stop'
+  assert run.checkpoints.exit_code == 143
+  assert Checkpoints(tmp_path / 'checkpoints').latest() == run.step < 6
+  run = whole(tmp_path, data)
+  assert run.checkpoints.exit_code == 0
 
-  def write(self, decoder, documents: Documents, vocabulary):
-    assert decoder.variables['params'] is not None
-    return vocabulary.decode(documents[0][: self.length])
+
+def test_an_error_while_closing_does_not_hide_the_first(
+  tmp_path, data, monkeypatch
+):
+  spy = Spy(tiny_run.program(), ruin)
+  run = start(tmp_path, data, spy, save_every=5, eval_every=9)
+
+  def close():
+    raise OSError('the disk is full')
+
+  monkeypatch.setattr(run.report, 'close', close)
+  with pytest.raises(ValueError, match='Step 5, updated, has loss nan'):
+    run.live()
+  start(tmp_path, data)
 
 
-def test_an_evaluation_leaves_a_sample_and_a_picture(tmp_path, data):
-  whole(tmp_path, data, steps=3, sample=Sample())
-  text = data.vocabulary.decode(data.documents('validation')[0][:5])
-  assert {'step': 3, 'text': {'sample': text}} in records(tmp_path)
-  assert (tmp_path / 'loss_nats_per_token.png').stat().st_size > 1000
+def test_two_trainings_in_one_folder_are_refused(tmp_path, data):
+  first = start(tmp_path, data, steps=2)
+  with pytest.raises(ValueError, match='^Another training is running in'):
+    start(tmp_path, data, steps=2)
+  first.live()
+  whole(tmp_path, data, steps=3)
+
+
+def test_one_that_cannot_begin_lets_go_of_the_folder(tmp_path, data):
+  whole(tmp_path, data, steps=1)
+  for _ in range(2):
+    with pytest.raises(ValueError, match='saved with seed = 0'):
+      start(tmp_path, data, steps=2, seed=7)
+
+
+def test_an_address_is_no_folder(data):
+  with pytest.raises(ValueError, match='a local or mounted folder'):
+    start('gs://bucket/run', data)
+
+
+def test_hosts_are_compared(tmp_path, data, monkeypatch):
+  whole(tmp_path, data, steps=1)
+  found = []
+  monkeypatch.setattr(trainer.hosts, 'agree', found.append)
+  start(tmp_path, data)
+  assert found == [
+    {
+      'tokenizer': 'bytes',
+      'data': data.documents('train').identity,
+      'validation': data.documents('validation').identity,
+      'newest step': '1',
+    }
+  ]
+
+
+def test_other_validation_documents_start_the_search_anew(
+  tmp_path, data, monkeypatch, caplog
+):
+  scripted(monkeypatch, [1.0, 2.0, 9.0, 8.0])
+  settings = {'eval_every': 1, 'keep': 1}
+  run = start(tmp_path, data, steps=2, patience=1, **settings)
+  assert run.live() is None
+  assert (run.progress.best, run.progress.since_best) == (1.0, 1)
+  part = Part(documents=2)
+  run = start(tmp_path, data, steps=4, patience=1, part=part, **settings)
+  assert 'The validation data of this run changed' in caplog.text
+  assert run.live() is None
+  assert (run.progress.best, run.progress.since_best) == (8.0, 0)
+  checkpoints = Checkpoints(tmp_path / 'checkpoints', 1, 'bits_per_byte')
+  assert checkpoints.restore(run.program.shapes, 'best')[0] == 4
 
 
 @pytest.mark.slow

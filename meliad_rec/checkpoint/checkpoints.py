@@ -1,11 +1,12 @@
 """Checkpoints of a run: saved while it goes on, verified before trusted."""
 
-import math
-
 from absl import logging
 from etils import epath
 
+from meliad_rec.checkpoint import replaced
 from meliad_rec.checkpoint import saved_step
+from meliad_rec.checkpoint.best import Best
+from meliad_rec.checkpoint.best import comparable
 from meliad_rec.checkpoint.mismatch import CheckpointError
 from meliad_rec.checkpoint.preemption import StopRequest
 from meliad_rec.checkpoint.saved_step import DamagedError
@@ -14,7 +15,7 @@ from meliad_rec.checkpoint.step_writer import StepWriter
 
 
 class Checkpoints:
-  """The steps saved in one directory, local or gs://.
+  """The steps saved in one directory, on a local or mounted disk.
 
   Making this object changes nothing on disk; readers may use it beside the
   run that trains.
@@ -22,20 +23,17 @@ class Checkpoints:
   Args:
     directory: path; made by the first save.
     keep: steps kept besides the best.
-    best_metric: name in the `metrics` of `save` by which one step is best.
+    best_metric: name in the `metrics` of `save` by which one step is best,
+      among those whose `meta` has the same 'validation' as the newest.
     best_is: 'lowest' or 'highest'.
   """
 
   def __init__(self, directory, keep=3, best_metric=None, best_is='lowest'):
     if keep < 1:
       raise ValueError(f'keep is {keep}, and must be 1 or more; set keep.')
-    if best_is not in ('lowest', 'highest'):
-      raise ValueError(f'best_is is {best_is!r}; set lowest or highest.')
-    self._sign = 1 if best_is == 'lowest' else -1
-    self.directory = epath.Path(directory)
-    if '://' not in str(directory):  # orbax takes absolute paths only.
-      self.directory = self.directory.absolute()
-    self._best_metric = best_metric
+    self._best = Best(best_metric, best_is)
+    # orbax takes absolute paths only.
+    self.directory = epath.Path(directory).absolute()
     self._stop = StopRequest()
     self._writer = StepWriter(self.directory, keep)
 
@@ -46,7 +44,8 @@ class Checkpoints:
     if the last one failed.
 
     Args:
-      step: later than every step in the directory.
+      step: later than every step in the directory; the newest again where it
+        was saved before it was evaluated.
       state: pytree of arrays.
       data: JSON-able position of the data.
       meta: JSON-able facts about the run: tokenizer, data, model.
@@ -60,22 +59,20 @@ class Checkpoints:
     """
     leaves = saved_step.table(state)
     self._writer.finish()
-    score, newest = self._score(metrics), self.latest()
-    if step == newest and self._at(step).meta()['leaves'] == leaves:
-      if score is None or self._at(step).score(score[0]) is not None:
-        return False
-      # It was saved before it was evaluated.
-      self._writer.close()
-      self._at(step).remove()
-      newest = self.latest()
-    if newest is not None and step <= newest:
+    score, newest = self._best.score(metrics), self.latest()
+    again = step == newest and self._at(step).meta()['leaves'] == leaves
+    if again and (score is None or self._at(step).score(score[0])):
+      return False
+    if not again and newest is not None and step <= newest:
       raise CheckpointError(
         f'{self.directory} already holds step {newest}, so step {step} cannot'
         ' be saved there; restore the newest step or choose another workdir.'
       )
     items = saved_step.items(state, leaves, data, meta, metrics or {}, score)
-    scores = self._scores() | {step: score and score[1]}
-    self._writer.save(step, items, scores)
+    scores = self._found_scores() | {
+      step: score and (score[1], meta.get('validation'))
+    }
+    self._writer.save(step, items, comparable(scores))
     return True
 
   def wait(self):
@@ -84,8 +81,11 @@ class Checkpoints:
 
   def close(self):
     """Waits, as `wait` does, and gives the signals back."""
-    self._stop.close()
-    self._writer.close()
+    # A signal given back earlier would end the process within the last save.
+    try:
+      self._writer.close()
+    finally:
+      self._stop.close()
 
   def preempted(self, step):
     """True if the run was asked to stop: save `step`, wait and leave.
@@ -95,12 +95,14 @@ class Checkpoints:
     """
     return self._stop.reached(step)
 
+  @property
+  def exit_code(self):
+    """What the process should exit with: 0 unless it was asked to stop."""
+    return self._stop.exit_code
+
   def steps(self):
     """Steps in the directory, oldest first."""
-    if not self.directory.is_dir():
-      return []
-    names = (path.name for path in self.directory.iterdir())
-    return sorted(int(name) for name in names if name.isdecimal())
+    return list(replaced.folders(self.directory))
 
   def latest(self):
     """The newest step, or None."""
@@ -126,6 +128,7 @@ class Checkpoints:
     """
     # Its list of steps ends where one is put aside.
     self._writer.close()
+    replaced.settle(self.directory)
     found, damaged = self._first_good(target, step, match, part='')
     for each in damaged:
       self._at(each).put_aside()
@@ -169,7 +172,13 @@ class Checkpoints:
       return steps
     if step == 'best':
       scores = self._scores()
-      return sorted((s for s in steps if scores[s] is not None), key=scores.get)
+      judged = [s for s in steps if scores[s] is not None]
+      if steps and not judged:
+        raise CheckpointError(
+          f'{self.directory} has no best step: no evaluation has been saved'
+          ' yet; leave out the step for the newest.'
+        )
+      return sorted(judged, key=scores.get)
     if step not in steps:
       raise CheckpointError(
         f'{self.directory} has no step {step}, but {steps[::-1]}; give one of'
@@ -178,19 +187,12 @@ class Checkpoints:
     return [step]
 
   def _scores(self):
-    metric = self._best_metric
-    return {step: self._at(step).score(metric) for step in self.steps()}
+    return comparable(self._found_scores())
+
+  def _found_scores(self):
+    found = replaced.folders(self.directory)
+    metric = self._best.metric
+    return {step: SavedStep(each).score(metric) for step, each in found.items()}
 
   def _at(self, step):
-    return SavedStep(self.directory / str(step))
-
-  def _score(self, metrics):
-    if self._best_metric is None or metrics is None:
-      return None
-    if self._best_metric not in metrics:
-      raise ValueError(
-        f'best_metric is {self._best_metric!r}, and the metrics are'
-        f' {sorted(metrics)}; set best_metric to one of them.'
-      )
-    value = self._sign * float(metrics[self._best_metric])
-    return [self._best_metric, value] if math.isfinite(value) else None
+    return SavedStep(replaced.folders(self.directory)[step])

@@ -18,7 +18,8 @@ class StopRequest:
   """Whether this run was asked to stop; listens from `listen` to `close`."""
 
   def __init__(self):
-    self._asked = threading.Event()
+    self._number = None  # Of the first signal that came to this process.
+    self._agreed = False
     self._previous = None
 
   def reached(self, step):
@@ -29,8 +30,18 @@ class StopRequest:
     """
     self.listen()
     if jax.process_count() > 1:
-      return multihost_utils.reached_preemption_sync_point(step)
-    return self._asked.is_set()
+      self._agreed = multihost_utils.reached_preemption_sync_point(step)
+      return self._agreed
+    return self._number is not None
+
+  @property
+  def exit_code(self):
+    """0, or 128 + the signal, as shells have it: 130 Ctrl-C, 143 SIGTERM.
+
+    A host that stopped since another was asked to exits as after SIGTERM.
+    """
+    number = self._number or (signal.SIGTERM if self._agreed else None)
+    return 0 if number is None else 128 + number
 
   def listen(self):
     """Catches SIGTERM and the first Ctrl-C from now on."""
@@ -54,7 +65,7 @@ class StopRequest:
 
   def _ask(self, number, frame):
     del frame
-    self._asked.set()
+    self._number = self._number or number
     name = signal.Signals(number).name
     again = ''
     if number == signal.SIGINT:
@@ -76,24 +87,27 @@ def initialize_distributed():
   JAX_PROCESS_ID name the cluster.
 
   Raises:
-    ValueError: JAX_COORDINATOR_ADDRESS alone does not say how many there are.
+    ValueError: some of the three are given, and no cluster comes of it.
   """
   if jax.distributed.is_initialized():
     return
-  address = os.environ.get('JAX_COORDINATOR_ADDRESS')
-  count = os.environ.get('JAX_NUM_PROCESSES')
-  index = os.environ.get('JAX_PROCESS_ID')
+  names = 'JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'
+  given = {name: os.environ[name] for name in names if os.environ.get(name)}
   try:
-    jax.distributed.initialize(
-      num_processes=count and int(count), process_id=index and int(index)
+    count, index = (
+      int(given[name]) if name in given else None for name in names[1:]
     )
+    jax.distributed.initialize(num_processes=count, process_id=index)
   except ValueError as error:
-    if address is not None:
+    if given:
+      found = ', '.join(f'{name} is {value}' for name, value in given.items())
       raise ValueError(
-        f'JAX_COORDINATOR_ADDRESS is {address}, JAX_NUM_PROCESSES {count} and'
-        f' JAX_PROCESS_ID {index}: {error} Set all three or none.'
+        f'{found}: {error} Set {names[0]}, {names[1]} and {names[2]}, or none.'
       ) from error
+    # Else there is a cluster, found by jax, that cannot be joined.
+    if 'coordinator_address should be defined' not in str(error):
+      raise
   except RuntimeError:
     # jax was used before, as in a notebook: harmless on one host.
-    if address is not None or jax.process_count() > 1:
+    if given or jax.process_count() > 1:
       raise

@@ -5,13 +5,14 @@ manifest of its files. State is a nested dict of plain names, whatever classes
 hold it in memory, so that reading it needs no class and runs no code.
 """
 
+from absl import logging
 from etils import epath
 import flax
 import jax
 from jax.experimental import multihost_utils
-import numpy as np
 import orbax.checkpoint as ocp
 
+from meliad_rec import hosts
 from meliad_rec.checkpoint import manifest
 from meliad_rec.checkpoint.fingerprint import fingerprints
 from meliad_rec.checkpoint.fingerprint import leaves_by_path
@@ -72,12 +73,19 @@ class SavedStep:
     return ocp.JsonCheckpointHandler().restore(self.folder / 'meta')
 
   def score(self, metric):
-    """The score by `metric`, or by any if None; None if there is none."""
-    try:
-      name, value = self.meta()['score'] or (None, None)
-    except (OSError, ValueError, KeyError):
+    """(value by `metric`, or by any if None; validation data) or None.
+
+    Lower values are better. One that is not as it was saved is an error line,
+    and counts as none.
+    """
+    if phrases := manifest.damage(self.folder, 'meta/'):
+      logging.error('%s has no score: %s.', self._where, '; '.join(phrases))
       return None
-    return value if metric in (None, name) else None
+    meta = self.meta()
+    name, value = meta['score'] or (None, None)
+    if value is None or metric not in (None, name):
+      return None
+    return value, meta['about'].get('validation')
 
   def load(self, target, match, part=''):
     """Reads and verifies; every difference is an error, none is mended.
@@ -133,12 +141,6 @@ class SavedStep:
       self.folder.rename(aside)
     multihost_utils.sync_global_devices(f'{self._where} put aside')
 
-  def remove(self):
-    """Deletes the folder."""
-    if jax.process_index() == 0:
-      self.folder.rmtree()
-    multihost_utils.sync_global_devices(f'{self._where} removed')
-
   def _arrays(self, wanted):
     """{path: array}, in the shardings of `wanted`."""
     nested = _nested(wanted)
@@ -159,11 +161,8 @@ class SavedStep:
 
   def _verify(self, phrases):
     """Raises DamagedError with the phrases, on all hosts if on one."""
-    if jax.process_count() > 1:
-      damaged = multihost_utils.process_allgather(np.array(bool(phrases)))
-      if damaged.any():
-        phrases = phrases or ['another host found damage']
-    if phrases:
+    if hosts.any_of(bool(phrases)):
+      phrases = phrases or ['another host found damage']
       named = '; '.join(phrases[:3])
       more = f' and {len(phrases) - 3} more' if len(phrases) > 3 else ''
       raise DamagedError(f'{self._where} is damaged: {named}{more}.')

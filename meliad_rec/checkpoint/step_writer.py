@@ -12,6 +12,7 @@ from absl import logging
 import orbax.checkpoint as ocp
 
 from meliad_rec.checkpoint import manifest
+from meliad_rec.checkpoint import replaced
 from meliad_rec.checkpoint.mismatch import CheckpointError
 from meliad_rec.checkpoint.saved_step import first_line
 
@@ -29,6 +30,7 @@ class StepWriter:
     self._keep = keep
     self._manager = None
     self._saving = None
+    self._replaces = False
     self._failure = None
     logging.get_absl_logger().addFilter(_without_orbax_info)
 
@@ -36,7 +38,7 @@ class StepWriter:
     """Starts a save; one that cannot begin is an error line.
 
     Args:
-      step: later than all steps in the directory.
+      step: none before the last in the directory; the last is replaced.
       items: what orbax is to write.
       scores: {step: value or None} of all steps; the lowest stays.
     """
@@ -45,7 +47,7 @@ class StepWriter:
     # orbax and tensorstore raise errors of many classes, and none of them
     # should end a run whose state in memory is good.
     try:
-      manager = self._open()
+      manager = self._open(step)
       self._policy.scores = scores
       manager.save(step, args=items, force=True)
     except Exception as error:
@@ -56,6 +58,9 @@ class StepWriter:
     if self._manager is not None:
       try:
         self._manager.wait_until_finished()
+        if self._replaces:
+          self._replaces = False
+          replaced.settle(self._directory)
       except Exception as error:
         self._fail(error)
 
@@ -74,8 +79,16 @@ class StepWriter:
       self._manager = None
     self.wait()
 
-  def _open(self):
+  def _open(self, step):
+    self._replaces = step in replaced.folders(self._directory)
+    if self._replaces and self._manager is not None:
+      # orbax reads once which steps there are.
+      self._manager.close()
+      self._manager = None
     if self._manager is None:
+      replaced.settle(self._directory)
+      if self._replaces:
+        replaced.set_aside(self._directory / str(step))
       self._policy = _Keep(self._keep, {})
       self._manager = ocp.CheckpointManager(
         self._directory,

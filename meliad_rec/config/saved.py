@@ -7,6 +7,7 @@ others, each with its own configuration.
 """
 
 from collections.abc import Callable
+import contextlib
 import functools
 import importlib
 
@@ -86,9 +87,10 @@ class SavedConfig:
 
     Raises:
       ConfigError: the configuration needs a name outside of `parts`, or one
-        that does not exist.
+        that does not exist, or sets one to itself.
     """
-    arguments = self._arguments(_name(function), function, '', parts)
+    with self._finite():
+      arguments = self._arguments(_name(function), function, '', parts)
     return function(**arguments | given)
 
   def argument(self, function: Callable, name: str, parts: tuple[str, ...]):
@@ -99,7 +101,18 @@ class SavedConfig:
         f'{self.where} does not set {name} of {_name(function)}; restore the '
         'one that was saved.'
       )
-    return self._value(bound[name], '', parts)
+    with self._finite():
+      return self._value(bound[name], '', parts)
+
+  @contextlib.contextmanager
+  def _finite(self):
+    try:
+      yield
+    except RecursionError:
+      raise ConfigError(
+        f'{self.where} sets a name to itself, directly or by others; restore '
+        'the file that was saved.'
+      ) from None
 
   def _arguments(self, full, function, scope, parts) -> dict:
     """Those bound for all scopes, then for each that is entered."""

@@ -24,7 +24,8 @@ class Code:
   """Packages of this Python, split by a hash of each one's name: 90/5/5 %.
 
   A document is the package's .py files in sorted order, each after a comment
-  line with its path inside the package.
+  line with its path inside the package. Files that cannot be read (a link that
+  leads nowhere, for instance) or are not UTF-8 are left out and counted.
 
   Attributes:
     max_bytes: of a package; further files are left out, and so is a file that
@@ -55,15 +56,17 @@ class Code:
       for name, path in self._packages().items()
       if split_of(name) == split
     }
-    undecodable = 0
+    unread = 0
     for name, path in sorted(packages.items()):
       text, skipped = self._package(path)
-      undecodable += skipped
+      unread += skipped
       if len(text.encode()) >= self.min_bytes:
         yield name, text
-    if undecodable:
+    if unread:
       logging.info(
-        'code, %s: left out %d files that are not UTF-8.', split, undecodable
+        'code, %s: left out %d files that are not UTF-8 or cannot be read.',
+        split,
+        unread,
       )
 
   def _packages(self) -> dict[str, Path]:
@@ -75,26 +78,28 @@ class Code:
       if path.stem in names and _is_package(path)
     }
     if self.installed:
-      for folder in {paths['purelib'], paths['platlib']}:
-        for path in Path(folder).iterdir():
+      # Often one and the same; some Pythons name folders that are not there.
+      folders = map(Path, dict.fromkeys((paths['purelib'], paths['platlib'])))
+      for folder in filter(Path.is_dir, folders):
+        for path in folder.iterdir():
           if _is_package(path):
             found.setdefault(path.stem, path)
     return found
 
   def _package(self, path: Path) -> tuple[str, int]:
-    parts, total, undecodable = [], 0, 0
+    parts, total, unread = [], 0, 0
     for file in sorted(path.rglob('*.py')) if path.is_dir() else [path]:
       try:
         text = file.read_bytes().decode()
-      except UnicodeDecodeError:
-        undecodable += 1
+      except (OSError, UnicodeDecodeError):
+        unread += 1
         continue
       text = f'# {file.relative_to(path.parent).as_posix()}\n{text}\n'
       total += len(text.encode())
       if total > self.max_bytes:
         break
       parts.append(text)
-    return ''.join(parts), undecodable
+    return ''.join(parts), unread
 
 
 def split_of(name: str) -> str:

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 import dataclasses
 import functools
 import glob
-import hashlib
-import itertools
 from pathlib import Path
 
 from absl import logging
 
 from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.hashed import hashed
 
 _DROP = 'drop'
 
@@ -25,9 +24,11 @@ class Folder:
   and one to test, at least one each.
 
   Attributes:
-    path: a folder, read with its sub-folders, or a pattern such as 'a/**/*.md'.
-    split_file: lines of name, tab, split (further columns are not read); a name
-      is a path inside the folder, or just the file's name without its ending.
+    path: a folder, read with its sub-folders, or a pattern such as 'a/**/*.md';
+      what is the name of a folder that is there is no pattern.
+    split_file: lines of name, tab, split (further columns are not read), below
+      a line of headings or none; a name is a path inside the folder, or just
+      the file's name without its ending.
 
   Raises:
     ValueError: no files, fewer than three with no split given, a bad split
@@ -54,13 +55,17 @@ class Folder:
 
   @functools.cached_property
   def _root(self) -> Path:
-    parts = Path(self.path).parts
-    return Path(*itertools.takewhile(lambda p: not glob.has_magic(p), parts))
+    root = Path(self.path)
+    while glob.has_magic(str(root)) and not root.is_dir():
+      root = root.parent
+    return root
 
   @functools.cached_property
   def _files(self) -> dict[str, Path]:
-    if glob.has_magic(self.path):
-      found = map(Path, glob.glob(self.path, recursive=True))
+    inner = Path(self.path).relative_to(self._root)
+    if inner.parts:
+      pattern = str(Path(glob.escape(str(self._root)), inner))
+      found = map(Path, glob.glob(pattern, recursive=True))
     else:
       found = self._root.rglob('*')
     files = {
@@ -99,7 +104,11 @@ class Folder:
           ', '.join(SPLITS),
         )
       return inside
-    return self._hashed()
+    return hashed(
+      self._files,
+      self.path,
+      'put them in train/, validation/ and test/, or give --split_file',
+    )
 
   def _listed(self) -> dict[str, str]:
     short = {}
@@ -109,18 +118,23 @@ class Folder:
     lines = _decode(Path(self.split_file)).splitlines()
     for number, line in enumerate(lines, 1):
       name, split = (line.split('\t') + [''])[:2]
+      names = [name] if name in self._files else short.get(name, [])
       if split not in (*SPLITS, _DROP):
-        if number == 1 or not line.strip():
+        if not line.strip() or (number == 1 and not names):
           continue
         raise ValueError(
           f'{self.split_file}:{number} gives {name!r} the split {split!r}; '
           f'write name, tab and one of {", ".join(SPLITS)}, {_DROP}.'
         )
-      names = [name] if name in self._files else short.get(name, [])
       if len(names) != 1:
         raise ValueError(
           f'{self.split_file}:{number} names {name!r}, which fits {len(names)} '
           f'of the files in {self.path}; write its path inside the folder.'
+        )
+      if names[0] in chosen:
+        raise ValueError(
+          f'{self.split_file}:{number} lists {names[0]!r} again; keep one line '
+          'of each file.'
         )
       chosen[names[0]] = split
     chosen = {name: split for name, split in chosen.items() if split in SPLITS}
@@ -137,28 +151,6 @@ class Folder:
       self.split_file,
     )
     return dict(sorted(chosen.items()))
-
-  def _hashed(self) -> dict[str, str]:
-    if len(self._files) < 3:
-      raise ValueError(
-        f'{self.path} holds {len(self._files)} files, too few to split by '
-        'name; put them in train/, validation/ and test/, or give --split_file.'
-      )
-    part = max(1, len(self._files) // 20)
-    mixed = sorted(
-      self._files, key=lambda name: hashlib.sha256(name.encode()).hexdigest()
-    )
-    named = dict.fromkeys(self._files, 'train')
-    named.update(dict.fromkeys(mixed[:part], 'validation'))
-    named.update(dict.fromkeys(mixed[part : 2 * part], 'test'))
-    logging.info(
-      '%s has no train/, validation/, test/ and no split file: of %d files, %d '
-      'each go to validation and test, by a hash of their names.',
-      self.path,
-      len(self._files),
-      part,
-    )
-    return named
 
 
 def _decode(path: Path) -> str:

@@ -19,7 +19,7 @@ class Lanes:
   """Iterator of (Batch, position); position is where the next batch starts.
 
   Args:
-    documents: what is read; empty documents are left out (see `skipped`).
+    documents: what is read; empty documents are left out.
     rows: documents read side by side, over all hosts.
     segment: tokens of each row in a batch.
     seed: of the order of documents; each epoch has its own.
@@ -49,8 +49,7 @@ class Lanes:
         raise ValueError(f'Lanes need {name} of at least 1; it is {value}.')
     self.documents = documents
     self.rows_here = range(rows)[rows_here or slice(None)]
-    self.skipped = int((documents.lengths == 0).sum())
-    if self.skipped == len(documents):
+    if not documents.lengths.any():
       raise ValueError(
         f'Nothing to read: all of the {len(documents)} documents are empty; '
         'choose another split or source.'

@@ -75,7 +75,8 @@ def source(
 
   Args:
     kind: code, folder, jsonl, pg19, or the name of a seqio task or mixture.
-    path: a folder or pattern of files; of pg19, the folder it was prepared in.
+    path: a folder or pattern of files, or a file of jsonl; of pg19, the folder
+      it was prepared in.
     field: of the JSON objects, the document's text; None: 'text'.
     split_file: of a folder, lines of name, tab and split.
     module: of a seqio task, the Python module that registers it.
@@ -120,14 +121,13 @@ def define_flags() -> None:
     None,
     'What to read: code (the Python packages of this machine), folder, jsonl, '
     'pg19, or the name of a seqio task or mixture.',
-    required=True,
   )
   flags.DEFINE_string(
     'path',
     None,
     'folder: a folder of UTF-8 files or a pattern, one document a file. jsonl: '
-    'a folder with train.jsonl etc. or a pattern with {split}. pg19: the '
-    'data_dir of tensorflow-datasets.',
+    'a file, a folder with train.jsonl etc. or a pattern with {split}. pg19: '
+    'the data_dir of tensorflow-datasets.',
   )
   flags.DEFINE_string(
     'field', None, "jsonl: the field that holds the text; default: 'text'."
@@ -144,8 +144,10 @@ def define_flags() -> None:
 
 
 def from_flags() -> Source:
-  """The source that this command line names."""
+  """The source that this command line names; ValueError if it names none."""
   given = flags.FLAGS
+  if not given.source:
+    raise ValueError('What to read? Give --source: code, folder, jsonl, ...')
   return source(
     given.source, given.path, given.field, given.split_file, given.module
   )

@@ -27,20 +27,14 @@ UNITS: Mapping[str, str] = {
 
 
 class Sums(struct.PyTreeNode):
-  """Counts of one or more steps; on the device, and added there."""
+  """Counts of a step, on the device."""
 
   nats: jax.Array  # float32, over real tokens.
   correct: jax.Array  # int32, real tokens that were the likeliest.
   tokens: jax.Array  # int32, real tokens.
   padding: jax.Array  # int32, places that hold none.
-  gradient_norm: jax.Array  # float32, summed over steps.
+  gradient_norm: jax.Array  # float32.
   steps: jax.Array  # int32.
-
-  @classmethod
-  def zeros(cls) -> 'Sums':
-    """The sums over no step."""
-    real, whole = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
-    return cls(real, whole, whole, whole, real, whole)
 
   @classmethod
   def of_step(
@@ -68,17 +62,10 @@ class Sums(struct.PyTreeNode):
       steps=jnp.ones((), jnp.int32),
     )
 
-  def __add__(self, other: 'Sums') -> 'Sums':
-    return jax.tree.map(jnp.add, self, other)
-
 
 @dataclasses.dataclass
 class Totals:
-  """Counts on the host, exact over any number of steps.
-
-  Sums are float32 and int32: add them here every few thousand steps at most,
-  before an int32 overflows (2^31 tokens) or the float's last digits drown.
-  """
+  """Counts on the host, exact over any number of steps."""
 
   correct: int = 0
   tokens: int = 0
@@ -116,9 +103,9 @@ def quality(
   Args:
     totals: at least one real token.
     bytes_: bytes that the counted tokens stand for; while training, tokens
-      times the data's bytes per token. None: no bits per byte.
+      times the data's bytes per token. None or 0: no bits per byte.
     words: words that the counted tokens stand for, split at whitespace as
-      PG19's published counts are. None: no word-level perplexity.
+      PG19's published counts are. None or 0: no word-level perplexity.
 
   Raises:
     ValueError: no token was counted.
@@ -136,9 +123,9 @@ def quality(
     'padding_share': totals.padding / (totals.padding + totals.tokens),
     'tokens': totals.tokens,
   }
-  if bytes_ is not None:
+  if bytes_:
     figures['bits_per_byte'] = bits / bytes_
-  if words is not None:
+  if words:
     figures['word_perplexity'] = _exp(nats / words)
   return figures
 

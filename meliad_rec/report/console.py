@@ -18,9 +18,13 @@ _SHOWN = {
   'padding_share': lambda x: f'padding {x:.1%}',
 }
 
-# A model may write what would steer the terminal.
 _CONTROL = dict.fromkeys((*range(32), *range(127, 160)), '\ufffd')
 del _CONTROL[ord('\n')], _CONTROL[ord('\t')]
+
+
+def printable(text: str) -> str:
+  """Text without the control codes by which it could steer a terminal."""
+  return text.translate(_CONTROL)
 
 
 class Console:
@@ -70,7 +74,7 @@ class Console:
 
   def line(self, text: str) -> None:
     """Shows text, above the bar if there is one; control codes are not sent."""
-    text = text.translate(_CONTROL)
+    text = printable(text)
     if self._bar is not None:
       self._bar.write(text, file=self._stream)
     else:

@@ -13,6 +13,7 @@ from typing import TextIO
 import jax
 
 from meliad_rec.report import journal
+from meliad_rec.report import plot
 from meliad_rec.report.console import Console
 
 
@@ -92,15 +93,10 @@ class Report:
     self._board('text').add_text(name, block, step)
     self._console.line(f'step {step}  {name}:\n{text}')
 
-  def flush(self) -> None:
-    """Writes out what TensorBoard's thread holds; metrics.jsonl always is.
-
-    What has not reached the thread yet follows within seconds, and `close`
-    waits for all of it.
-    """
+  def plot(self) -> None:
+    """Draws the figures so far; see plot.plot."""
     if self._on:
-      for board in self._boards.values():
-        board.flush()
+      plot.plot(self._workdir)
 
   def close(self) -> None:
     """Flushes and closes everything."""

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -235,6 +236,96 @@ def test_the_last_and_the_best_are_kept(tmp_path, best_is, best):
   assert Checkpoints(tmp_path).restore(target, 'best')[0] == 6
 
 
+def test_what_a_changed_score_says_is_not_believed(tmp_path, caplog):
+  checkpoints = Checkpoints(tmp_path, 1, 'loss')
+  for step, loss in (1, 2.0), (2, 5.0):
+    state = {'params': {'x': jnp.float32(step)}}
+    checkpoints.save(step, state, {}, {}, {'loss': loss})
+    checkpoints.wait()
+  path = tmp_path / '2/meta/metadata'
+  text = path.read_text()
+  assert text.count('5.0') == 2
+  path.write_text(text.replace('5.0', '1.0'))
+  target = {'x': jnp.float32(0)}
+  assert Checkpoints(tmp_path).restore_params(target, 'best')[0] == 1
+  checkpoints.save(3, state, {}, {}, {'loss': 9.0})
+  checkpoints.close()
+  assert checkpoints.steps() == [1, 3]
+  assert 'Step 2 of' in caplog.text
+  assert 'meta/metadata was changed' in caplog.text
+
+
+def test_without_an_evaluation_no_step_is_best(saved):
+  with pytest.raises(CheckpointError, match='no evaluation has been saved yet'):
+    Checkpoints(saved).restore_params(make_state(), 'best', part='')
+
+
+def test_scores_on_other_validation_data_do_not_count(tmp_path):
+  target = {'x': jnp.float32(0)}
+  checkpoints = Checkpoints(tmp_path, 1, 'loss')
+  judged = (1, 'a', 1.0), (2, 'b', 5.0), (3, 'b', 7.0)
+  for step, validation, loss in judged:
+    x, about = {'x': jnp.float32(step)}, {'validation': validation}
+    checkpoints.save(step, x, {}, about, {'loss': loss})
+  checkpoints.close()
+  assert checkpoints.steps() == [2, 3]
+  assert Checkpoints(tmp_path).restore(target, 'best')[0] == 2
+
+
+def evaluated_later(directory, metrics):
+  """The newest step once more, now with its figures."""
+  checkpoints = Checkpoints(directory, 1, 'loss')
+  assert checkpoints.save(20, make_state(20), {'offset': 21}, ABOUT, metrics)
+  return checkpoints
+
+
+def test_a_step_is_there_at_every_instant_while_it_is_saved_again(
+  run, tmp_path, monkeypatch
+):
+  """Copies of the folder are what a kill -9 would leave."""
+  write = manifest.write
+
+  def write_and_look(folder):
+    write(folder)
+    shutil.copytree(run, tmp_path / 'committing')
+
+  shutil.rmtree(run / '10')
+  with monkeypatch.context() as context:
+    context.setattr(manifest, 'write', write_and_look)
+    checkpoints = evaluated_later(run, {'loss': 0.5})
+    checkpoints._writer._manager.wait_until_finished()
+  shutil.copytree(run, tmp_path / 'committed')
+  checkpoints.close()
+  assert [path.name for path in run.iterdir()] == ['20']
+  for name, offset in ('committing', 20), ('committed', 21):
+    killed = tmp_path / name
+    assert (killed / '20.old').exists()
+    params = make_state()['params']
+    assert Checkpoints(killed).restore_params(params)[0] == 20
+    step, state, data, _ = Checkpoints(killed).restore(make_state())
+    assert (step, data) == (20, {'offset': offset})
+    assert digest(state) == digest(make_state(20))
+    again = Checkpoints(killed, 1, 'loss')
+    again.save(30, make_state(30), {}, ABOUT, {'loss': 0.25})
+    again.close()
+    assert [path.name for path in killed.iterdir()] == ['30']
+
+
+def test_a_step_saved_again_on_a_full_disk_is_kept(run, monkeypatch, caplog):
+  with monkeypatch.context() as context:
+    context.setattr(manifest, 'write', full_disk)
+    checkpoints = evaluated_later(run, {'loss': 0.5})
+    with pytest.raises(CheckpointError, match='^Step 20 was not saved'):
+      checkpoints.wait()
+  assert checkpoints.steps() == [10, 20]
+  step, _, data, _ = Checkpoints(run).restore(make_state())
+  assert (step, data) == (20, {'offset': 20})
+  assert checkpoints.save(20, make_state(20), {}, ABOUT, {'loss': 0.5})
+  checkpoints.close()
+  assert [path.name for path in run.iterdir()] == ['20']
+  assert Checkpoints(run).restore(make_state(), 'best')[0] == 20
+
+
 def test_an_unknown_metric_is_an_error(tmp_path):
   checkpoints = Checkpoints(tmp_path, best_metric='loss')
   with pytest.raises(ValueError, match='set best_metric'):
@@ -246,6 +337,25 @@ def test_settings_are_checked(tmp_path):
     Checkpoints(tmp_path, keep=0)
   with pytest.raises(ValueError, match="^best_is is 'min'"):
     Checkpoints(tmp_path, best_is='min')
+
+
+def test_a_signal_during_the_last_save_does_not_end_the_process(
+  tmp_path, monkeypatch
+):
+  checkpoints = Checkpoints(tmp_path)
+  assert not checkpoints.preempted(1)
+  finish = checkpoints._writer.close
+
+  def close():
+    os.kill(os.getpid(), signal.SIGINT)
+    finish()
+
+  monkeypatch.setattr(checkpoints._writer, 'close', close)
+  checkpoints.save(1, make_state(1), {}, ABOUT)
+  checkpoints.close()
+  assert checkpoints.steps() == [1]
+  assert checkpoints.exit_code == 130
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_same_state_again_and_going_back(run):

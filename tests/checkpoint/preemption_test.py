@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from meliad_rec.checkpoint import preemption
 from meliad_rec.checkpoint.checkpoints import Checkpoints
 from meliad_rec.checkpoint.preemption import initialize_distributed
 from meliad_rec.checkpoint.preemption import StopRequest
@@ -37,9 +38,10 @@ def train(directory, seconds=60):
       checkpoints.save(step, {'x': x}, {'offset': step}, {})
       checkpoints.close()
       print('saved', step, flush=True)
-      return
+      return checkpoints.exit_code
     print(step, flush=True)
     time.sleep(0.02)
+  raise AssertionError('No signal came.')
 
 
 def start(directory, **env):
@@ -66,7 +68,7 @@ def test_a_signal_saves_the_step_and_ends_the_run(tmp_path, number):
   wait_for_line(child, '5')
   child.send_signal(number)
   rest, errors = child.communicate(timeout=60)
-  assert child.returncode == 0, errors
+  assert child.returncode == 128 + number, errors
   assert f'{number.name}: saving and stopping after this step.' in errors
   assert ('Ctrl-C again stops at once.' in errors) == (number == signal.SIGINT)
   step = int(rest.split()[-1])
@@ -80,8 +82,10 @@ def test_the_second_ctrl_c_is_an_interrupt_and_all_is_given_back():
   before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
   stop = StopRequest()
   assert not stop.reached(1)
+  assert stop.exit_code == 0
   os.kill(os.getpid(), signal.SIGINT)
   assert stop.reached(2)
+  assert stop.exit_code == 130
   with pytest.raises(KeyboardInterrupt):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(1)
@@ -97,21 +101,78 @@ def test_nothing_is_listened_to_before_the_first_question(tmp_path):
   assert before == after
 
 
-def test_half_a_cluster_is_an_error(monkeypatch):
+def test_a_host_stopped_by_agreement_exits_as_after_sigterm(monkeypatch):
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  agreed = [False, True]
+  monkeypatch.setattr(
+    preemption.multihost_utils,
+    'reached_preemption_sync_point',
+    lambda step: agreed[step],
+  )
+  stop = StopRequest()
+  try:
+    assert not stop.reached(0)
+    assert stop.exit_code == 0
+    assert stop.reached(1)
+    assert stop.exit_code == 143
+  finally:
+    stop.close()
+
+
+@pytest.mark.parametrize(
+  'given',
+  [
+    {'JAX_COORDINATOR_ADDRESS': 'localhost:1'},
+    {'JAX_NUM_PROCESSES': '2'},
+    {'JAX_PROCESS_ID': '0'},
+    {'JAX_NUM_PROCESSES': '2', 'JAX_PROCESS_ID': '1'},
+    {'JAX_NUM_PROCESSES': 'two'},
+  ],
+)
+def test_half_a_cluster_is_an_error(monkeypatch, given):
+  for name, value in given.items():
+    monkeypatch.setenv(name, value)
+  monkeypatch.setattr(jax.distributed, 'initialize', no_cluster)
+  name, value = next(iter(given.items()))
+  with pytest.raises(ValueError, match=f'^{name} is {value}.*, or none.$'):
+    initialize_distributed()
+
+
+def no_cluster(num_processes, process_id):
+  """As jax.distributed.initialize where it finds no cluster."""
+  if 'JAX_COORDINATOR_ADDRESS' not in os.environ:
+    raise ValueError('coordinator_address should be defined.')
+  raise ValueError('Number of processes must be defined.')
+
+
+def test_what_jax_says_where_there_is_no_cluster():
+  """Alone, nothing is said; the rest is told by the sentence jax has."""
   program = (
-    'import meliad_rec.checkpoint.preemption as p; p.initialize_distributed()'
+    'import os, meliad_rec.checkpoint.preemption as p;'
+    'p.initialize_distributed(); os.environ["JAX_NUM_PROCESSES"] = "2";'
+    'p.initialize_distributed()'
   )
   done = subprocess.run(
     [sys.executable, '-c', program],
-    env=os.environ | {'JAX_COORDINATOR_ADDRESS': 'localhost:1'},
+    env=os.environ,
     cwd=ROOT,
     capture_output=True,
     text=True,
     timeout=60,
   )
   last = done.stderr.splitlines()[-1]
-  assert last.startswith('ValueError: JAX_COORDINATOR_ADDRESS is localhost:1')
-  assert last.endswith('Set all three or none.')
+  assert last.startswith('ValueError: JAX_NUM_PROCESSES is 2: coordinator'), (
+    done.stderr
+  )
+
+
+def test_a_cluster_that_cannot_be_joined_is_an_error(monkeypatch):
+  def broken(**_):
+    raise ValueError('The process id of the current process must be defined.')
+
+  monkeypatch.setattr(jax.distributed, 'initialize', broken)
+  with pytest.raises(ValueError, match='process id'):
+    initialize_distributed()
 
 
 def two_hosts(directory):
@@ -147,4 +208,4 @@ def test_two_hosts_stop_at_one_step_when_one_is_asked(tmp_path, number):
 
 
 if __name__ == '__main__':
-  train(sys.argv[1])
+  sys.exit(train(sys.argv[1]))

@@ -12,12 +12,14 @@ from meliad_rec.checkpoint.saved_step import DamagedError
 from meliad_rec.checkpoint.saved_step import SavedStep
 from meliad_rec.checkpoint.saved_step import table
 
+ABOUT = {'data': 'd1', 'validation': 'v1'}
+
 
 @pytest.fixture
 def step(tmp_path):
   checkpoints = Checkpoints(tmp_path, best_metric='loss')
   state = {'params': {'a': jnp.arange(3.0)}, 'ema': {'a': jnp.ones(3)}}
-  checkpoints.save(7, state, {'offset': 1}, {'data': 'd1'}, {'loss': 0.5})
+  checkpoints.save(7, state, {'offset': 1}, ABOUT, {'loss': 0.5})
   checkpoints.close()
   return SavedStep(tmp_path / '7')
 
@@ -48,14 +50,27 @@ def test_a_part_of_the_state(step, part, value):
   tree, data, about = step.load(target, {'data': 'd1'}, part)
   assert np.array_equal(tree['a'], np.broadcast_to(value, 3))
   assert tree['a'].devices() == {jax.devices()[0]}
-  assert (data, about) == ({'offset': 1}, {'data': 'd1'})
+  assert (data, about) == ({'offset': 1}, ABOUT)
 
 
 def test_scores_go_by_name(step):
-  assert step.score('loss') == step.score(None) == 0.5
+  assert step.score('loss') == step.score(None) == (0.5, 'v1')
   assert step.score('accuracy') is None
-  (step.folder / 'meta' / 'metadata').write_text('{')
+
+
+@pytest.mark.parametrize('how', ['cut', 'another score', 'no manifest'])
+def test_a_score_that_was_changed_is_told_and_counts_as_none(step, caplog, how):
+  path = step.folder / 'meta' / 'metadata'
+  text = path.read_text()
+  if how == 'cut':
+    path.write_text('{')
+  elif how == 'another score':
+    assert '0.5' in text
+    path.write_text(text.replace('0.5', '0.1'))
+  else:
+    (step.folder / manifest.NAME).unlink()
   assert step.score('loss') is None
+  assert f'Step 7 of {step.folder.parent} has no score: ' in caplog.text
 
 
 def test_a_later_format_is_refused(step):

@@ -24,7 +24,10 @@ def shapes(model):
 @pytest.mark.parametrize('arch', files.names('arch'))
 def test_it_builds_what_gin_builds(arch):
   """Every architecture that is shipped, from its operative configuration."""
-  options = ['options/position_rope', 'options/clear_state']
+  options = ['options/position_rope']
+  recurs = arch in ('block_recurrent', 'block_feedback')
+  if recurs:
+    options.append('options/clear_state')
   if arch == 'block_recurrent':
     options.append('options/recurrent_lstm_dual')
   config.parse([f'arch/{arch}', 'size/test', *options], [], ('arch', 'size'))
@@ -34,7 +37,7 @@ def test_it_builds_what_gin_builds(arch):
   config.reset()
   again = saved.build(LanguageModel, {'vocab': 9}, MODEL)
   assert shapes(again) == expected
-  assert again.clear_state
+  assert again.clear_state == recurs
   assert again.cell.block_length == model.cell.block_length
 
 
@@ -60,6 +63,27 @@ def test_scopes_are_entered():
   made = SavedConfig(text, 'c').argument(Experiment, 'model', MODEL)
   assert made.func is LSTMGate
   assert made.keywords == {'dtype': 'x', 'name': 'n'}
+
+
+@pytest.mark.parametrize(
+  ('value', 'more'),
+  [
+    ('%A', 'A = %A'),
+    ('%A', "A = [1, {'b': %B}]\nB = (%A,)"),
+    ('@stack.layers()', 'stack.layers.layer = @stack.layers()'),
+    ('@a/stack.layers()', 'a/stack.layers.layer = @a/stack.layers()'),
+  ],
+)
+def test_a_name_set_to_itself_is_a_sentence(value, more):
+  text = f'{HEAD}from meliad_rec import experiment\n'
+  text += 'from meliad_rec import model\nfrom meliad_rec.archs import stack\n'
+  text += f'model.LanguageModel.cell = {value}\n{more}\n'
+  text += f'experiment.Experiment.model = {value}\n'
+  saved = SavedConfig(text, 'config.gin')
+  with pytest.raises(ValueError, match='config.gin sets a name to itself'):
+    saved.build(LanguageModel, {}, MODEL)
+  with pytest.raises(ValueError, match='config.gin sets a name to itself'):
+    saved.argument(Experiment, 'model', MODEL)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Packages as documents: whole files in order, no trace of the machine."""
 
+import re
 import sysconfig
 
 import pytest
@@ -48,10 +49,31 @@ def test_a_package_is_one_document_of_sorted_files(python):
   assert str(python) not in ''.join(found.values())
 
 
-def test_undecodable_files_are_counted(python, caplog):
+def test_files_that_cannot_be_read_are_counted(python, caplog):
   caplog.set_level('INFO')
-  read(Code(min_bytes=1))
+  mine = python / 'lib' / 'site-packages' / 'mine'
+  before = read(Code(min_bytes=1))
+  (mine / 'link.py').symlink_to(python / 'nowhere.py')
+  (mine.parent / 'gone.py').symlink_to(python / 'nowhere.py')
+  assert read(Code(min_bytes=1)) == before
   assert 'left out 1 files that are not UTF-8' in caplog.text
+  told = re.findall('left out (\\d) files', caplog.text.partition('\n')[2])
+  assert sum(map(int, told)) == 3
+
+
+def test_folders_of_packages_are_read_in_order_if_they_are_there(
+  python, monkeypatch
+):
+  sites = [python / name for name in 'ab']
+  for site in sites:
+    site.mkdir()
+    (site / 'two.py').write_text(f'from_{site.name}\n')
+  for first, second in (sites, sites[::-1]):
+    paths = {'stdlib': python / 'lib', 'purelib': first, 'platlib': second}
+    monkeypatch.setattr(sysconfig, 'get_paths', lambda paths=paths: paths)
+    assert f'from_{first.name}' in read(Code(min_bytes=1))['two']
+  paths['platlib'] = python / 'nowhere'
+  assert f'from_{first.name}' in read(Code(min_bytes=1))['two']
 
 
 def test_the_standard_library_alone_can_be_read(python):

@@ -43,6 +43,16 @@ def test_a_pattern_chooses_files(tmp_path):
   assert names(source, 'test') == ['test/d.txt']
 
 
+@pytest.mark.parametrize('name', ['old [1]', 'what?', 'a*b'])
+def test_a_folder_that_is_there_is_no_pattern(tmp_path, name):
+  put(tmp_path / name, 'train/a.txt', 'train/b.md')
+  put(tmp_path, 'a-b/train/c.txt')
+  source = Folder(str(tmp_path / name))
+  assert names(source, 'train') == ['train/a.txt', 'train/b.md']
+  source = Folder(f'{tmp_path / name}/**/*.md')
+  assert names(source, 'train') == ['train/b.md']
+
+
 def test_a_split_file_goes_before_folders(tmp_path, caplog):
   caplog.set_level('INFO')
   put(tmp_path, 'train/a.txt', 'train/b.txt', 'test/c.txt', 'd.txt', 'e.txt')
@@ -63,6 +73,7 @@ def test_a_split_file_goes_before_folders(tmp_path, caplog):
     ('a.txt\ttrian', "tsv:2 gives 'a.txt' the split 'trian'"),
     ('z.txt\ttrain', "tsv:2 names 'z.txt', which fits 0"),
     ('b\ttrain', "tsv:2 names 'b', which fits 2"),
+    ('a\ttrain', "tsv:2 lists 'a.txt' again; keep one"),
   ],
 )
 def test_a_wrong_split_file_is_told_by_line(tmp_path, line, told):
@@ -72,8 +83,15 @@ def test_a_wrong_split_file_is_told_by_line(tmp_path, line, told):
     _ = Folder(str(tmp_path), str(tmp_path / 'split.tsv')).splits
 
 
-def test_without_splits_names_decide(tmp_path, caplog):
-  caplog.set_level('INFO')
+@pytest.mark.parametrize('name', ['a.txt', 'a'])
+def test_a_first_line_that_names_a_file_is_no_heading(tmp_path, name):
+  put(tmp_path, 'a.txt', 'b.txt')
+  (tmp_path / 'split.tsv').write_text(f'{name}\ttrian\nb.txt\ttest\n')
+  with pytest.raises(ValueError, match=f"tsv:1 gives '{name}' the split"):
+    _ = Folder(str(tmp_path), str(tmp_path / 'split.tsv')).splits
+
+
+def test_without_splits_names_decide(tmp_path):
   put(tmp_path, *(f'{i}.txt' for i in range(60)))
   source = Folder(str(tmp_path))
   parts = {split: names(source, split) for split in source.splits}
@@ -81,13 +99,12 @@ def test_without_splits_names_decide(tmp_path, caplog):
   assert sorted(sum(parts.values(), [])) == sorted(
     f'{i}.txt' for i in range(60)
   )
-  assert 'by a hash of their names' in caplog.text
   assert parts == {s: names(Folder(str(tmp_path)), s) for s in parts}
 
 
 def test_too_few_files_to_split_are_told(tmp_path):
   put(tmp_path, 'a.txt', 'b.txt')
-  with pytest.raises(ValueError, match='2 files, too few to split'):
+  with pytest.raises(ValueError, match='2 documents, too few .* --split_file'):
     _ = Folder(str(tmp_path)).splits
 
 

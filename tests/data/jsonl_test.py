@@ -1,4 +1,4 @@
-"""Lines of JSON as documents, in a file a split."""
+"""Lines of JSON as documents, in a file a split or one of all."""
 
 import json
 
@@ -27,6 +27,26 @@ def test_a_pattern_and_a_field_are_followed(tmp_path):
   source = Jsonl(f'{tmp_path}/x-{{split}}-2.jsonl', field='body')
   assert source.splits == ('train',)
   assert [text for _, text in source.read('train')] == ['text']
+
+
+def test_the_lines_of_a_single_file_are_split_by_hash(tmp_path):
+  path = tmp_path / 'docs.jsonl'
+  write(path, *({'text': f'text {i}'} for i in range(60)))
+  source = Jsonl(str(path))
+  assert source.description == 'jsonl: docs.jsonl, field text'
+  assert source.splits == ('train', 'validation', 'test')
+  parts = [list(source.read(split)) for split in source.splits]
+  assert [len(part) for part in parts] == [54, 3, 3]
+  found = sum(parts, [])
+  assert len(set(found)) == 60
+  for name, text in found:
+    assert name == f'docs.jsonl:{int(text[5:]) + 1}'
+
+
+def test_a_single_file_of_two_lines_is_too_few(tmp_path):
+  write(tmp_path / 'docs.jsonl', {'text': 'a'}, {'text': 'b'})
+  with pytest.raises(ValueError, match='2 documents, too few .* train.jsonl'):
+    _ = Jsonl(str(tmp_path / 'docs.jsonl')).splits
 
 
 @pytest.mark.parametrize(

@@ -201,8 +201,7 @@ def test_short_documents_follow_one_another_in_a_lane():
   assert items[-1][1]['tokens'] == 18 and items[-1][1]['padding'] == 14
 
 
-def test_empty_documents_are_skipped_and_counted():
-  assert Lanes(documents(), 3, 8, seed=0).skipped == 2
+def test_nothing_but_empty_documents_is_refused():
   with pytest.raises(ValueError, match='all of the 2 documents are empty'):
     Lanes(documents([0, 0]), 3, 8, seed=0)
 

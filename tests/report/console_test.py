@@ -3,6 +3,7 @@
 import io
 
 from meliad_rec.report.console import Console
+from meliad_rec.report.console import printable
 
 
 class Terminal(io.StringIO):
@@ -53,4 +54,5 @@ def test_a_bar_on_a_terminal():
 def test_what_a_model_writes_cannot_steer_the_terminal():
   out = io.StringIO()
   Console(stream=out).line('a\x1b[2Jb\x07\tc\nd\x9b')
+  assert printable('a\r\n\tü\x7f') == 'a\ufffd\n\tü\ufffd'
   assert out.getvalue() == 'a\ufffd[2Jb\ufffd\tc\nd\ufffd\n'

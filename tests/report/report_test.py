@@ -2,7 +2,6 @@
 
 import io
 import struct
-import time
 
 import jax
 import pytest
@@ -89,25 +88,11 @@ def test_from_the_start_or_adding(tmp_path, resume_step, kept):
   assert len(journal_of(tmp_path)) == kept
 
 
-def test_flush_does_not_wait_for_tensorboards_own(tmp_path):
-  report = Report(tmp_path, stream=io.StringIO())
-  deadline = time.monotonic() + 5  # tensorboardX itself waits for 10 s.
-  for step in 7, 8:
-    report.write(step, {'accuracy': 0.5})
-    while (step, 'accuracy', 0.5) not in scalars(
-      tmp_path / 'tensorboard/train'
-    ):
-      assert time.monotonic() < deadline
-      report.flush()
-      time.sleep(0.01)
-  report.close()
-
-
 def test_only_the_first_host_writes(tmp_path, monkeypatch):
   monkeypatch.setattr(jax, 'process_index', lambda: 1)
   report = Report(tmp_path / 'run', resume_step=3)
   report.write(4, {'accuracy': 0.5})
   report.text(4, 'sample', 'x')
-  report.flush()
+  report.plot()
   report.close()
   assert not (tmp_path / 'run').exists()

@@ -10,7 +10,6 @@ for every question for one that does not.
 """
 
 import dataclasses
-import math
 
 import numpy as np
 
@@ -49,20 +48,6 @@ class Recall:
         f'countdown is {self.countdown}; it must be from 1 to 99. Set '
         'recall.Recall.countdown.'
       )
-
-  @property
-  def forgetful_bits_per_byte(self) -> float:
-    """What a model reaches that predicts all but names."""
-    return self.remembering_bits_per_byte * (1 + self.questions)
-
-  @property
-  def remembering_bits_per_byte(self) -> float:
-    """What a model reaches that also remembers them: the floor."""
-    return (
-      self.letters
-      * math.log2(len(ALPHABET))
-      / len(self.text('A' * self.letters))
-    )
 
   def documents(self, split: str) -> Documents:
     """All documents of a split."""

@@ -1,0 +1,92 @@
+"""Where a run may lie, and that only one training writes there."""
+
+import errno
+import fcntl
+from pathlib import Path
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from meliad_rec import hosts
+from meliad_rec.run import load_run
+from meliad_rec.workdir import local
+from meliad_rec.workdir import LOCK
+from meliad_rec.workdir import Lock
+
+
+@pytest.mark.parametrize('made', [str, Path])
+@pytest.mark.parametrize('name', ['gs://bucket/run', 's3://b', 'file:///a'])
+def test_an_address_is_refused(name, made):
+  with pytest.raises(ValueError, match='a local or mounted folder; mount'):
+    local(made(name))
+  with pytest.raises(ValueError, match='a local or mounted folder; mount'):
+    load_run(made(name))
+
+
+@pytest.mark.parametrize('name', ['runs/a', '/a/b:c', 'a:b', '../x'])
+def test_a_folder_is_a_path(name):
+  assert local(name) == Path(name)
+
+
+def test_a_second_lock_is_refused_until_the_first_is_released(tmp_path):
+  folder = tmp_path / 'new' / 'run'
+  first = Lock(folder)
+  with pytest.raises(ValueError, match=f'^Another training .* in {folder};'):
+    Lock(folder)
+  first.release()
+  first.release()
+  with Lock(folder) as third:
+    pass
+  with pytest.raises(ValueError, match='Another training'):
+    Lock(folder)
+  third.release()
+
+
+def test_a_body_that_fails_gives_it_back(tmp_path):
+  with pytest.raises(KeyError), Lock(tmp_path):
+    raise KeyError
+  Lock(tmp_path).release()
+
+
+def test_a_killed_process_holds_it_no_longer(tmp_path):
+  program = f"""
+import fcntl, time
+file = open({str(tmp_path / LOCK)!r}, 'a')
+fcntl.flock(file, fcntl.LOCK_EX)
+print('held', flush=True)
+time.sleep(60)
+"""
+  child = subprocess.Popen(
+    [sys.executable, '-c', program], stdout=subprocess.PIPE, text=True
+  )
+  assert child.stdout.readline() == 'held\n'
+  with pytest.raises(ValueError, match='Another training'):
+    Lock(tmp_path)
+  child.kill()
+  child.communicate()
+  Lock(tmp_path).release()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+  (tmp_path / 'file').touch()
+  with pytest.raises(ValueError, match='cannot be written .*; give another'):
+    Lock(tmp_path / 'file' / 'run')
+
+
+def test_a_disk_without_locks_is_told(tmp_path, monkeypatch, caplog):
+  def flock(*_):
+    raise OSError(errno.ENOLCK, 'No locks available')
+
+  monkeypatch.setattr(fcntl, 'flock', flock)
+  Lock(tmp_path).release()
+  assert 'cannot be locked (No locks available)' in caplog.text
+
+
+def test_what_process_0_refuses_all_refuse(tmp_path, monkeypatch):
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  monkeypatch.setattr(hosts, 'any_of', lambda flag: True)
+  with pytest.raises(ValueError, match='^Process 0 cannot train in'):
+    Lock(tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
