@@ -26,6 +26,19 @@ _ODD = (
 )
 
 
+def check_place(path: str | Path) -> None:
+  """Finds out before long work whether `write` could write the file.
+
+  Raises:
+    ValueError: it could not.
+  """
+  folder = Path(path).absolute().parent
+  if not folder.is_dir():
+    raise ValueError(f'The folder of {path} is not there; make it first.')
+  if Path(path).is_dir() or not os.access(folder, os.W_OK):
+    raise ValueError(f'{path} cannot be written; choose another file.')
+
+
 def write(
   path: str | Path, kind: str, arrays: Mapping[str, np.ndarray], facts: dict
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from absl import flags
 
+from meliad_rec import array_file
 from meliad_rec import cli
 from meliad_rec import run_flags
 from meliad_rec.compare import compare
@@ -105,10 +106,8 @@ def check_flags(args) -> None:
     )
   if args.store and not args.split:
     raise ValueError('--store holds splits; name one with --split.')
-  if args.out and not Path(args.out).absolute().parent.is_dir():
-    raise ValueError(
-      f'The folder of --out={args.out} is not there; make it first.'
-    )
+  if args.out:
+    array_file.check_place(args.out)
 
 
 def choose(run: TrainedRun, args) -> Documents:

@@ -14,9 +14,9 @@ import time
 
 from absl import flags
 
+from meliad_rec import array_file
 from meliad_rec import cli
 from meliad_rec import run_flags
-from meliad_rec.generation import saved_reading
 from meliad_rec.generation.decode import Reading
 from meliad_rec.generation.sampling import Sampler
 from meliad_rec.report.console import printable
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
       'out one of the two.'
     )
   if args.save_state:
-    saved_reading.check_place(args.save_state)
+    array_file.check_place(args.save_state)
   temperature = 0.0 if args.greedy else args.temperature
   sampler = Sampler(temperature, args.top_k, args.top_p)
   prompt = read_prompt(args)

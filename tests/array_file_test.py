@@ -37,6 +37,18 @@ def test_a_file_that_was_there_survives_what_cannot_be_written(tmp_path):
     array_file.write(tmp_path / 'no' / 'x.npz', 'plums', ARRAYS, FACTS)
 
 
+def test_a_place_that_cannot_be_written_is_found_out(tmp_path, monkeypatch):
+  array_file.check_place(tmp_path / 's.npz')
+  with pytest.raises(ValueError, match='is not there; make it first'):
+    array_file.check_place(tmp_path / 'none' / 's.npz')
+  with pytest.raises(ValueError, match='cannot be written; choose another'):
+    array_file.check_place(tmp_path)
+  monkeypatch.setattr(os, 'access', lambda path, mode: mode != os.W_OK)
+  with pytest.raises(ValueError, match='cannot be written; choose another'):
+    array_file.check_place(tmp_path / 's.npz')
+  assert list(tmp_path.iterdir()) == []
+
+
 def test_who_may_read_it_is_as_the_umask_says(tmp_path):
   before = os.umask(0o027)
   try:

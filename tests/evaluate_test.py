@@ -107,7 +107,7 @@ def test_data_of_another_vocabulary_are_refused(run):
     ({}, 'Give one thing to evaluate on'),
     ({'split': 'test', 'file': ['a']}, 'Give one thing to evaluate on'),
     ({'file': ['a'], 'store': 'b'}, '--store holds splits; name one'),
-    ({'file': ['a'], 'out': '/no/such/x.npz'}, 'The folder of --out'),
+    ({'file': ['a'], 'out': '/no/such/x.npz'}, 'The folder of /no/such/x'),
   ],
 )
 def test_flags_that_do_not_fit(changes, told):

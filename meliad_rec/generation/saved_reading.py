@@ -3,7 +3,6 @@
 It fits only the parameters that read the text.
 """
 
-import os
 from pathlib import Path
 
 import jax
@@ -15,19 +14,6 @@ from meliad_rec.checkpoint.fingerprint import leaves_by_path
 from meliad_rec.generation.decode import Reading
 
 _KIND, _COMMAND = 'saved state', 'generate --save_state'
-
-
-def check_place(path: str | Path) -> None:
-  """Finds out before a long reading whether `save` could write the file.
-
-  Raises:
-    ValueError: it could not.
-  """
-  folder = Path(path).absolute().parent
-  if not folder.is_dir():
-    raise ValueError(f'The folder of {path} is not there; make it first.')
-  if Path(path).is_dir() or not os.access(folder, os.W_OK):
-    raise ValueError(f'{path} cannot be written; choose another file.')
 
 
 def save(path: str | Path, reading: Reading, about: dict[str, str]) -> None:

@@ -1,7 +1,5 @@
 """A reading comes back bit for bit, to the model that made it alone."""
 
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,18 +20,6 @@ def make(name):
   decoder = Decoder(m.model, m.params, segment=tiny.W)
   reading = decoder.read(decoder.start(1), np.asarray(m.tokens_BT)[:1, :11])
   return reading, decoder.start(1)
-
-
-def test_a_place_that_cannot_be_written_is_found_out(tmp_path, monkeypatch):
-  saved_reading.check_place(tmp_path / 's.npz')
-  with pytest.raises(ValueError, match='is not there; make it first'):
-    saved_reading.check_place(tmp_path / 'none' / 's.npz')
-  with pytest.raises(ValueError, match='cannot be written; choose another'):
-    saved_reading.check_place(tmp_path)
-  monkeypatch.setattr(os, 'access', lambda path, mode: mode != os.W_OK)
-  with pytest.raises(ValueError, match='cannot be written; choose another'):
-    saved_reading.check_place(tmp_path / 's.npz')
-  assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize('name', ['vanilla', 'recurrent_fixed_skip'])
