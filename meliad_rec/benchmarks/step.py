@@ -61,6 +61,16 @@ SMALL = LayerConfig(
 SETTINGS = {
   # The setting at which the authors' own code was measured on a CPU.
   'meliad': Setting(SMALL, 4, 1, slots=128, rows=4, segment=512, vocab=256),
+  # gin/size/small.gin, as launch/compare.sh trains it.
+  'small': Setting(
+    dataclasses.replace(SMALL, dropout=0.0),
+    6,
+    -3,
+    slots=128,
+    rows=4,
+    segment=1024,
+    vocab=259,
+  ),
   # The paper's depth and its 8 blocks a segment.
   '12l': Setting(SMALL, 12, -3, slots=128, rows=2, segment=1024, vocab=256),
 }

@@ -1,5 +1,9 @@
 """The rows of the step bench, at a size that compiles quickly."""
 
+import ast
+from pathlib import Path
+import re
+
 import jax
 import pytest
 
@@ -7,6 +11,7 @@ from meliad_rec.benchmarks import step
 from tests.architectures import config
 from tests.architectures import W
 
+GIN = Path(__file__).parents[2] / 'gin'
 TINY = step.Setting(
   config(dropout=0.1),
   layers=2,
@@ -28,6 +33,27 @@ def test_measure():
     assert row.temporary_bytes > 0 and row.compile_seconds > 0
   assert rows['slide L'].flops < rows['slide L+1'].flops
   assert rows['slide L'].parameters == rows['xl L'].parameters
+
+
+def test_small_is_the_size_of_that_name():
+  text = (GIN / 'size' / 'small.gin').read_text()
+  macros = re.findall(r'^(\w+) = (.*)$', text, re.MULTILINE)
+  macros = {name: ast.literal_eval(value) for name, value in macros}
+  s = step.SETTINGS['small']
+  assert macros == {
+    'D_MODEL': s.config.d_model,
+    'HEADS': s.config.heads,
+    'HEAD_WIDTH': s.config.head_width,
+    'MLP_WIDTH': s.config.mlp_width,
+    'LAYERS': s.layers,
+    'WINDOW': s.config.window,
+    'RECURRENT_LAYERS': (s.recurrent_at,),
+    'SLOTS': s.slots,
+    'SEGMENT': s.segment,
+    'BATCH': s.rows,
+    'DROPOUT': s.config.dropout,
+    'DTYPE': s.config.dtype,
+  }
 
 
 def test_xl_reads_the_same_tokens_in_segments_of_one_window():
