@@ -13,6 +13,7 @@ from absl import flags
 
 from meliad_rec import cli
 from meliad_rec.benchmarks import step
+from meliad_rec.benchmarks import training
 from meliad_rec.config.files import nearest
 
 
@@ -54,7 +55,7 @@ def bench_step() -> None:
     print(table(rows))
 
 
-def table(rows: dict[str, step.Row]) -> str:
+def table(rows: dict[str, training.Row]) -> str:
   """A line for each row, below the units."""
   ratio = f'/ {step.BASELINE}'
   lines = [

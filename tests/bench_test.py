@@ -6,6 +6,7 @@ import pytest
 
 from meliad_rec import bench
 from meliad_rec.benchmarks import step
+from meliad_rec.benchmarks import training
 from meliad_rec.benchmarks.round_robin import Times
 
 
@@ -19,7 +20,7 @@ def given():
 
 
 def row(seconds):
-  return step.Row(
+  return training.Row(
     times=Times([seconds, seconds], [seconds, seconds]),
     ratio=seconds / 0.4,
     tokens=2048,

@@ -29,7 +29,7 @@ data/silence data/code data/hashed data/folder data/jsonl data/sources
 data/tasks data/text
 data/store data/prefetch data/lanes
 metrics/chips metrics/flops metrics/meter
-benchmarks/round_robin benchmarks/step
+benchmarks/round_robin benchmarks/training benchmarks/step
 hosts closing workdir
 checkpoint/fingerprint checkpoint/manifest checkpoint/mismatch
 checkpoint/preemption checkpoint/replaced checkpoint/best

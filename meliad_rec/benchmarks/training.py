@@ -1,0 +1,116 @@
+"""What a training step costs: time, memory, products, all in one run.
+
+Every row takes the trainer's own training step, and is timed in turn.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import time
+
+import jax
+import numpy as np
+
+from meliad_rec import losses
+from meliad_rec import partition
+from meliad_rec.benchmarks.round_robin import round_robin
+from meliad_rec.benchmarks.round_robin import Times
+from meliad_rec.data.batch import Batch
+from meliad_rec.metrics.flops import forward_flops
+from meliad_rec.model import LanguageModel
+from meliad_rec.optimizer import optimizer
+from meliad_rec.optimizer import schedules
+from meliad_rec.program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """What one model's training step costs.
+
+  Attributes:
+    times: of a step, seconds.
+    ratio: of the step time to the baseline's.
+    tokens: of a step.
+    flops: of a step's matrix products, 3 times those of its forward pass.
+    temporary_bytes: as the compiler plans them, beside state and batch.
+    compile_seconds: tracing included.
+    parameters: their number.
+  """
+
+  times: Times
+  ratio: float
+  tokens: int
+  flops: int
+  temporary_bytes: int
+  compile_seconds: float
+  parameters: int
+
+
+def measure(
+  programs: dict[str, Program], baseline: str, rounds: int
+) -> dict[str, Row]:
+  """A row for each program.
+
+  Args:
+    programs: by the names of their rows.
+    baseline: the one that step times are compared with.
+    rounds: how often each is timed.
+  """
+  compile_seconds = {name: _compile(p) for name, p in programs.items()}
+  times = round_robin({n: _stepper(p) for n, p in programs.items()}, rounds)
+  return {
+    name: Row(
+      times=times[name],
+      ratio=times[name].ratio(times[baseline]),
+      tokens=p.rows * p.segment,
+      flops=3
+      * forward_flops(
+        p.forward, p.shapes.params, p.shapes.carry, p.batch_shapes(p.rows)
+      ),
+      temporary_bytes=p.train_step.memory_analysis().temp_size_in_bytes,
+      compile_seconds=compile_seconds[name],
+      parameters=sum(a.size for a in jax.tree.leaves(p.shapes.params)),
+    )
+    for name, p in programs.items()
+  }
+
+
+def program(model: LanguageModel, rows: int, segment: int) -> Program:
+  """A run of this model by the paper's optimiser, on one device."""
+  return Program(
+    model=model,
+    optimizer=optimizer.chain(optimizer.adafactor, schedules.rsqrt(1000)),
+    objective=losses.objective,
+    mesh=partition.make_mesh(devices=jax.devices()[:1]),
+    rows=rows,
+    segment=segment,
+  )
+
+
+def _compile(p: Program) -> float:
+  began = time.perf_counter()
+  _ = p.train_step
+  return time.perf_counter() - began
+
+
+def _stepper(p: Program) -> Callable[[], None]:
+  """Takes one training step a call, each on the state of the one before."""
+  shape = p.rows, p.segment
+  vocab = p.model.vocab
+  tokens_BT = np.random.default_rng(0).integers(1, vocab, shape, np.int32)
+  batch = Batch(
+    tokens_BT=tokens_BT,
+    targets_BT=np.roll(tokens_BT, -1, 1),
+    mask_BT=np.ones(shape, bool),
+    start_B=np.arange(p.rows) == 0,
+    document_B=np.zeros(p.rows, np.int32),
+    offset_B=np.zeros(p.rows, np.int32),
+  )
+  batch = p.put(batch, p.rows)
+  state = p.create(seed=0)
+
+  def step():
+    nonlocal state
+    state, sums = p.train_step(state, batch)
+    jax.block_until_ready(sums)
+
+  return step
