@@ -73,13 +73,17 @@ def window_attention(
   else:
     cut = jax.lax.dynamic_slice_in_dim
 
-    def body(_, j):
-      return None, jax.checkpoint(sub_block, prevent_cse=False)(
+    def one(j):
+      return sub_block(
         cut(q, j * Q, Q, 2),
         cut(k, j * Q, W + Q, 2),
         cut(v, j * Q, W + Q, 2),
         cut(mask_BS, j * Q, W + Q, 1),
       )
+
+    def body(_, j):
+      # The slices are made again too, or each would be kept: W / Q times k, v.
+      return None, jax.checkpoint(one, prevent_cse=False)(j)
 
     _, y = jax.lax.scan(body, None, jnp.arange(n))  # [n, B, H, Q, K]
     y_BHTK = jnp.moveaxis(y, 0, 2).reshape(B, H, n * Q, K)
