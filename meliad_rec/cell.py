@@ -15,17 +15,10 @@ from typing import Any
 from flax import linen as nn
 from flax import struct
 import jax
-import jax.numpy as jnp
+
+from meliad_rec.remat import remat
 
 State = Any  # A pytree; every leaf is [B, ...]; the same shapes in and out.
-
-# What the backward pass keeps of each call of a cell; the rest it recomputes.
-REMAT_POLICIES = {
-  'none': None,
-  'dots': jax.checkpoint_policies.dots_saveable,
-  'projections': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-  'full': jax.checkpoint_policies.nothing_saveable,
-}
 
 
 class Block(struct.PyTreeNode):
@@ -41,7 +34,7 @@ class Cell(nn.Module, kw_only=True):
   Attributes:
     unroll: blocks that one iteration of the scan over blocks holds, where there
       is one.
-    remat: a name in REMAT_POLICIES, applied to each call, or to each block of a
+    remat: a name in remat.POLICIES, applied to each call, or to each block of a
       call that scans them.
   """
 
@@ -140,11 +133,21 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
 
   A scan over a module must be lifted, or its tracers leak. Blocks share their
   dropout masks, as in the authors' code: drawing new ones in each would cost
-  more than some of its matrix products.
+  more than some of its matrix products. Of losses that they sow, the mean over
+  blocks counts.
   """
-  scan = nn.scan(
+  count = jax.tree.leaves(blocks)[0].shape[1]
+  share = lambda losses: jax.tree.map(lambda a: a / count, losses)
+  body = nn.map_variables(
     remat(body, cell.remat, in_scan=True),
+    'losses',
+    trans_out_fn=share,
+    mutable=True,
+  )
+  scan = nn.scan(
+    body,
     variable_broadcast='params',
+    variable_axes={'losses': 0},
     split_rngs={'params': False, 'dropout': False},
     in_axes=1,
     out_axes=1,
@@ -153,35 +156,7 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
   return scan(cell, state, blocks)
 
 
-def remat(body: Callable, policy: str, in_scan: bool = False) -> Callable:
-  """Body(module, ...) that recomputes in the backward pass what policy says.
-
-  Args:
-    body: a function of a module and arrays.
-    policy: a name in REMAT_POLICIES.
-    in_scan: whether a scan calls it; elsewhere XLA must be kept from merging
-      what is computed again with what was computed before.
-  """
-  if policy not in REMAT_POLICIES:
-    raise ValueError(
-      f'remat is {policy!r}; it must be one of {", ".join(REMAT_POLICIES)}.'
-    )
-  if policy == 'none':
-    return body
-  return nn.remat(body, policy=REMAT_POLICIES[policy], prevent_cse=not in_scan)
-
-
 def to_blocks(a_BT: jax.Array, W: int) -> jax.Array:
   """[B, T, ...] -> [B, T / W, W, ...]."""
   B, T = a_BT.shape[:2]
   return a_BT.reshape(B, T // W, W, *a_BT.shape[2:])
-
-
-def reset(start_B: jax.Array, fresh: State, state: State) -> State:
-  """State in which the rows that begin a new document are fresh."""
-
-  def pick(f, s):
-    start = start_B.reshape(-1, *[1] * (s.ndim - 1))
-    return jnp.where(start, f.astype(s.dtype), s)
-
-  return jax.tree.map(pick, fresh, state)

@@ -1,4 +1,4 @@
-"""Dropout with small masks, as the authors' code draws them."""
+"""Dropout: of numbers, with small masks as in the authors' code; of layers."""
 
 from flax import linen as nn
 import jax
@@ -27,6 +27,50 @@ class TiledDropout(nn.Module):
     return x_BTD * keep_TD.astype(x_BTD.dtype)
 
 
+class LockedDropout(nn.Module):
+  """Dropout whose mask [B, 1, D] is the same at all tokens of a row.
+
+  So cells that read token by token, in one scan, drop what they would drop if
+  they read all tokens at once. Gal and Ghahramani 2016, section 4.
+  """
+
+  rate: float
+
+  @nn.compact
+  def __call__(self, x_BTD):
+    if not self.rate or not self.has_rng('dropout'):
+      return x_BTD
+    B, _, D = x_BTD.shape
+    keep_B1D = keep_mask(self.make_rng('dropout'), self.rate, (B, 1, D))
+    return x_BTD * keep_B1D.astype(x_BTD.dtype)
+
+
 def keep_mask(rng, rate: float, shape: tuple[int, ...]):
   """0 with probability `rate`, else 1 / (1 - rate), float32."""
   return jax.random.bernoulli(rng, 1 - rate, shape) / (1 - rate)
+
+
+def drop_layer(layer: nn.Module, rate: float, x_BTD, y_BTD):
+  """What follows a layer that made y_BTD of x_BTD: LayerDrop.
+
+  In training, where an rng named 'dropout' is given, x_BTD with probability
+  `rate`, for the whole batch; else y_BTD. Fan et al. 2019, section 3.
+
+  Args:
+    layer: draws from its rng.
+    rate: share of the steps in which the layer is left out.
+    x_BTD: its input.
+    y_BTD: its output, with the residual.
+
+  Raises:
+    ValueError: rate is outside [0, 1).
+  """
+  if not 0 <= rate < 1:
+    raise ValueError(
+      f'layer_drop is {rate}; it needs 0 or more and less than 1. Set '
+      'LAYER_DROP.'
+    )
+  if not rate or not layer.has_rng('dropout'):
+    return y_BTD
+  keep = jax.random.bernoulli(layer.make_rng('dropout'), 1 - rate)
+  return jnp.where(keep, y_BTD, x_BTD)

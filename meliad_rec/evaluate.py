@@ -9,6 +9,7 @@ second of two such files gains over the first: by place in the document, and
 the tokens that gained most, in context.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import glob
 from pathlib import Path
@@ -20,6 +21,7 @@ from meliad_rec import cli
 from meliad_rec import run_flags
 from meliad_rec.compare import compare
 from meliad_rec.config.saved import DATA
+from meliad_rec.data.dataset import baselines
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.store import Store
 from meliad_rec.evaluation import evaluate
@@ -29,6 +31,8 @@ from meliad_rec.metrics.metrics import UNITS
 from meliad_rec.report.countdown import Countdown
 from meliad_rec.run import TrainedRun
 from meliad_rec.token_losses import TokenLosses
+
+SCORED = 'scored_tokens'  # A figure of labelled documents.
 
 
 def define_flags() -> None:
@@ -81,18 +85,20 @@ def main(argv: list[str]) -> None:
     return
   check_flags(args)
   run = run_flags.open_run()
-  documents = Part(args.documents, args.tokens).of(
-    choose(run, args), run.vocabulary
-  )
+  chosen, trivial = choose(run, args)
+  documents = Part(args.documents, args.tokens).of(chosen, run.vocabulary)
   figures, losses = measure(run, documents, args)
   print(
     f'step {run.step} of {args.workdir}: {len(documents):,} documents, '
     f'{figures["tokens"]:,} tokens, {documents.bytes_.sum():,} bytes, '
     f'{documents.words.sum():,} words'
+    + (f', {figures[SCORED]:,} scored' if SCORED in figures else '')
   )
   for name, value in figures.items():
-    if name not in ('tokens', 'padding_share'):
+    if name not in ('tokens', 'padding_share', SCORED):
       print(f'  {name:<20} {value:<12.6g} {UNITS[name]}')
+  for name, error in trivial.items():
+    print(f'  {name:<20} {error:<12.6g} error of a trivial answer, whole split')
   if losses:
     losses.write(args.out)
     print(f'wrote {args.out}')
@@ -110,11 +116,12 @@ def check_flags(args) -> None:
     array_file.check_place(args.out)
 
 
-def choose(run: TrainedRun, args) -> Documents:
-  """The documents that the flags name."""
+def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
+  """The documents that the flags name, and the baselines of their split."""
   if args.file:
     names = find(args.file)
-    return run.documents([run_flags.read_text(name) for name in names], names)
+    texts = [run_flags.read_text(name) for name in names]
+    return run.documents(texts, names), {}
   if args.store:
     data = Store(args.store)
   else:
@@ -125,7 +132,7 @@ def choose(run: TrainedRun, args) -> Documents:
       f'was trained with {run.vocabulary.identity}; give another --store, or '
       '--file.'
     )
-  return data.documents(args.split)
+  return data.documents(args.split), baselines(data, args.split)
 
 
 def find(patterns: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""One exact pass over documents: every token predicted once, none twice."""
+"""One exact pass over documents: every target predicted once, none twice."""
 
 from collections.abc import Callable
 import dataclasses
@@ -10,8 +10,9 @@ import numpy as np
 from meliad_rec.data.batch import Batch
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.lanes import Lanes
-from meliad_rec.data.lanes import prefetch
+from meliad_rec.data.prefetch import prefetch
 from meliad_rec.forward import Forward
+from meliad_rec.metrics.metrics import label_quality
 from meliad_rec.metrics.metrics import quality
 from meliad_rec.metrics.metrics import Sums
 from meliad_rec.metrics.metrics import Totals
@@ -51,12 +52,12 @@ def evaluate(
     documents: read longest first, so that rows end together.
     rows: documents read side by side; changes no figure but the last digits.
     stop: asked before each segment; the pass is given up where it says so.
-    nats_of: one float32 array per document, filled with each token's nats,
-      on every host.
+    nats_of: one float32 array per document, filled with the nats of each
+      target, on every host; NaN where it is not scored.
     told: called after each segment with the tokens counted so far.
 
   Returns:
-    Figures of metrics.quality; None if the pass was given up.
+    Figures of metrics.quality, or label_quality; None if it was given up.
   """
   lanes = Lanes(
     documents,
@@ -84,9 +85,12 @@ def evaluate(
     pending = sums, put, nats_BT
   _add(totals, nats_of, *pending)
   told(totals.tokens)
-  return quality(
-    totals, float(documents.bytes_.sum()), int(documents.words.sum())
-  )
+  return _figures(totals, documents)
+
+
+def figures_given(documents: Documents) -> list[str]:
+  """Names of the figures that `evaluate` gives of these documents."""
+  return list(_figures(Totals(tokens=1, scored=1), documents))
 
 
 def probe(program: Forward, params, batch: Batch, rows: int) -> Sums:
@@ -94,6 +98,14 @@ def probe(program: Forward, params, batch: Batch, rows: int) -> Sums:
   carry = program.empty_carry(params, rows)
   _, sums, _ = program.eval_step(params, carry, program.put(batch, rows))
   return jax.device_get(sums)
+
+
+def _figures(totals, documents):
+  if documents.labels is not None:
+    return label_quality(totals)
+  return quality(
+    totals, float(documents.bytes_.sum()), int(documents.words.sum())
+  )
 
 
 def _add(totals, nats_of, sums, batch, nats_BT):
@@ -105,4 +117,5 @@ def _add(totals, nats_of, sums, batch, nats_BT):
   for row in np.flatnonzero(batch.document_B >= 0):
     real = int(batch.mask_BT[row].sum())
     at = batch.offset_B[row]
-    nats_of[batch.document_B[row]][at : at + real] = nats_BT[row, :real]
+    nats_T = np.where(batch.scored_BT[row], nats_BT[row], np.nan)
+    nats_of[batch.document_B[row]][at : at + real] = nats_T[:real]

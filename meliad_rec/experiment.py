@@ -8,7 +8,8 @@ import jax
 
 from meliad_rec import losses
 from meliad_rec import partition
-from meliad_rec.data.documents import Dataset
+from meliad_rec.data.dataset import Dataset
+from meliad_rec.data.shorter_first import ShorterFirst
 from meliad_rec.evaluation import Part
 from meliad_rec.generation.sample import Sample
 from meliad_rec.model import LanguageModel
@@ -22,6 +23,7 @@ BEST = {
   'loss_nats_per_token': 'lowest',
   'word_perplexity': 'lowest',
   'accuracy': 'highest',
+  'error': 'lowest',
 }
 
 
@@ -36,6 +38,7 @@ class Experiment:
     batch: documents read side by side, over all hosts.
     segment: tokens of each in a step; gradients reach so far back.
     steps: training steps in all.
+    shorter_first: shorter segments for the first of them; None: for none.
     seed: of parameters, dropout and the order of documents.
     mesh: makes the mesh of devices.
     objective: (logits_BTV, targets_BT) -> nats_BT to minimise.
@@ -45,7 +48,8 @@ class Experiment:
     sample: text written at each evaluation.
     log_every, eval_every, save_every: in steps.
     keep: checkpoints kept besides the best.
-    best_metric: validation figure by which a checkpoint is best; of BEST.
+    best_metric: validation figure by which a checkpoint is best; of BEST, and
+      one that the data give: only text has bytes and words, only labels error.
     patience: evaluations without a new best after which the run ends; None:
       it goes on.
   """
@@ -56,6 +60,7 @@ class Experiment:
   batch: int
   segment: int
   steps: int
+  shorter_first: ShorterFirst | None = None
   seed: int = 0
   mesh: Callable[[], jax.sharding.Mesh] = partition.make_mesh
   objective: Callable = losses.objective
@@ -81,6 +86,14 @@ class Experiment:
       raise _wrong('ema_decay', self.ema_decay, 'None, or between 0 and 1')
     if self.best_metric not in BEST:
       raise _wrong('best_metric', self.best_metric, f'one of {", ".join(BEST)}')
+    first = self.shorter_first
+    if first and (first.segment >= self.segment or first.steps >= self.steps):
+      raise ValueError(
+        f'Segments of {first.segment} tokens are to come first for '
+        f'{first.steps} steps, and the run has {self.steps}, of {self.segment} '
+        'tokens; set FIRST_SEGMENT and FIRST_STEPS to less than SEGMENT and '
+        'STEPS.'
+      )
 
   @property
   def best_is(self) -> str:
@@ -99,6 +112,16 @@ class Experiment:
       rows=self.batch,
       ema_decay=self.ema_decay,
     )
+
+  @functools.cached_property
+  def first_program(self) -> Program:
+    """That of the steps with shorter segments; its states are the same."""
+    return dataclasses.replace(self.program, segment=self.shorter_first.segment)
+
+  def program_of(self, step: int) -> Program:
+    """What computes a step, counted from 0."""
+    first = self.shorter_first
+    return self.first_program if first and step < first.steps else self.program
 
 
 def _wrong(name: str, value, needed: str) -> ValueError:

@@ -5,6 +5,7 @@ behind the first two (heads, or hidden units) are contracted. Gates work in
 float32. Hutchins et al. 2022, section 3.4.
 """
 
+from collections.abc import Callable
 import functools
 
 from flax import linen as nn
@@ -19,12 +20,25 @@ class Residual(nn.Module):
 
   dtype: str = 'float32'
   rate: float = 0.0  # Dropout of W h.
+  dropout: Callable[..., nn.Module] = TiledDropout
+  use_bias: bool = False
+  scale: float = 1.0  # Of the first W.
 
   @nn.compact
   def __call__(self, x_BSD, h):
     D = x_BSD.shape[-1]
-    y_BSD = contract(D, h, self.dtype, use_bias=False, name='linear')(h)
-    return x_BSD + TiledDropout(self.rate)(y_BSD)
+    first = nn.initializers.variance_scaling(
+      self.scale**2, 'fan_in', 'truncated_normal'
+    )
+    y_BSD = contract(
+      D,
+      h,
+      self.dtype,
+      use_bias=self.use_bias,
+      kernel_init=first,
+      name='linear',
+    )(h)
+    return x_BSD + self.dropout(self.rate)(y_BSD)
 
 
 class FixedGate(nn.Module):

@@ -21,13 +21,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from meliad_rec import activations
 from meliad_rec import cli
 from meliad_rec import meliad_names
 from meliad_rec import run_folder
 from meliad_rec import trainer
 from meliad_rec.archs.block_feedback import BlockFeedback
 from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
-from meliad_rec.archs.stack import Repeat
+from meliad_rec.archs.repeat import Repeat
 from meliad_rec.archs.stack import Stack
 from meliad_rec.archs.window import WindowLayer
 from meliad_rec.cell import Cell
@@ -146,7 +147,7 @@ def check_numerics(
     position = layer.position(layer.heads)
     if not layer.compat_meliad:
       raise ValueError(
-        'meliad computes attention a little differently; add '
+        'meliad computes attention otherwise; add '
         '--gin_file=options/compat_meliad.'
       )
     is_t5 = isinstance(position, T5Bias) and position.max_distance == 128
@@ -156,15 +157,14 @@ def check_numerics(
         f'{layer.sees_self}; meliad has T5Bias with max_distance 128, and '
         'False. Set these of layer_config.LayerConfig.'
       )
+    if layer.activation is not activations.relu:
+      raise ValueError('meliad has a ReLU; leave options/activation_gelu out.')
   names = meliad_names.parameters(meliad)
   width = divided_by = model.d_model
   if any(meliad_names.RELEASE_2022 in name for name in names.values()):
     divided_by = len(meliad[names[EMBEDDING]]) if EMBEDDING in names else width
-    negative = [
-      name
-      for short, name in names.items()
-      if '/attention_scale' in short and np.min(meliad[name]) < 0
-    ]
+    scales = (n for short, n in names.items() if '/attention_scale' in short)
+    negative = [name for name in scales if np.min(meliad[name]) < 0]
     if negative:
       raise ValueError(
         f'{negative[0]} is negative, which only the release of 2022 takes as it'
@@ -184,7 +184,7 @@ def layer_configs(cell: Cell) -> list[LayerConfig]:
   match cell:
     case Stack():
       return [found for each in cell.cells for found in layer_configs(each)]
-    case Repeat():
+    case Repeat(share=False):
       return layer_configs(cell.cell)
     case WindowLayer() | BlockRecurrentLayer() | BlockFeedback():
       return [cell.config]

@@ -12,17 +12,40 @@ from meliad_rec.sublayers import FeedForward
 
 
 class Layer(nn.Module):
-  """Pre-norm attention, then a pre-norm MLP."""
+  """Pre-norm attention, then a pre-norm MLP.
+
+  Attributes:
+    config, has_memory, position: see Attention.
+  """
 
   config: LayerConfig
   has_memory: bool = False
+  position: nn.Module | None = None
 
   def setup(self):
     config = self.config
-    self.attention = Attention(config, self.has_memory, rate=config.dropout)
-    self.mlp_norm = nn.RMSNorm(dtype=config.dtype)
-    residual = functools.partial(gates.Residual, rate=config.dropout)
-    self.mlp = FeedForward(config.mlp_width, config.dtype, residual)
+    residual = functools.partial(gates.Residual, scale=config.output_scale)
+    self.attention = Attention(
+      config,
+      self.has_memory,
+      rate=config.dropout,
+      join=residual,
+      position=self.position,
+    )
+    self.mlp_norm = config.norm(dtype=config.dtype)
+    residual = functools.partial(
+      residual,
+      rate=config.dropout,
+      dropout=config.dropout_kind,
+      use_bias=config.mlp_bias,
+    )
+    self.mlp = FeedForward(
+      config.mlp_width,
+      config.dtype,
+      residual,
+      config.activation,
+      config.mlp_bias,
+    )
 
   def enter(self, x_BTD):
     return self.attention.enter(x_BTD)

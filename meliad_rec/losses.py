@@ -67,14 +67,14 @@ def correct(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
 
 
 def masked_sum(values_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
-  """Sum over real tokens, float32; padding has no influence, NaN included."""
+  """Sum where the mask is True, float32; the rest, even NaN, is nothing."""
   return jnp.sum(jnp.where(mask_BT, values_BT, 0), dtype=jnp.float32)
 
 
 def masked_mean(values_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
-  """Mean over real tokens, float32; 0, with zero gradients, if none is."""
-  tokens = jnp.maximum(jnp.sum(mask_BT), 1)
-  return masked_sum(values_BT, mask_BT) / tokens
+  """Mean where the mask is True, float32; 0, without gradient, if nowhere."""
+  count = jnp.maximum(jnp.sum(mask_BT), 1)
+  return masked_sum(values_BT, mask_BT) / count
 
 
 def _parts(logits_BTV, targets_BT):

@@ -1,19 +1,23 @@
 """Language model: token ids in, logits of the next token out."""
 
+from collections.abc import Callable
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from meliad_rec.cell import Block
 from meliad_rec.cell import Cell
-from meliad_rec.cell import reset
 from meliad_rec.cell import run
 from meliad_rec.cell import State
 from meliad_rec.dropout import TiledDropout
+from meliad_rec.embedding import TiedEmbedding
+from meliad_rec.norms import RMSNorm
+from meliad_rec.reset import reset
 
 
 class LanguageModel(nn.Module):
-  """Embedding, a cell, and logits by the same embedding.
+  """Embedding, a cell, a norm, and logits by the embedding.
 
   Attributes:
     vocab: token ids; 0 is padding, and the input before a document's first.
@@ -21,7 +25,9 @@ class LanguageModel(nn.Module):
     d_model: width.
     dropout: rate before the logits.
     dtype: of activations; logits are float32.
-    logits_divisor: None for sqrt(d_model).
+    embedding: a class of embedding.py.
+    logits_divisor: see there; None for sqrt(d_model) where it is tied.
+    final_norm: a class of norms.py.
     clear_state: the ablation that forgets what only recurrence carries at the
       start of each segment (Hutchins et al. 2022, section 4).
   """
@@ -31,7 +37,9 @@ class LanguageModel(nn.Module):
   d_model: int
   dropout: float = 0.0
   dtype: str = 'float32'
+  embedding: Callable[..., nn.Module] = TiedEmbedding
   logits_divisor: float | None = None
+  final_norm: Callable[..., nn.Module] = RMSNorm
   clear_state: bool = False
 
   def setup(self):
@@ -40,12 +48,8 @@ class LanguageModel(nn.Module):
         f'clear_state is set, and {type(self.cell).__name__} has no recurrent '
         'state to clear; leave it out, or take a recurrent architecture.'
       )
-    self.embed = nn.Embed(
-      self.vocab,
-      self.d_model,
-      embedding_init=nn.initializers.normal(1.0),
-    )
-    self.norm = nn.RMSNorm(dtype=self.dtype)
+    self.embed = self.embedding(self.vocab, self.d_model, self.logits_divisor)
+    self.norm = self.final_norm(dtype=self.dtype)
     self.drop = TiledDropout(self.dropout)
 
   def initial_state(self, batch: int) -> State:
@@ -93,10 +97,8 @@ class LanguageModel(nn.Module):
     return Block(x_BTD, mask_BT)
 
   def logits(self, y_BTD):
-    divisor = self.logits_divisor
-    divisor = self.d_model**0.5 if divisor is None else divisor
-    y_BTD = self.drop(self.norm(y_BTD)).astype(jnp.float32)
-    return self.embed.attend(y_BTD) / divisor
+    y_BTD = self.drop(self.norm(y_BTD))
+    return self.embed.logits(y_BTD.astype(jnp.float32))
 
 
 def initialize(model: LanguageModel, rng: jax.Array, batch: int, segment: int):

@@ -15,15 +15,25 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 RULES = (
-  (r'embed/embedding$', ('vocab', 'embed')),
+  (r'embed/(embedding|output)(_\d+)?$', ('vocab', 'embed')),
+  (r'embed/((output_)?maps_\d+/kernel|clusters)$', (None, 'embed')),
+  (r'embed/output/kernel$', ('embed', 'vocab')),
+  (r'embed/output/bias$', ('vocab',)),
   (r'attention/(.*/)?(key|value|heads)/kernel$', ('embed', 'heads')),
   (r'attention/output/(linear|z|i|f)/kernel$', ('heads', 'embed')),
   (r'mlp/hidden/kernel$', ('embed', 'mlp')),
+  (r'mlp/hidden/bias$', ('mlp',)),
   (r'mlp/output/(linear|z|i|f)/kernel$', ('mlp', 'embed')),
-  (r'output/(i|f|z)/bias$|output/gate$', (None,)),
-  (r'states/(ids|first)$', (None, None)),
-  (r'norm/scale$|query/scale$', (None,)),
+  (r'output/(linear|i|f|z)/bias$|output/gate$', (None,)),
+  (r'input_kernel$', ('embed', 'mlp')),
+  # Not over fsdp: XLA of jaxlib 0.10.2 then adds up h u wrongly where the mesh
+  # cuts three ways.
+  (r'recurrence$', (None, 'mlp')),
+  (r'gate_bias$', ('mlp',)),
+  (r'/(ids|first)$', (None, None)),
+  (r'norm/(scale|bias)$|query/scale$', (None,)),
   (r'position/table$', (None, None)),
+  (r'memory/mix(_\d+)?$|span/ratio$', (None,)),
 )
 MESH_AXES = {
   'vocab': 'model',

@@ -18,6 +18,9 @@ class NoPosition(nn.Module):
     """Queries or keys, the first of which stands at position `first`."""
     return x_BSHK
 
+  def keys(self, steps_back, head_width):
+    """Added to keys so many steps back: [W, K] float32; None: nothing."""
+
 
 class T5Bias(NoPosition):
   """Learned bias by logarithmic buckets of distance (Raffel et al. 2020)."""
@@ -63,6 +66,15 @@ class RoPE(NoPosition):
     a, b = jnp.split(x_BSHK.astype(jnp.float32), 2, -1)
     y = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
     return y.astype(x_BSHK.dtype)
+
+
+class RelativeKeys(NoPosition):
+  """A learned vector a distance, for all heads (Shaw et al. 2018, eq. 4)."""
+
+  @nn.compact
+  def keys(self, steps_back, head_width):
+    shape = len(steps_back), head_width
+    return self.param('table', nn.initializers.normal(1.0), shape)
 
 
 def t5_bucket(steps_back, buckets: int, max_distance: int):

@@ -82,6 +82,7 @@ class Program(Forward):
       tokens_BT=shape(jnp.int32, self.segment),
       targets_BT=shape(jnp.int32, self.segment),
       mask_BT=shape(bool, self.segment),
+      scored_BT=shape(bool, self.segment),
       start_B=shape(bool),
       document_B=shape(jnp.int32),
       offset_B=shape(jnp.int32),

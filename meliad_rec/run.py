@@ -65,7 +65,7 @@ def load_run(
     {'tokenizer': vocabulary.identity},
     'ema' if facts['averages'] else 'params',
   )
-  return TrainedRun(forward, params, vocabulary, config, facts['batch'], step)
+  return TrainedRun(forward, params, vocabulary, config, facts, step)
 
 
 class TrainedRun:
@@ -77,20 +77,23 @@ class TrainedRun:
     vocabulary: text to tokens and back.
     config: what the run was made of.
     batch: documents that training read side by side.
+    labels: whether it predicts labels of tokens, and no text.
     step: of the checkpoint.
   """
 
-  def __init__(self, forward, params, vocabulary, config, batch, step):
+  def __init__(self, forward, params, vocabulary, config, facts, step):
     self.forward = forward
     self.params = params
     self.vocabulary = vocabulary
     self.config = config
-    self.batch = batch
+    self.batch = facts['batch']
+    self.labels = facts['labels']
     self.step = step
 
   @functools.cached_property
   def writer(self) -> Writer:
-    """Reads and writes text."""
+    """Reads and writes text; ValueError if the run is of labels."""
+    run_folder.check_text(self.labels)
     model, segment = self.forward.model, self.forward.segment
     return Writer(Decoder(model, self.params, segment), self.vocabulary)
 
@@ -177,7 +180,8 @@ class TrainedRun:
   def documents(
     self, texts: Sequence[str], names: Sequence[str] | None = None
   ) -> Documents:
-    """Texts as documents of this run's vocabulary."""
+    """Texts as documents; ValueError if the run is of labels."""
+    run_folder.check_text(self.labels)
     names = names or [f'text {i}' for i in range(len(texts))]
     encode = self.vocabulary.encode
     documents = (

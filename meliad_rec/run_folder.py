@@ -14,6 +14,8 @@ import jax
 from meliad_rec.data.vocabulary import open_vocabulary
 from meliad_rec.data.vocabulary import SentencePiece
 from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.data.word_vocabulary import MARK
+from meliad_rec.data.word_vocabulary import Words
 from meliad_rec.experiment import Experiment
 
 CONFIG = 'config.gin'
@@ -28,6 +30,7 @@ _TYPES = {
   'segment': int,
   'averages': bool,
   'best_metric': str,
+  'labels': bool,
 }
 
 
@@ -49,6 +52,7 @@ def write(workdir: str | Path, experiment: Experiment, config: str) -> None:
     'segment': experiment.segment,
     'averages': experiment.ema_decay is not None,
     'best_metric': experiment.best_metric,
+    'labels': experiment.data.documents('validation').labels is not None,
   }
   if isinstance(vocabulary, SentencePiece):
     _replace(folder / MODEL, vocabulary.model)
@@ -78,8 +82,7 @@ def read(workdir: str | Path) -> tuple[str, dict, Vocabulary]:
         'put the file itself there.'
       )
   facts = _facts(folder / FACTS)
-  model = folder / MODEL
-  vocabulary = open_vocabulary(model if model.is_file() else 'bytes')
+  vocabulary = _vocabulary(folder / MODEL, facts['vocabulary'])
   if vocabulary.identity != facts['vocabulary']:
     raise ValueError(
       f'The run {folder} was trained with the vocabulary '
@@ -87,6 +90,21 @@ def read(workdir: str | Path) -> tuple[str, dict, Vocabulary]:
       f'put the right {MODEL} there.'
     )
   return _config(folder / CONFIG), facts, vocabulary
+
+
+def check_text(labels: bool) -> None:
+  """Raises ValueError where a run predicts labels, for all that is text."""
+  if labels:
+    raise ValueError(
+      'This run was trained to label tokens, and neither writes nor scores '
+      'text; evaluate it on its own data with --split.'
+    )
+
+
+def _vocabulary(model: Path, identity: str) -> Vocabulary:
+  if identity.startswith(MARK):
+    return Words.named(identity)
+  return open_vocabulary(model if model.is_file() else 'bytes')
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -108,7 +126,8 @@ def _config(path: Path) -> str:
 
 def _facts(path: Path) -> dict:
   try:
-    facts = json.loads(path.read_bytes())
+    # Runs of before there were labels do not say so.
+    facts = {'labels': False} | json.loads(path.read_bytes())
     if {name: type(facts[name]) for name in _TYPES} == _TYPES:
       return facts
   except (ValueError, KeyError, TypeError):

@@ -8,16 +8,15 @@ fills the two, and what is written back, is what tells architectures apart.
 from collections.abc import Callable
 
 from flax import linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meliad_rec import activations
 from meliad_rec import gates
 from meliad_rec.attention import attend
 from meliad_rec.attention import Heads
 from meliad_rec.attention import KV
 from meliad_rec.dropout import keep_mask
-from meliad_rec.dropout import TiledDropout
 from meliad_rec.kernels.window_attention_xla import window_attention
 from meliad_rec.layer_config import LayerConfig
 
@@ -54,6 +53,7 @@ class Attention(nn.Module):
       masked are visible to every query.
     rate: of dropout.
     join: a class of gates.py; None hands the heads on as they are.
+    position: built by the parent, to be shared; None: one of its own.
   """
 
   config: LayerConfig
@@ -61,11 +61,12 @@ class Attention(nn.Module):
   in_order: bool = True
   rate: float = 0.0
   join: Callable[..., nn.Module] | None = gates.Residual
+  position: nn.Module | None = None
 
   def setup(self):
     config = self.config
-    self.norm = nn.RMSNorm(dtype=config.dtype)
-    self.dropout = TiledDropout(self.rate)
+    self.norm = config.norm(dtype=config.dtype)
+    self.dropout = config.dropout_kind(self.rate)
     self.query = Query(config)
     dims = config.heads, config.head_width
     self.key = Heads(*dims, config.normalize_qk, config.dtype)
@@ -73,7 +74,11 @@ class Attention(nn.Module):
     if self.has_memory:
       self.memory_query = Query(config)
     if self.in_order:
-      self.position = config.position(config.heads)
+      self.relative = self.position
+      if self.position is None:
+        self.relative = config.position(config.heads, name='position')
+      if config.span:
+        self.span = config.span(config.heads)
     if self.join:
       self.output = self.join(dtype=config.dtype)
 
@@ -94,15 +99,19 @@ class Attention(nn.Module):
     if not self.in_order:
       return self.slots(q_BTHK, past)
     nearest = 0 if config.sees_self else 1
-    bias_HW = self.position.bias(np.arange(config.window) + nearest)
+    steps_back = np.arange(config.window) + nearest
+    bias_HW = self.relative.bias(steps_back)
     if config.compat_meliad:
       bias_HW = bias_HW * scale_H[:, None]
+    if config.span:
+      bias_HW += self.span.bias(config.window)
     y_BTHK = window_attention(
-      self.position.rotate(q_BTHK, 0),
-      self.position.rotate(past.k, -config.window),
+      self.relative.rotate(q_BTHK, 0),
+      self.relative.rotate(past.k, n_BTD.shape[1] - past.k.shape[1]),
       past.v,
       past.mask,
       bias_HW,
+      keys_WK=self.relative.keys(steps_back, config.head_width),
       sees_self=config.sees_self,
       dropout_rng=self.dropout_rng(),
       dropout_rate=self.rate,
@@ -135,25 +144,36 @@ class Attention(nn.Module):
     return self.output(x_BTD, h) if self.join else h
 
   def dropout_rng(self):
-    if self.rate and self.has_rng('dropout'):
-      return self.make_rng('dropout')
-    return None
+    """For attention probabilities; None: they are not dropped."""
+    if not self.rate or self.config.locked_dropout:
+      return None
+    return self.make_rng('dropout') if self.has_rng('dropout') else None
 
 
 class FeedForward(nn.Module):
-  """ReLU MLP of h [B, T, any width], joined to x."""
+  """MLP of h [B, T, any width], joined to x.
+
+  Attributes:
+    width: hidden units.
+    dtype: of activations.
+    join: a class of gates.py.
+    activation: a function of activations.py.
+    use_bias: of the hidden units.
+  """
 
   width: int
   dtype: str
   join: Callable[..., nn.Module]
+  activation: Callable = activations.relu
+  use_bias: bool = False
 
   @nn.compact
   def __call__(self, x_BTD, h):
     hidden = nn.Dense(
-      self.width, use_bias=False, dtype=self.dtype, name='hidden'
+      self.width, use_bias=self.use_bias, dtype=self.dtype, name='hidden'
     )
     join = self.join(dtype=self.dtype, name='output')
-    return join(x_BTD, jax.nn.relu(hidden(h)))
+    return join(x_BTD, self.activation(hidden(h)))
 
 
 def merge_heads(y_BTHK):

@@ -43,7 +43,16 @@ class TokenLosses:
 
   @classmethod
   def of(cls, documents: Documents, vocabulary: Vocabulary) -> 'TokenLosses':
-    """Losses still to be filled in: `parts` is what evaluate takes."""
+    """Losses still to be filled in: `parts` is what evaluate takes.
+
+    Raises:
+      ValueError: the documents are labelled.
+    """
+    if documents.labels is not None:
+      raise ValueError(
+        'These documents are labelled, and losses are kept of tokens of text; '
+        'leave out --out.'
+      )
     spelled = []
     for i in range(len(documents)):
       spelled += vocabulary.token_bytes(documents[i])

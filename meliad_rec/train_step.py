@@ -1,8 +1,8 @@
 """One training step and one evaluation step, compiled over a mesh.
 
-Gradients are of the mean over the segment's tokens. They flow through the scan
-over blocks and stop at the carry: truncated back-propagation through time, one
-segment long.
+Gradients are of the mean over the segment's scored tokens, and of what modules
+`sow` into 'losses'. They flow through the scan over blocks and stop at the
+carry: truncated back-propagation through time, one segment long.
 """
 
 from collections.abc import Callable
@@ -69,22 +69,25 @@ def train_step(
   rng = jax.random.fold_in(rng, state.step)
 
   def loss(params):
-    carry, logits_BTV = model.apply(
+    (carry, logits_BTV), sown = model.apply(
       {'params': params},
       jax.lax.stop_gradient(state.carry),
       batch.tokens_BT,
       batch.start_B,
       batch.mask_BT,
       rngs={'dropout': rng},
+      mutable=['losses'],
     )
     nats_BT = objective(logits_BTV, batch.targets_BT)
-    counts = count(logits_BTV, batch)
-    return losses.masked_mean(nats_BT, batch.mask_BT), (carry, counts)
+    total = losses.masked_mean(nats_BT, batch.scored_BT)
+    for more in jax.tree.leaves(sown):
+      total += jnp.sum(more, dtype=jnp.float32)
+    return total, (carry, count(logits_BTV, batch))
 
   grads, (carry, sums) = jax.grad(loss, has_aux=True)(state.params)
   sums = sums.replace(gradient_norm=optax.global_norm(grads))
   updates, opt_state = optimizer.update(
-    grads, state.opt_state, state.params, sums.tokens
+    grads, state.opt_state, state.params, sums.scored
   )
   params = optax.apply_updates(state.params, updates)
   ema = state.ema
@@ -117,4 +120,5 @@ def count(logits_BTV, batch: Batch) -> Sums:
     losses.cross_entropy(logits_BTV, batch.targets_BT),
     losses.correct(logits_BTV, batch.targets_BT),
     batch.mask_BT,
+    batch.scored_BT,
   )

@@ -15,7 +15,7 @@ from meliad_rec import hosts
 from meliad_rec.checkpoint.checkpoints import Checkpoints
 from meliad_rec.closing import closing
 from meliad_rec.data.lanes import Lanes
-from meliad_rec.data.lanes import prefetch
+from meliad_rec.data.prefetch import prefetch
 from meliad_rec.evaluation import probe
 from meliad_rec.experiment import Experiment
 from meliad_rec.metrics import meter
@@ -50,6 +50,7 @@ class Run:
       experiment.batch,
       experiment.segment,
       seed=experiment.seed,
+      shorter_first=experiment.shorter_first,
       rows_here=rows_here(self.program.mesh, experiment.batch),
     )
     read = {
@@ -92,7 +93,8 @@ class Run:
         self.experiment.best_metric, self.about['validation']
       )
       began = time.perf_counter()
-      _ = self.program.train_step
+      for step in {self.step, self.experiment.steps}:
+        _ = self.experiment.program_of(step).train_step
       logging.info('Compiled in %.1f s.', time.perf_counter() - began)
       self.report = Report(self.workdir, self.step, self.experiment.steps)
 
@@ -132,9 +134,9 @@ class Run:
           return f'{self.progress.since_best} evaluations gave no new best'
         self.meter.start()
         self.batch, position = next(batches)
-        self.state, sums = self.program.train_step(
-          self.state, self.program.put(self.batch, self.experiment.batch)
-        )
+        program = self.experiment.program_of(self.step)
+        here = program.put(self.batch, self.experiment.batch)
+        self.state, sums = program.train_step(self.state, here)
         self.step, self.position = self.step + 1, position
         self.read(unread)
         unread = self.step, position['tokens'], self.batch, sums

@@ -2,9 +2,16 @@
 
 from collections.abc import Callable
 
+from absl import logging
+
+from meliad_rec.data.dataset import baselines
+from meliad_rec.data.documents import Documents
 from meliad_rec.evaluation import evaluate
+from meliad_rec.evaluation import figures_given
+from meliad_rec.experiment import BEST
 from meliad_rec.experiment import Experiment
 from meliad_rec.generation.decode import Decoder
+from meliad_rec.report.journal import TRIVIAL
 from meliad_rec.report.report import Report
 
 
@@ -13,6 +20,10 @@ class Validation:
 
   Attributes:
     documents: the part of the validation split that is read.
+    baselines: what trivial answers get wrong of the whole split, by name.
+
+  Raises:
+    ValueError: these documents give no best_metric, or no sample.
   """
 
   def __init__(self, experiment: Experiment):
@@ -21,6 +32,10 @@ class Validation:
     self.documents = experiment.part.of(
       experiment.data.documents('validation'), self._vocabulary
     )
+    _check(experiment, self.documents)
+    self.baselines = baselines(experiment.data, 'validation')
+    for name, error in self.baselines.items():
+      logging.info('Trivial answer %s: wrong in %.2f %%.', name, 100 * error)
     self._decoder = Decoder(experiment.program.model, None, experiment.segment)
 
   def evaluate(
@@ -41,6 +56,8 @@ class Validation:
     if figures is None:
       return None
     report.write(step, figures, 'validation')
+    for name, error in self.baselines.items():
+      report.write(step, {'error': error}, TRIVIAL + name)
     if experiment.sample.length:
       self._decoder.variables = {'params': params}
       text = experiment.sample.write(
@@ -48,4 +65,26 @@ class Validation:
       )
       report.text(step, 'sample', text)
     report.plot()
+    if 'error' in figures:
+      report.plot('error')
     return figures
+
+
+def _check(experiment: Experiment, documents: Documents) -> None:
+  if documents.labels is not None and not documents.labels.any():
+    raise ValueError(
+      'No label of the validation documents counts; set EVAL_DOCUMENTS and '
+      'EVAL_TOKENS to a part that holds some.'
+    )
+  given = [name for name in figures_given(documents) if name in BEST]
+  if experiment.best_metric not in given:
+    raise ValueError(
+      f'best_metric is {experiment.best_metric!r}, and these validation data '
+      f'give {", ".join(given)}; set experiment.Experiment.best_metric to one '
+      'of those.'
+    )
+  if documents.labels is not None and experiment.sample.length:
+    raise ValueError(
+      f'SAMPLE is {experiment.sample.length}, and a model of labels writes no '
+      'text; set SAMPLE = 0.'
+    )

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 
 from meliad_rec import gates
 from meliad_rec import positions
-from meliad_rec.archs import block_feedback
+from meliad_rec import span
 from meliad_rec.archs import block_recurrent
 from meliad_rec.archs import stack
 from meliad_rec.archs import window
+from meliad_rec.archs.block_feedback import BlockFeedback
+from meliad_rec.archs.repeat import Repeat
 from meliad_rec.cell import Cell
 from meliad_rec.layer_config import LayerConfig
 from meliad_rec.model import empty_carry
@@ -50,8 +52,8 @@ def recurrent(layers=3, at=(1,), scan=False, changes=None, **options):
   )
 
 
-def feedback(**options):
-  return block_feedback.BlockFeedback(
+def block_feedback(**options):
+  return BlockFeedback(
     config(), count=3, recurrent_at=(-2,), slots=S, **options
   )
 
@@ -62,15 +64,17 @@ class Architecture:
 
   Attributes:
     cell: makes the tiny cell.
-    parameters: of the whole tiny model, counted by hand in parameters_test.py.
-    has_state: False where nothing crosses from block to block.
     gin: the file in gin/arch that builds it.
+    has_state: False where nothing crosses from block to block.
+    recurrent: whether `clear` forgets something.
+    forgets_all: whether it forgets everything, there being no cache beside.
   """
 
   cell: Callable[[], Cell]
   gin: str
   has_state: bool = True
   recurrent: bool = False
+  forgets_all: bool = False
 
 
 ARCHITECTURES = {
@@ -120,7 +124,25 @@ ARCHITECTURES = {
     'block_recurrent',
     recurrent=True,
   ),
-  'block_feedback': Architecture(feedback, 'block_feedback', recurrent=True),
+  'block_feedback': Architecture(
+    block_feedback, 'block_feedback', recurrent=True
+  ),
+  'window_relative_keys': Architecture(
+    lambda: windowed(position=positions.RelativeKeys, normalize_qk=False),
+    'window',
+  ),
+  'window_span': Architecture(
+    lambda: windowed(span=functools.partial(span.AdaptiveSpan, ramp=3)),
+    'window',
+  ),
+  'repeated': Architecture(
+    lambda: Repeat(windowed(), 3, share=True), 'repeated'
+  ),
+  'repeated_recurrent': Architecture(
+    lambda: Repeat(recurrent(2, (0,)), 3, share=True),
+    'repeated',
+    recurrent=True,
+  ),
 }
 
 

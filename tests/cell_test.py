@@ -1,4 +1,4 @@
-"""Running a cell over blocks: order, remat, unroll, dropout, errors, reset."""
+"""Running a cell over blocks: order, remat, unroll, dropout, errors."""
 
 from flax import linen as nn
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec import cell as cells
+from meliad_rec import remat
 from meliad_rec.cell import Block
 from meliad_rec.cell import Cell
 from meliad_rec.cell import run
@@ -85,30 +85,9 @@ def test_blocks_run_in_order():
 
 
 @pytest.mark.parametrize('unroll', [1, 2])
-@pytest.mark.parametrize('remat', cells.REMAT_POLICIES)
-def test_remat_and_unroll_change_nothing(remat, unroll):
-  close(outcome(Mixer(unroll=unroll, remat=remat)), outcome(Mixer()))
-
-
-def test_remat_full_computes_the_forward_pass_again():
-  def tanhs(remat):
-    call = lambda c, s, b: run(c, s, b)
-
-    def loss(params):
-      y = Mixer(remat=remat).apply(params, state, block, method=call)[1]
-      return jnp.sum(y)
-
-    return str(jax.make_jaxpr(jax.grad(loss))(PARAMS)).count('= tanh')
-
-  state, block = np.ones((B, D), np.float32), example()
-  assert tanhs('full') == 2 * tanhs('none')
-
-
-def test_unknown_remat_is_an_error():
-  with pytest.raises(
-    ValueError, match="remat is 'all'; it must be one of none"
-  ):
-    outcome(Mixer(remat='all'))
+@pytest.mark.parametrize('policy', remat.POLICIES)
+def test_remat_and_unroll_change_nothing(policy, unroll):
+  close(outcome(Mixer(unroll=unroll, remat=policy)), outcome(Mixer()))
 
 
 def test_segment_must_be_whole_blocks():
@@ -124,16 +103,6 @@ def test_blocks_share_their_dropout():
   close(dropped[:, :W], dropped[:, W : 2 * W])
   _, (_, plain) = outcome(Mixer(), block)
   assert np.abs(dropped - plain).max() > 0.1
-
-
-def test_reset_takes_fresh_rows_where_a_document_starts():
-  fresh = {'a': np.ones((B, 2), np.float32), 'b': np.ones(B, bool)}
-  state = {'a': jnp.zeros((B, 2), 'bfloat16'), 'b': jnp.zeros(B, bool)}
-  start = np.array([False, True, False])
-  found = cells.reset(start, fresh, state)
-  assert found['a'].dtype == jnp.bfloat16
-  np.testing.assert_array_equal(found['a'][:, 1], start)
-  np.testing.assert_array_equal(found['b'], start)
 
 
 def test_a_cell_of_any_length_streams_by_itself():

@@ -1,10 +1,14 @@
-"""Dropout: rate, scale, tiling, and that it needs an rng."""
+"""Dropout: rate, scale, tiling, and that it needs an rng; LayerDrop."""
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from meliad_rec.dropout import drop_layer
 from meliad_rec.dropout import keep_mask
+from meliad_rec.dropout import LockedDropout
 from meliad_rec.dropout import TiledDropout
 
 B, T, D = 3, 10, 17
@@ -43,3 +47,59 @@ def test_without_rng_or_rate_nothing_is_dropped():
 
 def test_dtype_stays():
   assert dropped(jnp.ones((B, T, D), jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def locked(x, rate=0.3, seed=0):
+  rngs = {'dropout': jax.random.key(seed)}
+  return np.asarray(LockedDropout(rate).apply({}, x, rngs=rngs))
+
+
+def test_a_locked_mask_is_of_the_row_and_not_of_the_tokens():
+  one, many = locked(jnp.ones((B, 1, D))), locked(jnp.ones((B, 64, D)))
+  np.testing.assert_array_equal(many, np.repeat(one, 64, 1))
+  assert (one[0] != one[1]).any()
+  assert (one != locked(jnp.ones((B, 1, D)), seed=1)).any()
+  wide = locked(jnp.ones((100, 1, 200)))
+  np.testing.assert_allclose(np.unique(wide), [0, 1 / 0.7], rtol=1e-6)
+  np.testing.assert_allclose((wide == 0).mean(), 0.3, atol=0.01)
+
+
+def test_a_locked_mask_needs_rate_and_rng_and_keeps_the_dtype():
+  x = jnp.ones((B, T, D), jnp.bfloat16)
+  assert locked(x).dtype == x.dtype
+  np.testing.assert_array_equal(LockedDropout(0.3).apply({}, x), x)
+  np.testing.assert_array_equal(locked(x, rate=0.0), x)
+
+
+class Twice(nn.Module):
+  """A layer that doubles its input, and LayerDrop of it."""
+
+  rate: float
+
+  @nn.compact
+  def __call__(self, x_BTD):
+    return drop_layer(self, self.rate, x_BTD, 2 * x_BTD)
+
+
+def test_a_layer_is_left_out_as_often_as_it_should_for_the_whole_batch():
+  x = jnp.ones((B, T, D))
+  apply = lambda key: Twice(0.3).apply({}, x, rngs={'dropout': key})
+  y = jax.vmap(apply)(jax.random.split(jax.random.key(0), 2000))
+  flat = np.asarray(y).reshape(2000, -1)
+  assert np.ptp(flat, 1).max() == 0
+  assert set(flat[:, 0]) == {1, 2}
+  np.testing.assert_allclose((flat[:, 0] == 1).mean(), 0.3, atol=0.03)
+
+
+def test_a_layer_is_left_out_in_training_alone():
+  x = jnp.ones((B, T, D))
+  np.testing.assert_array_equal(Twice(0.999).apply({}, x), 2 * x)
+  rngs = {'dropout': jax.random.key(0)}
+  np.testing.assert_array_equal(Twice(0.999).apply({}, x, rngs=rngs), x)
+  np.testing.assert_array_equal(Twice(0.0).apply({}, x, rngs=rngs), 2 * x)
+
+
+@pytest.mark.parametrize('rate', [1.0, -0.1])
+def test_a_share_of_layers_that_cannot_be(rate):
+  with pytest.raises(ValueError, match=f'layer_drop is {rate}; .* Set LAYER_D'):
+    Twice(rate).apply({}, jnp.ones((B, T, D)))

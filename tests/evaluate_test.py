@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meliad_rec import evaluate
+from meliad_rec.data.generated.random_walk import RandomWalk
 from meliad_rec.data.store import Store
 from meliad_rec.run import load_run
 from meliad_rec.token_losses import TokenLosses
@@ -82,14 +83,34 @@ def test_a_segment_is_whole_blocks(run, documents):
 
 def test_what_is_read(run, documents, tmp_path):
   chosen = flags(split='validation', store=str(trained.store()))
-  assert evaluate.choose(run, chosen).identity == documents.identity
+  found, trivial = evaluate.choose(run, chosen)
+  assert (found.identity, trivial) == (documents.identity, {})
   for name in ('b.txt', 'a.txt'):
     (tmp_path / name).write_text(f'text ö {name}')
   chosen = flags(file=[f'{tmp_path}/*.txt', f'{tmp_path}/a.txt'])
-  read = evaluate.choose(run, chosen)
+  read, trivial = evaluate.choose(run, chosen)
+  assert trivial == {}
   assert [name[-5:] for name in read.names] == ['a.txt', 'b.txt']
   assert run.vocabulary.decode(read[1]) == 'text ö b.txt'
   assert (read.bytes_[0], read.words[0]) == (13, 3)
+
+
+def test_labels_are_told_beside_what_trivial_answers_reach(monkeypatch, capsys):
+  task = RandomWalk(episodes=30, actions=9, episodes_per_document=1)
+  config = types.SimpleNamespace(argument=lambda *_: task)
+  run = types.SimpleNamespace(vocabulary=task.vocabulary, config=config, step=7)
+  measured = {'tokens': 30, 'error': 0.125, 'scored_tokens': 27}
+  given = flags(split='test', out=None, compare=None)
+  monkeypatch.setattr(evaluate.flags, 'FLAGS', given)
+  monkeypatch.setattr(evaluate.run_flags, 'open_run', lambda: run)
+  monkeypatch.setattr(evaluate, 'measure', lambda *_: (measured, None))
+  evaluate.main(['evaluate'])
+  first, error, *trivial = capsys.readouterr().out.splitlines()
+  assert first.startswith('step 7 of run: 3 documents, 30 tokens, ')
+  assert first.endswith('30 words, 27 scored')
+  assert error.split() == ['error', '0.125', 'share', 'of', 'scored', 'tokens']
+  found = {line.split()[0]: float(line.split()[1]) for line in trivial}
+  assert found == pytest.approx(task.baselines('test'), abs=1e-5)
 
 
 def test_data_of_another_vocabulary_are_refused(run):

@@ -4,8 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from meliad_rec.data.generated.random_walk import RandomWalk
 from meliad_rec.data.lanes import Lanes
 from meliad_rec.evaluation import evaluate
+from meliad_rec.evaluation import figures_given
 from meliad_rec.evaluation import Part
 from meliad_rec.evaluation import probe
 from tests import tiny_run
@@ -21,11 +23,10 @@ def params():
   return tiny_run.program().create(1).params
 
 
-def nats_by_hand(program, params, document):
-  """One document, read segment by segment, alone."""
+def nats_by_hand(program, params, before, document):
+  """Of one document, behind these inputs, segment by segment, alone."""
   carry = program.empty_carry(params, 1)
   T, found = program.segment, []
-  before = np.concatenate([[0], document[:-1]])
   apply = jax.jit(program.model.apply)
   for at in range(0, len(document), T):
     take = len(document[at : at + T])
@@ -52,13 +53,44 @@ def test_every_token_once_whatever_the_rows(data, params, rows):
   figures = evaluate(
     program, params, documents, rows, nats_of=nats_of, told=counted.append
   )
-  by_hand = [nats_by_hand(program, params, d) for d in documents]
+  by_hand = [
+    nats_by_hand(program, params, np.concatenate([[0], d[:-1]]), d)
+    for d in documents
+  ]
   for found, expected in zip(nats_of, by_hand, strict=True):
     np.testing.assert_allclose(found, expected, atol=1e-4)
   assert figures['tokens'] == len(documents.tokens) == counted[-1]
   total = np.concatenate(by_hand).sum(dtype=np.float64)
   bits = total / np.log(2) / documents.bytes_.sum()
   assert figures['bits_per_byte'] == pytest.approx(bits, rel=1e-5)
+
+
+@pytest.mark.parametrize('rows', [1, 4])
+def test_labels_are_predicted_from_their_own_tokens(params, rows):
+  """Documents of 2 episodes of 11 words; the first of each is not scored."""
+  task = RandomWalk(episodes=30, actions=10, grid=3, episodes_per_document=2)
+  program, documents = tiny_run.program(), task.documents('validation')
+  nats_of = [np.zeros(n, np.float32) for n in documents.lengths]
+  figures = evaluate(program, params, documents, rows, nats_of=nats_of)
+  by_hand = []
+  for i in range(len(documents)):
+    tokens, labels = documents.read(i, 0, len(documents[i]))
+    nats_T = nats_by_hand(program, params, tokens, labels)
+    by_hand.append(np.where(labels > 0, nats_T, np.nan))
+  for found, expected in zip(nats_of, by_hand, strict=True):
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+  mean = np.nanmean(np.concatenate(by_hand), dtype=np.float64)
+  assert figures['loss_nats_per_token'] == pytest.approx(mean, rel=1e-5)
+  assert (figures['tokens'], figures['scored_tokens']) == (33, 30)
+  assert figures['error'] == pytest.approx(1 - figures['accuracy'])
+  assert list(figures) == figures_given(documents)
+
+
+def test_figures_are_those_that_the_documents_give(data):
+  text = set(figures_given(data.documents('test')))
+  labelled = set(figures_given(RandomWalk(episodes=9).documents('test')))
+  assert text - labelled == {'bits_per_byte', 'word_perplexity'}
+  assert labelled - text == {'error', 'scored_tokens'}
 
 
 def test_it_is_given_up_when_asked(data, params):

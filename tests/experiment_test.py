@@ -2,6 +2,7 @@
 
 import pytest
 
+from meliad_rec.data.shorter_first import ShorterFirst
 from meliad_rec.evaluation import Part
 from tests import tiny_run
 
@@ -31,6 +32,14 @@ def test_a_setting_out_of_range_is_named(data, name, value, needed):
   said = rf'^{name} is {value!r}; it must be {needed}.* Set experiment\.Exp'
   with pytest.raises(ValueError, match=said):
     tiny_run.experiment(data, tiny_run.program(), **{name: value})
+
+
+@pytest.mark.parametrize('segment, steps', [(16, 2), (8, 6)])
+def test_shorter_segments_must_be_shorter_and_first(data, segment, steps):
+  with pytest.raises(ValueError, match='FIRST_SEGMENT and FIRST_STEPS to less'):
+    tiny_run.experiment(
+      data, tiny_run.program(), shorter_first=ShorterFirst(segment, steps)
+    )
 
 
 def test_which_value_of_the_metric_is_best(data):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meliad_rec import gates
+from meliad_rec.dropout import LockedDropout
 
 B, S, D, C, F = 3, 4, 5, 2, 7
 
@@ -34,6 +35,35 @@ def linear(params, h_BSCF):
 def test_residual():
   x, h, params, y = example(gates.Residual())
   np.testing.assert_allclose(y, x + linear(params['linear'], h), rtol=1e-4)
+
+
+def test_a_residual_may_have_a_bias():
+  x, h, params, y = example(gates.Residual(use_bias=True))
+  assert params['linear'].keys() == {'kernel', 'bias'}
+  np.testing.assert_allclose(y, x + linear(params['linear'], h), rtol=1e-4)
+
+
+def test_a_residual_may_begin_smaller():
+  x, h = jnp.zeros((1, 1, 9)), jnp.zeros((1, 1, 4, 50))
+  first = lambda **options: gates.Residual(use_bias=True, **options).init(
+    jax.random.key(0), x, h
+  )['params']['linear']
+  np.testing.assert_allclose(
+    first(scale=0.25)['kernel'], first()['kernel'] / 4, rtol=1e-5
+  )
+  np.testing.assert_allclose(first()['kernel'].std(), 200**-0.5, rtol=0.1)
+
+
+def test_a_residual_may_drop_the_same_at_all_tokens():
+  x, h = jnp.zeros((B, S, D)), jnp.ones((B, S, F))
+  join = gates.Residual(rate=0.5, dropout=LockedDropout)
+  params = join.init(jax.random.key(0), x, h)
+  dropped = lambda T: np.asarray(
+    join.apply(params, x[:, :T], h[:, :T], rngs={'dropout': jax.random.key(1)})
+  )
+  one = np.repeat(dropped(1), S, 1)
+  np.testing.assert_allclose(dropped(S), one, rtol=1e-6)
+  assert 0 < (dropped(1) == 0).mean() < 1
 
 
 @pytest.mark.parametrize('tanh', [False, True])

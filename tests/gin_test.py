@@ -27,17 +27,47 @@ OPTIONS, TASKS = files.names('options'), files.names('task')
 EXPERIMENTS = files.names('experiments')
 
 # Options by the architectures that read them; the others fit all.
+STACKS = ('block_recurrent', 'memorizing', 'vanilla', 'window')
+DEEP = (*STACKS, 'lstm', 'repeated')
+IN_TIME = ('feedback', 'lstm', 'memorizing', 'recurrent_memory', 'staircase')
+ATTENDING = tuple(arch for arch in ARCHS if arch != 'lstm')
 APPLY = {
-  'clear_state': ('block_feedback', 'block_recurrent'),
+  'activation_*': ATTENDING,
+  'block_layer_norm': ATTENDING,
+  'clear_state': ('block_feedback', 'block_recurrent', *IN_TIME),
+  'compat_meliad': ('block_feedback', 'repeated', *STACKS),
+  'compose_*': ('feedback',),
   'feedback_*': ('block_feedback',),
-  'places_*': ('block_feedback', 'block_recurrent'),
+  'keys_per_layer': ('feedback',),
+  'layer_drop_*': (*DEEP, 'feedback', 'staircase'),
+  'layers_[123]': tuple(sorted({*ARCHS} - {'block_feedback', *STACKS[:2]})),
+  'layers_13': ARCHS,
+  'live_*': ('staircase',),
+  'memory_*': ('memorizing',),
+  'neighbors_*': ('memorizing',),
+  'passes_*': ('staircase',),
+  'places_*': ('block_feedback', 'block_recurrent', 'memorizing'),
+  'position_*': ATTENDING,
+  'position_*_shared': ('vanilla', 'window'),
+  'recall_*': ('memorizing',),
   'recurrent_*': ('block_recurrent',),
-  'remat_full': ('block_recurrent', 'window'),
-  'scan_layers': ('block_recurrent', 'vanilla', 'window'),
-  'slots_*': ('block_feedback', 'block_recurrent'),
+  'remat_full': ('block_recurrent', 'memorizing', 'repeated', 'window'),
+  'repeats_*': ('repeated',),
+  'scan_layers': DEEP,
+  'slots_*': ('block_feedback', 'block_recurrent', 'recurrent_memory'),
+  'span_*': ATTENDING,
+  'window_*': ATTENDING,
 }
-# One window of each size divides it, and so does the test size's window.
-WIDE = ['SEGMENT = 4096', 'BATCH = 1']
+# In names of what has no layers to scan, or cannot.
+UNLIKE = ('feed', 'recurrent_memory', 'staircase', 'shared', 'algorithm_xl')
+# Settings that the sizes of the tests need beside an option.
+PARAMS = {
+  'embedding_adaptive': ['CUTOFFS = (20, 60)'],
+  'passes_8': ['WINDOW = 8', 'SEGMENT = 16'],
+  'places_*': ['LAYERS = 20'],
+  'shorter_first': ['FIRST_SEGMENT = 4', 'FIRST_STEPS = 2'],
+  'window_*': ['SEGMENT = 4096', 'BATCH = 1'],
+}
 
 # Millions of parameters without the embedding: table 1 of Hutchins et al. 2022
 # for 150m, the points of its figure 3 for fixed:skip, and for lstm:dual a count
@@ -73,7 +103,7 @@ def parameters(names, params=()):
   """Shapes of the parameters of a whole, checked configuration."""
   names, params = list(names), list(params)
   # One trace for all like layers, where the architecture allows it.
-  if 'feed' not in ' '.join(names):
+  if not any(part in ' '.join(names) for part in UNLIKE):
     names.append('options/scan_layers')
   config.parse(names, params)
   experiment = config.build(Experiment)()
@@ -127,9 +157,7 @@ def test_every_option_builds_with_every_architecture_that_reads_it(
   names = [f'arch/{arch}', 'size/test', 'task/code']
   if option != 'scan_layers':
     names.append(f'options/{option}')
-  params = WIDE if option.startswith('window_') else []
-  if option.startswith('places_'):
-    params = ['LAYERS = 20']
+  params = [p for o, some in PARAMS.items() if fnmatch(option, o) for p in some]
   assert parameters(names, params)
 
 
@@ -164,7 +192,7 @@ def test_every_task_builds(task, tmp_path):
 @pytest.mark.parametrize('name', EXPERIMENTS)
 def test_every_experiment_builds_and_says_its_command(name, tmp_path):
   params = []
-  if name == 'quickstart':
+  if name in ('quickstart', 'enwik8_feedback'):
     write_store(tmp_path / 'store')
     params = [f'STORE = {str(tmp_path / "store")!r}']
   assert parameters([f'experiments/{name}'], params)

@@ -190,7 +190,7 @@ def test_clear_forgets_the_recurrent_state_alone(name):
   _, kept = m.apply(state, m.tokens_BT, NONE, real(m.tokens_BT))
   _, fresh = whole(m)
   assert differ(logits, kept)
-  assert differ(logits, fresh)
+  assert differ(logits, fresh) != ARCHITECTURES[name].forgets_all
 
 
 @every
@@ -223,6 +223,8 @@ def to_bfloat16(model):
       return cell.clone(config=lower)
     if hasattr(cell, 'cells'):
       return cell.clone(cells=tuple(change(c) for c in cell.cells))
+    if hasattr(cell, 'dtype'):
+      return cell.clone(dtype='bfloat16')
     return cell.clone(cell=change(cell.cell))
 
   return model.clone(cell=change(model.cell), dtype='bfloat16')

@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 import pytest
 
+from meliad_rec.dropout import LockedDropout
+from meliad_rec.dropout import TiledDropout
 from meliad_rec.layer_config import LayerConfig
 
 SIZES = {'d_model': 11, 'heads': 2, 'head_width': 5, 'mlp_width': 7}
@@ -24,6 +26,18 @@ def test_compat_is_not_the_default():
   assert not LayerConfig(**SIZES, window=4).compat_meliad
 
 
+def test_depth_makes_outputs_begin_small():
+  scale = lambda **depth: LayerConfig(**SIZES, window=4, **depth).output_scale
+  assert scale() == 1
+  assert scale(depth=8) == 1 / 4
+
+
+def test_dropout_may_be_locked():
+  kind = lambda **lock: LayerConfig(**SIZES, window=4, **lock).dropout_kind
+  assert kind() is TiledDropout
+  assert kind(locked_dropout=True) is LockedDropout
+
+
 @pytest.mark.parametrize(
   'change, said',
   [
@@ -31,6 +45,7 @@ def test_compat_is_not_the_default():
     ({'window': -4}, 'window is -4; it needs 1 or more. Set WINDOW.'),
     ({'dropout': 1.0}, 'dropout is 1.0; it needs 0 or more and less than 1.'),
     ({'dropout': -0.5}, 'dropout is -0.5; it needs 0 or more'),
+    ({'depth': 0}, 'depth is 0; it needs the number of layers, or None. Set'),
     ({'dtype': 'float31'}, "dtype is 'float31'; it needs float32 or bfloat16."),
   ],
 )

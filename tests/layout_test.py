@@ -17,17 +17,21 @@ PACKAGE = ROOT / 'meliad_rec'
 # import each other as long as no two do so in turn. Add a new file after all
 # that it imports.
 LINES = """
-cell kernels/* positions attention dropout gates layer_config sublayers layer
-archs/window archs/state_vectors archs/block_recurrent archs/stack
-archs/block_feedback model
+remat cell reset kernels/* positions span attention dropout gates norms
+activations layer_config sublayers layer archs/window archs/state_vectors
+archs/block_recurrent archs/chain archs/repeat archs/stack
+archs/block_feedback
+embedding model
 data/batch losses
 optimizer/schedules optimizer/accumulation optimizer/optimizer
 partition meliad_names metrics/metrics train_step forward program
-data/vocabulary data/documents data/generated/recall data/manifest
-data/split_files
+data/vocabulary data/word_vocabulary data/documents data/dataset
+data/generated/recall data/generated/draws data/generated/labelled
+data/generated/random_walk data/generated/programs data/generated/algorithm
+data/manifest data/split_files
 data/silence data/code data/hashed data/folder data/jsonl data/sources
 data/tasks data/text
-data/store data/prefetch data/lanes
+data/store data/prefetch data/shorter_first data/order data/lanes
 metrics/chips metrics/flops metrics/meter
 benchmarks/round_robin benchmarks/training benchmarks/step
 hosts closing workdir

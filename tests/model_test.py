@@ -1,11 +1,20 @@
-"""The language model: tied logits, resets, and how a run begins."""
+"""The language model: logits, resets, and how a run begins."""
+
+import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec import norms
+from meliad_rec import positions
+from meliad_rec.archs import stack
+from meliad_rec.archs.window import WindowLayer
 from meliad_rec.cell import Cell
+from meliad_rec.embedding import UntiedEmbedding
+from meliad_rec.layer_config import LayerConfig
 from meliad_rec.model import empty_carry
 from meliad_rec.model import initialize
 from meliad_rec.model import LanguageModel
@@ -58,6 +67,53 @@ def test_logits_are_products_with_the_embedding(divisor):
   np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(end, y[:, -1], rtol=1e-5)
   assert logits.dtype == jnp.float32
+
+
+def test_another_embedding_and_another_norm():
+  model, params = built(embedding=UntiedEmbedding, final_norm=norms.LayerNorm)
+  draw = lambda a: np.random.default_rng(a.size).normal(size=a.shape)
+  params = jax.tree.map(lambda a: draw(a).astype(np.float32), params)
+  p, state = params['params'], np.zeros((B, D), np.float32)
+  _, logits = model.apply(params, state, TOKENS, np.zeros(B, bool), REAL)
+  y = np.cumsum(p['embed']['embedding'][TOKENS], 1)
+  y = (y - y.mean(-1, keepdims=True)) / (y.std(-1, keepdims=True) + 1e-5)
+  y = y * p['norm']['scale'] + p['norm']['bias']
+  output = p['embed']['output']
+  expected = y @ output['kernel'] + output['bias']
+  np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3)
+  assert logits.dtype == jnp.float32
+
+
+@pytest.mark.parametrize('layers, total', [(8, 6_330_138), (4, 3_175_194)])
+def test_sizes_of_the_papers_transformer_xl(layers, total):
+  """Fan et al. 2020 and Ju et al. 2021, as their code counts; 26 ids."""
+  vocab, width, heads = 26, 256, 4
+  config = LayerConfig(
+    d_model=width,
+    heads=heads,
+    head_width=64,
+    mlp_width=1024,
+    window=100,
+    normalize_qk=False,
+    norm=norms.LayerNorm,
+    mlp_bias=True,
+    depth=layers,
+  )
+  cell = stack.layers(
+    layers,
+    functools.partial(WindowLayer, config),
+    position=functools.partial(positions.RelativeKeys, heads),
+  )
+  model = LanguageModel(
+    *(vocab, cell, width),
+    embedding=UntiedEmbedding,
+    final_norm=norms.LayerNorm,
+  )
+  shapes = jax.eval_shape(
+    lambda rng: initialize(model, rng, 1, 64), jax.random.key(0)
+  )
+  found = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+  assert found == total
 
 
 def test_clear_state_forgets_before_the_segment():

@@ -80,3 +80,22 @@ def test_rope_logits_depend_on_distance_alone():
 def test_rope_needs_pairs():
   with pytest.raises(ValueError, match='width is 5. Set HEAD_WIDTH even'):
     rotated(np.zeros((2, 5), np.float32), 0)
+
+
+def test_relative_keys_are_a_vector_a_distance_of_unit_variance():
+  module = positions.RelativeKeys(H)
+  back_W = np.arange(W) + 1
+  params = module.init(jax.random.key(0), back_W, K, method='keys')
+  keys_WK = module.apply(params, back_W, K, method='keys')
+  assert keys_WK.shape == (W, K)
+  np.testing.assert_allclose(keys_WK.std(), 1, rtol=0.05)
+  assert (module.apply(params, back_W, method='bias') == 0).all()
+
+
+@pytest.mark.parametrize('kind', ['NoPosition', 'ALiBi', 'RoPE', 'T5Bias'])
+def test_other_positions_add_nothing_to_keys(kind):
+  module = getattr(positions, kind)(H)
+  added, _ = module.init_with_output(
+    jax.random.key(0), np.arange(W), K, method='keys'
+  )
+  assert added is None

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from meliad_rec import run_folder
+from meliad_rec.data.generated.random_walk import RandomWalk
 from tests import tiny_run
 
 
@@ -26,6 +27,7 @@ def test_what_is_written_is_read(tmp_path, experiment):
     'segment': tiny_run.SEGMENT,
     'averages': True,
     'best_metric': 'bits_per_byte',
+    'labels': False,
   }
   assert vocabulary.identity == 'bytes'
 
@@ -34,6 +36,24 @@ def test_a_vocabulary_of_an_earlier_run_goes(tmp_path, experiment):
   (tmp_path / run_folder.MODEL).write_text('of a run with pieces')
   run_folder.write(tmp_path, experiment, '')
   assert run_folder.read(tmp_path)[2].identity == 'bytes'
+
+
+def test_a_vocabulary_of_words_is_kept_by_its_name(tmp_path):
+  task = RandomWalk(episodes=20, grid=3)
+  made = tiny_run.experiment(task, tiny_run.program(), best_metric='error')
+  run_folder.write(tmp_path, made, '')
+  _, facts, vocabulary = run_folder.read(tmp_path)
+  assert facts['labels']
+  assert vocabulary.words == task.vocabulary.words
+
+
+def test_a_run_of_before_there_were_labels(tmp_path, experiment):
+  run_folder.write(tmp_path, experiment, '')
+  path = tmp_path / run_folder.FACTS
+  facts = json.loads(path.read_text())
+  del facts['labels']
+  path.write_text(json.dumps(facts))
+  assert run_folder.read(tmp_path)[1]['labels'] is False
 
 
 def test_files_are_replaced_at_once(tmp_path, experiment, monkeypatch):

@@ -1,5 +1,6 @@
 """A run read back from its folder alone."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -107,6 +108,15 @@ def test_nats_end_where_a_text_is_cut(run):
   whole, _ = run.nats(TEXT)
   part, _ = run.nats(TEXT[:5])
   np.testing.assert_allclose(part, whole[:5], rtol=1e-4)
+
+
+def test_a_run_of_labels_has_nothing_to_do_with_text(copy):
+  facts = json.loads((copy / run_folder.FACTS).read_text())
+  (copy / run_folder.FACTS).write_text(json.dumps(facts | {'labels': True}))
+  run = load_run(copy)
+  for use in run.generate, run.evaluate, run.nats, run.read:
+    with pytest.raises(ValueError, match='^This run was trained to label tok'):
+      use(TEXT)
 
 
 def test_nothing_to_evaluate(run):

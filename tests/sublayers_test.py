@@ -1,13 +1,18 @@
 """Attention and MLP against NumPy, and what compat_meliad changes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec import activations
 from meliad_rec import gates
+from meliad_rec import norms
 from meliad_rec import positions
 from meliad_rec.attention import KV
+from meliad_rec.span import AdaptiveSpan
 from meliad_rec.sublayers import Attention
 from meliad_rec.sublayers import FeedForward
 from tests.architectures import config
@@ -96,6 +101,50 @@ def test_reading_the_past(compat_meliad, normalize_qk):
     )
 
 
+@pytest.mark.parametrize('sees_self', [False, True])
+def test_relative_keys_are_added_to_the_keys(sees_self):
+  module, params, x = attention(
+    position=positions.RelativeKeys, sees_self=sees_self, normalize_qk=False
+  )
+  past = module.config.empty_past(B).append(
+    module.apply(params, x, method='kv')
+  )
+  found = read_past(module, params, x, past)
+  p = params['params']
+  q = heads_of(p['query']['heads']['kernel'], x) * K**-0.5
+  k = heads_of(p['key']['kernel'], x)
+  v = heads_of(p['value']['kernel'], x)
+  table_WK = p['position']['table']
+  assert table_WK.shape == (W, K)
+  nearest = 0 if sees_self else 1
+  for b, t, h in np.ndindex(B, T, H):
+    steps_back = range(nearest, min(W + nearest, t + 1))
+    keys = [k[b, t - s, h] + table_WK[s - nearest] for s in steps_back]
+    values = [v[b, t - s, h] for s in steps_back]
+    y = softmax(np.array(keys) @ q[b, t, h]) @ np.array(values) if keys else 0
+    np.testing.assert_allclose(
+      found[b, t, h * K : (h + 1) * K], y, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_span_hides_what_lies_beyond_it():
+  R = 3
+  module, params, x = attention(span=functools.partial(AdaptiveSpan, ramp=R))
+  x = x[:, :1]  # The last of its keys, which it does not see itself.
+  past = KV(
+    draw(B, W + 1, H, K), draw(B, W + 1, H, K), np.ones((B, W + 1), bool)
+  )
+  ratio_H = np.array([0, 2 / W], np.float32)  # Spans of 0 and 2 keys.
+  params['params']['span']['ratio'] = ratio_H
+  read = lambda v: read_past(module, params, x, past.replace(v=v))
+  y_BHK = read(past.v).reshape(B, H, K)
+  for back in range(W):
+    v = past.v.copy()
+    v[:, W - 1 - back] += 1
+    changed = np.abs(read(v).reshape(B, H, K) - y_BHK).max((0, 2)) > 1e-4
+    np.testing.assert_array_equal(changed, [back < R, back < R + 2])
+
+
 def test_reading_memory_has_its_own_queries_and_no_order():
   module, params, x = attention()
   memory = KV(draw(B, S, H, K), draw(B, S, H, K, seed=1), np.ones((B, S), bool))
@@ -172,6 +221,47 @@ def test_feed_forward():
   assert hidden.shape == (B, T, F)
   expected = x + hidden @ p['output']['linear']['kernel']
   np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_feed_forward_of_another_kind():
+  x, h = draw(B, T, D), draw(B, T, D, seed=1)
+  join = functools.partial(gates.Residual, use_bias=True)
+  module = FeedForward(F, 'float32', join, activations.gelu, use_bias=True)
+  params = module.init(jax.random.key(0), x, h)['params']
+  hidden, output = params['hidden'], params['output']['linear']
+  hidden['bias'], output['bias'] = draw(F, seed=2), draw(D, seed=3)
+  units = jax.nn.gelu(h @ hidden['kernel'] + hidden['bias'], approximate=False)
+  np.testing.assert_allclose(
+    module.apply({'params': params}, x, h),
+    x + units @ output['kernel'] + output['bias'],
+    rtol=1e-4,
+    atol=1e-4,
+  )
+
+
+def test_locked_dropout_is_of_inputs_and_not_of_probabilities():
+  module, params, x = attention(locked_dropout=True)
+  module = module.clone(rate=0.5)
+  rngs = {'dropout': jax.random.key(1)}
+  enter = lambda x: module.apply(params, x, method='enter', rngs=rngs)
+  many, one = enter(x) == 0, enter(x[:, :1]) == 0
+  np.testing.assert_array_equal(many, np.repeat(one, T, 1))
+  assert 0.2 < one.mean() < 0.8
+  memory = KV(draw(B, S, H, K), draw(B, S, H, K), np.ones((B, S), bool))
+  past = module.config.empty_past(B).append(
+    module.apply(params, x, method='kv')
+  )
+  for method, source in ('read_memory', memory), ('read_past', past):
+    apply = lambda **o: module.apply(params, x, source, method=method, **o)
+    np.testing.assert_array_equal(apply(rngs=rngs), apply())
+
+
+def test_the_norm_is_that_of_the_config():
+  module, params, x = attention(norm=norms.LayerNorm)
+  assert params['params']['norm'].keys() == {'scale', 'bias'}
+  np.testing.assert_allclose(
+    module.apply(params, x, method='enter').mean(-1), 0, atol=1e-5
+  )
 
 
 def test_norm_is_by_root_mean_square():

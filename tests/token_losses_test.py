@@ -7,6 +7,7 @@ import pytest
 
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
+from meliad_rec.data.generated.random_walk import RandomWalk
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.token_losses import TokenLosses
 
@@ -35,6 +36,12 @@ def test_parts_are_views_of_each_document():
   assert made.text.tobytes().decode() == ''.join(TEXTS)
   assert made.document_of(np.arange(9)).tolist() == 6 * [0] + 3 * [2]
   np.testing.assert_array_equal(made.bytes_, np.arange(10))
+
+
+def test_labelled_documents_are_refused():
+  task = RandomWalk(episodes=9)
+  with pytest.raises(ValueError, match='are labelled, .* leave out --out'):
+    TokenLosses.of(task.documents('test'), task.vocabulary)
 
 
 def test_written_and_read(tmp_path):

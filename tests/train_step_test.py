@@ -1,13 +1,16 @@
 """One training step against a slow and obvious form of it (law 8)."""
 
 import functools
+import types
 
+from flax import linen as nn
 import jax
 import numpy as np
 import optax
 import pytest
 
 from meliad_rec import losses
+from meliad_rec.cell import Cell
 from meliad_rec.data.batch import Batch
 from meliad_rec.model import LanguageModel
 from meliad_rec.optimizer import optimizer
@@ -30,10 +33,12 @@ def batch(number) -> Batch:
   """Made of a formula, so that it is the same with every version of NumPy."""
   ids_BT = (7 * np.arange(B)[:, None] + 3 * np.arange(T) + 5 * number) ** 2 % 30
   ids_BT = ids_BT.astype(np.int32) + 1
+  mask_BT = np.arange(T) < T - 4 * np.arange(B)[:, None]
   return Batch(
     tokens_BT=np.roll(ids_BT, 1, 1),
     targets_BT=ids_BT,
-    mask_BT=np.arange(T) < T - 4 * np.arange(B)[:, None],
+    mask_BT=mask_BT,
+    scored_BT=mask_BT,
     start_B=np.arange(B) == number,
     document_B=np.arange(B, dtype=np.int32),
     offset_B=np.zeros(B, np.int32),
@@ -171,6 +176,88 @@ def test_padding_weighs_nothing():
     float(same.gradient_norm), rel=1e-5
   )
   assert int(sums.padding) == (~read.mask_BT).sum()
+
+
+def thirds(read):
+  """The batch with every third target scored, and with all but those."""
+  third_T = np.arange(T) % 3 == 0
+  for scored_T in third_T, ~third_T:
+    yield read.replace(scored_BT=read.mask_BT & scored_T)
+
+
+def test_what_is_not_scored_is_read_and_not_counted():
+  state, step = compiled()
+  (_, whole), *parts = (
+    step(state, each) for each in (batch(0), *thirds(batch(0)))
+  )
+  for name in ('nats', 'correct', 'scored'):
+    added = sum(float(getattr(sums, name)) for _, sums in parts)
+    assert added == pytest.approx(float(getattr(whole, name)), rel=1e-6), name
+  assert int(whole.scored) == int(whole.tokens)
+  for _, sums in parts:
+    assert 0 < int(sums.scored) < int(sums.tokens) == int(whole.tokens)
+
+
+class Toll(Cell):
+  """State: nothing. Hands tokens on, and asks `toll` times the sum of w^2."""
+
+  toll: float = 0.0
+
+  @nn.compact
+  def __call__(self, state, block):
+    w = self.param('w', nn.initializers.constant(3.0), (5,))
+    if self.toll:
+      self.sow('losses', 'toll', self.toll * w**2)
+    return state, block.x
+
+  def initial_state(self, batch):
+    return np.zeros((batch, 1), np.float32)
+
+
+def gradients(read, toll=0.0):
+  """Gradients of a model of one Toll, and the nats of the step."""
+  through = types.SimpleNamespace(
+    init=lambda params: (), update=lambda g, state, params, tokens: (g, state)
+  )
+  model = LanguageModel(V, Toll(toll), tiny.D)
+  state = create_state(model, through, 3, B, T, ema=False)
+  step = functools.partial(train_step, model, through, losses.objective, None)
+  after, sums = jax.jit(step)(state, read)
+  moved = jax.tree.map(lambda a, b: a - b, after.params, state.params)
+  return jax.device_get(moved), sums
+
+
+def test_the_gradient_is_of_the_mean_over_what_is_scored():
+  sums_of = lambda read: jax.tree.map(
+    lambda g: g * read.scored_BT.sum(), gradients(read)[0]
+  )
+  a, b = map(sums_of, thirds(batch(0)))
+  close = functools.partial(np.testing.assert_allclose, atol=1e-4)
+  jax.tree.map(lambda *g: close(g[0] + g[1], g[2]), a, b, sums_of(batch(0)))
+  some = next(thirds(batch(0)))
+  junk = some.replace(targets_BT=np.where(some.scored_BT, some.targets_BT, 0))
+  jax.tree.map(close, sums_of(junk), a)
+  assert np.abs(a['embed']['embedding']).max() > 0.1
+
+
+def test_a_step_in_which_nothing_is_scored_moves_nothing():
+  read = batch(0).replace(scored_BT=np.zeros((B, T), bool))
+  moved, sums = gradients(read)
+  assert (sums.nats, sums.scored, sums.gradient_norm) == (0, 0, 0)
+  assert not any(leaf.any() for leaf in jax.tree.leaves(moved))
+
+
+def test_what_modules_sow_is_minimised_and_not_reported():
+  plain, sums = gradients(batch(0))
+  taxed, same = gradients(batch(0), toll=0.25)
+  assert float(sums.nats) == float(same.nats)
+  assert not plain['cell']['w'].any()
+  np.testing.assert_allclose(
+    taxed['cell']['w'], np.full(5, 0.25 * 2 * 3), rtol=1e-5
+  )
+  np.testing.assert_array_equal(
+    taxed['embed']['embedding'], plain['embed']['embedding']
+  )
 
 
 def test_gradients_are_accumulated_and_averages_follow():

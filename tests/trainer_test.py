@@ -13,6 +13,8 @@ from meliad_rec import trainer
 from meliad_rec import validation
 from meliad_rec.checkpoint.checkpoints import Checkpoints
 from meliad_rec.checkpoint.fingerprint import digest
+from meliad_rec.data.generated.algorithm import Algorithm
+from meliad_rec.data.shorter_first import ShorterFirst
 from meliad_rec.experiment import Part
 from meliad_rec.report import journal
 from meliad_rec.trainer import Run
@@ -71,6 +73,20 @@ def test_a_run_goes_on_exactly(tmp_path, data):
     for name in ('a', 'b')
   ]
   assert best[0]._scores() == best[1]._scores()
+
+
+def test_shorter_segments_first(tmp_path, data):
+  """Through the change, stopped or not: the carry goes on."""
+  shorter = {'shorter_first': ShorterFirst(8, 2)}
+  straight = whole(tmp_path / 'a', data, **shorter)
+  assert straight.position['tokens'] <= tiny_run.ROWS * (2 * 8 + 4 * 16)
+  for stop in (1, 2, 3):
+    run = start(tmp_path / 'b', data, **shorter)
+    run.checkpoints.preempted = lambda step, stop=stop: step == stop
+    assert run.live() == 'it was asked to stop'
+  run = whole(tmp_path / 'b', data, **shorter)
+  assert digest(run.state) == digest(straight.state)
+  assert digest(run.state) != digest(whole(tmp_path / 'c', data).state)
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path, data):
@@ -168,6 +184,22 @@ def test_the_highest_accuracy_is_best(tmp_path, data, monkeypatch):
     tmp_path / 'checkpoints', 3, 'accuracy', run.experiment.best_is
   )
   assert checkpoints.restore(run.program.shapes, 'best')[0] == 2
+
+
+def test_a_run_on_labels_goes_on_exactly(tmp_path):
+  """In the first of its steps, of a few words each, hardly any is scored."""
+  task = Algorithm(programs=30, statements=6, programs_per_document=4)
+  settings = {'best_metric': 'accuracy', 'steps': 5}
+  straight = whole(tmp_path / 'a', task, **settings)
+  run = start(tmp_path / 'b', task, **settings)
+  run.checkpoints.preempted = lambda step: step == 2
+  assert run.live() == 'it was asked to stop'
+  run = whole(tmp_path / 'b', task, **settings)
+  assert digest(run.state) == digest(straight.state)
+  assert run.progress == straight.progress
+  figures = [r for r in records(tmp_path / 'b') if r['split'] == 'validation']
+  assert [r['step'] for r in figures] == [3, 5]
+  assert run.progress.best == max(r['accuracy'] for r in figures)
 
 
 def test_other_data_is_refused(tmp_path, data):

@@ -17,11 +17,11 @@ from meliad_rec.archs.stack import special_places
 from meliad_rec.attention import KV
 from meliad_rec.cell import Block
 from meliad_rec.cell import Cell
-from meliad_rec.cell import remat
 from meliad_rec.cell import scan_blocks
 from meliad_rec.cell import to_blocks
 from meliad_rec.layer import Layer
 from meliad_rec.layer_config import LayerConfig
+from meliad_rec.remat import remat
 
 
 class ReadingLayer(nn.Module):

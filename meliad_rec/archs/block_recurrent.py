@@ -16,11 +16,11 @@ from meliad_rec import gates
 from meliad_rec.archs.state_vectors import StateVectors
 from meliad_rec.attention import KV
 from meliad_rec.cell import Cell
-from meliad_rec.cell import remat
 from meliad_rec.cell import scan_blocks
 from meliad_rec.cell import to_blocks
 from meliad_rec.layer import Layer
 from meliad_rec.layer_config import LayerConfig
+from meliad_rec.remat import remat
 
 
 class Opened(struct.PyTreeNode):

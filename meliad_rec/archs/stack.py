@@ -1,16 +1,18 @@
 """Cells on top of one another."""
 
 from collections.abc import Callable
+import functools
 import math
 
 from flax import linen as nn
 
+from meliad_rec.archs.chain import Chain
+from meliad_rec.archs.repeat import Repeat
 from meliad_rec.cell import Cell
-from meliad_rec.cell import run
 
 
-class Stack(Cell):
-  """State: a tuple of the cells' states. Each cell runs over all T in turn."""
+class Stack(Chain):
+  """State: a tuple of the cells' states."""
 
   cells: tuple[Cell, ...]
 
@@ -20,10 +22,6 @@ class Stack(Cell):
     return math.lcm(*lengths) if lengths else None
 
   @property
-  def takes_segments(self):
-    return True
-
-  @property
   def recurs(self):
     return any(cell.recurs for cell in self.cells)
 
@@ -31,26 +29,7 @@ class Stack(Cell):
   def streams(self):
     return all(cell.streams for cell in self.cells)
 
-  def initial_state(self, batch):
-    return tuple(cell.initial_state(batch) for cell in self.cells)
-
-  def __call__(self, state, block):
-    return self.through(run, state, block)
-
-  def clear(self, state):
-    return self.each('clear', state)
-
-  def open(self, state):
-    return self.each('open', state)
-
-  def step(self, opened, block):
-    return self.through(lambda c, s, b: c.step(s, b), opened, block)
-
-  def close(self, opened):
-    return self.each('close', opened)
-
-  def through(self, call: Callable, state, block):
-    """Feeds each cell what the one below gave."""
+  def through(self, call, state, block):
     new = []
     for cell, s in zip(self.cells, state, strict=True):
       s, y = call(cell, s, block)
@@ -58,80 +37,9 @@ class Stack(Cell):
       new.append(s)
     return tuple(new), block.x
 
-  def each(self, method: str, state):
-    pairs = zip(self.cells, state, strict=True)
-    return tuple(getattr(cell, method)(s) for cell, s in pairs)
-
-
-class Repeat(Cell):
-  """State: that of `count` like cells, stacked along axis 1.
-
-  One scan over the cells, whose parameters are stacked along axis 0, so that
-  the time to compile does not grow with their number.
-  """
-
-  cell: Cell
-  count: int
-
-  @property
-  def block_length(self):
-    return self.cell.block_length
-
-  @property
-  def takes_segments(self):
-    return True
-
-  @property
-  def recurs(self):
-    return self.cell.recurs
-
-  @property
-  def streams(self):
-    return self.cell.streams
-
-  def initial_state(self, batch):
-    return self.each(lambda cell: cell.initial_state(batch))
-
-  def __call__(self, state, block):
-    return self.through(run, state, block)
-
-  def clear(self, state):
-    return self.each(lambda cell, s: cell.clear(s), state)
-
-  def open(self, state):
-    return self.each(lambda cell, s: cell.open(s), state)
-
-  def step(self, opened, block):
-    return self.through(lambda c, s, b: c.step(s, b), opened, block)
-
-  def close(self, opened):
-    return self.each(lambda cell, s: cell.close(s), opened)
-
-  def through(self, call: Callable, state, block):
-    def body(cell, x, s):
-      s, y = call(cell, s, block.replace(x=x))
-      return y, s
-
-    scan = nn.scan(
-      body,
-      variable_axes={'params': 0},
-      split_rngs={'params': True, 'dropout': True},
-      in_axes=1,
-      out_axes=1,
-      length=self.count,
-    )
-    y, state = scan(self.cell, block.x, state)
-    return state, y
-
-  def each(self, call: Callable, *state):
-    return nn.vmap(
-      call,
-      variable_axes={'params': 0},
-      split_rngs={'params': True},
-      in_axes=1,
-      out_axes=1,
-      axis_size=self.count,
-    )(self.cell, *state)
+  def each(self, call, *state):
+    groups = zip(self.cells, *state, strict=True)
+    return tuple(call(*group) for group in groups)
 
 
 def layers(
@@ -140,6 +48,8 @@ def layers(
   special: Callable[[], Cell] | None = None,
   special_at: tuple[int, ...] = (),
   scan: bool = False,
+  layer_drop: float = 0.0,
+  position: Callable[[], nn.Module] | None = None,
 ) -> Stack:
   """A stack of `count` layers, some of them special.
 
@@ -149,10 +59,14 @@ def layers(
     special: makes a special one.
     special_at: where those stand, from 0; negative places count from the top.
     scan: whether neighbours that are alike become one `Repeat`.
+    layer_drop: share of training steps without a layer, for each.
+    position: makes the one position module of all ordinary layers; None: each
+      has its own.
 
   Raises:
-    ValueError: no layers, special layers without a place or the reverse, or a
-      place that is outside the stack or named twice.
+    ValueError: no layers, special layers without a place or the reverse, a
+      place that is outside the stack or named twice, or one position module
+      for layers that are scanned.
   """
   if count < 1:
     raise ValueError(f'A stack of {count} layers; set LAYERS to 1 or more.')
@@ -162,6 +76,13 @@ def layers(
       f'{"one" if special else "none"} is given; set both of '
       'stack.layers.special and RECURRENT_LAYERS, or neither.'
     )
+  if position and scan:
+    raise ValueError(
+      'Layers that are scanned cannot share a position module; leave out '
+      'stack.layers.scan or stack.layers.position.'
+    )
+  if position:
+    layer = functools.partial(layer, position=position())
   special_at = special_places(count, special_at)
   kinds = [special if i in special_at else layer for i in range(count)]
   cells = []
@@ -171,8 +92,10 @@ def layers(
     while scan and kinds and kinds[0] is kind:
       kinds.pop(0)
       alike += 1
-    cells.append(Repeat(kind(), alike) if alike > 1 else kind())
-  return Stack(tuple(cells))
+    cells.append(
+      Repeat(kind(), alike, layer_drop=layer_drop) if alike > 1 else kind()
+    )
+  return Stack(tuple(cells), layer_drop=layer_drop)
 
 
 def special_places(count: int, places: tuple[int, ...]) -> tuple[int, ...]:

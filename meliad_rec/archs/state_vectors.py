@@ -56,9 +56,15 @@ class StateVectors(nn.Module):
       config, has_memory=True, in_order=False, join=join
     )
     if self.gate_config == 'dual':
-      self.mlp_norm = nn.RMSNorm(dtype=config.dtype)
+      self.mlp_norm = config.norm(dtype=config.dtype)
     if self.gate_config != 'skip':
-      self.mlp = FeedForward(config.mlp_width, config.dtype, gate)
+      self.mlp = FeedForward(
+        config.mlp_width,
+        config.dtype,
+        gate,
+        config.activation,
+        config.mlp_bias,
+      )
     shape = self.slots, config.d_model
     self.ids_SD = self.param('ids', nn.initializers.normal(1.0), shape)
     self.first_SD = self.param('first', nn.initializers.normal(0.1), shape)

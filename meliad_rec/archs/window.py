@@ -4,6 +4,7 @@ Hutchins et al. 2022, section 3. A segment of one window gives Transformer-XL, a
 longer one the sliding window: the layer is the same.
 """
 
+from flax import linen as nn
 import jax.numpy as jnp
 
 from meliad_rec.cell import Cell
@@ -12,12 +13,18 @@ from meliad_rec.layer_config import LayerConfig
 
 
 class WindowLayer(Cell):
-  """State: keys and values of the last `window` tokens."""
+  """State: keys and values of the last `window` tokens.
+
+  Attributes:
+    config: sizes and choices.
+    position: what layers share; None: one of its own.
+  """
 
   config: LayerConfig
+  position: nn.Module | None = None
 
   def setup(self):
-    self.layer = Layer(self.config)
+    self.layer = Layer(self.config, position=self.position)
 
   def initial_state(self, batch):
     return self.config.empty_past(batch)
@@ -29,16 +36,21 @@ class WindowLayer(Cell):
 
 
 class VanillaLayer(Cell):
-  """State: none; no token sees beyond its own block of `window` tokens."""
+  """State: none; no token sees beyond its own block of `window` tokens.
+
+  Attributes:
+    config, position: see WindowLayer.
+  """
 
   config: LayerConfig
+  position: nn.Module | None = None
 
   @property
   def block_length(self):
     return self.config.window
 
   def setup(self):
-    self.layer = Layer(self.config)
+    self.layer = Layer(self.config, position=self.position)
 
   def initial_state(self, batch):
     return ()

@@ -25,12 +25,16 @@ from meliad_rec.config.values import takes
 
 # What a model is made of, and what a dataset is; neither runs what it is given.
 MODEL = (
+  'meliad_rec.activations',
   'meliad_rec.archs',
+  'meliad_rec.embedding',
   'meliad_rec.gates',
   'meliad_rec.kernels',
   'meliad_rec.layer_config',
   'meliad_rec.model',
+  'meliad_rec.norms',
   'meliad_rec.positions',
+  'meliad_rec.span',
 )
 DATA = (
   'meliad_rec.data.generated',

@@ -1,4 +1,4 @@
-"""One training or evaluation batch: a segment of text for every row."""
+"""One training or evaluation batch: a segment of every row's document."""
 
 import flax.struct
 import jax
@@ -13,10 +13,14 @@ class Batch(flax.struct.PyTreeNode):
   The input at the first place of a later segment is the last token of the
   segment before, so every token is a target exactly once.
 
+  Where tokens are labelled, inputs are d_0 .. d_{n-1} and targets their labels,
+  of which only those that are not 0 are scored.
+
   Attributes:
     tokens_BT: int32 inputs; 0 where padded.
-    targets_BT: int32, the token to predict at each place; 0 where padded.
-    mask_BT: bool, the target is a token of the document.
+    targets_BT: int32, what to predict at each place; 0 where padded.
+    mask_BT: bool, the place is one of the document; models read no other.
+    scored_BT: bool, the target counts; for text, mask_BT.
     start_B: bool, the row begins a new document here.
     document_B: int32 index of the row's document; -1 where the row is empty.
     offset_B: int32, place in the document of the row's first target, in tokens.
@@ -25,6 +29,7 @@ class Batch(flax.struct.PyTreeNode):
   tokens_BT: np.ndarray | jax.Array
   targets_BT: np.ndarray | jax.Array
   mask_BT: np.ndarray | jax.Array
+  scored_BT: np.ndarray | jax.Array
   start_B: np.ndarray | jax.Array
   document_B: np.ndarray | jax.Array
   offset_B: np.ndarray | jax.Array

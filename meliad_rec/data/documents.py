@@ -1,13 +1,10 @@
 """The documents of one split, tokenised: one array and where each starts."""
 
 from collections.abc import Iterable
-from collections.abc import Sequence
 import dataclasses
 import functools
 import hashlib
 from typing import NamedTuple
-from typing import Protocol
-from typing import runtime_checkable
 
 import numpy as np
 
@@ -17,12 +14,16 @@ SPLITS = ('train', 'validation', 'test')
 
 
 class Document(NamedTuple):
-  """One tokenised document: name, ids [n], UTF-8 bytes, whitespace words."""
+  """One tokenised document: name, ids [n], UTF-8 bytes, whitespace words.
+
+  Where tokens are labelled, `labels` are ids [n] too; 0 is not scored.
+  """
 
   name: str
   tokens: np.ndarray
   bytes_: int
   words: int
+  labels: np.ndarray | None = None
 
 
 def count_words(text: str) -> int:
@@ -46,6 +47,12 @@ class Documents:
     words: int64 [documents], words between whitespace in each text.
     names: [documents], what each was called in its source.
     tokens_sha256: of the bytes of `tokens`; None: found when it is asked for.
+    labels: 1-d array like `tokens`, what is to be predicted at each; 0: not
+      scored. None: the next token is to be predicted.
+
+  Raises:
+    ValueError: labels are not one for each token, or only some documents have
+      them.
   """
 
   tokens: np.ndarray
@@ -54,6 +61,14 @@ class Documents:
   words: np.ndarray
   names: list[str]
   tokens_sha256: str | None = None
+  labels: np.ndarray | None = None
+
+  def __post_init__(self):
+    if self.labels is not None and self.labels.shape != self.tokens.shape:
+      raise ValueError(
+        f'There are {len(self.labels)} labels for {len(self.tokens)} tokens; '
+        'give each token one, 0 where it is not scored, or none.'
+      )
 
   @classmethod
   def collect(
@@ -62,18 +77,29 @@ class Documents:
     """Gathers documents in memory."""
     dtype = token_dtype(vocabulary.size)
     tokens, bytes_, words, names = [np.zeros(0, dtype)], [], [], []
+    labels = [np.zeros(0, dtype)]
     for document in documents:
       tokens.append(document.tokens.astype(dtype))
       bytes_.append(document.bytes_)
       words.append(document.words)
       names.append(document.name)
+      if document.labels is not None:
+        labels.append(document.labels.astype(dtype))
     lengths = [len(part) for part in tokens]
+    labelled = len(labels) > 1
+    if labelled and [len(part) for part in labels] != lengths:
+      raise ValueError(
+        f'{len(labels) - 1} of {len(names)} documents have labels, '
+        f'{sum(map(len, labels))} for {sum(lengths)} tokens; give each token '
+        'of a split one, 0 where it is not scored, or none.'
+      )
     return cls(
       tokens=np.concatenate(tokens),
       starts=np.cumsum(lengths, dtype=np.int64),
       bytes_=np.asarray(bytes_, np.int64),
       words=np.asarray(words, np.int64),
       names=names,
+      labels=np.concatenate(labels) if labelled else None,
     )
 
   def __len__(self) -> int:
@@ -85,6 +111,18 @@ class Documents:
       raise IndexError(f'document {i} of {len(self)}')
     return self.tokens[self.starts[i] : self.starts[i + 1]]
 
+  def read(self, i: int, at: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of `count` places of document i, from `at` on.
+
+    Text is shifted by one token, and its first input is 0; labels are not.
+    """
+    begin = self.starts[i] + at
+    tokens = self.tokens[begin : begin + count]
+    if self.labels is not None:
+      return tokens, self.labels[begin : begin + count]
+    before = self.tokens[begin - 1] if at else 0
+    return np.concatenate([[before], tokens[:-1]]), tokens
+
   @property
   def lengths(self) -> np.ndarray:
     """int64 [documents], tokens in each."""
@@ -92,11 +130,13 @@ class Documents:
 
   @functools.cached_property
   def identity(self) -> str:
-    """sha256 of ids, borders, bytes and words: equal only for equal content."""
+    """sha256 of all but the names: equal only for equal content."""
     digest = self.tokens_sha256 or hashlib.sha256(self.tokens.data).hexdigest()
     whole = hashlib.sha256(digest.encode())
     for facts in (self.starts, self.bytes_, self.words):
       whole.update(facts.astype('<i8').tobytes())
+    if self.labels is not None:
+      whole.update(np.ascontiguousarray(self.labels).data)
     return whole.hexdigest()
 
   def head(
@@ -131,6 +171,7 @@ class Documents:
       words=self.words[:kept],
       names=self.names[:kept],
       tokens_sha256=self.tokens_sha256 if end == len(self.tokens) else None,
+      labels=None if self.labels is None else self.labels[:end],
     )
     if tokens is None or not (part.lengths > tokens).any():
       return part
@@ -144,27 +185,12 @@ class Documents:
     )
 
   def _cut(self, i: int, tokens: int, vocabulary: Vocabulary) -> Document:
-    ids = self[i]
-    if len(ids) <= tokens:
-      return Document(
-        self.names[i], ids, int(self.bytes_[i]), int(self.words[i])
-      )
-    text = b''.join(vocabulary.token_bytes(ids[:tokens]))
-    words = count_words(text.decode('utf-8', 'replace'))
-    return Document(self.names[i], ids[:tokens], len(text), words)
-
-
-@runtime_checkable
-class Dataset(Protocol):
-  """What a run trains on: Store, Text, or a generated task.
-
-  Attributes:
-    vocabulary: what the ids mean.
-    splits: their names; a run reads train and validation.
-  """
-
-  vocabulary: Vocabulary
-  splits: Sequence[str]
-
-  def documents(self, split: str) -> Documents:
-    """The documents of a split."""
+    ids, labels = self[i][:tokens], None
+    bytes_, words = int(self.bytes_[i]), int(self.words[i])
+    if self.labels is not None:
+      labels = self.labels[self.starts[i] :][: len(ids)]
+    if self.lengths[i] > tokens:
+      text = b''.join(vocabulary.token_bytes(ids))
+      bytes_ = len(text)
+      words = count_words(text.decode('utf-8', 'replace'))
+    return Document(self.names[i], ids, bytes_, words, labels)

@@ -3,14 +3,17 @@
 Rows take documents from one queue, in row order, each as soon as it has read
 its last: which row reads what follows from the documents' lengths alone, so any
 number of hosts sees the same batches. Documents begin only at segment borders;
-the last segment of each is padded.
+the last segment of each is padded. Text is shifted by a token, labels are not.
 """
+
+import dataclasses
 
 import numpy as np
 
+from meliad_rec.data import order
 from meliad_rec.data.batch import Batch
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.prefetch import prefetch as prefetch
+from meliad_rec.data.shorter_first import ShorterFirst
 
 Position = dict[str, int | bool | str | list[int]]
 
@@ -23,6 +26,7 @@ class Lanes:
     rows: documents read side by side, over all hosts.
     segment: tokens of each row in a batch.
     seed: of the order of documents; each epoch has its own.
+    shorter_first: what `segment` is in the first batches; None: no less.
     shuffle: False reads them as they lie, or longest first where repeat is
       False, so that rows end together.
     repeat: False ends after every token was a target once; rows that have run
@@ -40,13 +44,13 @@ class Lanes:
     segment: int,
     *,
     seed: int,
+    shorter_first: ShorterFirst | None = None,
     shuffle: bool = True,
     repeat: bool = True,
     rows_here: slice | None = None,
   ):
-    for name, value in (('rows', rows), ('segment', segment)):
-      if value < 1:
-        raise ValueError(f'Lanes need {name} of at least 1; it is {value}.')
+    if min(rows, segment) < 1:
+      raise ValueError(f'Lanes of {rows} rows and {segment} tokens hold none.')
     self.documents = documents
     self.rows_here = range(rows)[rows_here or slice(None)]
     if not documents.lengths.any():
@@ -55,18 +59,26 @@ class Lanes:
         'choose another split or source.'
       )
     self._lengths = documents.lengths
-    self._starts = documents.starts
     self._settings = {
       'rows': rows,
       'segment': segment,
+      'shorter_first': shorter_first and dataclasses.asdict(shorter_first),
       'seed': seed,
       'shuffle': shuffle,
       'repeat': repeat,
     }
+    self._shorter_first = shorter_first
     self._order = self._order_of(0)
     self._step = self._epoch = self._next = self._tokens = self._padding = 0
     self._document_B = np.full(rows, -1, np.int64)
     self._offset_B = np.zeros(rows, np.int64)
+
+  @property
+  def segment(self) -> int:
+    """Tokens of each row in the next batch."""
+    first = self._shorter_first
+    early = first and self._step < first.steps
+    return first.segment if early else self._settings['segment']
 
   def __iter__(self) -> 'Lanes':
     return self
@@ -83,7 +95,7 @@ class Lanes:
   def position(self) -> Position:
     """Where the next batch starts: small, and JSON as it is.
 
-    `tokens` and `padding` count targets and padded places of all rows since the
+    `tokens` and `padding` count real and padded places of all rows since the
     beginning, `step` batches, `epoch` the pass that documents are taken from.
     """
     return {
@@ -139,7 +151,7 @@ class Lanes:
       self._next += 1
 
   def _batch(self) -> Batch:
-    B, T = len(self.rows_here), self._settings['segment']
+    B, T = len(self.rows_here), self.segment
     here = slice(self.rows_here.start, self.rows_here.stop, self.rows_here.step)
     document_B = self._document_B[here]
     offset_B = np.where(document_B < 0, 0, self._offset_B[here])
@@ -147,24 +159,25 @@ class Lanes:
     tokens_BT = np.zeros((B, T), np.int32)
     real_B = np.zeros(B, np.int64)
     for row in np.flatnonzero(document_B >= 0):
-      begin = self._starts[document_B[row]] + offset_B[row]
       real = min(T, self._lengths[document_B[row]] - offset_B[row])
-      targets_BT[row, :real] = self.documents.tokens[begin : begin + real]
-      tokens_BT[row, 1:real] = targets_BT[row, : real - 1]
-      if offset_B[row]:
-        tokens_BT[row, 0] = self.documents.tokens[begin - 1]
+      tokens_BT[row, :real], targets_BT[row, :real] = self.documents.read(
+        document_B[row], offset_B[row], real
+      )
       real_B[row] = real
+    mask_BT = np.arange(T) < real_B[:, None]
+    labelled = self.documents.labels is not None
     return Batch(
       tokens_BT=tokens_BT,
       targets_BT=targets_BT,
-      mask_BT=np.arange(T) < real_B[:, None],
+      mask_BT=mask_BT,
+      scored_BT=targets_BT != 0 if labelled else mask_BT,
       start_B=(document_B >= 0) & (offset_B == 0),
       document_B=document_B.astype(np.int32),
       offset_B=offset_B.astype(np.int32),
     )
 
   def _advance(self) -> None:
-    T = self._settings['segment']
+    T = self.segment
     read_B = self._document_B >= 0
     left_B = np.where(
       read_B, self._lengths[self._document_B] - self._offset_B, 0
@@ -178,14 +191,9 @@ class Lanes:
     self._offset_B = np.where(done_B, 0, self._offset_B + T)
 
   def _order_of(self, epoch: int) -> np.ndarray:
-    full = np.flatnonzero(self._lengths)
-    if self._settings['shuffle']:
-      # numpy promises this raw stream for ever, but not that of permutation.
-      bits = np.random.PCG64(
-        np.random.SeedSequence((self._settings['seed'], epoch))
-      )
-      return full[np.argsort(bits.random_raw(len(full)), kind='stable')]
-    if not self._settings['repeat']:
-      segments = -(-self._lengths[full] // self._settings['segment'])
-      return full[np.argsort(-segments, kind='stable')]
-    return full
+    settings = self._settings
+    if settings['shuffle']:
+      return order.shuffled(self._lengths, settings['seed'], epoch)
+    if settings['repeat']:
+      return order.as_they_lie(self._lengths)
+    return order.longest_first(self._lengths, settings['segment'])

@@ -65,6 +65,11 @@ def write(
           f'The document {document.name!r} holds an id outside 1 to '
           f'{vocabulary.size - 1}; tokenise it with another vocabulary.'
         )
+      if document.labels is not None:
+        raise ValueError(
+          f'The document {document.name!r} has labels, which a store does not '
+          'keep; train on its task itself.'
+        )
       file.write(ids.astype(dtype).tobytes())
       lengths.append(len(ids))
       bytes_.append(document.bytes_)

@@ -7,33 +7,45 @@ NEVER = -1e30  # A logit whose exponential is exactly 0 in float32.
 
 
 def window_attention(
-  q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, *, sees_self=False
+  q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, *, keys_WK=None, sees_self=False
 ):
   """Attention of T queries over the window of keys before each of them.
 
-  Query t stands at key W + t: the first W keys are the past. It sees the W
-  nearest keys: those 1 to W steps back, or 0 to W - 1 if it sees itself.
+  Query t stands at key P + t: the first P keys are the past, P at most W. It
+  sees the W nearest keys: those 1 to W steps back, or 0 to W - 1 if it sees
+  itself.
 
   Args:
     q_BTHK: queries, scaled.
-    k_BSHK: keys, W of the past and then the T of the queries' own tokens.
+    k_BSHK: keys, P of the past and then the T of the queries' own tokens.
     v_BSHK: values.
     mask_BS: bool, False at keys nobody may see.
     bias_HW: added to the logits; W counts steps back among the visible keys.
+      NEVER hides a key.
+    keys_WK: added to the keys, by steps back, for all heads; None: nothing.
     sees_self: whether the nearest visible key is the query's own.
 
   Returns:
     [B, T, H, K]; zeros for a query that sees no key.
   """
   T, S, W = q_BTHK.shape[1], k_BSHK.shape[1], bias_HW.shape[1]
-  back_TS = jnp.arange(T)[:, None] + W - jnp.arange(S)[None]
+  back_TS = jnp.arange(T)[:, None] + S - T - jnp.arange(S)[None]
   back_TS = back_TS - (0 if sees_self else 1)
   near_TS = (back_TS >= 0) & (back_TS < W)
   logits_BHTS = jnp.einsum(
     'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=jnp.float32
   )
-  logits_BHTS += bias_HW[:, jnp.clip(back_TS, 0, W - 1)]
-  seen_BHTS = near_TS & mask_BS[:, None, None, :]
+  back_TS = jnp.clip(back_TS, 0, W - 1)
+  if keys_WK is not None:
+    logits_BHTS += jnp.einsum(
+      'bthk,tsk->bhts',
+      q_BTHK,
+      keys_WK.astype(q_BTHK.dtype)[back_TS],
+      preferred_element_type=jnp.float32,
+    )
+  bias_HTS = bias_HW[:, back_TS]
+  logits_BHTS += bias_HTS
+  seen_BHTS = near_TS & mask_BS[:, None, None, :] & (bias_HTS > NEVER / 2)
   p_BHTS = jax.nn.softmax(jnp.where(seen_BHTS, logits_BHTS, NEVER), -1)
   p_BHTS = jnp.where(seen_BHTS, p_BHTS, 0).astype(v_BSHK.dtype)
   return jnp.einsum('bhts,bshk->bthk', p_BHTS, v_BSHK)

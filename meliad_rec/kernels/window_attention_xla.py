@@ -3,7 +3,8 @@
 Sub-block j of S queries sees one contiguous slice of W + S keys, so the band
 costs W + S keys a query instead of 2 W, and its backward pass recomputes the
 logits: nothing of size T x W is ever stored. Bias and band depend on distance
-alone, so one [S, W + S] tile per head serves every sub-block.
+alone, so one [S, W + S] tile per head serves every sub-block. What keys get by
+distance does not: it is multiplied with the queries of each, then skewed.
 """
 
 import jax
@@ -19,6 +20,7 @@ def window_attention(
   mask_BS,
   bias_HW,
   *,
+  keys_WK=None,
   sees_self=False,
   dropout_rng=None,
   dropout_rate=0.0,
@@ -27,21 +29,35 @@ def window_attention(
   """As `window_attention_ref.window_attention`, which defines it.
 
   Args:
-    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, sees_self: see there.
+    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, keys_WK, sees_self: see there.
     dropout_rng: key for dropout of attention probabilities; None: no dropout.
     dropout_rate: share of probabilities dropped. One mask [H, tile, W + tile]
       serves all rows and sub-blocks, as in the authors' code.
-    tile: queries in a sub-block; None: chosen by the shapes.
+    tile: queries in a sub-block; None: chosen by the shapes. A past shorter
+      than the window takes all of them at once.
 
   Returns:
     [B, T, H, K]; zeros for a query that sees no key.
   """
   B, T, H, K = q_BTHK.shape
   W = bias_HW.shape[1]
-  Q = min(tile or default_tile(W), T)
+  missing = W + T - k_BSHK.shape[1]  # Of the past.
+  Q = T if missing else min(tile or default_tile(W), T)
   pad = -T % Q
   n = (T + pad) // Q
-  bias_HQX = band_tile(bias_HW.astype(jnp.float32), Q, sees_self)
+  first = 1 if sees_self else 0
+  bias_HW = bias_HW.astype(jnp.float32)
+  if T == 1 and first + W > missing:
+    # One query sees one slice of keys: there is no band to lay out.
+    near = slice(max(first - missing, 0), first + W - missing)
+    k_BSHK, v_BSHK, mask_BS = (a[:, near] for a in (k_BSHK, v_BSHK, mask_BS))
+    lay = lambda r: r[..., max(missing - first, 0) :]
+    bias_HQX = lay(bias_HW[:, None, ::-1])
+  else:
+    bias_HQX = band_tile(bias_HW, Q, sees_self)[..., missing:]
+    lay = lambda r: skew(r, sees_self)[..., missing:]
+  if keys_WK is not None:
+    keys_WK = keys_WK[::-1]  # Oldest first, as the keys.
   keep_HQX = None
   if dropout_rng is not None and dropout_rate:
     keep_HQX = jax.random.bernoulli(
@@ -52,6 +68,15 @@ def window_attention(
     logits = jnp.einsum(
       'bhqk,bhxk->bhqx', q_BHQK, k_BHXK, preferred_element_type=jnp.float32
     )
+    if keys_WK is not None:
+      logits += lay(
+        jnp.einsum(
+          'bhqk,wk->bhqw',
+          q_BHQK,
+          keys_WK.astype(q_BHQK.dtype),
+          preferred_element_type=jnp.float32,
+        )
+      )
     logits = jnp.where(mask_BX[:, None, None], logits + bias_HQX, NEVER)
     # The floor keeps the exponentials of a row without keys at 0.
     top = jnp.maximum(jnp.max(logits, -1, keepdims=True), NEVER / 2)
@@ -69,7 +94,9 @@ def window_attention(
   q, k, v = heads_first(q_BTHK), heads_first(k_BSHK), heads_first(v_BSHK)
   mask_BS = jnp.pad(mask_BS, ((0, 0), (0, pad)))
   if n == 1:
-    y_BHTK = sub_block(q, k, v, mask_BS)
+    # Probabilities are made again here too: a scan around would keep them all.
+    remade = jax.checkpoint(sub_block, prevent_cse=False)
+    y_BHTK = (sub_block if T == 1 else remade)(q, k, v, mask_BS)
   else:
     cut = jax.lax.dynamic_slice_in_dim
 
@@ -103,6 +130,20 @@ def band_tile(bias_HW, Q: int, sees_self: bool):
   row = jnp.concatenate(
     [never(first), bias_HW[:, ::-1], never(Q + 1 - first)], 1
   )
-  # Read back with a row one shorter, every row moves one place to the right.
-  wide = jnp.broadcast_to(row[:, None], (H, Q, W + Q + 1)).reshape(H, -1)
-  return wide[:, : Q * (W + Q)].reshape(H, Q, W + Q)
+  return skewed(jnp.broadcast_to(row[:, None], (H, Q, W + Q + 1)))
+
+
+def skew(r_BHQW, sees_self: bool):
+  """[B, H, Q, W + Q]: what each query has of its W keys, 0 outside the band."""
+  Q = r_BHQW.shape[2]
+  first = 1 if sees_self else 0
+  outside = (0, 0), (0, 0), (0, 0), (first, Q + 1 - first)
+  return skewed(jnp.pad(r_BHQW, outside))
+
+
+def skewed(wide):
+  """[..., Q, X + 1] -> [..., Q, X]: row q moved q places to the right."""
+  *lead, Q, Y = wide.shape
+  # Read back with a row one shorter, every row moves one place more.
+  flat = wide.reshape(*lead, Q * Y)[..., : Q * (Y - 1)]
+  return flat.reshape(*lead, Q, Y - 1)

@@ -9,6 +9,7 @@ from meliad_rec.data.batch import Batch
 from meliad_rec.data.documents import Documents
 from meliad_rec.metrics import chips
 from meliad_rec.metrics import flops
+from meliad_rec.metrics.metrics import label_quality
 from meliad_rec.metrics.metrics import quality
 from meliad_rec.metrics.metrics import speed
 from meliad_rec.metrics.metrics import Sums
@@ -27,17 +28,19 @@ class Meter:
   def __init__(self, program: Program, documents: Documents):
     self.program = program
     self.peak_flops = chips.peak_flops(program.mesh.devices.flat)
-    self.flops_per_step = None
+    self.flops_per_place = None
     if self.peak_flops is not None:
       # Backward costs twice forward; what remat repeats is no model FLOP.
-      self.flops_per_step = 3 * flops.forward_flops(
+      step = 3 * flops.forward_flops(
         program.forward,
         program.shapes.params,
         program.shapes.carry,
         program.batch_shapes(program.rows),
       )
+      self.flops_per_place = step / (program.rows * program.segment)
     self.tokens_per_epoch = len(documents.tokens)
     self.bytes_per_token = documents.bytes_.sum() / self.tokens_per_epoch
+    self.labelled = documents.labels is not None
     self.totals, self.seconds, self.since = Totals(), 0.0, None
 
   def start(self) -> None:
@@ -68,12 +71,18 @@ class Meter:
     self.totals, self.seconds = Totals(), 0.0
     rate = self.program.optimizer.learning_rate(step - 1)
     return {
-      **quality(totals, totals.tokens * self.bytes_per_token),
-      **speed(totals, seconds, self.flops_per_step, self.peak_flops),
+      **self._quality(totals),
+      **speed(totals, seconds, self.flops_per_place, self.peak_flops),
       'learning_rate': float(rate),
       'gradient_norm': totals.gradient_norm,
       'epoch': tokens / self.tokens_per_epoch,
     }
+
+  def _quality(self, totals: Totals) -> dict[str, float]:
+    if not self.labelled:
+      return quality(totals, totals.tokens * self.bytes_per_token)
+    # A few steps may well be without any label that counts.
+    return label_quality(totals) if totals.scored else {}
 
 
 def is_finite(sums: Sums) -> bool:
@@ -93,7 +102,7 @@ def check_finite(what: str, batch: Batch, sums: Sums) -> None:
     return
   rows = zip(batch.document_B.tolist(), batch.offset_B.tolist(), strict=True)
   raise ValueError(
-    f'{what} has loss {sums.nats / max(sums.tokens, 1):.4g} and gradient '
+    f'{what} has loss {sums.nats / max(sums.scored, 1):.4g} and gradient '
     f'norm {sums.gradient_norm:.4g}, on the batch of document:token '
     f'{", ".join(f"{d}:{t}" for d, t in rows)}; the run stopped, and its last '
     'checkpoint is from before. Lower LEARNING_RATE, set '

@@ -15,8 +15,10 @@ UNITS: Mapping[str, str] = {
   'bits_per_byte': 'bits/byte',
   'word_perplexity': 'exp(nats/word)',
   'accuracy': 'share of tokens',
+  'error': 'share of scored tokens',
   'padding_share': 'share of places',
   'tokens': 'tokens',
+  'scored_tokens': 'tokens',
   'learning_rate': 'per update',
   'gradient_norm': 'L2, before clipping',
   'tokens_per_second': 'tokens/s',
@@ -29,9 +31,10 @@ UNITS: Mapping[str, str] = {
 class Sums(struct.PyTreeNode):
   """Counts of a step, on the device."""
 
-  nats: jax.Array  # float32, over real tokens.
-  correct: jax.Array  # int32, real tokens that were the likeliest.
+  nats: jax.Array  # float32, over scored tokens.
+  correct: jax.Array  # int32, scored tokens whose target was the likeliest.
   tokens: jax.Array  # int32, real tokens.
+  scored: jax.Array  # int32, those of them whose target counts; of text, all.
   padding: jax.Array  # int32, places that hold none.
   gradient_norm: jax.Array  # float32.
   steps: jax.Array  # int32.
@@ -42,21 +45,24 @@ class Sums(struct.PyTreeNode):
     nats_BT: jax.Array,
     correct_BT: jax.Array,
     mask_BT: jax.Array,
+    scored_BT: jax.Array,
     gradient_norm: float | jax.Array = 0.0,
   ) -> 'Sums':
     """The sums over one step.
 
     Args:
-      nats_BT: cross-entropy; what it holds at padding has no influence.
+      nats_BT: cross-entropy; what is not scored has no influence.
       correct_BT: whether the likeliest token was the target.
       mask_BT: real tokens.
+      scored_BT: those whose target counts.
       gradient_norm: before clipping; 0 in evaluation.
     """
     tokens = jnp.sum(mask_BT, dtype=jnp.int32)
     return cls(
-      nats=jnp.sum(jnp.where(mask_BT, nats_BT, 0), dtype=jnp.float32),
-      correct=jnp.sum(correct_BT & mask_BT, dtype=jnp.int32),
+      nats=jnp.sum(jnp.where(scored_BT, nats_BT, 0), dtype=jnp.float32),
+      correct=jnp.sum(correct_BT & scored_BT, dtype=jnp.int32),
       tokens=tokens,
+      scored=jnp.sum(scored_BT, dtype=jnp.int32),
       padding=mask_BT.size - tokens,
       gradient_norm=jnp.asarray(gradient_norm, jnp.float32),
       steps=jnp.ones((), jnp.int32),
@@ -69,6 +75,7 @@ class Totals:
 
   correct: int = 0
   tokens: int = 0
+  scored: int = 0
   padding: int = 0
   steps: int = 0
   _nats: list[float] = dataclasses.field(default_factory=list)
@@ -79,6 +86,7 @@ class Totals:
     sums = jax.device_get(sums)
     self.correct += int(sums.correct)
     self.tokens += int(sums.tokens)
+    self.scored += int(sums.scored)
     self.padding += int(sums.padding)
     self.steps += int(sums.steps)
     self._nats.append(float(sums.nats))
@@ -98,28 +106,28 @@ class Totals:
 def quality(
   totals: Totals, bytes_: float | None = None, words: int | None = None
 ) -> dict[str, float]:
-  """Figures of how well the counted tokens were predicted.
+  """Figures of how well the scored tokens were predicted.
 
   Args:
-    totals: at least one real token.
+    totals: at least one scored token.
     bytes_: bytes that the counted tokens stand for; while training, tokens
       times the data's bytes per token. None or 0: no bits per byte.
     words: words that the counted tokens stand for, split at whitespace as
       PG19's published counts are. None or 0: no word-level perplexity.
 
   Raises:
-    ValueError: no token was counted.
+    ValueError: no token was scored.
   """
-  if not totals.tokens:
+  if not totals.scored:
     raise ValueError(
-      f'No real token was counted in {totals.steps} steps; figures need one. '
-      'Set the task to a split that holds text.'
+      f'No scored token was counted in {totals.steps} steps; figures need one. '
+      'Set the task to a split that holds text, or labels.'
     )
   nats, bits = totals.nats, totals.nats / math.log(2)
   figures = {
-    'loss_nats_per_token': nats / totals.tokens,
-    'bits_per_token': bits / totals.tokens,
-    'accuracy': totals.correct / totals.tokens,
+    'loss_nats_per_token': nats / totals.scored,
+    'bits_per_token': bits / totals.scored,
+    'accuracy': totals.correct / totals.scored,
     'padding_share': totals.padding / (totals.padding + totals.tokens),
     'tokens': totals.tokens,
   }
@@ -130,10 +138,25 @@ def quality(
   return figures
 
 
+def label_quality(totals: Totals) -> dict[str, float]:
+  """Figures of how well labels were predicted, which stand for no text.
+
+  Args:
+    totals: at least one scored token.
+
+  Raises:
+    ValueError: no token was scored.
+  """
+  figures = quality(totals)
+  figures['error'] = 1 - figures['accuracy']
+  figures['scored_tokens'] = totals.scored
+  return figures
+
+
 def speed(
   totals: Totals,
   seconds: float,
-  flops_per_step: float | None = None,
+  flops_per_place: float | None = None,
   peak_flops: float | None = None,
 ) -> dict[str, float]:
   """Figures of how fast the counted steps were.
@@ -141,16 +164,17 @@ def speed(
   Args:
     totals: at least one step.
     seconds: wall-clock time of the counted steps.
-    flops_per_step: model FLOPs of one step, forward and backward, over all
-      devices; what remat computes again is not counted. None: no mfu.
+    flops_per_place: model FLOPs, forward and backward, for a token or for a
+      padded place; what remat computes again is not counted. None: no mfu.
     peak_flops: FLOP/s of all devices together; see chips.py. None: no mfu.
   """
   figures = {
     'tokens_per_second': totals.tokens / seconds,
     'step_seconds': seconds / totals.steps,
   }
-  if flops_per_step is not None and peak_flops is not None:
-    figures['mfu'] = flops_per_step * totals.steps / seconds / peak_flops
+  if flops_per_place is not None and peak_flops is not None:
+    places = totals.tokens + totals.padding
+    figures['mfu'] = flops_per_place * places / seconds / peak_flops
   return figures
 
 

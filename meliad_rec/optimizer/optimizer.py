@@ -108,7 +108,7 @@ def adafactor(
   A step has the size of the learning rate times the root mean square of the
   parameter, at least 1e-3. Second moments are factored where two axes have
   128 or more places; updates are clipped per parameter at RMS 1. A parameter is
-  an array: layers that `stack.Repeat` stacks share one scale and one clip.
+  an array: layers that `Repeat` stacks share one scale and one clip.
 
   Args:
     schedule: relative learning rate.

@@ -10,6 +10,7 @@ _SHOWN = {
   'bits_per_byte': lambda x: f'{x:.4f} bits/byte',
   'word_perplexity': lambda x: f'{x:.4g} a word',
   'accuracy': lambda x: f'accuracy {x:.1%}',
+  'error': lambda x: f'error {x:.2%}',
   'learning_rate': lambda x: f'lr {x:.2e}',
   'tokens_per_second': lambda x: f'{x:,.0f} tokens/s',
   'step_seconds': lambda x: f'{1000 * x:.4g} ms/step',

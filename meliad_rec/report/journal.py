@@ -13,6 +13,8 @@ import pathlib
 from typing import Any
 
 NAME = 'metrics.jsonl'
+# What a trivial answer reaches is written like a split, called so and its name.
+TRIVIAL = 'trivial/'
 
 
 def path(workdir: str | os.PathLike) -> pathlib.Path:

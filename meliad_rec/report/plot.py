@@ -1,6 +1,7 @@
 """Pictures of what runs have written to metrics.jsonl."""
 
 from collections.abc import Mapping
+import itertools
 import os
 import pathlib
 
@@ -30,7 +31,7 @@ def compare(
   """Draws the curves of several runs into one picture.
 
   Each run has a colour; training is a thin line, every other split a thick
-  one with a mark at each evaluation.
+  one with a mark at each evaluation, and what trivial answers reach is dashed.
 
   Args:
     runs: folders by the names for the legend.
@@ -46,18 +47,23 @@ def compare(
   figure = Figure(figsize=(7, 4), layout='constrained')
   axes = figure.add_subplot()
   for number, (name, workdir) in enumerate(runs.items()):
+    dashes = itertools.cycle(['--', ':', '-.'])
     for split, points in _curves(workdir, metric).items():
       steps, values = zip(*sorted(points), strict=True)
+      color, label = f'C{number}', f'{name}, {split}'
+      if split.startswith(journal.TRIVIAL):
+        axes.axhline(values[-1], c=color, ls=next(dashes), label=label)
+        continue
       training = split == 'train'
       axes.plot(
         steps,
         values,
-        color=f'C{number}',
+        color=color,
         alpha=0.5 if training else 1,
         linewidth=1 if training else 2,
         marker=None if training else 'o',
         markersize=4,
-        label=f'{name}, {split}',
+        label=label,
       )
   axes.set_xlabel('training steps')
   unit = metrics.UNITS.get(metric)

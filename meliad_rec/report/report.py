@@ -72,7 +72,8 @@ class Report:
       step: training steps done.
       values: by name, with names from metrics.UNITS where one fits; Python
         numbers, not device arrays.
-      split: 'train', 'validation', ...; a folder's name.
+      split: 'train', 'validation', ...; a folder's name; or journal.TRIVIAL and
+        the name of a trivial answer, drawn beside what the run does.
     """
     if not self._on:
       return
@@ -93,10 +94,10 @@ class Report:
     self._board('text').add_text(name, block, step)
     self._console.line(f'step {step}  {name}:\n{text}')
 
-  def plot(self) -> None:
+  def plot(self, metric: str = 'loss_nats_per_token') -> None:
     """Draws the figures so far; see plot.plot."""
     if self._on:
-      plot.plot(self._workdir)
+      plot.plot(self._workdir, metric)
 
   def close(self) -> None:
     """Flushes and closes everything."""

@@ -10,8 +10,7 @@ import pytest
 from meliad_rec import gates
 from meliad_rec import positions
 from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
+from tests import cells
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D
@@ -20,30 +19,17 @@ from tests.architectures import K
 from tests.architectures import S
 from tests.architectures import T
 from tests.architectures import W
+from tests.cells import example
+from tests.cells import forward
 
 GATES = {'fixed': gates.FixedGate, 'lstm': gates.LSTMGate}
 CONFIGS = ('dual', 'single', 'skip')
 
 
-def example():
-  rng = np.random.default_rng(0)
-  mask_BT = np.ones((B, T), bool)
-  mask_BT[1, T - 3 :] = False
-  return Block(rng.normal(size=(B, T, D)).astype(np.float32), mask_BT)
-
-
-def forward(cell, block):
-  return run(cell, cell.initial_state(B), block)
-
-
 @functools.cache
 def parameters(gate, gate_config):
   cell = BlockRecurrentLayer(config(), S, GATES[gate], gate_config)
-  init = jax.jit(lambda r: cell.init(r, example(), method=forward))
-  rng = np.random.default_rng(1)
-  # Scales and gates away from their first values.
-  moved = lambda a: np.asarray(a) + rng.normal(size=a.shape) * 0.2
-  return jax.tree.map(moved, init(jax.random.key(0))['params'])
+  return cells.parameters(cell, example())
 
 
 def norm(p, x):

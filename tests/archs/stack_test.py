@@ -7,10 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec import positions
 from meliad_rec.archs import stack
+from meliad_rec.archs.window import WindowLayer
 from meliad_rec.cell import Block
 from meliad_rec.cell import Cell
 from meliad_rec.cell import run
+from tests.architectures import config
+from tests.architectures import H
 from tests.architectures import recurrent
 from tests.architectures import windowed
 
@@ -98,37 +102,19 @@ def test_block_length_fits_all_cells():
   assert windowed().block_length is None
 
 
-def unstacked(params, count):
-  """The parameters of a Repeat as those of a stack."""
-  (inner,) = params.values()
-  return {
-    f'cells_{i}': jax.tree.map(lambda a, i=i: a[i], inner) for i in range(count)
-  }
+def test_layers_may_share_one_position_table():
+  def shapes(**shared):
+    make = functools.partial(WindowLayer, config())
+    cell = stack.layers(3, make, **shared)
+    init = functools.partial(cell.init, method=forward)
+    return jax.eval_shape(init, jax.random.key(0), example())['params']
 
+  def tables(params):
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [a.shape for path, a in leaves if 'table' in str(path)]
 
-def test_repeat_is_the_stack_with_the_same_parameters():
-  count = 3
-  flat = windowed(count)
-  repeat = stack.Repeat(flat.cells[0].clone(), count)
-  init = jax.jit(functools.partial(repeat.init, method=forward))
-  params = init(jax.random.key(0), example())['params']
-  assert all(a.shape[0] == count for a in jax.tree.leaves(params))
-  # Each layer draws its own.
-  assert all(
-    np.ptp(a, 0).max() > 0 for a in jax.tree.leaves(params) if a.ndim > 2
-  )
-
-  def outcome(cell, params):
-    def loss(params):
-      state, y = cell.apply({'params': params}, example(), method=forward)
-      return jnp.sum(jnp.sin(y)), (state, y)
-
-    return jax.jit(jax.grad(loss, has_aux=True))(params)
-
-  grads, (states, y) = outcome(repeat, params)
-  flat_grads, (flat_states, flat_y) = outcome(flat, unstacked(params, count))
-  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-  close(y, flat_y)
-  jax.tree.map(close, unstacked(grads, count), flat_grads)
-  for i, state in enumerate(flat_states):
-    jax.tree.map(lambda a, b: close(a[:, i], b), states, state)
+  assert tables(shapes()) == 3 * [(H, 32)]
+  one = functools.partial(positions.T5Bias, H)
+  assert tables(shapes(position=one)) == [(H, 32)]
+  with pytest.raises(ValueError, match='cannot share a position module'):
+    shapes(position=one, scan=True)

@@ -26,6 +26,17 @@ def collect(texts):
   )
 
 
+def collect_labelled(texts):
+  """Each byte is labelled with the id after its own, at odd places only."""
+
+  def document(i, text):
+    ids = Bytes().encode(text)
+    labels = (ids + 1) * (np.arange(len(ids)) % 2)
+    return Document(f'{i}', ids, len(ids), count_words(text), labels)
+
+  return Documents.collect(map(document, range(len(texts)), texts), Bytes())
+
+
 def test_documents_come_back_as_they_went_in():
   documents = collect(TEXTS)
   assert len(documents) == 4
@@ -59,6 +70,48 @@ def test_a_part_counts_what_is_left(tokens):
     assert part.words[i] == count_words(Bytes().decode(ids))
 
 
+@pytest.mark.parametrize('tokens', [None, 2, 7, 100])
+def test_labels_stay_with_their_tokens(tokens):
+  whole = collect_labelled(TEXTS)
+  part = whole.head(count=3, tokens=tokens, vocabulary=Bytes())
+  expected = collect(TEXTS).head(count=3, tokens=tokens, vocabulary=Bytes())
+  np.testing.assert_array_equal(part.tokens, expected.tokens)
+  np.testing.assert_array_equal(part.words, expected.words)
+  for i in range(3):
+    inputs, labels = part.read(i, 0, int(part.lengths[i]))
+    np.testing.assert_array_equal(inputs, expected[i])
+    odd = np.arange(len(inputs)) % 2 == 1
+    np.testing.assert_array_equal(labels, np.where(odd, inputs + 1, 0))
+  assert part.labels.dtype == part.tokens.dtype
+
+
+def test_text_is_read_shifted_and_labels_are_not():
+  text, labelled = collect(TEXTS), collect_labelled(TEXTS)
+  ids = text[2]
+  for at, count in (0, 5), (3, 9), (17, 1):
+    inputs, targets = text.read(2, at, count)
+    before = [0, *ids][at : at + count]
+    assert inputs.tolist() == before
+    assert targets.tolist() == ids[at : at + count].tolist()
+    inputs, _ = labelled.read(2, at, count)
+    assert inputs.tolist() == targets.tolist()
+
+
+def test_labels_are_for_all_tokens_or_for_none():
+  made = collect_labelled(TEXTS)
+  with pytest.raises(ValueError, match='labels for 26 tokens; give each token'):
+    dataclasses.replace(made, labels=made.labels[:-1])
+  pair = [Document('a', np.array([3, 4]), 2, 1, np.array([0, 5]))]
+  pair.append(pair[0]._replace(labels=None))
+  told = '^1 of 2 documents have labels, 2 for 4 tokens'
+  with pytest.raises(ValueError, match=told):
+    Documents.collect(pair, Bytes())
+  # As many in all, and not one each.
+  pair = [pair[0]._replace(labels=np.arange(n)) for n in (1, 3)]
+  with pytest.raises(ValueError, match='^2 of 2 documents have labels'):
+    Documents.collect(pair, Bytes())
+
+
 def test_the_whole_is_a_part_of_itself():
   documents = collect(TEXTS)
   assert documents.head().identity == documents.identity
@@ -83,5 +136,10 @@ def test_identity_follows_content_alone():
   border = documents.starts + [0, 0, 0, 1, 0]
   moved = dataclasses.replace(documents, starts=border)
   assert moved.identity != documents.identity
+  labelled = collect_labelled(TEXTS)
+  assert labelled.identity != documents.identity
+  assert labelled.identity == collect_labelled(TEXTS).identity
+  others = dataclasses.replace(labelled, labels=labelled.labels[::-1])
+  assert others.identity != labelled.identity
   longer = dataclasses.replace(documents, words=documents.words + 1)
   assert longer.identity != documents.identity

@@ -50,6 +50,13 @@ def test_an_id_outside_the_vocabulary_is_refused(tmp_path):
       split_files.write(tmp_path, 'train', documents, Bytes())
 
 
+def test_labels_are_refused(tmp_path):
+  ids = np.array([5, 6])
+  documents = iter([Document('odd', ids, 2, 1, labels=ids)])
+  with pytest.raises(ValueError, match="'odd' has labels, which a store does"):
+    split_files.write(tmp_path, 'train', documents, Bytes())
+
+
 @pytest.mark.parametrize('texts', [(), ('', '')])
 def test_a_split_without_text_is_refused(tmp_path, texts):
   with pytest.raises(ValueError, match="'test' holds no text"):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.data.generated.random_walk import RandomWalk
 from meliad_rec.metrics import chips
 from meliad_rec.metrics import meter
 from meliad_rec.metrics.metrics import Sums
@@ -19,11 +20,15 @@ def documents(tmp_path_factory):
   return tiny_run.write_store(folder).documents('train')
 
 
-def sums(nats=6.0, norm=0.5):
-  mask_BT = jnp.array([[True, True, True, False]])
+def sums(nats=6.0, norm=0.5, scored=(0, 1, 2)):
+  """Three real tokens, the first of which is correct."""
   return Sums.of_step(
-    jnp.full((1, 4), nats / 3), jnp.array([[True, False, False, True]]), mask_BT
-  ).replace(gradient_norm=jnp.float32(norm))
+    jnp.full((1, 4), nats / 3),
+    jnp.array([[True, False, False, True]]),
+    jnp.array([[True, True, True, False]]),
+    np.isin(np.arange(4), scored)[None],
+    norm,
+  )
 
 
 def test_figures_are_of_the_steps_since_the_last_line(documents):
@@ -42,7 +47,28 @@ def test_figures_are_of_the_steps_since_the_last_line(documents):
   assert figures['learning_rate'] == pytest.approx(0.01)
   assert figures['epoch'] == 9 / len(documents.tokens)
   assert figures['bits_per_byte'] == pytest.approx(3 / np.log(2))
-  assert 'mfu' not in figures
+  assert not {'mfu', 'error', 'scored_tokens'} & set(figures)
+
+
+def test_figures_of_labels_are_of_what_is_scored():
+  """And of nothing where nothing was; text has no error, labels no bytes."""
+  documents = RandomWalk(episodes=10, actions=9).documents('train')
+  made = meter.Meter(tiny_run.program(), documents)
+  made.start()
+  made.add(sums(6.0, scored=(0, 2)))
+  made.add(sums(6.0, scored=()))
+  figures = made.figures(2, 6)
+  assert figures['loss_nats_per_token'] == pytest.approx(2.0)
+  assert figures['error'] == 0.5
+  assert figures['scored_tokens'] == 2
+  assert figures['padding_share'] == 0.25
+  assert figures['epoch'] == 6 / 100
+  assert not {'bits_per_byte', 'word_perplexity'} & set(figures)
+  made.start()
+  made.add(sums(6.0, scored=()))
+  figures = made.figures(3, 9)
+  assert 'loss_nats_per_token' not in figures
+  assert figures['epoch'] == 9 / 100
 
 
 def test_time_between_pause_and_start_is_left_out(documents, monkeypatch):
@@ -68,7 +94,10 @@ def test_utilisation_where_the_peak_is_known(documents, monkeypatch):
   made.start()
   made.add(sums())
   figures = made.figures(1, 3)
-  assert figures['mfu'] == pytest.approx(made.flops_per_step / 2 / 1e9)
+  places = 4
+  assert figures['mfu'] == pytest.approx(
+    made.flops_per_place * places / 2 / 1e9
+  )
   # Each weight but the embedding's input serves every token: 2 forward and 4
   # backward FLOPs at the least.
   params = tiny_run.program().shapes.params
@@ -77,8 +106,7 @@ def test_utilisation_where_the_peak_is_known(documents, monkeypatch):
     for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     if jax.tree_util.keystr(path[-1:], simple=True) in ('kernel', 'embedding')
   )
-  tokens = tiny_run.ROWS * tiny_run.SEGMENT
-  assert 0.5 < made.flops_per_step / (6 * tokens * kernels) < 2
+  assert 0.5 < made.flops_per_place / (6 * kernels) < 2
 
 
 def test_what_is_not_finite_names_its_batch():

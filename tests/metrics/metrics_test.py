@@ -14,14 +14,17 @@ from meliad_rec.metrics import metrics
 B, T = 3, 4
 
 
-def some(gradient_norm=0.0):
-  """Seven real tokens of 1, 2, ..., 7 nats; four of them correct."""
+def some(gradient_norm=0.0, scored=range(7)):
+  """Seven real tokens of 1, 2, ..., 7 nats; those at even places correct."""
   mask_BT = jnp.arange(B * T).reshape(B, T) < 7
   nats_BT = jnp.where(
     mask_BT, jnp.arange(1.0, B * T + 1).reshape(B, T), jnp.nan
   )
   correct_BT = jnp.arange(B * T).reshape(B, T) % 2 == 0
-  return metrics.Sums.of_step(nats_BT, correct_BT, mask_BT, gradient_norm)
+  scored_BT = np.isin(np.arange(B * T), scored).reshape(B, T)
+  return metrics.Sums.of_step(
+    nats_BT, correct_BT, mask_BT, scored_BT, gradient_norm
+  )
 
 
 def totals(*sums):
@@ -35,7 +38,7 @@ def test_a_step_by_hand():
   sums = some(gradient_norm=2.5)
   assert sums.nats == 28
   assert sums.correct == 4
-  assert sums.tokens == 7
+  assert sums.tokens == sums.scored == 7
   assert sums.padding == 5
   assert sums.gradient_norm == 2.5
   assert sums.steps == 1
@@ -56,13 +59,32 @@ def test_quality_by_hand():
   )
 
 
+def test_what_is_not_scored_is_read_and_counts_for_nothing():
+  sums = some(scored=[1, 2, 6])
+  assert (sums.nats, sums.correct) == (2 + 3 + 7, 2)
+  assert (sums.tokens, sums.scored, sums.padding) == (7, 3, 5)
+  both = totals(sums, some(scored=[0]))
+  assert metrics.label_quality(both) == pytest.approx(
+    {
+      'loss_nats_per_token': 13 / 4,
+      'bits_per_token': 4.6887589,  # 13 / 4 / ln 2
+      'accuracy': 3 / 4,
+      'padding_share': 5 / 12,
+      'tokens': 14,
+      'error': 1 / 4,
+      'scored_tokens': 4,
+    }
+  )
+  assert metrics.speed(both, 4.0)['tokens_per_second'] == 3.5
+
+
 def test_figures_that_need_more_are_left_out():
   assert 'bits_per_byte' not in metrics.quality(totals(some()))
   assert 'word_perplexity' not in metrics.quality(totals(some()))
   # A text of nothing but special tokens has neither bytes nor words.
   none = metrics.quality(totals(some()), bytes_=0.0, words=0)
   assert none == metrics.quality(totals(some()))
-  assert 'mfu' not in metrics.speed(totals(some()), 1.0, flops_per_step=3.0)
+  assert 'mfu' not in metrics.speed(totals(some()), 1.0, flops_per_place=3.0)
 
 
 def test_a_word_perplexity_beyond_floats_is_infinite():
@@ -72,7 +94,7 @@ def test_a_word_perplexity_beyond_floats_is_infinite():
 
 def test_speed_by_hand():
   figures = metrics.speed(
-    totals(some(), some()), 4.0, flops_per_step=6e12, peak_flops=12e12
+    totals(some(), some()), 4.0, flops_per_place=5e11, peak_flops=12e12
   )
   assert figures == {
     'tokens_per_second': 3.5,
@@ -102,12 +124,15 @@ def test_order_does_not_matter():
 
 
 def test_nothing_counted_is_an_error():
-  with pytest.raises(ValueError, match='No real token'):
+  with pytest.raises(ValueError, match='No scored token'):
     metrics.quality(metrics.Totals())
+  with pytest.raises(ValueError, match='No scored token'):
+    metrics.label_quality(totals(some(scored=[])))
 
 
 def test_every_figure_has_a_unit():
   figures = metrics.quality(totals(some()), 1, 1)
+  figures |= metrics.label_quality(totals(some()))
   figures |= metrics.speed(totals(some()), 1.0, 1.0, 1.0)
   assert set(figures) <= set(metrics.UNITS)
 

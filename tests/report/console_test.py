@@ -15,6 +15,7 @@ FIGURES = {
   'loss_nats_per_token': 2.3456789,
   'bits_per_byte': 3.25,
   'accuracy': 0.2534,
+  'error': 0.00123,
   'padding_share': 0.015,
   'tokens': 70,
   'learning_rate': 0.00123,
@@ -33,8 +34,8 @@ def test_lines_elsewhere():
   console.close()
   assert out.getvalue() == (
     'step  20/500  train       loss 2.3457 nats/token  3.2500 bits/byte  '
-    'accuracy 25.3%  lr 1.23e-03  12,346 tokens/s  12.3 ms/step  epoch 0.12  '
-    'padding 1.5%\nhello\n'
+    'accuracy 25.3%  error 0.12%  lr 1.23e-03  12,346 tokens/s  12.3 ms/step  '
+    'epoch 0.12  padding 1.5%\nhello\n'
   )
 
 

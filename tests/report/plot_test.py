@@ -64,6 +64,19 @@ def test_runs_are_compared_by_colour(run, drawn, tmp_path):
   assert not (tmp_path / 'both.png.tmp').exists()
 
 
+def test_what_trivial_answers_reach_is_dashed(run, drawn):
+  workdir = run('one', {1: 0.5}, metric='error')
+  for name, error in ('trivial/a', 0.75), ('trivial/b', 0.25):
+    run('one', {1: error}, name, metric='error')
+  plot.plot(workdir, 'error')
+  (axes,) = drawn[0].axes
+  training, a, b = axes.lines
+  assert (training.get_linestyle(), a.get_linestyle()) == ('-', '--')
+  assert b.get_linestyle() == ':'
+  assert (set(a.get_ydata()), set(b.get_ydata())) == ({0.75}, {0.25})
+  assert a.get_label() == 'one, trivial/a'
+
+
 def test_a_figure_that_is_not_there(run):
   with pytest.raises(ValueError, match='has no bits_per_byte'):
     plot.plot(run('one', {1: 2.0}), 'bits_per_byte')

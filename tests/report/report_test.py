@@ -88,6 +88,19 @@ def test_from_the_start_or_adding(tmp_path, resume_step, kept):
   assert len(journal_of(tmp_path)) == kept
 
 
+def test_any_figure_is_drawn(tmp_path):
+  report = Report(tmp_path, stream=io.StringIO())
+  report.write(1, {'loss_nats_per_token': 2.0, 'error': 0.5})
+  report.write(1, {'error': 0.75}, 'trivial/guess')
+  report.plot()
+  report.plot('error')
+  report.close()
+  drawn = {path.name for path in tmp_path.glob('*.png')}
+  assert drawn == {'error.png', 'loss_nats_per_token.png'}
+  board = tmp_path / 'tensorboard' / 'trivial' / 'guess'
+  assert scalars(board) == [(1, 'error', 0.75)]
+
+
 def test_only_the_first_host_writes(tmp_path, monkeypatch):
   monkeypatch.setattr(jax, 'process_index', lambda: 1)
   report = Report(tmp_path / 'run', resume_step=3)

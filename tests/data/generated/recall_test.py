@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meliad_rec.data.documents import Dataset
+from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.generated.recall import Recall
 
 TASK = Recall(documents_in_train=30, questions=2, letters=2, countdown=3)

@@ -1,0 +1,190 @@
+"""Repeats are loops: with the parameters of one core, or one for each."""
+
+import functools
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec.archs.repeat import Repeat
+from meliad_rec.cell import Block
+from meliad_rec.cell import Cell
+from meliad_rec.cell import run
+from meliad_rec.dropout import TiledDropout
+from tests.architectures import B
+from tests.architectures import D
+from tests.architectures import recurrent
+from tests.architectures import T
+from tests.architectures import windowed
+
+COUNT = 2
+
+close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+CORES = {'window': lambda: windowed(1), 'recurrent': lambda: recurrent(1, (0,))}
+
+
+def example():
+  rng = np.random.default_rng(0)
+  x_BTD = rng.normal(size=(B, T, D)).astype(np.float32)
+  return Block(x_BTD, rng.random((B, T)) < 0.9)
+
+
+def forward(cell, block):
+  return run(cell, cell.initial_state(B), block)
+
+
+@functools.cache
+def parameters(name):
+  core = CORES[name]()
+  init = jax.jit(functools.partial(core.init, method=forward))
+  return init(jax.random.key(0), example())['params']
+
+
+def looped(core, block):
+  """The core, each time from a state of its own."""
+  states = []
+  for _ in range(COUNT):
+    state, y_BTD = forward(core, block)
+    block = block.replace(x=y_BTD)
+    states.append(state)
+  return jax.tree.map(lambda *s: jnp.stack(s, 1), *states), block.x
+
+
+def outcome(cell, params, method):
+  def loss(params):
+    state, y_BTD = cell.apply({'params': params}, example(), method=method)
+    return jnp.sum(jnp.sin(y_BTD)), (state, y_BTD)
+
+  return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+
+@pytest.mark.parametrize(
+  'name', ['window', pytest.param('recurrent', marks=pytest.mark.slow)]
+)
+def test_is_the_loop_in_values_and_gradients(name):
+  params = parameters(name)
+  repeated = Repeat(CORES[name](), COUNT, share=True)
+  grads, (state, y) = outcome(repeated, {'cell': params}, forward)
+  expected_grads, (expected_state, expected) = outcome(
+    CORES[name](), params, looped
+  )
+  close(y, expected)
+  jax.tree.map(close, state, expected_state)
+  jax.tree.map(close, grads['cell'], expected_grads)
+
+
+def test_open_and_close_reach_every_repeat():
+  name = 'recurrent'
+  repeated, params = Repeat(CORES[name](), COUNT, share=True), parameters(name)
+  apply = functools.partial(repeated.apply, {'params': {'cell': params}})
+  state, _ = apply(example(), method=forward)
+  opened = apply(state, method='open')
+  for i in range(COUNT):
+    one = CORES[name]().apply(
+      {'params': params},
+      jax.tree.map(lambda a, i=i: a[:, i], state),
+      method='open',
+    )
+    jax.tree.map(lambda a, b, i=i: close(a[:, i], b), opened, one)
+  closed = apply(opened, method='close')
+  jax.tree.map(close, closed, state)
+
+
+def test_clear_reaches_every_repeat():
+  repeated = Repeat(CORES['recurrent'](), COUNT, share=True)
+  apply = functools.partial(
+    repeated.apply, {'params': {'cell': parameters('recurrent')}}
+  )
+  state, _ = apply(example(), method=forward)
+  ((_, first),) = apply(B, method='initial_state')
+  ((past, states),) = apply(state, method='clear')
+  np.testing.assert_array_equal(states, first)
+  jax.tree.map(np.testing.assert_array_equal, past, state[0][0])
+  assert repeated.recurs and repeated.streams
+  assert not Repeat(windowed(), COUNT, share=True).recurs
+
+
+def test_parameters_and_program_do_not_grow_with_the_repeats():
+  def sizes(count):
+    cell = Repeat(windowed(), count, share=True)
+    init = functools.partial(cell.init, method=forward)
+    params = jax.eval_shape(init, jax.random.key(0), example())
+    apply = functools.partial(cell.apply, method=forward)
+    text = str(jax.make_jaxpr(apply)(params, example()))
+    return sum(a.size for a in jax.tree.leaves(params)), text.count(' = ')
+
+  assert sizes(2) == sizes(16)
+
+
+class Drop(Cell):
+  """No state: drops half of what enters."""
+
+  @nn.compact
+  def __call__(self, state, block):
+    return state, TiledDropout(0.5)(block.x)
+
+
+def test_each_repeat_draws_its_own_dropout():
+  block = Block(np.ones((1, 64, 64), np.float32), np.ones((1, 64), bool))
+  rngs = {'dropout': jax.random.key(0)}
+  _, y = Repeat(Drop(), 2, share=True).apply({}, (), block, rngs=rngs)
+  assert 0.7 < (y == 0).mean() < 0.8
+
+
+class Loss(Cell):
+  """No state: sows a loss of 2."""
+
+  def __call__(self, state, block):
+    self.sow('losses', 'two', jnp.float32(2))
+    return state, block.x
+
+
+def test_losses_of_all_repeats_are_sown():
+  block = Block(np.ones((B, 1, D), np.float32), np.ones((B, 1), bool))
+  _, sown = Repeat(Loss(), 3, share=True).apply({}, (), block, mutable='losses')
+  np.testing.assert_array_equal(jax.tree.leaves(sown)[0], [2, 2, 2])
+
+
+def test_the_count_must_be_positive():
+  with pytest.raises(ValueError, match='repeated 0 times; set REPEATS to 1'):
+    Repeat(windowed(), 0, share=True).init(
+      jax.random.key(0), example(), method=forward
+    )
+
+
+def unstacked(params, count):
+  """The parameters of a Repeat as those of a stack."""
+  (inner,) = params.values()
+  return {
+    f'cells_{i}': jax.tree.map(lambda a, i=i: a[i], inner) for i in range(count)
+  }
+
+
+def test_repeat_is_the_stack_with_the_same_parameters():
+  count = 3
+  flat = windowed(count)
+  repeat = Repeat(flat.cells[0].clone(), count)
+  init = jax.jit(functools.partial(repeat.init, method=forward))
+  params = init(jax.random.key(0), example())['params']
+  assert all(a.shape[0] == count for a in jax.tree.leaves(params))
+  # Each layer draws its own.
+  assert all(
+    np.ptp(a, 0).max() > 0 for a in jax.tree.leaves(params) if a.ndim > 2
+  )
+
+  def outcome(cell, params):
+    def loss(params):
+      state, y = cell.apply({'params': params}, example(), method=forward)
+      return jnp.sum(jnp.sin(y)), (state, y)
+
+    return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+  grads, (states, y) = outcome(repeat, params)
+  flat_grads, (flat_states, flat_y) = outcome(flat, unstacked(params, count))
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+  close(y, flat_y)
+  jax.tree.map(close, unstacked(grads, count), flat_grads)
+  for i, state in enumerate(flat_states):
+    jax.tree.map(lambda a, b: close(a[:, i], b), states, state)
