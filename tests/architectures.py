@@ -15,10 +15,16 @@ from meliad_rec import gates
 from meliad_rec import positions
 from meliad_rec import span
 from meliad_rec.archs import block_recurrent
+from meliad_rec.archs import feedback_memory
 from meliad_rec.archs import stack
 from meliad_rec.archs import window
 from meliad_rec.archs.block_feedback import BlockFeedback
+from meliad_rec.archs.feedback import Feedback
+from meliad_rec.archs.lstm import LSTM
+from meliad_rec.archs.memorizing import MemorizingLayer
+from meliad_rec.archs.recurrent_memory import RecurrentMemory
 from meliad_rec.archs.repeat import Repeat
+from meliad_rec.archs.staircase import Staircase
 from meliad_rec.cell import Cell
 from meliad_rec.layer_config import LayerConfig
 from meliad_rec.model import empty_carry
@@ -56,6 +62,26 @@ def block_feedback(**options):
   return BlockFeedback(
     config(), count=3, recurrent_at=(-2,), slots=S, **options
   )
+
+
+def feedback(changes=None, **options):
+  return Feedback(config=config(**(changes or {})), count=2, **options)
+
+
+def memorizing(memory=2 * W, neighbors=5, room=W, **options):
+  return stack.layers(
+    3,
+    functools.partial(window.WindowLayer, config()),
+    functools.partial(
+      MemorizingLayer, config(), memory, neighbors, room, **options
+    ),
+    (1,),
+  )
+
+
+def staircase(passes=4, **options):
+  settings = config(sees_self=True)
+  return Staircase(config=settings, count=2, passes=passes, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +161,23 @@ ARCHITECTURES = {
     lambda: windowed(span=functools.partial(span.AdaptiveSpan, ramp=3)),
     'window',
   ),
+  'memorizing': Architecture(memorizing, 'memorizing', recurrent=True),
+  'memorizing_all': Architecture(
+    lambda: memorizing(memory=W, neighbors=None, room=2 * W, tile=4),
+    'memorizing',
+    recurrent=True,
+  ),
+  'memorizing_approximate': Architecture(
+    lambda: memorizing(recall_target=0.9, remat='full'),
+    'memorizing',
+    recurrent=True,
+  ),
+  'lstm': Architecture(
+    lambda: stack.layers(2, lambda: LSTM(D)),
+    'lstm',
+    recurrent=True,
+    forgets_all=True,
+  ),
   'repeated': Architecture(
     lambda: Repeat(windowed(), 3, share=True), 'repeated'
   ),
@@ -142,6 +185,41 @@ ARCHITECTURES = {
     lambda: Repeat(recurrent(2, (0,)), 3, share=True),
     'repeated',
     recurrent=True,
+  ),
+  'recurrent_memory': Architecture(
+    lambda: RecurrentMemory(config(), 2, S),
+    'recurrent_memory',
+    recurrent=True,
+    forgets_all=True,
+  ),
+  'feedback': Architecture(
+    feedback, 'feedback', recurrent=True, forgets_all=True
+  ),
+  'feedback_own_and_below': Architecture(
+    lambda: feedback(
+      {'position': positions.RelativeKeys, 'span': span.AdaptiveSpan},
+      compose=feedback_memory.OwnAndBelow,
+      share_keys=False,
+      share_position=False,
+    ),
+    'feedback',
+    recurrent=True,
+    forgets_all=True,
+  ),
+  'staircase': Architecture(
+    staircase, 'staircase', recurrent=True, forgets_all=True
+  ),
+  'staircase_by_chunks': Architecture(
+    lambda: staircase(live=3, diagonal=False),
+    'staircase',
+    recurrent=True,
+    forgets_all=True,
+  ),
+  'cached_staircase': Architecture(
+    lambda: staircase(2, live=1), 'staircase', recurrent=True, forgets_all=True
+  ),
+  'memory_network': Architecture(
+    lambda: staircase(live=0), 'staircase', recurrent=True, forgets_all=True
   ),
 }
 

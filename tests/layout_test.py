@@ -21,7 +21,10 @@ remat cell reset kernels/* positions span attention dropout gates norms
 activations layer_config sublayers layer archs/window archs/state_vectors
 archs/block_recurrent archs/chain archs/repeat archs/stack
 archs/block_feedback
-embedding model
+archs/ring archs/memorizing archs/lstm archs/recurrent_memory
+memory_scan/tokens memory_scan/gradients memory_scan/scan
+archs/memory_cell archs/feedback_memory archs/feedback
+archs/staircase_diagonal archs/staircase_tokens archs/staircase embedding model
 data/batch losses
 optimizer/schedules optimizer/accumulation optimizer/optimizer
 partition meliad_names metrics/metrics train_step forward program

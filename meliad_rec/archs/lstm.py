@@ -1,0 +1,144 @@
+"""LSTM layer (Hochreiter and Schmidhuber 1997), with forget gates."""
+
+from collections.abc import Callable
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from meliad_rec.cell import Cell
+from meliad_rec.dropout import TiledDropout
+
+
+class LSTM(Cell):
+  """State: the cell and the hidden vector, [B, D] float32. No residual.
+
+  Attributes:
+    d_model: width, of what enters too.
+    dropout: rate, of what enters.
+    dtype: of activations and products; gates are float32.
+  """
+
+  d_model: int
+  dropout: float = 0.0
+  dtype: str = 'float32'
+
+  @property
+  def recurs(self):
+    return True
+
+  def setup(self):
+    D = self.d_model
+    self.drop = TiledDropout(self.dropout)
+    lecun = of_gates(nn.initializers.lecun_normal())
+    orthogonal = of_gates(nn.initializers.orthogonal())
+    self.input_DF = self.param('input_kernel', lecun, D)
+    self.recurrent_DF = self.param('recurrence', orthogonal, D)
+    self.bias_F = self.param('gate_bias', first_bias, D)
+
+  def initial_state(self, batch):
+    zeros_BD = jnp.zeros((batch, self.d_model))
+    return zeros_BD, zeros_BD
+
+  def clear(self, state):
+    return jax.tree.map(jnp.zeros_like, state)
+
+  def __call__(self, state, block):
+    x_BTD = self.drop(block.x).astype(self.dtype)
+    kernel_DF = self.input_DF.astype(self.dtype)
+    z_BTF = product('btd,df->btf', x_BTD, kernel_DF) + self.bias_F
+    kernel_DF = self.recurrent_DF.astype(self.dtype)
+    state, h_BTD = recur(kernel_DF, state, z_BTF, block.mask)
+    return state, h_BTD.astype(self.dtype)
+
+
+@jax.custom_vjp
+def recur(kernel_DF, state, z_BTF, mask_BT):
+  """Steps through a segment, whose padding leaves the state as it is.
+
+  Args:
+    kernel_DF: from the hidden vector to the gates.
+    state: c_BD, h_BD.
+    z_BTF: what the tokens add to the gates.
+    mask_BT: False at padding.
+
+  Returns:
+    The state behind the segment, and h_BTD.
+  """
+  return forward(kernel_DF, state, z_BTF, mask_BT)[0]
+
+
+def forward(kernel_DF, state, z_BTF, mask_BT):
+  """What `recur` returns, and what its backward pass needs."""
+  dtype, mask_TB = kernel_DF.dtype, mask_BT.swapaxes(0, 1)
+
+  def step(state, inputs):
+    z_BF, mask_B = inputs
+    c_BD, h_BD = state
+    z_BF += product('bd,df->bf', h_BD.astype(dtype), kernel_DF)
+    new = update(z_BF, c_BD, h_BD, mask_B)
+    return new, (new[1], (z_BF, c_BD, h_BD))
+
+  state, (h_TBD, steps) = jax.lax.scan(
+    step, state, (z_BTF.swapaxes(0, 1), mask_TB)
+  )
+  return (state, h_TBD.swapaxes(0, 1)), (kernel_DF, steps, mask_TB)
+
+
+def backward(kept, gradients):
+  """Gradients of `recur`; the kernel's by one product behind the scan.
+
+  A scan differentiated as it stands adds to all of them in each step.
+  """
+  kernel_DF, steps, mask_TB = kept
+  d_state, d_y_BTD = gradients
+  dtype = kernel_DF.dtype
+
+  def step(d_state, inputs):
+    here, mask_B, d_y_BD = inputs
+    d_c_BD, d_h_BD = d_state
+    _, pull = jax.vjp(lambda *a: update(*a, mask_B), *here)
+    d_z_BF, d_c_BD, d_h_BD = pull((d_c_BD, d_h_BD + d_y_BD))
+    d_h_BD += product('bf,df->bd', d_z_BF.astype(dtype), kernel_DF)
+    return (d_c_BD, d_h_BD), d_z_BF
+
+  d_state, d_z_TBF = jax.lax.scan(
+    step, d_state, (steps, mask_TB, d_y_BTD.swapaxes(0, 1)), reverse=True
+  )
+  h_TBD = steps[2]
+  d_kernel_DF = product(
+    'tbd,tbf->df', h_TBD.astype(dtype), d_z_TBF.astype(dtype)
+  )
+  return d_kernel_DF.astype(dtype), d_state, d_z_TBF.swapaxes(0, 1), None
+
+
+recur.defvjp(forward, backward)
+
+
+def update(z_BF, c_BD, h_BD, mask_B):
+  """The next state, from the gates before their nonlinearity."""
+  i, f, new, o = jnp.split(z_BF, 4, -1)
+  next_c_BD = jax.nn.sigmoid(f) * c_BD + jax.nn.sigmoid(i) * jnp.tanh(new)
+  next_h_BD = jax.nn.sigmoid(o) * jnp.tanh(next_c_BD)
+  keep = lambda a, b: jnp.where(mask_B[:, None], a, b)
+  return keep(next_c_BD, c_BD), keep(next_h_BD, h_BD)
+
+
+def product(subscripts, a, b):
+  """A float32 sum of products."""
+  return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
+
+
+def of_gates(init: Callable) -> Callable:
+  """(rng, D) -> [D, 4 D]: a matrix for each gate, side by side."""
+
+  def draw(rng, D):
+    kernels = [init(r, (D, D)) for r in jax.random.split(rng, 4)]
+    return jnp.concatenate(kernels, 1)
+
+  return draw
+
+
+def first_bias(_, D):
+  """1 for the forget gate, so that it remembers at first; else 0: [4 D]."""
+  return jnp.zeros((4, D)).at[1].set(1).reshape(-1)

@@ -1,0 +1,169 @@
+"""Memorizing Transformer layer (Wu et al. 2022, section 3).
+
+Each token attends to its window, and to the nearest of many older keys, which
+get no gradients; a gate of each head mixes the two.
+"""
+
+import functools
+import math
+
+from flax import linen as nn
+import jax
+from jax.ad_checkpoint import checkpoint_name
+import jax.numpy as jnp
+
+from meliad_rec.archs.ring import Ring
+from meliad_rec.cell import Cell
+from meliad_rec.kernels.window_attention_ref import NEVER
+from meliad_rec.layer import Layer
+from meliad_rec.layer_config import LayerConfig
+
+
+class MemorizingLayer(Cell):
+  """State: keys and values of the last `window` tokens, and the ring.
+
+  Attributes:
+    config: sizes.
+    memory: tokens before its block that a token may recall; a multiple of the
+      window.
+    neighbors: how many of them a query attends to: those whose keys score
+      highest, and any that score the same as the last. None: to all.
+    room: tokens, a multiple of the window, that the ring has places for beside
+      the memory: so many are written at once. Longer segments are cut, and
+      their backward pass keeps a copy of the ring for each part.
+    recall_target: share of the highest scores that jax.lax.approx_max_k shall
+      find, which is faster on a TPU; None: all are found.
+    tile: queries that are compared with the ring at once, at most.
+  """
+
+  config: LayerConfig
+  memory: int
+  neighbors: int | None
+  room: int
+  recall_target: float | None = None
+  tile: int = 128
+
+  @property
+  def block_length(self):
+    return self.config.window
+
+  @property
+  def takes_segments(self):
+    return True
+
+  @property
+  def recurs(self):
+    return True
+
+  @property
+  def streams(self):
+    return True
+
+  def setup(self):
+    W, neighbors = self.config.window, self.neighbors
+    for name in 'memory', 'room':
+      tokens = getattr(self, name)
+      if tokens < 1 or tokens % W:
+        raise ValueError(
+          f'{name} is {tokens} tokens; it needs a multiple of the window, {W}. '
+          f'Set {"MEMORY" if name == "memory" else "SEGMENT"}.'
+        )
+    if neighbors is not None and not 1 <= neighbors <= self.memory:
+      raise ValueError(
+        f'neighbors is {neighbors}; it needs 1 or more, and no more than the '
+        f'{self.memory} tokens in memory. Set NEIGHBORS.'
+      )
+    if self.recall_target is not None and neighbors is None:
+      raise ValueError(
+        f'recall_target is {self.recall_target}, and all of the memory is '
+        'attended to, without a search; leave it out, or set NEIGHBORS to a '
+        'number.'
+      )
+    self.layer = Layer(self.config)
+    self.output = HeadGate()
+
+  def initial_state(self, batch):
+    config = self.config
+    length = self.memory + self.room
+    dims = config.heads, config.head_width, config.dtype
+    return config.empty_past(batch), Ring.empty(batch, length, *dims)
+
+  def clear(self, state):
+    past, ring = state
+    return past, ring.hide(jnp.ones_like(ring.next_B, bool))
+
+  def __call__(self, state, block):
+    past, ring = state
+    n_BTD = self.layer.enter(block.x)
+    own = self.layer.kv(n_BTD, block.mask)
+    past = past.append(own)
+    near_BTF = self.layer.attention.read_past(n_BTD, past)
+    q_BTHK, _ = self.layer.attention.query(n_BTD)
+    ring, own = jax.lax.stop_gradient((ring, own))
+    far = []
+    for i in range(0, block.mask.shape[1], self.room):
+      part = lambda a, i=i: a[:, i : i + self.room]
+      ring = ring.write(jax.tree.map(part, own), self.config.window)
+      far.append(self.recall(part(q_BTHK), ring))
+    heads_BTF = self.output(near_BTF, jnp.concatenate(far, 1))
+    y_BTD = self.layer.finish(block.x, heads_BTF)
+    return (past.last(self.config.window), ring), y_BTD
+
+  def recall(self, q_BTHK, ring: Ring):
+    """Heads [B, T, H, K] of attention to memory.
+
+    Args:
+      q_BTHK: scaled queries of the last T tokens in the ring.
+      ring: without gradients.
+    """
+    W, (B, T, H, K) = self.config.window, q_BTHK.shape
+    Q, age_S = math.gcd(T, W, self.tile), ring.age_S()
+
+    def attend(q_BHQK, since):
+      """Queries of one block, since whose begin so many tokens were written."""
+      score = jnp.einsum(
+        'bhqk,bhsk->bhqs', q_BHQK, ring.k, preferred_element_type=jnp.float32
+      )
+      near_S = (age_S >= since) & (age_S < since + self.memory)
+      score = jnp.where(ring.mask.swapaxes(2, 3) & near_S, score, NEVER)
+      if self.neighbors:
+        score = jnp.where(score >= self.least(score), score, NEVER)
+      p = jnp.where(score > NEVER, jax.nn.softmax(score, -1), 0)
+      return jnp.einsum('bhqs,bhsk->bhqk', p.astype(ring.v.dtype), ring.v)
+
+    # Scores are computed again in the backward pass, but not sorted again.
+    attend = jax.checkpoint(
+      attend,
+      prevent_cse=False,
+      policy=jax.checkpoint_policies.save_only_these_names('least'),
+    )
+    first_N = jnp.arange(0, T, Q)
+    since_N = T - first_N + (ring.next_B[0] - T + first_N) % W
+    q_NBHQK = q_BTHK.reshape(B, T // Q, Q, H, K).transpose(1, 0, 3, 2, 4)
+    tile = lambda _, inputs: (None, attend(*inputs))
+    _, y_NBHQK = jax.lax.scan(tile, None, (q_NBHQK, since_N))
+    return y_NBHQK.transpose(1, 0, 3, 2, 4).reshape(q_BTHK.shape)
+
+  def least(self, score_BHQS):
+    """The score from which on a query attends to a key: [B, H, Q, 1]."""
+    find = jax.lax.top_k
+    if self.recall_target is not None:
+      find = functools.partial(
+        jax.lax.approx_max_k, recall_target=self.recall_target
+      )
+    top, _ = find(jax.lax.stop_gradient(score_BHQS), self.neighbors + 1)
+    # Half way to the next: a score computed again may differ in its last bit.
+    return checkpoint_name(top[..., -2:].mean(-1, keepdims=True), 'least')
+
+
+class HeadGate(nn.Module):
+  """Mixes near and far by a learned gate of each head: equally, at first."""
+
+  @nn.compact
+  def __call__(self, near_BTF, far_BTHK):
+    H = far_BTHK.shape[2]
+    g_H1 = jax.nn.sigmoid(self.param('gate', nn.initializers.zeros, (H,)))
+    g_H1 = g_H1[:, None]
+    near_BTHK = near_BTF.reshape(far_BTHK.shape)
+    y_BTHK = far_BTHK * g_H1 + near_BTHK * (1 - g_H1)
+    return y_BTHK.reshape(near_BTF.shape).astype(near_BTF.dtype)

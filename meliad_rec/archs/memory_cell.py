@@ -1,0 +1,165 @@
+"""A cell that reads a memory of what it wrote before, chunk by chunk."""
+
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+
+from meliad_rec.cell import Cell
+from meliad_rec.dropout import drop_layer
+from meliad_rec.layer import Layer
+from meliad_rec.layer_config import LayerConfig
+from meliad_rec.memory_scan.scan import memory_scan
+from meliad_rec.memory_scan.scan import Model
+
+
+class Memory(struct.PyTreeNode):
+  """What the last A tokens wrote; leaves may go back less far than A."""
+
+  written: Any  # A pytree; every leaf [B, A or less, ...].
+  mask_BA: jax.Array  # bool, False at padding and before the document.
+
+
+class MemoryCell(Cell, kw_only=True):
+  """State: Memory. Base class: add `chunk`, `empty`, `keys` and `read`.
+
+  Attributes:
+    config: of the layers.
+    count: layers L.
+    share_position: whether the layers have one position module together.
+    layer_drop: share of training steps in which a layer is left out.
+    span: tokens that the backward pass treats at once; see memory_scan.
+  """
+
+  config: LayerConfig
+  count: int
+  share_position: bool = True
+  layer_drop: float = 0.0
+  span: int = 64
+
+  @property
+  def chunk(self) -> int:
+    """Tokens C that read the same memory, and write together."""
+    raise NotImplementedError
+
+  def empty(self, batch: int):
+    """What is written before a document begins: zeros, leaves [B, A, ...]."""
+    raise NotImplementedError
+
+  def keys(self, written):
+    """What queries see of what was written, each token by itself."""
+    raise NotImplementedError
+
+  def read(self, kv, mask_BS, x_BTD):
+    """Reads n chunks: what they write, and y_BTD.
+
+    Args:
+      kv: of the tokens before the first chunk and up to the last; of the last
+        chunk itself it need not hold what `read` will write.
+      mask_BS: which tokens are real; S is A and then n C.
+      x_BTD: the n C tokens.
+    """
+    raise NotImplementedError
+
+  def make_layers(self, config: LayerConfig) -> list[Layer]:
+    """The layers, for `setup`."""
+    if config.compat_meliad:
+      raise ValueError(
+        f'compat_meliad is set, and google-research/meliad has no '
+        f'{type(self).__name__}; leave it out.'
+      )
+    if self.remat != 'none' and not self.by_steps:
+      raise ValueError(
+        f'remat is {self.remat!r}, and {type(self).__name__} makes again what '
+        'it can as it is; leave it out.'
+      )
+    position = None
+    if self.share_position:
+      position = config.position(config.heads, name='position')
+    return [Layer(config, position=position) for _ in range(self.count)]
+
+  def apply_layer(self, layer: Layer, x_BTD, n_BTD, kv):
+    """Outputs y_BTD of a layer, or its inputs where LayerDrop says so."""
+    y_BTD = layer(x_BTD, n_BTD, kv)
+    return drop_layer(self, self.layer_drop, x_BTD, y_BTD)
+
+  @property
+  def block_length(self):
+    return None if self.chunk == 1 else self.chunk
+
+  @property
+  def takes_segments(self):
+    return True
+
+  @property
+  def by_steps(self) -> bool:
+    """Whether segments are read by a scan that `remat` is of."""
+    return False
+
+  @property
+  def scans_blocks(self):
+    return True
+
+  @property
+  def recurs(self):
+    return True
+
+  def initial_state(self, batch):
+    written = self.empty(batch)
+    A = max((a.shape[1] for a in jax.tree.leaves(written)), default=0)
+    return Memory(written, jnp.zeros((batch, A), bool))
+
+  def clear(self, state):
+    return self.initial_state(len(state.mask_BA))
+
+  def __call__(self, state, block):
+    C, A = self.chunk, state.mask_BA.shape[1]
+    mask_BS = jnp.concatenate([state.mask_BA, block.mask], 1)
+    if self.is_initializing():
+      # Draws the parameters; what the outputs are is of no matter.
+      kv = extend(self.keys(state.written), C)
+      self.read(kv, mask_BS[:, : A + C], block.x[:, :C])
+      return state, block.x
+    written, y_BTD = memory_scan(
+      self.pure(A),
+      self.variables['params'],
+      state.written,
+      block.x,
+      (mask_BS, self.make_rng('dropout') if self.has_rng('dropout') else None),
+    )
+    if self.config.span:
+      # What `read` would sow stays within the scan.
+      for layer in self.layers:
+        layer.attention.span.penalise(self.config.window)
+    return Memory(written, mask_BS[:, mask_BS.shape[1] - A :]), y_BTD
+
+  def pure(self, A: int) -> Model:
+    """`keys` and `read` as functions of parameters, with A tokens before."""
+    cell = self.clone(parent=None)
+
+    def keys(params, written):
+      return cell.apply({'params': params}, written, method='keys')
+
+    def read(params, kv, x_BTD, facts, first):
+      mask_BS, rng = facts
+      T = x_BTD.shape[1]
+      mask_BS = jax.lax.dynamic_slice_in_dim(mask_BS, first, A + T, 1)
+      return cell.apply(
+        {'params': params},
+        kv,
+        mask_BS,
+        x_BTD,
+        rngs={} if rng is None else {'dropout': rng},
+        method='read',
+      )
+
+    C = self.chunk
+    return Model(keys, read, C, self.span, C == 1)
+
+
+def extend(kv, C: int):
+  """Keys with room for those of a chunk that is not yet written."""
+  return jax.tree.map(
+    lambda a: jnp.pad(a, ((0, 0), (0, C)) + ((0, 0),) * (a.ndim - 2)), kv
+  )

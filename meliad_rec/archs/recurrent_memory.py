@@ -1,0 +1,66 @@
+"""Recurrent Memory Transformer (Bulatov et al. 2022, section 3.2).
+
+A plain causal transformer over [memory ; block of tokens ; memory]: tokens read
+the memory in front of them, the memory behind them sees all, and what becomes
+of it is the memory of the next block.
+"""
+
+import dataclasses
+
+from flax import linen as nn
+import jax.numpy as jnp
+
+from meliad_rec.archs.window import VanillaLayer
+from meliad_rec.cell import Block
+from meliad_rec.cell import Cell
+from meliad_rec.layer_config import LayerConfig
+
+
+class RecurrentMemory(Cell):
+  """State: S memory vectors, [B, S, D] float32; learned first ones.
+
+  Attributes:
+    config: sizes; a block is `window` tokens.
+    count: layers.
+    slots: memory vectors S.
+  """
+
+  config: LayerConfig
+  count: int
+  slots: int
+
+  @property
+  def block_length(self):
+    return self.config.window
+
+  @property
+  def recurs(self):
+    return True
+
+  def setup(self):
+    if self.slots < 1 or self.count < 1:
+      raise ValueError(
+        f'There are {self.slots} memory slots and {self.count} layers; set '
+        'SLOTS and LAYERS to 1 or more.'
+      )
+    length = self.config.window + 2 * self.slots
+    config = dataclasses.replace(self.config, window=length)
+    self.layers = [VanillaLayer(config) for _ in range(self.count)]
+    self.norm = config.norm(dtype='float32')
+    shape = self.slots, self.config.d_model
+    self.first_SD = self.param('first', nn.initializers.normal(1.0), shape)
+
+  def initial_state(self, batch):
+    return jnp.broadcast_to(self.first_SD, (batch, *self.first_SD.shape))
+
+  def clear(self, state):
+    return self.initial_state(len(state))
+
+  def __call__(self, state, block):
+    S, memory_BSD = self.slots, state.astype(block.x.dtype)
+    x_BTD = jnp.concatenate([memory_BSD, block.x, memory_BSD], 1)
+    # Memory is never padding.
+    mask_BT = jnp.pad(block.mask, ((0, 0), (S, S)), constant_values=True)
+    for layer in self.layers:
+      _, x_BTD = layer((), Block(x_BTD, mask_BT))
+    return self.norm(x_BTD[:, -S:]), x_BTD[:, S:-S]

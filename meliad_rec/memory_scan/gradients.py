@@ -1,0 +1,162 @@
+"""The backward pass of a memory scan, from the last token to the first."""
+
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from meliad_rec.memory_scan import tokens
+
+Tree = Any  # A pytree; every leaf [B, tokens, ...].
+
+
+def backward(model, kept, gradients):
+  """Gradients of params, memory and x_BTD; None for the facts.
+
+  Args:
+    model: of scan.py.
+    kept: params; seen, which is memory and all that was written behind it;
+      x_BTD; facts.
+    gradients: of seen, and of y_BTD.
+  """
+  params, seen, x_BTD, facts = kept
+  d_seen, d_y_BTD = gradients
+  T = x_BTD.shape[1]
+  K = tokens.divisor(T, model.chunk, model.span)
+  memory = jax.tree.map(lambda a: a[:, : a.shape[1] - T], seen)
+  keys = functools.partial(model.keys, params)
+  way = _in_parallel if model.parallel else _by_chunks
+
+  def span(carry, j):
+    at = j * K
+    part = _Span(
+      at,
+      jax.tree.map(lambda m, s: tokens.at(s, at, m.shape[1] + K), memory, seen),
+      tokens.at(x_BTD, at, K),
+      jax.tree.map(
+        lambda m, d: tokens.at(d, m.shape[1] + at, K), memory, d_seen
+      ),
+      tokens.at(d_y_BTD, at, K),
+    )
+    d_params, d_kv = carry
+    more, d_kv, d_x_BKD = way(model, params, facts, part, d_kv)
+    return (jax.tree.map(jnp.add, d_params, more), d_kv), d_x_BKD
+
+  none = lambda tree: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), tree)
+  (d_params, d_kv), d_x = jax.lax.scan(
+    span,
+    (none(params), none(jax.eval_shape(keys, memory))),
+    jnp.arange(T // K),
+    reverse=True,
+  )
+  if model.parallel:
+    (d_memory,) = jax.vjp(keys, memory)[1](d_kv)
+  else:
+    more, d_memory = jax.vjp(model.keys, params, memory)[1](d_kv)
+    d_params = jax.tree.map(jnp.add, d_params, more)
+  d_memory = jax.tree.map(lambda a, d: a + d[:, : a.shape[1]], d_memory, d_seen)
+  return d_params, d_memory, tokens.join(d_x), None
+
+
+class _Span(NamedTuple):
+  """K tokens of the segment, and what the backward pass knows of them."""
+
+  at: jax.Array  # The first one.
+  seen: Tree  # Written at the A tokens before them, and at them.
+  x_BKD: jax.Array
+  d_written: Tree  # Gradients from outside of the scan.
+  d_y_BKD: jax.Array
+
+
+def _in_parallel(model, params, facts, span, d_kv):
+  """Gradients of a span: what recurs first, then the rest in parallel.
+
+  Args:
+    d_kv: of the keys of the A tokens before the span's end, by later ones.
+
+  Returns:
+    Gradients of the parameters, of the keys of the A tokens before the span,
+    and of x_BKD.
+  """
+
+  def pull(now, window, x_BCD, cotangents):
+    read = lambda kv: model.read(params, kv, x_BCD, facts, now)
+    return (), *jax.vjp(read, window)[1](cotangents), ()
+
+  def pull_keys(part, own):
+    keys = functools.partial(model.keys, params)
+    return (), *jax.vjp(keys, part)[1](own)
+
+  _, d_kv, d_written, _ = _sweep(model, params, span, d_kv, (), pull, pull_keys)
+
+  def all_(params, x_BKD):
+    kv = model.keys(params, span.seen)
+    return model.read(params, kv, x_BKD, facts, span.at)
+
+  _, back = jax.vjp(all_, params, span.x_BKD)
+  d_params, d_x_BKD = back((d_written, span.d_y_BKD))
+  return d_params, d_kv, d_x_BKD
+
+
+def _by_chunks(model, params, facts, span, d_kv):
+  """As _in_parallel; every gradient at its chunk."""
+
+  def pull(now, window, x_BCD, cotangents):
+    read = lambda p, kv, x: model.read(p, kv, x, facts, now)
+    return jax.vjp(read, params, window, x_BCD)[1](cotangents)
+
+  def pull_keys(part, own):
+    return jax.vjp(model.keys, params, part)[1](own)
+
+  none = jax.tree.map(jnp.zeros_like, params)
+  d_params, d_kv, _, d_x = _sweep(
+    model, params, span, d_kv, none, pull, pull_keys
+  )
+  return d_params, d_kv, tokens.join(d_x)
+
+
+def _sweep(model, params, span, d_kv, d_params, pull, pull_keys):
+  """The recurrence of a span's gradients, from its last chunk to its first.
+
+  Returns:
+    d_params; d_kv of the A tokens before the span; all of d_written; and what
+    `pull` gives for the tokens.
+  """
+  C, K = model.chunk, span.x_BKD.shape[1]
+  kv = model.keys(params, span.seen)
+  length = lambda a: a.shape[1] - K
+
+  def step(carry, i):
+    d_params, d_kv = carry
+    now = i * C
+    own = jax.tree.map(lambda a: tokens.at(a, length(a) + now, C), d_kv)
+    part = jax.tree.map(lambda a: tokens.at(a, length(a) + now, C), span.seen)
+    more, d_part = pull_keys(part, own)
+    d_params = jax.tree.map(jnp.add, d_params, more)
+    d_part = jax.tree.map(
+      lambda d, more: tokens.at(d, now, C) + more, span.d_written, d_part
+    )
+    more, d_window, d_x = pull(
+      span.at + now,
+      jax.tree.map(lambda a: tokens.at(a, now, length(a) + C), kv),
+      tokens.at(span.x_BKD, now, C),
+      (d_part, tokens.at(span.d_y_BKD, now, C)),
+    )
+    d_params = jax.tree.map(jnp.add, d_params, more)
+    d_kv = jax.tree.map(
+      lambda a, more: tokens.put(
+        a, tokens.at(a, now, more.shape[1]) + more, now
+      ),
+      d_kv,
+      d_window,
+    )
+    return (d_params, d_kv), (d_part, d_x)
+
+  d_kv = jax.tree.map(lambda a: tokens.pad(a, K, 0), d_kv)
+  (d_params, d_kv), (d_written, d_x) = jax.lax.scan(
+    step, (d_params, d_kv), jnp.arange(K // C), reverse=True
+  )
+  d_kv = jax.tree.map(lambda a: a[:, : length(a)], d_kv)
+  return d_params, d_kv, jax.tree.map(tokens.join, d_written), d_x

@@ -1,0 +1,109 @@
+"""Recurrence over a memory of what the model itself wrote, kept once.
+
+Chunk by chunk, a model reads the memory that the chunks before it wrote, and
+writes its own (Fan et al. 2020; Ju et al. 2021). The backward pass of a plain
+scan keeps the window of keys and values of every chunk, many times the text.
+This one keeps what was written, once, and makes the keys again. Backwards, from
+the last chunk to the first, it finds the gradients of what was written, which
+alone recur. Short chunks leave the gradients of parameters for later: with all
+that was written known, a span of them is read in parallel, as a Transformer-XL
+reads, in products of many rows instead of a few.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from meliad_rec.memory_scan import gradients
+from meliad_rec.memory_scan import tokens
+
+Tree = Any  # A pytree; every leaf [B, tokens, ...].
+
+
+class Model(NamedTuple):
+  """What reads and writes.
+
+  Attributes:
+    keys: (params, written) -> kv. What queries see of what was written at any
+      number of tokens, each by itself.
+    read: (params, kv, x_BTD, facts, first) -> (written, y_BTD). Reads n chunks;
+      `first` is the number of their first token in the segment. Chunk i sees,
+      of each leaf of kv [B, A + n C, ...], the A tokens from i C on.
+    chunk: C.
+    span: tokens whose keys the backward pass holds at once, at most.
+    parallel: whether gradients of parameters are found span by span, in
+      parallel, which computes all twice, or chunk by chunk.
+  """
+
+  keys: Callable
+  read: Callable
+  chunk: int
+  span: int
+  parallel: bool
+
+
+def memory_scan(model: Model, params, memory: Tree, x_BTD, facts):
+  """Reads a segment.
+
+  Args:
+    model: what reads and writes.
+    params: its parameters.
+    memory: what was written before; each leaf [B, A, ...], its own A.
+    x_BTD: the segment's tokens, whole chunks.
+    facts: what `read` needs that has no gradients: masks, keys of dropout.
+
+  Returns:
+    The memory behind the segment, and y_BTD.
+  """
+  seen, y_BTD = _scan(model, params, memory, x_BTD, facts)
+  return jax.tree.map(
+    lambda m, s: s[:, s.shape[1] - m.shape[1] :], memory, seen
+  ), y_BTD
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scan(model, params, memory, x_BTD, facts):
+  """Memory and all that was written behind it, and y_BTD."""
+  C, T = model.chunk, x_BTD.shape[1]
+  K = tokens.divisor(T, C, model.span)
+
+  def span(carry, j):
+    seen, kv = carry  # Keys of the A tokens before the span.
+
+    def step(carry, i):
+      seen, kv = carry
+      now = i * C
+      window = jax.tree.map(lambda a: tokens.at(a, now, a.shape[1] - K + C), kv)
+      x_BCD = tokens.at(x_BTD, j * K + now, C)
+      written, y_BCD = model.read(params, window, x_BCD, facts, j * K + now)
+      new = model.keys(params, written)
+      kv = jax.tree.map(
+        lambda a, n: tokens.put(a, n, a.shape[1] - K + now), kv, new
+      )
+      seen = jax.tree.map(
+        lambda a, n: tokens.put(a, n, a.shape[1] - T + j * K + now),
+        seen,
+        written,
+      )
+      return (seen, kv), y_BCD
+
+    longer = jax.tree.map(lambda a: tokens.pad(a, 0, K), kv)
+    (seen, kv), y = jax.lax.scan(step, (seen, longer), jnp.arange(K // C))
+    return (seen, jax.tree.map(lambda a: a[:, K:], kv)), tokens.join(y)
+
+  seen = jax.tree.map(lambda a: tokens.pad(a, 0, T), memory)
+  kv = model.keys(params, memory)
+  (seen, _), y = jax.lax.scan(span, (seen, kv), jnp.arange(T // K))
+  return seen, tokens.join(y)
+
+
+def _forward(model, params, memory, x_BTD, facts):
+  seen, y_BTD = _scan(model, params, memory, x_BTD, facts)
+  return (seen, y_BTD), (params, seen, x_BTD, facts)
+
+
+_scan.defvjp(_forward, gradients.backward)

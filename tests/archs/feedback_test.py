@@ -1,0 +1,228 @@
+"""The Feedback Transformer against a loop over tokens of plain equations."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec import norms
+from meliad_rec import positions
+from meliad_rec import span
+from meliad_rec.archs import feedback_memory
+from meliad_rec.archs.feedback import Feedback
+from meliad_rec.cell import Block
+from meliad_rec.cell import run
+from meliad_rec.embedding import UntiedEmbedding
+from meliad_rec.layer_config import LayerConfig
+from meliad_rec.model import initialize
+from meliad_rec.model import LanguageModel
+from tests import cells
+from tests.architectures import B
+from tests.architectures import config
+from tests.architectures import D
+from tests.architectures import H
+from tests.architectures import K
+from tests.cells import assert_close
+from tests.cells import example
+from tests.cells import forward
+
+L, T, W = 2, 10, 4  # The loop is compiled token by token.
+COMPOSITIONS = {
+  'weighted sum': feedback_memory.WeightedSum,
+  'average': feedback_memory.Average,
+  'top': feedback_memory.OneLayer,
+  'embedding': functools.partial(feedback_memory.OneLayer, 0),
+  'own and below': feedback_memory.OwnAndBelow,
+}
+
+
+def make(compose, share_keys, **changes):
+  plain = {
+    'position': positions.NoPosition,
+    'normalize_qk': False,
+    'window': W,
+  }
+  return Feedback(
+    config=config(**(plain | changes)),
+    count=L,
+    compose=COMPOSITIONS[compose],
+    share_keys=share_keys,
+  )
+
+
+@functools.cache
+def parameters(compose, share_keys, **changes):
+  return cells.parameters(make(compose, share_keys, **changes), example(T))
+
+
+def norm(p, x):
+  return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p['scale']
+
+
+def attention(q_BHK, keys, values, seen):
+  """Over the memories of the tokens before, in a list."""
+  logits = [jnp.sum(q_BHK * k, -1) / K**0.5 for k in keys]
+  weight = [jnp.exp(a) * m[:, None] for a, m in zip(logits, seen, strict=True)]
+  total = sum(weight, jnp.zeros((B, H)))
+  total = jnp.where(total > 0, total, 1)
+  parts = [
+    (w / total)[..., None] * v for w, v in zip(weight, values, strict=True)
+  ]
+  return sum(parts, jnp.zeros((B, H, K))).reshape(B, H * K)
+
+
+def compose_of(name, p, hidden):
+  mix = lambda weight, h: sum(
+    w * x for w, x in zip(jax.nn.softmax(weight), h, strict=True)
+  )
+  match name:
+    case 'weighted sum':
+      return [mix(p['memory']['mix'], hidden)] * L
+    case 'average':
+      return [sum(hidden) / (L + 1)] * L
+    case 'top':
+      return [hidden[-1]] * L
+    case 'embedding':
+      return [hidden[0]] * L
+    case 'own and below':
+      return [
+        mix(p['memory'][f'mix_{i}'], hidden[: i + 1]) for i in range(1, L + 1)
+      ]
+
+
+def loop(name, share_keys, p, x_BTD, mask_BT):
+  keys, values, y = [[] for _ in range(L)], [[] for _ in range(L)], []
+  for t in range(T):
+    hidden = [x_BTD[:, t]]
+    window = slice(max(t - W, 0), t)
+    for i in range(L):
+      layer, x = p[f'layers_{i}'], hidden[-1]
+      n = norm(layer['attention']['norm'], x)
+      q = n @ layer['attention']['query']['heads']['kernel']
+      seen = list(mask_BT.T[window])
+      h = attention(
+        q.reshape(B, H, K), keys[i][window], values[i][window], seen
+      )
+      x = x + h @ layer['attention']['output']['linear']['kernel']
+      n = norm(layer['mlp_norm'], x)
+      hidden_BF = jax.nn.relu(n @ layer['mlp']['hidden']['kernel'])
+      hidden.append(x + hidden_BF @ layer['mlp']['output']['linear']['kernel'])
+    for i, m in enumerate(compose_of(name, p, hidden)):
+      own = (
+        p['memory_attention'] if share_keys else p[f'layers_{i}']['attention']
+      )
+      n = norm(own['norm'], m)
+      keys[i].append((n @ own['key']['kernel']).reshape(B, H, K))
+      values[i].append((n @ own['value']['kernel']).reshape(B, H, K))
+    y.append(hidden[-1])
+  return jnp.stack(y, 1)
+
+
+@pytest.mark.parametrize(
+  'compose, share_keys',
+  [(name, True) for name in COMPOSITIONS]
+  + [('weighted sum', False), ('own and below', False)],
+)
+def test_it_is_the_loop(compose, share_keys):
+  p, block = parameters(compose, share_keys), example(T)
+  weight_BTD = np.random.default_rng(2).normal(size=(B, T, D))
+  weight_BTD = weight_BTD * block.mask[..., None]
+
+  def lean(p, x_BTD):
+    cell = make(compose, share_keys)
+    _, y = cell.apply({'params': p}, block.replace(x=x_BTD), method=forward)
+    return jnp.sum(y * weight_BTD), y
+
+  def plain(p, x_BTD):
+    y = loop(compose, share_keys, p, x_BTD, block.mask)
+    return jnp.sum(y * weight_BTD), y
+
+  (d, y), (d_plain, y_plain) = (
+    jax.jit(jax.grad(f, (0, 1), has_aux=True))(p, block.x)
+    for f in (lean, plain)
+  )
+  assert_close(y * block.mask[..., None], y_plain * block.mask[..., None])
+  jax.tree.map(assert_close, d, d_plain)
+
+
+def test_the_lowest_layer_sees_the_highest():
+  """One layer of window 1: token t still depends on the first of all."""
+  cell = Feedback(config=config(window=1), count=1)
+  block = example(T)
+  init = jax.jit(lambda r: cell.init(r, block, method=forward))
+  p = init(jax.random.key(0))
+  y = jax.jit(functools.partial(cell.apply, p, method=forward))
+  other = block.replace(x=block.x + (np.arange(T) == 0)[:, None])
+  changed_T = np.abs(y(block)[1] - y(other)[1])[0].max(-1)
+  assert (changed_T > 0).all()
+
+
+def test_a_token_cannot_see_itself():
+  with pytest.raises(ValueError, match='sees_self is set'):
+    Feedback(config=config(sees_self=True), count=1).init(
+      jax.random.key(0), example(T), method=forward
+    )
+
+
+def test_there_is_no_such_layer():
+  compose = functools.partial(feedback_memory.OneLayer, 3)
+  with pytest.raises(ValueError, match='layer 3 of 2.*OneLayer.layer'):
+    Feedback(config=config(), count=L, compose=compose).init(
+      jax.random.key(0), example(T), method=forward
+    )
+
+
+def test_size_of_the_papers_enwik8_model():
+  """As their code counts: 77 M in Fan et al. 2020, table 4."""
+  settings = LayerConfig(
+    d_model=512,
+    heads=8,
+    head_width=128,
+    mlp_width=4096,
+    window=8192,
+    position=positions.RelativeKeys,
+    span=span.AdaptiveSpan,
+    normalize_qk=False,
+    norm=norms.LayerNorm,
+    mlp_bias=True,
+    depth=12,
+  )
+  model = LanguageModel(
+    205,
+    Feedback(config=settings, count=12, share_keys=False),
+    512,
+    embedding=UntiedEmbedding,
+    final_norm=norms.LayerNorm,
+  )
+  shapes = jax.eval_shape(
+    lambda rng: initialize(model, rng, 1, 64), jax.random.key(0)
+  )
+  found = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+  assert found / 1e6 == pytest.approx(76.84, abs=0.01)
+
+
+@pytest.mark.parametrize('span, mib', [(8, 8), (64, 16)])
+def test_training_keeps_no_window_a_token(span, mib):
+  """Less for shorter spans; a plain scan takes 140 MiB for one memory alone."""
+  rows, tokens, width = 8, 512, 128
+  settings = LayerConfig(
+    d_model=width, heads=4, head_width=32, mlp_width=4 * width, window=64
+  )
+  cell = Feedback(config=settings, count=1, span=span)
+  block = Block(
+    jax.ShapeDtypeStruct((rows, tokens, width), jnp.float32),
+    jax.ShapeDtypeStruct((rows, tokens), bool),
+  )
+  read = lambda cell, block: run(cell, cell.initial_state(rows), block)[1]
+  params = jax.eval_shape(
+    functools.partial(cell.init, method=read), jax.random.key(0), block
+  )
+
+  def loss(params, block):
+    return jnp.sum(cell.apply(params, block, method=read) ** 2)
+
+  compiled = jax.jit(jax.grad(loss)).lower(params, block).compile()
+  assert compiled.memory_analysis().temp_size_in_bytes < mib * 2**20

@@ -1,0 +1,137 @@
+"""What all cells share that read a memory of what they wrote."""
+
+import dataclasses
+import functools
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec import positions
+from meliad_rec import span
+from meliad_rec.archs.memory_cell import MemoryCell
+from meliad_rec.cell import Block
+from meliad_rec.cell import run
+from tests.architectures import B
+from tests.architectures import config
+from tests.architectures import D
+from tests.architectures import feedback
+from tests.architectures import staircase
+from tests.architectures import T
+from tests.architectures import W
+
+
+class Sum(MemoryCell):
+  """State: the last `window` inputs. y is w times their sum, times x."""
+
+  tokens: int
+
+  @property
+  def chunk(self):
+    return self.tokens
+
+  def setup(self):
+    self.layers = ()
+    self.weight = self.param('weight', nn.initializers.constant(0.5), ())
+
+  def empty(self, batch):
+    return jnp.zeros((batch, self.config.window, self.config.d_model))
+
+  def keys(self, written):
+    return written * self.weight
+
+  def read(self, kv, mask_BS, x_BTD):
+    A, C, T = self.config.window, self.chunk, x_BTD.shape[1]
+    kv = jnp.where(mask_BS[..., None], kv, 0)
+    sums = [kv[:, i : i + A].sum(1, keepdims=True) for i in range(0, T, C)]
+    return x_BTD, x_BTD * jnp.repeat(jnp.concatenate(sums, 1), C, 1)
+
+
+def example(T=T):
+  rng = np.random.default_rng(0)
+  mask_BT = rng.random((B, T)) < 0.8
+  return Block(rng.normal(size=(B, T, D)).astype(np.float32), mask_BT)
+
+
+def forward(cell, block):
+  return run(cell, cell.initial_state(B), block)
+
+
+def applied(cell, block):
+  return cell.apply({'params': {'weight': 0.5}}, block, method=forward)
+
+
+@pytest.mark.parametrize('C', [1, 4])
+def test_a_chunk_reads_the_window_before_it(C):
+  block = example()
+  state, y = applied(Sum(config=config(), count=0, tokens=C), block)
+  seen = np.where(block.mask[..., None], block.x, 0)
+  for t in range(T):
+    first = t // C * C
+    expected = seen[:, max(first - W, 0) : first].sum(1) / 2 * block.x[:, t]
+    np.testing.assert_allclose(y[:, t], expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_array_equal(state.written, block.x[:, T - W :])
+  np.testing.assert_array_equal(state.mask_BA, block.mask[:, T - W :])
+
+
+def test_the_first_chunk_sees_nothing():
+  cell = Sum(config=config(), count=0, tokens=4)
+  _, y = applied(cell, example(4))
+  assert not y.any()
+
+
+def test_chunks_of_one_token_stream():
+  assert Sum(config=config(), count=0, tokens=1).streams
+  assert not Sum(config=config(), count=0, tokens=4).streams
+
+
+def tables(cell):
+  init = functools.partial(cell.init, method=forward)
+  shapes = jax.eval_shape(init, jax.random.key(0), example())
+  leaves = jax.tree_util.tree_leaves_with_path(shapes)
+  return sum('table' in str(path) for path, _ in leaves)
+
+
+@pytest.mark.parametrize('make', [feedback, staircase])
+def test_layers_may_share_their_positions(make):
+  assert tables(make()) == 1
+  assert tables(make(share_position=False)) == 2
+
+
+@pytest.mark.parametrize('make', [feedback, staircase])
+def test_adaptive_spans_are_penalised_once_a_segment(make):
+  cell = make()
+  settings = dataclasses.replace(
+    cell.config, span=span.AdaptiveSpan, position=positions.NoPosition
+  )
+  cell = cell.clone(config=settings)
+  init = jax.jit(lambda r: cell.init(r, example(), method=forward))
+  params = init(jax.random.key(0))['params']
+  # Spans begin with 0, which costs nothing.
+  params = {'params': jax.tree.map(lambda a: a + 0.5, params)}
+  found = [
+    cell.apply(params, example(n * W), method=forward, mutable=['losses'])[1]
+    for n in (1, 3)
+  ]
+  sums = [sum(np.sum(a) for a in jax.tree.leaves(each)) for each in found]
+  assert sums[0] > 0
+  assert sums[0] == pytest.approx(sums[1])
+
+
+@pytest.mark.parametrize('make', [feedback, lambda: staircase(live=1)])
+def test_what_is_made_again_already_takes_no_remat(make):
+  with pytest.raises(ValueError, match="remat is 'full', and .*; leave it out"):
+    tables(make().clone(remat='full'))
+  assert tables(staircase().clone(remat='full')) == 1
+
+
+@pytest.mark.parametrize('make', [feedback, staircase])
+def test_meliad_has_no_such_model(make):
+  cell = make()
+  settings = dataclasses.replace(cell.config, compat_meliad=True)
+  with pytest.raises(ValueError, match='has no .*; leave it out'):
+    cell.clone(config=settings).init(
+      jax.random.key(0), example(), method=forward
+    )

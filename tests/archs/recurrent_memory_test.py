@@ -1,0 +1,142 @@
+"""The Recurrent Memory Transformer against plain equations on one sequence."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec import positions
+from meliad_rec.archs.recurrent_memory import RecurrentMemory
+from meliad_rec.cell import Block
+from meliad_rec.cell import run
+from tests.architectures import B
+from tests.architectures import config
+from tests.architectures import D
+from tests.architectures import H
+from tests.architectures import K
+from tests.architectures import S
+from tests.architectures import T
+from tests.architectures import W
+
+COUNT = 2
+
+
+def example():
+  rng = np.random.default_rng(0)
+  mask_BT = np.ones((B, T), bool)
+  mask_BT[1, T - 3 :] = False
+  mask_BT[2, 5] = False
+  return Block(rng.normal(size=(B, T, D)).astype(np.float32), mask_BT)
+
+
+def model(**changes):
+  return RecurrentMemory(config(**changes), COUNT, S)
+
+
+def forward(cell, block):
+  return run(cell, cell.initial_state(B), block)
+
+
+@functools.cache
+def parameters():
+  init = jax.jit(functools.partial(model().init, method=forward))
+  rng = np.random.default_rng(1)
+  moved = lambda a: a + rng.normal(size=a.shape).astype(np.float32) * 0.2
+  return jax.tree.map(moved, init(jax.random.key(0), example())['params'])
+
+
+def norm(p, x):
+  return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p['scale']
+
+
+def heads(p, x, unit=True):
+  y = (x @ p['kernel']).reshape(*x.shape[:2], H, K)
+  if unit:
+    y = y / np.sqrt((y**2).sum(-1, keepdims=True) + 1e-6)
+  return y
+
+
+def layer(p, x, mask):
+  """A causal layer over all of a sequence."""
+  a, length = p['attention'], x.shape[1]
+  n = norm(a['norm'], x)
+  q = heads(a['query']['heads'], n) * np.abs(a['query']['scale'])[:, None]
+  back = np.arange(length)[:, None] - np.arange(length)
+  bucket = positions.t5_bucket(np.maximum(back, 1), 32, 128)
+  logits = np.einsum('bthk,bshk->bhts', q, heads(a['key'], n))
+  seen = (back > 0) & mask[:, None, None]
+  weights = np.exp(logits + a['position']['table'][:, bucket]) * seen
+  weights = weights / np.maximum(weights.sum(-1, keepdims=True), 1e-30)
+  y = np.einsum('bhts,bshk->bthk', weights, heads(a['value'], n, unit=False))
+  x = x + y.reshape(*x.shape[:2], -1) @ a['output']['linear']['kernel']
+  hidden = np.maximum(norm(p['mlp_norm'], x) @ p['mlp']['hidden']['kernel'], 0)
+  return x + hidden @ p['mlp']['output']['linear']['kernel']
+
+
+def slow(params, block):
+  """Section 3.2 of the paper, block by block."""
+  memory = np.repeat(params['first'][None], B, 0)
+  always, outputs = np.ones((B, S), bool), []
+  for i in range(0, T, W):
+    x = np.concatenate([memory, block.x[:, i : i + W], memory], 1)
+    mask = np.concatenate([always, block.mask[:, i : i + W], always], 1)
+    for l in range(COUNT):
+      x = layer(params[f'layers_{l}']['layer'], x, mask)
+    outputs.append(x[:, S : S + W])
+    memory = norm(params['norm'], x[:, S + W :])
+  return memory, np.concatenate(outputs, 1)
+
+
+def test_is_one_causal_sequence_a_block():
+  apply = jax.jit(functools.partial(model().apply, method=forward))
+  memory, y = apply({'params': parameters()}, example())
+  double = jax.tree.map(lambda a: np.asarray(a, np.float64), parameters())
+  expected_memory, expected = slow(double, example())
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3)
+  close(memory, expected_memory)
+  close(y[example().mask], expected[example().mask])
+
+
+def test_memory_is_the_way_from_block_to_block():
+  def reached(cell, params):
+    """Blocks whose outputs the first block's tokens change."""
+    block = example().replace(mask=np.ones((B, T), bool))
+    other = block.replace(x=block.x + (np.arange(T) < W)[:, None])
+    apply = jax.jit(functools.partial(cell.apply, method=forward))
+    _, y = apply({'params': params}, block)
+    _, changed = apply({'params': params}, other)
+    moved = np.abs(changed - y).max((0, 2)) > 1e-4
+    return moved.reshape(-1, W).any(1).tolist()
+
+  assert reached(model(), parameters()) == [True, True, True]
+  # Memory that is written as zeros tells nothing.
+  mute = {**parameters(), 'norm': {'scale': jnp.zeros(D)}}
+  assert reached(model(), mute) == [True, False, False]
+
+
+def test_clear_gives_the_learned_memory():
+  apply = functools.partial(model().apply, {'params': parameters()})
+  state, _ = apply(example(), method=forward)
+  cleared = apply(state, method='clear')
+  np.testing.assert_array_equal(cleared, apply(B, method='initial_state'))
+  np.testing.assert_array_equal(cleared[0], parameters()['first'])
+
+
+def test_memory_is_float32_whatever_activations_are():
+  apply = functools.partial(
+    model(dtype='bfloat16').apply, {'params': parameters()}
+  )
+  block = example().replace(x=example().x.astype(jnp.bfloat16))
+  state, y = apply(block, method=forward)
+  assert state.dtype == jnp.float32 and y.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize('count, slots', [(0, S), (COUNT, 0)])
+def test_layers_and_slots_are_needed(count, slots):
+  message = f'There are {slots} memory slots and {count} layers; set SLOTS and'
+  with pytest.raises(ValueError, match=message):
+    RecurrentMemory(config(), count, slots).init(
+      jax.random.key(0), example(), method=forward
+    )
