@@ -1,9 +1,11 @@
 r"""Measures the library on this machine: python -m meliad_rec.bench NAME.
 
   python -m meliad_rec.bench step --setting=meliad --rounds=20
+  python -m meliad_rec.bench recurrence
 
-NAME is one of BENCHES. step: the time of a training step of each model of the
-Block-Recurrent paper's Table 1, and its ratio to Slide with one more layer.
+NAME is one of BENCHES. step: training steps of the Block-Recurrent paper's
+Table 1, against Slide with one more layer. recurrence: those of the Staircase
+and Feedback papers, against Transformer-XL. generation: how these write.
 """
 
 import dataclasses
@@ -12,14 +14,18 @@ import json
 from absl import flags
 
 from meliad_rec import cli
+from meliad_rec.benchmarks import generation
+from meliad_rec.benchmarks import recurrence
 from meliad_rec.benchmarks import step
-from meliad_rec.benchmarks import training
 from meliad_rec.config.files import nearest
+
+BENCHES = {'step': step, 'recurrence': recurrence, 'generation': generation}
 
 
 def define_flags() -> None:
+  settings = (f'{name}: {", ".join(b.SETTINGS)}' for name, b in BENCHES.items())
   flags.DEFINE_string(
-    'setting', 'meliad', f'Sizes: {", ".join(step.SETTINGS)}.'
+    'setting', None, f'Sizes; default: the first. {"; ".join(settings)}.'
   )
   flags.DEFINE_integer(
     'rounds', 20, 'How often each row is timed.', lower_bound=1
@@ -36,46 +42,37 @@ def main(argv: list[str]) -> None:
       f'There is no bench {given!r}{nearest(given, BENCHES)}; give one of '
       f'{", ".join(BENCHES)}.'
     )
-  BENCHES[argv[1]]()
-
-
-def bench_step() -> None:
-  args = flags.FLAGS
-  if args.setting not in step.SETTINGS:
+  args, bench = flags.FLAGS, BENCHES[argv[1]]
+  setting = args.setting or next(iter(bench.SETTINGS))
+  if setting not in bench.SETTINGS:
     raise ValueError(
-      f'There is no setting {args.setting!r}'
-      f'{nearest(args.setting, step.SETTINGS)}; set --setting to one of '
-      f'{", ".join(step.SETTINGS)}.'
+      f'There is no setting {setting!r}{nearest(setting, bench.SETTINGS)}; set '
+      f'--setting to one of {", ".join(bench.SETTINGS)}.'
     )
-  rows = step.measure(step.SETTINGS[args.setting], args.rounds)
+  rows = bench.measure(bench.SETTINGS[setting], args.rounds)
   if args.json:
     found = {name: dataclasses.asdict(row) for name, row in rows.items()}
-    print(json.dumps({'setting': args.setting, 'rows': found}, indent=1))
+    print(json.dumps({'setting': setting, 'rows': found}, indent=1))
   else:
-    print(table(rows))
+    print(table(rows, bench.BASELINE))
 
 
-def table(rows: dict[str, training.Row]) -> str:
-  """A line for each row, below the units."""
-  ratio = f'/ {step.BASELINE}'
-  lines = [
-    f'{"":<20} {"step ms":>8} {"spread":>7} {ratio:>11} {"cpu ms":>8} '
-    f'{"tokens/s":>9} {"temp MiB":>9} {"compile s":>9} {"GFLOP":>7} '
-    f'{"params M":>8}'
-  ]
-  for name, row in rows.items():
-    times = row.times
-    lines.append(
-      f'{name:<20} {times.median * 1e3:>8.1f} {times.spread:>7.0%} '
-      f'{row.ratio:>11.3f} {times.cpu_median * 1e3:>8.0f} '
-      f'{row.tokens / times.median:>9.0f} '
-      f'{row.temporary_bytes / 2**20:>9.1f} {row.compile_seconds:>9.1f} '
-      f'{row.flops / 1e9:>7.2f} {row.parameters / 1e6:>8.2f}'
+def table(rows: dict, baseline: str) -> str:
+  """A line for each row, below the names of its columns."""
+  found = {name: row.columns(baseline) for name, row in rows.items()}
+  heads = list(next(iter(found.values())))
+  lines = [['', *heads]]
+  lines += [[name, *columns.values()] for name, columns in found.items()]
+  first, *widths = (max(map(len, cells)) for cells in zip(*lines, strict=True))
+  return '\n'.join(
+    ' '.join(
+      [
+        f'{name:<{first}}',
+        *(f'{c:>{w}}' for c, w in zip(rest, widths, strict=True)),
+      ]
     )
-  return '\n'.join(lines)
-
-
-BENCHES = {'step': bench_step}
+    for name, *rest in lines
+  )
 
 
 if __name__ == '__main__':

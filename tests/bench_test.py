@@ -32,11 +32,11 @@ def row(seconds):
 
 
 def test_table_has_a_line_a_row_in_its_units():
-  table = bench.table({'slide L+1': row(0.4), 'rec': row(0.5)})
+  table = bench.table({'slide L+1': row(0.4), 'rec': row(0.5)}, 'slide L+1')
   head, baseline, rec = table.splitlines()
-  assert '/ slide L+1' in head
+  assert head.split()[0] == 'step' and '/ slide L+1' in head
   assert baseline.split()[2:] == (
-    ['400.0', '0%', '1.000', '400', '5120', '5.0', '1.2', '3.00', '2.34']
+    ['400.0', '0%', '1.000', '400', '5120', '5.0', '1.2', '3.00', '-', '2.34']
   )
   assert rec.split()[1:4] == ['500.0', '0%', '1.250']
   assert len(head) == len(baseline) == len(rec)
@@ -52,6 +52,12 @@ def test_unknown_setting_is_an_error(given):
   given.setting = 'meliat'
   with pytest.raises(ValueError, match="no setting 'meliat'.*meliad"):
     bench.main(['bench', 'step'])
+
+
+def test_settings_are_those_of_the_bench(given):
+  given.setting = 'meliad'
+  with pytest.raises(ValueError, match="no setting 'meliad'.*one of bench"):
+    bench.main(['bench', 'recurrence'])
 
 
 def test_rounds_are_refused_before_anything_is_compiled(given):

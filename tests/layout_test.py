@@ -37,6 +37,7 @@ data/tasks data/text
 data/store data/prefetch data/shorter_first data/order data/lanes
 metrics/chips metrics/flops metrics/meter
 benchmarks/round_robin benchmarks/training benchmarks/step
+benchmarks/recurrence
 hosts closing workdir
 checkpoint/fingerprint checkpoint/manifest checkpoint/mismatch
 checkpoint/preemption checkpoint/replaced checkpoint/best
@@ -44,6 +45,7 @@ checkpoint/saved_step checkpoint/step_writer
 checkpoint/checkpoints
 array_file generation/sampling generation/steppers generation/decode
 generation/sample
+benchmarks/generation
 generation/speller generation/saved_reading generation/writer
 report/journal report/console report/plot report/report report/log
 report/countdown evaluation experiment validation progress trainer summary

@@ -34,6 +34,7 @@ class Row:
     temporary_bytes: as the compiler plans them, beside state and batch.
     compile_seconds: tracing included.
     parameters: their number.
+    closed_flops: as `flops`, by the formulas of a paper; None: there are none.
   """
 
   times: Times
@@ -43,6 +44,23 @@ class Row:
   temporary_bytes: int
   compile_seconds: float
   parameters: int
+  closed_flops: int | None = None
+
+  def columns(self, baseline: str) -> dict[str, str]:
+    """Names and values for a table."""
+    seconds, closed = self.times.median, self.closed_flops
+    return {
+      'step ms': f'{seconds * 1e3:.1f}',
+      'spread': f'{self.times.spread:.0%}',
+      f'/ {baseline}': f'{self.ratio:.3f}',
+      'cpu ms': f'{self.times.cpu_median * 1e3:.0f}',
+      'tokens/s': f'{self.tokens / seconds:.0f}',
+      'temp MiB': f'{self.temporary_bytes / 2**20:.1f}',
+      'compile s': f'{self.compile_seconds:.1f}',
+      'GFLOP': f'{self.flops / 1e9:.2f}',
+      'closed': '-' if closed is None else f'{closed / 1e9:.2f}',
+      'params M': f'{self.parameters / 1e6:.2f}',
+    }
 
 
 def measure(

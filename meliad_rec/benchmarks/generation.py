@@ -1,0 +1,96 @@
+"""Writing text with the models of the recurrence bench, token by token.
+
+A staircase runs its open chunk again for each token: N passes over C tokens.
+"""
+
+from collections.abc import Callable
+import dataclasses
+
+import jax
+
+from meliad_rec.benchmarks import recurrence
+from meliad_rec.benchmarks.round_robin import round_robin
+from meliad_rec.benchmarks.round_robin import Times
+from meliad_rec.generation.decode import Decoder
+from meliad_rec.generation.sampling import Sampler
+from meliad_rec.model import initialize
+from meliad_rec.model import LanguageModel
+
+SETTINGS = recurrence.SETTINGS
+BASELINE = recurrence.BASELINE
+TOKENS = 64  # Written in a round, by each row.
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """What writing with one model costs.
+
+  Attributes:
+    times: of TOKENS tokens of all rows, seconds.
+    ratio: of that time to the baseline's.
+    rows: texts written side by side.
+    state_bytes: of one text, between two chunks.
+  """
+
+  times: Times
+  ratio: float
+  rows: int
+  state_bytes: int
+
+  def columns(self, baseline: str) -> dict[str, str]:
+    """Names and values for a table."""
+    seconds = self.times.median
+    return {
+      'ms/token': f'{seconds / TOKENS * 1e3:.3f}',
+      'spread': f'{self.times.spread:.0%}',
+      f'/ {baseline}': f'{self.ratio:.3f}',
+      'tokens/s': f'{self.rows * TOKENS / seconds:.0f}',
+      'state KiB': f'{self.state_bytes / 2**10:.1f}',
+    }
+
+
+def measure(setting: recurrence.Setting, rounds: int) -> dict[str, Row]:
+  """A row for each model, after a segment that each has read."""
+  models = {
+    name: LanguageModel(setting.vocab, cell, setting.config.d_model)
+    for name, cell in recurrence.cells(setting).items()
+  }
+  writers = {name: _writer(model, setting) for name, model in models.items()}
+  times = round_robin(writers, rounds)
+  return {
+    name: Row(
+      times=times[name],
+      ratio=times[name].ratio(times[BASELINE]),
+      rows=setting.rows,
+      state_bytes=_state_bytes(model, setting),
+    )
+    for name, model in models.items()
+  }
+
+
+def _writer(
+  model: LanguageModel, setting: recurrence.Setting
+) -> Callable[[], None]:
+  """Writes on with each call, for all rows."""
+  make = jax.jit(lambda rng: initialize(model, rng, 1, setting.segment))
+  decoder = Decoder(model, make(jax.random.key(0)), setting.segment, TOKENS)
+  shape = setting.rows, setting.segment + 1
+  tokens_BT = jax.random.randint(jax.random.key(1), shape, 1, setting.vocab)
+  reading = decoder.read(decoder.start(setting.rows), tokens_BT)
+  sampler = Sampler(1.0, None, 1.0)
+
+  def write():
+    nonlocal reading
+    (written,) = decoder.generate(reading, TOKENS, sampler, seed=0)
+    reading, _ = written
+
+  return write
+
+
+def _state_bytes(model: LanguageModel, setting: recurrence.Setting) -> int:
+  def state(rng):
+    params = initialize(model, rng, 1, setting.segment)
+    return model.apply({'params': params}, 1, method='initial_state')
+
+  shapes = jax.eval_shape(state, jax.random.key(0))
+  return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
