@@ -39,7 +39,6 @@ APPLY = {
   'compose_*': ('feedback',),
   'feedback_*': ('block_feedback',),
   'keys_per_layer': ('feedback',),
-  'layer_drop_*': (*DEEP, 'feedback', 'staircase'),
   'layers_[123]': tuple(sorted({*ARCHS} - {'block_feedback', *STACKS[:2]})),
   'layers_13': ARCHS,
   'live_*': ('staircase',),

@@ -19,6 +19,7 @@ from meliad_rec.cell import Block
 from meliad_rec.cell import Cell
 from meliad_rec.cell import scan_blocks
 from meliad_rec.cell import to_blocks
+from meliad_rec.dropout import drop_layer
 from meliad_rec.layer import Layer
 from meliad_rec.layer_config import LayerConfig
 from meliad_rec.remat import remat
@@ -48,6 +49,7 @@ class BlockFeedback(Cell):
     recurrent_at: places of the recurrent layers; negative ones count from the
       top. The states of the last one feed back.
     slots, gate, gate_config: see StateVectors.
+    layer_drop: share of training steps without a layer; states still move.
   """
 
   config: LayerConfig
@@ -56,6 +58,7 @@ class BlockFeedback(Cell):
   slots: int
   gate: Callable[..., nn.Module] = gates.FixedGate
   gate_config: str = 'skip'
+  layer_drop: float = 0.0
 
   @property
   def block_length(self):
@@ -111,6 +114,7 @@ class BlockFeedback(Cell):
     memory = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), memory)
     finish = remat(lambda layer, b, h: layer.finish(b, h), self.remat)
     y_BTD = finish(self.layers[self.last], block.replace(x=x_BTD), heads)
+    y_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)
     rest, y_BTD = self.through(
       range(top, self.count),
       state,
@@ -162,6 +166,7 @@ class BlockFeedback(Cell):
         s, y_BTD = recur(layer, s, block)
       else:
         s, y_BTD = read(layer, s, block, memory)
+      y_BTD = drop_layer(layer, self.layer_drop, block.x, y_BTD)
       block = block.replace(x=y_BTD)
       new.append(s)
     return tuple(new), block.x

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from meliad_rec.archs.window import VanillaLayer
 from meliad_rec.cell import Block
 from meliad_rec.cell import Cell
+from meliad_rec.dropout import drop_layer
 from meliad_rec.layer_config import LayerConfig
 
 
@@ -23,11 +24,13 @@ class RecurrentMemory(Cell):
     config: sizes; a block is `window` tokens.
     count: layers.
     slots: memory vectors S.
+    layer_drop: share of training steps without a layer, for each.
   """
 
   config: LayerConfig
   count: int
   slots: int
+  layer_drop: float = 0.0
 
   @property
   def block_length(self):
@@ -62,5 +65,6 @@ class RecurrentMemory(Cell):
     # Memory is never padding.
     mask_BT = jnp.pad(block.mask, ((0, 0), (S, S)), constant_values=True)
     for layer in self.layers:
-      _, x_BTD = layer((), Block(x_BTD, mask_BT))
+      _, y_BTD = layer((), Block(x_BTD, mask_BT))
+      x_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)
     return self.norm(x_BTD[:, -S:]), x_BTD[:, S:-S]
