@@ -16,10 +16,7 @@ def show(experiment: Experiment) -> None:
   print(memory(program))
   for split in ('train', 'validation'):
     documents = experiment.data.documents(split)
-    print(
-      f'{split}: {_count(documents)}, {len(documents.tokens):,} tokens, '
-      f'{documents.bytes_.sum():,} bytes, {documents.words.sum():,} words'
-    )
+    print(f'{split}: {_count(documents)}, {_amount(documents)}')
   tokens = experiment.batch * experiment.segment
   print(
     f'{experiment.steps:,} steps of {experiment.batch} x {experiment.segment} '
@@ -46,13 +43,23 @@ def _count(documents: Documents) -> str:
   return f'{len(documents) - empty:,} documents{left_out}'
 
 
+def _amount(documents: Documents) -> str:
+  tokens = f'{len(documents.tokens):,} tokens'
+  if documents.labels is not None:
+    return f'{tokens}, {(documents.labels != 0).sum():,} scored'
+  return (
+    f'{tokens}, {documents.bytes_.sum():,} bytes, '
+    f'{documents.words.sum():,} words'
+  )
+
+
 def parameter_table(params) -> str:
   """Path, shape, count and place of every parameter, and their number."""
   rows, total, embedding = [], 0, 0
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     name, count = path_string(path), math.prod(leaf.shape)
     total += count
-    embedding += count if name == 'embed/embedding' else 0
+    embedding += count if name.startswith('embed/embedding') else 0
     spec = tuple(leaf.sharding.spec)
     rows.append((name, str(leaf.shape), f'{count:,}', str(spec)))
   widths = [max(len(row[i]) for row in rows) for i in range(3)]

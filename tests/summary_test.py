@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from meliad_rec import summary
+from meliad_rec.data.generated.random_walk import RandomWalk
 from tests import tiny_run
 
 
@@ -68,6 +69,14 @@ def test_all_is_shown(experiment, capsys):
   assert '6 steps of 4 x 16 = 64 tokens' in shown
   memory = r'by the compiler: (\d+\.\d) MiB state and batch, (\d+\.\d) MiB temp'
   assert all(float(size) > 0 for size in re.search(memory, shown).groups())
+
+
+def test_labels_have_no_bytes(experiment, capsys):
+  labelled = dataclasses.replace(experiment, data=RandomWalk(10, 9))
+  labelled.__dict__['program'] = experiment.program
+  summary.show(labelled)
+  shown = capsys.readouterr().out
+  assert 'train: 1 documents, 100 tokens, 90 scored\n' in shown
 
 
 def test_the_run_in_one_line(experiment):

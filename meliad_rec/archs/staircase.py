@@ -65,8 +65,8 @@ class Staircase(MemoryCell):
       )
     if not 0 <= self.live_passes <= N:
       raise ValueError(
-        f'Chunks are to be frozen after {self.live} of {N} passes; set LIVE '
-        f'from 0 to {N}.'
+        f'Chunks are to be frozen after {self.live} of {N} passes; set '
+        f'staircase.Staircase.live from 0 to {N}.'
       )
     self.layers = self.make_layers(self.config)
 

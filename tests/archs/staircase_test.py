@@ -153,7 +153,7 @@ def test_split_by_chunks(live):
   'live, passes, told',
   [
     (None, 4, 'window of 6 tokens is to be 4 chunks; set PASSES'),
-    (4, 3, 'frozen after 4 of 3 passes; set LIVE'),
+    (4, 3, 'frozen after 4 of 3 passes; set staircase.Stair'),
     (-1, 3, 'frozen after -1 of 3'),
   ],
 )
