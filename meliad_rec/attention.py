@@ -1,5 +1,7 @@
 """Keys and values, queries, and attention over memory slots."""
 
+from collections.abc import Callable
+
 from flax import linen as nn
 from flax import struct
 import jax
@@ -35,11 +37,12 @@ class Heads(nn.Module):
   head_width: int
   normalize: bool  # To unit length.
   dtype: str
+  first: Callable = nn.initializers.lecun_normal()  # Of the first weights.
 
   @nn.compact
   def __call__(self, x_BSD):
     shape = x_BSD.shape[-1], self.heads * self.head_width
-    kernel_DF = self.param('kernel', nn.initializers.lecun_normal(), shape)
+    kernel_DF = self.param('kernel', self.first, shape)
     y = x_BSD.astype(self.dtype) @ kernel_DF.astype(self.dtype)
     y = y.reshape(*y.shape[:2], self.heads, self.head_width)
     if not self.normalize:

@@ -6,6 +6,8 @@ r"""Measures the library on this machine: python -m meliad_rec.bench NAME.
 NAME is one of BENCHES. step: training steps of the Block-Recurrent paper's
 Table 1, against Slide with one more layer. recurrence: those of the Staircase
 and Feedback papers, against Transformer-XL. generation: how these write.
+memorizing: training steps with older keys recalled, by their number. halting:
+recurrence in depth that halts early, and that cannot.
 """
 
 import dataclasses
@@ -15,11 +17,19 @@ from absl import flags
 
 from meliad_rec import cli
 from meliad_rec.benchmarks import generation
+from meliad_rec.benchmarks import halting
+from meliad_rec.benchmarks import memorizing
 from meliad_rec.benchmarks import recurrence
 from meliad_rec.benchmarks import step
 from meliad_rec.config.files import nearest
 
-BENCHES = {'step': step, 'recurrence': recurrence, 'generation': generation}
+BENCHES = {
+  'step': step,
+  'recurrence': recurrence,
+  'generation': generation,
+  'memorizing': memorizing,
+  'halting': halting,
+}
 
 
 def define_flags() -> None:

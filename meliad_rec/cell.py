@@ -56,6 +56,16 @@ class Cell(nn.Module, kw_only=True):
     """Whether a call of several blocks scans them, `remat` within."""
     return False
 
+  @property
+  def causal(self) -> bool:
+    """Whether no output depends on a later token."""
+    return True
+
+  @property
+  def whole_documents(self) -> bool:
+    """Whether a segment must hold all of a document."""
+    return False
+
   def initial_state(self, batch: int) -> State:
     """State at the start of a document."""
     raise NotImplementedError
@@ -63,6 +73,17 @@ class Cell(nn.Module, kw_only=True):
   def __call__(self, state: State, block: Block) -> tuple[State, jax.Array]:
     """Returns the state after the block, and the outputs y_BTD."""
     raise NotImplementedError
+
+  def summary(self, state: State) -> jax.Array:
+    """Vectors [B, S, D] of the state that sum up what was read.
+
+    Raises:
+      ValueError: the cell has none.
+    """
+    raise ValueError(
+      f'{type(self).__name__} has no memory slots to pool; take an '
+      'architecture that has, or another of options/pool_*.'
+    )
 
   def clear(self, state: State) -> State:
     """State without what only recurrence carries; attention caches stay.
@@ -147,7 +168,7 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
   scan = nn.scan(
     body,
     variable_broadcast='params',
-    variable_axes={'losses': 0},
+    variable_axes={'losses': 0, 'figures': 0, 'pictures': 0},
     split_rngs={'params': False, 'dropout': False},
     in_axes=1,
     out_axes=1,

@@ -24,6 +24,7 @@ from meliad_rec.config.files import nearest
 COMMANDS = {
   'train': 'main',
   'evaluate': 'evaluate',
+  'depth': 'depth',
   'generate': 'generate',
   'runs': 'runs',
   'tokenize': 'tokenize',

@@ -18,11 +18,14 @@ class Embedding(nn.Module):
     vocab: ids V.
     d_model: width D.
     logits_divisor: of products with vectors; None: what the class says.
+    deviation: standard deviation of the numbers of a new model's vectors of
+      inputs.
   """
 
   vocab: int
   d_model: int
   logits_divisor: float | None = None
+  deviation: float = 1.0
 
   def __call__(self, tokens_BT):
     """x_BTD float32, NaN at ids beyond the vocabulary."""
@@ -35,16 +38,30 @@ class Embedding(nn.Module):
   def divisor(self, default: float) -> float:
     return default if self.logits_divisor is None else self.logits_divisor
 
-  def vectors(self, name: str, *shape: int):
-    """A parameter whose numbers have variance 1."""
-    return self.param(name, nn.initializers.normal(1.0), shape)
+  def vectors(self, name: str, *shape: int, deviation: float = 1.0):
+    """A parameter whose numbers have this standard deviation.
+
+    Raises:
+      ValueError: it is not above 0.
+    """
+    if deviation <= 0:
+      raise ValueError(
+        f'The deviation of vectors is {deviation}; it needs to be above 0. Set '
+        f'embedding.{type(self).__name__}.deviation.'
+      )
+    return self.param(name, nn.initializers.normal(deviation), shape)
+
+  def table(self):
+    """The vectors of inputs of all ids."""
+    shape = self.vocab, self.d_model
+    return self.vectors('embedding', *shape, deviation=self.deviation)
 
 
 class TiedEmbedding(Embedding):
   """Logits are products with the vectors; divided by sqrt(D) by default."""
 
   def setup(self):
-    self.table_VD = self.vectors('embedding', self.vocab, self.d_model)
+    self.table_VD = self.table()
 
   def __call__(self, tokens_BT):
     return jnp.take(self.table_VD, tokens_BT, axis=0)
@@ -58,7 +75,7 @@ class UntiedEmbedding(Embedding):
   """A matrix and a bias of its own for logits; by default not divided."""
 
   def setup(self):
-    self.table_VD = self.vectors('embedding', self.vocab, self.d_model)
+    self.table_VD = self.table()
     self.output = nn.Dense(self.vocab)
 
   def __call__(self, tokens_BT):
@@ -106,14 +123,15 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
         'width_divisor.'
       )
     shapes = [(n, D // k**i) for i, n in enumerate(np.diff(edges).tolist())]
-    tables = lambda name: [
-      self.vectors(f'{name}_{i}', *shape) for i, shape in enumerate(shapes)
+    tables = lambda name, deviation: [
+      self.vectors(f'{name}_{i}', *shape, deviation=deviation)
+      for i, shape in enumerate(shapes)
     ]
-    self.tables = tables('embedding')
+    self.tables = tables('embedding', self.deviation)
     self.maps = [Map(E, D) for _, E in shapes]
     self.clusters_CD = self.vectors('clusters', len(self.cutoffs), D)
     if not self.tied:
-      self.output_tables = tables('output')
+      self.output_tables = tables('output', 1.0)
       self.output_maps = [Map(E, D) for _, E in shapes]
 
   def __call__(self, tokens_BT):

@@ -20,14 +20,15 @@ from meliad_rec import array_file
 from meliad_rec import cli
 from meliad_rec import run_flags
 from meliad_rec.compare import compare
-from meliad_rec.config.saved import DATA
+from meliad_rec.config.allowed import DATA
 from meliad_rec.data.dataset import baselines
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.store import Store
 from meliad_rec.evaluation import evaluate
 from meliad_rec.evaluation import Part
 from meliad_rec.experiment import Experiment
-from meliad_rec.metrics.metrics import UNITS
+from meliad_rec.metrics.units import unit
+from meliad_rec.refusals import check_reads
 from meliad_rec.report.countdown import Countdown
 from meliad_rec.run import TrainedRun
 from meliad_rec.token_losses import TokenLosses
@@ -96,7 +97,7 @@ def main(argv: list[str]) -> None:
   )
   for name, value in figures.items():
     if name not in ('tokens', 'padding_share', SCORED):
-      print(f'  {name:<20} {value:<12.6g} {UNITS[name]}')
+      print(f'  {name:<20} {value:<12.6g} {unit(name)}')
   for name, error in trivial.items():
     print(f'  {name:<20} {error:<12.6g} error of a trivial answer, whole split')
   if losses:
@@ -158,12 +159,7 @@ def measure(
     forward = dataclasses.replace(forward, model=model)
   if args.segment is not None:
     forward = dataclasses.replace(forward, segment=args.segment)
-  block = forward.model.cell.block_length or 1
-  if forward.segment % block:
-    raise ValueError(
-      f'--segment is {forward.segment}; this model reads whole blocks of '
-      f'{block} tokens, so give a multiple.'
-    )
+  check_reads(forward.model, documents, forward.segment, '--segment')
   losses = TokenLosses.of(documents, run.vocabulary) if args.out else None
   countdown = Countdown(int(documents.lengths.sum()), 'tokens')
   rows = run.rows(len(documents)) if args.batch is None else args.batch

@@ -57,7 +57,8 @@ def evaluate(
     told: called after each segment with the tokens counted so far.
 
   Returns:
-    Figures of metrics.quality, or label_quality; None if it was given up.
+    Figures of metrics.quality, or label_quality, and those that modules sowed;
+    None if it was given up.
   """
   lanes = Lanes(
     documents,
@@ -85,11 +86,11 @@ def evaluate(
     pending = sums, put, nats_BT
   _add(totals, nats_of, *pending)
   told(totals.tokens)
-  return _figures(totals, documents)
+  return _figures(totals, documents) | totals.sown
 
 
 def figures_given(documents: Documents) -> list[str]:
-  """Names of the figures that `evaluate` gives of these documents."""
+  """Names of the figures that `evaluate` gives of these, whatever the model."""
   return list(_figures(Totals(tokens=1, scored=1), documents))
 
 

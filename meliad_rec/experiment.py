@@ -12,7 +12,7 @@ from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.shorter_first import ShorterFirst
 from meliad_rec.evaluation import Part
 from meliad_rec.generation.sample import Sample
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from meliad_rec.optimizer.optimizer import Optimizer
 from meliad_rec.program import Program
 
@@ -44,6 +44,8 @@ class Experiment:
     objective: (logits_BTV, targets_BT) -> nats_BT to minimise.
     ema_decay: of a moving average of parameters, which is then what is
       evaluated; None: none.
+    auxiliary_warmup: steps over which the losses that modules sow, such as
+      halting's, rise from nothing to their whole weight; 0: none.
     part: what of the validation split an evaluation reads.
     sample: text written at each evaluation.
     log_every, eval_every, save_every: in steps.
@@ -54,7 +56,7 @@ class Experiment:
       it goes on.
   """
 
-  model: Callable[[int], LanguageModel]
+  model: Callable[[int], Model]
   data: Dataset
   optimizer: Optimizer
   batch: int
@@ -65,6 +67,7 @@ class Experiment:
   mesh: Callable[[], jax.sharding.Mesh] = partition.make_mesh
   objective: Callable = losses.objective
   ema_decay: float | None = None
+  auxiliary_warmup: int = 0
   part: Part = Part()
   sample: Sample = Sample()
   log_every: int = 50
@@ -80,8 +83,9 @@ class Experiment:
       value = getattr(self, name)
       if value is not None and value < 1:
         raise _wrong(name, value, '1 or more')
-    if self.seed < 0:
-      raise _wrong('seed', self.seed, '0 or more')
+    for name in 'seed', 'auxiliary_warmup':
+      if getattr(self, name) < 0:
+        raise _wrong(name, getattr(self, name), '0 or more')
     if self.ema_decay is not None and not 0 < self.ema_decay < 1:
       raise _wrong('ema_decay', self.ema_decay, 'None, or between 0 and 1')
     if self.best_metric not in BEST:
@@ -111,6 +115,7 @@ class Experiment:
       objective=self.objective,
       rows=self.batch,
       ema_decay=self.ema_decay,
+      auxiliary_warmup=self.auxiliary_warmup,
     )
 
   @functools.cached_property

@@ -15,7 +15,7 @@ from meliad_rec import train_step
 from meliad_rec.data.batch import Batch
 from meliad_rec.model import empty_carry
 from meliad_rec.model import initialize
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Forward:
     segment: tokens of a row that are read at once.
   """
 
-  model: LanguageModel
+  model: Model
   mesh: Mesh
   segment: int
 
@@ -59,9 +59,14 @@ class Forward:
     return jax.jit(step, donate_argnums=1, out_shardings=(rows, whole, rows))
 
   def forward(self, params, carry, batch: Batch):
-    """The carry after a batch, and logits_BTV, without dropout."""
+    """The carry after a batch, and logits_BTV, as training computes them."""
     return self.model.apply(
-      {'params': params}, carry, batch.tokens_BT, batch.start_B, batch.mask_BT
+      {'params': params},
+      carry,
+      batch.tokens_BT,
+      batch.start_B,
+      batch.mask_BT,
+      rngs={'dropout': jax.random.key(0)},
     )
 
   def empty_carry(self, params, rows: int):

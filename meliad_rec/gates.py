@@ -22,12 +22,13 @@ class Residual(nn.Module):
   rate: float = 0.0  # Dropout of W h.
   dropout: Callable[..., nn.Module] = TiledDropout
   use_bias: bool = False
-  scale: float = 1.0  # Of the first W.
+  scale: float = 1.0  # Of the first W, where `first` is None.
+  first: Callable | None = None  # Draws the first W.
 
   @nn.compact
   def __call__(self, x_BSD, h):
     D = x_BSD.shape[-1]
-    first = nn.initializers.variance_scaling(
+    first = self.first or nn.initializers.variance_scaling(
       self.scale**2, 'fan_in', 'truncated_normal'
     )
     y_BSD = contract(

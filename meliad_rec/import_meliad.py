@@ -35,7 +35,7 @@ from meliad_rec.cell import Cell
 from meliad_rec.config import config
 from meliad_rec.experiment import Experiment
 from meliad_rec.layer_config import LayerConfig
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from meliad_rec.positions import T5Bias
 
 EMBEDDING = 'embed/embedding'
@@ -139,9 +139,7 @@ def _read_orbax(folder: Path) -> dict[str, np.ndarray]:
     return flatten_dict(reader.restore(folder, args=args), sep='/')
 
 
-def check_numerics(
-  model: LanguageModel, meliad: Mapping[str, np.ndarray]
-) -> None:
+def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
   """Raises ValueError where the model's logits would not be meliad's."""
   for layer in layer_configs(model.cell):
     position = layer.position(layer.heads)
@@ -175,7 +173,7 @@ def check_numerics(
     raise ValueError(
       f'The checkpoint was trained with logits divided by {divided_by**0.5:.5g}'
       f', and this model divides them by {divisor:.5g}; set '
-      f'model.LanguageModel.logits_divisor = {divided_by**0.5!r}.'
+      f'model.Model.logits_divisor = {divided_by**0.5!r}.'
     )
 
 

@@ -7,6 +7,8 @@
 import jax
 import jax.numpy as jnp
 
+from meliad_rec.kernels.window_attention_ref import NEVER
+
 
 def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
   """Nats of each token: [B, T], -ln p(target).
@@ -54,7 +56,10 @@ def objective(
   log_z_BT, target_BT = _parts(logits_BTV, targets_BT)
   nats_BT = log_z_BT - target_BT
   if label_smoothing:
-    even_BT = log_z_BT - jnp.mean(logits_BTV, axis=-1, dtype=jnp.float32)
+    # A head gives ids that are no label a logit of NEVER.
+    can_be_BTV = logits_BTV > NEVER / 2
+    mean_BT = jnp.mean(logits_BTV, -1, dtype=jnp.float32, where=can_be_BTV)
+    even_BT = log_z_BT - mean_BT
     nats_BT = (1 - label_smoothing) * nats_BT + label_smoothing * even_BT
   if z_loss:
     nats_BT = nats_BT + z_loss * jnp.square(log_z_BT)

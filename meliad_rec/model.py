@@ -1,4 +1,9 @@
-"""Language model: token ids in, logits of the next token out."""
+"""The model: token ids in, logits of the next token or of labels out.
+
+A row of a segment may hold the two sequences of a pair, side by side: each is
+then a row of its own for cell and head. With a head the state is {'cell': ...,
+'head': ...}; every leaf is [B, ...], of pairs [B, 2, ...].
+"""
 
 from collections.abc import Callable
 
@@ -12,12 +17,13 @@ from meliad_rec.cell import run
 from meliad_rec.cell import State
 from meliad_rec.dropout import TiledDropout
 from meliad_rec.embedding import TiedEmbedding
+from meliad_rec.heads import Head
 from meliad_rec.norms import RMSNorm
 from meliad_rec.reset import reset
 
 
-class LanguageModel(nn.Module):
-  """Embedding, a cell, a norm, and logits by the embedding.
+class Model(nn.Module):
+  """Embedding, a cell, a norm, and logits by the embedding or a head.
 
   Attributes:
     vocab: token ids; 0 is padding, and the input before a document's first.
@@ -27,9 +33,10 @@ class LanguageModel(nn.Module):
     dtype: of activations; logits are float32.
     embedding: a class of embedding.py.
     logits_divisor: see there; None for sqrt(d_model) where it is tied.
-    final_norm: a class of norms.py.
+    final_norm: a class of norms.py; also of memory slots that a head pools.
     clear_state: the ablation that forgets what only recurrence carries at the
       start of each segment (Hutchins et al. 2022, section 4).
+    head: of heads.py; None: logits are of the next token.
   """
 
   vocab: int
@@ -41,6 +48,7 @@ class LanguageModel(nn.Module):
   logits_divisor: float | None = None
   final_norm: Callable[..., nn.Module] = RMSNorm
   clear_state: bool = False
+  head: Head | None = None
 
   def setup(self):
     if self.clear_state and not self.cell.recurs:
@@ -48,60 +56,127 @@ class LanguageModel(nn.Module):
         f'clear_state is set, and {type(self.cell).__name__} has no recurrent '
         'state to clear; leave it out, or take a recurrent architecture.'
       )
+    if self.head is None and not self.cell.causal:
+      raise ValueError(
+        f'{type(self.cell).__name__} lets tokens see later ones, which a model '
+        'of the next token must not; set CAUSAL = True, or give the model a '
+        'head.'
+      )
+    if self.head is not None and self.logits_divisor is not None:
+      raise ValueError(
+        f'logits_divisor is {self.logits_divisor}, and the logits of a head '
+        'are not divided; leave it out.'
+      )
     self.embed = self.embedding(self.vocab, self.d_model, self.logits_divisor)
     self.norm = self.final_norm(dtype=self.dtype)
     self.drop = TiledDropout(self.dropout)
 
+  @property
+  def sequences(self) -> int:
+    """How many a row of a segment holds: 2 for pairs, else 1."""
+    return 1 if self.head is None else self.head.sequences
+
   def initial_state(self, batch: int) -> State:
     """State at the start of `batch` documents."""
-    return self.cell.initial_state(batch)
+    rows, head = batch * self.sequences, None
+    if self.head is not None:
+      head = self.head.initial_state(rows, self.d_model)
+    return self.join(self.cell.initial_state(rows), head)
 
   def __call__(self, state, tokens_BT, start_B, mask_BT):
-    """The state after a segment, and the logits of the token behind each.
+    """The state after a segment, and its logits.
 
     Args:
       state: where the segment before left it.
-      tokens_BT: int ids.
+      tokens_BT: int ids; of pairs, half of them of each sequence.
       start_B: bool, rows that begin a new document; their state is reset.
       mask_BT: bool, False at padding.
 
     Returns:
-      State, logits_BTV float32.
+      State, logits_BTV float32: of the token behind each, or see the head.
+
+    Raises:
+      ValueError: halves of a segment of pairs are no whole blocks.
     """
-    state = reset(start_B, self.initial_state(tokens_BT.shape[0]), state)
+    B, T = tokens_BT.shape
+    blocks = self.sequences * (self.cell.block_length or 1)
+    if self.sequences > 1 and T % blocks:
+      raise ValueError(
+        f'Pairs have half of a segment, in whole blocks, for each sequence, '
+        f'and it has {T} places; set SEGMENT to a multiple of {blocks}.'
+      )
+    apart = lambda a_BT: a_BT.reshape(B * self.sequences, -1)
+    block = self.block(apart(tokens_BT), apart(mask_BT))
+    cell, head = reset(
+      jnp.repeat(start_B, self.sequences),
+      self.split(self.initial_state(B)),
+      self.split(state),
+    )
     if self.clear_state:
-      state = self.clear(state)
-    state, y_BTD = run(self.cell, state, self.block(tokens_BT, mask_BT))
-    return state, self.logits(y_BTD)
+      cell = self.cell.clear(cell)
+    cell, y_BTD = run(self.cell, cell, block)
+    summary = lambda: self.cell.summary(cell)
+    head, logits_BTV = self.judge(head, y_BTD, block.mask, summary)
+    return self.join(cell, head), logits_BTV
 
   def clear(self, state: State) -> State:
-    """What `clear_state` makes of the state at the start of a segment."""
-    return self.cell.clear(state)
+    """What `clear_state` makes of a segment's first state; a pool stays."""
+    cell, head = self.split(state)
+    return self.join(self.cell.clear(cell), head)
 
   def open(self, state: State) -> State:
     """The state of a block border in the form that `step` takes."""
-    return self.cell.open(state)
+    cell, head = self.split(state)
+    return self.join(self.cell.open(cell), head)
 
   def step(self, opened: State, tokens_B):
-    """Reads one token a row: the opened state, and logits_BV of the next."""
-    block = self.block(tokens_B[:, None], jnp.ones((len(tokens_B), 1), bool))
-    opened, y_B1D = self.cell.step(opened, block)
-    return opened, self.logits(y_B1D)[:, 0]
+    """Reads tokens_B, one of each document, or [B, 2], one of each sequence.
+
+    Returns the opened state, and logits_BV. Memory slots that a head pools are
+    right at block borders alone.
+    """
+    tokens_B1 = tokens_B.reshape(-1, 1)
+    block = self.block(tokens_B1, jnp.ones(tokens_B1.shape, bool))
+    cell, head = self.split(opened)
+    cell, y_B1D = self.cell.step(cell, block)
+    summary = lambda: self.cell.summary(self.cell.close(cell))
+    head, logits_BTV = self.judge(head, y_B1D, block.mask, summary)
+    return self.join(cell, head), logits_BTV[:, 0]
 
   def close(self, opened: State) -> State:
     """`open` undone, at a block border."""
-    return self.cell.close(opened)
+    cell, head = self.split(opened)
+    return self.join(self.cell.close(cell), head)
 
   def block(self, tokens_BT, mask_BT) -> Block:
     x_BTD = self.embed(tokens_BT).astype(self.dtype)
     return Block(x_BTD, mask_BT)
 
-  def logits(self, y_BTD):
-    y_BTD = self.drop(self.norm(y_BTD))
-    return self.embed.logits(y_BTD.astype(jnp.float32))
+  def judge(self, head, y_BTD, mask_BT, summary):
+    """The head's state behind outputs of the cell, and logits_BTV."""
+    y_BTD = self.drop(self.norm(y_BTD)).astype(jnp.float32)
+    if self.head is None:
+      return None, self.embed.logits(y_BTD)
+    slots = lambda: self.norm(summary()).astype(jnp.float32)
+    return self.head(head, y_BTD, mask_BT, slots)
+
+  def split(self, state: State):
+    """The cell's state and the head's, or None; of pairs, rows [2 B, ...]."""
+    if self.head is None:
+      return state, None
+    if self.sequences > 1:
+      state = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), state)
+    return state['cell'], state['head']
+
+  def join(self, cell, head) -> State:
+    """`split` undone."""
+    state = cell if self.head is None else {'cell': cell, 'head': head}
+    if self.sequences == 1:
+      return state
+    return jax.tree.map(lambda a: a.reshape(-1, 2, *a.shape[1:]), state)
 
 
-def initialize(model: LanguageModel, rng: jax.Array, batch: int, segment: int):
+def initialize(model: Model, rng: jax.Array, batch: int, segment: int):
   """Parameters of a new model, drawn with `rng`."""
   tokens_BT = jnp.zeros((batch, segment), jnp.int32)
 
@@ -113,7 +188,7 @@ def initialize(model: LanguageModel, rng: jax.Array, batch: int, segment: int):
   return model.init(rng, method=both)['params']
 
 
-def empty_carry(model: LanguageModel, params, batch: int) -> State:
+def empty_carry(model: Model, params, batch: int) -> State:
   """Zeros of the shapes that the model's state has.
 
   Which zeros never matters: every row's first segment begins a document.

@@ -11,3 +11,12 @@ class LayerNorm(nn.LayerNorm):
   """Mean taken off too, and a bias added (Ba et al. 2016)."""
 
   epsilon: float = 1e-5  # As in PyTorch.
+
+
+class NoNorm(nn.Module):
+  """x as it is, in the dtype that a norm would give; without parameters."""
+
+  dtype: str | None = None
+
+  def __call__(self, x):
+    return x if self.dtype is None else x.astype(self.dtype)

@@ -19,17 +19,25 @@ RULES = (
   (r'embed/((output_)?maps_\d+/kernel|clusters)$', (None, 'embed')),
   (r'embed/output/kernel$', ('embed', 'vocab')),
   (r'embed/output/bias$', ('vocab',)),
-  (r'attention/(.*/)?(key|value|heads)/kernel$', ('embed', 'heads')),
+  (r'attention/(.*/)?(query|key|value|heads)/kernel$', ('embed', 'heads')),
   (r'attention/output/(linear|z|i|f)/kernel$', ('heads', 'embed')),
   (r'mlp/hidden/kernel$', ('embed', 'mlp')),
   (r'mlp/hidden/bias$', ('mlp',)),
-  (r'mlp/output/(linear|z|i|f)/kernel$', ('mlp', 'embed')),
+  (r'mlp/output/((linear|z|i|f)/)?kernel$', ('mlp', 'embed')),
+  (r'gate/hidden/kernel$', ('embed', 'mlp')),
+  (r'gate/hidden/bias$', ('mlp',)),
+  (r'gate/last/kernel$', ('mlp', None)),
+  (r'gate/last/bias$|mlp/output/bias$', (None,)),
   (r'output/(linear|i|f|z)/bias$|output/gate$', (None,)),
   (r'input_kernel$', ('embed', 'mlp')),
   # Not over fsdp: XLA of jaxlib 0.10.2 then adds up h u wrongly where the mesh
   # cuts three ways.
   (r'recurrence$', (None, 'mlp')),
   (r'gate_bias$', ('mlp',)),
+  (r'head/hidden/kernel$', ('embed', 'mlp')),
+  (r'head/hidden/bias$', ('mlp',)),
+  (r'head/output/kernel$', ('mlp', None)),
+  (r'head/output/bias$', (None,)),
   (r'/(ids|first)$', (None, None)),
   (r'norm/(scale|bias)$|query/scale$', (None,)),
   (r'position/table$', (None, None)),
@@ -104,6 +112,23 @@ def param_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
       for axis, size in zip(axes, shape, strict=True)
     )
   )
+
+
+def gather(params):
+  """Parameters whole along fsdp: for a loop, which reads them many times.
+
+  As they are where there is no mesh.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if dict(mesh.shape).get('fsdp', 1) == 1:
+    return params
+
+  def whole(path, leaf):
+    spec = param_spec(mesh, path_string(path), leaf.shape)
+    axes = (None if axis == 'fsdp' else axis for axis in spec)
+    return jax.lax.with_sharding_constraint(leaf, PartitionSpec(*axes))
+
+  return jax.tree_util.tree_map_with_path(whole, params)
 
 
 def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:

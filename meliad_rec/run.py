@@ -16,7 +16,7 @@ from meliad_rec import partition
 from meliad_rec import run_folder
 from meliad_rec.checkpoint.checkpoints import Checkpoints
 from meliad_rec.checkpoint.fingerprint import digest
-from meliad_rec.config.saved import MODEL
+from meliad_rec.config.allowed import MODEL
 from meliad_rec.config.saved import SavedConfig
 from meliad_rec.data.documents import count_words
 from meliad_rec.data.documents import Document
@@ -28,7 +28,9 @@ from meliad_rec.generation.decode import Decoder
 from meliad_rec.generation.decode import Reading
 from meliad_rec.generation.sampling import Sampler
 from meliad_rec.generation.writer import Writer
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
+from meliad_rec.refusals import check_reads
+from meliad_rec.refusals import check_writes
 from meliad_rec.token_losses import TokenLosses
 from meliad_rec.workdir import local
 
@@ -50,7 +52,7 @@ def load_run(
   folder = local(workdir)
   text, facts, vocabulary = run_folder.read(folder)
   config = SavedConfig(text, str(folder / run_folder.CONFIG), trusted)
-  model = config.build(LanguageModel, {'vocab': vocabulary.size}, MODEL)
+  model = config.build(Model, {'vocab': vocabulary.size}, MODEL)
   forward = Forward(model, partition.make_mesh(), facts['segment'])
   checkpoints = Checkpoints(
     folder / run_folder.CHECKPOINTS, best_metric=facts['best_metric']
@@ -59,11 +61,10 @@ def load_run(
     raise ValueError(
       f'{folder} holds no checkpoint; train until the first one is saved.'
     )
+  match = {'tokenizer': vocabulary.identity}
+  part = 'ema' if facts['averages'] else 'params'
   step, params, _ = checkpoints.restore_params(
-    forward.param_shapes,
-    step,
-    {'tokenizer': vocabulary.identity},
-    'ema' if facts['averages'] else 'params',
+    forward.param_shapes, step, match, part
   )
   return TrainedRun(forward, params, vocabulary, config, facts, step)
 
@@ -92,18 +93,17 @@ class TrainedRun:
 
   @functools.cached_property
   def writer(self) -> Writer:
-    """Reads and writes text; ValueError if the run is of labels."""
+    """Reads and writes text; ValueError if the model writes none."""
     run_folder.check_text(self.labels)
     model, segment = self.forward.model, self.forward.segment
+    check_writes(model)
     return Writer(Decoder(model, self.params, segment), self.vocabulary)
 
   @functools.cached_property
   def identity(self) -> dict[str, str]:
     """The vocabulary and a digest of the parameters."""
-    return {
-      'vocabulary': self.vocabulary.identity,
-      'parameters': digest(self.params),
-    }
+    parameters = digest(self.params)
+    return {'vocabulary': self.vocabulary.identity, 'parameters': parameters}
 
   def generate(
     self,
@@ -163,19 +163,21 @@ class TrainedRun:
     return saved_reading.load(path, self.writer.decoder.start(1), self.identity)
 
   def evaluate(self, texts: str | Sequence[str]) -> dict[str, float]:
-    """Figures over documents, each token predicted once; metrics.UNITS."""
-    documents = self.documents([texts] if isinstance(texts, str) else texts)
-    rows = self.rows(len(documents))
-    return evaluate(self.forward, self.params, documents, rows)
+    """Figures over documents, each token predicted once; metrics/units.py."""
+    texts = [texts] if isinstance(texts, str) else texts
+    return self._evaluate(self.documents(texts))
 
   def nats(self, text: str) -> tuple[np.ndarray, np.ndarray]:
     """-ln p of each token of a document, and the byte at which each begins."""
     documents = self.documents([text])
     losses = TokenLosses.of(documents, self.vocabulary)
-    evaluate(
-      self.forward, self.params, documents, self.rows(1), nats_of=losses.parts
-    )
+    self._evaluate(documents, losses.parts)
     return losses.nats, losses.bytes_[:-1]
+
+  def _evaluate(self, documents, nats_of=None):
+    forward, rows = self.forward, self.rows(len(documents))
+    check_reads(forward.model, documents, forward.segment, 'SEGMENT')
+    return evaluate(forward, self.params, documents, rows, nats_of=nats_of)
 
   def documents(
     self, texts: Sequence[str], names: Sequence[str] | None = None

@@ -11,7 +11,7 @@ import statistics
 from absl import flags
 
 from meliad_rec import cli
-from meliad_rec.metrics.metrics import UNITS
+from meliad_rec.metrics.units import unit
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 
@@ -55,7 +55,7 @@ def table(runs: dict[str, str], metric: str, split: str) -> str:
   sign = -1 if metric in _MORE_IS_BETTER else 1
   width = max(map(len, rows))
   lines = [
-    f'{metric} ({UNITS.get(metric, "?")}) on {split}; '
+    f'{metric} ({unit(metric) or "?"}) on {split}; '
     'training steps: medians of their times',
     f'{"":<{width}} {"step":>9} {"last":>9} {"best":>9} {"at step":>9} '
     f'{"step ms":>9} {"tokens/s":>9}',

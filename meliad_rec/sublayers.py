@@ -107,7 +107,7 @@ class Attention(nn.Module):
       bias_HW += self.span.bias(config.window)
     y_BTHK = window_attention(
       self.relative.rotate(q_BTHK, 0),
-      self.relative.rotate(past.k, n_BTD.shape[1] - past.k.shape[1]),
+      self.relative.rotate_keys(past.k, n_BTD.shape[1] - past.k.shape[1]),
       past.v,
       past.mask,
       bias_HW,

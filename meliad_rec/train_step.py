@@ -2,7 +2,8 @@
 
 Gradients are of the mean over the segment's scored tokens, and of what modules
 `sow` into 'losses'. They flow through the scan over blocks and stop at the
-carry: truncated back-propagation through time, one segment long.
+carry: truncated back-propagation through time, one segment long. What modules
+sow into 'figures' is counted beside the tokens.
 """
 
 from collections.abc import Callable
@@ -13,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from meliad_rec import figures
 from meliad_rec import losses
 from meliad_rec.cell import State
 from meliad_rec.data.batch import Batch
 from meliad_rec.metrics.metrics import Sums
 from meliad_rec.model import empty_carry
 from meliad_rec.model import initialize
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from meliad_rec.optimizer.optimizer import ema_update
 from meliad_rec.optimizer.optimizer import Optimizer
 
@@ -36,7 +38,7 @@ class TrainState(struct.PyTreeNode):
 
 
 def create_state(
-  model: LanguageModel,
+  model: Model,
   optimizer: Optimizer,
   seed: int,
   rows: int,
@@ -57,16 +59,31 @@ def create_state(
 
 
 def train_step(
-  model: LanguageModel,
+  model: Model,
   optimizer: Optimizer,
   objective: Callable,
   ema_decay: float | None,
+  auxiliary_warmup: int,
   state: TrainState,
   batch: Batch,
 ) -> tuple[TrainState, Sums]:
-  """The state after one update, and what the step counted."""
+  """The state after one update, and what the step counted.
+
+  Args:
+    model: applied to the state's parameters.
+    optimizer: of optimizer.chain.
+    objective: (logits_BTV, targets_BT) -> nats_BT to minimise.
+    ema_decay: of the moving average of parameters; None: no average.
+    auxiliary_warmup: steps over which the losses that modules sow rise from
+      nothing to their whole weight; 0: none.
+    state: where the step before ended.
+    batch: one segment of each row.
+  """
   rng = jax.random.wrap_key_data(state.rng)
   rng = jax.random.fold_in(rng, state.step)
+  weight = 1.0
+  if auxiliary_warmup:
+    weight = jnp.minimum(1, (state.step + 1) / auxiliary_warmup)
 
   def loss(params):
     (carry, logits_BTV), sown = model.apply(
@@ -76,13 +93,12 @@ def train_step(
       batch.start_B,
       batch.mask_BT,
       rngs={'dropout': rng},
-      mutable=['losses'],
+      mutable=['losses', figures.COLLECTION],
     )
     nats_BT = objective(logits_BTV, batch.targets_BT)
     total = losses.masked_mean(nats_BT, batch.scored_BT)
-    for more in jax.tree.leaves(sown):
-      total += jnp.sum(more, dtype=jnp.float32)
-    return total, (carry, count(logits_BTV, batch))
+    total += weight * auxiliary(sown.get('losses', {}))
+    return total, (carry, count(logits_BTV, batch, sown))
 
   grads, (carry, sums) = jax.grad(loss, has_aux=True)(state.params)
   sums = sums.replace(gradient_norm=optax.global_norm(grads))
@@ -103,22 +119,41 @@ def train_step(
   return state, sums
 
 
+def auxiliary(sown) -> jax.Array:
+  """The sum of what modules sowed as losses, means where they are ratios.
+
+  A ratio is one mean over all that a scan counted: a sum of means over chunks
+  would weigh a chunk the more, the fewer of its places are real.
+  """
+  total = jnp.zeros(())
+  for loss in jax.tree.leaves(sown, is_leaf=figures.is_figure):
+    mean = isinstance(loss, figures.Ratio)
+    total += loss.mean() if mean else jnp.sum(loss, dtype=jnp.float32)
+  return total
+
+
 def eval_step(
-  model: LanguageModel, params, carry: State, batch: Batch
+  model: Model, params, carry: State, batch: Batch
 ) -> tuple[State, Sums, jax.Array]:
   """The carry after a segment, its sums, and nats_BT of each target."""
-  carry, logits_BTV = model.apply(
-    {'params': params}, carry, batch.tokens_BT, batch.start_B, batch.mask_BT
+  (carry, logits_BTV), sown = model.apply(
+    {'params': params},
+    carry,
+    batch.tokens_BT,
+    batch.start_B,
+    batch.mask_BT,
+    mutable=[figures.COLLECTION],
   )
   nats_BT = losses.cross_entropy(logits_BTV, batch.targets_BT)
-  return carry, count(logits_BTV, batch), nats_BT
+  return carry, count(logits_BTV, batch, sown), nats_BT
 
 
-def count(logits_BTV, batch: Batch) -> Sums:
-  """What is counted of one segment."""
+def count(logits_BTV, batch: Batch, sown) -> Sums:
+  """What is counted of one segment; `sown`: collections by name."""
   return Sums.of_step(
     losses.cross_entropy(logits_BTV, batch.targets_BT),
     losses.correct(logits_BTV, batch.targets_BT),
     batch.mask_BT,
     batch.scored_BT,
+    sown=figures.collect(sown.get(figures.COLLECTION, {})),
   )

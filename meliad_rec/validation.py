@@ -11,6 +11,8 @@ from meliad_rec.evaluation import figures_given
 from meliad_rec.experiment import BEST
 from meliad_rec.experiment import Experiment
 from meliad_rec.generation.decode import Decoder
+from meliad_rec.refusals import check_reads
+from meliad_rec.refusals import check_writes
 from meliad_rec.report.journal import TRIVIAL
 from meliad_rec.report.report import Report
 
@@ -23,7 +25,8 @@ class Validation:
     baselines: what trivial answers get wrong of the whole split, by name.
 
   Raises:
-    ValueError: these documents give no best_metric, or no sample.
+    ValueError: these documents give no best_metric, or no sample; or the model
+      cannot read them, or those of the training split.
   """
 
   def __init__(self, experiment: Experiment):
@@ -33,10 +36,13 @@ class Validation:
       experiment.data.documents('validation'), self._vocabulary
     )
     _check(experiment, self.documents)
+    _check_model(experiment, self.documents)
     self.baselines = baselines(experiment.data, 'validation')
     for name, error in self.baselines.items():
       logging.info('Trivial answer %s: wrong in %.2f %%.', name, 100 * error)
-    self._decoder = Decoder(experiment.program.model, None, experiment.segment)
+    if experiment.sample.length:
+      model, segment = experiment.program.model, experiment.segment
+      self._decoder = Decoder(model, None, segment)
 
   def evaluate(
     self, params, step: int, report: Report, stop: Callable[[], bool]
@@ -88,3 +94,14 @@ def _check(experiment: Experiment, documents: Documents) -> None:
       f'SAMPLE is {experiment.sample.length}, and a model of labels writes no '
       'text; set SAMPLE = 0.'
     )
+
+
+def _check_model(experiment: Experiment, documents: Documents) -> None:
+  model, first = experiment.program.model, experiment.shorter_first
+  train = experiment.data.documents('train')
+  for each in train, documents:
+    check_reads(model, each, experiment.segment, 'SEGMENT')
+  if first:
+    check_reads(model, train, first.segment, 'FIRST_SEGMENT')
+  if experiment.sample.length:
+    check_writes(model)

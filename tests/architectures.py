@@ -19,17 +19,24 @@ from meliad_rec.archs import feedback_memory
 from meliad_rec.archs import stack
 from meliad_rec.archs import window
 from meliad_rec.archs.block_feedback import BlockFeedback
+from meliad_rec.archs.encode import Encode
 from meliad_rec.archs.feedback import Feedback
+from meliad_rec.archs.latent_bottleneck import LatentBottleneck
 from meliad_rec.archs.lstm import LSTM
 from meliad_rec.archs.memorizing import MemorizingLayer
 from meliad_rec.archs.recurrent_memory import RecurrentMemory
 from meliad_rec.archs.repeat import Repeat
 from meliad_rec.archs.staircase import Staircase
 from meliad_rec.cell import Cell
+from meliad_rec.cores.core_config import CoreConfig
+from meliad_rec.cores.core_layer import CoreLayer
+from meliad_rec.cores.layers import Layers
+from meliad_rec.cores.universal import Universal
+from meliad_rec.halting.halt import Halt
 from meliad_rec.layer_config import LayerConfig
 from meliad_rec.model import empty_carry
 from meliad_rec.model import initialize
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 
 B, T, W, D, H, K, F, S, V = 3, 24, 8, 20, 2, 10, 28, 5, 31
 
@@ -38,6 +45,10 @@ CONFIG = LayerConfig(d_model=D, heads=H, head_width=K, mlp_width=F, window=W)
 
 def config(**changes) -> LayerConfig:
   return dataclasses.replace(CONFIG, **changes)
+
+
+def core_config(causal=True, **changes) -> CoreConfig:
+  return CoreConfig(D, H, K, F, causal, **changes)
 
 
 def windowed(layers=2, **changes):
@@ -82,6 +93,23 @@ def memorizing(memory=2 * W, neighbors=5, room=W, **options):
 def staircase(passes=4, **options):
   settings = config(sees_self=True)
   return Staircase(config=settings, count=2, passes=passes, **options)
+
+
+def transformer(count=2, memory=False, **changes):
+  layer = functools.partial(CoreLayer, core_config(**changes), memory)
+  return Layers(layer, count)
+
+
+def universal(gated=False, memory=False, **options):
+  """UT; GUT where it has a gate. Its tokens halt at different steps."""
+  layer = CoreLayer(core_config(), memory, gated)
+  halt = Halt(threshold=0.99, bias_init=-0.5)
+  settings = {'together': gated, 'transition': gated, 'halt': halt}
+  return Universal(layer, 6, **settings | options)
+
+
+def bottleneck(core):
+  return LatentBottleneck(core_config(), core, slots=S, writers=2, chunk=W)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +249,29 @@ ARCHITECTURES = {
   'memory_network': Architecture(
     lambda: staircase(live=0), 'staircase', recurrent=True, forgets_all=True
   ),
+  'transformer': Architecture(
+    lambda: Encode(transformer(), W), 'transformer', has_state=False
+  ),
+  'universal': Architecture(
+    lambda: Encode(universal(), W), 'universal', has_state=False
+  ),
+  'gated_universal': Architecture(
+    lambda: Encode(universal(gated=True), W),
+    'gated_universal',
+    has_state=False,
+  ),
+  'latent_bottleneck': Architecture(
+    lambda: bottleneck(transformer(memory=True)),
+    'latent_bottleneck',
+    recurrent=True,
+    forgets_all=True,
+  ),
+  'gated_latent_bottleneck': Architecture(
+    lambda: bottleneck(universal(gated=True, memory=True)),
+    'gated_latent_bottleneck',
+    recurrent=True,
+    forgets_all=True,
+  ),
 }
 
 
@@ -228,7 +279,7 @@ ARCHITECTURES = {
 class Built:
   """A tiny model with its parameters, compiled once."""
 
-  model: LanguageModel
+  model: Model
   params: dict
   carry: object
   tokens_BT: jax.Array
@@ -237,7 +288,7 @@ class Built:
 
 @functools.cache
 def build(name: str) -> Built:
-  model = LanguageModel(V, ARCHITECTURES[name].cell(), D)
+  model = Model(V, ARCHITECTURES[name].cell(), D)
   make = jax.jit(lambda rng: initialize(model, rng, B, T))
   params = make(jax.random.key(0))
   return Built(

@@ -13,7 +13,7 @@ from meliad_rec.embedding import AdaptiveEmbedding
 from meliad_rec.embedding import TiedEmbedding
 from meliad_rec.embedding import UntiedEmbedding
 from meliad_rec.model import initialize
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from tests import architectures as tiny
 
 B, T, V, D = 3, 5, 31, 20
@@ -231,7 +231,7 @@ def test_every_parameter_matches_exactly_one_sharding_rule(kind):
   def embedding(vocab, d_model, logits_divisor):
     return module.clone(vocab=vocab, d_model=d_model)
 
-  model = LanguageModel(tiny.V, tiny.windowed(1), tiny.D, embedding=embedding)
+  model = Model(tiny.V, tiny.windowed(1), tiny.D, embedding=embedding)
   shapes = jax.eval_shape(
     lambda rng: initialize(model, rng, tiny.B, tiny.T), jax.random.key(0)
   )
@@ -239,3 +239,26 @@ def test_every_parameter_matches_exactly_one_sharding_rule(kind):
     name = partition.path_string(path)
     if name.startswith('embed/'):
       assert len(partition.logical_axes(name)) == leaf.ndim, name
+
+
+@every
+def test_vectors_of_inputs_begin_as_wide_as_is_said(kind):
+  module, _ = KINDS[kind]
+  plain, logits, params = built(module)
+  narrow, changed, drawn = built(module.clone(deviation=0.02))
+  np.testing.assert_allclose(narrow, 0.02 * plain, rtol=1e-4, atol=1e-7)
+  assert 0.9 < plain.std() < 1.1
+  inputs = {name for name in params if name.startswith('embedding')}
+  assert inputs
+  for name in params:
+    scale = 0.02 if name in inputs else 1
+    jax.tree.map(
+      lambda a, b, by=scale: np.testing.assert_allclose(a, by * b, rtol=1e-4),
+      *(drawn[name], params[name]),
+    )
+
+
+def test_vectors_need_some_deviation():
+  told = '^The deviation of vectors is 0; .* Set embedding.TiedEmbedding.devi'
+  with pytest.raises(ValueError, match=told):
+    built(TiedEmbedding(V, D, deviation=0))

@@ -2,13 +2,25 @@
 
 import types
 
+import jax
 import numpy as np
 import pytest
 
 from meliad_rec import evaluate
+from meliad_rec.archs import stack
+from meliad_rec.archs.lstm import LSTM
+from meliad_rec.data.documents import Document
+from meliad_rec.data.documents import Documents
 from meliad_rec.data.generated.random_walk import RandomWalk
 from meliad_rec.data.store import Store
+from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.forward import Forward
+from meliad_rec.heads import Matcher
+from meliad_rec.model import initialize
+from meliad_rec.model import Model
+from meliad_rec.partition import make_mesh
 from meliad_rec.run import load_run
+from meliad_rec.run import TrainedRun
 from meliad_rec.token_losses import TokenLosses
 from tests import tiny_run
 from tests import trained
@@ -111,6 +123,57 @@ def test_labels_are_told_beside_what_trivial_answers_reach(monkeypatch, capsys):
   assert error.split() == ['error', '0.125', 'share', 'of', 'scored', 'tokens']
   found = {line.split()[0]: float(line.split()[1]) for line in trivial}
   assert found == pytest.approx(task.baselines('test'), abs=1e-5)
+
+
+def pairs():
+  """Documents whose label says whether both sequences begin alike."""
+  rng = np.random.default_rng(0)
+
+  def document(i):
+    sides = rng.integers(1, 20, 2)
+    ids = rng.integers(1, 9, sides.sum())
+    labels = np.zeros(len(ids), int)
+    labels[-1] = 1 + (ids[0] == ids[sides[0]])
+    return Document(f'{i}', ids, len(ids), 1, labels, int(sides[0]))
+
+  return Documents.collect(map(document, range(11)), Bytes())
+
+
+def matching(**changes):
+  """A run, so far as it is asked, that matches pairs."""
+  model = Model(9, stack.layers(1, lambda: LSTM(6)), 6, head=Matcher(2))
+  forward = Forward(model, make_mesh(devices=jax.devices()[:1]), 64)
+  params = initialize(model, jax.random.key(0), 1, 2)
+  facts = {'batch': 3, 'labels': True, 'averages': False}
+  run = TrainedRun(forward, params, Bytes(), None, facts, 7)
+  return evaluate.measure(run, pairs(), flags(out=None, **changes))
+
+
+def test_pairs_give_the_same_figures_in_any_segments():
+  figures, losses = matching()
+  assert losses is None
+  assert figures['scored_tokens'] == len(pairs())
+  assert figures['tokens'] == len(pairs().tokens)
+  for changes in {'segment': 6}, {'segment': 10, 'batch': 11}:
+    again, _ = matching(**changes)
+    for name in 'loss_nats_per_token', 'accuracy', 'tokens', 'scored_tokens':
+      np.testing.assert_allclose(again[name], figures[name], rtol=1e-5)
+
+
+def test_a_segment_that_pairs_cannot_share_is_told():
+  with pytest.raises(ValueError, match='^--segment is 7; .* of each sequence'):
+    matching(segment=7)
+
+
+def test_a_run_with_a_head_writes_no_text():
+  model = Model(9, stack.layers(1, lambda: LSTM(6)), 6, head=Matcher(2))
+  forward = Forward(model, make_mesh(devices=jax.devices()[:1]), 64)
+  facts = {'batch': 3, 'labels': False, 'averages': False}
+  run = TrainedRun(forward, {}, Bytes(), None, facts, 7)
+  with pytest.raises(ValueError, match='has a Matcher for labels, and writes'):
+    run.generate('x')
+  with pytest.raises(ValueError, match='has a Matcher for labels, and these'):
+    run.evaluate('x')
 
 
 def test_data_of_another_vocabulary_are_refused(run):

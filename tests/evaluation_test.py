@@ -1,5 +1,7 @@
 """Every token once, whatever the rows."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from meliad_rec.evaluation import figures_given
 from meliad_rec.evaluation import Part
 from meliad_rec.evaluation import probe
 from tests import tiny_run
+from tests.counting import Counting
 
 
 @pytest.fixture(scope='module')
@@ -91,6 +94,22 @@ def test_figures_are_those_that_the_documents_give(data):
   labelled = set(figures_given(RandomWalk(episodes=9).documents('test')))
   assert text - labelled == {'bits_per_byte', 'word_perplexity'}
   assert labelled - text == {'error', 'scored_tokens'}
+
+
+def test_what_modules_count_is_over_all_of_the_pass(data, params):
+  """Documents of up to 82 tokens in segments of 16, and rows that end early."""
+  program = tiny_run.program()
+  model = program.model.clone(cell=Counting())
+  documents = data.documents('validation')
+  found = evaluate(
+    dataclasses.replace(program, model=model), params, documents, 2
+  )
+  depths = np.concatenate([1 + np.arange(n) % 16 for n in documents.lengths])
+  assert found['halting_depth'] == pytest.approx(depths.mean(), rel=1e-12)
+  assert found['halting_depth_max'] == 16
+  assert set(found) - set(figures_given(documents)) == {
+    *('halting_depth', 'halting_depth_max')
+  }
 
 
 def test_it_is_given_up_when_asked(data, params):

@@ -24,6 +24,7 @@ def data(tmp_path_factory):
     ('keep', 0, '1 or more'),
     ('patience', 0, '1 or more'),
     ('seed', -1, '0 or more'),
+    ('auxiliary_warmup', -1, '0 or more'),
     ('ema_decay', 1.0, 'None, or between 0 and 1'),
     ('best_metric', 'bits_per_bite', 'one of bits_per_byte, '),
   ],
@@ -51,11 +52,14 @@ def test_which_value_of_the_metric_is_best(data):
 
 
 def test_the_program_is_made_of_the_settings(data):
-  made = tiny_run.experiment(data, tiny_run.program(), part=Part(1))
+  made = tiny_run.experiment(
+    data, tiny_run.program(), part=Part(1), auxiliary_warmup=7
+  )
   del made.__dict__['program']
   sizes = []
   object.__setattr__(made, 'model', sizes.append)
   assert made.program.rows == made.batch
   assert made.program.segment == made.segment
+  assert made.program.auxiliary_warmup == 7
   assert made.program is made.program
   assert sizes == [data.vocabulary.size]

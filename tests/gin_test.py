@@ -4,7 +4,6 @@ Nothing is allocated: models are only traced, and text is never read.
 """
 
 from fnmatch import fnmatch
-import itertools
 import math
 from pathlib import Path
 
@@ -13,12 +12,15 @@ import pytest
 
 from meliad_rec.config import config
 from meliad_rec.config import files
+from meliad_rec.config.allowed import MODEL
+from meliad_rec.config.saved import SavedConfig
 from meliad_rec.data import store
 from meliad_rec.data import tasks
 from meliad_rec.data.documents import Document
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.experiment import Experiment
 from meliad_rec.model import initialize
+from meliad_rec.model import Model
 from tests import architectures
 
 ROOT = Path(__file__).parents[1]
@@ -30,22 +32,41 @@ EXPERIMENTS = files.names('experiments')
 STACKS = ('block_recurrent', 'memorizing', 'vanilla', 'window')
 DEEP = (*STACKS, 'lstm', 'repeated')
 IN_TIME = ('feedback', 'lstm', 'memorizing', 'recurrent_memory', 'staircase')
-ATTENDING = tuple(arch for arch in ARCHS if arch != 'lstm')
+BOTTLENECKS = ('gated_latent_bottleneck', 'latent_bottleneck')
+GATED = ('gated_latent_bottleneck', 'gated_universal')
+HALTING = (*GATED, 'universal')
+CORES = (*HALTING, 'latent_bottleneck', 'transformer')
+BLOCKS = tuple(arch for arch in ARCHS if arch not in CORES)
+ATTENDING = tuple(arch for arch in BLOCKS if arch != 'lstm')
+COUNTED = tuple(arch for arch in ARCHS if arch not in HALTING)
+SLOTTED = ('block_recurrent', 'recurrent_memory', *BOTTLENECKS)
 APPLY = {
+  'ablate_*': GATED,
   'activation_*': ATTENDING,
   'block_layer_norm': ATTENDING,
-  'clear_state': ('block_feedback', 'block_recurrent', *IN_TIME),
+  'chunks_*': BOTTLENECKS,
+  'clear_state': ('block_feedback', 'block_recurrent', *IN_TIME, *BOTTLENECKS),
   'compat_meliad': ('block_feedback', 'repeated', *STACKS),
   'compose_*': ('feedback',),
+  'core_position_*': CORES,
+  'exit_per_device': HALTING,
   'feedback_*': ('block_feedback',),
+  'first_memory_zeros': BOTTLENECKS,
+  'halt_*': HALTING,
+  'inference_compacted': HALTING,
   'keys_per_layer': ('feedback',),
-  'layers_[123]': tuple(sorted({*ARCHS} - {'block_feedback', *STACKS[:2]})),
-  'layers_13': ARCHS,
+  'layer_drop_*': BLOCKS,
+  'layers_[123]': tuple(sorted({*COUNTED} - {'block_feedback', *STACKS[:2]})),
+  'layers_??': COUNTED,
   'live_*': ('staircase',),
+  'loop_*': HALTING,
   'memory_*': ('memorizing',),
   'neighbors_*': ('memorizing',),
+  'official_code_*_chunks': BOTTLENECKS,
+  'paper_text_*_chunks': BOTTLENECKS,
   'passes_*': ('staircase',),
   'places_*': ('block_feedback', 'block_recurrent', 'memorizing'),
+  'pool_slots': SLOTTED,
   'position_*': ATTENDING,
   'position_*_shared': ('vanilla', 'window'),
   'recall_*': ('memorizing',),
@@ -53,14 +74,22 @@ APPLY = {
   'remat_full': ('block_recurrent', 'memorizing', 'repeated', 'window'),
   'repeats_*': ('repeated',),
   'scan_layers': DEEP,
-  'slots_*': ('block_feedback', 'block_recurrent', 'recurrent_memory'),
+  'slots_*': ('block_feedback', *SLOTTED),
   'span_*': ATTENDING,
-  'window_*': ATTENDING,
+  'window_*': (*ATTENDING, *CORES),
 }
 # In names of what has no layers to scan, or cannot.
-UNLIKE = ('feed', 'recurrent_memory', 'staircase', 'shared', 'algorithm_xl')
+UNLIKE = (
+  *('algorithm_xl', 'bottleneck', 'feed', 'recurrent_memory', 'shared'),
+  *('staircase', 'transformer', 'universal'),
+)
+# Options for a task that is not the usual one of the tests.
+TASK = {'pool_*': 'listops'}
+# Tasks whose models have a head, and whether tokens see no later ones there.
+JUDGED = {'flip_flop': True, 'listops': False, 'logical_inference': False}
 # Settings that the sizes of the tests need beside an option.
 PARAMS = {
+  'chunks_tpu': ['SEGMENT = 256'],
   'embedding_adaptive': ['CUTOFFS = (20, 60)'],
   'passes_8': ['WINDOW = 8', 'SEGMENT = 16'],
   'places_*': ['LAYERS = 20'],
@@ -87,6 +116,17 @@ PARAMETERS = {
 }
 
 
+# Millions of all parameters at the size of ListOps: those of the code of the
+# dynamic-halt paper (2024), counted.
+OF_LISTOPS = {
+  'transformer': 8.68,
+  'universal': 2.64,
+  'gated_universal': 3.95,
+  'latent_bottleneck': 8.17,
+  'gated_latent_bottleneck': 6.59,
+}
+
+
 class NoTask:
   """In place of a seqio task: what is asked of it before text is read."""
 
@@ -98,47 +138,59 @@ def without_seqio(monkeypatch):
   monkeypatch.setattr(tasks, 'find', lambda source, vocabulary: NoTask)
 
 
+def built(names, params=()):
+  """The model of a whole configuration, and its experiment."""
+  config.parse(list(names), list(params))
+  experiment = config.build(Experiment)()
+  return experiment.model(experiment.data.vocabulary.size), experiment
+
+
 def parameters(names, params=()):
   """Shapes of the parameters of a whole, checked configuration."""
-  names, params = list(names), list(params)
+  names = list(names)
   # One trace for all like layers, where the architecture allows it.
   if not any(part in ' '.join(names) for part in UNLIKE):
     names.append('options/scan_layers')
-  config.parse(names, params)
-  experiment = config.build(Experiment)()
-  model = experiment.model(experiment.data.vocabulary.size)
+  model, experiment = built(names, params)
   shapes = jax.eval_shape(
     lambda rng: initialize(model, rng, 1, experiment.segment),
     jax.random.key(0),
   )
   config.check_read()
+  # Evaluation builds it from what was saved, by names of this package alone.
+  saved = SavedConfig(config.operative(), 'config.gin')
+  assert saved.build(Model, {'vocab': model.vocab}, MODEL)
   return shapes
 
 
-def millions(names):
-  """Parameters without the embedding, in millions."""
-  shapes = dict(parameters(names))
-  del shapes['embed']
+def millions(shapes):
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) / 1e6
 
 
+def of(option, by_pattern, default):
+  """What the last pattern that fits an option stands for."""
+  fitting = [some for o, some in by_pattern.items() if fnmatch(option, o)]
+  return fitting[-1] if fitting else default
+
+
+def some(archs_of):
+  """Pairs of all; slow but for two architectures of each, in turn."""
+  for place, (name, archs) in enumerate(archs_of.items()):
+    quick = {archs[place % len(archs)], archs[-place % len(archs)]}
+    for arch in archs:
+      marks = [] if arch in quick else [pytest.mark.slow]
+      yield pytest.param(name, arch, marks=marks)
+
+
 def options_and_archs():
-  for option in OPTIONS:
-    archs = ARCHS
-    for pattern, some in APPLY.items():
-      archs = some if fnmatch(option, pattern) else archs
-    yield from itertools.product([option], archs)
+  yield from some({o: tuple(of(o, APPLY, ARCHS)) for o in OPTIONS})
 
 
-TALL = [
-  pytest.param(size, arch, marks=[pytest.mark.slow])
-  if arch == 'block_feedback' and size in ('650m', '1300m')
-  else (size, arch)
-  for size, arch in itertools.product(SIZES, ARCHS)
-]
+def sizes_and_archs():
+  yield from some({size: tuple(ARCHS) for size in SIZES})
 
 
-@pytest.mark.parametrize(('size', 'arch'), TALL)
+@pytest.mark.parametrize(('size', 'arch'), list(sizes_and_archs()))
 def test_every_architecture_builds_at_every_size(size, arch):
   assert parameters([f'arch/{arch}', f'size/{size}', 'task/code'])
 
@@ -149,15 +201,32 @@ def test_the_recurrent_layer_may_be_the_only_one():
   assert list(cell) == ['cells_0']
 
 
-@pytest.mark.parametrize(('option', 'arch'), options_and_archs())
+@pytest.mark.parametrize(('option', 'arch'), list(options_and_archs()))
 def test_every_option_builds_with_every_architecture_that_reads_it(
   option, arch
 ):
-  names = [f'arch/{arch}', 'size/test', 'task/code']
+  names = [f'arch/{arch}', 'size/test', f'task/{of(option, TASK, "code")}']
   if option != 'scan_layers':
     names.append(f'options/{option}')
-  params = [p for o, some in PARAMS.items() if fnmatch(option, o) for p in some]
-  assert parameters(names, params)
+  assert parameters(names, of(option, PARAMS, []))
+
+
+@pytest.mark.parametrize(
+  ('task', 'arch'), list(some({task: tuple(ARCHS) for task in JUDGED}))
+)
+def test_every_architecture_judges(task, arch):
+  # Of a pair, each sequence has half of the segment, in whole blocks.
+  names = [f'arch/{arch}', 'size/test', f'task/{task}']
+  assert parameters(names, ['SEGMENT = 24'])['head']
+
+
+@pytest.mark.parametrize('arch', CORES)
+def test_a_task_says_what_tokens_of_a_core_see(arch):
+  for task, causal in {'code': True, **JUDGED}.items():
+    model, _ = built([f'arch/{arch}', 'size/test', f'task/{task}'])
+    assert model.cell.causal is causal
+    if arch not in BOTTLENECKS:
+      assert model.cell.block_length == (None if task in JUDGED else 4)
 
 
 @pytest.mark.parametrize('schedule', ['cosine', 'linear', 'constant'])
@@ -176,6 +245,7 @@ def test_every_task_builds(task, tmp_path):
     'jsonl': [f'JSONL = {str(tmp_path / "x.jsonl")!r}'],
     'seqio': ["TASK = 'mine'"],
     'store': [f'STORE = {str(tmp_path / "store")!r}'],
+    'logical_inference': ['SEGMENT = 24'],
   }
   if task == 'store':
     write_store(tmp_path / 'store')
@@ -211,14 +281,49 @@ def test_every_row_of_table_1_has_its_file():
   }
 
 
+def test_all_that_the_dynamic_halt_paper_measures_has_its_file():
+  ablations = [f'gated_universal_{o}' for o in OPTIONS if 'ablate_' in o]
+  assert {
+    f'{task}_{model}'
+    for task in ('listops', 'logical_inference')
+    for model in (*CORES, *ablations)
+  } | {
+    'flip_flop_latent_bottleneck_5_chunks',
+    'listops_gated_universal_upperbound',
+    *(f'flip_flop_{model}' for model in CORES),
+  } == {name for name in EXPERIMENTS if name.startswith(tuple(JUDGED))}
+
+
+@pytest.mark.parametrize('model', BOTTLENECKS)
+@pytest.mark.parametrize('task', ['flip_flop', 'listops'])
+def test_text_and_code_of_the_paper_go_to_and_fro(task, model):
+  experiment = f'experiments/{task}_{model}'
+  text = f'options/paper_text_{task}_chunks'
+  code = f'options/official_code_{task}_chunks'
+  settings = []
+  for options in [], [text], [text, code]:
+    assert parameters([experiment, *options])
+    settings.append(config.operative())
+  as_code, as_text, again = settings
+  assert as_code == again != as_text
+
+
+@pytest.mark.parametrize('model', OF_LISTOPS)
+def test_parameters_of_listops_are_those_of_the_code(model):
+  found = millions(parameters([f'experiments/listops_{model}']))
+  assert round(found, 2) == OF_LISTOPS[model]
+
+
 @pytest.mark.parametrize('size', PARAMETERS)
 def test_parameters_are_those_of_the_paper(size):
   for (arch, options), expected in zip(
     COLUMNS.values(), PARAMETERS[size], strict=True
   ):
     if expected is not None:
-      found = millions([f'arch/{arch}', f'size/{size}', 'task/code', *options])
-      assert round(found, 1) == expected, (size, arch, options)
+      names = [f'arch/{arch}', f'size/{size}', 'task/code', *options]
+      shapes = dict(parameters(names))
+      del shapes['embed']
+      assert round(millions(shapes), 1) == expected, (size, arch, options)
 
 
 def test_the_readme_shows_these_numbers():

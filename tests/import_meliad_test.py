@@ -25,7 +25,7 @@ from meliad_rec.data.documents import Document
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.experiment import Experiment
 from meliad_rec.layer_config import LayerConfig
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from meliad_rec.partition import make_mesh
 from tests import meliad_reference
 
@@ -144,7 +144,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
 def model(layer=WindowLayer, divisor=None, **changes):
   settings = LayerConfig(16, 2, 8, 32, 4, **{'compat_meliad': True} | changes)
   cell = stack.layers(2, functools.partial(layer, settings))
-  return LanguageModel(31, cell, 16, logits_divisor=divisor)
+  return Model(31, cell, 16, logits_divisor=divisor)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import pytest
 
 from meliad_rec.cell import Block
 from meliad_rec.cell import run
+from meliad_rec.cores.layers import Layers
 from meliad_rec.losses import cross_entropy
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from tests import architectures as tiny
 from tests.architectures import ALL
 from tests.architectures import ARCHITECTURES
@@ -183,7 +184,7 @@ def test_state_is_used(name):
 def test_clear_forgets_the_recurrent_state_alone(name):
   m = build(name)
   state, _ = whole(m)
-  ablated = LanguageModel(tiny.V, m.model.cell, tiny.D, clear_state=True)
+  ablated = Model(tiny.V, m.model.cell, tiny.D, clear_state=True)
   _, logits = ablated.apply(
     {'params': m.params}, state, m.tokens_BT, NONE, real(m.tokens_BT)
   )
@@ -217,15 +218,20 @@ def test_bfloat16_stays_close(name):
 def to_bfloat16(model):
   """The same model with bfloat16 activations, every layer's included."""
 
-  def change(cell):
-    if hasattr(cell, 'config'):
-      lower = dataclasses.replace(cell.config, dtype='bfloat16')
-      return cell.clone(config=lower)
-    if hasattr(cell, 'cells'):
-      return cell.clone(cells=tuple(change(c) for c in cell.cells))
-    if hasattr(cell, 'dtype'):
-      return cell.clone(dtype='bfloat16')
-    return cell.clone(cell=change(cell.cell))
+  def change(module):
+    if hasattr(module, 'config'):
+      lower = dataclasses.replace(module.config, dtype='bfloat16')
+      module = module.clone(config=lower)
+    elif hasattr(module, 'dtype'):
+      module = module.clone(dtype='bfloat16')
+    if hasattr(module, 'cells'):
+      return module.clone(cells=tuple(change(c) for c in module.cells))
+    if isinstance(module, Layers):
+      return module.clone(layer=lambda: change(module.layer()))
+    for part in ('cell', 'core', 'layer'):
+      if hasattr(module, part):
+        module = module.clone(**{part: change(getattr(module, part))})
+    return module
 
   return model.clone(cell=change(model.cell), dtype='bfloat16')
 

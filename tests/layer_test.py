@@ -16,7 +16,7 @@ from meliad_rec.cell import to_blocks
 from meliad_rec.layer import Layer
 from meliad_rec.layer_config import LayerConfig
 from meliad_rec.model import initialize
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from meliad_rec.remat import remat
 from tests.architectures import B
 from tests.architectures import config
@@ -91,7 +91,7 @@ BLOCK = USUAL | {
 
 
 def test_every_parameter_of_the_block_matches_exactly_one_sharding_rule():
-  made = LanguageModel(31, windowed(1, **BLOCK), D, final_norm=norms.LayerNorm)
+  made = Model(31, windowed(1, **BLOCK), D, final_norm=norms.LayerNorm)
   shapes = jax.eval_shape(
     lambda rng: initialize(made, rng, B, W), jax.random.key(0)
   )

@@ -17,27 +17,35 @@ PACKAGE = ROOT / 'meliad_rec'
 # import each other as long as no two do so in turn. Add a new file after all
 # that it imports.
 LINES = """
-remat cell reset kernels/* positions span attention dropout gates norms
+figures remat cell reset kernels/* positions span attention dropout gates norms
 activations layer_config sublayers layer archs/window archs/state_vectors
 archs/block_recurrent archs/chain archs/repeat archs/stack
 archs/block_feedback
 archs/ring archs/memorizing archs/lstm archs/recurrent_memory
 memory_scan/tokens memory_scan/gradients memory_scan/scan
 archs/memory_cell archs/feedback_memory archs/feedback
-archs/staircase_diagonal archs/staircase_tokens archs/staircase embedding model
+archs/staircase_diagonal archs/staircase_tokens archs/staircase partition
+halting/leaves halting/loop halting/compaction halting/per_device halting/gate
+halting/halt cores/core_config cores/attention cores/core_layer cores/layers
+cores/recurrence cores/universal archs/encode archs/latent_bottleneck
+archs/chunks embedding pooling heads model
 data/batch losses
 optimizer/schedules optimizer/accumulation optimizer/optimizer
-partition meliad_names metrics/metrics train_step forward program
-data/vocabulary data/word_vocabulary data/documents data/dataset
+meliad_names metrics/units metrics/metrics train_step forward program
+data/vocabulary data/word_vocabulary data/labels data/documents data/dataset
 data/generated/recall data/generated/draws data/generated/labelled
 data/generated/random_walk data/generated/programs data/generated/algorithm
+data/generated/flip_flop data/generated/listops_trees
+data/generated/listops_lengths data/generated/listops data/generated/formulas
+data/generated/logical_inference
 data/manifest data/split_files
 data/silence data/code data/hashed data/folder data/jsonl data/sources
 data/tasks data/text
-data/store data/prefetch data/shorter_first data/order data/lanes
+data/store data/prefetch data/shorter_first data/order data/rows data/lanes
 metrics/chips metrics/flops metrics/meter
 benchmarks/round_robin benchmarks/training benchmarks/step
-benchmarks/recurrence
+benchmarks/recurrence benchmarks/memorizing
+benchmarks/forced_halting benchmarks/halting
 hosts closing workdir
 checkpoint/fingerprint checkpoint/manifest checkpoint/mismatch
 checkpoint/preemption checkpoint/replaced checkpoint/best
@@ -48,12 +56,14 @@ generation/sample
 benchmarks/generation
 generation/speller generation/saved_reading generation/writer
 report/journal report/console report/plot report/report report/log
-report/countdown evaluation experiment validation progress trainer summary
-run_folder
+report/countdown evaluation experiment refusals validation progress trainer
+summary run_folder
 compilation_cache token_losses compare
 config/values config/files config/names config/binding config/syntax
-config/reader config/config config/saved run run_flags cli
-main evaluate generate runs tokenize train_vocab import_meliad bench
+config/reader config/config config/allowed config/saved run
+halting_depth/nesting halting_depth/reading halting_depth/groups
+halting_depth/texts halting_depth/picture run_flags cli
+main evaluate generate depth runs tokenize train_vocab import_meliad bench
 """
 ORDER = LINES.split()
 ENTRY = ORDER[ORDER.index('cli') + 1 :]

@@ -15,7 +15,7 @@ from meliad_rec.layer_config import LayerConfig
 from meliad_rec.meliad_names import convert
 from meliad_rec.model import empty_carry
 from meliad_rec.model import initialize
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from tests import meliad_reference
 from tests.meliad_reference import Sizes
 
@@ -58,7 +58,7 @@ def build(sizes, scan=False):
       sizes.recurrent,
       scan,
     )
-  return LanguageModel(sizes.vocab, cell, sizes.width)
+  return Model(sizes.vocab, cell, sizes.width)
 
 
 def shapes(model):

@@ -40,3 +40,13 @@ def test_statistics_and_parameters_are_float32(norm):
   assert all(a.dtype == jnp.float32 for a in jax.tree.leaves(params))
   exact = norm().apply(params, x.astype(jnp.float32))
   np.testing.assert_array_equal(y, exact.astype(jnp.bfloat16))
+
+
+def test_no_norm_is_x_in_the_dtype_of_a_norm():
+  y, params = norms.NoNorm().init_with_output(jax.random.key(0), X)
+  assert y is X and params == {}
+  y, params = norms.NoNorm(dtype='bfloat16').init_with_output(
+    jax.random.key(0), X
+  )
+  assert params == {}
+  np.testing.assert_array_equal(y, X.astype(jnp.bfloat16))

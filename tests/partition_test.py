@@ -13,7 +13,7 @@ from meliad_rec import losses
 from meliad_rec import partition
 from meliad_rec.model import empty_carry
 from meliad_rec.model import initialize
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from tests import architectures as tiny
 
 B, T, V = 8, tiny.T, 32  # V is even, so that the embedding is cut too.
@@ -22,7 +22,7 @@ MESHES = [(8, 1, 1), (2, 2, 2)]
 
 @functools.cache
 def model(name):
-  return LanguageModel(V, tiny.ARCHITECTURES[name].cell(), tiny.D)
+  return Model(V, tiny.ARCHITECTURES[name].cell(), tiny.D)
 
 
 def shapes(name):
@@ -40,7 +40,7 @@ def test_every_parameter_matches_exactly_one_rule(name):
     axes = partition.logical_axes(name)
     assert len(axes) <= leaf.ndim, name
     spec = partition.param_spec(mesh, name, leaf.shape)
-    if name.endswith(('kernel', 'embedding')):
+    if name.endswith(('kernel', 'embedding')) and 1 not in leaf.shape:
       assert set(spec) >= {'model', 'fsdp'}, name
 
 
@@ -110,6 +110,52 @@ def test_sharded_equals_unsharded_for_one_architecture():
 def test_sharded_equals_unsharded(name, shape):
   """Law 9, second half: pytest -m slow tests/partition_test.py"""
   assert_sharded_equals_unsharded(name, shape)
+
+
+def gathered(shape):
+  """Specs of a core's parameters before and behind `gather`, and values."""
+  mesh = partition.make_mesh(*shape)
+  rng = np.random.default_rng(0)
+  params = {
+    'gate': {'hidden': {'kernel': rng.normal(size=(20, 28))}},
+    'layer': {'mlp': {'output': {'kernel': rng.normal(size=(28, 20))}}},
+    'norm': {'scale': rng.normal(size=20)},
+  }
+  spec = lambda path, a: partition.param_spec(
+    mesh, partition.path_string(path), a.shape
+  )
+  put = lambda path, a: jax.device_put(
+    a.astype(np.float32), NamedSharding(mesh, spec(path, a))
+  )
+  cut = jax.tree_util.tree_map_with_path(put, params)
+  with jax.set_mesh(mesh):
+    whole = jax.jit(partition.gather)(cut)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-6), whole, params
+  )
+  places = lambda tree: [
+    tuple(a.sharding.spec) + (None,) * (a.ndim - len(a.sharding.spec))
+    for a in jax.tree.leaves(tree)
+  ]
+  return places(cut), places(whole)
+
+
+def test_gather_makes_parameters_whole_along_fsdp_alone():
+  cut, whole = gathered((2, 2, 2))
+  assert cut == [('fsdp', 'model'), ('model', 'fsdp'), (None,)]
+  assert whole == [(None, 'model'), ('model', None), (None,)]
+
+
+def test_gather_leaves_alone_what_is_not_cut():
+  cut, whole = gathered((4, 1, 2))
+  # An axis of one place cuts nothing.
+  bare = [tuple(a if a != 'fsdp' else None for a in spec) for spec in cut]
+  assert bare == [
+    tuple(a if a != 'fsdp' else None for a in spec) for spec in whole
+  ]
+  assert bare == [(None, 'model'), ('model', None), (None,)]
+  params = {'no rule': jnp.ones(3)}
+  assert partition.gather(params) is params  # There is no mesh.
 
 
 def test_the_mesh_must_use_up_the_devices():

@@ -1,4 +1,4 @@
-"""Positions: T5's buckets, rotations, slopes."""
+"""Positions: T5's buckets, rotations, slopes, and decay."""
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +82,72 @@ def test_rope_needs_pairs():
     rotated(np.zeros((2, 5), np.float32), 0)
 
 
+def xpos(x_SK, first, method, kind=positions.XPos):
+  x_BSHK = jnp.asarray(x_SK)[None, :, None]
+  y = kind(1).apply({}, x_BSHK, first, method=method)
+  return np.asarray(y[0, :, 0])
+
+
+@pytest.mark.parametrize('kind', [positions.XPos, positions.SymmetricXPos])
+def test_xpos_turns_and_scales_each_pair(kind):
+  """Sun et al. 2022: queries by zeta^(n / 512), keys by its inverse."""
+  x_SK = np.random.default_rng(0).normal(size=(4, K)).astype(np.float32)
+  for method, sign in (('rotate', 1), ('rotate_keys', -1)):
+    y_SK = xpos(x_SK, 300, method, kind)
+    for s, i in np.ndindex(4, K // 2):
+      n = 300 + s
+      zeta = (2 * i + 0.4 * K) / (1.4 * K)
+      factor = np.exp(1j * n * 10_000.0 ** (-2 * i / K))
+      factor *= zeta ** (sign * n / 512)
+      pair = complex(x_SK[s, i], x_SK[s, i + K // 2]) * factor
+      assert abs(pair - complex(y_SK[s, i], y_SK[s, i + K // 2])) < 1e-4
+
+
+def test_xpos_logits_depend_on_distance_alone():
+  rng = np.random.default_rng(0)
+  q, k = rng.normal(size=(2, 4, K)).astype(np.float32)
+  logits = [
+    xpos(q, at, 'rotate') @ xpos(k, at - 300, 'rotate_keys').T
+    for at in (0, 400, -700)
+  ]
+  np.testing.assert_allclose(logits[0], logits[1], atol=1e-3)
+  np.testing.assert_allclose(logits[0], logits[2], atol=1e-3)
+  nearer = xpos(q, 0, 'rotate') @ xpos(k, -3, 'rotate_keys').T
+  assert np.abs(nearer - logits[0]).max() > 0.1
+
+
+@pytest.mark.parametrize(
+  'tokens, growth', [(100, 1.277), (1000, 11.55), (4096, 22519)]
+)
+def test_keys_behind_a_query_grow(tokens, growth):
+  """Those that turn fastest, as the docstring says; others less."""
+  size = lambda x_1K, first, method: np.linalg.norm(xpos(x_1K, first, method))
+  for i in range(K // 2):
+    one = np.eye(1, K, i, dtype=np.float32)
+    ahead = size(one, 0, 'rotate') * size(one, tokens, 'rotate_keys')
+    if i == 0:
+      np.testing.assert_allclose(ahead, growth, rtol=1e-3)
+    else:
+      assert 1 < ahead < growth
+    # And those in front of it shrink as much.
+    past = size(one, tokens, 'rotate') * size(one, 0, 'rotate_keys')
+    np.testing.assert_allclose(past, 1 / ahead, rtol=1e-4)
+
+
+def test_xpos_of_bfloat16_is_computed_in_float32():
+  """An angle of 1,001 in bfloat16 is off by 1 and more."""
+  x_SK = jax.random.normal(jax.random.key(0), (4, K)).astype(jnp.bfloat16)
+  low = xpos(x_SK, 1001, 'rotate')
+  assert low.dtype == jnp.bfloat16
+  expected = xpos(x_SK.astype(jnp.float32), 1001, 'rotate')
+  np.testing.assert_allclose(low.astype(np.float32), expected, atol=0.01)
+
+
+def test_which_positions_have_two_sides():
+  two = {k for k in vars(positions).values() if getattr(k, 'two_sided', False)}
+  assert two == {positions.SymmetricXPos}
+
+
 def test_relative_keys_are_a_vector_a_distance_of_unit_variance():
   module = positions.RelativeKeys(H)
   back_W = np.arange(W) + 1
@@ -92,7 +158,9 @@ def test_relative_keys_are_a_vector_a_distance_of_unit_variance():
   assert (module.apply(params, back_W, method='bias') == 0).all()
 
 
-@pytest.mark.parametrize('kind', ['NoPosition', 'ALiBi', 'RoPE', 'T5Bias'])
+@pytest.mark.parametrize(
+  'kind', ['NoPosition', 'ALiBi', 'RoPE', 'XPos', 'T5Bias']
+)
 def test_other_positions_add_nothing_to_keys(kind):
   module = getattr(positions, kind)(H)
   added, _ = module.init_with_output(

@@ -1,5 +1,7 @@
 """Compiled steps: one compile, donated state, sharded equals unsharded."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from meliad_rec.checkpoint.fingerprint import digest
 from meliad_rec.data.lanes import Lanes
 from tests import tiny_run
+from tests.counting import Counting
 
 
 @pytest.fixture(scope='module')
@@ -57,6 +60,28 @@ def test_rows_that_do_not_divide_are_one_sentence():
   program = tiny_run.program(8, rows=12)
   with pytest.raises(ValueError, match='12 rows does not divide over 8'):
     _ = program.shapes
+
+
+@pytest.mark.parametrize('shape', [(1, 1, 1), (8, 1, 1), (8, 2, 2)])
+def test_what_modules_count_is_of_all_rows_on_every_device(data, shape):
+  """In training, and in evaluation."""
+  program = tiny_run.program(*shape, rows=8)
+  model = program.model.clone(cell=Counting())
+  program = dataclasses.replace(program, model=model)
+  lanes = Lanes(data.documents('train'), 8, program.segment, seed=0)
+  batch, _ = next(lanes)
+  depth_BT = batch.mask_BT * (1 + np.arange(program.segment))
+  put = program.put(batch, 8)
+  state = program.create(1)
+  _, evaluated, _ = program.eval_step(
+    state.params, program.empty_carry(state.params, 8), put
+  )
+  _, trained = program.train_step(state, put)
+  for sums in evaluated, trained:
+    assert all(a.is_fully_replicated for a in jax.tree.leaves(sums.sown))
+    mean, peak = sums.sown['halting_depth'], sums.sown['halting_depth_max']
+    assert (mean.total, mean.count) == (depth_BT.sum(), batch.mask_BT.sum())
+    assert peak.value == depth_BT.max()
 
 
 @pytest.mark.slow

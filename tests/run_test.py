@@ -129,9 +129,9 @@ def test_a_foreign_configuration_runs_no_code(copy, monkeypatch):
   monkeypatch.setattr(os, 'system', called.append)
   file = copy / run_folder.CONFIG
   text = file.read_text()
-  evil = 'import os\nmodel.LanguageModel.cell = @os.system()\n'
+  evil = 'import os\nmodel.Model.cell = @os.system()\n'
   evil += "os.system.command = 'x'\n"
-  file.write_text(text.replace('model.LanguageModel.cell = ', 'CELL = ') + evil)
+  file.write_text(text.replace('model.Model.cell = ', 'CELL = ') + evil)
   with pytest.raises(ValueError, match=r'calls os.system, which is no part'):
     load_run(copy)
   assert called == []

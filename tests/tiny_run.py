@@ -15,7 +15,7 @@ from meliad_rec.data.documents import Document
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.experiment import Experiment
 from meliad_rec.generation.sample import Sample
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from meliad_rec.optimizer import optimizer
 from meliad_rec.optimizer import schedules
 from meliad_rec.partition import make_mesh
@@ -48,7 +48,7 @@ def write_store(path, seed=0):
 def program(devices=1, fsdp=1, model=1, **changes) -> Program:
   """Compiled once for all tests that ask for it."""
   settings = {
-    'model': LanguageModel(
+    'model': Model(
       Bytes().size, tiny.recurrent(1, (0,), changes={'dropout': 0.1}), tiny.D
     ),
     'optimizer': optimizer.chain(optimizer.adamw, schedules.constant(0.01)),

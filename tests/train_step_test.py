@@ -5,16 +5,19 @@ import types
 
 from flax import linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from meliad_rec import figures
 from meliad_rec import losses
 from meliad_rec.cell import Cell
 from meliad_rec.data.batch import Batch
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from meliad_rec.optimizer import optimizer
 from meliad_rec.optimizer import schedules
+from meliad_rec.train_step import auxiliary
 from meliad_rec.train_step import create_state
 from meliad_rec.train_step import eval_step
 from meliad_rec.train_step import train_step
@@ -26,7 +29,7 @@ RATE = 0.05
 
 def language_model(dropout=0.0):
   cell = tiny.recurrent(1, (0,), changes={'dropout': dropout})
-  return LanguageModel(V, cell, tiny.D)
+  return Model(V, cell, tiny.D)
 
 
 def batch(number) -> Batch:
@@ -56,7 +59,7 @@ def compiled(ema_decay=None, every=1, dropout=0.0):
     create_state, model, chained, 3, B, T, ema=ema_decay is not None
   )
   step = functools.partial(
-    train_step, model, chained, losses.objective, ema_decay
+    train_step, model, chained, losses.objective, ema_decay, 0
   )
   return jax.jit(make)(), jax.jit(step)
 
@@ -214,14 +217,17 @@ class Toll(Cell):
     return np.zeros((batch, 1), np.float32)
 
 
-def gradients(read, toll=0.0):
-  """Gradients of a model of one Toll, and the nats of the step."""
+def gradients(read, toll=0.0, warmup=0, at=0):
+  """Gradients of a model of one Toll at a step, and the nats of the step."""
   through = types.SimpleNamespace(
     init=lambda params: (), update=lambda g, state, params, tokens: (g, state)
   )
-  model = LanguageModel(V, Toll(toll), tiny.D)
+  model = Model(V, Toll(toll), tiny.D)
   state = create_state(model, through, 3, B, T, ema=False)
-  step = functools.partial(train_step, model, through, losses.objective, None)
+  state = state.replace(step=state.step + at)
+  step = functools.partial(
+    train_step, model, through, losses.objective, None, warmup
+  )
   after, sums = jax.jit(step)(state, read)
   moved = jax.tree.map(lambda a, b: a - b, after.params, state.params)
   return jax.device_get(moved), sums
@@ -258,6 +264,89 @@ def test_what_modules_sow_is_minimised_and_not_reported():
   np.testing.assert_array_equal(
     taxed['embed']['embedding'], plain['embed']['embedding']
   )
+
+
+@pytest.mark.parametrize(
+  'at, weight', [(0, 0.2), (1, 0.4), (3, 0.8), (4, 1), (9, 1)]
+)
+def test_what_modules_sow_rises_to_its_weight(at, weight):
+  plain, _ = gradients(batch(0))
+  taxed, _ = gradients(batch(0), toll=0.25, warmup=5, at=at)
+  np.testing.assert_allclose(
+    taxed['cell']['w'], np.full(5, weight * 0.25 * 2 * 3), rtol=1e-5
+  )
+  np.testing.assert_array_equal(
+    taxed['embed']['embedding'], plain['embed']['embedding']
+  )
+
+
+def test_a_ratio_is_minimised_as_one_mean_over_the_scan():
+  """Beside a plain loss, which is a sum; one of two blocks has no places."""
+
+  def total(w):
+    places = jnp.array([0.0, 5.0])
+    sown = {
+      'a': {'mean': (figures.Ratio(w * jnp.array([0.0, 15.0]), places),)},
+      'b': {'parts': (w * jnp.array([1.0, 2.0]), w)},
+    }
+    return auxiliary(sown)
+
+  assert jax.value_and_grad(total)(2.0) == (3 * 2 + 3 * 2 + 2, 3 + 3 + 1)
+  zero = figures.Ratio(jnp.zeros(2), jnp.zeros(2))
+  nothing, gradient = jax.value_and_grad(lambda r: auxiliary({'x': (r,)}))(zero)
+  assert nothing == 0 and np.isfinite(gradient.total).all()
+  assert auxiliary({}) == 0
+
+
+class Counter(Cell):
+  """State: nothing. Doubles tokens, and counts them if it `counts`."""
+
+  counts: bool = True
+
+  @property
+  def block_length(self):
+    return tiny.W
+
+  @nn.compact
+  def __call__(self, state, block):
+    w = self.param('w', nn.initializers.constant(2.0), (tiny.D,))
+    if self.counts:
+      real_BT = block.mask * jnp.ones_like(w[0])
+      figures.sow(self, 'doubled', figures.Ratio(real_BT * w[0], real_BT))
+      figures.sow(self, 'doubled', figures.Ratio(real_BT * 0, real_BT))
+      figures.sow(self, 'most', figures.Peak(real_BT.sum(1)))
+    return state, w * block.x
+
+  def initial_state(self, batch):
+    return np.zeros((batch, 1), np.float32)
+
+
+@pytest.mark.parametrize('remat', ['none', 'full'])
+def test_what_modules_count_is_of_the_whole_step_and_changes_nothing(remat):
+  """Through the scan over blocks, in training and in evaluation."""
+  chained = optimizer.chain(optimizer.adamw, schedules.constant(RATE))
+  read, found = batch(0), {}
+  for counts in True, False:
+    model = Model(V, Counter(counts, remat=remat), tiny.D)
+    state = create_state(model, chained, 3, B, T, ema=False)
+    step = functools.partial(
+      train_step, model, chained, losses.objective, None, 0
+    )
+    carry, seen, nats_BT = jax.jit(functools.partial(eval_step, model))(
+      state.params, state.carry, read
+    )
+    after, sums = jax.jit(step)(state, read)
+    found[counts] = (after, sums.replace(sown={}), nats_BT), (sums, seen)
+  same = np.testing.assert_array_equal
+  jax.tree.map(same, found[True][0], found[False][0])
+  for sums in found[True][1]:
+    assert set(sums.sown) == {'doubled', 'most'}
+    real = int(read.mask_BT.sum())
+    assert (sums.sown['doubled'].total, sums.sown['doubled'].count) == (
+      *(2 * real, 2 * real),
+    )
+    assert sums.sown['most'].value == tiny.W
+  assert [sums.sown for sums in found[False][1]] == [{}, {}]
 
 
 def test_gradients_are_accumulated_and_averages_follow():

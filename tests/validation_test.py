@@ -3,15 +3,23 @@
 import dataclasses
 import io
 
+import jax
 import pytest
 
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.generated.random_walk import RandomWalk
+from meliad_rec.data.shorter_first import ShorterFirst
 from meliad_rec.experiment import Part
+from meliad_rec.heads import Classifier
+from meliad_rec.heads import Matcher
+from meliad_rec.model import initialize
+from meliad_rec.model import Model
 from meliad_rec.report import journal
 from meliad_rec.report.report import Report
 from meliad_rec.validation import Validation
 from tests import tiny_run
+from tests.model_test import Adder
+from tests.model_test import D
 
 
 @dataclasses.dataclass
@@ -93,6 +101,94 @@ def test_what_labels_cannot_give_is_told_at_once(changes, told):
   experiment = tiny_run.experiment(WALK, tiny_run.program(), **changes)
   with pytest.raises(ValueError, match=told):
     Validation(experiment)
+
+
+class Whole(Adder):
+  """Reads documents at once."""
+
+  @property
+  def whole_documents(self):
+    return True
+
+
+def with_model(**changes):
+  """The tiny program with a model of its own; not to be compiled."""
+  settings = {'vocab': 259, 'cell': Adder(), 'd_model': D} | changes
+  return dataclasses.replace(tiny_run.program(), model=Model(**settings))
+
+
+def test_a_head_is_evaluated_on_its_labels(tmp_path):
+  program = with_model(head=Classifier(WALK.vocabulary.size - 1, None))
+  experiment = tiny_run.experiment(WALK, program, best_metric='error')
+  validation = Validation(experiment)
+  params = initialize(program.model, jax.random.key(0), 4, tiny_run.SEGMENT)
+  report = Report(tmp_path, stream=io.StringIO())
+  figures = validation.evaluate(params, 3, report, lambda: False)
+  report.close()
+  assert figures['scored_tokens'] == 2 * 18
+  assert 0 <= figures['error'] <= 1
+
+
+@pytest.mark.parametrize(
+  ('model', 'changes', 'told'),
+  [
+    ({'head': Classifier(3)}, {}, 'go up to 13, and the Classifier has 3 cl'),
+    ({'head': Matcher(13)}, {}, 'A Matcher judges pairs, and these documents'),
+    ({'cell': Whole()}, {}, 'segment of 19 places; SEGMENT is 16, so set it'),
+    (
+      {'cell': Whole()},
+      {'segment': 32, 'shorter_first': ShorterFirst(8, 2)},
+      'segment of 19 places; FIRST_SEGMENT is 8, so set it',
+    ),
+  ],
+)
+def test_what_the_model_cannot_read_is_told_at_once(model, changes, told):
+  experiment = tiny_run.experiment(
+    WALK, with_model(**model), best_metric='error', **changes
+  )
+  with pytest.raises(ValueError, match=told):
+    Validation(experiment)
+
+
+@pytest.mark.parametrize(
+  ('model', 'changes', 'told'),
+  [
+    ({'head': Classifier(3)}, {}, 'Classifier for labels, and these docume'),
+    # Documents of validation have 82 tokens at most, of training 186.
+    ({'cell': Whole()}, {'segment': 90}, 'of 186 places; SEGMENT is 90'),
+    (
+      {'cell': Whole()},
+      {'segment': 200, 'sample': Sample()},
+      'Whole reads a document at once, and cannot write',
+    ),
+  ],
+)
+def test_what_the_model_cannot_do_with_text(data, model, changes, told):
+  experiment = tiny_run.experiment(data, with_model(**model), **changes)
+  with pytest.raises(ValueError, match=told):
+    Validation(experiment)
+
+
+class Longer:
+  """Of whose documents those of validation are the longest."""
+
+  vocabulary, splits = WALK.vocabulary, WALK.splits
+
+  def documents(self, split):
+    tokens = 15 if split == 'train' else None
+    return WALK.documents(split).head(None, tokens, self.vocabulary)
+
+
+def test_both_splits_must_be_readable():
+  changes = {'best_metric': 'error', 'segment': 15}
+  part = Part(tokens=12)
+  make = lambda data, **more: Validation(
+    tiny_run.experiment(data, with_model(cell=Whole()), **changes, **more)
+  )
+  make(Longer(), part=part)
+  for data, more in (Longer(), {}), (WALK, {'part': part}):
+    with pytest.raises(ValueError, match='of 19 places; SEGMENT is 15'):
+      make(data, **more)
 
 
 def test_text_has_no_error(data):

@@ -81,6 +81,9 @@ class BlockRecurrentLayer(Cell):
     past, s_BSD = state
     return past, self.states.first(s_BSD.shape[0])
 
+  def summary(self, state):
+    return state[1]
+
   def __call__(self, state, block):
     W, (B, T) = self.config.window, block.mask.shape
 

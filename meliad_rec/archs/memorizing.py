@@ -152,6 +152,8 @@ class MemorizingLayer(Cell):
         jax.lax.approx_max_k, recall_target=self.recall_target
       )
     top, _ = find(jax.lax.stop_gradient(score_BHQS), self.neighbors + 1)
+    # Or XLA joins the next slice with the search, and sorts all scores.
+    top = jax.lax.optimization_barrier(top)
     # Half way to the next: a score computed again may differ in its last bit.
     return checkpoint_name(top[..., -2:].mean(-1, keepdims=True), 'least')
 

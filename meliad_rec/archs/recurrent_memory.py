@@ -59,6 +59,9 @@ class RecurrentMemory(Cell):
   def clear(self, state):
     return self.initial_state(len(state))
 
+  def summary(self, state):
+    return state
+
   def __call__(self, state, block):
     S, memory_BSD = self.slots, state.astype(block.x.dtype)
     x_BTD = jnp.concatenate([memory_BSD, block.x, memory_BSD], 1)

@@ -7,6 +7,7 @@ stack of like layers, whose time to compile does not grow with their number.
 """
 
 from flax import linen as nn
+import jax
 
 from meliad_rec.archs.chain import Chain
 from meliad_rec.cell import Cell
@@ -38,12 +39,24 @@ class Repeat(Chain):
     return self.cell.block_length
 
   @property
+  def causal(self):
+    return self.cell.causal
+
+  @property
+  def whole_documents(self):
+    return self.cell.whole_documents
+
+  @property
   def recurs(self):
     return self.cell.recurs
 
   @property
   def streams(self):
     return self.cell.streams
+
+  def summary(self, state):
+    """That of the last repeat."""
+    return self.cell.summary(jax.tree.map(lambda a: a[:, -1], state))
 
   def through(self, call, state, block):
     def body(cell, x_BTD, s):
@@ -53,7 +66,7 @@ class Repeat(Chain):
     own = {} if self.share else {'params': 0}
     scan = nn.scan(
       body,
-      variable_axes={'losses': 0} | own,
+      variable_axes={'losses': 0, 'figures': 0, 'pictures': 0} | own,
       variable_broadcast='params' if self.share else False,
       split_rngs={'params': not self.share, 'dropout': True},
       in_axes=1,

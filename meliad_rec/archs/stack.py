@@ -22,12 +22,27 @@ class Stack(Chain):
     return math.lcm(*lengths) if lengths else None
 
   @property
+  def causal(self):
+    return all(cell.causal for cell in self.cells)
+
+  @property
+  def whole_documents(self):
+    return any(cell.whole_documents for cell in self.cells)
+
+  @property
   def recurs(self):
     return any(cell.recurs for cell in self.cells)
 
   @property
   def streams(self):
     return all(cell.streams for cell in self.cells)
+
+  def summary(self, state):
+    """That of the highest cell that recurs."""
+    pairs = zip(self.cells, state, strict=True)
+    recurrent = [(cell, s) for cell, s in pairs if cell.recurs]
+    cell, s = recurrent[-1] if recurrent else (self.cells[-1], state[-1])
+    return cell.summary(s)
 
   def through(self, call, state, block):
     new = []

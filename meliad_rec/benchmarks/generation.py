@@ -14,7 +14,7 @@ from meliad_rec.benchmarks.round_robin import Times
 from meliad_rec.generation.decode import Decoder
 from meliad_rec.generation.sampling import Sampler
 from meliad_rec.model import initialize
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 
 SETTINGS = recurrence.SETTINGS
 BASELINE = recurrence.BASELINE
@@ -52,7 +52,7 @@ class Row:
 def measure(setting: recurrence.Setting, rounds: int) -> dict[str, Row]:
   """A row for each model, after a segment that each has read."""
   models = {
-    name: LanguageModel(setting.vocab, cell, setting.config.d_model)
+    name: Model(setting.vocab, cell, setting.config.d_model)
     for name, cell in recurrence.cells(setting).items()
   }
   writers = {name: _writer(model, setting) for name, model in models.items()}
@@ -68,9 +68,7 @@ def measure(setting: recurrence.Setting, rounds: int) -> dict[str, Row]:
   }
 
 
-def _writer(
-  model: LanguageModel, setting: recurrence.Setting
-) -> Callable[[], None]:
+def _writer(model: Model, setting: recurrence.Setting) -> Callable[[], None]:
   """Writes on with each call, for all rows."""
   make = jax.jit(lambda rng: initialize(model, rng, 1, setting.segment))
   decoder = Decoder(model, make(jax.random.key(0)), setting.segment, TOKENS)
@@ -87,7 +85,7 @@ def _writer(
   return write
 
 
-def _state_bytes(model: LanguageModel, setting: recurrence.Setting) -> int:
+def _state_bytes(model: Model, setting: recurrence.Setting) -> int:
   def state(rng):
     params = initialize(model, rng, 1, setting.segment)
     return model.apply({'params': params}, 1, method='initial_state')

@@ -14,7 +14,7 @@ from meliad_rec.archs.window import WindowLayer
 from meliad_rec.benchmarks import training
 from meliad_rec.cell import Cell
 from meliad_rec.layer_config import LayerConfig
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def measure(setting: Setting, rounds: int) -> dict[str, training.Row]:
   """A row for each model."""
   programs = {
     name: training.program(
-      LanguageModel(setting.vocab, cell, setting.config.d_model),
+      Model(setting.vocab, cell, setting.config.d_model),
       setting.rows,
       setting.segment,
     )

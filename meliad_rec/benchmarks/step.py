@@ -17,7 +17,7 @@ from meliad_rec.archs.window import WindowLayer
 from meliad_rec.benchmarks import training
 from meliad_rec.cell import Cell
 from meliad_rec.layer_config import LayerConfig
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from meliad_rec.program import Program
 
 
@@ -116,7 +116,7 @@ def program(setting: Setting, cell: Cell, one_window: bool = False) -> Program:
   """A run's program; with segments of one window, and more rows, for XL."""
   config = setting.config
   segment = config.window if one_window else setting.segment
-  model = LanguageModel(setting.vocab, cell, config.d_model, config.dropout)
+  model = Model(setting.vocab, cell, config.d_model, config.dropout)
   return training.program(
     model, setting.rows * setting.segment // segment, segment
   )

@@ -16,7 +16,7 @@ from meliad_rec.benchmarks.round_robin import round_robin
 from meliad_rec.benchmarks.round_robin import Times
 from meliad_rec.data.batch import Batch
 from meliad_rec.metrics.flops import forward_flops
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from meliad_rec.optimizer import optimizer
 from meliad_rec.optimizer import schedules
 from meliad_rec.program import Program
@@ -92,7 +92,7 @@ def measure(
   }
 
 
-def program(model: LanguageModel, rows: int, segment: int) -> Program:
+def program(model: Model, rows: int, segment: int) -> Program:
   """A run of this model by the paper's optimiser, on one device."""
   return Program(
     model=model,

@@ -23,30 +23,6 @@ from meliad_rec.config.values import parameters
 from meliad_rec.config.values import Reference
 from meliad_rec.config.values import takes
 
-# What a model is made of, and what a dataset is; neither runs what it is given.
-MODEL = (
-  'meliad_rec.activations',
-  'meliad_rec.archs',
-  'meliad_rec.embedding',
-  'meliad_rec.gates',
-  'meliad_rec.kernels',
-  'meliad_rec.layer_config',
-  'meliad_rec.model',
-  'meliad_rec.norms',
-  'meliad_rec.positions',
-  'meliad_rec.span',
-)
-DATA = (
-  'meliad_rec.data.generated',
-  'meliad_rec.data.store.Store',
-  'meliad_rec.data.text.Text',
-  'meliad_rec.data.sources.Code',
-  'meliad_rec.data.sources.Folder',
-  'meliad_rec.data.sources.Jsonl',
-  'meliad_rec.data.sources.Pg19',
-  'meliad_rec.data.vocabulary',
-)
-
 
 class SavedConfig:
   """The operative configuration of a run.

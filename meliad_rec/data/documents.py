@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meliad_rec.data import labels as labelled
 from meliad_rec.data.vocabulary import Vocabulary
 
 SPLITS = ('train', 'validation', 'test')
@@ -16,7 +17,8 @@ SPLITS = ('train', 'validation', 'test')
 class Document(NamedTuple):
   """One tokenised document: name, ids [n], UTF-8 bytes, whitespace words.
 
-  Where tokens are labelled, `labels` are ids [n] too; 0 is not scored.
+  Where tokens are labelled, `labels` are ids [n] too; 0 is not scored. Of a
+  pair of sequences, the first `middle` tokens are the first of them.
   """
 
   name: str
@@ -24,6 +26,7 @@ class Document(NamedTuple):
   bytes_: int
   words: int
   labels: np.ndarray | None = None
+  middle: int | None = None
 
 
 def count_words(text: str) -> int:
@@ -49,10 +52,12 @@ class Documents:
     tokens_sha256: of the bytes of `tokens`; None: found when it is asked for.
     labels: 1-d array like `tokens`, what is to be predicted at each; 0: not
       scored. None: the next token is to be predicted.
+    middles: int64 [documents], tokens of the first of the two sequences of
+      each; the rest is the second, on whose last token the pair's label lies.
+      None: documents are no pairs.
 
   Raises:
-    ValueError: labels are not one for each token, or only some documents have
-      them.
+    ValueError: labels or middles do not fit; see labels.check.
   """
 
   tokens: np.ndarray
@@ -62,13 +67,10 @@ class Documents:
   names: list[str]
   tokens_sha256: str | None = None
   labels: np.ndarray | None = None
+  middles: np.ndarray | None = None
 
   def __post_init__(self):
-    if self.labels is not None and self.labels.shape != self.tokens.shape:
-      raise ValueError(
-        f'There are {len(self.labels)} labels for {len(self.tokens)} tokens; '
-        'give each token one, 0 where it is not scored, or none.'
-      )
+    labelled.check(self.tokens, self.starts, self.labels, self.middles)
 
   @classmethod
   def collect(
@@ -76,30 +78,21 @@ class Documents:
   ) -> 'Documents':
     """Gathers documents in memory."""
     dtype = token_dtype(vocabulary.size)
-    tokens, bytes_, words, names = [np.zeros(0, dtype)], [], [], []
-    labels = [np.zeros(0, dtype)]
-    for document in documents:
-      tokens.append(document.tokens.astype(dtype))
-      bytes_.append(document.bytes_)
-      words.append(document.words)
-      names.append(document.name)
-      if document.labels is not None:
-        labels.append(document.labels.astype(dtype))
-    lengths = [len(part) for part in tokens]
-    labelled = len(labels) > 1
-    if labelled and [len(part) for part in labels] != lengths:
-      raise ValueError(
-        f'{len(labels) - 1} of {len(names)} documents have labels, '
-        f'{sum(map(len, labels))} for {sum(lengths)} tokens; give each token '
-        'of a split one, 0 where it is not scored, or none.'
-      )
+    small = lambda ids: None if ids is None else ids.astype(dtype)
+    parts = [
+      d._replace(tokens=small(d.tokens), labels=small(d.labels))
+      for d in documents
+    ]
+    tokens = [np.zeros(0, dtype), *(part.tokens for part in parts)]
+    labels, middles = labelled.collect(parts)
     return cls(
       tokens=np.concatenate(tokens),
-      starts=np.cumsum(lengths, dtype=np.int64),
-      bytes_=np.asarray(bytes_, np.int64),
-      words=np.asarray(words, np.int64),
-      names=names,
-      labels=np.concatenate(labels) if labelled else None,
+      starts=np.cumsum([*map(len, tokens)], dtype=np.int64),
+      bytes_=np.asarray([part.bytes_ for part in parts], np.int64),
+      words=np.asarray([part.words for part in parts], np.int64),
+      names=[part.name for part in parts],
+      labels=labels,
+      middles=middles,
     )
 
   def __len__(self) -> int:
@@ -137,6 +130,8 @@ class Documents:
       whole.update(facts.astype('<i8').tobytes())
     if self.labels is not None:
       whole.update(np.ascontiguousarray(self.labels).data)
+    if self.middles is not None:
+      whole.update(self.middles.astype('<i8').tobytes())
     return whole.hexdigest()
 
   def head(
@@ -149,7 +144,7 @@ class Documents:
 
     Args:
       count: documents to keep; None: all.
-      tokens: tokens to keep of each document; None: all.
+      tokens: tokens to keep of each document, or sequence of a pair; None: all.
       vocabulary: what the ids mean, needed where documents are cut, to count
         the bytes and words of what is left of them.
 
@@ -172,25 +167,32 @@ class Documents:
       names=self.names[:kept],
       tokens_sha256=self.tokens_sha256 if end == len(self.tokens) else None,
       labels=None if self.labels is None else self.labels[:end],
+      middles=None if self.middles is None else self.middles[:kept],
     )
-    if tokens is None or not (part.lengths > tokens).any():
+    sides = labelled.sides(part.middles, part.lengths)
+    if tokens is None or not (sides > tokens).any():
       return part
     if vocabulary is None:
       raise ValueError(
         f'Documents are to be cut to {tokens} tokens, which needs the '
         'vocabulary to count what is left; give vocabulary.'
       )
-    return Documents.collect(
-      (part._cut(i, tokens, vocabulary) for i in range(kept)), vocabulary
+    kept = np.minimum(sides, tokens)
+    begins = np.cumsum(sides) - sides.ravel()
+    spans = zip(begins, begins + kept.ravel(), strict=True)
+    places = np.concatenate([np.arange(*span) for span in spans])
+    part = dataclasses.replace(
+      part,
+      tokens=part.tokens[places],
+      starts=np.cumsum([0, *kept.sum(1)]),
+      bytes_=part.bytes_.copy(),
+      words=part.words.copy(),
+      tokens_sha256=None,
+      labels=None if part.labels is None else part.labels[places],
+      middles=None if part.middles is None else kept[:, 0],
     )
-
-  def _cut(self, i: int, tokens: int, vocabulary: Vocabulary) -> Document:
-    ids, labels = self[i][:tokens], None
-    bytes_, words = int(self.bytes_[i]), int(self.words[i])
-    if self.labels is not None:
-      labels = self.labels[self.starts[i] :][: len(ids)]
-    if self.lengths[i] > tokens:
-      text = b''.join(vocabulary.token_bytes(ids))
-      bytes_ = len(text)
-      words = count_words(text.decode('utf-8', 'replace'))
-    return Document(self.names[i], ids, bytes_, words, labels)
+    for i in np.flatnonzero((sides > kept).any(1)):
+      text = b''.join(vocabulary.token_bytes(part[i]))
+      part.bytes_[i] = len(text)
+      part.words[i] = count_words(text.decode('utf-8', 'replace'))
+    return part

@@ -3,7 +3,7 @@
 Rows take documents from one queue, in row order, each as soon as it has read
 its last: which row reads what follows from the documents' lengths alone, so any
 number of hosts sees the same batches. Documents begin only at segment borders;
-the last segment of each is padded. Text is shifted by a token, labels are not.
+the last segment of each is padded. Of pairs each sequence has half a segment.
 """
 
 import dataclasses
@@ -13,6 +13,8 @@ import numpy as np
 from meliad_rec.data import order
 from meliad_rec.data.batch import Batch
 from meliad_rec.data.documents import Documents
+from meliad_rec.data.labels import sides
+from meliad_rec.data.rows import read
 from meliad_rec.data.shorter_first import ShorterFirst
 
 Position = dict[str, int | bool | str | list[int]]
@@ -34,7 +36,7 @@ class Lanes:
     rows_here: the rows this host reads; None: all.
 
   Raises:
-    ValueError: nothing to read, or rows or segment below 1.
+    ValueError: nothing to read, rows or segment below 1, or of pairs odd.
   """
 
   def __init__(
@@ -58,7 +60,13 @@ class Lanes:
         f'Nothing to read: all of the {len(documents)} documents are empty; '
         'choose another split or source.'
       )
-    self._lengths = documents.lengths
+    first = shorter_first.segment if shorter_first else segment
+    if documents.middles is not None and (segment % 2 or first % 2):
+      raise ValueError(
+        f'Pairs share segments evenly, and these have {first} and {segment} '
+        'tokens; set SEGMENT, and FIRST_SEGMENT, to even numbers.'
+      )
+    self._sides = sides(documents.middles, documents.lengths)
     self._settings = {
       'rows': rows,
       'segment': segment,
@@ -151,20 +159,12 @@ class Lanes:
       self._next += 1
 
   def _batch(self) -> Batch:
-    B, T = len(self.rows_here), self.segment
     here = slice(self.rows_here.start, self.rows_here.stop, self.rows_here.step)
     document_B = self._document_B[here]
     offset_B = np.where(document_B < 0, 0, self._offset_B[here])
-    targets_BT = np.zeros((B, T), np.int32)
-    tokens_BT = np.zeros((B, T), np.int32)
-    real_B = np.zeros(B, np.int64)
-    for row in np.flatnonzero(document_B >= 0):
-      real = min(T, self._lengths[document_B[row]] - offset_B[row])
-      tokens_BT[row, :real], targets_BT[row, :real] = self.documents.read(
-        document_B[row], offset_B[row], real
-      )
-      real_B[row] = real
-    mask_BT = np.arange(T) < real_B[:, None]
+    at = zip(document_B, offset_B, strict=True)
+    found = [read(self.documents, i, offset, self.segment) for i, offset in at]
+    tokens_BT, targets_BT, mask_BT = map(np.stack, zip(*found, strict=True))
     labelled = self.documents.labels is not None
     return Batch(
       tokens_BT=tokens_BT,
@@ -177,23 +177,23 @@ class Lanes:
     )
 
   def _advance(self) -> None:
-    T = self.segment
-    read_B = self._document_B >= 0
-    left_B = np.where(
-      read_B, self._lengths[self._document_B] - self._offset_B, 0
-    )
-    real = int(np.minimum(left_B, T).sum())
+    read_B1 = self._document_B[:, None] >= 0
+    left_BN = self._sides[self._document_B] - self._offset_B[:, None]
+    left_BN = np.where(read_B1, left_BN, 0)
+    places = self.segment // left_BN.shape[1]  # Of each sequence.
+    real = int(np.clip(left_BN, 0, places).sum())
     self._tokens += real
-    self._padding += T * len(read_B) - real
+    self._padding += places * left_BN.size - real
     self._step += 1
-    done_B = left_B <= T
+    done_B = left_BN.max(1) <= places
     self._document_B = np.where(done_B, -1, self._document_B)
-    self._offset_B = np.where(done_B, 0, self._offset_B + T)
+    self._offset_B = np.where(done_B, 0, self._offset_B + places)
 
   def _order_of(self, epoch: int) -> np.ndarray:
-    settings = self._settings
+    settings, lengths = self._settings, self._sides.max(1)
     if settings['shuffle']:
-      return order.shuffled(self._lengths, settings['seed'], epoch)
+      return order.shuffled(lengths, settings['seed'], epoch)
     if settings['repeat']:
-      return order.as_they_lie(self._lengths)
-    return order.longest_first(self._lengths, settings['segment'])
+      return order.as_they_lie(lengths)
+    places = settings['segment'] // self._sides.shape[1]
+    return order.longest_first(lengths, places)

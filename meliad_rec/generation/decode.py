@@ -61,7 +61,9 @@ class Decoder:
     self.chunk = chunk
     self.variables = {'params': params}
     # Where any number of tokens may be read, this bounds single steps.
-    self.block = model.cell.block_length or max(segment // 8, 1)
+    self.block = model.cell.block_length or max(
+      n for n in range(1, max(segment // 8, 1) + 1) if segment % n == 0
+    )
     if segment % self.block:
       raise ValueError(
         f'Text is read in segments of whole blocks of {self.block} tokens; the '

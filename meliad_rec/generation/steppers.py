@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 
 
 class BlockStepper:
@@ -12,7 +12,7 @@ class BlockStepper:
   Exact for every cell, at the cost of a block per token.
   """
 
-  def __init__(self, model: LanguageModel):
+  def __init__(self, model: Model):
     self.model = model
     self.block = model.cell.block_length
 
@@ -42,7 +42,7 @@ class BlockStepper:
 class TokenStepper:
   """Steps of a cell that streams."""
 
-  def __init__(self, model: LanguageModel):
+  def __init__(self, model: Model):
     self.model = model
 
   def open(self, variables, state, rows):

@@ -11,21 +11,25 @@ def forward_flops(function: Callable, *arguments) -> int:
   """Floating-point operations of all matrix products of one call.
 
   A multiplication and an addition are two operations; what a scan repeats is
-  counted as often; of the branches of a condition, the dearest. Arguments may
-  be shapes alone.
+  counted as often; of the branches of a condition, the dearest. The body of a
+  `while` counts once, as no trace tells how often it runs. Arguments may be
+  shapes alone.
   """
-  return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
+  return count(jax.make_jaxpr(function)(*arguments).jaxpr, turns=1)
 
 
-def _count(jaxpr: core.Jaxpr) -> int:
+def count(jaxpr: core.Jaxpr, turns: float) -> float:
+  """`forward_flops` of a trace, whose loops run `turns` times."""
   total = 0
   for equation in jaxpr.eqns:
-    inner = [_count(sub) for sub in _jaxprs(equation.params.values())]
+    inner = [count(sub, turns) for sub in _jaxprs(equation.params.values())]
     match equation.primitive.name:
       case 'dot_general':
         total += _product(equation)
       case 'scan':
         total += equation.params['length'] * sum(inner)
+      case 'while':
+        total += turns * sum(inner)
       case 'cond':
         total += max(inner)
       case _:

@@ -28,16 +28,13 @@ class Meter:
   def __init__(self, program: Program, documents: Documents):
     self.program = program
     self.peak_flops = chips.peak_flops(program.mesh.devices.flat)
-    self.flops_per_place = None
+    self.traced = None
     if self.peak_flops is not None:
-      # Backward costs twice forward; what remat repeats is no model FLOP.
-      step = 3 * flops.forward_flops(
-        program.forward,
+      self.traced = jax.make_jaxpr(program.forward)(
         program.shapes.params,
         program.shapes.carry,
         program.batch_shapes(program.rows),
       )
-      self.flops_per_place = step / (program.rows * program.segment)
     self.tokens_per_epoch = len(documents.tokens)
     self.bytes_per_token = documents.bytes_.sum() / self.tokens_per_epoch
     self.labelled = documents.labels is not None
@@ -72,11 +69,23 @@ class Meter:
     rate = self.program.optimizer.learning_rate(step - 1)
     return {
       **self._quality(totals),
-      **speed(totals, seconds, self.flops_per_place, self.peak_flops),
+      **totals.sown,
+      **speed(totals, seconds, self._flops(totals), self.peak_flops),
       'learning_rate': float(rate),
       'gradient_norm': totals.gradient_norm,
       'epoch': tokens / self.tokens_per_epoch,
     }
+
+  def _flops(self, totals: Totals) -> float | None:
+    """Of a token or padded place, forward and backward."""
+    if self.traced is None:
+      return None
+    # A loop counts as often as it was of use: what it computes for those that
+    # have halted is no model FLOP, and no more is what remat repeats.
+    turns = totals.sown.get('halting_depth', 1.0)
+    forward = flops.count(self.traced.jaxpr, turns)
+    # Backward costs twice forward.
+    return 3 * forward / (self.program.rows * self.program.segment)
 
   def _quality(self, totals: Totals) -> dict[str, float]:
     if not self.labelled:

@@ -8,24 +8,10 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-# Every figure that a run reports, and its unit.
-UNITS: Mapping[str, str] = {
-  'loss_nats_per_token': 'nats/token',
-  'bits_per_token': 'bits/token',
-  'bits_per_byte': 'bits/byte',
-  'word_perplexity': 'exp(nats/word)',
-  'accuracy': 'share of tokens',
-  'error': 'share of scored tokens',
-  'padding_share': 'share of places',
-  'tokens': 'tokens',
-  'scored_tokens': 'tokens',
-  'learning_rate': 'per update',
-  'gradient_norm': 'L2, before clipping',
-  'tokens_per_second': 'tokens/s',
-  'step_seconds': 's',
-  'mfu': 'share of peak FLOP/s',
-  'epoch': 'passes over the data',
-}
+from meliad_rec.figures import Figure
+from meliad_rec.figures import over_steps
+from meliad_rec.metrics.units import parts
+from meliad_rec.metrics.units import UNITS
 
 
 class Sums(struct.PyTreeNode):
@@ -38,6 +24,7 @@ class Sums(struct.PyTreeNode):
   padding: jax.Array  # int32, places that hold none.
   gradient_norm: jax.Array  # float32.
   steps: jax.Array  # int32.
+  sown: dict[str, Figure]  # What modules counted, by name.
 
   @classmethod
   def of_step(
@@ -47,6 +34,7 @@ class Sums(struct.PyTreeNode):
     mask_BT: jax.Array,
     scored_BT: jax.Array,
     gradient_norm: float | jax.Array = 0.0,
+    sown: Mapping[str, Figure] | None = None,
   ) -> 'Sums':
     """The sums over one step.
 
@@ -56,7 +44,17 @@ class Sums(struct.PyTreeNode):
       mask_BT: real tokens.
       scored_BT: those whose target counts.
       gradient_norm: before clipping; 0 in evaluation.
+      sown: figures that modules sowed; None: none.
+
+    Raises:
+      ValueError: one of them is called like a figure of every run.
     """
+    sown = dict(sown or {})
+    for name in sown.keys() & UNITS.keys():
+      raise ValueError(
+        f'A module sows the figure {name}, and every run has one of that name; '
+        'sow it under another.'
+      )
     tokens = jnp.sum(mask_BT, dtype=jnp.int32)
     return cls(
       nats=jnp.sum(jnp.where(scored_BT, nats_BT, 0), dtype=jnp.float32),
@@ -66,6 +64,7 @@ class Sums(struct.PyTreeNode):
       padding=mask_BT.size - tokens,
       gradient_norm=jnp.asarray(gradient_norm, jnp.float32),
       steps=jnp.ones((), jnp.int32),
+      sown=sown,
     )
 
 
@@ -80,6 +79,7 @@ class Totals:
   steps: int = 0
   _nats: list[float] = dataclasses.field(default_factory=list)
   _norms: list[float] = dataclasses.field(default_factory=list)
+  _sown: dict[str, list[Figure]] = dataclasses.field(default_factory=dict)
 
   def add(self, sums: Sums) -> None:
     """Reads the sums from the device, waiting for them, and adds them."""
@@ -91,6 +91,8 @@ class Totals:
     self.steps += int(sums.steps)
     self._nats.append(float(sums.nats))
     self._norms.append(float(sums.gradient_norm))
+    for name, figure in sums.sown.items():
+      self._sown.setdefault(name, []).append(figure)
 
   @property
   def nats(self) -> float:
@@ -101,6 +103,15 @@ class Totals:
   def gradient_norm(self) -> float:
     """Mean over steps."""
     return math.fsum(self._norms) / self.steps
+
+  @property
+  def sown(self) -> dict[str, float]:
+    """Figures that modules sowed, but means of nothing, in natural order."""
+    values = {
+      name: over_steps(self._sown[name])
+      for name in sorted(self._sown, key=parts)
+    }
+    return {name: v for name, v in values.items() if v is not None}
 
 
 def quality(

@@ -1,9 +1,9 @@
 """Learning-rate schedules: functions of the training step, counted from 0.
 
-All share one form, that of the Block-Recurrent Transformer's code: a linear
-ramp from 0 over `warmup_steps`, times a curve that is held at its value for
-`warmup_steps` until the ramp ends. So the first update, at step 0, has a rate
-of 0 where there is a warm-up.
+All but one_cycle share one form, that of the Block-Recurrent Transformer's
+code: a linear ramp from 0 over `warmup_steps`, times a curve that is held at
+its value for `warmup_steps` until the ramp ends. So the first update, at step
+0, has a rate of 0 where there is a warm-up.
 """
 
 from collections.abc import Callable
@@ -83,6 +83,33 @@ def linear(
     return final + (peak - final) * (1 - done)
 
   return _warm(warmup_steps, curve)
+
+
+def one_cycle(peak: float, total_steps: int, warmup_steps: int) -> Schedule:
+  """A line from peak / 25 up to `peak`, and a line down to almost nothing.
+
+  Args:
+    peak: the rate of the last of the warm-up's steps.
+    total_steps: of training; the rate of the last one is peak / 250,000, and
+      stays so.
+    warmup_steps: 2 or more, fewer than total_steps.
+
+  Raises:
+    ValueError: peak not above 0, or steps out of range.
+
+  Smith and Topin 2019; both shares are the defaults of PyTorch's OneCycleLR.
+  """
+  _need_order(peak, 0, total_steps, warmup_steps)
+  _need(warmup_steps >= 2, f'warmup_steps is {warmup_steps}', '2 or more')
+  first, final, turn = peak / 25, peak / 250_000, warmup_steps - 1
+
+  def schedule(step):
+    step = jnp.asarray(step, jnp.float32)
+    up = first + (peak - first) * step / turn
+    left = jnp.maximum(total_steps - 1 - step, 0) / (total_steps - 1 - turn)
+    return jnp.where(step < turn, up, final + (peak - final) * left)
+
+  return schedule
 
 
 def constant(peak: float, warmup_steps: int = 0) -> Schedule:

@@ -17,6 +17,8 @@ _SHOWN = {
   'mfu': lambda x: f'mfu {x:.1%}',
   'epoch': lambda x: f'epoch {x:.2f}',
   'padding_share': lambda x: f'padding {x:.1%}',
+  'halting_depth': lambda x: f'depth {x:.2f}',
+  'halting_depth_max': lambda x: f'at most {x:.0f}',
 }
 
 _CONTROL = dict.fromkeys((*range(32), *range(127, 160)), '\ufffd')

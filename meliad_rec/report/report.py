@@ -70,8 +70,8 @@ class Report:
 
     Args:
       step: training steps done.
-      values: by name, with names from metrics.UNITS where one fits; Python
-        numbers, not device arrays.
+      values: by name, with names from metrics/units.py where one fits;
+        Python numbers, not device arrays.
       split: 'train', 'validation', ...; a folder's name; or journal.TRIVIAL and
         the name of a trivial answer, drawn beside what the run does.
     """

@@ -196,6 +196,15 @@ def test_clear_keeps_the_window():
   assert cleared_past.mask.all()
 
 
+def test_the_summary_is_the_state_vectors():
+  cell = BlockRecurrentLayer(config(), S)
+  state = cell.apply(
+    {'params': parameters('fixed', 'skip')}, B, method='initial_state'
+  )
+  assert cell.summary(state) is state[1] and state[1].shape == (B, S, D)
+  assert cell.causal and cell.recurs and not cell.whole_documents
+
+
 def test_dropout_is_off_in_the_horizontal_direction():
   params = parameters('lstm', 'dual')
   options = config(), S, gates.LSTMGate, 'dual'

@@ -18,7 +18,7 @@ from meliad_rec.cell import run
 from meliad_rec.embedding import UntiedEmbedding
 from meliad_rec.layer_config import LayerConfig
 from meliad_rec.model import initialize
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from tests import cells
 from tests.architectures import B
 from tests.architectures import config
@@ -190,7 +190,7 @@ def test_size_of_the_papers_enwik8_model():
     mlp_bias=True,
     depth=12,
   )
-  model = LanguageModel(
+  model = Model(
     205,
     Feedback(config=settings, count=12, share_keys=False),
     512,

@@ -124,6 +124,12 @@ def test_clear_gives_the_learned_memory():
   np.testing.assert_array_equal(cleared[0], parameters()['first'])
 
 
+def test_the_summary_is_the_memory():
+  state = jnp.ones((B, S, D))
+  assert model().summary(state) is state
+  assert model().causal and model().recurs and not model().whole_documents
+
+
 def test_memory_is_float32_whatever_activations_are():
   apply = functools.partial(
     model(dtype='bfloat16').apply, {'params': parameters()}

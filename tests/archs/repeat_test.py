@@ -106,6 +106,32 @@ def test_clear_reaches_every_repeat():
   assert not Repeat(windowed(), COUNT, share=True).recurs
 
 
+def test_the_summary_is_that_of_the_last_repeat():
+  apply = functools.partial(
+    Repeat(CORES['recurrent'](), COUNT, share=True).apply,
+    {'params': {'cell': parameters('recurrent')}},
+  )
+  state = apply(B, method='initial_state')
+  ((past, states),) = state
+  states = states.at[:, -1].set(7)
+  summary = apply(((past, states),), method='summary')
+  np.testing.assert_array_equal(summary, np.full((B, *states.shape[2:]), 7))
+
+
+class Opposite(Cell):
+  """Sees later tokens, and all of a document."""
+
+  causal = False
+  whole_documents = True
+
+
+def test_what_holds_for_the_cell_holds_for_its_repeats():
+  repeated = Repeat(windowed(), COUNT)
+  assert repeated.causal and not repeated.whole_documents
+  repeated = Repeat(Opposite(), COUNT)
+  assert not repeated.causal and repeated.whole_documents
+
+
 def test_parameters_and_program_do_not_grow_with_the_repeats():
   def sizes(count):
     cell = Repeat(windowed(), count, share=True)

@@ -118,3 +118,54 @@ def test_layers_may_share_one_position_table():
   assert tables(shapes(position=one)) == [(H, 32)]
   with pytest.raises(ValueError, match='cannot share a position module'):
     shapes(position=one, scan=True)
+
+
+class Known(Tag):
+  """A cell of which all is told."""
+
+  sees_later: bool = False
+  whole: bool = False
+  remembers: bool = False
+
+  @property
+  def causal(self):
+    return not self.sees_later
+
+  @property
+  def whole_documents(self):
+    return self.whole
+
+  @property
+  def recurs(self):
+    return self.remembers
+
+  def summary(self, state):
+    if not self.remembers:
+      return super().summary(state)
+    return state[:, None, None] + self.digit
+
+
+def test_one_cell_decides_for_the_stack():
+  """Whether it is causal, recurs, and takes whole documents."""
+  plain = Known(digit=1)
+  made = lambda **options: stack.Stack((plain, Known(digit=2, **options)))
+  assert made().causal and not made().whole_documents and not made().recurs
+  assert not made(sees_later=True).causal
+  assert made(whole=True).whole_documents
+  assert made(remembers=True).recurs
+
+
+def test_the_summary_is_that_of_the_highest_cell_that_recurs():
+  kinds = {'a': Known(digit=1, remembers=True), 'b': Known(digit=2)}
+  kinds['c'] = Known(digit=3, remembers=True)
+  state = jnp.zeros(B)
+
+  def summary(names):
+    cell = stack.Stack(tuple(kinds[name] for name in names))
+    states = tuple(state + 10 * i for i in range(len(names)))
+    return cell.apply({}, states, method='summary')
+
+  np.testing.assert_array_equal(summary('abcb'), np.full((B, 1, 1), 23))
+  np.testing.assert_array_equal(summary('ab'), np.full((B, 1, 1), 1))
+  with pytest.raises(ValueError, match='Known has no memory slots to pool'):
+    summary('b')

@@ -5,7 +5,7 @@ import pytest
 from meliad_rec.benchmarks import recurrence
 from meliad_rec.benchmarks import training
 from meliad_rec.metrics.flops import forward_flops
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from tests.architectures import config
 from tests.architectures import W
 
@@ -18,7 +18,7 @@ TINY = recurrence.Setting(
 def test_counted_products_are_those_of_the_formula_and_some(name):
   cell = recurrence.cells(TINY)[name]
   program = training.program(
-    LanguageModel(TINY.vocab, cell, TINY.config.d_model),
+    Model(TINY.vocab, cell, TINY.config.d_model),
     TINY.rows,
     TINY.segment,
   )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from meliad_rec.benchmarks import training
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from tests.architectures import D
 from tests.architectures import F
 from tests.architectures import H
@@ -17,7 +17,7 @@ ROWS = 2
 
 
 def program(layers):
-  return training.program(LanguageModel(V, windowed(layers), D), ROWS, T)
+  return training.program(Model(V, windowed(layers), D), ROWS, T)
 
 
 def test_rows_say_what_a_step_costs():

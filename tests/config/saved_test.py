@@ -5,13 +5,13 @@ import pytest
 
 from meliad_rec.config import config
 from meliad_rec.config import files
-from meliad_rec.config.saved import DATA
-from meliad_rec.config.saved import MODEL
+from meliad_rec.config.allowed import DATA
+from meliad_rec.config.allowed import MODEL
 from meliad_rec.config.saved import SavedConfig
 from meliad_rec.experiment import Experiment
 from meliad_rec.gates import LSTMGate
 from meliad_rec.model import initialize
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 
 HEAD = 'from __gin__ import dynamic_registration\n'
 
@@ -31,14 +31,36 @@ def test_it_builds_what_gin_builds(arch):
   if arch == 'block_recurrent':
     options.append('options/recurrent_lstm_dual')
   config.parse([f'arch/{arch}', 'size/test', *options], [], ('arch', 'size'))
-  model = config.build(LanguageModel)(vocab=9)
+  model = config.build(Model)(vocab=9)
   expected = shapes(model)
   saved = SavedConfig(config.operative(), 'config.gin')
   config.reset()
-  again = saved.build(LanguageModel, {'vocab': 9}, MODEL)
+  again = saved.build(Model, {'vocab': 9}, MODEL)
   assert shapes(again) == expected
   assert again.clear_state == recurs
   assert again.cell.block_length == model.cell.block_length
+
+
+@pytest.mark.parametrize(
+  ('arch', 'task', 'options'),
+  [
+    ('latent_bottleneck', 'listops', ['pool_slots']),
+    ('gated_universal', 'logical_inference', ['pool_last']),
+    ('window', 'listops', ['pool_first', 'final_norm_none']),
+    ('lstm', 'logical_inference', ['pool_mean']),
+  ],
+)
+def test_heads_and_their_parts_are_built(arch, task, options):
+  options = [f'options/{option}' for option in options]
+  config.parse([f'arch/{arch}', 'size/test', f'task/{task}', *options], [])
+  model = config.build(Model)(vocab=9)
+  expected = shapes(model)
+  saved = SavedConfig(config.operative(), 'config.gin')
+  config.reset()
+  again = saved.build(Model, {'vocab': 9}, MODEL)
+  assert shapes(again) == expected
+  assert again.head == model.head
+  assert 'head' in expected
 
 
 def test_nothing_but_what_is_asked_for_is_imported():
@@ -77,11 +99,11 @@ def test_scopes_are_entered():
 def test_a_name_set_to_itself_is_a_sentence(value, more):
   text = f'{HEAD}from meliad_rec import experiment\n'
   text += 'from meliad_rec import model\nfrom meliad_rec.archs import stack\n'
-  text += f'model.LanguageModel.cell = {value}\n{more}\n'
+  text += f'model.Model.cell = {value}\n{more}\n'
   text += f'experiment.Experiment.model = {value}\n'
   saved = SavedConfig(text, 'config.gin')
   with pytest.raises(ValueError, match='config.gin sets a name to itself'):
-    saved.build(LanguageModel, {}, MODEL)
+    saved.build(Model, {}, MODEL)
   with pytest.raises(ValueError, match='config.gin sets a name to itself'):
     saved.argument(Experiment, 'model', MODEL)
 
@@ -96,7 +118,7 @@ def test_a_name_set_to_itself_is_a_sentence(value, more):
     ('@store.write()', 'calls meliad_rec.data.store.write, which is no part'),
     ('@stack.no_such()', 'stack.no_such, which is not there'),
     ('%NOWHERE', 'nothing sets %NOWHERE'),
-    ('1\nmodel.LanguageModel.celll = 2', "no parameter 'celll' .nearest is"),
+    ('1\nmodel.Model.celll = 2', "no parameter 'celll' .nearest is"),
     ("1\ninclude 'other.gin'", 'includes other.gin'),
   ],
 )
@@ -104,6 +126,6 @@ def test_refused(value, told):
   text = f'{HEAD}import os\nfrom meliad_rec import model\n'
   text += 'from meliad_rec.archs import stack\n'
   text += 'from meliad_rec.data import store\n'
-  text += f'model.LanguageModel.cell = {value}\n'
+  text += f'model.Model.cell = {value}\n'
   with pytest.raises(ValueError, match=told):
-    SavedConfig(text, 'config.gin').build(LanguageModel, {}, MODEL)
+    SavedConfig(text, 'config.gin').build(Model, {}, MODEL)

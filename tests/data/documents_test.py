@@ -37,6 +37,22 @@ def collect_labelled(texts):
   return Documents.collect(map(document, range(len(texts)), texts), Bytes())
 
 
+def collect_pairs(texts):
+  """The first sequence is a third of the bytes; labels are 1, 2, 3, ..."""
+
+  def document(i, text):
+    ids = Bytes().encode(text)
+    labels = np.zeros(len(ids), int)
+    labels[-1] = i + 1
+    words, middle = count_words(text), -(-len(ids) // 3)
+    return Document(f'{i}', ids, len(ids), words, labels, middle)
+
+  return Documents.collect(map(document, range(len(texts)), texts), Bytes())
+
+
+PAIRS = ['one two', 'ab', 'žluť three\n four']
+
+
 def test_documents_come_back_as_they_went_in():
   documents = collect(TEXTS)
   assert len(documents) == 4
@@ -83,6 +99,32 @@ def test_labels_stay_with_their_tokens(tokens):
     odd = np.arange(len(inputs)) % 2 == 1
     np.testing.assert_array_equal(labels, np.where(odd, inputs + 1, 0))
   assert part.labels.dtype == part.tokens.dtype
+
+
+def test_middles_stay_with_their_documents():
+  pairs = collect_pairs(PAIRS)
+  assert pairs.middles.tolist() == [3, 1, 6]
+  assert pairs.middles.dtype == np.int64
+  assert pairs.labels[pairs.labels > 0].tolist() == [1, 2, 3]
+  assert pairs.head(count=2).middles.tolist() == [3, 1]
+  assert pairs.head(tokens=12, vocabulary=Bytes()).middles.tolist() == [3, 1, 6]
+
+
+@pytest.mark.parametrize('tokens', [1, 2, 4, 7])
+def test_of_a_pair_each_sequence_is_cut(tokens):
+  pairs = collect_pairs(PAIRS)
+  part = pairs.head(tokens=tokens, vocabulary=Bytes())
+  for i in range(3):
+    u, v = np.split(pairs[i], [pairs.middles[i]])
+    kept = [*u[:tokens], *v[:tokens]]
+    assert part[i].tolist() == kept
+    assert part.middles[i] == min(tokens, len(u))
+    assert part.bytes_[i] == len(kept)
+    assert part.words[i] == count_words(Bytes().decode(np.array(kept)))
+    # The label lies at the end, and goes with it.
+    labels = part.labels[part.starts[i] : part.starts[i + 1]]
+    assert not labels[:-1].any()
+    assert labels[-1] == (0 if len(v) > tokens else i + 1)
 
 
 def test_text_is_read_shifted_and_labels_are_not():
@@ -141,5 +183,10 @@ def test_identity_follows_content_alone():
   assert labelled.identity == collect_labelled(TEXTS).identity
   others = dataclasses.replace(labelled, labels=labelled.labels[::-1])
   assert others.identity != labelled.identity
+  pairs = collect_pairs(PAIRS)
+  moved = dataclasses.replace(pairs, middles=pairs.middles[::-1])
+  single = dataclasses.replace(pairs, middles=None)
+  assert len({one.identity for one in (pairs, moved, single)}) == 3
+  assert pairs.identity == collect_pairs(PAIRS).identity
   longer = dataclasses.replace(documents, words=documents.words + 1)
   assert longer.identity != documents.identity

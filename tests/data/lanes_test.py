@@ -277,3 +277,116 @@ def test_what_is_no_position_is_refused():
 def test_sizes_below_one_are_refused(sizes):
   with pytest.raises(ValueError, match='rows and . tokens hold none'):
     Lanes(documents(), *sizes, seed=0)
+
+
+# Tokens of the two sequences of each pair.
+SIDES = [(5, 2), (17, 20), (1, 1), (8, 8), (3, 30), (16, 1), (9, 12)]
+
+
+def pairs(sides=SIDES):
+  """The label of pair i is i + 1."""
+  rng = np.random.default_rng(0)
+
+  def document(i, side):
+    ids = rng.integers(3, 259, sum(side))
+    labels = np.zeros(len(ids), int)
+    labels[-1] = i + 1
+    return Document(str(i), ids, len(ids), 1, labels, side[0])
+
+  return Documents.collect(map(document, range(len(sides)), sides), Bytes())
+
+
+def halves(batches):
+  """(document, sequence, place, input) of every real token."""
+  for batch in batches:
+    half = batch.tokens_BT.shape[1] // 2
+    for row, column in np.argwhere(batch.mask_BT):
+      side, place = divmod(int(column), half)
+      yield (
+        int(batch.document_B[row]),
+        side,
+        int(batch.offset_B[row]) + place,
+        int(batch.tokens_BT[row, column]),
+      )
+
+
+@pytest.mark.parametrize('shuffle', [True, False])
+@pytest.mark.parametrize('rows, segment', [(3, 8), (1, 2), (20, 4), (2, 64)])
+def test_one_pass_reads_both_sequences_of_each_pair(rows, segment, shuffle):
+  data = pairs()
+  lanes = Lanes(data, rows, segment, seed=1, shuffle=shuffle, repeat=False)
+  batches = [batch for batch, _ in lanes]
+  expected = sorted(
+    (i, side, place, int(token))
+    for i in range(len(data))
+    for side, part in enumerate(np.split(data[i], [data.middles[i]]))
+    for place, token in enumerate(part)
+  )
+  assert sorted(halves(batches)) == expected
+
+
+@pytest.mark.parametrize('rows, segment', [(3, 8), (1, 2), (20, 4), (2, 64)])
+def test_a_pair_has_its_label_at_the_end_of_its_last_segment(rows, segment):
+  lanes = Lanes(pairs(), rows, segment, seed=1, repeat=False)
+  found = []
+  for batch, _ in lanes:
+    assert not batch.targets_BT[:, :-1].any()
+    np.testing.assert_array_equal(batch.scored_BT, batch.targets_BT > 0)
+    for row in range(rows):
+      document, label = int(batch.document_B[row]), batch.targets_BT[row, -1]
+      left = max(SIDES[document]) - batch.offset_B[row]
+      ends = document >= 0 and left <= segment // 2
+      assert label == (document + 1 if ends else 0)
+      found += [document] if ends else []
+      assert batch.start_B[row] == (document >= 0 and not batch.offset_B[row])
+  assert sorted(found) == list(range(len(SIDES)))
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_pairs_go_on_from_any_position_and_are_counted(kind):
+  make = lambda: Lanes(
+    pairs(), 3, 8, seed=4, shorter_first=ShorterFirst(4, 2), **kind
+  )
+  whole = take(make(), 15)
+  tokens = padding = 0
+  for step, (batch, position) in enumerate(whole):
+    tokens += int(batch.mask_BT.sum())
+    padding += int((~batch.mask_BT).sum())
+    assert (position['tokens'], position['padding']) == (tokens, padding)
+    lanes = make()
+    lanes.seek(json.loads(json.dumps(position)))
+    for (batch, after), (expected, there) in zip(
+      take(lanes, 14 - step), whole[step + 1 :], strict=True
+    ):
+      assert equal(batch, expected) and after == there
+
+
+def test_hosts_share_the_rows_of_pairs():
+  whole = take(Lanes(pairs(), 4, 8, seed=6), 9)
+  parts = [
+    take(Lanes(pairs(), 4, 8, seed=6, rows_here=rows), 9)
+    for rows in (slice(0, 1), slice(1, 4))
+  ]
+  for (batch, there), (upper, one), (lower, two) in zip(
+    whole, *parts, strict=True
+  ):
+    joined = jax.tree.map(lambda a, b: np.concatenate([a, b]), upper, lower)
+    assert equal(joined, batch)
+    assert one == two == there
+
+
+def test_the_pair_with_the_longest_sequence_comes_first():
+  """(20, 20) has more tokens than (3, 30), and fewer segments."""
+  data = pairs([(20, 20), (5, 2), (3, 30)])
+  lanes = Lanes(data, 1, 16, seed=0, shuffle=False, repeat=False)
+  assert order(lanes, 3) == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+  ('segment', 'first', 'told'),
+  [(9, None, '9 and 9 tokens'), (8, ShorterFirst(3, 2), '3 and 8 tokens')],
+)
+def test_pairs_share_a_segment_evenly(segment, first, told):
+  Lanes(documents(), 3, segment, seed=0, shorter_first=first)
+  with pytest.raises(ValueError, match=f'{told}; set SEGMENT, and FIRST_SEG'):
+    Lanes(pairs(), 3, segment, seed=0, shorter_first=first)

@@ -9,13 +9,13 @@ from meliad_rec.generation.decode import Decoder
 from meliad_rec.generation.sampling import Sampler
 from meliad_rec.generation.writer import Writer
 from meliad_rec.model import initialize
-from meliad_rec.model import LanguageModel
+from meliad_rec.model import Model
 from tests import architectures as tiny
 
 
 @pytest.fixture(scope='module')
 def writer():
-  model = LanguageModel(Bytes.size, tiny.windowed(1), tiny.D)
+  model = Model(Bytes.size, tiny.windowed(1), tiny.D)
   params = jax.jit(lambda: initialize(model, jax.random.key(0), 1, tiny.W))()
   return Writer(Decoder(model, params, tiny.W, chunk=5), Bytes())
 

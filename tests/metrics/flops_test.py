@@ -2,7 +2,9 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
+from meliad_rec.metrics.flops import count
 from meliad_rec.metrics.flops import forward_flops
 
 A, B, C, N = 3, 5, 7, 4
@@ -43,6 +45,45 @@ def test_the_dearest_branch_counts():
 def test_what_is_jitted_or_recomputed_is_found_once():
   inner = jax.jit(jax.checkpoint(lambda x: x @ w))
   assert forward_flops(inner, x) == 2 * A * B * C
+
+
+def halts(x):
+  """A product before a loop of unknown length, and one in it."""
+  deep = lambda x: jnp.abs(x).sum() > 1
+  return jax.lax.while_loop(deep, lambda x: x @ square, x @ square)
+
+
+def test_the_body_of_a_while_counts_once():
+  assert forward_flops(halts, x) == 2 * 2 * A * B * B
+
+
+@pytest.mark.parametrize('turns', [0, 1, 3.5])
+def test_or_as_often_as_it_is_said_to_run(turns):
+  traced = jax.make_jaxpr(halts)(x).jaxpr
+  assert count(traced, turns) == (1 + turns) * 2 * A * B * B
+
+
+def with_own_derivatives(kind):
+  """x @ w, whose derivatives hold more products."""
+  function = kind(lambda x: x @ w)
+  match function:
+    case jax.custom_vjp():
+      function.defvjp(
+        lambda x: (x @ w @ w.T @ w, x), lambda x, dy: (dy @ w.T @ w @ w.T,)
+      )
+    case jax.custom_jvp():
+      function.defjvp(lambda x, dx: (x[0] @ w, dx[0] @ w @ w.T @ w))
+  return function
+
+
+@pytest.mark.parametrize('kind', [jax.custom_vjp, jax.custom_jvp])
+def test_of_functions_with_derivatives_of_their_own_the_function_counts(kind):
+  function = with_own_derivatives(kind)
+  assert forward_flops(function, x) == 2 * A * B * C
+  in_scan = lambda x: jax.lax.map(function, jnp.stack([x] * N))
+  assert forward_flops(in_scan, x) == N * 2 * A * B * C
+  both = lambda x: jax.grad(lambda x: function(x).sum())(x)
+  assert forward_flops(both, x) > 2 * A * B * C
 
 
 def test_shapes_are_enough():

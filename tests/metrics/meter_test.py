@@ -1,5 +1,6 @@
 """Figures between two lines of the report."""
 
+import itertools
 import time
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from meliad_rec.data.generated.random_walk import RandomWalk
+from meliad_rec.figures import Ratio
 from meliad_rec.metrics import chips
 from meliad_rec.metrics import meter
 from meliad_rec.metrics.metrics import Sums
@@ -20,7 +22,7 @@ def documents(tmp_path_factory):
   return tiny_run.write_store(folder).documents('train')
 
 
-def sums(nats=6.0, norm=0.5, scored=(0, 1, 2)):
+def sums(nats=6.0, norm=0.5, scored=(0, 1, 2), sown=None):
   """Three real tokens, the first of which is correct."""
   return Sums.of_step(
     jnp.full((1, 4), nats / 3),
@@ -28,6 +30,7 @@ def sums(nats=6.0, norm=0.5, scored=(0, 1, 2)):
     jnp.array([[True, True, True, False]]),
     np.isin(np.arange(4), scored)[None],
     norm,
+    sown,
   )
 
 
@@ -95,9 +98,7 @@ def test_utilisation_where_the_peak_is_known(documents, monkeypatch):
   made.add(sums())
   figures = made.figures(1, 3)
   places = 4
-  assert figures['mfu'] == pytest.approx(
-    made.flops_per_place * places / 2 / 1e9
-  )
+  per_place = figures['mfu'] * 1e9 * 2 / places
   # Each weight but the embedding's input serves every token: 2 forward and 4
   # backward FLOPs at the least.
   params = tiny_run.program().shapes.params
@@ -106,7 +107,45 @@ def test_utilisation_where_the_peak_is_known(documents, monkeypatch):
     for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     if jax.tree_util.keystr(path[-1:], simple=True) in ('kernel', 'embedding')
   )
-  assert 0.5 < made.flops_per_place / (6 * kernels) < 2
+  assert 0.5 < per_place / (6 * kernels) < 2
+
+
+def depth(total, count):
+  return {'halting_depth': Ratio(np.float32(total), np.float32(count))}
+
+
+def test_figures_of_modules_are_of_the_steps_since_the_last_line(documents):
+  made = meter.Meter(tiny_run.program(), documents)
+  made.start()
+  made.add(sums(sown=depth(40, 2)))
+  made.figures(1, 3)
+  made.start()
+  made.add(sums(sown=depth(6, 3)))
+  made.add(sums(sown=depth(1, 1)))
+  assert made.figures(3, 9)['halting_depth'] == 7 / 4
+
+
+def test_utilisation_counts_a_loop_as_often_as_it_was_of_use(
+  documents, monkeypatch
+):
+  monkeypatch.setattr(chips, 'peak_flops', lambda devices: 1e9)
+  monkeypatch.setattr(time, 'perf_counter', itertools.count(0.0, 2.0).__next__)
+  made = meter.Meter(tiny_run.program(), documents)
+  w = jnp.eye(5)
+
+  def loop(x):
+    return jax.lax.while_loop(lambda x: x.sum() > 1, lambda x: x @ w, x @ w)
+
+  made.traced = jax.make_jaxpr(loop)(jnp.zeros((3, 5)))
+  found = []
+  for sown in None, depth(6, 6), depth(21, 6):
+    made.start()
+    made.add(sums(sown=sown))
+    found.append(made.figures(1, 3)['mfu'])
+  once = 3 * 2 * (2 * 3 * 5 * 5) / (tiny_run.ROWS * tiny_run.SEGMENT)
+  # One product before the loop, and one in each of its turns; 4 places.
+  once *= 4 / 2 / 1e9
+  assert found == pytest.approx([once, once, once * (1 + 3.5) / 2])
 
 
 def test_what_is_not_finite_names_its_batch():

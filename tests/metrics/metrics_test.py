@@ -9,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.figures import Peak
+from meliad_rec.figures import Ratio
 from meliad_rec.metrics import metrics
+from meliad_rec.metrics import units
 
 B, T = 3, 4
 
 
-def some(gradient_norm=0.0, scored=range(7)):
+def some(gradient_norm=0.0, scored=range(7), sown=None):
   """Seven real tokens of 1, 2, ..., 7 nats; those at even places correct."""
   mask_BT = jnp.arange(B * T).reshape(B, T) < 7
   nats_BT = jnp.where(
@@ -23,7 +26,7 @@ def some(gradient_norm=0.0, scored=range(7)):
   correct_BT = jnp.arange(B * T).reshape(B, T) % 2 == 0
   scored_BT = np.isin(np.arange(B * T), scored).reshape(B, T)
   return metrics.Sums.of_step(
-    nats_BT, correct_BT, mask_BT, scored_BT, gradient_norm
+    nats_BT, correct_BT, mask_BT, scored_BT, gradient_norm, sown
   )
 
 
@@ -123,6 +126,34 @@ def test_order_does_not_matter():
   assert totals(*sums).nats == totals(*reversed(sums)).nats == 4
 
 
+def depths(*steps):
+  """Totals of steps, each of (sum of depths, count, deepest)."""
+  one = lambda a: jnp.asarray(a, jnp.float32)
+  return totals(
+    *(
+      some(sown={'mean_2': Ratio(one(t), one(c)), 'mean_10': Peak(one(m))})
+      for t, c, m in steps
+    )
+  )
+
+
+def test_what_modules_sowed_is_added_up_by_its_kind():
+  found = depths((6.0, 3.0, 4.0), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)).sown
+  assert found == {'mean_2': 7 / 4, 'mean_10': 4.0}
+  assert list(found) == ['mean_2', 'mean_10']
+
+
+def test_a_mean_of_nothing_is_left_out():
+  assert depths((0.0, 0.0, 1.0)).sown == {'mean_10': 1.0}
+  assert totals(some()).sown == metrics.Totals().sown == {}
+
+
+def test_nothing_sown_may_be_called_like_a_figure_of_every_run():
+  one = jnp.ones(())
+  with pytest.raises(ValueError, match='sows the figure accuracy, and every'):
+    some(sown={'accuracy': Ratio(one, one)})
+
+
 def test_nothing_counted_is_an_error():
   with pytest.raises(ValueError, match='No scored token'):
     metrics.quality(metrics.Totals())
@@ -134,7 +165,7 @@ def test_every_figure_has_a_unit():
   figures = metrics.quality(totals(some()), 1, 1)
   figures |= metrics.label_quality(totals(some()))
   figures |= metrics.speed(totals(some()), 1.0, 1.0, 1.0)
-  assert set(figures) <= set(metrics.UNITS)
+  assert all(map(units.unit, figures))
 
 
 def test_import_is_light():

@@ -51,6 +51,22 @@ def test_linear(step, rate):
   assert schedule(step) == pytest.approx(rate, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+  'step, rate',
+  [
+    (0, 0.02),
+    (2, (0.02 + 0.5) / 2),
+    (4, 0.5),
+    (12, (0.5 + 2e-6) / 2),
+    (20, 2e-6),
+    (300, 2e-6),
+  ],
+)
+def test_one_cycle(step, rate):
+  schedule = schedules.one_cycle(0.5, 21, warmup_steps=5)
+  assert schedule(step) == pytest.approx(rate, rel=1e-5)
+
+
 @pytest.mark.parametrize('step, rate', [(0, 0), (1, 0.1), (4, 0.4), (9, 0.4)])
 def test_constant(step, rate):
   assert schedules.constant(0.4, warmup_steps=4)(step) == pytest.approx(rate)
@@ -77,6 +93,9 @@ def test_a_compiled_schedule_takes_an_integer_step():
     (lambda: schedules.linear(0.1, 0), 'total_steps'),
     (lambda: schedules.linear(0.1, 5, warmup_steps=5), 'warmup_steps'),
     (lambda: schedules.constant(0.1, warmup_steps=-1), 'warmup_steps'),
+    (lambda: schedules.one_cycle(-0.1, 5, warmup_steps=2), 'peak'),
+    (lambda: schedules.one_cycle(0.1, 5, warmup_steps=1), 'warmup_steps'),
+    (lambda: schedules.one_cycle(0.1, 5, warmup_steps=5), 'warmup_steps'),
   ],
 )
 def test_settings_out_of_range(make, setting):

@@ -23,6 +23,10 @@ FIGURES = {
   'tokens_per_second': 12345.6,
   'step_seconds': 0.0123,
   'epoch': 0.125,
+  'halting_depth': 2.345,
+  'halting_depth_max': 7.0,
+  'halting_left': 0.01,
+  'halting_p_1': 0.5,
 }
 
 
@@ -35,7 +39,7 @@ def test_lines_elsewhere():
   assert out.getvalue() == (
     'step  20/500  train       loss 2.3457 nats/token  3.2500 bits/byte  '
     'accuracy 25.3%  error 0.12%  lr 1.23e-03  12,346 tokens/s  12.3 ms/step  '
-    'epoch 0.12  padding 1.5%\nhello\n'
+    'epoch 0.12  padding 1.5%  depth 2.35  at most 7\nhello\n'
   )
 
 

@@ -7,6 +7,8 @@ from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.documents import token_dtype
 from meliad_rec.data.word_vocabulary import Words
 
+_DOCUMENTS = 2**12  # Measured at once, to save memory.
+
 
 def total(in_train: int) -> int:
   """Rows of all splits; validation and test have a tenth of train's each."""
@@ -51,17 +53,43 @@ def documents(
   starts = np.concatenate([[0], ends_N[per_document - 1 :: per_document]])
   if starts[-1] != ends_N[-1]:
     starts = np.append(starts, ends_N[-1])
+  return laid(split, tokens_NX[real_NX], starts, labels_NX[real_NX], vocabulary)
+
+
+def laid(
+  split: str,
+  tokens: np.ndarray,
+  starts: np.ndarray,
+  labels: np.ndarray,
+  vocabulary: Words,
+) -> Documents:
+  """Documents that lie one behind the other, none of them empty.
+
+  Args:
+    split: for the documents' names.
+    tokens: ids of all.
+    starts: int64 [documents + 1], where each begins.
+    labels: of each token; 0 where it is not scored.
+    vocabulary: what the ids mean.
+  """
   dtype = token_dtype(vocabulary.size)
-  tokens = tokens_NX[real_NX].astype(dtype)
+  tokens = tokens.astype(dtype, copy=False)
   # Each word and the space behind it, but for the last of a document.
   sizes = np.array([0] + [len(word.encode()) + 1 for word in vocabulary.words])
+  bytes_ = np.empty(len(starts) - 1, np.int64)
+  for begin in range(0, len(bytes_), _DOCUMENTS):
+    here = starts[begin : begin + _DOCUMENTS + 1]
+    sizes_X = sizes[tokens[here[0] : here[-1]]]
+    bytes_[begin : begin + _DOCUMENTS] = (
+      np.add.reduceat(sizes_X, here[:-1] - here[0]) - 1
+    )
   return Documents(
     tokens=tokens,
     starts=starts,
-    bytes_=np.add.reduceat(sizes[tokens], starts[:-1]) - 1,
+    bytes_=bytes_,
     words=np.diff(starts),
     names=[f'{split}-{number}' for number in range(len(starts) - 1)],
-    labels=labels_NX[real_NX].astype(dtype),
+    labels=labels.astype(dtype, copy=False),
   )
 
 

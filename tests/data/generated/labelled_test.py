@@ -29,6 +29,15 @@ def test_rows_follow_one_another(per):
   assert len(made) == i + 1
 
 
+def test_many_documents_are_measured_as_few_are(monkeypatch):
+  whole = labelled.documents('dev', TOKENS, LABELS, 1, WORDS)
+  monkeypatch.setattr(labelled, '_DOCUMENTS', 2)
+  lies = whole.tokens, whole.starts, whole.labels
+  made = labelled.laid('dev', *lies, WORDS)
+  assert made.bytes_.tolist() == whole.bytes_.tolist()
+  assert made.identity == whole.identity and made.names == whole.names
+
+
 @pytest.mark.parametrize('in_train', [1, 7, 30])
 def test_splits_share_all_rows_out(in_train):
   every = np.arange(labelled.total(in_train))

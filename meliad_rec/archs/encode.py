@@ -1,0 +1,48 @@
+"""A core over whole sequences: transformer, UT and GUT without recurrence.
+
+"Investigating Recurrent Transformers with Dynamic Halt" (2024), section 3.
+"""
+
+from flax import linen as nn
+
+from meliad_rec.cell import Cell
+from meliad_rec.dropout import TiledDropout
+
+
+class Encode(Cell):
+  """State: none; no token sees beyond its own block.
+
+  Attributes:
+    core: x_BTD, mask_BT -> y_BTD; of cores/.
+    window: tokens of a block; None: a block is a whole document.
+    dropout: rate, of what the core reads.
+  """
+
+  core: nn.Module
+  window: int | None = None
+  dropout: float = 0.0
+
+  @property
+  def block_length(self):
+    return self.window
+
+  @property
+  def streams(self):
+    return False
+
+  @property
+  def causal(self):
+    return self.core.causal
+
+  @property
+  def whole_documents(self):
+    return self.window is None
+
+  def setup(self):
+    self.drop = TiledDropout(self.dropout)
+
+  def initial_state(self, batch):
+    return ()
+
+  def __call__(self, state, block):
+    return state, self.core(self.drop(block.x), block.mask)

@@ -1,0 +1,114 @@
+"""Temporal Latent Bottleneck: a core in chunks, a memory between them.
+
+Didolkar et al. 2022; "Investigating Recurrent Transformers with Dynamic Halt"
+(2024), algorithms 2 and 4. TLB has a core of layers of their own, GUTLB one of
+a gated layer that halts.
+"""
+
+from flax import linen as nn
+import jax.numpy as jnp
+
+from meliad_rec.cell import Cell
+from meliad_rec.cores.attention import Attention
+from meliad_rec.cores.core_config import CoreConfig
+from meliad_rec.cores.core_layer import MLP
+from meliad_rec.dropout import TiledDropout
+
+
+def zeros(rng, shape, dtype=jnp.float32):
+  """First memory slots that are all alike, as in the authors' code."""
+  del rng
+  return jnp.zeros(shape, dtype)
+
+
+class Writer(nn.Module):
+  """A layer that writes a chunk into the memory.
+
+  Attributes:
+    config: sizes and choices; the MLP is as wide as the memory.
+  """
+
+  config: CoreConfig
+
+  def setup(self):
+    config = self.config
+    self.attention = Attention(config, own=False)
+    self.mlp_norm = config.norm(dtype=config.dtype)
+    self.mlp = MLP(config, config.d_model)
+
+  def __call__(self, m_BSD, y_BWD, mask_BW):
+    """The memory, with what it reads from the chunk added."""
+    m_BSD = self.attention(m_BSD, y_BWD, mask_BW)
+    return m_BSD + self.mlp(self.mlp_norm(m_BSD))
+
+
+class LatentBottleneck(Cell):
+  """State: S memory slots, [B, S, D] float32; learned first ones.
+
+  A row whose chunk is empty keeps its memory.
+
+  Attributes:
+    config: sizes, of the writers.
+    core: x_BWD, mask_BW, memory_BSD -> y_BWD; of cores/, reading memory.
+    slots: memory slots S.
+    writers: layers that write.
+    chunk: tokens of a chunk W; None: what a call is given, see chunks.py.
+    first: draws the first slots; all alike, such as zeros, they stay alike, as
+      nothing but dropout tells them apart.
+  """
+
+  config: CoreConfig
+  core: nn.Module
+  slots: int
+  writers: int = 1
+  chunk: int | None = None
+  first: nn.initializers.Initializer = nn.initializers.normal(1.0)
+
+  @property
+  def block_length(self):
+    return self.chunk
+
+  @property
+  def takes_segments(self):
+    return False
+
+  @property
+  def streams(self):
+    return False
+
+  @property
+  def causal(self):
+    return self.core.causal
+
+  @property
+  def recurs(self):
+    return True
+
+  def setup(self):
+    if min(self.slots, self.writers) < 1:
+      raise ValueError(
+        f'There are {self.slots} memory slots and {self.writers} layers that '
+        'write them; set SLOTS and WRITERS to 1 or more.'
+      )
+    self.update = [Writer(self.config) for _ in range(self.writers)]
+    shape = self.slots, self.config.d_model
+    self.first_SD = self.param('first', self.first, shape)
+    self.drop = TiledDropout(self.config.dropout)
+
+  def initial_state(self, batch):
+    return jnp.broadcast_to(self.first_SD, (batch, *self.first_SD.shape))
+
+  def clear(self, state):
+    return self.initial_state(len(state))
+
+  def summary(self, state):
+    return state
+
+  def __call__(self, state, block):
+    m_BSD = state.astype(block.x.dtype)
+    y_BWD = self.core(self.drop(block.x), block.mask, m_BSD)
+    for write in self.update:
+      m_BSD = write(m_BSD, y_BWD, block.mask)
+    real_B = jnp.any(block.mask, 1)
+    new_BSD = m_BSD.astype(state.dtype)
+    return jnp.where(real_B[:, None, None], new_BSD, state), y_BWD

@@ -1,0 +1,76 @@
+"""Sizes and choices that the layers of a core share."""
+
+from collections.abc import Callable
+import dataclasses
+
+from flax import linen as nn
+
+from meliad_rec import activations
+from meliad_rec import norms
+from meliad_rec import positions
+
+# Those that turn and scale queries and keys; cores add no bias to logits.
+POSITIONS = (
+  positions.NoPosition,
+  positions.RoPE,
+  positions.XPos,
+  positions.SymmetricXPos,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CoreConfig:
+  """What the layers of a core have in common.
+
+  Attributes:
+    d_model: width of the residual stream.
+    heads: attention heads.
+    head_width: width of a head; heads * head_width need not be d_model.
+    mlp_width: hidden units, of the MLP and of the gate.
+    causal: whether a token sees none behind it.
+    position: one of POSITIONS; self-attention alone has positions.
+    norm: a class of norms.py.
+    activation: a function of activations.py, for the MLP and the gate.
+    dropout: rate, of embeddings, hidden units and what sublayers add.
+    attention_dropout: rate, of attention probabilities.
+    dtype: of activations; parameters, softmax, norms, gates and halting are
+      float32.
+  """
+
+  d_model: int
+  heads: int
+  head_width: int
+  mlp_width: int
+  causal: bool
+  position: Callable[..., nn.Module] = positions.XPos
+  norm: Callable[..., nn.Module] = norms.LayerNorm
+  activation: Callable = activations.gelu
+  dropout: float = 0.0
+  attention_dropout: float = 0.0
+  dtype: str = 'float32'
+
+  def __post_init__(self):
+    for name in ('d_model', 'heads', 'head_width', 'mlp_width'):
+      if getattr(self, name) < 1:
+        raise ValueError(
+          f'{name} is {getattr(self, name)}; it needs 1 or more. Set '
+          f'{name.upper()}.'
+        )
+    for name in ('dropout', 'attention_dropout'):
+      if not 0 <= getattr(self, name) < 1:
+        raise ValueError(
+          f'{name} is {getattr(self, name)}; it needs 0 or more and less than '
+          f'1. Set {name.upper()}.'
+        )
+    if self.dtype not in ('float32', 'bfloat16'):
+      raise ValueError(
+        f'dtype is {self.dtype!r}; it needs float32 or bfloat16. Set DTYPE.'
+      )
+    # A class, or what stands for one: what it makes is asked.
+    made, bare = type(self.position(self.heads)), positions.NoPosition
+    if made.bias is not bare.bias or made.keys is not bare.keys:
+      names = ', '.join(position.__name__ for position in POSITIONS)
+      raise ValueError(
+        f'The position is {self.position}; layers of a core take one of '
+        f'{names}. Set core_config.CoreConfig.position.'
+      )

@@ -1,0 +1,37 @@
+"""Core of layers with parameters of their own: the plain transformer."""
+
+from collections.abc import Callable
+
+from flax import linen as nn
+
+from meliad_rec.cores.core_layer import CoreLayer
+
+
+class Layers(nn.Module):
+  """`count` layers on top of one another.
+
+  Attributes:
+    layer: makes one.
+    count: how many.
+  """
+
+  layer: Callable[[], CoreLayer]
+  count: int
+
+  def setup(self):
+    if self.count < 1:
+      raise ValueError(
+        f'A transformer of {self.count} layers; set LAYERS to 1 or more.'
+      )
+    self.layers = [self.layer() for _ in range(self.count)]
+
+  @property
+  def causal(self) -> bool:
+    """Whether no output depends on a later token."""
+    return self.layer().config.causal
+
+  def __call__(self, x_BTD, mask_BT, memory_BSD=None):
+    """y_BTD; arguments: see CoreLayer."""
+    for layer in self.layers:
+      x_BTD = layer(x_BTD, mask_BT, memory_BSD)
+    return x_BTD

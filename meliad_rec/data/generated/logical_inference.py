@@ -1,0 +1,174 @@
+r"""Logical inference: what does one formula say about another?
+
+A document is two formulas, and one of 7 relations is the label of its end:
+
+  START ( a ( and b ) ) END START a END
+                                    <
+
+Here the left one holds in some of the worlds alone in which the right one does.
+
+Drawn anew by the rules of Bowman et al. 2015. Splits as in Ray Chowdhury and
+Caragea 2024: pairs of up to 6 operators are trained on, and those of up to 12
+and more are tested, by the number of operators.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+
+import numpy as np
+
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.generated import formulas
+from meliad_rec.data.generated import labelled
+from meliad_rec.data.generated.draws import Draws
+from meliad_rec.data.generated.formulas import EVERYWHERE
+from meliad_rec.data.word_vocabulary import Words
+
+RELATIONS = '=', '<', '>', '^', '|', 'v', '#'
+BINS = 13  # The last one has all of 12 operators or more.
+_BIN = 'bin_'
+_DRAWN = 2**16  # Pairs at once.
+
+
+@dataclasses.dataclass(frozen=True)
+class LogicalInference:
+  """Splits: train, validation, test, and bin_0 to bin_12, the parts of test.
+
+  The bin of a pair is the number of operators in the formula that has more. Of
+  each bin the first 85 % drawn are to be trained on, the rest is tested;
+  validation is every tenth pair of what is to be trained on. No two pairs, of
+  whichever splits, are the same, but that bins are parts of test.
+
+  Attributes:
+    pairs: that are drawn; about half of them are the same as one before.
+    train_operators: the last bin that is trained on.
+    seed: of the pairs.
+  """
+
+  pairs: int = 500_000
+  train_operators: int = 6
+  seed: int = 0
+
+  vocabulary = Words([*RELATIONS, *formulas.SYMBOLS, 'START', 'END'])
+  splits = (
+    'train',
+    'validation',
+    'test',
+    *(f'{_BIN}{place}' for place in range(BINS)),
+  )
+
+  def __post_init__(self):
+    name = 'logical_inference.LogicalInference'
+    labelled.check(f'{name}.pairs', self.pairs, 1)
+    most = BINS - 1
+    labelled.check(f'{name}.train_operators', self.train_operators, 0, most)
+
+  def documents(self, split: str) -> Documents:
+    """All documents of a split, one for each pair."""
+    if split not in self._made:
+      self._made[split] = self._documents(split)
+    return self._made[split]
+
+  def baselines(self, split: str) -> Mapping[str, float]:
+    """What a guess gets wrong, and the likeliest relation of train."""
+    train_N, relation_N = (
+      self._relation_N[self._split(name)] for name in ('train', split)
+    )
+    likeliest = np.bincount(train_N).argmax()
+    return {
+      'uniform': 1 - 1 / len(RELATIONS),
+      'likeliest': float((relation_N != likeliest).mean()),
+    }
+
+  def _documents(self, split):
+    n = self._split(split)
+    words = self.vocabulary.encode(' '.join(formulas.SYMBOLS))
+    ends = self.vocabulary.encode('START END').astype(np.uint8)
+    start_N1, end_N1 = (np.full((len(n), 1), end) for end in ends)
+    left_NX, right_NX = (
+      np.concatenate([start_N1, formulas.write(made_PN, words), end_N1], 1)
+      for made_PN in self._pairs[:, :, n].swapaxes(0, 1)
+    )
+    tokens_NX = np.concatenate([left_NX, right_NX], 1)
+    labels_NX = np.zeros_like(tokens_NX)
+    labels_NX[:, -1] = self._relation_N[n]
+    made = labelled.documents(split, tokens_NX, labels_NX, 1, self.vocabulary)
+    return dataclasses.replace(made, middles=(left_NX > 0).sum(1))
+
+  @functools.cached_property
+  def _made(self) -> dict[str, Documents]:
+    return {}
+
+  def _split(self, split: str) -> np.ndarray:
+    """Which of all pairs are a split's."""
+    if split not in self.splits:
+      raise ValueError(
+        f'This task has no split {split!r}; it has {", ".join(self.splits)}.'
+      )
+    by_bin = [np.flatnonzero(self._bin_N == place) for place in range(BINS)]
+    trained = [len(n) * 85 // 100 for n in by_bin]
+    tests = [n[end:] for n, end in zip(by_bin, trained, strict=True)]
+    parts = [n[:end] for n, end in zip(by_bin, trained, strict=True)]
+    to_train = np.concatenate(parts[: self.train_operators + 1])
+    in_validation = np.arange(len(to_train)) % 10 == 9
+    match split:
+      case 'train':
+        chosen = to_train[~in_validation]
+      case 'validation':
+        chosen = to_train[in_validation]
+      case 'test':
+        chosen = np.concatenate(tests)
+      case _:
+        chosen = tests[int(split.removeprefix(_BIN))]
+    if not chosen.size:
+      raise ValueError(
+        f'None of {self.pairs} drawn pairs is one of {split}; set '
+        'logical_inference.LogicalInference.pairs higher.'
+      )
+    return chosen
+
+  @functools.cached_property
+  def _pairs(self) -> np.ndarray:
+    """uint8 [15, 2, N], different pairs of formulas, in the order drawn."""
+    draws, kept, count = Draws(self.seed), [], 0
+    while count < self.pairs:
+      made_P2N = formulas.draw(draws, _DRAWN)
+      holds_2N = formulas.worlds(made_P2N)
+      # Neither holds nowhere, or everywhere.
+      fit_N = ((holds_2N != 0) & (holds_2N != EVERYWHERE)).all(0)
+      kept.append(made_P2N[..., fit_N])
+      count += fit_N.sum()
+    drawn_P2N = np.concatenate(kept, 2)[..., : self.pairs]
+    rows = np.ascontiguousarray(drawn_P2N.transpose(2, 0, 1))
+    first = {}
+    for place, row in enumerate(rows):
+      first.setdefault(row.tobytes(), place)
+    return drawn_P2N[..., list(first.values())]
+
+  @functools.cached_property
+  def _bin_N(self) -> np.ndarray:
+    most_N = formulas.operators(self._pairs).max(0)
+    return np.minimum(most_N, BINS - 1)
+
+  @functools.cached_property
+  def _relation_N(self) -> np.ndarray:
+    return relation(*formulas.worlds(self._pairs))
+
+
+def relation(left_N: np.ndarray, right_N: np.ndarray) -> np.ndarray:
+  """int64 [N], from 1, which of RELATIONS holds between sets of worlds.
+
+  Equal, in the right one, around it, its opposite, apart from it, with it all
+  there is, or none of these; the first of them that is so.
+  """
+  together_N, either_N = left_N & right_N, left_N | right_N
+  tests = [
+    left_N == right_N,
+    together_N == left_N,
+    together_N == right_N,
+    (together_N == 0) & (either_N == EVERYWHERE),
+    together_N == 0,
+    either_N == EVERYWHERE,
+  ]
+  return np.select(tests, range(1, 7), 7)

@@ -1,0 +1,145 @@
+"""Pictures of how many steps a model that halts takes."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import os
+from pathlib import Path
+
+from meliad_rec.halting_depth.groups import Group
+from meliad_rec.halting_depth.texts import Line
+
+_COLUMN = 0.15  # Inches of each token.
+_LETTER, _LEVEL = 4.5, 8  # Points: of a letter, and of an indent.
+_SIZE = 7  # Points of letters.
+_POINTS = 72  # In an inch.
+_BARS = 1.2  # Inches.
+_MOST = 160  # Inches: of about 1000 tokens.
+
+
+def check_place(out: str | Path) -> None:
+  """Raises ValueError if a picture cannot or should not be written there."""
+  out = Path(out)
+  if out.suffix != '.png':
+    raise ValueError(
+      f'{out} is to be a picture; give a name that ends in .png.'
+    )
+  if out.exists():
+    raise ValueError(f'{out} is there already; remove it, or give another.')
+  folder = out.absolute().parent
+  if not folder.is_dir():
+    raise ValueError(f'The folder of {out} is not there; make it first.')
+  if not os.access(folder, os.W_OK):
+    raise ValueError(f'{out} cannot be written; give another folder.')
+
+
+def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
+  """Draws texts below one another: a bar above each token, which hangs deeper
+  the more brackets are around it.
+
+  Args:
+    drawn: at least one text.
+    out: path of the PNG.
+
+  Raises:
+    ValueError: they are too long, or too many, for a picture.
+  """
+  longest = max(len(line.words) for line in drawn)
+  inches = [_BARS + _words_height(line) / _POINTS + 0.4 for line in drawn]
+  width, height = max(longest * _COLUMN, 4) + 0.8, sum(inches)
+  if max(width, height) > _MOST:
+    raise ValueError(
+      f'The picture would be {width:.0f} inches wide and {height:.0f} high, '
+      f'and {_MOST} are the most; give shorter or fewer texts, or leave out '
+      '--out.'
+    )
+  figure = _figure(width, height)
+  rows = figure.subplots(
+    len(drawn), squeeze=False, sharex=True, sharey=True, height_ratios=inches
+  )[:, 0]
+  for axes, line in zip(rows, drawn, strict=True):
+    places = range(len(line.words))
+    axes.bar(places, line.steps, width=0.8)
+    for x, word, level in zip(places, line.words, line.levels, strict=True):
+      axes.annotate(
+        word,
+        (x, 0),
+        xycoords=('data', 'axes fraction'),
+        xytext=(0, -3 - _LEVEL * level),
+        textcoords='offset points',
+        rotation=90,
+        ha='center',
+        va='top',
+        family='monospace',
+        fontsize=_SIZE,
+        parse_math=False,
+      )
+    axes.set_title(line.title, loc='left', fontsize=9, parse_math=False)
+    axes.set_xticks([])
+    axes.set_xlim(-0.6, longest - 0.4)
+    _count(axes)
+  _save(figure, out)
+
+
+def draw_groups(drawn: Mapping[str, Sequence[Group]], out: str | Path) -> None:
+  """Draws groups of documents: their steps, and below what they have right.
+
+  Args:
+    drawn: groups in order, by what they are grouped by.
+    out: path of the PNG.
+  """
+  widths = [max(0.4 * len(each), 3) for each in drawn.values()]
+  figure = _figure(sum(widths) + 1.5, 5)
+  both = figure.subplots(
+    2,
+    len(drawn),
+    squeeze=False,
+    sharex='col',
+    sharey='row',
+    width_ratios=widths,
+  )
+  for (heading, each), (above, below) in zip(
+    drawn.items(), both.T, strict=True
+  ):
+    names = [one.name for one in each]
+    above.bar(names, [one.mean for one in each], label='mean')
+    above.plot(names, [one.most for one in each], 'k_', label='most')
+    _count(above)
+    right = [float('nan') if a is None else 100 * a for *_, a in each]
+    below.plot(names, right, 'o-')
+    below.set_ylim(0, 100)
+    below.set_ylabel('right, %')
+    below.set_xlabel(heading)
+    below.tick_params('x', rotation=45)
+  marks = both[0, 0].get_legend_handles_labels()
+  figure.legend(*marks, loc='outside upper center', ncols=2)
+  _save(figure, out)
+
+
+def _words_height(line):
+  """Points below the bars."""
+  return max(
+    len(word) * _LETTER + _LEVEL * level
+    for word, level in zip(line.words, line.levels, strict=True)
+  )
+
+
+def _count(axes):
+  """Steps are whole, and begin at none."""
+  axes.set_ylabel('steps')
+  axes.set_ylim(bottom=0)
+  axes.yaxis.get_major_locator().set_params(integer=True)
+  axes.grid(axis='y', alpha=0.3)
+  axes.set_axisbelow(True)
+
+
+def _figure(width, height):
+  # A Figure without pyplot draws with Agg, and needs no display.
+  from matplotlib.figure import Figure
+
+  return Figure(figsize=(width, height), layout='constrained')
+
+
+def _save(figure, out):
+  fresh = Path(f'{out}.tmp')
+  figure.savefig(fresh, format='png', dpi=120)
+  os.replace(fresh, out)

@@ -1,0 +1,142 @@
+"""A core over documents or blocks: what tokens see, and what not."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec.archs.encode import Encode
+from meliad_rec.cell import Block
+from meliad_rec.cell import run
+from meliad_rec.cores.core_config import CoreConfig
+from meliad_rec.cores.core_layer import CoreLayer
+from meliad_rec.cores.layers import Layers
+from meliad_rec.cores.universal import Universal
+from tests.architectures import D
+from tests.architectures import T
+from tests.architectures import transformer
+from tests.architectures import W
+from tests.cells import assert_close
+
+B = 3
+cores = pytest.mark.parametrize('causal', [False, True])
+
+
+def example():
+  """Row 1 ends in its second block, row 2 holds no token."""
+  rng = np.random.default_rng(0)
+  x_BTD = rng.normal(size=(B, T, D)).astype(np.float32)
+  return Block(x_BTD, np.arange(T) < np.array([T, W + 2, 0])[:, None])
+
+
+def encode(causal, window=None, **options):
+  return Encode(transformer(causal=causal), window, **options)
+
+
+def forward(cell, block):
+  return run(cell, cell.initial_state(len(block.mask)), block)
+
+
+@functools.cache
+def parameters():
+  init = functools.partial(encode(True).init, method=forward)
+  return jax.jit(init)(jax.random.key(0), example())
+
+
+@functools.cache
+def compiled(causal, window=None):
+  return jax.jit(
+    functools.partial(encode(causal, window).apply, method=forward)
+  )
+
+
+@cores
+@pytest.mark.parametrize('window', [None, W])
+def test_what_a_token_changes(causal, window):
+  """All of its document or block, or what is behind it there."""
+  block, at = example().replace(mask=np.ones((B, T), bool)), W + 2
+  sign_T1 = np.where(np.arange(T) == at, -1, 1)[:, None]
+  other = block.replace(x=block.x * sign_T1.astype(np.float32))
+  apply = functools.partial(compiled(causal, window), parameters())
+  change_BTD = np.abs(apply(block)[1] - apply(other)[1])
+  changed_T = change_BTD.max((0, 2)) > 1e-6
+  expected_T = np.arange(T) >= at if causal else np.ones(T, bool)
+  if window:
+    expected_T &= np.arange(T) // window == at // window
+  np.testing.assert_array_equal(changed_T, expected_T)
+  assert encode(causal, window).causal == causal
+
+
+@cores
+def test_padding_is_invisible(causal):
+  """What stands there, and how much of it."""
+  block = example()
+  apply = functools.partial(compiled(causal), parameters())
+  _, y_BTD = apply(block)
+  _, other_BTD = apply(block.replace(x=block.x + 3 * ~block.mask[..., None]))
+  assert_close(y_BTD[block.mask], other_BTD[block.mask])
+  short = jax.tree.map(lambda a: a[1:2, : W + 2], block)
+  assert_close(apply(short)[1][0], y_BTD[1, : W + 2])
+
+
+def test_blocks_are_documents_of_their_own():
+  block = example()
+  _, y_BTD = compiled(False, W)(parameters(), block)
+  for start in range(0, T, W):
+    part = jax.tree.map(lambda a, s=start: a[:, s : s + W], block)
+    _, alone_BTD = compiled(False)(parameters(), part)
+    real = part.mask
+    assert_close(y_BTD[:, start : start + W][real], alone_BTD[real])
+
+
+def test_state_is_none_and_documents_are_whole():
+  assert encode(True).initial_state(B) == ()
+  assert compiled(True)(parameters(), example())[0] == ()
+  for window in (None, W):
+    cell = encode(True, window)
+    assert cell.whole_documents == cell.takes_segments == (window is None)
+    assert cell.block_length == window
+    assert not cell.streams and not cell.recurs
+  with pytest.raises(ValueError, match='has no memory slots to pool'):
+    encode(True).summary(())
+
+
+def test_inputs_are_dropped():
+  """Alike in all rows, and nothing else is."""
+  block = example().replace(mask=np.ones((B, T), bool))
+  ones = block.replace(x=np.ones((B, T, D), np.float32))
+  still = jax.tree.map(jnp.zeros_like, parameters())
+  apply = functools.partial(encode(True, dropout=0.5).apply, method=forward)
+  _, y_BTD = apply(still, ones, rngs={'dropout': jax.random.key(0)})
+  assert set(np.unique(y_BTD)) == {0.0, 2.0}
+  np.testing.assert_array_equal(y_BTD[0], y_BTD[1])
+  np.testing.assert_array_equal(apply(still, ones)[1], ones.x)
+
+
+PAPERS = {
+  'transformer': (lambda layer: Layers(layer, 4), 8.68),
+  'ut': (lambda layer: Universal(layer(), 10, False, False), 2.64),
+  'gut': (lambda layer: Universal(layer(gated=True), 10, True, True), 3.95),
+}
+
+
+@pytest.mark.parametrize('name', PAPERS)
+def test_parameters_at_the_papers_size(name):
+  """ListOps, counted in the authors' code: 18 words, 10 classes."""
+  make, millions = PAPERS[name]
+  config = CoreConfig(512, 8, 64, 1024, False)
+  cell = Encode(make(functools.partial(CoreLayer, config)))
+  block = Block(jnp.zeros((1, 2, 512)), jnp.ones((1, 2), bool))
+  init = functools.partial(cell.init, method=forward)
+  shapes = jax.eval_shape(init, jax.random.key(0), block)['params']
+  own = sum(a.size for a in jax.tree.leaves(shapes))
+  head = 512 * 512 + 512 + 512 * 10 + 10
+  assert round((own + 18 * 512 + head) / 1e6, 2) == millions
+
+
+def test_a_core_that_reads_memory_is_refused():
+  cell = Encode(transformer(memory=True))
+  with pytest.raises(ValueError, match='is given no memory; set core_layer'):
+    cell.init(jax.random.key(0), example(), method=forward)

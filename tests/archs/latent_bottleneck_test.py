@@ -1,0 +1,300 @@
+"""TLB and GUTLB against the algorithms in plain arrays, chunk by chunk."""
+
+import functools
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec import figures
+from meliad_rec.archs.latent_bottleneck import LatentBottleneck
+from meliad_rec.cell import Block
+from meliad_rec.cell import run
+from meliad_rec.cores.core_config import CoreConfig
+from meliad_rec.cores.core_layer import CoreLayer
+from meliad_rec.cores.layers import Layers
+from meliad_rec.cores.universal import Universal
+from meliad_rec.halting.halt import Halt
+from meliad_rec.train_step import auxiliary
+from tests import plain_core
+from tests.architectures import core_config
+from tests.architectures import D
+from tests.architectures import S
+from tests.cells import assert_close
+
+B, W, CHUNKS = 4, 3, 2
+T = W * CHUNKS
+KINDS = {'tlb': False, 'gutlb': True}
+kinds = pytest.mark.parametrize('kind', KINDS)
+
+
+def model(kind, causal=False, changes=None, **options):
+  config = core_config(causal, **(changes or {}))
+  layer = functools.partial(CoreLayer, config, reads_memory=True)
+  core = Layers(layer, 1)
+  if KINDS[kind]:
+    halt = Halt(threshold=0.9, bias_init=-1.0)
+    core = Universal(layer(gated=True), 3, True, True, halt)
+  options = {'slots': S, 'writers': 2, 'chunk': W} | options
+  return LatentBottleneck(config, core, **options)
+
+
+def example(tokens=T):
+  """Row 0 is full, 1 ends in the first chunk, 2 holds nothing, 3 all but 1."""
+  rng = np.random.default_rng(0)
+  x_BTD = rng.normal(size=(B, tokens, D)).astype(np.float32)
+  return Block(x_BTD, np.arange(tokens) < np.array([T, 2, 0, T - 1])[:, None])
+
+
+def forward(cell, block):
+  return run(cell, cell.initial_state(len(block.mask)), block)
+
+
+@functools.cache
+def parameters(kind):
+  init = jax.jit(functools.partial(model(kind).init, method=forward))
+  one = jax.tree.map(lambda a: a[:, :W], example())
+  params = init(jax.random.key(0), one)['params']
+  rng = np.random.default_rng(1)
+  move = lambda a: np.float32(a + rng.normal(size=a.shape) * 0.1)
+  return jax.tree.map(move, params)
+
+
+def applied(cell, params, block, **options):
+  run_ = functools.partial(cell.apply, method=forward, **options)
+  return jax.jit(run_)({'params': params}, block)
+
+
+def of(run_, params):
+  """Results of run_(params, x) and gradients of all of them."""
+  block = example()
+
+  def loss(params, x_BTD):
+    memory, y_BTD, cost = run_(params, x_BTD)
+    y_BTD = jnp.where(block.mask[..., None], y_BTD, 0)
+    total = jnp.sum(jnp.sin(y_BTD)) + jnp.sum(memory**2) + cost
+    return total, (memory, y_BTD, cost)
+
+  grad = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+  return grad(params, block.x)
+
+
+@pytest.mark.parametrize(
+  'kind', ['tlb', pytest.param('gutlb', marks=pytest.mark.slow)]
+)
+def test_is_the_algorithm(kind):
+  """In values and all gradients, through all chunks."""
+  cell, params, mask_BT = model(kind), parameters(kind), example().mask
+
+  def made(params, x_BTD):
+    (memory, y_BTD), sown = cell.apply(
+      {'params': params},
+      Block(x_BTD, mask_BT),
+      method=forward,
+      rngs={'dropout': jax.random.key(0)},
+      mutable=['losses'],
+    )
+    return memory, y_BTD, auxiliary(sown.get('losses', {}))
+
+  def plain(params, x_BTD):
+    memory, y_BTD, penalties = plain_core.bottleneck(
+      cell, params, x_BTD, mask_BT
+    )
+    # The mean over the chunks of all rows that hold any token.
+    real = mask_BT.reshape(B, CHUNKS, W).any(2).sum()
+    return memory, y_BTD, jnp.sum(sum(penalties)) / real
+
+  expected = of(plain, params)
+  jax.tree.map(assert_close, of(made, params), expected)
+  cost = expected[1][2]
+  assert (cost > 0) == KINDS[kind]
+
+
+@pytest.mark.slow
+@kinds
+def test_remat_changes_nothing(kind):
+  """A loop in depth, which ends early, within a chunk that is done again."""
+
+  def made(params, x_BTD, remat):
+    (memory, y_BTD), sown = model(kind, remat=remat).apply(
+      {'params': params},
+      example().replace(x=x_BTD),
+      method=forward,
+      rngs={'dropout': jax.random.key(0)},
+      mutable=['losses'],
+    )
+    return memory, y_BTD, auxiliary(sown.get('losses', {}))
+
+  once, again = (
+    of(functools.partial(made, remat=remat), parameters(kind))
+    for remat in ('none', 'full')
+  )
+  jax.tree.map(assert_close, once, again)
+
+
+@kinds
+def test_rows_whose_chunk_is_empty_keep_their_memory(kind):
+  """To the bit; those that hold any token there do not."""
+  block = example()
+  memories = [parameters(kind)['first']]
+  for end in (W, T):
+    part = jax.tree.map(lambda a, end=end: a[:, :end], block)
+    memories.append(applied(model(kind), parameters(kind), part)[0])
+  first, middle, last = memories
+  np.testing.assert_array_equal(middle[2], first)
+  np.testing.assert_allclose(last[1:3], middle[1:3], rtol=1e-6)
+  for row in (0, 3):
+    assert np.abs(last[row] - middle[row]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+  'first, alike',
+  [
+    (nn.initializers.zeros, True),
+    (nn.initializers.ones, True),
+    (nn.initializers.normal(0.02), False),
+    (nn.initializers.normal(1.0), False),
+  ],
+)
+def test_slots_that_begin_alike_stay_alike(first, alike):
+  """And have one gradient: nothing tells them apart."""
+  slots = first(jax.random.key(5), (S, D))
+  gradients, memory = through_slots()(parameters('tlb') | {'first': slots})
+  for slots in (memory[0], gradients['first']):
+    spread = np.ptp(slots, 0).max()
+    assert (spread < 1e-5) == alike
+    assert alike or spread > 0.01
+
+
+@functools.cache
+def through_slots():
+  """Gradients of a loss of all slots, and the slots."""
+  weight_D = np.random.default_rng(2).normal(size=D)
+
+  def loss(params):
+    apply = functools.partial(model('tlb').apply, method=forward)
+    memory, y_BTD = apply({'params': params}, example())
+    return jnp.sum(jnp.sin(y_BTD)) + jnp.sum(memory * weight_D), memory
+
+  return jax.jit(jax.grad(loss, has_aux=True))
+
+
+def test_first_slots_are_drawn_as_set():
+  cell = model('tlb', first=nn.initializers.constant(7.0))
+  init = functools.partial(cell.init, method='initial_state')
+  params = init(jax.random.key(0), B)['params']
+  np.testing.assert_array_equal(params['first'], np.full((S, D), 7))
+
+
+@kinds
+@pytest.mark.parametrize('causal', [False, True])
+def test_which_outputs_a_token_changes(kind, causal):
+  """Those of earlier chunks never; of its own chunk where it is not causal."""
+  cell, block = model(kind, causal), example()
+  assert cell.causal == causal
+  at = W + 1
+  block = block.replace(mask=np.ones((B, T), bool))
+  moved = -block.x[:, at]
+  other = block.replace(x=jnp.asarray(block.x).at[:, at].set(moved))
+  apply = jax.jit(functools.partial(cell.apply, method=forward))
+  params = {'params': parameters(kind)}
+  change_BTD = np.abs(apply(params, block)[1] - apply(params, other)[1])
+  changed_T = change_BTD.max((0, 2)) > 1e-5
+  expected_T = np.arange(T) >= (at if causal else W)
+  np.testing.assert_array_equal(changed_T, expected_T)
+
+
+def test_memory_is_the_way_from_chunk_to_chunk():
+  params, block = parameters('tlb'), example()
+  sign_T1 = np.where(np.arange(T) < W, -1, 1)[:, None]
+  other = block.replace(x=block.x * sign_T1.astype(np.float32))
+
+  def changed(params):
+    apply = functools.partial(applied, model('tlb'), params)
+    change_BTD = np.abs(apply(block)[1] - apply(other)[1])
+    return (change_BTD[0].reshape(CHUNKS, -1).max(1) > 1e-5).tolist()
+
+  assert changed(params) == [True, True]
+  # Writers that read nothing write nothing.
+  deaf = jax.tree_util.tree_map_with_path(
+    lambda path, a: 0 * a if 'update' in str(path) else a, params
+  )
+  assert changed(deaf) == [True, False]
+
+
+def test_memory_is_float32_whatever_activations_are():
+  cell = model('gutlb', changes={'dtype': 'bfloat16'})
+  block = example().replace(x=jnp.asarray(example().x, jnp.bfloat16))
+  memory, y_BTD = applied(cell, parameters('gutlb'), block)
+  expected, _ = applied(model('gutlb'), parameters('gutlb'), example())
+  assert memory.dtype == jnp.float32 and y_BTD.dtype == jnp.bfloat16
+  assert 0 < np.abs(memory - expected).mean() < 0.02
+
+
+def test_summary_and_clear():
+  cell, params = model('tlb'), {'params': parameters('tlb')}
+  state, _ = applied(cell, parameters('tlb'), example())
+  np.testing.assert_array_equal(
+    cell.apply(params, state, method='summary'), state
+  )
+  cleared = cell.apply(params, state, method='clear')
+  np.testing.assert_array_equal(
+    cleared, np.stack([params['params']['first']] * B)
+  )
+  assert cell.recurs and not cell.streams and not cell.whole_documents
+  assert cell.block_length == W and not cell.takes_segments
+  assert model('tlb', chunk=None).block_length is None
+
+
+def test_embeddings_are_dropped_too():
+  """Where nothing else is: attention and MLP add zeros."""
+  cell = model('tlb', changes={'dropout': 0.5})
+  still = jax.tree.map(jnp.zeros_like, parameters('tlb'))
+  ones = example().replace(x=np.ones((B, T, D), np.float32))
+  _, y_BTD = applied(cell, still, ones, rngs={'dropout': jax.random.key(0)})
+  assert set(np.unique(y_BTD)) == {0.0, 2.0}
+  _, y_BTD = applied(cell, still, ones)
+  np.testing.assert_array_equal(y_BTD, ones.x)
+
+
+def test_halting_counts_the_chunks_of_all_rows():
+  cell, block = model('gutlb'), example()
+  _, sown = applied(cell, parameters('gutlb'), block, mutable=['figures'])
+  seen = figures.collect(sown['figures'])
+  # Two chunks of rows 0 and 3, one of row 1.
+  assert float(seen['halting_depth'].count) == 5
+  assert 0 < float(seen['halting_depth_max'].value) <= 3
+
+
+@pytest.mark.parametrize('kind, millions', [('tlb', 8.17), ('gutlb', 6.59)])
+def test_parameters_at_the_papers_size(kind, millions):
+  """ListOps, counted in the authors' code: 18 words, 10 classes."""
+  config = CoreConfig(512, 8, 64, 1024, False)
+  layer = functools.partial(CoreLayer, config, reads_memory=True)
+  core = Layers(layer, 2)
+  if KINDS[kind]:
+    core = Universal(layer(gated=True), 5, True, True)
+  cell = LatentBottleneck(config, core, slots=20, chunk=20)
+  block = Block(jnp.zeros((1, 20, 512)), jnp.ones((1, 20), bool))
+  init = functools.partial(cell.init, method=forward)
+  shapes = jax.eval_shape(init, jax.random.key(0), block)['params']
+  own = sum(a.size for a in jax.tree.leaves(shapes))
+  head = 512 * 512 + 512 + 512 * 10 + 10
+  assert round((own + 18 * 512 + head) / 1e6, 2) == millions
+
+
+@pytest.mark.parametrize('slots, writers', [(0, 1), (S, 0)])
+def test_slots_and_writers_are_needed(slots, writers):
+  cell = model('tlb', slots=slots, writers=writers)
+  message = f'There are {slots} memory slots and {writers} layers .* WRITERS'
+  with pytest.raises(ValueError, match=message):
+    cell.init(jax.random.key(0), example(), method=forward)
+
+
+def test_a_core_that_reads_no_memory_is_refused():
+  config = core_config()
+  cell = LatentBottleneck(config, Layers(lambda: CoreLayer(config), 1), S)
+  with pytest.raises(ValueError, match='is given memory slots; set core_layer'):
+    cell.init(jax.random.key(0), example(), method=forward)

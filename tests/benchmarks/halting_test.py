@@ -1,0 +1,38 @@
+"""Each setting gives its table."""
+
+import dataclasses
+
+import pytest
+
+from meliad_rec import bench
+from meliad_rec.benchmarks import halting
+
+TINY = {'rows': 4, 'tokens': 6, 'd_model': 8}
+
+
+def tiny(name, **changes):
+  return dataclasses.replace(halting.SETTINGS[name], **TINY, **changes)
+
+
+def test_a_row_for_each_loop_at_each_depth():
+  depths = ((2,), 5), ((6,), 5)
+  setting = tiny('exit', loops=('masked', 'while'), depths=depths)
+  rows = halting.measure(setting, 1)
+  assert {name: row.steps for name, row in rows.items()} == {
+    'masked, 2 of 5': 1,
+    'while, 2 of 5': 1,
+    'masked, 6 of 5': 5,
+    'while, 6 of 5': 5,
+  }
+  assert rows['masked, 2 of 5'].ratio == 1
+  least, most = rows['while, 2 of 5'], rows['masked, 2 of 5']
+  assert least.temporary_bytes < most.temporary_bytes
+
+
+@pytest.mark.slow
+def test_epochs_are_reckoned():
+  depth = tiny('depth', loops=('while',), depths=(((2,), 4),))
+  (row,) = halting.measure(depth, 2).values()
+  assert row.epoch_seconds == row.times.median * 79_500 / 4
+  text = bench.table({'a': row}, halting.BASELINE)
+  assert 'epoch min' in text and '/ first' in text

@@ -1,0 +1,298 @@
+"""The laws of law_test.py for models with heads, over the same list."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec import pooling
+from meliad_rec.data.documents import Document
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.lanes import Lanes
+from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.heads import Classifier
+from meliad_rec.heads import Head
+from meliad_rec.heads import Matcher
+from meliad_rec.losses import cross_entropy
+from meliad_rec.model import empty_carry
+from meliad_rec.model import initialize
+from meliad_rec.model import Model
+from tests import architectures as tiny
+from tests.architectures import ALL
+from tests.architectures import ARCHITECTURES
+from tests.architectures import NONE
+from tests.architectures import real
+
+B, T, W, C = tiny.B, tiny.T, tiny.W, 4
+HEADS = {
+  'tokens': Classifier(C, None),
+  'mean': Classifier(C, pooling.Mean()),
+  'first': Classifier(C, pooling.First()),
+  'last': Classifier(2, pooling.Last()),
+  'pairs_mean': Matcher(C, pooling.Mean()),
+  'pairs_first': Matcher(2, pooling.First()),
+  'pairs_last': Matcher(C, pooling.Last()),
+  'slots': Classifier(C, pooling.Slots()),
+  'pairs_slots': Matcher(2, pooling.Slots()),
+}
+# What a pool does is the same whatever the architecture; rows of pairs are not.
+FAST = [
+  *(('lstm', head) for head in HEADS if 'slots' not in head),
+  ('window', 'pairs_mean'),
+  ('recurrent_fixed_skip', 'last'),
+  ('staircase_by_chunks', 'pairs_last'),
+  ('feedback', 'mean'),
+  ('latent_bottleneck', 'slots'),
+]
+SLOW = [
+  (name, 'pairs_mean')
+  for name, architecture in ARCHITECTURES.items()
+  if not architecture.cell().whole_documents
+] + [
+  ('latent_bottleneck', 'pairs_slots'),
+  ('gated_latent_bottleneck', 'slots'),
+]
+ALL_OF_THEM = FAST + [
+  pytest.param(*one, marks=pytest.mark.slow) for one in SLOW if one not in FAST
+]
+close = functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-5)
+every = pytest.mark.parametrize(('name', 'head'), ALL_OF_THEM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+  """A model with a head; each sequence of its rows has T tokens."""
+
+  model: Model
+  params: dict
+  carry: object
+  tokens_BT: jax.Array
+  apply: object  # (state, tokens_BT, start_B, mask_BT) -> state, logits_BTV
+
+  @property
+  def head(self) -> Head:
+    return self.model.head
+
+  @property
+  def sides(self):
+    """[B, sequences, T]"""
+    return self.tokens_BT.reshape(B, self.head.sequences, T)
+
+  @property
+  def thirds(self):
+    """Three segments, of each sequence a window."""
+    return [self.sides[:, :, i : i + W].reshape(B, -1) for i in range(0, T, W)]
+
+  @property
+  def at_end(self):
+    """Whether logits are right behind a segment alone."""
+    pool = self.head.pool
+    return self.head.sequences > 1 or (pool is not None and pool.at_end)
+
+  def judged(self, logits_BTV):
+    """The logits that are right."""
+    return logits_BTV[:, -1:] if self.at_end else logits_BTV
+
+
+@functools.cache
+def build(name: str, head: str) -> Built:
+  head = HEADS[head]
+  model = Model(tiny.V, ARCHITECTURES[name].cell(), tiny.D, head=head)
+  shape = B, head.sequences * T
+  params = jax.jit(lambda rng: initialize(model, rng, *shape))(
+    jax.random.key(0)
+  )
+  return Built(
+    model,
+    params,
+    empty_carry(model, params, B),
+    jax.random.randint(jax.random.key(1), shape, 1, tiny.V),
+    jax.jit(functools.partial(model.apply, {'params': params})),
+  )
+
+
+def read(m, state, parts, start_B=ALL):
+  """The state behind parts, and the logits of each."""
+  found = []
+  for tokens_BT in parts:
+    state, logits = m.apply(state, tokens_BT, start_B, real(tokens_BT))
+    found.append(m.judged(logits))
+    start_B = NONE
+  return state, found
+
+
+def trees_close(a, b):
+  jax.tree.map(close, a, b)
+
+
+def differ(a, b, by=1e-4):
+  return np.abs(np.asarray(a) - np.asarray(b)).max() > by
+
+
+@every
+def test_split(name, head):
+  """Law 1: three segments equal one, in logits and in the final state."""
+  m = build(name, head)
+  state, (whole,) = read(m, m.carry, [m.tokens_BT])
+  end, parts = read(m, m.carry, m.thirds)
+  found = parts[-1] if m.at_end else jnp.concatenate(parts, 1)
+  close(found, whole)
+  trees_close(state, end)
+  assert jax.tree.all(jax.tree.map(lambda a: a.shape[0] == B, end))
+
+
+# The state of the last has a part that resets itself.
+@pytest.mark.parametrize(
+  ('name', 'head'), [*ALL_OF_THEM, ('memorizing', 'pairs_last')]
+)
+def test_reset(name, head):
+  """Law 3: with start the old state has no effect; without it, it has one."""
+  m = build(name, head)
+  first, second, _ = m.thirds
+  state, _ = read(m, m.carry, [first])
+  _, (fresh,) = read(m, m.carry, [second])
+  _, (again,) = read(m, state, [second])
+  close(fresh, again)
+  _, (goes_on,) = read(m, state, [second], NONE)
+  _, (mixed,) = read(m, state, [second], jnp.arange(B) == 1)
+  close(mixed[1], fresh[1])
+  close(mixed[::2], goes_on[::2])
+  # Without a pool, all depends on what the architecture carries.
+  if m.head.pool is not None or ARCHITECTURES[name].has_state:
+    assert differ(fresh, goes_on)
+
+
+@every
+def test_rows_and_sequences(name, head):
+  """Law 6: rows do not influence each other, nor the sequences of a pair."""
+  m = build(name, head)
+  first, *_ = m.thirds
+  state, (logits,) = read(m, m.carry, [first])
+  side = m.head.sequences - 1
+  at = side * W
+  other = first.at[1, at:].set(first[1, at:] % (tiny.V - 1) + 1)
+  after, (changed,) = read(m, m.carry, [other])
+  close(changed[::2], logits[::2])
+  assert differ(changed[1], logits[1])
+  if side:
+    for a, b in zip(
+      jax.tree.leaves(after), jax.tree.leaves(state), strict=True
+    ):
+      assert a.shape[:2] == (B, 2)
+      close(a[:, 0], b[:, 0])
+    leaves = zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True)
+    assert any(differ(a[1, 1], b[1, 1]) for a, b in leaves)
+
+
+@every
+def test_padding(name, head):
+  """Law 6: padding influences nothing, and no label judged behind it."""
+  m = build(name, head)
+  first, second, third = m.thirds
+  state, _ = read(m, m.carry, [first])
+  # Of row 0, the first sequence ends after 3 tokens, a second after 5.
+  sides = second.reshape(B, -1, W)
+  ends = np.array([3, 5])[: m.head.sequences]
+  mask = np.ones(sides.shape, bool)
+  mask[0] = np.arange(W) < ends[:, None]
+  flat = lambda a: jnp.asarray(a).reshape(B, -1)
+  ended = []
+  for tokens in sides, np.where(mask, sides, sides % (tiny.V - 1) + 1):
+    after, logits = m.apply(state, flat(tokens), NONE, flat(mask))
+    judged = m.judged(logits)
+    if m.head.pool is None:
+      judged = jnp.where(flat(mask)[..., None], judged, 0)
+    ended.append((judged, read(m, after, [third], NONE)[1]))
+  trees_close(*ended)
+  if not m.at_end:
+    whole = m.apply(state, second, NONE, real(second))[1]
+    close(ended[0][0][0, :3], whole[0, :3])
+    if m.head.pool is not None:
+      close(ended[0][0][0, -1], whole[0, 2])
+
+
+@every
+def test_token_by_token(name, head):
+  """Laws 1 and 5: steps give the logits of segments, and the same state."""
+  m = build(name, head)
+  if not m.model.cell.streams:
+    pytest.skip('it has no steps')
+  state, parts = read(m, m.carry, m.thirds)
+  variables = {'params': m.params}
+  method = lambda f: jax.jit(
+    functools.partial(m.model.apply, variables, method=f)
+  )
+  step = method('step')
+  opened = method('open')(m.model.apply(variables, B, method='initial_state'))
+  for t in range(T):
+    tokens = m.sides[:, :, t]
+    alone = m.head.sequences == 1
+    opened, logits_BV = step(opened, tokens[:, 0] if alone else tokens)
+    part = parts[t // W]
+    if alone:
+      close(logits_BV, part[:, t % W])
+    elif t % W == W - 1:
+      close(logits_BV, part[:, -1])
+  trees_close(state, method('close')(opened))
+
+
+@every
+def test_gradients(name, head):
+  """Law 4: every parameter gets a finite, non-zero gradient."""
+  m = build(name, head)
+  if 'first' in head:
+    pytest.skip('of most parameters the first output says little')
+  labels_B1 = jnp.arange(B)[:, None] % 2 + 1
+
+  def loss(params):
+    _, logits = m.model.apply(
+      {'params': params}, m.carry, m.tokens_BT, ALL, real(m.tokens_BT)
+    )
+    return cross_entropy(logits[:, -1:], labels_B1).mean()
+
+  gradients = jax.jit(jax.grad(loss))(m.params)
+  assert set(gradients) == {'cell', 'embed', 'head', 'norm'}
+  for path, g in jax.tree_util.tree_leaves_with_path(gradients):
+    assert np.isfinite(g).all(), path
+    assert np.abs(g).max() > 0, path
+
+
+def documents(pairs):
+  """Of 1 to 40 tokens, or pairs of such; all labels are 1."""
+  rng = np.random.default_rng(0)
+
+  def document(i):
+    sides = rng.integers(1, 40, 2)
+    ids = rng.integers(1, tiny.V, sides.sum() if pairs else sides[0])
+    labels = np.zeros(len(ids), int)
+    labels[-1] = 1
+    middle = int(sides[0]) if pairs else None
+    return Document(f'{i}', ids, 1, 1, labels, middle)
+
+  return Documents.collect(map(document, range(7)), Bytes())
+
+
+def judgements(m, documents, segment):
+  """The logits at each document's label, by reading all in lanes."""
+  lanes = Lanes(documents, B, segment, seed=0, repeat=False)
+  carry, found = m.carry, {}
+  for batch, _ in lanes:
+    carry, logits = m.apply(
+      carry, batch.tokens_BT, batch.start_B, batch.mask_BT
+    )
+    for row, place in np.argwhere(batch.scored_BT):
+      found[int(batch.document_B[row])] = logits[row, place]
+  return np.stack([found[i] for i in range(len(documents))])
+
+
+@pytest.mark.parametrize('head', ['mean', 'last', 'pairs_mean', 'pairs_last'])
+def test_documents_are_judged_the_same_in_any_segments(head):
+  m = build('lstm', head)
+  data = documents(m.head.sequences > 1)
+  whole = judgements(m, data, 80)
+  assert np.std(whole[:, -1]) > 1e-3
+  for segment in 6, 14:
+    close(judgements(m, data, segment), whole)

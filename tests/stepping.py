@@ -1,0 +1,97 @@
+"""A small recurrence in depth: rows that go on for so many steps each."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+B, D, S, MOST = 4, 6, 3, 6
+
+# Steps that each row takes; LIVE says which rows begin at all.
+NEEDS = {
+  'none': [0, 0, 0, 0],
+  'one': [1, 1, 1, 1],
+  'middle': [3, 3, 3, 3],
+  'all': [MOST, MOST, MOST, MOST],
+  'more than there are': [MOST + 3, 2, MOST, 1],
+  'mixed': [2, 0, 4, 1],
+}
+
+
+class Toy:
+  """Steps: h = tanh(h w + m + memory), numbers of h dropped alike in all rows.
+
+  A row takes `need` steps. That it has is found in one more, as in GUT, which
+  must see the next state before it knows that it does not take it.
+  """
+
+  def step(self, shared, rows, l, state):
+    rng = jax.random.fold_in(jax.random.wrap_key_data(shared['rng']), l)
+    keep_D = jax.random.bernoulli(rng, 0.8, state['h'].shape[-1:])
+    takes_B = (state['live'] > 0) & (l < rows['need'])
+    memory_BSD = jnp.where(rows['seen'][..., None], rows['memory'], 0)
+    new_BD = jnp.tanh(
+      state['h'] @ shared['w'] + rows['m'] + memory_BSD.mean(1)
+    ).astype(state['h'].dtype)
+    h_BD = jnp.where(takes_B[:, None], new_BD * keep_D, state['h'])
+    weight_B1 = takes_B[:, None] * (l + 1.0)
+    added = {
+      'squares': weight_B1 * jnp.square(new_BD.astype(jnp.float32)),
+      'took': takes_B.astype(jnp.float32),
+    }
+    return {'h': h_BD, 'live': takes_B.astype(jnp.float32)}, added
+
+  def alive(self, state):
+    return state['live'] > 0
+
+  def took(self, added):
+    return added['took'] > 0
+
+
+def given(need, rows=B, dtype='float32'):
+  """What a loop takes, floats and other leaves mixed; the last row is dead."""
+  rng = np.random.default_rng(0)
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
+  shared = {
+    'w': normal(D, D) * 0.4,
+    'rng': jax.random.key_data(jax.random.key(0)),
+  }
+  of_rows = {
+    'm': normal(rows, D),
+    'memory': normal(rows, S, D),
+    'seen': jnp.asarray(rng.random((rows, S)) < 0.7),
+    'need': jnp.asarray(need, jnp.int32),
+  }
+  live_B = jnp.arange(rows) < rows - 1
+  state = {'h': normal(rows, D), 'live': live_B.astype(jnp.float32)}
+  return shared, of_rows, state
+
+
+def outcome(loop, shared, rows, state, most=MOST):
+  """Results of a loop, and gradients of all floats that it was given."""
+
+  def loss(w, m, memory, h):
+    results = loop(
+      Toy(),
+      shared | {'w': w},
+      rows | {'m': m, 'memory': memory},
+      state | {'h': h},
+      most,
+    )
+    state_, sums, _ = results
+    last = jnp.sum(jnp.square(state_['h'].astype(jnp.float32)))
+    return last + jnp.sum(jnp.sin(sums['squares'])), results
+
+  gradients, results = jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(
+    shared['w'], rows['m'], rows['memory'], state['h']
+  )
+  return results, gradients
+
+
+def assert_same(found, expected, by=1e-6):
+  """Leaf by leaf, to a part of the largest number or of 1."""
+
+  def same(a, b):
+    a, b = (np.asarray(x, np.float32) for x in (a, b))
+    assert np.abs(a - b).max() <= by * max(np.abs(b).max(), 1)
+
+  jax.tree.map(same, found, expected)
