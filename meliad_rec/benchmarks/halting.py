@@ -21,7 +21,10 @@ from meliad_rec.benchmarks.round_robin import Times
 DEPTHS = ((3,), 20), ((10,), 20), ((21,), 20)
 SETTINGS = {
   'exit': Setting(16, 64, 128, ('masked', 'fixed', 'cond', 'while'), DEPTHS),
-  'chunks': Setting(16, 256, 128, ('masked', 'cond', 'while'), DEPTHS, 16),
+  # Chunks of 4 tokens: no more than 5 steps.
+  'chunks': Setting(
+    16, 64, 128, ('masked', 'cond', 'while'), (((3,), 20), ((21,), 20)), 4
+  ),
   'inference': Setting(
     16,
     64,
