@@ -30,6 +30,7 @@ from meliad_rec.archs.staircase import Staircase
 from meliad_rec.cell import Cell
 from meliad_rec.cores.core_config import CoreConfig
 from meliad_rec.cores.core_layer import CoreLayer
+from meliad_rec.cores.experts import Experts
 from meliad_rec.cores.layers import Layers
 from meliad_rec.cores.universal import Universal
 from meliad_rec.halting.halt import Halt
@@ -100,9 +101,9 @@ def transformer(count=2, memory=False, **changes):
   return Layers(layer, count)
 
 
-def universal(gated=False, memory=False, **options):
+def universal(gated=False, memory=False, experts=None, **options):
   """UT; GUT where it has a gate. Its tokens halt at different steps."""
-  layer = CoreLayer(core_config(), memory, gated)
+  layer = CoreLayer(core_config(), memory, gated, experts)
   halt = Halt(threshold=0.99, bias_init=-0.5)
   settings = {'together': gated, 'transition': gated, 'halt': halt}
   return Universal(layer, 6, **settings | options)
@@ -258,6 +259,11 @@ ARCHITECTURES = {
   'gated_universal': Architecture(
     lambda: Encode(universal(gated=True), W),
     'gated_universal',
+    has_state=False,
+  ),
+  'sparse_universal': Architecture(
+    lambda: Encode(universal(experts=Experts(4, 2)), W),
+    'universal',
     has_state=False,
   ),
   'latent_bottleneck': Architecture(

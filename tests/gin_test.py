@@ -50,6 +50,7 @@ APPLY = {
   'compose_*': ('feedback',),
   'core_position_*': CORES,
   'exit_per_device': HALTING,
+  'experts': HALTING,
   'feedback_*': ('block_feedback',),
   'first_memory_zeros': BOTTLENECKS,
   'halt_*': HALTING,

@@ -26,9 +26,10 @@ memory_scan/tokens memory_scan/gradients memory_scan/scan
 archs/memory_cell archs/feedback_memory archs/feedback
 archs/staircase_diagonal archs/staircase_tokens archs/staircase partition
 halting/leaves halting/loop halting/compaction halting/per_device halting/gate
-halting/halt cores/core_config cores/attention cores/core_layer cores/layers
-cores/recurrence cores/universal archs/encode archs/latent_bottleneck
-archs/chunks embedding pooling heads model
+halting/halt cores/core_config cores/attention cores/experts
+cores/expert_layers cores/core_layer cores/layers cores/recurrence
+cores/universal archs/encode archs/latent_bottleneck archs/chunks
+embedding pooling heads model
 data/batch losses
 optimizer/schedules optimizer/accumulation optimizer/optimizer
 meliad_names metrics/units metrics/metrics train_step forward program

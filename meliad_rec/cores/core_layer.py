@@ -10,6 +10,9 @@ import jax.numpy as jnp
 
 from meliad_rec.cores.attention import Attention
 from meliad_rec.cores.core_config import CoreConfig
+from meliad_rec.cores.expert_layers import ExpertAttention
+from meliad_rec.cores.expert_layers import ExpertMLP
+from meliad_rec.cores.experts import Experts
 from meliad_rec.dropout import TiledDropout
 
 XAVIER = nn.initializers.xavier_uniform()
@@ -49,21 +52,29 @@ class CoreLayer(nn.Module):
     reads_memory: whether it attends to memory slots too.
     gated: whether a gate, in the place of the residual around all of it,
       decides for each number how much of the new takes the place of the old.
+    experts: of self-attention and MLP, which then sow 'routes'; None: none.
   """
 
   config: CoreConfig
   reads_memory: bool = False
   gated: bool = False
+  experts: Experts | None = None
 
   def setup(self):
     config = self.config
-    self.attention = Attention(config)
+    if self.experts and self.experts.in_attention:
+      self.attention = ExpertAttention(config, self.experts)
+    else:
+      self.attention = Attention(config)
     if self.reads_memory:
       self.memory_attention = Attention(config, own=False)
     self.mlp_norm = config.norm(dtype=config.dtype)
     # As in the authors' code, whose layers of TLB are drawn otherwise.
     first = FIRST if self.reads_memory else XAVIER
-    self.mlp = MLP(config, config.mlp_width, first)
+    if self.experts:
+      self.mlp = ExpertMLP(config, self.experts)
+    else:
+      self.mlp = MLP(config, config.mlp_width, first)
     if self.gated:
       self.gate_mlp = MLP(config, config.mlp_width, first)
 

@@ -23,6 +23,12 @@ class Layers(nn.Module):
       raise ValueError(
         f'A transformer of {self.count} layers; set LAYERS to 1 or more.'
       )
+    if self.layer().experts:
+      raise ValueError(
+        'Layers of their own are to have experts, which are for a layer that '
+        'is run again and again; leave out options/experts, or take '
+        'arch/universal.'
+      )
     self.layers = [self.layer() for _ in range(self.count)]
 
   @property

@@ -6,6 +6,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
+from meliad_rec.cores import experts
 from meliad_rec.cores.core_layer import CoreLayer
 from meliad_rec.halting import halt as halting
 from meliad_rec.halting.gate import HaltingGate
@@ -56,6 +57,7 @@ class Added(struct.PyTreeNode):
 
   counts: Counts
   mixed_BTD: jax.Array | None  # Weighted states, where no step reads them.
+  routes: list[experts.Routes]  # Of each router; none without experts.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,7 +103,7 @@ class Recurrence:
 
   def step(self, shared: Shared, rows: Rows, l, state: State):
     """The state behind step l, and what it adds."""
-    new_BTD = self.run_layer(shared, rows, l, state)
+    new_BTD, sown = self.run_layer(shared, rows, l, state)
     units, h_BTD, next_p_BU = state.units, state.h_BTD, None
     counts = self.nothing(units)
     if not self.halt:
@@ -117,32 +119,42 @@ class Recurrence:
     counts = counts.replace(
       penalty=weight_BU * (l + 1), depth=takes_BU.astype(jnp.float32)
     )
+    routes = experts.routes(sown, takes_BU & rows.mask_BT)
     part_BTD = weight_BU[..., None] * h_BTD.astype(jnp.float32)
     h_BTD = jnp.where(takes_BU[..., None], new_BTD, h_BTD)
     if self.halt and not self.transition:
       units, next_p_BU, more = self.ask_ahead(shared, rows, l + 1, h_BTD, units)
       counts = counts.replace(p=more.p, asked=more.asked)
     if self.together:
-      return State(h_BTD, units, next_p_BU, None), Added(counts, part_BTD)
+      return State(h_BTD, units, next_p_BU, None), Added(
+        counts, part_BTD, routes
+      )
     mixed_BTD = state.mixed_BTD + part_BTD
-    return State(h_BTD, units, next_p_BU, mixed_BTD), Added(counts, None)
+    return State(h_BTD, units, next_p_BU, mixed_BTD), Added(
+      counts, None, routes
+    )
 
   def run_layer(self, shared, rows, l, state):
-    """What the layer makes of the state: its keys are of the output so far."""
+    """What the layer makes of the state, and its routes.
+
+    Keys are of the output so far, where tokens halt by themselves.
+    """
     rngs, source_BTD = {}, None
     if shared.rng is not None:
       key = jax.random.wrap_key_data(shared.rng)
       rngs['dropout'] = jax.random.fold_in(key, l)
     if not self.together:
       source_BTD = mix(state.mixed_BTD, state)
-    return self.layer.apply(
+    new_BTD, sown = self.layer.apply(
       {'params': shared.layer},
       state.h_BTD,
       rows.mask_BT,
       rows.memory_BSD,
       source_BTD,
       rngs=rngs,
+      mutable=['routes'],
     )
+    return new_BTD, sown.get('routes', {})
 
   def ask(self, shared, rows, *h_BTD):
     """p_BU of one state, or of the states before and behind a layer."""

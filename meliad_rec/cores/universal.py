@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from meliad_rec import figures
 from meliad_rec.cores.core_layer import CoreLayer
+from meliad_rec.cores.experts import mean_imbalance
 from meliad_rec.cores.recurrence import mix
 from meliad_rec.cores.recurrence import Recurrence
 from meliad_rec.cores.recurrence import Rows
@@ -105,6 +106,11 @@ class Universal(nn.Module):
     state, added, ran_B = run(recurrence, shared, rows, state, steps)
     counts = jax.tree.map(jnp.add, begun, added.counts)
     self.report(rows, state.units.left, counts, ran_B)
+    if added.routes:
+      imbalance = mean_imbalance(added.routes)
+      weight = self.layer.experts.balance
+      self.sow('losses', 'balance', weight * imbalance)
+      figures.sow(self, 'expert_imbalance', Ratio(imbalance, jnp.ones(())))
     mixed_BTD = added.mixed_BTD if self.together else state.mixed_BTD
     return mix(mixed_BTD, state)
 

@@ -27,6 +27,7 @@ SOWN_UNITS: Mapping[str, str] = {
   'halting_left': 'share of the weight',
   'halting_waste': 'steps computed by steps taken',
   'halting_p': 'probability',
+  'expert_imbalance': 'nats',
 }
 
 

@@ -1,0 +1,83 @@
+"""The sublayers of a core, of experts: MLP and self-attention.
+
+Tan et al. 2023, "Sparse Universal Transformer", sections 3.1 and 3.3. Keys and
+values are shared; queries and outputs are of the experts that a token chose.
+"""
+
+from flax import linen as nn
+import jax.numpy as jnp
+
+from meliad_rec.attention import Heads
+from meliad_rec.cores.attention import attend
+from meliad_rec.cores.core_config import CoreConfig
+from meliad_rec.cores.experts import Experts
+from meliad_rec.cores.experts import fan_in
+from meliad_rec.cores.experts import Grouped
+from meliad_rec.cores.experts import Router
+from meliad_rec.dropout import TiledDropout
+
+
+class ExpertMLP(nn.Module):
+  """y_BTD of n_BTD; each expert is as wide as an MLP without experts."""
+
+  config: CoreConfig
+  experts: Experts
+
+  @nn.compact
+  def __call__(self, n_BTD):
+    config, E = self.config, self.experts.count
+    chosen = Router(self.experts, name='choice')(n_BTD)
+    hidden = Grouped(
+      E, config.mlp_width, config.dtype, fan_in(1 / 3), name='hidden'
+    )
+    output = Grouped(
+      E, n_BTD.shape[-1], config.dtype, fan_in(1 / 3), name='output'
+    )
+    h_MF = config.activation(hidden(chosen.spread(n_BTD), chosen.size_E))
+    y_BTD = chosen.mix(output(h_MF, chosen.size_E)).astype(config.dtype)
+    return TiledDropout(config.dropout)(y_BTD)
+
+
+class ExpertAttention(nn.Module):
+  """What pre-norm self-attention of experts adds to the stream.
+
+  As cores.attention.Attention, without dropout of probabilities.
+  """
+
+  config: CoreConfig
+  experts: Experts
+
+  def setup(self):
+    config, E = self.config, self.experts.count
+    width = config.heads * config.head_width
+    dims = config.heads, config.head_width, False, config.dtype
+    half = nn.initializers.variance_scaling(0.5, 'fan_avg', 'uniform')
+    self.norm = config.norm(dtype=config.dtype)
+    self.choice = Router(self.experts)
+    self.query = Grouped(E, width, config.dtype, fan_in(0.5))
+    self.key, self.value = Heads(*dims, half), Heads(*dims, half)
+    self.relative = config.position(config.heads)
+    self.output = Grouped(E, config.d_model, config.dtype, fan_in(1.0))
+    self.drop = TiledDropout(config.dropout)
+
+  def __call__(self, x_BTD, source_BSD, mask_BS):
+    """The stream; arguments: see Attention."""
+    config, C = self.config, self.experts.chosen
+    (B, T, _), H, K = x_BTD.shape, config.heads, config.head_width
+    n_BTD, n_BSD = self.norm(x_BTD), self.norm(source_BSD)
+    chosen = self.choice(n_BTD)
+    q_MF = self.query(chosen.spread(n_BTD), chosen.size_E) * K**-0.5
+    # A token's chosen experts are so many more heads, over the same keys.
+    q_BTGK = chosen.gather(q_MF).reshape(B, T, C * H, K)
+    same = lambda kv_BSHK: jnp.tile(kv_BSHK, (1, 1, C, 1))
+    y_BTGK = attend(
+      config,
+      self.relative,
+      q_BTGK,
+      same(self.key(n_BSD)),
+      same(self.value(n_BSD)),
+      mask_BS,
+    )
+    y_MF = chosen.sort(y_BTGK.reshape(B, T, C, H * K))
+    y_BTD = chosen.mix(self.output(y_MF, chosen.size_E))
+    return x_BTD + self.drop(y_BTD.astype(x_BTD.dtype))
