@@ -59,7 +59,22 @@ ALL_OF_THEM = FAST + [
   pytest.param(*one, marks=pytest.mark.slow) for one in SLOW if one not in FAST
 ]
 close = functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-5)
+
+
+def pair(one):
+  """Architecture and head of a case, marked or not."""
+  return getattr(one, 'values', one)
+
+
 every = pytest.mark.parametrize(('name', 'head'), ALL_OF_THEM)
+streaming = pytest.mark.parametrize(
+  ('name', 'head'),
+  [one for one in ALL_OF_THEM if ARCHITECTURES[pair(one)[0]].cell().streams],
+)
+# Of most parameters the first output says little.
+learning = pytest.mark.parametrize(
+  ('name', 'head'), [one for one in ALL_OF_THEM if 'first' not in pair(one)[1]]
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,12 +229,10 @@ def test_padding(name, head):
       close(ended[0][0][0, -1], whole[0, 2])
 
 
-@every
+@streaming
 def test_token_by_token(name, head):
   """Laws 1 and 5: steps give the logits of segments, and the same state."""
   m = build(name, head)
-  if not m.model.cell.streams:
-    pytest.skip('it has no steps')
   state, parts = read(m, m.carry, m.thirds)
   variables = {'params': m.params}
   method = lambda f: jax.jit(
@@ -239,12 +252,10 @@ def test_token_by_token(name, head):
   trees_close(state, method('close')(opened))
 
 
-@every
+@learning
 def test_gradients(name, head):
   """Law 4: every parameter gets a finite, non-zero gradient."""
   m = build(name, head)
-  if 'first' in head:
-    pytest.skip('of most parameters the first output says little')
   labels_B1 = jnp.arange(B)[:, None] % 2 + 1
 
   def loss(params):
