@@ -30,6 +30,7 @@ COMMANDS = {
   'tokenize': 'tokenize',
   'train_vocab': 'train_vocab',
   'import_meliad': 'import_meliad',
+  'plan': 'plan',
   'bench': 'bench',
 }
 

@@ -8,6 +8,7 @@ to the mesh axes data, fsdp and model.
 import re
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
@@ -78,9 +79,11 @@ def make_mesh(
     )
   # Auto: with explicit axes a sharding constraint would be an assertion.
   types = (AxisType.Auto,) * 3
-  return jax.make_mesh(
-    shape, ('data', 'fsdp', 'model'), axis_types=types, devices=devices
+  # Split, as chips of 4 x 4 x 4 have no axes that together are 8 long.
+  placed = mesh_utils.create_device_mesh(
+    shape, devices, allow_split_physical_axes=True
   )
+  return Mesh(placed, ('data', 'fsdp', 'model'), axis_types=types)
 
 
 def path_string(path) -> str:

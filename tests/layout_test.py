@@ -17,14 +17,17 @@ PACKAGE = ROOT / 'meliad_rec'
 # import each other as long as no two do so in turn. Add a new file after all
 # that it imports.
 LINES = """
-figures remat cell reset kernels/* positions span attention dropout gates norms
-activations layer_config sublayers layer archs/window archs/state_vectors
-archs/block_recurrent archs/chain archs/repeat archs/stack
+figures dropout partition
+kernels/window_attention_ref kernels/window_attention_xla kernels/tpu_blocks
+kernels/tpu_forward kernels/tpu_backward kernels/window_attention_tpu
+kernels/per_shard kernels/window_attention remat cell reset positions span
+attention gates norms activations layer_config sublayers layer archs/window
+archs/state_vectors archs/block_recurrent archs/chain archs/repeat archs/stack
 archs/block_feedback
 archs/ring archs/memorizing archs/lstm archs/recurrent_memory
 memory_scan/tokens memory_scan/gradients memory_scan/scan
 archs/memory_cell archs/feedback_memory archs/feedback
-archs/staircase_diagonal archs/staircase_tokens archs/staircase partition
+archs/staircase_diagonal archs/staircase_tokens archs/staircase
 halting/leaves halting/loop halting/compaction halting/per_device halting/gate
 halting/halt cores/core_config cores/attention cores/experts
 cores/expert_layers cores/core_layer cores/layers cores/recurrence
@@ -49,22 +52,26 @@ benchmarks/recurrence benchmarks/memorizing
 benchmarks/forced_halting benchmarks/halting
 hosts closing workdir
 checkpoint/fingerprint checkpoint/manifest checkpoint/mismatch
-checkpoint/preemption checkpoint/replaced checkpoint/best
+checkpoint/preemption pod checkpoint/replaced checkpoint/best
 checkpoint/saved_step checkpoint/step_writer
 checkpoint/checkpoints
 array_file generation/sampling generation/steppers generation/decode
 generation/sample
 benchmarks/generation
 generation/speller generation/saved_reading generation/writer
-report/journal report/console report/plot report/report report/log
+report/journal report/console report/plot report/mirror report/report
+report/log profile goodput
 report/countdown evaluation experiment refusals validation progress trainer
 summary run_folder
 compilation_cache token_losses compare
 config/values config/files config/names config/binding config/syntax
 config/reader config/config config/allowed config/saved run
 halting_depth/nesting halting_depth/reading halting_depth/groups
-halting_depth/texts halting_depth/picture run_flags cli
-main evaluate generate depth runs tokenize train_vocab import_meliad bench
+halting_depth/texts halting_depth/picture run_flags
+planning/* benchmarks/attention_forms benchmarks/attention
+benchmarks/attention_compiled cli
+main evaluate generate depth runs tokenize train_vocab import_meliad plan
+bench
 """
 ORDER = LINES.split()
 ENTRY = ORDER[ORDER.index('cli') + 1 :]
@@ -79,6 +86,9 @@ GIN = {'config/syntax', 'config/config', *ENTRY}
 
 # Tested elsewhere, with the reason.
 TESTED_BY = {
+  'kernels/tpu_*': 'kernels/window_attention_tpu_test.py compares what they '
+  'give with the definition',
+  'benchmarks/attention_compiled': 'benchmarks/attention_test.py starts it',
   'config/*': 'config/config_test.py reads gin files as a person writes them',
 }
 

@@ -1,0 +1,119 @@
+"""The process that compiles: reads a Question, writes an Answer.
+
+`question.ask` starts it with the environment that libtpu needs.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+import sys
+
+import jax
+
+from meliad_rec.config import config
+from meliad_rec.experiment import Experiment
+from meliad_rec.planning import environment
+from meliad_rec.planning import measure
+from meliad_rec.planning import no_data
+from meliad_rec.planning import topology
+from meliad_rec.planning.question import Answer
+from meliad_rec.planning.question import Question
+
+
+def answer(question: Question) -> Answer:
+  """Builds the experiment on the slice, and compiles its step.
+
+  Raises:
+    ValueError: a mistake in what was asked.
+  """
+  where = topology.parse(question.topology)
+  files, params = list(question.gin_file), list(question.gin_param)
+  config.parse(files, params)  # Mistakes are told before anything is replaced.
+  instead = no_data.bindings(files, params, question.vocab_size)
+  config.parse(files, [*params, *instead])
+  experiment = build(question.vocab_size)
+  devices, missing = jax.devices(), None
+  try:
+    devices = topology.devices(question.topology)
+  except ValueError:
+    if environment.installed():
+      raise
+    missing = 'libtpu is not installed; install meliad_rec[tpu]'
+  mesh = experiment.mesh(devices=devices)
+  experiment = dataclasses.replace(experiment, mesh=lambda: mesh)
+  sizes = measure.sizes(experiment)
+  notes = check_read(bool(instead))
+  if experiment.shorter_first:
+    notes += ('the first steps, of shorter segments, count as the others',)
+  known = Answer(
+    topology=where.name,
+    hbm=where.chip.hbm,
+    sizes=dataclasses.asdict(sizes),
+    compiled=None,
+    needed=None,
+    missing=missing,
+    notes=notes,
+  )
+  if missing:
+    return known
+  if question.fast:
+    jax.config.update('jax_exec_time_optimization_effort', -1.0)
+  try:
+    compiled = measure.compiled(experiment.program, where)
+  except measure.TooLarge as error:
+    told = 'the step does not fit'
+    return dataclasses.replace(known, needed=error.needed, missing=told)
+  except jax.errors.JaxRuntimeError as error:
+    return dataclasses.replace(known, missing=str(error).splitlines()[0])
+  return dataclasses.replace(
+    known,
+    compiled=dataclasses.asdict(compiled),
+    needed=compiled.needed,
+    notes=notes + compiled.notes,
+  )
+
+
+def build(vocab_size: int | None) -> Experiment:
+  """The experiment of the configuration.
+
+  Raises:
+    ValueError: a mistake in the configuration, or what it reads is not here.
+  """
+  try:
+    return config.build(Experiment)()
+  except ValueError as error:
+    told = config.sentence(error)
+    mistake = isinstance(error, config.ConfigError)
+    if vocab_size is not None or mistake or told is None:
+      raise
+    raise ValueError(
+      f'{told} To plan without the data, give --vocab_size.'
+    ) from None
+
+
+def check_read(without_data: bool) -> tuple[str, ...]:
+  """As config.check_read; a note where it may be of data that are left out."""
+  try:
+    config.check_read()
+  except config.ConfigError as error:
+    if not without_data:
+      raise
+    return (f'the data are not built, and {error}',)
+  return ()
+
+
+def main(argv: list[str]) -> None:
+  asked, answered = map(Path, argv)
+  question = Question(**json.loads(asked.read_text()))
+  try:
+    found = dataclasses.asdict(answer(question))
+  except (ValueError, TypeError) as error:
+    told = config.sentence(error)
+    if told is None:
+      raise
+    found = {'mistake': told}
+  answered.write_text(json.dumps(found))
+
+
+if __name__ == '__main__':
+  main(sys.argv[1:])

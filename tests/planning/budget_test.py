@@ -1,0 +1,54 @@
+"""Limits, and what breaks them."""
+
+import dataclasses
+
+import pytest
+
+from meliad_rec.planning import budget
+from tests import planned
+
+
+def test_parse():
+  found = budget.parse('hbm=14GiB, forbid=all-to-all,forbid=all-gather')
+  assert found == budget.Budget(14 * 2**30, ('all-to-all', 'all-gather'))
+  assert budget.parse('hbm=1.5GB').hbm == 1.5e9
+
+
+@pytest.mark.parametrize(
+  'text', ['', 'hbm', 'hbm=14', 'hbm=14KiB', 'forbid=gather', 'time=3ms']
+)
+def test_other_texts_are_refused(text):
+  with pytest.raises(ValueError, match='give hbm=14GiB.*MiB.*all-to-all'):
+    budget.parse(text)
+
+
+def test_what_fits_breaks_nothing():
+  assert budget.Budget().breaches(planned.fitting()) == []
+  assert budget.parse('hbm=4.25GiB').breaches(planned.fitting()) == []
+
+
+def test_what_needs_more_breaks_it():
+  [told] = budget.parse('hbm=4.2GiB').breaches(planned.fitting())
+  assert 'needs 4.25 GiB' in told and 'take 4.20 GiB' in told
+  [told] = budget.Budget().breaches(planned.too_large())
+  assert 'needs 20.00 GiB' in told and 'take 15.75 GiB' in told
+  # A budget gives a chip no more than it has.
+  [told] = budget.parse('hbm=30GiB').breaches(planned.too_large())
+  assert 'take 15.75 GiB' in told
+
+
+def test_forbidden_collectives_are_counted():
+  limits = budget.parse('forbid=all-to-all,forbid=reduce-scatter')
+  [told] = limits.breaches(planned.fitting())
+  assert 'has 2 all-to-all over model, and none is allowed' in told
+
+
+def test_what_is_not_known_breaks_it():
+  [told] = budget.Budget().breaches(planned.unknown())
+  assert 'whether it fits is n/a: no libtpu' in told
+  blind = planned.fitting()
+  blind = dataclasses.replace(
+    blind, compiled={**blind.compiled, 'exchanges': None}
+  )
+  [told] = budget.parse('forbid=all-to-all').breaches(blind)
+  assert 'collectives are n/a' in told

@@ -1,0 +1,114 @@
+"""Times by hand."""
+
+from collections import Counter
+import types
+
+import numpy as np
+import pytest
+
+from meliad_rec.planning import estimate
+from meliad_rec.planning import hlo
+from meliad_rec.planning import topology
+
+V5E = topology.CHIPS['v5e']
+
+
+def devices(*coords):
+  return [types.SimpleNamespace(coords=c) for c in coords]
+
+
+def row(count):
+  return devices(*((i, 0, 0) for i in range(count)))
+
+
+def test_an_all_reduce_sends_everything_nearly_twice():
+  """Along a line of 4 one link is used each way; along a ring of 16 two."""
+  where = topology.parse('v5e:16x16')
+  size = 90 * 10**9
+  of = lambda op, count: estimate.exchange_seconds(op, size, row(count), where)
+  assert of('all-reduce', 4) == pytest.approx(2 * 2 * 3 / 4)
+  assert of('all-gather', 4) == pytest.approx(2 * 3 / 4)
+  assert of('all-gather', 16) == pytest.approx(15 / 16)
+  assert of('collective-permute', 2) == pytest.approx(2)
+  assert of('all-reduce', 1) == 0
+
+
+def test_a_square_has_links_along_both_sides():
+  where = topology.parse('v5e:4x4')
+  square = devices((0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0))
+  found = estimate.exchange_seconds('all-gather', 90 * 10**9, square, where)
+  assert found == pytest.approx(3 / 4)
+
+
+def test_the_least_exchange_takes_a_while_a_hop():
+  where = topology.parse('v5e:4x4')
+  found = estimate.exchange_seconds('all-reduce', 4, row(4), where)
+  assert found == pytest.approx(3 * estimate.HOP)
+
+
+def test_halves_of_a_chip_exchange_too():
+  where = topology.parse('v7x:2x2x1')
+  found = estimate.exchange_seconds(
+    'all-reduce', 90 * 10**9, devices((0, 0, 0), (0, 0, 0)), where
+  )
+  assert found == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+  'name, size, ring',
+  [
+    ('v5e:16x16', 16, True),
+    ('v5e:8x16', 8, False),
+    ('v5p:4x4x8', 4, True),
+    ('v5p:2x4x4', 4, False),
+  ],
+)
+def test_rings(name, size, ring):
+  assert estimate.wraps(topology.parse(name), size) is ring
+
+
+def mesh():
+  found = np.empty((2, 1, 2), object)
+  found.flat = devices((0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0))
+  shape = {'data': 2, 'fsdp': 1, 'model': 2}
+  return types.SimpleNamespace(devices=found, shape=shape)
+
+
+def collective(op, groups, size):
+  return hlo.Collective(op, size, f'%a = {op}(%b), replica_groups={groups}, x')
+
+
+def test_like_exchanges_are_one_line():
+  program = hlo.Program(
+    collectives=Counter(
+      {
+        collective('all-reduce', '{{0,1},{2,3}}', 100): 3,
+        collective('all-reduce', '[2,2]<=[4]', 10): 2,
+        collective('reduce-scatter', '{{0,2},{1,3}}', 50 * 2**20): 1,
+      }
+    )
+  )
+  where = topology.parse('v5e:2x2')
+  scatter, reduce = estimate.exchanges(program, mesh(), where)
+  assert (reduce.op, reduce.axes) == ('all-reduce', 'model')
+  assert (reduce.count, reduce.size) == (5, 320)
+  # What it begins with is twice what it ends with.
+  assert (scatter.axes, scatter.size) == ('data', 100 * 2**20)
+  assert scatter.seconds == pytest.approx(50 * 2**20 / V5E.link)
+
+
+def test_seconds_of_a_step():
+  program = hlo.Program(
+    cycles=3 * 10**9,
+    kernels=Counter(
+      {
+        hlo.Kernel('products', 197 * 10**12, 8): 2,
+        hlo.Kernel('copies', 1, 819 * 10**9): 1,
+        hlo.Kernel('silent', None, None): 9,
+      }
+    ),
+  )
+  exchange = estimate.Exchange('all-reduce', 'data', 1, 1, 0.25)
+  found = estimate.seconds(program, [exchange], V5E)
+  assert (found.compute, found.kernels, found.exchange) == (2, 3, 0.25)
+  assert (found.most, found.least) == (5.25, 5)

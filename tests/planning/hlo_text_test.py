@@ -1,0 +1,56 @@
+"""Lines of HLO, taken apart."""
+
+from meliad_rec.planning import hlo_text
+
+TEXT = """HloModule jit_f, is_scheduled=true
+
+%inner (a: f32[3]) -> f32[3] {
+  %a = f32[3]{0} parameter(0)
+  ROOT %double.1 = f32[3]{0:T(128)} add(%a, %a)
+}
+
+ENTRY %main.9_spmd (x: f32[3], y: s32[]) -> (f32[3]) {
+  %x = f32[3]{0} parameter(0)
+}
+"""
+
+
+def test_computations_by_name_and_the_one_that_is_run():
+  bodies, entry = hlo_text.computations(TEXT)
+  assert entry == 'main.9_spmd'
+  assert {name: len(lines) for name, lines in bodies.items()} == {
+    'inner': 2,
+    'main.9_spmd': 1,
+  }
+  assert hlo_text.computations('nothing') == ({}, None)
+
+
+def test_an_instruction_of_a_tuple():
+  line = (
+    '  ROOT %w.1 = (s32[]{:T(128)}, bf16[4,5]{1,0:T(8,128)(2,1)}, /*index=5*/'
+    'pred[]) while(%t), condition=%c.2, body=%b.3.sunk'
+  )
+  name, shape, op, rest = hlo_text.instruction(line)
+  assert (name, op) == ('w.1', 'while')
+  assert shape.startswith('(s32[]') and shape.endswith('pred[])')
+  assert hlo_text.called(rest, 'condition') == 'c.2'
+  assert hlo_text.called(rest, 'body') == 'b.3.sunk'
+  assert hlo_text.size(shape) == 4 + 4 * 5 * 2 + 1
+
+
+def test_what_takes_no_time_is_none():
+  for line in (
+    '  %a = f32[3]{0} parameter(0)',
+    '  %d = f32[3]{0} copy-done(%s)',
+    '}',
+    '',
+  ):
+    assert hlo_text.instruction(line) is None
+
+
+def test_branches_in_both_spellings():
+  assert hlo_text.branches(
+    'conditional(%p), branch_computations={%a, %b.1}'
+  ) == (['a', 'b.1'])
+  two = 'conditional(%p), true_computation=%yes, false_computation=%no'
+  assert hlo_text.branches(two) == ['yes', 'no']

@@ -1,0 +1,131 @@
+"""What a step needs: sizes by hand, and what compilers say."""
+
+import dataclasses
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from meliad_rec import losses
+from meliad_rec import partition
+from meliad_rec.archs import stack
+from meliad_rec.archs.window import WindowLayer
+from meliad_rec.layer_config import LayerConfig
+from meliad_rec.model import Model
+from meliad_rec.optimizer import optimizer
+from meliad_rec.optimizer import schedules
+from meliad_rec.planning import measure
+from meliad_rec.planning import topology
+from meliad_rec.program import Program
+from tests.libtpu import needs_libtpu
+
+ROWS, SEGMENT, VOCAB, D = 8, 24, 32, 128
+
+
+def program(devices, model=2, dtype='float32'):
+  config = LayerConfig(
+    d_model=D, heads=2, head_width=64, mlp_width=256, window=8, dtype=dtype
+  )
+  return Program(
+    model=Model(VOCAB, stack.layers(2, lambda: WindowLayer(config)), D),
+    optimizer=optimizer.chain(optimizer.adafactor, schedules.rsqrt(10)),
+    objective=losses.objective,
+    mesh=partition.make_mesh(model=model, devices=devices),
+    rows=ROWS,
+    segment=SEGMENT,
+  )
+
+
+def experiment(devices):
+  return types.SimpleNamespace(
+    program=program(devices), batch=ROWS, segment=SEGMENT, steps=7
+  )
+
+
+def test_sizes_need_no_compiler():
+  found = measure.sizes(experiment(jax.devices()))
+  assert found.mesh == {'data': 4, 'fsdp': 1, 'model': 2}
+  assert (found.devices, found.hosts) == (8, None)
+  assert (found.tokens, found.steps) == (ROWS * SEGMENT, 7)
+  kernels = 2 * (4 * D * 128 + 2 * D * 256) + VOCAB * D
+  rest = found.parameters - kernels
+  assert 0 < rest < 0.02 * kernels
+  # Model cuts all kernels and the embedding in two, and the rest not.
+  assert found.held['parameters'] == 4 * (kernels // 2 + rest)
+  assert found.held['average'] == 0
+  # Tokens, targets and two masks of 2 rows, and what is one a row.
+  assert found.held['batch'] == 2 * (SEGMENT * (4 + 4 + 1 + 1) + 1 + 4 + 4)
+  # Three times 2 FLOP a parameter and token, and attention.
+  products = 3 * 2 * kernels * ROWS * SEGMENT
+  assert products < found.flops < 1.5 * products
+
+
+def broken(message):
+  """A program that does not compile."""
+
+  class Broken:
+    @property
+    def train_step(self):
+      raise jax.errors.JaxRuntimeError(message)
+
+  return Broken()
+
+
+@pytest.mark.parametrize(
+  'message, needed',
+  [
+    ('RESOURCE_EXHAUSTED: on HBM, the total (367.50G)', 367.5 * 2**30),
+    ('RESOURCE_EXHAUSTED: of memory hbm. Used 512.00M of 1.0M hbm.', 2**29),
+  ],
+)
+def test_what_does_not_fit_says_what_it_needs(message, needed):
+  where = topology.parse('v5e:2x2')
+  with pytest.raises(measure.TooLarge, match='GiB on each device') as caught:
+    measure.compiled(broken(message), where)
+  assert caught.value.needed == needed
+
+
+@pytest.mark.parametrize(
+  'message', ['INTERNAL: (4.0G) hbm', 'RESOURCE_EXHAUSTED: of vmem (4.0G)']
+)
+def test_other_errors_stay(message):
+  with pytest.raises(jax.errors.JaxRuntimeError, match=message[:8]):
+    measure.compiled(broken(message), topology.parse('v5e:2x2'))
+
+
+class Step:
+  """A compiled step of which the text is unknown."""
+
+  def memory_analysis(self):
+    return types.SimpleNamespace(
+      argument_size_in_bytes=3,
+      peak_memory_in_bytes=10,
+      generated_code_size_in_bytes=5,
+    )
+
+  def as_text(self):
+    return 'another format'
+
+
+def test_of_an_unknown_text_the_memory_is_known():
+  one = types.SimpleNamespace(train_step=Step(), mesh=None)
+  found = measure.compiled(one, topology.parse('v5e:2x2'))
+  assert (found.arguments, found.temporary, found.code) == (3, 7, 5)
+  assert found.needed == 15
+  assert found.seconds is None and found.exchanges is None
+  assert 'n/a: the text of the compiled program' in found.notes[0]
+
+
+@needs_libtpu
+def test_the_trainers_step_compiles_for_a_slice():
+  one = program(topology.devices('v5e:2x2'), dtype='bfloat16')
+  found = measure.compiled(one, topology.parse('v5e:2x2'))
+  assert 0 < found.needed < 2**30
+  assert found.seconds.compute > 0
+  kinds = {(e.op, e.axes) for e in found.exchanges}
+  assert ('all-reduce', 'data') in kinds and ('all-reduce', 'model') in kinds
+  for one in found.exchanges:
+    assert one.count > 0 and one.size > 0 and one.seconds > 0
+  assert dataclasses.asdict(found)['seconds']['kernels'] >= 0
+  assert np.isfinite(found.seconds.most)

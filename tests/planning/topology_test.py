@@ -1,0 +1,87 @@
+"""Names of slices, and their devices."""
+
+import math
+
+import jax
+import pytest
+
+from meliad_rec import partition
+from meliad_rec.metrics import chips
+from meliad_rec.planning import environment
+from meliad_rec.planning import topology
+from tests.libtpu import needs_libtpu
+
+
+def test_a_name_is_a_generation_and_a_shape():
+  found = topology.parse(' v5p:2x4x4')
+  assert (found.chip.name, found.shape) == ('v5p', (2, 4, 4))
+  assert (found.name, found.devices) == ('v5p:2x4x4', 32)
+
+
+@pytest.mark.parametrize(
+  'name', ['v5e', 'v9:2x2', 'v5e:', 'v5e:2x', 'v5e:0x2', 'v5e:2,2', '']
+)
+def test_other_names_are_refused(name):
+  with pytest.raises(ValueError, match='names no slice .* v4, v5e, v5p'):
+    topology.parse(name)
+
+
+@pytest.mark.parametrize(
+  'name, example', [('v5p:4x4', '4x4x4'), ('v5e:4', '4x4')]
+)
+def test_a_slice_has_the_axes_of_its_generation(name, example):
+  with pytest.raises(ValueError, match=f'axes.* such as .*:{example}'):
+    topology.parse(name)
+
+
+@pytest.mark.parametrize('chip', topology.CHIPS.values(), ids=topology.CHIPS)
+def test_clocks_agree_with_peak_speeds(chip):
+  """A cycle does 2 x 128 x 128 operations in each of 2^n units."""
+  units = chip.peak_flops / chip.clock / (2 * 128 * 128)
+  assert abs(math.log2(units) - round(math.log2(units))) < 0.02
+  assert chips.PEAK_FLOPS[chip.kind] == chip.peak_flops
+
+
+def test_without_libtpu_the_extra_is_named(monkeypatch):
+  monkeypatch.setattr(environment, 'installed', lambda: False)
+  with pytest.raises(ValueError, match=r'install meliad_rec\[tpu\]'):
+    topology.devices('v5e:2x2')
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+  'name, count, hosts',
+  [
+    ('v4:2x2x1', 4, 1),
+    ('v5e:1x1', 1, 1),
+    ('v5e:16x16', 256, 64),
+    ('v5p:4x4x4', 64, 16),
+    ('v6e:2x4', 8, 2),
+    ('v7x:2x2x1', 8, 1),
+  ],
+)
+def test_devices_of_a_slice(name, count, hosts):
+  found = topology.devices(name)
+  assert len(found) == count == topology.parse(name).devices
+  assert len({device.process_index for device in found}) == hosts
+  assert topology.chip_of(found[0]) is topology.parse(name).chip
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+  'name, axes',
+  [('v5e:16x16', (64, 1, 4)), ('v6e:16x16', (64, 1, 4)), ('v5p:4x4x4', (8, 8))],
+)
+def test_a_mesh_may_split_the_axes_of_a_slice(name, axes):
+  mesh = partition.make_mesh(*axes, devices=topology.devices(name))
+  assert tuple(mesh.shape.values()) == (*axes, 1)[:3]
+
+
+@needs_libtpu
+def test_a_slice_that_does_not_exist_is_refused():
+  with pytest.raises(ValueError, match="no slice 'v5e:3x3'; give one"):
+    topology.devices('v5e:3x3')
+
+
+def test_nothing_is_known_of_other_devices():
+  assert topology.chip_of(jax.devices()[0]) is None

@@ -1,0 +1,92 @@
+"""The process that compiles, without the process."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+from meliad_rec.config import config
+from meliad_rec.planning import environment
+from meliad_rec.planning import worker
+from meliad_rec.planning.question import Answer
+from meliad_rec.planning.question import Question
+from tests.libtpu import needs_libtpu
+
+FILES = ('arch/window', 'size/tiny', 'task/recall')
+SMALL = ('LAYERS = 1', 'D_MODEL = 64', 'SEGMENT = 128', 'WINDOW = 64')
+
+
+@pytest.fixture(autouse=True)
+def forget():
+  yield
+  config.reset()
+  jax.config.update('jax_exec_time_optimization_effort', 0.0)
+
+
+@pytest.fixture
+def without(monkeypatch):
+  """No libtpu."""
+  monkeypatch.setattr(environment, 'installed', lambda: False)
+
+
+def answered(tmp_path, question):
+  asked = tmp_path / 'question'
+  asked.write_text(json.dumps(dataclasses.asdict(question)))
+  worker.main([str(asked), str(tmp_path / 'answer')])
+  return json.loads((tmp_path / 'answer').read_text())
+
+
+def test_without_libtpu_all_but_the_compilers_is_known(tmp_path, without):
+  found = Answer(**answered(tmp_path, Question('v5e:2x4', FILES, SMALL)))
+  assert found.sizes['mesh'] == {'data': 8, 'fsdp': 1, 'model': 1}
+  assert found.sizes['parameters'] > 0
+  assert found.compiled is None and found.fits is None
+  assert 'install meliad_rec[tpu]' in found.missing
+
+
+@pytest.mark.parametrize(
+  'params, told',
+  [
+    (['HEADS = 0'], 'Set HEADS'),
+    (['BATCH = 3'], 'set BATCH to a multiple of 8'),
+    (['BATCHES = 3'], 'nothing reads BATCHES'),
+    (['BATCH = "x"'], 'BATCH'),
+  ],
+)
+def test_mistakes_are_sentences(tmp_path, without, params, told):
+  asked = Question('v5e:2x4', FILES, (*SMALL, *params))
+  found = answered(tmp_path, asked)
+  assert set(found) == {'mistake'}
+  assert told in found['mistake']
+
+
+def test_what_is_not_here_may_be_planned_without(tmp_path, without):
+  files = (*FILES[:2], 'task/store')
+  params = (*SMALL, 'STORE = "/nowhere"')
+  asked = Question('v5e:2x4', files, params)
+  assert 'give --vocab_size' in answered(tmp_path, asked)['mistake']
+  found = answered(tmp_path, dataclasses.replace(asked, vocab_size=1000))
+  more = answered(tmp_path, dataclasses.replace(asked, vocab_size=1001))
+  grown = more['sizes']['parameters'] - found['sizes']['parameters']
+  assert grown == 64
+  # Settings of what is left out are not checked, and that is said.
+  assert 'the data are not built' in found['notes'][0]
+
+
+@needs_libtpu
+def test_a_step_is_compiled_with_little_care(tmp_path):
+  asked = Question('v5e:1x1', FILES, SMALL, fast=True)
+  found = Answer(**answered(tmp_path, asked))
+  assert found.fits and found.missing is None
+  assert found.compiled['seconds'] is None
+  assert found.compiled['exchanges'] == []
+  assert any('little care' in note for note in found.notes)
+
+
+@needs_libtpu
+def test_what_does_not_fit_is_an_answer(tmp_path):
+  params = (*SMALL, 'BATCH = 65536', 'SEGMENT = 4096')
+  found = Answer(**answered(tmp_path, Question('v5e:1x1', FILES, params)))
+  assert found.fits is False and found.needed > found.hbm
+  assert found.missing == 'the step does not fit'
