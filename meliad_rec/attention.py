@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.kernels.window_attention_ref import NEVER
+from meliad_rec.kernels.window_attention_ref import unit
 
 
 class KV(struct.PyTreeNode):
@@ -45,11 +46,7 @@ class Heads(nn.Module):
     kernel_DF = self.param('kernel', self.first, shape)
     y = x_BSD.astype(self.dtype) @ kernel_DF.astype(self.dtype)
     y = y.reshape(*y.shape[:2], self.heads, self.head_width)
-    if not self.normalize:
-      return y
-    y32 = y.astype(jnp.float32)
-    norm = jax.lax.rsqrt(jnp.sum(y32 * y32, -1, keepdims=True) + 1e-6)
-    return (y32 * norm).astype(self.dtype)
+    return unit(y) if self.normalize else y
 
 
 def attend(q_BTHK, kv: KV, keep_HTS=None):

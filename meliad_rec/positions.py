@@ -14,10 +14,12 @@ class NoPosition(nn.Module):
     heads: attention heads.
     two_sided: whether keys behind a query take rotate_keys for queries and
       rotate for keys.
+    keeps_length: whether vectors are as long as before when rotated.
   """
 
   heads: int
   two_sided: ClassVar[bool] = False
+  keeps_length: ClassVar[bool] = True
 
   def bias(self, steps_back):
     """Bias of the logits of keys so many steps back: [H, W] float32."""
@@ -90,6 +92,7 @@ class XPos(RoPE):
   4,096. SymmetricXPos is for texts so long that are read from both sides.
   """
 
+  keeps_length: ClassVar[bool] = False
   scale: float = 512.0
 
   def rotate(self, x_BSHK, first):

@@ -5,10 +5,14 @@ from collections.abc import Callable
 from flax import linen as nn
 import jax
 
+from meliad_rec.kernels.window_attention import SAVED
+
 POLICIES = {
   'none': None,
   'dots': jax.checkpoint_policies.dots_saveable,
   'projections': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  # What kernels of attention give is not computed again.
+  'attention': jax.checkpoint_policies.save_only_these_names(*SAVED),
   'full': jax.checkpoint_policies.nothing_saveable,
 }
 

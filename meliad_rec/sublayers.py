@@ -17,30 +17,25 @@ from meliad_rec.attention import attend
 from meliad_rec.attention import Heads
 from meliad_rec.attention import KV
 from meliad_rec.dropout import keep_mask
-from meliad_rec.kernels.window_attention_xla import window_attention
+from meliad_rec.kernels.window_attention import window_attention
+from meliad_rec.kernels.window_attention_ref import scaled_unit
 from meliad_rec.layer_config import LayerConfig
 
 
 class Query(nn.Module):
-  """Scaled queries, and the scale: [B, T, H, K], [H]."""
+  """Queries [B, T, H, K], and the scale [H] of unit ones; None: scaled."""
 
   config: LayerConfig
 
   @nn.compact
   def __call__(self, n_BTD):
     config = self.config
-    q_BTHK = Heads(
-      config.heads,
-      config.head_width,
-      config.normalize_qk,
-      config.dtype,
-      name='heads',
-    )(n_BTD)
+    dims = config.heads, config.head_width
+    q_BTHK = Heads(*dims, False, config.dtype, name='heads')(n_BTD)
     if not config.normalize_qk:
-      return q_BTHK * config.head_width**-0.5, jnp.ones(config.heads)
+      return q_BTHK * config.head_width**-0.5, None
     scale_H = self.param('scale', nn.initializers.ones, (config.heads,))
-    scale_H = jnp.abs(scale_H)
-    return (q_BTHK * scale_H[:, None]).astype(q_BTHK.dtype), scale_H
+    return q_BTHK, jnp.abs(scale_H)
 
 
 class Attention(nn.Module):
@@ -97,20 +92,23 @@ class Attention(nn.Module):
     config = self.config
     q_BTHK, scale_H = self.query(n_BTD)
     if not self.in_order:
-      return self.slots(q_BTHK, past)
+      return self.slots(q_BTHK, scale_H, past)
     nearest = 0 if config.sees_self else 1
     steps_back = np.arange(config.window) + nearest
     bias_HW = self.relative.bias(steps_back)
-    if config.compat_meliad:
+    if config.compat_meliad and scale_H is not None:
       bias_HW = bias_HW * scale_H[:, None]
     if config.span:
       bias_HW += self.span.bias(config.window)
+    if not self.relative.keeps_length:
+      q_BTHK, scale_H = scaled(q_BTHK, scale_H), None
     y_BTHK = window_attention(
       self.relative.rotate(q_BTHK, 0),
       self.relative.rotate_keys(past.k, n_BTD.shape[1] - past.k.shape[1]),
       past.v,
       past.mask,
       bias_HW,
+      scale_H=scale_H,
       keys_WK=self.relative.keys(steps_back, config.head_width),
       sees_self=config.sees_self,
       dropout_rng=self.dropout_rng(),
@@ -126,12 +124,13 @@ class Attention(nn.Module):
     B, T, _ = n_BTD.shape
     rows = len(memory.mask)
     W = B * T // rows
-    q_BTHK, _ = self.memory_query(n_BTD)
+    q_BTHK, scale_H = self.memory_query(n_BTD)
     q_BWHK = q_BTHK.reshape(rows, W, *q_BTHK.shape[2:])
-    return self.slots(q_BWHK, memory).reshape(B, T, -1)
+    return self.slots(q_BWHK, scale_H, memory).reshape(B, T, -1)
 
-  def slots(self, q_BTHK, kv: KV):
+  def slots(self, q_BTHK, scale_H, kv: KV):
     """Heads [B, T, H K] over keys in no order."""
+    q_BTHK = scaled(q_BTHK, scale_H)
     rng, keep_HTS = self.dropout_rng(), None
     if rng is not None:
       T, S = q_BTHK.shape[1], kv.mask.shape[1]
@@ -174,6 +173,11 @@ class FeedForward(nn.Module):
     )
     join = self.join(dtype=self.dtype, name='output')
     return join(x_BTD, self.activation(hidden(h)))
+
+
+def scaled(q_BTHK, scale_H):
+  """Queries as they meet keys; see Query."""
+  return q_BTHK if scale_H is None else scaled_unit(q_BTHK, scale_H)
 
 
 def merge_heads(y_BTHK):

@@ -72,7 +72,7 @@ APPLY = {
   'position_*_shared': ('vanilla', 'window'),
   'recall_*': ('memorizing',),
   'recurrent_*': ('block_recurrent',),
-  'remat_full': ('block_recurrent', 'memorizing', 'repeated', 'window'),
+  'remat_*': ('block_recurrent', 'memorizing', 'repeated', 'window'),
   'repeats_*': ('repeated',),
   'scan_layers': DEEP,
   'slots_*': ('block_feedback', *SLOTTED),

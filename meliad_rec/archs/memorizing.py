@@ -17,6 +17,7 @@ from meliad_rec.cell import Cell
 from meliad_rec.kernels.window_attention_ref import NEVER
 from meliad_rec.layer import Layer
 from meliad_rec.layer_config import LayerConfig
+from meliad_rec.sublayers import scaled
 
 
 class MemorizingLayer(Cell):
@@ -98,7 +99,7 @@ class MemorizingLayer(Cell):
     own = self.layer.kv(n_BTD, block.mask)
     past = past.append(own)
     near_BTF = self.layer.attention.read_past(n_BTD, past)
-    q_BTHK, _ = self.layer.attention.query(n_BTD)
+    q_BTHK = scaled(*self.layer.attention.query(n_BTD))
     ring, own = jax.lax.stop_gradient((ring, own))
     far = []
     for i in range(0, block.mask.shape[1], self.room):

@@ -7,7 +7,15 @@ NEVER = -1e30  # A logit whose exponential is exactly 0 in float32.
 
 
 def window_attention(
-  q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, *, keys_WK=None, sees_self=False
+  q_BTHK,
+  k_BSHK,
+  v_BSHK,
+  mask_BS,
+  bias_HW,
+  *,
+  scale_H=None,
+  keys_WK=None,
+  sees_self=False,
 ):
   """Attention of T queries over the window of keys before each of them.
 
@@ -16,12 +24,15 @@ def window_attention(
   itself.
 
   Args:
-    q_BTHK: queries, scaled.
-    k_BSHK: keys, P of the past and then the T of the queries' own tokens.
+    q_BTHK: queries.
+    k_BSHK: keys, P of the past and then the T of the queries' own tokens; of
+      fewer heads, if each serves several heads of queries.
     v_BSHK: values.
     mask_BS: bool, False at keys nobody may see.
     bias_HW: added to the logits; W counts steps back among the visible keys.
       NEVER hides a key.
+    scale_H: queries are brought to unit length and multiplied with it; keys
+      are no longer than that. None: queries are scaled already.
     keys_WK: added to the keys, by steps back, for all heads; None: nothing.
     sees_self: whether the nearest visible key is the query's own.
 
@@ -29,6 +40,10 @@ def window_attention(
     [B, T, H, K]; zeros for a query that sees no key.
   """
   T, S, W = q_BTHK.shape[1], k_BSHK.shape[1], bias_HW.shape[1]
+  if scale_H is not None:
+    q_BTHK = scaled_unit(q_BTHK, scale_H)
+  sharing = q_BTHK.shape[2] // k_BSHK.shape[2]
+  k_BSHK, v_BSHK = (jnp.repeat(a, sharing, 2) for a in (k_BSHK, v_BSHK))
   back_TS = jnp.arange(T)[:, None] + S - T - jnp.arange(S)[None]
   back_TS = back_TS - (0 if sees_self else 1)
   near_TS = (back_TS >= 0) & (back_TS < W)
@@ -49,3 +64,15 @@ def window_attention(
   p_BHTS = jax.nn.softmax(jnp.where(seen_BHTS, logits_BHTS, NEVER), -1)
   p_BHTS = jnp.where(seen_BHTS, p_BHTS, 0).astype(v_BSHK.dtype)
   return jnp.einsum('bhts,bshk->bthk', p_BHTS, v_BSHK)
+
+
+def unit(x_BSHK):
+  """Of unit length, in the dtype given."""
+  x = x_BSHK.astype(jnp.float32)
+  factor = jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6)
+  return (x * factor).astype(x_BSHK.dtype)
+
+
+def scaled_unit(q_BTHK, scale_H):
+  """Queries of unit length, times the scale of their head."""
+  return (unit(q_BTHK) * scale_H[:, None]).astype(q_BTHK.dtype)

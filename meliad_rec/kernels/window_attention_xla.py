@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.kernels.window_attention_ref import NEVER
+from meliad_rec.kernels.window_attention_ref import scaled_unit
 
 
 def window_attention(
@@ -20,6 +21,7 @@ def window_attention(
   mask_BS,
   bias_HW,
   *,
+  scale_H=None,
   keys_WK=None,
   sees_self=False,
   dropout_rng=None,
@@ -29,7 +31,8 @@ def window_attention(
   """As `window_attention_ref.window_attention`, which defines it.
 
   Args:
-    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, keys_WK, sees_self: see there.
+    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, keys_WK, sees_self: see
+      there.
     dropout_rng: key for dropout of attention probabilities; None: no dropout.
     dropout_rate: share of probabilities dropped. One mask [H, tile, W + tile]
       serves all rows and sub-blocks, as in the authors' code.
@@ -40,6 +43,11 @@ def window_attention(
     [B, T, H, K]; zeros for a query that sees no key.
   """
   B, T, H, K = q_BTHK.shape
+  if scale_H is not None:
+    q_BTHK = scaled_unit(q_BTHK, scale_H)
+  if k_BSHK.shape[2] < H:
+    sharing = H // k_BSHK.shape[2]
+    k_BSHK, v_BSHK = (jnp.repeat(a, sharing, 2) for a in (k_BSHK, v_BSHK))
   W = bias_HW.shape[1]
   missing = W + T - k_BSHK.shape[1]  # Of the past.
   Q = T if missing else min(tile or default_tile(W), T)

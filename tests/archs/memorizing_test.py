@@ -12,6 +12,7 @@ from meliad_rec.archs.memorizing import MemorizingLayer
 from meliad_rec.cell import Block
 from meliad_rec.cell import run
 from meliad_rec.reset import reset
+from meliad_rec.sublayers import scaled
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D
@@ -60,7 +61,7 @@ def slow(cell, block, neighbors):
   own = cell.layer.kv(n_BTD, block.mask)
   past = cell.config.empty_past(B).append(own)
   near_BTHK = attention.read_past(n_BTD, past).reshape(B, -1, H, K)
-  q_BTHK, _ = attention.query(n_BTD)
+  q_BTHK = scaled(*attention.query(n_BTD))
   stored = jax.lax.stop_gradient(own)
   far = []
   for begin in range(0, block.mask.shape[1], W):

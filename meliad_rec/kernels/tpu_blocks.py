@@ -1,0 +1,185 @@
+"""What the two TPU kernels of windowed attention have in common.
+
+A grid step reads one block of W queries of several heads; the W keys before it
+are still in VMEM from the step before, so every key is read once. The block is
+cut into sub-blocks of S queries, each of which sees one contiguous slice of
+X = W + S keys. Bias and band depend on distance alone: one tile [S, X] per head
+serves all sub-blocks, blocks and rows.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+import math
+
+import jax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+LOG2E = math.log2(math.e)
+LANES = 128  # Of a vector register; its columns.
+VMEM = 16 * 2**20  # Bytes that need not be asked for.
+
+AB = ((1,), (0,)), ((), ())  # a @ b
+AB_T = ((1,), (1,)), ((), ())  # a @ b.T
+A_TB = ((0,), (0,)), ((), ())  # a.T @ b
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+  """How a kernel cuts its arrays.
+
+  Attributes:
+    window: W, queries of a block, and keys that a query sees.
+    head_width: K.
+    heads: query heads of a grid step.
+    sharing: query heads that share one key head.
+    sub_block: S.
+  """
+
+  window: int
+  head_width: int
+  heads: int
+  sharing: int = 1
+  sub_block: int = LANES
+
+  @property
+  def keys(self) -> int:
+    """X, keys that a sub-block sees."""
+    return self.window + self.sub_block
+
+  @property
+  def key_heads(self) -> int:
+    """Key heads of a grid step."""
+    return max(1, self.heads // self.sharing)
+
+  @property
+  def width(self) -> int:
+    """Columns of a block of queries."""
+    return self.heads * self.head_width
+
+  @property
+  def key_width(self) -> int:
+    """Columns of a block of keys."""
+    return self.key_heads * self.head_width
+
+  def queries(self, j):
+    """The rows of sub-block j in a block of queries."""
+    return pl.ds(_aligned(j * self.sub_block), self.sub_block)
+
+  def seen(self, j):
+    """The rows of the keys it sees, of the previous block and the own one."""
+    return pl.ds(_aligned(j * self.sub_block), self.keys)
+
+  def columns(self, head: int) -> slice:
+    """The columns of a query head."""
+    return slice(head * self.head_width, (head + 1) * self.head_width)
+
+  def key_columns(self, head: int) -> slice:
+    """The columns of the key head that a query head reads."""
+    return self.columns(head // self.sharing)
+
+  def key_group(self, group):
+    """The block of key heads that a block of query heads reads."""
+    if self.heads >= self.sharing:
+      return group
+    return jax.lax.div(group, self.sharing // self.heads)
+
+  def sub_blocks(self, first: Callable, second: Callable) -> None:
+    """Calls second(j, head, first(j, head)) for each sub-block and head.
+
+    The first half of the next is issued before the second half of each, so
+    that products fill the time of exponentials. Blocks of many sub-blocks loop
+    over them: written out, their code would not fit.
+    """
+    count = self.window // self.sub_block
+    if count <= 4:
+      pairs = [(j, head) for j in range(count) for head in range(self.heads)]
+      _staged(pairs, first, second)
+    else:
+      jax.lax.fori_loop(
+        0,
+        count,
+        lambda j, _: _staged(
+          [(j, head) for head in range(self.heads)], first, second
+        ),
+        None,
+      )
+
+
+def _staged(pairs: Sequence, first: Callable, second: Callable) -> None:
+  ahead = first(*pairs[0])
+  for pair, following in zip(pairs, [*pairs[1:], None], strict=True):
+    now, ahead = ahead, first(*following) if following else None
+    second(*pair, now)
+
+
+def _aligned(start):
+  return start if isinstance(start, int) else pl.multiple_of(start, LANES)
+
+
+def heads_of_step(
+  heads: int, head_width: int, sharing: int, window: int, wanted: int = 4
+) -> int:
+  """Query heads of a grid step: as many as wanted, or what lanes allow."""
+  # Both cores of a chip shall have some, and code and tiles their place.
+  wanted = min(wanted, heads // 2) if window <= 512 else 1
+  whole = lambda n, of: n * head_width % LANES == 0 or n == of
+
+  def fits(n):
+    keys = whole(max(1, n // sharing), heads // sharing)
+    return whole(n, heads) and keys and (n % sharing == 0 or sharing % n == 0)
+
+  found = [n for n in range(1, heads + 1) if heads % n == 0 and fits(n)]
+  return max((n for n in found if n <= wanted), default=found[0])
+
+
+def dot(a, b, dims=AB):
+  """Product in float32."""
+  return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+
+
+def unit(x):
+  """Rows of unit length, and what each was multiplied with; float32."""
+  x = x.astype(jnp.float32)
+  square = jnp.sum(x * x, 1, keepdims=True) + 1e-6
+  # Two of the chip's own functions; rsqrt is refined by a dozen others.
+  factor = jnp.exp2(-0.5 * jnp.log2(square))
+  return x * factor, factor
+
+
+def reciprocal(x, dtype):
+  """1 / x, as exactly as products with it in that dtype need."""
+  if dtype == jnp.float32:
+    return 1 / x
+  about = pl.reciprocal(x, approx=True)
+  return about * (2 - x * about)  # A step of Newton's method.
+
+
+def as_row(column):
+  """[S, 1] -> [1, S]."""
+  return jnp.broadcast_to(column, (column.shape[0], LANES)).T[:1]
+
+
+def as_column(row):
+  """[1, S] -> [S, LANES], every column the same."""
+  return jnp.broadcast_to(row, (LANES, row.shape[1])).T
+
+
+def across(column, width: int):
+  """[X, LANES], every column the same -> [X, width]."""
+  return jnp.concatenate([column] * (width // LANES), 1)
+
+
+def bytes_needed(blocks: Sequence, scratch: Sequence, tiles: int) -> int:
+  """VMEM to ask for.
+
+  Args:
+    blocks: (shape, dtype) of what is read and written; each is there twice,
+      so that it travels while another is worked on.
+    scratch: (shape, dtype) of what stays.
+    tiles: bytes of values between them.
+  """
+  size = lambda shape, dtype: math.prod(shape) * jnp.dtype(dtype).itemsize
+  total = 2 * sum(size(*each) for each in blocks)
+  return max(VMEM, total + sum(size(*each) for each in scratch) + tiles)

@@ -1,0 +1,181 @@
+"""Windowed attention on a TPU, forward (see tpu_blocks).
+
+Softmax: where the length of queries and keys bounds the logits, the bound is in
+the tile, and no maximum is looked for; elsewhere each row's maximum is.
+"""
+
+import functools
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+
+from meliad_rec.kernels.tpu_blocks import AB_T
+from meliad_rec.kernels.tpu_blocks import as_row
+from meliad_rec.kernels.tpu_blocks import Blocks
+from meliad_rec.kernels.tpu_blocks import bytes_needed
+from meliad_rec.kernels.tpu_blocks import dot
+from meliad_rec.kernels.tpu_blocks import heads_of_step
+from meliad_rec.kernels.tpu_blocks import LOG2E
+from meliad_rec.kernels.tpu_blocks import reciprocal
+from meliad_rec.kernels.tpu_blocks import unit
+from meliad_rec.kernels.window_attention_ref import NEVER
+
+
+def forward(
+  q_BTF,
+  k_BSF,
+  v_BSF,
+  seen_B1S,
+  tile_HSX,
+  scale_H,
+  shift_H,
+  keep_HSX,
+  *,
+  head_width,
+  bounded,
+  interpret,
+):
+  """Outputs, and logarithms of each query's sum of exponentials.
+
+  Args:
+    q_BTF: queries, the heads side by side.
+    k_BSF, v_BSF: W keys of the past, then T own ones.
+    seen_B1S: 0, or NEVER at keys that nobody may see.
+    tile_HSX: bias and band of a sub-block, to base 2, less the shift.
+    scale_H: queries are brought to unit length and multiplied with it; None:
+      they are as they shall be.
+    shift_H: what the tile was lowered by; 0 unless bounded.
+    keep_HSX: factors of the probabilities, for dropout; None: all 1.
+    head_width: K.
+    bounded: whether the tile is so low that no exponential overflows.
+    interpret: False, or how to run without a TPU.
+
+  Returns:
+    [B, T, H K], and [B, H, T] float32 to base 2.
+  """
+  (B, T, F), (H, S, X) = q_BTF.shape, tile_HSX.shape
+  K, W = head_width, X - S
+  sharing = F // k_BSF.shape[2]
+  G = heads_of_step(H, K, sharing, W)
+  blocks = Blocks(W, K, G, sharing, S)
+  here = pl.BlockSpec((1, W, blocks.width), lambda h, b, i: (b, i, h))
+  key_group = blocks.key_group
+  width = blocks.key_width
+  own = pl.BlockSpec((1, W, width), lambda h, b, i: (b, i + 1, key_group(h)))
+  past = pl.BlockSpec((1, W, width), lambda h, b, i: (b, 0, key_group(h)))
+  of_heads = lambda a: pl.BlockSpec(
+    (G, *a.shape[1:]), lambda h, b, i: (h,) + (0,) * (a.ndim - 1)
+  )
+  normalize = scale_H is not None
+  scalars_H12 = pack(scale_H if normalize else jnp.ones(H), shift_H)
+  arguments = [q_BTF, k_BSF, v_BSF, k_BSF, v_BSF, seen_B1S, seen_B1S]
+  arguments += [scalars_H12, tile_HSX]
+  specs = [here, own, own, past, past]
+  specs += [
+    pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, i + 1)),
+    pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, 0)),
+    of_heads(scalars_H12),
+    of_heads(tile_HSX),
+  ]
+  if keep_HSX is not None:
+    arguments.append(keep_HSX)
+    specs.append(of_heads(keep_HSX))
+  lse = jax.ShapeDtypeStruct((B, H // G, G, T), jnp.float32)
+  scratch = [
+    ((2 * W, width), k_BSF.dtype),
+    ((2 * W, width), v_BSF.dtype),
+    ((1, 2 * W), jnp.float32),
+  ]
+  moved = [(s.block_shape, jnp.float32) for s in specs[7:]]
+  moved += [(s.block_shape, q_BTF.dtype) for s in [*specs[:5], here]]
+  o_BTF, lse_BNGT = pl.pallas_call(
+    functools.partial(
+      _kernel, blocks=blocks, normalize=normalize, bounded=bounded
+    ),
+    grid=(H // G, B, T // W),
+    in_specs=specs,
+    out_specs=[here, pl.BlockSpec((1, 1, G, W), lambda h, b, i: (b, h, 0, i))],
+    out_shape=[jax.ShapeDtypeStruct(q_BTF.shape, v_BSF.dtype), lse],
+    scratch_shapes=[pltpu.VMEM(*each) for each in scratch],
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=('parallel', 'arbitrary', 'arbitrary'),
+      vmem_limit_bytes=bytes_needed(moved, scratch, 6 * S * X * 4),
+    ),
+    cost_estimate=pl.CostEstimate(
+      flops=4 * B * T * F * X,
+      transcendentals=B * H * T * X,
+      bytes_accessed=2 * (q_BTF.nbytes + k_BSF.nbytes),
+    ),
+    interpret=interpret,
+    name=f'window_attention_forward_{"bounded" if bounded else "maximum"}',
+  )(*arguments)
+  return o_BTF, lse_BNGT.reshape(B, H, T)
+
+
+def pack(*scalars_H):
+  """[H, 1, n]: scalars of each head, for a kernel to read."""
+  return jnp.stack(scalars_H, -1)[:, None].astype(jnp.float32)
+
+
+def _kernel(
+  q_ref,
+  k_ref,
+  v_ref,
+  past_k_ref,
+  past_v_ref,
+  seen_ref,
+  past_seen_ref,
+  scalars_ref,
+  tile_ref,
+  *rest,
+  blocks,
+  normalize,
+  bounded,
+):
+  *keep_ref, o_ref, lse_ref, keys, values, seen = rest
+  W, dtype = blocks.window, q_ref.dtype
+
+  def take(k_ref, v_ref, seen_ref):
+    keys[W:], values[W:], seen[:, W:] = k_ref[0], v_ref[0], seen_ref[0]
+
+  @pl.when(pl.program_id(2) == 0)
+  def _():
+    take(past_k_ref, past_v_ref, past_seen_ref)
+
+  for buffer in (keys, values):
+    buffer[:W] = buffer[W:]
+  seen[:, :W] = seen[:, W:]
+  take(k_ref, v_ref, seen_ref)
+
+  def logits(j, head):
+    near = blocks.seen(j)
+    q = q_ref[0, blocks.queries(j), blocks.columns(head)]
+    if normalize:
+      q = (unit(q)[0] * (scalars_ref[head, :, :1] * LOG2E)).astype(dtype)
+    s = dot(q, keys[near, blocks.key_columns(head)], AB_T)
+    if not normalize:
+      s = s * LOG2E
+    return s + (tile_ref[head] + seen[:, near])
+
+  def output(j, head, s):
+    rows, near = blocks.queries(j), blocks.seen(j)
+    if not bounded:
+      # The floor keeps the exponentials of a row without keys at 0.
+      top = jnp.maximum(jnp.max(s, 1, keepdims=True), NEVER / 2)
+      s = s - top
+    p = jnp.exp2(s)
+    total = jnp.sum(p, 1, keepdims=True)
+    if keep_ref:
+      p = p * keep_ref[0][head]
+    o = dot(p.astype(values.dtype), values[near, blocks.key_columns(head)])
+    share = reciprocal(jnp.maximum(total, 1e-37), o_ref.dtype)
+    o_ref[0, rows, blocks.columns(head)] = (o * share).astype(o_ref.dtype)
+    total = as_row(total)
+    lse = jnp.log2(jnp.where(total > 0, total, 1)) + scalars_ref[head, :, 1:2]
+    if not bounded:
+      lse += as_row(top)
+    lse_ref[0, 0, head : head + 1, rows] = jnp.where(total > 0, lse, 0)
+
+  blocks.sub_blocks(logits, output)

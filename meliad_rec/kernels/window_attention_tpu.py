@@ -1,0 +1,176 @@
+"""Causal sliding-window attention by the kernels for TPU: output and gradients.
+
+They take heads side by side, whole blocks, and a tile of bias and band.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from meliad_rec.kernels.tpu_backward import backward
+from meliad_rec.kernels.tpu_blocks import LANES
+from meliad_rec.kernels.tpu_blocks import LOG2E
+from meliad_rec.kernels.tpu_forward import forward
+from meliad_rec.kernels.window_attention_ref import NEVER
+from meliad_rec.kernels.window_attention_xla import band_tile
+
+# Below a bound by more than this, an exponential may be lost in float32.
+RANGE = 80.0
+
+# Layers that are alike trace the kernels once.
+_once = functools.partial(jax.jit, static_argnames=('sees_self', 'interpret'))
+
+
+@_once
+def attend(
+  q_BTHK,
+  k_BSHK,
+  v_BSHK,
+  mask_BS,
+  bias_HW,
+  scale_H,
+  keep_HSX,
+  *,
+  sees_self,
+  interpret,
+):
+  """Outputs, and logarithms to base 2 of sums of exponentials.
+
+  Args:
+    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, sees_self: see
+      window_attention_ref.window_attention.
+    keep_HSX: factors of the probabilities of each LANES queries and the keys
+      they see, for dropout; None: all 1.
+    interpret: False, or how to run without a TPU.
+
+  Returns:
+    [B, T, H, K], and [B, H, T] float32.
+  """
+  q_BTF, *keys = laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW.shape[1])
+
+  def softmax(shift_H, bounded):
+    return forward(
+      q_BTF,
+      *keys,
+      band_tile((bias_HW - shift_H[:, None]) * LOG2E, LANES, sees_self),
+      scale_H,
+      shift_H * LOG2E,
+      keep_HSX,
+      head_width=q_BTHK.shape[3],
+      bounded=bounded,
+      interpret=interpret,
+    )
+
+  none_H = jnp.zeros(len(bias_HW))
+  if scale_H is None:
+    o_BTF, lse_BHT = softmax(none_H, False)
+  else:
+    shift_H, range_H = bound(bias_HW, scale_H)
+    o_BTF, lse_BHT = jax.lax.cond(
+      jnp.max(range_H) < RANGE,
+      lambda: softmax(shift_H, True),
+      lambda: softmax(none_H, False),
+    )
+  T = q_BTHK.shape[1]
+  return o_BTF[:, :T].reshape(q_BTHK.shape), lse_BHT[:, :, :T]
+
+
+@_once
+def gradients(
+  q_BTHK,
+  k_BSHK,
+  v_BSHK,
+  mask_BS,
+  bias_HW,
+  scale_H,
+  keep_HSX,
+  o_BTHK,
+  lse_BHT,
+  do_BTHK,
+  *,
+  sees_self,
+  interpret,
+):
+  """Gradients of q_BTHK, k_BSHK, v_BSHK, bias_HW and scale_H (None: None).
+
+  Args:
+    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, keep_HSX, sees_self,
+      interpret: see attend.
+    o_BTHK, lse_BHT: what it returned.
+    do_BTHK: gradient of the outputs.
+  """
+  T, W = q_BTHK.shape[1], bias_HW.shape[1]
+  q_BTF, k_BSF, v_BSF, seen = laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W)
+  tile_HSX, to_bias = jax.vjp(
+    lambda bias: band_tile(bias, LANES, sees_self), bias_HW * LOG2E
+  )
+  dq, dk, dv, dtile_HXS, dscale_H = backward(
+    q_BTF,
+    k_BSF,
+    v_BSF,
+    seen,
+    turned(tile_HSX),
+    scale_H,
+    turned(keep_HSX),
+    whole_blocks(side_by_side(o_BTHK), W),
+    jnp.pad(lse_BHT, ((0, 0), (0, 0), (0, -T % W))),
+    whole_blocks(side_by_side(do_BTHK), W),
+    head_width=q_BTHK.shape[3],
+    interpret=interpret,
+  )
+  # Gradients are those of what logits are before they are taken to base 2.
+  missing = W + T - k_BSHK.shape[1]
+  own = lambda a: a[:, missing : W + T].reshape(k_BSHK.shape)
+  (dbias_HW,) = to_bias(turned(dtile_HXS))
+  return (
+    dq[:, :T].reshape(q_BTHK.shape),
+    own(dk),
+    own(dv),
+    dbias_HW,
+    None if scale_H is None else dscale_H.astype(scale_H.dtype),
+  )
+
+
+def turned(a_HSX):
+  """[H, X, S]; None: None."""
+  return None if a_HSX is None else a_HSX.swapaxes(1, 2)
+
+
+def laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W: int):
+  """Heads side by side, W keys of the past, whole blocks, and 0 or NEVER."""
+  missing = W + q_BTHK.shape[1] - k_BSHK.shape[1]
+  mask_BS = whole_blocks(jnp.pad(mask_BS, ((0, 0), (missing, 0))), W)
+  past = lambda a: jnp.pad(side_by_side(a), ((0, 0), (missing, 0), (0, 0)))
+  return (
+    whole_blocks(side_by_side(q_BTHK), W),
+    whole_blocks(past(k_BSHK), W),
+    whole_blocks(past(v_BSHK), W),
+    jnp.where(mask_BS, 0, NEVER).astype(jnp.float32)[:, None],
+  )
+
+
+def side_by_side(a_BSHK):
+  """[B, S, H K]."""
+  return a_BSHK.reshape(*a_BSHK.shape[:2], -1)
+
+
+def whole_blocks(a_BS, W: int):
+  """[B, S, ...] with zeros behind, up to a multiple of W."""
+  pads = [(0, 0)] * a_BS.ndim
+  pads[1] = (0, -a_BS.shape[1] % W)
+  return jnp.pad(a_BS, pads)
+
+
+def bound(bias_HW, scale_H):
+  """What no logit of unit vectors exceeds, and how far below it they reach."""
+  is_seen_HW = bias_HW > NEVER / 2
+  highest_H = jnp.max(jnp.where(is_seen_HW, bias_HW, NEVER), 1)
+  lowest_H = jnp.min(jnp.where(is_seen_HW, bias_HW, -NEVER), 1)
+  is_any_H = highest_H > NEVER / 2
+  highest_H, lowest_H = (
+    jnp.where(is_any_H, a, 0) for a in (highest_H, lowest_H)
+  )
+  # In bfloat16 a unit vector may be a little longer.
+  longest_H = 1.02 * jnp.abs(scale_H)
+  return longest_H + highest_H, 2 * longest_H + highest_H - lowest_H

@@ -1,0 +1,91 @@
+"""What devices exchange in a step: sums of gradients, and parts of parameters.
+
+Rows, and with them states and lanes, are cut over data and fsdp. Nothing but
+parameters is gathered, so that nothing is gathered along data; the compiler may
+lay out the table of vectors anew to look up tokens in it.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+import pytest
+
+from meliad_rec import losses
+from meliad_rec import partition
+from meliad_rec.model import empty_carry
+from meliad_rec.model import initialize
+from meliad_rec.planning import groups
+from meliad_rec.planning import hlo
+from tests import architectures as tiny
+from tests import partition_test
+from tests.partition_test import B
+from tests.partition_test import T
+
+FAST = 'recurrent_fixed_single', 'staircase'
+every = pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
+    for name in tiny.ARCHITECTURES
+  ],
+)
+_OP = re.compile(rf' = .* ({"|".join(hlo.COLLECTIVES)})(?:-start)?\(')
+
+
+def program(name, mesh) -> str:
+  """A step's gradients and its new state, compiled over a mesh."""
+  made = partition_test.model(name)
+
+  def place(path, leaf):
+    spec = partition.param_spec(mesh, partition.path_string(path), leaf.shape)
+    return NamedSharding(mesh, spec)
+
+  def loss(params, carry, tokens_BT):
+    start_B = jnp.arange(B) % 3 == 0
+    mask_BT = jnp.arange(T) < T - jnp.arange(B)[:, None]
+    carry, logits_BTV = made.apply(
+      {'params': params}, carry, tokens_BT, start_B, mask_BT
+    )
+    nats_BT = losses.cross_entropy(logits_BTV, jnp.roll(tokens_BT, -1, 1))
+    return losses.masked_mean(nats_BT, mask_BT), carry
+
+  key = jax.random.key(0)
+  params = jax.eval_shape(lambda rng: initialize(made, rng, B, T), key)
+  carry = jax.eval_shape(lambda p: empty_carry(made, p, B), params)
+  rows = partition.batch_sharding(mesh, B)
+  places = jax.tree_util.tree_map_with_path(place, params)
+  tokens_BT = jax.ShapeDtypeStruct((B, T), jnp.int32)
+  with jax.set_mesh(mesh):
+    step = jax.jit(
+      jax.value_and_grad(loss, has_aux=True),
+      in_shardings=(places, rows, rows),
+      out_shardings=((None, rows), places),
+    )
+    return step.lower(params, carry, tokens_BT).compile().as_text()
+
+
+def exchanged(name, shape) -> set[tuple[str, str]]:
+  """Each collective and the axes along which it runs."""
+  mesh = partition.make_mesh(*shape)
+  found = set()
+  for line in program(name, mesh).splitlines():
+    looks_up = 'jit(_take)' in line
+    if (match := _OP.search(line)) and not looks_up:
+      along = groups.axes(groups.groups(line, mesh.size), dict(mesh.shape))
+      found.add((match[1], '+'.join(along)))
+  return found
+
+
+@every
+def test_copies_of_all_parameters_add_up_gradients_alone(name):
+  assert exchanged(name, (8, 1, 1)) == {('all-reduce', 'data')}
+
+
+@every
+def test_nothing_is_gathered_along_the_rows(name):
+  found = exchanged(name, (2, 2, 2))
+  assert ('all-gather', 'fsdp') in found  # The parameters.
+  for op, along in found:
+    assert op == 'all-reduce' or 'data' not in along

@@ -1,0 +1,209 @@
+"""The kernels for TPU, interpreted, against the definition; and compiled."""
+
+import functools
+
+import jax
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+import numpy as np
+import pytest
+
+from meliad_rec.kernels import window_attention_ref as ref
+from meliad_rec.kernels import window_attention_tpu
+from meliad_rec.kernels import window_attention_xla as xla
+from meliad_rec.kernels.tpu_blocks import LANES
+from meliad_rec.kernels.window_attention import window_attention
+from meliad_rec.planning import topology
+from tests.libtpu import needs_libtpu
+
+
+def example(T, P, W, H=2, key_heads=2, K=64, dtype='float32', scale=3.0):
+  """Operands, of which all have gradients, and the mask."""
+  rng = np.random.default_rng(T + W)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
+  B, S = 2, P + T
+  mask_BS = rng.random((B, S)) < 0.8
+  mask_BS[1, : P + 3] = False  # The first queries of row 1 see no key.
+  bias_HW = jnp.asarray(rng.normal(size=(H, W)), jnp.float32)
+  bias_HW = bias_HW.at[0, W // 2 :].set(ref.NEVER)  # As a span does.
+  scale_H = jnp.asarray(rng.uniform(1, scale, H), jnp.float32)
+  q, k, v = draw(B, T, H, K), draw(B, S, key_heads, K), draw(B, S, key_heads, K)
+  return (q, ref.unit(k), v, bias_HW, scale_H), jnp.asarray(mask_BS)
+
+
+def both(function, operands, mask_BS, **options):
+  """The output, and the gradients of all operands."""
+
+  def loss(operands):
+    q, k, v, bias, scale = operands
+    y = function(q, k, v, mask_BS, bias, scale_H=scale, **options)
+    weights = jnp.sin(jnp.arange(y.size)).reshape(y.shape)
+    return jnp.sum(weights * y.astype(jnp.float32)), y
+
+  (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(operands)
+  return [y, *jax.tree.leaves(grads)]
+
+
+def assert_close(found, expected, rate):
+  for a, b in zip(found, expected, strict=True):
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    assert np.isfinite(a).all()
+    np.testing.assert_allclose(a, b, atol=rate * np.abs(b).max())
+
+
+interpreted = functools.partial(window_attention, form='tpu_interpreted')
+
+CASES = {
+  'two blocks': {'T': 256, 'P': 128, 'W': 128},
+  'no past, a last block that is not full': {'T': 200, 'P': 0, 'W': 128},
+  'several sub-blocks': {'T': 256, 'P': 256, 'W': 256},
+  'four heads for one of keys': {'T': 128, 'P': 128, 'W': 128, 'H': 4}
+  | {'key_heads': 1},
+  'so large a scale that no bound holds': {'T': 128, 'P': 128, 'W': 128}
+  | {'scale': 90.0},
+}
+SLOW = {
+  'wide heads, two for one of keys': {'T': 128, 'P': 128, 'W': 128, 'H': 4}
+  | {'K': 128},
+  'a loop over sub-blocks': {'T': 640, 'P': 300, 'W': 640, 'K': 128},
+  'three heads': {'T': 384, 'P': 384, 'W': 384, 'H': 3, 'key_heads': 3},
+}
+
+
+@pytest.mark.parametrize(
+  'case',
+  [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)],
+)
+@pytest.mark.parametrize(
+  'sees_self', [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_is_the_definition(case, sees_self):
+  arguments = example(**(CASES | SLOW)[case])
+  found = both(interpreted, *arguments, sees_self=sees_self)
+  expected = both(ref.window_attention, *arguments, sees_self=sees_self)
+  assert_close(found, expected, 3e-5)
+
+
+def test_queries_that_are_scaled_already():
+  (q, k, v, bias, _), mask = example(T=128, P=128, W=128)
+  arguments = (q, k, v, bias, None), mask
+  found = both(interpreted, *arguments, sees_self=True)
+  expected = both(ref.window_attention, *arguments, sees_self=True)
+  assert_close(found, expected, 3e-5)
+
+
+def test_bfloat16_is_near_the_definition_in_float32():
+  operands, mask = example(T=256, P=128, W=128, dtype='bfloat16')
+  exact = tuple(a.astype(jnp.float32) for a in operands)
+  found = both(interpreted, operands, mask)
+  expected = both(ref.window_attention, exact, mask)
+  assert_close(found, expected, 2e-2)
+
+
+def test_dropout_is_that_of_the_blocked_form():
+  arguments = example(T=256, P=128, W=128)
+  options = {'dropout_rng': jax.random.key(1), 'dropout_rate': 0.3}
+  found = both(interpreted, *arguments, **options)
+  expected = both(xla.window_attention, *arguments, tile=LANES, **options)
+  assert_close(found, expected, 3e-5)
+  without = both(interpreted, *arguments)
+  assert np.abs(np.asarray(found[0]) - np.asarray(without[0])).max() > 0.1
+
+
+def test_the_bound_holds_and_the_range_is_not_wider_than_said():
+  (q, k, _, bias_HW, scale_H), _ = example(T=128, P=128, W=128)
+  top_H, range_H = window_attention_tpu.bound(bias_HW, scale_H)
+  q_BTHK = ref.scaled_unit(q, scale_H)
+  dots_HX = jnp.einsum('bthk,bshk->hbts', q_BTHK, k).reshape(2, -1)
+  visible = [bias_HW[0, :64], bias_HW[1]]
+  for head, bias in enumerate(visible):
+    logits = dots_HX[head][:, None] + bias
+    assert logits.max() <= top_H[head]
+    assert top_H[head] - logits.min() <= range_H[head]
+  _, nothing_H = window_attention_tpu.bound(
+    jnp.full((2, 4), ref.NEVER), jnp.ones(2)
+  )
+  assert (nothing_H < 3).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', [0, 1])
+def test_as_a_tpu_would_run_it_without_races(seed):
+  """Grid steps in any order that the kernels allow, on two cores."""
+  (q, k, v, bias, scale), mask = example(T=384, P=128, W=128, H=4, key_heads=2)
+  interpret = pltpu.InterpretParams(
+    detect_races=True,
+    out_of_bounds_reads='raise',
+    uninitialized_memory='nan',
+    num_cores_or_threads=2,
+    random_seed=seed,
+  )
+  options = {'sees_self': False, 'interpret': interpret}
+  given = q, k, v, mask, bias, scale, None
+  pltpu.reset_tpu_interpret_mode_state()
+  o, lse = window_attention_tpu.attend(*given, **options)
+  assert not interpret_pallas_call.races.races_found
+  do = jnp.sin(jnp.arange(o.size)).reshape(o.shape)
+  grads = window_attention_tpu.gradients(*given, o, lse, do, **options)
+  assert not interpret_pallas_call.races.races_found
+  expected = both(ref.window_attention, (q, k, v, bias, scale), mask)
+  assert_close([o, *grads], expected, 3e-5)
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+  'name',
+  ['v5e:2x2', 'v5p:2x2x1']
+  + [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ('v4:2x2x1', 'v6e:2x2', 'v7x:2x2x1')
+  ],
+)
+@pytest.mark.parametrize(
+  'W, H, key_heads, K, dtype',
+  [(128, 4, 2, 64, 'bfloat16')]
+  + [
+    pytest.param(*sizes, marks=pytest.mark.slow)
+    for sizes in (
+      (512, 8, 8, 128, 'bfloat16'),
+      (512, 2, 2, 256, 'float32'),
+      (1024, 2, 1, 128, 'bfloat16'),
+      (4096, 2, 2, 128, 'bfloat16'),
+    )
+  ],
+)
+def test_compiles_for(name, W, H, key_heads, K, dtype):
+  place = SingleDeviceSharding(topology.devices(name)[0])
+  T = 16 * W
+  operands, mask = example(T, W, W, H, key_heads, K, dtype)
+  shapes = jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
+    (operands, mask),
+  )
+
+  def gradients(operands, mask_BS):
+    def loss(operands):
+      q, k, v, bias, scale = operands
+      y = window_attention(
+        q,
+        k,
+        v,
+        mask_BS,
+        bias,
+        scale_H=scale,
+        dropout_rng=jax.random.key(0),
+        dropout_rate=0.1,
+      )
+      return jnp.sum(y.astype(jnp.float32))
+
+    return jax.grad(loss)(operands)
+
+  compiled = jax.jit(gradients).lower(*shapes).compile()
+  text = compiled.as_text()
+  assert 'window_attention_forward' in text
+  assert 'window_attention_backward' in text
+  # Nothing as large as the logits of all queries: [B, H, T, 2 W].
+  logits = 2 * H * T * 2 * W * 4
+  assert compiled.memory_analysis().temp_size_in_bytes < logits
