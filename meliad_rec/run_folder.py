@@ -9,6 +9,7 @@ import json
 import os
 from pathlib import Path
 
+from etils import epath
 import jax
 
 from meliad_rec.data.vocabulary import open_vocabulary
@@ -17,12 +18,14 @@ from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.data.word_vocabulary import MARK
 from meliad_rec.data.word_vocabulary import Words
 from meliad_rec.experiment import Experiment
+from meliad_rec.workdir import place
 
 CONFIG = 'config.gin'
 FACTS = 'run.json'
 MODEL = 'vocabulary.model'
 CHECKPOINTS = 'checkpoints'
 
+_Path = Path | epath.Path
 _TYPES = {
   'vocabulary': str,
   'vocabulary_size': int,
@@ -34,7 +37,9 @@ _TYPES = {
 }
 
 
-def write(workdir: str | Path, experiment: Experiment, config: str) -> None:
+def write(
+  workdir: str | os.PathLike, experiment: Experiment, config: str
+) -> None:
   """Makes the folder; what is there of an earlier run is replaced.
 
   To be called when the run's checkpoints, if there are any, have been found to
@@ -42,7 +47,7 @@ def write(workdir: str | Path, experiment: Experiment, config: str) -> None:
   """
   if jax.process_index():
     return
-  folder = Path(workdir)
+  folder = place(workdir)
   folder.mkdir(parents=True, exist_ok=True)
   vocabulary = experiment.data.vocabulary
   facts = {
@@ -62,13 +67,13 @@ def write(workdir: str | Path, experiment: Experiment, config: str) -> None:
   _replace(folder / CONFIG, config.encode())
 
 
-def read(workdir: str | Path) -> tuple[str, dict, Vocabulary]:
+def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
   """The configuration, the facts and the vocabulary of a run.
 
   Raises:
     ValueError: the folder is not a run's, or its vocabulary was changed.
   """
-  folder = Path(workdir)
+  folder = place(workdir)
   for name in (CONFIG, FACTS):
     if not (folder / name).is_file():
       raise ValueError(
@@ -101,20 +106,20 @@ def check_text(labels: bool) -> None:
     )
 
 
-def _vocabulary(model: Path, identity: str) -> Vocabulary:
+def _vocabulary(model: _Path, identity: str) -> Vocabulary:
   if identity.startswith(MARK):
     return Words.named(identity)
   return open_vocabulary(model if model.is_file() else 'bytes')
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: _Path, content: bytes) -> None:
   """Writes a file at once: a run killed meanwhile leaves the old one whole."""
   fresh = path.with_name(path.name + '.tmp')
   fresh.write_bytes(content)
-  os.replace(fresh, path)
+  fresh.replace(path)
 
 
-def _config(path: Path) -> str:
+def _config(path: _Path) -> str:
   try:
     return path.read_text(encoding='utf-8')
   except UnicodeDecodeError as error:
@@ -124,7 +129,7 @@ def _config(path: Path) -> str:
     ) from None
 
 
-def _facts(path: Path) -> dict:
+def _facts(path: _Path) -> dict:
   try:
     # Runs of before there were labels do not say so.
     facts = {'labels': False} | json.loads(path.read_bytes())

@@ -5,8 +5,7 @@ from them does what one that never stopped does, on CPU and TPU bit for bit.
 Step n + 1 is on the devices before the figures of step n are read.
 """
 
-import dataclasses
-import time
+from dataclasses import asdict
 
 from absl import logging
 import jax
@@ -18,13 +17,15 @@ from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.prefetch import prefetch
 from meliad_rec.evaluation import probe
 from meliad_rec.experiment import Experiment
+from meliad_rec.goodput import Goodput
 from meliad_rec.metrics import meter
 from meliad_rec.partition import rows_here
+from meliad_rec.profile import Profile
 from meliad_rec.progress import Progress
 from meliad_rec.report.report import Report
 from meliad_rec.validation import Validation
-from meliad_rec.workdir import local
 from meliad_rec.workdir import Lock
+from meliad_rec.workdir import place
 
 
 class Run:
@@ -40,8 +41,8 @@ class Run:
   """
 
   def __init__(self, experiment: Experiment, workdir: str, about: dict):
-    self.experiment = experiment
-    self.workdir = local(workdir)
+    self.experiment, self.goodput = experiment, Goodput()
+    self.workdir = place(workdir)
     self.program = experiment.program
     documents = experiment.data.documents('train')
     self.validation = Validation(experiment)
@@ -68,15 +69,14 @@ class Run:
     hosts.agree(read | {'newest step': f'{self.checkpoints.latest()}'})
     self.meter = meter.Meter(self.program, documents)
     self.step, self.position = 0, self.lanes.position
-    self.progress, self.state = Progress(), None
-    self.batch = self.saved = None
+    self.progress, self.profile = Progress(), Profile()
+    self.state = self.batch = self.saved = None
 
   def begin(self) -> None:
     """Takes up the newest checkpoint, or starts anew; compiles.
 
     Raises:
-      ValueError: the checkpoint is not of this experiment, or another training
-        is running in the folder.
+      ValueError: the checkpoint is of another experiment, or the folder in use.
     """
     with Lock(self.workdir) as self.lock:
       if self.checkpoints.latest() is None:
@@ -92,10 +92,10 @@ class Run:
       self.progress = self.progress.judged_by(
         self.experiment.best_metric, self.about['validation']
       )
-      began = time.perf_counter()
-      for step in {self.step, self.experiment.steps}:
-        _ = self.experiment.program_of(step).train_step
-      logging.info('Compiled in %.1f s.', time.perf_counter() - began)
+      with self.goodput.on('compile'):
+        for step in {self.step, self.experiment.steps}:
+          _ = self.experiment.program_of(step).train_step
+      logging.info('Compiled in %.1f s.', self.goodput.seconds['compile'])
       self.report = Report(self.workdir, self.step, self.experiment.steps)
 
   def live(self) -> str | None:
@@ -107,25 +107,29 @@ class Run:
     Raises:
       ValueError: a loss or gradient is not finite, or a save failed.
     """
-    batches = prefetch(self.lanes, 2)
+    batches = self.goodput.waiting(prefetch(self.lanes, 2))
     unread = None  # The last step, whose figures are still on the devices.
     with closing(
       batches.close,
+      self.profile.close,
       self.report.close,
-      self.checkpoints.close,
+      self.goodput.on('checkpoint')(self.checkpoints.close),
       self.lock.release,
     ):
       while True:
         stop = self.checkpoints.preempted(self.step)
         evaluates = self.is_due(self.experiment.eval_every)
         if stop or evaluates or self.is_due(self.experiment.save_every):
-          self.read(unread, at_once=True)
+          with self.goodput.on('step'):
+            self.read(unread, at_once=True)
           unread = metrics = None
           self.meter.pause()
           if evaluates and not stop and self.step > self.progress.evaluated:
-            metrics = self.evaluate()
+            with self.goodput.on('evaluation'):
+              metrics = self.evaluate()
             stop = metrics is None
-          self.save(metrics)
+          with self.goodput.on('checkpoint'):
+            self.save(metrics)
         if stop:
           return 'it was asked to stop'
         if self.step >= self.experiment.steps:
@@ -135,10 +139,11 @@ class Run:
         self.meter.start()
         self.batch, position = next(batches)
         program = self.experiment.program_of(self.step)
-        here = program.put(self.batch, self.experiment.batch)
-        self.state, sums = program.train_step(self.state, here)
         self.step, self.position = self.step + 1, position
-        self.read(unread)
+        with self.goodput.on('step'), self.profile.step(self.step):
+          here = program.put(self.batch, self.experiment.batch)
+          self.state, sums = program.train_step(self.state, here)
+          self.read(unread)
         unread = self.step, position['tokens'], self.batch, sums
 
   def is_due(self, every: int) -> bool:
@@ -163,18 +168,15 @@ class Run:
     params = self.state.params if self.state.ema is None else self.state.ema
     # Several hosts agree on a step, and not on a place within one.
     alone = jax.process_count() == 1
-    figures = self.validation.evaluate(
-      params,
-      self.step,
-      self.report,
-      lambda: alone and self.checkpoints.preempted(self.step),
-    )
-    if figures is None:
-      return None
-    value = figures[self.experiment.best_metric]
-    self.progress = self.progress.after(
-      self.step, value, self.experiment.best_is
-    )
+
+    def stop():
+      return alone and self.checkpoints.preempted(self.step)
+
+    figures = self.validation.evaluate(params, self.step, self.report, stop)
+    if figures is not None:
+      value = figures[self.experiment.best_metric]
+      best_is = self.experiment.best_is
+      self.progress = self.progress.after(self.step, value, best_is)
     return figures
 
   def save(self, metrics: dict[str, float] | None) -> None:
@@ -191,9 +193,7 @@ class Run:
         self.program, self.state.params, self.batch, self.experiment.batch
       )
       meter.check_finite(f'Step {self.step}, updated,', self.batch, sums)
-    data = {
-      'position': self.position,
-      'progress': dataclasses.asdict(self.progress),
-    }
+    data = {'position': self.position, 'progress': asdict(self.progress)}
+    self.report.sync()
     self.checkpoints.save(self.step, self.state, data, self.about, metrics)
     self.saved = self.step

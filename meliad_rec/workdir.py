@@ -1,10 +1,13 @@
-"""The folder of a run: on a disk, and written by one training at a time."""
+"""The folder of a run: where it is, and one training at a time writes it."""
 
 import fcntl
+import importlib
+import os
 from pathlib import Path
 import re
 
 from absl import logging
+from etils import epath
 import jax
 
 from meliad_rec import hosts
@@ -12,19 +15,24 @@ from meliad_rec import hosts
 LOCK = '.lock'
 
 
-def local(workdir: str | Path) -> Path:
-  """The folder as a path.
+def place(workdir: str | os.PathLike) -> Path | epath.Path:
+  """The folder as a path, on a disk or in a bucket of Google Cloud Storage.
 
   Raises:
-    ValueError: it is an address, such as gs://bucket/run.
+    ValueError: it is another address, or one that pathlib.Path has spoilt.
   """
-  # A Path has made one slash of the two.
-  if re.match(r'[A-Za-z][A-Za-z0-9+.-]*:/', str(workdir)):
+  name = os.fspath(workdir)
+  if re.match(r'[A-Za-z][A-Za-z0-9+.-]*:/', name) and not in_bucket(name):
     raise ValueError(
-      f'--workdir is {workdir}, and a run lies in a local or mounted folder;'
-      ' mount the storage and give the path of a folder there.'
+      f'--workdir is {name}, and a run lies in a local or mounted folder or in'
+      ' gs://BUCKET/FOLDER; give the path or the address of one.'
     )
-  return Path(workdir)
+  return epath.Path(workdir) if in_bucket(name) else Path(workdir)
+
+
+def in_bucket(workdir: str | os.PathLike) -> bool:
+  """Whether it is an address in a bucket."""
+  return os.fspath(workdir).startswith('gs://')
 
 
 class Lock:
@@ -41,7 +49,7 @@ class Lock:
     ValueError: another training holds it, or the folder cannot be written.
   """
 
-  def __init__(self, folder: Path):
+  def __init__(self, folder: Path | epath.Path):
     self._file = None
     refusal = self._take(folder) if jax.process_index() == 0 else None
     if hosts.any_of(refusal is not None):
@@ -63,6 +71,11 @@ class Lock:
 
   def _take(self, folder) -> str | None:
     """Why it cannot be had, or None."""
+    if in_bucket(folder):
+      logging.info(
+        'Buckets have no locks: see that no other training runs in %s.', folder
+      )
+      return _missing()
     try:
       folder.mkdir(parents=True, exist_ok=True)
       self._file = (folder / LOCK).open('a')
@@ -85,3 +98,14 @@ class Lock:
         error.strerror,
       )
     return None
+
+
+def _missing() -> str | None:
+  """What a bucket needs and is not installed, or None."""
+  try:
+    importlib.import_module('google.cloud.storage')  # orbax asks it.
+  except ImportError:
+    return (
+      'A run in a bucket needs google-cloud-storage; install meliad_rec[gcs].'
+    )
+  return None

@@ -56,6 +56,7 @@ def whole(tmp_path_factory, data, cache):
   """A run that nothing stopped: its folder and what it said."""
   workdir = tmp_path_factory.mktemp('runs') / 'whole'
   arguments = tiny_run.command(workdir, data, *SETTINGS)
+  arguments.append('--profile=10:12')
   done = tiny_run.run(arguments, cache, JAX_LOG_COMPILES='1')
   assert done.returncode == 0, done.stderr
   return workdir, done
@@ -132,11 +133,23 @@ def test_what_a_run_leaves(whole):
   names = {path.name for path in workdir.iterdir()}
   assert names == {
     *('checkpoints', 'config.gin', 'run.json', 'metrics.jsonl', 'tensorboard'),
-    *('loss_nats_per_token.png', '.lock'),
+    *('loss_nats_per_token.png', '.lock', 'profile'),
   }
   steps = {step for step, split in figures(workdir) if split == 'train'}
   assert steps == set(range(1, 121))
   assert done.stdout.splitlines()[-1].startswith('Finished step 120 after')
+
+
+def test_where_its_time_went_and_what_was_traced(whole):
+  workdir, done = whole
+  shares = re.search(r'^Time: (.*), of \d+ s\.$', done.stderr, re.M)[1]
+  parts = dict(each.split('% ')[::-1] for each in shares.split(', '))
+  names = 'step', 'compile', 'data wait', 'evaluation', 'checkpoint', 'other'
+  assert tuple(parts) == names
+  assert sum(map(float, parts.values())) == pytest.approx(100, abs=0.5)
+  (trace,) = (workdir / 'profile').rglob('*.xplane.pb')
+  assert 'The trace for XProf is in' in done.stderr
+  assert trace.stat().st_size > 10_000
 
 
 def refused(done):

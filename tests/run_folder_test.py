@@ -7,6 +7,7 @@ import pytest
 
 from meliad_rec import run_folder
 from meliad_rec.data.generated.random_walk import RandomWalk
+from tests import bucket
 from tests import tiny_run
 
 
@@ -30,6 +31,14 @@ def test_what_is_written_is_read(tmp_path, experiment):
     'labels': False,
   }
   assert vocabulary.identity == 'bytes'
+
+
+def test_a_bucket(tmp_path, experiment, monkeypatch):
+  run_folder.write(tmp_path / 'here', experiment, '# a\n')
+  with bucket.served(tmp_path, monkeypatch):
+    run_folder.write('gs://bucket/run', experiment, '# a\n')
+    found = run_folder.read('gs://bucket/run')
+  assert found[:2] == run_folder.read(tmp_path / 'here')[:2]
 
 
 def test_a_vocabulary_of_an_earlier_run_goes(tmp_path, experiment):

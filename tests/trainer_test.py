@@ -18,6 +18,7 @@ from meliad_rec.data.shorter_first import ShorterFirst
 from meliad_rec.experiment import Part
 from meliad_rec.report import journal
 from meliad_rec.trainer import Run
+from tests import bucket
 from tests import tiny_run
 
 
@@ -271,7 +272,14 @@ def test_one_that_cannot_begin_lets_go_of_the_folder(tmp_path, data):
 
 def test_an_address_is_no_folder(data):
   with pytest.raises(ValueError, match='a local or mounted folder'):
-    start('gs://bucket/run', data)
+    start('s3://bucket/run', data)
+
+
+def test_where_the_time_went(tmp_path, data):
+  goodput = whole(tmp_path, data).goodput
+  for part in 'step', 'data wait', 'evaluation', 'checkpoint':
+    assert goodput.seconds[part] > 0
+  assert 0 < sum(goodput.seconds.values()) <= goodput.whole
 
 
 def test_hosts_are_compared(tmp_path, data, monkeypatch):
@@ -327,3 +335,20 @@ def test_saved_on_eight_devices_and_gone_on_with_on_fewer(tmp_path, data):
     for w in (tmp_path, tmp_path / 'here')
   )
   assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_run_in_a_bucket_goes_on_exactly(tmp_path, data, monkeypatch):
+  straight = whole(tmp_path / 'here', data)
+  with bucket.served(tmp_path, monkeypatch):
+    run = start('gs://bucket/runs/a', data)
+    run.checkpoints.preempted = lambda step: step == 4
+    assert run.live() == 'it was asked to stop'
+    run = start('gs://bucket/runs/a', data)
+    assert run.step == 4
+    assert run.live() is None
+  assert digest(run.state) == digest(straight.state)
+  far = tmp_path / 'bucket' / 'runs' / 'a'
+  found = [(r['step'], r['split']) for r in records(far)]
+  assert found == [(r['step'], r['split']) for r in records(tmp_path / 'here')]
+  names = {path.name for path in far.iterdir()}
+  assert {'checkpoints', 'tensorboard', 'loss_nats_per_token.png'} <= names

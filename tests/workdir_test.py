@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import logging
 from pathlib import Path
 import subprocess
 import sys
@@ -11,23 +12,42 @@ import pytest
 
 from meliad_rec import hosts
 from meliad_rec.run import load_run
-from meliad_rec.workdir import local
 from meliad_rec.workdir import LOCK
 from meliad_rec.workdir import Lock
+from meliad_rec.workdir import place
+from tests import bucket
 
 
 @pytest.mark.parametrize('made', [str, Path])
-@pytest.mark.parametrize('name', ['gs://bucket/run', 's3://b', 'file:///a'])
-def test_an_address_is_refused(name, made):
-  with pytest.raises(ValueError, match='a local or mounted folder; mount'):
-    local(made(name))
-  with pytest.raises(ValueError, match='a local or mounted folder; mount'):
+@pytest.mark.parametrize('name', ['s3://b', 'file:///a'])
+def test_another_address_is_refused(name, made):
+  with pytest.raises(ValueError, match='or in gs://BUCKET/FOLDER; give'):
+    place(made(name))
+  with pytest.raises(ValueError, match='or in gs://BUCKET/FOLDER; give'):
     load_run(made(name))
+
+
+def test_a_bucket():
+  assert str(place('gs://bucket/run') / 'a') == 'gs://bucket/run/a'
+  with pytest.raises(ValueError, match='gs:/bucket/run'):
+    place(Path('gs://bucket/run'))
+
+
+def test_a_bucket_has_no_lock(caplog, tmp_path, monkeypatch):
+  with caplog.at_level(logging.INFO), bucket.served(tmp_path, monkeypatch):
+    Lock(place('gs://bucket/run')).release()
+  assert 'no other training runs in gs://bucket/run' in caplog.text
+
+
+def test_what_a_bucket_needs_is_told(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'google.cloud.storage', None)
+  with pytest.raises(ValueError, match='install meliad_rec.gcs..'):
+    Lock(place('gs://bucket/run'))
 
 
 @pytest.mark.parametrize('name', ['runs/a', '/a/b:c', 'a:b', '../x'])
 def test_a_folder_is_a_path(name):
-  assert local(name) == Path(name)
+  assert place(name) == Path(name)
 
 
 def test_a_second_lock_is_refused_until_the_first_is_released(tmp_path):

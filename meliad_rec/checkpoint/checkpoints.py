@@ -12,10 +12,11 @@ from meliad_rec.checkpoint.preemption import StopRequest
 from meliad_rec.checkpoint.saved_step import DamagedError
 from meliad_rec.checkpoint.saved_step import SavedStep
 from meliad_rec.checkpoint.step_writer import StepWriter
+from meliad_rec.workdir import in_bucket
 
 
 class Checkpoints:
-  """The steps saved in one directory, on a local or mounted disk.
+  """The steps saved in one directory, on a disk or in a bucket.
 
   Making this object changes nothing on disk; readers may use it beside the
   run that trains.
@@ -32,8 +33,9 @@ class Checkpoints:
     if keep < 1:
       raise ValueError(f'keep is {keep}, and must be 1 or more; set keep.')
     self._best = Best(best_metric, best_is)
-    # orbax takes absolute paths only.
-    self.directory = epath.Path(directory).absolute()
+    # orbax takes absolute paths only, as addresses are.
+    path = epath.Path(directory)
+    self.directory = path if in_bucket(path) else path.absolute()
     self._stop = StopRequest()
     self._writer = StepWriter(self.directory, keep)
 
@@ -90,8 +92,7 @@ class Checkpoints:
   def preempted(self, step):
     """True if the run was asked to stop: save `step`, wait and leave.
 
-    Listens to SIGTERM and Ctrl-C from the first call to `close`; to be called
-    after every step.
+    To be called after every step; listens to signals from then to `close`.
     """
     return self._stop.reached(step)
 

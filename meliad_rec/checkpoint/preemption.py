@@ -13,6 +13,13 @@ import threading
 import jax
 from jax.experimental import multihost_utils
 
+# How long a process waits for all others to be started.
+JOIN_SECONDS = 300
+# Seconds without a sign of life after which a process counts as lost, and jax
+# ends the others; and how long one that has finished waits for them.
+_HEARTBEAT_SECONDS = 30
+_PART_SECONDS = 60
+
 
 class StopRequest:
   """Whether this run was asked to stop; listens from `listen` to `close`."""
@@ -97,7 +104,13 @@ def initialize_distributed():
     count, index = (
       int(given[name]) if name in given else None for name in names[1:]
     )
-    jax.distributed.initialize(num_processes=count, process_id=index)
+    jax.distributed.initialize(
+      num_processes=count,
+      process_id=index,
+      initialization_timeout=JOIN_SECONDS,
+      heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+      shutdown_timeout_seconds=_PART_SECONDS,
+    )
   except ValueError as error:
     if given:
       found = ', '.join(f'{name} is {value}' for name, value in given.items())

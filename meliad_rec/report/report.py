@@ -6,7 +6,6 @@ folder a split, so that training and validation share a chart.
 
 from collections.abc import Mapping
 import os
-import pathlib
 import time
 from typing import TextIO
 
@@ -15,6 +14,7 @@ import jax
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.report.console import Console
+from meliad_rec.report.mirror import Mirror
 
 
 class Report:
@@ -26,7 +26,7 @@ class Report:
   written before the step's checkpoint is saved.
 
   Args:
-    workdir: the run's folder, on a local or mounted disk.
+    workdir: the run's folder; in a bucket, it has what `sync` has brought.
     resume_step: training steps done in what was restored; lines of later
       steps are dropped. 0: a run from the start, every line is dropped. None:
       nothing is dropped, for commands that add to a finished run.
@@ -47,7 +47,8 @@ class Report:
     self._on = jax.process_index() == 0
     if not self._on:
       return
-    self._workdir = pathlib.Path(workdir)
+    self._mirror = Mirror(workdir, (journal.NAME,))
+    self._workdir = self._mirror.folder
     self._workdir.mkdir(parents=True, exist_ok=True)
     self._resume_step = resume_step
     self._boards = {}
@@ -99,6 +100,11 @@ class Report:
     if self._on:
       plot.plot(self._workdir, metric)
 
+  def sync(self) -> None:
+    """Brings all to a bucket, if the run's folder is in one."""
+    if self._on:
+      self._mirror.sync()
+
   def close(self) -> None:
     """Flushes and closes everything."""
     if not self._on:
@@ -107,6 +113,7 @@ class Report:
       board.close()
     self._journal.close()
     self._console.close()
+    self._mirror.sync()
 
   def _board(self, split):
     if split not in self._boards:

@@ -138,7 +138,7 @@ def test_half_a_cluster_is_an_error(monkeypatch, given):
     initialize_distributed()
 
 
-def no_cluster(num_processes, process_id):
+def no_cluster(num_processes, process_id, **_):
   """As jax.distributed.initialize where it finds no cluster."""
   if 'JAX_COORDINATOR_ADDRESS' not in os.environ:
     raise ValueError('coordinator_address should be defined.')

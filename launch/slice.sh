@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# What tpu.sh and gke.sh share; they set `action` and `name`.
+# shellcheck disable=SC2034,SC2154
+
+python=${PYTHON:-python}
+declare -A flag=()  # Those before --, by name.
+train=()            # Those after --, for meliad_rec.main.
+
+fail() {
+  echo "error: $*" >&2
+  exit 2
+}
+
+# Prints the head of the script.
+usage() {
+  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0" >&2
+  exit 2
+}
+
+# parse ALLOWED ARGUMENTS...: fills flag and train.
+parse() {
+  local allowed=" $1 " given
+  shift
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --)
+        shift
+        train=("$@")
+        return
+        ;;
+      --*=?*) given=${1#--} && flag[${given%%=*}]=${given#*=} ;;
+      --?*) given=${1#--} && flag[${given%%=*}]=yes ;;
+      *) fail "'$1' is no flag; write --flag=value, and flags of" \
+        "meliad_rec.main after --." ;;
+    esac
+    [[ $allowed == *" ${given%%=*} "* ]] \
+      || fail "There is no flag --${given%%=*} of $action, which takes$allowed;" \
+        "flags of meliad_rec.main come after --."
+    shift
+  done
+}
+
+# need NAMES...: flags that must have been given.
+need() {
+  local each
+  for each; do
+    [[ -n ${flag[$each]:-} && ${flag[$each]} != yes ]] \
+      || fail "$action needs --$each=...; see the head of $0."
+  done
+}
+
+# doing COMMAND...: runs it, or with --dry_run prints it.
+doing() {
+  if [ -n "${flag[dry_run]:-}" ]; then
+    printf '%q ' "$@" | sed 's/ $/\n/'
+  else
+    "$@"
+  fi
+}
+
+# Sets chips, the accelerator's name as Google Cloud has it, and its software.
+slice() {
+  local kind shape size
+  [[ ${flag[topology]} =~ ^(v5e|v6e):([0-9]+x[0-9]+)$ ||
+    ${flag[topology]} =~ ^(v4|v5p):([0-9]+x[0-9]+x[0-9]+)$ ]] \
+    || fail "--topology is '${flag[topology]}'; give a slice of v4, v5e, v5p or" \
+      "v6e, such as v5e:16x16 or v5p:4x4x4."
+  kind=${BASH_REMATCH[1]} shape=${BASH_REMATCH[2]} chips=1
+  for size in ${shape//x/ }; do
+    chips=$((chips * size))
+  done
+  ((chips > 0)) || fail "--topology is '${flag[topology]}'; no side can be 0."
+  # v4 and v5p are named by their cores, two to a chip, which leaves the shape
+  # open: TPU VMs can be asked for it.
+  case $kind in
+    v5e) accelerator=v5litepod-$chips software=v2-alpha-tpuv5-lite ;;
+    v6e) accelerator=v6e-$chips software=v2-alpha-tpuv6e ;;
+    v5p) accelerator=v5p-$((2 * chips)) software=v2-alpha-tpuv5 ;;
+    v4) accelerator=v4-$((2 * chips)) software=tpu-ubuntu2204-base ;;
+  esac
+  case $kind in
+    v5e | v6e) shaped=("--accelerator-type=$accelerator") ;;
+    *) shaped=("--type=$kind" "--topology=$shape") ;;
+  esac
+}
+
+# Reads --mesh=data:64,model:4 as settings of the trainer.
+mesh() {
+  local part make=meliad_rec.partition.make_mesh
+  [ -n "${flag[mesh]:-}" ] || return 0
+  train+=("--gin_param=meliad_rec.experiment.Experiment.mesh = @$make")
+  for part in ${flag[mesh]//,/ }; do
+    [[ $part =~ ^(data|fsdp|model):([1-9][0-9]*)$ ]] \
+      || fail "--mesh has the part '$part'; give sizes of data, fsdp and model," \
+        "such as data:64,model:4."
+    train+=("--gin_param=$make.${BASH_REMATCH[1]} = ${BASH_REMATCH[2]}")
+  done
+}
+
+# Stops here if the step would not fit in the slice.
+plan() {
+  local each code=0 asked=("--topology=${flag[topology]}")
+  [ -z "${flag[no_plan]:-}" ] || return 0
+  [ -z "${flag[vocab_size]:-}" ] || asked+=("--vocab_size=${flag[vocab_size]}")
+  for each in "${train[@]}"; do
+    [[ $each != --gin_* ]] || asked+=("$each")
+  done
+  doing "$python" -m meliad_rec.plan "${asked[@]}" || code=$?
+  case $code in
+    0) ;;
+    1)
+      echo "error: The step does not fit in ${flag[topology]}, and nothing was" \
+        "asked for; change what the plan says, or give --no_plan." >&2
+      exit 1
+      ;;
+    *) exit "$code" ;;
+  esac
+}
+
+# Checks that the folder of the run is in a bucket.
+address() {
+  [[ ${flag[workdir]} =~ ^gs://[^/]+/.*[^/]$ ]] \
+    || fail "--workdir is '${flag[workdir]}'; give a folder of a bucket that the" \
+      "slice can reach, such as gs://BUCKET/runs/$name."
+}
+
+# Checks that it can be written, by writing there what is to run.
+record() {
+  doing gcloud storage cp "$1" "${flag[workdir]}/launch/${1##*/}" \
+    || fail "${flag[workdir]} cannot be written (the lines above say why), and" \
+      "nothing was asked for; give another --workdir, or the right to write it."
+}

@@ -1,0 +1,183 @@
+"""Runs of several processes on this machine, as a person starts them."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+from meliad_rec.report import journal
+from tests import tiny_run
+
+SCRIPT = tiny_run.ROOT / 'launch' / 'local_pod.sh'
+SETTINGS = {
+  'BATCH': 4,
+  'STEPS': 12,
+  'EVAL_EVERY': 6,
+  'SAVE_EVERY': 4,
+  'DROPOUT': 0.1,
+}
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('data') / 'store'
+  tiny_run.write_store(folder)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def cache(tmp_path_factory):
+  return tmp_path_factory.mktemp('cache')
+
+
+def start(count, workdir, data, cache, devices=1, **changes):
+  """The script, started; tiny_run.command says what it is given."""
+  _, _, _, *flags = tiny_run.command(
+    workdir, data, *(SETTINGS | changes).items()
+  )
+  return subprocess.Popen(
+    ['bash', SCRIPT, str(count), *flags],
+    env=tiny_run.environment(cache, DEVICES=str(devices)),
+    cwd='/',
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def finish(script):
+  """What it said, when it has finished well."""
+  output, errors = script.communicate(timeout=300)
+  assert script.returncode == 0, errors
+  return output
+
+
+def losses(workdir):
+  """{(step, split): loss}; each step occurs once."""
+  records = journal.read(workdir / journal.NAME)
+  found = {(r['step'], r['split']): r['loss_nats_per_token'] for r in records}
+  assert len(found) == len(records)
+  return found
+
+
+@pytest.fixture(scope='module')
+def one(tmp_path_factory, data, cache):
+  """Losses of one process with one device."""
+  workdir = tmp_path_factory.mktemp('runs') / 'one'
+  finish(start(1, workdir, data, cache))
+  return losses(workdir)
+
+
+def same(found, expected):
+  """Whether losses are, up to the order in which rows are added up."""
+  assert found.keys() == expected.keys()
+  for key, loss in expected.items():
+    np.testing.assert_allclose(found[key], loss, rtol=1e-5, err_msg=str(key))
+
+
+@pytest.mark.slow
+def test_two_and_four_processes_give_the_loss_of_one(
+  tmp_path, data, cache, one
+):
+  """Bit for bit where one process has as many devices."""
+  found, digests = {}, {}
+  for count, devices in (1, 4), (2, 2), (4, 1):
+    workdir = tmp_path / f'{count}x{devices}'
+    output = finish(start(count, workdir, data, cache, devices))
+    found[count] = losses(workdir)
+    digests[count] = re.findall('^step 12 sha256 .*', output, re.M)
+  assert found[1] == found[2] == found[4]
+  assert digests[1] == digests[2] == digests[4]
+  assert len(digests[1]) == 4
+  same(found[4], one)
+
+
+def until(script, step, lines):
+  """Reads the output until a step is done."""
+  for line in script.stdout:
+    lines.append(line)
+    if re.match(rf'step +{step}/', line):
+      return
+  raise AssertionError(script.stderr.read())
+
+
+def process(script, index):
+  """The id of a process of the run."""
+  for line in script.stderr:
+    if found := re.match(rf'Process {index} of \d+ is (\d+)\.', line):
+      return int(found[1])
+  raise AssertionError(f'No process {index}.')
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_saves_on_all_and_any_number_goes_on(
+  tmp_path, data, cache, one
+):
+  """Two processes, then one, then two again; the losses of one throughout."""
+  script = start(2, tmp_path, data, cache)
+  asked, lines = process(script, 1), []
+  until(script, 2, lines)
+  os.kill(asked, signal.SIGTERM)
+  output, errors = script.communicate(timeout=300)
+  assert script.returncode == 143, errors
+  stopped = re.search(r'Stopped at step (\d+) .* asked to stop', output)
+  assert stopped, errors
+  step = int(stopped[1])
+  assert f'Reached preemption sync point, step={step}' in errors
+  saved = [int(p.name) for p in (tmp_path / 'checkpoints').iterdir()]
+  assert max(saved) == step
+  more = min(step + 2, 11)
+  for count, steps in (1, more), (2, SETTINGS['STEPS']):
+    script = start(count, tmp_path, data, cache, STEPS=steps)
+    output, errors = script.communicate(timeout=300)
+    assert script.returncode == 0, errors
+    assert 'Going on from step' in errors
+  found = losses(tmp_path)
+  same({key: found[key] for key in one}, one)
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_rest_and_nothing_is_lost(
+  tmp_path, data, cache, one
+):
+  script = start(2, tmp_path, data, cache)
+  killed, lines = process(script, 1), []
+  until(script, 6, lines)
+  os.kill(killed, signal.SIGKILL)
+  began = time.monotonic()
+  _, errors = script.communicate(timeout=120)
+  assert time.monotonic() - began < 60
+  assert script.returncode not in (0, 2, 143), errors
+  assert re.search(r'^error: Process 0 of 2 .*, to go on\.$', errors, re.M)
+  assert re.search(r'^\[1\] error: Process 1 of 2 was ended', errors, re.M)
+  finish(start(2, tmp_path, data, cache))
+  same(losses(tmp_path), one)
+
+
+def test_it_says_how_it_is_used():
+  for arguments in (), ('0',), ('--workdir=a',):
+    done = subprocess.run(
+      ['bash', SCRIPT, *arguments], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert 'bash launch/local_pod.sh N [flags' in done.stderr
+    assert 'set -e' not in done.stderr
+
+
+def test_an_exit_code_2_is_that_of_the_script(cache):
+  """A mistake is told by each process, before anything is joined."""
+  done = subprocess.run(
+    ['bash', SCRIPT, '2', '--no_such_flag'],
+    env=tiny_run.environment(cache),
+    cwd='/',
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert done.returncode == 2
+  assert 'error: There is no flag --no_such_flag' in done.stderr
+  assert '[1] error: There is no flag --no_such_flag' in done.stderr

@@ -1,0 +1,67 @@
+"""SLURM: what sbatch is given, and what its job does at each end."""
+
+import pytest
+
+from tests.stand_ins import LAUNCH
+from tests.stand_ins import refusal
+from tests.stand_ins import StandIns
+
+TRAIN = ('--gin_file=arch/window', '--gin_param=STEPS = 10')
+
+
+@pytest.fixture
+def cluster(tmp_path):
+  return StandIns(tmp_path, sbatch='', srun='', scontrol='')
+
+
+def test_a_job(cluster, tmp_path):
+  run = f'{tmp_path}/runs/a'
+  arguments = ('2', '8', run, '--time=24:00:00', '--', *TRAIN)
+  expected = [
+    *('sbatch', '--nodes=2', '--ntasks-per-node=8', '--gpus-per-node=8'),
+    *('--requeue', '--open-mode=append', '--signal=TERM@300', '--job-name=a'),
+    *(f'--output={run}/slurm.log', '--time=24:00:00'),
+    *(f'{LAUNCH}/slurm_job.sh', f'--workdir={run}', *TRAIN),
+  ]
+  done = cluster.run('slurm.sh', *arguments, DRY_RUN='1')
+  assert done.stdout.startswith('sbatch --nodes=2 ')
+  assert cluster.calls() == []
+  assert not (tmp_path / 'runs').exists()
+  assert cluster.run('slurm.sh', *arguments).returncode == 0
+  assert cluster.calls() == [expected]
+  assert (tmp_path / 'runs' / 'a').is_dir()
+
+
+@pytest.mark.parametrize(
+  'code, restarts, again',
+  [
+    *((0, 0, False), (2, 0, False), (143, 99, True)),
+    *((1, 0, True), (134, 19, True), (1, 20, False)),
+  ],
+)
+def test_a_job_is_queued_again_unless_it_has_ended(
+  cluster, code, restarts, again
+):
+  cluster.answer('srun', f'exit {code}')
+  counted = {'SLURM_JOB_ID': '7', 'SLURM_RESTART_COUNT': str(restarts)}
+  done = cluster.run('slurm_job.sh', '--workdir=a', *TRAIN, **counted)
+  first, *rest = cluster.calls()
+  assert first == [
+    *('srun', '--kill-on-bad-exit=0', 'python', '-m', 'meliad_rec.main'),
+    *('--workdir=a', *TRAIN),
+  ]
+  assert rest == ([['scontrol', 'requeue', '7']] if again else [])
+  assert done.returncode == (0 if again else code)
+
+
+def test_mistakes(cluster):
+  for arguments in (), ('2', 'x', 'runs/a'), ('0', '8', 'runs/a'):
+    done = cluster.run('slurm.sh', *arguments)
+    assert done.returncode == 2
+    assert 'bash launch/slurm.sh NODES GPUS WORKDIR' in done.stderr
+    assert 'set -e' not in done.stderr
+  for arguments in ('2', '8', 'runs/a'), ('2', '8', 'runs/a', '--'):
+    assert 'What to train is not said' in refusal(
+      cluster.run('slurm.sh', *arguments)
+    )
+  assert cluster.calls() == []

@@ -1,0 +1,274 @@
+"""Slices of Cloud TPUs: every argument of every gcloud that would be run."""
+
+import re
+import subprocess
+
+import pytest
+
+from tests.stand_ins import LAUNCH
+from tests.stand_ins import refusal
+from tests.stand_ins import StandIns
+
+SLICE = ('--zone=us-west4-a', '--topology=v5e:16x16', '--image=reg.dev/p/i:1')
+CREATE = ('create', 'a-run', *SLICE, '--workdir=gs://b/runs/a')
+TRAIN = ('--', '--gin_file=arch/window', '--gin_param=STEPS = 10_000')
+COPY = 'cp "${@:(-2):1}" startup.sh'  # What is uploaded, to look at.
+
+
+@pytest.fixture
+def cloud(tmp_path):
+  copy = f'[ "$2" != cp ] || {COPY}'
+  return StandIns(tmp_path, gcloud=copy, python='', docker='', sleep='')
+
+
+def test_a_slice_is_planned_checked_and_asked_for(cloud, tmp_path):
+  done = cloud.run('tpu.sh', *CREATE, '--spot', '--project=p', *TRAIN)
+  assert done.returncode == 0, done.stderr
+  plan, record, ask = cloud.calls()
+  assert plan == [
+    *('python', '-m', 'meliad_rec.plan', '--topology=v5e:16x16'),
+    *('--gin_file=arch/window', '--gin_param=STEPS = 10_000'),
+  ]
+  assert record[:3] == ['gcloud', 'storage', 'cp']
+  assert record[4] == 'gs://b/runs/a/launch/startup.sh'
+  assert ask == [
+    *('gcloud', 'compute', 'tpus', 'queued-resources', 'create', 'a-run'),
+    *('--zone=us-west4-a', '--project=p', '--node-id=a-run'),
+    *('--accelerator-type=v5litepod-256',),
+    *('--runtime-version=v2-alpha-tpuv5-lite', '--spot'),
+    '--scopes=https://www.googleapis.com/auth/cloud-platform',
+    f'--metadata-from-file=startup-script={record[3]}',
+  ]
+  script = (tmp_path / 'startup.sh').read_text()
+  assert script.startswith('#!/usr/bin/env bash\nimage=reg.dev/p/i:1\n')
+  assert re.search(r'ended=gs://b/runs/a/launch/ended-\d+\n', script)
+
+
+@pytest.mark.parametrize(
+  'topology, shaped, software',
+  [
+    ('v5e:2x4', ['--accelerator-type=v5litepod-8'], 'v2-alpha-tpuv5-lite'),
+    ('v6e:8x8', ['--accelerator-type=v6e-64'], 'v2-alpha-tpuv6e'),
+    ('v5p:2x2x4', ['--type=v5p', '--topology=2x2x4'], 'v2-alpha-tpuv5'),
+    ('v4:2x2x2', ['--type=v4', '--topology=2x2x2'], 'tpu-ubuntu2204-base'),
+  ],
+)
+def test_generations(cloud, topology, shaped, software):
+  arguments = [f'--topology={topology}', '--reserved', '--no_plan']
+  done = cloud.run('tpu.sh', *CREATE, *arguments, *TRAIN)
+  assert done.returncode == 0, done.stderr
+  *_, ask = cloud.calls()
+  assert ask[7:-2] == [
+    *('--node-id=a-run', *shaped, f'--runtime-version={software}'),
+    '--reserved',
+  ]
+
+
+def test_a_mesh_is_what_plan_and_trainer_read(cloud, tmp_path):
+  mesh = ('--mesh=data:64,model:4', '--data=gs://b/books', '--vocab_size=9')
+  done = cloud.run('tpu.sh', *CREATE, *mesh, *TRAIN, '--profile=1:2')
+  assert done.returncode == 0, done.stderr
+  make = 'meliad_rec.partition.make_mesh'
+  settings = [
+    *('--gin_file=arch/window', '--gin_param=STEPS = 10_000'),
+    f'--gin_param=meliad_rec.experiment.Experiment.mesh = @{make}',
+    f'--gin_param={make}.data = 64',
+    f'--gin_param={make}.model = 4',
+    "--gin_param=STORE = '/data'",
+  ]
+  assert cloud.calls()[0][4:] == ['--vocab_size=9', *settings]
+  cloud.answer('docker', '')
+  assert trained(cloud, tmp_path)[-1][-7:] == [
+    *settings[:2],
+    '--profile=1:2',
+    *settings[2:],
+  ]
+
+
+def trained(cloud, tmp_path, **env):
+  """Calls of the start-up script on a host."""
+  text = (tmp_path / 'startup.sh').read_text()
+  text = text.replace('/opt/meliad_rec', str(tmp_path / 'opt'))
+  (tmp_path / 'startup.sh').write_text(text)
+  cloud.run(str(tmp_path / 'startup.sh'), **env)
+  return [call for call in cloud.calls() if call[:2] == ['docker', 'run']]
+
+
+def test_a_host_trains_with_the_port_pinned(cloud, tmp_path):
+  cloud.run('tpu.sh', *CREATE, *TRAIN)
+  cloud.calls()
+  (run,) = trained(cloud, tmp_path)
+  assert run == [
+    *('docker', 'run', '--name=meliad_rec', '--rm', '--init', '--privileged'),
+    *('--network=host', '--stop-timeout=600'),
+    *('--env=JAX_COORDINATOR_PORT=8476', 'reg.dev/p/i:1'),
+    *('--workdir=gs://b/runs/a', '--gin_file=arch/window'),
+    '--gin_param=STEPS = 10_000',
+  ]
+
+
+@pytest.mark.parametrize(
+  'codes, ended', [('1 134 0', '0'), ('2', '2'), ('137 143', None)]
+)
+def test_a_host_goes_on_until_the_end_or_a_mistake(
+  cloud, tmp_path, codes, ended
+):
+  cloud.run('tpu.sh', *CREATE, *TRAIN)
+  cloud.calls()
+  (tmp_path / 'codes').write_text(codes.replace(' ', '\n') + '\n')
+  cloud.answer(
+    'docker',
+    '[ "$1" = run ] || exit 0\n'
+    'code=$(head -n 1 codes); sed -i 1d codes; exit "$code"',
+  )
+  cloud.answer('gcloud', 'if [ "$3" = - ]; then cat >ended; fi')
+  cloud.run(str(tmp_path / 'startup.sh'))
+  runs = [call for call in cloud.calls() if call[:2] == ['docker', 'run']]
+  assert len(runs) == len(codes.split())
+  found = tmp_path / 'ended'
+  assert found.exists() == (ended is not None)
+  if ended:
+    assert found.read_text() == f'exit code {ended}\n'
+
+
+@pytest.mark.parametrize(
+  'code, said', [(1, 'does not fit in v5e:16x16'), (2, '')]
+)
+def test_what_does_not_fit_is_not_asked_for(cloud, code, said):
+  cloud.answer('python', f'exit {code}')
+  done = cloud.run('tpu.sh', *CREATE, *TRAIN)
+  assert done.returncode == code
+  assert said in done.stderr
+  assert [call[0] for call in cloud.calls()] == ['python']
+
+
+def test_a_folder_that_cannot_be_written(cloud):
+  cloud.answer('gcloud', 'exit 1')
+  done = cloud.run('tpu.sh', *CREATE, *TRAIN)
+  assert 'gs://b/runs/a cannot be written' in refusal(done)
+  assert [call[:3] for call in cloud.calls()][1:] == [
+    ['gcloud', 'storage', 'cp']
+  ]
+
+
+def test_a_preempted_slice_is_asked_for_again(cloud, tmp_path):
+  (tmp_path / 'states').write_text('ACTIVE\nSUSPENDED\nACTIVE\n')
+  cloud.answer(
+    'gcloud',
+    'case "$*" in\n'
+    '  *describe*) head -n 1 states; sed -i 1d states ;;\n'
+    '  "storage cat "*) [ ! -s states ] ;;\n'
+    'esac',
+  )
+  done = cloud.run('tpu.sh', *CREATE, '--keep', *TRAIN, POLL_SECONDS='0')
+  assert done.returncode == 0, done.stderr
+  calls = [call[4] for call in cloud.calls() if call[2:3] == ['tpus']]
+  describe = 'describe'
+  assert calls == [
+    *('create', describe, describe, 'delete', 'create', describe),
+  ]
+  assert 'a-run is SUSPENDED: asking for it again.' in done.stderr
+
+
+SSH = ['gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', 'a-run', '--zone=z']
+
+
+@pytest.mark.parametrize(
+  'arguments, expected',
+  [
+    (
+      ['logs'],
+      [
+        *(*SSH, '--worker=0'),
+        '--command=sudo journalctl --unit=google-startup-scripts --output=cat'
+        ' --lines=200 --follow',
+      ],
+    ),
+    (['attach', '--worker=3'], [*SSH, '--worker=3']),
+    (
+      ['stop'],
+      [
+        *SSH,
+        '--worker=all',
+        '--command=sudo docker stop --time=600 meliad_rec',
+      ],
+    ),
+    (
+      ['run'],
+      [
+        *(*SSH, '--worker=all'),
+        '--command=sudo systemctl restart --no-block google-startup-scripts',
+      ],
+    ),
+    (
+      ['delete'],
+      [
+        *('gcloud', 'compute', 'tpus', 'queued-resources', 'delete', 'a-run'),
+        *('--zone=z', '--force', '--quiet'),
+      ],
+    ),
+  ],
+)
+def test_one_command_each(cloud, arguments, expected):
+  action, *more = arguments
+  done = cloud.run('tpu.sh', action, 'a-run', '--zone=z', *more)
+  assert done.returncode == 0, done.stderr
+  assert cloud.calls() == [expected]
+
+
+@pytest.mark.parametrize('action', ['create', 'logs', 'stop', 'delete'])
+def test_a_dry_run_runs_nothing(cloud, action):
+  arguments = CREATE[2:] + TRAIN if action == 'create' else ('--zone=z',)
+  done = cloud.run('tpu.sh', action, 'a-run', '--dry_run', *arguments)
+  assert done.returncode == 0, done.stderr
+  assert cloud.calls() == []
+  assert re.search(r'^gcloud compute tpus .*a-run --zone', done.stdout, re.M)
+  if action == 'create':
+    assert 'python -m meliad_rec.plan --topology=v5e:16x16' in done.stdout
+    assert r'--gin_param=STEPS\ =\ 10_000' in done.stdout
+    assert '  docker run --name=meliad_rec' in done.stdout
+
+
+@pytest.mark.parametrize(
+  'arguments, said',
+  [
+    (('create', 'A'), "The name of the slice is 'A'"),
+    (('create', 'a', *SLICE), 'create needs --workdir=...'),
+    (('logs', 'a'), 'logs needs --zone=...'),
+    (('logs', 'a', '--zone'), 'logs needs --zone=...'),
+    (('logs', 'a', '--spot'), 'There is no flag --spot of logs'),
+    (('stop', 'a', 'now'), "'now' is no flag"),
+    ((*CREATE, '--gin_file=arch/window'), 'come after --'),
+    ((*CREATE, '--topology=v9:2x2'), "--topology is 'v9:2x2'"),
+    ((*CREATE, '--topology=v5p:4x4'), "--topology is 'v5p:4x4'"),
+    ((*CREATE, '--topology=v5e:0x4'), 'no side can be 0'),
+    ((*CREATE, '--mesh=rows:4'), "the part 'rows:4'"),
+    ((*CREATE, '--spot', '--reserved'), 'give one of them'),
+    ((*CREATE, '--workdir=runs/a'), "--workdir is 'runs/a'"),
+    ((*CREATE, '--workdir=gs://b'), "--workdir is 'gs://b'"),
+  ],
+)
+def test_mistakes_ask_for_nothing(cloud, arguments, said):
+  assert said in refusal(cloud.run('tpu.sh', *arguments))
+  assert cloud.calls() == []
+
+
+def test_without_an_action_it_says_what_there_is(cloud):
+  done = cloud.run('tpu.sh')
+  assert done.returncode == 2
+  for action in 'create', 'logs', 'attach', 'stop', 'run', 'delete':
+    assert f'bash launch/tpu.sh {action} NAME --zone=Z' in done.stderr
+  assert not re.search('^set ', done.stderr, re.M)
+
+
+def test_shellcheck_finds_nothing():
+  try:
+    done = subprocess.run(
+      ['shellcheck', '-x', *sorted(LAUNCH.glob('*.sh'))],
+      cwd=LAUNCH.parent,
+      capture_output=True,
+      text=True,
+    )
+  except FileNotFoundError:
+    pytest.skip('shellcheck is not installed')
+  assert done.returncode == 0, done.stdout
