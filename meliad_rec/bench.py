@@ -7,7 +7,8 @@ NAME is one of BENCHES. step: training steps of the Block-Recurrent paper's
 Table 1, against Slide with one more layer. recurrence: those of the Staircase
 and Feedback papers, against Transformer-XL. generation: how these write.
 memorizing: training steps with older keys recalled, by their number. halting:
-recurrence in depth that halts early, and that cannot.
+recurrence in depth that halts early, and that cannot. attention: windowed
+attention in several forms, here or, by its compiler, on a TPU (--topology).
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ import json
 from absl import flags
 
 from meliad_rec import cli
+from meliad_rec.benchmarks import attention
 from meliad_rec.benchmarks import generation
 from meliad_rec.benchmarks import halting
 from meliad_rec.benchmarks import memorizing
@@ -29,6 +31,7 @@ BENCHES = {
   'generation': generation,
   'memorizing': memorizing,
   'halting': halting,
+  'attention': attention,
 }
 
 
@@ -42,6 +45,12 @@ def define_flags() -> None:
   )
   flags.DEFINE_bool(
     'json', False, 'Print JSON: every time, and all units base.'
+  )
+  flags.DEFINE_string(
+    'topology',
+    None,
+    'Slice of TPUs, such as v5e:2x2, that attention is compiled for and '
+    'estimated on instead of measured here.',
   )
 
 
@@ -59,7 +68,16 @@ def main(argv: list[str]) -> None:
       f'There is no setting {setting!r}{nearest(setting, bench.SETTINGS)}; set '
       f'--setting to one of {", ".join(bench.SETTINGS)}.'
     )
-  rows = bench.measure(bench.SETTINGS[setting], args.rounds)
+  if args.topology and bench is not attention:
+    raise ValueError(
+      f'Bench {argv[1]} is measured alone; leave out --topology, or give '
+      'attention.'
+    )
+  if args.topology:
+    print(f'Compiler estimates for {args.topology}, not measured.')
+    rows = attention.estimate(bench.SETTINGS[setting], args.topology)
+  else:
+    rows = bench.measure(bench.SETTINGS[setting], args.rounds)
   if args.json:
     found = {name: dataclasses.asdict(row) for name, row in rows.items()}
     print(json.dumps({'setting': setting, 'rows': found}, indent=1))

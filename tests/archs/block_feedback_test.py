@@ -74,7 +74,9 @@ def slow(params, at):
   return {**states, **pasts}, np.concatenate(outputs, 1)
 
 
-@pytest.mark.parametrize('at', [(1,), (0, 1)])
+@pytest.mark.parametrize(
+  'at', [pytest.param((1,), marks=pytest.mark.slow), (0, 1)]
+)
 def test_is_the_loop(at):
   cell, params = built(at)
   apply = jax.jit(functools.partial(cell.apply, method=forward))

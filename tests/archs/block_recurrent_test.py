@@ -156,7 +156,9 @@ def test_is_the_papers_equations(gate, gate_config, compat):
   np.testing.assert_allclose(state, expected_state, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize('remat', ['none', 'full'])
+@pytest.mark.parametrize(
+  'remat', [pytest.param('none', marks=pytest.mark.slow), 'full']
+)
 def test_hoist_changes_nothing(remat):
   params = parameters('fixed', 'skip')
   params = jax.tree.map(lambda a: a.astype(np.float32), params)

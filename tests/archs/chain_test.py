@@ -91,7 +91,9 @@ def test_a_layer_that_is_left_out_gets_no_gradients(kind):
   assert 2.0 ** (grads != 0).sum() == doubled
 
 
-@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize(
+  'scan', [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_without_layer_drop_nothing_is_drawn_for_it(scan):
   """The bits of dropout in the layers are as they were without the option."""
   layer = functools.partial(WindowLayer, config(dropout=0.5))

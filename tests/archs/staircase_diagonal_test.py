@@ -36,7 +36,13 @@ def parameters(live):
 
 
 @pytest.mark.parametrize(
-  'live, remat', [(1, 'none'), (2, 'none'), (N - 1, 'full'), (N, 'full')]
+  'live, remat',
+  [
+    (1, 'none'),
+    (2, 'none'),
+    pytest.param(N - 1, 'full', marks=pytest.mark.slow),
+    pytest.param(N, 'full', marks=pytest.mark.slow),
+  ],
 )
 def test_both_forms_compute_the_same(live, remat):
   """From a state that is not the first, in outputs, states and gradients."""

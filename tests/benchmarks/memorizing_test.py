@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from meliad_rec.archs.ring import Ring
 from meliad_rec.benchmarks import memorizing
@@ -23,6 +24,7 @@ TINY = memorizing.Setting(
 )
 
 
+@pytest.mark.slow
 def test_a_row_for_each_search_of_each_memory():
   rows = memorizing.measure(TINY, 1)
   xl = rows.pop(memorizing.BASELINE)

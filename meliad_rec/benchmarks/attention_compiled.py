@@ -1,0 +1,55 @@
+"""The process that compiles for `attention.estimate`; prints rows as JSON.
+
+Arguments: the slice, the setting, and the folder that schedules are left in.
+"""
+
+import dataclasses
+import json
+import sys
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from meliad_rec.benchmarks import attention_forms as forms
+from meliad_rec.benchmarks.attention import Estimate
+from meliad_rec.planning import bundles
+from meliad_rec.planning import hlo
+from meliad_rec.planning import topology
+
+# Bounded: what runs unless scales are large. Its gradient is the same for both.
+KERNELS = 'window_attention_forward_bounded', 'window_attention_backward'
+
+
+def rows(name: str, setting: forms.Setting, folder: str) -> dict[str, Estimate]:
+  """A row for each form."""
+  where = topology.parse(name)
+  place = SingleDeviceSharding(topology.devices(name)[0])
+  given = [
+    jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place)
+    for s in setting.shapes()
+  ]
+  found = {}
+  for form in forms.FORMS:
+    cycles, kernels = {}, {}
+    for way, program in forms.programs(form, setting).items():
+      compiled = jax.jit(program).lower(*given).compile()
+      text = compiled.as_text()
+      cycles[way] = hlo.read(text).cycles
+      kernels[way] = sum(
+        max(bundles.read(folder, kernel).values())
+        for kernel in KERNELS
+        if kernel in text
+      )
+    found[form] = Estimate(
+      cycles,
+      kernels,
+      where.chip.clock,
+      compiled.memory_analysis().temp_size_in_bytes,
+    )
+  return found
+
+
+if __name__ == '__main__':
+  slice_name, setting_name, dump = sys.argv[1:]
+  estimates = rows(slice_name, forms.SETTINGS[setting_name], dump)
+  print(json.dumps({k: dataclasses.asdict(e) for k, e in estimates.items()}))

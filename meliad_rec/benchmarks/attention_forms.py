@@ -1,0 +1,122 @@
+"""Forms of windowed attention that a user could pick, all of one signature.
+
+Each takes q_BTF, k_BSF, v_BSF with heads side by side, as projections leave
+them, mask_BS, bias_HW and scale_H; keys are those of a window and the queries'.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from meliad_rec.kernels import window_attention_xla
+from meliad_rec.kernels.window_attention import window_attention
+from meliad_rec.kernels.window_attention_ref import NEVER
+from meliad_rec.kernels.window_attention_ref import scaled_unit
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """Sizes, by the letters of cell.py: rows B, tokens T, and so on."""
+
+  rows: int
+  tokens: int
+  heads: int
+  head_width: int
+  window: int
+  dtype: str
+
+  def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Of what a form takes."""
+    B, T, W = self.rows, self.tokens, self.window
+    F, S = self.heads * self.head_width, self.window + self.tokens
+    shape = jax.ShapeDtypeStruct
+    return (
+      shape((B, T, F), self.dtype),
+      shape((B, S, F), self.dtype),
+      shape((B, S, F), self.dtype),
+      shape((B, S), jnp.bool),
+      shape((self.heads, W), jnp.float32),
+      shape((self.heads,), jnp.float32),
+    )
+
+
+SETTINGS = {
+  'paper': Setting(1, 4096, 8, 128, 512, 'bfloat16'),
+  'small': Setting(8, 1024, 8, 64, 128, 'float32'),
+}
+
+
+def whole_blocks(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, *, scale_H):
+  """W queries by 2 W keys at a time, with a bias for each pair of the two."""
+  (B, T, H, K), W = q_BTHK.shape, bias_HW.shape[1]
+  n = T // W
+  blocks = lambda a: a.reshape(B, -1, W, *a.shape[2:])
+
+  def pairs(a):
+    a = blocks(a)
+    return jnp.concatenate([a[:, :-1], a[:, 1:]], 2)
+
+  back_WX = jnp.arange(W)[:, None] + W - 1 - jnp.arange(2 * W)
+  near_WX = (back_WX >= 0) & (back_WX < W)
+  one_hot = jax.nn.one_hot(jnp.clip(back_WX, 0, W - 1), W)
+  bias_HWX = jnp.einsum('hw,qxw->hqx', bias_HW, one_hot)
+  logits = jnp.einsum(
+    'bnqhk,bnxhk->bnhqx',
+    blocks(scaled_unit(q_BTHK, scale_H)),
+    pairs(k_BSHK),
+    preferred_element_type=jnp.float32,
+  )
+  seen = near_WX & pairs(mask_BS)[:, :, None, None]
+  p = jax.nn.softmax(jnp.where(seen, logits + bias_HWX, NEVER), -1)
+  p = p.astype(v_BSHK.dtype)
+  y = jnp.einsum('bnhqx,bnxhk->bnqhk', p, pairs(v_BSHK))
+  return y.reshape(B, n * W, H, K)
+
+
+def of_jax(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, *, scale_H):
+  """jax.nn.dot_product_attention with a local window; without the bias."""
+  W = bias_HW.shape[1]
+  # It takes as many queries as keys.
+  q = jnp.pad(scaled_unit(q_BTHK, scale_H), ((0, 0), (W, 0), (0, 0), (0, 0)))
+  y = jax.nn.dot_product_attention(
+    q,
+    k_BSHK,
+    v_BSHK,
+    mask=mask_BS[:, None, None],
+    scale=1.0,
+    local_window_size=(W - 1, 0),
+  )
+  return y[:, W:]
+
+
+BASELINE = 'blocked'
+FORMS = {
+  'ours': window_attention,
+  'blocked': window_attention_xla.window_attention,
+  'whole blocks': whole_blocks,
+  'jax, no bias': of_jax,
+}
+
+
+def programs(form: str, setting: Setting):
+  """Forward, and forward and backward: functions of what shapes() says."""
+
+  def forward(q_BTF, k_BSF, v_BSF, mask_BS, bias_HW, scale_H):
+    heads = lambda a: a.reshape(*a.shape[:2], setting.heads, -1)
+    y_BTHK = FORMS[form](
+      *map(heads, (q_BTF, k_BSF, v_BSF)), mask_BS, bias_HW, scale_H=scale_H
+    )
+    return y_BTHK.reshape(q_BTF.shape)
+
+  def both(q, k, v, mask, bias, scale):
+    attend = functools.partial(_of_mask, forward, mask)
+    y, pull = jax.vjp(attend, q, k, v, bias, scale)
+    return y, pull(y)
+
+  return {'forward': forward, 'forward+backward': both}
+
+
+def _of_mask(forward, mask, q, k, v, bias, scale):
+  return forward(q, k, v, mask, bias, scale)
