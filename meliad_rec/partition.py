@@ -108,14 +108,21 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
 
 def param_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
   """How a parameter is cut; an axis that does not divide evenly stays whole."""
-  names = logical_axes(path)
+  return PartitionSpec(*mesh_axes(mesh, logical_axes(path), shape))
+
+
+def mesh_axes(
+  mesh: Mesh, names: tuple[str | None, ...], shape: tuple[int, ...]
+) -> list[str | None]:
+  """For each axis of an array, the last of which have names, one of the mesh.
+
+  None: the axis stays whole, as does one that does not divide evenly.
+  """
   axes = [None] * (len(shape) - len(names)) + [MESH_AXES.get(n) for n in names]
-  return PartitionSpec(
-    *(
-      axis if axis and size % mesh.shape[axis] == 0 else None
-      for axis, size in zip(axes, shape, strict=True)
-    )
-  )
+  return [
+    axis if axis and size % mesh.shape[axis] == 0 else None
+    for axis, size in zip(axes, shape, strict=True)
+  ]
 
 
 def gather(params):
@@ -168,31 +175,3 @@ def rows_here(mesh: Mesh, rows: int) -> slice:
       'of a host together.'
     )
   return slice(first, last + 1)
-
-
-def state_shardings(mesh: Mesh, state, rows: int):
-  """Like a train state, a NamedSharding for every leaf.
-
-  Parameters and their averages by RULES, the carry by rows, optimiser moments
-  as the parameter whose path and shape they share, all else whole: every leaf
-  has a place from the start, or a restored run would mix incompatible ones.
-  """
-  params = {
-    path_string(path): (
-      leaf.shape,
-      param_spec(mesh, path_string(path), leaf.shape),
-    )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
-  }
-  rows_over = batch_sharding(mesh, rows).spec
-
-  def place(path, leaf):
-    name = path_string(path)
-    if name.startswith('carry/') or name == 'carry':
-      return NamedSharding(mesh, rows_over)
-    for param, (shape, spec) in params.items():
-      if name.endswith('/' + param) and leaf.shape == shape:
-        return NamedSharding(mesh, spec)
-    return NamedSharding(mesh, PartitionSpec())
-
-  return jax.tree_util.tree_map_with_path(place, state)

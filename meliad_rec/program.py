@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from meliad_rec import partition
+from meliad_rec import state_sharding
 from meliad_rec import train_step
 from meliad_rec.data.batch import Batch
 from meliad_rec.forward import Forward
@@ -41,7 +42,7 @@ class Program(Forward):
   def shapes(self) -> TrainState:
     """The train state as jax.ShapeDtypeStruct with shardings."""
     shapes = jax.eval_shape(self._create, 0)
-    places = partition.state_shardings(self.mesh, shapes, self.rows)
+    places = state_sharding.state_shardings(self.mesh, shapes, self.rows)
     return jax.tree.map(
       lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
       shapes,

@@ -129,6 +129,7 @@ class Run:
               metrics = self.evaluate()
             stop = metrics is None
           with self.goodput.on('checkpoint'):
+            self.report.sync()
             self.save(metrics)
         if stop:
           return 'it was asked to stop'
@@ -194,6 +195,5 @@ class Run:
       )
       meter.check_finite(f'Step {self.step}, updated,', self.batch, sums)
     data = {'position': self.position, 'progress': asdict(self.progress)}
-    self.report.sync()
     self.checkpoints.save(self.step, self.state, data, self.about, metrics)
     self.saved = self.step

@@ -14,6 +14,7 @@ import pytest
 
 from meliad_rec import losses
 from meliad_rec import partition
+from meliad_rec import state_sharding
 from meliad_rec.model import empty_carry
 from meliad_rec.model import initialize
 from meliad_rec.planning import groups
@@ -55,13 +56,20 @@ def program(name, mesh) -> str:
   params = jax.eval_shape(lambda rng: initialize(made, rng, B, T), key)
   carry = jax.eval_shape(lambda p: empty_carry(made, p, B), params)
   rows = partition.batch_sharding(mesh, B)
+
+  def state_place(path, leaf):
+    name = partition.path_string(path)
+    spec = state_sharding.carry_spec(mesh, name, leaf.shape)
+    return NamedSharding(mesh, spec)
+
+  carried = jax.tree_util.tree_map_with_path(state_place, carry)
   places = jax.tree_util.tree_map_with_path(place, params)
   tokens_BT = jax.ShapeDtypeStruct((B, T), jnp.int32)
   with jax.set_mesh(mesh):
     step = jax.jit(
       jax.value_and_grad(loss, has_aux=True),
-      in_shardings=(places, rows, rows),
-      out_shardings=((None, rows), places),
+      in_shardings=(places, carried, rows),
+      out_shardings=((None, carried), places),
     )
     return step.lower(params, carry, tokens_BT).compile().as_text()
 

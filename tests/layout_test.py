@@ -35,7 +35,8 @@ cores/universal archs/encode archs/latent_bottleneck archs/chunks
 embedding pooling heads model
 data/batch losses
 optimizer/schedules optimizer/accumulation optimizer/optimizer
-meliad_names metrics/units metrics/metrics train_step forward program
+meliad_names metrics/units metrics/metrics train_step forward state_sharding
+program
 data/vocabulary data/word_vocabulary data/labels data/documents data/dataset
 data/generated/recall data/generated/draws data/generated/labelled
 data/generated/random_walk data/generated/programs data/generated/algorithm

@@ -103,6 +103,7 @@ def environment(cache, **more):
   return os.environ | {
     'JAX_PLATFORMS': 'cpu',
     'XLA_FLAGS': '',
+    'PYTHON': sys.executable,
     'PYTHONPATH': str(ROOT),
     'JAX_COMPILATION_CACHE_DIR': str(cache),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.05',

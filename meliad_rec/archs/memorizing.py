@@ -123,14 +123,14 @@ class MemorizingLayer(Cell):
     def attend(q_BHQK, since):
       """Queries of one block, since whose begin so many tokens were written."""
       score = jnp.einsum(
-        'bhqk,bhsk->bhqs', q_BHQK, ring.k, preferred_element_type=jnp.float32
+        'bhqk,bhsk->bhqs', q_BHQK, ring.keys, preferred_element_type=jnp.float32
       )
       near_S = (age_S >= since) & (age_S < since + self.memory)
       score = jnp.where(ring.mask.swapaxes(2, 3) & near_S, score, NEVER)
       if self.neighbors:
         score = jnp.where(score >= self.least(score), score, NEVER)
       p = jnp.where(score > NEVER, jax.nn.softmax(score, -1), 0)
-      return jnp.einsum('bhqs,bhsk->bhqk', p.astype(ring.v.dtype), ring.v)
+      return jnp.einsum('bhqs,bhsk->bhqk', p.astype(ring.values.dtype), ring.values)
 
     # Scores are computed again in the backward pass, but not sorted again.
     attend = jax.checkpoint(

@@ -15,8 +15,8 @@ from meliad_rec.reset import Resettable
 class Ring(Resettable):
   """The last S keys and values; the next are written over the oldest."""
 
-  k: jax.Array  # [B, H, S, K]: heads first, as they are multiplied.
-  v: jax.Array  # [B, H, S, K]
+  keys: jax.Array  # [B, H, S, K]: heads first, as they are multiplied.
+  values: jax.Array  # [B, H, S, K]
   mask: jax.Array  # [B, 1, S, 1] bool, False at keys nobody may see.
   next_B: jax.Array  # int32: place of the next; the same in every row.
 
@@ -51,7 +51,7 @@ class Ring(Resettable):
     # Bounds that XLA does not know keep it from unrolling a loop of one block:
     # fused with each of its readers, that would copy the ring for each.
     slots = jax.lax.fori_loop(
-      first, first + T // W, write_block, (self.k, self.v, self.mask)
+      first, first + T // W, write_block, (self.keys, self.values, self.mask)
     )
     return Ring(*slots, (self.next_B + T) % S)
 

@@ -100,7 +100,9 @@ def fill(ring: Ring) -> Ring:
   rng_k, rng_v = jax.random.split(jax.random.key(0))
   normal = lambda rng, a: jax.random.normal(rng, a.shape, a.dtype)
   return ring.replace(
-    k=normal(rng_k, ring.k), v=normal(rng_v, ring.v), mask=~ring.mask
+    keys=normal(rng_k, ring.keys),
+    values=normal(rng_v, ring.values),
+    mask=~ring.mask,
   )
 
 

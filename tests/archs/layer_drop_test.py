@@ -22,7 +22,16 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize('name', CELLS)
+SLOW = 'block_feedback', 'staircase'
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+    for name in CELLS
+  ],
+)
 def test_layers_are_left_out_in_training_alone(name):
   block = cells.example()
   params = {'params': cells.parameters(CELLS[name](), block)}

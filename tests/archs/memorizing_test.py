@@ -176,7 +176,7 @@ def test_the_search_is_not_repeated_in_the_backward_pass():
 def test_the_ring_has_the_dtype_of_activations():
   cell = layer(changes={'dtype': 'bfloat16'})
   _, ring = cell.apply(parameters(), B, method='initial_state')
-  assert ring.k.dtype == ring.v.dtype == jnp.bfloat16
+  assert ring.keys.dtype == ring.values.dtype == jnp.bfloat16
 
 
 def test_the_gate_is_even_at_first_and_one_of_each_head():

@@ -42,8 +42,8 @@ def test_holds_the_last_tokens_and_knows_their_age(ends):
     if token < 0:
       assert not ring.mask[:, 0, s].any()
     else:
-      np.testing.assert_array_equal(ring.k[:, :, s], kv.k[:, token])
-      np.testing.assert_array_equal(ring.v[:, :, s], kv.v[:, token])
+      np.testing.assert_array_equal(ring.keys[:, :, s], kv.k[:, token])
+      np.testing.assert_array_equal(ring.values[:, :, s], kv.v[:, token])
       np.testing.assert_array_equal(ring.mask[:, 0, s, 0], kv.mask[:, token])
 
 
@@ -51,7 +51,7 @@ def test_reset_hides_rows_and_leaves_the_arrays_alone():
   ring = written(stream(8), [8])
   fresh = Ring.empty(B, S, H, K, 'float32')
   new = reset(np.arange(B) == 1, (fresh,), (ring,))[0]
-  assert new.k is ring.k and new.v is ring.v
+  assert new.keys is ring.keys and new.values is ring.values
   assert not new.mask[1].any() and ring.mask[1].any()
   np.testing.assert_array_equal(new.mask[::2], ring.mask[::2])
   np.testing.assert_array_equal(new.next_B, ring.next_B)
@@ -71,4 +71,4 @@ def test_is_written_in_place(length):
   write = jax.jit(lambda ring, kv: ring.write(kv, W), donate_argnums=0)
   ring = Ring.empty(B, 1000 * W, H, K, 'float32')
   memory = write.lower(ring, stream(length)).compile().memory_analysis()
-  assert memory.temp_size_in_bytes < 0.1 * ring.k.nbytes
+  assert memory.temp_size_in_bytes < 0.1 * ring.keys.nbytes

@@ -1,5 +1,7 @@
 """The rows of the generation bench, at a size that compiles quickly."""
 
+import pytest
+
 from meliad_rec.benchmarks import generation
 from meliad_rec.benchmarks import recurrence
 from tests.architectures import config
@@ -13,6 +15,7 @@ TINY = recurrence.Setting(
 )
 
 
+@pytest.mark.slow
 def test_a_row_for_each_model_of_the_recurrence_bench():
   rows = generation.measure(TINY, 2)
   assert list(rows) == list(recurrence.cells(TINY))

@@ -54,8 +54,8 @@ def test_a_run_begins_with_full_memories():
     )
     if isinstance(leaf, Ring)
   )
-  assert ring.mask.all() and ring.k.shape[2] == 9 * W + T
-  assert np.unique(ring.k).size > ring.k.size / 2
+  assert ring.mask.all() and ring.keys.shape[2] == 9 * W + T
+  assert np.unique(ring.keys).size > ring.keys.size / 2
   facts = lambda a: (a.shape, a.dtype)
   assert jax.tree.map(facts, state) == jax.tree.map(facts, program.shapes)
 
