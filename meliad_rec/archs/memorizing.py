@@ -130,7 +130,8 @@ class MemorizingLayer(Cell):
       if self.neighbors:
         score = jnp.where(score >= self.least(score), score, NEVER)
       p = jnp.where(score > NEVER, jax.nn.softmax(score, -1), 0)
-      return jnp.einsum('bhqs,bhsk->bhqk', p.astype(ring.values.dtype), ring.values)
+      p = p.astype(ring.values.dtype)
+      return jnp.einsum('bhqs,bhsk->bhqk', p, ring.values)
 
     # Scores are computed again in the backward pass, but not sorted again.
     attend = jax.checkpoint(
