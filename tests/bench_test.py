@@ -12,10 +12,9 @@ from meliad_rec.benchmarks.round_robin import Times
 
 @pytest.fixture
 def given():
-  if 'setting' not in flags.FLAGS:
+  with flagsaver.flagsaver():  # Takes away what is defined within.
     bench.define_flags()
-  flags.FLAGS(['bench'])
-  with flagsaver.flagsaver():
+    flags.FLAGS(['bench'])
     yield flags.FLAGS
 
 

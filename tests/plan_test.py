@@ -37,8 +37,6 @@ def run(monkeypatch, capsys):
 
   monkeypatch.setattr(plan, 'ask', ask)
   monkeypatch.setattr(environment, 'installed', lambda: True)
-  if 'topology' not in flags.FLAGS:
-    plan.define_flags()
 
   def call(*given):
     flags.FLAGS(['plan', *given])
@@ -46,7 +44,8 @@ def run(monkeypatch, capsys):
     out, err = capsys.readouterr()
     return code, out, err, asked
 
-  with flagsaver.flagsaver():
+  with flagsaver.flagsaver():  # Takes away what is defined within.
+    plan.define_flags()
     yield call
 
 

@@ -59,7 +59,7 @@ def backward(
   (B, T, F), (H, X, S) = q_BTF.shape, tile_HXS.shape
   K, W = head_width, X - S
   sharing = F // k_BSF.shape[2]
-  G = heads_of_step(H, K, sharing, W)
+  G = heads_of_step(H, K, sharing, W, 2)
   blocks = Blocks(W, K, G, sharing, S)
   last = T // W - 1
   width, key_group = blocks.key_width, blocks.key_group
@@ -112,7 +112,7 @@ def backward(
     scratch_shapes=[pltpu.VMEM(*each) for each in scratch],
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel', 'arbitrary', 'arbitrary'),
-      vmem_limit_bytes=bytes_needed(moved, scratch, 10 * S * X * 4),
+      vmem_limit_bytes=bytes_needed(moved, scratch, 24 * S * X * 4),
     ),
     cost_estimate=pl.CostEstimate(
       flops=10 * B * T * F * X,
@@ -124,10 +124,12 @@ def backward(
   )(*arguments)
   if dk_BSF.shape != k_BSF.shape:
     parts = dk_BSF.shape[2] // k_BSF.shape[2]
-    together = lambda a: jnp.sum(
-      a.reshape(*a.shape[:2], -1, parts, width), 3, dtype=jnp.float32
-    ).reshape(k_BSF.shape)
-    dk_BSF, dv_BSF = together(dk_BSF), together(dv_BSF)
+    apart = lambda a: a.reshape(*a.shape[:2], -1, parts, width)
+    dk_BSF, dv_BSF = (
+      jnp.sum(apart(a), 3, dtype=jnp.float32).reshape(like.shape)
+      for a, like in ((dk_BSF, k_BSF), (dv_BSF, v_BSF))
+    )
+    dk_BSF, dv_BSF = dk_BSF.astype(k_BSF.dtype), dv_BSF.astype(v_BSF.dtype)
   return dq_BTF, dk_BSF, dv_BSF, dbias_HXS, dscale_H11[:, 0, 0]
 
 

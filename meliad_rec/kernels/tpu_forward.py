@@ -101,7 +101,7 @@ def forward(
     scratch_shapes=[pltpu.VMEM(*each) for each in scratch],
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel', 'arbitrary', 'arbitrary'),
-      vmem_limit_bytes=bytes_needed(moved, scratch, 6 * S * X * 4),
+      vmem_limit_bytes=bytes_needed(moved, scratch, 16 * S * X * 4),
     ),
     cost_estimate=pl.CostEstimate(
       flops=4 * B * T * F * X,
