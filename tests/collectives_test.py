@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 import pytest
 
-from meliad_rec import losses
 from meliad_rec import partition
 from meliad_rec import state_sharding
 from meliad_rec.model import empty_carry
@@ -38,20 +37,6 @@ _OP = re.compile(rf' = .* ({"|".join(hlo.COLLECTIVES)})(?:-start)?\(')
 def program(name, mesh) -> str:
   """A step's gradients and its new state, compiled over a mesh."""
   made = partition_test.model(name)
-
-  def place(path, leaf):
-    spec = partition.param_spec(mesh, partition.path_string(path), leaf.shape)
-    return NamedSharding(mesh, spec)
-
-  def loss(params, carry, tokens_BT):
-    start_B = jnp.arange(B) % 3 == 0
-    mask_BT = jnp.arange(T) < T - jnp.arange(B)[:, None]
-    carry, logits_BTV = made.apply(
-      {'params': params}, carry, tokens_BT, start_B, mask_BT
-    )
-    nats_BT = losses.cross_entropy(logits_BTV, jnp.roll(tokens_BT, -1, 1))
-    return losses.masked_mean(nats_BT, mask_BT), carry
-
   key = jax.random.key(0)
   params = jax.eval_shape(lambda rng: initialize(made, rng, B, T), key)
   carry = jax.eval_shape(lambda p: empty_carry(made, p, B), params)
@@ -63,11 +48,11 @@ def program(name, mesh) -> str:
     return NamedSharding(mesh, spec)
 
   carried = jax.tree_util.tree_map_with_path(state_place, carry)
-  places = jax.tree_util.tree_map_with_path(place, params)
+  places = partition_test.places(params, mesh)
   tokens_BT = jax.ShapeDtypeStruct((B, T), jnp.int32)
   with jax.set_mesh(mesh):
     step = jax.jit(
-      jax.value_and_grad(loss, has_aux=True),
+      jax.value_and_grad(partition_test.loss_of(made), has_aux=True),
       in_shardings=(places, carried, rows),
       out_shardings=((None, carried), places),
     )

@@ -62,30 +62,42 @@ def test_stacked_layers_are_whole_in_front():
   assert spec == PartitionSpec(None, 'fsdp', 'model')
 
 
-def gradients(name, mesh):
-  """The loss of a batch and its gradients, computed over a mesh."""
-  made = model(name)
+def places(params, mesh):
+  """A sharding for each parameter."""
 
   def place(path, leaf):
     spec = partition.param_spec(mesh, partition.path_string(path), leaf.shape)
     return NamedSharding(mesh, spec)
 
+  return jax.tree_util.tree_map_with_path(place, params)
+
+
+def loss_of(made):
+  """(params, carry, tokens_BT) -> the loss of a batch, and the new carry."""
+
   def loss(params, carry, tokens_BT):
     start_B = jnp.arange(B) % 3 == 0
     mask_BT = jnp.arange(T) < T - jnp.arange(B)[:, None]
-    _, logits_BTV = made.apply(
+    carry, logits_BTV = made.apply(
       {'params': params}, carry, tokens_BT, start_B, mask_BT
     )
     nats_BT = losses.cross_entropy(logits_BTV, jnp.roll(tokens_BT, -1, 1))
-    return losses.masked_mean(nats_BT, mask_BT)
+    return losses.masked_mean(nats_BT, mask_BT), carry
 
+  return loss
+
+
+def gradients(name, mesh):
+  """The loss of a batch and its gradients, computed over a mesh."""
+  made = model(name)
+  loss = lambda *arguments: loss_of(made)(*arguments)[0]
   params = jax.jit(lambda rng: initialize(made, rng, B, T))(jax.random.key(0))
   carry = jax.tree.map(jnp.ones_like, empty_carry(made, params, B))
   tokens_BT = jax.random.randint(jax.random.key(1), (B, T), 1, V)
   rows = partition.batch_sharding(mesh, B)
-  places = jax.tree_util.tree_map_with_path(place, params)
+  shardings = places(params, mesh), rows, rows
   with jax.set_mesh(mesh):
-    step = jax.jit(jax.value_and_grad(loss), in_shardings=(places, rows, rows))
+    step = jax.jit(jax.value_and_grad(loss), in_shardings=shardings)
     return step(params, carry, tokens_BT)
 
 
