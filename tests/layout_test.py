@@ -18,8 +18,10 @@ PACKAGE = ROOT / 'meliad_rec'
 # that it imports.
 LINES = """
 figures dropout partition
-kernels/window_attention_ref kernels/window_attention_xla kernels/tpu_blocks
-kernels/tpu_forward kernels/tpu_backward kernels/window_attention_tpu
+kernels/window_attention_ref kernels/window_attention_xla kernels/blocks
+kernels/tpu_blocks kernels/tpu_forward kernels/tpu_backward
+kernels/window_attention_tpu kernels/gpu_tiles kernels/gpu_forward
+kernels/gpu_bias kernels/gpu_backward kernels/window_attention_gpu
 kernels/per_shard kernels/window_attention remat cell reset positions span
 attention gates norms activations layer_config sublayers layer archs/window
 archs/state_vectors archs/block_recurrent archs/chain archs/repeat archs/stack
@@ -89,6 +91,8 @@ GIN = {'config/syntax', 'config/config', *ENTRY}
 TESTED_BY = {
   'kernels/tpu_*': 'kernels/window_attention_tpu_test.py compares what they '
   'give with the definition',
+  'kernels/gpu_*': 'kernels/window_attention_gpu_test.py does so for theirs',
+  'kernels/blocks': 'both of these do',
   'benchmarks/attention_compiled': 'benchmarks/attention_test.py starts it',
   'config/*': 'config/config_test.py reads gin files as a person writes them',
 }

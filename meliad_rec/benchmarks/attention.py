@@ -1,7 +1,7 @@
 """Windowed attention: ours, against the forms that a user could pick instead.
 
 Measured on the machine that it runs on, or for a TPU by what its compiler says.
-Ours is the kernel on a TPU, and else the blocked form.
+Ours is the kernels on a TPU or a GPU, and else the blocked form.
 """
 
 import dataclasses

@@ -13,16 +13,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-from meliad_rec.kernels.tpu_blocks import A_TB
-from meliad_rec.kernels.tpu_blocks import AB_T
+from meliad_rec.kernels.blocks import A_TB
+from meliad_rec.kernels.blocks import AB_T
+from meliad_rec.kernels.blocks import dot
+from meliad_rec.kernels.blocks import LOG2E
 from meliad_rec.kernels.tpu_blocks import across
 from meliad_rec.kernels.tpu_blocks import as_column
 from meliad_rec.kernels.tpu_blocks import Blocks
 from meliad_rec.kernels.tpu_blocks import bytes_needed
-from meliad_rec.kernels.tpu_blocks import dot
 from meliad_rec.kernels.tpu_blocks import heads_of_step
 from meliad_rec.kernels.tpu_blocks import LANES
-from meliad_rec.kernels.tpu_blocks import LOG2E
 from meliad_rec.kernels.tpu_blocks import unit
 from meliad_rec.kernels.tpu_forward import pack
 

@@ -16,13 +16,8 @@ import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
-LOG2E = math.log2(math.e)
 LANES = 128  # Of a vector register; its columns.
 VMEM = 16 * 2**20  # Bytes that need not be asked for.
-
-AB = ((1,), (0,)), ((), ())  # a @ b
-AB_T = ((1,), (1,)), ((), ())  # a @ b.T
-A_TB = ((0,), (0,)), ((), ())  # a.T @ b
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +127,6 @@ def heads_of_step(
 
   found = [n for n in range(1, heads + 1) if heads % n == 0 and fits(n)]
   return max((n for n in found if n <= wanted), default=found[0])
-
-
-def dot(a, b, dims=AB):
-  """Product in float32."""
-  return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 
 
 def unit(x):

@@ -11,13 +11,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-from meliad_rec.kernels.tpu_blocks import AB_T
+from meliad_rec.kernels.blocks import AB_T
+from meliad_rec.kernels.blocks import dot
+from meliad_rec.kernels.blocks import LOG2E
 from meliad_rec.kernels.tpu_blocks import as_row
 from meliad_rec.kernels.tpu_blocks import Blocks
 from meliad_rec.kernels.tpu_blocks import bytes_needed
-from meliad_rec.kernels.tpu_blocks import dot
 from meliad_rec.kernels.tpu_blocks import heads_of_step
-from meliad_rec.kernels.tpu_blocks import LOG2E
 from meliad_rec.kernels.tpu_blocks import reciprocal
 from meliad_rec.kernels.tpu_blocks import unit
 from meliad_rec.kernels.window_attention_ref import NEVER

@@ -1,8 +1,9 @@
 """Causal sliding-window attention: which form runs where, chosen here alone.
 
-On a TPU the kernels of window_attention_tpu, where they take the shapes; else
-the blocked form of window_attention_xla. The choice is made when a program is
-compiled, for the platform that it is compiled for.
+On a TPU the kernels of window_attention_tpu, on a GPU by CUDA those of
+window_attention_gpu, where they take the shapes; else the blocked form of
+window_attention_xla. The choice is made when a program is compiled, for the
+platform that it is compiled for.
 """
 
 from collections.abc import Callable
@@ -14,15 +15,25 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from meliad_rec.dropout import keep_mask
+from meliad_rec.kernels import window_attention_gpu
 from meliad_rec.kernels import window_attention_tpu
 from meliad_rec.kernels import window_attention_xla
 from meliad_rec.kernels.per_shard import per_shard
-from meliad_rec.kernels.tpu_blocks import LANES
 
 # Names of what the backward pass reads besides the arguments, for remat.py.
 SAVED = 'window_attention_output', 'window_attention_sums'
-# Of the arguments of the kernels for TPU, see per_shard.
+# Kernels by the platform that they are compiled for.
+KERNELS = {'tpu': window_attention_tpu, 'cuda': window_attention_gpu}
+# Of the arguments of kernels, see per_shard.
 KINDS = 'tokens', 'tokens', 'tokens', 'rows', 'heads', 'heads', 'heads'
+# The platform whose kernels are forced; None: no kernels.
+FORMS = {
+  'xla': None,
+  'tpu': 'tpu',
+  'tpu_interpreted': 'tpu',
+  'gpu': 'cuda',
+  'gpu_interpreted': 'cuda',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,24 +44,32 @@ class How:
     sees_self: see window_attention_ref.window_attention.
     rate: of dropout of probabilities.
     form: see window_attention.
+    platforms: those whose kernels take the shapes.
   """
 
   sees_self: bool
   rate: float
   form: str | None
+  platforms: tuple[str, ...]
 
   @property
   def options(self) -> dict:
-    """Of the kernels for TPU."""
-    interpret = self.form == 'tpu_interpreted'
+    """Of kernels."""
+    interpret = bool(self.form and self.form.endswith('_interpreted'))
     return {'sees_self': self.sees_self, 'interpret': interpret}
 
-  def choose(self, tpu: Callable, xla: Callable) -> Callable:
-    """What suits the platform that is compiled for, unless one is forced."""
+  def choose(self, kernels: Callable, xla: Callable) -> Callable:
+    """What suits the platform that is compiled for, unless one is forced.
+
+    Args:
+      kernels: gives the branch of a file of KERNELS.
+      xla: the branch of all else.
+    """
+    branches = {name: kernels(KERNELS[name]) for name in self.platforms}
     if self.form:
-      return tpu
+      return branches[FORMS[self.form]]
     choose = jax.lax.platform_dependent
-    return lambda *arguments: choose(*arguments, tpu=tpu, default=xla)
+    return lambda *arguments: choose(*arguments, **branches, default=xla)
 
 
 def window_attention(
@@ -73,20 +92,24 @@ def window_attention(
     q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, keys_WK, sees_self: see
       there.
     dropout_rng, dropout_rate: see window_attention_xla.window_attention.
-    form: 'xla', 'tpu', or 'tpu_interpreted', the kernels for TPU without one;
+    form: one of FORMS; interpreted are the kernels for a chip without it.
       None: what suits the platform and the shapes.
 
   Raises:
     ValueError: there is no such form, or it does not take the arguments.
   """
-  if form not in (None, 'xla', 'tpu', 'tpu_interpreted'):
+  if form not in (None, *FORMS):
+    raise ValueError(f'form is {form!r}; it must be None, {", ".join(FORMS)}.')
+  misfits = {
+    name: kernels.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)
+    for name, kernels in KERNELS.items()
+  }
+  if form and FORMS[form] and misfits[FORMS[form]]:
     raise ValueError(
-      f'form is {form!r}; it must be None, xla, tpu or tpu_interpreted.'
+      f'The kernels {form} do not take this: {misfits[FORMS[form]]}.'
     )
-  misfit = why_not_tpu(q_BTHK, k_BSHK, bias_HW, keys_WK)
-  if form in ('tpu', 'tpu_interpreted') and misfit:
-    raise ValueError(f'The kernels for TPU do not take this: {misfit}.')
-  if form == 'xla' or misfit:
+  platforms = tuple(name for name, why in misfits.items() if not why)
+  if form == 'xla' or not platforms:
     return window_attention_xla.window_attention(
       q_BTHK,
       k_BSHK,
@@ -101,24 +124,8 @@ def window_attention(
     )
   operands = q_BTHK, k_BSHK, v_BSHK, bias_HW, scale_H
   constants = mask_BS, dropout_rng if dropout_rate else None
-  return _attend(operands, constants, How(sees_self, dropout_rate, form))
-
-
-def why_not_tpu(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
-  """What the kernels for TPU do not take; None: they take it all."""
-  (T, K), W = q_BTHK.shape[1::2], bias_HW.shape[1]
-  if keys_WK is not None:
-    return 'something is added to keys by distance'
-  if W % LANES or K % 64 or K > 256:
-    return (
-      f'a window of {W} and heads {K} wide; the window must be a multiple of '
-      f'{LANES}, the width 64, 128, 192 or 256'
-    )
-  if 2 * T < W:
-    return f'{T} queries are less than half a window of {W}'
-  if k_BSHK.shape[1] > W + T:
-    return f'{k_BSHK.shape[1]} keys are more than a window and the queries'
-  return None
+  how = How(sees_self, dropout_rate, form, platforms)
+  return _attend(operands, constants, how)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -129,46 +136,53 @@ def _attend(operands, constants, how):
 def _forward(operands, constants, how):
   """operands: q, k, v, bias, scale; constants: mask, key of dropout."""
 
-  def tpu(operands, constants):
-    arguments = _arguments(operands, constants, how)
-    call = functools.partial(window_attention_tpu.attend, **how.options)
-    return per_shard(call, KINDS, arguments, ('tokens', 'sums'))(*arguments)
+  def kernels(of):
+    def attend(operands, constants):
+      arguments = _arguments(operands, constants, how, of)
+      call = functools.partial(of.attend, **how.options)
+      return per_shard(call, KINDS, arguments, ('tokens', 'sums'))(*arguments)
+
+    return attend
 
   def xla(operands, constants):
     B, T, H, _ = operands[0].shape
     return _by_xla(operands, constants, how), jnp.zeros((B, H, T))
 
-  found = how.choose(tpu, xla)(operands, constants)
+  found = how.choose(kernels, xla)(operands, constants)
   o, lse = (checkpoint_name(a, n) for a, n in zip(found, SAVED, strict=True))
   return o, (operands, constants, o, lse)
 
 
 def _backward(how, saved, do):
-  def tpu(operands, constants, o, lse, do):
-    arguments = *_arguments(operands, constants, how), o, lse, do
-    call = functools.partial(window_attention_tpu.gradients, **how.options)
-    kinds = *KINDS, 'tokens', 'sums', 'tokens'
-    results = 'tokens', 'tokens', 'tokens', 'heads', 'heads'
-    return per_shard(call, kinds, arguments, results)(*arguments)
+  def kernels(of):
+    def gradients(operands, constants, o, lse, do):
+      arguments = _arguments(operands, constants, how, of)
+      arguments = *arguments, o, lse, do
+      call = functools.partial(of.gradients, **how.options)
+      kinds = *KINDS, 'tokens', 'sums', 'tokens'
+      results = 'tokens', 'tokens', 'tokens', 'heads', 'heads'
+      return per_shard(call, kinds, arguments, results)(*arguments)
+
+    return gradients
 
   def xla(operands, constants, o, lse, do):
     del o, lse
     return jax.vjp(lambda a: _by_xla(a, constants, how), operands)[1](do)[0]
 
-  return how.choose(tpu, xla)(*saved, do), None
+  return how.choose(kernels, xla)(*saved, do), None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _arguments(operands, constants, how):
-  """What the kernels take, all of it arrays."""
+def _arguments(operands, constants, how, kernels):
+  """What kernels take, all of it arrays."""
   q_BTHK, k_BSHK, v_BSHK, bias_HW, scale_H = operands
   mask_BS, rng = constants
   keep_HSX = None
   if rng is not None:
-    H, W = bias_HW.shape
-    keep_HSX = keep_mask(rng, how.rate, (H, LANES, W + LANES))
+    (H, W), S = bias_HW.shape, kernels.dropout_block(q_BTHK)
+    keep_HSX = keep_mask(rng, how.rate, (H, S, W + S))
   return q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, keep_HSX
 
 

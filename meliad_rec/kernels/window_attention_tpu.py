@@ -8,9 +8,11 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from meliad_rec.kernels import blocks
+from meliad_rec.kernels.blocks import LOG2E
+from meliad_rec.kernels.blocks import whole_blocks
 from meliad_rec.kernels.tpu_backward import backward
 from meliad_rec.kernels.tpu_blocks import LANES
-from meliad_rec.kernels.tpu_blocks import LOG2E
 from meliad_rec.kernels.tpu_forward import forward
 from meliad_rec.kernels.window_attention_ref import NEVER
 from meliad_rec.kernels.window_attention_xla import band_tile
@@ -120,8 +122,7 @@ def gradients(
     interpret=interpret,
   )
   # Gradients are those of what logits are before they are taken to base 2.
-  missing = W + T - k_BSHK.shape[1]
-  own = lambda a: a[:, missing : W + T].reshape(k_BSHK.shape)
+  own = lambda a: blocks.own_keys(a, T, W, k_BSHK).reshape(k_BSHK.shape)
   (dbias_HW,) = to_bias(turned(dtile_HXS))
   return (
     dq[:, :T].reshape(q_BTHK.shape),
@@ -132,34 +133,37 @@ def gradients(
   )
 
 
+def dropout_block(q_BTHK) -> int:
+  """Queries whose probabilities are dropped by one mask."""
+  del q_BTHK
+  return LANES
+
+
+def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
+  """What these kernels do not take; None: they take it all."""
+  K, W = q_BTHK.shape[3], bias_HW.shape[1]
+  if W % LANES or K % 64 or K > 256:
+    return (
+      f'a window of {W} and heads {K} wide; the window must be a multiple of '
+      f'{LANES}, the width 64, 128, 192 or 256'
+    )
+  return blocks.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)
+
+
 def turned(a_HSX):
   """[H, X, S]; None: None."""
   return None if a_HSX is None else a_HSX.swapaxes(1, 2)
 
 
 def laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W: int):
-  """Heads side by side, W keys of the past, whole blocks, and 0 or NEVER."""
-  missing = W + q_BTHK.shape[1] - k_BSHK.shape[1]
-  mask_BS = whole_blocks(jnp.pad(mask_BS, ((0, 0), (missing, 0))), W)
-  past = lambda a: jnp.pad(side_by_side(a), ((0, 0), (missing, 0), (0, 0)))
-  return (
-    whole_blocks(side_by_side(q_BTHK), W),
-    whole_blocks(past(k_BSHK), W),
-    whole_blocks(past(v_BSHK), W),
-    jnp.where(mask_BS, 0, NEVER).astype(jnp.float32)[:, None],
-  )
+  """Heads side by side, in whole blocks; and 0 or NEVER for each key."""
+  *qkv, seen_BS = blocks.laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W, W)
+  return *map(side_by_side, qkv), seen_BS[:, None]
 
 
 def side_by_side(a_BSHK):
   """[B, S, H K]."""
   return a_BSHK.reshape(*a_BSHK.shape[:2], -1)
-
-
-def whole_blocks(a_BS, W: int):
-  """[B, S, ...] with zeros behind, up to a multiple of W."""
-  pads = [(0, 0)] * a_BS.ndim
-  pads[1] = (0, -a_BS.shape[1] % W)
-  return jnp.pad(a_BS, pads)
 
 
 def bound(bias_HW, scale_H):

@@ -16,42 +16,10 @@ from meliad_rec.kernels import window_attention_xla as xla
 from meliad_rec.kernels.tpu_blocks import LANES
 from meliad_rec.kernels.window_attention import window_attention
 from meliad_rec.planning import topology
+from tests.attention_example import assert_close
+from tests.attention_example import both
+from tests.attention_example import example
 from tests.libtpu import needs_libtpu
-
-
-def example(T, P, W, H=2, key_heads=2, K=64, dtype='float32', scale=3.0):
-  """Operands, of which all have gradients, and the mask."""
-  rng = np.random.default_rng(T + W)
-  draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
-  B, S = 2, P + T
-  mask_BS = rng.random((B, S)) < 0.8
-  mask_BS[1, : P + 3] = False  # The first queries of row 1 see no key.
-  bias_HW = jnp.asarray(rng.normal(size=(H, W)), jnp.float32)
-  bias_HW = bias_HW.at[0, W // 2 :].set(ref.NEVER)  # As a span does.
-  scale_H = jnp.asarray(rng.uniform(1, scale, H), jnp.float32)
-  q, k, v = draw(B, T, H, K), draw(B, S, key_heads, K), draw(B, S, key_heads, K)
-  return (q, ref.unit(k), v, bias_HW, scale_H), jnp.asarray(mask_BS)
-
-
-def both(function, operands, mask_BS, **options):
-  """The output, and the gradients of all operands."""
-
-  def loss(operands):
-    q, k, v, bias, scale = operands
-    y = function(q, k, v, mask_BS, bias, scale_H=scale, **options)
-    weights = jnp.sin(jnp.arange(y.size)).reshape(y.shape)
-    return jnp.sum(weights * y.astype(jnp.float32)), y
-
-  (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(operands)
-  return [y, *jax.tree.leaves(grads)]
-
-
-def assert_close(found, expected, rate):
-  for a, b in zip(found, expected, strict=True):
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    assert np.isfinite(a).all()
-    np.testing.assert_allclose(a, b, atol=rate * np.abs(b).max())
-
 
 interpreted = functools.partial(window_attention, form='tpu_interpreted')
 

@@ -1,0 +1,136 @@
+"""Causal sliding-window attention by the kernels for GPU: output and gradients.
+
+They are of Pallas by way of Triton, which serves any GPU since Ampere (2020);
+by Mosaic's way each generation since Hopper (2022) has a kernel of its own.
+Softmax is by a running maximum. A bound (see window_attention_tpu) would spare
+it, but whether it holds is known at run time alone, and a GPU waits for such a
+branch.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from meliad_rec.kernels import blocks
+from meliad_rec.kernels.blocks import laid_out
+from meliad_rec.kernels.blocks import LOG2E
+from meliad_rec.kernels.blocks import own_keys
+from meliad_rec.kernels.blocks import whole_blocks
+from meliad_rec.kernels.gpu_backward import backward
+from meliad_rec.kernels.gpu_forward import forward
+from meliad_rec.kernels.gpu_tiles import size
+from meliad_rec.kernels.window_attention_xla import band_tile
+
+# Layers that are alike trace the kernels once.
+_once = functools.partial(jax.jit, static_argnames=('sees_self', 'interpret'))
+
+
+@_once
+def attend(
+  q_BTHK,
+  k_BSHK,
+  v_BSHK,
+  mask_BS,
+  bias_HW,
+  scale_H,
+  keep_HSX,
+  *,
+  sees_self,
+  interpret,
+):
+  """Outputs, and logarithms to base 2 of sums of exponentials.
+
+  Args:
+    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, sees_self: see
+      window_attention_ref.window_attention.
+    keep_HSX: factors of the probabilities of each S queries and the keys
+      they see, for dropout; None: all 1.
+    interpret: whether to run without a GPU.
+
+  Returns:
+    [B, T, H, K], and [B, H, T] float32.
+  """
+  W, S, normalize = bias_HW.shape[1], size(q_BTHK), scale_H is not None
+  o_BTHK, lse_BHT = forward(
+    *laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W, S),
+    band_tile(bias_HW * LOG2E, S, sees_self),
+    scale_H if normalize else jnp.ones(len(bias_HW)),
+    keep_HSX,
+    normalize=normalize,
+    interpret=interpret,
+  )
+  T = q_BTHK.shape[1]
+  return o_BTHK[:, :T], lse_BHT[:, :, :T]
+
+
+@_once
+def gradients(
+  q_BTHK,
+  k_BSHK,
+  v_BSHK,
+  mask_BS,
+  bias_HW,
+  scale_H,
+  keep_HSX,
+  o_BTHK,
+  lse_BHT,
+  do_BTHK,
+  *,
+  sees_self,
+  interpret,
+):
+  """Gradients of q_BTHK, k_BSHK, v_BSHK, bias_HW and scale_H (None: None).
+
+  Args:
+    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, keep_HSX, sees_self,
+      interpret: see attend.
+    o_BTHK, lse_BHT: what it returned.
+    do_BTHK: gradient of the outputs.
+  """
+  (T, H), W = q_BTHK.shape[1:3], bias_HW.shape[1]
+  S, normalize = size(q_BTHK), scale_H is not None
+  tile_HSX, to_bias = jax.vjp(
+    lambda bias: band_tile(bias, S, sees_self), bias_HW * LOG2E
+  )
+  mean_BHT = jnp.einsum(
+    'bthk,bthk->bht', o_BTHK, do_BTHK, preferred_element_type=jnp.float32
+  )
+  pad = lambda a_BHT: jnp.pad(a_BHT, ((0, 0), (0, 0), (0, -T % S)))
+  dq, dk, dv, dtile_HSX, dscale_H = backward(
+    *laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W, S),
+    tile_HSX,
+    scale_H if normalize else jnp.ones(H),
+    keep_HSX,
+    pad(lse_BHT),
+    pad(mean_BHT),
+    whole_blocks(do_BTHK, S),
+    normalize=normalize,
+    interpret=interpret,
+  )
+  # Gradients are those of what logits are before they are taken to base 2.
+  (dbias_HW,) = to_bias(dtile_HSX)
+  own = lambda a: own_keys(a, T, W, k_BSHK)
+  return (
+    dq[:, :T],
+    own(dk),
+    own(dv),
+    dbias_HW,
+    None if scale_H is None else dscale_H.astype(scale_H.dtype),
+  )
+
+
+def dropout_block(q_BTHK) -> int:
+  """Queries S whose probabilities are dropped by one mask."""
+  return size(q_BTHK)
+
+
+def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
+  """What these kernels do not take; None: they take it all."""
+  K, W, S = q_BTHK.shape[3], bias_HW.shape[1], size(q_BTHK)
+  if W % S or K not in (16, 32, 64, 128, 256):
+    return (
+      f'a window of {W} and heads {K} wide; the window must be a multiple of '
+      f'{S}, the width 16, 32, 64, 128 or 256'
+    )
+  return blocks.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)

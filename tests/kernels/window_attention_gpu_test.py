@@ -1,0 +1,91 @@
+"""The kernels for GPU, interpreted, against the definition; and lowered."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec.kernels import window_attention_ref as ref
+from meliad_rec.kernels import window_attention_xla as xla
+from meliad_rec.kernels.window_attention import window_attention
+from tests.attention_example import assert_close
+from tests.attention_example import both
+from tests.attention_example import example
+
+interpreted = functools.partial(window_attention, form='gpu_interpreted')
+
+CASES = {
+  'no past, a last block that is not full': {'T': 50, 'P': 0, 'W': 64, 'K': 16},
+  'four heads for two of keys': {'T': 64, 'P': 64, 'W': 64, 'H': 4},
+}
+SLOW = {
+  'several blocks': {'T': 192, 'P': 128, 'W': 128, 'K': 32},
+  'so large a scale that no bound holds': {'T': 64, 'P': 64, 'W': 64}
+  | {'scale': 90.0},
+  'wide heads': {'T': 64, 'P': 40, 'W': 64, 'H': 1, 'key_heads': 1, 'K': 256},
+}
+
+
+@pytest.mark.parametrize(
+  'case, sees_self',
+  [
+    (list(CASES)[0], False),
+    (list(CASES)[1], True),
+    *(
+      pytest.param(name, sees_self, marks=pytest.mark.slow)
+      for name in CASES | SLOW
+      for sees_self in (False, True)
+    ),
+  ],
+)
+def test_is_the_definition(case, sees_self):
+  arguments = example(**(CASES | SLOW)[case])
+  found = both(interpreted, *arguments, sees_self=sees_self)
+  expected = both(ref.window_attention, *arguments, sees_self=sees_self)
+  assert_close(found, expected, 1e-5)
+
+
+def test_queries_that_are_scaled_already():
+  (q, k, v, bias, _), mask = example(T=64, P=64, W=64, K=16)
+  arguments = (q, k, v, bias, None), mask
+  found = both(interpreted, *arguments, sees_self=True)
+  expected = both(ref.window_attention, *arguments, sees_self=True)
+  assert_close(found, expected, 1e-5)
+
+
+def test_bfloat16_is_near_the_definition_in_float32():
+  operands, mask = example(T=128, P=64, W=64, K=32, dtype='bfloat16')
+  exact = tuple(a.astype(jnp.float32) for a in operands)
+  found = both(interpreted, operands, mask)
+  expected = both(ref.window_attention, exact, mask)
+  assert_close(found, expected, 2e-2)
+
+
+def test_dropout_is_that_of_the_blocked_form():
+  arguments = example(T=128, P=64, W=64, K=16)
+  options = {'dropout_rng': jax.random.key(1), 'dropout_rate': 0.3}
+  found = both(interpreted, *arguments, **options)
+  expected = both(xla.window_attention, *arguments, tile=32, **options)
+  assert_close(found, expected, 1e-5)
+  without = both(interpreted, *arguments)
+  assert np.abs(np.asarray(found[0]) - np.asarray(without[0])).max() > 0.1
+
+
+@pytest.mark.parametrize('K, dtype', [(64, 'bfloat16'), (256, 'float32')])
+def test_it_is_lowered_for_a_gpu_without_one(K, dtype):
+  operands, mask = example(T=256, P=128, W=128, K=K, dtype=dtype)
+
+  def gradients(operands, mask_BS):
+    def loss(operands):
+      q, k, v, bias, scale = operands
+      y = window_attention(q, k, v, mask_BS, bias, scale_H=scale)
+      return jnp.sum(y.astype(jnp.float32))
+
+    return jax.grad(loss)(operands)
+
+  traced = jax.jit(gradients).trace(operands, mask)
+  text = traced.lower(lowering_platforms=('cuda',)).as_text()
+  for kernel in ('forward', 'of_queries', 'of_keys', 'of_bias'):
+    assert f'window_attention_gpu_{kernel}' in text
