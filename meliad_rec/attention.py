@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.kernels.window_attention_ref import NEVER
+from meliad_rec.kernels.window_attention_ref import of_each_head
 from meliad_rec.kernels.window_attention_ref import unit
 
 
@@ -60,12 +61,13 @@ def attend(q_BTHK, kv: KV, keep_HTS=None):
   Returns:
     [B, T, H, K]; zeros where no slot is visible.
   """
+  k_BSHK, v_BSHK = (of_each_head(a, q_BTHK.shape[2]) for a in (kv.k, kv.v))
   logits = jnp.einsum(
-    'bthk,bshk->bhts', q_BTHK, kv.k, preferred_element_type=jnp.float32
+    'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=jnp.float32
   )
   seen = kv.mask[:, None, None, :]
   p = jax.nn.softmax(jnp.where(seen, logits, NEVER), -1)
   p = jnp.where(seen, p, 0)
   if keep_HTS is not None:
     p = p * keep_HTS
-  return jnp.einsum('bhts,bshk->bthk', p.astype(kv.v.dtype), kv.v)
+  return jnp.einsum('bhts,bshk->bthk', p.astype(v_BSHK.dtype), v_BSHK)

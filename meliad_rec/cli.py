@@ -59,13 +59,13 @@ def run_main(
   define_flags: Callable[[], None] = define_flags,
   argv: list[str] | None = None,
 ) -> None:
-  """Runs a command and exits: 0 or what it returns, 2 for a mistake, 130, 143.
+  """Runs a command and exits: 0 or what it returns, 2, 130, 141 or 143.
 
   A mistake of the person at the keyboard (a ValueError raised by this package,
-  an unknown flag, a file that cannot be read or written) is one line on stderr;
-  a defect of the program keeps its traceback; 130 follows Control-C, 143
-  SIGTERM, and both clean up first. What the encoding of stdout lacks is written
-  as `?`.
+  an unknown flag, a file that cannot be read or written) is one line on stderr,
+  and 2; a defect of the program keeps its traceback; 130 follows Control-C, 143
+  SIGTERM, and both clean up first; 141 a reader of stdout that has left. What
+  the encoding of stdout lacks is written as `?`.
 
   Args:
     main: takes what is left of argv when flags are taken out.
@@ -96,7 +96,13 @@ def guarded(
 ) -> int | None:
   """The exit code of a command; None: 0. Mistakes are told in one line."""
   try:
-    return main(rest)
+    found = main(rest)
+    sys.stdout.flush()
+    return found
+  except BrokenPipeError:
+    # Who read the output has left, as `head` does: nothing more is written.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr)
     return 130

@@ -25,6 +25,8 @@ class LayerConfig:
     window: tokens that attention sees, and tokens in a block.
     position: a class of positions.py.
     span: a class of span.py; None: heads see the whole window.
+    key_heads: heads of keys and values, each of which serves as many heads of
+      queries as the others (Ainslie et al. 2023); None: one for each.
     normalize_qk: queries and keys of unit length, and a learned scale a head.
     sees_self: whether a token is the last of its own window.
     norm: a class of norms.py, for all norms of a layer.
@@ -49,6 +51,7 @@ class LayerConfig:
   window: int
   position: Callable[..., nn.Module] = positions.T5Bias
   span: Callable[..., nn.Module] | None = None
+  key_heads: int | None = None
   normalize_qk: bool = True
   sees_self: bool = False
   norm: Callable[..., nn.Module] = norms.RMSNorm
@@ -67,6 +70,13 @@ class LayerConfig:
           f'{name} is {getattr(self, name)}; it needs 1 or more. Set '
           f'{name.upper()}.'
         )
+    if self.key_heads is not None and (
+      self.key_heads < 1 or self.heads % self.key_heads
+    ):
+      raise ValueError(
+        f'{self.heads} heads cannot share {self.key_heads} heads of keys '
+        'evenly; set layer_config.LayerConfig.key_heads to a divisor of HEADS.'
+      )
     if self.depth is not None and self.depth < 1:
       raise ValueError(
         f'depth is {self.depth}; it needs the number of layers, or None. Set '
@@ -83,6 +93,11 @@ class LayerConfig:
       )
 
   @property
+  def kept_heads(self) -> int:
+    """Of keys and values."""
+    return self.key_heads or self.heads
+
+  @property
   def output_scale(self) -> float:
     """Of the first weights of what a layer adds to the stream."""
     return 1.0 if self.depth is None else (2 * self.depth) ** -0.5
@@ -97,7 +112,7 @@ class LayerConfig:
     return KV.empty(
       batch,
       self.window,
-      self.heads,
+      self.kept_heads,
       self.head_width,
       self.dtype,
       visible=self.compat_meliad,

@@ -63,7 +63,7 @@ class Attention(nn.Module):
     self.norm = config.norm(dtype=config.dtype)
     self.dropout = config.dropout_kind(self.rate)
     self.query = Query(config)
-    dims = config.heads, config.head_width
+    dims = config.kept_heads, config.head_width
     self.key = Heads(*dims, config.normalize_qk, config.dtype)
     self.value = Heads(*dims, False, config.dtype)
     if self.has_memory:

@@ -172,6 +172,11 @@ ARCHITECTURES = {
   'recurrent_twice_scanned': Architecture(
     lambda: recurrent(4, (-3, -2), scan=True), 'block_recurrent', recurrent=True
   ),
+  'recurrent_shared_keys': Architecture(
+    lambda: recurrent(2, (0,), changes={'key_heads': 1}),
+    'block_recurrent',
+    recurrent=True,
+  ),
   'recurrent_compat': Architecture(
     lambda: recurrent(
       gate=gates.LSTMGate, gate_config='dual', changes={'compat_meliad': True}

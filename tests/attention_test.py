@@ -41,6 +41,15 @@ def test_attend_is_the_loop():
   np.testing.assert_allclose(attend(q, kv, keep), slow(q, kv, keep), atol=1e-5)
 
 
+def test_heads_may_share_keys():
+  q, kv = example()
+  shared = jax.tree.map(lambda a: a[:, :, :1], (kv.k, kv.v))
+  each = (np.repeat(a, H, 2) for a in shared)
+  np.testing.assert_array_equal(
+    attend(q, KV(*shared, kv.mask)), attend(q, KV(*each, kv.mask))
+  )
+
+
 def test_without_slots_zeros_and_finite_gradients():
   q, kv = example()
 

@@ -133,6 +133,19 @@ def test_stdout_that_lacks_a_letter_ends_nothing(count, monkeypatch):
   assert count('é', '\u2028') == (0, "3 [] ['?', '\\u2028']\n", '')
 
 
+def test_a_reader_of_stdout_that_has_left_is_no_defect(count, tmp_path):
+  del count  # It wrote the command.
+  writer = subprocess.Popen(
+    [sys.executable, tmp_path / 'count.py'],
+    env={**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  writer.stdout.close()
+  assert (writer.stderr.read(), writer.wait(timeout=120)) == ('', 141)
+
+
 def test_whole_numbers_have_a_lower_bound():
   """Zero rows, tokens or rounds would fail in the middle, or say nothing."""
   bounds = {}

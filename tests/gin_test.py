@@ -55,6 +55,7 @@ APPLY = {
   'first_memory_zeros': BOTTLENECKS,
   'halt_*': HALTING,
   'inference_compacted': HALTING,
+  'key_heads_*': ATTENDING,
   'keys_per_layer': ('feedback',),
   'layer_drop_*': BLOCKS,
   'layers_[123]': tuple(sorted({*COUNTED} - {'block_feedback', *STACKS[:2]})),

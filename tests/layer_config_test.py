@@ -22,6 +22,13 @@ def test_empty_past(compat_meliad):
   assert (past.mask == compat_meliad).all()
 
 
+def test_heads_may_share_keys():
+  config = LayerConfig(**SIZES | {'heads': 6}, window=4, key_heads=2)
+  assert config.empty_past(3).k.shape == (3, 4, 2, 5)
+  with pytest.raises(ValueError, match='6 heads cannot share 4 heads of keys'):
+    LayerConfig(**SIZES | {'heads': 6}, window=4, key_heads=4)
+
+
 def test_compat_is_not_the_default():
   assert not LayerConfig(**SIZES, window=4).compat_meliad
 

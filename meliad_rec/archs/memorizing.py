@@ -86,7 +86,7 @@ class MemorizingLayer(Cell):
   def initial_state(self, batch):
     config = self.config
     length = self.memory + self.room
-    dims = config.heads, config.head_width, config.dtype
+    dims = config.kept_heads, config.head_width, config.dtype
     return config.empty_past(batch), Ring.empty(batch, length, *dims)
 
   def clear(self, state):
@@ -117,8 +117,10 @@ class MemorizingLayer(Cell):
       q_BTHK: scaled queries of the last T tokens in the ring.
       ring: without gradients.
     """
-    W, (B, T, H, K) = self.config.window, q_BTHK.shape
+    W, (B, T, _, K) = self.config.window, q_BTHK.shape
     Q, age_S = math.gcd(T, W, self.tile), ring.age_S()
+    # Heads that share keys are as many queries of one head.
+    H = self.config.kept_heads
 
     def attend(q_BHQK, since):
       """Queries of one block, since whose begin so many tokens were written."""
@@ -141,9 +143,11 @@ class MemorizingLayer(Cell):
     )
     first_N = jnp.arange(0, T, Q)
     since_N = T - first_N + (ring.next_B[0] - T + first_N) % W
-    q_NBHQK = q_BTHK.reshape(B, T // Q, Q, H, K).transpose(1, 0, 3, 2, 4)
+    q_NBQHK = q_BTHK.reshape(B, T // Q, Q, -1, K).swapaxes(0, 1)
+    q_NBHQK = q_NBQHK.swapaxes(2, 3).reshape(T // Q, B, H, -1, K)
     tile = lambda _, inputs: (None, attend(*inputs))
     _, y_NBHQK = jax.lax.scan(tile, None, (q_NBHQK, since_N))
+    y_NBHQK = y_NBHQK.reshape(T // Q, B, -1, Q, K)
     return y_NBHQK.transpose(1, 0, 3, 2, 4).reshape(q_BTHK.shape)
 
   def least(self, score_BHQS):

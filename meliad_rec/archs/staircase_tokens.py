@@ -33,10 +33,8 @@ def open_chunk(cell, state: Memory) -> Opened:
   keys, B = cell.keys(state.written), len(state.mask_BA)
 
   def buffer(n: int, i: int):
-    empty = lambda length: (
-      2
-      * [jnp.zeros((B, length, config.heads, config.head_width), config.dtype)]
-    )
+    dims = config.kept_heads, config.head_width
+    empty = lambda length: [jnp.zeros((B, length, *dims), config.dtype)] * 2
     parts = empty(C - 1), *cell.older(keys, n, i), empty(C)
     return [jnp.concatenate(each, 1) for each in zip(*parts, strict=True)]
 

@@ -42,8 +42,7 @@ def window_attention(
   T, S, W = q_BTHK.shape[1], k_BSHK.shape[1], bias_HW.shape[1]
   if scale_H is not None:
     q_BTHK = scaled_unit(q_BTHK, scale_H)
-  sharing = q_BTHK.shape[2] // k_BSHK.shape[2]
-  k_BSHK, v_BSHK = (jnp.repeat(a, sharing, 2) for a in (k_BSHK, v_BSHK))
+  k_BSHK, v_BSHK = (of_each_head(a, q_BTHK.shape[2]) for a in (k_BSHK, v_BSHK))
   back_TS = jnp.arange(T)[:, None] + S - T - jnp.arange(S)[None]
   back_TS = back_TS - (0 if sees_self else 1)
   near_TS = (back_TS >= 0) & (back_TS < W)
@@ -64,6 +63,12 @@ def window_attention(
   p_BHTS = jax.nn.softmax(jnp.where(seen_BHTS, logits_BHTS, NEVER), -1)
   p_BHTS = jnp.where(seen_BHTS, p_BHTS, 0).astype(v_BSHK.dtype)
   return jnp.einsum('bhts,bshk->bthk', p_BHTS, v_BSHK)
+
+
+def of_each_head(a_BSHK, heads: int):
+  """Keys or values as each head of queries sees them; see LayerConfig."""
+  sharing = heads // a_BSHK.shape[2]
+  return a_BSHK if sharing == 1 else jnp.repeat(a_BSHK, sharing, 2)
 
 
 def unit(x_BSHK):

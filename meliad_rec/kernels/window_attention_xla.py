@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.kernels.window_attention_ref import NEVER
+from meliad_rec.kernels.window_attention_ref import of_each_head
 from meliad_rec.kernels.window_attention_ref import scaled_unit
 
 
@@ -45,9 +46,7 @@ def window_attention(
   B, T, H, K = q_BTHK.shape
   if scale_H is not None:
     q_BTHK = scaled_unit(q_BTHK, scale_H)
-  if k_BSHK.shape[2] < H:
-    sharing = H // k_BSHK.shape[2]
-    k_BSHK, v_BSHK = (jnp.repeat(a, sharing, 2) for a in (k_BSHK, v_BSHK))
+  k_BSHK, v_BSHK = of_each_head(k_BSHK, H), of_each_head(v_BSHK, H)
   W = bias_HW.shape[1]
   missing = W + T - k_BSHK.shape[1]  # Of the past.
   Q = T if missing else min(tile or default_tile(W), T)

@@ -114,6 +114,25 @@ def test_is_the_loop_in_values_and_gradients(neighbors, options):
   jax.tree.map(close, found, expected(neighbors or MEMORY))
 
 
+def test_heads_that_share_keys_are_heads_whose_keys_are_alike():
+  params = parameters()['params']
+  attention = params['layer']['attention']
+
+  def read(key_heads, change):
+    kernels = {
+      name: {'kernel': change(attention[name]['kernel'][:, :K])}
+      for name in ('key', 'value')
+    }
+    changed = params | {
+      'layer': params['layer'] | {'attention': attention | kernels}
+    }
+    cell = layer(changes={'key_heads': key_heads})
+    return cell.apply({'params': changed}, example(), method=forward)[1]
+
+  alike = read(None, lambda kernel_DK: jnp.tile(kernel_DK, (1, H)))
+  close(read(1, lambda kernel_DK: kernel_DK), alike)
+
+
 @pytest.mark.parametrize('ends', [[24, 48], [8, 48], [40, *range(41, 49)]])
 def test_segments_of_any_length_round_the_ring(ends):
   """And single tokens, behind a block border."""
