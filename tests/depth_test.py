@@ -73,7 +73,7 @@ def test_all_tokens_halt_together(tmp_path):
   folder = halting_run.folder('gated_universal')
   python = [sys.executable, '-m', 'meliad_rec.depth']
   arguments = f'--workdir={folder}', f'--text={EXPRESSION}'
-  done = tiny_run.run([*python, *arguments], tmp_path / 'cache')
+  done = tiny_run.run([*python, *arguments])
   assert (done.returncode, done.stderr) == (0, '')
   label, rest = done.stdout.strip().split(', ')
   assert label.removeprefix('label ') in '0123456789'

@@ -214,9 +214,7 @@ def test_the_command_evaluates_and_compares(tmp_path):
 
   def command(*arguments):
     python = tiny_run.command('', '')[0]
-    return tiny_run.run(
-      [python, '-m', 'meliad_rec.evaluate', *arguments], tmp_path / 'cache'
-    )
+    return tiny_run.run([python, '-m', 'meliad_rec.evaluate', *arguments])
 
   workdir = f'--workdir={trained.folder()}'
   out = tmp_path / 'a.npz'

@@ -18,11 +18,11 @@ def flags(**changes):
   return types.SimpleNamespace(**settings | changes)
 
 
-def command(cache, *arguments, **more):
+def command(*arguments, **more):
   python = tiny_run.command('', '')[0]
   workdir = f'--workdir={trained.folder()}'
   return tiny_run.run(
-    [python, '-m', 'meliad_rec.generate', workdir, *arguments], cache, **more
+    [python, '-m', 'meliad_rec.generate', workdir, *arguments], **more
   )
 
 
@@ -71,12 +71,12 @@ def test_only_a_terminal_is_spared_control_codes(monkeypatch, terminal):
 
 
 def test_a_state_saved_by_one_command_is_gone_on_from_by_another(tmp_path):
-  cache, state = tmp_path / 'cache', tmp_path / 's.npz'
+  state = tmp_path / 's.npz'
   (tmp_path / 'book').write_text('a long book ' * 9)
   book = f'--prompt_file={tmp_path / "book"}'
   save, load = f'--save_state={state}', f'--load_state={state}'
-  first = command(cache, book, '--tokens=5', '--greedy', save, '--show_speed')
-  second = command(cache, '--tokens=7', '--greedy', load)
+  first = command(book, '--tokens=5', '--greedy', save, '--show_speed')
+  second = command('--tokens=7', '--greedy', load)
   assert (first.returncode, second.returncode) == (0, 0), second.stderr
   assert 'read 108 tokens' in first.stderr
   run = load_run(trained.folder())

@@ -47,17 +47,12 @@ def test_an_old_configuration_that_cannot_be_read_stops_nothing(
 
 
 @pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-  return tmp_path_factory.mktemp('cache')
-
-
-@pytest.fixture(scope='module')
-def whole(tmp_path_factory, data, cache):
+def whole(tmp_path_factory, data):
   """A run that nothing stopped: its folder and what it said."""
   workdir = tmp_path_factory.mktemp('runs') / 'whole'
   arguments = tiny_run.command(workdir, data, *SETTINGS)
   arguments.append('--profile=10:12')
-  done = tiny_run.run(arguments, cache, JAX_LOG_COMPILES='1')
+  done = tiny_run.run(arguments, JAX_LOG_COMPILES='1')
   assert done.returncode == 0, done.stderr
   return workdir, done
 
@@ -81,11 +76,11 @@ def figures(workdir):
   return found
 
 
-def stop(workdir, data, cache, number, at):
+def stop(workdir, data, number, at):
   """Starts or goes on with a run, and sends it a signal at a step."""
   child = subprocess.Popen(
     tiny_run.command(workdir, data, *SETTINGS),
-    env=tiny_run.environment(cache),
+    env=tiny_run.environment(),
     cwd='/',
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -99,23 +94,21 @@ def stop(workdir, data, cache, number, at):
   return child.returncode, output, errors
 
 
-def test_a_run_stopped_any_way_ends_as_one_never_stopped(
-  tmp_path, data, cache, whole
-):
+def test_a_run_stopped_any_way_ends_as_one_never_stopped(tmp_path, data, whole):
   """kill -9, then SIGTERM, each at a random step, with batches in flight.
 
   With dropout, an average of the weights, gradients accumulated over two steps,
   and evaluations before and after each stop.
   """
   kill, term = random.randint(20, 45), random.randint(55, 100)
-  code, _, _ = stop(tmp_path, data, cache, signal.SIGKILL, kill)
+  code, _, _ = stop(tmp_path, data, signal.SIGKILL, kill)
   assert code == -signal.SIGKILL
-  code, output, errors = stop(tmp_path, data, cache, signal.SIGTERM, term)
+  code, output, errors = stop(tmp_path, data, signal.SIGTERM, term)
   assert code == 143, errors
   assert 'Going on from step' in errors
   assert 'Stopped at step' in output, (kill, term)
   arguments = tiny_run.command(tmp_path, data, *SETTINGS)
-  done = tiny_run.run(arguments, cache)
+  done = tiny_run.run(arguments)
   assert done.returncode == 0, done.stderr
   assert digests(done.stdout) == digests(whole[1].stdout), (kill, term)
   assert figures(tmp_path) == figures(whole[0])
@@ -172,7 +165,7 @@ def refused(done):
 )
 @pytest.mark.slow
 def test_another_experiment_in_the_folder_is_refused_and_nothing_lost(
-  data, cache, whole, changed, said, tmp_path
+  data, whole, changed, said, tmp_path
 ):
   workdir, _ = whole
   if 'STORE' in changed:
@@ -180,7 +173,7 @@ def test_another_experiment_in_the_folder_is_refused_and_nothing_lost(
     changed = {'STORE': repr(str(tmp_path / 'other'))}
   before = contents(workdir)
   settings = dict(SETTINGS) | changed
-  done = tiny_run.run(tiny_run.command(workdir, data, *settings.items()), cache)
+  done = tiny_run.run(tiny_run.command(workdir, data, *settings.items()))
   assert re.search(said, refused(done))
   assert contents(workdir) == before
 
@@ -193,10 +186,10 @@ def contents(folder: pathlib.Path):
 
 @pytest.mark.slow
 def test_settings_that_may_change_are_told_and_a_damaged_step_passed_over(
-  tmp_path, data, cache, whole
+  tmp_path, data, whole
 ):
   few = dict(SETTINGS) | {'STEPS': 14}
-  first = tiny_run.run(tiny_run.command(tmp_path, data, *few.items()), cache)
+  first = tiny_run.run(tiny_run.command(tmp_path, data, *few.items()))
   assert first.returncode == 0, first.stderr
   largest = max(
     (tmp_path / 'checkpoints' / '14' / 'state').rglob('*'),
@@ -206,7 +199,7 @@ def test_settings_that_may_change_are_told_and_a_damaged_step_passed_over(
   damaged[len(damaged) // 2] ^= 1
   largest.write_bytes(damaged)
   more = few | {'STEPS': 16}
-  done = tiny_run.run(tiny_run.command(tmp_path, data, *more.items()), cache)
+  done = tiny_run.run(tiny_run.command(tmp_path, data, *more.items()))
   assert done.returncode == 0, done.stderr
   assert re.search('error: Step 14 of .* is damaged', done.stderr)
   assert 'error: Using step 7 in place of [14].' in done.stderr
@@ -220,12 +213,10 @@ def test_settings_that_may_change_are_told_and_a_damaged_step_passed_over(
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, data, cache):
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, data):
   changed = {'LEARNING_RATE': 1e30, 'SAVE_EVERY': 1}
   settings = dict(SETTINGS) | changed
-  done = tiny_run.run(
-    tiny_run.command(tmp_path, data, *settings.items()), cache
-  )
+  done = tiny_run.run(tiny_run.command(tmp_path, data, *settings.items()))
   said = re.search(
     r'Step (\d+).* has loss (nan|inf).* on the batch of document:token \d+:\d+',
     refused(done),
@@ -243,9 +234,9 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, data, cache):
 
 
 @pytest.mark.slow
-def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, data, cache):
+def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, data):
   arguments = tiny_run.command(tmp_path / 'run', data, *SETTINGS)
-  done = tiny_run.run([*arguments, '--dry_run'], cache)
+  done = tiny_run.run([*arguments, '--dry_run'])
   assert done.returncode == 0, done.stderr
   assert 'STEPS = 120' in done.stdout
   assert re.search(r'embed/embedding +\(259, 16\) +4,144', done.stdout)
@@ -254,7 +245,7 @@ def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, data, cache):
   assert not (tmp_path / 'run').exists()
 
 
-def two_hosts(workdir, datas, cache, settings):
+def two_hosts(workdir, datas, settings):
   """Both processes of a run on two hosts of one device each, finished."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
@@ -263,7 +254,6 @@ def two_hosts(workdir, datas, cache, settings):
     subprocess.Popen(
       tiny_run.command(workdir, datas[index], *settings.items()),
       env=tiny_run.environment(
-        cache,
         JAX_COORDINATOR_ADDRESS=address,
         JAX_NUM_PROCESSES='2',
         JAX_PROCESS_ID=str(index),
@@ -279,15 +269,15 @@ def two_hosts(workdir, datas, cache, settings):
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_loss_of_one(tmp_path, data, cache):
+def test_two_processes_give_the_loss_of_one(tmp_path, data):
   """Also when they go on, with a sample: pytest -m slow tests/main_test.py"""
   settings = dict(SETTINGS) | {'EVAL_EVERY': 3, 'SAVE_EVERY': 2}
   first, more = settings | {'STEPS': 4}, settings | {'STEPS': 6, 'SAMPLE': 3}
   one, two = tmp_path / 'one', tmp_path / 'two'
   for changed in first, more:
-    done = tiny_run.run(tiny_run.command(one, data, *changed.items()), cache)
+    done = tiny_run.run(tiny_run.command(one, data, *changed.items()))
     assert done.returncode == 0, done.stderr
-    outputs = two_hosts(two, (data, data), cache, changed)
+    outputs = two_hosts(two, (data, data), changed)
     assert 'Finished step' in outputs[0][0], outputs
     assert 'Finished step' not in outputs[1][0]
   expected, found = figures(one), figures(two)
@@ -297,10 +287,10 @@ def test_two_processes_give_the_loss_of_one(tmp_path, data, cache):
 
 
 @pytest.mark.slow
-def test_hosts_with_other_data_are_refused(tmp_path, data, cache):
+def test_hosts_with_other_data_are_refused(tmp_path, data):
   other = tmp_path / 'other'
   tiny_run.write_store(other, seed=1)
-  outputs = two_hosts(tmp_path / 'run', (data, other), cache, dict(SETTINGS))
+  outputs = two_hosts(tmp_path / 'run', (data, other), dict(SETTINGS))
   for _, errors in outputs:
     assert 'The hosts differ in data, validation: process 1 has' in errors
   assert not (tmp_path / 'run').exists()

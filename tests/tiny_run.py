@@ -98,24 +98,24 @@ def command(workdir, data, *params):
   ]
 
 
-def environment(cache, **more):
-  """Of a process on one device that keeps what it compiles in a folder."""
+def environment(**more):
+  """Of a process on one device."""
   return os.environ | {
     'JAX_PLATFORMS': 'cpu',
     'XLA_FLAGS': '',
     'PYTHON': sys.executable,
     'PYTHONPATH': str(ROOT),
-    'JAX_COMPILATION_CACHE_DIR': str(cache),
+    'JAX_COMPILATION_CACHE_DIR': '',
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.05',
     **more,
   }
 
 
-def run(arguments, cache, **more):
+def run(arguments, **more):
   """A finished process, its output as text."""
   return subprocess.run(
     arguments,
-    env=environment(cache, **more),
+    env=environment(**more),
     cwd='/',
     capture_output=True,
     text=True,

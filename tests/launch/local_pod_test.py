@@ -29,19 +29,14 @@ def data(tmp_path_factory):
   return folder
 
 
-@pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-  return tmp_path_factory.mktemp('cache')
-
-
-def start(count, workdir, data, cache, devices=1, **changes):
+def start(count, workdir, data, devices=1, **changes):
   """The script, started; tiny_run.command says what it is given."""
   _, _, _, *flags = tiny_run.command(
     workdir, data, *(SETTINGS | changes).items()
   )
   return subprocess.Popen(
     ['bash', SCRIPT, str(count), *flags],
-    env=tiny_run.environment(cache, DEVICES=str(devices)),
+    env=tiny_run.environment(DEVICES=str(devices)),
     cwd='/',
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -65,10 +60,10 @@ def losses(workdir):
 
 
 @pytest.fixture(scope='module')
-def one(tmp_path_factory, data, cache):
+def one(tmp_path_factory, data):
   """Losses of one process with one device."""
   workdir = tmp_path_factory.mktemp('runs') / 'one'
-  finish(start(1, workdir, data, cache))
+  finish(start(1, workdir, data))
   return losses(workdir)
 
 
@@ -80,14 +75,12 @@ def same(found, expected):
 
 
 @pytest.mark.slow
-def test_two_and_four_processes_give_the_loss_of_one(
-  tmp_path, data, cache, one
-):
+def test_two_and_four_processes_give_the_loss_of_one(tmp_path, data, one):
   """Bit for bit where one process has as many devices."""
   found, digests = {}, {}
   for count, devices in (1, 4), (2, 2), (4, 1):
     workdir = tmp_path / f'{count}x{devices}'
-    output = finish(start(count, workdir, data, cache, devices))
+    output = finish(start(count, workdir, data, devices))
     found[count] = losses(workdir)
     digests[count] = re.findall('^step 12 sha256 .*', output, re.M)
   assert found[1] == found[2] == found[4]
@@ -115,10 +108,10 @@ def process(script, index):
 
 @pytest.mark.slow
 def test_sigterm_to_one_saves_on_all_and_any_number_goes_on(
-  tmp_path, data, cache, one
+  tmp_path, data, one
 ):
   """Two processes, then one, then two again; the losses of one throughout."""
-  script = start(2, tmp_path, data, cache)
+  script = start(2, tmp_path, data)
   asked, lines = process(script, 1), []
   until(script, 2, lines)
   os.kill(asked, signal.SIGTERM)
@@ -132,7 +125,7 @@ def test_sigterm_to_one_saves_on_all_and_any_number_goes_on(
   assert max(saved) == step
   more = min(step + 2, 11)
   for count, steps in (1, more), (2, SETTINGS['STEPS']):
-    script = start(count, tmp_path, data, cache, STEPS=steps)
+    script = start(count, tmp_path, data, STEPS=steps)
     output, errors = script.communicate(timeout=300)
     assert script.returncode == 0, errors
     assert 'Going on from step' in errors
@@ -142,9 +135,9 @@ def test_sigterm_to_one_saves_on_all_and_any_number_goes_on(
 
 @pytest.mark.slow
 def test_a_killed_process_ends_the_rest_and_nothing_is_lost(
-  tmp_path, data, cache, one
+  tmp_path, data, one
 ):
-  script = start(2, tmp_path, data, cache)
+  script = start(2, tmp_path, data)
   killed, lines = process(script, 1), []
   until(script, 6, lines)
   os.kill(killed, signal.SIGKILL)
@@ -154,7 +147,7 @@ def test_a_killed_process_ends_the_rest_and_nothing_is_lost(
   assert script.returncode not in (0, 2, 143), errors
   assert re.search(r'^error: Process 0 of 2 .*, to go on\.$', errors, re.M)
   assert re.search(r'^\[1\] error: Process 1 of 2 was ended', errors, re.M)
-  finish(start(2, tmp_path, data, cache))
+  finish(start(2, tmp_path, data))
   same(losses(tmp_path), one)
 
 
@@ -168,11 +161,11 @@ def test_it_says_how_it_is_used():
     assert 'set -e' not in done.stderr
 
 
-def test_an_exit_code_2_is_that_of_the_script(cache):
+def test_an_exit_code_2_is_that_of_the_script():
   """A mistake is told by each process, before anything is joined."""
   done = subprocess.run(
     ['bash', SCRIPT, '2', '--no_such_flag'],
-    env=tiny_run.environment(cache),
+    env=tiny_run.environment(),
     cwd='/',
     capture_output=True,
     text=True,
