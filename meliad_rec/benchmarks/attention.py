@@ -79,11 +79,13 @@ class Estimate:
 
 def measure(setting: forms.Setting, rounds: int) -> dict[str, Row]:
   """A row for each form, on this machine."""
+  is_tpu = jax.default_backend() == 'tpu'
+  names = forms.TPU_FORMS if is_tpu else forms.FORMS
   keys = jax.random.split(jax.random.key(0), len(setting.shapes()))
   given = [_draw(*each) for each in zip(keys, setting.shapes(), strict=True)]
   compiled = {
     (form, way): jax.jit(program).lower(*given).compile()
-    for form in forms.FORMS
+    for form in names
     for way, program in forms.programs(form, setting).items()
   }
   call = lambda run: lambda: jax.block_until_ready(run(*given))
@@ -94,7 +96,7 @@ def measure(setting: forms.Setting, rounds: int) -> dict[str, Row]:
       ratios={w: times[form, w].ratio(times[BASELINE, w]) for w in WAYS},
       temporary_bytes=_temporary(compiled[form, WAYS[1]]),
     )
-    for form in forms.FORMS
+    for form in names
   }
 
 

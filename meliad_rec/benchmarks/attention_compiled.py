@@ -18,6 +18,7 @@ from meliad_rec.planning import topology
 
 # Bounded: what runs unless scales are large. Its gradient is the same for both.
 KERNELS = 'window_attention_forward_bounded', 'window_attention_backward'
+KERNELS += 'splash_mha_fwd', 'splash_mha_dq', 'splash_mha_dkv'
 
 
 def rows(name: str, setting: forms.Setting, folder: str) -> dict[str, Estimate]:
@@ -29,7 +30,7 @@ def rows(name: str, setting: forms.Setting, folder: str) -> dict[str, Estimate]:
     for s in setting.shapes()
   ]
   found = {}
-  for form in forms.FORMS:
+  for form in forms.TPU_FORMS:
     cycles, kernels = {}, {}
     for way, program in forms.programs(form, setting).items():
       compiled = jax.jit(program).lower(*given).compile()

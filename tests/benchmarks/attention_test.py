@@ -24,12 +24,14 @@ def test_a_row_for_each_form():
 @needs_libtpu
 def test_estimates_for_a_tpu():
   rows = attention.estimate(forms.SETTINGS['paper'], 'v5e:2x2')
+  assert list(rows) == list(forms.TPU_FORMS)
   ours, blocked = rows['ours'], rows[attention.BASELINE]
   for way in attention.WAYS:
     assert ours.kernels[way] > 0
     assert blocked.kernels[way] == 0
     total = ours.cycles[way] + ours.kernels[way]
     assert 4 * total < blocked.cycles[way]
+    assert total < rows['splash, no bias'].kernels[way]
   forward, both = (ours.kernels[way] for way in attention.WAYS)
   assert forward < 105_000
   assert both < 430_000
