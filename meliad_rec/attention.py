@@ -1,4 +1,4 @@
-"""Keys and values, queries, and attention over memory slots."""
+"""Keys and values, and the linear maps to heads."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,6 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from meliad_rec.kernels.window_attention_ref import NEVER
-from meliad_rec.kernels.window_attention_ref import of_each_head
 from meliad_rec.kernels.window_attention_ref import unit
 
 
@@ -48,26 +46,3 @@ class Heads(nn.Module):
     y = x_BSD.astype(self.dtype) @ kernel_DF.astype(self.dtype)
     y = y.reshape(*y.shape[:2], self.heads, self.head_width)
     return unit(y) if self.normalize else y
-
-
-def attend(q_BTHK, kv: KV, keep_HTS=None):
-  """Attention of every query over every slot, in no order.
-
-  Args:
-    q_BTHK: queries, scaled.
-    kv: the slots.
-    keep_HTS: dropout factors of the probabilities, for all rows; or None.
-
-  Returns:
-    [B, T, H, K]; zeros where no slot is visible.
-  """
-  k_BSHK, v_BSHK = (of_each_head(a, q_BTHK.shape[2]) for a in (kv.k, kv.v))
-  logits = jnp.einsum(
-    'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=jnp.float32
-  )
-  seen = kv.mask[:, None, None, :]
-  p = jax.nn.softmax(jnp.where(seen, logits, NEVER), -1)
-  p = jnp.where(seen, p, 0)
-  if keep_HTS is not None:
-    p = p * keep_HTS
-  return jnp.einsum('bhts,bshk->bthk', p.astype(v_BSHK.dtype), v_BSHK)

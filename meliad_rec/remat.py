@@ -5,14 +5,17 @@ from collections.abc import Callable
 from flax import linen as nn
 import jax
 
-from meliad_rec.kernels.window_attention import SAVED
+from meliad_rec.kernels import memory_attention
+from meliad_rec.kernels import window_attention
 
 POLICIES = {
   'none': None,
   'dots': jax.checkpoint_policies.dots_saveable,
   'projections': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   # What kernels of attention give is not computed again.
-  'attention': jax.checkpoint_policies.save_only_these_names(*SAVED),
+  'attention': jax.checkpoint_policies.save_only_these_names(
+    *window_attention.SAVED, *memory_attention.SAVED
+  ),
   'full': jax.checkpoint_policies.nothing_saveable,
 }
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from meliad_rec import activations
 from meliad_rec import gates
-from meliad_rec.attention import attend
 from meliad_rec.attention import Heads
 from meliad_rec.attention import KV
 from meliad_rec.dropout import keep_mask
+from meliad_rec.kernels.memory_attention import memory_attention
 from meliad_rec.kernels.window_attention import window_attention
 from meliad_rec.kernels.window_attention_ref import scaled_unit
 from meliad_rec.layer_config import LayerConfig
@@ -130,12 +130,14 @@ class Attention(nn.Module):
 
   def slots(self, q_BTHK, scale_H, kv: KV):
     """Heads [B, T, H K] over keys in no order."""
-    q_BTHK = scaled(q_BTHK, scale_H)
     rng, keep_HTS = self.dropout_rng(), None
     if rng is not None:
       T, S = q_BTHK.shape[1], kv.mask.shape[1]
       keep_HTS = keep_mask(rng, self.rate, (self.config.heads, T, S))
-    return merge_heads(attend(q_BTHK, kv, keep_HTS))
+    y_BTHK = memory_attention(
+      q_BTHK, kv.k, kv.v, kv.mask, scale_H=scale_H, keep_HTS=keep_HTS
+    )
+    return merge_heads(y_BTHK)
 
   def write(self, x_BTD, *heads_BTF):
     """The stream joined with the heads of one source or of both."""

@@ -18,12 +18,14 @@ PACKAGE = ROOT / 'meliad_rec'
 # that it imports.
 LINES = """
 figures dropout partition
-kernels/window_attention_ref kernels/window_attention_xla kernels/blocks
+kernels/window_attention_ref kernels/window_attention_xla
+kernels/memory_attention_ref kernels/blocks
 kernels/tpu_blocks kernels/tpu_forward kernels/tpu_backward
-kernels/window_attention_tpu kernels/gpu_tiles kernels/gpu_forward
-kernels/gpu_bias kernels/gpu_backward kernels/window_attention_gpu
-kernels/per_shard kernels/window_attention remat cell reset positions span
-attention gates norms activations layer_config sublayers layer archs/window
+kernels/window_attention_tpu kernels/tpu_memory kernels/memory_attention_tpu
+kernels/gpu_tiles kernels/gpu_forward kernels/gpu_bias kernels/gpu_backward
+kernels/window_attention_gpu kernels/per_shard kernels/choice
+kernels/memory_attention kernels/window_attention remat cell reset positions
+span attention gates norms activations layer_config sublayers layer archs/window
 archs/state_vectors archs/block_recurrent archs/chain archs/repeat archs/stack
 archs/block_feedback
 archs/ring archs/memorizing archs/lstm archs/recurrent_memory
@@ -89,8 +91,9 @@ GIN = {'config/syntax', 'config/config', *ENTRY}
 
 # Tested elsewhere, with the reason.
 TESTED_BY = {
-  'kernels/tpu_*': 'kernels/window_attention_tpu_test.py compares what they '
-  'give with the definition',
+  'kernels/tpu_*': 'kernels/*_attention_tpu_test.py compare what they give '
+  'with the definitions',
+  'kernels/choice': 'kernels/window_attention_test.py chooses',
   'kernels/gpu_*': 'kernels/window_attention_gpu_test.py does so for theirs',
   'kernels/blocks': 'both of these do',
   'benchmarks/attention_compiled': 'benchmarks/attention_test.py starts it',

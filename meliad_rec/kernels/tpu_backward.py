@@ -122,15 +122,18 @@ def backward(
     interpret=interpret,
     name='window_attention_backward',
   )(*arguments)
-  if dk_BSF.shape != k_BSF.shape:
-    parts = dk_BSF.shape[2] // k_BSF.shape[2]
-    apart = lambda a: a.reshape(*a.shape[:2], -1, parts, width)
-    dk_BSF, dv_BSF = (
-      jnp.sum(apart(a), 3, dtype=jnp.float32).reshape(like.shape)
-      for a, like in ((dk_BSF, k_BSF), (dv_BSF, v_BSF))
-    )
-    dk_BSF, dv_BSF = dk_BSF.astype(k_BSF.dtype), dv_BSF.astype(v_BSF.dtype)
+  dk_BSF, dv_BSF = (of_key_heads(a, k_BSF, width) for a in (dk_BSF, dv_BSF))
   return dq_BTF, dk_BSF, dv_BSF, dbias_HXS, dscale_H11[:, 0, 0]
+
+
+def of_key_heads(parts_BSF, k_BSF, width: int):
+  """Gradients like k_BSF, from those of each step that read a key head."""
+  if parts_BSF.shape == k_BSF.shape:
+    return parts_BSF
+  parts = parts_BSF.shape[2] // k_BSF.shape[2]
+  apart = parts_BSF.reshape(*k_BSF.shape[:2], -1, parts, width)
+  total = jnp.sum(apart, 3, dtype=jnp.float32)
+  return total.reshape(k_BSF.shape).astype(k_BSF.dtype)
 
 
 def _kernel(
@@ -153,7 +156,6 @@ def _kernel(
   *keep_ref, dq_ref, dk_ref, dv_ref, dbias_ref, dscale_ref = rest[:-5]
   keys, values, seen, dkeys, dvalues = rest[-5:]
   W = blocks.window
-  dtype = q_ref.dtype
   i = pl.program_id(2)
 
   def take(k_ref, v_ref, seen_ref):
@@ -174,6 +176,54 @@ def _kernel(
   for buffer in (dkeys, dvalues):
     buffer[:W] = buffer[W:]
 
+  def add_to_bias(head, ds):
+    dbias_ref[head] += ds
+
+  @pl.when(i < pl.num_programs(2) - 1)
+  def _():
+    for buffer in (keys, values, seen):
+      buffer[:W] = buffer[W:]
+    take(k_ref, v_ref, seen_ref)
+    add_gradients(
+      blocks,
+      (q_ref, do_ref, o_ref, lse_ref, scalars_ref),
+      (keys, values),
+      lambda j, head: (
+        tile_ref[head] + across(seen[blocks.seen(j)], blocks.sub_block)
+      ),
+      (lambda j, head: keep_ref[0][head]) if keep_ref else None,
+      (dq_ref, dkeys, dvalues, dscale_ref),
+      add_to_bias,
+      normalize=normalize,
+    )
+
+  dv_ref[0] = dvalues[:W].astype(dv_ref.dtype)
+  # With unit queries, those that keys met were taken to base 2.
+  factor = 1 / LOG2E if normalize else 1
+  dk_ref[0] = (dkeys[:W] * factor).astype(dk_ref.dtype)
+
+
+def add_gradients(
+  blocks, of_queries, of_keys, added, keep, sums, add_to_bias, *, normalize
+):
+  """Gradients of one block of queries, and of the keys that it sees.
+
+  Args:
+    blocks, normalize: of the kernel.
+    of_queries: references to queries, gradients of outputs, outputs, logarithms
+      of sums, and scalars.
+    of_keys: keys and values, all that the queries see.
+    added: (j, head) -> what is added to logits of a sub-block, to base 2.
+    keep: (j, head) -> factors of its probabilities; None: all 1.
+    sums: references to gradients: that of queries is written, those of keys, of
+      values and of scales are added to.
+    add_to_bias: (head, gradient of logits) -> nothing.
+  """
+  q_ref, do_ref, o_ref, lse_ref, scalars_ref = of_queries
+  keys, values = of_keys
+  dq_ref, dkeys, dvalues, dscale_ref = sums
+  dtype = q_ref.dtype
+
   def logits(j, head):
     rows, columns = blocks.queries(j), blocks.columns(head)
     near, key_columns = blocks.seen(j), blocks.key_columns(head)
@@ -186,8 +236,7 @@ def _kernel(
     s = dot(keys[near, key_columns], q, AB_T)
     if not normalize:
       s = s * LOG2E
-    unseen = across(seen[near], blocks.sub_block)
-    s = s + (tile_ref[head] + unseen) - lse_ref[0, 0, head : head + 1, rows]
+    s = s + added(j, head) - lse_ref[0, 0, head : head + 1, rows]
     o = o_ref[0, rows, columns].astype(jnp.float32)
     mean = jnp.sum((do.astype(jnp.float32) * o).T, 0, keepdims=True)
     dp = dot(values[near, key_columns], do, AB_T)
@@ -198,10 +247,10 @@ def _kernel(
     rows, columns = blocks.queries(j), blocks.columns(head)
     near, key_columns = blocks.seen(j), blocks.key_columns(head)
     p = jnp.exp2(s)
-    kept = p * keep_ref[0][head] if keep_ref else p
+    kept = p * keep(j, head) if keep else p
     dvalues[near, key_columns] += dot(kept.astype(dtype), do)
-    ds = kept * dp - p * mean if keep_ref else p * (dp - mean)
-    dbias_ref[head] += ds
+    ds = kept * dp - p * mean if keep else p * (dp - mean)
+    add_to_bias(head, ds)
     ds = ds.astype(dtype)
     dkeys[near, key_columns] += dot(ds, q)
     dq = dot(ds, keys[near, key_columns], A_TB)
@@ -211,14 +260,4 @@ def _kernel(
       dq = (dq - along * radial) * (factor * scalars_ref[head, :, :1])
     dq_ref[0, rows, columns] = dq.astype(dq_ref.dtype)
 
-  @pl.when(i < pl.num_programs(2) - 1)
-  def _():
-    for buffer in (keys, values, seen):
-      buffer[:W] = buffer[W:]
-    take(k_ref, v_ref, seen_ref)
-    blocks.sub_blocks(logits, gradients)
-
-  dv_ref[0] = dvalues[:W].astype(dv_ref.dtype)
-  # With unit queries, those that keys met were taken to base 2.
-  factor = 1 / LOG2E if normalize else 1
-  dk_ref[0] = (dkeys[:W] * factor).astype(dk_ref.dtype)
+  blocks.sub_blocks(logits, gradients)

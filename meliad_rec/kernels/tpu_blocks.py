@@ -102,6 +102,16 @@ class Blocks:
       )
 
 
+@dataclasses.dataclass(frozen=True)
+class MemoryBlocks(Blocks):
+  """Blocks of `window` queries, all of which see the same S slots."""
+
+  slots: int = 0
+
+  def seen(self, j):
+    return pl.ds(0, self.slots)
+
+
 def _staged(pairs: Sequence, first: Callable, second: Callable) -> None:
   ahead = first(*pairs[0])
   for pair, following in zip(pairs, [*pairs[1:], None], strict=True):

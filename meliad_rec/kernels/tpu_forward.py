@@ -135,7 +135,7 @@ def _kernel(
   bounded,
 ):
   *keep_ref, o_ref, lse_ref, keys, values, seen = rest
-  W, dtype = blocks.window, q_ref.dtype
+  W = blocks.window
 
   def take(k_ref, v_ref, seen_ref):
     keys[W:], values[W:], seen[:, W:] = k_ref[0], v_ref[0], seen_ref[0]
@@ -149,6 +149,47 @@ def _kernel(
   seen[:, :W] = seen[:, W:]
   take(k_ref, v_ref, seen_ref)
 
+  write_outputs(
+    blocks,
+    q_ref,
+    keys,
+    values,
+    scalars_ref,
+    lambda j, head: tile_ref[head] + seen[:, blocks.seen(j)],
+    (lambda j, head: keep_ref[0][head]) if keep_ref else None,
+    o_ref,
+    lse_ref,
+    normalize=normalize,
+    bounded=bounded,
+  )
+
+
+def write_outputs(
+  blocks,
+  q_ref,
+  keys,
+  values,
+  scalars_ref,
+  added,
+  keep,
+  o_ref,
+  lse_ref,
+  *,
+  normalize,
+  bounded,
+):
+  """Outputs and logarithms of one block of queries.
+
+  Args:
+    blocks, normalize, bounded: of the kernel.
+    q_ref, scalars_ref: what it reads.
+    keys, values: all that its queries see.
+    added: (j, head) -> what is added to logits of a sub-block, to base 2.
+    keep: (j, head) -> factors of its probabilities; None: all 1.
+    o_ref, lse_ref: what it writes.
+  """
+  dtype = q_ref.dtype
+
   def logits(j, head):
     near = blocks.seen(j)
     q = q_ref[0, blocks.queries(j), blocks.columns(head)]
@@ -157,7 +198,7 @@ def _kernel(
     s = dot(q, keys[near, blocks.key_columns(head)], AB_T)
     if not normalize:
       s = s * LOG2E
-    return s + (tile_ref[head] + seen[:, near])
+    return s + added(j, head)
 
   def output(j, head, s):
     rows, near = blocks.queries(j), blocks.seen(j)
@@ -167,8 +208,8 @@ def _kernel(
       s = s - top
     p = jnp.exp2(s)
     total = jnp.sum(p, 1, keepdims=True)
-    if keep_ref:
-      p = p * keep_ref[0][head]
+    if keep:
+      p = p * keep(j, head)
     o = dot(p.astype(values.dtype), values[near, blocks.key_columns(head)])
     share = reciprocal(jnp.maximum(total, 1e-37), o_ref.dtype)
     o_ref[0, rows, blocks.columns(head)] = (o * share).astype(o_ref.dtype)

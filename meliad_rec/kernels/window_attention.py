@@ -2,11 +2,9 @@
 
 On a TPU the kernels of window_attention_tpu, on a GPU by CUDA those of
 window_attention_gpu, where they take the shapes; else the blocked form of
-window_attention_xla. The choice is made when a program is compiled, for the
-platform that it is compiled for.
+window_attention_xla (see choice.py).
 """
 
-from collections.abc import Callable
 import dataclasses
 import functools
 
@@ -18,6 +16,8 @@ from meliad_rec.dropout import keep_mask
 from meliad_rec.kernels import window_attention_gpu
 from meliad_rec.kernels import window_attention_tpu
 from meliad_rec.kernels import window_attention_xla
+from meliad_rec.kernels.choice import Choice
+from meliad_rec.kernels.choice import choice
 from meliad_rec.kernels.per_shard import per_shard
 
 # Names of what the backward pass reads besides the arguments, for remat.py.
@@ -26,14 +26,6 @@ SAVED = 'window_attention_output', 'window_attention_sums'
 KERNELS = {'tpu': window_attention_tpu, 'cuda': window_attention_gpu}
 # Of the arguments of kernels, see per_shard.
 KINDS = 'tokens', 'tokens', 'tokens', 'rows', 'heads', 'heads', 'heads'
-# The platform whose kernels are forced; None: no kernels.
-FORMS = {
-  'xla': None,
-  'tpu': 'tpu',
-  'tpu_interpreted': 'tpu',
-  'gpu': 'cuda',
-  'gpu_interpreted': 'cuda',
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,33 +35,17 @@ class How:
   Attributes:
     sees_self: see window_attention_ref.window_attention.
     rate: of dropout of probabilities.
-    form: see window_attention.
-    platforms: those whose kernels take the shapes.
+    choice: of the form.
   """
 
   sees_self: bool
   rate: float
-  form: str | None
-  platforms: tuple[str, ...]
+  choice: Choice
 
   @property
   def options(self) -> dict:
     """Of kernels."""
-    interpret = bool(self.form and self.form.endswith('_interpreted'))
-    return {'sees_self': self.sees_self, 'interpret': interpret}
-
-  def choose(self, kernels: Callable, xla: Callable) -> Callable:
-    """What suits the platform that is compiled for, unless one is forced.
-
-    Args:
-      kernels: gives the branch of a file of KERNELS.
-      xla: the branch of all else.
-    """
-    branches = {name: kernels(KERNELS[name]) for name in self.platforms}
-    if self.form:
-      return branches[FORMS[self.form]]
-    choose = jax.lax.platform_dependent
-    return lambda *arguments: choose(*arguments, **branches, default=xla)
+    return {'sees_self': self.sees_self, 'interpret': self.choice.interpret}
 
 
 def window_attention(
@@ -92,24 +68,20 @@ def window_attention(
     q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, keys_WK, sees_self: see
       there.
     dropout_rng, dropout_rate: see window_attention_xla.window_attention.
-    form: one of FORMS; interpreted are the kernels for a chip without it.
-      None: what suits the platform and the shapes.
+    form: one of choice.FORMS; interpreted are kernels without their chip. None:
+      what suits the platform and the shapes.
 
   Raises:
     ValueError: there is no such form, or it does not take the arguments.
   """
-  if form not in (None, *FORMS):
-    raise ValueError(f'form is {form!r}; it must be None, {", ".join(FORMS)}.')
-  misfits = {
-    name: kernels.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)
-    for name, kernels in KERNELS.items()
-  }
-  if form and FORMS[form] and misfits[FORMS[form]]:
-    raise ValueError(
-      f'The kernels {form} do not take this: {misfits[FORMS[form]]}.'
-    )
-  platforms = tuple(name for name, why in misfits.items() if not why)
-  if form == 'xla' or not platforms:
+  chosen = choice(
+    form,
+    {
+      name: kernels.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)
+      for name, kernels in KERNELS.items()
+    },
+  )
+  if not chosen.has_kernels:
     return window_attention_xla.window_attention(
       q_BTHK,
       k_BSHK,
@@ -124,8 +96,7 @@ def window_attention(
     )
   operands = q_BTHK, k_BSHK, v_BSHK, bias_HW, scale_H
   constants = mask_BS, dropout_rng if dropout_rate else None
-  how = How(sees_self, dropout_rate, form, platforms)
-  return _attend(operands, constants, how)
+  return _attend(operands, constants, How(sees_self, dropout_rate, chosen))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -136,7 +107,9 @@ def _attend(operands, constants, how):
 def _forward(operands, constants, how):
   """operands: q, k, v, bias, scale; constants: mask, key of dropout."""
 
-  def kernels(of):
+  def kernels(platform):
+    of = KERNELS[platform]
+
     def attend(operands, constants):
       arguments = _arguments(operands, constants, how, of)
       call = functools.partial(of.attend, **how.options)
@@ -148,13 +121,15 @@ def _forward(operands, constants, how):
     B, T, H, _ = operands[0].shape
     return _by_xla(operands, constants, how), jnp.zeros((B, H, T))
 
-  found = how.choose(kernels, xla)(operands, constants)
+  found = how.choice.choose(kernels, xla)(operands, constants)
   o, lse = (checkpoint_name(a, n) for a, n in zip(found, SAVED, strict=True))
   return o, (operands, constants, o, lse)
 
 
 def _backward(how, saved, do):
-  def kernels(of):
+  def kernels(platform):
+    of = KERNELS[platform]
+
     def gradients(operands, constants, o, lse, do):
       arguments = _arguments(operands, constants, how, of)
       arguments = *arguments, o, lse, do
@@ -169,7 +144,7 @@ def _backward(how, saved, do):
     del o, lse
     return jax.vjp(lambda a: _by_xla(a, constants, how), operands)[1](do)[0]
 
-  return how.choose(kernels, xla)(*saved, do), None
+  return how.choice.choose(kernels, xla)(*saved, do), None
 
 
 _attend.defvjp(_forward, _backward)

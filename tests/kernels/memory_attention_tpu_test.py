@@ -1,0 +1,105 @@
+"""The kernels for TPU of attention to memory, interpreted; and compiled."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+import numpy as np
+import pytest
+
+from meliad_rec.kernels import memory_attention_ref as ref
+from meliad_rec.kernels.memory_attention import memory_attention
+from meliad_rec.kernels.window_attention_ref import unit
+from meliad_rec.planning import topology
+from tests.attention_example import assert_close
+from tests.libtpu import needs_libtpu
+
+
+def example(T, S, H=2, key_heads=2, K=64, dtype='float32', scale=3.0):
+  """Operands, of which all have gradients, and the mask."""
+  rng = np.random.default_rng(T + S)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
+  B = 2
+  mask_BS = rng.random((B, S)) < 0.8
+  mask_BS[1] = False
+  q, k, v = draw(B, T, H, K), draw(B, S, key_heads, K), draw(B, S, key_heads, K)
+  scale_H = jnp.asarray(rng.uniform(1, scale, H), jnp.float32)
+  return (q, unit(k), v, scale_H), jnp.asarray(mask_BS)
+
+
+def both(function, operands, mask_BS, **options):
+  """The output, and the gradients of all operands."""
+
+  def loss(operands):
+    q, k, v, scale = operands
+    y = function(q, k, v, mask_BS, scale_H=scale, **options)
+    weights = jnp.sin(jnp.arange(y.size)).reshape(y.shape)
+    return jnp.sum(weights * y.astype(jnp.float32)), y
+
+  (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(operands)
+  return [y, *jax.tree.leaves(grads)]
+
+
+CASES = {
+  'blocks and slots that are not full': ({'T': 100, 'S': 70}, False),
+  'two blocks, two heads for one of keys': (
+    {'T': 600, 'S': 128, 'H': 2, 'key_heads': 1},
+    True,
+  ),
+  'so large a scale that no bound holds': (
+    {'T': 64, 'S': 64, 'scale': 90.0},
+    False,
+  ),
+}
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_is_the_definition(case):
+  sizes, drops = CASES[case]
+  operands, mask = example(**sizes)
+  keep = None
+  if drops:
+    shape = operands[0].shape[2], sizes['T'], sizes['S']
+    keep = jax.random.bernoulli(jax.random.key(0), 0.7, shape) / 0.7
+  found = both(
+    memory_attention, operands, mask, keep_HTS=keep, form='tpu_interpreted'
+  )
+  expected = both(ref.memory_attention, operands, mask, keep_HTS=keep)
+  assert_close(found, expected, 3e-5)
+
+
+def test_queries_that_are_scaled_already():
+  (q, k, v, _), mask = example(T=128, S=128)
+  operands = q, k, v, None
+  found = both(memory_attention, operands, mask, form='tpu_interpreted')
+  expected = both(ref.memory_attention, operands, mask)
+  assert_close(found, expected, 3e-5)
+
+
+CHIPS = 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'v7x:2x2x1', 'v4:2x2x1'
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+  'name, S, K',
+  [
+    ('v5e:2x2', 512, 128),
+    *(
+      pytest.param(name, S, K, marks=pytest.mark.slow)
+      for name in CHIPS
+      for S, K in ((512, 64), (1024, 128), (1024, 256))
+    ),
+  ],
+)
+def test_compiles_for(name, S, K):
+  place = SingleDeviceSharding(topology.devices(name)[0])
+  operands, mask = example(512, S, 4, 4, K, 'bfloat16')
+  shapes = jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
+    (operands, mask),
+  )
+  compiled = jax.jit(
+    lambda operands, mask: both(memory_attention, operands, mask)
+  ).lower(*shapes)
+  text = compiled.compile().as_text()
+  assert 'memory_attention_forward' in text
+  assert 'memory_attention_backward' in text
