@@ -10,6 +10,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from meliad_rec import gates
 from meliad_rec import positions
@@ -284,6 +285,25 @@ ARCHITECTURES = {
     forgets_all=True,
   ),
 }
+
+
+# One of each file of archs/ and cores/, and of what has a law of its own. The
+# laws of the others are slow tests.
+QUICK = {
+  *('vanilla', 'window', 'recurrent_fixed_skip', 'block_feedback'),
+  *('memorizing', 'lstm', 'repeated', 'recurrent_memory', 'feedback'),
+  *('staircase', 'cached_staircase', 'transformer', 'gated_universal'),
+  *('universal', 'latent_bottleneck', 'gated_latent_bottleneck'),
+}
+
+
+def each(fits: Callable[[Architecture], bool] = lambda a: True) -> list:
+  """Names of the rows that fit, for pytest."""
+  return [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name, architecture in ARCHITECTURES.items()
+    if fits(architecture)
+  ]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tests import partition_test
 from tests.partition_test import B
 from tests.partition_test import T
 
-FAST = 'recurrent_fixed_single', 'staircase'
+FAST = ('recurrent_fixed_skip',)
 every = pytest.mark.parametrize(
   'name',
   [

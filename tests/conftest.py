@@ -25,4 +25,4 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   _kept = tempfile.mkdtemp(prefix='meliad_rec_tests_')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = _kept
   atexit.register(shutil.rmtree, _kept, ignore_errors=True)
-os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.05')
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.02')

@@ -47,6 +47,7 @@ def command(capsys, monkeypatch):
   return run
 
 
+@pytest.mark.slow
 def test_tokens_halt_one_by_one(command, tmp_path):
   out = tmp_path / 'depth.png'
   texts = [EXPRESSION, '7']

@@ -117,13 +117,13 @@ def test_where_nobody_reads_on_it_stops_and_says_where(monkeypatch):
   assert len(devnull) == 1
 
 
-def test_mistakes_are_one_sentence(tmp_path):
-  done = command(tmp_path, '--samples=2', '--save_state=x')
+def test_mistakes_are_one_sentence():
+  done = command('--samples=2', '--save_state=x')
   assert done.returncode == 2
   assert done.stderr == (
     'error: --save_state keeps one text, and --samples is 2; leave out one of '
     'the two.\n'
   )
-  done = command(tmp_path, '--step=first')
+  done = command('--step=first')
   assert done.returncode == 2
   assert done.stderr.startswith("error: --step is 'first'; give the number")

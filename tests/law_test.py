@@ -22,12 +22,10 @@ from tests.architectures import NONE
 from tests.architectures import real
 
 B, T, W = tiny.B, tiny.T, tiny.W
-every = pytest.mark.parametrize('name', ARCHITECTURES)
-with_state = pytest.mark.parametrize(
-  'name', [n for n, a in ARCHITECTURES.items() if a.has_state]
-)
+every = pytest.mark.parametrize('name', tiny.each())
+with_state = pytest.mark.parametrize('name', tiny.each(lambda a: a.has_state))
 streaming = pytest.mark.parametrize(
-  'name', [n for n, a in ARCHITECTURES.items() if a.cell().streams]
+  'name', tiny.each(lambda a: a.cell().streams)
 )
 close = functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-5)
 
@@ -178,9 +176,7 @@ def test_state_is_used(name):
   assert differ(kept, after(jax.tree.map(lambda a: a[::-1], state)))
 
 
-@pytest.mark.parametrize(
-  'name', [n for n, a in ARCHITECTURES.items() if a.recurrent]
-)
+@pytest.mark.parametrize('name', tiny.each(lambda a: a.recurrent))
 def test_clear_forgets_the_recurrent_state_alone(name):
   m = build(name)
   state, _ = whole(m)

@@ -31,7 +31,7 @@ def shapes(name):
   )
 
 
-@pytest.mark.parametrize('name', tiny.ARCHITECTURES)
+@pytest.mark.parametrize('name', tiny.each())
 def test_every_parameter_matches_exactly_one_rule(name):
   """Law 9, first half; and each part that should be cut is cut."""
   mesh = partition.make_mesh(2, 2, 2)

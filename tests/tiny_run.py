@@ -98,11 +98,18 @@ def command(workdir, data, *params):
   ]
 
 
+# As in conftest.py, on one device.
+FLAGS = (
+  '--xla_backend_optimization_level=0',
+  '--xla_llvm_disable_expensive_passes=true',
+)
+
+
 def environment(**more):
   """Of a process on one device."""
   return os.environ | {
     'JAX_PLATFORMS': 'cpu',
-    'XLA_FLAGS': '',
+    'XLA_FLAGS': ' '.join(FLAGS),
     'PYTHON': sys.executable,
     'PYTHONPATH': str(ROOT),
     'JAX_COMPILATION_CACHE_DIR': '',

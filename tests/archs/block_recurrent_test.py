@@ -143,7 +143,9 @@ def compiled(cell, params, block, **options):
 
 @pytest.mark.parametrize('gate_config', CONFIGS)
 @pytest.mark.parametrize('gate', GATES)
-@pytest.mark.parametrize('compat', [False, True])
+@pytest.mark.parametrize(
+  'compat', [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_is_the_papers_equations(gate, gate_config, compat):
   params = parameters(gate, gate_config)
   cell = BlockRecurrentLayer(

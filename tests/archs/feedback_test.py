@@ -53,6 +53,9 @@ def make(compose, share_keys, **changes):
   )
 
 
+QUICK = ('weighted sum', True), ('own and below', False)
+
+
 @functools.cache
 def parameters(compose, share_keys, **changes):
   return cells.parameters(make(compose, share_keys, **changes), example(T))
@@ -123,8 +126,14 @@ def loop(name, share_keys, p, x_BTD, mask_BT):
 
 @pytest.mark.parametrize(
   'compose, share_keys',
-  [(name, True) for name in COMPOSITIONS]
-  + [('weighted sum', False), ('own and below', False)],
+  [
+    pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
+    for case in (
+      *((name, True) for name in COMPOSITIONS),
+      ('weighted sum', False),
+      ('own and below', False),
+    )
+  ],
 )
 def test_it_is_the_loop(compose, share_keys):
   p, block = parameters(compose, share_keys), example(T)
@@ -170,9 +179,9 @@ def test_a_token_cannot_see_itself():
 def test_there_is_no_such_layer():
   compose = functools.partial(feedback_memory.OneLayer, 3)
   with pytest.raises(ValueError, match='layer 3 of 2.*OneLayer.layer'):
-    Feedback(config=config(), count=L, compose=compose).init(
-      jax.random.key(0), example(T), method=forward
-    )
+    cell = Feedback(config=config(), count=L, compose=compose)
+    init = functools.partial(cell.init, method=forward)
+    jax.eval_shape(init, jax.random.key(0), example(T))
 
 
 def test_size_of_the_papers_enwik8_model():

@@ -217,9 +217,8 @@ def test_first_weights():
   x_BTD, _, mask_BT = example()
   config = CoreConfig(64, 4, 24, 8, True)
   wide_BTD = np.repeat(x_BTD, 4, -1)[..., :64]
-  params = Attention(config).init(
-    jax.random.key(0), wide_BTD, wide_BTD, mask_BT
-  )['params']
+  init = jax.jit(Attention(config).init)
+  params = init(jax.random.key(0), wide_BTD, wide_BTD, mask_BT)['params']
   most = (6 / (64 + 4 * 24)) ** 0.5
   for name, bound in (('query', 0.5), ('key', 0.5), ('value', 0.5), (0, 1)):
     kernel = params[name] if name else params['output']['linear']

@@ -137,7 +137,7 @@ def first_weights(kind, d_model=60, mlp_width=90):
   shape = jnp.zeros((1, 2, d_model)), jnp.ones((1, 2), bool)
   memory = (jnp.zeros((1, 3, d_model)),) if KINDS[kind][0] else ()
   made = CoreLayer(config, *KINDS[kind])
-  return made.init(jax.random.key(0), *shape, *memory)['params']
+  return jax.jit(made.init)(jax.random.key(0), *shape, *memory)['params']
 
 
 @kinds
@@ -174,7 +174,7 @@ def test_norm_and_activation_are_choices():
   """Seen where attention adds nothing."""
   x_BTD, mask_BT, _, _ = example()
   made = layer('plain', norm=norms.NoNorm, activation=jnp.sin)
-  params = made.init(jax.random.key(0), x_BTD, mask_BT)['params']
+  params = jax.jit(made.init)(jax.random.key(0), x_BTD, mask_BT)['params']
   assert set(params) == {'attention', 'mlp'}
   still = jax.tree.map(jnp.zeros_like, params['attention'])
   mlp = parameters('plain')['mlp']

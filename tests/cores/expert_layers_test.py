@@ -37,7 +37,7 @@ def weights(params, n_BTD):
 def test_mlp():
   n_BTD, _ = example()
   mlp = ExpertMLP(core_config(), MIX)
-  params = mlp.init(jax.random.key(0), n_BTD)['params']
+  params = jax.jit(mlp.init)(jax.random.key(0), n_BTD)['params']
   weight_BTE = weights(params, n_BTD)
   expected = 0
   for e in range(MIX.count):
@@ -52,7 +52,8 @@ def test_attention(causal):
   x_BTD, mask_BT = example()
   config = core_config(causal=causal)
   attention = ExpertAttention(config, MIX)
-  params = attention.init(jax.random.key(0), x_BTD, x_BTD, mask_BT)['params']
+  params = jax.jit(attention.init)(jax.random.key(0), x_BTD, x_BTD, mask_BT)
+  params = params['params']
   n_BTD = plain_core.norm(params['norm'], x_BTD)
   weight_BTE = weights(params, n_BTD)
   heads = lambda kernel: (n_BTD @ kernel).reshape(B, T, H, K)
