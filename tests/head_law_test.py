@@ -43,8 +43,6 @@ FAST = [
   *(('lstm', head) for head in HEADS if 'slots' not in head),
   ('window', 'pairs_mean'),
   ('recurrent_fixed_skip', 'last'),
-  ('staircase_by_chunks', 'pairs_last'),
-  ('feedback', 'mean'),
   ('latent_bottleneck', 'slots'),
 ]
 SLOW = [
@@ -52,6 +50,8 @@ SLOW = [
   for name, architecture in ARCHITECTURES.items()
   if not architecture.cell().whole_documents
 ] + [
+  ('staircase_by_chunks', 'pairs_last'),
+  ('feedback', 'mean'),
   ('latent_bottleneck', 'pairs_slots'),
   ('gated_latent_bottleneck', 'slots'),
 ]

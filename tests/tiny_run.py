@@ -21,6 +21,7 @@ from meliad_rec.optimizer import schedules
 from meliad_rec.partition import make_mesh
 from meliad_rec.program import Program
 from tests import architectures as tiny
+from tests import quick_xla
 
 ROOT = pathlib.Path(__file__).parents[1]
 ROWS, SEGMENT = 4, 16
@@ -98,18 +99,11 @@ def command(workdir, data, *params):
   ]
 
 
-# As in conftest.py, on one device.
-FLAGS = (
-  '--xla_backend_optimization_level=0',
-  '--xla_llvm_disable_expensive_passes=true',
-)
-
-
 def environment(**more):
-  """Of a process on one device."""
+  """Of a process on one device, which compiles as tests do."""
   return os.environ | {
     'JAX_PLATFORMS': 'cpu',
-    'XLA_FLAGS': ' '.join(FLAGS),
+    'XLA_FLAGS': ' '.join(quick_xla.FLAGS),
     'PYTHON': sys.executable,
     'PYTHONPATH': str(ROOT),
     'JAX_COMPILATION_CACHE_DIR': '',

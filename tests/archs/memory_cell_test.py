@@ -100,7 +100,9 @@ def test_layers_may_share_their_positions(make):
   assert tables(make(share_position=False)) == 2
 
 
-@pytest.mark.parametrize('make', [feedback, staircase])
+@pytest.mark.parametrize(
+  'make', [feedback, pytest.param(staircase, marks=pytest.mark.slow)]
+)
 def test_adaptive_spans_are_penalised_once_a_segment(make):
   cell = make()
   settings = dataclasses.replace(

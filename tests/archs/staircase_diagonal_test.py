@@ -38,7 +38,7 @@ def parameters(live):
 @pytest.mark.parametrize(
   'live, remat',
   [
-    (1, 'none'),
+    pytest.param(1, 'none', marks=pytest.mark.slow),
     (2, 'none'),
     pytest.param(N - 1, 'full', marks=pytest.mark.slow),
     pytest.param(N, 'full', marks=pytest.mark.slow),

@@ -22,7 +22,10 @@ from tests.cells import forward
 # Small: the paper's form is compiled chunk by chunk, pass by pass.
 L, N, C, T = 2, 3, 2, 10
 W = N * C
-each = pytest.mark.parametrize('live', range(N + 1))
+each = pytest.mark.parametrize(
+  'live',
+  [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2, N))],
+)
 
 
 def make(live, passes=N, **changes):

@@ -33,7 +33,10 @@ def forward(cell, block):
   return run(cell, cell.initial_state(B), block)
 
 
-@pytest.mark.parametrize('live', range(N + 1))
+@pytest.mark.parametrize(
+  'live',
+  [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2, N))],
+)
 def test_tokens_make_chunks(live):
   """With padding within chunks, over more of them than a window holds."""
   cell, block = make(live), example()

@@ -14,8 +14,11 @@ from tests.architectures import ALL
 from tests.architectures import build
 from tests.architectures import real
 
+slow = lambda *names: [
+  pytest.param(name, marks=pytest.mark.slow) for name in names
+]
 every = pytest.mark.parametrize(
-  'name', ['vanilla', 'window', 'recurrent_lstm_dual', 'block_feedback']
+  'name', ['window', 'recurrent_lstm_dual', *slow('vanilla', 'block_feedback')]
 )
 GREEDY = Sampler(temperature=0.0)
 
@@ -45,7 +48,9 @@ def test_greedy_text_is_what_teacher_forcing_gives(name):
   )
 
 
-@pytest.mark.parametrize('name', ['recurrent_lstm_dual', 'block_feedback'])
+@pytest.mark.parametrize(
+  'name', ['recurrent_lstm_dual', *slow('block_feedback')]
+)
 @pytest.mark.parametrize('cuts', [(), (3,), (tiny.W, 2 * tiny.W + 1)])
 def test_cleared_states_are_cleared_at_segments_alone(name, cuts):
   m = build(name)

@@ -55,7 +55,15 @@ MODELS = {
   'chunks': (Chunks(cell=bottleneck(None), count=5), Classifier(4, None)),
   'text': (Encode(universal(False, True), 8), None),
 }
-every = pytest.mark.parametrize('name', MODELS)
+every = pytest.mark.parametrize(
+  'name',
+  [
+    name
+    if name in ('gated', 'chunks')
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in MODELS
+  ],
+)
 
 
 @functools.cache
