@@ -19,6 +19,18 @@ is_suitable() {
     >/dev/null 2>&1
 }
 
+# Whether this or more was installed, by the setup.py that there is now.
+is_installed() {
+  local stamp extras
+  for stamp in .venv/installed*; do
+    extras="${stamp#.venv/installed}"
+    if [[ -z "$1" || ",${extras#-}," == *",$1,"* ]]; then
+      cmp -s setup.py "$stamp" && return 0
+    fi
+  done
+  return 1
+}
+
 extra="${1:-}"
 bin=.venv/bin
 if ! [ -x $bin/python ] || ! is_suitable $bin/python; then
@@ -37,12 +49,10 @@ if ! [ -x $bin/python ] || ! is_suitable $bin/python; then
     "python3-venv), or name another Python in PYTHON."
 fi
 
-# What was installed: a changed setup.py or another extra installs again.
-stamp=".venv/installed${extra:+-$extra}"
-if ! cmp -s setup.py "$stamp"; then
+if ! is_installed "$extra"; then
   echo "Installing meliad_rec${extra:+ for $extra} into .venv (minutes, once)."
   $bin/python -m pip install -qq --disable-pip-version-check \
     -e ".${extra:+[$extra]}" \
     || fail "pip could not install meliad_rec; the lines above say why."
-  cp setup.py "$stamp"
+  cp setup.py ".venv/installed${extra:+-$extra}"
 fi

@@ -292,8 +292,8 @@ ARCHITECTURES = {
 QUICK = {
   *('vanilla', 'window', 'recurrent_fixed_skip', 'block_feedback'),
   *('memorizing', 'lstm', 'repeated', 'recurrent_memory', 'feedback'),
-  *('staircase', 'cached_staircase', 'transformer', 'gated_universal'),
-  *('universal', 'latent_bottleneck', 'gated_latent_bottleneck'),
+  *('staircase', 'transformer', 'universal', 'gated_universal'),
+  'latent_bottleneck',
 }
 
 
