@@ -3,10 +3,12 @@
 import functools
 
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from meliad_rec import gates
 from meliad_rec.attention import KV
 from meliad_rec.layer_config import LayerConfig
+from meliad_rec.remat import SUMS
 from meliad_rec.sublayers import Attention
 from meliad_rec.sublayers import FeedForward
 
@@ -62,5 +64,8 @@ class Layer(nn.Module):
 
   def finish(self, x_BTD, *heads_BTF):
     """Outputs, from the heads of each source."""
+    attended, output = SUMS
     x_BTD = self.attention.write(x_BTD, *heads_BTF)
-    return self.mlp(x_BTD, self.mlp_norm(x_BTD))
+    x_BTD = checkpoint_name(x_BTD, attended)
+    y_BTD = self.mlp(x_BTD, self.mlp_norm(x_BTD))
+    return checkpoint_name(y_BTD, output)

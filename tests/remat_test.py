@@ -33,7 +33,14 @@ def gradient(policy):
 
 @pytest.mark.parametrize(
   'policy, tanhs',
-  [('none', 1), ('dots', 2), ('projections', 2), ('attention', 2), ('full', 2)],
+  [
+    ('none', 1),
+    ('dots', 2),
+    ('projections', 2),
+    ('attention', 2),
+    ('sublayers', 2),
+    ('full', 2),
+  ],
 )
 def test_values_stay_and_what_is_not_kept_is_computed_again(policy, tanhs):
   gradient_of, params = gradient(policy)

@@ -12,6 +12,7 @@ from meliad_rec.layer import Layer
 from meliad_rec.layer_config import LayerConfig
 from meliad_rec.memory_scan.scan import memory_scan
 from meliad_rec.memory_scan.scan import Model
+from meliad_rec.remat import kept
 
 
 class Memory(struct.PyTreeNode):
@@ -30,6 +31,9 @@ class MemoryCell(Cell, kw_only=True):
     share_position: whether the layers have one position module together.
     layer_drop: share of training steps in which a layer is left out.
     span: tokens that the backward pass treats at once; see memory_scan.
+    remat: of each chunk, or of each step of several; None: 'sublayers', which
+      is faster than to keep more, and to copy it. Chunks of one token take
+      none: what they make again is fixed.
   """
 
   config: LayerConfig
@@ -37,6 +41,7 @@ class MemoryCell(Cell, kw_only=True):
   share_position: bool = True
   layer_drop: float = 0.0
   span: int = 64
+  remat: str | None = None
 
   @property
   def chunk(self) -> int:
@@ -69,10 +74,10 @@ class MemoryCell(Cell, kw_only=True):
         f'compat_meliad is set, and google-research/meliad has no '
         f'{type(self).__name__}; leave it out.'
       )
-    if self.remat != 'none' and not self.by_steps:
+    if self.remat and self.chunk == 1 and not self.by_steps:
       raise ValueError(
-        f'remat is {self.remat!r}, and {type(self).__name__} makes again what '
-        'it can as it is; leave it out.'
+        f'remat is {self.remat!r}, and {type(self).__name__} of chunks of one '
+        'token makes again what it can as it is; leave it out.'
       )
     position = None
     if self.share_position:
@@ -85,6 +90,11 @@ class MemoryCell(Cell, kw_only=True):
     return drop_layer(self, self.layer_drop, x_BTD, y_BTD)
 
   @property
+  def policy(self) -> str:
+    """What is kept, a name in remat.POLICIES."""
+    return self.remat or 'sublayers'
+
+  @property
   def block_length(self):
     return None if self.chunk == 1 else self.chunk
 
@@ -94,7 +104,7 @@ class MemoryCell(Cell, kw_only=True):
 
   @property
   def by_steps(self) -> bool:
-    """Whether segments are read by a scan that `remat` is of."""
+    """Whether segments are read in steps of several chunks."""
     return False
 
   @property
@@ -155,7 +165,8 @@ class MemoryCell(Cell, kw_only=True):
       )
 
     C = self.chunk
-    return Model(keys, read, C, self.span, C == 1)
+    keeps = kept(self.policy) or jax.checkpoint_policies.everything_saveable
+    return Model(keys, read, C, self.span, C == 1, keeps)
 
 
 def extend(kv, C: int):

@@ -32,8 +32,7 @@ class Staircase(MemoryCell):
     live: passes M after which a chunk is frozen; None: N.
     diagonal: whether segments of M - 1 chunks or more are read step by step, as
       staircase_diagonal does, instead of chunk by chunk. None: where M > 1,
-      for the larger products; it then keeps N passes of activations, or, with
-      remat 'full', about as much as chunk by chunk.
+      for the larger products.
   """
 
   passes: int

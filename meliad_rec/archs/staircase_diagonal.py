@@ -59,7 +59,7 @@ def run(cell, state: Memory, block):
   outputs = []
   if T >= M:
     scan = nn.scan(
-      remat(full, cell.remat, in_scan=True),
+      remat(full, cell.policy, in_scan=True),
       variable_broadcast='params',
       split_rngs={'params': False, 'dropout': False},
       in_axes=((0, 1),),

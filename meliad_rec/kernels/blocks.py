@@ -19,23 +19,24 @@ def dot(a, b, dims=AB):
   return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 
 
-def laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W: int, block: int):
+def laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, past: int, block: int):
   """Queries, keys and values of whole blocks, and 0 or NEVER for each key.
 
-  Before the own keys stand W of the past, behind the last what fills a block.
+  Before the own keys stand as many of the past, behind the last what fills a
+  block.
   """
-  missing = W + q_BTHK.shape[1] - k_BSHK.shape[1]
+  missing = past + q_BTHK.shape[1] - k_BSHK.shape[1]
   after = lambda a: whole_blocks(a, block)
-  past = lambda a: jnp.pad(a, ((0, 0), (missing, 0), (0, 0), (0, 0)))
+  full = lambda a: jnp.pad(a, ((0, 0), (missing, 0), (0, 0), (0, 0)))
   mask_BS = after(jnp.pad(mask_BS, ((0, 0), (missing, 0))))
   seen_BS = jnp.where(mask_BS, 0, NEVER).astype(jnp.float32)
-  return after(q_BTHK), after(past(k_BSHK)), after(past(v_BSHK)), seen_BS
+  return after(q_BTHK), after(full(k_BSHK)), after(full(v_BSHK)), seen_BS
 
 
-def own_keys(a_BSHK, T: int, W: int, like_BSHK):
+def given_keys(a_BSHK, T: int, past: int, like_BSHK):
   """The other way round: of keys that were given, those alone."""
-  missing = W + T - like_BSHK.shape[1]
-  return a_BSHK[:, missing : W + T]
+  missing = past + T - like_BSHK.shape[1]
+  return a_BSHK[:, missing : past + T]
 
 
 def whole_blocks(a_BS, block: int):

@@ -25,6 +25,7 @@ from meliad_rec.kernels.tpu_blocks import heads_of_step
 from meliad_rec.kernels.tpu_blocks import LANES
 from meliad_rec.kernels.tpu_blocks import unit
 from meliad_rec.kernels.tpu_forward import pack
+from meliad_rec.kernels.window_attention_ref import NEVER
 
 
 def backward(
@@ -63,14 +64,17 @@ def backward(
   blocks = Blocks(W, K, G, sharing, S)
   last = T // W - 1
   width, key_group = blocks.key_width, blocks.key_group
+  ahead = (k_BSF.shape[1] - T) // W  # Blocks of the past.
   now = lambda i: jnp.minimum(i, last)
   here = pl.BlockSpec((1, W, blocks.width), lambda h, b, i: (b, now(i), h))
   own = pl.BlockSpec(
-    (1, W, width), lambda h, b, i: (b, now(i) + 1, key_group(h))
+    (1, W, width), lambda h, b, i: (b, now(i) + ahead, key_group(h))
   )
   past = pl.BlockSpec((1, W, width), lambda h, b, i: (b, 0, key_group(h)))
   # A block of keys is done with the queries of the block after it.
-  done = pl.BlockSpec((1, W, width), lambda h, b, i: (b, i, h))
+  done = pl.BlockSpec(
+    (1, W, width), lambda h, b, i: (b, jnp.maximum(i + ahead - 1, 0), h)
+  )
   of_heads = lambda a: pl.BlockSpec(
     (G, *a.shape[1:]), lambda h, b, i: (h,) + (0,) * (a.ndim - 1)
   )
@@ -81,7 +85,7 @@ def backward(
   arguments += [scalars_H11, tile_HXS]
   specs = [here, own, own, past, past, here, here]
   specs += [
-    pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, now(i) + 1)),
+    pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, now(i) + ahead)),
     pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, 0)),
     pl.BlockSpec((1, 1, G, W), lambda h, b, i: (b, h, 0, now(i))),
     of_heads(scalars_H11),
@@ -104,7 +108,9 @@ def backward(
   moved = [(s.block_shape, jnp.float32) for s in [*specs[7:], specs[11]]]
   moved += [(s.block_shape, q_BTF.dtype) for s in [*specs[:7], here, own, own]]
   dq_BTF, dk_BSF, dv_BSF, dbias_HXS, dscale_H11 = pl.pallas_call(
-    functools.partial(_kernel, blocks=blocks, normalize=normalize),
+    functools.partial(
+      _kernel, blocks=blocks, has_past=ahead > 0, normalize=normalize
+    ),
     grid=(H // G, B, T // W + 1),
     in_specs=specs,
     out_specs=[here, done, done, of_heads(tile), of_heads(scalars)],
@@ -151,6 +157,7 @@ def _kernel(
   tile_ref,
   *rest,
   blocks,
+  has_past,
   normalize,
 ):
   *keep_ref, dq_ref, dk_ref, dv_ref, dbias_ref, dscale_ref = rest[:-5]
@@ -167,6 +174,8 @@ def _kernel(
   @pl.when(i == 0)
   def _():
     take(past_k_ref, past_v_ref, past_seen_ref)
+    if not has_past:
+      seen[W:] = jnp.full((W, LANES), NEVER, seen.dtype)
 
   @pl.when((i == 0) & (pl.program_id(1) == 0))
   def _():

@@ -41,7 +41,7 @@ def forward(
 
   Args:
     q_BTF: queries, the heads side by side.
-    k_BSF, v_BSF: W keys of the past, then T own ones.
+    k_BSF, v_BSF: W keys of the past, or none, then T own ones.
     seen_B1S: 0, or NEVER at keys that nobody may see.
     tile_HSX: bias and band of a sub-block, to base 2, less the shift.
     scale_H: queries are brought to unit length and multiplied with it; None:
@@ -63,7 +63,10 @@ def forward(
   here = pl.BlockSpec((1, W, blocks.width), lambda h, b, i: (b, i, h))
   key_group = blocks.key_group
   width = blocks.key_width
-  own = pl.BlockSpec((1, W, width), lambda h, b, i: (b, i + 1, key_group(h)))
+  ahead = (k_BSF.shape[1] - T) // W  # Blocks of the past.
+  own = pl.BlockSpec(
+    (1, W, width), lambda h, b, i: (b, i + ahead, key_group(h))
+  )
   past = pl.BlockSpec((1, W, width), lambda h, b, i: (b, 0, key_group(h)))
   of_heads = lambda a: pl.BlockSpec(
     (G, *a.shape[1:]), lambda h, b, i: (h,) + (0,) * (a.ndim - 1)
@@ -74,7 +77,7 @@ def forward(
   arguments += [scalars_H12, tile_HSX]
   specs = [here, own, own, past, past]
   specs += [
-    pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, i + 1)),
+    pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, i + ahead)),
     pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, 0)),
     of_heads(scalars_H12),
     of_heads(tile_HSX),
@@ -92,7 +95,11 @@ def forward(
   moved += [(s.block_shape, q_BTF.dtype) for s in [*specs[:5], here]]
   o_BTF, lse_BNGT = pl.pallas_call(
     functools.partial(
-      _kernel, blocks=blocks, normalize=normalize, bounded=bounded
+      _kernel,
+      blocks=blocks,
+      has_past=ahead > 0,
+      normalize=normalize,
+      bounded=bounded,
     ),
     grid=(H // G, B, T // W),
     in_specs=specs,
@@ -131,6 +138,7 @@ def _kernel(
   tile_ref,
   *rest,
   blocks,
+  has_past,
   normalize,
   bounded,
 ):
@@ -143,6 +151,8 @@ def _kernel(
   @pl.when(pl.program_id(2) == 0)
   def _():
     take(past_k_ref, past_v_ref, past_seen_ref)
+    if not has_past:
+      seen[:, W:] = jnp.full((1, W), NEVER, seen.dtype)
 
   for buffer in (keys, values):
     buffer[:W] = buffer[W:]

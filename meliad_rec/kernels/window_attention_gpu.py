@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.kernels import blocks
+from meliad_rec.kernels.blocks import given_keys
 from meliad_rec.kernels.blocks import laid_out
 from meliad_rec.kernels.blocks import LOG2E
-from meliad_rec.kernels.blocks import own_keys
 from meliad_rec.kernels.blocks import whole_blocks
 from meliad_rec.kernels.gpu_backward import backward
 from meliad_rec.kernels.gpu_forward import forward
@@ -110,7 +110,7 @@ def gradients(
   )
   # Gradients are those of what logits are before they are taken to base 2.
   (dbias_HW,) = to_bias(dtile_HSX)
-  own = lambda a: own_keys(a, T, W, k_BSHK)
+  own = lambda a: given_keys(a, T, W, k_BSHK)
   return (
     dq[:, :T],
     own(dk),

@@ -122,7 +122,8 @@ def gradients(
     interpret=interpret,
   )
   # Gradients are those of what logits are before they are taken to base 2.
-  own = lambda a: blocks.own_keys(a, T, W, k_BSHK).reshape(k_BSHK.shape)
+  past = past_keys(T, k_BSHK, W)
+  own = lambda a: blocks.given_keys(a, T, past, k_BSHK).reshape(k_BSHK.shape)
   (dbias_HW,) = to_bias(turned(dtile_HXS))
   return (
     dq[:, :T].reshape(q_BTHK.shape),
@@ -157,8 +158,14 @@ def turned(a_HSX):
 
 def laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W: int):
   """Heads side by side, in whole blocks; and 0 or NEVER for each key."""
-  *qkv, seen_BS = blocks.laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W, W)
+  past = past_keys(q_BTHK.shape[1], k_BSHK, W)
+  *qkv, seen_BS = blocks.laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, past, W)
   return *map(side_by_side, qkv), seen_BS[:, None]
+
+
+def past_keys(T: int, k_BSHK, W: int) -> int:
+  """Keys before the queries' own that kernels read: all of them, or none."""
+  return W if k_BSHK.shape[1] > T else 0
 
 
 def side_by_side(a_BSHK):

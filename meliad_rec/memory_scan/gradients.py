@@ -12,16 +12,30 @@ from meliad_rec.memory_scan import tokens
 Tree = Any  # A pytree; every leaf [B, tokens, ...].
 
 
+def read(model, *arguments):
+  """What `model.read` gives, and its pullback; of a parallel one nothing.
+
+  The pullback keeps none of the arguments, and is given them again: windows of
+  keys overlap, and every chunk has the same parameters.
+  """
+  if model.parallel:
+    return model.read(*arguments), ()
+  body = jax.checkpoint(model.read, prevent_cse=False, policy=model.keeps)
+  found, pull = jax.vjp(body, *arguments)
+  pull.args_res[:] = [None] * len(arguments)
+  return found, pull
+
+
 def backward(model, kept, gradients):
   """Gradients of params, memory and x_BTD; None for the facts.
 
   Args:
     model: of scan.py.
     kept: params; seen, which is memory and all that was written behind it;
-      x_BTD; facts.
+      x_BTD; facts; and what `read` keeps of each chunk of each span.
     gradients: of seen, and of y_BTD.
   """
-  params, seen, x_BTD, facts = kept
+  params, seen, x_BTD, facts, pulls = kept
   d_seen, d_y_BTD = gradients
   T = x_BTD.shape[1]
   K = tokens.divisor(T, model.chunk, model.span)
@@ -29,7 +43,8 @@ def backward(model, kept, gradients):
   keys = functools.partial(model.keys, params)
   way = _in_parallel if model.parallel else _by_chunks
 
-  def span(carry, j):
+  def span(carry, xs):
+    j, pulls = xs
     at = j * K
     part = _Span(
       at,
@@ -39,6 +54,7 @@ def backward(model, kept, gradients):
         lambda m, d: tokens.at(d, m.shape[1] + at, K), memory, d_seen
       ),
       tokens.at(d_y_BTD, at, K),
+      pulls,
     )
     d_params, d_kv = carry
     more, d_kv, d_x_BKD = way(model, params, facts, part, d_kv)
@@ -48,7 +64,7 @@ def backward(model, kept, gradients):
   (d_params, d_kv), d_x = jax.lax.scan(
     span,
     (none(params), none(jax.eval_shape(keys, memory))),
-    jnp.arange(T // K),
+    (jnp.arange(T // K), pulls),
     reverse=True,
   )
   if model.parallel:
@@ -68,6 +84,7 @@ class _Span(NamedTuple):
   x_BKD: jax.Array
   d_written: Tree  # Gradients from outside of the scan.
   d_y_BKD: jax.Array
+  pulls: Tree  # What is kept of each chunk.
 
 
 def _in_parallel(model, params, facts, span, d_kv):
@@ -81,7 +98,7 @@ def _in_parallel(model, params, facts, span, d_kv):
     and of x_BKD.
   """
 
-  def pull(now, window, x_BCD, cotangents):
+  def pull(_, now, window, x_BCD, cotangents):
     read = lambda kv: model.read(params, kv, x_BCD, facts, now)
     return (), *jax.vjp(read, window)[1](cotangents), ()
 
@@ -103,9 +120,9 @@ def _in_parallel(model, params, facts, span, d_kv):
 def _by_chunks(model, params, facts, span, d_kv):
   """As _in_parallel; every gradient at its chunk."""
 
-  def pull(now, window, x_BCD, cotangents):
-    read = lambda p, kv, x: model.read(p, kv, x, facts, now)
-    return jax.vjp(read, params, window, x_BCD)[1](cotangents)
+  def pull(kept, now, window, x_BCD, cotangents):
+    kept.args_res[:] = [params, window, x_BCD, facts, now]
+    return kept(cotangents)[:3]
 
   def pull_keys(part, own):
     return jax.vjp(model.keys, params, part)[1](own)
@@ -128,7 +145,8 @@ def _sweep(model, params, span, d_kv, d_params, pull, pull_keys):
   kv = model.keys(params, span.seen)
   length = lambda a: a.shape[1] - K
 
-  def step(carry, i):
+  def step(carry, xs):
+    i, kept = xs
     d_params, d_kv = carry
     now = i * C
     own = jax.tree.map(lambda a: tokens.at(a, length(a) + now, C), d_kv)
@@ -139,6 +157,7 @@ def _sweep(model, params, span, d_kv, d_params, pull, pull_keys):
       lambda d, more: tokens.at(d, now, C) + more, span.d_written, d_part
     )
     more, d_window, d_x = pull(
+      kept,
       span.at + now,
       jax.tree.map(lambda a: tokens.at(a, now, length(a) + C), kv),
       tokens.at(span.x_BKD, now, C),
@@ -156,7 +175,7 @@ def _sweep(model, params, span, d_kv, d_params, pull, pull_keys):
 
   d_kv = jax.tree.map(lambda a: tokens.pad(a, K, 0), d_kv)
   (d_params, d_kv), (d_written, d_x) = jax.lax.scan(
-    step, (d_params, d_kv), jnp.arange(K // C), reverse=True
+    step, (d_params, d_kv), (jnp.arange(K // C), span.pulls), reverse=True
   )
   d_kv = jax.tree.map(lambda a: a[:, : length(a)], d_kv)
   return d_params, d_kv, jax.tree.map(tokens.join, d_written), d_x

@@ -122,11 +122,44 @@ def test_adaptive_spans_are_penalised_once_a_segment(make):
   assert sums[0] == pytest.approx(sums[1])
 
 
-@pytest.mark.parametrize('make', [feedback, lambda: staircase(live=1)])
-def test_what_is_made_again_already_takes_no_remat(make):
+def test_chunks_of_one_token_take_no_remat():
   with pytest.raises(ValueError, match="remat is 'full', and .*; leave it out"):
-    tables(make().clone(remat='full'))
+    tables(feedback().clone(remat='full'))
   assert tables(staircase().clone(remat='full')) == 1
+
+
+def test_unknown_remat_is_an_error():
+  cell = Sum(config=config(), count=0, tokens=4, remat='all')
+  with pytest.raises(ValueError, match="remat is 'all'; it must be one of"):
+    applied(cell, example())
+
+
+@pytest.mark.parametrize('C', [2, 4])
+def test_what_is_kept_of_a_chunk_changes_memory_alone(C):
+  """`Sum` keeps nothing by name, so 'sublayers' is as lean as 'full'."""
+  block = example(64)
+
+  def gradient(policy):
+    cell = Sum(config=config(), count=0, tokens=C, remat=policy)
+
+    def loss(weight, x):
+      given = Block(x, block.mask)
+      params = {'params': {'weight': weight}}
+      return jnp.sum(jnp.sin(cell.apply(params, given, method=forward)[1]))
+
+    gradient = jax.jit(jax.grad(loss, (0, 1))).lower(0.5, block.x).compile()
+    memory = gradient.memory_analysis().temp_size_in_bytes
+    return memory, jax.tree.leaves(gradient(0.5, block.x))
+
+  policies = None, 'none', 'dots', 'sublayers', 'full'
+  memory, found = zip(*map(gradient, policies), strict=True)
+  for leaves in found[1:]:
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+      leaves,
+      found[0],
+    )
+  assert memory[0] == memory[3] == memory[4] < memory[1]
 
 
 @pytest.mark.parametrize('make', [feedback, staircase])
