@@ -16,6 +16,7 @@ from flax import linen as nn
 from flax import struct
 import jax
 
+from meliad_rec.partition import gather
 from meliad_rec.remat import remat
 
 State = Any  # A pytree; every leaf is [B, ...]; the same shapes in and out.
@@ -174,6 +175,9 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
     out_axes=1,
     unroll=cell.unroll,
   )
+  if not cell.is_initializing():
+    # Gathered once, and not in each block; so are gradients added up.
+    scan = nn.map_variables(scan, 'params', trans_in_fn=gather)
   return scan(cell, state, blocks)
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from meliad_rec.archs.ring import Ring
 from meliad_rec.cell import Cell
+from meliad_rec.kernels.per_shard import per_shard
 from meliad_rec.kernels.window_attention_ref import NEVER
 from meliad_rec.layer import Layer
 from meliad_rec.layer_config import LayerConfig
@@ -157,7 +158,9 @@ class MemorizingLayer(Cell):
       find = functools.partial(
         jax.lax.approx_max_k, recall_target=self.recall_target
       )
-    top, _ = find(jax.lax.stop_gradient(score_BHQS), self.neighbors + 1)
+    search = lambda score_BHQS: find(score_BHQS, self.neighbors + 1)[:1]
+    scores = (jax.lax.stop_gradient(score_BHQS),)
+    (top,) = per_shard(search, ('sums',), scores, ('sums',))(*scores)
     # Or XLA joins the next slice with the search, and sorts all scores.
     top = jax.lax.optimization_barrier(top)
     # Half way to the next: a score computed again may differ in its last bit.

@@ -1,6 +1,7 @@
-"""A kernel on each device's own rows and heads.
+"""A kernel, or a search, on each device's own rows and heads.
 
-Compilers cut what they know themselves over a mesh; a kernel must be told.
+Compilers cut what they know themselves over a mesh; a kernel must be told. Nor
+do they cut a search for the greatest: they gather its rows.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from jax.sharding import PartitionSpec
 from meliad_rec.partition import BATCH_AXES
 from meliad_rec.partition import MESH_AXES
 
+_HEADS = {'tokens': 2, 'sums': 1}  # The axis of heads.
+
 
 def per_shard(
   call: Callable, kinds: Sequence[str], arguments, results: Sequence[str]
@@ -22,7 +25,7 @@ def per_shard(
   Args:
     call: takes the arguments, each an array or None.
     kinds: of each argument: 'tokens' [B, T, H, K], 'rows' [B, S], 'sums' [B, H,
-      T], or 'heads' [H, ...].
+      ...], or 'heads' [H, ...]; there are tokens or sums.
     arguments: the whole ones.
     results: kinds of what it returns; 'heads' are added up over rows.
   """
@@ -36,15 +39,17 @@ def per_shard(
     return call
   # An axis of one place is named too: a kernel is told of all or of none.
   rows, heads = [], MESH_AXES['heads']
-  tokens = [
-    a for a, kind in zip(arguments, kinds, strict=True) if kind == 'tokens'
+  cut = [
+    (a, _HEADS[kind])
+    for a, kind in zip(arguments, kinds, strict=True)
+    if kind in _HEADS
   ]
-  left = len(tokens[0])
+  left = len(cut[0][0])
   for axis in BATCH_AXES:
     if axis in free and left % free[axis] == 0:
       rows.append(axis)
       left //= free[axis]
-  whole = any(a.shape[2] % free.get(heads, 1) for a in tokens)
+  whole = any(a.shape[axis] % free.get(heads, 1) for a, axis in cut)
   heads = None if whole or heads not in free else heads
   rows = tuple(rows) or None
   specs = {
