@@ -4,17 +4,22 @@ Tan et al. 2023, "Sparse Universal Transformer", sections 3.1 and 3.3. Keys and
 values are shared; queries and outputs are of the experts that a token chose.
 """
 
+import functools
+
 from flax import linen as nn
 import jax.numpy as jnp
 
 from meliad_rec.attention import Heads
 from meliad_rec.cores.attention import attend
 from meliad_rec.cores.core_config import CoreConfig
+from meliad_rec.cores.experts import choose
 from meliad_rec.cores.experts import Experts
 from meliad_rec.cores.experts import fan_in
 from meliad_rec.cores.experts import Grouped
+from meliad_rec.cores.experts import grouped
 from meliad_rec.cores.experts import Router
 from meliad_rec.dropout import TiledDropout
+from meliad_rec.kernels.per_shard import per_row
 
 
 class ExpertMLP(nn.Module):
@@ -25,16 +30,24 @@ class ExpertMLP(nn.Module):
 
   @nn.compact
   def __call__(self, n_BTD):
-    config, E = self.config, self.experts.count
-    chosen = Router(self.experts, name='choice')(n_BTD)
-    hidden = Grouped(
-      E, config.mlp_width, config.dtype, fan_in(1 / 3), name='hidden'
+    config, E, D = self.config, self.experts.count, n_BTD.shape[-1]
+    p_BTE = Router(self.experts, name='choice')(n_BTD)
+    kernel = functools.partial(
+      Grouped, E, dtype=config.dtype, first=fan_in(1 / 3)
     )
-    output = Grouped(
-      E, n_BTD.shape[-1], config.dtype, fan_in(1 / 3), name='output'
+    kernels = (
+      kernel(width=config.mlp_width, name='hidden')(D),
+      kernel(width=D, name='output')(config.mlp_width),
     )
-    h_MF = config.activation(hidden(chosen.spread(n_BTD), chosen.size_E))
-    y_BTD = chosen.mix(output(h_MF, chosen.size_E)).astype(config.dtype)
+
+    def mixed(of_rows, kernels):
+      (n_BTD, p_BTE), (hidden, output) = of_rows, kernels
+      chosen = choose(p_BTE, self.experts.chosen)
+      h_MF = grouped(chosen.spread(n_BTD), hidden, chosen.size_E)
+      y_MD = grouped(config.activation(h_MF), output, chosen.size_E)
+      return chosen.mix(y_MD)
+
+    y_BTD = per_row(mixed, (n_BTD, p_BTE), kernels).astype(config.dtype)
     return TiledDropout(config.dropout)(y_BTD)
 
 
@@ -65,10 +78,22 @@ class ExpertAttention(nn.Module):
     config, C = self.config, self.experts.chosen
     (B, T, _), H, K = x_BTD.shape, config.heads, config.head_width
     n_BTD, n_BSD = self.norm(x_BTD), self.norm(source_BSD)
-    chosen = self.choice(n_BTD)
-    q_MF = self.query(chosen.spread(n_BTD), chosen.size_E) * K**-0.5
+    p_BTE = self.choice(n_BTD)
+
+    def queries(of_rows, kernel):
+      n_BTD, p_BTE = of_rows
+      chosen = choose(p_BTE, C)
+      return chosen.gather(grouped(chosen.spread(n_BTD), kernel, chosen.size_E))
+
+    def outputs(of_rows, kernel):
+      y_BTCF, p_BTE = of_rows
+      chosen = choose(p_BTE, C)
+      return chosen.mix(grouped(chosen.sort(y_BTCF), kernel, chosen.size_E))
+
+    kernel = self.query(n_BTD.shape[-1])
+    q_BTCF = per_row(queries, (n_BTD, p_BTE), kernel) * K**-0.5
     # A token's chosen experts are so many more heads, over the same keys.
-    q_BTGK = chosen.gather(q_MF).reshape(B, T, C * H, K)
+    q_BTGK = q_BTCF.reshape(B, T, C * H, K)
     same = lambda kv_BSHK: jnp.tile(kv_BSHK, (1, 1, C, 1))
     y_BTGK = attend(
       config,
@@ -78,6 +103,6 @@ class ExpertAttention(nn.Module):
       same(self.value(n_BSD)),
       mask_BS,
     )
-    y_MF = chosen.sort(y_BTGK.reshape(B, T, C, H * K))
-    y_BTD = chosen.mix(self.output(y_MF, chosen.size_E))
+    y_BTCF = y_BTGK.reshape(B, T, C, H * K)
+    y_BTD = per_row(outputs, (y_BTCF, p_BTE), self.output(H * K))
     return x_BTD + self.drop(y_BTD.astype(x_BTD.dtype))

@@ -76,29 +76,35 @@ class Chosen(struct.PyTreeNode):
 
 
 class Router(nn.Module):
-  """Chooses experts; sows the probabilities of all as 'routes', [B, T, E]."""
+  """Probabilities of all experts, [B, T, E] float32; sown as 'routes' too."""
 
   experts: Experts
 
   @nn.compact
-  def __call__(self, n_BTD) -> Chosen:
-    E, C = self.experts.count, self.experts.chosen
+  def __call__(self, n_BTD):
+    E = self.experts.count
     dense = nn.Dense(E, use_bias=False, dtype='float32', name='router')
     p_BTE = jax.nn.softmax(dense(n_BTD.astype(jnp.float32)))
     self.sow('routes', 'p', p_BTE)
-    weight_BTC, expert_BTC = jax.lax.top_k(p_BTE, C)
-    expert_M = expert_BTC.reshape(-1)
-    order_M = jnp.argsort(expert_M, stable=True)
-    size_E = jnp.sum(expert_M[:, None] == jnp.arange(E), 0, dtype=jnp.int32)
-    return Chosen(weight_BTC, order_M, size_E)
+    return p_BTE
+
+
+def choose(p_BTE, count: int) -> Chosen:
+  """The likeliest experts of each token.
+
+  A sort of all tokens: for those of one device, or all devices exchange them
+  (see kernels.per_shard.per_row).
+  """
+  weight_BTC, expert_BTC = jax.lax.top_k(p_BTE, count)
+  expert_M = expert_BTC.reshape(-1)
+  order_M = jnp.argsort(expert_M, stable=True)
+  is_of_ME = expert_M[:, None] == jnp.arange(p_BTE.shape[-1])
+  size_E = jnp.sum(is_of_ME, 0, dtype=jnp.int32)
+  return Chosen(weight_BTC, order_M, size_E)
 
 
 class Grouped(nn.Module):
-  """A matrix for each expert, for rows sorted by expert: [M, X] -> [M, Y].
-
-  On TPU only the products that are asked for are computed; XLA for a CPU
-  computes those of every row with every expert.
-  """
+  """A matrix for each expert, [E, X, Y], for `grouped`."""
 
   count: int
   width: int
@@ -106,15 +112,21 @@ class Grouped(nn.Module):
   first: nn.initializers.Initializer
 
   @nn.compact
-  def __call__(self, x_MX, size_E):
-    shape = self.count, x_MX.shape[-1], self.width
-    kernel_EXY = self.param('kernel', self.first, shape)
-    return jax.lax.ragged_dot(
-      x_MX.astype(self.dtype),
-      kernel_EXY.astype(self.dtype),
-      size_E,
-      preferred_element_type=jnp.float32,
-    ).astype(self.dtype)
+  def __call__(self, inputs: int):
+    shape = self.count, inputs, self.width
+    return self.param('kernel', self.first, shape).astype(self.dtype)
+
+
+def grouped(x_MX, kernel_EXY, size_E):
+  """Rows sorted by expert, each by the matrix of its own: [M, Y].
+
+  On TPU only the products that are asked for are computed; XLA for a CPU
+  computes those of every row with every expert.
+  """
+  dtype = kernel_EXY.dtype
+  return jax.lax.ragged_dot(
+    x_MX.astype(dtype), kernel_EXY, size_E, preferred_element_type=jnp.float32
+  ).astype(dtype)
 
 
 def fan_in(scale: float) -> nn.initializers.Initializer:

@@ -30,32 +30,23 @@ def per_shard(
     results: kinds of what it returns; 'heads' are added up over rows.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  free = {
-    name: mesh.shape[name]
-    for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-    if kind == AxisType.Auto
-  }
+  free = _free(mesh)
   if not free:
     return call
   # An axis of one place is named too: a kernel is told of all or of none.
-  rows, heads = [], MESH_AXES['heads']
+  heads = MESH_AXES['heads']
   cut = [
     (a, _HEADS[kind])
     for a, kind in zip(arguments, kinds, strict=True)
     if kind in _HEADS
   ]
-  left = len(cut[0][0])
-  for axis in BATCH_AXES:
-    if axis in free and left % free[axis] == 0:
-      rows.append(axis)
-      left //= free[axis]
+  rows = _rows(free, len(cut[0][0]))
   whole = any(a.shape[axis] % free.get(heads, 1) for a, axis in cut)
   heads = None if whole or heads not in free else heads
-  rows = tuple(rows) or None
   specs = {
-    'tokens': PartitionSpec(rows, None, heads),
-    'rows': PartitionSpec(rows),
-    'sums': PartitionSpec(rows, heads),
+    'tokens': PartitionSpec(rows or None, None, heads),
+    'rows': PartitionSpec(rows or None),
+    'sums': PartitionSpec(rows or None, heads),
     'heads': PartitionSpec(heads),
   }
 
@@ -78,3 +69,46 @@ def per_shard(
     out_specs=tuple(specs[kind] for kind in results),
     check_vma=False,
   )
+
+
+def per_row(call: Callable, of_rows, shared):
+  """`call(of_rows, shared)`, for the rows of each device where there is a mesh.
+
+  Args:
+    call: what it gives is of rows too.
+    of_rows: a pytree of arrays [B, ...].
+    shared: a pytree of arrays that all rows read; along the axes of rows they
+      are whole.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  rows = _rows(_free(mesh), len(jax.tree.leaves(of_rows)[0]))
+  if not rows:
+    return call(of_rows, shared)
+  cut = PartitionSpec(rows)
+  return jax.shard_map(
+    call,
+    mesh=mesh,
+    axis_names=set(rows),
+    in_specs=(cut, PartitionSpec()),
+    out_specs=cut,
+    check_vma=False,
+  )(of_rows, shared)
+
+
+def _free(mesh) -> dict[str, int]:
+  """The axes that are the compiler's to cut over, and their places."""
+  return {
+    name: mesh.shape[name]
+    for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+    if kind == AxisType.Auto
+  }
+
+
+def _rows(free: dict[str, int], left: int) -> tuple[str, ...]:
+  """Of these axes, those that so many rows are cut over."""
+  rows = []
+  for axis in BATCH_AXES:
+    if axis in free and left % free[axis] == 0:
+      rows.append(axis)
+      left //= free[axis]
+  return tuple(rows)

@@ -21,20 +21,18 @@ def example():
 def choose(n_BTD):
   router = Router(MIX)
   params = router.init(jax.random.key(0), n_BTD)['params']
-  chosen, sown = router.apply({'params': params}, n_BTD, mutable=['routes'])
-  (p_BTE,) = sown['routes']['p']
-  return chosen, np.asarray(p_BTE)
+  p_BTE, sown = router.apply({'params': params}, n_BTD, mutable=['routes'])
+  np.testing.assert_array_equal(p_BTE, sown['routes']['p'][0])
+  return experts.choose(p_BTE, C), np.asarray(p_BTE)
 
 
 def test_each_token_is_mixed_of_its_likeliest_experts():
   n_BTD = example()
   chosen, p_BTE = choose(n_BTD)
-  grouped = Grouped(E, Y, 'float32', experts.fan_in(1.0))
-  x_MD = chosen.spread(n_BTD)
-  params = grouped.init(jax.random.key(1), x_MD, chosen.size_E)
-  y_MY = grouped.apply(params, x_MD, chosen.size_E)
+  kernels = Grouped(E, Y, 'float32', experts.fan_in(1.0))
+  kernel_EDY, _ = kernels.init_with_output(jax.random.key(1), D)
+  y_MY = experts.grouped(chosen.spread(n_BTD), kernel_EDY, chosen.size_E)
   found_BTY = chosen.mix(y_MY)
-  kernel_EDY = params['params']['kernel']
   for b, t in np.ndindex(B, T):
     likeliest = np.argsort(-p_BTE[b, t])[:C]
     expected_Y = sum(

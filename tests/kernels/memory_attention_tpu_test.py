@@ -75,6 +75,7 @@ def test_queries_that_are_scaled_already():
   assert_close(found, expected, 3e-5)
 
 
+# 1,024 slots of heads 256 wide are more than the 16 MiB of VMEM that a v4 has.
 CHIPS = 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'v7x:2x2x1', 'v4:2x2x1'
 
 
@@ -87,6 +88,7 @@ CHIPS = 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'v7x:2x2x1', 'v4:2x2x1'
       pytest.param(name, S, K, marks=pytest.mark.slow)
       for name in CHIPS
       for S, K in ((512, 64), (1024, 128), (1024, 256))
+      if (name, K) != ('v4:2x2x1', 256)
     ),
   ],
 )

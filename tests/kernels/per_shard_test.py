@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from meliad_rec import partition
+from meliad_rec.kernels.per_shard import per_row
 from meliad_rec.kernels.per_shard import per_shard
 from meliad_rec.kernels.window_attention import window_attention
 from meliad_rec.planning import topology
@@ -108,3 +109,29 @@ def test_the_kernels_compile_for_a_slice(shape):
   assert 'window_attention_backward' in text
   # Rows stay where they are.
   assert 'all-to-all' not in text
+
+
+@pytest.mark.parametrize(
+  'shape, here',
+  [((8, 1, 1), 4), ((4, 1, 2), 1), ((2, 2, 2), 1), ((1, 1, 8), 4)],
+)
+def test_rows_of_a_device_are_sorted_by_themselves(shape, here):
+  x_BTHK, _, _, scale_H, _ = arguments()
+  seen = []
+
+  def sort(of_rows, shared):
+    seen.append(len(of_rows['x']))
+    return jnp.sort(of_rows['x'] * shared[:, None], 1)
+
+  def loss(x_BTHK, scale_H):
+    y_BTHK = per_row(sort, {'x': x_BTHK}, scale_H)
+    return jnp.sum(jnp.sin(y_BTHK)), y_BTHK
+
+  gradients = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
+  expected = gradients(x_BTHK, scale_H)
+  with jax.set_mesh(partition.make_mesh(*shape)):
+    found = gradients(x_BTHK, scale_H)
+  assert seen[-1] == here
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected
+  )
