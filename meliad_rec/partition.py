@@ -74,8 +74,8 @@ def make_mesh(
   if np.prod(shape) != len(devices):
     raise ValueError(
       f'The mesh data {data} x fsdp {fsdp} x model {model} needs '
-      f'{np.prod(shape)} devices; there are {len(devices)}. Set '
-      'partition.make_mesh.'
+      f'{np.prod(shape)} devices; there are {len(devices)}. Give --mesh axes '
+      'whose product that is.'
     )
   # Auto: with explicit axes a sharding constraint would be an assertion.
   types = (AxisType.Auto,) * 3
@@ -157,21 +157,24 @@ def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def rows_here(mesh: Mesh, rows: int) -> slice:
-  """The rows of a batch that this host's devices hold, to read them.
+def rows_here(mesh: Mesh, rows: int) -> np.ndarray:
+  """The rows of a batch that this host's devices hold, in order, to read them.
 
-  Hosts that a model axis spans hold, and read, the same rows.
+  They may lie apart: the devices of a host are neighbours in space, and those
+  of a mesh need not be. Hosts that a model axis spans hold, and read, the same.
 
   Raises:
-    ValueError: the rows do not divide evenly, or lie apart from each other.
+    ValueError: the rows do not divide evenly.
   """
-  places = batch_sharding(mesh, rows).addressable_devices_indices_map((rows,))
-  held = {row for (part,) in places.values() for row in range(rows)[part]}
-  first, last = min(held), max(held)
-  if len(held) <= last - first:
-    raise ValueError(
-      f'The mesh gives host {jax.process_index()} rows that lie apart, '
-      f'{sorted(held)}; set partition.make_mesh to axes that keep the devices '
-      'of a host together.'
-    )
-  return slice(first, last + 1)
+  return rows_of(mesh, rows, jax.process_index())
+
+
+def rows_of(mesh: Mesh, rows: int, host: int) -> np.ndarray:
+  """As rows_here, of any host."""
+  places = batch_sharding(mesh, rows).devices_indices_map((rows,))
+  held = [
+    np.arange(rows)[part]
+    for device, (part,) in places.items()
+    if device.process_index == host
+  ]
+  return np.unique(np.concatenate(held))

@@ -14,7 +14,9 @@ from meliad_rec import partition
 from meliad_rec.model import empty_carry
 from meliad_rec.model import initialize
 from meliad_rec.model import Model
+from meliad_rec.planning import topology
 from tests import architectures as tiny
+from tests.libtpu import needs_libtpu
 
 B, T, V = 8, tiny.T, 32  # V is even, so that the embedding is cut too.
 MESHES = [(8, 1, 1), (2, 2, 2)]
@@ -190,21 +192,31 @@ def test_rows_must_divide():
 
 
 def test_one_host_reads_all_rows():
-  assert partition.rows_here(partition.make_mesh(2, 2, 2), 12) == slice(0, 12)
+  mesh = partition.make_mesh(2, 2, 2)
+  assert partition.rows_here(mesh, 12).tolist() == list(range(12))
 
 
-def test_rows_that_lie_apart_are_refused(monkeypatch):
-  mesh = partition.make_mesh(8)
-  fake = type('Fake', (), {})()
-  fake.addressable_devices_indices_map = lambda shape: {
-    0: (slice(0, 2),),
-    1: (slice(4, 6),),
-  }
-  monkeypatch.setattr(partition, 'batch_sharding', lambda mesh, rows: fake)
-  with pytest.raises(ValueError, match=r'apart, \[0, 1, 4, 5\]; set'):
-    partition.rows_here(mesh, 8)
-  fake.addressable_devices_indices_map = lambda shape: {
-    0: (slice(2, 4),),
-    1: (slice(2, 4),),
-  }
-  assert partition.rows_here(mesh, 8) == slice(2, 4)
+@needs_libtpu
+@pytest.mark.parametrize(
+  'name, axes, one, apart',
+  [
+    ('v5e:4x4', (16,), 4, True),
+    ('v5e:16x16', (256,), 4, True),
+    ('v5e:16x16', (64, 1, 4), 2, False),
+    ('v5e:16x16', (16, 16), 4, True),
+    ('v5p:4x4x4', (1, 64), 4, True),
+    ('v5p:2x2x2', (8,), 4, True),
+  ],
+)
+def test_hosts_of_a_slice_share_its_rows(name, axes, one, apart):
+  """Each holds as many; some the same, where a model axis spans them."""
+  devices = topology.devices(name)
+  mesh = partition.make_mesh(*axes, devices=devices)
+  rows = mesh.shape['data'] * mesh.shape['fsdp']
+  held = [
+    partition.rows_of(mesh, rows, host)
+    for host in {device.process_index for device in devices}
+  ]
+  assert {len(rows_N) for rows_N in held} == {one}
+  assert set(np.concatenate(held)) == set(range(rows))
+  assert any(np.ptp(rows_N) >= one for rows_N in held) == apart

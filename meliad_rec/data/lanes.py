@@ -33,7 +33,7 @@ class Lanes:
       False, so that rows end together.
     repeat: False ends after every token was a target once; rows that have run
       out are fully masked, with document -1.
-    rows_here: the rows this host reads; None: all.
+    rows_here: the rows this host reads, [n]; None: all.
 
   Raises:
     ValueError: nothing to read, rows or segment below 1, or of pairs odd.
@@ -49,12 +49,12 @@ class Lanes:
     shorter_first: ShorterFirst | None = None,
     shuffle: bool = True,
     repeat: bool = True,
-    rows_here: slice | None = None,
+    rows_here: np.ndarray | None = None,
   ):
     if min(rows, segment) < 1:
       raise ValueError(f'Lanes of {rows} rows and {segment} tokens hold none.')
     self.documents = documents
-    self.rows_here = range(rows)[rows_here or slice(None)]
+    self.rows_here = np.arange(rows) if rows_here is None else rows_here
     if not documents.lengths.any():
       raise ValueError(
         f'Nothing to read: all of the {len(documents)} documents are empty; '
@@ -159,9 +159,8 @@ class Lanes:
       self._next += 1
 
   def _batch(self) -> Batch:
-    here = slice(self.rows_here.start, self.rows_here.stop, self.rows_here.step)
-    document_B = self._document_B[here]
-    offset_B = np.where(document_B < 0, 0, self._offset_B[here])
+    document_B = self._document_B[self.rows_here]
+    offset_B = np.where(document_B < 0, 0, self._offset_B[self.rows_here])
     at = zip(document_B, offset_B, strict=True)
     found = [read(self.documents, i, offset, self.segment) for i, offset in at]
     tokens_BT, targets_BT, mask_BT = map(np.stack, zip(*found, strict=True))

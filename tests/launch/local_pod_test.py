@@ -29,14 +29,22 @@ def data(tmp_path_factory):
   return folder
 
 
-def start(count, workdir, data, devices=1, **changes):
-  """The script, started; tiny_run.command says what it is given."""
+def start(count, workdir, data, devices=1, more=(), path=(), **changes):
+  """The script, started; tiny_run.command says what it is given.
+
+  Args:
+    more: flags.
+    path: folders of modules.
+  """
   _, _, _, *flags = tiny_run.command(
     workdir, data, *(SETTINGS | changes).items()
   )
   return subprocess.Popen(
-    ['bash', SCRIPT, str(count), *flags],
-    env=tiny_run.environment(DEVICES=str(devices)),
+    ['bash', SCRIPT, str(count), *flags, *more],
+    env=tiny_run.environment(
+      DEVICES=str(devices),
+      PYTHONPATH=':'.join(map(str, [tiny_run.ROOT, *path])),
+    ),
     cwd='/',
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -89,6 +97,38 @@ def test_two_and_four_processes_give_the_loss_of_one(tmp_path, data, one):
   same(found[4], one)
 
 
+MESH = """
+import jax
+from jax.sharding import AxisType, Mesh
+import numpy as np
+
+def make_mesh():
+  of_hosts = np.array(jax.devices()).reshape(jax.process_count(), -1)
+  types = (AxisType.Auto,) * 3
+  axes = 'data', 'fsdp', 'model'
+  return Mesh(of_hosts.T.reshape(-1, 1, 1), axes, axis_types=types)
+"""
+BINDING = """
+from __gin__ import dynamic_registration
+from meliad_rec import experiment
+import alternate
+experiment.Experiment.mesh = @alternate.make_mesh
+"""
+
+
+@pytest.mark.slow
+def test_rows_of_a_host_may_lie_apart(tmp_path, data, one):
+  """As on most slices of TPUs, whose hosts are squares of chips."""
+  (tmp_path / 'alternate.py').write_text(MESH)
+  options = tmp_path / 'options'
+  options.mkdir()
+  (options / 'alternate.gin').write_text(BINDING)
+  more = [f'--gin_file={options}/alternate.gin']
+  workdir = tmp_path / 'run'
+  finish(start(2, workdir, data, 2, more, [tmp_path]))
+  same(losses(workdir), one)
+
+
 def until(script, step, lines):
   """Reads the output until a step is done."""
   for line in script.stdout:
@@ -120,7 +160,7 @@ def test_sigterm_to_one_saves_on_all_and_any_number_goes_on(
   stopped = re.search(r'Stopped at step (\d+) .* asked to stop', output)
   assert stopped, errors
   step = int(stopped[1])
-  assert f'Reached preemption sync point, step={step}' in errors
+  assert 'Reached preemption sync point' in errors
   saved = [int(p.name) for p in (tmp_path / 'checkpoints').iterdir()]
   assert max(saved) == step
   more = min(step + 2, 11)
