@@ -28,6 +28,11 @@ class AdaptiveSpan(nn.Module):
   penalty: float = 5e-7
 
   def setup(self):
+    if self.ramp < 1 or self.penalty < 0:
+      raise ValueError(
+        f'The ramp is {self.ramp} keys, and the penalty {self.penalty}; set '
+        'span.AdaptiveSpan.ramp to 1 or more, and penalty to 0 or more.'
+      )
     self.ratio_H = self.param('ratio', nn.initializers.zeros, (self.heads,))
 
   def bias(self, window: int):
@@ -40,10 +45,15 @@ class AdaptiveSpan(nn.Module):
     return jnp.where(m_HW > 0, jnp.log(ramp_HW), NEVER)
 
   def penalise(self, window: int):
-    """Sows the loss; for cells that call `bias` only where nothing is sown."""
-    if not self.is_initializing():
-      span = window * jnp.mean(inward(self.ratio_H))
-      self.sow('losses', 'span', self.penalty * span)
+    """Sows the loss; for cells that call `bias` only where nothing is sown.
+
+    Once a call of the model, however often it reads the bias.
+    """
+    if self.is_initializing():
+      return
+    span = window * jnp.mean(inward(self.ratio_H))
+    last = {'reduce_fn': lambda _, new: new, 'init_fn': lambda: None}
+    self.sow('losses', 'span', self.penalty * span, **last)
 
 
 @jax.custom_vjp

@@ -19,6 +19,12 @@ def bias(ratio_H, **options):
   return MODULE.apply(params, W, method='bias', **options)
 
 
+@pytest.mark.parametrize('changes', [{'ramp': 0}, {'penalty': -1.0}])
+def test_ramps_and_penalties_that_cannot_be(changes):
+  with pytest.raises(ValueError, match='set span.AdaptiveSpan.ramp to 1 or mo'):
+    MODULE.clone(**changes).init(jax.random.key(0), W, method='bias')
+
+
 def test_it_is_the_logarithm_of_the_mask():
   bias_HW = np.asarray(bias(RATIO_H))
   for h, x in np.ndindex(H, W):
@@ -84,7 +90,7 @@ def test_descent_reaches_every_span_from_outside(wanted):
 
   def loss(ratio_H):
     _, sown = bias(ratio_H, mutable='losses')
-    (penalty,) = sown['losses']['span']
+    penalty = sown['losses']['span']
     return jnp.sum((seen(ratio_H) - goal_H) ** 2) / W**2 + 1e-4 * penalty
 
   ratio_H = jnp.array([-0.3, 0.0, 0.5, 1.0, 1.3])
@@ -99,7 +105,7 @@ def test_descent_reaches_every_span_from_outside(wanted):
 def test_its_loss_is_the_mean_span_where_losses_are_wanted(method):
   params = {'params': {'ratio': RATIO_H}}
   _, sown = MODULE.apply(params, W, method=method, mutable='losses')
-  (loss,) = sown['losses']['span']
+  loss = sown['losses']['span']
   np.testing.assert_allclose(loss, 0.5 * W * RATIO_H.mean(), rtol=1e-6)
   assert bias(RATIO_H).shape == (H, W)  # No second output.
 

@@ -47,6 +47,10 @@ class Feedback(MemoryCell):
   def chunk(self):
     return 1
 
+  @property
+  def parallel(self):
+    return True
+
   def setup(self):
     if self.config.sees_self:
       raise ValueError(

@@ -32,8 +32,8 @@ class MemoryCell(Cell, kw_only=True):
     layer_drop: share of training steps in which a layer is left out.
     span: tokens that the backward pass treats at once; see memory_scan.
     remat: of each chunk, or of each step of several; None: 'sublayers', which
-      is faster than to keep more, and to copy it. Chunks of one token take
-      none: what they make again is fixed.
+      is faster than to keep more, and to copy it. Where chunks are read in
+      parallel there is none: what they make again is fixed.
   """
 
   config: LayerConfig
@@ -48,6 +48,11 @@ class MemoryCell(Cell, kw_only=True):
     """Tokens C that read the same memory, and write together."""
     raise NotImplementedError
 
+  @property
+  def parallel(self) -> bool:
+    """Whether `read` takes any number of chunks, of one token each."""
+    return False
+
   def empty(self, batch: int):
     """What is written before a document begins: zeros, leaves [B, A, ...]."""
     raise NotImplementedError
@@ -57,7 +62,7 @@ class MemoryCell(Cell, kw_only=True):
     raise NotImplementedError
 
   def read(self, kv, mask_BS, x_BTD):
-    """Reads n chunks: what they write, and y_BTD.
+    """Reads n chunks, one unless `parallel`: what they write, and y_BTD.
 
     Args:
       kv: of the tokens before the first chunk and up to the last; of the last
@@ -74,10 +79,10 @@ class MemoryCell(Cell, kw_only=True):
         f'compat_meliad is set, and google-research/meliad has no '
         f'{type(self).__name__}; leave it out.'
       )
-    if self.remat and self.chunk == 1 and not self.by_steps:
+    if self.remat and self.parallel:
       raise ValueError(
-        f'remat is {self.remat!r}, and {type(self).__name__} of chunks of one '
-        'token makes again what it can as it is; leave it out.'
+        f'remat is {self.remat!r}, and {type(self).__name__} makes again what '
+        'it can as it is; leave it out.'
       )
     position = None
     if self.share_position:
@@ -138,11 +143,14 @@ class MemoryCell(Cell, kw_only=True):
       block.x,
       (mask_BS, self.make_rng('dropout') if self.has_rng('dropout') else None),
     )
+    self.penalise_spans()
+    return Memory(written, mask_BS[:, mask_BS.shape[1] - A :]), y_BTD
+
+  def penalise_spans(self):
+    """Sows what adaptive spans cost: a scan within the cell would lose it."""
     if self.config.span:
-      # What `read` would sow stays within the scan.
       for layer in self.layers:
         layer.attention.span.penalise(self.config.window)
-    return Memory(written, mask_BS[:, mask_BS.shape[1] - A :]), y_BTD
 
   def pure(self, A: int) -> Model:
     """`keys` and `read` as functions of parameters, with A tokens before."""
@@ -166,7 +174,7 @@ class MemoryCell(Cell, kw_only=True):
 
     C = self.chunk
     keeps = kept(self.policy) or jax.checkpoint_policies.everything_saveable
-    return Model(keys, read, C, self.span, C == 1, keeps)
+    return Model(keys, read, C, self.span, self.parallel, keeps)
 
 
 def extend(kv, C: int):

@@ -67,6 +67,11 @@ class Staircase(MemoryCell):
         f'Chunks are to be frozen after {self.live} of {N} passes; set '
         f'staircase.Staircase.live from 0 to {N}.'
       )
+    if self.diagonal and not self.live_passes:
+      raise ValueError(
+        'diagonal is set, and chunks that are frozen at once make no passes to '
+        'read step by step; leave it out.'
+      )
     self.layers = self.make_layers(self.config)
 
   def empty(self, batch):
@@ -81,6 +86,7 @@ class Staircase(MemoryCell):
     chunks = block.x.shape[1] // self.chunk
     serves = 0 < self.live_passes <= chunks + 1
     if self.by_steps and serves and not self.is_initializing():
+      self.penalise_spans()
       return staircase_diagonal.run(self, state, block)
     return super().__call__(state, block)
 

@@ -65,20 +65,21 @@ def layer(p, x_BCD, older, mask_BX):
     @ p['attention']['query']['heads']['kernel']
   ).reshape(B, -1, H, K)
   logits = jnp.einsum('bthk,bshk->bhts', q, heads('key', seen)) / K**0.5
-  before = seen.shape[1] - C
-  causal = np.arange(C)[:, None] + before >= np.arange(seen.shape[1])
+  own = x_BCD.shape[1]
+  before = seen.shape[1] - own
+  causal = np.arange(own)[:, None] + before >= np.arange(seen.shape[1])
   allowed = causal & mask_BX[:, None, None]
   logits = jnp.where(allowed, logits, -1e30)
   prob = jnp.where(allowed, jax.nn.softmax(logits, -1), 0)
   h = jnp.einsum('bhts,bshk->bthk', prob, heads('value', seen))
-  h = h.reshape(B, C, H * K)
+  h = h.reshape(B, own, H * K)
   x_BCD = x_BCD + h @ p['attention']['output']['linear']['kernel']
   n = norm(p['mlp_norm'], x_BCD)
   hidden = jax.nn.relu(n @ p['mlp']['hidden']['kernel'])
   return x_BCD + hidden @ p['mlp']['output']['linear']['kernel']
 
 
-def by_steps(p, live, x_BTD, mask_BT):
+def by_steps(p, live, x_BTD, mask_BT, N=N, C=C):
   """Equation 3: in step i, chunk c makes its pass i - c."""
   count = T // C
   cut = lambda a, c: a[:, c * C : (c + 1) * C]
@@ -116,20 +117,36 @@ def with_gradients(f, p, block):
   return jax.jit(jax.grad(loss, (0, 1), has_aux=True))(p, block.x)
 
 
-@each
-def test_it_is_the_paper_s(live):
+def compare(live, N, C):
+  """The chunk form with the equation, values and gradients."""
   p, block = parameters(plain, live), example(T)
 
   def lean(p, x_BTD):
-    return plain(live).apply(
+    return plain(live, passes=N).apply(
       {'params': p}, block.replace(x=x_BTD), method=forward
     )[1]
+
+  def plainly(p, x_BTD):
+    return by_steps(p, live, x_BTD, block.mask, N, C)
 
   jax.tree.map(
     assert_close,
     with_gradients(lean, p, block),
-    with_gradients(lambda p, x: by_steps(p, live, x, block.mask), p, block),
+    with_gradients(plainly, p, block),
   )
+
+
+@each
+def test_it_is_the_paper_s(live):
+  compare(live, N, C)
+
+
+@pytest.mark.parametrize(
+  'live', [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2))]
+)
+def test_so_are_chunks_of_one_token(live):
+  """Cached, nearly a Feedback Transformer; of frozen inputs, a memory."""
+  compare(live, W, 1)
 
 
 @pytest.mark.parametrize('live', [0, 2, N])
@@ -163,5 +180,12 @@ def test_split_by_chunks(live):
 def test_mistakes_are_one_sentence(live, passes, told):
   with pytest.raises(ValueError, match=told):
     make(live, passes=passes).init(
+      jax.random.key(0), example(T), method=forward
+    )
+
+
+def test_nothing_is_read_step_by_step_without_passes():
+  with pytest.raises(ValueError, match='diagonal is set, .* leave it out'):
+    make(0).clone(diagonal=True).init(
       jax.random.key(0), example(T), method=forward
     )
