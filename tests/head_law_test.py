@@ -54,6 +54,8 @@ SLOW = [
   ('feedback', 'mean'),
   ('latent_bottleneck', 'pairs_slots'),
   ('gated_latent_bottleneck', 'slots'),
+  ('recurrent_memory', 'slots'),
+  ('block_feedback', 'pairs_slots'),
 ]
 ALL_OF_THEM = FAST + [
   pytest.param(*one, marks=pytest.mark.slow) for one in SLOW if one not in FAST
@@ -299,11 +301,29 @@ def judgements(m, documents, segment):
   return np.stack([found[i] for i in range(len(documents))])
 
 
-@pytest.mark.parametrize('head', ['mean', 'last', 'pairs_mean', 'pairs_last'])
-def test_documents_are_judged_the_same_in_any_segments(head):
-  m = build('lstm', head)
+SLOTTED = [
+  (name, head)
+  for name in (
+    *('latent_bottleneck', 'recurrent_fixed_skip', 'recurrent_memory'),
+    'block_feedback',
+  )
+  for head in ('slots', 'pairs_slots')
+]
+
+
+@pytest.mark.parametrize(
+  'name, head',
+  [
+    *(('lstm', head) for head in ('mean', 'last', 'pairs_mean', 'pairs_last')),
+    *SLOTTED[2:5],
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOTTED[:2]),
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOTTED[5:]),
+  ],
+)
+def test_documents_are_judged_the_same_in_any_segments(name, head):
+  m = build(name, head)
   data = documents(m.head.sequences > 1)
   whole = judgements(m, data, 80)
   assert np.std(whole[:, -1]) > 1e-3
-  for segment in 6, 14:
+  for segment in (6, 14) if name == 'lstm' else (2 * W, 6 * W):
     close(judgements(m, data, segment), whole)

@@ -106,10 +106,9 @@ class BlockFeedback(Cell):
   def __call__(self, state, block):
     W, (B, T), top = self.config.window, block.mask.shape, self.last + 1
     blocks = jax.tree.map(lambda a: to_blocks(a, W), block)
-    scanned, outputs = scan_blocks(
+    scanned, (x, heads, memory) = scan_blocks(
       BlockFeedback.recur, self, state[:top], blocks
     )
-    x, heads, memory = outputs
     x_BTD, *heads = [a.reshape(B, T, -1) for a in (x, *heads)]
     memory = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), memory)
     finish = remat(lambda layer, b, h: layer.finish(b, h), self.remat)
@@ -174,16 +173,18 @@ class BlockFeedback(Cell):
   def clear(self, state):
     return self.each('clear', state)
 
+  def summary(self, state):
+    return self.layers[self.last].summary(state[self.last])
+
   def open(self, state):
     return self.each('open', state)
 
   def step(self, opened, block):
-    memory = opened[self.last].memory
     return self.through(
       range(self.count),
       opened,
       block,
-      memory,
+      opened[self.last].memory,
       recur=lambda layer, s, b: layer.step(s, b),
     )
 

@@ -110,8 +110,14 @@ class BlockRecurrentLayer(Cell):
     kv = past.append(self.tokens.kv(n_BWD, block.mask))
     attention = self.tokens.attention
     heads = attention.read_past(n_BWD, kv), attention.read_memory(n_BWD, memory)
-    s_BSD = self.states.update(s_BSD, n_BSD, memory, kv)
+    s_BSD = self.update(s_BSD, n_BSD, memory, kv)
     return (kv.last(self.config.window), s_BSD), heads
+
+  def update(self, s_BSD, n_BSD, memory: KV, kv: KV):
+    """States behind a block; as they were where all of it is padding."""
+    new_BSD = self.states.update(s_BSD, n_BSD, memory, kv)
+    real_B = jnp.any(kv.mask[:, self.config.window :], 1)
+    return jnp.where(real_B[:, None, None], new_BSD, s_BSD)
 
   def finish(self, block, heads):
     """What does not recur: outputs, from the heads of both sources."""
@@ -145,7 +151,7 @@ class BlockRecurrentLayer(Cell):
     """A full block closed, and the next one opened."""
     s_BSD = opened.states_BSD
     n_BSD = self.states.enter(s_BSD)
-    s_BSD = self.states.update(s_BSD, n_BSD, opened.memory, opened.kv)
+    s_BSD = self.update(s_BSD, n_BSD, opened.memory, opened.kv)
     return self.open((opened.kv.last(self.config.window), s_BSD))
 
   def close(self, opened):

@@ -70,4 +70,6 @@ class RecurrentMemory(Cell):
     for layer in self.layers:
       _, y_BTD = layer((), Block(x_BTD, mask_BT))
       x_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)
-    return self.norm(x_BTD[:, -S:]), x_BTD[:, S:-S]
+    # Padding behind a document leaves its memory as it is.
+    real_B11 = jnp.any(block.mask, 1)[:, None, None]
+    return jnp.where(real_B11, self.norm(x_BTD[:, -S:]), state), x_BTD[:, S:-S]
