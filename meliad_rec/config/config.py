@@ -48,7 +48,8 @@ def parse(
   """Makes these files and single bindings the configuration of the process.
 
   What was parsed before is forgotten, so that running a notebook's cell again
-  is harmless. Later files win over earlier ones, single bindings over files.
+  is harmless. Files are read in the order of their kinds (see files.in_order).
+  Later ones win over earlier ones, single bindings over files.
 
   Args:
     files: names as 'arch/X', 'gin/arch/X.gin', or paths of one's own.
@@ -61,7 +62,7 @@ def parse(
   """
   reset()
   reader = Reader()
-  for name in files:
+  for name in gin_files.in_order(files):
     reader.file(name, f'--gin_file={name}')
   gin_files.check_kinds(reader.chains, kinds)
   for param in params:

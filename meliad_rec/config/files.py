@@ -10,6 +10,7 @@ from pathlib import Path
 from meliad_rec.config.values import ConfigError
 
 KINDS = ('arch', 'size', 'task')
+_ORDER = 'experiments', *KINDS, 'options'
 
 
 def root() -> Path:
@@ -89,6 +90,24 @@ def label(path: Path) -> str:
 def kind(path: Path) -> str:
   """The folder that holds the file: 'arch', 'size', 'options', ..."""
   return path.parent.name
+
+
+def in_order(names: list[str]) -> list[str]:
+  """Names by the kinds of their files; those of no kind stay where they are.
+
+  A task corrects what an architecture sets, and an option what any of them
+  does, in whatever order they are given.
+
+  Raises:
+    ConfigError: there is no such file.
+  """
+  kinds = [kind(find(name, f'--gin_file={name}')) for name in names]
+  places = [i for i, one in enumerate(kinds) if one in _ORDER]
+  found = list(names)
+  by_kind = sorted(places, key=lambda i: _ORDER.index(kinds[i]))
+  for place, i in zip(places, by_kind, strict=True):
+    found[place] = names[i]
+  return found
 
 
 def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:

@@ -1,6 +1,7 @@
 """What is bound arrives, and no mistake is silent."""
 
 from collections.abc import Callable
+import itertools
 import os
 import sys
 import types
@@ -58,6 +59,7 @@ from __gin__ import dynamic_registration
 import toy
 toy.Layer.kind = 'single'
 """,
+  'options/wide.gin': 'WIDTH = 23\n',
   'experiments/table.gin': """
 include 'arch/window'
 include 'size/tiny'
@@ -125,6 +127,23 @@ def test_later_files_and_then_single_bindings_win():
   config.parse([*USUAL, 'own'], ['WIDTH = 19', 'toy.repeat.count = 2'])
   assert [layer.width for layer in config.build(repeat)()] == [19, 19]
   config.check_read()
+
+
+@pytest.mark.parametrize(
+  'files', itertools.permutations([*USUAL, 'options/wide'])
+)
+def test_the_order_of_kinds_is_fixed(files):
+  config.parse(list(files), [])
+  assert config.build(repeat)()[0].width == 23
+
+
+def test_files_of_no_kind_stay_where_they_are():
+  narrow = write('WIDTH = 3\n', 'narrow.gin')
+  for place, width in (0, 23), (1, 23), (2, 3), (3, 3):
+    files = ['options/wide', 'experiments/table']
+    files.insert(place, narrow)
+    config.parse(files, [])
+    assert config.build(repeat)()[0].width == width
 
 
 def test_an_experiment_includes_all_kinds():
