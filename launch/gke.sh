@@ -11,7 +11,9 @@
 # xpk takes --project=P; all take --dry_run, which prints what would be run.
 # `create` checks first that the step fits (meliad_rec.plan) and that the folder
 # of the run can be written; after `delete`, it goes on. A run that is preempted
-# or loses a host starts again by itself. IMAGE is what launch/Dockerfile makes.
+# or loses a host starts again by itself. IMAGE is what launch/Dockerfile makes;
+# a store to train on must lie in it, or where the cluster mounts a bucket. logs
+# and attach read the cluster of kubectl's context.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/slice.sh

@@ -36,6 +36,12 @@ parse() {
     [[ $allowed == *" ${given%%=*} "* ]] \
       || fail "There is no flag --${given%%=*} of $action, which takes$allowed;" \
         "flags of meliad_rec.main come after --."
+    case ${given%%=*} in
+      spot | reserved | keep | no_plan | dry_run)
+        [ "$given" = "${given%%=*}" ] \
+          || fail "--$given has a value; write --${given%%=*}, or leave it out."
+        ;;
+    esac
     shift
   done
 }
@@ -84,36 +90,42 @@ slice() {
   esac
 }
 
-# Reads --mesh=data:64,model:4 as settings of the trainer.
+# Hands --mesh=data:64,model:4 on to the trainer.
 mesh() {
-  local part make=meliad_rec.partition.make_mesh
+  local part
   [ -n "${flag[mesh]:-}" ] || return 0
-  train+=("--gin_param=meliad_rec.experiment.Experiment.mesh = @$make")
   for part in ${flag[mesh]//,/ }; do
     [[ $part =~ ^(data|fsdp|model):([1-9][0-9]*)$ ]] \
       || fail "--mesh has the part '$part'; give sizes of data, fsdp and model," \
         "such as data:64,model:4."
-    train+=("--gin_param=$make.${BASH_REMATCH[1]} = ${BASH_REMATCH[2]}")
   done
+  train+=("--mesh=${flag[mesh]}")
 }
 
 # Stops here if the step would not fit in the slice.
 plan() {
-  local each code=0 asked=("--topology=${flag[topology]}")
+  local each own='' code=0
+  local asked=("--topology=${flag[topology]}" --budget=fits)
   [ -z "${flag[no_plan]:-}" ] || return 0
   [ -z "${flag[vocab_size]:-}" ] || asked+=("--vocab_size=${flag[vocab_size]}")
   for each in "${train[@]}"; do
-    [[ $each != --gin_* ]] || asked+=("$each")
+    [[ $each != --gin_* && $each != --mesh* && -z $own ]] || asked+=("$each")
+    # The value of a flag that was given without "=" comes next.
+    [[ $each =~ ^--(gin_file|gin_param|mesh)$ ]] && own=yes || own=''
   done
   doing "$python" -m meliad_rec.plan "${asked[@]}" || code=$?
   case $code in
     0) ;;
-    1)
+    3)
       echo "error: The step does not fit in ${flag[topology]}, and nothing was" \
         "asked for; change what the plan says, or give --no_plan." >&2
-      exit 1
+      exit 3
       ;;
-    *) exit "$code" ;;
+    *)
+      echo "error: There is no plan (the lines above say why), and nothing was" \
+        "asked for; mend it, or give --no_plan." >&2
+      exit "$code"
+      ;;
   esac
 }
 

@@ -6,7 +6,8 @@
 # One process for each of GPUS a node, which find each other by SLURM; WORKDIR
 # and Python (in PYTHON) lie on a disk that all nodes share. Five minutes before
 # its time is up, and where SLURM takes the nodes back, the job saves, and is
-# queued again. DRY_RUN=1 prints what would be run.
+# queued again. `scancel JOB` ends it: it has SLURM's KillWait (30 s) to save,
+# and the same command goes on. DRY_RUN=1 prints what would be run.
 set -euo pipefail
 
 fail() {

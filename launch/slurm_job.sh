@@ -15,5 +15,10 @@ case $code in
     [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ] || exit "$code"
     ;;
 esac
+# After scancel nothing is queued again, and what SLURM takes it queues itself.
+state=$(squeue --noheader "--jobs=$SLURM_JOB_ID" --format=%T 2>/dev/null || true)
+case $state in
+  CANCELLED* | COMPLETING | PREEMPTED) exit "$code" ;;
+esac
 echo "meliad_rec ended with exit code $code: queued again."
 exec scontrol requeue "$SLURM_JOB_ID"

@@ -15,7 +15,7 @@
 # checks first that the step fits (meliad_rec.plan) and that the folder of the
 # run can be written, then asks for the slice. IMAGE is what launch/Dockerfile
 # makes. The command to train is in the slice's start-up script: hosts that start
-# again go on. A preempted slice is gone; with --keep, this script stays, and
+# again go on, unless they were stopped. A preempted slice is gone; with --keep, this script stays, and
 # asks for it again, until training has ended. --data is copied to each host,
 # and is STORE there.
 set -euo pipefail
@@ -63,16 +63,27 @@ delete() {
 }
 
 # Waits for the end of training, and asks again for a slice that was preempted.
+# Gives the exit code of training.
 keep() {
-  local state
-  until gcloud storage cat "$ended" 2>/dev/null; do
-    state=$(gcloud compute tpus queued-resources describe "$name" \
-      "${where[@]}" '--format=value(state.state)' || true)
-    if [[ $state == SUSPENDED || $state == FAILED ]]; then
-      echo "$name is $state: asking for it again." >&2
-      delete
-      ask
+  local said gone=
+  while true; do
+    if said=$(gcloud storage cat "$ended" 2>/dev/null); then
+      echo "$said"
+      exit "${said##* }"
     fi
+    said=$(gcloud compute tpus queued-resources describe "$name" \
+      "${where[@]}" '--format=value(state.state)' 2>&1) || true
+    case $said in
+      SUSPENDED | FAILED)
+        echo "$name is $said: asking for it again." >&2
+        ! delete || gone=yes
+        ;;
+      *NOT_FOUND*)
+        [ -n "$gone" ] || fail "$name was deleted before training ended."
+        ;;
+    esac
+    # What fails here is tried again, as long as it takes.
+    [ -z "$gone" ] || ! ask || gone=
     sleep "${POLL_SECONDS:-60}"
   done
 }
@@ -111,7 +122,13 @@ case $action in
       'sudo journalctl --unit=google-startup-scripts --output=cat --lines=200 --follow'
     ;;
   attach) on "${flag[worker]:-0}" ;;
-  stop) on all 'sudo docker stop --time=600 meliad_rec' ;;
-  run) on all 'sudo systemctl restart --no-block google-startup-scripts' ;;
+  stop)
+    on all 'sudo touch /opt/meliad_rec/stopped
+      sudo docker stop --time=600 meliad_rec || true'
+    ;;
+  run)
+    on all 'sudo rm -f /opt/meliad_rec/stopped
+      sudo systemctl restart --no-block google-startup-scripts'
+    ;;
   delete) delete ;;
 esac

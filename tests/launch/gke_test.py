@@ -28,7 +28,7 @@ def test_a_run_is_planned_checked_and_submitted(cloud):
   plan, record, submit = cloud.calls()
   assert plan == [
     *('python', '-m', 'meliad_rec.plan', '--topology=v5p:4x4x4'),
-    *TRAIN[1:],
+    *('--budget=fits', *TRAIN[1:]),
   ]
   assert record[:3] == ['gcloud', 'storage', 'cp']
   assert record[4] == 'gs://b/runs/a/launch/command.sh'
@@ -72,8 +72,8 @@ def test_a_dry_run_runs_nothing(cloud, action):
 
 
 def test_what_does_not_fit_is_not_submitted(cloud):
-  cloud.answer('python', 'exit 1')
-  assert cloud.run('gke.sh', *CREATE, *TRAIN).returncode == 1
+  cloud.answer('python', 'exit 3')
+  assert cloud.run('gke.sh', *CREATE, *TRAIN).returncode == 3
   assert [call[0] for call in cloud.calls()] == ['python']
 
 

@@ -11,7 +11,8 @@ TRAIN = ('--gin_file=arch/window', '--gin_param=STEPS = 10')
 
 @pytest.fixture
 def cluster(tmp_path):
-  return StandIns(tmp_path, sbatch='', srun='', scontrol='')
+  running = 'echo RUNNING'
+  return StandIns(tmp_path, sbatch='', srun='', scontrol='', squeue=running)
 
 
 def test_a_job(cluster, tmp_path):
@@ -50,8 +51,18 @@ def test_a_job_is_queued_again_unless_it_has_ended(
     *('srun', '--kill-on-bad-exit=0', 'python', '-m', 'meliad_rec.main'),
     *('--workdir=a', *TRAIN),
   ]
-  assert rest == ([['scontrol', 'requeue', '7']] if again else [])
+  asks = ['squeue', '--noheader', '--jobs=7', '--format=%T']
+  assert rest == ([asks, ['scontrol', 'requeue', '7']] if again else [])
   assert done.returncode == (0 if again else code)
+
+
+@pytest.mark.parametrize('state', ['COMPLETING', 'CANCELLED', 'PREEMPTED'])
+def test_a_cancelled_job_is_not_queued_again(cluster, state):
+  cluster.answer('srun', 'exit 143')
+  cluster.answer('squeue', f'echo {state}')
+  done = cluster.run('slurm_job.sh', '--workdir=a', *TRAIN, SLURM_JOB_ID='7')
+  assert [call[0] for call in cluster.calls()] == ['srun', 'squeue']
+  assert done.returncode == 143
 
 
 def test_mistakes(cluster):

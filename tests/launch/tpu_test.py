@@ -27,7 +27,7 @@ def test_a_slice_is_planned_checked_and_asked_for(cloud, tmp_path):
   plan, record, ask = cloud.calls()
   assert plan == [
     *('python', '-m', 'meliad_rec.plan', '--topology=v5e:16x16'),
-    *('--gin_file=arch/window', '--gin_param=STEPS = 10_000'),
+    *('--budget=fits', '--gin_file=arch/window', '--gin_param=STEPS = 10_000'),
   ]
   assert record[:3] == ['gcloud', 'storage', 'cp']
   assert record[4] == 'gs://b/runs/a/launch/startup.sh'
@@ -64,32 +64,40 @@ def test_generations(cloud, topology, shaped, software):
   ]
 
 
+def test_values_of_flags_may_come_next(cloud):
+  given = ('--', '--gin_file', 'arch/window', '--profile', '1:2')
+  cloud.run('tpu.sh', *CREATE, *given)
+  assert cloud.calls()[0][5:] == ['--gin_file', 'arch/window']
+
+
 def test_a_mesh_is_what_plan_and_trainer_read(cloud, tmp_path):
   mesh = ('--mesh=data:64,model:4', '--data=gs://b/books', '--vocab_size=9')
   done = cloud.run('tpu.sh', *CREATE, *mesh, *TRAIN, '--profile=1:2')
   assert done.returncode == 0, done.stderr
-  make = 'meliad_rec.partition.make_mesh'
   settings = [
     *('--gin_file=arch/window', '--gin_param=STEPS = 10_000'),
-    f'--gin_param=meliad_rec.experiment.Experiment.mesh = @{make}',
-    f'--gin_param={make}.data = 64',
-    f'--gin_param={make}.model = 4',
-    "--gin_param=STORE = '/data'",
+    *('--mesh=data:64,model:4', "--gin_param=STORE = '/data'"),
   ]
-  assert cloud.calls()[0][4:] == ['--vocab_size=9', *settings]
+  limits = ['--budget=fits', '--vocab_size=9']
+  assert cloud.calls()[0][4:] == [*limits, *settings]
   cloud.answer('docker', '')
-  assert trained(cloud, tmp_path)[-1][-7:] == [
+  assert trained(cloud, tmp_path)[-1][-5:] == [
     *settings[:2],
     '--profile=1:2',
     *settings[2:],
   ]
 
 
+def here(tmp_path):
+  """Puts the folder of the start-up script into one of this machine."""
+  script = tmp_path / 'startup.sh'
+  text = script.read_text().replace('/opt/meliad_rec', str(tmp_path / 'opt'))
+  script.write_text(text)
+
+
 def trained(cloud, tmp_path, **env):
   """Calls of the start-up script on a host."""
-  text = (tmp_path / 'startup.sh').read_text()
-  text = text.replace('/opt/meliad_rec', str(tmp_path / 'opt'))
-  (tmp_path / 'startup.sh').write_text(text)
+  here(tmp_path)
   cloud.run(str(tmp_path / 'startup.sh'), **env)
   return [call for call in cloud.calls() if call[:2] == ['docker', 'run']]
 
@@ -99,8 +107,8 @@ def test_a_host_trains_with_the_port_pinned(cloud, tmp_path):
   cloud.calls()
   (run,) = trained(cloud, tmp_path)
   assert run == [
-    *('docker', 'run', '--name=meliad_rec', '--rm', '--init', '--privileged'),
-    *('--network=host', '--stop-timeout=600'),
+    *('docker', 'run', '--name=meliad_rec', '--rm', '--pull=always', '--init'),
+    *('--privileged', '--network=host', '--stop-timeout=600'),
     *('--env=JAX_COORDINATOR_PORT=8476', 'reg.dev/p/i:1'),
     *('--workdir=gs://b/runs/a', '--gin_file=arch/window'),
     '--gin_param=STEPS = 10_000',
@@ -108,13 +116,15 @@ def test_a_host_trains_with_the_port_pinned(cloud, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'codes, ended', [('1 134 0', '0'), ('2', '2'), ('137 143', None)]
+  'codes, ended', [('1 134 0', '0'), ('2', '2'), ('137 143 143 0', '0')]
 )
 def test_a_host_goes_on_until_the_end_or_a_mistake(
   cloud, tmp_path, codes, ended
 ):
+  """143 is what all hosts end with where one of them starts again."""
   cloud.run('tpu.sh', *CREATE, *TRAIN)
   cloud.calls()
+  here(tmp_path)
   (tmp_path / 'codes').write_text(codes.replace(' ', '\n') + '\n')
   cloud.answer(
     'docker',
@@ -125,14 +135,41 @@ def test_a_host_goes_on_until_the_end_or_a_mistake(
   cloud.run(str(tmp_path / 'startup.sh'))
   runs = [call for call in cloud.calls() if call[:2] == ['docker', 'run']]
   assert len(runs) == len(codes.split())
-  found = tmp_path / 'ended'
-  assert found.exists() == (ended is not None)
-  if ended:
-    assert found.read_text() == f'exit code {ended}\n'
+  assert (tmp_path / 'ended').read_text() == f'exit code {ended}\n'
+
+
+def test_a_stopped_host_trains_again_when_it_is_told_to(cloud, tmp_path):
+  cloud.run('tpu.sh', *CREATE, *TRAIN)
+  cloud.calls()
+  here(tmp_path)
+  marker = tmp_path / 'opt' / 'stopped'
+  cloud.answer('docker', f'[ "$1" != run ] || {{ touch {marker}; exit 143; }}')
+  names = lambda: [call[1] for call in cloud.calls() if call[0] == 'docker']
+  assert cloud.run(str(tmp_path / 'startup.sh')).returncode == 0
+  assert names() == ['stop', 'rm', 'run']
+  cloud.run(str(tmp_path / 'startup.sh'))
+  assert names() == ['stop', 'rm']
+  marker.unlink()
+  cloud.run(str(tmp_path / 'startup.sh'))
+  assert names() == ['stop', 'rm', 'run']
+
+
+def test_a_host_prepares_until_it_can(cloud, tmp_path):
+  cloud.run('tpu.sh', *CREATE, '--data=gs://b/books', *TRAIN)
+  cloud.calls()
+  here(tmp_path)
+  once = '[ "$2" != rsync ] || [ -e tried ] || { touch tried; exit 1; }'
+  cloud.answer('gcloud', once)
+  cloud.run(str(tmp_path / 'startup.sh'))
+  calls = [call[:3] for call in cloud.calls()]
+  assert calls.count(['gcloud', 'storage', 'rsync']) == 2
+  assert calls.count(['gcloud', 'auth', 'configure-docker']) == 1
+  assert ['docker', 'run', '--name=meliad_rec'] in calls
 
 
 @pytest.mark.parametrize(
-  'code, said', [(1, 'does not fit in v5e:16x16'), (2, '')]
+  'code, said',
+  [(3, 'does not fit in v5e:16x16'), (1, 'no plan'), (2, 'no plan')],
 )
 def test_what_does_not_fit_is_not_asked_for(cloud, code, said):
   cloud.answer('python', f'exit {code}')
@@ -157,7 +194,7 @@ def test_a_preempted_slice_is_asked_for_again(cloud, tmp_path):
     'gcloud',
     'case "$*" in\n'
     '  *describe*) head -n 1 states; sed -i 1d states ;;\n'
-    '  "storage cat "*) [ ! -s states ] ;;\n'
+    '  "storage cat "*) [ ! -s states ] && echo exit code 0 ;;\n'
     'esac',
   )
   done = cloud.run('tpu.sh', *CREATE, '--keep', *TRAIN, POLL_SECONDS='0')
@@ -168,6 +205,37 @@ def test_a_preempted_slice_is_asked_for_again(cloud, tmp_path):
     *('create', describe, describe, 'delete', 'create', describe),
   ]
   assert 'a-run is SUSPENDED: asking for it again.' in done.stderr
+
+
+def test_what_fails_while_keeping_a_slice_is_tried_again(cloud, tmp_path):
+  """Asking for it fails twice; training ends by a mistake."""
+  (tmp_path / 'states').write_text('FAILED\nNOT_FOUND\nNOT_FOUND\nACTIVE\n')
+  (tmp_path / 'asks').write_text('0\n1\n1\n0\n')
+  cloud.answer(
+    'gcloud',
+    'next() { head -n 1 "$1"; sed -i 1d "$1"; }\n'
+    'case "$*" in\n'
+    '  *describe*) next states ;;\n'
+    '  *" create "*) exit "$(next asks)" ;;\n'
+    '  "storage cat "*) [ ! -s states ] && echo exit code 2 ;;\n'
+    'esac',
+  )
+  done = cloud.run('tpu.sh', *CREATE, '--keep', *TRAIN, POLL_SECONDS='0')
+  assert done.returncode == 2, done.stderr
+  calls = [call[4] for call in cloud.calls() if call[2:3] == ['tpus']]
+  again = 'describe', 'create'
+  assert calls == ['create', 'describe', 'delete', 'create', *again * 2] + [
+    'describe'
+  ]
+
+
+def test_a_slice_that_someone_deleted_is_not_asked_for(cloud):
+  cloud.answer(
+    'gcloud',
+    'case "$*" in *describe*) echo NOT_FOUND; exit 1 ;; *cat*) exit 1 ;; esac',
+  )
+  done = cloud.run('tpu.sh', *CREATE, '--keep', *TRAIN, POLL_SECONDS='0')
+  assert 'a-run was deleted before training ended' in refusal(done)
 
 
 SSH = ['gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', 'a-run', '--zone=z']
@@ -190,14 +258,16 @@ SSH = ['gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', 'a-run', '--zone=z']
       [
         *SSH,
         '--worker=all',
-        '--command=sudo docker stop --time=600 meliad_rec',
+        '--command=sudo touch /opt/meliad_rec/stopped\n'
+        '      sudo docker stop --time=600 meliad_rec || true',
       ],
     ),
     (
       ['run'],
       [
         *(*SSH, '--worker=all'),
-        '--command=sudo systemctl restart --no-block google-startup-scripts',
+        '--command=sudo rm -f /opt/meliad_rec/stopped\n'
+        '      sudo systemctl restart --no-block google-startup-scripts',
       ],
     ),
     (
@@ -244,6 +314,7 @@ def test_a_dry_run_runs_nothing(cloud, action):
     ((*CREATE, '--topology=v5e:0x4'), 'no side can be 0'),
     ((*CREATE, '--mesh=rows:4'), "the part 'rows:4'"),
     ((*CREATE, '--spot', '--reserved'), 'give one of them'),
+    ((*CREATE, '--spot=false'), '--spot=false has a value'),
     ((*CREATE, '--workdir=runs/a'), "--workdir is 'runs/a'"),
     ((*CREATE, '--workdir=gs://b'), "--workdir is 'gs://b'"),
   ],
