@@ -45,6 +45,13 @@ class LockedDropout(nn.Module):
     return x_BTD * keep_B1D.astype(x_BTD.dtype)
 
 
+def keep_factors(module: nn.Module, rate: float, shape: tuple[int, ...]):
+  """keep_mask of the module's rng; None where nothing is dropped."""
+  if not rate or not module.has_rng('dropout'):
+    return None
+  return keep_mask(module.make_rng('dropout'), rate, shape)
+
+
 def keep_mask(rng, rate: float, shape: tuple[int, ...]):
   """0 with probability `rate`, else 1 / (1 - rate), float32."""
   return jax.random.bernoulli(rng, 1 - rate, shape) / (1 - rate)

@@ -33,7 +33,7 @@ memory_scan/tokens memory_scan/gradients memory_scan/scan
 archs/memory_cell archs/feedback_memory archs/feedback
 archs/staircase_diagonal archs/staircase_tokens archs/staircase
 halting/leaves halting/loop halting/compaction halting/per_device halting/gate
-halting/halt cores/core_config cores/attention cores/experts
+halting/halt cores/core_config cores/attend cores/attention cores/experts
 cores/expert_layers cores/core_layer cores/layers cores/recurrence
 cores/universal archs/encode archs/latent_bottleneck archs/chunks
 embedding pooling heads model
@@ -72,7 +72,7 @@ compilation_cache token_losses compare
 config/values config/files config/names config/binding config/syntax
 config/reader config/config config/allowed config/saved run
 halting_depth/nesting halting_depth/reading halting_depth/groups
-halting_depth/texts halting_depth/picture run_flags
+halting_depth/texts halting_depth/picture run_flags mesh_flag
 planning/* benchmarks/attention_forms benchmarks/attention
 benchmarks/attention_compiled cli
 main evaluate generate depth runs tokenize train_vocab import_meliad plan

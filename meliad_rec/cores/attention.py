@@ -1,15 +1,12 @@
 """Attention of a core: over its own tokens, or over memory slots."""
 
 from flax import linen as nn
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from meliad_rec import gates
 from meliad_rec.attention import Heads
+from meliad_rec.cores.attend import attend
 from meliad_rec.cores.core_config import CoreConfig
-from meliad_rec.dropout import keep_mask
-from meliad_rec.kernels.window_attention_ref import NEVER
+from meliad_rec.dropout import keep_factors
 
 
 class Attention(nn.Module):
@@ -65,62 +62,5 @@ class Attention(nn.Module):
 
   def keep(self, T, S):
     """Dropout factors of the probabilities, [H, T, S]; None: there are none."""
-    rate = self.config.attention_dropout
-    if not rate or not self.has_rng('dropout'):
-      return None
-    shape = self.config.heads, T, S
-    return keep_mask(self.make_rng('dropout'), rate, shape)
-
-
-def attend(
-  config: CoreConfig,
-  relative: nn.Module | None,
-  q_BTHK,
-  k_BSHK,
-  v_BSHK,
-  mask_BS,
-  keep_HTS=None,
-):
-  """What queries read: [B, T, H, K], zeros where no key may be seen.
-
-  Args:
-    config: whether attention is causal.
-    relative: positions, of positions.py; None: keys have none, and queries see
-      them all, as they see memory.
-    q_BTHK: queries, scaled.
-    k_BSHK, v_BSHK: keys and values.
-    mask_BS: bool, those that may be seen.
-    keep_HTS: factors of the probabilities; None: 1.
-  """
-  T = q_BTHK.shape[1]
-  seen_BTS = mask_BS[:, None]
-  if relative is not None and config.causal:
-    seen_BTS = seen_BTS & np.tri(T, dtype=bool)
-  seen_BHTS = seen_BTS[:, None]
-  logits_BHTS = position_logits(config, relative, q_BTHK, k_BSHK)
-  p_BHTS = jax.nn.softmax(jnp.where(seen_BHTS, logits_BHTS, NEVER), -1)
-  p_BHTS = jnp.where(seen_BHTS, p_BHTS, 0)
-  if keep_HTS is not None:
-    p_BHTS = p_BHTS * keep_HTS
-  return jnp.einsum('bhts,bshk->bthk', p_BHTS.astype(v_BSHK.dtype), v_BSHK)
-
-
-def position_logits(config, relative, q_BTHK, k_BSHK):
-  """[B, H, T, S] float32; arguments: see attend."""
-  if relative is None:
-    return products(q_BTHK, k_BSHK)
-  turn, back = relative.rotate, relative.rotate_keys
-  # Only distances count: from the middle, decays stay nearest to 1.
-  first = -(q_BTHK.shape[1] // 2)
-  logits_BHTS = products(turn(q_BTHK, first), back(k_BSHK, first))
-  if not relative.two_sided or config.causal:
-    return logits_BHTS
-  behind_TS = ~np.tri(q_BTHK.shape[1], dtype=bool)
-  mirrored_BHTS = products(back(q_BTHK, first), turn(k_BSHK, first))
-  return jnp.where(behind_TS, mirrored_BHTS, logits_BHTS)
-
-
-def products(q_BTHK, k_BSHK):
-  return jnp.einsum(
-    'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=jnp.float32
-  )
+    config = self.config
+    return keep_factors(self, config.attention_dropout, (config.heads, T, S))

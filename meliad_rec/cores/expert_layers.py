@@ -10,7 +10,7 @@ from flax import linen as nn
 import jax.numpy as jnp
 
 from meliad_rec.attention import Heads
-from meliad_rec.cores.attention import attend
+from meliad_rec.cores.attend import attend
 from meliad_rec.cores.core_config import CoreConfig
 from meliad_rec.cores.experts import choose
 from meliad_rec.cores.experts import Experts
@@ -18,6 +18,7 @@ from meliad_rec.cores.experts import fan_in
 from meliad_rec.cores.experts import Grouped
 from meliad_rec.cores.experts import grouped
 from meliad_rec.cores.experts import Router
+from meliad_rec.dropout import keep_factors
 from meliad_rec.dropout import TiledDropout
 from meliad_rec.kernels.per_shard import per_row
 
@@ -54,7 +55,7 @@ class ExpertMLP(nn.Module):
 class ExpertAttention(nn.Module):
   """What pre-norm self-attention of experts adds to the stream.
 
-  As cores.attention.Attention, without dropout of probabilities.
+  As cores.attention.Attention.
   """
 
   config: CoreConfig
@@ -102,6 +103,7 @@ class ExpertAttention(nn.Module):
       same(self.key(n_BSD)),
       same(self.value(n_BSD)),
       mask_BS,
+      keep_factors(self, config.attention_dropout, (C * H, T, T)),
     )
     y_BTCF = y_BTGK.reshape(B, T, C, H * K)
     y_BTD = per_row(outputs, (y_BTCF, p_BTE), self.output(H * K))

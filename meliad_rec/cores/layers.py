@@ -5,6 +5,7 @@ from collections.abc import Callable
 from flax import linen as nn
 
 from meliad_rec.cores.core_layer import CoreLayer
+from meliad_rec.dropout import drop_layer
 
 
 class Layers(nn.Module):
@@ -13,10 +14,12 @@ class Layers(nn.Module):
   Attributes:
     layer: makes one.
     count: how many.
+    layer_drop: share of training steps in which a layer is left out.
   """
 
   layer: Callable[[], CoreLayer]
   count: int
+  layer_drop: float = 0.0
 
   def setup(self):
     if self.count < 1:
@@ -39,5 +42,6 @@ class Layers(nn.Module):
   def __call__(self, x_BTD, mask_BT, memory_BSD=None):
     """y_BTD; arguments: see CoreLayer."""
     for layer in self.layers:
-      x_BTD = layer(x_BTD, mask_BT, memory_BSD)
+      y_BTD = layer(x_BTD, mask_BT, memory_BSD)
+      x_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)
     return x_BTD

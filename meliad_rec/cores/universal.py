@@ -145,7 +145,11 @@ class Universal(nn.Module):
     return Shared(params['layer'], params.get('gate'), rng)
 
   def report(self, rows: Rows, left_BU, counts: Counts, ran_B):
-    """Sows the loss of halting, its figures, and the depth of each token."""
+    """Sows the loss of halting, its figures, and the depth of each token.
+
+    In chunks the loss is a mean over all chunks that hold tokens, of all rows;
+    the authors take that of each row's chunks first, and so weigh rows alike.
+    """
     if not self.halt:
       return
     unit_BU = rows.mask_BT

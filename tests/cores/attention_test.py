@@ -1,4 +1,4 @@
-"""Attention of a core against plain equations, and its positions."""
+"""Attention of a core against plain equations."""
 
 import functools
 
@@ -9,7 +9,6 @@ import pytest
 
 from meliad_rec import positions
 from meliad_rec.cores.attention import Attention
-from meliad_rec.cores.attention import position_logits
 from meliad_rec.cores.core_config import CoreConfig
 from tests import plain_core
 from tests.architectures import core_config
@@ -109,82 +108,6 @@ def test_a_query_that_sees_nothing_adds_nothing(own):
   np.testing.assert_array_equal(gradients[2][2], np.zeros_like(source[2]))
   assert np.abs(gradients[2][1][mask_BS[1]]).max() > 0
   assert np.abs(gradients[2][1][~mask_BS[1]]).max() == 0
-
-
-def logits_of(position, causal=False, dtype='float32'):
-  """Of random queries and keys: they, and the function of both."""
-  rng = np.random.default_rng(0)
-  pair = rng.normal(size=(2, B, T, H, K)).astype(np.float32)
-  config = core_config(causal, position=position, dtype=dtype)
-  bound = functools.partial(position_logits, config, position(H))
-  return *pair.astype(dtype), bound
-
-
-def test_xpos_is_its_definition():
-  """Sun et al. 2022: pairs turned by n theta, times and by zeta^(n / 512)."""
-  q_BTHK, k_BTHK, logits = logits_of(positions.XPos)
-  found = logits(q_BTHK, k_BTHK)
-  i = np.arange(K // 2)
-  theta_I, zeta_I = 10_000.0 ** (-i / (K / 2)), (2 * i + 0.4 * K) / (1.4 * K)
-  pairs = lambda a: a[..., : K // 2] + 1j * a[..., K // 2 :]
-  for n, m in np.ndindex(T, T):
-    q = pairs(q_BTHK[:, n]) * np.exp(1j * n * theta_I) * zeta_I ** (n / 512)
-    k = pairs(k_BTHK[:, m]) * np.exp(1j * m * theta_I) / zeta_I ** (m / 512)
-    expected = (q * np.conj(k)).real.sum(-1)
-    np.testing.assert_allclose(found[:, :, n, m], expected, atol=1e-5)
-
-
-def flipped(a_BTHK):
-  """Pairs mirrored: what turned one way turns the other."""
-  return a_BTHK * np.where(np.arange(K) < K // 2, 1, -1).astype(np.float32)
-
-
-def test_symmetric_xpos_has_no_direction():
-  """Mirrored, a sequence has mirrored logits; by XPos it has others."""
-
-  def mirrored(position):
-    q_BTHK, k_BTHK, logits = logits_of(position)
-    # Far enough for the decay to show.
-    far = lambda a: np.repeat(a, 40, 1)
-    q_BTHK, k_BTHK = far(q_BTHK), far(k_BTHK)
-    there = logits(q_BTHK, k_BTHK)
-    back = logits(flipped(q_BTHK)[:, ::-1], flipped(k_BTHK)[:, ::-1])
-    return np.abs(there - back[..., ::-1, ::-1]).max()
-
-  assert mirrored(positions.SymmetricXPos) < 1e-4
-  assert mirrored(positions.RoPE) < 1e-4
-  assert mirrored(positions.XPos) > 0.1
-
-
-def test_both_kinds_of_xpos_agree_on_the_past():
-  *inputs, logits = logits_of(positions.XPos)
-  *_, symmetric = logits_of(positions.SymmetricXPos)
-  *_, causal = logits_of(positions.SymmetricXPos, causal=True)
-  past = np.tri(T, dtype=bool)
-  a, b = logits(*inputs), symmetric(*inputs)
-  np.testing.assert_array_equal(a[..., past], b[..., past])
-  assert (a != b)[..., ~past].any()
-  np.testing.assert_array_equal(causal(*inputs), a)
-
-
-def test_no_position_and_rope():
-  q_BTHK, k_BTHK, logits = logits_of(positions.NoPosition)
-  expected = plain_core.plain_logits(q_BTHK, k_BTHK)
-  assert_close(logits(q_BTHK, k_BTHK), expected)
-  *_, logits = logits_of(positions.RoPE)
-  turn = lambda a: positions.RoPE(H).apply({}, a, 0, method='rotate')
-  expected = plain_core.plain_logits(turn(q_BTHK), turn(k_BTHK))
-  assert_close(logits(q_BTHK, k_BTHK), expected)
-
-
-def test_logits_of_bfloat16_are_float32():
-  q_BTHK, k_BTHK, logits = logits_of(positions.XPos, dtype='bfloat16')
-  found = logits(q_BTHK, k_BTHK)
-  assert found.dtype == jnp.float32
-  expected = plain_core.xpos_logits(
-    q_BTHK.astype(np.float32), k_BTHK.astype(np.float32)
-  )
-  assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
 def test_dropout_of_probabilities():

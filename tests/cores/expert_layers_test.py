@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.cores.attention import attend
+from meliad_rec.cores.attend import attend
 from meliad_rec.cores.core_layer import CoreLayer
 from meliad_rec.cores.expert_layers import ExpertAttention
 from meliad_rec.cores.expert_layers import ExpertMLP
@@ -67,6 +67,19 @@ def test_attention(causal):
   found = attention.apply({'params': params}, x_BTD, x_BTD, mask_BT)
   seen_BT1 = mask_BT[..., None]
   assert_close(np.where(seen_BT1, found, 0), np.where(seen_BT1, expected, 0))
+
+
+def test_dropout_of_attention():
+  x_BTD, mask_BT = example()
+  made = lambda rate: ExpertAttention(core_config(attention_dropout=rate), MIX)
+  init = jax.jit(made(0.0).init)
+  params = init(jax.random.key(0), x_BTD, x_BTD, mask_BT)
+  apply = lambda rate, rngs: made(rate).apply(
+    params, x_BTD, x_BTD, mask_BT, rngs=rngs
+  )
+  dry, rngs = apply(0.0, {}), {'dropout': jax.random.key(0)}
+  np.testing.assert_array_equal(apply(0.5, {}), dry)
+  assert np.abs(apply(0.5, rngs) - dry).max() > 0.01
 
 
 def test_layers_of_their_own_have_none():

@@ -56,3 +56,16 @@ def test_causal(causal):
 def test_layers_are_needed():
   with pytest.raises(ValueError, match='transformer of 0 layers; set LAYERS'):
     transformer(0).init(jax.random.key(0), *example(False))
+
+
+def test_layers_are_left_out_in_training_alone():
+  x_BTD, *rest = example(False)
+  layer = functools.partial(CoreLayer, core_config())
+  made = lambda rate: Layers(layer, COUNT, layer_drop=rate)
+  params = jax.jit(made(0.0).init)(jax.random.key(0), x_BTD, *rest)
+  apply = jax.jit(lambda rngs: made(0.9).apply(params, x_BTD, *rest, rngs=rngs))
+  whole = made(0.0).apply(params, x_BTD, *rest)
+  np.testing.assert_allclose(apply({}), whole, rtol=1e-4, atol=1e-5)
+  found = [apply({'dropout': jax.random.key(seed)}) for seed in range(4)]
+  # With every layer left out, what comes out is what came in.
+  assert min(np.abs(y_BTD - x_BTD).max() for y_BTD in found) == 0

@@ -1,0 +1,121 @@
+"""What queries of a core read from keys, in blocks of queries.
+
+Each block's probabilities are made again in the backward pass, so no array of
+all queries by all keys is kept, and a causal block reads no key behind it. On a
+CPU rows go one after another: the probabilities of a block then stay in cache.
+"""
+
+import functools
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meliad_rec.cores.core_config import CoreConfig
+from meliad_rec.kernels.per_shard import per_row
+from meliad_rec.kernels.window_attention_ref import NEVER
+
+QUERIES = 128  # Of a block.
+
+
+def attend(
+  config: CoreConfig,
+  relative: nn.Module | None,
+  q_BTHK,
+  k_BSHK,
+  v_BSHK,
+  mask_BS,
+  keep_HTS=None,
+):
+  """What queries read: [B, T, H, K], zeros where no key may be seen.
+
+  Args:
+    config: whether attention is causal.
+    relative: positions, of positions.py; None: keys have none, and queries see
+      them all, as they see memory.
+    q_BTHK: queries, scaled.
+    k_BSHK, v_BSHK: keys and values.
+    mask_BS: bool, those that may be seen.
+    keep_HTS: factors of the probabilities; None: 1.
+  """
+  heads_first = lambda a_BSHK: a_BSHK.swapaxes(1, 2)
+  pairs = turned(config, relative, q_BTHK, k_BSHK)
+  of_rows = jax.tree.map(heads_first, (pairs, v_BSHK)), mask_BS
+  read = functools.partial(_read, relative is not None and config.causal)
+
+  def row_by_row(of_rows, keep_HTS):
+    each = lambda of_row: read(of_row, keep_HTS)
+    rows = lambda of_rows, _: jax.lax.map(jax.checkpoint(each), of_rows)
+    return per_row(rows, of_rows, keep_HTS)
+
+  if q_BTHK.shape[1] <= QUERIES:
+    return heads_first(read(of_rows, keep_HTS))
+  return heads_first(
+    jax.lax.platform_dependent(of_rows, keep_HTS, cpu=row_by_row, default=read)
+  )
+
+
+def turned(config: CoreConfig, relative: nn.Module | None, q_BTHK, k_BSHK):
+  """Queries and keys by their positions: pairs, as `logits` takes them."""
+  if relative is None:
+    return [(q_BTHK, k_BSHK)]
+  turn, back = relative.rotate, relative.rotate_keys
+  # Only distances count: from the middle, decays stay nearest to 1.
+  first = -(q_BTHK.shape[1] // 2)
+  pairs = [(turn(q_BTHK, first), back(k_BSHK, first))]
+  if relative.two_sided and not config.causal:
+    pairs.append((back(q_BTHK, first), turn(k_BSHK, first)))
+  return pairs
+
+
+def logits(pairs, behind_QS):
+  """[..., H, Q, S] float32.
+
+  Args:
+    pairs: queries [..., H, Q, K] and keys [..., H, S, K]; of two pairs, the
+      second is for keys behind a query.
+    behind_QS: bool, those.
+  """
+  products = [
+    jnp.einsum(
+      '...qk,...sk->...qs', q_HQK, k_HSK, preferred_element_type=jnp.float32
+    )
+    for q_HQK, k_HSK in pairs
+  ]
+  return (
+    products[0] if len(pairs) == 1 else jnp.where(behind_QS, *products[::-1])
+  )
+
+
+def _read(causal: bool, of_rows, keep_HTS):
+  """Of rows, or of one: heads first, [..., H, T, K]."""
+  (pairs, v_HSK), mask_S = of_rows
+  T, S = pairs[0][0].shape[-2], v_HSK.shape[-2]
+
+  def block(first, of_rows, keep_HTS):
+    (pairs, v_HSK), mask_S = of_rows
+    last = min(first + QUERIES, T)
+    end = last if causal else S
+    pairs = [(q[..., first:last, :], k[..., :end, :]) for q, k in pairs]
+    behind_QS = np.arange(first, last)[:, None] < np.arange(end)
+    seen_1QS = mask_S[..., None, None, :end]
+    if causal:
+      seen_1QS = seen_1QS & ~behind_QS
+    logits_HQS = jnp.where(seen_1QS, logits(pairs, behind_QS), NEVER)
+    # The floor keeps the exponentials of a query without keys at 0.
+    top_HQ1 = jnp.maximum(jnp.max(logits_HQS, -1, keepdims=True), NEVER / 2)
+    p_HQS = jnp.exp(logits_HQS - jax.lax.stop_gradient(top_HQ1))
+    total_HQ1 = jnp.sum(p_HQS, -1, keepdims=True)
+    total_HQ1 = jnp.where(total_HQ1 > 0, total_HQ1, 1)
+    if keep_HTS is not None:
+      p_HQS = p_HQS * keep_HTS[:, first:last, :end]
+    v_HSK = v_HSK[..., :end, :]
+    y_HQK = jnp.einsum('...qs,...sk->...qk', p_HQS.astype(v_HSK.dtype), v_HSK)
+    return (y_HQK / total_HQ1).astype(v_HSK.dtype)
+
+  if T <= QUERIES:
+    return block(0, of_rows, keep_HTS)
+  again = jax.checkpoint(block, static_argnums=0)
+  blocks = [again(first, of_rows, keep_HTS) for first in range(0, T, QUERIES)]
+  return jnp.concatenate(blocks, -2)
