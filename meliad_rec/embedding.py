@@ -20,12 +20,17 @@ class Embedding(nn.Module):
     logits_divisor: of products with vectors; None: what the class says.
     deviation: standard deviation of the numbers of a new model's vectors of
       inputs.
+    own_logits: whether logits have parameters that inputs do not have.
   """
 
   vocab: int
   d_model: int
   logits_divisor: float | None = None
   deviation: float = 1.0
+
+  @property
+  def own_logits(self) -> bool:
+    return False
 
   def __call__(self, tokens_BT):
     """x_BTD float32, NaN at ids beyond the vocabulary."""
@@ -74,6 +79,10 @@ class TiedEmbedding(Embedding):
 class UntiedEmbedding(Embedding):
   """A matrix and a bias of its own for logits; by default not divided."""
 
+  @property
+  def own_logits(self):
+    return True
+
   def setup(self):
     self.table_VD = self.table()
     self.output = nn.Dense(self.vocab)
@@ -107,6 +116,10 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
   cutoffs: tuple[int, ...]
   width_divisor: int = 4
   tied: bool = True
+
+  @property
+  def own_logits(self):
+    return not self.tied
 
   def setup(self):
     V, D, k = self.vocab, self.d_model, self.width_divisor

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.cell import State
+from meliad_rec.embedding import Embedding
 from meliad_rec.kernels.window_attention_ref import NEVER
 from meliad_rec.pooling import Mean
 from meliad_rec.pooling import Pool
@@ -31,6 +32,19 @@ class Head(nn.Module):
   pool: Pool | None = Mean()
 
   sequences = 1
+
+  def check(self, embed: Embedding) -> None:
+    """Raises ValueError where an embedding has what logits of tokens need."""
+    if embed.logits_divisor is not None:
+      raise ValueError(
+        f'logits_divisor is {embed.logits_divisor}, and the logits of a head '
+        'are not divided; leave it out.'
+      )
+    if embed.own_logits:
+      raise ValueError(
+        f'{type(embed).__name__} has parameters for logits of tokens, and the '
+        'model a head, which has its own; leave out options/embedding_untied.'
+      )
 
   def initial_state(self, rows: int, width: int) -> State:
     """State at the start of so many sequences, of outputs of this width."""

@@ -29,6 +29,8 @@ class LayerConfig:
       queries as the others (Ainslie et al. 2023); None: one for each.
     normalize_qk: queries and keys of unit length, and a learned scale a head.
     sees_self: whether a token is the last of its own window.
+    attention_kernels: whether attention may run in kernels (see
+      kernels/choice.py), or in XLA's form alone.
     norm: a class of norms.py, for all norms of a layer.
     activation: a function of activations.py, for the MLP.
     mlp_bias: whether the MLP has biases. A gate behind it has its own choice.
@@ -54,6 +56,7 @@ class LayerConfig:
   key_heads: int | None = None
   normalize_qk: bool = True
   sees_self: bool = False
+  attention_kernels: bool = True
   norm: Callable[..., nn.Module] = norms.RMSNorm
   activation: Callable = activations.relu
   mlp_bias: bool = False
@@ -96,6 +99,11 @@ class LayerConfig:
   def kept_heads(self) -> int:
     """Of keys and values."""
     return self.key_heads or self.heads
+
+  @property
+  def attention_form(self) -> str | None:
+    """As functions of kernels/ take it."""
+    return None if self.attention_kernels else 'xla'
 
   @property
   def output_scale(self) -> float:

@@ -17,6 +17,7 @@ import jax
 
 from meliad_rec import cli
 from meliad_rec import compilation_cache
+from meliad_rec import mesh_flag
 from meliad_rec import pod
 from meliad_rec import profile
 from meliad_rec import run_folder
@@ -31,6 +32,7 @@ from meliad_rec.workdir import in_bucket
 
 def define_flags() -> None:
   cli.define_flags()
+  mesh_flag.define_flags()
   flags.DEFINE_string(
     'workdir', None, 'Folder of the run; made if it is not there.'
   )
@@ -39,7 +41,6 @@ def define_flags() -> None:
     False,
     'Print configuration, parameters, memory and data, and train nothing.',
   )
-
   flags.DEFINE_string(
     'profile',
     None,
@@ -63,7 +64,7 @@ def work() -> int:
   """What the flags ask for; the exit code."""
   args = flags.FLAGS
   traced = profile.steps(args.profile) if args.profile else range(0)
-  config.parse(args.gin_file, args.gin_param)
+  config.parse(args.gin_file, [*args.gin_param, *mesh_flag.given()])
   experiment = config.build(Experiment)()
   _ = experiment.program.shapes  # Builds all layers, which read their settings.
   config.check_read()

@@ -2,9 +2,28 @@
 
 from collections.abc import Mapping
 
+from absl import flags
+
 from meliad_rec.config.files import nearest
 
 AXES = ('data', 'fsdp', 'model')
+
+
+def define_flags() -> None:
+  """Defines --mesh; twice is harmless."""
+  if 'mesh' not in flags.FLAGS:
+    flags.DEFINE_string(
+      'mesh',
+      None,
+      'Axes of the mesh, such as data:64,model:4; default: what the '
+      'configuration says, or data alone.',
+    )
+
+
+def given() -> tuple[str, ...]:
+  """The bindings of the flag; none without it."""
+  text = flags.FLAGS.mesh
+  return bindings(parse(text)) if text else ()
 
 
 def parse(text: str) -> dict[str, int]:

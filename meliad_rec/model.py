@@ -62,12 +62,9 @@ class Model(nn.Module):
         'of the next token must not; set CAUSAL = True, or give the model a '
         'head.'
       )
-    if self.head is not None and self.logits_divisor is not None:
-      raise ValueError(
-        f'logits_divisor is {self.logits_divisor}, and the logits of a head '
-        'are not divided; leave it out.'
-      )
     self.embed = self.embedding(self.vocab, self.d_model, self.logits_divisor)
+    if self.head is not None:
+      self.head.check(self.embed)
     self.norm = self.final_norm(dtype=self.dtype)
     self.drop = TiledDropout(self.dropout)
 

@@ -6,7 +6,7 @@ r"""Says what training on a slice of TPUs would take, from any machine.
 The trainer's own step is compiled for the slice, which takes a minute or two
 and libtpu: install meliad_rec[tpu]. All figures are estimates of the compiler
 and from its program. Of a step that does not fit, changes are tried that make
-it fit. The exit code is 1 if one does not fit or breaks the --budget.
+it fit. The exit code is 3 if one does not fit or breaks the --budget.
 """
 
 from collections.abc import Mapping
@@ -19,15 +19,17 @@ import sys
 from absl import flags
 
 from meliad_rec import cli
+from meliad_rec import mesh_flag
 from meliad_rec.planning import advice
 from meliad_rec.planning import budget
 from meliad_rec.planning import environment
-from meliad_rec.planning import mesh_flag
 from meliad_rec.planning import table
 from meliad_rec.planning import topology
 from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import ask
 from meliad_rec.planning.question import Question
+
+BROKEN = 3  # The exit code, which no other end of a process has.
 
 
 def define_flags() -> None:
@@ -35,12 +37,7 @@ def define_flags() -> None:
   flags.DEFINE_list(
     'topology', [], 'Slices to plan for, such as v5e:16x16,v5p:4x4x4.'
   )
-  flags.DEFINE_string(
-    'mesh',
-    None,
-    'Axes of the mesh, such as data:64,model:4; default: what the '
-    'configuration says, or data alone.',
-  )
+  mesh_flag.define_flags()
   flags.DEFINE_integer(
     'vocab_size',
     None,
@@ -50,7 +47,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'budget',
     None,
-    'What a step may take: hbm=14GiB on each device, forbid=all-to-all.',
+    'What a step may take: hbm=14GiB on each device, forbid=all-to-all; fits '
+    'is no limit, but that one must be able to say.',
   )
   flags.DEFINE_bool(
     'fast', False, 'Compile with little care: no times, for checks alone.'
@@ -88,17 +86,16 @@ def main(argv: list[str]) -> int:
       print(*advice.lines(name, trials), sep='\n')
   for told in breaches:
     print(told, file=sys.stderr)
-  return int(bool(breaches))
+  return BROKEN if breaches else 0
 
 
 def question(name: str) -> Question:
   """What the flags ask of a slice."""
   args = flags.FLAGS
-  mesh = mesh_flag.bindings(mesh_flag.parse(args.mesh)) if args.mesh else ()
   return Question(
     topology=name,
     gin_file=tuple(args.gin_file),
-    gin_param=(*args.gin_param, *mesh),
+    gin_param=(*args.gin_param, *mesh_flag.given()),
     vocab_size=args.vocab_size,
     fast=args.fast,
   )

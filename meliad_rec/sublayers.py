@@ -113,6 +113,7 @@ class Attention(nn.Module):
       sees_self=config.sees_self,
       dropout_rng=self.dropout_rng(),
       dropout_rate=self.rate,
+      form=config.attention_form,
     )
     return merge_heads(y_BTHK)
 
@@ -135,7 +136,13 @@ class Attention(nn.Module):
       T, S = q_BTHK.shape[1], kv.mask.shape[1]
       keep_HTS = keep_mask(rng, self.rate, (self.config.heads, T, S))
     y_BTHK = memory_attention(
-      q_BTHK, kv.k, kv.v, kv.mask, scale_H=scale_H, keep_HTS=keep_HTS
+      q_BTHK,
+      kv.k,
+      kv.v,
+      kv.mask,
+      scale_H=scale_H,
+      keep_HTS=keep_HTS,
+      form=self.config.attention_form,
     )
     return merge_heads(y_BTHK)
 

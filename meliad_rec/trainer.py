@@ -8,7 +8,6 @@ Step n + 1 is on the devices before the figures of step n are read.
 from dataclasses import asdict
 
 from absl import logging
-import jax
 
 from meliad_rec import hosts
 from meliad_rec.checkpoint.checkpoints import Checkpoints
@@ -117,7 +116,7 @@ class Run:
       self.lock.release,
     ):
       while True:
-        stop = self.checkpoints.preempted(self.step)
+        stop = self.checkpoints.preempted()
         evaluates = self.is_due(self.experiment.eval_every)
         if stop or evaluates or self.is_due(self.experiment.save_every):
           with self.goodput.on('step'):
@@ -167,12 +166,7 @@ class Run:
   def evaluate(self) -> dict[str, float] | None:
     """Validation figures; None if it was asked to stop meanwhile."""
     params = self.state.params if self.state.ema is None else self.state.ema
-    # Several hosts agree on a step, and not on a place within one.
-    alone = jax.process_count() == 1
-
-    def stop():
-      return alone and self.checkpoints.preempted(self.step)
-
+    stop = self.checkpoints.preempted
     figures = self.validation.evaluate(params, self.step, self.report, stop)
     if figures is not None:
       value = figures[self.experiment.best_metric]

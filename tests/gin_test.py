@@ -39,10 +39,14 @@ CORES = (*HALTING, 'latent_bottleneck', 'transformer')
 BLOCKS = tuple(arch for arch in ARCHS if arch not in CORES)
 ATTENDING = tuple(arch for arch in BLOCKS if arch != 'lstm')
 COUNTED = tuple(arch for arch in ARCHS if arch not in HALTING)
-SLOTTED = ('block_recurrent', 'recurrent_memory', *BOTTLENECKS)
+SLOTTED = (
+  *('block_feedback', 'block_recurrent', 'recurrent_memory'),
+  *BOTTLENECKS,
+)
 APPLY = {
   'ablate_*': GATED,
   'activation_*': ATTENDING,
+  'attention_*': ATTENDING,
   'block_layer_norm': ATTENDING,
   'chunks_*': BOTTLENECKS,
   'clear_state': ('block_feedback', 'block_recurrent', *IN_TIME, *BOTTLENECKS),
@@ -57,7 +61,7 @@ APPLY = {
   'inference_compacted': HALTING,
   'key_heads_*': ATTENDING,
   'keys_per_layer': ('feedback',),
-  'layer_drop_*': BLOCKS,
+  'layer_drop_*': (*BLOCKS, 'latent_bottleneck', 'transformer'),
   'layers_[123]': tuple(sorted({*COUNTED} - {'block_feedback', *STACKS[:2]})),
   'layers_??': COUNTED,
   'live_*': ('staircase',),
@@ -73,10 +77,11 @@ APPLY = {
   'position_*_shared': ('vanilla', 'window'),
   'recall_*': ('memorizing',),
   'recurrent_*': ('block_recurrent',),
+  'remat_chunks': BOTTLENECKS,
   'remat_*': ('block_recurrent', 'memorizing', 'repeated', 'window'),
   'repeats_*': ('repeated',),
   'scan_layers': DEEP,
-  'slots_*': ('block_feedback', *SLOTTED),
+  'slots_*': SLOTTED,
   'span_*': ATTENDING,
   'window_*': (*ATTENDING, *CORES),
 }

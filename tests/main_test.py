@@ -245,6 +245,17 @@ def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, data):
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
+def test_axes_of_the_mesh_are_a_flag(tmp_path, data):
+  arguments = tiny_run.command(tmp_path / 'run', data, *SETTINGS)
+  done = tiny_run.run([*arguments, '--dry_run', '--mesh=fsdp:1'])
+  assert done.returncode == 0, done.stderr
+  assert 'partition.make_mesh.fsdp = 1' in done.stdout
+  done = tiny_run.run([*arguments, '--dry_run', '--mesh=model:2'])
+  assert done.returncode == 2
+  assert 'needs 2 devices; there are 1. Give --mesh' in done.stderr
+
+
 def two_hosts(workdir, datas, settings):
   """Both processes of a run on two hosts of one device each, finished."""
   with socket.socket() as free:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from meliad_rec import mesh_flag
 from meliad_rec.config import config
 from meliad_rec.experiment import Experiment
-from meliad_rec.planning import mesh_flag
 
 
 def test_parse():

@@ -16,6 +16,7 @@ from meliad_rec import positions
 from meliad_rec.archs import stack
 from meliad_rec.archs.window import WindowLayer
 from meliad_rec.cell import Cell
+from meliad_rec.embedding import AdaptiveEmbedding
 from meliad_rec.embedding import UntiedEmbedding
 from meliad_rec.heads import Classifier
 from meliad_rec.heads import Matcher
@@ -217,6 +218,16 @@ def test_a_head_divides_no_logits():
   model = Model(V, Adder(), D, logits_divisor=2.0, head=Classifier(3))
   with pytest.raises(ValueError, match='^logits_divisor is 2.0, and the logi'):
     initialize(model, jax.random.key(0), B, T)
+
+
+def test_a_head_takes_no_parameters_for_logits_of_tokens():
+  for embedding in (
+    UntiedEmbedding,
+    functools.partial(AdaptiveEmbedding, cutoffs=(2,), tied=False),
+  ):
+    model = Model(V, Adder(), D, embedding=embedding, head=Classifier(3))
+    with pytest.raises(ValueError, match='leave out options/embedding_untied'):
+      initialize(model, jax.random.key(0), B, T)
 
 
 def head_of(params, h):

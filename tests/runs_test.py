@@ -6,6 +6,7 @@ import pytest
 
 from meliad_rec import runs
 from meliad_rec.report import journal
+from tests import bucket
 
 MORE = ('accuracy', 'tokens_per_second', 'mfu', 'epoch')
 
@@ -63,6 +64,15 @@ def test_the_curves_are_drawn(folder, given, tmp_path):
   given.plot = str(tmp_path / 'curves.png')
   runs.main(['runs', folder('a', {1: 0.5}), folder('b', {1: 0.25})])
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_a_run_may_lie_in_a_bucket(
+  folder, given, tmp_path, monkeypatch, capsys
+):
+  folder('b/runs/far', {100: 2.5})
+  with bucket.served(tmp_path, monkeypatch):
+    runs.main(['runs', 'gs://b/runs/far'])
+  assert 'far' in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_mistakes_are_sentences(folder, given, tmp_path):

@@ -11,6 +11,7 @@ from meliad_rec import activations
 from meliad_rec import gates
 from meliad_rec import norms
 from meliad_rec import positions
+from meliad_rec import sublayers
 from meliad_rec.attention import KV
 from meliad_rec.span import AdaptiveSpan
 from meliad_rec.sublayers import Attention
@@ -50,6 +51,21 @@ def attention(**changes):
   )['params']
   moved = lambda a: a * 1.5 if a.ndim == 1 else a
   return module, {'params': jax.tree.map(moved, params)}, x_BTD
+
+
+def test_kernels_may_be_left_out(monkeypatch):
+  forms = []
+  for name in 'window_attention', 'memory_attention':
+    whole = getattr(sublayers, name)
+
+    def record(*args, whole=whole, form, **options):
+      forms.append(form)
+      return whole(*args, form=form, **options)
+
+    monkeypatch.setattr(sublayers, name, record)
+  attention()
+  attention(attention_kernels=False)
+  assert forms == [None, None, 'xla', 'xla']
 
 
 def unit(y):

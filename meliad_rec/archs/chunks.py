@@ -7,6 +7,7 @@ from meliad_rec.cell import Block
 from meliad_rec.cell import Cell
 from meliad_rec.cell import scan_blocks
 from meliad_rec.cell import to_blocks
+from meliad_rec.remat import remat
 
 
 class Chunks(Cell):
@@ -79,7 +80,7 @@ class Chunks(Cell):
       a, ((0, 0), (0, count * W - T)) + ((0, 0),) * (a.ndim - 2)
     )
     blocks = jax.tree.map(lambda a: to_blocks(pad(a), W), block)
-    state, y = scan_blocks(
-      lambda c, s, b: c.cell(s, b), self, state, Block(blocks.x, blocks.mask)
-    )
+    read = lambda c, s, b: c.cell(s, b)
+    read = remat(read, self.cell.remat, in_scan=True)
+    state, y = scan_blocks(read, self, state, Block(blocks.x, blocks.mask))
     return state, y.reshape(len(y), count * W, *y.shape[3:])[:, :T]

@@ -39,6 +39,11 @@ class Encode(Cell):
     return self.window is None
 
   def setup(self):
+    if self.window is not None and self.window < 1:
+      raise ValueError(
+        f'Tokens see those of their own {self.window}; set BLOCK to 1 or more, '
+        'or None.'
+      )
     self.drop = TiledDropout(self.dropout)
 
   def initial_state(self, batch):

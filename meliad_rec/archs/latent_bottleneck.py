@@ -90,6 +90,10 @@ class LatentBottleneck(Cell):
         f'There are {self.slots} memory slots and {self.writers} layers that '
         'write them; set SLOTS and WRITERS to 1 or more.'
       )
+    if self.chunk is not None and self.chunk < 1:
+      raise ValueError(
+        f'Chunks have {self.chunk} tokens; set WINDOW to 1 or more.'
+      )
     self.update = [Writer(self.config) for _ in range(self.writers)]
     shape = self.slots, self.config.d_model
     self.first_SD = self.param('first', self.first, shape)

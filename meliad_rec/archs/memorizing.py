@@ -81,6 +81,11 @@ class MemorizingLayer(Cell):
         'attended to, without a search; leave it out, or set NEIGHBORS to a '
         'number.'
       )
+    if self.recall_target is not None and not 0 < self.recall_target <= 1:
+      raise ValueError(
+        f'recall_target is {self.recall_target}, a share of what is searched; '
+        'set it above 0, and to 1 at most.'
+      )
     self.layer = Layer(self.config)
     self.output = HeadGate()
 

@@ -1,6 +1,6 @@
 """Writing text with the models of the recurrence bench, token by token.
 
-A staircase runs its open chunk again for each token: N passes over C tokens.
+A staircase makes its N passes over each token by itself: N times what XL does.
 """
 
 from collections.abc import Callable

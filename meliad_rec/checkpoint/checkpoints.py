@@ -89,12 +89,12 @@ class Checkpoints:
     finally:
       self._stop.close()
 
-  def preempted(self, step):
-    """True if the run was asked to stop: save `step`, wait and leave.
+  def preempted(self):
+    """True if the run was asked to stop: save, wait and leave.
 
-    To be called after every step; listens to signals from then to `close`.
+    Listens to signals from its first call to `close`; see StopRequest.reached.
     """
-    return self._stop.reached(step)
+    return self._stop.reached()
 
   @property
   def exit_code(self):

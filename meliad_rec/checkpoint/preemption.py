@@ -26,18 +26,21 @@ class StopRequest:
 
   def __init__(self):
     self._number = None  # Of the first signal that came to this process.
+    self._asked = 0  # How often.
     self._agreed = False
     self._previous = None
 
-  def reached(self, step):
-    """True if all hosts should save and stop now, after `step`.
+  def reached(self):
+    """True if all hosts should save and stop now.
 
-    Args:
-      step: every host calls this once after each of its steps.
+    To be asked by every host as often, and after as much work: after each step,
+    and each segment of an evaluation.
     """
     self.listen()
     if jax.process_count() > 1:
-      self._agreed = multihost_utils.reached_preemption_sync_point(step)
+      self._asked += 1
+      asked = self._asked
+      self._agreed = multihost_utils.reached_preemption_sync_point(asked)
       return self._agreed
     return self._number is not None
 
@@ -94,7 +97,8 @@ def initialize_distributed():
   JAX_PROCESS_ID name the cluster.
 
   Raises:
-    ValueError: some of the three are given, and no cluster comes of it.
+    ValueError: some of the three are given, and no cluster comes of it; or
+      there is one that cannot be joined.
   """
   if jax.distributed.is_initialized():
     return
@@ -120,7 +124,14 @@ def initialize_distributed():
     # Else there is a cluster, found by jax, that cannot be joined.
     if 'coordinator_address should be defined' not in str(error):
       raise
-  except RuntimeError:
+  except RuntimeError as error:
     # jax was used before, as in a notebook: harmless on one host.
+    early = 'must be called before' in str(error)
+    if not early:
+      first = str(error).strip().partition('\n')[0]
+      raise ValueError(
+        f'This process cannot join the others of its run: {first} See that all '
+        'were started once, and that the port of the first is free.'
+      ) from error
     if given or jax.process_count() > 1:
       raise

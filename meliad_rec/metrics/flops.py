@@ -26,6 +26,10 @@ def count(jaxpr: core.Jaxpr, turns: float) -> float:
     match equation.primitive.name:
       case 'dot_general':
         total += _product(equation)
+      case 'ragged_dot_general' | 'ragged_dot':
+        # Each row meets the matrix of its group.
+        depth = equation.invars[0].aval.shape[-1]
+        total += 2 * depth * math.prod(equation.outvars[0].aval.shape)
       case 'scan':
         total += equation.params['length'] * sum(inner)
       case 'while':

@@ -5,13 +5,14 @@ narrowly is to be planned again without --fast.
 """
 
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
 
-from meliad_rec.planning import mesh_flag
+from meliad_rec import mesh_flag
 from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import Question
 from meliad_rec.planning.topology import GIB
@@ -48,13 +49,18 @@ def trials(
     answer: to it.
     ask: answers others.
   """
-  fitted = set()
-  for kind, flags, changed in changes(question, answer.sizes):
+  fitted, refused = set(), set()
+  for kind, flags, changed in changes(question, answer.sizes, refused):
     if kind in fitted or (kind == 'all' and fitted):
       continue
     try:
       found = ask(dataclasses.replace(changed, fast=True))
+      for note in found.notes:
+        # Without data, what nothing reads is but noted.
+        if kind == 'remat' and REMAT in note:
+          raise ValueError(note)
     except ValueError as error:
+      refused.add(kind)
       yield Trial(kind, flags, None, False, str(error))
       continue
     if found.fits:
@@ -63,19 +69,22 @@ def trials(
 
 
 def changes(
-  question: Question, sizes: Mapping
+  question: Question, sizes: Mapping, refused: Container[str] = ()
 ) -> Iterator[tuple[str, str, Question]]:
   """Kind, flags and question of each change, the mildest of a kind first.
 
   Args:
     question: of what does not fit.
     sizes: fields of its measure.Sizes.
+    refused: kinds that cannot be, as far as it is known when 'all' is yielded.
   """
   all_flags, everything = [], question
   if REMAT not in question.gin_file:
-    flags, everything = f'--gin_file={REMAT}', _remat(question)
-    yield 'remat', flags, everything
-    all_flags.append(flags)
+    flags = f'--gin_file={REMAT}'
+    yield 'remat', flags, _remat(question)
+    if 'remat' not in refused:
+      everything = _remat(question)
+      all_flags.append(flags)
   meshes = list(_meshes(sizes['mesh'], sizes['batch']))
   for axes in meshes:
     yield 'mesh', _mesh_flag(axes), _mesh(question, axes)

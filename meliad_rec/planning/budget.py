@@ -1,4 +1,4 @@
-"""What a step may take: --budget hbm=14GiB,forbid=all-to-all."""
+"""What a step may take: --budget fits,hbm=14GiB,forbid=all-to-all."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ class Budget:
   def breaches(self, answer: Answer) -> list[str]:
     """A sentence for each limit that is broken, or cannot be checked."""
     name, told = answer.topology, []
-    most = min(self.hbm or answer.hbm, answer.hbm)
+    most = answer.hbm if self.hbm is None else min(self.hbm, answer.hbm)
     if answer.needed is None:
       told.append(f'{name}: whether it fits is n/a: {answer.missing}.')
     elif answer.needed > most:
@@ -48,22 +48,26 @@ class Budget:
 def parse(text: str) -> Budget:
   """The budget that a flag describes; `forbid` may come several times.
 
+  `fits` asks for no more than what the chip has, which every step needs.
+
   Raises:
     ValueError: a limit of another name, or a value that it cannot have.
   """
   hbm, forbid = None, []
   for part in text.split(','):
     name, _, value = part.strip().partition('=')
-    amount = re.fullmatch(r'([\d.]+)\s*([KMG]i?B)', value)
+    amount = re.fullmatch(r'(\d+(?:\.\d+)?)\s*([KMG]i?B)', value)
     match name:
+      case 'fits' if not value:
+        pass
       case 'hbm' if amount and amount[2] in _UNITS:
         hbm = float(amount[1]) * _UNITS[amount[2]]
       case 'forbid' if value in hlo.COLLECTIVES:
         forbid.append(value)
       case _:
         raise ValueError(
-          f'--budget has the part {part!r}; give hbm=14GiB, or another of '
-          f'{", ".join(_UNITS)}, or forbid= and one of '
+          f'--budget has the part {part!r}; give fits, hbm=14GiB, or another '
+          f'of {", ".join(_UNITS)}, or forbid= and one of '
           f'{", ".join(hlo.COLLECTIVES)}.'
         )
   return Budget(hbm, tuple(forbid))

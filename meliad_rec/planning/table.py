@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from meliad_rec import mesh_flag
 from meliad_rec.planning import measure
-from meliad_rec.planning import mesh_flag
 from meliad_rec.planning import topology
 from meliad_rec.planning.estimate import Exchange
 from meliad_rec.planning.estimate import Seconds

@@ -12,18 +12,22 @@ import os
 import pathlib
 from typing import Any
 
+from etils import epath
+
+from meliad_rec.workdir import place
+
 NAME = 'metrics.jsonl'
 # What a trivial answer reaches is written like a split, called so and its name.
 TRIVIAL = 'trivial/'
 
 
-def path(workdir: str | os.PathLike) -> pathlib.Path:
-  """The journal of a run.
+def path(workdir: str | os.PathLike) -> pathlib.Path | epath.Path:
+  """The journal of a run, on a disk or in a bucket.
 
   Raises:
     ValueError: the folder has none.
   """
-  found = pathlib.Path(workdir, NAME)
+  found = place(workdir) / NAME
   if not found.is_file():
     raise ValueError(
       f'{found} is not there, and it holds the figures of a run; give the '
@@ -91,7 +95,7 @@ class Journal:
 
 
 def _whole_lines(path):
-  text = pathlib.Path(path).read_bytes().decode('utf-8', 'replace')
+  text = epath.Path(path).read_bytes().decode('utf-8', 'replace')
   return text.split('\n')[:-1]
 
 

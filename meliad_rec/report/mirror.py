@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 import tempfile
 
+from absl import logging
 from etils import epath
 
 
@@ -37,16 +38,25 @@ class Mirror:
     self._brought = self._marks()
 
   def sync(self) -> None:
-    """Brings what has changed to the bucket; on the disk nothing is to do."""
+    """Brings what has changed to the bucket; on the disk nothing is to do.
+
+    What cannot be brought is said, and tried again the next time: no run shall
+    end for its figures.
+    """
     if self._far is None:
       return
-    marks = self._marks()
-    for path in marks:
-      if marks[path] != self._brought.get(path):
-        far = self._far / path.relative_to(self.folder).as_posix()
+    for path, mark in self._marks().items():
+      if mark == self._brought.get(path):
+        continue
+      far = self._far / path.relative_to(self.folder).as_posix()
+      try:
         far.parent.mkdir(parents=True, exist_ok=True)
         far.write_bytes(path.read_bytes())
-    self._brought = marks
+      # What libraries of buckets raise has no class in common.
+      except Exception as error:
+        logging.error('%s cannot be written, yet: %s', far, error)
+      else:
+        self._brought[path] = mark
 
   def _marks(self):
     """What tells of each file whether it has changed."""

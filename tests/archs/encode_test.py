@@ -136,6 +136,11 @@ def test_parameters_at_the_papers_size(name):
   assert round((own + 18 * 512 + head) / 1e6, 2) == millions
 
 
+def test_blocks_have_tokens():
+  with pytest.raises(ValueError, match='their own 0; set BLOCK to 1 or more'):
+    encode(True, 0).init(jax.random.key(0), example(), method=forward)
+
+
 def test_a_core_that_reads_memory_is_refused():
   cell = Encode(transformer(memory=True))
   with pytest.raises(ValueError, match='is given no memory; set core_layer'):

@@ -293,6 +293,12 @@ def test_slots_and_writers_are_needed(slots, writers):
     cell.init(jax.random.key(0), example(), method=forward)
 
 
+def test_chunks_have_tokens():
+  cell = model('tlb', chunk=0)
+  with pytest.raises(ValueError, match='Chunks have 0 tokens; set WINDOW'):
+    cell.init(jax.random.key(0), example(), method=forward)
+
+
 def test_a_core_that_reads_no_memory_is_refused():
   config = core_config()
   cell = LatentBottleneck(config, Layers(lambda: CoreLayer(config), 1), S)

@@ -258,6 +258,14 @@ def test_neighbors_must_fit_the_memory(neighbors):
     )
 
 
+@pytest.mark.parametrize('target', [0.0, 1.5])
+def test_a_recall_target_is_a_share(target):
+  with pytest.raises(ValueError, match=f'recall_target is {target}, a share'):
+    layer(recall_target=target).init(
+      jax.random.key(0), example(), method=forward
+    )
+
+
 def test_a_recall_target_needs_a_search():
   with pytest.raises(ValueError, match='recall_target is 0.9, and all of the'):
     layer(neighbors=None, recall_target=0.9).init(

@@ -345,7 +345,7 @@ def test_a_signal_during_the_last_save_does_not_end_the_process(
   # A shell starts what runs in the background with SIGINT ignored.
   before = signal.getsignal(signal.SIGINT)
   checkpoints = Checkpoints(tmp_path)
-  assert not checkpoints.preempted(1)
+  assert not checkpoints.preempted()
   finish = checkpoints._writer.close
 
   def close():

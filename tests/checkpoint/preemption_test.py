@@ -34,7 +34,7 @@ def train(directory, seconds=60):
   checkpoints = Checkpoints(directory)
   for step in range(1, int(seconds * 50)):
     x = step_on(x)
-    if checkpoints.preempted(step):
+    if checkpoints.preempted():
       checkpoints.save(step, {'x': x}, {'offset': step}, {})
       checkpoints.close()
       print('saved', step, flush=True)
@@ -81,10 +81,10 @@ def test_a_signal_saves_the_step_and_ends_the_run(tmp_path, number):
 def test_the_second_ctrl_c_is_an_interrupt_and_all_is_given_back():
   before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
   stop = StopRequest()
-  assert not stop.reached(1)
+  assert not stop.reached()
   assert stop.exit_code == 0
   os.kill(os.getpid(), signal.SIGINT)
-  assert stop.reached(2)
+  assert stop.reached()
   assert stop.exit_code == 130
   with pytest.raises(KeyboardInterrupt):
     os.kill(os.getpid(), signal.SIGINT)
@@ -103,7 +103,7 @@ def test_nothing_is_listened_to_before_the_first_question(tmp_path):
 
 def test_a_host_stopped_by_agreement_exits_as_after_sigterm(monkeypatch):
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
-  agreed = [False, True]
+  agreed = {1: False, 2: True}
   monkeypatch.setattr(
     preemption.multihost_utils,
     'reached_preemption_sync_point',
@@ -111,9 +111,9 @@ def test_a_host_stopped_by_agreement_exits_as_after_sigterm(monkeypatch):
   )
   stop = StopRequest()
   try:
-    assert not stop.reached(0)
+    assert not stop.reached()
     assert stop.exit_code == 0
-    assert stop.reached(1)
+    assert stop.reached()
     assert stop.exit_code == 143
   finally:
     stop.close()
@@ -173,6 +173,25 @@ def test_a_cluster_that_cannot_be_joined_is_an_error(monkeypatch):
   monkeypatch.setattr(jax.distributed, 'initialize', broken)
   with pytest.raises(ValueError, match='process id'):
     initialize_distributed()
+
+
+def test_a_failed_join_is_not_a_run_of_one_process(monkeypatch):
+  """As where another process has the port of the first."""
+
+  def broken(**_):
+    raise RuntimeError('UNKNOWN: Failed to start the service.\nMore.')
+
+  monkeypatch.setattr(jax.distributed, 'initialize', broken)
+  with pytest.raises(ValueError, match='Failed to start the service. See that'):
+    initialize_distributed()
+
+
+def test_a_notebook_that_has_used_jax_runs_alone(monkeypatch):
+  def late(**_):
+    raise RuntimeError('It must be called before any JAX calls.')
+
+  monkeypatch.setattr(jax.distributed, 'initialize', late)
+  initialize_distributed()
 
 
 def two_hosts(directory):

@@ -22,6 +22,13 @@ def test_a_batched_product():
   assert forward_flops(jnp.matmul, many, w) == 2 * N * A * B * C
 
 
+def test_rows_meet_the_matrix_of_their_group():
+  groups = jnp.array([1, 2])
+  matrices = jnp.zeros((2, B, C))
+  found = forward_flops(jax.lax.ragged_dot, x, matrices, groups)
+  assert found == 2 * A * B * C
+
+
 def test_additions_are_not_counted():
   assert forward_flops(jnp.add, x, x) == 0
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from meliad_rec.planning import advice
 from meliad_rec.planning.question import Question
 from tests import planned
@@ -60,6 +62,23 @@ def test_what_is_there_already_is_not_tried():
   there = dataclasses.replace(QUESTION, gin_file=(advice.REMAT,))
   tried, _ = run(lambda q: True, there)
   assert {t.kind for t in tried} == {'mesh', 'batch'}
+
+
+@pytest.mark.parametrize('noted', [False, True])
+def test_what_the_architecture_does_not_have_is_not_advised(noted):
+  """Whether it is refused, or noted where there are no data."""
+
+  def ask(question):
+    if advice.REMAT not in question.gin_file:
+      return planned.too_large()
+    told = f'nothing reads what {advice.REMAT} sets'
+    if not noted:
+      raise ValueError(told)
+    return dataclasses.replace(planned.fitting(), notes=(told,))
+
+  tried = list(advice.trials(QUESTION, planned.too_large(), ask))
+  assert tried[0].kind == 'remat' and 'nothing reads' in tried[0].told
+  assert tried[-1].kind == 'all' and advice.REMAT not in tried[-1].flags
 
 
 def test_what_the_architecture_does_not_have_is_told():

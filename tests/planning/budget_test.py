@@ -12,13 +12,18 @@ def test_parse():
   found = budget.parse('hbm=14GiB, forbid=all-to-all,forbid=all-gather')
   assert found == budget.Budget(14 * 2**30, ('all-to-all', 'all-gather'))
   assert budget.parse('hbm=1.5GB').hbm == 1.5e9
+  assert budget.parse('fits') == budget.Budget()
 
 
 @pytest.mark.parametrize(
-  'text', ['', 'hbm', 'hbm=14', 'hbm=14KiB', 'forbid=gather', 'time=3ms']
+  'text',
+  [
+    *('', 'hbm', 'hbm=14', 'hbm=14KiB', 'hbm=1.2.3GiB', 'fits=1'),
+    *('forbid=gather', 'time=3ms'),
+  ],
 )
 def test_other_texts_are_refused(text):
-  with pytest.raises(ValueError, match='give hbm=14GiB.*MiB.*all-to-all'):
+  with pytest.raises(ValueError, match='give fits, hbm=14GiB.*MiB.*all-to-all'):
     budget.parse(text)
 
 
@@ -32,6 +37,8 @@ def test_what_needs_more_breaks_it():
   assert 'needs 4.25 GiB' in told and 'take 4.20 GiB' in told
   [told] = budget.Budget().breaches(planned.too_large())
   assert 'needs 20.00 GiB' in told and 'take 15.75 GiB' in told
+  [told] = budget.parse('hbm=0GiB').breaches(planned.fitting())
+  assert 'take 0.00 GiB' in told
   # A budget gives a chip no more than it has.
   [told] = budget.parse('hbm=30GiB').breaches(planned.too_large())
   assert 'take 15.75 GiB' in told

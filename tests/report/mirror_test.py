@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from etils import epath
 import pytest
 
 from meliad_rec.report.mirror import Mirror
@@ -37,6 +38,26 @@ def test_what_has_changed_is_brought(far):
   mirror.sync()
   assert (far / 'deep' / 'b').read_text() == 'two, three'
   assert not (far / 'a').exists()
+
+
+def test_what_fails_is_said_and_brought_the_next_time(far, monkeypatch, caplog):
+  mirror = Mirror('gs://b/run')
+  for name in 'ab':
+    (mirror.folder / name).write_text(name)
+  write = type(epath.Path('gs://b')).write_bytes
+
+  def broken(path, content):
+    if path.name == 'a':
+      raise RuntimeError('503, try again')
+    write(path, content)
+
+  with monkeypatch.context() as patched:
+    patched.setattr(type(epath.Path('gs://b')), 'write_bytes', broken)
+    mirror.sync()
+  assert [path.name for path in far.iterdir()] == ['b']
+  assert 'gs://b/run/a cannot be written, yet: 503, try again' in caplog.text
+  mirror.sync()
+  assert (far / 'a').read_text() == 'a'
 
 
 def test_it_begins_with_what_is_there(far):
