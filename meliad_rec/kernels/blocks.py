@@ -51,8 +51,6 @@ def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
   T, W = q_BTHK.shape[1], bias_HW.shape[1]
   if keys_WK is not None:
     return 'something is added to keys by distance'
-  if 2 * T < W:
-    return f'{T} queries are less than half a window of {W}'
   if k_BSHK.shape[1] > W + T:
     return f'{k_BSHK.shape[1]} keys are more than a window and the queries'
   return None

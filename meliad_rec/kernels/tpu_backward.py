@@ -2,8 +2,8 @@
 
 Logits are made again, transposed: [X, S], keys by queries. What belongs to a
 query is then a row, and of five products only that of the queries' gradient has
-a transposed operand. Gradients of keys are added up in VMEM until the block
-after theirs is done (see tpu_blocks).
+a transposed operand. Gradients of keys are added up in VMEM until the last
+block that sees them is done (see tpu_blocks).
 """
 
 import functools
@@ -19,11 +19,11 @@ from meliad_rec.kernels.blocks import dot
 from meliad_rec.kernels.blocks import LOG2E
 from meliad_rec.kernels.tpu_blocks import across
 from meliad_rec.kernels.tpu_blocks import as_column
-from meliad_rec.kernels.tpu_blocks import Blocks
 from meliad_rec.kernels.tpu_blocks import bytes_needed
 from meliad_rec.kernels.tpu_blocks import heads_of_step
 from meliad_rec.kernels.tpu_blocks import LANES
 from meliad_rec.kernels.tpu_blocks import unit
+from meliad_rec.kernels.tpu_blocks import WindowBlocks
 from meliad_rec.kernels.tpu_forward import pack
 from meliad_rec.kernels.window_attention_ref import NEVER
 
@@ -40,13 +40,14 @@ def backward(
   lse_BHT,
   do_BTF,
   *,
+  block,
   head_width,
   interpret,
 ):
   """Gradients, from that of the outputs.
 
   Args:
-    q_BTF, k_BSF, v_BSF, seen_B1S, scale_H, head_width, interpret: see
+    q_BTF, k_BSF, v_BSF, seen_B1S, scale_H, block, head_width, interpret: see
       tpu_forward.forward.
     tile_HXS: bias and band of a sub-block, to base 2, not lowered; transposed.
     keep_HXS: factors of the probabilities, for dropout; None: all 1.
@@ -58,63 +59,72 @@ def backward(
     or 0 where it is None.
   """
   (B, T, F), (H, X, S) = q_BTF.shape, tile_HXS.shape
-  K, W = head_width, X - S
+  K, W, Q = head_width, X - S, block
   sharing = F // k_BSF.shape[2]
   G = heads_of_step(H, K, sharing, W, 2)
-  blocks = Blocks(W, K, G, sharing, S)
-  last = T // W - 1
+  blocks = WindowBlocks(Q, K, G, sharing, S, W)
+  last = T // Q - 1
   width, key_group = blocks.key_width, blocks.key_group
-  ahead = (k_BSF.shape[1] - T) // W  # Blocks of the past.
+  ahead = (k_BSF.shape[1] - T) // Q  # Blocks of the past.
+  later = W // Q  # Blocks of queries that see a block of keys, but its own.
   now = lambda i: jnp.minimum(i, last)
-  here = pl.BlockSpec((1, W, blocks.width), lambda h, b, i: (b, now(i), h))
+  here = pl.BlockSpec((1, Q, blocks.width), lambda h, b, i: (b, now(i), h))
   own = pl.BlockSpec(
-    (1, W, width), lambda h, b, i: (b, now(i) + ahead, key_group(h))
+    (1, Q, width), lambda h, b, i: (b, now(i) + ahead, key_group(h))
   )
   past = pl.BlockSpec((1, W, width), lambda h, b, i: (b, 0, key_group(h)))
-  # A block of keys is done with the queries of the block after it.
   done = pl.BlockSpec(
-    (1, W, width), lambda h, b, i: (b, jnp.maximum(i + ahead - 1, 0), h)
+    (1, Q, width), lambda h, b, i: (b, jnp.maximum(i + ahead - later, 0), h)
   )
   of_heads = lambda a: pl.BlockSpec(
     (G, *a.shape[1:]), lambda h, b, i: (h,) + (0,) * (a.ndim - 1)
   )
   normalize = scale_H is not None
   scalars_H11 = pack(scale_H if normalize else jnp.ones(H))
-  arguments = [q_BTF, k_BSF, v_BSF, k_BSF, v_BSF, do_BTF, o_BTF]
-  arguments += [seen_B1S, seen_B1S, lse_BHT.reshape(B, H // G, G, T)]
-  arguments += [scalars_H11, tile_HXS]
-  specs = [here, own, own, past, past, here, here]
+  arguments = [q_BTF, do_BTF, o_BTF, k_BSF, v_BSF, seen_B1S]
+  arguments += [lse_BHT.reshape(B, H // G, G, T), scalars_H11, tile_HXS]
+  specs = [here, here, here, own, own]
   specs += [
-    pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, now(i) + ahead)),
-    pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, 0)),
-    pl.BlockSpec((1, 1, G, W), lambda h, b, i: (b, h, 0, now(i))),
+    pl.BlockSpec((1, 1, Q), lambda h, b, i: (b, 0, now(i) + ahead)),
+    pl.BlockSpec((1, 1, G, Q), lambda h, b, i: (b, h, 0, now(i))),
     of_heads(scalars_H11),
     of_heads(tile_HXS),
   ]
+  if ahead:
+    arguments += [k_BSF, v_BSF, seen_B1S]
+    specs += [past, past, pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, 0))]
   if keep_HXS is not None:
     arguments.append(keep_HXS)
     specs.append(of_heads(keep_HXS))
   shape = jax.ShapeDtypeStruct
   # Key heads shared by several steps have a gradient of each of them.
   dk = shape((B, k_BSF.shape[1], H // G * width), k_BSF.dtype)
-  tile, scalars = (shape(a.shape, jnp.float32) for a in arguments[11:9:-1])
+  tile, scalars = (shape(a.shape, jnp.float32) for a in (tile_HXS, scalars_H11))
   scratch = [
-    ((2 * W, width), k_BSF.dtype),
-    ((2 * W, width), v_BSF.dtype),
-    ((2 * W, LANES), jnp.float32),
-    ((2 * W, width), jnp.float32),
-    ((2 * W, width), jnp.float32),
+    ((W + Q, width), k_BSF.dtype),
+    ((W + Q, width), v_BSF.dtype),
+    ((W + Q, LANES), jnp.float32),
+    ((W + Q, width), jnp.float32),
+    ((W + Q, width), jnp.float32),
   ]
-  moved = [(s.block_shape, jnp.float32) for s in [*specs[7:], specs[11]]]
-  moved += [(s.block_shape, q_BTF.dtype) for s in [*specs[:7], here, own, own]]
+  written = [here, done, done, of_heads(tile), of_heads(scalars)]
+  results = [shape(q_BTF.shape, q_BTF.dtype), dk, dk, tile, scalars]
+  moved = [
+    (spec.block_shape, a.dtype)
+    for spec, a in zip([*specs, *written], [*arguments, *results], strict=True)
+  ]
   dq_BTF, dk_BSF, dv_BSF, dbias_HXS, dscale_H11 = pl.pallas_call(
     functools.partial(
-      _kernel, blocks=blocks, has_past=ahead > 0, normalize=normalize
+      _kernel,
+      blocks=blocks,
+      has_past=ahead > 0,
+      later=later,
+      normalize=normalize,
     ),
-    grid=(H // G, B, T // W + 1),
+    grid=(H // G, B, T // Q + later),
     in_specs=specs,
-    out_specs=[here, done, done, of_heads(tile), of_heads(scalars)],
-    out_shape=[shape(q_BTF.shape, q_BTF.dtype), dk, dk, tile, scalars],
+    out_specs=written,
+    out_shape=results,
     scratch_shapes=[pltpu.VMEM(*each) for each in scratch],
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel', 'arbitrary', 'arbitrary'),
@@ -144,55 +154,55 @@ def of_key_heads(parts_BSF, k_BSF, width: int):
 
 def _kernel(
   q_ref,
-  k_ref,
-  v_ref,
-  past_k_ref,
-  past_v_ref,
   do_ref,
   o_ref,
+  k_ref,
+  v_ref,
   seen_ref,
-  past_seen_ref,
   lse_ref,
   scalars_ref,
   tile_ref,
   *rest,
   blocks,
   has_past,
+  later,
   normalize,
 ):
-  *keep_ref, dq_ref, dk_ref, dv_ref, dbias_ref, dscale_ref = rest[:-5]
-  keys, values, seen, dkeys, dvalues = rest[-5:]
-  W = blocks.window
+  *rest, keys, values, seen, dkeys, dvalues = rest
+  *rest, dq_ref, dk_ref, dv_ref, dbias_ref, dscale_ref = rest
+  past, keep_ref = (rest[:3], rest[3:]) if has_past else (None, rest)
+  W, Q = blocks.window, blocks.block
   i = pl.program_id(2)
-
-  def take(k_ref, v_ref, seen_ref):
-    keys[W:], values[W:] = k_ref[0], v_ref[0]
-    seen[W:] = as_column(seen_ref[0])
-    for sums in (dkeys, dvalues):
-      sums[W:] = jnp.zeros_like(sums[W:])
 
   @pl.when(i == 0)
   def _():
-    take(past_k_ref, past_v_ref, past_seen_ref)
-    if not has_past:
-      seen[W:] = jnp.full((W, LANES), NEVER, seen.dtype)
+    never = jnp.full((W, LANES), NEVER, seen.dtype)
+    seen[Q:] = as_column(past[2][0]) if past else never
+    for l, buffer in enumerate((keys, values)):
+      zeros = jnp.zeros((W, blocks.key_width), buffer.dtype)
+      buffer[Q:] = past[l][0] if past else zeros
+    for sums in (dkeys, dvalues):
+      sums[Q:] = jnp.zeros((W, blocks.key_width))
 
   @pl.when((i == 0) & (pl.program_id(1) == 0))
   def _():
     for sums in (dbias_ref, dscale_ref):
       sums[...] = jnp.zeros(sums.shape)
 
-  for buffer in (dkeys, dvalues):
-    buffer[:W] = buffer[W:]
+  for sums in (dkeys, dvalues):
+    sums[:W] = sums[Q:]
 
   def add_to_bias(head, ds):
     dbias_ref[head] += ds
 
-  @pl.when(i < pl.num_programs(2) - 1)
+  @pl.when(i < pl.num_programs(2) - later)
   def _():
     for buffer in (keys, values, seen):
-      buffer[:W] = buffer[W:]
-    take(k_ref, v_ref, seen_ref)
+      buffer[:W] = buffer[Q:]
+    keys[W:], values[W:] = k_ref[0], v_ref[0]
+    seen[W:] = as_column(seen_ref[0])
+    for sums in (dkeys, dvalues):
+      sums[W:] = jnp.zeros((Q, blocks.key_width))
     add_gradients(
       blocks,
       (q_ref, do_ref, o_ref, lse_ref, scalars_ref),
@@ -206,10 +216,10 @@ def _kernel(
       normalize=normalize,
     )
 
-  dv_ref[0] = dvalues[:W].astype(dv_ref.dtype)
+  dv_ref[0] = dvalues[:Q].astype(dv_ref.dtype)
   # With unit queries, those that keys met were taken to base 2.
   factor = 1 / LOG2E if normalize else 1
-  dk_ref[0] = (dkeys[:W] * factor).astype(dk_ref.dtype)
+  dk_ref[0] = (dkeys[:Q] * factor).astype(dk_ref.dtype)
 
 
 def add_gradients(

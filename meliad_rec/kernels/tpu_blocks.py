@@ -1,10 +1,11 @@
 """What the two TPU kernels of windowed attention have in common.
 
-A grid step reads one block of W queries of several heads; the W keys before it
-are still in VMEM from the step before, so every key is read once. The block is
+A grid step reads one block of Q queries of several heads; the W keys before it
+are still in VMEM from the steps before, so every key is read once. The block is
 cut into sub-blocks of S queries, each of which sees one contiguous slice of
 X = W + S keys. Bias and band depend on distance alone: one tile [S, X] per head
-serves all sub-blocks, blocks and rows.
+serves all sub-blocks, blocks and rows. Q is W, or a part of it where there are
+fewer queries.
 """
 
 from collections.abc import Callable
@@ -25,23 +26,18 @@ class Blocks:
   """How a kernel cuts its arrays.
 
   Attributes:
-    window: W, queries of a block, and keys that a query sees.
+    block: Q, queries of a grid step.
     head_width: K.
     heads: query heads of a grid step.
     sharing: query heads that share one key head.
     sub_block: S.
   """
 
-  window: int
+  block: int
   head_width: int
   heads: int
   sharing: int = 1
   sub_block: int = LANES
-
-  @property
-  def keys(self) -> int:
-    """X, keys that a sub-block sees."""
-    return self.window + self.sub_block
 
   @property
   def key_heads(self) -> int:
@@ -61,10 +57,6 @@ class Blocks:
   def queries(self, j):
     """The rows of sub-block j in a block of queries."""
     return pl.ds(_aligned(j * self.sub_block), self.sub_block)
-
-  def seen(self, j):
-    """The rows of the keys it sees, of the previous block and the own one."""
-    return pl.ds(_aligned(j * self.sub_block), self.keys)
 
   def columns(self, head: int) -> slice:
     """The columns of a query head."""
@@ -87,7 +79,7 @@ class Blocks:
     that products fill the time of exponentials. Blocks of many sub-blocks loop
     over them: written out, their code would not fit.
     """
-    count = self.window // self.sub_block
+    count = self.block // self.sub_block
     if count <= 4:
       pairs = [(j, head) for j in range(count) for head in range(self.heads)]
       _staged(pairs, first, second)
@@ -103,8 +95,19 @@ class Blocks:
 
 
 @dataclasses.dataclass(frozen=True)
+class WindowBlocks(Blocks):
+  """Blocks whose queries see the last `window` keys."""
+
+  window: int = 0
+
+  def seen(self, j):
+    """The rows that sub-block j sees, of keys before the block and in it."""
+    return pl.ds(_aligned(j * self.sub_block), self.window + self.sub_block)
+
+
+@dataclasses.dataclass(frozen=True)
 class MemoryBlocks(Blocks):
-  """Blocks of `window` queries, all of which see the same S slots."""
+  """Blocks whose queries all see the same slots."""
 
   slots: int = 0
 

@@ -15,11 +15,11 @@ from meliad_rec.kernels.blocks import AB_T
 from meliad_rec.kernels.blocks import dot
 from meliad_rec.kernels.blocks import LOG2E
 from meliad_rec.kernels.tpu_blocks import as_row
-from meliad_rec.kernels.tpu_blocks import Blocks
 from meliad_rec.kernels.tpu_blocks import bytes_needed
 from meliad_rec.kernels.tpu_blocks import heads_of_step
 from meliad_rec.kernels.tpu_blocks import reciprocal
 from meliad_rec.kernels.tpu_blocks import unit
+from meliad_rec.kernels.tpu_blocks import WindowBlocks
 from meliad_rec.kernels.window_attention_ref import NEVER
 
 
@@ -33,6 +33,7 @@ def forward(
   shift_H,
   keep_HSX,
   *,
+  block,
   head_width,
   bounded,
   interpret,
@@ -48,6 +49,7 @@ def forward(
       they are as they shall be.
     shift_H: what the tile was lowered by; 0 unless bounded.
     keep_HSX: factors of the probabilities, for dropout; None: all 1.
+    block: Q; it divides T and W.
     head_width: K.
     bounded: whether the tile is so low that no exponential overflows.
     interpret: False, or how to run without a TPU.
@@ -56,16 +58,16 @@ def forward(
     [B, T, H K], and [B, H, T] float32 to base 2.
   """
   (B, T, F), (H, S, X) = q_BTF.shape, tile_HSX.shape
-  K, W = head_width, X - S
+  K, W, Q = head_width, X - S, block
   sharing = F // k_BSF.shape[2]
   G = heads_of_step(H, K, sharing, W)
-  blocks = Blocks(W, K, G, sharing, S)
-  here = pl.BlockSpec((1, W, blocks.width), lambda h, b, i: (b, i, h))
+  blocks = WindowBlocks(Q, K, G, sharing, S, W)
+  here = pl.BlockSpec((1, Q, blocks.width), lambda h, b, i: (b, i, h))
   key_group = blocks.key_group
   width = blocks.key_width
-  ahead = (k_BSF.shape[1] - T) // W  # Blocks of the past.
+  ahead = (k_BSF.shape[1] - T) // Q  # Blocks of the past.
   own = pl.BlockSpec(
-    (1, W, width), lambda h, b, i: (b, i + ahead, key_group(h))
+    (1, Q, width), lambda h, b, i: (b, i + ahead, key_group(h))
   )
   past = pl.BlockSpec((1, W, width), lambda h, b, i: (b, 0, key_group(h)))
   of_heads = lambda a: pl.BlockSpec(
@@ -73,26 +75,31 @@ def forward(
   )
   normalize = scale_H is not None
   scalars_H12 = pack(scale_H if normalize else jnp.ones(H), shift_H)
-  arguments = [q_BTF, k_BSF, v_BSF, k_BSF, v_BSF, seen_B1S, seen_B1S]
-  arguments += [scalars_H12, tile_HSX]
-  specs = [here, own, own, past, past]
-  specs += [
-    pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, i + ahead)),
-    pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, 0)),
+  arguments = [q_BTF, k_BSF, v_BSF, seen_B1S, scalars_H12, tile_HSX]
+  specs = [
+    here,
+    own,
+    own,
+    pl.BlockSpec((1, 1, Q), lambda h, b, i: (b, 0, i + ahead)),
     of_heads(scalars_H12),
     of_heads(tile_HSX),
   ]
+  if ahead:
+    arguments += [k_BSF, v_BSF, seen_B1S]
+    specs += [past, past, pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, 0))]
   if keep_HSX is not None:
     arguments.append(keep_HSX)
     specs.append(of_heads(keep_HSX))
   lse = jax.ShapeDtypeStruct((B, H // G, G, T), jnp.float32)
   scratch = [
-    ((2 * W, width), k_BSF.dtype),
-    ((2 * W, width), v_BSF.dtype),
-    ((1, 2 * W), jnp.float32),
+    ((W + Q, width), k_BSF.dtype),
+    ((W + Q, width), v_BSF.dtype),
+    ((1, W + Q), jnp.float32),
   ]
-  moved = [(s.block_shape, jnp.float32) for s in specs[7:]]
-  moved += [(s.block_shape, q_BTF.dtype) for s in [*specs[:5], here]]
+  moved = [
+    (spec.block_shape, a.dtype)
+    for spec, a in zip([*specs, here], [*arguments, q_BTF], strict=True)
+  ]
   o_BTF, lse_BNGT = pl.pallas_call(
     functools.partial(
       _kernel,
@@ -101,9 +108,9 @@ def forward(
       normalize=normalize,
       bounded=bounded,
     ),
-    grid=(H // G, B, T // W),
+    grid=(H // G, B, T // Q),
     in_specs=specs,
-    out_specs=[here, pl.BlockSpec((1, 1, G, W), lambda h, b, i: (b, h, 0, i))],
+    out_specs=[here, pl.BlockSpec((1, 1, G, Q), lambda h, b, i: (b, h, 0, i))],
     out_shape=[jax.ShapeDtypeStruct(q_BTF.shape, v_BSF.dtype), lse],
     scratch_shapes=[pltpu.VMEM(*each) for each in scratch],
     compiler_params=pltpu.CompilerParams(
@@ -130,10 +137,7 @@ def _kernel(
   q_ref,
   k_ref,
   v_ref,
-  past_k_ref,
-  past_v_ref,
   seen_ref,
-  past_seen_ref,
   scalars_ref,
   tile_ref,
   *rest,
@@ -142,22 +146,21 @@ def _kernel(
   normalize,
   bounded,
 ):
-  *keep_ref, o_ref, lse_ref, keys, values, seen = rest
-  W = blocks.window
-
-  def take(k_ref, v_ref, seen_ref):
-    keys[W:], values[W:], seen[:, W:] = k_ref[0], v_ref[0], seen_ref[0]
+  *rest, o_ref, lse_ref, keys, values, seen = rest
+  past, keep_ref = (rest[:3], rest[3:]) if has_past else (None, rest)
+  W, Q = blocks.window, blocks.block
 
   @pl.when(pl.program_id(2) == 0)
   def _():
-    take(past_k_ref, past_v_ref, past_seen_ref)
-    if not has_past:
-      seen[:, W:] = jnp.full((1, W), NEVER, seen.dtype)
+    seen[:, Q:] = past[2][0] if past else jnp.full((1, W), NEVER, seen.dtype)
+    for l, buffer in enumerate((keys, values)):
+      zeros = jnp.zeros((W, blocks.key_width), buffer.dtype)
+      buffer[Q:] = past[l][0] if past else zeros
 
   for buffer in (keys, values):
-    buffer[:W] = buffer[W:]
-  seen[:, :W] = seen[:, W:]
-  take(k_ref, v_ref, seen_ref)
+    buffer[:W] = buffer[Q:]
+  seen[:, :W] = seen[:, Q:]
+  keys[W:], values[W:], seen[:, W:] = k_ref[0], v_ref[0], seen_ref[0]
 
   write_outputs(
     blocks,

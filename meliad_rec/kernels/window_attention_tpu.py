@@ -49,7 +49,9 @@ def attend(
   Returns:
     [B, T, H, K], and [B, H, T] float32.
   """
-  q_BTF, *keys = laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW.shape[1])
+  T, W = q_BTHK.shape[1], bias_HW.shape[1]
+  block = queries_of_block(T, W)
+  q_BTF, *keys = laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W)
 
   def softmax(shift_H, bounded):
     return forward(
@@ -59,6 +61,7 @@ def attend(
       scale_H,
       shift_H * LOG2E,
       keep_HSX,
+      block=block,
       head_width=q_BTHK.shape[3],
       bounded=bounded,
       interpret=interpret,
@@ -74,7 +77,6 @@ def attend(
       lambda: softmax(shift_H, True),
       lambda: softmax(none_H, False),
     )
-  T = q_BTHK.shape[1]
   return o_BTF[:, :T].reshape(q_BTHK.shape), lse_BHT[:, :, :T]
 
 
@@ -103,6 +105,7 @@ def gradients(
     do_BTHK: gradient of the outputs.
   """
   T, W = q_BTHK.shape[1], bias_HW.shape[1]
+  block = queries_of_block(T, W)
   q_BTF, k_BSF, v_BSF, seen = laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W)
   tile_HSX, to_bias = jax.vjp(
     lambda bias: band_tile(bias, LANES, sees_self), bias_HW * LOG2E
@@ -115,9 +118,10 @@ def gradients(
     turned(tile_HSX),
     scale_H,
     turned(keep_HSX),
-    whole_blocks(side_by_side(o_BTHK), W),
-    jnp.pad(lse_BHT, ((0, 0), (0, 0), (0, -T % W))),
-    whole_blocks(side_by_side(do_BTHK), W),
+    whole_blocks(side_by_side(o_BTHK), block),
+    jnp.pad(lse_BHT, ((0, 0), (0, 0), (0, -T % block))),
+    whole_blocks(side_by_side(do_BTHK), block),
+    block=block,
     head_width=q_BTHK.shape[3],
     interpret=interpret,
   )
@@ -148,6 +152,8 @@ def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
       f'a window of {W} and heads {K} wide; the window must be a multiple of '
       f'{LANES}, the width 64, 128, 192 or 256'
     )
+  if 2 * q_BTHK.shape[1] < LANES:
+    return f'{q_BTHK.shape[1]} queries, fewer than {LANES // 2}'
   return blocks.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)
 
 
@@ -158,9 +164,18 @@ def turned(a_HSX):
 
 def laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W: int):
   """Heads side by side, in whole blocks; and 0 or NEVER for each key."""
-  past = past_keys(q_BTHK.shape[1], k_BSHK, W)
-  *qkv, seen_BS = blocks.laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, past, W)
+  T = q_BTHK.shape[1]
+  past, block = past_keys(T, k_BSHK, W), queries_of_block(T, W)
+  *qkv, seen_BS = blocks.laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, past, block)
   return *map(side_by_side, qkv), seen_BS[:, None]
+
+
+def queries_of_block(T: int, W: int) -> int:
+  """As many as a window; of fewer queries, the part that leaves least empty."""
+  if T >= W:
+    return W
+  parts = [n for n in range(LANES, W + 1, LANES) if W % n == 0]
+  return min(parts, key=lambda n: (T + -T % n, -n))
 
 
 def past_keys(T: int, k_BSHK, W: int) -> int:

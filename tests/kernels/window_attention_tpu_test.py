@@ -27,6 +27,7 @@ CASES = {
   'two blocks': {'T': 256, 'P': 128, 'W': 128},
   'no past, a last block that is not full': {'T': 200, 'P': 0, 'W': 128},
   'several sub-blocks': {'T': 256, 'P': 256, 'W': 256},
+  'fewer queries than half a window': {'T': 100, 'P': 256, 'W': 256},
   'four heads for one of keys': {'T': 128, 'P': 128, 'W': 128, 'H': 4}
   | {'key_heads': 1},
   'so large a scale that no bound holds': {'T': 128, 'P': 128, 'W': 128}
@@ -36,6 +37,8 @@ SLOW = {
   'wide heads, two for one of keys': {'T': 128, 'P': 128, 'W': 128, 'H': 4}
   | {'K': 128},
   'a loop over sub-blocks': {'T': 640, 'P': 300, 'W': 640, 'K': 128},
+  'fewer queries than a window, in two blocks': {'T': 256, 'P': 300, 'W': 384},
+  'fewer queries, and no past': {'T': 300, 'P': 0, 'W': 384},
   'three heads': {'T': 384, 'P': 384, 'W': 384, 'H': 3, 'key_heads': 3},
 }
 
@@ -52,6 +55,17 @@ def test_is_the_definition(case, sees_self):
   found = both(interpreted, *arguments, sees_self=sees_self)
   expected = both(ref.window_attention, *arguments, sees_self=sees_self)
   assert_close(found, expected, 3e-5)
+
+
+@pytest.mark.parametrize(
+  'T, W, block',
+  [
+    *((100, 128, 128), (128, 256, 128), (256, 512, 256), (300, 512, 128)),
+    *((512, 512, 512), (5000, 512, 512), (700, 768, 768)),
+  ],
+)
+def test_blocks_leave_little_empty(T, W, block):
+  assert window_attention_tpu.queries_of_block(T, W) == block
 
 
 def test_queries_that_are_scaled_already():
