@@ -19,7 +19,7 @@ from tests import architectures as tiny
 from tests.libtpu import needs_libtpu
 
 B, T, V = 8, tiny.T, 32  # V is even, so that the embedding is cut too.
-MESHES = [(8, 1, 1), (2, 2, 2)]
+MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8)]
 
 
 @functools.cache

@@ -133,4 +133,6 @@ def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
       f'a window of {W} and heads {K} wide; the window must be a multiple of '
       f'{S}, the width 16, 32, 64, 128 or 256'
     )
+  if 2 * q_BTHK.shape[1] < W:
+    return f'{q_BTHK.shape[1]} queries are less than half a window of {W}'
   return blocks.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)
