@@ -142,7 +142,8 @@ def find(patterns: list[str]) -> list[str]:
   for pattern in patterns:
     found = [pattern]
     if not Path(pattern).exists():
-      found = sorted(filter(Path.is_file, map(Path, glob.glob(pattern))))
+      found = map(Path, glob.glob(pattern, recursive=True))
+      found = sorted(filter(Path.is_file, found))
     if not found:
       raise ValueError(f'No file fits --file={pattern}; give a text file.')
     names |= dict.fromkeys(map(str, found))

@@ -16,6 +16,7 @@ from meliad_rec.data.batch import Batch
 from meliad_rec.model import empty_carry
 from meliad_rec.model import initialize
 from meliad_rec.model import Model
+from meliad_rec.within_mesh import WithinMesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Forward:
     rows = NamedSharding(self.mesh, PartitionSpec(partition.BATCH_AXES))
     whole = NamedSharding(self.mesh, PartitionSpec())
     # Said, not left to the compiler: every host must be able to read the sums.
-    return jax.jit(step, donate_argnums=1, out_shardings=(rows, whole, rows))
+    placed = jax.jit(step, donate_argnums=1, out_shardings=(rows, whole, rows))
+    return WithinMesh(self.mesh, placed)
 
   def forward(self, params, carry, batch: Batch):
     """The carry after a batch, and logits_BTV, as training computes them."""

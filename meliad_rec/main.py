@@ -104,6 +104,7 @@ def train(
   Raises:
     ValueError: the folder holds another run, or a loss is not finite.
   """
+  _ = experiment.program.shapes  # Builds all layers, which read their settings.
   operative = config.operative()
   run = trainer.Run(experiment, str(workdir), {'config': operative})
   run.profile = profile.Profile(run.workdir / 'profile', traced)

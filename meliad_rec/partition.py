@@ -135,7 +135,10 @@ def gather(params):
     return params
 
   def whole(path, leaf):
-    spec = param_spec(mesh, path_string(path), leaf.shape)
+    name = path_string(path)
+    if not any(re.search(pattern, name) for pattern, _ in RULES):
+      return leaf  # Of a module that others have too, without its whole name.
+    spec = param_spec(mesh, name, leaf.shape)
     axes = (None if axis == 'fsdp' else axis for axis in spec)
     return jax.lax.with_sharding_constraint(leaf, PartitionSpec(*axes))
 

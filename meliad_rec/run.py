@@ -61,10 +61,9 @@ def load_run(
     raise ValueError(
       f'{folder} holds no checkpoint; train until the first one is saved.'
     )
-  match = {'tokenizer': vocabulary.identity}
   part = 'ema' if facts['averages'] else 'params'
   step, params, _ = checkpoints.restore_params(
-    forward.param_shapes, step, match, part
+    forward.param_shapes, step, {'tokenizer': vocabulary.identity}, part
   )
   return TrainedRun(forward, params, vocabulary, config, facts, step)
 
@@ -95,9 +94,10 @@ class TrainedRun:
   def writer(self) -> Writer:
     """Reads and writes text; ValueError if the model writes none."""
     run_folder.check_text(self.labels)
-    model, segment = self.forward.model, self.forward.segment
-    check_writes(model)
-    return Writer(Decoder(model, self.params, segment), self.vocabulary)
+    own = self.forward
+    check_writes(own.model)
+    decoder = Decoder(own.model, self.params, own.segment, mesh=own.mesh)
+    return Writer(decoder, self.vocabulary)
 
   @functools.cached_property
   def identity(self) -> dict[str, str]:

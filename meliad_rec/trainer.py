@@ -57,6 +57,7 @@ class Run:
       'tokenizer': experiment.data.vocabulary.identity,
       'data': documents.identity,
       'validation': self.validation.documents.identity,
+      'steps an update': f'{experiment.optimizer.every}',
     }
     self.about = about | read
     self.checkpoints = Checkpoints(
@@ -81,7 +82,8 @@ class Run:
       if self.checkpoints.latest() is None:
         self.state = self.program.create(self.experiment.seed)
       else:
-        match = {name: self.about[name] for name in ('tokenizer', 'data')}
+        same = 'tokenizer', 'data', 'steps an update'
+        match = {name: self.about[name] for name in same}
         found = self.checkpoints.restore(self.program.shapes, match=match)
         self.step, self.state, data, _ = found
         self.saved, self.position = self.step, data['position']

@@ -41,8 +41,8 @@ class Validation:
     for name, error in self.baselines.items():
       logging.info('Trivial answer %s: wrong in %.2f %%.', name, 100 * error)
     if experiment.sample.length:
-      model, segment = experiment.program.model, experiment.segment
-      self._decoder = Decoder(model, None, segment)
+      program, segment = experiment.program, experiment.segment
+      self._decoder = Decoder(program.model, None, segment, mesh=program.mesh)
 
   def evaluate(
     self, params, step: int, report: Report, stop: Callable[[], bool]

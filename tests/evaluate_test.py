@@ -105,6 +105,10 @@ def test_what_is_read(run, documents, tmp_path):
   assert [name[-5:] for name in read.names] == ['a.txt', 'b.txt']
   assert run.vocabulary.decode(read[1]) == 'text ö b.txt'
   assert (read.bytes_[0], read.words[0]) == (13, 3)
+  (tmp_path / 'deep' / 'er').mkdir(parents=True)
+  (tmp_path / 'deep' / 'er' / 'c.txt').write_text('c')
+  found, _ = evaluate.choose(run, flags(file=[f'{tmp_path}/**/*.txt']))
+  assert [name[-5:] for name in found.names] == ['a.txt', 'b.txt', 'c.txt']
 
 
 def test_labels_are_told_beside_what_trivial_answers_reach(monkeypatch, capsys):

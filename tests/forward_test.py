@@ -1,9 +1,22 @@
 """Shapes for restoring parameters are those that training has."""
 
-import jax
+import dataclasses
+import functools
 
+import jax
+import pytest
+
+from meliad_rec.archs import stack
+from meliad_rec.archs.window import WindowLayer
 from meliad_rec.forward import Forward
+from meliad_rec.layer_config import LayerConfig
+from meliad_rec.model import empty_carry
+from meliad_rec.model import Model
+from meliad_rec.partition import batch_sharding
+from meliad_rec.partition import make_mesh
+from meliad_rec.planning import topology
 from tests import tiny_run
+from tests.libtpu import needs_libtpu
 
 
 def test_parameters_have_the_shapes_and_places_of_training():
@@ -16,3 +29,27 @@ def test_parameters_have_the_shapes_and_places_of_training():
     assert facts(a) == facts(b)
   specs = {str(a.sharding.spec) for a in jax.tree.leaves(mine)}
   assert len(specs) > 2
+
+
+@needs_libtpu
+@pytest.mark.parametrize('axes', [(4,), (1, 2, 2)])
+def test_evaluation_compiles_for_many_chips_with_kernels(axes):
+  """A kernel that is told of no mesh cannot be compiled for several chips."""
+  mesh = make_mesh(*axes, devices=topology.devices('v5e:2x2'))
+  config = LayerConfig(128, 4, 64, 128, window=128, dtype='bfloat16')
+  cell = stack.layers(1, functools.partial(WindowLayer, config))
+  forward = Forward(Model(64, cell, 128, dtype='bfloat16'), mesh, 256)
+  rows = 8
+  program = dataclasses.replace(
+    tiny_run.program(), model=forward.model, mesh=mesh, segment=256, rows=rows
+  )
+  place = batch_sharding(mesh, rows)
+  carry = jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
+    jax.eval_shape(
+      lambda p: empty_carry(forward.model, p, rows), forward.param_shapes
+    ),
+  )
+  given = forward.param_shapes, carry, program.batch_shapes(rows)
+  text = forward.eval_step.lower(*given).compile().as_text()
+  assert 'window_attention_forward' in text

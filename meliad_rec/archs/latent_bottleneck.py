@@ -109,10 +109,10 @@ class LatentBottleneck(Cell):
     return state
 
   def __call__(self, state, block):
-    m_BSD = state.astype(block.x.dtype)
-    y_BWD = self.core(self.drop(block.x), block.mask, m_BSD)
+    read_BSD = state.astype(block.x.dtype)
+    y_BWD = self.core(self.drop(block.x), block.mask, read_BSD)
+    new_BSD = state  # What is added to it, chunk by chunk, stays float32.
     for write in self.update:
-      m_BSD = write(m_BSD, y_BWD, block.mask)
+      new_BSD = write(new_BSD, y_BWD, block.mask)
     real_B = jnp.any(block.mask, 1)
-    new_BSD = m_BSD.astype(state.dtype)
     return jnp.where(real_B[:, None, None], new_BSD, state), y_BWD

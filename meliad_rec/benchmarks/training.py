@@ -120,7 +120,7 @@ def _stepper(p: Program) -> Callable[[], None]:
     targets_BT=np.roll(tokens_BT, -1, 1),
     mask_BT=np.ones(shape, bool),
     scored_BT=np.ones(shape, bool),
-    start_B=np.arange(p.rows) == 0,
+    start_B=np.zeros(p.rows, bool),
     document_B=np.zeros(p.rows, np.int32),
     offset_B=np.zeros(p.rows, np.int32),
   )

@@ -24,6 +24,8 @@ def check_about(where, about, match):
   advice = {
     'tokenizer': 'set the vocabulary of that run, or start in another workdir',
     'data': 'give the source of that run, or start in another workdir',
+    'steps an update': 'set optimizer.chain.every as in that run, or start in '
+    'another workdir',
   }
   for key, needed in match.items():
     if about.get(key) != needed:

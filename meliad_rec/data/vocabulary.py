@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Protocol
 
+from etils import epath
 import numpy as np
 import sentencepiece
 
@@ -70,7 +71,7 @@ class SentencePiece:
   def __init__(self, path: str | Path):
     self.path = str(path)
     try:
-      self.model = Path(path).read_bytes()
+      self.model = epath.Path(path).read_bytes()
     except OSError as error:
       raise ValueError(
         f'The vocabulary file {path} cannot be read ({error.strerror}); '

@@ -17,6 +17,7 @@ import numpy as np
 from meliad_rec.generation.sampling import Sampler
 from meliad_rec.generation.steppers import BlockStepper
 from meliad_rec.generation.steppers import TokenStepper
+from meliad_rec.within_mesh import WithinMesh
 
 RECENT = 4  # A character has at most so many bytes, and so many tokens.
 
@@ -48,12 +49,20 @@ class Decoder:
     params: its parameters; `variables` may be set to others later.
     segment: tokens read at once; a multiple of the block length.
     chunk: tokens generated per call of the compiled loop.
+    mesh: where the parameters lie; None: on one device.
 
   Raises:
     ValueError: the segment is not whole blocks.
   """
 
-  def __init__(self, model, params, segment: int, chunk: int = 16):
+  def __init__(
+    self,
+    model,
+    params,
+    segment: int,
+    chunk: int = 16,
+    mesh: jax.sharding.Mesh | None = None,
+  ):
     # The model would clear at each call; training does at each segment.
     self.clears = model.clear_state
     self.model = model = model.clone(clear_state=False)
@@ -71,9 +80,10 @@ class Decoder:
       )
     streams = model.cell.streams
     self._stepper = (TokenStepper if streams else BlockStepper)(model)
-    self._run = jax.jit(self._run_blocks)
-    self._step = jax.jit(self._run_steps)
-    self._draw = jax.jit(self._draw_chunk, static_argnums=1)
+    place = lambda jitted: WithinMesh(mesh, jitted) if mesh else jitted
+    self._run = place(jax.jit(self._run_blocks))
+    self._step = place(jax.jit(self._run_steps))
+    self._draw = place(jax.jit(self._draw_chunk, static_argnums=1))
 
   def start(self, rows: int) -> Reading:
     """Before the first token of `rows` documents."""

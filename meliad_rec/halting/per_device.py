@@ -9,6 +9,7 @@ with the compiler; devices along those hold the same rows, and so agree.
 """
 
 from collections.abc import Callable
+import math
 
 import jax
 from jax.sharding import PartitionSpec
@@ -19,13 +20,14 @@ from meliad_rec.partition import BATCH_AXES
 def per_device(loop: Callable) -> Callable:
   """A loop of loop.py or compaction.py, run by each device for its rows.
 
-  Where there is no mesh, or none that cuts the rows, the loop as it is.
+  Where there is no mesh, or none that cuts the rows evenly, the loop as it is.
   """
 
   def run(steps, shared, rows, state, most):
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(a for a in BATCH_AXES if dict(mesh.shape).get(a, 1) > 1)
-    if not axes:
+    count = math.prod(mesh.shape[axis] for axis in axes)
+    if not axes or len(jax.tree.leaves(state)[0]) % count:
       return loop(steps, shared, rows, state, most)
     own = PartitionSpec(axes)
     return jax.shard_map(

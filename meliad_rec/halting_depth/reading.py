@@ -21,6 +21,7 @@ from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.prefetch import prefetch
 from meliad_rec.forward import Forward
 from meliad_rec.model import Model
+from meliad_rec.within_mesh import WithinMesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +78,13 @@ def measure(
     repeat=False,
     rows_here=partition.rows_here(program.mesh, rows),
   )
-  step = jax.jit(
-    functools.partial(read, program.model),
-    donate_argnums=1,
-    out_shardings=partition.batch_sharding(program.mesh, rows),
+  step = WithinMesh(
+    program.mesh,
+    jax.jit(
+      functools.partial(read, program.model),
+      donate_argnums=1,
+      out_shardings=partition.batch_sharding(program.mesh, rows),
+    ),
   )
   carry = program.empty_carry(params, rows)
   N = len(documents.tokens)

@@ -49,7 +49,7 @@ def memory_attention(
   chosen = choice(form, {'tpu': memory_attention_tpu.misfit(q_BTHK, k_BSHK)})
   operands, constants = (q_BTHK, k_BSHK, v_BSHK, scale_H), (mask_BS, keep_HTS)
   if not chosen.has_kernels:
-    return _by_xla(operands, constants)
+    return checkpoint_name(_by_xla(operands, constants), SAVED[0])
   return _attend(operands, constants, chosen)
 
 

@@ -82,7 +82,7 @@ def window_attention(
     },
   )
   if not chosen.has_kernels:
-    return window_attention_xla.window_attention(
+    y_BTHK = window_attention_xla.window_attention(
       q_BTHK,
       k_BSHK,
       v_BSHK,
@@ -94,6 +94,7 @@ def window_attention(
       dropout_rng=dropout_rng,
       dropout_rate=dropout_rate,
     )
+    return checkpoint_name(y_BTHK, SAVED[0])
   operands = q_BTHK, k_BSHK, v_BSHK, bias_HW, scale_H
   constants = mask_BS, dropout_rng if dropout_rate else None
   return _attend(operands, constants, How(sees_self, dropout_rate, chosen))

@@ -60,13 +60,17 @@ def backward(model, kept, gradients):
     more, d_kv, d_x_BKD = way(model, params, facts, part, d_kv)
     return (jax.tree.map(jnp.add, d_params, more), d_kv), d_x_BKD
 
-  none = lambda tree: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), tree)
+  kv = jax.eval_shape(keys, memory)
+  none = lambda a: jnp.zeros(a.shape, a.dtype)
+  # Many tokens read a key: their gradients add up in float32.
+  wide = lambda a: jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32))
   (d_params, d_kv), d_x = jax.lax.scan(
     span,
-    (none(params), none(jax.eval_shape(keys, memory))),
+    (jax.tree.map(none, params), jax.tree.map(wide, kv)),
     (jnp.arange(T // K), pulls),
     reverse=True,
   )
+  d_kv = _like(d_kv, kv)
   if model.parallel:
     (d_memory,) = jax.vjp(keys, memory)[1](d_kv)
   else:
@@ -74,6 +78,11 @@ def backward(model, kept, gradients):
     d_params = jax.tree.map(jnp.add, d_params, more)
   d_memory = jax.tree.map(lambda a, d: a + d[:, : a.shape[1]], d_memory, d_seen)
   return d_params, d_memory, tokens.join(d_x), None
+
+
+def _like(gradients, tree):
+  """Gradients as numbers of the kind that they are of."""
+  return jax.tree.map(lambda d, a: d.astype(a.dtype), gradients, tree)
 
 
 class _Span(NamedTuple):
@@ -150,6 +159,7 @@ def _sweep(model, params, span, d_kv, d_params, pull, pull_keys):
     d_params, d_kv = carry
     now = i * C
     own = jax.tree.map(lambda a: tokens.at(a, length(a) + now, C), d_kv)
+    own = _like(own, kv)
     part = jax.tree.map(lambda a: tokens.at(a, length(a) + now, C), span.seen)
     more, d_part = pull_keys(part, own)
     d_params = jax.tree.map(jnp.add, d_params, more)

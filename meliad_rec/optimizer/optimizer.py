@@ -170,9 +170,10 @@ def ema_update(ema: Any, params: Any, decay: float, step: jax.Array) -> Any:
 
 
 def _matrices(params):
-  """Like params, True at kernels."""
+  """Like params, True at kernels, those of an LSTM too."""
+  names = 'kernel', 'input_kernel', 'recurrence'
 
   def is_kernel(path, _):
-    return jax.tree_util.keystr(path[-1:], simple=True) == 'kernel'
+    return jax.tree_util.keystr(path[-1:], simple=True) in names
 
   return jax.tree_util.tree_map_with_path(is_kernel, params)

@@ -53,11 +53,13 @@ def test_adamw_decays_kernels_only():
     'table': jnp.full((3, 2), 2.0),
     'layer': {'kernel': jnp.full((2, 3), 2.0), 'bias': jnp.full(3, 2.0)},
     'norms': {'scale': jnp.full((4, 2), 2.0)},
+    'lstm': {'recurrence': jnp.full((4, 2), 2.0)},
   }
   gradients = jax.tree.map(jnp.zeros_like, params)
   rule = lambda schedule: optimizer.adamw(schedule, weight_decay=0.1)
   new = step(optimizer.chain(rule, CONSTANT), gradients, params)
   np.testing.assert_allclose(new['layer']['kernel'], 2 - 0.5 * 0.1 * 2)
+  np.testing.assert_allclose(new['lstm']['recurrence'], 2 - 0.5 * 0.1 * 2)
   for same in new['table'], new['layer']['bias'], new['norms']['scale']:
     np.testing.assert_array_equal(same, 2)
 
