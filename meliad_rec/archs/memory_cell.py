@@ -12,6 +12,7 @@ from meliad_rec.layer import Layer
 from meliad_rec.layer_config import LayerConfig
 from meliad_rec.memory_scan.scan import memory_scan
 from meliad_rec.memory_scan.scan import Model
+from meliad_rec.partition import gather
 from meliad_rec.remat import kept
 
 
@@ -138,7 +139,8 @@ class MemoryCell(Cell, kw_only=True):
       return state, block.x
     written, y_BTD = memory_scan(
       self.pure(A),
-      self.variables['params'],
+      # Gathered once, and not for each chunk.
+      gather(self.variables['params']),
       state.written,
       block.x,
       (mask_BS, self.make_rng('dropout') if self.has_rng('dropout') else None),

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from meliad_rec.archs.memory_cell import Memory
 from meliad_rec.cell import to_blocks
+from meliad_rec.partition import gather
 from meliad_rec.remat import remat
 
 
@@ -66,6 +67,8 @@ def run(cell, state: Memory, block):
       out_axes=1,
       unroll=cell.unroll,
     )
+    # Gathered once, and not in each step.
+    scan = nn.map_variables(scan, 'params', trans_in_fn=gather)
     new = jnp.arange(M - 1, T), to_blocks(block.x[:, ramp:], C)
     carry, y = scan(cell, carry, new)
     outputs.append(y.reshape(B, -1, D))

@@ -105,3 +105,15 @@ def test_where_no_axis_cuts_rows_it_is_the_loop():
     found = run(*given_)
   assert_same(found, expected)
   np.testing.assert_array_equal(found[2], steps_of(1))
+
+
+def test_rows_that_do_not_divide_are_run_as_they_are():
+  """As a prompt is, which is one row, on a mesh for training."""
+  shared, rows, state = given(NEED[2:5], rows=3)
+  loop = per_device(while_loop)
+  with jax.set_mesh(partition.make_mesh(8)):
+    found = jax.jit(functools.partial(outcome, loop))(shared, rows, state)
+  expected = jax.jit(functools.partial(outcome, masked_loop))(
+    shared, rows, state
+  )
+  assert_same((found[0][:2], found[1]), (expected[0][:2], expected[1]), 2e-6)
