@@ -107,6 +107,7 @@ def of_split(run: TrainedRun, split: str) -> Documents:
       f'run was trained with {run.vocabulary.identity}; put its own data back, '
       'or give --text.'
     )
+  run_flags.check_split(run, data)
   return data.documents(split)
 
 

@@ -133,6 +133,8 @@ def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
       f'was trained with {run.vocabulary.identity}; give another --store, or '
       '--file.'
     )
+  if not args.store:
+    run_flags.check_split(run, data)
   return data.documents(args.split), baselines(data, args.split)
 
 

@@ -62,9 +62,10 @@ def load_run(
       f'{folder} holds no checkpoint; train until the first one is saved.'
     )
   part = 'ema' if facts['averages'] else 'params'
-  step, params, _ = checkpoints.restore_params(
+  step, params, about = checkpoints.restore_params(
     forward.param_shapes, step, {'tokenizer': vocabulary.identity}, part
   )
+  facts = about | facts
   return TrainedRun(forward, params, vocabulary, config, facts, step)
 
 
@@ -78,16 +79,15 @@ class TrainedRun:
     config: what the run was made of.
     batch: documents that training read side by side.
     labels: whether it predicts labels of tokens, and no text.
+    validation: identity of the validation split in training; None: not known.
     step: of the checkpoint.
   """
 
   def __init__(self, forward, params, vocabulary, config, facts, step):
-    self.forward = forward
-    self.params = params
-    self.vocabulary = vocabulary
-    self.config = config
-    self.batch = facts['batch']
-    self.labels = facts['labels']
+    self.forward, self.params = forward, params
+    self.vocabulary, self.config = vocabulary, config
+    self.batch, self.labels = facts['batch'], facts['labels']
+    self.validation = facts.get('validation split')
     self.step = step
 
   @functools.cached_property

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from absl import flags
+from absl import logging
 
 from meliad_rec import compilation_cache
+from meliad_rec.data.dataset import Dataset
 from meliad_rec.report import log
 from meliad_rec.run import load_run
 from meliad_rec.run import TrainedRun
@@ -42,6 +44,17 @@ def open_run() -> TrainedRun:
   log.plain()
   compilation_cache.enable()
   return load_run(args.workdir, step, args.trusted)
+
+
+def check_split(run: TrainedRun, data: Dataset) -> None:
+  """Says so if the run's own data are no longer those of its training."""
+  known = run.validation
+  if known and data.documents('validation').identity != known:
+    logging.warning(
+      'The data have changed since the run began. Where splits follow from the '
+      'names of all documents, some of this one may have been trained on; put '
+      'the data back as they were, or give others.'
+    )
 
 
 def read_text(path: str | Path) -> str:

@@ -57,6 +57,7 @@ class Run:
       'tokenizer': experiment.data.vocabulary.identity,
       'data': documents.identity,
       'validation': self.validation.documents.identity,
+      'validation split': self.validation.split,
       'steps an update': f'{experiment.optimizer.every}',
     }
     self.about = about | read

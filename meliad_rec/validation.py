@@ -21,7 +21,8 @@ class Validation:
   """What an experiment evaluates on.
 
   Attributes:
-    documents: the part of the validation split that is read.
+    split: identity of the validation split.
+    documents: the part of it that is read.
     baselines: what trivial answers get wrong of the whole split, by name.
 
   Raises:
@@ -32,9 +33,9 @@ class Validation:
   def __init__(self, experiment: Experiment):
     self._experiment = experiment
     self._vocabulary = experiment.data.vocabulary
-    self.documents = experiment.part.of(
-      experiment.data.documents('validation'), self._vocabulary
-    )
+    whole = experiment.data.documents('validation')
+    self.split = whole.identity
+    self.documents = experiment.part.of(whole, self._vocabulary)
     _check(experiment, self.documents)
     _check_model(experiment, self.documents)
     self.baselines = baselines(experiment.data, 'validation')

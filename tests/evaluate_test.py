@@ -114,7 +114,9 @@ def test_what_is_read(run, documents, tmp_path):
 def test_labels_are_told_beside_what_trivial_answers_reach(monkeypatch, capsys):
   task = RandomWalk(episodes=30, actions=9, episodes_per_document=1)
   config = types.SimpleNamespace(argument=lambda *_: task)
-  run = types.SimpleNamespace(vocabulary=task.vocabulary, config=config, step=7)
+  run = types.SimpleNamespace(
+    vocabulary=task.vocabulary, config=config, step=7, validation=None
+  )
   measured = {'tokens': 30, 'error': 0.125, 'scored_tokens': 27}
   given = flags(split='test', out=None, compare=None)
   monkeypatch.setattr(evaluate.flags, 'FLAGS', given)

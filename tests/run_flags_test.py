@@ -1,7 +1,10 @@
-"""Texts are read whole, or one sentence says why not."""
+"""What commands that use a run are given, or one sentence says why not."""
+
+import types
 
 import pytest
 
+from meliad_rec.run_flags import check_split
 from meliad_rec.run_flags import read_text
 
 
@@ -13,3 +16,14 @@ def test_read_text(tmp_path):
     read_text(tmp_path / 'b')
   with pytest.raises(ValueError, match=r'c cannot be read \(No such file'):
     read_text(tmp_path / 'c')
+
+
+@pytest.mark.parametrize(
+  'known, told', [('books:1', False), (None, False), ('books:0', True)]
+)
+def test_data_that_have_changed_are_told(known, told, caplog):
+  run = types.SimpleNamespace(validation=known)
+  documents = types.SimpleNamespace(identity='books:1')
+  data = types.SimpleNamespace(documents={'validation': documents}.get)
+  check_split(run, data)
+  assert ('The data have changed since' in caplog.text) == told

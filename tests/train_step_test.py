@@ -160,8 +160,11 @@ def test_golden_step():
   assert size == pytest.approx(GOLDEN_SIZE, rel=1e-4)
 
 
-GOLDEN_NATS = [4.113974, 3.949452]
-GOLDEN_SIZE = 1083.026
+GOLDEN_NATS = [
+  4.113974,
+  3.961329,
+]  # Blocks of padding leave states as they are.
+GOLDEN_SIZE = 1082.956
 
 
 def test_padding_weighs_nothing():

@@ -48,14 +48,19 @@ def test_a_run_goes_on_exactly(tmp_path, data):
   """Stopped in between, and once more within its evaluation."""
   straight = whole(tmp_path / 'a', data)
   run = start(tmp_path / 'b', data)
-  run.checkpoints.preempted = lambda step: step == 2
+  run.checkpoints.preempted = lambda: run.step == 2
   assert run.live() == 'it was asked to stop'
   assert run.step == 2
   run = start(tmp_path / 'b', data)
   asked = []
-  run.checkpoints.preempted = lambda step: (
-    step == 3 and len(asked) or (asked.append(step) if step == 3 else False)
-  )
+
+  def preempted():
+    """Behind step 3, in the evaluation that is due there."""
+    if run.step == 3:
+      asked.append(run.step)
+    return len(asked) > 1
+
+  run.checkpoints.preempted = preempted
   assert run.live() == 'it was asked to stop'
   assert run.step == 3
   assert run.progress.evaluated == 0
@@ -83,7 +88,7 @@ def test_shorter_segments_first(tmp_path, data):
   assert straight.position['tokens'] <= tiny_run.ROWS * (2 * 8 + 4 * 16)
   for stop in (1, 2, 3):
     run = start(tmp_path / 'b', data, **shorter)
-    run.checkpoints.preempted = lambda step, stop=stop: step == stop
+    run.checkpoints.preempted = lambda run=run, stop=stop: run.step == stop
     assert run.live() == 'it was asked to stop'
   run = whole(tmp_path / 'b', data, **shorter)
   assert digest(run.state) == digest(straight.state)
@@ -193,7 +198,7 @@ def test_a_run_on_labels_goes_on_exactly(tmp_path):
   settings = {'best_metric': 'accuracy', 'steps': 5}
   straight = whole(tmp_path / 'a', task, **settings)
   run = start(tmp_path / 'b', task, **settings)
-  run.checkpoints.preempted = lambda step: step == 2
+  run.checkpoints.preempted = lambda: run.step == 2
   assert run.live() == 'it was asked to stop'
   run = whole(tmp_path / 'b', task, **settings)
   assert digest(run.state) == digest(straight.state)
@@ -292,6 +297,8 @@ def test_hosts_are_compared(tmp_path, data, monkeypatch):
       'tokenizer': 'bytes',
       'data': data.documents('train').identity,
       'validation': data.documents('validation').identity,
+      'validation split': data.documents('validation').identity,
+      'steps an update': '1',
       'newest step': '1',
     }
   ]
@@ -341,7 +348,7 @@ def test_a_run_in_a_bucket_goes_on_exactly(tmp_path, data, monkeypatch):
   straight = whole(tmp_path / 'here', data)
   with bucket.served(tmp_path, monkeypatch):
     run = start('gs://bucket/runs/a', data)
-    run.checkpoints.preempted = lambda step: step == 4
+    run.checkpoints.preempted = lambda: run.step == 4
     assert run.live() == 'it was asked to stop'
     run = start('gs://bucket/runs/a', data)
     assert run.step == 4

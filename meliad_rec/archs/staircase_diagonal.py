@@ -2,8 +2,8 @@
 
 Step i treats, in parallel, chunk i in its first pass, chunk i - 1 in its
 second, and so on: T + M - 1 steps of up to M C tokens, where one chunk after
-another takes T M steps of C tokens. Both compute the same; this one in fewer
-products, of more rows.
+another takes T M steps of C tokens. Both compute the same, in training but for
+what is dropped out; this one in fewer products, of more rows.
 """
 
 from flax import linen as nn

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from meliad_rec.kernels import memory_attention_ref
 from meliad_rec.kernels import memory_attention_tpu
 from meliad_rec.kernels.choice import choice
+from meliad_rec.kernels.per_shard import cut_alike
 from meliad_rec.kernels.per_shard import per_shard
 
 # Names of what the backward pass reads besides the arguments, for remat.py.
@@ -50,6 +51,8 @@ def memory_attention(
   operands, constants = (q_BTHK, k_BSHK, v_BSHK, scale_H), (mask_BS, keep_HTS)
   if not chosen.has_kernels:
     return checkpoint_name(_by_xla(operands, constants), SAVED[0])
+  keys = (cut_alike(a, q_BTHK.shape[2]) for a in (k_BSHK, v_BSHK))
+  operands = q_BTHK, *keys, scale_H
   return _attend(operands, constants, chosen)
 
 

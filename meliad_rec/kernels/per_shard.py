@@ -6,8 +6,10 @@ do they cut a search for the greatest: they gather its rows.
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import math
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec
 
@@ -69,6 +71,20 @@ def per_shard(
     out_specs=tuple(specs[kind] for kind in results),
     check_vma=False,
   )
+
+
+def cut_alike(a_BSHK, heads: int):
+  """Heads of keys, repeated so that they divide as those of queries do.
+
+  Fewer key heads than there are places along the axis of heads would leave all
+  heads of queries to each device.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  places = _free(mesh).get(MESH_AXES['heads'], 1)
+  own = a_BSHK.shape[2]
+  if own % places == 0 or heads % places:
+    return a_BSHK
+  return jnp.repeat(a_BSHK, math.lcm(own, places) // own, 2)
 
 
 def per_row(call: Callable, of_rows, shared):

@@ -18,6 +18,7 @@ from meliad_rec.kernels import window_attention_tpu
 from meliad_rec.kernels import window_attention_xla
 from meliad_rec.kernels.choice import Choice
 from meliad_rec.kernels.choice import choice
+from meliad_rec.kernels.per_shard import cut_alike
 from meliad_rec.kernels.per_shard import per_shard
 
 # Names of what the backward pass reads besides the arguments, for remat.py.
@@ -95,7 +96,8 @@ def window_attention(
       dropout_rate=dropout_rate,
     )
     return checkpoint_name(y_BTHK, SAVED[0])
-  operands = q_BTHK, k_BSHK, v_BSHK, bias_HW, scale_H
+  keys = (cut_alike(a, q_BTHK.shape[2]) for a in (k_BSHK, v_BSHK))
+  operands = q_BTHK, *keys, bias_HW, scale_H
   constants = mask_BS, dropout_rng if dropout_rate else None
   return _attend(operands, constants, How(sees_self, dropout_rate, chosen))
 

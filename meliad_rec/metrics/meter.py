@@ -81,7 +81,8 @@ class Meter:
     if self.traced is None:
       return None
     # A loop counts as often as it was of use: what it computes for those that
-    # have halted is no model FLOP, and no more is what remat repeats.
+    # have halted is no model FLOP, and no more is what remat repeats. Loops but
+    # `while` (options/loop_*) count whole.
     turns = totals.sown.get('halting_depth', 1.0)
     forward = flops.count(self.traced.jaxpr, turns)
     # Backward costs twice forward.

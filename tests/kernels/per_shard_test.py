@@ -1,5 +1,7 @@
 """A function of whole arrays, on each device's own rows and heads."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
@@ -8,10 +10,15 @@ import numpy as np
 import pytest
 
 from meliad_rec import partition
+from meliad_rec.kernels import window_attention_ref as ref
+from meliad_rec.kernels.per_shard import cut_alike
 from meliad_rec.kernels.per_shard import per_row
 from meliad_rec.kernels.per_shard import per_shard
 from meliad_rec.kernels.window_attention import window_attention
 from meliad_rec.planning import topology
+from tests.attention_example import assert_close
+from tests.attention_example import both
+from tests.attention_example import example
 from tests.libtpu import needs_libtpu
 
 KINDS = 'tokens', 'rows', 'sums', 'heads', 'heads'
@@ -135,3 +142,23 @@ def test_rows_of_a_device_are_sorted_by_themselves(shape, here):
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected
   )
+
+
+def test_heads_of_keys_divide_as_those_of_queries_do():
+  k_BSHK = jnp.arange(6.0).reshape(1, 1, 2, 3)
+  assert cut_alike(k_BSHK, 8) is k_BSHK
+  with jax.set_mesh(partition.make_mesh(2, 1, 4)):
+    found = cut_alike(k_BSHK, 8)
+    assert cut_alike(k_BSHK, 6) is k_BSHK  # Nor do the queries.
+    assert cut_alike(found, 8) is found
+  np.testing.assert_array_equal(found, np.repeat(k_BSHK, 2, 2))
+
+
+def test_kernels_of_shared_keys_on_many_devices():
+  """Each has its heads of queries alone; gradients of keys are added up."""
+  arguments = example(T=128, P=128, W=128, H=4, key_heads=1)
+  expected = both(ref.window_attention, *arguments)
+  interpreted = functools.partial(window_attention, form='tpu_interpreted')
+  with jax.set_mesh(partition.make_mesh(1, 2, 4)):
+    found = both(interpreted, *arguments)
+  assert_close(found, expected, 3e-5)
