@@ -160,7 +160,6 @@ def test_sigterm_to_one_saves_on_all_and_any_number_goes_on(
   stopped = re.search(r'Stopped at step (\d+) .* asked to stop', output)
   assert stopped, errors
   step = int(stopped[1])
-  assert 'Reached preemption sync point' in errors
   saved = [int(p.name) for p in (tmp_path / 'checkpoints').iterdir()]
   assert max(saved) == step
   more = min(step + 2, 11)
