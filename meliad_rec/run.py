@@ -18,8 +18,8 @@ from meliad_rec.checkpoint.checkpoints import Checkpoints
 from meliad_rec.checkpoint.fingerprint import digest
 from meliad_rec.config.allowed import MODEL
 from meliad_rec.config.saved import SavedConfig
-from meliad_rec.data.documents import count_words
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import count_words
+from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.evaluation import evaluate
 from meliad_rec.forward import Forward

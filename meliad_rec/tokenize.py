@@ -16,7 +16,7 @@ from absl import flags
 from meliad_rec import cli
 from meliad_rec.data import sources
 from meliad_rec.data import store
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.text import Text
 from meliad_rec.data.vocabulary import open_vocabulary
 

@@ -19,10 +19,12 @@ import time
 from absl import flags
 import sentencepiece
 
+from meliad_rec import array_file
 from meliad_rec import cli
 from meliad_rec.data import sources
 from meliad_rec.data.text import texts
 from meliad_rec.data.vocabulary import SentencePiece
+from meliad_rec.local_path import local
 
 # Characters; the trainer counts bytes, of which each has at most four.
 _SENTENCE = 2048
@@ -52,11 +54,13 @@ def main(argv: list[str]) -> None:
   out = Path(args.out)
   if out.suffix != '.model':
     raise ValueError(f'--out={out} names no .model file; end it in .model.')
+  local(out, 'A vocabulary')
   source = sources.from_flags()
+  out.parent.mkdir(parents=True, exist_ok=True)
+  array_file.check_place(out)
   began = time.monotonic()
   read = functools.partial(texts, source, args.split)
   model = train(sentences(read, args.max_bytes), args.size)
-  out.parent.mkdir(parents=True, exist_ok=True)
   out.write_bytes(model)
   vocabulary = SentencePiece(out)
   print(

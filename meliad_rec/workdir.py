@@ -4,13 +4,13 @@ import fcntl
 import importlib
 import os
 from pathlib import Path
-import re
 
 from absl import logging
 from etils import epath
 import jax
 
 from meliad_rec import hosts
+from meliad_rec.local_path import is_address
 
 LOCK = '.lock'
 
@@ -22,7 +22,7 @@ def place(workdir: str | os.PathLike) -> Path | epath.Path:
     ValueError: it is another address, or one that pathlib.Path has spoilt.
   """
   name = os.fspath(workdir)
-  if re.match(r'[A-Za-z][A-Za-z0-9+.-]*:/', name) and not in_bucket(name):
+  if is_address(name) and not in_bucket(name):
     raise ValueError(
       f'--workdir is {name}, and a run lies in a local or mounted folder or in'
       ' gs://BUCKET/FOLDER; give the path or the address of one.'

@@ -9,7 +9,7 @@ import pytest
 from meliad_rec import evaluate
 from meliad_rec.archs import stack
 from meliad_rec.archs.lstm import LSTM
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.generated.random_walk import RandomWalk
 from meliad_rec.data.store import Store

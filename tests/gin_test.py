@@ -16,7 +16,7 @@ from meliad_rec.config.allowed import MODEL
 from meliad_rec.config.saved import SavedConfig
 from meliad_rec.data import store
 from meliad_rec.data import tasks
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.experiment import Experiment
 from meliad_rec.model import initialize

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meliad_rec import pooling
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.vocabulary import Bytes

@@ -8,7 +8,7 @@ from meliad_rec import losses
 from meliad_rec import pooling
 from meliad_rec.archs import stack
 from meliad_rec.archs.lstm import LSTM
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.vocabulary import Bytes

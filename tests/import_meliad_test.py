@@ -21,7 +21,7 @@ from meliad_rec.archs.window import VanillaLayer
 from meliad_rec.archs.window import WindowLayer
 from meliad_rec.config import config
 from meliad_rec.data import store
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.experiment import Experiment
 from meliad_rec.layer_config import LayerConfig

@@ -41,15 +41,16 @@ data/batch losses
 optimizer/schedules optimizer/accumulation optimizer/optimizer
 meliad_names metrics/units metrics/metrics train_step forward state_sharding
 program
-data/vocabulary data/word_vocabulary data/labels data/documents data/dataset
-data/generated/recall data/generated/draws data/generated/labelled
+data/vocabulary data/word_vocabulary data/document data/labels data/documents
+data/dataset
+data/generated/draws data/generated/labelled data/generated/recall
 data/generated/random_walk data/generated/programs data/generated/algorithm
 data/generated/flip_flop data/generated/listops_trees
 data/generated/listops_lengths data/generated/listops data/generated/formulas
 data/generated/logical_inference
 data/manifest data/split_files
-data/silence data/code data/hashed data/folder data/jsonl data/sources
-data/tasks data/text
+data/silence data/hashed data/code data/folder data/jsonl data/sources
+data/tasks data/text local_path
 data/store data/prefetch data/shorter_first data/order data/rows data/lanes
 metrics/chips metrics/flops metrics/meter
 benchmarks/round_robin benchmarks/training benchmarks/step

@@ -7,7 +7,7 @@ import pytest
 
 from meliad_rec import pooling
 from meliad_rec.cell import Cell
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.heads import Classifier

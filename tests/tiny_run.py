@@ -11,7 +11,7 @@ import numpy as np
 
 from meliad_rec import losses
 from meliad_rec.data import store
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.experiment import Experiment
 from meliad_rec.generation.sample import Sample

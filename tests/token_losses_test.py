@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.generated.random_walk import RandomWalk
 from meliad_rec.data.vocabulary import Bytes

@@ -47,6 +47,7 @@ def test_a_folder_becomes_a_store(tmp_path):
     (['--source=code', '--vocabulary=x.model'], 'x.model cannot be read'),
     (['--source=code', '--field=a'], 'does not read --field'),
     (['--source=code', 'folder'], "'folder' is no flag"),
+    (['--source=code', '--splits=train,dev'], "no split 'dev'; it has train"),
   ],
 )
 def test_mistakes_are_one_sentence(tmp_path, given, told):

@@ -95,3 +95,21 @@ def test_the_command_writes_a_model(tmp_path):
   assert failed.returncode == 2
   assert "has no split 'dev'; it has train" in failed.stderr
   assert 'Traceback' not in failed.stderr
+
+
+def test_a_place_that_cannot_be_written_is_told_before_reading(tmp_path):
+  (tmp_path / 'a.model').mkdir()
+  command = [sys.executable, '-m', 'meliad_rec.train_vocab', '--size=280']
+  for out, told in (
+    (tmp_path / 'a.model', 'cannot be written'),
+    ('gs://b/a.model', 'A vocabulary lies in a local'),
+  ):
+    done = subprocess.run(
+      [*command, '--source=folder', '--path=/no/such', f'--out={out}'],
+      capture_output=True,
+      text=True,
+      cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -6,7 +6,6 @@ library and whatever pip has installed, with no download.
 
 from collections.abc import Iterator
 import dataclasses
-import hashlib
 from pathlib import Path
 import sys
 import sysconfig
@@ -14,6 +13,7 @@ import sysconfig
 from absl import logging
 
 from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.hashed import split_of
 
 # Generated tables of characters and of help text, hardly code.
 _TABLES = frozenset({'encodings', 'pydoc_data'})
@@ -100,17 +100,6 @@ class Code:
         break
       parts.append(text)
     return ''.join(parts), unread
-
-
-def split_of(name: str) -> str:
-  """The split of a package: 5 % validation, 5 % test, fixed by its name."""
-  match int(hashlib.sha256(name.encode()).hexdigest(), 16) % 20:
-    case 0:
-      return 'validation'
-    case 1:
-      return 'test'
-    case _:
-      return 'train'
 
 
 def _is_package(path: Path) -> bool:

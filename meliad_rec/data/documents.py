@@ -4,39 +4,17 @@ from collections.abc import Iterable
 import dataclasses
 import functools
 import hashlib
-from typing import NamedTuple
 
 import numpy as np
 
 from meliad_rec.data import labels as labelled
+from meliad_rec.data.document import check_ids
+from meliad_rec.data.document import count_words
+from meliad_rec.data.document import Document
+from meliad_rec.data.document import token_dtype
 from meliad_rec.data.vocabulary import Vocabulary
 
 SPLITS = ('train', 'validation', 'test')
-
-
-class Document(NamedTuple):
-  """One tokenised document: name, ids [n], UTF-8 bytes, whitespace words.
-
-  Where tokens are labelled, `labels` are ids [n] too; 0 is not scored. Of a
-  pair of sequences, the first `middle` tokens are the first of them.
-  """
-
-  name: str
-  tokens: np.ndarray
-  bytes_: int
-  words: int
-  labels: np.ndarray | None = None
-  middle: int | None = None
-
-
-def count_words(text: str) -> int:
-  """Words between whitespace, as PG19's published counts are."""
-  return len(text.split())
-
-
-def token_dtype(vocabulary_size: int) -> np.dtype:
-  """The smallest little-endian dtype that holds every id."""
-  return np.dtype('<u2' if vocabulary_size <= 2**16 else '<u4')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,18 +54,25 @@ class Documents:
   def collect(
     cls, documents: Iterable[Document], vocabulary: Vocabulary
   ) -> 'Documents':
-    """Gathers documents in memory."""
+    """Gathers documents in memory.
+
+    Raises:
+      ValueError: an id is 0 or outside the vocabulary.
+    """
     dtype = token_dtype(vocabulary.size)
-    small = lambda ids: None if ids is None else ids.astype(dtype)
-    parts = [
-      d._replace(tokens=small(d.tokens), labels=small(d.labels))
-      for d in documents
-    ]
-    tokens = [np.zeros(0, dtype), *(part.tokens for part in parts)]
-    labels, middles = labelled.collect(parts)
+    # Written behind each other as they come: nothing is held twice.
+    tokens, lengths, parts = bytearray(), [], []
+    for document in documents:
+      check_ids(document, vocabulary)
+      tokens += document.tokens.astype(dtype).tobytes()
+      lengths.append(len(document.tokens))
+      labels = document.labels
+      labels = None if labels is None else labels.astype(dtype)
+      parts.append(document._replace(tokens=None, labels=labels))
+    labels, middles = labelled.collect(parts, lengths)
     return cls(
-      tokens=np.concatenate(tokens),
-      starts=np.cumsum([*map(len, tokens)], dtype=np.int64),
+      tokens=np.frombuffer(tokens, dtype),
+      starts=np.cumsum([0, *lengths], dtype=np.int64),
       bytes_=np.asarray([part.bytes_ for part in parts], np.int64),
       words=np.asarray([part.words for part in parts], np.int64),
       names=[part.name for part in parts],

@@ -5,12 +5,19 @@ import hashlib
 
 from absl import logging
 
+from meliad_rec.data.documents import SPLITS
+
+
+def split_of(name: str) -> str:
+  """5 % go to validation and 5 % to test; the name alone decides."""
+  return {0: 'validation', 1: 'test'}.get(_number(name) % 20, 'train')
+
 
 def hashed(names: Collection[str], place: str, remedy: str) -> dict[str, str]:
-  """The split of each name, in the order given.
+  """The split of each name, in the order given; each split has one at least.
 
-  One name in twenty goes to validation and one to test, at least one each; the
-  names alone decide.
+  So a document stays in its split when others come or go, but where there are
+  so few that a split would have none: it then takes one of the largest.
 
   Args:
     names: of the documents, all different.
@@ -25,18 +32,21 @@ def hashed(names: Collection[str], place: str, remedy: str) -> dict[str, str]:
       f'{place} holds {len(names)} documents, too few to split by name; '
       f'{remedy}.'
     )
-  part = max(1, len(names) // 20)
-  mixed = sorted(
-    names, key=lambda name: hashlib.sha256(name.encode()).hexdigest()
-  )
-  split_of = dict.fromkeys(names, 'train')
-  split_of.update(dict.fromkeys(mixed[:part], 'validation'))
-  split_of.update(dict.fromkeys(mixed[part : 2 * part], 'test'))
+  found = {name: split_of(name) for name in names}
+  of = lambda split: [name for name in found if found[name] == split]
+  for split in SPLITS:
+    if not of(split):
+      found[min(max(map(of, SPLITS), key=len), key=_number)] = split
   logging.info(
-    '%s comes in no splits: of %d documents, %d each go to validation and '
+    '%s comes in no splits: of %d documents, %d go to validation and %d to '
     'test, by a hash of their names.',
     place,
     len(names),
-    part,
+    len(of('validation')),
+    len(of('test')),
   )
-  return split_of
+  return found
+
+
+def _number(name: str) -> int:
+  return int(hashlib.sha256(name.encode()).hexdigest(), 16)

@@ -12,7 +12,7 @@ from meliad_rec.data.hashed import hashed
 
 @dataclasses.dataclass(frozen=True)
 class Jsonl:
-  """Lines of JSON objects, one document each.
+  """Lines of JSON objects, one document each; blank lines are none.
 
   The documents of a single file are split by a hash of their names: one in
   twenty goes to validation and one to test, at least one each.
@@ -52,29 +52,27 @@ class Jsonl:
   def read(self, split: str) -> Iterator[tuple[str, str]]:
     """The (name, text) of every line of a split; names are line numbers."""
     path, is_one = self._file(split), self._is_one
-    with path.open('rb') as file:
-      for number, line in enumerate(file, 1):
-        name = f'{path.name}:{number}'
-        if is_one and self._split_of[name] != split:
-          continue
-        try:
-          text = json.loads(line)[self.field]
-          text.encode()
-        except (ValueError, TypeError, KeyError, AttributeError):
-          text = None
-        if text is None:
-          raise ValueError(
-            f'{path}:{number} is not a JSON object with a Unicode string in '
-            f'{self.field!r}; give --field the name of the text.'
-          )
-        yield name, text
+    for number, line in _lines(path):
+      name = f'{path.name}:{number}'
+      if is_one and self._split_of[name] != split:
+        continue
+      try:
+        text = json.loads(line)[self.field]
+        text.encode()
+      except (ValueError, TypeError, KeyError, AttributeError):
+        text = None
+      if text is None:
+        raise ValueError(
+          f'{path}:{number} is not a JSON object with a Unicode string in '
+          f'{self.field!r}; give --field the name of the text.'
+        )
+      yield name, text
 
   @functools.cached_property
   def _split_of(self) -> dict[str, str]:
     """The split of each line of the one file."""
     path = Path(self.path)
-    with path.open('rb') as file:
-      names = [f'{path.name}:{number}' for number, _ in enumerate(file, 1)]
+    names = [f'{path.name}:{number}' for number, _ in _lines(path)]
     return hashed(
       names, self.path, 'put them in files train.jsonl, validation.jsonl, ...'
     )
@@ -92,3 +90,16 @@ class Jsonl:
     if self._is_one:
       return Path(self.path)
     return Path(self._pattern.replace('{split}', split))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+  """Numbers, from 1, and what they hold, of lines that hold anything."""
+  try:
+    with path.open('rb') as file:
+      for number, line in enumerate(file, 1):
+        if line.strip():
+          yield number, line
+  except OSError as error:
+    raise ValueError(
+      f'{path} cannot be read ({error.strerror}); check the path.'
+    ) from None

@@ -55,25 +55,30 @@ def check(
     )
 
 
-def collect(documents: Sequence) -> tuple[np.ndarray | None, np.ndarray | None]:
+def collect(
+  documents: Sequence, lengths: Sequence[int]
+) -> tuple[np.ndarray | None, np.ndarray | None]:
   """Labels of all tokens of some documents, and middles; None: there are none.
+
+  Args:
+    documents: whose `labels` and `middle` are read.
+    lengths: tokens of each.
 
   Raises:
     ValueError: only some of the documents have them.
   """
-  tokens = [d.tokens for d in documents]
   labels = [d.labels for d in documents if d.labels is not None]
   middles = [d.middle for d in documents if d.middle is not None]
-  if labels and [*map(len, labels)] != [*map(len, tokens)]:
+  if labels and [*map(len, labels)] != [*lengths]:
     raise ValueError(
-      f'{len(labels)} of {len(tokens)} documents have labels, '
-      f'{sum(map(len, labels))} for {sum(map(len, tokens))} tokens; give each '
+      f'{len(labels)} of {len(lengths)} documents have labels, '
+      f'{sum(map(len, labels))} for {sum(lengths)} tokens; give each '
       'token of a split one, 0 where it is not scored, or none.'
     )
-  if middles and len(middles) < len(tokens):
+  if middles and len(middles) < len(lengths):
     raise ValueError(
-      f'{len(middles)} of {len(tokens)} documents are pairs of sequences; give '
-      'each document of a split a middle, or none.'
+      f'{len(middles)} of {len(lengths)} documents are pairs of sequences; '
+      'give each document of a split a middle, or none.'
     )
   return (
     np.concatenate(labels) if labels else None,

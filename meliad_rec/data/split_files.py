@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from meliad_rec.data import manifest as manifests
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import check_ids
+from meliad_rec.data.document import Document
+from meliad_rec.data.document import token_dtype
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.documents import token_dtype
 from meliad_rec.data.vocabulary import Vocabulary
 
 
@@ -60,11 +61,7 @@ def write(
   with tokens.open('wb') as file:
     for document in documents:
       ids = document.tokens
-      if len(ids) and not (ids.min() > 0 and ids.max() < vocabulary.size):
-        raise ValueError(
-          f'The document {document.name!r} holds an id outside 1 to '
-          f'{vocabulary.size - 1}; tokenise it with another vocabulary.'
-        )
+      check_ids(document, vocabulary)
       if document.labels is not None:
         raise ValueError(
           f'The document {document.name!r} has labels, which a store does not '

@@ -14,12 +14,13 @@ import tempfile
 
 from meliad_rec.data import manifest as manifests
 from meliad_rec.data import split_files
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
+from meliad_rec.data.document import token_dtype
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.documents import token_dtype
 from meliad_rec.data.vocabulary import open_vocabulary
 from meliad_rec.data.vocabulary import SentencePiece
 from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.local_path import local
 
 _MODEL = 'vocabulary.model'
 
@@ -37,7 +38,7 @@ class Store:
   """
 
   def __init__(self, path: str | Path):
-    self.path = Path(path)
+    self.path = local(path, 'A token store')
     self.manifest = manifests.read(self.path)
     facts = self.manifest['vocabulary']
     models = [manifests.find(self.path, f) for f in facts['files'].values()]
@@ -84,7 +85,8 @@ def write(
     ValueError: path exists (or is no store, with force), a split is empty, or
       an id is 0 or outside the vocabulary.
   """
-  path = Path(path)
+  # What is replaced is the folder itself, not a link to it.
+  path = local(path, 'A token store').resolve()
   check_free(path, force)
   path.parent.mkdir(parents=True, exist_ok=True)
   # Beside its final place, so that one rename makes it appear.
@@ -147,9 +149,9 @@ def check_free(path: str | Path, force: bool) -> None:
   """Refuses to write where something is that may not be replaced.
 
   Raises:
-    ValueError: path is a store, without force, or anything else.
+    ValueError: path is a store, without force, or anything else, or no path.
   """
-  path = Path(path)
+  path = local(path, 'A token store')
   if not path.exists() or (path.is_dir() and not any(path.iterdir())):
     return
   try:

@@ -8,8 +8,8 @@ import time
 from absl import logging
 
 from meliad_rec.data import tasks
-from meliad_rec.data.documents import count_words
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import count_words
+from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.sources import Pg19
@@ -70,8 +70,10 @@ class Text:
       ValueError: no such split, or what the source says is wrong in it.
     """
     _check_split(self.source, self.splits, split)
-    for number, example in enumerate(_examples(self._task, split)):
-      yield self._document(f'{split}-{number}', example)
+    return (
+      self._document(f'{split}-{number}', example)
+      for number, example in enumerate(_examples(self._task, split))
+    )
 
   def _document(self, number: str, example: dict) -> Document:
     ids = example['targets']

@@ -6,7 +6,6 @@ import sysconfig
 import pytest
 
 from meliad_rec.data.code import Code
-from meliad_rec.data.code import split_of
 
 SPLITS = ('train', 'validation', 'test')
 
@@ -85,19 +84,6 @@ def test_packages_are_cut_between_files_and_small_ones_left_out(python):
     '# json/__init__.py\nimport this\n\n'
   )
   assert set(read(Code(min_bytes=30))) == {'json', 'mine'}
-
-
-def test_the_split_follows_from_the_name_alone():
-  names = [f'package{i}' for i in range(2000)]
-  share = {s: sum(split_of(n) == s for n in names) / 2000 for s in SPLITS}
-  assert share['train'] == pytest.approx(0.9, abs=0.02)
-  assert share['test'] == pytest.approx(0.05, abs=0.02)
-  # Golden: another rule would mix what was trained on into the test.
-  assert [split_of(n) for n in ('ctypes', 'gettext', 'json')] == [
-    'validation',
-    'test',
-    'train',
-  ]
 
 
 def test_the_python_that_runs_this_gives_every_split():

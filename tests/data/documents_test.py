@@ -5,10 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from meliad_rec.data.documents import count_words
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import count_words
+from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.documents import token_dtype
 from meliad_rec.data.vocabulary import Bytes
 
 TEXTS = ['one two', '', 'žluť three\n four', 'x']
@@ -70,9 +69,9 @@ def test_no_documents_are_an_empty_split():
   assert len(collect([])) == 0 and collect([]).starts.tolist() == [0]
 
 
-def test_ids_that_need_it_take_four_bytes():
-  assert token_dtype(2**16) == np.uint16
-  assert token_dtype(2**16 + 1) == np.uint32
+def test_ids_of_another_vocabulary_are_refused():
+  with pytest.raises(ValueError, match="'x' holds an id outside 1 to"):
+    Documents.collect([Document('x', np.array([300]), 1, 1)], Bytes())
 
 
 @pytest.mark.parametrize('tokens', [1, 2, 7, 9, 100])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meliad_rec.data import labels as labelled
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 
 LENGTHS = (5, 2, 4)
 STARTS = np.cumsum([0, *LENGTHS])
@@ -59,19 +59,19 @@ def document(name, length, labels=True, middle=None):
 
 def test_labels_and_middles_are_collected():
   found = labelled.collect(
-    [document('a', 3, True, 2), document('b', 2, True, 1)]
+    [document('a', 3, True, 2), document('b', 2, True, 1)], [3, 2]
   )
   labels, middles = found
   assert labels.tolist() == [1, 2, 3, 1, 2]
   assert middles.tolist() == [2, 1] and middles.dtype == np.int64
-  assert labelled.collect([document('a', 3, False)]) == (None, None)
-  assert labelled.collect([]) == (None, None)
+  assert labelled.collect([document('a', 3, False)], [3]) == (None, None)
+  assert labelled.collect([], []) == (None, None)
 
 
 def test_only_some_documents_are_pairs():
   told = '^1 of 2 documents are pairs of sequences; give each document'
   with pytest.raises(ValueError, match=told):
-    labelled.collect([document('a', 3, True, 2), document('b', 2)])
+    labelled.collect([document('a', 3, True, 2), document('b', 2)], [3, 2])
 
 
 def test_sides_are_the_sequences_of_a_document():

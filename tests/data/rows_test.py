@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.rows import read
 from meliad_rec.data.rows import Row

@@ -7,7 +7,7 @@ import pytest
 
 from meliad_rec.data import manifest
 from meliad_rec.data import split_files
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Bytes
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meliad_rec.data import store
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.store import Store
 from meliad_rec.data.vocabulary import Bytes
@@ -72,6 +72,30 @@ def test_a_store_is_replaced_only_by_force(tmp_path, pieces):
   assert Store(tmp_path / 'store').vocabulary.identity == 'bytes'
   write(tmp_path / 'store', pieces, force=True)
   assert Store(tmp_path / 'store').vocabulary.identity == pieces.identity
+
+
+def test_a_link_to_a_folder_stays_one(tmp_path, pieces):
+  (tmp_path / 'disk').mkdir()
+  link = tmp_path / 'link'
+  link.symlink_to(tmp_path / 'disk')
+  write(link, Bytes())
+  assert write(link, pieces, force=True).path == tmp_path / 'disk'
+  assert link.is_symlink()
+  assert Store(link).vocabulary.identity == pieces.identity
+
+
+def test_the_folder_one_is_in_is_written_too(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  write('.', Bytes())
+  store.verify(tmp_path)
+
+
+def test_an_address_is_refused(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for use in Store, lambda place: write(place, Bytes()):
+    with pytest.raises(ValueError, match='token store lies in a local'):
+      use('gs://bucket/store')
+  assert not list(tmp_path.iterdir())
 
 
 def test_what_is_no_store_is_never_replaced(tmp_path):

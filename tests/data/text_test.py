@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meliad_rec.data import store
-from meliad_rec.data.documents import count_words
+from meliad_rec.data.document import count_words
 from meliad_rec.data.folder import Folder
 from meliad_rec.data.jsonl import Jsonl
 from meliad_rec.data.sources import Registered

@@ -15,7 +15,7 @@ from meliad_rec.archs.latent_bottleneck import LatentBottleneck
 from meliad_rec.cell import Cell
 from meliad_rec.cores.core_layer import CoreLayer
 from meliad_rec.cores.universal import Universal
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.evaluation import evaluate

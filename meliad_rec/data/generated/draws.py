@@ -16,9 +16,16 @@ class Draws:
     seed: another one gives others.
     stream: another one gives others too, such as the number of a split that is
       drawn without those before it.
+
+  Raises:
+    ValueError: the seed is below 0.
   """
 
   def __init__(self, seed: int, *stream: int):
+    if seed < 0:
+      raise ValueError(
+        f"The seed of the task's data is {seed}; set it to 0 or more."
+      )
     seeds = np.random.SeedSequence(seed, spawn_key=stream)
     self._bits = np.random.PCG64(seeds)
 

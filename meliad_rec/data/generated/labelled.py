@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from meliad_rec.data.document import token_dtype
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
-from meliad_rec.data.documents import token_dtype
 from meliad_rec.data.word_vocabulary import Words
 
 _DOCUMENTS = 2**12  # Measured at once, to save memory.

@@ -36,7 +36,9 @@ _TESTS = {
   'args_15': (15, 9, 100, 1000),
   'lra': (10, 10, 501, 1999),
 }
-_DRAWN = 2**16  # Expressions at once.
+# Drawn at once: expressions, and words and brackets of them, about.
+_DRAWN, _WORDS = 2**16, 2**24
+_LONGEST = 2**16  # Words of an expression as it is drawn, in the mean.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +82,13 @@ class ListOps:
       ('test_trees', 1),
     ):
       labelled.check(f'listops.ListOps.{name}', getattr(self, name), least)
+    mean = listops_trees.mean_length(self.max_args, self.max_depth)
+    if mean > _LONGEST:
+      raise ValueError(
+        f'Expressions of up to {self.max_args} arguments and depth '
+        f'{self.max_depth} have {mean:,.0f} words in the mean; set '
+        'listops.ListOps.max_depth or listops.ListOps.max_args lower.'
+      )
 
   def documents(self, split: str) -> Documents:
     """All documents of a split, one for each expression."""
@@ -139,9 +148,10 @@ class ListOps:
 
   @functools.cached_property
   def _all(self) -> dict[bytes, int]:
-    draws = Draws(self.seed)
+    draws, sizes = Draws(self.seed), (self.max_args, self.max_depth)
+    drawn = min(_DRAWN, int(_WORDS / listops_trees.mean_length(*sizes)))
     texts = distinct(
-      lambda: listops_trees.grow(draws, _DRAWN, self.max_args, self.max_depth),
+      lambda: listops_trees.grow(draws, drawn, *sizes),
       self.trees,
       'listops.ListOps.max_args or listops.ListOps.max_depth',
     )

@@ -71,6 +71,13 @@ def grow(
   return levels
 
 
+def mean_length(max_args: int, max_depth: int) -> float:
+  """Words of an expression as `grow` draws it, in the mean."""
+  arguments = (2 + max_args) / 2 / 4  # Of an expression above the last depth.
+  levels = [arguments**depth for depth in range(max_depth)]
+  return sum(levels) + sum(levels[:-1]) / 4  # The brackets that close.
+
+
 def level(draws: Draws, operators_N: np.ndarray, max_args: int) -> Level:
   """Expressions that begin with any operator where so told, or any digit."""
   N = len(operators_N)

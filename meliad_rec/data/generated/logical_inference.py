@@ -37,8 +37,9 @@ class LogicalInference:
 
   The bin of a pair is the number of operators in the formula that has more. Of
   each bin the first 85 % drawn are to be trained on, the rest is tested;
-  validation is every tenth pair of what is to be trained on. No two pairs, of
-  whichever splits, are the same, but that bins are parts of test.
+  validation is every tenth pair of what is to be trained on. Its pairs, and
+  those of test, are shuffled, so that the first are of every bin. No two pairs,
+  of whichever splits, are the same, but that bins are parts of test.
 
   Attributes:
     pairs: that are drawn; about half of them are the same as one before.
@@ -126,6 +127,8 @@ class LogicalInference:
         f'None of {self.pairs} drawn pairs is one of {split}; set '
         'logical_inference.LogicalInference.pairs higher.'
       )
+    if split in ('validation', 'test'):
+      return chosen[Draws(self.seed, 1).order(len(chosen))]
     return chosen
 
   @functools.cached_property

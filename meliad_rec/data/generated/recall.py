@@ -13,8 +13,9 @@ import dataclasses
 
 import numpy as np
 
-from meliad_rec.data.documents import Document
+from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
+from meliad_rec.data.generated import labelled
 from meliad_rec.data.vocabulary import Bytes
 
 ALPHABET = 'ABCDEFGHIJKLMNOP'
@@ -27,7 +28,7 @@ class Recall:
   Attributes:
     documents_in_train: the other splits have a tenth each.
     questions: times the name is asked for.
-    letters: of a name, each one of 16.
+    letters: of a name, each one of 16; at most 6.
     countdown: numbers between a name and the next question, of 3 tokens each;
       at most 99. Attention reaches window * layers tokens.
     seed: of the names.
@@ -43,11 +44,15 @@ class Recall:
   splits = ('train', 'validation', 'test')
 
   def __post_init__(self):
-    if not 1 <= self.countdown <= 99:
-      raise ValueError(
-        f'countdown is {self.countdown}; it must be from 1 to 99. Set '
-        'recall.Recall.countdown.'
-      )
+    for name, least, most in (
+      ('documents_in_train', 1, None),
+      ('questions', 1, None),
+      ('letters', 1, 6),
+      ('countdown', 1, 99),
+      ('seed', 0, 2**32 - 1),
+    ):
+      value = getattr(self, name)
+      labelled.check(f'recall.Recall.{name}', value, least, most)
 
   def documents(self, split: str) -> Documents:
     """All documents of a split."""

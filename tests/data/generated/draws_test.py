@@ -47,7 +47,17 @@ def test_between_0_and_1():
   assert 0 < drawn.min() < 1e-3 and 1 - 1e-3 < drawn.max() < 1
   counts = np.histogram(drawn, 10, (0, 1))[0]
   assert np.abs(counts - 5000).max() < 5 * np.sqrt(5000)
-  assert 0 < (0 + 0.5) / 2**32 and (2**32 - 1 + 0.5) / 2**32 < 1
+
+
+@pytest.mark.parametrize('bits', [0, 2**32 - 1])
+def test_the_first_and_the_last_are_neither_0_nor_1(bits, monkeypatch):
+  monkeypatch.setattr(Draws, 'bits', lambda _, n: np.full(n, bits, np.uint32))
+  assert 0 < Draws(0).between_0_and_1(1)[0] < 1
+
+
+def test_a_seed_is_no_less_than_0():
+  with pytest.raises(ValueError, match='^The seed of .* is -1; set it to 0'):
+    Draws(-1)
 
 
 def test_orders_are_all_as_likely():

@@ -7,6 +7,7 @@ import pytest
 
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.dataset import HasBaselines
+from meliad_rec.data.generated import listops_trees
 from meliad_rec.data.generated.listops import ListOps
 from meliad_rec.data.generated.listops_trees import nesting
 from tests.data.generated.listops_trees_test import run
@@ -165,11 +166,25 @@ def test_the_published_file_is_like_it():
   assert np.mean(lengths <= 100) == pytest.approx(0.894, abs=0.005)
 
 
+def test_of_long_expressions_fewer_are_drawn_at_once(monkeypatch):
+  counts, grow = [], listops_trees.grow
+
+  def counted(draws, count, *sizes):
+    counts.append(count)
+    return grow(draws, count, *sizes)
+
+  monkeypatch.setattr(listops_trees, 'grow', counted)
+  assert len(ListOps(trees=300, max_args=10).documents('test')) == 30
+  assert len(ListOps(trees=300).documents('test')) == 30
+  assert max(counts[:-1]) < 3000 and counts[-1] == 2**16
+
+
 @pytest.mark.parametrize(
   ('make', 'told'),
   [
     (lambda: ListOps(trees=2), '^trees is 2; it must be 3 or more'),
     (lambda: ListOps(max_args=1), 'Set listops.ListOps.max_args'),
+    (lambda: ListOps(max_args=15), '^Expressions of up to 15 .* words in the'),
     (lambda: TASK.documents('dev'), "no split 'dev'"),
     (
       lambda: ListOps(trees=400, max_length=1, seed=1).documents('validation'),

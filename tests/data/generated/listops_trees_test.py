@@ -11,6 +11,7 @@ from meliad_rec.data.generated import listops_trees
 from meliad_rec.data.generated.draws import Draws
 from meliad_rec.data.generated.listops_trees import grow
 from meliad_rec.data.generated.listops_trees import Level
+from meliad_rec.data.generated.listops_trees import mean_length
 from meliad_rec.data.generated.listops_trees import nesting
 from meliad_rec.data.generated.listops_trees import VOCABULARY
 from meliad_rec.data.generated.listops_trees import write
@@ -116,6 +117,13 @@ def test_expressions_come_as_often_as_from_the_slow_form(args, depth):
   for each in tallies[0] | tallies[1]:
     fast, other = (tally[each] for tally in tallies)
     assert abs(fast - other) < 5 * np.sqrt(fast + other + 1), each
+
+
+@pytest.mark.parametrize(('args', 'depth'), [(5, 20), (5, 3), (8, 6), (2, 1)])
+def test_the_mean_length_is_that_of_many(args, depth):
+  found = np.diff(write(grow(Draws(0), 50_000, args, depth)).starts)
+  error = 5 * found.std() / np.sqrt(len(found))
+  assert abs(found.mean() - mean_length(args, depth)) <= error
 
 
 def test_different_ones_in_the_order_drawn():

@@ -49,6 +49,10 @@ def test_counts_and_protocol():
   ('make', 'told'),
   [
     (lambda: Recall(countdown=100), 'countdown is 100'),
+    (lambda: Recall(documents_in_train=-5), 'documents_in_train is -5; it mu'),
+    (lambda: Recall(questions=0), 'questions is 0; .* Set recall.Recall.q'),
+    (lambda: Recall(letters=8), 'letters is 8; it must be from 1 to 6'),
+    (lambda: Recall(seed=-1), 'seed is -1'),
     (lambda: TASK.documents('dev'), "no split 'dev'; it has train"),
     (lambda: Recall(300, letters=2).documents('train'), '360 documents'),
   ],
