@@ -52,9 +52,9 @@ case $action in
     echo "$command" >"$folder/command.sh"
     record "$folder/command.sh"
     doing xpk workload create "--workload=$name" "${where[@]}" \
-      "--tpu-type=$accelerator" --num-slices=1 "--docker-image=${flag[image]}" \
+      "--tpu-type=$xpk_type" --num-slices=1 "--docker-image=${flag[image]}" \
       --env=JAX_COORDINATOR_PORT=8476 "--max-restarts=${flag[restarts]:-100}" \
-      --restart-on-user-code-failure --termination-grace-period-seconds=300 \
+      --restart-on-exit-codes=1 --termination-grace-period-seconds=300 \
       "--command=${command% }"
     ;;
   logs) doing kubectl logs --follow --tail=200 --container=jax-tpu \

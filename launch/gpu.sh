@@ -31,7 +31,7 @@ for process in "${!hosts[@]}"; do
   fi
 done
 # One that is asked to stop stops all.
-trap 'ssh -n -o BatchMode=yes "${hosts[0]}" "kill -TERM \$(cat $pid_file)"' INT TERM
+trap 'ssh -n -o BatchMode=yes "${hosts[0]}" "kill -TERM \$(cat $pid_file)" || true' INT TERM
 worst=0
 for pid in "${pids[@]}"; do
   code=0

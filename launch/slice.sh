@@ -29,7 +29,7 @@ parse() {
         return
         ;;
       --*=?*) given=${1#--} && flag[${given%%=*}]=${given#*=} ;;
-      --?*) given=${1#--} && flag[${given%%=*}]=yes ;;
+      --?*) given=${1#--} && flag[${given%=}]=yes ;;
       *) fail "'$1' is no flag; write --flag=value, and flags of" \
         "meliad_rec.main after --." ;;
     esac
@@ -41,6 +41,11 @@ parse() {
         [ "$given" = "${given%%=*}" ] \
           || fail "--$given has a value; write --${given%%=*}, or leave it out."
         ;;
+      *)
+        [[ $1 == --*=?* ]] \
+          || fail "--${given%%=*} has no value; write --${given%%=*}=..., or" \
+            "leave it out."
+        ;;
     esac
     shift
   done
@@ -50,7 +55,7 @@ parse() {
 need() {
   local each
   for each; do
-    [[ -n ${flag[$each]:-} && ${flag[$each]} != yes ]] \
+    [[ -n ${flag[$each]:-} ]] \
       || fail "$action needs --$each=...; see the head of $0."
   done
 }
@@ -64,9 +69,10 @@ doing() {
   fi
 }
 
-# Sets chips, the accelerator's name as Google Cloud has it, and its software.
+# Sets chips, the accelerator's names as Google Cloud and xpk have it, and its
+# software.
 slice() {
-  local kind shape size
+  local kind shape size prefix
   [[ ${flag[topology]} =~ ^(v5e|v6e):([0-9]+x[0-9]+)$ ||
     ${flag[topology]} =~ ^(v4|v5p):([0-9]+x[0-9]+x[0-9]+)$ ]] \
     || fail "--topology is '${flag[topology]}'; give a slice of v4, v5e, v5p or" \
@@ -78,6 +84,8 @@ slice() {
   ((chips > 0)) || fail "--topology is '${flag[topology]}'; no side can be 0."
   # v4 and v5p are named by their cores, two to a chip, which leaves the shape
   # open: TPU VMs can be asked for it.
+  [ "$kind" = v5e ] && prefix=v5litepod || prefix=$kind
+  xpk_type=$prefix-$shape
   case $kind in
     v5e) accelerator=v5litepod-$chips software=v2-alpha-tpuv5-lite ;;
     v6e) accelerator=v6e-$chips software=v2-alpha-tpuv6e ;;

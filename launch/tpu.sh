@@ -15,9 +15,9 @@
 # checks first that the step fits (meliad_rec.plan) and that the folder of the
 # run can be written, then asks for the slice. IMAGE is what launch/Dockerfile
 # makes. The command to train is in the slice's start-up script: hosts that start
-# again go on, unless they were stopped. A preempted slice is gone; with --keep, this script stays, and
-# asks for it again, until training has ended. --data is copied to each host,
-# and is STORE there.
+# again go on, unless they were stopped. A preempted slice is gone; with --keep,
+# this script stays, and asks for it again, until training has ended. --data is
+# copied to each host, and is STORE there.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/slice.sh
@@ -74,8 +74,9 @@ keep() {
     said=$(gcloud compute tpus queued-resources describe "$name" \
       "${where[@]}" '--format=value(state.state)' 2>&1) || true
     case $said in
-      SUSPENDED | FAILED)
-        echo "$name is $said: asking for it again." >&2
+      # Warnings may come before it.
+      SUSPENDED | FAILED | *$'\n'SUSPENDED | *$'\n'FAILED)
+        echo "$name is ${said##*$'\n'}: asking for it again." >&2
         ! delete || gone=yes
         ;;
       *NOT_FOUND*)

@@ -33,7 +33,9 @@ while [ ! -e "$stopped" ]; do
   case $code in
     0 | 2)
       # Done, or a mistake, which another start would only repeat.
-      echo "exit code $code" | gcloud storage cp - "$ended"
+      until echo "exit code $code" | gcloud storage cp - "$ended"; do
+        sleep "${AGAIN_SECONDS:-10}"
+      done
       exit "$code"
       ;;
   esac

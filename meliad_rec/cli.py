@@ -59,11 +59,12 @@ def run_main(
   define_flags: Callable[[], None] = define_flags,
   argv: list[str] | None = None,
 ) -> None:
-  """Runs a command and exits: 0 or what it returns, 2, 130, 141 or 143.
+  """Runs a command and exits: 0 or what it returns, 1, 2, 130, 141, 143.
 
   A mistake of the person at the keyboard (a ValueError raised by this package,
   an unknown flag, a file that cannot be read or written) is one line on stderr,
-  and 2; a defect of the program keeps its traceback; 130 follows Control-C, 143
+  and 2, or the error's own `exit_code`, 1 where the same command may do better
+  again; a defect of the program keeps its traceback; 130 follows Control-C, 143
   SIGTERM, and both clean up first; 141 a reader of stdout that has left. What
   the encoding of stdout lacks is written as `?`.
 
@@ -110,7 +111,7 @@ def guarded(
     told = _file_sentence(error) or config.sentence(error)
     if told is None:
       raise
-    return _fail(told)
+    return _fail(told, getattr(error, 'exit_code', 2))
 
 
 def summary(command: str) -> str:
@@ -161,9 +162,9 @@ def _terminate(number, frame):
   sys.exit(143)
 
 
-def _fail(text) -> int:
+def _fail(text, code=2) -> int:
   print(f'error: {text}', file=sys.stderr)
-  return 2
+  return code
 
 
 def _docstring(module) -> str:

@@ -112,7 +112,12 @@ def train(
   if run.step:
     tell_changes(run.workdir / run_folder.CONFIG, operative)
   run_folder.write(run.workdir, experiment, operative)
-  return run, run.live()
+  try:
+    return run, run.live()
+  except OSError as error:
+    # No mistake of a setting: a disk or a bucket failed, and may do better.
+    error.exit_code = 1
+    raise
 
 
 def tell_changes(path: pathlib.Path, operative: str) -> None:

@@ -75,7 +75,7 @@ class Lock:
       logging.info(
         'Buckets have no locks: see that no other training runs in %s.', folder
       )
-      return _missing()
+      return _missing(folder)
     try:
       folder.mkdir(parents=True, exist_ok=True)
       self._file = (folder / LOCK).open('a')
@@ -100,12 +100,23 @@ class Lock:
     return None
 
 
-def _missing() -> str | None:
-  """What a bucket needs and is not installed, or None."""
+def _missing(folder) -> str | None:
+  """What a bucket needs and is not there, or None."""
+  bucket = os.fspath(folder).removeprefix('gs://').partition('/')[0]
   try:
-    importlib.import_module('google.cloud.storage')  # orbax asks it.
+    storage = importlib.import_module('google.cloud.storage')
   except ImportError:
     return (
       'A run in a bucket needs google-cloud-storage; install meliad_rec[gcs].'
+    )
+  try:
+    storage.Client().get_bucket(bucket)  # As orbax does before each save.
+  except Exception as error:
+    if getattr(error, 'code', None) not in (403, 404):
+      raise  # It may pass.
+    return (
+      f'The bucket {bucket} cannot be asked what it is ({error.code}); give'
+      ' another --workdir, or the account the right storage.buckets.get beside'
+      ' those to its objects.'
     )
   return None

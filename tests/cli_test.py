@@ -92,6 +92,16 @@ def test_a_mistake_is_one_line(count):
   assert err.count('\n') == 1
 
 
+def test_what_may_do_better_again_exits_1(capsys):
+  def fail(_):
+    error = OSError(5, 'Input/output error', 'metrics.jsonl')
+    error.exit_code = 1
+    raise error
+
+  assert cli.guarded(fail, []) == 1
+  assert 'metrics.jsonl cannot be read or written' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
   'use',
   [

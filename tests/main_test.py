@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -213,6 +214,27 @@ def test_settings_that_may_change_are_told_and_a_damaged_step_passed_over(
 
 
 @pytest.mark.slow
+def test_a_disk_that_fails_is_no_mistake_of_a_setting(tmp_path, monkeypatch):
+  """Exit code 2 would tell launchers not to start the run again."""
+
+  class Run:
+    def __init__(self, *_):
+      self.workdir, self.step = tmp_path, 0
+
+    def begin(self):
+      pass
+
+    def live(self):
+      raise OSError(116, 'Stale file handle', 'metrics.jsonl')
+
+  monkeypatch.setattr(main.trainer, 'Run', Run)
+  monkeypatch.setattr(main.run_folder, 'write', lambda *_: None)
+  monkeypatch.setattr(main.config, 'operative', str)
+  with pytest.raises(OSError, match='Stale') as told:
+    main.train(mock.Mock(), tmp_path)
+  assert told.value.exit_code == 1
+
+
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, data):
   changed = {'LEARNING_RATE': 1e30, 'SAVE_EVERY': 1}
   settings = dict(SETTINGS) | changed

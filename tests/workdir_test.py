@@ -45,6 +45,22 @@ def test_what_a_bucket_needs_is_told(monkeypatch):
     Lock(place('gs://bucket/run'))
 
 
+@pytest.mark.parametrize('code', [403, 404, 503])
+def test_a_bucket_that_may_not_be_asked(code, tmp_path, monkeypatch):
+  def refuse(name):
+    assert name == 'bucket'
+    raise type('Refused', (Exception,), {'code': code})()
+
+  with bucket.served(tmp_path, monkeypatch):
+    client = sys.modules['google.cloud.storage'].Client()
+    monkeypatch.setattr(client, 'get_bucket', refuse)
+    kind = Exception if code == 503 else ValueError
+    with pytest.raises(kind) as told:
+      Lock(place('gs://bucket/run'))
+  sentence = f'The bucket bucket cannot be asked what it is ({code}); give '
+  assert str(told.value).startswith(sentence) == (code != 503)
+
+
 @pytest.mark.parametrize('name', ['runs/a', '/a/b:c', 'a:b', '../x'])
 def test_a_folder_is_a_path(name):
   assert place(name) == Path(name)

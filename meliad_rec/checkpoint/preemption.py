@@ -102,6 +102,7 @@ def initialize_distributed():
   """
   if jax.distributed.is_initialized():
     return
+  handler = signal.getsignal(signal.SIGTERM)
   names = 'JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'
   given = {name: os.environ[name] for name in names if os.environ.get(name)}
   try:
@@ -115,6 +116,9 @@ def initialize_distributed():
       heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
       shutdown_timeout_seconds=_PART_SECONDS,
     )
+    if jax.process_count() == 1:
+      # jax has taken it, to have hosts agree on a step; one has none to ask.
+      signal.signal(signal.SIGTERM, handler)
   except ValueError as error:
     if given:
       found = ', '.join(f'{name} is {value}' for name, value in given.items())

@@ -1,28 +1,30 @@
 """A step saved again: STEP.old stays until the new STEP is committed.
 
-One of the two is whole at every instant, whatever is killed when.
+On a disk one of the two is whole at every instant, whatever is killed when. In
+a bucket, where a step is written in its place and its last file commits it, a
+rename copies file by file: killed within one, the step before it is used.
 """
 
 import jax
 from jax.experimental import multihost_utils
+import orbax.checkpoint as ocp
 
 _OLD = '.old'
 
 
 def folders(directory):
-  """{step: its folder}, oldest first; changes nothing.
+  """{step: its folder}, oldest first, of what is committed; changes nothing.
 
   Args:
     directory: epath.Path of all steps; it need not be there.
   """
-  if not directory.is_dir():
+  if not _is_there(directory):
     return {}
-  names = {path.name for path in directory.iterdir()}
   found = {}
-  for name in names:
-    step = name.removesuffix(_OLD)
-    if step.isdecimal() and (name == step or step not in names):
-      found[int(step)] = directory / name
+  for path in sorted(directory.iterdir(), key=lambda path: path.name):
+    step = path.name.removesuffix(_OLD)
+    if step.isdecimal() and int(step) not in found and _is_committed(path):
+      found[int(step)] = path
   return dict(sorted(found.items()))
 
 
@@ -39,13 +41,26 @@ def settle(directory):
 
   Every host calls this, when no save is under way.
   """
-  if jax.process_index() == 0 and directory.is_dir():
+  if jax.process_index() == 0 and _is_there(directory):
     for old in list(directory.iterdir()):
       step = old.name.removesuffix(_OLD)
       if step == old.name or not step.isdecimal():
         continue
-      if (directory / step).exists():
+      new = directory / step
+      if new.exists() and _is_committed(new):
         old.rmtree()
-      else:
-        old.rename(directory / step)
+        continue
+      if new.exists():
+        new.rmtree()
+      old.rename(new)
   multihost_utils.sync_global_devices(f'{directory} is settled')
+
+
+def _is_there(directory):
+  # Of a bucket that cannot be asked, `is_dir` would say that there is nothing;
+  # `exists` raises.
+  return directory.exists() and directory.is_dir()
+
+
+def _is_committed(folder):
+  return ocp.utils.is_checkpoint_finalized(folder)

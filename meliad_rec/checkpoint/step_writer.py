@@ -9,12 +9,24 @@ import dataclasses
 import logging as standard_logging
 
 from absl import logging
+import jax
 import orbax.checkpoint as ocp
 
+from meliad_rec import hosts
 from meliad_rec.checkpoint import manifest
 from meliad_rec.checkpoint import replaced
 from meliad_rec.checkpoint.mismatch import CheckpointError
 from meliad_rec.checkpoint.saved_step import first_line
+
+# Longer than any array takes, and shorter than hosts are given to end in.
+_WAIT_SECONDS = 300
+
+
+class SaveError(CheckpointError):
+  """A step was not saved: what failed may pass, and the run goes on from the
+  step before it when it is started again."""
+
+  exit_code = 1
 
 
 class StepWriter:
@@ -37,12 +49,21 @@ class StepWriter:
   def save(self, step, items, scores):
     """Starts a save; one that cannot begin is an error line.
 
+    On several hosts it is an error: the others wait for this one, within what
+    it has left.
+
     Args:
       step: none before the last in the directory; the last is replaced.
       items: what orbax is to write.
       scores: {step: value or None} of all steps; the lowest stays.
+
+    Raises:
+      SaveError: on several hosts.
     """
     self.finish()
+    # A manager that one host has lost all make anew: they wait for each other.
+    if hosts.any_of(self._manager is None):
+      self._manager = None
     self._saving, self._failure = step, None
     # orbax and tensorstore raise errors of many classes, and none of them
     # should end a run whose state in memory is good.
@@ -52,6 +73,8 @@ class StepWriter:
       manager.save(step, args=items, force=True)
     except Exception as error:
       self._fail(error)
+      if jax.process_count() > 1:
+        raise self._failure from error
 
   def finish(self):
     """Blocks until the save under way has been committed or has failed."""
@@ -65,14 +88,14 @@ class StepWriter:
         self._fail(error)
 
   def wait(self):
-    """Blocks as `finish`; CheckpointError if the last save failed."""
+    """Blocks as `finish`; SaveError if the last save failed."""
     self.finish()
     failure, self._failure = self._failure, None
     if failure is not None:
       raise failure
 
   def close(self):
-    """Ends orbax's threads; CheckpointError if the last save failed."""
+    """Ends orbax's threads; SaveError if the last save failed."""
     self.finish()
     if self._manager is not None:
       self._manager.close()
@@ -90,13 +113,14 @@ class StepWriter:
       if self._replaces:
         replaced.set_aside(self._directory / str(step))
       self._policy = _Keep(self._keep, {})
-      self._manager = ocp.CheckpointManager(
+      self._manager = _Manager(
         self._directory,
         options=ocp.CheckpointManagerOptions(
           preservation_policy=self._policy,
           cleanup_tmp_directories=True,
           lightweight_initialize=True,
           async_options=ocp.options.AsyncOptions(
+            timeout_secs=_WAIT_SECONDS,
             post_finalization_callback=self._write_manifest,
             # Made behind, a folder that cannot be made is found out by a
             # timeout of minutes.
@@ -114,13 +138,24 @@ class StepWriter:
     manifest.write(folder if folder.exists() else final)
 
   def _fail(self, error):
-    self._failure = CheckpointError(
+    self._failure = SaveError(
       f'Step {self._saving} was not saved in {self._directory}'
       f' ({first_line(error)}); see that it can be written and has room.'
     )
     logging.error('%s', self._failure)
     # What orbax holds of the failed save would make the next one fail too.
     self._manager = None
+
+
+class _Manager(ocp.CheckpointManager):
+  """orbax's, but that it does not ask, by steps, whether the run shall stop.
+
+  Hosts agree on a stop by counting questions, and preemption.py asks them.
+  """
+
+  def reached_preemption(self, step):
+    del step
+    return False
 
 
 @dataclasses.dataclass

@@ -31,7 +31,8 @@ class Mirror:
       return
     self._far = epath.Path(folder)
     self._temporary = tempfile.TemporaryDirectory()
-    self.folder = Path(self._temporary.name)
+    self.folder = Path(self._temporary.name, self._far.name)
+    self.folder.mkdir()
     for name in fetched:
       if (self._far / name).exists():
         (self.folder / name).write_bytes((self._far / name).read_bytes())

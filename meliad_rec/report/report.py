@@ -60,7 +60,8 @@ class Report:
     self._console = Console(total_steps, resume_step or 0, stream)
     if dropped:
       self._console.line(
-        f'Dropped {dropped} lines of {path}: they are of a run that was '
+        f'Dropped {dropped} lines of {os.fspath(workdir)}/{journal.NAME}: they '
+        'are of a run that was '
         f'stopped, and this one goes on from step {resume_step}.'
       )
 

@@ -175,6 +175,20 @@ def test_a_cluster_that_cannot_be_joined_is_an_error(monkeypatch):
     initialize_distributed()
 
 
+def test_alone_in_its_cluster_a_process_keeps_its_signals(monkeypatch):
+  """jax takes SIGTERM for all hosts to agree; one has none to agree with."""
+  before = signal.getsignal(signal.SIGTERM)
+  mine = lambda number, frame: None
+  taken = lambda **_: signal.signal(signal.SIGTERM, signal.SIG_DFL)
+  monkeypatch.setattr(jax.distributed, 'initialize', taken)
+  signal.signal(signal.SIGTERM, mine)
+  try:
+    initialize_distributed()
+    assert signal.getsignal(signal.SIGTERM) is mine
+  finally:
+    signal.signal(signal.SIGTERM, before)
+
+
 def test_a_failed_join_is_not_a_run_of_one_process(monkeypatch):
   """As where another process has the port of the first."""
 

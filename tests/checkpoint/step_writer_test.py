@@ -12,12 +12,17 @@ import subprocess
 import sys
 import time
 
+from etils import epath
 import jax
 import jax.numpy as jnp
+import orbax.checkpoint as ocp
 import pytest
 
+from meliad_rec import hosts
 from meliad_rec.checkpoint.checkpoints import Checkpoints
 from meliad_rec.checkpoint.step_writer import _Keep
+from meliad_rec.checkpoint.step_writer import SaveError
+from meliad_rec.checkpoint.step_writer import StepWriter
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -137,3 +142,40 @@ print(int(checkpoints.restore(state_at(0))[1]['step']))
 if __name__ == '__main__':
   jax.config.update('jax_platforms', 'cpu')
   save_until_killed(sys.argv[1])
+
+
+def test_where_one_host_cannot_save_all_end(tmp_path, monkeypatch):
+  """The others wait for it within the save, for as long as it is there."""
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  monkeypatch.setattr(hosts, 'any_of', bool)
+  writer = StepWriter(epath.Path(tmp_path), 1)
+  monkeypatch.setattr(writer, '_open', lambda step: 1 / 0)
+  with pytest.raises(SaveError, match='^Step 1 was not saved') as told:
+    writer.save(1, None, {})
+  assert told.value.exit_code == 1  # Started again, the run goes on.
+
+
+def test_what_one_host_has_lost_all_make_anew(tmp_path, monkeypatch):
+  lost = []
+  monkeypatch.setattr(hosts, 'any_of', lambda mine: mine or bool(lost))
+  checkpoints = Checkpoints(tmp_path)
+  managers = []
+  for step in (1, 2, 3):
+    lost += [True] * (step == 3)
+    checkpoints.save(step, state_at(step), {}, {})
+    managers.append(checkpoints._writer._manager)
+  checkpoints.close()
+  assert managers[0] is managers[1] is not managers[2]
+  assert checkpoints.steps() == [1, 2, 3]
+
+
+def test_orbax_asks_no_host_whether_to_stop(tmp_path, monkeypatch):
+  """Its questions, by steps, would spoil the count of ours."""
+  asked = []
+  ask = lambda _, step: asked.append(step)
+  monkeypatch.setattr(ocp.CheckpointManager, 'reached_preemption', ask)
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(7, state_at(7), {}, {})
+  checkpoints.close()
+  assert checkpoints.steps() == [7]
+  assert not asked

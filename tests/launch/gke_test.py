@@ -34,9 +34,9 @@ def test_a_run_is_planned_checked_and_submitted(cloud):
   assert record[4] == 'gs://b/runs/a/launch/command.sh'
   assert submit == [
     *('xpk', 'workload', 'create', '--workload=a-run', *CLUSTER),
-    *('--project=p', '--tpu-type=v5p-128', '--num-slices=1'),
+    *('--project=p', '--tpu-type=v5p-4x4x4', '--num-slices=1'),
     *('--docker-image=reg/i:1', '--env=JAX_COORDINATOR_PORT=8476'),
-    *('--max-restarts=100', '--restart-on-user-code-failure'),
+    *('--max-restarts=100', '--restart-on-exit-codes=1'),
     '--termination-grace-period-seconds=300',
     '--command=python -m meliad_rec.main --workdir=gs://b/runs/a'
     r' --gin_file=arch/window --gin_param=STEPS\ =\ 10',

@@ -12,13 +12,15 @@ from tests.stand_ins import StandIns
 SLICE = ('--zone=us-west4-a', '--topology=v5e:16x16', '--image=reg.dev/p/i:1')
 CREATE = ('create', 'a-run', *SLICE, '--workdir=gs://b/runs/a')
 TRAIN = ('--', '--gin_file=arch/window', '--gin_param=STEPS = 10_000')
-COPY = 'cp "${@:(-2):1}" startup.sh'  # What is uploaded, to look at.
+# What is uploaded, to look at.
+COPY = 'if [ "$3" = - ]; then cat >ended; else cp "${@:(-2):1}" startup.sh; fi'
 
 
 @pytest.fixture
 def cloud(tmp_path):
   copy = f'[ "$2" != cp ] || {COPY}'
-  return StandIns(tmp_path, gcloud=copy, python='', docker='', sleep='')
+  bodies = {'gcloud': copy, 'python': '', 'docker': '', 'sleep': ''}
+  return StandIns(tmp_path, **bodies)
 
 
 def test_a_slice_is_planned_checked_and_asked_for(cloud, tmp_path):
@@ -131,7 +133,12 @@ def test_a_host_goes_on_until_the_end_or_a_mistake(
     '[ "$1" = run ] || exit 0\n'
     'code=$(head -n 1 codes); sed -i 1d codes; exit "$code"',
   )
-  cloud.answer('gcloud', 'if [ "$3" = - ]; then cat >ended; fi')
+  # That it has ended is said until it is heard.
+  cloud.answer(
+    'gcloud',
+    '[ "$3" = - ] || exit 0\n'
+    '[ -e tried ] || { touch tried; exit 1; }\ncat >ended',
+  )
   cloud.run(str(tmp_path / 'startup.sh'))
   runs = [call for call in cloud.calls() if call[:2] == ['docker', 'run']]
   assert len(runs) == len(codes.split())
@@ -193,7 +200,8 @@ def test_a_preempted_slice_is_asked_for_again(cloud, tmp_path):
   cloud.answer(
     'gcloud',
     'case "$*" in\n'
-    '  *describe*) head -n 1 states; sed -i 1d states ;;\n'
+    '  *describe*) echo WARNING: old >&2; head -n 1 states; sed -i 1d states ;;'
+    '\n'
     '  "storage cat "*) [ ! -s states ] && echo exit code 0 ;;\n'
     'esac',
   )
@@ -305,7 +313,9 @@ def test_a_dry_run_runs_nothing(cloud, action):
     (('create', 'A'), "The name of the slice is 'A'"),
     (('create', 'a', *SLICE), 'create needs --workdir=...'),
     (('logs', 'a'), 'logs needs --zone=...'),
-    (('logs', 'a', '--zone'), 'logs needs --zone=...'),
+    (('logs', 'a', '--zone'), '--zone has no value; write --zone=...'),
+    ((*CREATE, '--data='), '--data has no value; write --data=...'),
+    ((*CREATE, '--project='), '--project has no value'),
     (('logs', 'a', '--spot'), 'There is no flag --spot of logs'),
     (('stop', 'a', 'now'), "'now' is no flag"),
     ((*CREATE, '--gin_file=arch/window'), 'come after --'),
