@@ -73,14 +73,18 @@ def main(argv: list[str]) -> None:
       f'Bench {argv[1]} is measured alone; leave out --topology, or give '
       'attention.'
     )
+  source = 'Measured on this machine.'
   if args.topology:
-    print(f'Compiler estimates for {args.topology}, not measured.')
+    source = f'Compiler estimates for {args.topology}, not measured.'
+    if not args.json:
+      print(source, flush=True)
     rows = attention.estimate(bench.SETTINGS[setting], args.topology)
   else:
     rows = bench.measure(bench.SETTINGS[setting], args.rounds)
   if args.json:
     found = {name: dataclasses.asdict(row) for name, row in rows.items()}
-    print(json.dumps({'setting': setting, 'rows': found}, indent=1))
+    found = {'source': source, 'setting': setting, 'rows': found}
+    print(json.dumps(found, indent=1))
   else:
     print(table(rows, bench.BASELINE))
 

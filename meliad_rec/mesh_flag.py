@@ -1,6 +1,7 @@
 """The flag --mesh, as the bindings of a configuration that mean the same."""
 
 from collections.abc import Mapping
+import math
 
 from absl import flags
 
@@ -23,7 +24,7 @@ def define_flags() -> None:
 def given() -> tuple[str, ...]:
   """The bindings of the flag; none without it."""
   text = flags.FLAGS.mesh
-  return bindings(parse(text)) if text else ()
+  return () if text is None else bindings(parse(text))
 
 
 def parse(text: str) -> dict[str, int]:
@@ -44,6 +45,20 @@ def parse(text: str) -> dict[str, int]:
       )
     found[name] = int(size)
   return found
+
+
+def check(devices: int, slice_name: str) -> None:
+  """Raises ValueError where the flag's mesh is of another number of devices."""
+  if flags.FLAGS.mesh is None:
+    return
+  sizes = parse(flags.FLAGS.mesh)
+  product = math.prod(sizes.values())
+  # Of data, if it is not named, what the others leave.
+  if devices % product or ('data' in sizes and devices != product):
+    raise ValueError(
+      f'--mesh={flag(sizes)} is of {product} devices, and {slice_name} has '
+      f'{devices}; give axes whose product that is.'
+    )
 
 
 def bindings(sizes: Mapping[str, int]) -> tuple[str, ...]:

@@ -64,11 +64,18 @@ def main(argv: list[str]) -> int:
     raise ValueError(
       'A plan is for a slice of TPUs; give --topology, such as v5e:16x16.'
     )
-  limits = budget.parse(args.budget) if args.budget else budget.Budget()
-  if args.budget:
+  limits = budget.Budget()
+  if args.budget is not None:
+    limits = budget.parse(args.budget)
     environment.check()
-  questions = [question(topology.parse(name).name) for name in args.topology]
+  slices = list(map(topology.parse, args.topology))
+  for where in slices:
+    mesh_flag.check(where.devices, where.name)
+  questions = [question(where.name) for where in slices]
   answers = list(map(answer, questions))
+  if not args.json:
+    # Changes take a while, and more can go wrong.
+    print(table.table(answers), flush=True)
   attempt = functools.partial(answer, doing='Trying a change')
   tried = {
     found.topology: list(advice.trials(one, found, attempt))
@@ -81,7 +88,6 @@ def main(argv: list[str]) -> int:
   if args.json:
     print(json.dumps(as_json(answers, tried, breaches), indent=1))
   else:
-    print(table.table(answers))
     for name, trials in tried.items():
       print(*advice.lines(name, trials), sep='\n')
   for told in breaches:

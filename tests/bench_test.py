@@ -1,10 +1,13 @@
 """The command: its table, and its sentences for mistakes."""
 
+import json
+
 from absl import flags
 from absl.testing import flagsaver
 import pytest
 
 from meliad_rec import bench
+from meliad_rec.benchmarks import attention
 from meliad_rec.benchmarks import step
 from meliad_rec.benchmarks import training
 from meliad_rec.benchmarks.round_robin import Times
@@ -68,4 +71,31 @@ def test_json_has_every_time(given, monkeypatch, capsys):
   given.json = True
   monkeypatch.setattr(step, 'measure', lambda *_: {'rec': row(0.5)})
   bench.main(['bench', 'step'])
-  assert '"wall": [' in capsys.readouterr().out
+  found = json.loads(capsys.readouterr().out)
+  assert len(found['rows']['rec']['times']['wall']) == 2
+  assert found['source'] == 'Measured on this machine.'
+
+
+@pytest.fixture
+def estimated(given, monkeypatch):
+  """The flags, for an estimate that is there at once."""
+  ways = dict.fromkeys(attention.WAYS, 3000)
+  row = attention.Estimate(ways, ways, 1.5e9, 2**20)
+  monkeypatch.setattr(attention, 'estimate', lambda *_: {'ours': row})
+  given.topology = 'v5e:2x2'
+  return given
+
+
+def test_json_of_an_estimate_says_what_it_is(estimated, capsys):
+  estimated.json = True
+  bench.main(['bench', 'attention'])
+  found = json.loads(capsys.readouterr().out)
+  assert found['source'] == 'Compiler estimates for v5e:2x2, not measured.'
+  assert found['rows']['ours']['kernels']['forward'] == 3000
+
+
+def test_a_table_of_an_estimate_says_what_it_is(estimated, capsys):
+  bench.main(['bench', 'attention'])
+  head, columns, row = capsys.readouterr().out.splitlines()
+  assert head == 'Compiler estimates for v5e:2x2, not measured.'
+  assert 'forward us' in columns and row.startswith('ours')

@@ -1,5 +1,7 @@
 """--mesh, and the mesh that it makes."""
 
+from absl import flags
+from absl.testing import flagsaver
 import pytest
 
 from meliad_rec import mesh_flag
@@ -37,3 +39,43 @@ def test_flag_is_what_parse_reads():
   sizes = {'data': 1, 'fsdp': 8, 'model': 4}
   assert mesh_flag.flag(sizes) == 'fsdp:8,model:4'
   assert mesh_flag.parse(mesh_flag.flag(dict.fromkeys(sizes, 1))) == {'data': 1}
+
+
+@pytest.fixture
+def given():
+  """The flags, without --mesh."""
+  with flagsaver.flagsaver():  # Takes away what is defined within.
+    mesh_flag.define_flags()
+    flags.FLAGS(['plan'])
+    yield flags.FLAGS
+
+
+def test_without_the_flag_nothing_is_bound(given):
+  assert mesh_flag.given() == ()
+  mesh_flag.check(7, 'v5e:1x7')
+
+
+def test_an_empty_flag_is_refused(given):
+  given.mesh = ''
+  with pytest.raises(ValueError, match='such as data:64,model:4'):
+    mesh_flag.given()
+
+
+@pytest.mark.parametrize(
+  'text, fits',
+  [
+    ('data:4,model:2', True),
+    ('model:2', True),
+    ('fsdp:8', True),
+    ('data:4', False),
+    ('model:3', False),
+    ('fsdp:16', False),
+  ],
+)
+def test_a_mesh_uses_up_the_devices(given, text, fits):
+  given.mesh = text
+  if fits:
+    mesh_flag.check(8, 'v5e:2x4')
+    return
+  with pytest.raises(ValueError, match=f'{text} is .* and v5e:2x4 has 8; give'):
+    mesh_flag.check(8, 'v5e:2x4')

@@ -25,12 +25,14 @@ def run(monkeypatch, capsys):
   """The command with these flags: exit code, stdout, stderr, and questions.
 
   Answers are of `planned`: a step on v5p fits, one on v5e does not, but for
-  half of its batch.
+  half of its batch. Of changes, what is in `dead` is raised instead.
   """
-  asked = []
+  asked, dead = [], []
 
   def ask(question):
     asked.append(question)
+    if question.fast and dead:
+      raise dead[0]
     fits = 'v5p' in question.topology or 'BATCH = 16' in question.gin_param
     make = planned.fitting if fits else planned.too_large
     return make(question.topology)
@@ -44,6 +46,7 @@ def run(monkeypatch, capsys):
     out, err = capsys.readouterr()
     return code, out, err, asked
 
+  call.asked, call.dead = asked, dead
   with flagsaver.flagsaver():  # Takes away what is defined within.
     plan.define_flags()
     yield call
@@ -72,6 +75,21 @@ def test_what_does_not_fit_gets_advice_and_code_3(run):
   assert "fits  --gin_param='BATCH = 16': 4.25 GiB" in out
   assert 'no    --gin_file=options/remat_full: 20.00 GiB' in out
   assert {question.topology for question in asked} == {'v5e:2x4', 'v5p:2x2x2'}
+
+
+def test_where_no_change_compiles_there_is_the_table(run):
+  run.dead.append(RuntimeError('The process ended with 1:\nKilled'))
+  code, out, _, _ = run('--topology=v5e:2x4')
+  assert code == 3
+  assert '20.00 of 15.75: does not fit' in out
+  assert 'no    --gin_file=options/remat_full: The process ended with' in out
+
+
+def test_the_table_is_printed_before_changes_are_tried(run, capsys):
+  run.dead.append(KeyboardInterrupt())
+  with pytest.raises(KeyboardInterrupt):
+    run('--topology=v5e:2x4')
+  assert '20.00 of 15.75: does not fit' in capsys.readouterr().out
 
 
 def test_a_budget_is_kept_or_not(run):
@@ -115,12 +133,19 @@ def test_without_libtpu_nothing_breaks_and_a_budget_is_a_mistake(
     ((), 'give --topology, such as v5e:16x16'),
     (('--topology=v5e:2x4,v9:2',), "'v9:2' names no slice"),
     (('--topology=v5e:2x4', '--mesh=x:2'), 'such as data:64,model:4'),
+    (('--topology=v5e:2x4', '--mesh='), 'such as data:64,model:4'),
     (('--topology=v5e:2x4', '--budget=hbm'), 'give fits, hbm=14GiB'),
+    (('--topology=v5e:2x4', '--budget='), 'give fits, hbm=14GiB'),
+    (
+      ('--topology=v5e:2x4,v5e:2x2', '--mesh=data:4,model:2'),
+      'of 8 devices, and v5e:2x2 has 4',
+    ),
   ],
 )
 def test_mistakes_are_told_before_anything_is_compiled(run, given, told):
   with pytest.raises(ValueError, match=told):
     run(*given)
+  assert not run.asked
 
 
 def test_a_lone_word_is_a_mistake(run):

@@ -104,7 +104,9 @@ def estimate(setting: forms.Setting, name: str) -> dict[str, Estimate]:
   """A row for each form, of one device of a slice such as 'v5e:2x2'.
 
   Raises:
-    ValueError: there is no such slice, or no compiler for it.
+    ValueError: there is no such slice, or no compiler for it, or what it says
+      is not known.
+    RuntimeError: the process that compiles failed otherwise.
   """
   topology.parse(name)
   environment.check()
@@ -116,8 +118,11 @@ def estimate(setting: forms.Setting, name: str) -> dict[str, Estimate]:
       bundles.flags(folder),
     )
   if ended.returncode:
-    raise ValueError(ended.stderr.strip().splitlines()[-1])
+    raise environment.failed(f'compiles attention for {name}', ended)
   rows = json.loads(ended.stdout.splitlines()[-1])
+  if 'mistake' in rows:
+    mistake = rows['mistake']
+    raise ValueError(mistake)
   return {form: Estimate(**row) for form, row in rows.items()}
 
 

@@ -1,6 +1,7 @@
 """The process that compiles for `attention.estimate`; prints rows as JSON.
 
-Arguments: the slice, the setting, and the folder that schedules are left in.
+Arguments: the slice, the setting, and the folder that schedules are left in. A
+mistake is printed as {'mistake': a sentence}.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from jax.sharding import SingleDeviceSharding
 
 from meliad_rec.benchmarks import attention_forms as forms
 from meliad_rec.benchmarks.attention import Estimate
+from meliad_rec.config import config
 from meliad_rec.planning import bundles
 from meliad_rec.planning import hlo
 from meliad_rec.planning import topology
@@ -50,7 +52,17 @@ def rows(name: str, setting: forms.Setting, folder: str) -> dict[str, Estimate]:
   return found
 
 
+def main(argv: list[str]) -> None:
+  name, setting, folder = argv
+  try:
+    found = rows(name, forms.SETTINGS[setting], folder)
+    told = {form: dataclasses.asdict(one) for form, one in found.items()}
+  except ValueError as error:
+    told = {'mistake': config.sentence(error)}
+    if told['mistake'] is None:
+      raise
+  print(json.dumps(told))
+
+
 if __name__ == '__main__':
-  slice_name, setting_name, dump = sys.argv[1:]
-  estimates = rows(slice_name, forms.SETTINGS[setting_name], dump)
-  print(json.dumps({k: dataclasses.asdict(e) for k, e in estimates.items()}))
+  main(sys.argv[1:])

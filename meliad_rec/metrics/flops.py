@@ -1,10 +1,13 @@
 """FLOPs of a traced function, counted on its matrix products."""
 
 from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
 import math
 
 import jax
 from jax.extend import core
+import numpy as np
 
 
 def forward_flops(function: Callable, *arguments) -> int:
@@ -12,14 +15,19 @@ def forward_flops(function: Callable, *arguments) -> int:
 
   A multiplication and an addition are two operations; what a scan repeats is
   counted as often; of the branches of a condition, the dearest. The body of a
-  `while` counts once, as no trace tells how often it runs. Arguments may be
-  shapes alone.
+  `while` counts as often as it may run at most, or once where no trace tells
+  that. Arguments may be shapes alone.
   """
-  return count(jax.make_jaxpr(function)(*arguments).jaxpr, turns=1)
+  return count(jax.make_jaxpr(function)(*arguments).jaxpr, turns=None)
 
 
-def count(jaxpr: core.Jaxpr, turns: float) -> float:
-  """`forward_flops` of a trace, whose loops run `turns` times."""
+def count(jaxpr: core.Jaxpr, turns: float | None) -> float:
+  """`forward_flops` of a trace, each `while` of which runs `turns` times.
+
+  Args:
+    jaxpr: the trace.
+    turns: None: as often as each may at most, or once where that is not known.
+  """
   total = 0
   for equation in jaxpr.eqns:
     inner = [count(sub, turns) for sub in _jaxprs(equation.params.values())]
@@ -33,12 +41,72 @@ def count(jaxpr: core.Jaxpr, turns: float) -> float:
       case 'scan':
         total += equation.params['length'] * sum(inner)
       case 'while':
-        total += turns * sum(inner)
+        often = _most(equation) or 1 if turns is None else turns
+        total += often * sum(inner)
       case 'cond':
         total += max(inner)
       case _:
         total += sum(inner)
   return total
+
+
+def loops(jaxpr: core.Jaxpr) -> list[int | None]:
+  """Turns that each `while` of a trace may take; None: it does not tell."""
+  found = []
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == 'while':
+      found.append(_most(equation))
+    for inner in _jaxprs(equation.params.values()):
+      found += loops(inner)
+  return found
+
+
+def _most(equation) -> int | None:
+  """Turns that a `while` may take; None: its trace does not tell.
+
+  It tells where the loop goes on only while its count of turns, from 0, is less
+  than a number.
+  """
+  condition = equation.params['cond_jaxpr'].jaxpr
+  made = {one.outvars[0]: one for one in condition.eqns}
+  carried = condition.invars[equation.params['cond_nconsts'] :]
+  bounds = [
+    number
+    for counter, number in _limits(condition.outvars[0], made)
+    if counter in carried and _counts(equation, carried.index(counter))
+  ]
+  return min(bounds, default=None)
+
+
+def _limits(result, made: Mapping) -> Iterator[tuple[core.Var, int]]:
+  """Values and the numbers that they must be less than, for a result to hold.
+
+  Args:
+    result: of a condition.
+    made: equations by what they give.
+  """
+  one = made.get(result) if isinstance(result, core.Var) else None
+  match one and one.primitive.name:
+    case 'and' | 'convert_element_type':
+      for part in one.invars:
+        yield from _limits(part, made)
+    case 'lt' if isinstance(one.invars[1], core.Literal):
+      if np.issubdtype(one.invars[1].aval.dtype, np.integer):
+        yield one.invars[0], int(one.invars[1].val)
+
+
+def _counts(equation, place: int) -> bool:
+  """Whether a `while` adds 1 in each turn to what it carries there."""
+  body = equation.params['body_jaxpr'].jaxpr
+  before = body.invars[equation.params['body_nconsts'] + place]
+  return any(
+    one.primitive.name == 'add'
+    and one.outvars[0] is body.outvars[place]
+    and one.invars[0] is before
+    and isinstance(one.invars[1], core.Literal)
+    and one.invars[1].val == 1
+    for one in body.eqns
+  )
 
 
 def _product(equation) -> int:

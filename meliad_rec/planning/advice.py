@@ -27,9 +27,9 @@ class Trial:
   Attributes:
     kind: 'remat', 'mesh', 'batch' or 'all'.
     flags: of the command, that make the change.
-    needed: bytes on each device; None: the change cannot be made.
+    needed: bytes on each device; None: the change cannot be made, or compiled.
     fits: whether that is no more than there is.
-    told: why the change cannot be made; None: it can.
+    told: why it cannot; None: it can.
   """
 
   kind: str
@@ -59,9 +59,11 @@ def trials(
         # Without data, what nothing reads is but noted.
         if kind == 'remat' and REMAT in note:
           raise ValueError(note)
-    except ValueError as error:
+      if found.needed is None:
+        raise ValueError(found.missing)
+    except (ValueError, RuntimeError) as error:
       refused.add(kind)
-      yield Trial(kind, flags, None, False, str(error))
+      yield Trial(kind, flags, None, False, _line(error))
       continue
     if found.fits:
       fitted.add(kind)
@@ -101,6 +103,12 @@ def changes(
     all_flags.append(_batch_flag(batches[-1]))
   if len(all_flags) > 1:
     yield 'all', ' '.join(all_flags), everything
+
+
+def _line(error: Exception) -> str:
+  """Of a process that ended: that it did, and the last that it said."""
+  first, *rest = str(error).splitlines()
+  return f'{first} {rest[-1]}' if rest else first
 
 
 def _meshes(mesh: Mapping[str, int], batch: int) -> Iterator[dict[str, int]]:

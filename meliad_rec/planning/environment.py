@@ -68,6 +68,20 @@ def check() -> None:
     )
 
 
+def failed(task: str, done: subprocess.CompletedProcess) -> RuntimeError:
+  """What to raise of a process that ended without its answer.
+
+  Args:
+    task: what it does; 'compiles for v5e:2x2'.
+    done: what ended.
+  """
+  # Errors of JAX may print a whole program before they say what they are.
+  last = '\n'.join(done.stderr.splitlines()[-30:])
+  return RuntimeError(
+    f'The process that {task} ended with {done.returncode}:\n{last}'
+  )
+
+
 def run(
   module: str,
   arguments: Sequence[str],

@@ -101,6 +101,9 @@ def exchange_seconds(
 ) -> float:
   """What one exchange takes.
 
+  All-to-all is bound by the links across the middle of the longest axis, all
+  others by those of each device.
+
   Args:
     op: the collective.
     size: bytes of the whole array on each device.
@@ -109,18 +112,34 @@ def exchange_seconds(
   """
   if len(members) < 2:
     return 0.0
-  extents = np.ptp([device.coords for device in members], axis=0) + 1
-  links = sum(
-    2 if extent == side and wraps(where, side) else 1
+  coords = [tuple(device.coords) for device in members]
+  extents = np.ptp(coords, axis=0) + 1
+  along = [
+    (int(extent), 2 if extent == side and wraps(where, side) else 1)
     for extent, side in zip(extents, where.shape, strict=False)
     if extent > 1
-  )
+  ]
   # Halves of a chip reach each other without a link, and share the others.
-  links = max(links, 1)
-  sent = size
-  if op not in ('collective-permute', 'collective-broadcast'):
-    sent *= _SENT.get(op, 1) * (len(members) - 1) / len(members)
-  return max(sent / (links * where.chip.link), HOP * sum(extents - 1) / links)
+  links = max(sum(ways for _, ways in along), 1)
+  sharing = where.chip.per_chip
+  if op in ('all-to-all', 'ragged-all-to-all') and along:
+    sent = size * max(_crossing(*one) for one in along)
+  else:
+    sent = size / links
+    if op not in ('collective-permute', 'collective-broadcast'):
+      sent *= _SENT.get(op, 1) * (len(members) - 1) / len(members)
+    # Halves that exchange with one another send the half each.
+    sharing *= len(set(coords)) / len(members)
+  return max(sent * sharing / where.chip.link, HOP * sum(extents - 1) / links)
+
+
+def _crossing(extent: int, ways: int) -> float:
+  """What the middle link of an axis carries in an all-to-all, in arrays.
+
+  Every device of one half sends to all of the other half, over one link where
+  the axis is a line, and two where it is a ring.
+  """
+  return (extent // 2) * (extent - extent // 2) / extent / ways
 
 
 def wraps(where: Slice, size: int) -> bool:

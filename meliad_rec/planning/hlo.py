@@ -2,7 +2,7 @@
 
 XLA writes its estimate of cycles beside each fusion, product and copy, but not
 beside collectives, kernels of Pallas and a few small operations. How often a
-loop turns is the constant that its condition compares with.
+loop turns, at most, is the constant that its condition compares with.
 """
 
 from collections import Counter
@@ -91,8 +91,13 @@ class Program:
     )
 
 
-def read(text: str) -> Program:
-  """What a compiled program does; `text` is its HLO.
+def read(text: str, depth: int | None = None) -> Program:
+  """What a compiled program does.
+
+  Args:
+    text: its HLO.
+    depth: turns, at most, of loops that go back over the steps of one that ends
+      by what it computes, since their text does not say; None: not known.
 
   Raises:
     ValueError: the text is not as this reader knows it.
@@ -103,14 +108,14 @@ def read(text: str) -> Program:
       'the text of the compiled program has no cycles where libtpu 0.0.42 '
       'writes them; install the libtpu that meliad_rec[tpu] names.'
     )
-  return _Reader(bodies).total(entry)
+  return _Reader(bodies, depth).total(entry)
 
 
 class _Reader:
   """Adds up computations, each once."""
 
-  def __init__(self, bodies: dict[str, list[str]]):
-    self.bodies = bodies
+  def __init__(self, bodies: dict[str, list[str]], depth: int | None):
+    self.bodies, self.depth = bodies, depth
     self.done = {}
 
   def total(self, name: str) -> Program:
@@ -167,12 +172,10 @@ class _Reader:
     return Program(cycles=cycles, unpriced=unpriced)
 
   def turns(self, rest: str) -> int | None:
-    """How often a loop does; None: it is not known."""
-    condition = '\n'.join(
-      self.bodies.get(hlo_text.called(rest, 'condition'), ())
-    )
-    found = re.findall(r' s32\[\]\S* constant\((\d+)\)', condition)
-    return max(map(int, found)) if found else None
+    """How often a loop does, at most; None: it is not known."""
+    condition = self.bodies.get(hlo_text.called(rest, 'condition'), ())
+    limit = hlo_text.limit(condition)
+    return self.depth if limit == 0 else limit
 
 
 def _collective(kind: str, op: str, shape: str, line: str) -> Collective:

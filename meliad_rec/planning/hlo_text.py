@@ -1,5 +1,6 @@
 """The text of a compiled program, taken apart: HLO as XLA prints it."""
 
+from collections.abc import Sequence
 import math
 import re
 
@@ -76,6 +77,29 @@ def branches(rest: str) -> list[str]:
   if listed:
     return re.findall(r'%([\w.\-]+)', listed[1])
   return [called(rest, f'{way}_computation') for way in ('true', 'false')]
+
+
+def limit(condition: Sequence[str]) -> int | None:
+  """The number that a loop's counter stays below, by its condition's lines.
+
+  0: the counter falls, down to 0, from where it is not said. None: the
+  condition compares with no number.
+  """
+  text = '\n'.join(condition)
+  numbers = {
+    name: int(number)
+    for name, number in re.findall(
+      r'%(\S+) = s32\[\]\S* constant\((-?\d+)\)', text
+    )
+  }
+  compared = [
+    (way, numbers.get(name))
+    for name, way in re.findall(
+      r' compare\(%\S+, %(\S+)\), direction=(\w+)', text
+    )
+  ]
+  found = [n for way, n in compared if way == 'LT' and n is not None and n > 0]
+  return min(found, default=0 if ('GE', 0) in compared else None)
 
 
 def size(shape: str) -> int:

@@ -9,7 +9,7 @@ import time
 import jax
 
 from meliad_rec.experiment import Experiment
-from meliad_rec.metrics.flops import forward_flops
+from meliad_rec.metrics import flops
 from meliad_rec.planning import estimate
 from meliad_rec.planning import hlo
 from meliad_rec.planning.topology import GIB
@@ -27,9 +27,11 @@ class Sizes:
     batch, segment, steps: of the experiment.
     parameters: their number.
     flops: of a step's matrix products, 3 times those of its forward pass; what
-      remat computes again counts once.
+      remat computes again counts once; None: a loop's length is not known.
     held: bytes on each device of parameters, optimizer, carry, average and
       batch.
+    depth: turns, at most, of loops that end by what they compute, all of which
+      count; None: there are none, or it is not known.
   """
 
   mesh: Mapping[str, int]
@@ -38,8 +40,9 @@ class Sizes:
   segment: int
   steps: int
   parameters: int
-  flops: float
+  flops: float | None
   held: Mapping[str, int]
+  depth: int | None = None
 
   @property
   def devices(self) -> int:
@@ -81,7 +84,9 @@ def sizes(experiment: Experiment) -> Sizes:
   program = experiment.program
   state, mesh = program.shapes, program.mesh
   batch = program.batch_shapes(program.rows)
-  forward = forward_flops(program.forward, state.params, state.carry, batch)
+  trace = jax.make_jaxpr(program.forward)(state.params, state.carry, batch)
+  turns = flops.loops(trace.jaxpr)
+  forward = flops.count(trace.jaxpr, turns=None)
   known = mesh.devices.flat[0].platform == 'tpu'
   return Sizes(
     mesh=dict(mesh.shape),
@@ -90,7 +95,7 @@ def sizes(experiment: Experiment) -> Sizes:
     segment=experiment.segment,
     steps=experiment.steps,
     parameters=sum(a.size for a in jax.tree.leaves(state.params)),
-    flops=3 * forward,
+    flops=None if None in turns else 3 * forward,
     held={
       'parameters': _held(state.params),
       'optimizer': _held(state.opt_state),
@@ -98,6 +103,7 @@ def sizes(experiment: Experiment) -> Sizes:
       'average': _held(state.ema),
       'batch': _held(batch),
     },
+    depth=None if None in turns else max(turns, default=None),
   )
 
 
@@ -113,8 +119,12 @@ class TooLarge(ValueError):
     self.needed = needed
 
 
-def compiled(program: Program, where: Slice) -> Compiled:
+def compiled(program: Program, where: Slice, depth: int | None) -> Compiled:
   """Compiles the step of a program whose mesh is of the slice's devices.
+
+  Args:
+    program, where: the program, and the slice.
+    depth: of its Sizes.
 
   Raises:
     TooLarge: the step needs more memory than there is.
@@ -126,12 +136,13 @@ def compiled(program: Program, where: Slice) -> Compiled:
     needed = _needed(str(error))
     if needed is None:
       raise
-    raise TooLarge(needed) from None
+    # What is told is rounded, and may be no more than there is.
+    raise TooLarge(max(needed, int(where.chip.hbm) + 1)) from None
   took = time.perf_counter() - began
   stats = step.memory_analysis()
   notes, exchanges, seconds = [], None, None
   try:
-    read = hlo.read(step.as_text())
+    read = hlo.read(step.as_text(), depth)
     exchanges = estimate.exchanges(read, program.mesh, where)
     if jax.config.jax_exec_time_optimization_effort < 0:
       notes.append('compiled with little care, so times are n/a')

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 
+from meliad_rec.config.files import in_order
 from meliad_rec.config.reader import Reader
 from meliad_rec.config.values import Reference
 from meliad_rec.data.text import Text
@@ -47,7 +48,7 @@ def bindings(
   if vocab_size is not None:
     return (*_bindings(f'@{_name(Ids)}()'), f'{_name(Ids)}.size = {vocab_size}')
   reader = Reader()
-  for name in files:
+  for name in in_order(list(files)):
     reader.file(name, f'--gin_file={name}')
   for param in params:
     reader.param(param)

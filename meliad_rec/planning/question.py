@@ -75,12 +75,7 @@ def ask(question: Question) -> Answer:
       devices=0 if environment.installed() else where.devices,
     )
     if not answered.exists():
-      # Errors of JAX may print a whole program before they say what they are.
-      last = '\n'.join(done.stderr.splitlines()[-30:])
-      raise RuntimeError(
-        f'The process that compiles for {question.topology} ended with '
-        f'{done.returncode}:\n{last}'
-      )
+      raise environment.failed(f'compiles for {question.topology}', done)
     answer = json.loads(answered.read_text())
   if 'mistake' in answer:
     mistake = answer['mistake']

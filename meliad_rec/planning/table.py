@@ -36,7 +36,7 @@ def column(answer: Answer) -> dict[str, str]:
   sizes = measure.Sizes(**answer.sizes)
   gib = lambda size: 'n/a' if size is None else f'{size / GIB:.2f}'
   compiled = answer.compiled or {}
-  held = sizes.held
+  held, products = sizes.held, sizes.flops
   found = {
     '': answer.topology,
     'mesh': mesh_flag.flag(sizes.mesh),
@@ -52,12 +52,12 @@ def column(answer: Answer) -> dict[str, str]:
     '  activations, temporaries': gib(compiled.get('temporary')),
     '  program': gib(compiled.get('code')),
     '  in all': f'{gib(answer.needed)} of {gib(answer.hbm)}{_verdict(answer)}',
-    'TFLOP a step': f'{sizes.flops / 1e12:,.2f}',
+    'TFLOP a step': 'n/a' if products is None else f'{products / 1e12:,.2f}',
   }
   return found | _times(answer)
 
 
-def rates(answer: Answer) -> dict[str, float] | None:
+def rates(answer: Answer) -> dict[str, float | None] | None:
   """What follows from the time of a step; None: it is not known."""
   found = answer.compiled and answer.compiled['seconds']
   if not found:
@@ -70,16 +70,19 @@ def rates(answer: Answer) -> dict[str, float] | None:
     'Pallas kernels': step.kernels,
     'collectives': step.exchange,
     'step if these overlap': step.least,
-    'MFU': sizes.flops / (peak * step.most),
+    'MFU': sizes.flops and sizes.flops / (peak * step.most),
     'tokens/s': sizes.tokens / step.most,
     'hours': sizes.steps * step.most / 3600,
   }
 
 
 def _times(answer: Answer) -> dict[str, str]:
-  found = rates(answer)
+  found = rates(answer) or {}
   ms = lambda name: f'{1e3 * found[name]:,.1f}' if found else 'n/a'
-  of = lambda name, form: format(found[name], form) if found else 'n/a'
+
+  def of(name, form):
+    return 'n/a' if found.get(name) is None else format(found[name], form)
+
   return {
     'ms a step': ms('step'),
     '  priced by XLA': ms('priced by XLA'),

@@ -184,9 +184,3 @@ def devices(name: str) -> list[jax.Device]:
       f'libtpu knows no slice {name!r}; give one whose first two axes are even '
       'or 1.'
     ) from None
-
-
-def chip_of(device: jax.Device) -> Chip | None:
-  """What is known of a device; None: nothing."""
-  known = {chip.kind: chip for chip in CHIPS.values()}
-  return known.get(device.device_kind)

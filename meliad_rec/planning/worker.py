@@ -45,6 +45,13 @@ def answer(question: Question) -> Answer:
   notes = check_read(bool(instead))
   if experiment.shorter_first:
     notes += ('the first steps, of shorter segments, count as the others',)
+  if sizes.depth is not None:
+    notes += (
+      f'loops that may end early count as the {sizes.depth} turns that they '
+      'take at most, in FLOP and in time',
+    )
+  if sizes.flops is None:
+    notes += ('TFLOP and MFU are n/a, as the length of a loop is not known',)
   known = Answer(
     topology=where.name,
     hbm=where.chip.hbm,
@@ -59,7 +66,7 @@ def answer(question: Question) -> Answer:
   if question.fast:
     jax.config.update('jax_exec_time_optimization_effort', -1.0)
   try:
-    compiled = measure.compiled(experiment.program, where)
+    compiled = measure.compiled(experiment.program, where, sizes.depth)
   except measure.TooLarge as error:
     told = 'the step does not fit'
     return dataclasses.replace(known, needed=error.needed, missing=told)

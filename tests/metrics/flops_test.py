@@ -6,6 +6,7 @@ import pytest
 
 from meliad_rec.metrics.flops import count
 from meliad_rec.metrics.flops import forward_flops
+from meliad_rec.metrics.flops import loops
 
 A, B, C, N = 3, 5, 7, 4
 x = jnp.zeros((A, B))
@@ -60,8 +61,41 @@ def halts(x):
   return jax.lax.while_loop(deep, lambda x: x @ square, x @ square)
 
 
-def test_the_body_of_a_while_counts_once():
+def test_the_body_of_a_while_of_unknown_length_counts_once():
   assert forward_flops(halts, x) == 2 * 2 * A * B * B
+  assert loops(jax.make_jaxpr(halts)(x).jaxpr) == [None]
+
+
+def counted(goes_on, turn):
+  """Loops (turns so far, state) from 0, inside of what is jitted."""
+
+  def loop(x):
+    after = lambda carry: (turn(carry[0]), carry[1] @ square)
+    return jax.lax.while_loop(lambda carry: goes_on(*carry), after, (0, x))[1]
+
+  return jax.jit(loop)
+
+
+def test_the_body_of_a_while_counts_as_often_as_it_may():
+  early = lambda l, x: (x.sum() > 1) & ((l < N) & (x.sum() < 9) & (l < 2 * N))
+  loop = counted(early, lambda l: l + 1)
+  assert forward_flops(loop, x) == N * 2 * A * B * B
+  assert loops(jax.make_jaxpr(loop)(x).jaxpr) == [N]
+
+
+@pytest.mark.parametrize(
+  'goes_on, turn',
+  [
+    (lambda l, x: l < N, lambda l: 2 * l),
+    (lambda l, x: l < N, lambda l: l + l),
+    (lambda l, x: (l < N) | (x.sum() > 1), lambda l: l + 1),
+    (lambda l, x: x.sum() < 9, lambda l: l + 1),
+    (lambda l, x: l < x.sum(), lambda l: l + 1),
+    (lambda l, x: l >= 0, lambda l: l - 1),
+  ],
+)
+def test_other_conditions_do_not_tell_how_often(goes_on, turn):
+  assert loops(jax.make_jaxpr(counted(goes_on, turn))(x).jaxpr) == [None]
 
 
 @pytest.mark.parametrize('turns', [0, 1, 3.5])

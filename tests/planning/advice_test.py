@@ -8,6 +8,7 @@ from meliad_rec.planning import advice
 from meliad_rec.planning.question import Question
 from tests import planned
 
+DEAD = RuntimeError('The process ended with -9:\nTraceback\nKilled')
 QUESTION = Question('v5e:2x4', ('arch/window',), ('SLOTS = 2',))
 SIZES = dataclasses.asdict(planned.SIZES)  # 32 rows; data 4, model 2.
 
@@ -98,3 +99,28 @@ def test_what_the_architecture_does_not_have_is_told():
     ['fits', '--mesh=fsdp:4,model:2:', '4.25', 'GiB', 'a', 'device']
   )
   assert advice.lines('v5e:1x1', []) == ['v5e:1x1: there was nothing to try.']
+
+
+@pytest.mark.parametrize(
+  'broken, told',
+  [
+    (planned.unknown(), 'no libtpu'),
+    (DEAD, 'The process ended with -9: Killed'),
+  ],
+)
+def test_a_change_that_does_not_compile_is_told_and_others_are_tried(
+  broken, told
+):
+  def ask(question):
+    if 'BATCH = 16' not in question.gin_param:
+      return planned.too_large()
+    if isinstance(broken, Exception):
+      raise broken
+    return broken
+
+  tried = list(advice.trials(QUESTION, planned.too_large(), ask))
+  [trial] = [one for one in tried if one.flags.endswith("BATCH = 16'")]
+  assert (trial.told, trial.fits, trial.needed) == (told, False, None)
+  assert tried[-1].kind == 'all'
+  lines = advice.lines('v5e:2x4', tried)
+  assert f"  no    --gin_param='BATCH = 16': {told}" in lines

@@ -1,6 +1,7 @@
 """What a child that compiles for TPUs is given."""
 
 import os
+import subprocess
 
 import pytest
 
@@ -52,3 +53,10 @@ def test_run_gives_back_what_a_child_says():
   done = environment.run('platform', ['terse'])
   assert (done.returncode, done.stderr) == (0, '')
   assert done.stdout
+
+
+def test_a_process_that_ended_says_how_and_its_last_lines():
+  done = subprocess.CompletedProcess([], -9, '', 'a line\n' * 99 + 'Killed')
+  told = str(environment.failed('compiles', done)).splitlines()
+  assert told[0] == 'The process that compiles ended with -9:'
+  assert told[1:] == ['a line'] * 29 + ['Killed']

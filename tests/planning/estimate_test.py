@@ -40,6 +40,62 @@ def test_a_square_has_links_along_both_sides():
   assert found == pytest.approx(3 / 4)
 
 
+@pytest.mark.parametrize(
+  'count, expected', [(2, 0.5), (3, 2 / 3), (4, 1.0), (8, 2.0), (16, 2.0)]
+)
+def test_an_all_to_all_crosses_the_middle(count, expected):
+  """Half of the devices send half of theirs over one link, or two of a ring."""
+  where = topology.parse('v5e:16x16')
+  for op in 'all-to-all', 'ragged-all-to-all':
+    found = estimate.exchange_seconds(op, V5E.link, row(count), where)
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize('name, count', [('v5e:16x16', 16), ('v5e:8x8', 8)])
+def test_an_all_to_all_is_as_slow_as_its_busiest_link(name, count):
+  """Each message over each link on its way, the shorter one of a ring."""
+  where = topology.parse(name)
+  carried = Counter()
+  for start in range(count):
+    for end in range(count):
+      step, hops = (1, end - start) if end > start else (-1, start - end)
+      if where.shape[0] == 16 and 2 * hops > count:
+        step, hops = -step, count - hops
+      # Half of what goes half around takes either way.
+      halves = (1, -1) if 2 * hops == count == 16 else (step,)
+      for way in halves:
+        for i in range(hops):
+          link = (start + way * i) % count, way
+          carried[link] += V5E.link / count / len(halves)
+  found = estimate.exchange_seconds('all-to-all', V5E.link, row(count), where)
+  assert found == pytest.approx(max(carried.values()) / V5E.link)
+
+
+def test_an_all_to_all_of_a_square_is_no_slower_than_along_its_longer_side():
+  where = topology.parse('v5e:8x8')
+  along = [(i, j, 0) for i in range(4) for j in range(2)]
+  found = estimate.exchange_seconds(
+    'all-to-all', V5E.link, devices(*along), where
+  )
+  assert found == pytest.approx(1.0)
+
+
+def test_halves_of_a_chip_share_its_links():
+  where = topology.parse('v7x:4x2x1')
+  one = row(4)
+  both = one + one
+  of = lambda op, members: estimate.exchange_seconds(
+    op, where.chip.link, members, where
+  )
+  # Of one half of each chip; the other halves do the same.
+  assert of('all-gather', one) == pytest.approx(2 * 3 / 4)
+  assert of('collective-permute', one[:2]) == pytest.approx(2)
+  assert of('all-to-all', one) == pytest.approx(2)
+  # A chip gets what both need once, and sends what both have.
+  assert of('all-gather', both) == pytest.approx(7 / 8)
+  assert of('all-to-all', both) == pytest.approx(2)
+
+
 def test_the_least_exchange_takes_a_while_a_hop():
   where = topology.parse('v5e:4x4')
   found = estimate.exchange_seconds('all-reduce', 4, row(4), where)

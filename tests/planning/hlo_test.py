@@ -7,10 +7,12 @@ from jax.sharding import PartitionSpec
 import pytest
 
 from meliad_rec import partition
+from meliad_rec.halting import loop
 from meliad_rec.planning import hlo
 from meliad_rec.planning import topology
 from tests.libtpu import needs_libtpu
 
+CHIP = topology.CHIPS['v5e']
 COST = 'backend_config={"estimated_cycles":"%d"}'
 TEXT = f"""HloModule jit_f
 
@@ -29,6 +31,11 @@ backend_config={{"cost_estimate":{{"flops":"70","bytes_accessed":"9"}}}}
 
 %until (p: (s32[], f32[8])) -> pred[] {{
   ROOT %go = pred[] get-tuple-element(%p), index=2
+}}
+
+%back (p: (s32[], f32[8])) -> pred[] {{
+  %zero = s32[]{{:T(128)}} constant(0)
+  ROOT %ge = pred[] compare(%l, %zero), direction=GE
 }}
 
 %small (a: f32[8]) -> f32[8] {{
@@ -79,6 +86,23 @@ def test_loops_count_as_often_as_they_turn():
   ]
   assert (turns, reduce.size) == (6, 32)
   assert found.kernels == {hlo.Kernel('k', 70, 9): 6}
+
+
+BACK = '  %b = f32[8]{0} call('
+LOOP_BACK = '  %v = (s32[], f32[8]) while(%t), condition=%back, body=%body'
+
+
+def test_a_loop_back_over_steps_counts_as_often_as_there_may_be():
+  """Of which its text says nothing; and it is not 0 times."""
+  text = TEXT.replace(BACK, f'{LOOP_BACK}\n{BACK}')
+  once = hlo.read(TEXT)
+  found = hlo.read(text, depth=7)
+  assert found.cycles == once.cycles + 7 * 100
+  assert found.kernels.total() == once.kernels.total() + 7
+  assert found.endless == once.endless == 1
+  unknown = hlo.read(text)
+  assert unknown.cycles == once.cycles + 100
+  assert unknown.endless == 2
 
 
 def test_a_collective_beside_fusions_counts_once():
@@ -142,9 +166,46 @@ def test_a_product_costs_what_the_chip_can_do():
     lowered = jitted.lower(shape(None, 'model'), shape('model', None), turns)
     return hlo.read(lowered.compile().as_text())
 
-  chip = topology.CHIPS['v5e']
-  ideal = 2 * n**3 / 4 * chip.clock / chip.peak_flops
+  ideal = 2 * n**3 / 4 * CHIP.clock / CHIP.peak_flops
   once = read(1)
   assert ideal < once.cycles < 1.3 * ideal
   assert sum(once.collectives.values()) == 1
   assert sum(read(3).collectives.values()) == 3
+
+
+class Products:
+  """Steps of one product each, of rows until they are 0."""
+
+  def step(self, shared, rows, l, state):
+    del rows, l
+    state = state @ shared
+    return state, state.sum(-1)
+
+  def alive(self, state):
+    return state[:, 0] != 0
+
+  def took(self, added):
+    return added != 0
+
+
+@needs_libtpu
+def test_a_loop_that_may_end_early_counts_whole_and_so_does_its_gradient():
+  [device] = topology.devices('v5e:1x1')
+  place = jax.sharding.SingleDeviceSharding(device)
+  shape = jax.ShapeDtypeStruct((1024, 1024), jnp.float32, sharding=place)
+
+  def text(most):
+    def total(w, x):
+      state, sums, _ = loop.while_loop(Products(), w, None, x, most)
+      return state.sum() + sums.sum()
+
+    return jax.jit(jax.grad(total)).lower(shape, shape).compile().as_text()
+
+  few, many = text(3), text(7)
+  assert hlo.read(many, 7).endless == 0
+  assert hlo.read(many).endless == 1
+  product = 2 * 1024**3 * CHIP.clock / CHIP.peak_flops
+  back = (hlo.read(many, 7).cycles - hlo.read(many).cycles) / 6
+  both = (hlo.read(many, 7).cycles - hlo.read(few, 3).cycles) / 4
+  assert back > 2 * product
+  assert both - back > product

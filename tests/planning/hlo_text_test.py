@@ -1,5 +1,7 @@
 """Lines of HLO, taken apart."""
 
+import pytest
+
 from meliad_rec.planning import hlo_text
 
 TEXT = """HloModule jit_f, is_scheduled=true
@@ -54,3 +56,28 @@ def test_branches_in_both_spellings():
   ) == (['a', 'b.1'])
   two = 'conditional(%p), true_computation=%yes, false_computation=%no'
   assert hlo_text.branches(two) == ['yes', 'no']
+
+
+N = '%n.1 = s32[]{:T(128)} constant(10)'
+M = '%m = s32[] constant(7)'
+ZERO = '%z = s32[]{:T(128)} constant(0)'
+
+
+@pytest.mark.parametrize(
+  'lines, number',
+  [
+    ((N, 'ROOT %lt = pred[] compare(%i, %n.1), direction=LT'), 10),
+    ((N, M, '%lt = pred[] compare(%i, %n.1), direction=LT'), 10),
+    ((ZERO, N, '%lt = pred[] compare(%i, %n.1), direction=LT'), 10),
+    ((ZERO, 'ROOT %ge = pred[] compare(%l, %z), direction=GE'), 0),
+    ((N, 'ROOT %ge = pred[] compare(%l, %n.1), direction=GE'), None),
+    ((ZERO, 'ROOT %lt = pred[] compare(%i, %z), direction=LT'), None),
+    ((N, 'ROOT %and = pred[] and(%a, %b)'), None),
+    (('ROOT %go = pred[] get-tuple-element(%p), index=2',), None),
+    ((), None),
+  ],
+)
+def test_the_limit_of_a_loop_is_what_its_counter_is_compared_with(
+  lines, number
+):
+  assert hlo_text.limit([f'  {line}' for line in lines]) == number

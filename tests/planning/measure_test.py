@@ -61,6 +61,39 @@ def test_sizes_need_no_compiler():
   assert products < found.flops < 1.5 * products
 
 
+def halting(goes_on):
+  """An experiment whose forward pass has a loop of one product a turn."""
+
+  def forward(params, carry, batch):
+    del params, carry, batch
+    more = lambda carry: (carry[0] + 1, carry[1] @ carry[1])
+    return jax.lax.while_loop(goes_on, more, (0, jax.numpy.ones((D, D))))
+
+  return types.SimpleNamespace(
+    program=types.SimpleNamespace(
+      forward=forward,
+      shapes=types.SimpleNamespace(params={}, carry=(), opt_state=(), ema=None),
+      mesh=partition.make_mesh(),
+      rows=ROWS,
+      batch_shapes=lambda rows: (),
+    ),
+    batch=ROWS,
+    segment=SEGMENT,
+    steps=7,
+  )
+
+
+def test_a_loop_that_may_end_early_counts_whole():
+  found = measure.sizes(halting(lambda c: (c[0] < 6) & (c[1].sum() > 0)))
+  assert found.depth == 6
+  assert found.flops == 3 * 6 * 2 * D**3
+
+
+def test_of_a_loop_of_unknown_length_there_are_no_flops():
+  found = measure.sizes(halting(lambda c: c[1].sum() > 0))
+  assert (found.depth, found.flops) == (None, None)
+
+
 def broken(message):
   """A program that does not compile."""
 
@@ -76,14 +109,20 @@ def broken(message):
   'message, needed',
   [
     ('RESOURCE_EXHAUSTED: on HBM, the total (367.50G)', 367.5 * 2**30),
-    ('RESOURCE_EXHAUSTED: of memory hbm. Used 512.00M of 1.0M hbm.', 2**29),
+    ('RESOURCE_EXHAUSTED: of memory hbm. Used 16.50G of 15G hbm.', 33 * 2**29),
+    # Rounded: one byte more than there is.
+    (
+      'RESOURCE_EXHAUSTED: of memory hbm. Used 15.75G of 15.75G hbm. Exceeded '
+      'hbm capacity by 1.5M.',
+      63 * 2**28 + 1,
+    ),
   ],
 )
 def test_what_does_not_fit_says_what_it_needs(message, needed):
   where = topology.parse('v5e:2x2')
   with pytest.raises(measure.TooLarge, match='GiB on each device') as caught:
-    measure.compiled(broken(message), where)
-  assert caught.value.needed == needed
+    measure.compiled(broken(message), where, None)
+  assert caught.value.needed == needed > where.chip.hbm
 
 
 @pytest.mark.parametrize(
@@ -91,7 +130,7 @@ def test_what_does_not_fit_says_what_it_needs(message, needed):
 )
 def test_other_errors_stay(message):
   with pytest.raises(jax.errors.JaxRuntimeError, match=message[:8]):
-    measure.compiled(broken(message), topology.parse('v5e:2x2'))
+    measure.compiled(broken(message), topology.parse('v5e:2x2'), None)
 
 
 class Step:
@@ -110,7 +149,7 @@ class Step:
 
 def test_of_an_unknown_text_the_memory_is_known():
   one = types.SimpleNamespace(train_step=Step(), mesh=None)
-  found = measure.compiled(one, topology.parse('v5e:2x2'))
+  found = measure.compiled(one, topology.parse('v5e:2x2'), None)
   assert (found.arguments, found.temporary, found.code) == (3, 7, 5)
   assert found.needed == 15
   assert found.seconds is None and found.exchanges is None
@@ -120,7 +159,7 @@ def test_of_an_unknown_text_the_memory_is_known():
 @needs_libtpu
 def test_the_trainers_step_compiles_for_a_slice():
   one = program(topology.devices('v5e:2x2'), dtype='bfloat16')
-  found = measure.compiled(one, topology.parse('v5e:2x2'))
+  found = measure.compiled(one, topology.parse('v5e:2x2'), None)
   assert 0 < found.needed < 2**30
   assert found.seconds.compute > 0
   kinds = {(e.op, e.axes) for e in found.exchanges}

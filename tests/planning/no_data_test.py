@@ -43,3 +43,18 @@ def test_a_size_stands_for_any_data(task, param):
   found = experiment(task, [f'{param} = "/nowhere"'], 1000)
   assert found.data.vocabulary.size == 1000
   assert list(found.data.splits) == []
+
+
+def test_files_are_read_in_the_order_of_their_kinds(tmp_path):
+  """An option corrects a task, on whichever side of it it stands."""
+  (tmp_path / 'options').mkdir()
+  own = tmp_path / 'options' / 'own.gin'
+  own.write_text("""
+from __gin__ import dynamic_registration
+from meliad_rec import experiment
+from meliad_rec.data.generated import recall
+experiment.Experiment.data = @recall.Recall()
+""")
+  after = no_data.bindings([*FILES, 'task/pg19', str(own)], [], None)
+  before = no_data.bindings([str(own), *FILES, 'task/pg19'], [], None)
+  assert before == after == ()

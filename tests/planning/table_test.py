@@ -1,5 +1,7 @@
 """The plan as people read it."""
 
+import dataclasses
+
 import pytest
 
 from meliad_rec.planning import table
@@ -42,3 +44,12 @@ def test_rates_are_in_base_units():
   assert found['MFU'] == pytest.approx(0.25)
   assert found['hours'] == 2.0
   assert table.rates(planned.too_large()) is None
+
+
+def test_without_flops_the_rest_is_known():
+  one = planned.fitting()
+  one = dataclasses.replace(one, sizes={**one.sizes, 'flops': None})
+  assert table.rates(one)['MFU'] is None
+  found = table.column(one)
+  assert (found['TFLOP a step'], found['MFU']) == ('n/a', 'n/a')
+  assert found['tokens/s'] == '32,768'

@@ -74,6 +74,21 @@ def test_what_is_not_here_may_be_planned_without(tmp_path, without):
   assert 'the data are not built' in found['notes'][0]
 
 
+def test_loops_that_may_end_early_count_whole_and_that_is_said(
+  tmp_path, without
+):
+  files = ('arch/universal', *FILES[1:])
+  params = ('D_MODEL = 64', 'SEGMENT = 128')
+
+  def found(depth):
+    given = (*params, f'DEPTH = {depth}')
+    return Answer(**answered(tmp_path, Question('v5e:2x4', files, given)))
+
+  products = [found(depth).sizes['flops'] for depth in (2, 3, 5)]
+  assert products[2] - products[1] == 2 * (products[1] - products[0]) > 0
+  assert any('count as the 5 turns' in note for note in found(5).notes)
+
+
 @needs_libtpu
 def test_a_step_is_compiled_with_little_care(tmp_path):
   asked = Question('v5e:1x1', FILES, SMALL, fast=True)
