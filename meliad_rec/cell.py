@@ -16,7 +16,7 @@ from flax import linen as nn
 from flax import struct
 import jax
 
-from meliad_rec.partition import gather
+from meliad_rec.gathering import gather
 from meliad_rec.remat import remat
 
 State = Any  # A pytree; every leaf is [B, ...]; the same shapes in and out.

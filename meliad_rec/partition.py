@@ -125,26 +125,6 @@ def mesh_axes(
   ]
 
 
-def gather(params):
-  """Parameters whole along fsdp: for a loop, which reads them many times.
-
-  As they are where there is no mesh.
-  """
-  mesh = jax.sharding.get_abstract_mesh()
-  if dict(mesh.shape).get('fsdp', 1) == 1:
-    return params
-
-  def whole(path, leaf):
-    name = path_string(path)
-    if not any(re.search(pattern, name) for pattern, _ in RULES):
-      return leaf  # Of a module that others have too, without its whole name.
-    spec = param_spec(mesh, name, leaf.shape)
-    axes = (None if axis == 'fsdp' else axis for axis in spec)
-    return jax.lax.with_sharding_constraint(leaf, PartitionSpec(*axes))
-
-  return jax.tree_util.tree_map_with_path(whole, params)
-
-
 def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:
   """Rows over data and fsdp.
 

@@ -18,6 +18,7 @@ from meliad_rec import figures
 from meliad_rec import losses
 from meliad_rec.cell import State
 from meliad_rec.data.batch import Batch
+from meliad_rec.gathering import gather
 from meliad_rec.metrics.metrics import Sums
 from meliad_rec.model import empty_carry
 from meliad_rec.model import initialize
@@ -87,7 +88,7 @@ def train_step(
 
   def loss(params):
     (carry, logits_BTV), sown = model.apply(
-      {'params': params},
+      {'params': gather(params, stacked=False)},
       jax.lax.stop_gradient(state.carry),
       batch.tokens_BT,
       batch.start_B,
@@ -137,7 +138,7 @@ def eval_step(
 ) -> tuple[State, Sums, jax.Array]:
   """The carry after a segment, its sums, and nats_BT of each target."""
   (carry, logits_BTV), sown = model.apply(
-    {'params': params},
+    {'params': gather(params, stacked=False)},
     carry,
     batch.tokens_BT,
     batch.start_B,

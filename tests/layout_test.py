@@ -17,10 +17,10 @@ PACKAGE = ROOT / 'meliad_rec'
 # import each other as long as no two do so in turn. Add a new file after all
 # that it imports.
 LINES = """
-figures dropout partition within_mesh
+figures dropout partition gathering within_mesh
 kernels/window_attention_ref kernels/window_attention_xla
 kernels/memory_attention_ref kernels/blocks
-kernels/tpu_blocks kernels/tpu_forward kernels/tpu_backward
+kernels/tpu_blocks kernels/tpu_vmem kernels/tpu_forward kernels/tpu_backward
 kernels/window_attention_tpu kernels/tpu_memory kernels/memory_attention_tpu
 kernels/gpu_tiles kernels/gpu_forward kernels/gpu_bias kernels/gpu_backward
 kernels/window_attention_gpu kernels/per_shard kernels/choice

@@ -11,6 +11,7 @@ import pytest
 
 from meliad_rec import losses
 from meliad_rec import partition
+from meliad_rec.gathering import gather
 from meliad_rec.model import empty_carry
 from meliad_rec.model import initialize
 from meliad_rec.model import Model
@@ -74,17 +75,22 @@ def places(params, mesh):
   return jax.tree_util.tree_map_with_path(place, params)
 
 
-def loss_of(made):
+def unstacked(params):
+  """As a training step gathers them."""
+  return gather(params, stacked=False)
+
+
+def loss_of(made, gather=unstacked):
   """(params, carry, tokens_BT) -> the loss of a batch, and the new carry."""
 
   def loss(params, carry, tokens_BT):
     start_B = jnp.arange(B) % 3 == 0
     mask_BT = jnp.arange(T) < T - jnp.arange(B)[:, None]
-    carry, logits_BTV = made.apply(
-      {'params': params}, carry, tokens_BT, start_B, mask_BT
+    after, logits_BTV = made.apply(
+      {'params': gather(params)}, carry, tokens_BT, start_B, mask_BT
     )
     nats_BT = losses.cross_entropy(logits_BTV, jnp.roll(tokens_BT, -1, 1))
-    return losses.masked_mean(nats_BT, mask_BT), carry
+    return losses.masked_mean(nats_BT, mask_BT), after
 
   return loss
 
@@ -125,52 +131,6 @@ def test_sharded_equals_unsharded_for_one_architecture():
 def test_sharded_equals_unsharded(name, shape):
   """Law 9, second half: pytest -m slow tests/partition_test.py"""
   assert_sharded_equals_unsharded(name, shape)
-
-
-def gathered(shape):
-  """Specs of a core's parameters before and behind `gather`, and values."""
-  mesh = partition.make_mesh(*shape)
-  rng = np.random.default_rng(0)
-  params = {
-    'gate': {'hidden': {'kernel': rng.normal(size=(20, 28))}},
-    'layer': {'mlp': {'output': {'kernel': rng.normal(size=(28, 20))}}},
-    'norm': {'scale': rng.normal(size=20)},
-  }
-  spec = lambda path, a: partition.param_spec(
-    mesh, partition.path_string(path), a.shape
-  )
-  put = lambda path, a: jax.device_put(
-    a.astype(np.float32), NamedSharding(mesh, spec(path, a))
-  )
-  cut = jax.tree_util.tree_map_with_path(put, params)
-  with jax.set_mesh(mesh):
-    whole = jax.jit(partition.gather)(cut)
-  jax.tree.map(
-    functools.partial(np.testing.assert_allclose, rtol=1e-6), whole, params
-  )
-  places = lambda tree: [
-    tuple(a.sharding.spec) + (None,) * (a.ndim - len(a.sharding.spec))
-    for a in jax.tree.leaves(tree)
-  ]
-  return places(cut), places(whole)
-
-
-def test_gather_makes_parameters_whole_along_fsdp_alone():
-  cut, whole = gathered((2, 2, 2))
-  assert cut == [('fsdp', 'model'), ('model', 'fsdp'), (None,)]
-  assert whole == [(None, 'model'), ('model', None), (None,)]
-
-
-def test_gather_leaves_alone_what_is_not_cut():
-  cut, whole = gathered((4, 1, 2))
-  # An axis of one place cuts nothing.
-  bare = [tuple(a if a != 'fsdp' else None for a in spec) for spec in cut]
-  assert bare == [
-    tuple(a if a != 'fsdp' else None for a in spec) for spec in whole
-  ]
-  assert bare == [(None, 'model'), ('model', None), (None,)]
-  params = {'no rule': jnp.ones(3)}
-  assert partition.gather(params) is params  # There is no mesh.
 
 
 def test_the_mesh_must_use_up_the_devices():

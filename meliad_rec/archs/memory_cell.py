@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from meliad_rec.cell import Cell
 from meliad_rec.dropout import drop_layer
+from meliad_rec.gathering import gather
 from meliad_rec.layer import Layer
 from meliad_rec.layer_config import LayerConfig
 from meliad_rec.memory_scan.scan import memory_scan
 from meliad_rec.memory_scan.scan import Model
-from meliad_rec.partition import gather
 from meliad_rec.remat import kept
 
 
@@ -31,7 +31,8 @@ class MemoryCell(Cell, kw_only=True):
     count: layers L.
     share_position: whether the layers have one position module together.
     layer_drop: share of training steps in which a layer is left out.
-    span: tokens that the backward pass treats at once; see memory_scan.
+    span: tokens that the backward pass treats at once; see memory_scan. Fewer
+      need less memory, and below 32 more time.
     remat: of each chunk, or of each step of several; None: 'sublayers', which
       is faster than to keep more, and to copy it. Where chunks are read in
       parallel there is none: what they make again is fixed.
@@ -41,7 +42,7 @@ class MemoryCell(Cell, kw_only=True):
   count: int
   share_position: bool = True
   layer_drop: float = 0.0
-  span: int = 64
+  span: int = 32
   remat: str | None = None
 
   @property

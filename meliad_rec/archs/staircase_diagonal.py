@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from meliad_rec.archs.memory_cell import Memory
 from meliad_rec.cell import to_blocks
-from meliad_rec.partition import gather
+from meliad_rec.gathering import gather
 from meliad_rec.remat import remat
 
 

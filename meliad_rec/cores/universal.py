@@ -22,6 +22,7 @@ from meliad_rec.cores.recurrence import Rows
 from meliad_rec.cores.recurrence import Shared
 from meliad_rec.figures import Peak
 from meliad_rec.figures import Ratio
+from meliad_rec.gathering import gather
 from meliad_rec.halting import halt as halting
 from meliad_rec.halting import loop
 from meliad_rec.halting.compaction import compacted_loop
@@ -29,7 +30,6 @@ from meliad_rec.halting.gate import HaltingGate
 from meliad_rec.halting.halt import Counts
 from meliad_rec.halting.halt import Halt
 from meliad_rec.halting.per_device import per_device
-from meliad_rec.partition import gather
 
 LOOPS = {
   'while': loop.while_loop,

@@ -47,7 +47,8 @@ def memory_attention(
   Raises:
     ValueError: there is no such form, or it does not take the arguments.
   """
-  chosen = choice(form, {'tpu': memory_attention_tpu.misfit(q_BTHK, k_BSHK)})
+  misfit = memory_attention_tpu.misfit(q_BTHK, k_BSHK, keep_HTS)
+  chosen = choice(form, {'tpu': misfit})
   operands, constants = (q_BTHK, k_BSHK, v_BSHK, scale_H), (mask_BS, keep_HTS)
   if not chosen.has_kernels:
     return checkpoint_name(_by_xla(operands, constants), SAVED[0])

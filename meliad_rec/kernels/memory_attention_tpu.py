@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from meliad_rec.kernels import tpu_vmem
 from meliad_rec.kernels.blocks import LOG2E
 from meliad_rec.kernels.blocks import whole_blocks
 from meliad_rec.kernels.tpu_blocks import LANES
@@ -109,7 +110,7 @@ def block(T: int) -> int:
   return min(512, T + -T % LANES)
 
 
-def misfit(q_BTHK, k_BSHK) -> str | None:
+def misfit(q_BTHK, k_BSHK, keep_HTS=None) -> str | None:
   """What these kernels do not take; None: they take it all."""
   (T, K), S = q_BTHK.shape[1::2], k_BSHK.shape[1]
   if K % 64 or K > 256:
@@ -118,6 +119,14 @@ def misfit(q_BTHK, k_BSHK) -> str | None:
     return (
       f'{T} queries of {S} slots; there must be {LANES // 2} of each, or more, '
       f'and no more than {MOST} slots'
+    )
+  drops = keep_HTS is not None
+  needed = tpu_vmem.of_memory(q_BTHK, k_BSHK, block(T), drops)
+  if needed > tpu_vmem.capacity():
+    return (
+      f'{S} slots and heads {K} wide of {q_BTHK.dtype}, which need '
+      f'{needed / 2**20:.0f} MiB of VMEM where a core has '
+      f'{tpu_vmem.capacity() / 2**20:.0f}'
     )
   return None
 

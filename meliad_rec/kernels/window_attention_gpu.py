@@ -8,6 +8,7 @@ branch.
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from meliad_rec.kernels.blocks import whole_blocks
 from meliad_rec.kernels.gpu_backward import backward
 from meliad_rec.kernels.gpu_forward import forward
 from meliad_rec.kernels.gpu_tiles import size
+from meliad_rec.kernels.window_attention_ref import NEVER
 from meliad_rec.kernels.window_attention_xla import band_tile
 
 # Layers that are alike trace the kernels once.
@@ -96,14 +98,17 @@ def gradients(
   mean_BHT = jnp.einsum(
     'bthk,bthk->bht', o_BTHK, do_BTHK, preferred_element_type=jnp.float32
   )
-  pad = lambda a_BHT: jnp.pad(a_BHT, ((0, 0), (0, 0), (0, -T % S)))
+  pad = lambda a_BHT, filling: jnp.pad(
+    a_BHT, ((0, 0), (0, 0), (0, -T % S)), constant_values=filling
+  )
   dq, dk, dv, dtile_HSX, dscale_H = backward(
     *laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W, S),
     tile_HSX,
     scale_H if normalize else jnp.ones(H),
     keep_HSX,
-    pad(lse_BHT),
-    pad(mean_BHT),
+    # Queries that fill a block have probabilities of 0, whatever the bias is.
+    pad(lse_BHT, -NEVER),
+    pad(mean_BHT, 0),
     whole_blocks(do_BTHK, S),
     normalize=normalize,
     interpret=interpret,
@@ -125,6 +130,12 @@ def dropout_block(q_BTHK) -> int:
   return size(q_BTHK)
 
 
+def is_before_ampere(device) -> bool:
+  """Whether it is a GPU of NVIDIA of compute capability 7 or lower."""
+  known = re.match(r'(\d+)\.', getattr(device, 'compute_capability', ''))
+  return bool(known) and int(known[1]) < 8
+
+
 def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
   """What these kernels do not take; None: they take it all."""
   K, W, S = q_BTHK.shape[3], bias_HW.shape[1], size(q_BTHK)
@@ -135,4 +146,6 @@ def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
     )
   if 2 * q_BTHK.shape[1] < W:
     return f'{q_BTHK.shape[1]} queries are less than half a window of {W}'
+  if is_before_ampere(jax.devices()[0]):
+    return 'a GPU of before Ampere, for which there is no Triton'
   return blocks.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)

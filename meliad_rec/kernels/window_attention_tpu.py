@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.kernels import blocks
+from meliad_rec.kernels import tpu_vmem
 from meliad_rec.kernels.blocks import LOG2E
 from meliad_rec.kernels.blocks import whole_blocks
 from meliad_rec.kernels.tpu_backward import backward
@@ -119,7 +120,8 @@ def gradients(
     scale_H,
     turned(keep_HSX),
     whole_blocks(side_by_side(o_BTHK), block),
-    jnp.pad(lse_BHT, ((0, 0), (0, 0), (0, -T % block))),
+    # Queries that fill a block have probabilities of 0, whatever the bias is.
+    jnp.pad(lse_BHT, ((0, 0), (0, 0), (0, -T % block)), constant_values=-NEVER),
     whole_blocks(side_by_side(do_BTHK), block),
     block=block,
     head_width=q_BTHK.shape[3],
@@ -155,6 +157,14 @@ def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
   if q_BTHK.shape[1] < LANES:
     # Half a block of them costs more than XLA's form does.
     return f'{q_BTHK.shape[1]} queries, fewer than {LANES}'
+  block = queries_of_block(q_BTHK.shape[1], W)
+  needed = tpu_vmem.of_window(q_BTHK, k_BSHK, W, block)
+  if needed > tpu_vmem.capacity():
+    return (
+      f'a window of {W} and heads {K} wide of {q_BTHK.dtype}, which need '
+      f'{needed / 2**20:.0f} MiB of VMEM where a core has '
+      f'{tpu_vmem.capacity() / 2**20:.0f}'
+    )
   return blocks.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)
 
 

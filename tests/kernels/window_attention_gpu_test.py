@@ -1,12 +1,14 @@
 """The kernels for GPU, interpreted, against the definition; and lowered."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.kernels import window_attention_gpu
 from meliad_rec.kernels import window_attention_ref as ref
 from meliad_rec.kernels import window_attention_xla as xla
 from meliad_rec.kernels.window_attention import window_attention
@@ -47,12 +49,35 @@ def test_is_the_definition(case, sees_self):
   assert_close(found, expected, 1e-5)
 
 
+def test_a_large_bias_where_the_last_block_is_not_full():
+  (q, k, v, bias, scale), mask = example(T=50, P=64, W=64, K=16)
+  arguments = (q, k, v, bias + 100, scale), mask
+  found = both(interpreted, *arguments, sees_self=False)
+  expected = both(ref.window_attention, *arguments, sees_self=False)
+  assert_close(found, expected, 1e-5)
+
+
 def test_queries_that_are_scaled_already():
   (q, k, v, bias, _), mask = example(T=64, P=64, W=64, K=16)
   arguments = (q, k, v, bias, None), mask
   found = both(interpreted, *arguments, sees_self=True)
   expected = both(ref.window_attention, *arguments, sees_self=True)
   assert_close(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+  ('known', 'old'),
+  [('7.5', True), ('8.0', False), ('10.0', False), (None, False)],
+)
+def test_gpus_of_before_ampere_have_the_blocked_form(known, old, monkeypatch):
+  device = types.SimpleNamespace()
+  if known:
+    device.compute_capability = known
+  monkeypatch.setattr(jax, 'devices', lambda: [device])
+  (q, k, _, bias, _), _ = example(T=64, P=64, W=64, K=16)
+  told = window_attention_gpu.misfit(q, k, bias, None)
+  assert (told is not None) == old
+  assert not old or 'before Ampere' in told
 
 
 def test_bfloat16_is_near_the_definition_in_float32():

@@ -68,6 +68,14 @@ def test_blocks_leave_little_empty(T, W, block):
   assert window_attention_tpu.queries_of_block(T, W) == block
 
 
+def test_a_large_bias_where_the_last_block_is_not_full():
+  (q, k, v, bias, scale), mask = example(T=200, P=128, W=128, K=64)
+  arguments = (q, k, v, bias + 100, scale), mask
+  found = both(interpreted, *arguments, sees_self=False)
+  expected = both(ref.window_attention, *arguments, sees_self=False)
+  assert_close(found, expected, 3e-5)
+
+
 def test_queries_that_are_scaled_already():
   (q, k, v, bias, _), mask = example(T=128, P=128, W=128)
   arguments = (q, k, v, bias, None), mask

@@ -1,0 +1,86 @@
+"""Bytes of VMEM: what the kernels for TPU take at most, and what a core has.
+
+Compilers refuse a kernel that takes more. These sums are of what the kernels
+hold, blocks twice, as tpu_blocks.bytes_needed has them; they were compared with
+what the compiler said of kernels that it refused, for v4 and v5p.
+"""
+
+import jax
+
+from meliad_rec.kernels.tpu_blocks import heads_of_step
+from meliad_rec.kernels.tpu_blocks import LANES
+
+_MIB = 2**20
+_MOST = 128 * _MIB
+# By jax's name of a chip; those that are not here have _MOST.
+_CORES = {
+  'TPU v4': 16 * _MIB,
+  'TPU v5': 64 * _MIB,
+  'TPU v5p': 64 * _MIB,
+  'TPU7x': 64 * _MIB,
+}
+_MARGIN = 1.05  # What the compiler keeps for itself.
+
+
+def capacity() -> int:
+  """Of a core of the mesh that is traced within, or else of this machine's.
+
+  Where no TPU is known, what the largest has.
+  """
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  if device is None and jax.default_backend() == 'tpu':
+    device = jax.devices()[0]
+  return _CORES.get(device and device.device_kind, _MOST)
+
+
+def of_window(q_BTHK, k_BSHK, W: int, Q: int) -> int:
+  """Of windowed attention, with dropout, forward or backward.
+
+  Args:
+    q_BTHK, k_BSHK: queries and keys.
+    W: the window.
+    Q: queries of a block.
+  """
+  H, K, sharing, size = _sizes(q_BTHK, k_BSHK)
+  needed = []
+  # Arrays of a block, of queries and of keys; tiles; bytes a number of scratch.
+  for wanted, queries, keys, tiles, kept in (
+    (4, 2, 2, 1, 2 * size),
+    (2, 4, 4, 2, 2 * size + 8),
+  ):
+    G = heads_of_step(H, K, sharing, W, wanted)
+    width = max(1, G // sharing) * K
+    tile = G * LANES * (W + LANES)
+    moved = (queries * Q * G * K + keys * Q * width + 2 * W * width) * size
+    moved += tile * (4 * tiles + size)
+    scratch = (W + Q) * (width * kept + 4 * LANES * (tiles - 1))
+    needed.append(2 * moved + scratch)
+  return int(_MARGIN * max(needed))
+
+
+def of_memory(q_BTHK, k_BSHK, Q: int, drops: bool) -> int:
+  """Of attention to slots, forward or backward.
+
+  Args:
+    q_BTHK, k_BSHK: queries, and keys of slots.
+    Q: queries of a block.
+    drops: whether probabilities are dropped.
+  """
+  H, K, sharing, size = _sizes(q_BTHK, k_BSHK)
+  S = k_BSHK.shape[1] + -k_BSHK.shape[1] % LANES
+  # Logits of more slots do not stay in registers.
+  spilt = 12 * LANES * S * 4 if S > 512 else 0
+  needed = []
+  for wanted, queries, keys in (4, 2, 2), (2, 4, 4):
+    G = heads_of_step(H, K, sharing, min(S, 512), wanted)
+    width = max(1, G // sharing) * K
+    moved = (queries * Q * G * K + keys * S * width + drops * G * Q * S) * size
+    scratch = S * (8 * width + 4 * LANES) if wanted == 2 else 0
+    needed.append(2 * moved + scratch + spilt)
+  return int(_MARGIN * max(needed))
+
+
+def _sizes(q_BTHK, k_BSHK):
+  """Heads, their width, how many share one of keys, bytes of a number."""
+  H, K = q_BTHK.shape[2:]
+  return H, K, H // k_BSHK.shape[2], q_BTHK.dtype.itemsize

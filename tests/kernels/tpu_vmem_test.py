@@ -1,0 +1,78 @@
+"""What kernels need is what the compiler said, of those it took and refused."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from meliad_rec import partition
+from meliad_rec.kernels import memory_attention_tpu
+from meliad_rec.kernels import tpu_vmem
+from meliad_rec.kernels import window_attention_tpu
+from meliad_rec.planning import topology
+from tests.libtpu import needs_libtpu
+
+# MiB of a core, window, heads, their width, dtype; did the compiler take it?
+WINDOWS = [
+  (16, 256, 8, 128, 'float32', True),
+  (16, 512, 8, 128, 'bfloat16', True),
+  (16, 512, 8, 128, 'float32', False),
+  (16, 1024, 8, 128, 'bfloat16', True),
+  (16, 2048, 8, 128, 'bfloat16', False),
+  (64, 4096, 2, 128, 'bfloat16', True),
+  (64, 4096, 8, 128, 'float32', False),
+  (64, 4096, 2, 256, 'float32', False),
+  (128, 8192, 2, 128, 'bfloat16', True),
+]
+# MiB of a core, slots, dtype, dropout, of 8 heads 128 wide; as above.
+SLOTS = [
+  (16, 512, 'bfloat16', True, True),
+  (16, 512, 'float32', False, True),
+  (16, 512, 'float32', True, False),
+  (16, 1024, 'bfloat16', False, True),
+  (16, 1024, 'bfloat16', True, False),
+  (16, 1024, 'float32', False, False),
+  (64, 1024, 'float32', True, True),
+]
+
+
+def shape(*sizes, dtype='float32'):
+  return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
+
+
+@pytest.mark.parametrize(('core', 'W', 'H', 'K', 'dtype', 'fits'), WINDOWS)
+def test_windows(core, W, H, K, dtype, fits, monkeypatch):
+  monkeypatch.setattr(tpu_vmem, 'capacity', lambda: core * 2**20)
+  q, k = (shape(1, n * W, H, K, dtype=dtype) for n in (4, 5))
+  told = window_attention_tpu.misfit(q, k, shape(H, W), None)
+  assert (told is None) == fits
+  assert fits or f'MiB of VMEM where a core has {core}' in told
+
+
+@pytest.mark.parametrize(('core', 'S', 'dtype', 'drops', 'fits'), SLOTS)
+def test_slots(core, S, dtype, drops, fits, monkeypatch):
+  monkeypatch.setattr(tpu_vmem, 'capacity', lambda: core * 2**20)
+  q, k = (shape(1, n, 8, 128, dtype=dtype) for n in (512, S))
+  keep = shape(8, 512, S, dtype=dtype) if drops else None
+  told = memory_attention_tpu.misfit(q, k, keep)
+  assert (told is None) == fits
+  assert fits or f'MiB of VMEM where a core has {core}' in told
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+  ('name', 'core'),
+  [
+    ('v4:2x2x1', 16),
+    ('v5p:2x2x1', 64),
+    ('v7x:2x2x1', 64),
+    ('v5e:2x2', 128),
+    ('v6e:2x2', 128),
+  ],
+)
+def test_a_core_is_one_of_the_mesh(name, core):
+  with jax.set_mesh(partition.make_mesh(devices=topology.devices(name))):
+    assert tpu_vmem.capacity() == core * 2**20
+
+
+def test_where_no_tpu_is_known_there_is_what_the_largest_has():
+  assert tpu_vmem.capacity() == 128 * 2**20
