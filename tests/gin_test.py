@@ -67,6 +67,7 @@ APPLY = {
   'live_*': ('staircase',),
   'loop_*': HALTING,
   'memory_*': ('memorizing',),
+  'memory_lean': ('feedback', 'staircase'),
   'neighbors_*': ('memorizing',),
   'official_code_*_chunks': BOTTLENECKS,
   'paper_text_*_chunks': BOTTLENECKS,
@@ -91,7 +92,12 @@ UNLIKE = (
   *('staircase', 'transformer', 'universal'),
 )
 # Options for a task that is not the usual one of the tests.
-TASK = {'pool_*': 'listops'}
+TASK = {
+  'official_code_listops_chunks': 'listops',
+  'official_code_logical_inference_chunks': 'logical_inference',
+  'paper_text_listops_chunks': 'listops',
+  'pool_*': 'listops',
+}
 # Tasks whose models have a head, and whether tokens see no later ones there.
 JUDGED = {'flip_flop': True, 'listops': False, 'logical_inference': False}
 # Settings that the sizes of the tests need beside an option.
@@ -313,6 +319,30 @@ def test_text_and_code_of_the_paper_go_to_and_fro(task, model):
     settings.append(config.operative())
   as_code, as_text, again = settings
   assert as_code == again != as_text
+
+
+@pytest.mark.parametrize('model', BOTTLENECKS)
+@pytest.mark.parametrize(
+  ('names', 'ends', 'segment', 'chunk'),
+  [
+    (['experiments/listops_{}'], False, 100, 20),
+    (
+      ['experiments/listops_{}', 'options/paper_text_listops_chunks'],
+      *(True, 102, 51),
+    ),
+    (['experiments/logical_inference_{}'], False, 80, 10),
+  ],
+)
+def test_chunks_of_the_paper_fit_its_documents(
+  names, ends, segment, chunk, model
+):
+  """In its code, without START and END; of a pair, each has half a segment."""
+  found, experiment = built([name.format(model) for name in names])
+  T = experiment.segment // found.sequences
+  assert experiment.data.ends is ends
+  assert ('START' in experiment.data.vocabulary.words) is ends
+  assert experiment.segment == segment
+  assert -(-T // -(-T // found.cell.length)) == chunk
 
 
 @pytest.mark.parametrize('model', OF_LISTOPS)

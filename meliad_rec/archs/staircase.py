@@ -11,6 +11,7 @@ M = N is the Staircase, M = 1 the Cached Staircase of the paper's experiments,
 and M = 0 a memory network: what is seen of older chunks are their embeddings.
 """
 
+from absl import logging
 import jax.numpy as jnp
 
 from meliad_rec.archs import staircase_diagonal
@@ -23,7 +24,8 @@ class Staircase(MemoryCell):
   """State: the inputs of all layers in passes 1 to M - 1 of older chunks.
 
   And, where M < N, their outputs. Stored are the inputs of layers, and not, as
-  in the authors' code, their outputs: splitting a document changes nothing.
+  in the authors' code, their outputs: splitting a document changes nothing but
+  how numbers are rounded.
 
   Attributes:
     config: of the layers; the window is N C, the paper's step size.
@@ -31,8 +33,9 @@ class Staircase(MemoryCell):
     passes: N.
     live: passes M after which a chunk is frozen; None: N.
     diagonal: whether segments of M - 1 chunks or more are read step by step, as
-      staircase_diagonal does, instead of chunk by chunk. None: where M > 1,
-      for the larger products.
+      staircase_diagonal does, instead of chunk by chunk. None: where M > 1 and
+      N is at most 2 M, for the larger products; elsewhere a copy of the frozen
+      chunks, kept for each step, needs more memory than all else.
   """
 
   passes: int
@@ -53,7 +56,9 @@ class Staircase(MemoryCell):
 
   @property
   def by_steps(self):
-    return self.live_passes > 1 if self.diagonal is None else self.diagonal
+    if self.diagonal is not None:
+      return self.diagonal
+    return self.live_passes > 1 and self.passes <= 2 * self.live_passes
 
   def setup(self):
     N, window = self.passes, self.config.window
@@ -85,9 +90,19 @@ class Staircase(MemoryCell):
   def __call__(self, state, block):
     chunks = block.x.shape[1] // self.chunk
     serves = 0 < self.live_passes <= chunks + 1
-    if self.by_steps and serves and not self.is_initializing():
-      self.penalise_spans()
-      return staircase_diagonal.run(self, state, block)
+    if self.by_steps and not self.is_initializing():
+      if serves:
+        self.penalise_spans()
+        return staircase_diagonal.run(self, state, block)
+      if self.diagonal:
+        logging.log_first_n(
+          logging.INFO,
+          'diagonal is set, and a segment of %d chunks is read chunk by chunk: '
+          'step by step it needs %d or more; set SEGMENT higher.',
+          1,
+          chunks,
+          self.live_passes - 1,
+        )
     return super().__call__(state, block)
 
   def keys(self, written):

@@ -1,8 +1,8 @@
 """A staircase token by token, for generation.
 
 Within a chunk too, a token sees in each pass only tokens up to itself: their
-keys are kept, by pass and layer, until the chunk is full. So a token costs N
-passes over itself, and not over its chunk.
+keys are kept, by pass and layer, until the chunk is full. So a token costs M
+passes over itself, one where M is 0, and not over its chunk.
 """
 
 from typing import Any

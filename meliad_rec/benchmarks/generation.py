@@ -1,6 +1,8 @@
 """Writing text with the models of the recurrence bench, token by token.
 
 A staircase makes its N passes over each token by itself: N times what XL does.
+What is saved of a text is its state; while it is written, a model also holds
+the keys of that state, which it would else make again for each token.
 """
 
 from collections.abc import Callable
@@ -30,12 +32,14 @@ class Row:
     ratio: of that time to the baseline's.
     rows: texts written side by side.
     state_bytes: of one text, between two chunks.
+    held_bytes: of one text, while it is written: the opened state.
   """
 
   times: Times
   ratio: float
   rows: int
   state_bytes: int
+  held_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
     """Names and values for a table."""
@@ -46,6 +50,7 @@ class Row:
       f'/ {baseline}': f'{self.ratio:.3f}',
       'tokens/s': f'{self.rows * TOKENS / seconds:.0f}',
       'state KiB': f'{self.state_bytes / 2**10:.1f}',
+      'held KiB': f'{self.held_bytes / 2**10:.1f}',
     }
 
 
@@ -62,7 +67,8 @@ def measure(setting: recurrence.Setting, rounds: int) -> dict[str, Row]:
       times=times[name],
       ratio=times[name].ratio(times[BASELINE]),
       rows=setting.rows,
-      state_bytes=_state_bytes(model, setting),
+      state_bytes=state_bytes(model, setting.segment),
+      held_bytes=state_bytes(model, setting.segment, held=True),
     )
     for name, model in models.items()
   }
@@ -85,10 +91,13 @@ def _writer(model: Model, setting: recurrence.Setting) -> Callable[[], None]:
   return write
 
 
-def _state_bytes(model: Model, setting: recurrence.Setting) -> int:
+def state_bytes(model: Model, segment: int, held: bool = False) -> int:
+  """Of one text: between two chunks or, held, while it is written."""
+
   def state(rng):
-    params = initialize(model, rng, 1, setting.segment)
-    return model.apply({'params': params}, 1, method='initial_state')
+    params = {'params': initialize(model, rng, 1, segment)}
+    state = model.apply(params, 1, method='initial_state')
+    return model.apply(params, state, method='open') if held else state
 
   shapes = jax.eval_shape(state, jax.random.key(0))
   return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))

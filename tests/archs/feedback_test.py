@@ -13,8 +13,6 @@ from meliad_rec import positions
 from meliad_rec import span
 from meliad_rec.archs import feedback_memory
 from meliad_rec.archs.feedback import Feedback
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
 from meliad_rec.embedding import UntiedEmbedding
 from meliad_rec.layer_config import LayerConfig
 from meliad_rec.model import initialize
@@ -211,27 +209,3 @@ def test_size_of_the_papers_enwik8_model():
   )
   found = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
   assert found / 1e6 == pytest.approx(76.84, abs=0.01)
-
-
-@pytest.mark.parametrize('span, mib', [(8, 8), (64, 16)])
-def test_training_keeps_no_window_a_token(span, mib):
-  """Less for shorter spans; a plain scan takes 140 MiB for one memory alone."""
-  rows, tokens, width = 8, 512, 128
-  settings = LayerConfig(
-    d_model=width, heads=4, head_width=32, mlp_width=4 * width, window=64
-  )
-  cell = Feedback(config=settings, count=1, span=span)
-  block = Block(
-    jax.ShapeDtypeStruct((rows, tokens, width), jnp.float32),
-    jax.ShapeDtypeStruct((rows, tokens), bool),
-  )
-  read = lambda cell, block: run(cell, cell.initial_state(rows), block)[1]
-  params = jax.eval_shape(
-    functools.partial(cell.init, method=read), jax.random.key(0), block
-  )
-
-  def loss(params, block):
-    return jnp.sum(cell.apply(params, block, method=read) ** 2)
-
-  compiled = jax.jit(jax.grad(loss)).lower(params, block).compile()
-  assert compiled.memory_analysis().temp_size_in_bytes < mib * 2**20

@@ -14,6 +14,9 @@ from meliad_rec import span
 from meliad_rec.archs.memory_cell import MemoryCell
 from meliad_rec.cell import Block
 from meliad_rec.cell import run
+from meliad_rec.config import config as gin
+from meliad_rec.experiment import Experiment
+from meliad_rec.layer_config import LayerConfig
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D
@@ -65,6 +68,31 @@ def forward(cell, block):
 
 def applied(cell, block):
   return cell.apply({'params': {'weight': 0.5}}, block, method=forward)
+
+
+def sizes(**changes):
+  """Of the layers whose memory the scan's own tests are about."""
+  settings = {'d_model': 128, 'heads': 4, 'head_width': 32, 'mlp_width': 512}
+  return LayerConfig(**settings | {'window': 64} | changes)
+
+
+def gradient_bytes(cell, rows=8, tokens=512):
+  """What gradients of a cell need beside its parameters and its inputs."""
+  shape = rows, tokens
+  block = Block(
+    jax.ShapeDtypeStruct((*shape, cell.config.d_model), jnp.float32),
+    jax.ShapeDtypeStruct(shape, bool),
+  )
+  read = lambda cell, block: run(cell, cell.initial_state(rows), block)[1]
+  params = jax.eval_shape(
+    functools.partial(cell.init, method=read), jax.random.key(0), block
+  )
+
+  def loss(params, block):
+    return jnp.sum(cell.apply(params, block, method=read) ** 2)
+
+  compiled = jax.jit(jax.grad(loss)).lower(params, block).compile()
+  return compiled.memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize('C', [1, 4])
@@ -180,3 +208,26 @@ def test_meliad_has_no_such_model(make):
     cell.clone(config=settings).init(
       jax.random.key(0), example(), method=forward
     )
+
+
+@pytest.mark.parametrize(
+  'names, mib',
+  [
+    (['arch/feedback'], 12),
+    (['arch/feedback', 'options/memory_lean'], 8),
+    (['arch/staircase', 'options/live_1'], 15),
+    (['arch/staircase', 'options/live_1', 'options/memory_lean'], 12),
+  ],
+)
+def test_training_keeps_no_window_a_token(names, mib):
+  """As shipped, and lean; a plain scan takes 140 MiB for one memory alone."""
+  changes = {'D_MODEL': 128, 'HEAD_WIDTH': 32, 'MLP_WIDTH': 512, 'WINDOW': 64}
+  changes |= {'HEADS': 4, 'LAYERS': 1, 'SEGMENT': 512}
+  gin.parse(
+    ['size/test', 'task/code', *names],
+    [f'{name} = {value}' for name, value in changes.items()],
+  )
+  cell = gin.build(Experiment)().model(257).cell
+  gin.check_read()
+  assert cell.span == (8 if 'options/memory_lean' in names else type(cell).span)
+  assert gradient_bytes(cell) < mib * 2**20

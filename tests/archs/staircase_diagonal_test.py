@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.archs import staircase
 from meliad_rec.archs import staircase_diagonal
 from meliad_rec.archs.staircase import Staircase
 from meliad_rec.cell import Block
@@ -15,6 +16,8 @@ from tests import cells
 from tests.architectures import config
 from tests.architectures import T
 from tests.architectures import W
+from tests.archs.memory_cell_test import gradient_bytes
+from tests.archs.memory_cell_test import sizes
 from tests.cells import assert_close
 from tests.cells import example
 from tests.cells import forward
@@ -76,17 +79,18 @@ def test_both_forms_compute_the_same(live, remat):
 
 
 def test_where_it_runs(monkeypatch):
-  """By default, where M > 1; never where a segment is below M - 1 chunks."""
+  """By default, where M > 1 and N is at most 2 M; never below M - 1 chunks."""
   read = []
   run_steps = staircase_diagonal.run
   monkeypatch.setattr(
     staircase_diagonal, 'run', lambda *a: read.append(1) or run_steps(*a)
   )
 
-  def runs(live, diagonal, chunks):
+  def runs(live, diagonal, chunks, passes=N):
     read.clear()
-    cell, p = make(live, diagonal), {'params': parameters(live)}
-    few = jax.tree.map(lambda a: a[:, : chunks * C], example())
+    cell = make(live, diagonal).clone(passes=passes)
+    p = {'params': parameters(live)}
+    few = jax.tree.map(lambda a: a[:, : chunks * W // passes], example())
     jax.eval_shape(functools.partial(cell.apply, p, method=forward), few)
     return bool(read)
 
@@ -97,3 +101,31 @@ def test_where_it_runs(monkeypatch):
   assert not runs(N, False, T // C)
   assert not runs(1, None, T // C)
   assert runs(1, True, T // C)
+  # More frozen chunks than live ones are copied for each step.
+  assert runs(2, None, T // C)
+  assert not runs(2, None, T, passes=W)
+  assert runs(2, True, T, passes=W)
+
+
+@pytest.mark.parametrize('diagonal, told', [(True, 1), (None, 0)])
+def test_a_segment_that_is_too_short_is_told(monkeypatch, diagonal, told):
+  lines = []
+  monkeypatch.setattr(
+    staircase.logging, 'log_first_n', lambda *a: lines.append(a)
+  )
+  few = jax.tree.map(lambda a: a[:, :C], example())
+  apply = functools.partial(make(N, diagonal).apply, method=forward)
+  jax.eval_shape(apply, {'params': parameters(N)}, few)
+  assert len(lines) == told
+  if told:
+    _, text, times, *numbers = lines[0]
+    assert times == 1
+    assert 'segment of 1 chunks is read chunk by chunk' in text % (*numbers,)
+    assert 'it needs 3 or more; set SEGMENT' in text % (*numbers,)
+
+
+def test_training_copies_no_frozen_window_a_step():
+  """Chunks of a token, 2 of 64 passes: by steps it would take 145 MiB."""
+  settings = sizes(sees_self=True)
+  cell = Staircase(config=settings, count=1, passes=64, live=2)
+  assert gradient_bytes(cell) < 40 * 2**20

@@ -6,6 +6,7 @@ import pytest
 
 from meliad_rec import bench
 from meliad_rec.benchmarks import halting
+from meliad_rec.benchmarks.forced_halting import compiled
 
 TINY = {'rows': 4, 'tokens': 6, 'd_model': 8}
 
@@ -27,6 +28,14 @@ def test_a_row_for_each_loop_at_each_depth():
   assert rows['masked, 2 of 5'].ratio == 1
   least, most = rows['while, 2 of 5'], rows['masked, 2 of 5']
   assert least.temporary_bytes < most.temporary_bytes
+
+
+@pytest.mark.parametrize('name, mib', [('exit', 32), ('chunks', 6)])
+def test_what_a_loop_that_ends_needs(name, mib):
+  """Of a whole setting, by its plan: 20 steps at most, found in the third."""
+  setting = halting.SETTINGS[name]
+  program, _ = compiled(setting, 'while', (3,), 20)
+  assert program.memory_analysis().temp_size_in_bytes <= mib * 2**20
 
 
 @pytest.mark.slow

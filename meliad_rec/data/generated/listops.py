@@ -1,6 +1,6 @@
 r"""ListOps: what does an expression of minima, maxima, medians and sums give?
 
-An expression is a document; a value, 0 to 9, is the label of its END:
+An expression is a document; a value, 0 to 9, is the label of its last token:
 
   START [MAX 2 9 [MIN 4 7 ] 0 ] END
                                 9
@@ -24,6 +24,7 @@ from meliad_rec.data.generated import listops_trees
 from meliad_rec.data.generated.draws import Draws
 from meliad_rec.data.generated.listops_lengths import Lengths
 from meliad_rec.data.generated.listops_trees import distinct
+from meliad_rec.data.word_vocabulary import Words
 
 # Most arguments and greatest depth, None where they are as in training, and the
 # shortest and longest expression.
@@ -36,6 +37,7 @@ _TESTS = {
   'args_15': (15, 9, 100, 1000),
   'lra': (10, 10, 501, 1999),
 }
+_ENDS = listops_trees.START, listops_trees.END
 # Drawn at once: expressions, and words and brackets of them, about.
 _DRAWN, _WORDS = 2**16, 2**24
 _LONGEST = 2**16  # Words of an expression as it is drawn, in the mean.
@@ -61,6 +63,7 @@ class ListOps:
       brackets are words, and START and END do not count.
     test_trees: of each test beyond.
     seed: of the expressions.
+    ends: whether documents, and the vocabulary, have START and END.
   """
 
   trees: int = 100_000
@@ -69,6 +72,7 @@ class ListOps:
   max_length: int = 100
   test_trees: int = 2000
   seed: int = 0
+  ends: bool = True
 
   vocabulary = listops_trees.VOCABULARY
   splits = ('train', 'validation', 'test', 'test_short', *_TESTS)
@@ -89,6 +93,9 @@ class ListOps:
         f'{self.max_depth} have {mean:,.0f} words in the mean; set '
         'listops.ListOps.max_depth or listops.ListOps.max_args lower.'
       )
+    if not self.ends:
+      words = Words(self.vocabulary.words[: -len(_ENDS)])
+      object.__setattr__(self, 'vocabulary', words)  # It is frozen.
 
   def documents(self, split: str) -> Documents:
     """All documents of a split, one for each expression."""
@@ -109,10 +116,11 @@ class ListOps:
   def _documents(self, split):
     texts = self._split(split)
     start, end = (
-      bytes(self.vocabulary.encode(word).tolist()) for word in ('START', 'END')
+      bytes(self.vocabulary.encode(word).tolist())
+      for word in (_ENDS if self.ends else ('', ''))
     )
     together = start + (end + start).join(texts) + end
-    lengths = [len(text) + 2 for text in texts]
+    lengths = [len(start + text + end) for text in texts]
     starts = np.cumsum([0, *lengths])
     tokens = np.frombuffer(together, np.uint8)
     labels = np.zeros_like(tokens)

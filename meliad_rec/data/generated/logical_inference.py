@@ -1,6 +1,7 @@
 r"""Logical inference: what does one formula say about another?
 
-A document is two formulas, and one of 7 relations is the label of its end:
+A document is two formulas, and one of 7 relations is the label of its last
+token:
 
   START ( a ( and b ) ) END START a END
                                     <
@@ -28,6 +29,7 @@ from meliad_rec.data.word_vocabulary import Words
 RELATIONS = '=', '<', '>', '^', '|', 'v', '#'
 BINS = 13  # The last one has all of 12 operators or more.
 _BIN = 'bin_'
+_ENDS = 'START', 'END'
 _DRAWN = 2**16  # Pairs at once.
 
 
@@ -45,13 +47,15 @@ class LogicalInference:
     pairs: that are drawn; about half of them are the same as one before.
     train_operators: the last bin that is trained on.
     seed: of the pairs.
+    ends: whether formulas, and the vocabulary, have START and END.
   """
 
   pairs: int = 500_000
   train_operators: int = 6
   seed: int = 0
+  ends: bool = True
 
-  vocabulary = Words([*RELATIONS, *formulas.SYMBOLS, 'START', 'END'])
+  vocabulary = Words([*RELATIONS, *formulas.SYMBOLS, *_ENDS])
   splits = (
     'train',
     'validation',
@@ -64,6 +68,9 @@ class LogicalInference:
     labelled.check(f'{name}.pairs', self.pairs, 1)
     most = BINS - 1
     labelled.check(f'{name}.train_operators', self.train_operators, 0, most)
+    if not self.ends:
+      words = Words(self.vocabulary.words[: -len(_ENDS)])
+      object.__setattr__(self, 'vocabulary', words)  # It is frozen.
 
   def documents(self, split: str) -> Documents:
     """All documents of a split, one for each pair."""
@@ -85,15 +92,20 @@ class LogicalInference:
   def _documents(self, split):
     n = self._split(split)
     words = self.vocabulary.encode(' '.join(formulas.SYMBOLS))
-    ends = self.vocabulary.encode('START END').astype(np.uint8)
-    start_N1, end_N1 = (np.full((len(n), 1), end) for end in ends)
+    around = ' '.join(_ENDS) if self.ends else ''
+    ends = self.vocabulary.encode(around).astype(np.uint8)
+    ends_N1 = [np.full((len(n), 1), end) for end in ends]
     left_NX, right_NX = (
-      np.concatenate([start_N1, formulas.write(made_PN, words), end_N1], 1)
+      np.concatenate(
+        [*ends_N1[:1], formulas.write(made_PN, words), *ends_N1[1:]], 1
+      )
       for made_PN in self._pairs[:, :, n].swapaxes(0, 1)
     )
     tokens_NX = np.concatenate([left_NX, right_NX], 1)
     labels_NX = np.zeros_like(tokens_NX)
-    labels_NX[:, -1] = self._relation_N[n]
+    # The last token of each pair: 0s behind it are none.
+    last_N = tokens_NX.shape[1] - 1 - (tokens_NX[:, ::-1] > 0).argmax(1)
+    labels_NX[np.arange(len(n)), last_N] = self._relation_N[n]
     made = labelled.documents(split, tokens_NX, labels_NX, 1, self.vocabulary)
     return dataclasses.replace(made, middles=(left_NX > 0).sum(1))
 

@@ -1,6 +1,7 @@
 """Splits are what they are said to be, and like the published file."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -37,6 +38,22 @@ def test_the_end_has_the_value_for_its_label(split):
     assert nesting(tokens) == deep
     assert documents.bytes_[i] == len(text)
     assert documents.words[i] == len(words) + 2
+
+
+@pytest.mark.parametrize('split', ['train', 'validation', 'args_5'])
+def test_without_ends_the_last_token_has_it(split):
+  """TLB and GUTLB of the dynamic-halt paper's code; all else is the same."""
+  bare = dataclasses.replace(TASK, ends=False)
+  assert bare.vocabulary.words == TASK.vocabulary.words[:-2]
+  assert bare.baselines(split) == TASK.baselines(split)
+  found, whole = bare.documents(split), TASK.documents(split)
+  assert len(found) == len(whole)
+  for i in range(len(found)):
+    tokens, labels = found.read(i, 0, found.lengths[i])
+    in_ends, of_end = whole.read(i, 0, whole.lengths[i])
+    np.testing.assert_array_equal(tokens, in_ends[1:-1])
+    assert labels[-1] == of_end[-1] and not labels[:-1].any()
+    assert found.bytes_[i] == len(bare.vocabulary.decode(tokens))
 
 
 def test_counts_and_protocols():

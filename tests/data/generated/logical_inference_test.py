@@ -1,6 +1,7 @@
 """Relations by hand, and splits and bins as the published ones."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -32,6 +33,23 @@ def pairs(split, task=TASK):
       assert (start, end) == ('START', 'END')
       sides.append(' '.join(text))
     yield *sides, words.words[labels[-1] - 1]
+
+
+@pytest.mark.parametrize('split', ['train', 'validation', 'bin_0', 'bin_7'])
+def test_without_ends_the_last_token_has_the_label(split):
+  """TLB and GUTLB of the dynamic-halt paper's code; all else is the same."""
+  bare = dataclasses.replace(TASK, ends=False)
+  assert bare.vocabulary.words == TASK.vocabulary.words[:-2]
+  assert bare.baselines(split) == TASK.baselines(split)
+  found, words = bare.documents(split), bare.vocabulary
+  for i, (left, right, relation_) in enumerate(pairs(split)):
+    tokens, labels = found.read(i, 0, found.lengths[i])
+    middle = found.middles[i]
+    assert words.decode(tokens[:middle]) == left
+    assert words.decode(tokens[middle:]) == right
+    assert not labels[:-1].any() and words.words[labels[-1] - 1] == relation_
+    assert found.bytes_[i] == len(f'{left} {right}')
+  assert len(found) == len(TASK.documents(split))
 
 
 def by_hand(left, right):
