@@ -30,6 +30,18 @@ def check_place(path: str | Path) -> None:
   """Finds out before long work whether `write` could write the file.
 
   Raises:
+    ValueError: it could not, or the name is not that of an .npz.
+  """
+  if Path(path).suffix != '.npz':
+    # Or else a text that is named by mistake would be gone.
+    raise ValueError(f'{path} names no .npz file; end it in .npz.')
+  check_writable(path)
+
+
+def check_writable(path: str | Path) -> None:
+  """Finds out before long work whether any file could be written there.
+
+  Raises:
     ValueError: it could not.
   """
   folder = Path(path).absolute().parent

@@ -38,6 +38,7 @@ def define_flags() -> None:
     'size', None, 'Ids in the vocabulary.', lower_bound=1, required=True
   )
   flags.DEFINE_string('out', None, 'The .model file to write.', required=True)
+  flags.DEFINE_bool('force', False, 'Replace the file in --out.')
   flags.DEFINE_string('split', 'train', 'The split to train on.')
   flags.DEFINE_integer(
     'max_bytes',
@@ -57,7 +58,11 @@ def main(argv: list[str]) -> None:
   local(out, 'A vocabulary')
   source = sources.from_flags()
   out.parent.mkdir(parents=True, exist_ok=True)
-  array_file.check_place(out)
+  array_file.check_writable(out)
+  if out.exists() and not args.force:
+    raise ValueError(
+      f'{out} exists; choose another file or replace it with --force.'
+    )
   began = time.monotonic()
   read = functools.partial(texts, source, args.split)
   model = train(sentences(read, args.max_bytes), args.size)

@@ -42,7 +42,9 @@ def test_a_place_that_cannot_be_written_is_found_out(tmp_path, monkeypatch):
   with pytest.raises(ValueError, match='is not there; make it first'):
     array_file.check_place(tmp_path / 'none' / 's.npz')
   with pytest.raises(ValueError, match='cannot be written; choose another'):
-    array_file.check_place(tmp_path)
+    array_file.check_writable(tmp_path)
+  with pytest.raises(ValueError, match='book.txt names no .npz file; end it'):
+    array_file.check_place(tmp_path / 'book.txt')
   monkeypatch.setattr(os, 'access', lambda path, mode: mode != os.W_OK)
   with pytest.raises(ValueError, match='cannot be written; choose another'):
     array_file.check_place(tmp_path / 's.npz')

@@ -87,8 +87,14 @@ def test_the_command_writes_a_model(tmp_path):
   assert done.returncode == 0, done.stderr
   assert '280 ids' in done.stdout
   assert SentencePiece(tmp_path / 'a.model').size == 280
+  again = subprocess.run(
+    [*command, *place, '--size=290'], capture_output=True, text=True
+  )
+  assert again.returncode == 2
+  assert 'a.model exists; choose another file or replace' in again.stderr
+  assert SentencePiece(tmp_path / 'a.model').size == 280
   failed = subprocess.run(
-    [*command, *place, '--size=280', '--split=dev'],
+    [*command, *place, '--size=280', '--split=dev', '--force'],
     capture_output=True,
     text=True,
   )

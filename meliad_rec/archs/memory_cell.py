@@ -76,6 +76,11 @@ class MemoryCell(Cell, kw_only=True):
 
   def make_layers(self, config: LayerConfig) -> list[Layer]:
     """The layers, for `setup`."""
+    if self.count < 1:
+      raise ValueError(
+        f'{type(self).__name__} has {self.count} layers; set LAYERS to 1 or '
+        'more.'
+      )
     if config.compat_meliad:
       raise ValueError(
         f'compat_meliad is set, and google-research/meliad has no '

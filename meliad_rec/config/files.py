@@ -93,21 +93,18 @@ def kind(path: Path) -> str:
 
 
 def in_order(names: list[str]) -> list[str]:
-  """Names by the kinds of their files; those of no kind stay where they are.
+  """Names by the kinds of their files; those of no kind, one's own, are last.
 
-  A task corrects what an architecture sets, and an option what any of them
-  does, in whatever order they are given.
+  A task corrects what an architecture sets, an option what any of them or an
+  experiment does, and a file of one's own what any does, in whatever order they
+  are given.
 
   Raises:
     ConfigError: there is no such file.
   """
-  kinds = [kind(find(name, f'--gin_file={name}')) for name in names]
-  places = [i for i, one in enumerate(kinds) if one in _ORDER]
-  found = list(names)
-  by_kind = sorted(places, key=lambda i: _ORDER.index(kinds[i]))
-  for place, i in zip(places, by_kind, strict=True):
-    found[place] = names[i]
-  return found
+  kinds = {name: kind(find(name, f'--gin_file={name}')) for name in names}
+  rank = {one: place for place, one in enumerate(_ORDER)}
+  return sorted(names, key=lambda name: rank.get(kinds[name], len(rank)))
 
 
 def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:

@@ -80,8 +80,8 @@ class Folder:
     }
     if not files:
       raise ValueError(
-        f'No files in {self.path}; give --path a folder of text files or a '
-        "pattern such as 'texts/**/*.txt'."
+        f'No files in {self.path}; give --path, in gin FOLDER, a folder of '
+        "text files or a pattern such as 'texts/**/*.txt'."
       )
     return files
 
@@ -107,7 +107,8 @@ class Folder:
     return hashed(
       self._files,
       self.path,
-      'put them in train/, validation/ and test/, or give --split_file',
+      'put them in train/, validation/ and test/, or give --split_file, in gin '
+      'sources.Folder.split_file',
     )
 
   def _listed(self) -> dict[str, str]:

@@ -45,7 +45,8 @@ class Jsonl:
     if not found:
       raise ValueError(
         f'No file {self._pattern} with {{split}} one of {", ".join(SPLITS)}; '
-        'give --path one file, a folder of them or a pattern with {split}.'
+        'give --path, in gin JSONL, one file, a folder of them or a pattern '
+        'with {split}.'
       )
     return found
 
@@ -64,7 +65,8 @@ class Jsonl:
       if text is None:
         raise ValueError(
           f'{path}:{number} is not a JSON object with a Unicode string in '
-          f'{self.field!r}; give --field the name of the text.'
+          f'{self.field!r}; mend it, or name the text with --field, in gin '
+          'FIELD.'
         )
       yield name, text
 

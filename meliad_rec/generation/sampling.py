@@ -1,6 +1,7 @@
 """How the next token is drawn from its logits."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ class Sampler:
   top_p: float = 1.0
 
   def __post_init__(self):
-    if self.temperature < 0:
+    if not 0 <= self.temperature < math.inf:
       raise ValueError(
         f'temperature is {self.temperature}; it must be 0 or more.'
       )

@@ -147,9 +147,18 @@ def _need_order(peak, final, total_steps, warmup_steps):
   )
 
 
+# In gin.
+_SETTINGS = {
+  'peak': 'LEARNING_RATE',
+  'scale': 'LEARNING_RATE',
+  'total_steps': 'STEPS',
+  'warmup_steps': 'WARMUP_STEPS',
+}
+
+
 def _need(condition, given, needed):
   if not condition:
-    setting = given.split()[0]
+    setting = _SETTINGS.get(given.split()[0], given.split()[0])
     raise ValueError(
       f"The schedule's {given}; it needs {needed}. Set {setting}."
     )

@@ -46,7 +46,13 @@ def test_temperature_sharpens():
 
 
 @pytest.mark.parametrize(
-  'wrong', [{'temperature': -1.0}, {'top_k': 0}, {'top_p': 0.0}]
+  'wrong',
+  [
+    {'temperature': -1.0},
+    {'temperature': float('nan')},
+    {'top_k': 0},
+    {'top_p': 0.0},
+  ],
 )
 def test_wrong_settings(wrong):
   with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -84,7 +84,7 @@ def test_a_compiled_schedule_takes_an_integer_step():
 
 
 @pytest.mark.parametrize(
-  'make, setting',
+  'make, given',
   [
     (lambda: schedules.rsqrt(0), 'warmup_steps'),
     (lambda: schedules.rsqrt(5, scale=0.0), 'scale'),
@@ -98,6 +98,9 @@ def test_a_compiled_schedule_takes_an_integer_step():
     (lambda: schedules.one_cycle(0.1, 5, warmup_steps=5), 'warmup_steps'),
   ],
 )
-def test_settings_out_of_range(make, setting):
-  with pytest.raises(ValueError, match=f"'s {setting} .* Set {setting}"):
+def test_settings_out_of_range(make, given):
+  settings = {'total_steps': 'STEPS', 'warmup_steps': 'WARMUP_STEPS'}
+  settings |= {'peak': 'LEARNING_RATE', 'scale': 'LEARNING_RATE'}
+  setting = settings.get(given, given)
+  with pytest.raises(ValueError, match=f"'s {given} .* Set {setting}.$"):
     make()
