@@ -12,8 +12,12 @@ if [ $# -lt 2 ]; then
   sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//' >&2
   exit 2
 fi
-store=$1 out=$2 steps=${3:-1000}
-shift $(($# < 3 ? $# : 3))
+store=$1 out=$2 steps=1000
+shift 2
+if [[ ${1:-} =~ ^[0-9_]+$ ]]; then
+  steps=$1
+  shift
+fi
 python=${PYTHON:-python}
 
 # Name, architecture, and what makes it that system.

@@ -7,6 +7,10 @@
 # Needs Python 3.11 to 3.13 on the PATH (or in PYTHON) and nothing else. pip
 # uses its own configuration; run again, it installs only what has changed.
 set -euo pipefail
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"
+  exit
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 fail() {

@@ -9,7 +9,7 @@
 # its GPUs. DRY_RUN=1 prints what would be run.
 set -euo pipefail
 
-if ! [[ ${1:-} =~ ^[A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*$ ]]; then
+if ! [[ ${1:-} =~ ^[A-Za-z0-9][A-Za-z0-9._-]*(,[A-Za-z0-9][A-Za-z0-9._-]*)*$ ]]; then
   sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0" >&2
   exit 2
 fi

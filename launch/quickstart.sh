@@ -9,6 +9,10 @@
 # stopped. WORKDIR is the folder of the run, STORE that of the tokens; arguments
 # are those of `python -m meliad_rec.main`.
 set -euo pipefail
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"
+  exit
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash launch/environment.sh
 # Training on a CPU touches much fresh memory: huge pages save page faults.

@@ -6,6 +6,7 @@ what it does, and `define_flags()` for its flags, called once when it runs.
 
 import ast
 from collections.abc import Callable
+from collections.abc import Iterable
 import errno
 import functools
 import importlib
@@ -52,6 +53,13 @@ def define_flags() -> None:
   flags.DEFINE_multi_string(
     'gin_param', [], "A single binding 'NAME = value', repeatable; it wins."
   )
+
+
+def refuse(names: Iterable[str], why: str) -> None:
+  """Raises ValueError if any of these flags is given; `why` goes on from it."""
+  given = [f'--{name}' for name in names if flags.FLAGS[name].present]
+  if given:
+    raise ValueError(f'{", ".join(given)} {why}; leave it out.')
 
 
 def run_main(

@@ -34,6 +34,11 @@ from meliad_rec.run import TrainedRun
 from meliad_rec.token_losses import TokenLosses
 
 SCORED = 'scored_tokens'  # A figure of labelled documents.
+# Flags of all but --compare.
+_READING = (
+  *('workdir', 'step', 'trusted', 'split', 'store', 'file', 'documents'),
+  *('tokens', 'batch', 'segment', 'clear_state', 'out'),
+)
 
 
 def define_flags() -> None:
@@ -52,10 +57,7 @@ def define_flags() -> None:
     'tokens', None, 'Read the first so many tokens of each.', lower_bound=1
   )
   flags.DEFINE_integer(
-    'batch',
-    None,
-    'Documents read side by side; changes speed alone.',
-    lower_bound=1,
+    'batch', None, 'Documents read side by side, for speed.', lower_bound=1
   )
   flags.DEFINE_integer(
     'segment',
@@ -77,6 +79,7 @@ def main(argv: list[str]) -> None:
     raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
   args = flags.FLAGS
   if args.compare is not None:
+    cli.refuse(_READING, 'is of an evaluation, and --compare reads two')
     if len(args.compare) != 2:
       raise ValueError(
         f'--compare takes two files, A.npz,B.npz; it has {len(args.compare)}.'
@@ -84,6 +87,7 @@ def main(argv: list[str]) -> None:
     a, b = map(TokenLosses.load, args.compare)
     print(compare(a, b, args.top, args.unit))
     return
+  cli.refuse(('top', 'unit'), 'is of --compare')
   check_flags(args)
   run = run_flags.open_run()
   chosen, trivial = choose(run, args)

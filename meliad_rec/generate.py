@@ -56,6 +56,9 @@ def main(argv: list[str]) -> None:
     )
   if args.save_state:
     array_file.check_place(args.save_state)
+  if args.greedy:
+    names = 'temperature', 'top_k', 'top_p'
+    cli.refuse(names, 'is of drawing, and --greedy takes the likeliest')
   temperature = 0.0 if args.greedy else args.temperature
   sampler = Sampler(temperature, args.top_k, args.top_p)
   prompt = read_prompt(args)

@@ -34,6 +34,10 @@ def main(argv: list[str]) -> None:
       'Two of the folders have the same last name, by which runs are called '
       'here; rename one.'
     )
+  if args.plot and Path(args.plot).suffix != '.png':
+    raise ValueError(
+      f'{args.plot} is to be a picture; give a name that ends in .png.'
+    )
   print(table(runs, args.metric, args.split))
   if args.plot:
     plot.compare(runs, args.plot, args.metric)

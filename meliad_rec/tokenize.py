@@ -20,6 +20,12 @@ from meliad_rec.data.document import Document
 from meliad_rec.data.text import Text
 from meliad_rec.data.vocabulary import open_vocabulary
 
+# Flags of all but --verify.
+_WRITING = (
+  *('source', 'path', 'field', 'split_file', 'module', 'splits'),
+  *('vocabulary', 'out', 'force'),
+)
+
 
 def define_flags() -> None:
   sources.define_flags()
@@ -43,8 +49,7 @@ def main(argv: list[str]) -> None:
     raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
   args = flags.FLAGS
   if args.verify:
-    if args.source or args.out:
-      raise ValueError('--verify only reads; leave out --source and --out.')
+    cli.refuse(_WRITING, 'is of writing, and --verify only reads')
     store.verify(args.verify)
     print(f'{args.verify} is as it was written')
     return

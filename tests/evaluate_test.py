@@ -120,6 +120,7 @@ def test_labels_are_told_beside_what_trivial_answers_reach(monkeypatch, capsys):
   measured = {'tokens': 30, 'error': 0.125, 'scored_tokens': 27}
   given = flags(split='test', out=None, compare=None)
   monkeypatch.setattr(evaluate.flags, 'FLAGS', given)
+  monkeypatch.setattr(evaluate.cli, 'refuse', lambda *_: None)
   monkeypatch.setattr(evaluate.run_flags, 'open_run', lambda: run)
   monkeypatch.setattr(evaluate, 'measure', lambda *_: (measured, None))
   evaluate.main(['evaluate'])
@@ -230,6 +231,9 @@ def test_the_command_evaluates_and_compares(tmp_path):
   assert '1 documents, 30 tokens, 30 bytes' in done.stdout
   assert 'bits/byte' in done.stdout
   assert len(TokenLosses.load(out).nats) == 30
+  done = command(f'--compare={out},{out}', '--split=test', '--out=b.npz')
+  assert done.returncode == 2
+  assert '--split, --out is of an evaluation, and --compare' in done.stderr
   done = command(f'--compare={out},{out}')
   assert done.returncode == 0, done.stderr
   assert 'By place in the document' in done.stdout

@@ -66,6 +66,12 @@ def test_the_curves_are_drawn(folder, given, tmp_path):
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
 
 
+def test_a_picture_takes_the_place_of_no_text(folder, given, tmp_path):
+  given.plot = str(tmp_path / 'notes.txt')
+  with pytest.raises(ValueError, match='notes.txt is to be a picture; give'):
+    runs.main(['runs', folder('a', {1: 0.5})])
+
+
 def test_a_run_may_lie_in_a_bucket(
   folder, given, tmp_path, monkeypatch, capsys
 ):

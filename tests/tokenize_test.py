@@ -45,7 +45,8 @@ def test_a_folder_becomes_a_store(tmp_path):
     (['--source=folder'], 'needs a place to read'),
     (['--source=folder', '--path=/no/such'], 'No files in /no/such'),
     (['--source=code', '--vocabulary=x.model'], 'x.model cannot be read'),
-    (['--source=code', '--field=a'], 'does not read --field'),
+    (['--source=code', '--field=a'], "source 'code' does not read --field"),
+    (['--source=foldr', '--path=a'], 'taken for a seqio task as it is none of'),
     (['--source=code', 'folder'], "'folder' is no flag"),
     (['--source=code', '--splits=train,dev'], "no split 'dev'; it has train"),
   ],
@@ -82,8 +83,10 @@ def test_a_store_is_verified(tmp_path, command, capsys):
 
 
 def test_verifying_goes_alone_and_writing_needs_a_place(command):
-  with pytest.raises(ValueError, match='leave out --source and --out'):
+  with pytest.raises(ValueError, match='^--out is of writing, and --verify'):
     command('--verify=a', '--out=b')
+  with pytest.raises(ValueError, match='^--splits, --force is of writing'):
+    command('--verify=a', '--splits=b', '--force')
   with pytest.raises(ValueError, match='Give --out=STORE'):
     command('--source=code')
 

@@ -149,7 +149,8 @@ def sentence(error: Exception) -> str | None:
     unbound = re.search(r'for arguments: \[(.*?)\]', text)
     if not (calls and unbound):
       return None
-    name = calls[0].split("'")[1]
+    whole = re.search(r"<class '(?:\w+\.)*(\w+\.\w+)'>", calls[0])
+    name = whole[1] if whole else calls[0].split("'")[1]
     return (
       f'{name} needs {unbound[1]}, which no gin file and no --gin_param sets;'
       f' bind {name}.{unbound[1].split(chr(39))[1]}.'

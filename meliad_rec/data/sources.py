@@ -96,8 +96,10 @@ def source(
     if value is not None and name not in _READS.get(kind, ('module',))
   ]
   if unread:
+    taken = f', taken for a seqio task as it is none of {", ".join(_READS)},'
     raise ValueError(
-      f'The source {kind!r} does not read {", ".join(unread)}; leave it out.'
+      f'The source {kind!r}{"" if kind in _READS else taken} does not read '
+      f'{", ".join(unread)}; leave it out, or correct --source.'
     )
   if kind in ('folder', 'jsonl') and not path:
     raise ValueError(f'The source {kind!r} needs a place to read; give --path.')

@@ -467,7 +467,9 @@ def test_missing_value_is_a_sentence():
   )
   with pytest.raises(TypeError) as info:
     config.build(Layer)()
-  assert "Layer needs 'width', which" in config.sentence(info.value)
+  told = config.sentence(info.value)
+  assert told.startswith("config_test.Layer needs 'width', which")
+  assert told.endswith('bind config_test.Layer.width.')
 
 
 def test_only_what_the_package_raises_is_told_as_a_sentence():

@@ -36,7 +36,9 @@ def test_a_dry_run_runs_nothing(machines):
   assert machines.calls() == []
 
 
-@pytest.mark.parametrize('hosts', [(), ('a b',), ('--gin_file=x',)])
+@pytest.mark.parametrize(
+  'hosts', [(), ('a b',), ('--gin_file=x',), ('--help',)]
+)
 def test_mistakes(machines, hosts):
   done = machines.run('gpu.sh', *hosts)
   assert done.returncode == 2
