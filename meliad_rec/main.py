@@ -108,11 +108,11 @@ def train(
   operative = config.operative()
   run = trainer.Run(experiment, str(workdir), {'config': operative})
   run.profile = profile.Profile(run.workdir / 'profile', traced)
-  run.begin()
-  if run.step:
-    tell_changes(run.workdir / run_folder.CONFIG, operative)
-  run_folder.write(run.workdir, experiment, operative)
   try:
+    run.begin()
+    if run.step:
+      tell_changes(run.workdir / run_folder.CONFIG, operative)
+    run_folder.write(run.workdir, experiment, operative)
     return run, run.live()
   except OSError as error:
     # No mistake of a setting: a disk or a bucket failed, and may do better.

@@ -20,10 +20,11 @@ LINES = """
 figures dropout partition gathering within_mesh
 kernels/window_attention_ref kernels/window_attention_xla
 kernels/memory_attention_ref kernels/blocks
-kernels/tpu_blocks kernels/tpu_vmem kernels/tpu_forward kernels/tpu_backward
+kernels/per_shard kernels/tpu_blocks kernels/tpu_vmem
+kernels/tpu_forward kernels/tpu_backward
 kernels/window_attention_tpu kernels/tpu_memory kernels/memory_attention_tpu
 kernels/gpu_tiles kernels/gpu_forward kernels/gpu_bias kernels/gpu_backward
-kernels/window_attention_gpu kernels/per_shard kernels/choice
+kernels/window_attention_gpu kernels/choice
 kernels/memory_attention kernels/window_attention remat cell reset positions
 span attention gates norms activations layer_config sublayers layer archs/window
 archs/state_vectors archs/block_recurrent archs/chain archs/repeat archs/stack

@@ -213,7 +213,6 @@ def test_settings_that_may_change_are_told_and_a_damaged_step_passed_over(
       assert loss == start[key]
 
 
-@pytest.mark.slow
 def test_a_disk_that_fails_is_no_mistake_of_a_setting(tmp_path, monkeypatch):
   """Exit code 2 would tell launchers not to start the run again."""
 
@@ -235,6 +234,7 @@ def test_a_disk_that_fails_is_no_mistake_of_a_setting(tmp_path, monkeypatch):
   assert told.value.exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, data):
   changed = {'LEARNING_RATE': 1e30, 'SAVE_EVERY': 1}
   settings = dict(SETTINGS) | changed

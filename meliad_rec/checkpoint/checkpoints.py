@@ -57,7 +57,7 @@ class Checkpoints:
       False if this very state is there already, with a score if it has one.
 
     Raises:
-      CheckpointError: the directory is ahead of `step`.
+      CheckpointError: the directory is ahead of `step`; or see StepWriter.save.
     """
     leaves = saved_step.table(state)
     self._writer.finish()

@@ -1,8 +1,8 @@
 """Writes steps behind the training: asynchronous, committed by a rename.
 
 orbax's manager does the work. Added: the manifest, written before the commit;
-a failed save that neither ends the run nor spoils the next one; and which
-steps stay.
+a failed save that neither ends the run nor spoils the next one, unless it could
+not begin on one of several hosts; and which steps stay.
 """
 
 import dataclasses
@@ -17,9 +17,6 @@ from meliad_rec.checkpoint import manifest
 from meliad_rec.checkpoint import replaced
 from meliad_rec.checkpoint.mismatch import CheckpointError
 from meliad_rec.checkpoint.saved_step import first_line
-
-# Longer than any array takes, and shorter than hosts are given to end in.
-_WAIT_SECONDS = 300
 
 
 class SaveError(CheckpointError):
@@ -63,7 +60,7 @@ class StepWriter:
     self.finish()
     # A manager that one host has lost all make anew: they wait for each other.
     if hosts.any_of(self._manager is None):
-      self._manager = None
+      self._close_manager()
     self._saving, self._failure = step, None
     # orbax and tensorstore raise errors of many classes, and none of them
     # should end a run whose state in memory is good.
@@ -97,17 +94,14 @@ class StepWriter:
   def close(self):
     """Ends orbax's threads; SaveError if the last save failed."""
     self.finish()
-    if self._manager is not None:
-      self._manager.close()
-      self._manager = None
+    self._close_manager()
     self.wait()
 
   def _open(self, step):
     self._replaces = step in replaced.folders(self._directory)
-    if self._replaces and self._manager is not None:
+    if self._replaces:
       # orbax reads once which steps there are.
-      self._manager.close()
-      self._manager = None
+      self._close_manager()
     if self._manager is None:
       replaced.settle(self._directory)
       if self._replaces:
@@ -120,7 +114,6 @@ class StepWriter:
           cleanup_tmp_directories=True,
           lightweight_initialize=True,
           async_options=ocp.options.AsyncOptions(
-            timeout_secs=_WAIT_SECONDS,
             post_finalization_callback=self._write_manifest,
             # Made behind, a folder that cannot be made is found out by a
             # timeout of minutes.
@@ -129,6 +122,11 @@ class StepWriter:
         ),
       )
     return self._manager
+
+  def _close_manager(self):
+    if self._manager is not None:
+      self._manager.close()
+      self._manager = None
 
   def _write_manifest(self):
     # orbax calls this last before the commit, when the step is whole in its

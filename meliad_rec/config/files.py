@@ -93,18 +93,20 @@ def kind(path: Path) -> str:
 
 
 def in_order(names: list[str]) -> list[str]:
-  """Names by the kinds of their files; those of no kind, one's own, are last.
+  """Names by the kinds of their files, in whatever order they are given.
 
   A task corrects what an architecture sets, an option what any of them or an
-  experiment does, and a file of one's own what any does, in whatever order they
-  are given.
+  experiment does. A file of no kind, one's own, corrects them all; but where no
+  other has an architecture, it has, and options correct it.
 
   Raises:
     ConfigError: there is no such file.
   """
   kinds = {name: kind(find(name, f'--gin_file={name}')) for name in names}
   rank = {one: place for place, one in enumerate(_ORDER)}
-  return sorted(names, key=lambda name: rank.get(kinds[name], len(rank)))
+  corrects = not {'experiments', *KINDS}.isdisjoint(kinds.values())
+  own = len(rank) if corrects else -1
+  return sorted(names, key=lambda name: rank.get(kinds[name], own))
 
 
 def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:

@@ -125,7 +125,7 @@ def misfit(q_BTHK, k_BSHK, keep_HTS=None) -> str | None:
   if needed > tpu_vmem.capacity():
     return (
       f'{S} slots and heads {K} wide of {q_BTHK.dtype}, which need '
-      f'{needed / 2**20:.0f} MiB of VMEM where a core has '
+      f'{needed / 2**20:.1f} MiB of VMEM where a core has '
       f'{tpu_vmem.capacity() / 2**20:.0f}'
     )
   return None

@@ -87,6 +87,15 @@ def cut_alike(a_BSHK, heads: int):
   return jnp.repeat(a_BSHK, math.lcm(own, places) // own, 2)
 
 
+def heads_of_device(heads: int, key_heads: int) -> tuple[int, int]:
+  """Of so many heads those of one device, of queries and of keys."""
+  mesh = jax.sharding.get_abstract_mesh()
+  places = _free(mesh).get(MESH_AXES['heads'], 1)
+  if heads % places:
+    return heads, key_heads
+  return heads // places, math.lcm(key_heads, places) // places
+
+
 def per_row(call: Callable, of_rows, shared):
   """`call(of_rows, shared)`, for the rows of each device where there is a mesh.
 

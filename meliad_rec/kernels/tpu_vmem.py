@@ -7,6 +7,7 @@ what the compiler said of kernels that it refused, for v4 and v5p.
 
 import jax
 
+from meliad_rec.kernels.per_shard import heads_of_device
 from meliad_rec.kernels.tpu_blocks import heads_of_step
 from meliad_rec.kernels.tpu_blocks import LANES
 
@@ -14,7 +15,10 @@ _MIB = 2**20
 _MOST = 128 * _MIB
 # By jax's name of a chip; those that are not here have _MOST.
 _CORES = {
+  'TPU v2': 16 * _MIB,
+  'TPU v3': 16 * _MIB,
   'TPU v4': 16 * _MIB,
+  'TPU v4 lite': 16 * _MIB,
   'TPU v5': 64 * _MIB,
   'TPU v5p': 64 * _MIB,
   'TPU7x': 64 * _MIB,
@@ -52,7 +56,7 @@ def of_window(q_BTHK, k_BSHK, W: int, Q: int) -> int:
     width = max(1, G // sharing) * K
     tile = G * LANES * (W + LANES)
     moved = (queries * Q * G * K + keys * Q * width + 2 * W * width) * size
-    moved += tile * (4 * tiles + size)
+    moved += tile * 4 * (tiles + 1)
     scratch = (W + Q) * (width * kept + 4 * LANES * (tiles - 1))
     needed.append(2 * moved + scratch)
   return int(_MARGIN * max(needed))
@@ -68,19 +72,21 @@ def of_memory(q_BTHK, k_BSHK, Q: int, drops: bool) -> int:
   """
   H, K, sharing, size = _sizes(q_BTHK, k_BSHK)
   S = k_BSHK.shape[1] + -k_BSHK.shape[1] % LANES
-  # Logits of more slots do not stay in registers.
+  # Backward, logits of more slots do not stay in registers.
   spilt = 12 * LANES * S * 4 if S > 512 else 0
   needed = []
   for wanted, queries, keys in (4, 2, 2), (2, 4, 4):
     G = heads_of_step(H, K, sharing, min(S, 512), wanted)
     width = max(1, G // sharing) * K
-    moved = (queries * Q * G * K + keys * S * width + drops * G * Q * S) * size
-    scratch = S * (8 * width + 4 * LANES) if wanted == 2 else 0
-    needed.append(2 * moved + scratch + spilt)
+    moved = (queries * Q * G * K + keys * S * width) * size
+    moved += drops * G * Q * S * 4
+    scratch = S * (8 * width + 4 * LANES) + spilt if wanted == 2 else 0
+    needed.append(2 * moved + scratch)
   return int(_MARGIN * max(needed))
 
 
 def _sizes(q_BTHK, k_BSHK):
-  """Heads, their width, how many share one of keys, bytes of a number."""
-  H, K = q_BTHK.shape[2:]
-  return H, K, H // k_BSHK.shape[2], q_BTHK.dtype.itemsize
+  """Heads of a device, their width, how many share one of keys, and bytes of a
+  number."""
+  H, key_heads = heads_of_device(q_BTHK.shape[2], k_BSHK.shape[2])
+  return H, q_BTHK.shape[3], H // key_heads, q_BTHK.dtype.itemsize

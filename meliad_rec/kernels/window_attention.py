@@ -75,13 +75,13 @@ def window_attention(
   Raises:
     ValueError: there is no such form, or it does not take the arguments.
   """
-  chosen = choice(
-    form,
-    {
-      name: kernels.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)
-      for name, kernels in KERNELS.items()
-    },
-  )
+  misfits = {
+    name: kernels.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)
+    for name, kernels in KERNELS.items()
+  }
+  if form != 'gpu_interpreted' and not misfits['cuda']:
+    misfits['cuda'] = window_attention_gpu.refusal()
+  chosen = choice(form, misfits)
   if not chosen.has_kernels:
     y_BTHK = window_attention_xla.window_attention(
       q_BTHK,

@@ -130,10 +130,13 @@ def dropout_block(q_BTHK) -> int:
   return size(q_BTHK)
 
 
-def is_before_ampere(device) -> bool:
-  """Whether it is a GPU of NVIDIA of compute capability 7 or lower."""
+def refusal() -> str | None:
+  """Why this machine's GPU runs no such kernels; None: it does, or is none."""
+  device = jax.devices()[0]
   known = re.match(r'(\d+)\.', getattr(device, 'compute_capability', ''))
-  return bool(known) and int(known[1]) < 8
+  if known and int(known[1]) < 8:
+    return 'a GPU of before Ampere, for which there is no Triton'
+  return None
 
 
 def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
@@ -146,6 +149,4 @@ def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
     )
   if 2 * q_BTHK.shape[1] < W:
     return f'{q_BTHK.shape[1]} queries are less than half a window of {W}'
-  if is_before_ampere(jax.devices()[0]):
-    return 'a GPU of before Ampere, for which there is no Triton'
   return blocks.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)

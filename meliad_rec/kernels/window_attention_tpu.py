@@ -162,7 +162,7 @@ def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
   if needed > tpu_vmem.capacity():
     return (
       f'a window of {W} and heads {K} wide of {q_BTHK.dtype}, which need '
-      f'{needed / 2**20:.0f} MiB of VMEM where a core has '
+      f'{needed / 2**20:.1f} MiB of VMEM where a core has '
       f'{tpu_vmem.capacity() / 2**20:.0f}'
     )
   return blocks.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)

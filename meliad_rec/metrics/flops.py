@@ -51,12 +51,17 @@ def count(jaxpr: core.Jaxpr, turns: float | None) -> float:
 
 
 def loops(jaxpr: core.Jaxpr) -> list[int | None]:
-  """Turns that each `while` of a trace may take; None: it does not tell."""
+  """Turns that each `while` of a trace may take; None: it does not tell.
+
+  Of those that have products.
+  """
   found = []
   for equation in jaxpr.eqns:
-    if equation.primitive.name == 'while':
+    inside = [*_jaxprs(equation.params.values())]
+    multiplies = any(count(inner, None) for inner in inside)
+    if equation.primitive.name == 'while' and multiplies:
       found.append(_most(equation))
-    for inner in _jaxprs(equation.params.values()):
+    for inner in inside:
       found += loops(inner)
   return found
 
@@ -64,8 +69,8 @@ def loops(jaxpr: core.Jaxpr) -> list[int | None]:
 def _most(equation) -> int | None:
   """Turns that a `while` may take; None: its trace does not tell.
 
-  It tells where the loop goes on only while its count of turns, from 0, is less
-  than a number.
+  It tells where the loop goes on only while what it counts its turns by, which
+  is taken to be 0 at first, is less than a number.
   """
   condition = equation.params['cond_jaxpr'].jaxpr
   made = {one.outvars[0]: one for one in condition.eqns}

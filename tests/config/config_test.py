@@ -148,6 +148,14 @@ def test_files_of_no_kind_win_the_last_of_them():
   assert config.build(repeat)()[0].width == 3
 
 
+def test_an_own_file_that_has_all_kinds_is_corrected_by_options():
+  included = ''.join(f"include '{name}.gin'\n" for name in USUAL)
+  whole = write(f'{included}WIDTH = 3\n', 'whole.gin')
+  for files in ['options/wide', whole], [whole, 'options/wide']:
+    config.parse(files, [])
+    assert config.build(repeat)()[0].width == 23
+
+
 def test_an_experiment_includes_all_kinds():
   config.parse(['experiments/table'], [])
   assert config.build(repeat)()[0].width == 13

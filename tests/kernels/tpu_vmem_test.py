@@ -52,7 +52,7 @@ def test_windows(core, W, H, K, dtype, fits, monkeypatch):
 def test_slots(core, S, dtype, drops, fits, monkeypatch):
   monkeypatch.setattr(tpu_vmem, 'capacity', lambda: core * 2**20)
   q, k = (shape(1, n, 8, 128, dtype=dtype) for n in (512, S))
-  keep = shape(8, 512, S, dtype=dtype) if drops else None
+  keep = shape(8, 512, S) if drops else None
   told = memory_attention_tpu.misfit(q, k, keep)
   assert (told is None) == fits
   assert fits or f'MiB of VMEM where a core has {core}' in told
@@ -72,6 +72,20 @@ def test_slots(core, S, dtype, drops, fits, monkeypatch):
 def test_a_core_is_one_of_the_mesh(name, core):
   with jax.set_mesh(partition.make_mesh(devices=topology.devices(name))):
     assert tpu_vmem.capacity() == core * 2**20
+
+
+@pytest.mark.parametrize(
+  ('heads', 'key_heads', 'alone'), [(12, 12, 3), (8, 2, 2), (6, 6, 6)]
+)
+def test_heads_are_those_of_one_device(heads, key_heads, alone):
+  """Of 12, on 4 places, a step has all 3 of one, and not 1 of all."""
+  of = lambda H, keys: (shape(1, 2048, n, 64) for n in (H, keys))
+  whole = tpu_vmem.of_window(*of(heads, key_heads), 1024, 1024)
+  with jax.set_mesh(partition.make_mesh(1, 2, 4)):
+    cut = tpu_vmem.of_window(*of(heads, key_heads), 1024, 1024)
+  keys = {12: 3, 8: 1, 6: 6}[heads]
+  assert cut == tpu_vmem.of_window(*of(alone, keys), 1024, 1024)
+  assert (cut == whole) == (heads == 6)
 
 
 def test_where_no_tpu_is_known_there_is_what_the_largest_has():

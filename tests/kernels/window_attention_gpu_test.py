@@ -74,10 +74,13 @@ def test_gpus_of_before_ampere_have_the_blocked_form(known, old, monkeypatch):
   if known:
     device.compute_capability = known
   monkeypatch.setattr(jax, 'devices', lambda: [device])
-  (q, k, _, bias, _), _ = example(T=64, P=64, W=64, K=16)
-  told = window_attention_gpu.misfit(q, k, bias, None)
+  told = window_attention_gpu.refusal()
   assert (told is not None) == old
-  assert not old or 'before Ampere' in told
+  (q, k, v, bias, scale), mask = example(T=64, P=64, W=64, K=16)
+  if old:
+    with pytest.raises(ValueError, match='before Ampere'):
+      window_attention(q, k, v, mask, bias, scale_H=scale, form='gpu')
+    interpreted(q, k, v, mask, bias, scale_H=scale)
 
 
 def test_bfloat16_is_near_the_definition_in_float32():

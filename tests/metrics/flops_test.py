@@ -130,3 +130,10 @@ def test_of_functions_with_derivatives_of_their_own_the_function_counts(kind):
 def test_shapes_are_enough():
   shape = jax.ShapeDtypeStruct((A, B), jnp.float32)
   assert forward_flops(jnp.matmul, shape, w) == 2 * A * B * C
+
+
+def test_a_loop_without_products_says_nothing():
+  """As the one that writes a ring of keys."""
+  body = lambda i, x: jax.lax.dynamic_update_slice(x, x[:1], (i,))
+  moves = lambda n, x: jax.lax.fori_loop(n, n + 1, body, x)
+  assert loops(jax.make_jaxpr(moves)(2, jnp.ones(9)).jaxpr) == []

@@ -14,6 +14,7 @@ parents, which are in the level before; the last level has digits alone.
 from collections.abc import Callable
 from collections.abc import Container
 import itertools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -74,7 +75,10 @@ def grow(
 def mean_length(max_args: int, max_depth: int) -> float:
   """Words of an expression as `grow` draws it, in the mean."""
   arguments = (2 + max_args) / 2 / 4  # Of an expression above the last depth.
-  levels = [arguments**depth for depth in range(max_depth)]
+  try:
+    levels = [arguments**depth for depth in range(max_depth)]
+  except OverflowError:
+    return math.inf
   return sum(levels) + sum(levels[:-1]) / 4  # The brackets that close.
 
 

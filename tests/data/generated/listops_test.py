@@ -201,6 +201,7 @@ def test_of_long_expressions_fewer_are_drawn_at_once(monkeypatch):
   [
     (lambda: ListOps(trees=2), '^trees is 2; it must be 3 or more'),
     (lambda: ListOps(max_args=1), 'Set listops.ListOps.max_args'),
+    (lambda: ListOps(max_args=10, max_depth=1800), ' have inf words in the'),
     (lambda: ListOps(max_args=15), '^Expressions of up to 15 .* words in the'),
     (lambda: TASK.documents('dev'), "no split 'dev'"),
     (
