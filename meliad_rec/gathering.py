@@ -25,7 +25,8 @@ def gather(params, stacked: bool = True):
   Args:
     params: by their paths, or the ends of these.
     stacked: whether those of layers that a scan runs through are gathered too,
-      all at once. If not, the scan gathers one layer's at a time.
+      all at once. If not, the scan gathers one layer's at a time. All others
+      stay whole from the forward to the backward pass.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if dict(mesh.shape).get('fsdp', 1) == 1:
