@@ -122,12 +122,8 @@ def misfit(q_BTHK, k_BSHK, keep_HTS=None) -> str | None:
     )
   drops = keep_HTS is not None
   needed = tpu_vmem.of_memory(q_BTHK, k_BSHK, block(T), drops)
-  if needed > tpu_vmem.capacity():
-    return (
-      f'{S} slots and heads {K} wide of {q_BTHK.dtype}, which need '
-      f'{needed / 2**20:.1f} MiB of VMEM where a core has '
-      f'{tpu_vmem.capacity() / 2**20:.0f}'
-    )
+  if told := tpu_vmem.lacking(needed):
+    return f'{S} slots and heads {K} wide of {q_BTHK.dtype}, {told}'
   return None
 
 

@@ -37,6 +37,16 @@ def capacity() -> int:
   return _CORES.get(device and device.device_kind, _MOST)
 
 
+def lacking(needed: int) -> str | None:
+  """What to say where a core has fewer bytes; None: it has as many."""
+  if needed <= capacity():
+    return None
+  return (
+    f'which need {needed / _MIB:.1f} MiB of VMEM where a core has '
+    f'{capacity() / _MIB:.0f}'
+  )
+
+
 def of_window(q_BTHK, k_BSHK, W: int, Q: int) -> int:
   """Of windowed attention, with dropout, forward or backward.
 

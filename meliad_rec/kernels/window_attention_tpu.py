@@ -158,13 +158,8 @@ def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
     # Half a block of them costs more than XLA's form does.
     return f'{q_BTHK.shape[1]} queries, fewer than {LANES}'
   block = queries_of_block(q_BTHK.shape[1], W)
-  needed = tpu_vmem.of_window(q_BTHK, k_BSHK, W, block)
-  if needed > tpu_vmem.capacity():
-    return (
-      f'a window of {W} and heads {K} wide of {q_BTHK.dtype}, which need '
-      f'{needed / 2**20:.1f} MiB of VMEM where a core has '
-      f'{tpu_vmem.capacity() / 2**20:.0f}'
-    )
+  if told := tpu_vmem.lacking(tpu_vmem.of_window(q_BTHK, k_BSHK, W, block)):
+    return f'a window of {W} and heads {K} wide of {q_BTHK.dtype}, {told}'
   return blocks.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)
 
 
