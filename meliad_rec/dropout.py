@@ -72,12 +72,22 @@ def drop_layer(layer: nn.Module, rate: float, x_BTD, y_BTD):
   Raises:
     ValueError: rate is outside [0, 1).
   """
+  check_layer_drop(rate)
+  if not rate or not layer.has_rng('dropout'):
+    return y_BTD
+  return drop_by(layer.make_rng('dropout'), rate, x_BTD, y_BTD)
+
+
+def drop_by(rng, rate: float, x_BTD, y_BTD):
+  """As drop_layer in training, given its key."""
+  keep = jax.random.bernoulli(rng, 1 - rate)
+  return jnp.where(keep, y_BTD, x_BTD)
+
+
+def check_layer_drop(rate: float) -> None:
+  """Raises ValueError if rate is outside [0, 1)."""
   if not 0 <= rate < 1:
     raise ValueError(
       f'layer_drop is {rate}; it needs 0 or more and less than 1. Set '
       'LAYER_DROP.'
     )
-  if not rate or not layer.has_rng('dropout'):
-    return y_BTD
-  keep = jax.random.bernoulli(layer.make_rng('dropout'), 1 - rate)
-  return jnp.where(keep, y_BTD, x_BTD)

@@ -23,11 +23,6 @@ class Ratio(struct.PyTreeNode):
   total: jax.Array
   count: jax.Array
 
-  def mean(self) -> jax.Array:
-    """It, a float32 scalar; 0 of nothing."""
-    whole = _scalar(self)
-    return whole.total / jnp.where(whole.count > 0, whole.count, 1)
-
 
 class Peak(struct.PyTreeNode):
   """The greatest of all values."""

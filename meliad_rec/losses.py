@@ -2,8 +2,10 @@
 
 `cross_entropy` is the figure that is reported, always the plain one.
 `objective` is what a step minimises; it may add a z-loss and smooth labels.
+`RowMeans` is what a module may sow to be minimised beside them.
 """
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 
@@ -80,6 +82,25 @@ def masked_mean(values_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
   """Mean where the mask is True, float32; 0, without gradient, if nowhere."""
   count = jnp.maximum(jnp.sum(mask_BT), 1)
   return masked_sum(values_BT, mask_BT) / count
+
+
+class RowMeans(struct.PyTreeNode):
+  """A loss that is a mean in each row, and then of rows, which weigh alike.
+
+  Both are [..., B] float32, the same; axes in front of rows are of the runs of
+  a module in a scan, such as chunks.
+  """
+
+  total_B: jax.Array
+  count_B: jax.Array  # What each total is of; 0: nothing.
+
+  def mean(self) -> jax.Array:
+    """Float32 scalar; 0, without gradient, of nothing."""
+    total_B, count_B = (
+      jnp.sum(a.reshape(-1, a.shape[-1]), 0)
+      for a in (self.total_B, self.count_B)
+    )
+    return masked_mean(total_B / jnp.maximum(count_B, 1), count_B > 0)
 
 
 def _parts(logits_BTV, targets_BT):

@@ -121,15 +121,15 @@ def train_step(
 
 
 def auxiliary(sown) -> jax.Array:
-  """The sum of what modules sowed as losses, means where they are ratios.
+  """The sum of what modules sowed as losses.
 
-  A ratio is one mean over all that a scan counted: a sum of means over chunks
-  would weigh a chunk the more, the fewer of its places are real.
+  Of losses.RowMeans the mean over all that a scan counted: a sum of means over
+  chunks would weigh a chunk the more, the fewer of its places are real.
   """
   total = jnp.zeros(())
-  for loss in jax.tree.leaves(sown, is_leaf=figures.is_figure):
-    mean = isinstance(loss, figures.Ratio)
-    total += loss.mean() if mean else jnp.sum(loss, dtype=jnp.float32)
+  of_rows = lambda node: isinstance(node, losses.RowMeans)
+  for loss in jax.tree.leaves(sown, is_leaf=of_rows):
+    total += loss.mean() if of_rows(loss) else jnp.sum(loss, dtype=jnp.float32)
   return total
 
 

@@ -61,7 +61,7 @@ APPLY = {
   'inference_compacted': HALTING,
   'key_heads_*': ATTENDING,
   'keys_per_layer': ('feedback',),
-  'layer_drop_*': (*BLOCKS, 'latent_bottleneck', 'transformer'),
+  'layer_drop_*': ARCHS,
   'layers_[123]': tuple(sorted({*COUNTED} - {'block_feedback', *STACKS[:2]})),
   'layers_??': COUNTED,
   'live_*': ('staircase',),

@@ -34,11 +34,11 @@ memory_scan/tokens memory_scan/gradients memory_scan/scan
 archs/memory_cell archs/feedback_memory archs/feedback
 archs/staircase_diagonal archs/staircase_tokens archs/staircase
 halting/leaves halting/loop halting/compaction halting/per_device halting/gate
-halting/halt cores/core_config cores/attend cores/attention cores/experts
+halting/halt losses cores/core_config cores/attend cores/attention cores/experts
 cores/expert_layers cores/core_layer cores/layers cores/recurrence
 cores/universal archs/encode archs/latent_bottleneck archs/chunks
 embedding pooling heads model
-data/batch losses
+data/batch
 optimizer/schedules optimizer/accumulation optimizer/optimizer
 meliad_names metrics/units metrics/metrics train_step forward state_sharding
 program

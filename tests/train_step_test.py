@@ -283,21 +283,23 @@ def test_what_modules_sow_rises_to_its_weight(at, weight):
   )
 
 
-def test_a_ratio_is_minimised_as_one_mean_over_the_scan():
+def test_means_of_rows_are_minimised_over_the_whole_scan():
   """Beside a plain loss, which is a sum; one of two blocks has no places."""
 
   def total(w):
-    places = jnp.array([0.0, 5.0])
+    # A row of 15 by 5, one of 2 by 2, and one of nothing.
+    total_B = w * jnp.array([[0.0, 1.0, 0.0], [15.0, 1.0, 0.0]])
+    count_B = jnp.array([[0.0, 1.0, 0.0], [5.0, 1.0, 0.0]])
     sown = {
-      'a': {'mean': (figures.Ratio(w * jnp.array([0.0, 15.0]), places),)},
+      'a': {'mean': (losses.RowMeans(total_B, count_B),)},
       'b': {'parts': (w * jnp.array([1.0, 2.0]), w)},
     }
     return auxiliary(sown)
 
-  assert jax.value_and_grad(total)(2.0) == (3 * 2 + 3 * 2 + 2, 3 + 3 + 1)
-  zero = figures.Ratio(jnp.zeros(2), jnp.zeros(2))
+  assert jax.value_and_grad(total)(2.0) == (2 * 2 + 3 * 2 + 2, 2 + 3 + 1)
+  zero = losses.RowMeans(jnp.zeros(2), jnp.zeros(2))
   nothing, gradient = jax.value_and_grad(lambda r: auxiliary({'x': (r,)}))(zero)
-  assert nothing == 0 and np.isfinite(gradient.total).all()
+  assert nothing == 0 and np.isfinite(gradient.total_B).all()
   assert auxiliary({}) == 0
 
 

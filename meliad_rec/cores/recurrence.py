@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from meliad_rec.cores import experts
 from meliad_rec.cores.core_layer import CoreLayer
+from meliad_rec.dropout import drop_by
 from meliad_rec.halting import halt as halting
 from meliad_rec.halting.gate import HaltingGate
 from meliad_rec.halting.gate import mean
@@ -70,6 +71,7 @@ class Recurrence:
     halt: how; None: never.
     together, transition: see Universal.
     steps: the most there are.
+    layer_drop: see Universal.
   """
 
   layer: CoreLayer
@@ -78,6 +80,7 @@ class Recurrence:
   together: bool
   transition: bool
   steps: int
+  layer_drop: float = 0.0
 
   def first(self, shared: Shared, rows: Rows, x_BTD) -> tuple[State, Counts]:
     """The state before step 0, and what was counted to make it."""
@@ -139,10 +142,10 @@ class Recurrence:
 
     Keys are of the output so far, where tokens halt by themselves.
     """
-    rngs, source_BTD = {}, None
+    rngs, source_BTD, key = {}, None, None
     if shared.rng is not None:
-      key = jax.random.wrap_key_data(shared.rng)
-      rngs['dropout'] = jax.random.fold_in(key, l)
+      key = jax.random.fold_in(jax.random.wrap_key_data(shared.rng), l)
+      rngs['dropout'] = key
     if not self.together:
       source_BTD = mix(state.mixed_BTD, state)
     new_BTD, sown = self.layer.apply(
@@ -154,6 +157,10 @@ class Recurrence:
       rngs=rngs,
       mutable=['routes'],
     )
+    if self.layer_drop and key is not None:
+      # Folded again: the layer draws from the key itself.
+      drop = jax.random.fold_in(key, 0)
+      new_BTD = drop_by(drop, self.layer_drop, state.h_BTD, new_BTD)
     return new_BTD, sown.get('routes', {})
 
   def ask(self, shared, rows, *h_BTD):

@@ -20,6 +20,7 @@ from meliad_rec.cores.recurrence import mix
 from meliad_rec.cores.recurrence import Recurrence
 from meliad_rec.cores.recurrence import Rows
 from meliad_rec.cores.recurrence import Shared
+from meliad_rec.dropout import check_layer_drop
 from meliad_rec.figures import Peak
 from meliad_rec.figures import Ratio
 from meliad_rec.gathering import gather
@@ -30,6 +31,7 @@ from meliad_rec.halting.gate import HaltingGate
 from meliad_rec.halting.halt import Counts
 from meliad_rec.halting.halt import Halt
 from meliad_rec.halting.per_device import per_device
+from meliad_rec.losses import RowMeans
 
 LOOPS = {
   'while': loop.while_loop,
@@ -55,6 +57,8 @@ class Universal(nn.Module):
     loop: of training, a name in LOOPS: 'while' and 'cond' end when all have
       halted, 'fixed' and 'masked' never.
     inference: in evaluation, a name in INFERENCE.
+    layer_drop: share of training steps in which a step of the recurrence leaves
+      its layer out, for each step by itself; halting is asked all the same.
     exit_per_device: whether each device of a mesh ends by itself; see
       per_device.py.
   """
@@ -68,6 +72,7 @@ class Universal(nn.Module):
   loop: str = 'while'
   inference: str = 'while'
   exit_per_device: bool = False
+  layer_drop: float = 0.0
 
   def setup(self):
     if min(self.steps, self.most(False)) < 1:
@@ -81,6 +86,7 @@ class Universal(nn.Module):
           f'{name} is {getattr(self, name)!r}; it must be one of '
           f'{", ".join(loops)}. Set universal.Universal.{name}.'
         )
+    check_layer_drop(self.layer_drop)
     if self.halt:
       self.gate = HaltingGate(self.layer.config.d_model, self.halt.bias_init)
 
@@ -134,6 +140,7 @@ class Universal(nn.Module):
       self.together,
       self.transition,
       steps,
+      self.layer_drop,
     )
 
   def shared(self) -> Shared:
@@ -147,8 +154,8 @@ class Universal(nn.Module):
   def report(self, rows: Rows, left_BU, counts: Counts, ran_B):
     """Sows the loss of halting, its figures, and the depth of each token.
 
-    In chunks the loss is a mean over all chunks that hold tokens, of all rows;
-    the authors take that of each row's chunks first, and so weigh rows alike.
+    In chunks the loss is a mean over those of a row that hold tokens, and then
+    over rows.
     """
     if not self.halt:
       return
@@ -160,7 +167,8 @@ class Universal(nn.Module):
     mean_B = lambda a_BU: jnp.sum(a_BU * real_BU, 1) / units_B
     real_B = jnp.any(unit_BU, 1).astype(jnp.float32)
     cost_B = mean_B(halting.cost(self.halt, left_BU, counts))
-    loss = Ratio(self.halt.penalty * jnp.sum(cost_B), jnp.sum(real_B))
+    # Rows of no token cost nothing, and do not count.
+    loss = RowMeans(self.halt.penalty * cost_B, real_B)
     self.sow('losses', 'halting', loss)
     self.sow('pictures', 'depth', counts.depth)
     sow = functools.partial(figures.sow, self)

@@ -14,11 +14,12 @@ from meliad_rec.cell import Block
 from meliad_rec.cell import Cell
 from meliad_rec.cell import run
 from tests.architectures import config
+from tests.architectures import D
 from tests.architectures import H
 from tests.architectures import recurrent
 from tests.architectures import windowed
 
-B, T, D = 3, 24, 20
+B, T = 3, 24
 
 
 class Tag(Cell):

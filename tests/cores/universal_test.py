@@ -15,11 +15,13 @@ from meliad_rec.cores.universal import INFERENCE
 from meliad_rec.cores.universal import LOOPS
 from meliad_rec.cores.universal import Universal
 from meliad_rec.halting.halt import Halt
+from meliad_rec.train_step import auxiliary
 from tests import plain_core
 from tests.architectures import core_config
+from tests.architectures import D
 from tests.cells import assert_close
 
-B, T, D, S, STEPS = 4, 6, 20, 3, 5
+B, T, S, STEPS = 4, 6, 3, 5
 
 # Whether tokens halt together, whether states behind the layer are asked too,
 # whether the layer has a gate, and whether it is causal.
@@ -80,10 +82,7 @@ def trained(made, params, *inputs, key=0):
   y_BTD, sown = made.apply(
     {'params': params}, *inputs, rngs=rngs, mutable=COLLECTIONS
   )
-  loss = figures.Ratio(0.0, 1.0)
-  if made.halt:
-    (loss,) = sown['losses']['halting']
-  return y_BTD, loss.total / loss.count, sown
+  return y_BTD, auxiliary(sown.get('losses', {})), sown
 
 
 def with_gradients(run, params, *inputs, compiled=True):
@@ -192,13 +191,13 @@ def test_figures_are_those_of_the_algorithm():
   ran = {}
   for name in ('masked', 'while', 'compacted'):
     seen = seen_figures(core('gut', inference=name), params, x_BTD, mask_BT)
-    assert float(seen['halting_depth'].mean()) == depth_BU.sum() / 3
+    assert figures.over_steps([seen['halting_depth']]) == depth_BU.sum() / 3
     assert float(seen['halting_depth_max'].value) == depth_BU.max()
     # Of the three rows that hold any token.
     assert float(seen['halting_waste'].count) == depth_BU.sum()
     ran[name] = float(seen['halting_waste'].total)
     assert float(seen['halting_p_0'].count) == 3
-    assert 0 < float(seen['halting_left'].mean()) < 1
+    assert 0 < figures.over_steps([seen['halting_left']]) < 1
   deepest = depth_BU.max()
   assert ran['masked'] == 3 * STEPS
   # The step that is crossed in is computed too, but there are no more.
@@ -216,7 +215,7 @@ def test_halting_is_asked_of_those_that_go_on():
   for l in range(STEPS):
     asked = (depth_BT[inputs[1]] >= l).sum()
     assert float(seen[f'halting_p_{l}'].count) == asked
-  p_0 = float(seen['halting_p_0'].mean())
+  p_0 = figures.over_steps([seen['halting_p_0']])
   assert 0 < p_0 < 1
 
 
@@ -278,6 +277,30 @@ def test_dropout_is_the_same_in_the_backward_pass():
   (*expected, _), reference = of('masked')
   close_to_reference((found, gradients), (expected, reference))
   assert np.abs(found[0] - trained_alone('gut')[0]).max() > 0.1
+
+
+@pytest.mark.parametrize('kind', ['ut', 'gut'])
+def test_layers_are_left_out_in_training_alone(kind):
+  """Each step by itself, and in the backward pass those of the forward pass."""
+  x_BTD, mask_BT = example()
+  params = parameters(kind, halts=False)
+
+  def outputs(seed=None, loop='while', steps=2):
+    made = core(kind, layer_drop=0.5, halt=None, steps=steps, loop=loop)
+    rngs = {} if seed is None else {'dropout': jax.random.key(seed)}
+    apply = lambda x: made.apply({'params': params}, x, mask_BT, rngs=rngs)
+    y_BTD, pull = jax.vjp(apply, x_BTD)
+    return y_BTD, pull(jnp.cos(y_BTD))[0]
+
+  whole, _ = outputs()
+  once, _ = outputs(steps=1)
+  found = [outputs(seed)[0] for seed in range(16)]
+  kinds = [whole, once, x_BTD]
+  near = [[np.abs(y - a).max() < 1e-5 for a in kinds] for y in found]
+  assert np.sum(near, 1).tolist() == [1] * 16
+  assert np.any(near, 0).all()
+  for seed in range(4):
+    jax.tree.map(assert_close, outputs(seed), outputs(seed, 'masked'))
 
 
 def test_bfloat16_activations_halt_in_float32():
