@@ -5,6 +5,8 @@ parameters is gathered, so that nothing is gathered along data; the compiler may
 lay out the table of vectors anew to look up tokens in it.
 """
 
+import dataclasses
+import functools
 import re
 
 import jax
@@ -23,7 +25,10 @@ from tests import partition_test
 from tests.partition_test import B
 from tests.partition_test import T
 
-FAST = ('recurrent_fixed_skip',)
+FAST = ('recurrent_fixed_skip', 'universal')
+# An LSTM needs its whole hidden vector for each token; the MLP of this gate
+# reads heads without a projection before it.
+WHOLE = ('lstm', 'recurrent_fixed_single')
 every = pytest.mark.parametrize(
   'name',
   [
@@ -32,6 +37,12 @@ every = pytest.mark.parametrize(
   ],
 )
 _OP = re.compile(rf' = .* ({"|".join(hlo.COLLECTIVES)})(?:-start)?\(')
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+  """Heads, too, that 8 devices divide."""
+  partition_test.widen(monkeypatch, heads=8, head_width=10)
 
 
 def program(name, mesh) -> str:
@@ -59,27 +70,87 @@ def program(name, mesh) -> str:
     return step.lower(params, carry, tokens_BT).compile().as_text()
 
 
-def exchanged(name, shape) -> set[tuple[str, str]]:
-  """Each collective and the axes along which it runs."""
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+  """A collective in a program.
+
+  Attributes:
+    op: its name.
+    along: the axes along which it runs.
+    shape: of what it makes; of several things, of the first.
+  """
+
+  op: str
+  along: str
+  shape: tuple[int, ...]
+
+
+@functools.cache
+def exchanges(name, shape) -> list[Exchange]:
+  """Those of a step; but not of the table in which tokens are looked up."""
   mesh = partition.make_mesh(*shape)
-  found = set()
+  found = []
   for line in program(name, mesh).splitlines():
     # Sums of all gradients together may bear any one's name.
     looks_up = 'jit(_take)' in line and ' all-reduce(' not in line
     if (match := _OP.search(line)) and not looks_up:
       along = groups.axes(groups.groups(line, mesh.size), dict(mesh.shape))
-      found.add((match[1], '+'.join(along)))
+      sizes = re.search(r' = \(?\w+\[([\d,]*)\]', line)[1]
+      made = tuple(int(size) for size in sizes.split(',') if size)
+      found.append(Exchange(match[1], '+'.join(along), made))
   return found
+
+
+def kinds(found) -> set[tuple[str, str]]:
+  return {(exchange.op, exchange.along) for exchange in found}
 
 
 @every
 def test_copies_of_all_parameters_add_up_gradients_alone(name):
-  assert exchanged(name, (8, 1, 1)) == {('all-reduce', 'data')}
+  assert kinds(exchanges(name, (8, 1, 1))) == {('all-reduce', 'data')}
+
+
+@every
+def test_parameters_are_gathered_once_in_each_direction(name):
+  """And nothing else is, where they and the rows are cut over one axis."""
+  found = exchanges(name, (1, 8, 1))
+  assert kinds(found) == {('all-gather', 'fsdp'), ('all-reduce', 'fsdp')}
+  mesh = partition.make_mesh(1, 8, 1)
+  cut = [
+    leaf.shape
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+      partition_test.shapes(name)
+    )
+    if 'fsdp'
+    in partition.param_spec(mesh, partition.path_string(path), leaf.shape)
+  ]
+  gathered = [found.shape for found in found if found.op == 'all-gather']
+  assert len(cut) / 2 < len(gathered) <= 2 * len(cut)
+  # One layer of several in a scan, or all of them.
+  assert set(gathered) <= {*cut, *(shape[1:] for shape in cut)}
+
+
+@every
+def test_heads_and_hidden_units_are_added_up_and_never_gathered(name):
+  """But what is of no token: biases by distance, gradients of whole tables."""
+  found = exchanges(name, (1, 1, 8))
+  params = {leaf.shape for leaf in jax.tree.leaves(partition_test.shapes(name))}
+  others = [
+    exchange
+    for exchange in found
+    if exchange.op != 'all-reduce'
+    and len(exchange.shape) > 2
+    and exchange.shape not in params
+  ]
+  assert others == [] or name in WHOLE
+  assert kinds(found) <= {('all-reduce', 'model'), ('all-gather', 'model')} or (
+    name == 'lstm'
+  )
 
 
 @every
 def test_nothing_is_gathered_along_the_rows(name):
-  found = exchanged(name, (2, 2, 2))
+  found = kinds(exchanges(name, (2, 2, 2)))
   assert ('all-gather', 'fsdp') in found  # The parameters.
   for op, along in found:
     assert op == 'all-reduce' or 'data' not in along

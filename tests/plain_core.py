@@ -62,8 +62,8 @@ def attention(p, config, x_BTD, source_BSD, seen_BTS, logits=plain_logits):
   total_BHT1 = e_BHTS.sum(-1, keepdims=True)
   p_BHTS = e_BHTS / jnp.where(total_BHT1 > 0, total_BHT1, 1)
   y_BTHK = jnp.einsum('bhts,bshk->bthk', p_BHTS, heads('value', n_BSD))
-  kernel_HKD = p['output']['linear']['kernel']
-  return x_BTD + jnp.einsum('bthk,hkd->btd', y_BTHK, kernel_HKD)
+  y_BTF = y_BTHK.reshape(*x_BTD.shape[:2], -1)
+  return x_BTD + y_BTF @ p['output']['linear']['kernel']
 
 
 def mlp(p, n_BTD):

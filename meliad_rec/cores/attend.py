@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meliad_rec.cores.core_config import CoreConfig
-from meliad_rec.kernels.per_shard import per_row
+from meliad_rec.kernels.per_shard import per_shard
 from meliad_rec.kernels.window_attention_ref import NEVER
 
 QUERIES = 128  # Of a block.
@@ -39,21 +39,34 @@ def attend(
     mask_BS: bool, those that may be seen.
     keep_HTS: factors of the probabilities; None: 1.
   """
-  heads_first = lambda a_BSHK: a_BSHK.swapaxes(1, 2)
   pairs = turned(config, relative, q_BTHK, k_BSHK)
-  of_rows = jax.tree.map(heads_first, (pairs, v_BSHK)), mask_BS
-  read = functools.partial(_read, relative is not None and config.causal)
+  causal = relative is not None and config.causal
+  call = functools.partial(_own, causal)
+  arguments = mask_BS, keep_HTS, v_BSHK, *sum(pairs, ())
+  # Left to itself, a compiler may cut rows and queries over the axis of heads.
+  kinds = 'rows', 'heads', *['tokens'] * (1 + 2 * len(pairs))
+  (y_BTHK,) = per_shard(call, kinds, arguments, ['tokens'])(*arguments)
+  return y_BTHK
+
+
+def _own(causal: bool, mask_BS, keep_HTS, v_BSHK, *turned):
+  """`attend` of the rows and heads of a device; pairs one after another."""
+  heads_first = lambda a_BSHK: a_BSHK.swapaxes(1, 2)
+  v_BHSK, *turned = map(heads_first, (v_BSHK, *turned))
+  pairs = list(zip(turned[::2], turned[1::2], strict=True))
+  of_rows = (pairs, v_BHSK), mask_BS
+  read = functools.partial(_read, causal)
 
   def row_by_row(of_rows, keep_HTS):
     each = lambda of_row: read(of_row, keep_HTS)
-    rows = lambda of_rows, _: jax.lax.map(jax.checkpoint(each), of_rows)
-    return per_row(rows, of_rows, keep_HTS)
+    return jax.lax.map(jax.checkpoint(each), of_rows)
 
-  if q_BTHK.shape[1] <= QUERIES:
-    return heads_first(read(of_rows, keep_HTS))
-  return heads_first(
-    jax.lax.platform_dependent(of_rows, keep_HTS, cpu=row_by_row, default=read)
+  if pairs[0][0].shape[2] <= QUERIES:
+    return (heads_first(read(of_rows, keep_HTS)),)
+  y_BHTK = jax.lax.platform_dependent(
+    of_rows, keep_HTS, cpu=row_by_row, default=read
   )
+  return (heads_first(y_BHTK),)
 
 
 def turned(config: CoreConfig, relative: nn.Module | None, q_BTHK, k_BSHK):

@@ -58,7 +58,8 @@ class Attention(nn.Module):
       mask_BS,
       self.keep(x_BTD.shape[1], source_BSD.shape[1]),
     )
-    return self.output(x_BTD, y_BTHK)
+    # One axis, so that the weights are cut by heads.
+    return self.output(x_BTD, y_BTHK.reshape(*x_BTD.shape[:2], -1))
 
   def keep(self, T, S):
     """Dropout factors of the probabilities, [H, T, S]; None: there are none."""

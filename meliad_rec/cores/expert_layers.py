@@ -93,9 +93,11 @@ class ExpertAttention(nn.Module):
 
     kernel = self.query(n_BTD.shape[-1])
     q_BTCF = per_row(queries, (n_BTD, p_BTE), kernel) * K**-0.5
-    # A token's chosen experts are so many more heads, over the same keys.
-    q_BTGK = q_BTCF.reshape(B, T, C * H, K)
-    same = lambda kv_BSHK: jnp.tile(kv_BSHK, (1, 1, C, 1))
+    # A token's chosen experts are so many more of each head, over its keys;
+    # heads in front, as they are cut over devices.
+    q_BTHCK = q_BTCF.reshape(B, T, C, H, K).swapaxes(2, 3)
+    q_BTGK = q_BTHCK.reshape(B, T, H * C, K)
+    same = lambda kv_BSHK: jnp.repeat(kv_BSHK, C, 2)
     y_BTGK = attend(
       config,
       self.relative,
@@ -103,8 +105,9 @@ class ExpertAttention(nn.Module):
       same(self.key(n_BSD)),
       same(self.value(n_BSD)),
       mask_BS,
-      keep_factors(self, config.attention_dropout, (C * H, T, T)),
+      keep_factors(self, config.attention_dropout, (H * C, T, T)),
     )
-    y_BTCF = y_BTGK.reshape(B, T, C, H * K)
+    y_BTCHK = y_BTGK.reshape(B, T, H, C, K).swapaxes(2, 3)
+    y_BTCF = y_BTCHK.reshape(B, T, C, H * K)
     y_BTD = per_row(outputs, (y_BTCF, p_BTE), self.output(H * K))
     return x_BTD + self.drop(y_BTD.astype(x_BTD.dtype))

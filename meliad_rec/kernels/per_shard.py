@@ -107,6 +107,7 @@ def per_row(call: Callable, of_rows, shared):
   """
   mesh = jax.sharding.get_abstract_mesh()
   rows = _rows(_free(mesh), len(jax.tree.leaves(of_rows)[0]))
+  rows = tuple(axis for axis in rows if mesh.shape[axis] > 1)
   if not rows:
     return call(of_rows, shared)
   cut = PartitionSpec(rows)
