@@ -73,9 +73,16 @@ streaming = pytest.mark.parametrize(
   ('name', 'head'),
   [one for one in ALL_OF_THEM if ARCHITECTURES[pair(one)[0]].cell().streams],
 )
-# Of most parameters the first output says little.
+# Of most parameters the first output says little; and what tokens read of the
+# states of block feedback's last such layer says nothing of these.
 learning = pytest.mark.parametrize(
-  ('name', 'head'), [one for one in ALL_OF_THEM if 'first' not in pair(one)[1]]
+  ('name', 'head'),
+  [
+    one
+    for one in ALL_OF_THEM
+    if 'first' not in pair(one)[1]
+    and pair(one) != ('block_feedback', 'pairs_slots')
+  ],
 )
 
 

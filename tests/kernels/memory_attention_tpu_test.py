@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from meliad_rec.kernels import memory_attention_ref as ref
+from meliad_rec.kernels import memory_attention_tpu
 from meliad_rec.kernels.memory_attention import memory_attention
 from meliad_rec.kernels.window_attention_ref import unit
 from meliad_rec.planning import topology
 from tests.attention_example import assert_close
 from tests.libtpu import needs_libtpu
+from tests.tpu_interpreted import without_races
 
 
 def example(T, S, H=2, key_heads=2, K=64, dtype='float32', scale=3.0):
@@ -52,18 +54,34 @@ CASES = {
 }
 
 
+def keep_of(sizes):
+  """Factors of the probabilities, as of dropout."""
+  shape = sizes['H'], sizes['T'], sizes['S']
+  return jax.random.bernoulli(jax.random.key(0), 0.7, shape) / 0.7
+
+
 @pytest.mark.parametrize('case', CASES)
 def test_is_the_definition(case):
   sizes, drops = CASES[case]
   operands, mask = example(**sizes)
-  keep = None
-  if drops:
-    shape = operands[0].shape[2], sizes['T'], sizes['S']
-    keep = jax.random.bernoulli(jax.random.key(0), 0.7, shape) / 0.7
+  keep = keep_of(sizes) if drops else None
   found = both(
     memory_attention, operands, mask, keep_HTS=keep, form='tpu_interpreted'
   )
   expected = both(ref.memory_attention, operands, mask, keep_HTS=keep)
+  assert_close(found, expected, 3e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', [0, 1])
+@pytest.mark.parametrize('case', CASES)
+def test_as_a_tpu_would_run_it_without_races(case, seed):
+  sizes, drops = CASES[case]
+  (q, k, v, scale), mask = example(**sizes)
+  keep = keep_of(sizes) if drops else None
+  given = q, k, v, mask, scale, keep
+  found = without_races(memory_attention_tpu, given, seed)
+  expected = both(ref.memory_attention, (q, k, v, scale), mask, keep_HTS=keep)
   assert_close(found, expected, 3e-5)
 
 

@@ -3,8 +3,6 @@
 import functools
 
 import jax
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 import numpy as np
@@ -20,6 +18,7 @@ from tests.attention_example import assert_close
 from tests.attention_example import both
 from tests.attention_example import example
 from tests.libtpu import needs_libtpu
+from tests.tpu_interpreted import without_races
 
 interpreted = functools.partial(window_attention, form='tpu_interpreted')
 
@@ -118,28 +117,29 @@ def test_the_bound_holds_and_the_range_is_not_wider_than_said():
   assert (nothing_H < 3).all()
 
 
+RACES = {
+  'two heads for one of keys': ({'T': 384, 'H': 4}, False),
+  'queries that see themselves': ({'T': 384, 'H': 4}, True),
+  'so large a scale that no bound holds': ({'T': 384, 'scale': 90.0}, False),
+  'a loop over sub-blocks': ({'T': 640, 'W': 640, 'P': 300, 'K': 128}, False),
+  'fewer queries than a window': ({'T': 256, 'W': 384, 'P': 300}, False),
+  'no past, a last block that is not full': ({'T': 200, 'P': 0}, False),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('seed', [0, 1])
-def test_as_a_tpu_would_run_it_without_races(seed):
-  """Grid steps in any order that the kernels allow, on two cores."""
-  (q, k, v, bias, scale), mask = example(T=384, P=128, W=128, H=4, key_heads=2)
-  interpret = pltpu.InterpretParams(
-    detect_races=True,
-    out_of_bounds_reads='raise',
-    uninitialized_memory='nan',
-    num_cores_or_threads=2,
-    random_seed=seed,
-  )
-  options = {'sees_self': False, 'interpret': interpret}
+@pytest.mark.parametrize('case', RACES)
+def test_as_a_tpu_would_run_it_without_races(case, seed):
+  sizes, sees_self = RACES[case]
+  sizes = {'P': 128, 'W': 128, 'key_heads': 2} | sizes
+  (q, k, v, bias, scale), mask = example(**sizes)
   given = q, k, v, mask, bias, scale, None
-  pltpu.reset_tpu_interpret_mode_state()
-  o, lse = window_attention_tpu.attend(*given, **options)
-  assert not interpret_pallas_call.races.races_found
-  do = jnp.sin(jnp.arange(o.size)).reshape(o.shape)
-  grads = window_attention_tpu.gradients(*given, o, lse, do, **options)
-  assert not interpret_pallas_call.races.races_found
-  expected = both(ref.window_attention, (q, k, v, bias, scale), mask)
-  assert_close([o, *grads], expected, 3e-5)
+  found = without_races(window_attention_tpu, given, seed, sees_self=sees_self)
+  expected = both(
+    ref.window_attention, (q, k, v, bias, scale), mask, sees_self=sees_self
+  )
+  assert_close(found, expected, 3e-5)
 
 
 CHIPS = 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'v7x:2x2x1', 'v4:2x2x1'
