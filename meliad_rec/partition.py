@@ -66,10 +66,16 @@ def make_mesh(
     devices: those to use; None: all of them.
 
   Raises:
-    ValueError: the axes do not use up the devices.
+    ValueError: an axis below 1, or the axes do not use up the devices.
   """
   devices = jax.devices() if devices is None else devices
-  data = data or max(len(devices) // (fsdp * model), 1)
+  if min(fsdp, model, 1 if data is None else data) < 1:
+    raise ValueError(
+      f'The mesh is data {data}, fsdp {fsdp}, model {model}; each axis needs 1 '
+      'or more. Set partition.make_mesh.'
+    )
+  if data is None:
+    data = max(len(devices) // (fsdp * model), 1)
   shape = data, fsdp, model
   if np.prod(shape) != len(devices):
     raise ValueError(

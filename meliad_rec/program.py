@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
+import numpy as np
 
 from meliad_rec import partition
 from meliad_rec import state_sharding
@@ -52,7 +53,7 @@ class Program(Forward):
   def create(self, seed: int) -> TrainState:
     """A new run's state, made where it belongs."""
     with jax.set_mesh(self.mesh):
-      return self._create_in_place(seed)
+      return self._create_in_place(np.uint32(seed))
 
   @functools.cached_property
   def _create_in_place(self) -> Callable:
