@@ -83,9 +83,10 @@ class Experiment:
       value = getattr(self, name)
       if value is not None and value < 1:
         raise _wrong(name, value, '1 or more')
-    for name in 'seed', 'auxiliary_warmup':
-      if not 0 <= getattr(self, name) < 2**32:
-        raise _wrong(name, getattr(self, name), '0 or more, and below 2**32')
+    for name, bits in ('seed', 32), ('auxiliary_warmup', 31):
+      if not 0 <= getattr(self, name) < 2**bits:
+        needed = f'0 or more, and below 2**{bits}'
+        raise _wrong(name, getattr(self, name), needed)
     if self.ema_decay is not None and not 0 < self.ema_decay < 1:
       raise _wrong('ema_decay', self.ema_decay, 'None, or between 0 and 1')
     if self.best_metric not in BEST:

@@ -88,11 +88,11 @@ class RowMeans(struct.PyTreeNode):
   """A loss that is a mean in each row, and then of rows, which weigh alike.
 
   Both are [..., B] float32, the same; axes in front of rows are of the runs of
-  a module in a scan, such as chunks.
+  a module in a scan, such as chunks. A scan may scale both alike.
   """
 
   total_B: jax.Array
-  count_B: jax.Array  # What each total is of; 0: nothing.
+  count_B: jax.Array  # What each total is of, or a part; 0: nothing.
 
   def mean(self) -> jax.Array:
     """Float32 scalar; 0, without gradient, of nothing."""
@@ -100,7 +100,8 @@ class RowMeans(struct.PyTreeNode):
       jnp.sum(a.reshape(-1, a.shape[-1]), 0)
       for a in (self.total_B, self.count_B)
     )
-    return masked_mean(total_B / jnp.maximum(count_B, 1), count_B > 0)
+    mean_B = total_B / jnp.where(count_B > 0, count_B, 1)
+    return masked_mean(mean_B, count_B > 0)
 
 
 def _parts(logits_BTV, targets_BT):

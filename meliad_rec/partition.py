@@ -69,11 +69,11 @@ def make_mesh(
     ValueError: an axis below 1, or the axes do not use up the devices.
   """
   devices = jax.devices() if devices is None else devices
-  if min(fsdp, model, 1 if data is None else data) < 1:
-    raise ValueError(
-      f'The mesh is data {data}, fsdp {fsdp}, model {model}; each axis needs 1 '
-      'or more. Set partition.make_mesh.'
-    )
+  for axis, size in ('data', data), ('fsdp', fsdp), ('model', model):
+    if size is not None and size < 1:
+      raise ValueError(
+        f'{axis} is {size}; it needs 1 or more. Set partition.make_mesh.{axis}.'
+      )
   if data is None:
     data = max(len(devices) // (fsdp * model), 1)
   shape = data, fsdp, model

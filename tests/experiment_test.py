@@ -26,6 +26,7 @@ def data(tmp_path_factory):
     ('seed', -1, '0 or more, and below'),
     ('seed', 2**32, '0 or more, and below 2..32'),
     ('auxiliary_warmup', -1, '0 or more, and below'),
+    ('auxiliary_warmup', 2**31, '0 or more, and below 2..31'),
     ('ema_decay', 1.0, 'None, or between 0 and 1'),
     ('best_metric', 'bits_per_bite', 'one of bits_per_byte, '),
   ],

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec import partition
 from meliad_rec import pooling
 from meliad_rec.data.document import Document
 from meliad_rec.data.documents import Documents
@@ -73,17 +74,12 @@ streaming = pytest.mark.parametrize(
   ('name', 'head'),
   [one for one in ALL_OF_THEM if ARCHITECTURES[pair(one)[0]].cell().streams],
 )
-# Of most parameters the first output says little; and what tokens read of the
-# states of block feedback's last such layer says nothing of these.
+# Of most parameters the first output says little.
 learning = pytest.mark.parametrize(
-  ('name', 'head'),
-  [
-    one
-    for one in ALL_OF_THEM
-    if 'first' not in pair(one)[1]
-    and pair(one) != ('block_feedback', 'pairs_slots')
-  ],
+  ('name', 'head'), [one for one in ALL_OF_THEM if 'first' not in pair(one)[1]]
 )
+# What block feedback does behind its states says nothing of these.
+BEHIND_STATES = 'layers_1/tokens', 'layers_2', 'norm'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +273,11 @@ def test_gradients(name, head):
   assert set(gradients) == {'cell', 'embed', 'head', 'norm'}
   for path, g in jax.tree_util.tree_leaves_with_path(gradients):
     assert np.isfinite(g).all(), path
-    assert np.abs(g).max() > 0, path
+    where = partition.path_string(path)
+    unread = (name, head) == ('block_feedback', 'pairs_slots') and any(
+      part in where for part in BEHIND_STATES
+    )
+    assert unread or np.abs(g).max() > 0, path
 
 
 def documents(pairs):

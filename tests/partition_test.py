@@ -165,9 +165,9 @@ def test_the_mesh_must_use_up_the_devices():
     partition.make_mesh(2, 3, 1)
   with pytest.raises(ValueError, match='needs 16 devices; there are 8'):
     partition.make_mesh(fsdp=16)
-  for axes in ({'fsdp': 0}, {'model': -8}, {'data': 0}):
-    with pytest.raises(ValueError, match='each axis needs 1 or more'):
-      partition.make_mesh(**axes)
+  for axis, size in ('fsdp', 0), ('model', -8), ('data', 0):
+    with pytest.raises(ValueError, match=f'{axis} is {size}; it needs 1 or m'):
+      partition.make_mesh(**{axis: size})
   assert partition.make_mesh(model=2).shape == {
     'data': 4,
     'fsdp': 1,

@@ -46,7 +46,7 @@ def test_a_seed_gives_the_same_state():
   program = tiny_run.program()
   assert digest(program.create(1)) == digest(program.create(1))
   assert digest(program.create(1).params) != digest(program.create(2).params)
-  program.create(2**32 - 1)
+  assert digest(program.create(2**32 - 1)) != digest(program.create(2**31 - 1))
 
 
 def test_an_empty_carry_is_zeros():

@@ -49,11 +49,11 @@ def attend(
   return y_BTHK
 
 
-def _own(causal: bool, mask_BS, keep_HTS, v_BSHK, *turned):
+def _own(causal: bool, mask_BS, keep_HTS, v_BSHK, *pairs_BTHK):
   """`attend` of the rows and heads of a device; pairs one after another."""
   heads_first = lambda a_BSHK: a_BSHK.swapaxes(1, 2)
-  v_BHSK, *turned = map(heads_first, (v_BSHK, *turned))
-  pairs = list(zip(turned[::2], turned[1::2], strict=True))
+  v_BHSK, *pairs_BHTK = map(heads_first, (v_BSHK, *pairs_BTHK))
+  pairs = list(zip(pairs_BHTK[::2], pairs_BHTK[1::2], strict=True))
   of_rows = (pairs, v_BHSK), mask_BS
   read = functools.partial(_read, causal)
 

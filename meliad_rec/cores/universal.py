@@ -58,7 +58,8 @@ class Universal(nn.Module):
       halted, 'fixed' and 'masked' never.
     inference: in evaluation, a name in INFERENCE.
     layer_drop: share of training steps in which a step of the recurrence leaves
-      its layer out, for each step by itself; halting is asked all the same.
+      its layer out, for each step by itself, the same in all chunks; halting is
+      asked all the same.
     exit_per_device: whether each device of a mesh ends by itself; see
       per_device.py.
   """

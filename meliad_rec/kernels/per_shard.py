@@ -1,7 +1,8 @@
-"""A kernel, or a search, on each device's own rows and heads.
+"""A kernel, a search, or attention on each device's own rows and heads.
 
 Compilers cut what they know themselves over a mesh; a kernel must be told. Nor
-do they cut a search for the greatest: they gather its rows.
+do they cut a search for the greatest: they gather its rows. And attention they
+may cut by its queries, and then exchange them in each layer.
 """
 
 from collections.abc import Callable
@@ -107,6 +108,7 @@ def per_row(call: Callable, of_rows, shared):
   """
   mesh = jax.sharding.get_abstract_mesh()
   rows = _rows(_free(mesh), len(jax.tree.leaves(of_rows)[0]))
+  # XLA fails on loops that are told of axes of one place alone.
   rows = tuple(axis for axis in rows if mesh.shape[axis] > 1)
   if not rows:
     return call(of_rows, shared)

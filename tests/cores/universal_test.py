@@ -265,11 +265,14 @@ def test_steps_are_at_most_the_tokens_and_one(kind, steps):
   assert f'halting_p_{steps - 1}' in seen and f'halting_p_{steps}' not in seen
 
 
-def test_dropout_is_the_same_in_the_backward_pass():
+@pytest.mark.parametrize(
+  'options', [{'changes': {'dropout': 0.3}}, {'layer_drop': 0.5}]
+)
+def test_dropout_is_the_same_in_the_backward_pass(options):
   """Or gradients of 'while' would not be those of 'masked'."""
 
   def of(loop):
-    made = core('gut', changes={'dropout': 0.3}, loop=loop)
+    made = core('gut', loop=loop, **options)
     run = functools.partial(trained, made, key=3)
     return with_gradients(run, parameters('gut'), *example())
 
@@ -301,6 +304,8 @@ def test_layers_are_left_out_in_training_alone(kind):
   assert np.any(near, 0).all()
   for seed in range(4):
     jax.tree.map(assert_close, outputs(seed), outputs(seed, 'masked'))
+  with pytest.raises(ValueError, match='layer_drop is 1.0; .* Set LAYER_DROP'):
+    core(kind, layer_drop=1.0).init(jax.random.key(0), x_BTD, mask_BT)
 
 
 def test_bfloat16_activations_halt_in_float32():
