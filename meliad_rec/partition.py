@@ -31,11 +31,12 @@ RULES = (
   (r'gate/last/kernel$', ('mlp', None)),
   (r'gate/last/bias$|mlp/output/bias$', (None,)),
   (r'output/(linear|i|f|z)/bias$|output/gate$', (None,)),
-  (r'input_kernel$', ('embed', 'mlp')),
-  # Not over fsdp: XLA of jaxlib 0.10.2 then adds up h u wrongly where the mesh
-  # cuts three ways.
-  (r'recurrence$', (None, 'mlp')),
-  (r'gate_bias$', ('mlp',)),
+  # An LSTM is whole over model, or each token would wait for hidden units of
+  # other devices. Its recurrence is whole over fsdp too: XLA of jaxlib 0.10.2
+  # adds up h u wrongly where the mesh cuts three ways.
+  (r'input_kernel$', ('embed', None)),
+  (r'recurrence$', (None, None)),
+  (r'gate_bias$', (None,)),
   (r'head/hidden/kernel$', ('embed', 'mlp')),
   (r'head/hidden/bias$', ('mlp',)),
   (r'head/output/kernel$', ('mlp', None)),

@@ -58,7 +58,7 @@ def test_every_parameter_matches_exactly_one_rule(name):
     axes = partition.logical_axes(name)
     assert len(axes) <= leaf.ndim, name
     spec = partition.param_spec(mesh, name, leaf.shape)
-    narrow = 1 in leaf.shape or 'router' in name
+    narrow = 1 in leaf.shape or 'router' in name or 'input_kernel' in name
     if name.endswith(('kernel', 'embedding')) and not narrow:
       assert set(spec) >= {'model', 'fsdp'}, name
 
@@ -136,7 +136,9 @@ def share_cut(name, mesh) -> float:
 
 def assert_sharded_equals_unsharded(name, shape):
   mesh = partition.make_mesh(*shape)
-  assert share_cut(name, mesh) > 0.5 or shape == (8, 1, 1)
+  # An LSTM is whole over model.
+  alike = shape == (8, 1, 1) or (name, shape) == ('lstm', (1, 1, 8))
+  assert share_cut(name, mesh) > 0.5 or alike
   one = partition.make_mesh(1, devices=jax.devices()[:1])
   loss, grads = gradients(name, one)
   cut_loss, cut_grads = gradients(name, mesh)
