@@ -37,6 +37,8 @@ class Setting:
     causal: whether tokens see none behind them, and halt each by itself. Else
       steps are at most the tokens of a chunk, and one.
     trains: whether gradients are computed too.
+    transition: whether halting is asked of the states before and behind a
+      step, or of those before it alone, which saves the step that halts.
     epoch: rows of an epoch, to reckon its time; None: it is not shown.
   """
 
@@ -48,6 +50,7 @@ class Setting:
   chunk: int | None = None
   causal: bool = False
   trains: bool = True
+  transition: bool = True
   epoch: int | None = None
 
 
@@ -60,7 +63,9 @@ def cell(setting: Setting, loop: str, most: int) -> Cell:
     how = {'loop': 'fixed', 'halt': None}
   else:
     how = {'loop' if setting.trains else 'inference': loop}
-  core = Universal(layer, most, together=True, transition=True, **how)
+  core = Universal(
+    layer, most, together=True, transition=setting.transition, **how
+  )
   if setting.chunk is None:
     return Encode(core)
   return LatentBottleneck(

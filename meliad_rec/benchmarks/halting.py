@@ -2,10 +2,11 @@
 
 Rows are the loops of halting/ at depths that are forced: a gate whose answer
 is the same for every state halts all tokens after so many steps. Settings
-'exit' and 'chunks' have one core, forward and backward, in a whole sequence and
-in each of its chunks; 'inference' has rows that halt at unlike depths; and
-'depth' has a model at its greatest depths, by epochs of the ListOps task: with
-its exit, without, and where it is never asked whether it halts.
+'exit', 'global' and 'chunks' have one core, forward and backward: GUT over a
+sequence, the same where halting is asked of the states before a step alone, and
+GUT in each chunk; 'inference' has rows that halt at unlike depths; and 'depth'
+has a model at its greatest depths, by epochs of the ListOps task: with its
+exit, without, and where it is never asked whether it halts.
 """
 
 from collections.abc import Callable
@@ -23,6 +24,10 @@ from meliad_rec.benchmarks.round_robin import Times
 DEPTHS = ((3,), 20), ((10,), 20), ((21,), 20)
 SETTINGS = {
   'exit': Setting(16, 64, 128, ('masked', 'fixed', 'cond', 'while'), DEPTHS),
+  'global': Setting(
+    *(16, 64, 128, ('masked', 'fixed', 'cond', 'while'), DEPTHS),
+    transition=False,
+  ),
   # Causal, or chunks of 4 tokens would take no more than 5 steps.
   'chunks': Setting(
     *(16, 64, 128, ('masked', 'cond', 'while'), (((3,), 20), ((21,), 20))),
