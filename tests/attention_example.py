@@ -36,10 +36,17 @@ def both(function, operands, mask_BS, **options):
     q, k, v, bias, scale = operands
     y = function(q, k, v, mask_BS, bias, scale_H=scale, **options)
     weights = jnp.sin(jnp.arange(y.size)).reshape(y.shape)
-    return jnp.sum(weights * y.astype(jnp.float32)), y
+    return jnp.sum(weights * y.astype(ref.wide(y))), y
 
   (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(operands)
   return [y, *jax.tree.leaves(grads)]
+
+
+def exactly(operands, mask_BS, **options):
+  """The definition in float64, whatever the operands are: as both."""
+  with jax.enable_x64(True):
+    wide = jax.tree.map(lambda a: np.asarray(a, np.float64), operands)
+    return both(ref.window_attention, wide, mask_BS, **options)
 
 
 def assert_close(found, expected, rate):

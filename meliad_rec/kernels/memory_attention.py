@@ -3,11 +3,14 @@
 On a TPU the kernels of memory_attention_tpu, where they take the shapes; else
 the definition, by XLA (see choice.py). It pays: for a block of 512 states and
 512 tokens of a row (8 heads of width 128, bfloat16), by the compiler's estimate
-for a v5e in thousands of cycles, those of kernels at most:
+for a v5e in thousands of cycles, those of kernels at most, and beside them what
+XLA prepares:
 
     slots    XLA: forward, with backward    kernels: the same
-      512             56, 129                   12, 38
-    1,024            142, 250                   20, 68
+      512             54, 161                10 + 16,  34 + 44
+    1,024             69, 233                19 + 16,  64 + 59
+    2,048             94, 394                37 + 16, 125 + 89
+    4,096            419, 1,216              75 + 16, 247 + 147
 """
 
 import functools

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from meliad_rec.kernels.window_attention_ref import NEVER
 from meliad_rec.kernels.window_attention_ref import of_each_head
 from meliad_rec.kernels.window_attention_ref import scaled_unit
+from meliad_rec.kernels.window_attention_ref import wide
 
 
 def memory_attention(
@@ -30,7 +31,7 @@ def memory_attention(
     q_BTHK = scaled_unit(q_BTHK, scale_H)
   k_BSHK, v_BSHK = (of_each_head(a, q_BTHK.shape[2]) for a in (k_BSHK, v_BSHK))
   logits = jnp.einsum(
-    'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=jnp.float32
+    'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=wide(q_BTHK)
   )
   seen = mask_BS[:, None, None, :]
   p = jax.nn.softmax(jnp.where(seen, logits, NEVER), -1)

@@ -17,7 +17,7 @@ from meliad_rec.kernels.window_attention_tpu import RANGE
 from meliad_rec.kernels.window_attention_tpu import side_by_side
 from meliad_rec.kernels.window_attention_tpu import turned
 
-MOST = 1024  # Slots that lie in VMEM together.
+MOST = 4096  # Slots that lie in VMEM together.
 
 # Layers that are alike trace the kernels once.
 _once = functools.partial(jax.jit, static_argnames='interpret')

@@ -57,19 +57,19 @@ def attend(
   Returns:
     [B, T, H, K], and [B, H, T] float32.
   """
+  T, K = q_BTHK.shape[1::2]
   W, S, normalize = bias_HW.shape[1], size(q_BTHK), scale_H is not None
   if raw_own:
-    k_BSHK = unit_own(k_BSHK, q_BTHK.shape[1])
+    k_BSHK = unit_own(k_BSHK, T)
   o_BTHK, lse_BHT = forward(
-    *laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W, S),
+    *laid_out(*widened(q_BTHK, k_BSHK, v_BSHK), mask_BS, W, S),
     band_tile(bias_HW * LOG2E, S, sees_self),
     scale_H if normalize else jnp.ones(len(bias_HW)),
     keep_HSX,
     normalize=normalize,
     interpret=interpret,
   )
-  T = q_BTHK.shape[1]
-  return o_BTHK[:, :T], lse_BHT[:, :, :T]
+  return o_BTHK[:, :T, :, :K], lse_BHT[:, :, :T]
 
 
 @_once
@@ -97,7 +97,7 @@ def gradients(
     o_BTHK, lse_BHT: what it returned.
     do_BTHK: gradient of the outputs.
   """
-  (T, H), W = q_BTHK.shape[1:3], bias_HW.shape[1]
+  (T, H, K), W = q_BTHK.shape[1:], bias_HW.shape[1]
   S, normalize = size(q_BTHK), scale_H is not None
   to_raw = lambda dk: dk
   if raw_own:
@@ -113,27 +113,35 @@ def gradients(
     a_BHT, ((0, 0), (0, 0), (0, -T % S)), constant_values=filling
   )
   dq, dk, dv, dtile_HSX, dscale_H = backward(
-    *laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W, S),
+    *laid_out(*widened(q_BTHK, k_BSHK, v_BSHK), mask_BS, W, S),
     tile_HSX,
     scale_H if normalize else jnp.ones(H),
     keep_HSX,
     # Queries that fill a block have probabilities of 0, whatever the bias is.
     pad(lse_BHT, -NEVER),
     pad(mean_BHT, 0),
-    whole_blocks(do_BTHK, S),
+    whole_blocks(*widened(do_BTHK), S),
     normalize=normalize,
     interpret=interpret,
   )
   # Gradients are those of what logits are before they are taken to base 2.
   (dbias_HW,) = to_bias(dtile_HSX)
-  own = lambda a: given_keys(a, T, W, k_BSHK)
+  own = lambda a: given_keys(a, T, W, k_BSHK)[..., :K]
   return (
-    dq[:, :T],
+    dq[:, :T, :, :K],
     to_raw(own(dk)),
     own(dv),
     dbias_HW,
     None if scale_H is None else dscale_H.astype(scale_H.dtype),
   )
+
+
+def widened(*arrays):
+  """With zeros, to heads of a power of 2: Triton knows no others."""
+  K = arrays[0].shape[3]
+  wider = (1 << (K - 1).bit_length()) - K
+  pads = (0, 0), (0, 0), (0, 0), (0, wider)
+  return [jnp.pad(a, pads) if wider else a for a in arrays]
 
 
 def dropout_block(q_BTHK) -> int:
@@ -153,10 +161,10 @@ def refusal() -> str | None:
 def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
   """What these kernels do not take; None: they take it all."""
   K, W, S = q_BTHK.shape[3], bias_HW.shape[1], size(q_BTHK)
-  if W % S or K not in (16, 32, 64, 128, 256):
+  if W % S or not 16 <= K <= 256:
     return (
       f'a window of {W} and heads {K} wide; the window must be a multiple of '
-      f'{S}, the width 16, 32, 64, 128 or 256'
+      f'{S}, the width 16 to 256'
     )
   if 2 * q_BTHK.shape[1] < W:
     return f'{q_BTHK.shape[1]} queries are less than half a window of {W}'

@@ -1,4 +1,7 @@
-"""Causal sliding-window attention: the definition, T x S, slow and obvious."""
+"""Causal sliding-window attention: the definition, T x S, slow and obvious.
+
+Of arrays in float64 all of it is float64.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +54,7 @@ def window_attention(
   back_TS = back_TS - (0 if sees_self else 1)
   near_TS = (back_TS >= 0) & (back_TS < W)
   logits_BHTS = jnp.einsum(
-    'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=jnp.float32
+    'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=wide(q_BTHK)
   )
   back_TS = jnp.clip(back_TS, 0, W - 1)
   if keys_WK is not None:
@@ -59,7 +62,7 @@ def window_attention(
       'bthk,tsk->bhts',
       q_BTHK,
       keys_WK.astype(q_BTHK.dtype)[back_TS],
-      preferred_element_type=jnp.float32,
+      preferred_element_type=wide(q_BTHK),
     )
   bias_HTS = bias_HW[:, back_TS]
   logits_BHTS += bias_HTS
@@ -75,9 +78,14 @@ def of_each_head(a_BSHK, heads: int):
   return a_BSHK if sharing == 1 else jnp.repeat(a_BSHK, sharing, 2)
 
 
+def wide(a):
+  """The dtype that sums of an array are in: float32, or its own if wider."""
+  return jnp.promote_types(a.dtype, jnp.float32)
+
+
 def unit(x_BSHK):
   """Of unit length, in the dtype given."""
-  x = x_BSHK.astype(jnp.float32)
+  x = x_BSHK.astype(wide(x_BSHK))
   factor = jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6)
   return (x * factor).astype(x_BSHK.dtype)
 

@@ -54,7 +54,7 @@ def test_the_kernels_are_chosen_for_a_tpu_alone():
   assert 'tpu_custom_call' not in lowered_for('tpu', *arguments(), form='xla')
 
 
-@pytest.mark.parametrize('sizes', [{'K': 32}, {'T': 1}, {'S': 40}, {'S': 1040}])
+@pytest.mark.parametrize('sizes', [{'K': 32}, {'T': 1}, {'S': 40}, {'S': 4100}])
 def test_what_the_kernels_do_not_take_runs_in_xla(sizes):
   given = arguments(**sizes)
   assert 'tpu_custom_call' not in lowered_for('tpu', *given)

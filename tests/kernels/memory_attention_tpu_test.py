@@ -10,6 +10,7 @@ from meliad_rec.kernels import memory_attention_ref as ref
 from meliad_rec.kernels import memory_attention_tpu
 from meliad_rec.kernels.memory_attention import memory_attention
 from meliad_rec.kernels.window_attention_ref import unit
+from meliad_rec.kernels.window_attention_ref import wide
 from meliad_rec.planning import topology
 from tests.attention_example import assert_close
 from tests.libtpu import needs_libtpu
@@ -35,10 +36,20 @@ def both(function, operands, mask_BS, **options):
     q, k, v, scale = operands
     y = function(q, k, v, mask_BS, scale_H=scale, **options)
     weights = jnp.sin(jnp.arange(y.size)).reshape(y.shape)
-    return jnp.sum(weights * y.astype(jnp.float32)), y
+    return jnp.sum(weights * y.astype(wide(y))), y
 
   (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(operands)
   return [y, *jax.tree.leaves(grads)]
+
+
+def exactly(operands, mask_BS, keep_HTS=None):
+  """The definition in float64: as both."""
+  with jax.enable_x64(True):
+    exact = jax.tree.map(
+      lambda a: np.asarray(a, np.float64), (operands, keep_HTS)
+    )
+    operands, keep_HTS = exact
+    return both(ref.memory_attention, operands, mask_BS, keep_HTS=keep_HTS)
 
 
 CASES = {
@@ -68,7 +79,7 @@ def test_is_the_definition(case):
   found = both(
     memory_attention, operands, mask, keep_HTS=keep, form='tpu_interpreted'
   )
-  expected = both(ref.memory_attention, operands, mask, keep_HTS=keep)
+  expected = exactly(operands, mask, keep)
   assert_close(found, expected, 3e-5)
 
 
@@ -81,7 +92,7 @@ def test_as_a_tpu_would_run_it_without_races(case, seed):
   keep = keep_of(sizes) if drops else None
   given = q, k, v, mask, scale, keep
   found = without_races(memory_attention_tpu, given, seed)
-  expected = both(ref.memory_attention, (q, k, v, scale), mask, keep_HTS=keep)
+  expected = exactly((q, k, v, scale), mask, keep)
   assert_close(found, expected, 3e-5)
 
 
@@ -89,11 +100,12 @@ def test_queries_that_are_scaled_already():
   (q, k, v, _), mask = example(T=128, S=128)
   operands = q, k, v, None
   found = both(memory_attention, operands, mask, form='tpu_interpreted')
-  expected = both(ref.memory_attention, operands, mask)
+  expected = exactly(operands, mask)
   assert_close(found, expected, 3e-5)
 
 
-# 1,024 slots of heads 256 wide are more than the 16 MiB of VMEM that a v4 has.
+# More than 1,024 slots, or those of heads 256 wide, are more than the 16 MiB of
+# VMEM that a v4 has.
 CHIPS = 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'v7x:2x2x1', 'v4:2x2x1'
 
 
@@ -110,8 +122,10 @@ CHIPS = 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'v7x:2x2x1', 'v4:2x2x1'
         (1024, 128, 'bfloat16'),
         (1024, 256, 'bfloat16'),
         (1024, 256, 'float32'),
+        (2048, 256, 'bfloat16'),
+        (4096, 128, 'bfloat16'),
       )
-      if (name, K) != ('v4:2x2x1', 256)
+      if name != 'v4:2x2x1' or (K < 256 and S <= 1024)
     ),
   ],
 )

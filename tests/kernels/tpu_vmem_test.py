@@ -24,15 +24,26 @@ WINDOWS = [
   (64, 4096, 2, 256, 'float32', False),
   (128, 8192, 2, 128, 'bfloat16', True),
 ]
-# MiB of a core, slots, dtype, dropout, of 8 heads 128 wide; as above.
+# MiB of a core, slots, heads' width, dtype, dropout, of 8 heads; as above.
 SLOTS = [
-  (16, 512, 'bfloat16', True, True),
-  (16, 512, 'float32', False, True),
-  (16, 512, 'float32', True, False),
-  (16, 1024, 'bfloat16', False, True),
-  (16, 1024, 'bfloat16', True, False),
-  (16, 1024, 'float32', False, False),
-  (64, 1024, 'float32', True, True),
+  (16, 512, 128, 'bfloat16', True, True),
+  (16, 512, 128, 'float32', False, True),
+  (16, 512, 128, 'float32', True, False),
+  (16, 1024, 128, 'bfloat16', False, True),
+  (16, 1024, 128, 'bfloat16', True, False),
+  (16, 1024, 128, 'float32', False, False),
+  (64, 1024, 128, 'float32', True, True),
+  (64, 1536, 256, 'float32', False, True),
+  (64, 1536, 256, 'float32', True, False),
+  (64, 2048, 128, 'float32', True, True),
+  (64, 2048, 256, 'bfloat16', False, True),
+  (64, 2048, 256, 'float32', False, False),
+  (64, 4096, 128, 'bfloat16', False, True),
+  (64, 4096, 128, 'bfloat16', True, False),
+  (128, 4096, 128, 'float32', True, True),
+  (128, 4096, 256, 'bfloat16', False, True),
+  (128, 4096, 256, 'bfloat16', True, False),
+  (128, 4096, 256, 'float32', False, False),
 ]
 
 
@@ -49,10 +60,10 @@ def test_windows(core, W, H, K, dtype, fits, monkeypatch):
   assert fits or f'MiB of VMEM where a core has {core}' in told
 
 
-@pytest.mark.parametrize(('core', 'S', 'dtype', 'drops', 'fits'), SLOTS)
-def test_slots(core, S, dtype, drops, fits, monkeypatch):
+@pytest.mark.parametrize(('core', 'S', 'K', 'dtype', 'drops', 'fits'), SLOTS)
+def test_slots(core, S, K, dtype, drops, fits, monkeypatch):
   monkeypatch.setattr(tpu_vmem, 'capacity', lambda: core * 2**20)
-  q, k = (shape(1, n, 8, 128, dtype=dtype) for n in (512, S))
+  q, k = (shape(1, n, 8, K, dtype=dtype) for n in (512, S))
   keep = shape(8, 512, S) if drops else None
   told = memory_attention_tpu.misfit(q, k, keep)
   assert (told is None) == fits

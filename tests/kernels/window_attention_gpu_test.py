@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from meliad_rec.kernels import window_attention_gpu
-from meliad_rec.kernels import window_attention_ref as ref
 from meliad_rec.kernels import window_attention_xla as xla
 from meliad_rec.kernels.window_attention import window_attention
 from tests.attention_example import assert_close
 from tests.attention_example import both
+from tests.attention_example import exactly
 from tests.attention_example import example
 from tests.attention_example import with_raw_own
 
@@ -21,12 +21,13 @@ interpreted = functools.partial(window_attention, form='gpu_interpreted')
 
 CASES = {
   'no past, a last block that is not full': {'T': 50, 'P': 0, 'W': 64, 'K': 16},
-  'four heads for two of keys': {'T': 64, 'P': 64, 'W': 64, 'H': 4},
+  'two share keys': {'T': 64, 'P': 64, 'W': 64, 'H': 4},
 }
 SLOW = {
   'several blocks': {'T': 192, 'P': 128, 'W': 128, 'K': 32},
   'so large a scale that no bound holds': {'T': 64, 'P': 64, 'W': 64}
   | {'scale': 90.0},
+  'heads 24 wide': {'T': 64, 'P': 64, 'W': 64, 'K': 24},
   'wide heads': {'T': 64, 'P': 40, 'W': 64, 'H': 1, 'key_heads': 1, 'K': 256},
 }
 
@@ -46,7 +47,7 @@ SLOW = {
 def test_is_the_definition(case, sees_self):
   arguments = example(**(CASES | SLOW)[case])
   found = both(interpreted, *arguments, sees_self=sees_self)
-  expected = both(ref.window_attention, *arguments, sees_self=sees_self)
+  expected = exactly(*arguments, sees_self=sees_self)
   assert_close(found, expected, 1e-5)
 
 
@@ -61,17 +62,17 @@ def test_own_keys_that_are_raw(case):
   operands, mask = example(**(CASES | SLOW)[case])
   arguments = with_raw_own(operands, (CASES | SLOW)[case]['T']), mask
   found = both(interpreted, *arguments, raw_own=True)
-  expected = both(ref.window_attention, *arguments, raw_own=True)
+  expected = exactly(*arguments, raw_own=True)
   assert_close(found, expected, 1e-5)
-  unlike = both(ref.window_attention, *arguments)
-  assert np.abs(np.asarray(found[0] - unlike[0])).max() > 0.1
+  unlike = exactly(*arguments)
+  assert np.abs(np.asarray(found[0]) - np.asarray(unlike[0])).max() > 0.1
 
 
 def test_a_large_bias_where_the_last_block_is_not_full():
   (q, k, v, bias, scale), mask = example(T=50, P=64, W=64, K=16)
   arguments = (q, k, v, bias + 100, scale), mask
   found = both(interpreted, *arguments, sees_self=False)
-  expected = both(ref.window_attention, *arguments, sees_self=False)
+  expected = exactly(*arguments, sees_self=False)
   assert_close(found, expected, 1e-5)
 
 
@@ -79,7 +80,7 @@ def test_queries_that_are_scaled_already():
   (q, k, v, bias, _), mask = example(T=64, P=64, W=64, K=16)
   arguments = (q, k, v, bias, None), mask
   found = both(interpreted, *arguments, sees_self=True)
-  expected = both(ref.window_attention, *arguments, sees_self=True)
+  expected = exactly(*arguments, sees_self=True)
   assert_close(found, expected, 1e-5)
 
 
@@ -101,11 +102,24 @@ def test_gpus_of_before_ampere_have_the_blocked_form(known, old, monkeypatch):
     interpreted(q, k, v, mask, bias, scale_H=scale)
 
 
-def test_bfloat16_is_near_the_definition_in_float32():
-  operands, mask = example(T=128, P=64, W=64, K=32, dtype='bfloat16')
-  exact = tuple(a.astype(jnp.float32) for a in operands)
-  found = both(interpreted, operands, mask)
-  expected = both(ref.window_attention, exact, mask)
+@pytest.mark.parametrize('raw_own', [False, True])
+@pytest.mark.parametrize(
+  'case',
+  [
+    pytest.param(
+      name,
+      marks=() if name == 'two share keys' else pytest.mark.slow,
+    )
+    for name in CASES | SLOW
+  ],
+)
+def test_bfloat16_is_near_the_definition(case, raw_own):
+  sizes = (CASES | SLOW)[case] | {'dtype': 'bfloat16'}
+  operands, mask = example(**sizes)
+  if raw_own:
+    operands = with_raw_own(operands, sizes['T'])
+  found = both(interpreted, operands, mask, raw_own=raw_own)
+  expected = exactly(operands, mask, raw_own=raw_own)
   assert_close(found, expected, 2e-2)
 
 
@@ -119,7 +133,9 @@ def test_dropout_is_that_of_the_blocked_form():
   assert np.abs(np.asarray(found[0]) - np.asarray(without[0])).max() > 0.1
 
 
-@pytest.mark.parametrize('K, dtype', [(64, 'bfloat16'), (256, 'float32')])
+@pytest.mark.parametrize(
+  'K, dtype', [(64, 'bfloat16'), (192, 'bfloat16'), (256, 'float32')]
+)
 def test_it_is_lowered_for_a_gpu_without_one(K, dtype):
   operands, mask = example(T=256, P=128, W=128, K=K, dtype=dtype)
 
