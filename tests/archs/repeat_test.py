@@ -17,7 +17,9 @@ from meliad_rec.span import AdaptiveSpan
 from meliad_rec.train_step import auxiliary
 from tests.architectures import B
 from tests.architectures import D
+from tests.architectures import H
 from tests.architectures import recurrent
+from tests.architectures import staircase
 from tests.architectures import T
 from tests.architectures import W
 from tests.architectures import windowed
@@ -242,3 +244,26 @@ def test_repeat_is_the_stack_with_the_same_parameters():
   jax.tree.map(close, unstacked(grads, count), flat_grads)
   for i, state in enumerate(flat_states):
     jax.tree.map(lambda a, b: close(a[:, i], b), states, state)
+
+
+def test_a_staircase_of_one_chunk_is_its_core_repeated():
+  """Ladder, a staircase of forward size 0 (Ju et al. 2021)."""
+  rng = np.random.default_rng(0)
+  x_BCD = rng.normal(size=(B, W // 4, D)).astype(np.float32)
+  block = Block(x_BCD, rng.random(x_BCD.shape[:2]) < 0.9)
+  ladder = Repeat(windowed(2, sees_self=True), 4, share=True)
+  params = ladder.init(jax.random.key(0), block, method=forward)['params']
+  # A staircase has one table of biases for all layers.
+  table = rng.normal(size=(H, 32)).astype(np.float32)
+  steps = {'position': {'table': table}}
+  for i, core in enumerate(params['cell'].values()):
+    attention = core['layer']['attention']
+    attention['position']['table'] = table
+    others = {name: a for name, a in attention.items() if name != 'position'}
+    steps[f'layers_{i}'] = core['layer'] | {'attention': others}
+  read = lambda cell, params: cell.apply(
+    {'params': params}, block, method=forward
+  )
+  expected = read(ladder, params)[1]
+  close(read(staircase(4), steps)[1], expected)
+  assert np.abs(expected - read(staircase(4, live=1), steps)[1]).max() > 0.01
