@@ -12,6 +12,7 @@ from meliad_rec.kernels import window_attention_gpu
 from meliad_rec.kernels import window_attention_xla as xla
 from meliad_rec.kernels.window_attention import window_attention
 from tests.attention_example import assert_close
+from tests.attention_example import assert_near
 from tests.attention_example import both
 from tests.attention_example import exactly
 from tests.attention_example import example
@@ -120,7 +121,7 @@ def test_bfloat16_is_near_the_definition(case, raw_own):
     operands = with_raw_own(operands, sizes['T'])
   found = both(interpreted, operands, mask, raw_own=raw_own)
   expected = exactly(operands, mask, raw_own=raw_own)
-  assert_close(found, expected, 2e-2)
+  assert_near(found, expected)
 
 
 def test_dropout_is_that_of_the_blocked_form():
