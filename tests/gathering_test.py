@@ -103,7 +103,9 @@ def shapes(text):
   return {tuple(map(int, dims.split(','))) for dims in found}
 
 
-@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize(
+  'scan', [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_parameters_are_gathered_and_not_activations(scan):
   step, given = step_of(scan)
   text, found = compiled(step, given, (1, 8, 1))
