@@ -12,7 +12,7 @@ from meliad_rec.kernels import window_attention_gpu
 from meliad_rec.kernels import window_attention_xla as xla
 from meliad_rec.kernels.window_attention import window_attention
 from tests.attention_example import assert_close
-from tests.attention_example import assert_near
+from tests.attention_example import assert_near_in_bfloat16
 from tests.attention_example import both
 from tests.attention_example import exactly
 from tests.attention_example import example
@@ -115,13 +115,7 @@ def test_gpus_of_before_ampere_have_the_blocked_form(known, old, monkeypatch):
   ],
 )
 def test_bfloat16_is_near_the_definition(case, raw_own):
-  sizes = (CASES | SLOW)[case] | {'dtype': 'bfloat16'}
-  operands, mask = example(**sizes)
-  if raw_own:
-    operands = with_raw_own(operands, sizes['T'])
-  found = both(interpreted, operands, mask, raw_own=raw_own)
-  expected = exactly(operands, mask, raw_own=raw_own)
-  assert_near(found, expected)
+  assert_near_in_bfloat16(interpreted, (CASES | SLOW)[case], raw_own)
 
 
 def test_dropout_is_that_of_the_blocked_form():

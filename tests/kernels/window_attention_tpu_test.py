@@ -17,7 +17,7 @@ from meliad_rec.kernels.tpu_blocks import LANES
 from meliad_rec.kernels.window_attention import window_attention
 from meliad_rec.planning import topology
 from tests.attention_example import assert_close
-from tests.attention_example import assert_near
+from tests.attention_example import assert_near_in_bfloat16
 from tests.attention_example import both
 from tests.attention_example import exactly
 from tests.attention_example import example
@@ -128,13 +128,7 @@ def test_queries_that_are_scaled_already():
   ],
 )
 def test_bfloat16_is_near_the_definition(case, raw_own):
-  sizes = (CASES | SLOW)[case] | {'dtype': 'bfloat16'}
-  operands, mask = example(**sizes)
-  if raw_own:
-    operands = with_raw_own(operands, sizes['T'])
-  found = both(interpreted, operands, mask, raw_own=raw_own)
-  expected = exactly(operands, mask, raw_own=raw_own)
-  assert_near(found, expected)
+  assert_near_in_bfloat16(interpreted, (CASES | SLOW)[case], raw_own)
 
 
 def test_dropout_is_that_of_the_blocked_form():
