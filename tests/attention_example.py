@@ -57,9 +57,9 @@ def assert_close(found, expected, rate):
 
 
 def assert_near_in_bfloat16(function, sizes, raw_own: bool):
-  """To 2 % of the definition; gradients of scales to 10 %.
+  """To 2 % of the definition; the gradient of a scale of 90 to 10 %.
 
-  The latter are sums of terms of both signs.
+  The latter takes what bfloat16 loses of the outputs that are saved 90 times.
   """
   operands, mask_BS = example(**sizes, dtype='bfloat16')
   if raw_own:
@@ -67,4 +67,5 @@ def assert_near_in_bfloat16(function, sizes, raw_own: bool):
   found = both(function, operands, mask_BS, raw_own=raw_own)
   expected = exactly(operands, mask_BS, raw_own=raw_own)
   assert_close(found[:-1], expected[:-1], 2e-2)
-  assert_close(found[-1:], expected[-1:], 0.1)
+  rate = 0.1 if sizes.get('scale', 0) > 50 else 2e-2
+  assert_close(found[-1:], expected[-1:], rate)

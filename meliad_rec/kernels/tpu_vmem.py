@@ -105,8 +105,8 @@ def of_memory(q_BTHK, k_BSHK, Q: int, drops: bool) -> int:
   H, K, sharing, size = _sizes(q_BTHK, k_BSHK)
   S = k_BSHK.shape[1] + -k_BSHK.shape[1] % LANES
   # Backward, logits of more slots do not stay in registers.
-  spilt = (22 if S > 1024 and K > 128 else 12) * LANES * S * 4
-  spilt = spilt if S > 512 else 0
+  arrays = 0 if S <= 512 else 22 if S > 1024 and K > 128 else 12
+  spilt = arrays * LANES * S * 4
   needed = []
   for wanted, queries, keys in (4, 2, 2), (2, 4, 4):
     G = heads_of_step(H, K, sharing, min(S, 512), wanted, backward=wanted == 2)

@@ -71,6 +71,13 @@ def keep_of(sizes):
   return jax.random.bernoulli(jax.random.key(0), 0.7, shape) / 0.7
 
 
+@pytest.mark.parametrize('S', [1500, 4096])
+def test_many_slots(S):
+  operands, mask = example(T=64, S=S, H=1, key_heads=1)
+  found = both(memory_attention, operands, mask, form='tpu_interpreted')
+  assert_close(found, exactly(operands, mask), 3e-5)
+
+
 @pytest.mark.parametrize('case', CASES)
 def test_is_the_definition(case):
   sizes, drops = CASES[case]
