@@ -92,8 +92,8 @@ APPLY = {
 }
 # In names of what has no layers to scan, or cannot.
 UNLIKE = (
-  *('algorithm_xl', 'bottleneck', 'feed', 'recurrent_memory', 'shared'),
-  *('staircase', 'transformer', 'universal', 'walk_xl'),
+  *('algorithm_xl', 'bottleneck', 'feed', 'program_xl', 'recurrent_memory'),
+  *('shared', 'staircase', 'transformer', 'universal', 'walk_xl'),
 )
 # Options for a task that is not the usual one of the tests.
 TASK = {
@@ -340,11 +340,13 @@ def test_memory_may_have_no_positions_where_other_layers_have():
   assert tables(with_) - tables(without) == special and len(special) == 1
 
 
-def to_and_fro(experiment, text, code):
+def to_and_fro(path, experiment, text, code):
   """The settings of an experiment, of the text, and of the code again."""
+  own = path / f'{experiment}.gin'
+  own.write_text(f"include 'experiments/{experiment}'\ninclude '{text}'\n")
   settings = []
-  for options in [], [text], [text, code]:
-    assert parameters([f'experiments/{experiment}', *options])
+  for names in [f'experiments/{experiment}'], [str(own)], [str(own), code]:
+    assert parameters(names)
     settings.append(config.operative())
   as_code, as_text, again = settings
   assert as_code == again != as_text
@@ -353,19 +355,19 @@ def to_and_fro(experiment, text, code):
 
 @pytest.mark.parametrize('model', BOTTLENECKS)
 @pytest.mark.parametrize('task', JUDGED)
-def test_text_and_code_of_the_paper_go_to_and_fro(task, model):
+def test_text_and_code_of_the_paper_go_to_and_fro(task, model, tmp_path):
   """A label of GUTLB is of END there, where a sequence has one label."""
   gated = model in GATED and task != 'flip_flop'
   text = f'options/paper_text_{task}{"_gated" * gated}_chunks'
   code = f'options/official_code_{task}_chunks'
-  as_text = to_and_fro(f'{task}_{model}', text, code)
+  as_text = to_and_fro(tmp_path, f'{task}_{model}', text, code)
   assert ('pooling.Last' in as_text) == gated
 
 
 @pytest.mark.parametrize('model', HALTING)
-def test_halting_of_text_and_code_goes_to_and_fro(model):
+def test_halting_of_text_and_code_goes_to_and_fro(model, tmp_path):
   halt = 'options/halt_paper_text', 'options/halt_official_code'
-  to_and_fro(f'listops_{model}', *halt)
+  to_and_fro(tmp_path, f'listops_{model}', *halt)
 
 
 @pytest.mark.parametrize('name', OF_THE_PAPER)
