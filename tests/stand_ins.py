@@ -5,8 +5,10 @@ from pathlib import Path
 import subprocess
 
 LAUNCH = Path(__file__).parents[1] / 'launch'
+# Bash writes line by line: without a newline, a command's words are one write,
+# and those of commands that run at once do not mix.
 SCRIPT = """#!/usr/bin/env bash
-{ printf '%s\\0' "${0##*/}" "$@"; printf '\\n\\0'; } >>"$RECORD"
+printf '%s\\0' "${0##*/}" "$@" $'\\x1e' >>"$RECORD"
 """
 
 
@@ -59,7 +61,7 @@ class StandIns:
       return []
     text = self._record.read_text()
     self._record.unlink()
-    return [call.split('\0')[:-1] for call in text.split('\n\0')[:-1]]
+    return [call.split('\0')[:-1] for call in text.split('\x1e\0')[:-1]]
 
 
 def refusal(done) -> str:

@@ -49,7 +49,8 @@ def parse(
 
   What was parsed before is forgotten, so that running a notebook's cell again
   is harmless. Files are read in the order of their kinds (see files.in_order).
-  Later ones win over earlier ones, single bindings over files.
+  Later ones win over earlier ones, single bindings over files; but options that
+  others undo whole were given for nothing, which is a mistake.
 
   Args:
     files: names as 'arch/X', 'gin/arch/X.gin', or paths of one's own.
@@ -61,10 +62,16 @@ def parse(
     ConfigError: any mistake that can be seen before building.
   """
   reset()
-  reader = Reader()
+  reader, options = Reader(), {}
   for name in gin_files.in_order(files):
-    reader.file(name, f'--gin_file={name}')
+    before = reader.bindings.copy()
+    where = f'--gin_file={name}'
+    reader.file(name, where)
+    if gin_files.kind(gin_files.find(name, where)) == 'options':
+      after = reader.bindings.items()
+      options[name] = {k: one for k, one in after if before.get(k) is not one}
   gin_files.check_kinds(reader.chains, kinds)
+  _check_options(options)
   for param in params:
     reader.param(param)
   reader.check()
@@ -72,6 +79,20 @@ def parse(
   with interactive_mode():
     gin.parse_config(reader.flat())
   _bound.update(reader.bindings)
+
+
+def _check_options(options: dict[str, dict]) -> None:
+  """Of what each file sets, by name, those behind it leave something."""
+  last = {key: one for set_ in options.values() for key, one in set_.items()}
+  for name, set_ in options.items():
+    if not set_ or any(last[key].value == set_[key].value for key in set_):
+      continue
+    paths = ', '.join(one.path for one in set_.values())
+    others = ', '.join(dict.fromkeys(last[key].where for key in set_))
+    raise ConfigError(
+      f'--gin_file={name} has no effect: what it sets, {paths}, is set anew by'
+      f' {others}; leave out one of the two.'
+    )
 
 
 def build(function):

@@ -60,6 +60,8 @@ import toy
 toy.Layer.kind = 'single'
 """,
   'options/wide.gin': 'WIDTH = 23\n',
+  'options/wider.gin': 'WIDTH = 29\n',
+  'options/wider_and_slots.gin': 'WIDTH = 29\nSLOTS = 6\n',
   'experiments/table.gin': """
 include 'arch/window'
 include 'size/tiny'
@@ -135,6 +137,17 @@ def test_later_files_and_then_single_bindings_win():
 def test_the_order_of_kinds_is_fixed(files):
   config.parse(list(files), [])
   assert config.build(repeat)()[0].width == 23
+
+
+def test_an_option_that_others_undo_whole_is_refused():
+  assert mistake([*USUAL, 'options/wide', 'options/wider']) == (
+    '--gin_file=options/wide has no effect: what it sets, WIDTH, is set anew by'
+    ' options/wider.gin:1; leave out one of the two.'
+  )
+  wins = ['options/wider_and_slots', 'options/wide'], ['options/wider'] * 2
+  for options, width in zip(wins, (23, 29), strict=True):
+    config.parse([*USUAL, *options], [])
+    assert config.build(repeat)()[0].width == width
 
 
 def test_files_of_no_kind_win_the_last_of_them():
