@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains the systems of table 1 of Hutchins et al. 2022 side by side, at size
 # small (about 5 M parameters) and equal tokens, on a store that
-# `python -m meliad_rec.tokenize` wrote:
+# `python -m meliad_rec tokenize` wrote:
 #
 #   bash launch/compare.sh STORE OUT [STEPS] [further flags of meliad_rec.main]
 #
@@ -44,4 +44,4 @@ for system in "${systems[@]}"; do
 done
 echo
 read -ra names < <(printf '%s ' "${systems[@]%% *}")
-"$python" -m meliad_rec.runs "${names[@]/#/$out/}" --plot="$out/curves.png"
+"$python" -m meliad_rec runs "${names[@]/#/$out/}" --plot="$out/curves.png"

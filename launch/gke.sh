@@ -9,7 +9,7 @@
 #   bash launch/gke.sh delete NAME --cluster=C --zone=Z  # saves and ends
 #
 # xpk takes --project=P; all take --dry_run, which prints what would be run.
-# `create` checks first that the step fits (meliad_rec.plan) and that the folder
+# `create` checks first that the step fits (meliad_rec.commands.plan) and that the folder
 # of the run can be written; after `delete`, it goes on. A run that is preempted
 # or loses a host starts again by itself. IMAGE is what launch/Dockerfile makes;
 # a store to train on must lie in it, or where the cluster mounts a bucket. logs

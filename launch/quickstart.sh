@@ -26,7 +26,7 @@ store="${STORE:-runs/quickstart_text}"
 # Once: packages installed later would be other data, which a run refuses.
 if ! [ -e "$store" ]; then
   echo "Tokenising the source code of this machine into $store (once)."
-  .venv/bin/python -m meliad_rec.tokenize --source=code --out="$store"
+  .venv/bin/python -m meliad_rec tokenize --source=code --out="$store"
 fi
 .venv/bin/python -m meliad_rec.main --gin_file=experiments/quickstart \
   --gin_param="STORE = '$store'" --workdir="$workdir" "$@"

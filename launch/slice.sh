@@ -111,7 +111,7 @@ plan() {
     # The value of a flag that was given without "=" comes next.
     [[ $each =~ ^--(gin_file|gin_param|mesh)$ ]] && own=yes || own=''
   done
-  doing "$python" -m meliad_rec.plan "${asked[@]}" || code=$?
+  doing "$python" -m meliad_rec plan "${asked[@]}" || code=$?
   case $code in
     0) ;;
     3)

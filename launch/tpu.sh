@@ -12,7 +12,7 @@
 #   bash launch/tpu.sh delete NAME --zone=Z  # gives the slice back
 #
 # All take --project=P, and --dry_run, which prints what would be run. `create`
-# checks first that the step fits (meliad_rec.plan) and that the folder of the
+# checks first that the step fits (meliad_rec.commands.plan) and that the folder of the
 # run can be written, then asks for the slice. IMAGE is what launch/Dockerfile
 # makes. The command to train is in the slice's start-up script: hosts that start
 # again go on, unless they were stopped. A preempted slice is gone; with --keep,

@@ -12,5 +12,5 @@ __version__ = '0.1.0'
 def __getattr__(name: str):
   """`load_run`, imported when it is first asked for, as jax is then too."""
   if name == 'load_run':
-    return importlib.import_module('meliad_rec.run').load_run
+    return importlib.import_module('meliad_rec.runs.trained_run').load_run
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

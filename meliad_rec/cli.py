@@ -6,7 +6,6 @@ what it does, and `define_flags()` for its flags, called once when it runs.
 
 import ast
 from collections.abc import Callable
-from collections.abc import Iterable
 import errno
 import functools
 import importlib
@@ -24,15 +23,20 @@ from meliad_rec.config.files import nearest
 
 COMMANDS = {
   'train': 'main',
-  'evaluate': 'evaluate',
-  'depth': 'depth',
-  'generate': 'generate',
-  'runs': 'runs',
-  'tokenize': 'tokenize',
-  'train_vocab': 'train_vocab',
-  'import_meliad': 'import_meliad',
-  'plan': 'plan',
-  'bench': 'bench',
+  **{
+    name: f'commands.{name}'
+    for name in (
+      'evaluate',
+      'depth',
+      'generate',
+      'runs',
+      'tokenize',
+      'train_vocab',
+      'import_meliad',
+      'plan',
+      'bench',
+    )
+  },
 }
 
 
@@ -40,31 +44,9 @@ COMMANDS = {
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def define_flags() -> None:
-  """Defines --gin_file and --gin_param, each repeatable; twice is harmless."""
-  if 'gin_file' in flags.FLAGS:
-    return
-  flags.DEFINE_multi_string(
-    'gin_file',
-    [],
-    'A gin file, repeatable: one of arch/, size/ and task/ each, any options/,'
-    ' or a path.',
-  )
-  flags.DEFINE_multi_string(
-    'gin_param', [], "A single binding 'NAME = value', repeatable; it wins."
-  )
-
-
-def refuse(names: Iterable[str], why: str) -> None:
-  """Raises ValueError if any of these flags is given; `why` goes on from it."""
-  given = [f'--{name}' for name in names if flags.FLAGS[name].present]
-  if given:
-    raise ValueError(f'{", ".join(given)} {why}; leave it out.')
-
-
 def run_main(
   main: Callable[[list[str]], int | None],
-  define_flags: Callable[[], None] = define_flags,
+  define_flags: Callable[[], None],
   argv: list[str] | None = None,
 ) -> None:
   """Runs a command and exits: 0 or what it returns, 1, 2, 130, 141, 143.
@@ -144,9 +126,10 @@ def main() -> None:
       )
     )
   module = importlib.import_module(f'meliad_rec.{COMMANDS[command]}')
-  run_main(
-    module.main, module.define_flags, [f'{Path(program).name} {command}', *rest]
-  )
+  started = Path(program).name
+  if started == '__main__.py':
+    started = f'python -m {__package__}'
+  run_main(module.main, module.define_flags, [f'{started} {command}', *rest])
 
 
 def _file_sentence(error) -> str | None:

@@ -16,23 +16,23 @@ from absl import logging
 import jax
 
 from meliad_rec import cli
-from meliad_rec import compilation_cache
-from meliad_rec import mesh_flag
-from meliad_rec import pod
-from meliad_rec import profile
-from meliad_rec import run_folder
-from meliad_rec import summary
-from meliad_rec import trainer
-from meliad_rec.checkpoint.fingerprint import digest
 from meliad_rec.config import config
-from meliad_rec.experiment import Experiment
-from meliad_rec.report import log
-from meliad_rec.workdir import in_bucket
+from meliad_rec.config import config_flags
+from meliad_rec.distributed import compilation_cache
+from meliad_rec.distributed import pod
+from meliad_rec.report import console
+from meliad_rec.runs import folder
+from meliad_rec.storage.checksums import digest
+from meliad_rec.storage.workdir import in_bucket
+from meliad_rec.training import profile
+from meliad_rec.training import summary
+from meliad_rec.training import trainer
+from meliad_rec.training.experiment import Experiment
 
 
 def define_flags() -> None:
-  cli.define_flags()
-  mesh_flag.define_flags()
+  config_flags.define_flags()
+  config_flags.define_mesh_flag()
   flags.DEFINE_string(
     'workdir', None, 'Folder of the run; made if it is not there.'
   )
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
   args = flags.FLAGS
   if not (args.workdir or args.dry_run):
     raise ValueError('A run needs a folder; give --workdir=DIR.')
-  log.plain()
+  console.plain()
   compilation_cache.enable()
   return pod.together(work, cli.guarded)
 
@@ -64,7 +64,7 @@ def work() -> int:
   """What the flags ask for; the exit code."""
   args = flags.FLAGS
   traced = profile.steps(args.profile) if args.profile else range(0)
-  config.parse(args.gin_file, [*args.gin_param, *mesh_flag.given()])
+  config.parse(args.gin_file, [*args.gin_param, *config_flags.given_mesh()])
   experiment = config.build(Experiment)()
   _ = experiment.program.shapes  # Builds all layers, which read their settings.
   config.check_read()
@@ -111,8 +111,8 @@ def train(
   try:
     run.begin()
     if run.step:
-      tell_changes(run.workdir / run_folder.CONFIG, operative)
-    run_folder.write(run.workdir, experiment, operative)
+      tell_changes(run.workdir / folder.CONFIG, operative)
+    folder.write(run.workdir, experiment, operative)
     return run, run.live()
   except OSError as error:
     # No mistake of a setting: a disk or a bucket failed, and may do better.

@@ -12,37 +12,37 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meliad_rec import gates
-from meliad_rec import positions
-from meliad_rec import span
 from meliad_rec.archs import block_recurrent
-from meliad_rec.archs import feedback_memory
+from meliad_rec.archs import feedback as feedback_memory
 from meliad_rec.archs import stack
 from meliad_rec.archs import window
 from meliad_rec.archs.block_feedback import BlockFeedback
-from meliad_rec.archs.encode import Encode
 from meliad_rec.archs.feedback import Feedback
 from meliad_rec.archs.latent_bottleneck import LatentBottleneck
 from meliad_rec.archs.lstm import LSTM
 from meliad_rec.archs.memorizing import MemorizingLayer
 from meliad_rec.archs.recurrent_memory import RecurrentMemory
-from meliad_rec.archs.repeat import Repeat
+from meliad_rec.archs.stack import Repeat
 from meliad_rec.archs.staircase import Staircase
-from meliad_rec.cell import Cell
-from meliad_rec.cores.core_config import CoreConfig
-from meliad_rec.cores.core_layer import CoreLayer
-from meliad_rec.cores.experts import Experts
-from meliad_rec.cores.layers import Layers
-from meliad_rec.cores.universal import Universal
-from meliad_rec.halting.halt import Halt
-from meliad_rec.layer_config import LayerConfig
-from meliad_rec.model import empty_carry
-from meliad_rec.model import initialize
-from meliad_rec.model import Model
+from meliad_rec.archs.transformer import Encode
+from meliad_rec.archs.transformer import Layers
+from meliad_rec.archs.universal import Universal
+from meliad_rec.layers import gates
+from meliad_rec.layers import positions
+from meliad_rec.layers import positions as span
+from meliad_rec.layers.core_config import CoreConfig
+from meliad_rec.layers.core_layer import CoreLayer
+from meliad_rec.layers.experts import Experts
+from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.model import empty_carry
+from meliad_rec.models.model import initialize
+from meliad_rec.models.model import Model
+from meliad_rec.recurrence.halt import Halt
 
 B, T, W, D, H, K, F, S, V = 3, 24, 8, 20, 2, 10, 28, 5, 31
 
-CONFIG = LayerConfig(d_model=D, heads=H, head_width=K, mlp_width=F, window=W)
+CONFIG = LayerConfig(d_model=D, num_heads=H, head_dim=K, mlp_dim=F, window=W)
 
 
 def config(**changes) -> LayerConfig:
@@ -93,7 +93,7 @@ def memorizing(memory=2 * W, neighbors=5, room=W, **options):
 
 
 def staircase(passes=4, **options):
-  settings = config(sees_self=True)
+  settings = config(include_self=True)
   return Staircase(config=settings, count=2, passes=passes, **options)
 
 
@@ -106,7 +106,7 @@ def universal(gated=False, memory=False, experts=None, **options):
   """UT; GUT where it has a gate. Its tokens halt at different steps."""
   layer = CoreLayer(core_config(), memory, gated, experts)
   halt = Halt(threshold=0.99, bias_init=-0.5)
-  settings = {'together': gated, 'transition': gated, 'halt': halt}
+  settings = {'global_halt': gated, 'transition': gated, 'halt': halt}
   return Universal(layer, 6, **settings | options)
 
 
@@ -145,7 +145,7 @@ ARCHITECTURES = {
     'window',
   ),
   'window_rope': Architecture(
-    lambda: windowed(position=positions.RoPE, sees_self=True), 'window'
+    lambda: windowed(position=positions.RoPE, include_self=True), 'window'
   ),
   'window_alibi': Architecture(
     lambda: windowed(position=positions.ALiBi), 'window'
@@ -174,7 +174,7 @@ ARCHITECTURES = {
     lambda: recurrent(4, (-3, -2), scan=True), 'block_recurrent', recurrent=True
   ),
   'recurrent_shared_keys': Architecture(
-    lambda: recurrent(2, (0,), changes={'key_heads': 1}),
+    lambda: recurrent(2, (0,), changes={'num_kv_heads': 1}),
     'block_recurrent',
     recurrent=True,
   ),

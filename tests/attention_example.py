@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meliad_rec.kernels import window_attention_ref as ref
+from meliad_rec.kernels import reference as ref
 
 
-def example(T, P, W, H=2, key_heads=2, K=64, dtype='float32', scale=3.0):
+def example(T, P, W, H=2, num_kv_heads=2, K=64, dtype='float32', scale=3.0):
   """Operands, of which all have gradients, and the mask."""
   rng = np.random.default_rng(T + W)
   draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
@@ -17,7 +17,11 @@ def example(T, P, W, H=2, key_heads=2, K=64, dtype='float32', scale=3.0):
   bias_HW = jnp.asarray(rng.normal(size=(H, W)), jnp.float32)
   bias_HW = bias_HW.at[0, W // 2 :].set(ref.NEVER)  # As a span does.
   scale_H = jnp.asarray(rng.uniform(1, scale, H), jnp.float32)
-  q, k, v = draw(B, T, H, K), draw(B, S, key_heads, K), draw(B, S, key_heads, K)
+  q, k, v = (
+    draw(B, T, H, K),
+    draw(B, S, num_kv_heads, K),
+    draw(B, S, num_kv_heads, K),
+  )
   return (q, ref.unit(k), v, bias_HW, scale_H), jnp.asarray(mask_BS)
 
 
@@ -56,16 +60,16 @@ def assert_close(found, expected, rate):
     np.testing.assert_allclose(a, b, atol=rate * np.abs(b).max())
 
 
-def assert_near_in_bfloat16(function, sizes, raw_own: bool):
+def assert_near_in_bfloat16(function, sizes, normalize_own: bool):
   """To 2 % of the definition; the gradient of a scale of 90 to 10 %.
 
   The latter takes what bfloat16 loses of the outputs that are saved 90 times.
   """
   operands, mask_BS = example(**sizes, dtype='bfloat16')
-  if raw_own:
+  if normalize_own:
     operands = with_raw_own(operands, sizes['T'])
-  found = both(function, operands, mask_BS, raw_own=raw_own)
-  expected = exactly(operands, mask_BS, raw_own=raw_own)
+  found = both(function, operands, mask_BS, normalize_own=normalize_own)
+  expected = exactly(operands, mask_BS, normalize_own=normalize_own)
   assert_close(found[:-1], expected[:-1], 2e-2)
   rate = 0.1 if sizes.get('scale', 0) > 50 else 2e-2
   assert_close(found[-1:], expected[-1:], rate)

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import run
 from tests import architectures as tiny
 
 

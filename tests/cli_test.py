@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from meliad_rec import cli
+from meliad_rec.config import config_flags
 
 ROOT = Path(cli.__file__).parents[1]
 COMMAND = '''
@@ -21,9 +22,10 @@ Counts up to a number.
 import os, signal, sys
 from absl import flags
 from meliad_rec import cli
+from meliad_rec.config import config, config_flags
 
 def define_flags():
-  cli.define_flags()
+  config_flags.define_flags()
   flags.DEFINE_integer('upto', 3, 'the last number')
 
 def main(argv):
@@ -35,7 +37,7 @@ def main(argv):
     case 4:
       return 7
     case 5:
-      cli.config.parse(flags.FLAGS.gin_file, flags.FLAGS.gin_param)
+      config.parse(flags.FLAGS.gin_file, flags.FLAGS.gin_param)
     case 6:
       try:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -206,8 +208,8 @@ def test_help_of_a_command_lists_its_flags(count):
 
 
 def test_defining_the_flags_twice_is_harmless():
-  cli.define_flags()
-  cli.define_flags()
+  config_flags.define_flags()
+  config_flags.define_flags()
 
 
 CALL = 'from meliad_rec import cli; cli.main()'
@@ -223,7 +225,8 @@ def test_unknown_command_names_the_nearest():
 
 @pytest.mark.parametrize('command', cli.COMMANDS)
 def test_each_command_is_an_entry_point(command):
-  source = ROOT / 'meliad_rec' / f'{cli.COMMANDS[command]}.py'
+  path = cli.COMMANDS[command].replace('.', '/')
+  source = ROOT / 'meliad_rec' / f'{path}.py'
   text = source.read_text()
   assert len(cli.summary(command)) <= 80
   assert '\ndef main(' in text

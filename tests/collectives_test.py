@@ -16,17 +16,17 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import pytest
 
-from meliad_rec import partition
-from meliad_rec import state_sharding
 from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
-from meliad_rec.model import empty_carry
-from meliad_rec.model import initialize
-from meliad_rec.planning import groups
+from meliad_rec.distributed import partition
+from meliad_rec.distributed import partition as state_sharding
+from meliad_rec.models.model import empty_carry
+from meliad_rec.models.model import initialize
 from meliad_rec.planning import hlo
+from meliad_rec.planning import hlo as groups
 from tests import architectures as tiny
-from tests import partition_test
-from tests.partition_test import B
-from tests.partition_test import T
+from tests.distributed import partition_test
+from tests.distributed.partition_test import B
+from tests.distributed.partition_test import T
 
 FAST = ('recurrent_fixed_skip', 'universal')
 # What these read of tokens or states whole along model, and why.
@@ -54,7 +54,7 @@ _OP = re.compile(rf' = .* ({"|".join(hlo.COLLECTIVES)})(?:-start)?\(')
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
   """Heads, too, that 8 devices divide."""
-  partition_test.widen(monkeypatch, heads=8, head_width=10)
+  partition_test.widen(monkeypatch, num_heads=8, head_dim=10)
 
 
 def program(name, mesh) -> str:

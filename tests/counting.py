@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
-from meliad_rec import figures
-from meliad_rec.cell import Cell
+from meliad_rec.metrics import figures
+from meliad_rec.models.cell import Cell
 
 
 class Counting(Cell):

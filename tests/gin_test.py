@@ -11,18 +11,18 @@ import re
 import jax
 import pytest
 
+from meliad_rec.archs.transformer import Layers
 from meliad_rec.config import config
 from meliad_rec.config import files
-from meliad_rec.config.allowed import MODEL
+from meliad_rec.config.saved import MODEL
 from meliad_rec.config.saved import SavedConfig
-from meliad_rec.cores.layers import Layers
+from meliad_rec.data import seqio_tasks
 from meliad_rec.data import store
-from meliad_rec.data import tasks
-from meliad_rec.data.document import Document
+from meliad_rec.data.documents import Document
 from meliad_rec.data.vocabulary import Bytes
-from meliad_rec.experiment import Experiment
-from meliad_rec.model import initialize
-from meliad_rec.model import Model
+from meliad_rec.models.model import initialize
+from meliad_rec.models.model import Model
+from meliad_rec.training.experiment import Experiment
 from tests import architectures
 
 ROOT = Path(__file__).parents[1]
@@ -163,7 +163,7 @@ class NoTask:
 
 @pytest.fixture(autouse=True)
 def without_seqio(monkeypatch):
-  monkeypatch.setattr(tasks, 'find', lambda source, vocabulary: NoTask)
+  monkeypatch.setattr(seqio_tasks, 'find', lambda source, vocabulary: NoTask)
 
 
 def built(names, params=(), ids=None):

@@ -4,10 +4,10 @@ import functools
 from pathlib import Path
 import tempfile
 
-from meliad_rec import run_folder
-from meliad_rec import trainer
 from meliad_rec.config import config
-from meliad_rec.experiment import Experiment
+from meliad_rec.runs import folder as run_folder
+from meliad_rec.training import trainer
+from meliad_rec.training.experiment import Experiment
 
 LONGEST, SEGMENT = 20, 24
 

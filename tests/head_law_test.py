@@ -8,24 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec import partition
-from meliad_rec import pooling
-from meliad_rec.archs.encode import Encode
 from meliad_rec.archs.latent_bottleneck import LatentBottleneck
-from meliad_rec.cores.core_layer import CoreLayer
-from meliad_rec.cores.universal import Universal
-from meliad_rec.data.document import Document
+from meliad_rec.archs.transformer import Encode
+from meliad_rec.archs.universal import Universal
+from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.vocabulary import Bytes
-from meliad_rec.halting.halt import Halt
-from meliad_rec.heads import Classifier
-from meliad_rec.heads import Head
-from meliad_rec.heads import Matcher
-from meliad_rec.losses import cross_entropy
-from meliad_rec.model import empty_carry
-from meliad_rec.model import initialize
-from meliad_rec.model import Model
+from meliad_rec.distributed import partition
+from meliad_rec.layers.core_layer import CoreLayer
+from meliad_rec.metrics.losses import cross_entropy
+from meliad_rec.models import pooling
+from meliad_rec.models.heads import Classifier
+from meliad_rec.models.heads import Head
+from meliad_rec.models.heads import Matcher
+from meliad_rec.models.model import empty_carry
+from meliad_rec.models.model import initialize
+from meliad_rec.models.model import Model
+from meliad_rec.recurrence.halt import Halt
 from tests import architectures as tiny
 from tests.architectures import ALL
 from tests.architectures import ARCHITECTURES
@@ -33,7 +33,7 @@ from tests.architectures import NONE
 from tests.architectures import real
 
 B, T, W, C = tiny.B, tiny.T, tiny.W, 4
-HEADS = {
+NUM_HEADS = {
   'tokens': Classifier(C, None),
   'mean': Classifier(C, pooling.Mean()),
   'first': Classifier(C, pooling.First()),
@@ -46,7 +46,7 @@ HEADS = {
 }
 # What a pool does is the same whatever the architecture; rows of pairs are not.
 FAST = [
-  *(('lstm', head) for head in HEADS if 'slots' not in head),
+  *(('lstm', head) for head in NUM_HEADS if 'slots' not in head),
   ('window', 'pairs_mean'),
   ('recurrent_fixed_skip', 'last'),
   ('latent_bottleneck', 'slots'),
@@ -54,7 +54,7 @@ FAST = [
 SLOW = [
   (name, 'pairs_mean')
   for name, architecture in ARCHITECTURES.items()
-  if not architecture.cell().whole_documents
+  if not architecture.cell().needs_whole_document
 ] + [
   ('staircase_by_chunks', 'pairs_last'),
   ('feedback', 'mean'),
@@ -94,7 +94,7 @@ every = pytest.mark.parametrize(('name', 'head'), ALL_OF_THEM)
 encoding_too = pytest.mark.parametrize(('name', 'head'), ALL_OF_THEM + ENCODED)
 streaming = pytest.mark.parametrize(
   ('name', 'head'),
-  [one for one in ALL_OF_THEM if ARCHITECTURES[pair(one)[0]].cell().streams],
+  [one for one in ALL_OF_THEM if ARCHITECTURES[pair(one)[0]].cell().can_step],
 )
 # Of most parameters the first output says little, but where it saw all.
 learning = pytest.mark.parametrize(
@@ -146,7 +146,7 @@ class Built:
 
 @functools.cache
 def build(name: str, head: str) -> Built:
-  head = HEADS[head]
+  head = NUM_HEADS[head]
   cell = (ENCODERS.get(name) or ARCHITECTURES[name].cell)()
   model = Model(tiny.V, cell, tiny.D, head=head)
   shape = B, head.sequences * T

@@ -4,21 +4,21 @@ import jax
 import numpy as np
 import pytest
 
-from meliad_rec import losses
-from meliad_rec import pooling
 from meliad_rec.archs import stack
 from meliad_rec.archs.lstm import LSTM
-from meliad_rec.data.document import Document
+from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.vocabulary import Bytes
-from meliad_rec.evaluation import evaluate
-from meliad_rec.heads import Classifier
-from meliad_rec.model import Model
-from meliad_rec.optimizer import optimizer
-from meliad_rec.optimizer import schedules
-from meliad_rec.partition import make_mesh
-from meliad_rec.program import Program
+from meliad_rec.distributed.partition import make_mesh
+from meliad_rec.evaluation.evaluation import evaluate
+from meliad_rec.metrics import losses
+from meliad_rec.models import pooling
+from meliad_rec.models.heads import Classifier
+from meliad_rec.models.model import Model
+from meliad_rec.training import optimizer
+from meliad_rec.training import schedules
+from meliad_rec.training.program import TrainProgram
 from tests import architectures as tiny
 
 ROWS = 32
@@ -55,7 +55,7 @@ def test_the_first_token_is_known_two_segments_later(
   cell, segment, classes, rate, steps
 ):
   head = Classifier(classes, pooling.Last())
-  program = Program(
+  program = TrainProgram(
     model=Model(classes + 5, cell(), tiny.D, head=head),
     mesh=make_mesh(devices=jax.devices()[:1]),
     segment=segment,

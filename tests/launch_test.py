@@ -11,7 +11,7 @@ PLACES = ('WORKDIR', 'STORE')
 LAUNCH = Path(__file__).parents[1] / 'launch'
 PYTHON = """#!/bin/sh
 echo "$*"
-case "$*" in *meliad_rec.tokenize*) mkdir -p runs/quickstart_text ;; esac
+case "$*" in *'meliad_rec tokenize'*) mkdir -p runs/quickstart_text ;; esac
 """
 
 
@@ -45,7 +45,7 @@ def test_the_text_is_tokenised_once_and_trained_on_ever_after(checkout):
   train += '--workdir=runs/quickstart --dry_run\n'
   first, again = (quickstart(checkout, '--dry_run') for _ in range(2))
   assert train in first and train in again
-  assert first.count('-m meliad_rec.tokenize --source=code') == 1
+  assert first.count('-m meliad_rec tokenize --source=code') == 1
   assert 'tokenize' not in again
 
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
-from meliad_rec.cores.layers import Layers
-from meliad_rec.losses import cross_entropy
-from meliad_rec.model import Model
+from meliad_rec.archs.transformer import Layers
+from meliad_rec.metrics.losses import cross_entropy
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import run
+from meliad_rec.models.model import Model
 from tests import architectures as tiny
 from tests.architectures import ALL
 from tests.architectures import ARCHITECTURES
@@ -25,7 +25,7 @@ B, T, W = tiny.B, tiny.T, tiny.W
 every = pytest.mark.parametrize('name', tiny.each())
 with_state = pytest.mark.parametrize('name', tiny.each(lambda a: a.has_state))
 streaming = pytest.mark.parametrize(
-  'name', tiny.each(lambda a: a.cell().streams)
+  'name', tiny.each(lambda a: a.cell().can_step)
 )
 close = functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-5)
 

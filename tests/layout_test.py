@@ -1,7 +1,6 @@
-"""The layout: what imports what, what lies where, what is tested."""
+"""The layout: which folder imports which, and what lies where."""
 
 import ast
-from fnmatch import fnmatch
 import os
 from pathlib import Path
 import shutil
@@ -13,94 +12,38 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'meliad_rec'
 
-# A file imports only files before it; files that one pattern (*) matches may
-# import each other as long as no two do so in turn. Add a new file after all
-# that it imports.
-LINES = """
-figures partition dropout gathering within_mesh
-kernels/window_attention_ref kernels/window_attention_xla
-kernels/memory_attention_ref kernels/blocks
-kernels/per_shard kernels/tpu_blocks kernels/tpu_vmem
-kernels/tpu_forward kernels/tpu_backward
-kernels/window_attention_tpu kernels/tpu_memory kernels/memory_attention_tpu
-kernels/gpu_tiles kernels/gpu_forward kernels/gpu_bias kernels/gpu_backward
-kernels/window_attention_gpu kernels/choice
-kernels/memory_attention kernels/window_attention remat cell reset positions
-span attention gates norms activations layer_config sublayers layer archs/window
-archs/state_vectors archs/block_recurrent archs/chain archs/repeat archs/stack
-archs/block_feedback
-archs/ring archs/memorizing archs/lstm archs/recurrent_memory
-memory_scan/tokens memory_scan/gradients memory_scan/scan
-archs/memory_cell archs/feedback_memory archs/feedback
-archs/staircase_diagonal archs/staircase_tokens archs/staircase
-halting/leaves halting/loop halting/compaction halting/per_device halting/gate
-halting/halt losses cores/core_config cores/attend cores/attention cores/experts
-cores/expert_layers cores/core_layer cores/layers cores/recurrence
-cores/universal archs/encode archs/latent_bottleneck archs/chunks
-embedding pooling heads model
-data/batch
-optimizer/schedules optimizer/accumulation optimizer/optimizer
-meliad_names metrics/units metrics/metrics train_step forward state_sharding
-program
-data/vocabulary data/word_vocabulary data/document data/labels data/documents
-data/dataset
-data/generated/draws data/generated/labelled data/generated/recall
-data/generated/random_walk data/generated/programs data/generated/algorithm
-data/generated/flip_flop data/generated/listops_trees
-data/generated/listops_lengths data/generated/listops data/generated/formulas
-data/generated/logical_inference
-data/manifest data/split_files
-data/silence data/hashed data/code data/folder data/jsonl data/sources
-data/tasks data/text local_path
-data/store data/prefetch data/shorter_first data/order data/rows data/lanes
-metrics/chips metrics/flops metrics/meter
-benchmarks/round_robin benchmarks/training benchmarks/step
-benchmarks/recurrence benchmarks/memorizing
-benchmarks/forced_halting benchmarks/halting
-hosts closing workdir
-checkpoint/fingerprint checkpoint/manifest checkpoint/mismatch
-checkpoint/preemption pod checkpoint/replaced checkpoint/best
-checkpoint/saved_step checkpoint/step_writer
-checkpoint/checkpoints
-array_file generation/sampling generation/steppers generation/decode
-generation/sample
-benchmarks/generation
-generation/speller generation/saved_reading generation/writer
-report/journal report/console report/plot report/mirror report/report
-report/log profile goodput
-report/countdown evaluation experiment refusals validation progress trainer
-summary run_folder
-compilation_cache token_losses compare
-config/values config/files config/names config/binding config/syntax
-config/reader config/config config/allowed config/saved run
-halting_depth/nesting halting_depth/reading halting_depth/groups
-halting_depth/texts halting_depth/picture run_flags mesh_flag
-planning/* benchmarks/attention_forms benchmarks/attention
-benchmarks/attention_compiled cli
-main evaluate generate depth runs tokenize train_vocab import_meliad plan
-bench
-"""
-ORDER = LINES.split()
-ENTRY = ORDER[ORDER.index('cli') + 1 :]
+# A folder imports only folders below it, and no two files import each other.
+# `.` is the top of the package; folders in kernels/ count as kernels.
+ROOMS = [
+  '.',
+  'commands',
+  'benchmarks',
+  'planning',
+  'runs',
+  'training',
+  'generation',
+  'evaluation',
+  'archs',
+  'models',
+  'layers',
+  'recurrence',
+  'data/synthetic',
+  'data',
+  'report',
+  'metrics',
+  'kernels',
+  'storage',
+  'config',
+  'distributed',
+]
 
 TOP = {'setup.py', 'README.md', 'CHANGELOG.md', 'LICENSE'}
 TOP |= {'meliad_rec', 'gin', 'launch', 'tests', 'colab'}
 
 HEAVY = {'tensorflow', 'tensorflow_datasets', 'tensorflow_text', 'seqio'}
 # Files that import these, inside functions.
-TENSORFLOW = {'data/tasks', 'data/text'}
-GIN = {'config/syntax', 'config/config', *ENTRY}
-
-# Tested elsewhere, with the reason.
-TESTED_BY = {
-  'kernels/tpu_*': 'kernels/*_attention_tpu_test.py compare what they give '
-  'with the definitions',
-  'kernels/choice': 'kernels/window_attention_test.py chooses',
-  'kernels/gpu_*': 'kernels/window_attention_gpu_test.py does so for theirs',
-  'kernels/blocks': 'both of these do',
-  'benchmarks/attention_compiled': 'benchmarks/attention_test.py starts it',
-  'config/*': 'config/config_test.py reads gin files as a person writes them',
-}
+TENSORFLOW = {'data/seqio_tasks', 'data/text'}
+GIN = {'config/config', 'config/renames', 'config/values'}
 
 
 def files():
@@ -135,34 +78,33 @@ def own_imports(name):
       yield whole if whole in files() else whole.rpartition('/')[0]
 
 
-def place(name):
-  """The index in ORDER; an exact entry counts before a pattern."""
-  for match in (str.__eq__, fnmatch):
-    for index, entry in enumerate(ORDER):
-      if match(name, entry):
-        return index
-  pytest.fail(
-    f'meliad_rec/{name}.py has no place in ORDER of tests/layout_test.py: add'
-    ' it there after all files that it imports.'
-  )
+def room(name):
+  """The folder of a file, as ROOMS calls it."""
+  folder = name.rpartition('/')[0] or '.'
+  return 'kernels' if folder.startswith('kernels/') else folder
 
 
 @pytest.mark.parametrize('name', files())
-def test_imports_point_up(name):
-  for other in own_imports(name):
-    if other == '':
-      continue  # the package itself
-    same = place(other) == place(name) and '*' in ORDER[place(name)]
-    assert place(other) < place(name) or (same and other != name), (
-      f'meliad_rec/{name}.py imports {other}, which comes after it in ORDER.'
-    )
-    assert not same or name not in own_imports(other), (
-      f'{name} and {other} import each other.'
-    )
+def test_imports_point_down(name):
+  for other in filter(None, own_imports(name)):
+    if room(other) == room(name):
+      assert name not in own_imports(other), (
+        f'{name} and {other} import each other.'
+      )
+    else:
+      assert ROOMS.index(room(other)) > ROOMS.index(room(name)), (
+        f'meliad_rec/{name}.py imports {other}, from a folder that ROOMS of '
+        'tests/layout_test.py has above its own.'
+      )
+
+
+def test_only_the_two_doors_lie_loose():
+  loose = {path.stem for path in PACKAGE.glob('*.py')}
+  assert loose == {'__init__', '__main__', 'cli', 'main'}
 
 
 @pytest.mark.parametrize('name', files())
-def test_only_the_configuration_and_entry_points_know_gin(name):
+def test_only_the_configuration_knows_gin(name):
   found = {dotted.split('.')[0] for dotted in imports(ast.walk(tree(name)))}
   assert name in GIN or 'gin' not in found
 
@@ -184,31 +126,16 @@ def test_tensorflow_is_imported_in_functions_of_the_data_files_only(name):
 @pytest.mark.parametrize('name', files())
 def test_files_are_short(name):
   length = len((PACKAGE / f'{name}.py').read_text().splitlines())
-  assert length < 200 or name.startswith('kernels/'), (
-    f'meliad_rec/{name}.py has {length} lines, and the limit is 200.'
+  assert length < 500, (
+    f'meliad_rec/{name}.py has {length} lines, and the limit is 500.'
   )
-
-
-@pytest.mark.parametrize('name', files())
-def test_each_file_has_its_test(name):
-  public = any(
-    isinstance(node, ast.FunctionDef | ast.ClassDef)
-    and not node.name.startswith('_')
-    for node in tree(name).body
-  )
-  test = ROOT / 'tests' / f'{name}_test.py'
-  if public and not test.exists():
-    assert any(fnmatch(name, pattern) for pattern in TESTED_BY), (
-      f'meliad_rec/{name}.py has no {test.relative_to(ROOT)}; write it, or say'
-      ' in TESTED_BY of tests/layout_test.py what tests the file.'
-    )
 
 
 def test_importing_the_package_is_quick_and_without_tensorflow():
   names = [
     f'meliad_rec.{name.replace("/", ".")}'
     for name in files()
-    if name not in ENTRY
+    if room(name) not in ('.', 'commands')
   ]
   code = f"""
 import sys, time

@@ -159,7 +159,7 @@ def refused(done):
   'changed, said',
   [
     ({'STORE': 'other'}, 'was trained with data'),
-    ({'MLP_WIDTH': 24}, r'mlp/\S+ with shape'),
+    ({'MLP_DIM': 24}, r'mlp/\S+ with shape'),
     ({'BATCH': 4}, 'with shape'),
     ({'optimizer.chain.rule': '@optimizer.adamw'}, 'opt_state'),
   ],
@@ -227,7 +227,7 @@ def test_a_disk_that_fails_is_no_mistake_of_a_setting(tmp_path, monkeypatch):
       raise OSError(116, 'Stale file handle', 'metrics.jsonl')
 
   monkeypatch.setattr(main.trainer, 'Run', Run)
-  monkeypatch.setattr(main.run_folder, 'write', lambda *_: None)
+  monkeypatch.setattr(main.folder, 'write', lambda *_: None)
   monkeypatch.setattr(main.config, 'operative', str)
   with pytest.raises(OSError, match='Stale') as told:
     main.train(mock.Mock(), tmp_path)

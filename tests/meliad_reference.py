@@ -21,8 +21,8 @@ class Sizes:
 
   vocab: int = 31
   width: int = 18
-  heads: int = 2
-  head_width: int = 7
+  num_heads: int = 2
+  head_dim: int = 7
   hidden: int = 26
   window: int = 20
   layers: int = 2
@@ -44,7 +44,7 @@ def shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     name = f'transformer{i}'
     recurrent = i in z.recurrent
     found |= _side(z, f'{name}/tbase', recurrent or z.feedback, False)
-    found[f'{name}/relative_positions/rel_embedding'] = (z.heads, BUCKETS)
+    found[f'{name}/relative_positions/rel_embedding'] = (z.num_heads, BUCKETS)
     if recurrent:
       found |= _side(z, f'{name}/recurrent_tbase', True, True)
       found[f'{name}/recurrent_initial_state'] = (z.states, z.width)
@@ -52,18 +52,18 @@ def shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 
 def _side(z, name, two_sources, is_state):
-  inner = z.heads * z.head_width
+  inner = z.num_heads * z.head_dim
   both = 2 * inner if two_sources else inner
   single = is_state and z.gate_config == 'single'
   skip = is_state and z.gate_config == 'skip'
   found = {
     f'{name}/_kvq/pre_attn_layernorm/scale': (z.width,),
-    f'{name}/_kvq/attention_scale': (z.heads,),
+    f'{name}/_kvq/attention_scale': (z.num_heads,),
   }
   for kind in ('keys', 'values', 'queries', *['queries2'] * two_sources):
     found[f'{name}/_kvq/{kind}_layer/kernel'] = (z.width, inner)
   if two_sources:
-    found[f'{name}/attention_scale2'] = (z.heads,)
+    found[f'{name}/attention_scale2'] = (z.num_heads,)
   if is_state:
     found[f'{name}/_kvq/position_embeddings'] = (z.states, z.width)
   joins = []
@@ -128,7 +128,7 @@ class Decoder:
   def new_document(self, layer):
     """Keys and values of a block of zeros, which nothing masks; states."""
     z = self.z
-    zeros = np.zeros((z.window, z.heads, z.head_width))
+    zeros = np.zeros((z.window, z.num_heads, z.head_dim))
     states = None
     if layer in z.recurrent:
       states = self.p[f'transformer{layer}/recurrent_initial_state']
@@ -215,7 +215,7 @@ class Decoder:
     for kind in ('keys', 'values', 'queries', 'queries2'):
       kernel = p.get(f'{side}/_kvq/{kind}_layer/kernel')
       if kernel is not None:
-        y = (x @ kernel).reshape(-1, self.z.heads, self.z.head_width)
+        y = (x @ kernel).reshape(-1, self.z.num_heads, self.z.head_dim)
         if kind != 'values':
           y = y / np.sqrt(np.sum(y * y, -1, keepdims=True) + 1e-6)
         found[kind] = y
@@ -225,7 +225,7 @@ class Decoder:
     """[T, H, K]; a bias stands for a causal window as well."""
     out = np.zeros_like(queries)
     for t in range(len(queries)):
-      for h in range(self.z.heads):
+      for h in range(self.z.num_heads):
         logits = []
         for s in range(len(keys)):
           logit = queries[t, h] @ keys[s, h]

@@ -52,11 +52,11 @@ def plain_logits(q_BTHK, k_BSHK):
 def attention(p, config, x_BTD, source_BSD, seen_BTS, logits=plain_logits):
   """The stream with attention added; a query that sees nothing adds nothing."""
   heads = lambda name, a: (a @ p[name]['kernel']).reshape(
-    *a.shape[:2], config.heads, config.head_width
+    *a.shape[:2], config.num_heads, config.head_dim
   )
   n_BTD = norm(p['norm'], x_BTD)
   n_BSD = norm(p.get('source_norm', p['norm']), source_BSD)
-  q_BTHK = heads('query', n_BTD) / config.head_width**0.5
+  q_BTHK = heads('query', n_BTD) / config.head_dim**0.5
   logits_BHTS = logits(q_BTHK, heads('key', n_BSD))
   e_BHTS = jnp.exp(logits_BHTS) * seen_BTS[:, None]
   total_BHT1 = e_BHTS.sum(-1, keepdims=True)
@@ -112,47 +112,51 @@ def universal(made, p, x_BTD, mask_BT, memory_BSD=None):
     p: the parameters.
     x_BTD, mask_BT, memory_BSD: as it takes them.
   """
-  one = made.together and not made.causal
+  one = made.global_halt and not made.causal
   unit_BU = mask_BT.any(1, keepdims=True) if one else mask_BT
-  left_BU = jnp.ones(unit_BU.shape)
-  none_BU = 0 * left_BU
-  now = x_BTD, 0 * x_BTD, left_BU, jnp.asarray(unit_BU), none_BU, none_BU
+  remainder_BU = jnp.ones(unit_BU.shape)
+  none_BU = 0 * remainder_BU
+  now = x_BTD, 0 * x_BTD, remainder_BU, jnp.asarray(unit_BU), none_BU, none_BU
   for l in range(made.steps):
     now = step(made, p, l, now, mask_BT, memory_BSD)
-  h_BTD, mixed_BTD, left_BU, _, penalty_BU, depth_BU = now
+  h_BTD, mixed_BTD, remainder_BU, _, penalty_BU, depth_BU = now
   if made.halt.leftover:
-    penalty_BU = penalty_BU + left_BU * depth_BU
+    penalty_BU = penalty_BU + remainder_BU * depth_BU
   units_B = jnp.maximum(unit_BU.sum(1), 1)
-  penalty_B = made.halt.penalty * (penalty_BU * unit_BU).sum(1) / units_B
-  return mixed_BTD + left_BU[..., None] * h_BTD, penalty_B, depth_BU * unit_BU
+  penalty_B = made.halt.ponder_cost * (penalty_BU * unit_BU).sum(1) / units_B
+  return (
+    mixed_BTD + remainder_BU[..., None] * h_BTD,
+    penalty_B,
+    depth_BU * unit_BU,
+  )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def step(made, p, l, now, mask_BT, memory_BSD):
   """Step l of every unit that is live."""
-  h_BTD, mixed_BTD, left_BU, live_BU, penalty_BU, depth_BU = now
-  source_BTD = mixed_BTD + left_BU[..., None] * h_BTD
+  h_BTD, mixed_BTD, remainder_BU, active_BU, penalty_BU, depth_BU = now
+  source_BTD = mixed_BTD + remainder_BU[..., None] * h_BTD
   new_BTD = layer(
     *(p['layer'], made.layer.config, h_BTD, mask_BT, memory_BSD),
-    None if made.together else source_BTD,
+    None if made.global_halt else source_BTD,
   )
   asked = [h_BTD, new_BTD] if made.transition else [h_BTD]
-  if made.together:
+  if made.global_halt:
     asked = [mean(a, mask_BT, made.causal) for a in asked]
   hidden = gelu(linear(p['gate']['hidden'], jnp.concatenate(asked, -1)))
   p_BU = sigmoid(linear(p['gate']['last'], hidden))[..., 0]
-  rest_BU = left_BU * (1 - p_BU)
-  may_BU = live_BU
+  rest_BU = remainder_BU * (1 - p_BU)
+  may_BU = active_BU
   if not made.causal:
-    may_BU = live_BU & (l <= mask_BT.sum(1, keepdims=True))
-  live_BU = may_BU & (rest_BU > 1 - made.halt.threshold)
-  takes_BU = may_BU if made.halt.keep_crossing else live_BU
-  weight_BU = jnp.where(takes_BU, left_BU * p_BU, 0)
+    may_BU = active_BU & (l <= mask_BT.sum(1, keepdims=True))
+  active_BU = may_BU & (rest_BU > 1 - made.halt.threshold)
+  takes_BU = may_BU if made.halt.keep_crossing else active_BU
+  weight_BU = jnp.where(takes_BU, remainder_BU * p_BU, 0)
   return (
     jnp.where(takes_BU[..., None], new_BTD, h_BTD),
     mixed_BTD + weight_BU[..., None] * h_BTD,
-    jnp.where(takes_BU, rest_BU, left_BU),
-    live_BU,
+    jnp.where(takes_BU, rest_BU, remainder_BU),
+    active_BU,
     penalty_BU + weight_BU * (l + 1),
     depth_BU + takes_BU,
   )

@@ -11,7 +11,7 @@ import pytest
 from meliad_rec import cli
 from meliad_rec.config import files
 from meliad_rec.data import store
-from meliad_rec.data.document import Document
+from meliad_rec.data.documents import Document
 from meliad_rec.data.vocabulary import Bytes
 
 ROOT = Path(__file__).parents[1]

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meliad_rec.memory_scan import tokens
-from meliad_rec.memory_scan.scan import Model
+from meliad_rec.recurrence import memory_scan
+from meliad_rec.recurrence.memory_scan import MemoryScanBody
 
 B, T, D, K = 3, 24, 6, 5
 PARAMS = {
@@ -25,19 +25,19 @@ def params():
   }
 
 
-def model(C, A, near, span=8, parallel=False) -> Model:
+def model(C, A, near, span=8, parallel=False) -> MemoryScanBody:
   """Attends A tokens of one memory, and adds the oldest of `near` of another.
 
   It reads any number of chunks: the second memory is of other length.
   """
 
-  def keys(p, written, facts):
-    a, b = (each * facts[2][:, None] for each in written)
+  def keys(p, written, inputs):
+    a, b = (each * inputs[2][:, None] for each in written)
     return {'k': a @ p['key'], 'v': jnp.tanh(a) @ p['value']}, b @ p['near']
 
-  def read(p, kv, x, facts, first):
+  def read(p, kv, x, inputs, first):
     pair, b = kv
-    mask_BS, scale_T, _ = facts
+    mask_BS, scale_T, _ = inputs
     n = x.shape[1] // C
     y = []
     for i in range(n):
@@ -54,27 +54,32 @@ def model(C, A, near, span=8, parallel=False) -> Model:
     y = jnp.concatenate(y, 1)
     return (y, y * 2), y + x
 
-  return Model(keys, read, C, span, parallel)
+  return MemoryScanBody(keys, read, C, span, parallel)
 
 
 def given(A, near):
   rng = np.random.default_rng(0)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
   mask_BS = jnp.asarray(rng.random((B, A + T)) < 0.8).at[:, 0].set(True)
-  facts = mask_BS, normal(T), normal(B, D)
-  return params(), (normal(B, A, D), normal(B, near, D)), normal(B, T, D), facts
+  inputs = mask_BS, normal(T), normal(B, D)
+  return (
+    params(),
+    (normal(B, A, D), normal(B, near, D)),
+    normal(B, T, D),
+    inputs,
+  )
 
 
-def plain_scan(model: Model, params, memory, x_BTD, facts):
+def plain_scan(model: MemoryScanBody, params, memory, x_BTD, inputs):
   """The definition, by a scan that keeps every window."""
   C = model.chunk
 
   def step(memory, i):
     kv = jax.tree.map(
-      lambda a: tokens.pad(a, 0, C), model.keys(params, memory, facts)
+      lambda a: memory_scan.pad(a, 0, C), model.keys(params, memory, inputs)
     )
     written, y_BCD = model.read(
-      params, kv, tokens.at(x_BTD, i * C, C), facts, i * C
+      params, kv, memory_scan.slice_tokens(x_BTD, i * C, C), inputs, i * C
     )
     new = jax.tree.map(
       lambda m, w: jnp.concatenate([m, w], 1)[:, C:], memory, written
@@ -82,4 +87,4 @@ def plain_scan(model: Model, params, memory, x_BTD, facts):
     return new, y_BCD
 
   memory, y = jax.lax.scan(step, memory, jnp.arange(x_BTD.shape[1] // C))
-  return memory, tokens.join(y)
+  return memory, memory_scan.join(y)

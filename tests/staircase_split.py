@@ -9,7 +9,7 @@ import functools
 import jax
 import numpy as np
 
-from meliad_rec.cell import run
+from meliad_rec.models.cell import run
 from tests import cells
 from tests.architectures import B
 from tests.architectures import staircase

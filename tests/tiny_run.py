@@ -9,17 +9,17 @@ import sys
 import jax
 import numpy as np
 
-from meliad_rec import losses
 from meliad_rec.data import store
-from meliad_rec.data.document import Document
+from meliad_rec.data.documents import Document
 from meliad_rec.data.vocabulary import Bytes
-from meliad_rec.experiment import Experiment
+from meliad_rec.distributed.partition import make_mesh
 from meliad_rec.generation.sample import Sample
-from meliad_rec.model import Model
-from meliad_rec.optimizer import optimizer
-from meliad_rec.optimizer import schedules
-from meliad_rec.partition import make_mesh
-from meliad_rec.program import Program
+from meliad_rec.metrics import losses
+from meliad_rec.models.model import Model
+from meliad_rec.training import optimizer
+from meliad_rec.training import schedules
+from meliad_rec.training.experiment import Experiment
+from meliad_rec.training.program import TrainProgram
 from tests import architectures as tiny
 from tests import quick_xla
 
@@ -46,7 +46,7 @@ def write_store(path, seed=0):
 
 
 @functools.cache
-def program(devices=1, fsdp=1, model=1, **changes) -> Program:
+def program(devices=1, fsdp=1, model=1, **changes) -> TrainProgram:
   """Compiled once for all tests that ask for it."""
   settings = {
     'model': Model(
@@ -59,7 +59,7 @@ def program(devices=1, fsdp=1, model=1, **changes) -> Program:
     'ema_decay': 0.9,
   }
   mesh = make_mesh(fsdp=fsdp, model=model, devices=jax.devices()[:devices])
-  return Program(**settings | changes, mesh=mesh)
+  return TrainProgram(**settings | changes, mesh=mesh)
 
 
 def experiment(data, program, **changes) -> Experiment:

@@ -5,10 +5,10 @@ from pathlib import Path
 import shutil
 import tempfile
 
-from meliad_rec import run_folder
-from meliad_rec import trainer
 from meliad_rec.config import config
-from meliad_rec.experiment import Experiment
+from meliad_rec.runs import folder as run_folder
+from meliad_rec.training import trainer
+from meliad_rec.training.experiment import Experiment
 from tests import tiny_run
 
 STEPS = 4

@@ -11,18 +11,18 @@ import functools
 from flax import linen as nn
 import jax
 
-from meliad_rec import gates
 from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
 from meliad_rec.archs.stack import special_places
-from meliad_rec.attention import KV
-from meliad_rec.cell import Block
-from meliad_rec.cell import Cell
-from meliad_rec.cell import scan_blocks
-from meliad_rec.cell import to_blocks
-from meliad_rec.dropout import drop_layer
-from meliad_rec.layer import Layer
-from meliad_rec.layer_config import LayerConfig
-from meliad_rec.remat import remat
+from meliad_rec.layers import gates
+from meliad_rec.layers.attention import KV
+from meliad_rec.layers.dropout import drop_layer
+from meliad_rec.layers.layer import Layer
+from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.layers.remat import remat
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.cell import scan_blocks
+from meliad_rec.models.cell import to_blocks
 
 
 class ReadingLayer(nn.Module):
@@ -34,7 +34,7 @@ class ReadingLayer(nn.Module):
     self.layer = Layer(self.config, has_memory=True)
 
   def __call__(self, past: KV, block: Block, memory: KV):
-    n_BTD = self.layer.enter(block.x)
+    n_BTD = self.layer.pre_norm(block.x)
     kv = past.append(self.layer.kv(n_BTD, block.mask))
     y_BTD = self.layer(block.x, n_BTD, kv, memory)
     return kv.last(self.config.window), y_BTD
@@ -73,11 +73,11 @@ class BlockFeedback(Cell):
     return True
 
   @property
-  def recurs(self):
+  def is_recurrent(self):
     return True
 
   @property
-  def streams(self):
+  def can_step(self):
     return True
 
   def setup(self):
@@ -111,7 +111,7 @@ class BlockFeedback(Cell):
     )
     x_BTD, *heads = [a.reshape(B, T, -1) for a in (x, *heads)]
     memory = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), memory)
-    finish = remat(lambda layer, b, h: layer.finish(b, h), self.remat)
+    finish = remat(lambda layer, b, h: layer.output(b, h), self.remat)
     y_BTD = finish(self.layers[self.last], block.replace(x=x_BTD), heads)
     y_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)
     rest, y_BTD = self.through(
@@ -173,23 +173,23 @@ class BlockFeedback(Cell):
   def clear(self, state):
     return self.each('clear', state)
 
-  def summary(self, state):
-    return self.layers[self.last].summary(state[self.last])
+  def memory_slots(self, state):
+    return self.layers[self.last].memory_slots(state[self.last])
 
-  def open(self, state):
-    return self.each('open', state)
+  def to_decode_state(self, state):
+    return self.each('to_decode_state', state)
 
-  def step(self, opened, block):
+  def decode_step(self, opened, block):
     return self.through(
       range(self.count),
       opened,
       block,
       opened[self.last].memory,
-      recur=lambda layer, s, b: layer.step(s, b),
+      recur=lambda layer, s, b: layer.decode_step(s, b),
     )
 
-  def close(self, opened):
-    return self.each('close', opened)
+  def to_segment_state(self, opened):
+    return self.each('to_segment_state', opened)
 
   def each(self, method: str, state):
     """A method of the recurrent layers, on their states."""

@@ -3,6 +3,12 @@
 Every layer reads one memory, to which each token writes a mix of all layers:
 the lowest layer of a token sees the highest of the tokens before it. So tokens
 go one by one.
+
+What a Feedback Transformer writes to memory (Fan et al. 2020, section 3.3).
+
+Each is a module that takes the hidden vectors of one token, layer by layer, the
+embedding first: L + 1 arrays [B, T, D]. It gives what is written: one array
+that all layers read, or `arrays` of them, one for each layer.
 """
 
 from collections.abc import Callable
@@ -14,15 +20,75 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from meliad_rec.archs import feedback_memory
 from meliad_rec.archs.memory_cell import extend
 from meliad_rec.archs.memory_cell import Memory
 from meliad_rec.archs.memory_cell import MemoryCell
-from meliad_rec.attention import KV
-from meliad_rec.sublayers import Attention
+from meliad_rec.layers.attention import KV
+from meliad_rec.layers.layer import Attention
 
 
-class Opened(struct.PyTreeNode):
+class Composition(nn.Module):
+  """Base class."""
+
+  def arrays(self, layers: int) -> int:
+    """How many are written by a token of so many layers."""
+    return 1
+
+
+class WeightedSum(Composition):
+  """All layers, by learned weights that sum to one: equation 1."""
+
+  @nn.compact
+  def __call__(self, hidden):
+    return [_mix(self, 'mix', hidden)]
+
+
+class Average(Composition):
+  """The mean of all layers, the embedding among them."""
+
+  def __call__(self, hidden):
+    return [sum(hidden) / len(hidden)]
+
+
+class OneLayer(Composition):
+  """The output of one layer: -1 is the top, 0 the embedding."""
+
+  layer: int = -1
+
+  def __call__(self, hidden):
+    if not -len(hidden) <= self.layer < len(hidden):
+      raise ValueError(
+        f'Memory is layer {self.layer} of {len(hidden) - 1}; set '
+        'feedback_memory.OneLayer.layer from 0, the embedding, to '
+        f'{len(hidden) - 1}.'
+      )
+    return [hidden[self.layer]]
+
+
+class OwnAndBelow(Composition):
+  """For each layer, a weighted sum of its own output and those below it.
+
+  The paper's "recurrent" Transformer: a layer reads what it wrote itself, but
+  nothing from above.
+  """
+
+  def arrays(self, layers):
+    return layers
+
+  @nn.compact
+  def __call__(self, hidden):
+    return [
+      _mix(self, f'mix_{i}', hidden[: i + 1]) for i in range(1, len(hidden))
+    ]
+
+
+def _mix(module, name: str, hidden):
+  weight_L = module.param(name, nn.initializers.zeros, (len(hidden),))
+  weight_L = jax.nn.softmax(weight_L).astype(hidden[0].dtype)
+  return jnp.einsum('l,lbtd->btd', weight_L, jnp.stack(hidden))  # eq. 1
+
+
+class DecodeState(struct.PyTreeNode):
   """Memory for token by token reading, with its keys."""
 
   memory: Memory
@@ -42,7 +108,7 @@ class Feedback(MemoryCell):
       its own.
   """
 
-  compose: Callable[..., nn.Module] = feedback_memory.WeightedSum
+  compose: Callable[..., nn.Module] = WeightedSum
   share_keys: bool = True
 
   @property
@@ -54,10 +120,10 @@ class Feedback(MemoryCell):
     return True
 
   def setup(self):
-    if self.config.sees_self:
+    if self.config.include_self:
       raise ValueError(
-        'sees_self is set, and a Feedback Transformer writes a token to memory '
-        'when its last layer is done; leave it out.'
+        'include_self is set, but a Feedback Transformer writes a token to '
+        'memory only after its last layer; remove it.'
       )
     config = dataclasses.replace(self.config, locked_dropout=True)
     self.layers = self.make_layers(config)
@@ -77,7 +143,7 @@ class Feedback(MemoryCell):
       readers = [self.memory_attention] * len(written)
     elif len(written) == 1:
       written = written * self.count
-    kv = [r.kv(r.enter(m)) for r, m in zip(readers, written, strict=True)]
+    kv = [r.kv(r.pre_norm(m)) for r, m in zip(readers, written, strict=True)]
     return [(each.k, each.v) for each in kv]
 
   def read(self, kv, mask_BS, x_BTD):
@@ -86,14 +152,14 @@ class Feedback(MemoryCell):
     hidden = [x_BTD]
     for layer, (k, v) in zip(self.layers, kv, strict=True):
       x_BTD = hidden[-1]
-      n_BTD = layer.enter(x_BTD)
+      n_BTD = layer.pre_norm(x_BTD)
       hidden.append(self.apply_layer(layer, x_BTD, n_BTD, KV(k, v, mask_BS)))
     return self.memory(hidden), hidden[-1]
 
-  def open(self, state):
-    return Opened(state, extend(self.keys(state.written), 1))
+  def to_decode_state(self, state):
+    return DecodeState(state, extend(self.keys(state.written), 1))
 
-  def step(self, opened, block):
+  def decode_step(self, opened, block):
     memory = opened.memory
     mask_BS = jnp.concatenate([memory.mask_BA, block.mask], 1)
     written, y_B1D = self.read(opened.kv, mask_BS, block.x)
@@ -104,7 +170,7 @@ class Feedback(MemoryCell):
       self.keys(written),
     )
     written = jax.tree.map(push, memory.written, written)
-    return Opened(Memory(written, mask_BS[:, 1:]), kv), y_B1D
+    return DecodeState(Memory(written, mask_BS[:, 1:]), kv), y_B1D
 
-  def close(self, opened):
+  def to_segment_state(self, opened):
     return opened.memory

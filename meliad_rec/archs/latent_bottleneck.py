@@ -3,15 +3,22 @@
 Didolkar et al. 2022; "Investigating Recurrent Transformers with Dynamic Halt"
 (2024), algorithms 2 and 4. TLB has a core of layers of their own, GUTLB one of
 a gated layer that halts.
+
+A cell run in chunks whose length follows from the document's.
 """
 
 from flax import linen as nn
+import jax
 import jax.numpy as jnp
 
-from meliad_rec.cell import Cell
-from meliad_rec.cores.attention import Attention
-from meliad_rec.cores.core_config import CoreConfig
-from meliad_rec.cores.core_layer import MLP
+from meliad_rec.layers.core_attention import Attention
+from meliad_rec.layers.core_config import CoreConfig
+from meliad_rec.layers.core_layer import MLP
+from meliad_rec.layers.remat import remat
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.cell import scan_blocks
+from meliad_rec.models.cell import to_blocks
 
 
 def zeros(rng, shape, dtype=jnp.float32):
@@ -73,7 +80,7 @@ class LatentBottleneck(Cell):
     return False
 
   @property
-  def streams(self):
+  def can_step(self):
     return False
 
   @property
@@ -81,7 +88,7 @@ class LatentBottleneck(Cell):
     return self.core.causal
 
   @property
-  def recurs(self):
+  def is_recurrent(self):
     return True
 
   def setup(self):
@@ -105,7 +112,7 @@ class LatentBottleneck(Cell):
   def clear(self, state):
     return self.initial_state(len(state))
 
-  def summary(self, state):
+  def memory_slots(self, state):
     return state
 
   def __call__(self, state, block):
@@ -116,3 +123,79 @@ class LatentBottleneck(Cell):
       new_BSD = write(new_BSD, y_BWD, block.mask)
     real_B = jnp.any(block.mask, 1)
     return jnp.where(real_B[:, None, None], new_BSD, state), y_BWD
+
+
+class Chunks(Cell):
+  """State: that of the cell. A segment is a document, in equal chunks.
+
+  Attributes:
+    cell: takes any number of tokens.
+    length: tokens of a chunk at most; the fewest chunks of so many are made
+      equally long, as in the code of the dynamic-halt paper. So the length
+      changes with that of the segment: 86 of 100 at 512 tokens, 94 at 1,024.
+    count: how many there are instead, however long; TLB-FR there has 5.
+  """
+
+  cell: Cell
+  length: int | None = None
+  count: int | None = None
+
+  @property
+  def takes_segments(self):
+    return True
+
+  @property
+  def scans_blocks(self):
+    return True
+
+  @property
+  def needs_whole_document(self):
+    return True
+
+  @property
+  def can_step(self):
+    return False
+
+  @property
+  def causal(self):
+    return self.cell.causal
+
+  @property
+  def is_recurrent(self):
+    return self.cell.is_recurrent
+
+  def setup(self):
+    given = [n for n in (self.length, self.count) if n is not None]
+    if len(given) != 1 or given[0] < 1:
+      raise ValueError(
+        f'Chunks have length {self.length} and count {self.count}; set one of '
+        'chunks.Chunks.length and count to 1 or more, and not the other.'
+      )
+    if self.cell.block_length is not None:
+      raise ValueError(
+        f'Chunks cuts segments itself, and {type(self.cell).__name__} takes '
+        f'blocks of {self.cell.block_length} tokens; set '
+        'latent_bottleneck.LatentBottleneck.chunk = None.'
+      )
+
+  def initial_state(self, batch):
+    return self.cell.initial_state(batch)
+
+  def clear(self, state):
+    return self.cell.clear(state)
+
+  def memory_slots(self, state):
+    return self.cell.memory_slots(state)
+
+  def __call__(self, state, block):
+    T = block.mask.shape[1]
+    count = self.count or -(-T // self.length)
+    W = -(-T // count)
+    pad = lambda a: jnp.pad(
+      a, ((0, 0), (0, count * W - T)) + ((0, 0),) * (a.ndim - 2)
+    )
+    blocks = jax.tree.map(lambda a: to_blocks(pad(a), W), block)
+    read = lambda c, s, b: c.cell(s, b)
+    read = remat(read, self.cell.remat, in_scan=True)
+    state, y = scan_blocks(read, self, state, Block(blocks.x, blocks.mask))
+    return state, y.reshape(len(y), count * W, *y.shape[3:])[:, :T]

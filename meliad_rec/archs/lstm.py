@@ -6,8 +6,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from meliad_rec.cell import Cell
-from meliad_rec.dropout import TiledDropout
+from meliad_rec.layers.dropout import TiledDropout
+from meliad_rec.models.cell import Cell
 
 
 class LSTM(Cell):
@@ -24,7 +24,7 @@ class LSTM(Cell):
   dtype: str = 'float32'
 
   @property
-  def recurs(self):
+  def is_recurrent(self):
     return True
 
   def setup(self):

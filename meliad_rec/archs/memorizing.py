@@ -5,6 +5,12 @@ get no gradients; a gate of each head mixes the two. In google-research/meliad
 this layer has no position bias, within its window either; here it has that of
 its config (options/memory_position_none: none). And it is there a search by
 buckets, whose keys it gathers; here a bound of scores, see `recall_target`.
+
+A ring of keys and values that is too large to copy.
+
+A segment is written over what is too old for it, and is read behind that, so
+that no old version of the ring is needed: not by a later block, nor by the
+backward pass.
 """
 
 import functools
@@ -15,13 +21,63 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
-from meliad_rec.archs.ring import Ring
-from meliad_rec.cell import Cell
-from meliad_rec.kernels.per_shard import per_shard
-from meliad_rec.kernels.window_attention_ref import NEVER
-from meliad_rec.layer import Layer
-from meliad_rec.layer_config import LayerConfig
-from meliad_rec.sublayers import scaled
+from meliad_rec.distributed.per_shard import per_shard
+from meliad_rec.kernels.reference import NEVER
+from meliad_rec.layers.attention import KV
+from meliad_rec.layers.layer import Layer
+from meliad_rec.layers.layer import scaled
+from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.cell import Resettable
+
+
+class Ring(Resettable):
+  """The last S keys and values; the next are written over the oldest."""
+
+  keys: jax.Array  # [B, H, S, K]: heads first, as they are multiplied.
+  values: jax.Array  # [B, H, S, K]
+  mask: jax.Array  # [B, 1, S, 1] bool, False at keys nobody may see.
+  next_B: jax.Array  # int32: place of the next; the same in every row.
+
+  @classmethod
+  def empty(cls, batch, length, heads, head_dim, dtype) -> 'Ring':
+    zeros = jnp.zeros((batch, heads, length, head_dim), dtype)
+    mask = jnp.zeros((batch, 1, length, 1), bool)
+    return cls(zeros, zeros, mask, jnp.zeros(batch, jnp.int32))
+
+  def reset(self, start_B, fresh):
+    # Rows keep their common place: where a row lies in the ring never matters.
+    return self.hide(start_B)
+
+  def hide(self, rows_B) -> 'Ring':
+    """The ring, of which nothing is seen in these rows."""
+    rows = rows_B.reshape(-1, *[1] * (self.mask.ndim - 1))
+    return self.replace(mask=self.mask & ~rows)
+
+  def write(self, new: KV, block: int) -> 'Ring':
+    """The ring behind T tokens: whole blocks, or one token."""
+    T, S = new.mask.shape[1], self.mask.shape[2]
+    W = min(T, block)
+    first = self.next_B[0] // W
+    new = new.k.swapaxes(1, 2), new.v.swapaxes(1, 2), new.mask[:, None, :, None]
+    cut = jax.lax.dynamic_slice_in_dim
+    put = jax.lax.dynamic_update_slice_in_dim
+
+    def write_block(i, slots):
+      one = lambda a, b: put(a, cut(b, (i - first) * W, W, 2), i * W % S, 2)
+      return jax.tree.map(one, slots, new)
+
+    # Bounds that XLA does not know keep it from unrolling a loop of one block:
+    # fused with each of its readers, that would copy the ring for each.
+    slots = jax.lax.fori_loop(
+      first, first + T // W, write_block, (self.keys, self.values, self.mask)
+    )
+    return Ring(*slots, (self.next_B + T) % S)
+
+  def age_S(self):
+    """By place, how many tokens were written behind it."""
+    S = self.mask.shape[2]
+    return (self.next_B[0] - 1 - jnp.arange(S)) % S
 
 
 class MemorizingLayer(Cell):
@@ -60,11 +116,11 @@ class MemorizingLayer(Cell):
     return True
 
   @property
-  def recurs(self):
+  def is_recurrent(self):
     return True
 
   @property
-  def streams(self):
+  def can_step(self):
     return True
 
   def setup(self):
@@ -98,7 +154,7 @@ class MemorizingLayer(Cell):
   def initial_state(self, batch):
     config = self.config
     length = self.memory + self.room
-    dims = config.kept_heads, config.head_width, config.dtype
+    dims = config.kv_heads, config.head_dim, config.dtype
     return config.empty_past(batch), Ring.empty(batch, length, *dims)
 
   def clear(self, state):
@@ -107,10 +163,10 @@ class MemorizingLayer(Cell):
 
   def __call__(self, state, block):
     past, ring = state
-    n_BTD = self.layer.enter(block.x)
+    n_BTD = self.layer.pre_norm(block.x)
     own = self.layer.kv(n_BTD, block.mask)
     past = past.append(own)
-    near_BTF = self.layer.attention.read_past(n_BTD, past)
+    near_BTF = self.layer.attention.attend_window(n_BTD, past)
     q_BTHK = scaled(*self.layer.attention.query(n_BTD))
     ring, own = jax.lax.stop_gradient((ring, own))
     far = []
@@ -119,7 +175,7 @@ class MemorizingLayer(Cell):
       ring = ring.write(jax.tree.map(part, own), self.config.window)
       far.append(self.recall(part(q_BTHK), ring))
     heads_BTF = self.output(near_BTF, jnp.concatenate(far, 1))
-    y_BTD = self.layer.finish(block.x, heads_BTF)
+    y_BTD = self.layer.output(block.x, heads_BTF)
     return (past.last(self.config.window), ring), y_BTD
 
   def recall(self, q_BTHK, ring: Ring):
@@ -132,7 +188,7 @@ class MemorizingLayer(Cell):
     W, (B, T, _, K) = self.config.window, q_BTHK.shape
     Q, age_S = math.gcd(T, W, self.tile), ring.age_S()
     # Heads that share keys are as many queries of one head.
-    H = self.config.kept_heads
+    H = self.config.kv_heads
 
     def attend(q_BHQK, since):
       """Queries of one block, since whose begin so many tokens were written."""

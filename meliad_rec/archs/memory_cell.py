@@ -6,14 +6,14 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from meliad_rec.cell import Cell
-from meliad_rec.dropout import drop_layer
-from meliad_rec.gathering import gather
-from meliad_rec.layer import Layer
-from meliad_rec.layer_config import LayerConfig
-from meliad_rec.memory_scan.scan import memory_scan
-from meliad_rec.memory_scan.scan import Model
-from meliad_rec.remat import kept
+from meliad_rec.distributed.fsdp import all_gather_params
+from meliad_rec.layers.dropout import drop_layer
+from meliad_rec.layers.layer import Layer
+from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.layers.remat import kept
+from meliad_rec.models.cell import Cell
+from meliad_rec.recurrence.memory_scan import memory_scan
+from meliad_rec.recurrence.memory_scan import MemoryScanBody
 
 
 class Memory(struct.PyTreeNode):
@@ -98,7 +98,7 @@ class MemoryCell(Cell, kw_only=True):
       )
     position = None
     if self.share_position:
-      position = config.position(config.heads, name='position')
+      position = config.position(config.num_heads, name='position')
     return [Layer(config, position=position) for _ in range(self.count)]
 
   def apply_layer(self, layer: Layer, x_BTD, n_BTD, kv):
@@ -129,7 +129,7 @@ class MemoryCell(Cell, kw_only=True):
     return True
 
   @property
-  def recurs(self):
+  def is_recurrent(self):
     return True
 
   def initial_state(self, batch):
@@ -151,7 +151,7 @@ class MemoryCell(Cell, kw_only=True):
     written, y_BTD = memory_scan(
       self.pure(A),
       # Gathered once, and not for each chunk.
-      gather(self.variables['params']),
+      all_gather_params(self.variables['params']),
       state.written,
       block.x,
       (mask_BS, self.make_rng('dropout') if self.has_rng('dropout') else None),
@@ -165,7 +165,7 @@ class MemoryCell(Cell, kw_only=True):
       for layer in self.layers:
         layer.attention.span.penalise(self.config.window)
 
-  def pure(self, A: int) -> Model:
+  def pure(self, A: int) -> MemoryScanBody:
     """`keys` and `read` as functions of parameters, with A tokens before."""
     cell = self.clone(parent=None)
 
@@ -175,19 +175,19 @@ class MemoryCell(Cell, kw_only=True):
         {'params': params}, *arguments, rngs=rngs, method=method
       )
 
-    def keys(params, written, facts):
-      rng = facts[1] if self.parallel else None
+    def keys(params, written, inputs):
+      rng = inputs[1] if self.parallel else None
       return apply(params, rng, written, method='keys')
 
-    def read(params, kv, x_BTD, facts, first):
-      mask_BS, rng = facts
+    def read(params, kv, x_BTD, inputs, first):
+      mask_BS, rng = inputs
       T = x_BTD.shape[1]
       mask_BS = jax.lax.dynamic_slice_in_dim(mask_BS, first, A + T, 1)
       return apply(params, rng, kv, mask_BS, x_BTD, method='read')
 
     C = self.chunk
-    keeps = kept(self.policy) or jax.checkpoint_policies.everything_saveable
-    return Model(keys, read, C, self.span, self.parallel, keeps)
+    policy = kept(self.policy) or jax.checkpoint_policies.everything_saveable
+    return MemoryScanBody(keys, read, C, self.span, self.parallel, policy)
 
 
 def extend(kv, C: int):

@@ -13,10 +13,10 @@ from flax import linen as nn
 import jax.numpy as jnp
 
 from meliad_rec.archs.window import VanillaLayer
-from meliad_rec.cell import Block
-from meliad_rec.cell import Cell
-from meliad_rec.dropout import drop_layer
-from meliad_rec.layer_config import LayerConfig
+from meliad_rec.layers.dropout import drop_layer
+from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import Cell
 
 
 class RecurrentMemory(Cell):
@@ -39,7 +39,7 @@ class RecurrentMemory(Cell):
     return self.config.window
 
   @property
-  def recurs(self):
+  def is_recurrent(self):
     return True
 
   def setup(self):
@@ -61,7 +61,7 @@ class RecurrentMemory(Cell):
   def clear(self, state):
     return self.initial_state(len(state))
 
-  def summary(self, state):
+  def memory_slots(self, state):
     return state
 
   def __call__(self, state, block):

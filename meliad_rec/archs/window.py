@@ -7,9 +7,9 @@ longer one the sliding window: the layer is the same.
 from flax import linen as nn
 import jax.numpy as jnp
 
-from meliad_rec.cell import Cell
-from meliad_rec.layer import Layer
-from meliad_rec.layer_config import LayerConfig
+from meliad_rec.layers.layer import Layer
+from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.models.cell import Cell
 
 
 class WindowLayer(Cell):
@@ -30,10 +30,10 @@ class WindowLayer(Cell):
     return self.config.empty_past(batch)
 
   def __call__(self, past, block):
-    n_BTD = self.layer.enter(block.x)
+    n_BTD = self.layer.pre_norm(block.x)
     # Of a longer segment most keys are not kept.
-    raw = n_BTD.shape[1] > self.config.window
-    kv = past.append(self.layer.kv(n_BTD, block.mask, raw))
+    unnormalized = n_BTD.shape[1] > self.config.window
+    kv = past.append(self.layer.kv(n_BTD, block.mask, unnormalized))
     return kv.last(self.config.window), self.layer(block.x, n_BTD, kv)
 
 
@@ -58,9 +58,9 @@ class VanillaLayer(Cell):
     return ()
 
   def __call__(self, state, block):
-    n_BTD = self.layer.enter(block.x)
+    n_BTD = self.layer.pre_norm(block.x)
     past = self.config.empty_past(block.x.shape[0])
     # There is no block before, not one of visible zeros as in compat_meliad.
     past = past.replace(mask=jnp.zeros_like(past.mask))
-    kv = past.append(self.layer.kv(n_BTD, block.mask, raw=True))
+    kv = past.append(self.layer.kv(n_BTD, block.mask, unnormalized=True))
     return state, self.layer(block.x, n_BTD, kv)

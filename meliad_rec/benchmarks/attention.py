@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.benchmarks import attention_forms as forms
+from meliad_rec.benchmarks import tpu_schedules
 from meliad_rec.benchmarks.round_robin import round_robin
 from meliad_rec.benchmarks.round_robin import Times
-from meliad_rec.planning import bundles
 from meliad_rec.planning import environment
 from meliad_rec.planning import topology
 
@@ -115,7 +115,7 @@ def estimate(setting: forms.Setting, name: str) -> dict[str, Estimate]:
     ended = environment.run(
       'meliad_rec.benchmarks.attention_compiled',
       [name, number, folder],
-      bundles.flags(folder),
+      tpu_schedules.flags(folder),
     )
   if ended.returncode:
     raise environment.failed(f'compiles attention for {name}', ended)

@@ -12,9 +12,9 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from meliad_rec.benchmarks import attention_forms as forms
+from meliad_rec.benchmarks import tpu_schedules
 from meliad_rec.benchmarks.attention import Estimate
 from meliad_rec.config import config
-from meliad_rec.planning import bundles
 from meliad_rec.planning import hlo
 from meliad_rec.planning import topology
 
@@ -39,7 +39,7 @@ def rows(name: str, setting: forms.Setting, folder: str) -> dict[str, Estimate]:
       text = compiled.as_text()
       cycles[way] = hlo.read(text).cycles
       kernels[way] = sum(
-        max(bundles.read(folder, kernel).values())
+        max(tpu_schedules.read(folder, kernel).values())
         for kernel in KERNELS
         if kernel in text
       )

@@ -13,11 +13,11 @@ import jax
 from jax.experimental.pallas.ops.tpu import splash_attention
 import jax.numpy as jnp
 
-from meliad_rec.kernels import window_attention_xla
+from meliad_rec.kernels import xla
+from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import normalize_own_keys
+from meliad_rec.kernels.reference import scaled_unit
 from meliad_rec.kernels.window_attention import window_attention
-from meliad_rec.kernels.window_attention_ref import NEVER
-from meliad_rec.kernels.window_attention_ref import scaled_unit
-from meliad_rec.kernels.window_attention_ref import unit_own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,23 +26,23 @@ class Setting:
 
   rows: int
   tokens: int
-  heads: int
-  head_width: int
+  num_heads: int
+  head_dim: int
   window: int
   dtype: str
 
   def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Of what a form takes."""
     B, T, W = self.rows, self.tokens, self.window
-    F, S = self.heads * self.head_width, self.window + self.tokens
+    F, S = self.num_heads * self.head_dim, self.window + self.tokens
     shape = jax.ShapeDtypeStruct
     return (
       shape((B, T, F), self.dtype),
       shape((B, S, F), self.dtype),
       shape((B, S, F), self.dtype),
       shape((B, S), jnp.bool),
-      shape((self.heads, W), jnp.float32),
-      shape((self.heads,), jnp.float32),
+      shape((self.num_heads, W), jnp.float32),
+      shape((self.num_heads,), jnp.float32),
     )
 
 
@@ -113,14 +113,20 @@ def splash(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, *, scale_H):
 
 def ours(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, *, scale_H):
   return window_attention(
-    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H=scale_H, raw_own=True
+    q_BTHK,
+    k_BSHK,
+    v_BSHK,
+    mask_BS,
+    bias_HW,
+    scale_H=scale_H,
+    normalize_own=True,
   )
 
 
 BASELINE = 'blocked'
 FORMS = {
   'ours': ours,
-  'blocked': window_attention_xla.window_attention,
+  'blocked': xla.window_attention,
   'whole blocks': whole_blocks,
   'jax, no bias': of_jax,
 }
@@ -132,10 +138,10 @@ def programs(form: str, setting: Setting):
   """Forward, and forward and backward: functions of what shapes() says."""
 
   def forward(q_BTF, k_BSF, v_BSF, mask_BS, bias_HW, scale_H):
-    heads = lambda a: a.reshape(*a.shape[:2], setting.heads, -1)
+    heads = lambda a: a.reshape(*a.shape[:2], setting.num_heads, -1)
     q_BTHK, k_BSHK, v_BSHK = map(heads, (q_BTF, k_BSF, v_BSF))
     if form != 'ours':
-      k_BSHK = unit_own(k_BSHK, q_BTHK.shape[1])
+      k_BSHK = normalize_own_keys(k_BSHK, q_BTHK.shape[1])
     y_BTHK = TPU_FORMS[form](
       q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H=scale_H
     )

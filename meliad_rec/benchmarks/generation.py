@@ -13,10 +13,10 @@ import jax
 from meliad_rec.benchmarks import recurrence
 from meliad_rec.benchmarks.round_robin import round_robin
 from meliad_rec.benchmarks.round_robin import Times
-from meliad_rec.generation.decode import Decoder
+from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.sampling import Sampler
-from meliad_rec.model import initialize
-from meliad_rec.model import Model
+from meliad_rec.models.model import initialize
+from meliad_rec.models.model import Model
 
 SETTINGS = recurrence.SETTINGS
 BASELINE = recurrence.BASELINE
@@ -97,7 +97,9 @@ def state_bytes(model: Model, segment: int, held: bool = False) -> int:
   def state(rng):
     params = {'params': initialize(model, rng, 1, segment)}
     state = model.apply(params, 1, method='initial_state')
-    return model.apply(params, state, method='open') if held else state
+    return (
+      model.apply(params, state, method='to_decode_state') if held else state
+    )
 
   shapes = jax.eval_shape(state, jax.random.key(0))
   return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))

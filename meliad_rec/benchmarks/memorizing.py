@@ -12,15 +12,15 @@ import jax
 
 from meliad_rec.archs import stack
 from meliad_rec.archs.memorizing import MemorizingLayer
-from meliad_rec.archs.ring import Ring
+from meliad_rec.archs.memorizing import Ring
 from meliad_rec.archs.window import WindowLayer
 from meliad_rec.benchmarks import recurrence
 from meliad_rec.benchmarks import training
-from meliad_rec.cell import Cell
-from meliad_rec.layer_config import LayerConfig
-from meliad_rec.model import Model
-from meliad_rec.program import Program
-from meliad_rec.train_step import TrainState
+from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.model import Model
+from meliad_rec.training.program import TrainProgram
+from meliad_rec.training.train_step import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Row:
     return {name: columns[name] for name in shown} | state
 
 
-class FullMemory(Program):
+class FullMemory(TrainProgram):
   """A program whose runs begin with memories of random keys and values."""
 
   def create(self, seed: int) -> TrainState:
@@ -142,6 +142,6 @@ def program(setting: Setting, cell: Cell) -> FullMemory:
   return FullMemory(**{f.name: getattr(made, f.name) for f in fields})
 
 
-def _state_bytes(p: Program) -> int:
+def _state_bytes(p: TrainProgram) -> int:
   leaves = jax.tree.leaves(p.shapes.carry)
   return sum(a.size * a.dtype.itemsize for a in leaves)

@@ -12,9 +12,9 @@ from meliad_rec.archs.feedback import Feedback
 from meliad_rec.archs.staircase import Staircase
 from meliad_rec.archs.window import WindowLayer
 from meliad_rec.benchmarks import training
-from meliad_rec.cell import Cell
-from meliad_rec.layer_config import LayerConfig
-from meliad_rec.model import Model
+from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Setting:
 SETTINGS = {
   # The setting at which the authors' code was measured on a CPU.
   'bench': Setting(
-    LayerConfig(d_model=128, heads=4, head_width=32, mlp_width=512, window=64),
+    LayerConfig(d_model=128, num_heads=4, head_dim=32, mlp_dim=512, window=64),
     layers=2,
     passes=4,
     rows=8,
@@ -56,7 +56,7 @@ def cells(s: Setting) -> dict[str, Cell]:
   """The cell of each row."""
   config, sizes = s.config, {'config': s.config, 'count': s.layers}
   stairs = sizes | {
-    'config': dataclasses.replace(config, sees_self=True),
+    'config': dataclasses.replace(config, include_self=True),
     'passes': s.passes,
   }
   return {
@@ -71,10 +71,10 @@ def cells(s: Setting) -> dict[str, Cell]:
 def closed_flops(s: Setting) -> dict[str, int]:
   """Of each row's step: 3 times its forward pass, logits and all."""
   c, L, N = s.config, s.layers, s.passes
-  heads = c.heads * c.head_width
+  heads = c.num_heads * c.head_dim
   attend = lambda keys: 4 * heads * keys
   key_value = 4 * c.d_model * heads
-  layer = 2 * key_value + 4 * c.d_model * c.mlp_width
+  layer = 2 * key_value + 4 * c.d_model * c.mlp_dim
   of_layers = {
     BASELINE: L * (layer + attend(c.window)),
     'staircase': L * (N * layer + attend(c.window * (N + 1) / 2)),

@@ -9,16 +9,16 @@ from collections.abc import Callable
 import dataclasses
 import functools
 
-from meliad_rec import gates
 from meliad_rec.archs import stack
 from meliad_rec.archs.block_feedback import BlockFeedback
 from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
 from meliad_rec.archs.window import WindowLayer
 from meliad_rec.benchmarks import training
-from meliad_rec.cell import Cell
-from meliad_rec.layer_config import LayerConfig
-from meliad_rec.model import Model
-from meliad_rec.program import Program
+from meliad_rec.layers import gates
+from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.model import Model
+from meliad_rec.training.program import TrainProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Setting:
 
 
 SMALL = LayerConfig(
-  d_model=256, heads=4, head_width=64, mlp_width=1024, window=128, dropout=0.05
+  d_model=256, num_heads=4, head_dim=64, mlp_dim=1024, window=128, dropout=0.05
 )
 SETTINGS = {
   # The setting at which the authors' own code was measured on a CPU.
@@ -112,7 +112,9 @@ def measure(
   return training.measure(programs, BASELINE, rounds)
 
 
-def program(setting: Setting, cell: Cell, one_window: bool = False) -> Program:
+def program(
+  setting: Setting, cell: Cell, one_window: bool = False
+) -> TrainProgram:
   """A run's program; with segments of one window, and more rows, for XL."""
   config = setting.config
   segment = config.window if one_window else setting.segment

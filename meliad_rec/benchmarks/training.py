@@ -10,16 +10,16 @@ import time
 import jax
 import numpy as np
 
-from meliad_rec import losses
-from meliad_rec import partition
 from meliad_rec.benchmarks.round_robin import round_robin
 from meliad_rec.benchmarks.round_robin import Times
 from meliad_rec.data.batch import Batch
+from meliad_rec.distributed import partition
+from meliad_rec.metrics import losses
 from meliad_rec.metrics.flops import forward_flops
-from meliad_rec.model import Model
-from meliad_rec.optimizer import optimizer
-from meliad_rec.optimizer import schedules
-from meliad_rec.program import Program
+from meliad_rec.models.model import Model
+from meliad_rec.training import optimizer
+from meliad_rec.training import schedules
+from meliad_rec.training.program import TrainProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Row:
 
 
 def measure(
-  programs: dict[str, Program], baseline: str, rounds: int
+  programs: dict[str, TrainProgram], baseline: str, rounds: int
 ) -> dict[str, Row]:
   """A row for each program.
 
@@ -92,9 +92,9 @@ def measure(
   }
 
 
-def program(model: Model, rows: int, segment: int) -> Program:
+def program(model: Model, rows: int, segment: int) -> TrainProgram:
   """A run of this model by the paper's optimiser, on one device."""
-  return Program(
+  return TrainProgram(
     model=model,
     optimizer=optimizer.chain(optimizer.adafactor, schedules.rsqrt(1000)),
     objective=losses.objective,
@@ -104,13 +104,13 @@ def program(model: Model, rows: int, segment: int) -> Program:
   )
 
 
-def _compile(p: Program) -> float:
+def _compile(p: TrainProgram) -> float:
   began = time.perf_counter()
   _ = p.train_step
   return time.perf_counter() - began
 
 
-def _stepper(p: Program) -> Callable[[], None]:
+def _stepper(p: TrainProgram) -> Callable[[], None]:
   """Takes one training step a call, each on the state of the one before."""
   shape = p.rows, p.segment
   vocab = p.model.vocab

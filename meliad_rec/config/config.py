@@ -17,9 +17,9 @@ from gin.config import interactive_mode
 
 from meliad_rec.config import files as gin_files
 from meliad_rec.config.reader import Reader
-from meliad_rec.config.syntax import BindingStatement
-from meliad_rec.config.syntax import statements
+from meliad_rec.config.values import BindingStatement
 from meliad_rec.config.values import ConfigError
+from meliad_rec.config.values import statements
 
 __all__ = [
   'ConfigError',

@@ -1,26 +1,187 @@
-"""Gin files read into checked bindings, and written as one gin text."""
+"""Gin files read into checked bindings, and written as one gin text.
+
+Names in gin files: what an import brings, and what a dotted name means.
+
+One binding, the place it was written in, and the check of its value.
+"""
 
 import dataclasses
+import importlib
+import importlib.util
+import pkgutil
 import re
 import sys
+import types
+from typing import Any
 
 from meliad_rec.config import files as gin_files
-from meliad_rec.config import names as gin_names
-from meliad_rec.config.binding import Binding
-from meliad_rec.config.binding import check_type
 from meliad_rec.config.files import nearest
-from meliad_rec.config.syntax import BindingStatement
-from meliad_rec.config.syntax import BlockDeclaration
-from meliad_rec.config.syntax import DYNAMIC
-from meliad_rec.config.syntax import ImportStatement
-from meliad_rec.config.syntax import IncludeStatement
-from meliad_rec.config.syntax import statements
+from meliad_rec.config.values import annotation
+from meliad_rec.config.values import BindingStatement
+from meliad_rec.config.values import BlockDeclaration
 from meliad_rec.config.values import ConfigError
+from meliad_rec.config.values import describe
+from meliad_rec.config.values import DYNAMIC
+from meliad_rec.config.values import fits
+from meliad_rec.config.values import ImportStatement
+from meliad_rec.config.values import IncludeStatement
 from meliad_rec.config.values import Macro
 from meliad_rec.config.values import map_leaves
 from meliad_rec.config.values import parameters
 from meliad_rec.config.values import Reference
+from meliad_rec.config.values import statements
 from meliad_rec.config.values import takes
+
+
+def load(name: str, where: str) -> types.ModuleType:
+  """The module of that dotted name, imported.
+
+  Raises:
+    ConfigError: there is none, with the nearest, or it fails while imported.
+  """
+  module = None
+  for part in name.split('.'):
+    parent, module = module, f'{module.__name__}.{part}' if module else part
+    try:
+      module = importlib.import_module(module)
+    except Exception as error:
+      if not isinstance(error, ModuleNotFoundError) or error.name != module:
+        first, *_ = str(error).splitlines() or ['']
+        raise ConfigError(
+          f'{where}: {module} cannot be imported,'
+          f' {type(error).__name__}: {first}'
+        ) from error
+      known = pkgutil.iter_modules(getattr(parent, '__path__', None))
+      raise ConfigError(
+        f'{where}: there is no module {module}'
+        f'{nearest(part, [one.name for one in known])}.'
+      ) from error
+  return module
+
+
+def look_up(
+  dotted: str, modules: dict[str, types.ModuleType], where: str
+) -> tuple[types.ModuleType, str, object]:
+  """The function or class that a dotted name means.
+
+  Args:
+    dotted: for instance 'window.WindowLayer'.
+    modules: what the first part may be.
+    where: the place that names it, for messages.
+
+  Returns:
+    The module that holds it, its dotted name inside the module, itself.
+
+  Raises:
+    ConfigError: some part of the name leads nowhere, with the nearest.
+  """
+  first, *rest = dotted.split('.')
+  if first not in modules:
+    raise ConfigError(
+      f'{where}: nothing imported is called {first!r} in {dotted}'
+      f'{nearest(first, modules)}; import it, or in a --gin_param write its'
+      ' full name.'
+    )
+  module = thing = modules[first]
+  inner = []
+  for part in rest:
+    if not hasattr(thing, part) and _is_submodule(thing, part):
+      load(f'{thing.__name__}.{part}', where)
+    if not hasattr(thing, part):
+      known = [name for name in dir(thing) if not name.startswith('_')]
+      owner = getattr(thing, '__name__', type(thing).__name__)
+      raise ConfigError(
+        f'{where}: {owner} has no {part!r}{nearest(part, known)}.'
+      )
+    thing = getattr(thing, part)
+    if isinstance(thing, types.ModuleType):
+      module, inner = thing, []
+    else:
+      inner.append(part)
+  if not (inner and callable(thing) and hasattr(thing, '__name__')):
+    raise ConfigError(
+      f'{where}: {dotted} is {describe(type(thing))}, and needed is a function'
+      ' or class.'
+    )
+  return module, '.'.join(inner), thing
+
+
+def _is_submodule(thing, part):
+  return hasattr(thing, '__path__') and bool(
+    importlib.util.find_spec(f'{thing.__name__}.{part}')
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Binding:
+  """`scope/name.parameter = value`, or `scope/name = value`, a macro.
+
+  where: the place, as messages call it.
+  optional: whether nothing need read it.
+  """
+
+  scope: str
+  name: str
+  parameter: str
+  target: Any
+  value: Any
+  where: str
+  optional: bool
+
+  @property
+  def path(self):
+    scope = f'{self.scope}/' if self.scope else ''
+    return scope + (
+      f'{self.name}.{self.parameter}' if self.target else self.name
+    )
+
+  @property
+  def key(self):
+    return self.scope, self.target or self.name, self.parameter
+
+  def is_read_as(self, other):
+    """Whether `other`, of the operative configuration, may have read this.
+
+    Gin records the scope of the call, which the binding's scope begins.
+    """
+    return self.key[1:] == other.key[1:] and (
+      other.scope == self.scope
+      or not self.scope
+      or other.scope.startswith(f'{self.scope}/')
+    )
+
+
+def check_type(binding: Binding, value) -> None:
+  """The value fits the annotation of its parameter, or is its default.
+
+  Args:
+    binding: of a function or class.
+    value: what it binds, with macros replaced.
+
+  Raises:
+    ConfigError: it does not fit.
+  """
+  known = parameters(binding.target) or {}
+  if binding.parameter not in known:
+    return
+  default = known[binding.parameter].default
+  if type(default) is type(value) and default == value:
+    return
+  needed = annotation(binding.target, binding.parameter)
+  if fits(value, needed):
+    return
+  given = repr(value)
+  if repr(binding.value) != given:
+    given = f'{binding.value!r}, that is {given}'
+  if isinstance(value, Reference):
+    other = dataclasses.replace(value, called=not value.called)
+    hint = f'; write {other!r}' if fits(other, needed) else ''
+  else:
+    hint = f', not {describe(type(value))}'
+  raise ConfigError(
+    f'{binding.where}: {binding.path} = {given}, and needed is'
+    f' {describe(needed)}{hint}.'
+  )
 
 
 class Reader:
@@ -126,7 +287,7 @@ class Reader:
     return '\n'.join(lines) + '\n'
 
   def _import(self, statement, where, here):
-    module = gin_names.load(statement.module, where)
+    module = load(statement.module, where)
     name = statement.bound_name()
     if not (statement.is_from or statement.alias):
       module = sys.modules[name]
@@ -156,7 +317,7 @@ class Reader:
 
   def _resolve(self, dotted, where, here):
     """The name that the flat text has for it, and the function or class."""
-    module, inner, target = gin_names.look_up(dotted, here, where)
+    module, inner, target = look_up(dotted, here, where)
     if module.__name__ not in self.aliases:
       alias = module.__name__.rpartition('.')[2]
       while alias in (*self.aliases.values(), 'gin'):

@@ -12,16 +12,36 @@ import functools
 import importlib
 
 from meliad_rec.config.files import nearest
-from meliad_rec.config.syntax import BindingStatement
-from meliad_rec.config.syntax import ImportStatement
-from meliad_rec.config.syntax import IncludeStatement
-from meliad_rec.config.syntax import statements
+from meliad_rec.config.values import BindingStatement
 from meliad_rec.config.values import ConfigError
+from meliad_rec.config.values import ImportStatement
+from meliad_rec.config.values import IncludeStatement
 from meliad_rec.config.values import Macro
 from meliad_rec.config.values import map_leaves
 from meliad_rec.config.values import parameters
 from meliad_rec.config.values import Reference
+from meliad_rec.config.values import statements
 from meliad_rec.config.values import takes
+
+# What the configuration of a run may call, whoever wrote it: a model is built
+# of MODEL, a dataset of DATA, and neither runs code that it is given.
+MODEL = (
+  'meliad_rec.archs',
+  'meliad_rec.kernels',
+  'meliad_rec.layers',
+  'meliad_rec.models',
+  'meliad_rec.recurrence',
+)
+DATA = (
+  'meliad_rec.data.synthetic',
+  'meliad_rec.data.store.Store',
+  'meliad_rec.data.text.Text',
+  'meliad_rec.data.sources.Code',
+  'meliad_rec.data.sources.Folder',
+  'meliad_rec.data.sources.Jsonl',
+  'meliad_rec.data.sources.Pg19',
+  'meliad_rec.data.vocabulary',
+)
 
 
 class SavedConfig:

@@ -13,7 +13,7 @@ import sysconfig
 from absl import logging
 
 from meliad_rec.data.documents import SPLITS
-from meliad_rec.data.hashed import split_of
+from meliad_rec.data.splits import split_of
 
 # Generated tables of characters and of help text, hardly code.
 _TABLES = frozenset({'encodings', 'pydoc_data'})

@@ -1,18 +1,148 @@
-"""The documents of one split, tokenised: one array and where each starts."""
+"""The documents of one split, tokenised: one array and where each starts.
+
+One tokenised document.
+
+Labels, where it is not the next token that is to be predicted.
+
+A label is of a token, or of a pair of sequences: each pair is a document, the
+second sequence behind the first, and its label lies on its last token.
+"""
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 import dataclasses
 import functools
 import hashlib
+from typing import NamedTuple
 
 import numpy as np
 
-from meliad_rec.data import labels as labelled
-from meliad_rec.data.document import check_ids
-from meliad_rec.data.document import count_words
-from meliad_rec.data.document import Document
-from meliad_rec.data.document import token_dtype
 from meliad_rec.data.vocabulary import Vocabulary
+
+
+class Document(NamedTuple):
+  """One tokenised document: name, ids [n], UTF-8 bytes, whitespace words.
+
+  Where tokens are labelled, `labels` are ids [n] too; 0 is not scored. Of a
+  pair of sequences, the first `middle` tokens are the first of them.
+  """
+
+  name: str
+  tokens: np.ndarray
+  bytes_: int
+  words: int
+  labels: np.ndarray | None = None
+  middle: int | None = None
+
+
+def count_words(text: str) -> int:
+  """Words between whitespace, as PG19's published counts are."""
+  return len(text.split())
+
+
+def token_dtype(vocabulary_size: int) -> np.dtype:
+  """The smallest little-endian dtype that holds every id."""
+  return np.dtype('<u2' if vocabulary_size <= 2**16 else '<u4')
+
+
+def check_ids(document: Document, vocabulary: Vocabulary) -> None:
+  """Raises ValueError where an id is 0, padding, or outside the vocabulary."""
+  ids = document.tokens
+  if len(ids) and not (ids.min() > 0 and ids.max() < vocabulary.size):
+    raise ValueError(
+      f'The document {document.name!r} holds an id outside 1 to '
+      f'{vocabulary.size - 1}; tokenise it with another vocabulary.'
+    )
+
+
+def check(
+  tokens: np.ndarray,
+  starts: np.ndarray,
+  labels: np.ndarray | None,
+  middles: np.ndarray | None,
+) -> None:
+  """Raises ValueError where labels do not fit their documents.
+
+  Args:
+    tokens: ids of all documents.
+    starts: [documents + 1], where each begins.
+    labels: one for each token; None: there are none.
+    middles: [documents], tokens of the first sequence of each pair; None:
+      documents are no pairs.
+  """
+  if labels is not None and labels.shape != tokens.shape:
+    raise ValueError(
+      f'There are {len(labels)} labels for {len(tokens)} tokens; give each '
+      'token one, 0 where it is not scored, or none.'
+    )
+  if middles is None:
+    return
+  lengths = np.diff(starts)
+  if middles.shape != lengths.shape:
+    raise ValueError(
+      f'There are {len(middles)} middles for {len(lengths)} documents; give '
+      'each document one, or none.'
+    )
+  wrong = np.flatnonzero((middles < 1) | (middles >= lengths))
+  if len(wrong):
+    i = wrong[0]
+    raise ValueError(
+      f'The middle of document {i} is {middles[i]} of {lengths[i]} tokens; '
+      'each of the two sequences of a pair needs 1 token or more.'
+    )
+  if labels is None:
+    raise ValueError(
+      'Documents have middles, and no labels; give each pair of sequences a '
+      'label on its last token, or no middles.'
+    )
+  if np.count_nonzero(labels) > np.count_nonzero(labels[starts[1:] - 1]):
+    raise ValueError(
+      'A pair of sequences has a label before its last token; make it 0.'
+    )
+
+
+def collect_labels(
+  documents: Sequence, lengths: Sequence[int]
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+  """Labels of all tokens of some documents, and middles; None: there are none.
+
+  Args:
+    documents: whose `labels` and `middle` are read.
+    lengths: tokens of each.
+
+  Raises:
+    ValueError: only some of the documents have them.
+  """
+  labels = [d.labels for d in documents if d.labels is not None]
+  middles = [d.middle for d in documents if d.middle is not None]
+  if labels and [*map(len, labels)] != [*lengths]:
+    raise ValueError(
+      f'{len(labels)} of {len(lengths)} documents have labels, '
+      f'{sum(map(len, labels))} for {sum(lengths)} tokens; give each '
+      'token of a split one, 0 where it is not scored, or none.'
+    )
+  if middles and len(middles) < len(lengths):
+    raise ValueError(
+      f'{len(middles)} of {len(lengths)} documents are pairs of sequences; '
+      'give each document of a split a middle, or none.'
+    )
+  return (
+    np.concatenate(labels) if labels else None,
+    np.asarray(middles, np.int64) if middles else None,
+  )
+
+
+def side_lengths(middles: np.ndarray | None, lengths: np.ndarray) -> np.ndarray:
+  """[documents, 1 or 2], tokens of each sequence of documents.
+
+  Args:
+    middles: [documents], tokens of the first of two; None: there is one.
+    lengths: [documents], tokens of all.
+  """
+  if middles is None:
+    return lengths[:, None]
+  return np.stack([middles, lengths - middles], 1)
+
 
 SPLITS = ('train', 'validation', 'test')
 
@@ -48,7 +178,7 @@ class Documents:
   middles: np.ndarray | None = None
 
   def __post_init__(self):
-    labelled.check(self.tokens, self.starts, self.labels, self.middles)
+    check(self.tokens, self.starts, self.labels, self.middles)
 
   @classmethod
   def collect(
@@ -69,7 +199,7 @@ class Documents:
       labels = document.labels
       labels = None if labels is None else labels.astype(dtype)
       parts.append(document._replace(tokens=None, labels=labels))
-    labels, middles = labelled.collect(parts, lengths)
+    labels, middles = collect_labels(parts, lengths)
     return cls(
       tokens=np.frombuffer(tokens, dtype),
       starts=np.cumsum([0, *lengths], dtype=np.int64),
@@ -154,7 +284,7 @@ class Documents:
       labels=None if self.labels is None else self.labels[:end],
       middles=None if self.middles is None else self.middles[:kept],
     )
-    sides = labelled.sides(part.middles, part.lengths)
+    sides = side_lengths(part.middles, part.lengths)
     if tokens is None or not (sides > tokens).any():
       return part
     if vocabulary is None:

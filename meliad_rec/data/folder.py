@@ -9,7 +9,7 @@ from pathlib import Path
 from absl import logging
 
 from meliad_rec.data.documents import SPLITS
-from meliad_rec.data.hashed import hashed
+from meliad_rec.data.splits import hashed
 
 _DROP = 'drop'
 

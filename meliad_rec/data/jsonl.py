@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from meliad_rec.data.documents import SPLITS
-from meliad_rec.data.hashed import hashed
+from meliad_rec.data.splits import hashed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,18 +6,130 @@ number of hosts sees the same batches. Documents begin only at segment borders;
 the last segment of each is padded. Of pairs each sequence has half a segment.
 Rows that share too few documents begin at unlike segments of them, unless these
 have labels, which may depend on the beginning.
+
+A row of a segment: what it holds of a document, or of a pair.
+
+Which documents lanes take, and where in them: the same on every machine.
+
+Short segments in the beginning of a run (Fan et al. 2020, section 4.1).
+
+Gradients then reach less far back, and steps are cheaper.
 """
 
 import dataclasses
+import itertools
+from typing import NamedTuple
 
 import numpy as np
 
-from meliad_rec.data import order
 from meliad_rec.data.batch import Batch
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.labels import sides
-from meliad_rec.data.rows import read
-from meliad_rec.data.shorter_first import ShorterFirst
+from meliad_rec.data.documents import side_lengths
+
+
+class Row(NamedTuple):
+  """Inputs, targets, and which places are of the document."""
+
+  tokens_T: np.ndarray  # int32; 0 where padded.
+  targets_T: np.ndarray  # int32; 0 where padded.
+  mask_T: np.ndarray  # bool
+
+  @classmethod
+  def empty(cls, places: int) -> 'Row':
+    """All padding."""
+    ids_T = np.zeros(places, np.int32)
+    return cls(ids_T, ids_T.copy(), np.zeros(places, bool))
+
+
+def read(documents: Documents, i: int, at: int, places: int) -> Row:
+  """The next places of document i, padded.
+
+  Text is shifted by one token, and its first input is 0; labels are not. Of a
+  pair, each sequence has half of the places, its padding behind it, and the
+  label stands at the last place of the row in which both are at their end.
+
+  Args:
+    documents: what is read.
+    i: which of them; none if below 0.
+    at: tokens of the document, or of each sequence of a pair, read before.
+    places: of the row; an even number for pairs.
+  """
+  row = Row.empty(places)
+  if i < 0:
+    return row
+  begin, end = documents.starts[i : i + 2]
+  if documents.middles is None:
+    real = slice(min(places, end - begin - at))
+    row.tokens_T[real], row.targets_T[real] = documents.read(i, at, real.stop)
+    row.mask_T[real] = True
+    return row
+  half, edges = places // 2, (begin, begin + documents.middles[i], end)
+  for side, (first, last) in enumerate(itertools.pairwise(edges)):
+    tokens = documents.tokens[first:last][at : at + half]
+    here = slice(side * half, side * half + len(tokens))
+    row.tokens_T[here], row.mask_T[here] = tokens, True
+  if np.diff(edges).max() <= at + half:
+    row.targets_T[-1] = documents.labels[end - 1]
+  return row
+
+
+def shuffled(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+  """Documents that hold something, another order in each epoch."""
+  full = np.flatnonzero(lengths)
+  # numpy promises this raw stream for ever, but not that of permutation.
+  bits = np.random.PCG64(np.random.SeedSequence((seed, epoch)))
+  return full[np.argsort(bits.random_raw(len(full)), kind='stable')]
+
+
+def as_they_lie(lengths: np.ndarray) -> np.ndarray:
+  """Documents that hold something, as they are numbered."""
+  return np.flatnonzero(lengths)
+
+
+def longest_first(lengths: np.ndarray, segment: int) -> np.ndarray:
+  """Documents that hold something, those of most segments first."""
+  full = np.flatnonzero(lengths)
+  segments = -(-lengths[full] // segment)
+  return full[np.argsort(-segments, kind='stable')]
+
+
+def apart(document_B: np.ndarray, segments_N: np.ndarray) -> np.ndarray:
+  """Segments of its document, [B], that lie before the first each row reads.
+
+  Of n rows that share a document, row j begins at j / n of it, as a stream is
+  cut into rows; 0 where a row shares none.
+
+  Args:
+    document_B: each row's document.
+    segments_N: segments of each document.
+  """
+  before_B = np.zeros_like(document_B)
+  for i in np.unique(document_B):
+    rows = np.flatnonzero(document_B == i)
+    before_B[rows] = np.arange(len(rows)) * segments_N[i] // len(rows)
+  return before_B
+
+
+@dataclasses.dataclass(frozen=True)
+class ShorterFirst:
+  """The first steps of a run read shorter segments.
+
+  Attributes:
+    segment: tokens of a row in those steps.
+    steps: how many there are.
+  """
+
+  segment: int
+  steps: int
+
+  def __post_init__(self):
+    for name in ('segment', 'steps'):
+      if getattr(self, name) < 1:
+        raise ValueError(
+          f'Shorter segments come first, with {name} = {getattr(self, name)}; '
+          f'set FIRST_{name.upper()} to 1 or more.'
+        )
+
 
 Position = dict[str, int | bool | str | list[int]]
 
@@ -35,7 +147,7 @@ class Lanes:
       False, so that rows end together.
     repeat: False ends after every token was a target once; rows that have run
       out are fully masked, with document -1.
-    rows_here: the rows this host reads, [n]; None: all.
+    local_rows: the rows this host reads, [n]; None: all.
 
   Raises:
     ValueError: nothing to read, rows or segment below 1, or of pairs odd.
@@ -51,12 +163,12 @@ class Lanes:
     shorter_first: ShorterFirst | None = None,
     shuffle: bool = True,
     repeat: bool = True,
-    rows_here: np.ndarray | None = None,
+    local_rows: np.ndarray | None = None,
   ):
     if min(rows, segment) < 1:
       raise ValueError(f'Lanes of {rows} rows and {segment} tokens hold none.')
     self.documents = documents
-    self.rows_here = np.arange(rows) if rows_here is None else rows_here
+    self.local_rows = np.arange(rows) if local_rows is None else local_rows
     if not documents.lengths.any():
       raise ValueError(
         f'Nothing to read: all of the {len(documents)} documents are empty; '
@@ -68,7 +180,7 @@ class Lanes:
         f'Pairs share segments evenly, and these have {first} and {segment} '
         'tokens; set SEGMENT, and FIRST_SEGMENT, to even numbers.'
       )
-    self._sides = sides(documents.middles, documents.lengths)
+    self._sides = side_lengths(documents.middles, documents.lengths)
     self._settings = {
       'rows': rows,
       'segment': segment,
@@ -157,11 +269,11 @@ class Lanes:
       self._next += 1
     if not self._step and self._epoch and self.documents.labels is None:
       segments_N = -(-self._sides.max(1) // self.segment)
-      self._offset_B = self.segment * order.apart(self._document_B, segments_N)
+      self._offset_B = self.segment * apart(self._document_B, segments_N)
 
   def _batch(self) -> Batch:
-    document_B = self._document_B[self.rows_here]
-    offset_B = np.where(document_B < 0, 0, self._offset_B[self.rows_here])
+    document_B = self._document_B[self.local_rows]
+    offset_B = np.where(document_B < 0, 0, self._offset_B[self.local_rows])
     at = zip(document_B, offset_B, strict=True)
     found = [read(self.documents, i, offset, self.segment) for i, offset in at]
     tokens_BT, targets_BT, mask_BT = map(np.stack, zip(*found, strict=True))
@@ -192,8 +304,8 @@ class Lanes:
   def _order_of(self, epoch: int) -> np.ndarray:
     settings, lengths = self._settings, self._sides.max(1)
     if settings['shuffle']:
-      return order.shuffled(lengths, settings['seed'], epoch)
+      return shuffled(lengths, settings['seed'], epoch)
     if settings['repeat']:
-      return order.as_they_lie(lengths)
+      return as_they_lie(lengths)
     places = settings['segment'] // self._sides.shape[1]
-    return order.longest_first(lengths, places)
+    return longest_first(lengths, places)

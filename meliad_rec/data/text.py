@@ -7,9 +7,9 @@ import time
 
 from absl import logging
 
-from meliad_rec.data import tasks
-from meliad_rec.data.document import count_words
-from meliad_rec.data.document import Document
+from meliad_rec.data import seqio_tasks
+from meliad_rec.data.documents import count_words
+from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.sources import Pg19
@@ -33,7 +33,7 @@ class Text:
   def __init__(self, source: Source, vocabulary: Vocabulary):
     self.source = source
     self.vocabulary = vocabulary
-    self._task = tasks.find(source, vocabulary)
+    self._task = seqio_tasks.find(source, vocabulary)
     self._documents = {}
     self.splits = [
       *(split for split in SPLITS if split in self._task.splits),
@@ -49,7 +49,7 @@ class Text:
   def _tokenise(self, split: str) -> Documents:
     began = time.monotonic()
     logging.info(
-      'Tokenising %s, split %s, in memory; python -m meliad_rec.tokenize '
+      'Tokenising %s, split %s, in memory; python -m meliad_rec tokenize '
       'writes a store once, and runs that read it start at once.',
       self.source.description,
       split,
@@ -92,7 +92,7 @@ def texts(source: Source, split: str) -> Iterator[str]:
     ValueError: no such split, or what the source says is wrong in it.
   """
   reads = not isinstance(source, Pg19 | Registered)
-  provider = source if reads else tasks.find(source, None)
+  provider = source if reads else seqio_tasks.find(source, None)
   _check_split(source, provider.splits, split)
   if reads:
     yield from (text for _, text in source.read(split))
@@ -118,7 +118,7 @@ def _examples(task, split: str) -> Iterator[dict]:
   import tensorflow as tf
 
   try:
-    yield from tasks.examples(task, split).as_numpy_iterator()
+    yield from seqio_tasks.examples(task, split).as_numpy_iterator()
   except tf.errors.OpError as error:
     # A reader's own sentence comes back inside TensorFlow's.
     told = re.search(r'ValueError: (.*)', str(error))

@@ -1,8 +1,11 @@
 """Vocabularies: text to token ids and back, without TensorFlow.
 
 Id 0 is padding in every vocabulary and never occurs in a document.
+
+A vocabulary of a few known words, such as those of a made-up language.
 """
 
+from collections.abc import Sequence
 import hashlib
 from pathlib import Path
 from typing import Protocol
@@ -59,7 +62,7 @@ class SentencePiece:
   """A SentencePiece model file (Kudo and Richardson 2018).
 
   U+2581 is SentencePiece's own mark for a space and is read as one; a model
-  made by `meliad_rec.train_vocab` keeps every other text exactly.
+  made by `meliad_rec.commands.train_vocab` keeps every other text exactly.
 
   Args:
     path: the .model file.
@@ -85,7 +88,7 @@ class SentencePiece:
     except (RuntimeError, ValueError):
       raise ValueError(
         f'The vocabulary file {path} is not a SentencePiece model; '
-        'make one with python -m meliad_rec.train_vocab.'
+        'make one with python -m meliad_rec train_vocab.'
       ) from None
     self.size = self._pieces.get_piece_size()
     self._bytes = [self._piece_bytes(i) for i in range(self.size)]
@@ -93,7 +96,7 @@ class SentencePiece:
       raise ValueError(
         f'The SentencePiece model {path} can give id 0 '
         f'({self._pieces.id_to_piece(0)!r}) to text, but id 0 is padding here; '
-        'train one with python -m meliad_rec.train_vocab or with pad_id=0.'
+        'train one with python -m meliad_rec train_vocab or with pad_id=0.'
       )
 
   def encode(self, text: str) -> np.ndarray:
@@ -140,3 +143,73 @@ class SentencePiece:
 def open_vocabulary(name: str | Path) -> Vocabulary:
   """The vocabulary called 'bytes', or that of a SentencePiece .model file."""
   return Bytes() if name == 'bytes' else SentencePiece(name)
+
+
+# Identities of vocabularies of words begin so, and of no other kind.
+MARK = 'words: '
+
+
+class Words:
+  """Words between spaces, at ids from 1 in the order given.
+
+  The identity spells them out, so that it is all that is needed to make the
+  vocabulary again.
+
+  Args:
+    words: all of them.
+
+  Raises:
+    ValueError: one is empty, holds a space, or occurs twice.
+  """
+
+  def __init__(self, words: Sequence[str]):
+    self.words = tuple(words)
+    if ' '.join(words).split() != list(words):
+      raise ValueError(
+        f'{self.words} are not words between spaces; give words that are not '
+        'empty and hold no space.'
+      )
+    self.size = len(words) + 1
+    self.identity = MARK + ' '.join(words)
+    self._id_of = {word: i for i, word in enumerate(words, 1)}
+    if len(self._id_of) < len(words):
+      raise ValueError(f'A word occurs twice in {self.words}; give each once.')
+
+  @classmethod
+  def named(cls, identity: str) -> 'Words':
+    """The vocabulary of that identity.
+
+    Raises:
+      ValueError: it is that of another kind of vocabulary.
+    """
+    if not identity.startswith(MARK):
+      raise ValueError(
+        f'The vocabulary {identity!r} is not one of words; give an identity '
+        f'that begins with {MARK!r}.'
+      )
+    return cls(identity.removeprefix(MARK).split())
+
+  def encode(self, text: str) -> np.ndarray:
+    """int32 [words] ids of the text; ValueError if a word is not known."""
+    words = text.split()
+    unknown = [word for word in words if word not in self._id_of]
+    if unknown:
+      raise ValueError(
+        f'The text holds {unknown[0]!r}, and the vocabulary has only '
+        f'{" ".join(self.words)}; write the text in these words.'
+      )
+    return np.fromiter(map(self._id_of.get, words), np.int32, len(words))
+
+  def decode(self, ids: np.ndarray) -> str:
+    return b''.join(self.token_bytes(ids)).decode()
+
+  def token_bytes(self, ids: np.ndarray) -> list[bytes]:
+    """The bytes each id stands for: its word, and the space before it."""
+    spelled = [
+      f' {self.words[i - 1]}'.encode() if i else b''
+      for i in np.asarray(ids).tolist()
+    ]
+    first = next((n for n, word in enumerate(spelled) if word), None)
+    if first is not None:
+      spelled[first] = spelled[first][1:]
+    return spelled

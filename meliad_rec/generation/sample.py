@@ -6,7 +6,7 @@ import numpy as np
 
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Vocabulary
-from meliad_rec.generation.decode import Decoder
+from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.sampling import Sampler
 
 

@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from meliad_rec.kernels.window_attention_ref import NEVER
+from meliad_rec.kernels.reference import NEVER
 
 LOG2E = math.log2(math.e)
 
@@ -46,7 +46,7 @@ def whole_blocks(a_BS, block: int):
   return jnp.pad(a_BS, pads)
 
 
-def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
+def unsupported_reason(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
   """What no kernel takes; None: it depends on the kernel."""
   T, W = q_BTHK.shape[1], bias_HW.shape[1]
   if keys_WK is not None:
@@ -54,3 +54,8 @@ def misfit(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
   if k_BSHK.shape[1] > W + T:
     return f'{k_BSHK.shape[1]} keys are more than a window and the queries'
   return None
+
+
+def keep_mask(rng, rate: float, shape: tuple[int, ...]):
+  """0 with probability `rate`, else 1 / (1 - rate), float32."""
+  return jax.random.bernoulli(rng, 1 - rate, shape) / (1 - rate)

@@ -55,13 +55,13 @@ class Choice:
     return lambda *arguments: choose(*arguments, **branches, default=xla)
 
 
-def choice(form: str | None, misfits: dict[str, str | None]) -> Choice:
+def choice(form: str | None, unsupported: dict[str, str | None]) -> Choice:
   """What may run.
 
   Args:
     form: what is asked for.
-    misfits: for each platform that has kernels, what they do not take; None:
-      they take it all.
+    unsupported: for each platform with kernels, why they do not support the
+      arguments; None if they do.
 
   Raises:
     ValueError: there is no such form, or it does not take the arguments.
@@ -69,9 +69,11 @@ def choice(form: str | None, misfits: dict[str, str | None]) -> Choice:
   if form not in (None, *FORMS):
     raise ValueError(f'form is {form!r}; it must be None, {", ".join(FORMS)}.')
   platform = form and FORMS[form]
-  if platform and misfits.get(platform, 'there are none'):
+  if platform and unsupported.get(platform, 'there are none'):
     raise ValueError(
       f'The kernels {form} do not take this: '
-      f'{misfits.get(platform, "there are none")}.'
+      f'{unsupported.get(platform, "there are none")}.'
     )
-  return Choice(form, tuple(name for name, why in misfits.items() if not why))
+  return Choice(
+    form, tuple(name for name, why in unsupported.items() if not why)
+  )

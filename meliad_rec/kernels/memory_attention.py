@@ -19,11 +19,11 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
-from meliad_rec.kernels import memory_attention_ref
-from meliad_rec.kernels import memory_attention_tpu
+from meliad_rec.distributed.per_shard import cut_alike
+from meliad_rec.distributed.per_shard import per_shard
+from meliad_rec.kernels import reference
 from meliad_rec.kernels.choice import choice
-from meliad_rec.kernels.per_shard import cut_alike
-from meliad_rec.kernels.per_shard import per_shard
+from meliad_rec.kernels.tpu import memory_attention as memory_attention_tpu
 
 # Names of what the backward pass reads besides the arguments, for remat.py.
 SAVED = 'memory_attention_output', 'memory_attention_sums'
@@ -50,8 +50,10 @@ def memory_attention(
   Raises:
     ValueError: there is no such form, or it does not take the arguments.
   """
-  misfit = memory_attention_tpu.misfit(q_BTHK, k_BSHK, keep_HTS)
-  chosen = choice(form, {'tpu': misfit})
+  unsupported_reason = memory_attention_tpu.unsupported_reason(
+    q_BTHK, k_BSHK, keep_HTS
+  )
+  chosen = choice(form, {'tpu': unsupported_reason})
   operands, constants = (q_BTHK, k_BSHK, v_BSHK, scale_H), (mask_BS, keep_HTS)
   if not chosen.has_kernels:
     return checkpoint_name(_by_xla(operands, constants), SAVED[0])
@@ -123,6 +125,6 @@ def _arguments(operands, constants):
 def _by_xla(operands, constants):
   q_BTHK, k_BSHK, v_BSHK, scale_H = operands
   mask_BS, keep_HTS = constants
-  return memory_attention_ref.memory_attention(
+  return reference.memory_attention(
     q_BTHK, k_BSHK, v_BSHK, mask_BS, scale_H=scale_H, keep_HTS=keep_HTS
   )

@@ -12,14 +12,14 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
-from meliad_rec.dropout import keep_mask
-from meliad_rec.kernels import window_attention_gpu
-from meliad_rec.kernels import window_attention_tpu
-from meliad_rec.kernels import window_attention_xla
+from meliad_rec.distributed.per_shard import cut_alike
+from meliad_rec.distributed.per_shard import per_shard
+from meliad_rec.kernels import xla as window_attention_xla
+from meliad_rec.kernels.blocks import keep_mask
 from meliad_rec.kernels.choice import Choice
 from meliad_rec.kernels.choice import choice
-from meliad_rec.kernels.per_shard import cut_alike
-from meliad_rec.kernels.per_shard import per_shard
+from meliad_rec.kernels.gpu import window_attention as window_attention_gpu
+from meliad_rec.kernels.tpu import window_attention as window_attention_tpu
 
 # Names of what the backward pass reads besides the arguments, for remat.py.
 SAVED = 'window_attention_output', 'window_attention_sums'
@@ -34,13 +34,13 @@ class How:
   """What is known when a program is traced.
 
   Attributes:
-    sees_self, raw_own: see window_attention_ref.window_attention.
+    include_self, normalize_own: see window_attention_ref.window_attention.
     rate: of dropout of probabilities.
     choice: of the form.
   """
 
-  sees_self: bool
-  raw_own: bool
+  include_self: bool
+  normalize_own: bool
   rate: float
   choice: Choice
 
@@ -48,8 +48,8 @@ class How:
   def options(self) -> dict:
     """Of kernels."""
     return {
-      'sees_self': self.sees_self,
-      'raw_own': self.raw_own,
+      'include_self': self.include_self,
+      'normalize_own': self.normalize_own,
       'interpret': self.choice.interpret,
     }
 
@@ -63,8 +63,8 @@ def window_attention(
   *,
   scale_H=None,
   keys_WK=None,
-  sees_self=False,
-  raw_own=False,
+  include_self=False,
+  normalize_own=False,
   dropout_rng=None,
   dropout_rate=0.0,
   form=None,
@@ -72,8 +72,8 @@ def window_attention(
   """As window_attention_ref.window_attention, which defines it.
 
   Args:
-    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, keys_WK, sees_self,
-      raw_own: see there.
+    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, keys_WK, include_self,
+      normalize_own: see there.
     dropout_rng, dropout_rate: see window_attention_xla.window_attention.
     form: one of choice.FORMS; interpreted are kernels without their chip. None:
       what suits the platform and the shapes.
@@ -81,13 +81,13 @@ def window_attention(
   Raises:
     ValueError: there is no such form, or it does not take the arguments.
   """
-  misfits = {
-    name: kernels.misfit(q_BTHK, k_BSHK, bias_HW, keys_WK)
+  unsupported = {
+    name: kernels.unsupported_reason(q_BTHK, k_BSHK, bias_HW, keys_WK)
     for name, kernels in KERNELS.items()
   }
-  if form != 'gpu_interpreted' and not misfits['cuda']:
-    misfits['cuda'] = window_attention_gpu.refusal()
-  chosen = choice(form, misfits)
+  if form != 'gpu_interpreted' and not unsupported['cuda']:
+    unsupported['cuda'] = window_attention_gpu.refusal()
+  chosen = choice(form, unsupported)
   if not chosen.has_kernels:
     y_BTHK = window_attention_xla.window_attention(
       q_BTHK,
@@ -97,8 +97,8 @@ def window_attention(
       bias_HW,
       scale_H=scale_H,
       keys_WK=keys_WK,
-      sees_self=sees_self,
-      raw_own=raw_own,
+      include_self=include_self,
+      normalize_own=normalize_own,
       dropout_rng=dropout_rng,
       dropout_rate=dropout_rate,
     )
@@ -106,7 +106,7 @@ def window_attention(
   keys = (cut_alike(a, q_BTHK.shape[2]) for a in (k_BSHK, v_BSHK))
   operands = q_BTHK, *keys, bias_HW, scale_H
   constants = mask_BS, dropout_rng if dropout_rate else None
-  how = How(sees_self, raw_own, dropout_rate, chosen)
+  how = How(include_self, normalize_own, dropout_rate, chosen)
   return _attend(operands, constants, how)
 
 
@@ -182,8 +182,8 @@ def _by_xla(operands, constants, how):
     mask_BS,
     bias_HW,
     scale_H=scale_H,
-    sees_self=how.sees_self,
-    raw_own=how.raw_own,
+    include_self=how.include_self,
+    normalize_own=how.normalize_own,
     dropout_rng=rng,
     dropout_rate=how.rate,
   )

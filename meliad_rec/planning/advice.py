@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 
-from meliad_rec import mesh_flag
+from meliad_rec.config import config_flags
 from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import Question
 from meliad_rec.planning.topology import GIB
@@ -119,7 +119,10 @@ def changes(question: Question, sizes: Mapping) -> Iterator[Change]:
   if REMAT not in question.gin_file:
     yield Change('remat', f'--gin_file={REMAT}', files=(REMAT,))
   for axes in _meshes(sizes['mesh'], sizes['batch']):
-    flags, params = f'--mesh={mesh_flag.flag(axes)}', mesh_flag.bindings(axes)
+    flags, params = (
+      f'--mesh={config_flags.mesh_text(axes)}',
+      config_flags.mesh_bindings(axes),
+    )
     yield Change('mesh', flags, params=params)
   places = sizes['mesh']['data'] * sizes['mesh']['fsdp']
   rows = sizes['batch'] // places

@@ -13,8 +13,8 @@ import dataclasses
 import jax
 import numpy as np
 
-from meliad_rec.planning import groups
 from meliad_rec.planning import hlo
+from meliad_rec.planning import hlo as groups
 from meliad_rec.planning.topology import Chip
 from meliad_rec.planning.topology import Slice
 

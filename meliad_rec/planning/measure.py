@@ -8,13 +8,13 @@ import time
 
 import jax
 
-from meliad_rec.experiment import Experiment
 from meliad_rec.metrics import flops
 from meliad_rec.planning import estimate
 from meliad_rec.planning import hlo
 from meliad_rec.planning.topology import GIB
 from meliad_rec.planning.topology import Slice
-from meliad_rec.program import Program
+from meliad_rec.training.experiment import Experiment
+from meliad_rec.training.program import TrainProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,9 @@ class TooLarge(ValueError):
     self.needed = needed
 
 
-def compiled(program: Program, where: Slice, depth: int | None) -> Compiled:
+def compiled(
+  program: TrainProgram, where: Slice, depth: int | None
+) -> Compiled:
   """Compiles the step of a program whose mesh is of the slice's devices.
 
   Args:

@@ -1,4 +1,4 @@
-"""Stands for a run's data, of which a plan needs the vocabulary alone."""
+"""Stands for a run's data, of which a plan needs only the vocabulary."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -8,7 +8,7 @@ from meliad_rec.config.reader import Reader
 from meliad_rec.config.values import Reference
 from meliad_rec.data.text import Text
 from meliad_rec.data.vocabulary import Vocabulary
-from meliad_rec.experiment import Experiment
+from meliad_rec.training.experiment import Experiment
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import re
 import jax
 from jax.experimental import topologies
 
-from meliad_rec.metrics import chips
+from meliad_rec.metrics import flops
 from meliad_rec.planning import environment
 
 GIB = 2**30
@@ -51,7 +51,7 @@ class Chip:
   @property
   def peak_flops(self) -> float:
     """Dense bfloat16 FLOP/s."""
-    return chips.PEAK_FLOPS[self.kind]
+    return flops.PEAK_FLOPS[self.kind]
 
 
 _ALL = (

@@ -1,24 +1,46 @@
 """The process that compiles: reads a Question, writes an Answer.
 
 `question.ask` starts it with the environment that libtpu needs.
+
+What a compiler says of a step that it does not take.
+
+A kernel may be refused before the compiler sees it, by what lowers it for the
+chip, with errors of many types.
 """
 
 import dataclasses
 import json
 from pathlib import Path
 import sys
+import textwrap
 
 import jax
 
 from meliad_rec.config import config
-from meliad_rec.experiment import Experiment
-from meliad_rec.planning import compiler_error
 from meliad_rec.planning import environment
 from meliad_rec.planning import measure
-from meliad_rec.planning import no_data
 from meliad_rec.planning import topology
+from meliad_rec.planning.no_data import bindings
 from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import Question
+from meliad_rec.training.experiment import Experiment
+
+_LENGTH = 200
+
+
+def compiler_sentence(error: Exception) -> str | None:
+  """Its text in one line of 200 letters.
+
+  None: it is a defect of the program, or a mistake in what was asked.
+  """
+  theirs = type(error).__module__.partition('.')[0] in ('jax', 'jaxlib')
+  if not theirs:
+    common = isinstance(error, ValueError | RuntimeError)
+    if not common or config.sentence(error) is not None:
+      return None
+  # What matters may stand behind the first line.
+  text = str(error).strip() or type(error).__name__
+  return textwrap.shorten(text, _LENGTH)
 
 
 def answer(question: Question) -> Answer:
@@ -30,7 +52,7 @@ def answer(question: Question) -> Answer:
   where = topology.parse(question.topology)
   files, params = list(question.gin_file), list(question.gin_param)
   config.parse(files, params)  # Mistakes are told before anything is replaced.
-  instead = no_data.bindings(files, params, question.vocab_size)
+  instead = bindings(files, params, question.vocab_size)
   config.parse(files, [*params, *instead])
   experiment = build(question.vocab_size)
   devices, missing = jax.devices(), None
@@ -74,7 +96,7 @@ def answer(question: Question) -> Answer:
     told = 'the step does not fit'
     return dataclasses.replace(known, needed=error.needed, missing=told)
   except Exception as error:
-    told = compiler_error.told(error)
+    told = compiler_sentence(error)
     if told is None:
       raise
     missing = f'the step does not compile: {told}'

@@ -1,8 +1,17 @@
-"""A run's figures on the screen: a bar on a terminal, lines elsewhere."""
+"""A run's figures on the screen: a bar on a terminal, lines elsewhere.
+
+Messages while a command runs: plain lines on stderr, without stamps.
+
+How far a long pass is: a bar on a terminal, else a line now and then.
+"""
 
 from collections.abc import Mapping
+import logging
 import sys
+import time
 from typing import TextIO
+
+from absl import logging as absl_logging
 
 # What is shown of the figures, in this order; metrics.jsonl has them all.
 _SHOWN = {
@@ -85,5 +94,87 @@ class Console:
 
   def close(self) -> None:
     """Leaves the bar as it stands."""
+    if self._bar is not None:
+      self._bar.close()
+
+
+def plain() -> None:
+  """Makes every message of the process one plain line; twice is harmless.
+
+  What other libraries tell for information is left out.
+  """
+  absl_logging.use_absl_handler()
+  handler = absl_logging.get_absl_handler()
+  handler.setFormatter(_Plain())
+  handler.filters = [_is_for_people]
+
+
+class _Plain(logging.Formatter):
+  """'message', 'warning: message', 'error: message'."""
+
+  def format(self, record):
+    text = super().format(record)
+    if record.levelno <= logging.INFO:
+      return text
+    return f'{record.levelname.lower()}: {text}'
+
+
+def _is_for_people(record):
+  return record.name == 'absl' or record.levelno > logging.INFO
+
+
+class Countdown:
+  """Counts up to a total.
+
+  Args:
+    total: of what is counted.
+    unit: what that is.
+    every: seconds between lines, where there is no terminal.
+    stream: where to write; None: standard error.
+  """
+
+  def __init__(
+    self,
+    total: int,
+    unit: str,
+    every: float = 30.0,
+    stream: TextIO | None = None,
+  ):
+    self._stream = stream or sys.stderr
+    self._total, self._unit, self._every = total, unit, every
+    self._began = self._last = time.monotonic()
+    self._bar = None
+    if self._stream.isatty():
+      import tqdm
+
+      self._bar = tqdm.tqdm(
+        total=total,
+        unit=unit,
+        unit_scale=True,
+        file=self._stream,
+        dynamic_ncols=True,
+        leave=False,
+      )
+
+  def show(self, done: int) -> None:
+    """Says that so much is done, if it is time to."""
+    if self._bar is not None:
+      self._bar.update(done - self._bar.n)
+      return
+    now = time.monotonic()
+    if now - self._last < self._every:
+      return
+    self._last = now
+    rate = done / (now - self._began)
+    left = (self._total - done) / rate
+    print(
+      f'{done:,} of {self._total:,} {self._unit}, {rate:,.0f} {self._unit}/s, '
+      f'{left:.0f} s left',
+      file=self._stream,
+      flush=True,
+    )
+
+  def close(self) -> None:
+    """Takes the bar away."""
     if self._bar is not None:
       self._bar.close()

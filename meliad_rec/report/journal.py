@@ -14,7 +14,7 @@ from typing import Any
 
 from etils import epath
 
-from meliad_rec.workdir import place
+from meliad_rec.storage.workdir import place
 
 NAME = 'metrics.jsonl'
 # What a trivial answer reaches is written like a split, called so and its name.

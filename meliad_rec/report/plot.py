@@ -5,7 +5,7 @@ import itertools
 import os
 import pathlib
 
-from meliad_rec.metrics import units
+from meliad_rec.metrics import metrics
 from meliad_rec.report import journal
 
 PathLike = str | os.PathLike
@@ -66,7 +66,7 @@ def compare(
         label=label,
       )
   axes.set_xlabel('training steps')
-  unit = units.unit(metric)
+  unit = metrics.unit(metric)
   axes.set_ylabel(f'{metric} ({unit})' if unit else metric)
   axes.grid(alpha=0.3)
   axes.legend()

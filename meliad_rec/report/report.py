@@ -14,7 +14,7 @@ import jax
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.report.console import Console
-from meliad_rec.report.mirror import Mirror
+from meliad_rec.storage.mirror import Mirror
 
 
 class Report:

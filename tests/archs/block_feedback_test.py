@@ -8,10 +8,10 @@ import pytest
 
 from meliad_rec.archs.block_feedback import BlockFeedback
 from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
-from meliad_rec.attention import KV
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
-from meliad_rec.layer import Layer
+from meliad_rec.layers.attention import KV
+from meliad_rec.layers.layer import Layer
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import run
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D
@@ -48,12 +48,12 @@ def slow(params, at):
   pasts = {i: config().empty_past(B) for i in range(3) if i not in at}
 
   def look(cell, s_BSD):
-    return cell.states.kv(cell.states.enter(s_BSD))
+    return cell.states.kv(cell.states.pre_norm(s_BSD))
 
   @jax.jit
   def read(params, block, past, memory: KV):
     def call(m):
-      n = m.enter(block.x)
+      n = m.pre_norm(block.x)
       kv = past.append(m.kv(n, block.mask))
       return kv.last(W), m(block.x, n, kv, memory)
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec import gates
-from meliad_rec import positions
 from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
+from meliad_rec.layers import gates
+from meliad_rec.layers import positions
 from tests import cells
 from tests.architectures import B
 from tests.architectures import config
@@ -205,8 +205,8 @@ def test_the_summary_is_the_state_vectors():
   state = cell.apply(
     {'params': parameters('fixed', 'skip')}, B, method='initial_state'
   )
-  assert cell.summary(state) is state[1] and state[1].shape == (B, S, D)
-  assert cell.causal and cell.recurs and not cell.whole_documents
+  assert cell.memory_slots(state) is state[1] and state[1].shape == (B, S, D)
+  assert cell.causal and cell.is_recurrent and not cell.needs_whole_document
 
 
 def test_dropout_is_off_in_the_horizontal_direction():

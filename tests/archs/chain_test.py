@@ -11,9 +11,9 @@ import pytest
 
 from meliad_rec.archs import stack
 from meliad_rec.archs.window import WindowLayer
-from meliad_rec.cell import Block
-from meliad_rec.cell import Cell
-from meliad_rec.cell import run
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.cell import run
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.archs.chunks import Chunks
-from meliad_rec.cell import Block
-from meliad_rec.cell import Cell
-from meliad_rec.cell import run
+from meliad_rec.archs.latent_bottleneck import Chunks
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.cell import run
 from tests import architectures as tiny
 from tests.architectures import core_config
 from tests.architectures import D
@@ -31,11 +31,11 @@ class Length(Cell):
   def clear(self, state_B):
     return 0 * state_B
 
-  def summary(self, state_B):
+  def memory_slots(self, state_B):
     return state_B[:, None, None]
 
   @property
-  def recurs(self):
+  def is_recurrent(self):
     return True
 
 
@@ -118,15 +118,15 @@ def test_is_the_cell_in_chunks(tokens, padded):
 
 def test_what_it_takes_from_the_cell():
   cell = Chunks(Length(), count=2)
-  assert cell.recurs and cell.causal
-  assert cell.whole_documents and cell.takes_segments and cell.scans_blocks
-  assert not cell.streams and cell.block_length is None
+  assert cell.is_recurrent and cell.causal
+  assert cell.needs_whole_document and cell.takes_segments and cell.scans_blocks
+  assert not cell.can_step and cell.block_length is None
   state_B = jnp.arange(2.0)
   clear = cell.apply({}, state_B, method='clear')
   np.testing.assert_array_equal(clear, [0, 0])
   summary = cell.apply({}, state_B, method='summary')
   np.testing.assert_array_equal(summary[:, 0, 0], [0, 1])
-  assert not Chunks(tiny.windowed(), count=2).recurs
+  assert not Chunks(tiny.windowed(), count=2).is_recurrent
   both = tiny.LatentBottleneck(
     core_config(causal=False), tiny.transformer(memory=True, causal=False), S
   )

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.archs.encode import Encode
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
-from meliad_rec.cores.core_config import CoreConfig
-from meliad_rec.cores.core_layer import CoreLayer
-from meliad_rec.cores.layers import Layers
-from meliad_rec.cores.universal import Universal
+from meliad_rec.archs.transformer import Encode
+from meliad_rec.archs.transformer import Layers
+from meliad_rec.archs.universal import Universal
+from meliad_rec.layers.core_config import CoreConfig
+from meliad_rec.layers.core_layer import CoreLayer
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import run
 from tests.architectures import D
 from tests.architectures import T
 from tests.architectures import transformer
@@ -96,12 +96,12 @@ def test_state_is_none_and_documents_are_whole():
   assert compiled(True)(parameters(), example())[0] == ()
   for window in (None, W):
     cell = encode(True, window)
-    assert cell.whole_documents == cell.takes_segments == (window is None)
+    assert cell.needs_whole_document == cell.takes_segments == (window is None)
     assert cell.block_length == window
     assert cell.block_setting == 'BLOCK'
-    assert not cell.streams and not cell.recurs
+    assert not cell.can_step and not cell.is_recurrent
   with pytest.raises(ValueError, match='has no memory slots to pool'):
-    encode(True).summary(())
+    encode(True).memory_slots(())
 
 
 def test_inputs_are_dropped():

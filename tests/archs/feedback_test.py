@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec import norms
-from meliad_rec import positions
-from meliad_rec.archs import feedback_memory
+from meliad_rec.archs import feedback
 from meliad_rec.archs.feedback import Feedback
-from meliad_rec.memory_scan.scan import memory_scan
+from meliad_rec.layers import norms
+from meliad_rec.layers import positions
+from meliad_rec.recurrence.memory_scan import memory_scan
 from tests import cells
 from tests.architectures import B
 from tests.architectures import config
@@ -25,11 +25,11 @@ from tests.remembering import plain_scan
 
 L, T, W = 2, 10, 4  # The loop is compiled token by token.
 COMPOSITIONS = {
-  'weighted sum': feedback_memory.WeightedSum,
-  'average': feedback_memory.Average,
-  'top': feedback_memory.OneLayer,
-  'embedding': functools.partial(feedback_memory.OneLayer, 0),
-  'own and below': feedback_memory.OwnAndBelow,
+  'weighted sum': feedback.WeightedSum,
+  'average': feedback.Average,
+  'top': feedback.OneLayer,
+  'embedding': functools.partial(feedback.OneLayer, 0),
+  'own and below': feedback.OwnAndBelow,
 }
 
 
@@ -190,7 +190,7 @@ def test_memory_is_dropped_behind_the_norm_as_queries_are(share_keys):
 
   def entered(cell, x_BTD):
     shared = [cell.memory_attention] * L if share_keys else cell.layers
-    return [each.enter(x_BTD) for each in shared[: 1 if share_keys else L]]
+    return [each.pre_norm(x_BTD) for each in shared[: 1 if share_keys else L]]
 
   one = np.ones((B, 3, D), np.float32)
   kept = cell.apply(p, one, rngs={'dropout': rng}, method=entered)
@@ -217,14 +217,14 @@ def test_the_lowest_layer_sees_the_highest():
 
 
 def test_a_token_cannot_see_itself():
-  with pytest.raises(ValueError, match='sees_self is set'):
-    Feedback(config=config(sees_self=True), count=1).init(
+  with pytest.raises(ValueError, match='include_self is set'):
+    Feedback(config=config(include_self=True), count=1).init(
       jax.random.key(0), example(T), method=forward
     )
 
 
 def test_there_is_no_such_layer():
-  compose = functools.partial(feedback_memory.OneLayer, 3)
+  compose = functools.partial(feedback.OneLayer, 3)
   with pytest.raises(ValueError, match='layer 3 of 2.*OneLayer.layer'):
     cell = Feedback(config=config(), count=L, compose=compose)
     init = functools.partial(cell.init, method=forward)

@@ -8,17 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec import figures
-from meliad_rec import partition
 from meliad_rec.archs.latent_bottleneck import LatentBottleneck
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
-from meliad_rec.cores.core_config import CoreConfig
-from meliad_rec.cores.core_layer import CoreLayer
-from meliad_rec.cores.layers import Layers
-from meliad_rec.cores.universal import Universal
-from meliad_rec.halting.halt import Halt
-from meliad_rec.train_step import auxiliary
+from meliad_rec.archs.transformer import Layers
+from meliad_rec.archs.universal import Universal
+from meliad_rec.distributed import partition
+from meliad_rec.layers.core_config import CoreConfig
+from meliad_rec.layers.core_layer import CoreLayer
+from meliad_rec.metrics import figures
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import run
+from meliad_rec.recurrence.halt import Halt
+from meliad_rec.training.train_step import auxiliary
 from tests import plain_core
 from tests.architectures import core_config
 from tests.architectures import D
@@ -287,7 +287,9 @@ def test_summary_and_clear():
   np.testing.assert_array_equal(
     cleared, np.stack([params['params']['first']] * B)
   )
-  assert cell.recurs and not cell.streams and not cell.whole_documents
+  assert (
+    cell.is_recurrent and not cell.can_step and not cell.needs_whole_document
+  )
   assert cell.block_length == W and not cell.takes_segments
   assert model('tlb', chunk=None).block_length is None
 

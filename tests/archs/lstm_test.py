@@ -9,8 +9,8 @@ import pytest
 
 from meliad_rec.archs import stack
 from meliad_rec.archs.lstm import LSTM
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import run
 
 B, T, D = 3, 11, 6
 KERNELS = 'input_kernel', 'recurrence'

@@ -9,10 +9,10 @@ import pytest
 
 from meliad_rec.archs.memorizing import HeadGate
 from meliad_rec.archs.memorizing import MemorizingLayer
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
-from meliad_rec.reset import reset
-from meliad_rec.sublayers import scaled
+from meliad_rec.layers.layer import scaled
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import reset
+from meliad_rec.models.cell import run
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D
@@ -57,10 +57,10 @@ def parameters():
 def slow(cell, block, neighbors):
   """Outputs; each token looks through all that was before its block."""
   attention = cell.layer.attention
-  n_BTD = cell.layer.enter(block.x)
+  n_BTD = cell.layer.pre_norm(block.x)
   own = cell.layer.kv(n_BTD, block.mask)
   past = cell.config.empty_past(B).append(own)
-  near_BTHK = attention.read_past(n_BTD, past).reshape(B, -1, H, K)
+  near_BTHK = attention.attend_window(n_BTD, past).reshape(B, -1, H, K)
   q_BTHK = scaled(*attention.query(n_BTD))
   stored = jax.lax.stop_gradient(own)
   far = []
@@ -76,7 +76,7 @@ def slow(cell, block, neighbors):
     far.append(jnp.einsum('bhts,bshk->bthk', p, v))
   g = jax.nn.sigmoid(cell.output.variables['params']['gate'])[:, None]
   y_BTHK = g * jnp.concatenate(far, 1) + (1 - g) * near_BTHK
-  return cell.layer.finish(block.x, y_BTHK.reshape(B, -1, H * K))
+  return cell.layer.output(block.x, y_BTHK.reshape(B, -1, H * K))
 
 
 def outcome(cell, method):
@@ -118,7 +118,7 @@ def test_heads_that_share_keys_are_heads_whose_keys_are_alike():
   params = parameters()['params']
   attention = params['layer']['attention']
 
-  def read(key_heads, change):
+  def read(num_kv_heads, change):
     kernels = {
       name: {'kernel': change(attention[name]['kernel'][:, :K])}
       for name in ('key', 'value')
@@ -126,7 +126,7 @@ def test_heads_that_share_keys_are_heads_whose_keys_are_alike():
     changed = params | {
       'layer': params['layer'] | {'attention': attention | kernels}
     }
-    cell = layer(changes={'key_heads': key_heads})
+    cell = layer(changes={'num_kv_heads': num_kv_heads})
     return cell.apply({'params': changed}, example(), method=forward)[1]
 
   alike = read(None, lambda kernel_DK: jnp.tile(kernel_DK, (1, H)))

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec import positions
-from meliad_rec import span
 from meliad_rec.archs.memory_cell import MemoryCell
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
 from meliad_rec.config import config as gin
-from meliad_rec.experiment import Experiment
-from meliad_rec.layer_config import LayerConfig
+from meliad_rec.layers import positions
+from meliad_rec.layers import positions as span
+from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import run
+from meliad_rec.training.experiment import Experiment
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D
@@ -72,7 +72,7 @@ def applied(cell, block):
 
 def sizes(**changes):
   """Of the layers whose memory the scan's own tests are about."""
-  settings = {'d_model': 128, 'heads': 4, 'head_width': 32, 'mlp_width': 512}
+  settings = {'d_model': 128, 'num_heads': 4, 'head_dim': 32, 'mlp_dim': 512}
   return LayerConfig(**settings | {'window': 64} | changes)
 
 
@@ -115,8 +115,8 @@ def test_the_first_chunk_sees_nothing():
 
 
 def test_chunks_of_one_token_stream():
-  assert Sum(config=config(), count=0, tokens=1).streams
-  assert not Sum(config=config(), count=0, tokens=4).streams
+  assert Sum(config=config(), count=0, tokens=1).can_step
+  assert not Sum(config=config(), count=0, tokens=4).can_step
 
 
 def tables(cell):
@@ -235,8 +235,8 @@ def test_meliad_has_no_such_model(make):
 )
 def test_training_keeps_no_window_a_token(names, mib):
   """As shipped, and lean; a plain scan takes 140 MiB for one memory alone."""
-  changes = {'D_MODEL': 128, 'HEAD_WIDTH': 32, 'MLP_WIDTH': 512, 'WINDOW': 64}
-  changes |= {'HEADS': 4, 'LAYERS': 1, 'SEGMENT': 512}
+  changes = {'D_MODEL': 128, 'HEAD_DIM': 32, 'MLP_DIM': 512, 'WINDOW': 64}
+  changes |= {'NUM_HEADS': 4, 'LAYERS': 1, 'SEGMENT': 512}
   gin.parse(
     ['size/test', 'task/code', *names],
     [f'{name} = {value}' for name, value in changes.items()],

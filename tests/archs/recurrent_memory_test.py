@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec import positions
 from meliad_rec.archs.recurrent_memory import RecurrentMemory
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
+from meliad_rec.layers import positions
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import run
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D
@@ -139,8 +139,10 @@ def test_clear_gives_the_learned_memory():
 
 def test_the_summary_is_the_memory():
   state = jnp.ones((B, S, D))
-  assert model().summary(state) is state
-  assert model().causal and model().recurs and not model().whole_documents
+  assert model().memory_slots(state) is state
+  assert (
+    model().causal and model().is_recurrent and not model().needs_whole_document
+  )
 
 
 def test_memory_is_float32_whatever_activations_are():

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.archs.repeat import Repeat
-from meliad_rec.cell import Block
-from meliad_rec.cell import Cell
-from meliad_rec.cell import run
-from meliad_rec.dropout import TiledDropout
-from meliad_rec.span import AdaptiveSpan
-from meliad_rec.train_step import auxiliary
+from meliad_rec.archs.stack import Repeat
+from meliad_rec.layers.dropout import TiledDropout
+from meliad_rec.layers.positions import AdaptiveSpan
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.cell import run
+from meliad_rec.training.train_step import auxiliary
 from tests.architectures import B
 from tests.architectures import D
 from tests.architectures import H
@@ -85,15 +85,15 @@ def test_open_and_close_reach_every_repeat():
   repeated, params = Repeat(CORES[name](), COUNT, share=True), parameters(name)
   apply = functools.partial(repeated.apply, {'params': {'cell': params}})
   state, _ = apply(example(), method=forward)
-  opened = apply(state, method='open')
+  opened = apply(state, method='to_decode_state')
   for i in range(COUNT):
     one = CORES[name]().apply(
       {'params': params},
       jax.tree.map(lambda a, i=i: a[:, i], state),
-      method='open',
+      method='to_decode_state',
     )
     jax.tree.map(lambda a, b, i=i: close(a[:, i], b), opened, one)
-  closed = apply(opened, method='close')
+  closed = apply(opened, method='to_segment_state')
   jax.tree.map(close, closed, state)
 
 
@@ -107,8 +107,8 @@ def test_clear_reaches_every_repeat():
   ((past, states),) = apply(state, method='clear')
   np.testing.assert_array_equal(states, first)
   jax.tree.map(np.testing.assert_array_equal, past, state[0][0])
-  assert repeated.recurs and repeated.streams
-  assert not Repeat(windowed(), COUNT, share=True).recurs
+  assert repeated.is_recurrent and repeated.can_step
+  assert not Repeat(windowed(), COUNT, share=True).is_recurrent
 
 
 def test_the_summary_is_that_of_the_last_repeat():
@@ -127,14 +127,14 @@ class Opposite(Cell):
   """Sees later tokens, and all of a document."""
 
   causal = False
-  whole_documents = True
+  needs_whole_document = True
 
 
 def test_what_holds_for_the_cell_holds_for_its_repeats():
   repeated = Repeat(windowed(), COUNT)
-  assert repeated.causal and not repeated.whole_documents
+  assert repeated.causal and not repeated.needs_whole_document
   repeated = Repeat(Opposite(), COUNT)
-  assert not repeated.causal and repeated.whole_documents
+  assert not repeated.causal and repeated.needs_whole_document
 
 
 def test_parameters_and_program_do_not_grow_with_the_repeats():
@@ -251,7 +251,7 @@ def test_a_staircase_of_one_chunk_is_its_core_repeated():
   rng = np.random.default_rng(0)
   x_BCD = rng.normal(size=(B, W // 4, D)).astype(np.float32)
   block = Block(x_BCD, rng.random(x_BCD.shape[:2]) < 0.9)
-  ladder = Repeat(windowed(2, sees_self=True), 4, share=True)
+  ladder = Repeat(windowed(2, include_self=True), 4, share=True)
   params = ladder.init(jax.random.key(0), block, method=forward)['params']
   # A staircase has one table of biases for all layers.
   table = rng.normal(size=(H, 32)).astype(np.float32)

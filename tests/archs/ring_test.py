@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.archs.ring import Ring
-from meliad_rec.attention import KV
-from meliad_rec.reset import reset
+from meliad_rec.archs.memorizing import Ring
+from meliad_rec.layers.attention import KV
+from meliad_rec.models.cell import reset
 
 B, H, K, W, S = 3, 2, 5, 4, 12
 

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec import positions
 from meliad_rec.archs import stack
-from meliad_rec.archs.repeat import Repeat
+from meliad_rec.archs.stack import Repeat
 from meliad_rec.archs.window import WindowLayer
-from meliad_rec.cell import Block
-from meliad_rec.cell import Cell
-from meliad_rec.cell import run
+from meliad_rec.layers import positions
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.cell import run
 from tests.architectures import config
 from tests.architectures import D
 from tests.architectures import H
@@ -134,7 +134,7 @@ class Known(Tag):
   """A cell of which all is told."""
 
   sees_later: bool = False
-  whole: bool = False
+  normalized: bool = False
   remembers: bool = False
 
   @property
@@ -142,16 +142,16 @@ class Known(Tag):
     return not self.sees_later
 
   @property
-  def whole_documents(self):
-    return self.whole
+  def needs_whole_document(self):
+    return self.normalized
 
   @property
-  def recurs(self):
+  def is_recurrent(self):
     return self.remembers
 
-  def summary(self, state):
+  def memory_slots(self, state):
     if not self.remembers:
-      return super().summary(state)
+      return super().memory_slots(state)
     return state[:, None, None] + self.digit
 
 
@@ -159,10 +159,14 @@ def test_one_cell_decides_for_the_stack():
   """Whether it is causal, recurs, and takes whole documents."""
   plain = Known(digit=1)
   made = lambda **options: stack.Stack((plain, Known(digit=2, **options)))
-  assert made().causal and not made().whole_documents and not made().recurs
+  assert (
+    made().causal
+    and not made().needs_whole_document
+    and not made().is_recurrent
+  )
   assert not made(sees_later=True).causal
-  assert made(whole=True).whole_documents
-  assert made(remembers=True).recurs
+  assert made(whole=True).needs_whole_document
+  assert made(remembers=True).is_recurrent
 
 
 def test_the_summary_is_that_of_the_highest_cell_that_recurs():

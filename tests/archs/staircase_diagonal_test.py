@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.archs import staircase_diagonal
+from meliad_rec.archs import staircase
 from meliad_rec.archs.staircase import Staircase
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import run
 from tests import cells
 from tests.architectures import config
 from tests.architectures import T
@@ -26,7 +26,7 @@ C = W // N
 
 
 def make(live, diagonal):
-  settings = config(sees_self=True)
+  settings = config(include_self=True)
   return Staircase(
     config=settings, count=2, passes=N, live=live, diagonal=diagonal
   )
@@ -80,9 +80,9 @@ def test_both_forms_compute_the_same(live, remat):
 def test_where_it_runs(monkeypatch):
   """By default, where M > 1 and N is at most 2 M, from M - 1 chunks on."""
   read = []
-  run_steps = staircase_diagonal.run
+  run_steps = staircase.run
   monkeypatch.setattr(
-    staircase_diagonal, 'run', lambda *a: read.append(1) or run_steps(*a)
+    staircase, 'run', lambda *a: read.append(1) or run_steps(*a)
   )
 
   def runs(live, diagonal, chunks, passes=N):
@@ -137,6 +137,6 @@ def test_prompts_may_end_with_a_chunk():
 
 def test_training_copies_no_frozen_window_a_step():
   """Chunks of a token, 2 of 64 passes: by steps it would take 145 MiB."""
-  settings = sizes(sees_self=True)
+  settings = sizes(include_self=True)
   cell = Staircase(config=settings, count=1, passes=64, live=2)
   assert gradient_bytes(cell) < 40 * 2**20

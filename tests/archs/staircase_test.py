@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec import positions
 from meliad_rec.archs.staircase import Staircase
+from meliad_rec.layers import positions
 from tests import cells
 from tests.architectures import B
 from tests.architectures import config
@@ -34,7 +34,7 @@ each = pytest.mark.parametrize(
 
 
 def make(live, passes=N, **changes):
-  settings = {'sees_self': True, 'window': W} | changes
+  settings = {'include_self': True, 'window': W} | changes
   return Staircase(
     config=config(**settings),
     count=L,

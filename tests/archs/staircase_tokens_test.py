@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from meliad_rec.archs.staircase import Staircase
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import run
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D
@@ -20,7 +20,9 @@ C = W // N
 
 
 def make(live):
-  return Staircase(config=config(sees_self=True), count=2, passes=N, live=live)
+  return Staircase(
+    config=config(include_self=True), count=2, passes=N, live=live
+  )
 
 
 def example():
@@ -45,9 +47,11 @@ def test_tokens_make_chunks(live):
   state, y = jax.jit(functools.partial(cell.apply, params, method=forward))(
     block
   )
-  step = jax.jit(functools.partial(cell.apply, params, method='step'))
+  step = jax.jit(functools.partial(cell.apply, params, method='decode_step'))
   opened = cell.apply(
-    params, cell.apply(params, B, method='initial_state'), method='open'
+    params,
+    cell.apply(params, B, method='initial_state'),
+    method='to_decode_state',
   )
   for t in range(T):
     token = jax.tree.map(lambda a, t=t: a[:, t : t + 1], block)
@@ -55,7 +59,7 @@ def test_tokens_make_chunks(live):
     real = block.mask[:, t]
     np.testing.assert_allclose(y_B1D[real, 0], y[real, t], rtol=1e-4, atol=1e-4)
     assert opened.filled_B[0] == (t + 1) % C
-  end = cell.apply(params, opened, method='close')
+  end = cell.apply(params, opened, method='to_segment_state')
   close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
   mask_BA = np.asarray(state.mask_BA)
   assert (np.asarray(end.mask_BA) == mask_BA).all()

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from meliad_rec import gates
-from meliad_rec.archs.state_vectors import StateVectors
-from meliad_rec.attention import KV
+from meliad_rec.archs.block_recurrent import StateVectors
+from meliad_rec.layers import gates
+from meliad_rec.layers.attention import KV
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D
@@ -24,7 +24,7 @@ from tests.architectures import W
 
 def update(cell, tokens):
   s_BSD = cell.first(B)
-  n_BSD = cell.enter(s_BSD)
+  n_BSD = cell.pre_norm(s_BSD)
   return cell.update(s_BSD, n_BSD, cell.kv(n_BSD), tokens)
 
 

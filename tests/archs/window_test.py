@@ -9,8 +9,8 @@ import pytest
 
 from meliad_rec.archs.window import VanillaLayer
 from meliad_rec.archs.window import WindowLayer
-from meliad_rec.cell import Block
-from meliad_rec.cell import run
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import run
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D
@@ -58,7 +58,7 @@ def test_a_token_sees_the_window_before_it(at):
 def test_or_one_less_and_itself():
   at = W + 3
   expected = list(range(at - W + 1, at))
-  assert seen(WindowLayer, at, sees_self=True) == expected
+  assert seen(WindowLayer, at, include_self=True) == expected
 
 
 def test_vanilla_sees_its_own_block_alone():
@@ -72,7 +72,7 @@ def test_state_is_the_last_window_of_keys_and_mask():
 
   def forward(c):
     state, _ = c(c.initial_state(B), Block(example(), mask))
-    n = c.layer.enter(example())
+    n = c.layer.pre_norm(example())
     return state, c.layer.kv(n, mask)
 
   both = jax.jit(lambda r: cell.init_with_output(r, method=forward)[0])
@@ -88,11 +88,11 @@ def test_empty_cache_is_masked_but_in_compat_meliad():
     cell = WindowLayer(config(compat_meliad=compat_meliad))
 
     def heads(c):
-      n = c.layer.enter(example())
+      n = c.layer.pre_norm(example())
       past = c.initial_state(B).append(c.layer.kv(n, REAL))
       values = jax.tree.map(jnp.ones_like, past.v)
       values = values.at[:, :W].set(0)  # Of the cache, zeros as they are.
-      return c.layer.attention.read_past(n, past.replace(v=values))
+      return c.layer.attention.attend_window(n, past.replace(v=values))
 
     run_heads = lambda r: cell.init_with_output(r, method=heads)[0]
     return jax.jit(run_heads)(jax.random.key(0))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meliad_rec.benchmarks import attention_forms as forms
-from meliad_rec.kernels import window_attention_ref as ref
+from meliad_rec.kernels import reference as ref
 
 SETTING = forms.Setting(2, 24, 3, 5, 8, 'float32')
 
@@ -18,7 +18,7 @@ def arguments(setting):
   q, k, v, mask, bias, scale = (
     jnp.asarray(rng.normal(size=s.shape), s.dtype) for s in setting.shapes()
   )
-  heads = k.reshape(*k.shape[:2], setting.heads, -1)
+  heads = k.reshape(*k.shape[:2], setting.num_heads, -1)
   past, own = jnp.split(heads, [setting.window], 1)
   heads = jnp.concatenate([ref.unit(past), 3 * own], 1)
   mask = jnp.asarray(rng.random(mask.shape) < 0.8)
@@ -31,14 +31,14 @@ def test_is_the_definition(form):
   if form == 'jax, no bias':
     given = *given[:4], jnp.zeros_like(given[4]), given[5]
   found = forms.programs(form, SETTING)['forward'](*given)
-  heads = lambda a: a.reshape(*a.shape[:2], SETTING.heads, -1)
+  heads = lambda a: a.reshape(*a.shape[:2], SETTING.num_heads, -1)
   expected = ref.window_attention(
     *map(heads, given[:3]),
     *given[3:5],
     scale_H=given[5],
     # jax's window has the query's own key.
-    sees_self=form == 'jax, no bias',
-    raw_own=True,
+    include_self=form == 'jax, no bias',
+    normalize_own=True,
   )
   np.testing.assert_allclose(heads(found), expected, rtol=1e-4, atol=1e-5)
 

@@ -5,10 +5,10 @@ import subprocess
 
 import pytest
 
-from meliad_rec import bench
 from meliad_rec.benchmarks import attention
 from meliad_rec.benchmarks import attention_compiled
 from meliad_rec.benchmarks import attention_forms as forms
+from meliad_rec.commands import bench
 from meliad_rec.planning import environment
 from tests.libtpu import needs_libtpu
 

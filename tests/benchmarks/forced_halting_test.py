@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meliad_rec.benchmarks import halting
-from meliad_rec.benchmarks.forced_halting import compiled
+from meliad_rec.benchmarks.halting import compiled
 
 
 def depths(loop, steps, most, **changes):

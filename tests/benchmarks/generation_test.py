@@ -4,7 +4,7 @@ import pytest
 
 from meliad_rec.benchmarks import generation
 from meliad_rec.benchmarks import recurrence
-from meliad_rec.model import Model
+from meliad_rec.models.model import Model
 from tests.architectures import config
 from tests.architectures import D
 from tests.architectures import H

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from meliad_rec import bench
 from meliad_rec.benchmarks import halting
-from meliad_rec.benchmarks.forced_halting import compiled
+from meliad_rec.benchmarks.halting import compiled
+from meliad_rec.commands import bench
 
 TINY = {'rows': 4, 'tokens': 6, 'd_model': 8}
 

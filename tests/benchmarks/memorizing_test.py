@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from meliad_rec.archs.ring import Ring
+from meliad_rec.archs.memorizing import Ring
 from meliad_rec.benchmarks import memorizing
 from tests.architectures import config
 from tests.architectures import H

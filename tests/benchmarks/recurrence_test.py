@@ -5,7 +5,7 @@ import pytest
 from meliad_rec.benchmarks import recurrence
 from meliad_rec.benchmarks import training
 from meliad_rec.metrics.flops import forward_flops
-from meliad_rec.model import Model
+from meliad_rec.models.model import Model
 from tests.architectures import config
 from tests.architectures import W
 

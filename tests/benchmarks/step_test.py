@@ -37,9 +37,9 @@ def test_small_is_the_size_of_that_name():
   s = step.SETTINGS['small']
   assert macros == {
     'D_MODEL': s.config.d_model,
-    'HEADS': s.config.heads,
-    'HEAD_WIDTH': s.config.head_width,
-    'MLP_WIDTH': s.config.mlp_width,
+    'NUM_HEADS': s.config.num_heads,
+    'HEAD_DIM': s.config.head_dim,
+    'MLP_DIM': s.config.mlp_dim,
     'LAYERS': s.layers,
     'WINDOW': s.config.window,
     'RECURRENT_LAYERS': (s.recurrent_at,),

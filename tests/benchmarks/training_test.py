@@ -3,7 +3,7 @@
 import numpy as np
 
 from meliad_rec.benchmarks import training
-from meliad_rec.model import Model
+from meliad_rec.models.model import Model
 from tests.architectures import D
 from tests.architectures import F
 from tests.architectures import H

@@ -5,13 +5,13 @@ import pytest
 
 from meliad_rec.config import config
 from meliad_rec.config import files
-from meliad_rec.config.allowed import DATA
-from meliad_rec.config.allowed import MODEL
+from meliad_rec.config.saved import DATA
+from meliad_rec.config.saved import MODEL
 from meliad_rec.config.saved import SavedConfig
-from meliad_rec.experiment import Experiment
-from meliad_rec.gates import LSTMGate
-from meliad_rec.model import initialize
-from meliad_rec.model import Model
+from meliad_rec.layers.gates import LSTMGate
+from meliad_rec.models.model import initialize
+from meliad_rec.models.model import Model
+from meliad_rec.training.experiment import Experiment
 
 HEAD = 'from __gin__ import dynamic_registration\n'
 
@@ -64,7 +64,9 @@ def test_heads_and_their_parts_are_built(arch, task, options):
 
 
 def test_nothing_but_what_is_asked_for_is_imported():
-  text = f'{HEAD}import no_such_module\nfrom meliad_rec import experiment\n'
+  text = (
+    f'{HEAD}import no_such_module\nfrom meliad_rec.training import experiment\n'
+  )
   text += 'experiment.Experiment.data = @no_such_module.Data()\n'
   text += 'experiment.Experiment.batch = %BATCH\nBATCH = 7\n'
   saved = SavedConfig(text, 'config.gin')
@@ -77,8 +79,8 @@ def test_nothing_but_what_is_asked_for_is_imported():
 
 
 def test_scopes_are_entered():
-  text = f'{HEAD}from meliad_rec import gates\n'
-  text += 'from meliad_rec import experiment\n'
+  text = f'{HEAD}from meliad_rec.layers import gates\n'
+  text += 'from meliad_rec.training import experiment\n'
   text += 'experiment.Experiment.model = @a/gates.LSTMGate\n'
   text += "gates.LSTMGate.dtype = 'x'\na/gates.LSTMGate.name = 'n'\n"
   text += "b/gates.LSTMGate.dtype = 'y'\n"
@@ -97,8 +99,10 @@ def test_scopes_are_entered():
   ],
 )
 def test_a_name_set_to_itself_is_a_sentence(value, more):
-  text = f'{HEAD}from meliad_rec import experiment\n'
-  text += 'from meliad_rec import model\nfrom meliad_rec.archs import stack\n'
+  text = f'{HEAD}from meliad_rec.training import experiment\n'
+  text += (
+    'from meliad_rec.models import model\nfrom meliad_rec.archs import stack\n'
+  )
   text += f'model.Model.cell = {value}\n{more}\n'
   text += f'experiment.Experiment.model = {value}\n'
   saved = SavedConfig(text, 'config.gin')
@@ -123,7 +127,7 @@ def test_a_name_set_to_itself_is_a_sentence(value, more):
   ],
 )
 def test_refused(value, told):
-  text = f'{HEAD}import os\nfrom meliad_rec import model\n'
+  text = f'{HEAD}import os\nfrom meliad_rec.models import model\n'
   text += 'from meliad_rec.archs import stack\n'
   text += 'from meliad_rec.data import store\n'
   text += f'model.Model.cell = {value}\n'

@@ -2,8 +2,8 @@
 
 from meliad_rec.data.dataset import baselines
 from meliad_rec.data.dataset import Dataset
-from meliad_rec.data.generated.algorithm import Algorithm
-from meliad_rec.data.generated.recall import Recall
+from meliad_rec.data.synthetic.algorithm import Algorithm
+from meliad_rec.data.synthetic.recall import Recall
 
 
 def test_baselines_are_those_that_the_data_know():

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from meliad_rec.data.document import check_ids
-from meliad_rec.data.document import count_words
-from meliad_rec.data.document import Document
-from meliad_rec.data.document import token_dtype
+from meliad_rec.data.documents import check_ids
+from meliad_rec.data.documents import count_words
+from meliad_rec.data.documents import Document
+from meliad_rec.data.documents import token_dtype
 from meliad_rec.data.vocabulary import Bytes
 
 

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from meliad_rec.data.document import count_words
-from meliad_rec.data.document import Document
+from meliad_rec.data.documents import count_words
+from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Bytes
 

@@ -4,8 +4,8 @@ import collections
 
 import pytest
 
-from meliad_rec.data.hashed import hashed
-from meliad_rec.data.hashed import split_of
+from meliad_rec.data.splits import hashed
+from meliad_rec.data.splits import split_of
 
 NAMES = [f'{i}.txt' for i in range(2000)]
 

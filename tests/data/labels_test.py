@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from meliad_rec.data import labels as labelled
-from meliad_rec.data.document import Document
+from meliad_rec.data import documents as labelled
+from meliad_rec.data.documents import Document
 
 LENGTHS = (5, 2, 4)
 STARTS = np.cumsum([0, *LENGTHS])
@@ -58,23 +58,29 @@ def document(name, length, labels=True, middle=None):
 
 
 def test_labels_and_middles_are_collected():
-  found = labelled.collect(
+  found = labelled.collect_labels(
     [document('a', 3, True, 2), document('b', 2, True, 1)], [3, 2]
   )
   labels, middles = found
   assert labels.tolist() == [1, 2, 3, 1, 2]
   assert middles.tolist() == [2, 1] and middles.dtype == np.int64
-  assert labelled.collect([document('a', 3, False)], [3]) == (None, None)
-  assert labelled.collect([], []) == (None, None)
+  assert labelled.collect_labels([document('a', 3, False)], [3]) == (None, None)
+  assert labelled.collect_labels([], []) == (None, None)
 
 
 def test_only_some_documents_are_pairs():
   told = '^1 of 2 documents are pairs of sequences; give each document'
   with pytest.raises(ValueError, match=told):
-    labelled.collect([document('a', 3, True, 2), document('b', 2)], [3, 2])
+    labelled.collect_labels(
+      [document('a', 3, True, 2), document('b', 2)], [3, 2]
+    )
 
 
 def test_sides_are_the_sequences_of_a_document():
   lengths = np.array(LENGTHS)
-  assert labelled.sides(None, lengths).tolist() == [[5], [2], [4]]
-  assert labelled.sides(MIDDLES, lengths).tolist() == [[1, 4], [1, 1], [3, 1]]
+  assert labelled.side_lengths(None, lengths).tolist() == [[5], [2], [4]]
+  assert labelled.side_lengths(MIDDLES, lengths).tolist() == [
+    [1, 4],
+    [1, 1],
+    [3, 1],
+  ]

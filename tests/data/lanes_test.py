@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from meliad_rec.data.document import Document
+from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.lanes import Lanes
+from meliad_rec.data.lanes import ShorterFirst
 from meliad_rec.data.prefetch import prefetch
-from meliad_rec.data.shorter_first import ShorterFirst
 from meliad_rec.data.vocabulary import Bytes
 
 LENGTHS = [5, 0, 17, 8, 40, 3, 16, 1, 0, 23]
@@ -181,7 +181,7 @@ def test_hosts_share_the_rows_of_the_same_batches(kind):
   whole = take(Lanes(documents(), 4, 8, seed=6, **kind), 15)
   parts = [np.array([0, 3]), np.array([1, 2])]
   halves = [
-    take(Lanes(documents(), 4, 8, seed=6, rows_here=rows, **kind), 15)
+    take(Lanes(documents(), 4, 8, seed=6, local_rows=rows, **kind), 15)
     for rows in parts
   ]
   for (batch, there), (outer, one), (inner, two) in zip(
@@ -233,7 +233,7 @@ def test_runs_of_shared_documents_go_on_and_are_the_same_on_all_hosts(first):
       assert equal(batch, expected) and after == there
   rows = np.array([1, 4, 6])
   for (part, one), (batch, there) in zip(
-    take(make(rows_here=rows), 15), whole, strict=True
+    take(make(local_rows=rows), 15), whole, strict=True
   ):
     assert one == there
     assert equal(part, jax.tree.map(lambda a: a[rows], batch))
@@ -284,7 +284,7 @@ def test_one_pass_without_shuffle_reads_the_longest_first():
 @pytest.mark.parametrize('kind', KINDS)
 def test_counters_tell_what_was_read(kind):
   tokens = padding = 0
-  lanes = Lanes(documents(), 3, 8, seed=9, rows_here=np.arange(3), **kind)
+  lanes = Lanes(documents(), 3, 8, seed=9, local_rows=np.arange(3), **kind)
   for step, (batch, position) in enumerate(take(lanes, 15), 1):
     tokens += int(batch.mask_BT.sum())
     padding += int((~batch.mask_BT).sum())
@@ -425,7 +425,7 @@ def test_pairs_go_on_from_any_position_and_are_counted(kind):
 def test_hosts_share_the_rows_of_pairs():
   whole = take(Lanes(pairs(), 4, 8, seed=6), 9)
   parts = [
-    take(Lanes(pairs(), 4, 8, seed=6, rows_here=rows), 9)
+    take(Lanes(pairs(), 4, 8, seed=6, local_rows=rows), 9)
     for rows in (np.arange(1), np.arange(1, 4))
   ]
   for (batch, there), (upper, one), (lower, two) in zip(

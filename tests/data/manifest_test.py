@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from meliad_rec.data import manifest
+from meliad_rec.data import store
 
 
 def whole(folder):
   (folder / 'a.tokens').write_bytes(b'tokens')
   return {
-    'format': manifest.FORMAT,
+    'format': store.FORMAT,
     'source': 'test',
     'dtype': '<u2',
     'vocabulary': {'identity': 'bytes', 'size': 259, 'files': {}},
@@ -22,7 +22,7 @@ def whole(folder):
         'words': 1,
         'files': dict.fromkeys(
           ('tokens', 'starts', 'bytes', 'words', 'names'),
-          manifest.facts(folder / 'a.tokens'),
+          store.file_facts(folder / 'a.tokens'),
         ),
       }
     },
@@ -30,14 +30,14 @@ def whole(folder):
 
 
 def test_what_is_written_is_read(tmp_path):
-  manifest.write(tmp_path, whole(tmp_path))
-  assert manifest.read(tmp_path) == whole(tmp_path)
+  store.write_manifest(tmp_path, whole(tmp_path))
+  assert store.read_manifest(tmp_path) == whole(tmp_path)
 
 
 def test_the_facts_of_a_file_find_it(tmp_path):
   facts = whole(tmp_path)['splits']['train']['files']['tokens']
   assert facts['size'] == 6 and len(facts['sha256']) == 64
-  assert manifest.find(tmp_path, facts) == tmp_path / 'a.tokens'
+  assert store.find(tmp_path, facts) == tmp_path / 'a.tokens'
 
 
 @pytest.mark.parametrize('name', ['../x', '/etc/hostname', '.', '', 'a/../x'])
@@ -46,7 +46,7 @@ def test_no_name_leads_out_of_the_folder(tmp_path, name):
   folder = tmp_path / 'store'
   (folder / 'a').mkdir(parents=True)
   with pytest.raises(ValueError, match='not in that folder'):
-    manifest.find(folder, {'name': name, 'size': 6, 'sha256': ''})
+    store.find(folder, {'name': name, 'size': 6, 'sha256': ''})
 
 
 def test_no_link_leads_out_of_the_folder(tmp_path):
@@ -54,17 +54,17 @@ def test_no_link_leads_out_of_the_folder(tmp_path):
   (tmp_path / 'store').mkdir()
   (tmp_path / 'store' / 'link').symlink_to(tmp_path / 'x')
   with pytest.raises(ValueError, match='not in that folder'):
-    manifest.find(tmp_path / 'store', {'name': 'link', 'size': 6, 'sha256': ''})
+    store.find(tmp_path / 'store', {'name': 'link', 'size': 6, 'sha256': ''})
 
 
 def test_a_missing_or_short_file_is_named(tmp_path):
   facts = whole(tmp_path)['splits']['train']['files']['tokens']
   (tmp_path / 'a.tokens').write_bytes(b'token')
   with pytest.raises(ValueError, match='a.tokens has 5 bytes, but 6 were'):
-    manifest.find(tmp_path, facts)
+    store.find(tmp_path, facts)
   (tmp_path / 'a.tokens').unlink()
   with pytest.raises(ValueError, match='a.tokens is missing'):
-    manifest.find(tmp_path, facts)
+    store.find(tmp_path, facts)
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_another_shape_is_refused(tmp_path, path, value):
   for key in path[:-1]:
     inner = inner[key]
   inner[path[-1]] = value
-  (tmp_path / manifest.NAME).write_text(json.dumps(changed))
+  (tmp_path / store.NAME).write_text(json.dumps(changed))
   with pytest.raises(ValueError, match='not a manifest of store format'):
-    manifest.read(tmp_path)
+    store.read_manifest(tmp_path)
 
 
 def test_no_manifest_or_no_json_is_told(tmp_path):
   with pytest.raises(ValueError, match='is not a token store'):
-    manifest.read(tmp_path)
-  (tmp_path / manifest.NAME).write_text('{')
+    store.read_manifest(tmp_path)
+  (tmp_path / store.NAME).write_text('{')
   with pytest.raises(ValueError, match='manifest.json is not JSON'):
-    manifest.read(tmp_path)
+    store.read_manifest(tmp_path)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from meliad_rec.data.document import Document
+from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.rows import read
-from meliad_rec.data.rows import Row
+from meliad_rec.data.lanes import read
+from meliad_rec.data.lanes import Row
 from meliad_rec.data.vocabulary import Bytes
 
 LENGTHS = (9, 2, 7)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meliad_rec.data.shorter_first import ShorterFirst
+from meliad_rec.data.lanes import ShorterFirst
 
 
 @pytest.mark.parametrize('name', ['segment', 'steps'])

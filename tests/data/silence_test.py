@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from meliad_rec.data.silence import silent_stderr
+from meliad_rec.data.seqio_tasks import silent_stderr
 
 
 def test_only_what_is_written_meanwhile_is_dropped(capfd):

@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from meliad_rec.data import manifest
-from meliad_rec.data import split_files
-from meliad_rec.data.document import Document
+from meliad_rec.data import store
+from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Bytes
 
@@ -22,7 +21,7 @@ def damage(folder, facts, kind, content):
   """Writes other content and owns up to it, as a hostile manifest would."""
   file = folder / facts['files'][kind]['name']
   file.write_bytes(content)
-  facts['files'][kind] = manifest.facts(file)
+  facts['files'][kind] = store.file_facts(file)
 
 
 def saved(folder, array):
@@ -31,10 +30,10 @@ def saved(folder, array):
 
 
 def test_documents_come_back_as_they_went_in(tmp_path):
-  facts = split_files.write(tmp_path, 'train', stream(), Bytes())
+  facts = store.write_split(tmp_path, 'train', stream(), Bytes())
   assert (facts['documents'], facts['tokens']) == (3, 15)
   assert (facts['bytes'], facts['words']) == (15, 3)
-  read = split_files.read(tmp_path, facts, Bytes())
+  read = store.read_split(tmp_path, facts, Bytes())
   expected = Documents.collect(stream(), Bytes())
   assert isinstance(read.tokens, np.memmap)
   assert read.identity == expected.identity
@@ -47,27 +46,27 @@ def test_an_id_outside_the_vocabulary_is_refused(tmp_path):
   for ids in ([0, 5], [5, 259]):
     documents = iter([Document('odd', np.array(ids), 2, 1)])
     with pytest.raises(ValueError, match="'odd' holds an id outside 1 to 258"):
-      split_files.write(tmp_path, 'train', documents, Bytes())
+      store.write_split(tmp_path, 'train', documents, Bytes())
 
 
 def test_labels_are_refused(tmp_path):
   ids = np.array([5, 6])
   documents = iter([Document('odd', ids, 2, 1, labels=ids)])
   with pytest.raises(ValueError, match="'odd' has labels, which a store does"):
-    split_files.write(tmp_path, 'train', documents, Bytes())
+    store.write_split(tmp_path, 'train', documents, Bytes())
 
 
 @pytest.mark.parametrize('texts', [(), ('', '')])
 def test_a_split_without_text_is_refused(tmp_path, texts):
   with pytest.raises(ValueError, match="'test' holds no text"):
-    split_files.write(tmp_path, 'test', stream(texts), Bytes())
+    store.write_split(tmp_path, 'test', stream(texts), Bytes())
 
 
 def test_nothing_is_unpickled(tmp_path):
-  facts = split_files.write(tmp_path, 'train', stream(), Bytes())
+  facts = store.write_split(tmp_path, 'train', stream(), Bytes())
   damage(tmp_path, facts, 'words', saved(tmp_path, np.array([print, 1, 2])))
   with pytest.raises(ValueError, match='train.words.npy is not a NumPy array'):
-    split_files.read(tmp_path, facts, Bytes())
+    store.read_split(tmp_path, facts, Bytes())
 
 
 @pytest.mark.parametrize(
@@ -80,10 +79,10 @@ def test_nothing_is_unpickled(tmp_path):
   ],
 )
 def test_wrong_files_are_named(tmp_path, kind, content, told):
-  facts = split_files.write(tmp_path, 'train', stream(), Bytes())
+  facts = store.write_split(tmp_path, 'train', stream(), Bytes())
   damage(tmp_path, facts, kind, content)
   with pytest.raises(ValueError, match=told):
-    split_files.read(tmp_path, facts, Bytes())
+    store.read_split(tmp_path, facts, Bytes())
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ def test_wrong_files_are_named(tmp_path, kind, content, told):
   ],
 )
 def test_starts_fit_the_tokens(tmp_path, starts, told):
-  facts = split_files.write(tmp_path, 'train', stream(), Bytes())
+  facts = store.write_split(tmp_path, 'train', stream(), Bytes())
   damage(tmp_path, facts, 'starts', saved(tmp_path, np.array(starts)))
   with pytest.raises(ValueError, match=told):
-    split_files.read(tmp_path, facts, Bytes())
+    store.read_split(tmp_path, facts, Bytes())

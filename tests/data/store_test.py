@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meliad_rec.data import store
-from meliad_rec.data.document import Document
+from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.store import Store
 from meliad_rec.data.vocabulary import Bytes

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from meliad_rec.data import tasks
+from meliad_rec.data import seqio_tasks
 from meliad_rec.data.folder import Folder
 from meliad_rec.data.sources import Pg19
 from meliad_rec.data.sources import Registered
@@ -22,7 +22,7 @@ def folder(path, count=2):
 
 
 def test_a_registered_source_is_a_seqio_task(tmp_path):
-  name = tasks.register(folder(tmp_path / 'a'), Bytes())
+  name = seqio_tasks.register(folder(tmp_path / 'a'), Bytes())
   task = seqio.TaskRegistry.get(name)
   (first, second) = task.get_dataset(None, 'train', shuffle=False)
   assert (
@@ -33,29 +33,30 @@ def test_a_registered_source_is_a_seqio_task(tmp_path):
 
 
 def test_registering_again_reads_what_is_there_now(tmp_path):
-  name = tasks.register(folder(tmp_path / 'a'), Bytes())
+  name = seqio_tasks.register(folder(tmp_path / 'a'), Bytes())
   (tmp_path / 'a' / 'train' / '9.txt').write_text('new')
-  assert tasks.register(Folder(str(tmp_path / 'a')), Bytes()) == name
-  found = tasks.examples(seqio.TaskRegistry.get(name), 'train')
+  assert seqio_tasks.register(Folder(str(tmp_path / 'a')), Bytes()) == name
+  found = seqio_tasks.examples(seqio.TaskRegistry.get(name), 'train')
   assert len(list(found)) == 3
 
 
 def test_other_sources_have_other_names(tmp_path):
   names = {
-    tasks.register(folder(tmp_path / name), Bytes()) for name in ('a', 'b')
+    seqio_tasks.register(folder(tmp_path / name), Bytes())
+    for name in ('a', 'b')
   }
   assert len(names) == 2
 
 
 def test_a_mixture_draws_from_its_tasks(tmp_path, caplog):
   parts = [folder(tmp_path / name, 20) for name in ('a', 'b')]
-  names = [tasks.register(part, Bytes()) for part in parts]
+  names = [seqio_tasks.register(part, Bytes()) for part in parts]
   seqio.MixtureRegistry.remove('two_folders')
   seqio.MixtureRegistry.add('two_folders', names, default_rate=1)
-  mixture = tasks.find(Registered('two_folders'), Bytes())
+  mixture = seqio_tasks.find(Registered('two_folders'), Bytes())
   texts = [
     example['targets_pretokenized'].decode()
-    for example in tasks.examples(mixture, 'train').as_numpy_iterator()
+    for example in seqio_tasks.examples(mixture, 'train').as_numpy_iterator()
   ]
   assert {text[0] for text in texts} == {'a', 'b'}
   assert len(texts) == len(set(texts)) >= 20
@@ -71,7 +72,7 @@ def test_a_task_of_your_own_is_found_through_its_module(tmp_path, monkeypatch):
   )
   monkeypatch.syspath_prepend(tmp_path)
   try:
-    task = tasks.find(Registered('my_own', 'my_tasks'), Bytes())
+    task = seqio_tasks.find(Registered('my_own', 'my_tasks'), Bytes())
     assert task.name == 'my_own'
   finally:
     seqio.TaskRegistry.remove('my_own')
@@ -80,9 +81,9 @@ def test_a_task_of_your_own_is_found_through_its_module(tmp_path, monkeypatch):
 
 def test_unknown_names_and_modules_are_told():
   with pytest.raises(ValueError, match="'my_typo' is neither code, folder"):
-    tasks.find(Registered('my_typo'), Bytes())
+    seqio_tasks.find(Registered('my_typo'), Bytes())
   with pytest.raises(ValueError, match='no_module cannot be imported'):
-    tasks.find(Registered('my_own', 'no_module'), Bytes())
+    seqio_tasks.find(Registered('my_own', 'no_module'), Bytes())
 
 
 @pytest.mark.parametrize(
@@ -99,14 +100,14 @@ def test_tasks_that_do_not_fit_are_told(feature, told):
   seqio.TaskRegistry.add('odd_task', source, output_features=feature)
   try:
     with pytest.raises(ValueError, match=told):
-      tasks.find(Registered('odd_task'), Bytes())
+      seqio_tasks.find(Registered('odd_task'), Bytes())
   finally:
     seqio.TaskRegistry.remove('odd_task')
 
 
 def test_absent_pg19_is_told_with_its_command(tmp_path):
   with pytest.raises(ValueError, match='tfds build pg19 --data_dir='):
-    tasks.find(Pg19(str(tmp_path)), Bytes())
+    seqio_tasks.find(Pg19(str(tmp_path)), Bytes())
 
 
 def test_pg19_is_read_where_it_was_prepared(tmp_path):
@@ -140,7 +141,7 @@ def test_pg19_is_read_where_it_was_prepared(tmp_path):
     split_infos=splits,
     filename_template='{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}',
   )
-  task = tasks.find(Pg19(str(tmp_path)), Bytes())
-  (found,) = tasks.examples(task, 'validation').as_numpy_iterator()
+  task = seqio_tasks.find(Pg19(str(tmp_path)), Bytes())
+  (found,) = seqio_tasks.examples(task, 'validation').as_numpy_iterator()
   assert found['name'] == b'1022'
   assert Bytes().decode(found['targets']) == 'A book\r\nof validation é'

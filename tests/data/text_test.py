@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meliad_rec.data import store
-from meliad_rec.data.document import count_words
+from meliad_rec.data.documents import count_words
 from meliad_rec.data.folder import Folder
 from meliad_rec.data.jsonl import Jsonl
 from meliad_rec.data.sources import Registered
@@ -47,7 +47,7 @@ def test_ids_are_those_of_our_own_vocabularies(folder, pieces, name, caplog):
     np.testing.assert_array_equal(documents[i], vocabulary.encode(text))
     assert documents.bytes_[i] == len(text.encode())
     assert documents.words[i] == count_words(text)
-  assert 'python -m meliad_rec.tokenize' in caplog.text
+  assert 'python -m meliad_rec tokenize' in caplog.text
   assert 'Tokenised 3 documents' in caplog.text
 
 
@@ -60,11 +60,11 @@ def test_a_store_holds_the_same_documents(folder, pieces, tmp_path):
 
 
 def test_a_mixture_counts_bytes_and_words(folder):
-  from meliad_rec.data import tasks
+  from meliad_rec.data import seqio_tasks
 
   seqio.MixtureRegistry.remove('one_folder')
   seqio.MixtureRegistry.add(
-    'one_folder', [tasks.register(folder, Bytes())], default_rate=1
+    'one_folder', [seqio_tasks.register(folder, Bytes())], default_rate=1
   )
   mixed = Text(Registered('one_folder'), Bytes()).documents('train')
   assert mixed.identity == Text(folder, Bytes()).documents('train').identity
@@ -87,8 +87,8 @@ def test_what_a_reader_says_comes_back_as_one_sentence(tmp_path):
 
 
 def test_texts_come_with_and_without_seqio(folder):
-  from meliad_rec.data import tasks
+  from meliad_rec.data import seqio_tasks
 
   assert list(texts(folder, 'train')) == DOCUMENTS
-  registered = Registered(tasks.register(folder, Bytes()))
+  registered = Registered(seqio_tasks.register(folder, Bytes()))
   assert list(texts(registered, 'train')) == DOCUMENTS

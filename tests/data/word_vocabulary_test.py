@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meliad_rec.data.word_vocabulary import Words
+from meliad_rec.data.vocabulary import Words
 
 WORDS = Words(['if', 'x', '=', '10', 'é'])
 

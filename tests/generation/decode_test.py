@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.generation.decode import Decoder
+from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.sampling import Sampler
 from tests import architectures as tiny
 from tests.architectures import ALL
@@ -70,7 +70,7 @@ def test_cleared_states_are_cleared_at_segments_alone(name, cuts):
     reading = decoder.start(tiny.B)
     for part in np.split(tokens, cuts, 1):
       reading = decoder.read(reading, part)
-    close = functools.partial(model.apply, method='close')
+    close = functools.partial(model.apply, method='to_segment_state')
     return close({'params': m.params}, reading.opened)
 
   inputs = np.pad(tokens, ((0, 0), (1, 0)))[:, :-1]

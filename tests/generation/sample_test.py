@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from meliad_rec.data.document import Document
+from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.generation.sample import Sample

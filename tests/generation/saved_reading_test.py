@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec import array_file
-from meliad_rec.generation import saved_reading
-from meliad_rec.generation.decode import Decoder
-from meliad_rec.generation.decode import Reading
+from meliad_rec.generation import saved_state
+from meliad_rec.generation.decoder import Decoder
+from meliad_rec.generation.decoder import Reading
+from meliad_rec.storage import array_file
 from tests import architectures as tiny
 from tests.architectures import build
 
@@ -25,8 +25,8 @@ def make(name):
 @pytest.mark.parametrize('name', ['vanilla', 'recurrent_fixed_skip'])
 def test_it_comes_back(name, tmp_path):
   reading, like = make(name)
-  saved_reading.save(tmp_path / 's.npz', reading, ABOUT)
-  again = saved_reading.load(tmp_path / 's.npz', like, ABOUT)
+  saved_state.save(tmp_path / 's.npz', reading, ABOUT)
+  again = saved_state.load(tmp_path / 's.npz', like, ABOUT)
   jax.tree.map(np.testing.assert_array_equal, reading, again)
   assert jax.tree.map(lambda a: a.dtype, reading) == jax.tree.map(
     lambda a: a.dtype, again
@@ -38,10 +38,10 @@ def test_bfloat16_survives_without_a_pickle(tmp_path):
   odd = jnp.array([[1.0, -2.5, 3e-30]], jnp.bfloat16)
   recent_BN = jnp.ones((1, 4), jnp.int32)
   reading = Reading((odd, jnp.bfloat16(0.5)), recent_BN, jnp.int32(1))
-  saved_reading.save(tmp_path / 's.npz', reading, ABOUT)
+  saved_state.save(tmp_path / 's.npz', reading, ABOUT)
   with np.load(tmp_path / 's.npz', allow_pickle=False) as file:
     assert all(file[name].dtype.kind in 'uif' for name in file.files)
-  again = saved_reading.load(tmp_path / 's.npz', reading, ABOUT)
+  again = saved_state.load(tmp_path / 's.npz', reading, ABOUT)
   assert again.opened[0].dtype == jnp.bfloat16
   jax.tree.map(np.testing.assert_array_equal, reading, again)
 
@@ -49,24 +49,24 @@ def test_bfloat16_survives_without_a_pickle(tmp_path):
 def test_another_model_is_refused(tmp_path):
   reading, like = make('vanilla')
   path = tmp_path / 's.npz'
-  saved_reading.save(path, reading, ABOUT)
+  saved_state.save(path, reading, ABOUT)
   with pytest.raises(ValueError, match='with parameters abc, and this run has'):
-    saved_reading.load(path, like, ABOUT | {'parameters': 'abd'})
+    saved_state.load(path, like, ABOUT | {'parameters': 'abd'})
   _, other = make('recurrent_fixed_skip')
   with pytest.raises(ValueError, match=r'holds .* at .*, and this model needs'):
-    saved_reading.load(path, other, ABOUT)
+    saved_state.load(path, other, ABOUT)
   lower = like.replace(recent_BN=like.recent_BN.astype(jnp.int16))
   with pytest.raises(ValueError, match=r'int32\[1, 4\] of 4 B at recent_BN'):
-    saved_reading.load(path, lower, ABOUT)
+    saved_state.load(path, lower, ABOUT)
 
 
 def test_files_that_are_none(tmp_path):
   reading, like = make('vanilla')
   with pytest.raises(ValueError, match='There is no file'):
-    saved_reading.load(tmp_path / 'no', like, ABOUT)
+    saved_state.load(tmp_path / 'no', like, ABOUT)
   with pytest.raises(ValueError, match='cannot be written'):
-    saved_reading.save(tmp_path / 'no' / 's', reading, ABOUT)
-  saved_reading.save(tmp_path / 's.npz', reading, ABOUT)
+    saved_state.save(tmp_path / 'no' / 's', reading, ABOUT)
+  saved_state.save(tmp_path / 's.npz', reading, ABOUT)
   whole = (tmp_path / 's.npz').read_bytes()
   np.savez(tmp_path / 'pickle.npz', meta=np.array([{}], object))
   array_file.write(tmp_path / 'bare', 'saved state', {}, {})
@@ -74,4 +74,4 @@ def test_files_that_are_none(tmp_path):
   (tmp_path / 'text').write_text('text')
   for name in ('pickle.npz', 'bare', 'cut', 'text'):
     with pytest.raises(ValueError, match='holds no saved state, or is damaged'):
-      saved_reading.load(tmp_path / name, like, ABOUT)
+      saved_state.load(tmp_path / name, like, ABOUT)

@@ -5,7 +5,7 @@ import pytest
 
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import SentencePiece
-from meliad_rec.generation.speller import Speller
+from meliad_rec.generation.text import Speller
 from tests.data.vocabulary_test import EXACT
 from tests.data.vocabulary_test import SENTENCES
 from tests.pieces import train

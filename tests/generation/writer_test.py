@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from meliad_rec.data.vocabulary import Bytes
-from meliad_rec.generation.decode import Decoder
+from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.sampling import Sampler
-from meliad_rec.generation.writer import Writer
-from meliad_rec.model import initialize
-from meliad_rec.model import Model
+from meliad_rec.generation.text import Writer
+from meliad_rec.models.model import initialize
+from meliad_rec.models.model import Model
 from tests import architectures as tiny
 
 

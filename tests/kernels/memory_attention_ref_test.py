@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meliad_rec.kernels.memory_attention_ref import memory_attention
-from meliad_rec.kernels.window_attention_ref import scaled_unit
+from meliad_rec.kernels.reference import memory_attention
+from meliad_rec.kernels.reference import scaled_unit
 
 B, T, S, H, K = 3, 4, 5, 2, 7
 

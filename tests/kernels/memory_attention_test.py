@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec import partition
-from meliad_rec.kernels import memory_attention_ref as ref
+from meliad_rec.distributed import partition
+from meliad_rec.kernels import reference as ref
 from meliad_rec.kernels.memory_attention import memory_attention
 
 B, T, S, H, K = 2, 64, 128, 2, 64

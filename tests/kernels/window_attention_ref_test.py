@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from meliad_rec.kernels.window_attention_ref import NEVER
-from meliad_rec.kernels.window_attention_ref import window_attention
+from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import window_attention
 
 B, T, W, H, K = 3, 7, 4, 2, 5
 
 
-def slow(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, keys_WK, sees_self):
+def slow(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, keys_WK, include_self):
   y_BTHK = np.zeros(q_BTHK.shape)
   for b, t, h in np.ndindex(B, T, H):
     own = W + t  # The key of the query's own token.
     total = 0.0
     for back in range(W):
-      key = own - back - (0 if sees_self else 1)
+      key = own - back - (0 if include_self else 1)
       if not mask_BS[b, key]:
         continue
       k_K = k_BSHK[b, key, h] + keys_WK[back]
@@ -26,20 +26,20 @@ def slow(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, keys_WK, sees_self):
   return y_BTHK
 
 
-@pytest.mark.parametrize('sees_self', [False, True])
+@pytest.mark.parametrize('include_self', [False, True])
 @pytest.mark.parametrize('with_keys', [False, True])
-def test_is_the_loop(sees_self, with_keys):
+def test_is_the_loop(include_self, with_keys):
   rng = np.random.default_rng(0)
   draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
   q, k, v = draw(B, T, H, K), draw(B, W + T, H, K), draw(B, W + T, H, K)
   mask = rng.random((B, W + T)) < 0.7
   mask[1, : W + 2] = False  # The first queries of row 1 see nothing.
   bias, keys = draw(H, W), draw(W, K)
-  expected = slow(q, k, v, mask, bias, keys * with_keys, sees_self)
+  expected = slow(q, k, v, mask, bias, keys * with_keys, include_self)
   found = window_attention(
     *(q, k, v, mask, bias),
     keys_WK=keys if with_keys else None,
-    sees_self=sees_self,
+    include_self=include_self,
   )
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
   assert (found[1, 0] == 0).all()

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec import partition
-from meliad_rec.kernels import window_attention_xla as xla
+from meliad_rec.distributed import partition
+from meliad_rec.kernels import xla
 from meliad_rec.kernels.window_attention import SAVED
 from meliad_rec.kernels.window_attention import window_attention
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.kernels import window_attention_ref as ref
-from meliad_rec.kernels import window_attention_xla as xla
+from meliad_rec.kernels import reference as ref
+from meliad_rec.kernels import xla
 
 B, W, H, K = 3, 8, 2, 5
 
@@ -71,12 +71,14 @@ SHAPES += [(1, None, 1), (5, None, 1)]
 
 
 @pytest.mark.parametrize('T, tile, W', SHAPES)
-@pytest.mark.parametrize('sees_self', [False, True])
+@pytest.mark.parametrize('include_self', [False, True])
 @pytest.mark.parametrize('with_keys', [False, True])
-def test_is_the_definition(T, tile, W, sees_self, with_keys):
+def test_is_the_definition(T, tile, W, include_self, with_keys):
   arguments = example(T, W=W, with_keys=with_keys)
-  found = both(xla.window_attention, arguments, sees_self=sees_self, tile=tile)
-  expected = exactly(arguments, sees_self=sees_self)
+  found = both(
+    xla.window_attention, arguments, include_self=include_self, tile=tile
+  )
+  expected = exactly(arguments, include_self=include_self)
   for a, b in zip(found, expected, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
 
@@ -84,23 +86,25 @@ def test_is_the_definition(T, tile, W, sees_self, with_keys):
 @pytest.mark.parametrize(('T', 'tile'), [(1, None), (11, 4)])
 def test_own_keys_that_are_raw(T, tile):
   arguments = example(T)
-  found = both(xla.window_attention, arguments, tile=tile, raw_own=True)
-  expected = exactly(arguments, raw_own=True)
+  found = both(xla.window_attention, arguments, tile=tile, normalize_own=True)
+  expected = exactly(arguments, normalize_own=True)
   for a, b in zip(found, expected, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize('T', [1, 6, 13])
 @pytest.mark.parametrize('past', [0, 1, 5, W])
-@pytest.mark.parametrize('sees_self', [False, True])
-def test_a_shorter_past_is_one_whose_first_keys_are_masked(T, past, sees_self):
+@pytest.mark.parametrize('include_self', [False, True])
+def test_a_shorter_past_is_one_whose_first_keys_are_masked(
+  T, past, include_self
+):
   q, k, v, mask_BS, *by_distance = example(T)
   there = np.arange(W + T) >= W - past
   whole = q, k, v, mask_BS & there, *by_distance
   short = q, k[:, there], v[:, there], mask_BS[:, there], *by_distance
-  expected = attend(ref.window_attention, whole, sees_self=sees_self)
+  expected = attend(ref.window_attention, whole, include_self=include_self)
   for function in (ref.window_attention, xla.window_attention):
-    y = attend(function, short, sees_self=sees_self)
+    y = attend(function, short, include_self=include_self)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=2e-5)
 
 
@@ -158,14 +162,14 @@ def test_default_tile(window, tile):
   assert xla.default_tile(window) == tile
 
 
-@pytest.mark.parametrize('sees_self', [False, True])
-def test_band_holds_each_distance_at_its_place(sees_self):
+@pytest.mark.parametrize('include_self', [False, True])
+def test_band_holds_each_distance_at_its_place(include_self):
   Q, W = 3, 5
   bias_HW = np.arange(1.0, 1 + 2 * W, dtype=np.float32).reshape(2, W)
-  tile_HQX = np.asarray(xla.band_tile(bias_HW, Q, sees_self))
+  tile_HQX = np.asarray(xla.band_tile(bias_HW, Q, include_self))
   assert tile_HQX.shape == (2, Q, W + Q)
   for h, q, x in np.ndindex(*tile_HQX.shape):
-    back = W + q - x - (0 if sees_self else 1)
+    back = W + q - x - (0 if include_self else 1)
     expected = bias_HW[h, back] if 0 <= back < W else np.float32(xla.NEVER)
     assert tile_HQX[h, q, x] == expected
 

@@ -27,7 +27,7 @@ def test_a_run_is_planned_checked_and_submitted(cloud):
   assert done.returncode == 0, done.stderr
   plan, record, submit = cloud.calls()
   assert plan == [
-    *('python', '-m', 'meliad_rec.plan', '--topology=v5p:4x4x4'),
+    *('python', '-m', 'meliad_rec', 'plan', '--topology=v5p:4x4x4'),
     *('--budget=fits', *TRAIN[1:]),
   ]
   assert record[:3] == ['gcloud', 'storage', 'cp']

@@ -110,7 +110,7 @@ def make_mesh():
 """
 BINDING = """
 from __gin__ import dynamic_registration
-from meliad_rec import experiment
+from meliad_rec.training import experiment
 import alternate
 experiment.Experiment.mesh = @alternate.make_mesh
 """

@@ -29,7 +29,7 @@ def test_a_slice_is_planned_checked_and_asked_for(cloud, tmp_path):
   assert done.returncode == 0, done.stderr
   plan, record, ask = cloud.calls()
   assert plan == [
-    *('python', '-m', 'meliad_rec.plan', '--topology=v5e:16x16'),
+    *('python', '-m', 'meliad_rec', 'plan', '--topology=v5e:16x16'),
     *('--budget=fits', '--gin_file=arch/window', '--gin_param=STEPS = 10_000'),
   ]
   assert record[:3] == ['gcloud', 'storage', 'cp']
@@ -70,7 +70,7 @@ def test_generations(cloud, topology, shaped, software):
 def test_values_of_flags_may_come_next(cloud):
   given = ('--', '--gin_file', 'arch/window', '--profile', '1:2')
   cloud.run('tpu.sh', *CREATE, *given)
-  assert cloud.calls()[0][5:] == ['--gin_file', 'arch/window']
+  assert cloud.calls()[0][6:] == ['--gin_file', 'arch/window']
 
 
 def test_a_mesh_is_what_plan_and_trainer_read(cloud, tmp_path):
@@ -82,7 +82,7 @@ def test_a_mesh_is_what_plan_and_trainer_read(cloud, tmp_path):
     *('--mesh=data:64,model:4', "--gin_param=STORE = '/data'"),
   ]
   limits = ['--budget=fits', '--vocab_size=9']
-  assert cloud.calls()[0][4:] == [*limits, *settings]
+  assert cloud.calls()[0][5:] == [*limits, *settings]
   cloud.answer('docker', '')
   assert trained(cloud, tmp_path)[-1][-5:] == [
     *settings[:2],
@@ -304,7 +304,7 @@ def test_a_dry_run_runs_nothing(cloud, action):
   assert cloud.calls() == []
   assert re.search(r'^gcloud compute tpus .*a-run --zone', done.stdout, re.M)
   if action == 'create':
-    assert 'python -m meliad_rec.plan --topology=v5e:16x16' in done.stdout
+    assert 'python -m meliad_rec plan --topology=v5e:16x16' in done.stdout
     assert r'--gin_param=STEPS\ =\ 10_000' in done.stdout
     assert '  docker run --name=meliad_rec' in done.stdout
   by_variable = cloud.run('tpu.sh', action, 'a-run', *arguments, DRY_RUN='1')

@@ -5,7 +5,7 @@ import types
 import jax
 import pytest
 
-from meliad_rec.metrics import chips
+from meliad_rec.metrics import flops
 
 
 def device(kind):
@@ -28,9 +28,9 @@ def device(kind):
   ],
 )
 def test_peaks(kind, peak):
-  assert chips.peak_flops([device(kind)] * 2) == 2 * peak
+  assert flops.peak_flops([device(kind)] * 2) == 2 * peak
 
 
 def test_unknown_chips_have_none():
-  assert chips.peak_flops(jax.devices('cpu')) is None
-  assert chips.peak_flops([device('TPU v4'), device('TPU v99')]) is None
+  assert flops.peak_flops(jax.devices('cpu')) is None
+  assert flops.peak_flops([device('TPU v4'), device('TPU v99')]) is None

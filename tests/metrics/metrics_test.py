@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.figures import Peak
-from meliad_rec.figures import Ratio
 from meliad_rec.metrics import metrics
-from meliad_rec.metrics import units
+from meliad_rec.metrics import metrics as units
+from meliad_rec.metrics.figures import Peak
+from meliad_rec.metrics.figures import Ratio
 
 B, T = 3, 4
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meliad_rec.metrics import units
+from meliad_rec.metrics import metrics
 
 
 @pytest.mark.parametrize(
@@ -19,13 +19,13 @@ from meliad_rec.metrics import units
   ],
 )
 def test_a_unit(name, expected):
-  assert units.unit(name) == expected
+  assert metrics.unit(name) == expected
 
 
 def test_names_are_sorted_by_their_numbers():
   names = ['p_10', 'q', 'p_2', 'p', 'p_2_1']
-  assert sorted(names, key=units.parts) == ['p', 'p_2', 'p_10', 'p_2_1', 'q']
+  assert sorted(names, key=metrics.parts) == ['p', 'p_2', 'p_10', 'p_2_1', 'q']
 
 
 def test_no_name_has_two_units():
-  assert not units.UNITS.keys() & units.SOWN_UNITS.keys()
+  assert not metrics.UNITS.keys() & metrics.SOWN_UNITS.keys()

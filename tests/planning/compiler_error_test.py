@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from meliad_rec.planning import compiler_error
 from meliad_rec.planning import topology
+from meliad_rec.planning import worker
 
 
 class MosaicError(Exception):
@@ -29,17 +29,17 @@ class MosaicError(Exception):
 def test_it_is_one_line(error, text):
   with pytest.raises(type(error)) as caught:
     raise error
-  assert compiler_error.told(caught.value) == text
+  assert worker.compiler_sentence(caught.value) == text
 
 
 def test_what_is_long_is_cut():
-  text = compiler_error.told(MosaicError(100 * 'many words\n'))
+  text = worker.compiler_sentence(MosaicError(100 * 'many words\n'))
   assert 180 < len(text) <= 200 and text.endswith('[...]')
 
 
 def test_defects_and_mistakes_are_none_of_theirs():
-  assert compiler_error.told(KeyError('x')) is None
-  assert compiler_error.told(TypeError('x')) is None
+  assert worker.compiler_sentence(KeyError('x')) is None
+  assert worker.compiler_sentence(TypeError('x')) is None
   with pytest.raises(ValueError, match='names no slice') as mistake:
     topology.parse('v9:1')
-  assert compiler_error.told(mistake.value) is None
+  assert worker.compiler_sentence(mistake.value) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meliad_rec.planning import groups
+from meliad_rec.planning import hlo
 
 MESH = {'data': 3, 'fsdp': 1, 'model': 2}
 DATA = [[0, 2, 4], [1, 3, 5]]
@@ -28,9 +28,9 @@ MODEL = [[0, 1], [2, 3], [4, 5]]
   ],
 )
 def test_groups(written, members, axes):
-  found = groups.groups(f'%a = f32[2]{{0}} all-reduce(%b), {written}', 6)
+  found = hlo.groups(f'%a = f32[2]{{0}} all-reduce(%b), {written}', 6)
   assert found.tolist() == members
-  assert groups.axes(found, MESH) == (axes or ('data', 'model'))
+  assert hlo.axes(found, MESH) == (axes or ('data', 'model'))
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_groups(written, members, axes):
 )
 def test_unknown_ones_are_refused(written):
   with pytest.raises(ValueError, match='which is not known; install'):
-    groups.groups(written, 6)
+    hlo.groups(written, 6)

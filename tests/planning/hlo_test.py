@@ -6,10 +6,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import pytest
 
-from meliad_rec import partition
-from meliad_rec.halting import loop
+from meliad_rec.distributed import partition
 from meliad_rec.planning import hlo
 from meliad_rec.planning import topology
+from meliad_rec.recurrence import early_exit
 from tests.libtpu import needs_libtpu
 
 CHIP = topology.CHIPS['v5e']
@@ -196,7 +196,7 @@ def test_a_loop_that_may_end_early_counts_whole_and_so_does_its_gradient():
 
   def text(most):
     def total(w, x):
-      state, sums, _ = loop.while_loop(Products(), w, None, x, most)
+      state, sums, _ = early_exit.while_loop(Products(), w, None, x, most)
       return state.sum() + sums.sum()
 
     return jax.jit(jax.grad(total)).lower(shape, shape).compile().as_text()

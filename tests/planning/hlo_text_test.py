@@ -2,7 +2,7 @@
 
 import pytest
 
-from meliad_rec.planning import hlo_text
+from meliad_rec.planning import hlo
 
 TEXT = """HloModule jit_f, is_scheduled=true
 
@@ -18,13 +18,13 @@ ENTRY %main.9_spmd (x: f32[3], y: s32[]) -> (f32[3]) {
 
 
 def test_computations_by_name_and_the_one_that_is_run():
-  bodies, entry = hlo_text.computations(TEXT)
+  bodies, entry = hlo.computations(TEXT)
   assert entry == 'main.9_spmd'
   assert {name: len(lines) for name, lines in bodies.items()} == {
     'inner': 2,
     'main.9_spmd': 1,
   }
-  assert hlo_text.computations('nothing') == ({}, None)
+  assert hlo.computations('nothing') == ({}, None)
 
 
 def test_an_instruction_of_a_tuple():
@@ -32,12 +32,12 @@ def test_an_instruction_of_a_tuple():
     '  ROOT %w.1 = (s32[]{:T(128)}, bf16[4,5]{1,0:T(8,128)(2,1)}, /*index=5*/'
     'pred[]) while(%t), condition=%c.2, body=%b.3.sunk'
   )
-  name, shape, op, rest = hlo_text.instruction(line)
+  name, shape, op, rest = hlo.instruction(line)
   assert (name, op) == ('w.1', 'while')
   assert shape.startswith('(s32[]') and shape.endswith('pred[])')
-  assert hlo_text.called(rest, 'condition') == 'c.2'
-  assert hlo_text.called(rest, 'body') == 'b.3.sunk'
-  assert hlo_text.size(shape) == 4 + 4 * 5 * 2 + 1
+  assert hlo.called(rest, 'condition') == 'c.2'
+  assert hlo.called(rest, 'body') == 'b.3.sunk'
+  assert hlo.array_bytes(shape) == 4 + 4 * 5 * 2 + 1
 
 
 def test_what_takes_no_time_is_none():
@@ -47,15 +47,15 @@ def test_what_takes_no_time_is_none():
     '}',
     '',
   ):
-    assert hlo_text.instruction(line) is None
+    assert hlo.instruction(line) is None
 
 
 def test_branches_in_both_spellings():
-  assert hlo_text.branches(
-    'conditional(%p), branch_computations={%a, %b.1}'
-  ) == (['a', 'b.1'])
+  assert hlo.branches('conditional(%p), branch_computations={%a, %b.1}') == (
+    ['a', 'b.1']
+  )
   two = 'conditional(%p), true_computation=%yes, false_computation=%no'
-  assert hlo_text.branches(two) == ['yes', 'no']
+  assert hlo.branches(two) == ['yes', 'no']
 
 
 N = '%n.1 = s32[]{:T(128)} constant(10)'
@@ -80,4 +80,4 @@ ZERO = '%z = s32[]{:T(128)} constant(0)'
 def test_the_limit_of_a_loop_is_what_its_counter_is_compared_with(
   lines, number
 ):
-  assert hlo_text.limit([f'  {line}' for line in lines]) == number
+  assert hlo.turn_limit([f'  {line}' for line in lines]) == number

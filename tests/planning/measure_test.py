@@ -7,17 +7,17 @@ import jax
 import numpy as np
 import pytest
 
-from meliad_rec import losses
-from meliad_rec import partition
 from meliad_rec.archs import stack
 from meliad_rec.archs.window import WindowLayer
-from meliad_rec.layer_config import LayerConfig
-from meliad_rec.model import Model
-from meliad_rec.optimizer import optimizer
-from meliad_rec.optimizer import schedules
+from meliad_rec.distributed import partition
+from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.metrics import losses
+from meliad_rec.models.model import Model
 from meliad_rec.planning import measure
 from meliad_rec.planning import topology
-from meliad_rec.program import Program
+from meliad_rec.training import optimizer
+from meliad_rec.training import schedules
+from meliad_rec.training.program import TrainProgram
 from tests.libtpu import needs_libtpu
 
 ROWS, SEGMENT, VOCAB, D = 8, 24, 32, 128
@@ -25,9 +25,9 @@ ROWS, SEGMENT, VOCAB, D = 8, 24, 32, 128
 
 def program(devices, model=2, dtype='float32', rule=optimizer.adafactor):
   config = LayerConfig(
-    d_model=D, heads=2, head_width=64, mlp_width=256, window=8, dtype=dtype
+    d_model=D, num_heads=2, head_dim=64, mlp_dim=256, window=8, dtype=dtype
   )
-  return Program(
+  return TrainProgram(
     model=Model(VOCAB, stack.layers(2, lambda: WindowLayer(config)), D),
     optimizer=optimizer.chain(rule, schedules.rsqrt(10)),
     objective=losses.objective,

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from meliad_rec.config import config
-from meliad_rec.experiment import Experiment
 from meliad_rec.planning import no_data
+from meliad_rec.training.experiment import Experiment
 
 FILES = ['arch/window', 'size/tiny']
 
@@ -51,8 +51,8 @@ def test_files_are_read_in_the_order_of_their_kinds(tmp_path):
   own = tmp_path / 'options' / 'own.gin'
   own.write_text("""
 from __gin__ import dynamic_registration
-from meliad_rec import experiment
-from meliad_rec.data.generated import recall
+from meliad_rec.training import experiment
+from meliad_rec.data.synthetic import recall
 experiment.Experiment.data = @recall.Recall()
 """)
   after = no_data.bindings([*FILES, 'task/pg19', str(own)], [], None)

@@ -4,18 +4,18 @@ import dataclasses
 
 import pytest
 
-from meliad_rec.planning import table
+from meliad_rec.planning import report
 from tests import planned
 
 
 def test_a_table_says_that_it_is_an_estimate():
-  head, empty, *_ = table.table([planned.fitting()]).splitlines()
+  head, empty, *_ = report.table([planned.fitting()]).splitlines()
   assert 'Estimates of the compiler' in head and 'nothing ran' in head
   assert empty == ''
 
 
 def test_columns_are_slices():
-  found = table.table([planned.fitting(), planned.too_large('v5p:2x2x2')])
+  found = report.table([planned.fitting(), planned.too_large('v5p:2x2x2')])
   lines = found.splitlines()
   assert lines[2].split() == ['v5e:2x4', 'v5p:2x2x2']
   line = lambda name: next(one for one in lines if one.startswith(name))
@@ -31,7 +31,7 @@ def test_columns_are_slices():
 
 
 def test_without_a_compiler_sizes_are_known():
-  found = table.column(planned.unknown())
+  found = report.column(planned.unknown())
   assert found['parameters'] == '123,456,789'
   assert found['GiB a device: parameters'] == '0.50'
   assert found['  in all'] == 'n/a of 15.75'
@@ -39,17 +39,17 @@ def test_without_a_compiler_sizes_are_known():
 
 
 def test_rates_are_in_base_units():
-  found = table.rates(planned.fitting())
+  found = report.rates(planned.fitting())
   assert found['step'] == 1.0
   assert found['MFU'] == pytest.approx(0.25)
   assert found['hours'] == 2.0
-  assert table.rates(planned.too_large()) is None
+  assert report.rates(planned.too_large()) is None
 
 
 def test_without_flops_the_rest_is_known():
   one = planned.fitting()
   one = dataclasses.replace(one, sizes={**one.sizes, 'flops': None})
-  assert table.rates(one)['MFU'] is None
-  found = table.column(one)
+  assert report.rates(one)['MFU'] is None
+  found = report.column(one)
   assert (found['TFLOP a step'], found['MFU']) == ('n/a', 'n/a')
   assert found['tokens/s'] == '32,768'

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from meliad_rec import partition
-from meliad_rec.metrics import chips
+from meliad_rec.distributed import partition
+from meliad_rec.metrics import flops
 from meliad_rec.planning import environment
 from meliad_rec.planning import topology
 from tests.libtpu import needs_libtpu
@@ -38,7 +38,7 @@ def test_clocks_agree_with_peak_speeds(chip):
   """A cycle does 2 x 128 x 128 operations in each of 2^n units."""
   units = chip.peak_flops / chip.clock / (2 * 128 * 128)
   assert abs(math.log2(units) - round(math.log2(units))) < 0.02
-  assert chips.PEAK_FLOPS[chip.kind] == chip.peak_flops
+  assert flops.PEAK_FLOPS[chip.kind] == chip.peak_flops
 
 
 def test_without_libtpu_the_extra_is_named(monkeypatch):

@@ -10,14 +10,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import pytest
 
-from meliad_rec import mesh_flag
 from meliad_rec.config import config
+from meliad_rec.config import config_flags
 from meliad_rec.planning import environment
 from meliad_rec.planning import hlo
 from meliad_rec.planning import worker
 from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import Question
-from meliad_rec.program import Program
+from meliad_rec.training.program import TrainProgram
 from tests.libtpu import needs_libtpu
 
 FILES = ('arch/window', 'size/tiny', 'task/recall')
@@ -27,8 +27,8 @@ WIDE = (
   'LAYERS = 3',
   'RECURRENT_LAYERS = (-1,)',
   'D_MODEL = 128',
-  'HEADS = 2',
-  'HEAD_WIDTH = 128',
+  'NUM_HEADS = 2',
+  'HEAD_DIM = 128',
   'WINDOW = 128',
   'SLOTS = 128',
   'SEGMENT = 256',
@@ -68,7 +68,7 @@ def test_without_libtpu_all_but_the_compilers_is_known(tmp_path, without):
 @pytest.mark.parametrize(
   'params, told',
   [
-    (['HEADS = 0'], 'Set HEADS'),
+    (['NUM_HEADS = 0'], 'Set NUM_HEADS'),
     (['BATCH = 3'], 'set BATCH to a multiple of 8'),
     (['BATCHES = 3'], 'nothing reads BATCHES'),
     (['BATCH = "x"'], 'BATCH'),
@@ -141,7 +141,7 @@ def test_a_kernel_that_does_not_lower_is_an_answer(tmp_path, monkeypatch):
     x = jax.ShapeDtypeStruct((9, 200), 'float32', sharding=place)
     return jax.jit(kernel).lower(x).compile()
 
-  monkeypatch.setattr(Program, 'train_step', property(train_step))
+  monkeypatch.setattr(TrainProgram, 'train_step', property(train_step))
   found = Answer(**answered(tmp_path, Question('v5e:1x1', FILES, SMALL)))
   assert 'does not compile: The Pallas TPU lowering' in found.missing
   assert found.fits is None
@@ -159,7 +159,7 @@ def test_the_trainers_step_runs_the_kernels(monkeypatch, remat):
   asked = Question(
     'v5e:2x2',
     (*RECURRENT, f'options/remat_{remat}'),
-    (*WIDE, *mesh_flag.bindings({'data': 2, 'model': 2})),
+    (*WIDE, *config_flags.mesh_bindings({'data': 2, 'model': 2})),
     vocab_size=32,
     fast=True,
   )

@@ -2,13 +2,13 @@
 
 import io
 
-from meliad_rec.report import countdown
-from meliad_rec.report.countdown import Countdown
+from meliad_rec.report import console
+from meliad_rec.report.console import Countdown
 
 
 def test_a_line_each_so_often(monkeypatch):
   now = [100.0]
-  monkeypatch.setattr(countdown.time, 'monotonic', lambda: now[0])
+  monkeypatch.setattr(console.time, 'monotonic', lambda: now[0])
   out = io.StringIO()
   shown = Countdown(5000, 'tokens', every=10, stream=out)
   for seconds, done in ((4, 900), (10, 1000), (15, 1200), (20, 4000)):

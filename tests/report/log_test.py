@@ -10,11 +10,11 @@ CODE = """
 import logging
 from absl import app
 from absl import logging as absl_logging
-from meliad_rec.report import log
+from meliad_rec.report import console
 
 def main(_):
-  log.plain()
-  log.plain()
+  console.plain()
+  console.plain()
   absl_logging.info('Going on from step %d.', 7)
   absl_logging.error('It is damaged.')
   logging.getLogger('matplotlib').info('generated new fontManager')

@@ -1,0 +1,6 @@
+"""`python -m meliad_rec COMMAND`, as `meliad-rec COMMAND`."""
+
+from meliad_rec.cli import main
+
+if __name__ == '__main__':
+  main()

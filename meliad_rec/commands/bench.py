@@ -1,0 +1,106 @@
+r"""Measures the library on this machine: python -m meliad_rec bench NAME.
+
+  python -m meliad_rec bench step --setting=meliad --rounds=20
+  python -m meliad_rec bench recurrence
+
+NAME is one of BENCHES. step: training steps of the Block-Recurrent paper's
+Table 1, against Slide with one more layer. recurrence: those of the Staircase
+and Feedback papers, against Transformer-XL. generation: how these write.
+memorizing: training steps with older keys recalled, by their number. halting:
+recurrence in depth that halts early, and that cannot. attention: windowed
+attention in several forms, here or, by its compiler, on a TPU (--topology).
+"""
+
+import dataclasses
+import json
+
+from absl import flags
+
+from meliad_rec.benchmarks import attention
+from meliad_rec.benchmarks import generation
+from meliad_rec.benchmarks import halting
+from meliad_rec.benchmarks import memorizing
+from meliad_rec.benchmarks import recurrence
+from meliad_rec.benchmarks import step
+from meliad_rec.config.files import nearest
+
+BENCHES = {
+  'step': step,
+  'recurrence': recurrence,
+  'generation': generation,
+  'memorizing': memorizing,
+  'halting': halting,
+  'attention': attention,
+}
+
+
+def define_flags() -> None:
+  settings = (f'{name}: {", ".join(b.SETTINGS)}' for name, b in BENCHES.items())
+  flags.DEFINE_string(
+    'setting', None, f'Sizes; default: the first. {"; ".join(settings)}.'
+  )
+  flags.DEFINE_integer(
+    'rounds', 20, 'How often each row is timed.', lower_bound=1
+  )
+  flags.DEFINE_bool(
+    'json', False, 'Print JSON: every time, and all units base.'
+  )
+  flags.DEFINE_string(
+    'topology',
+    None,
+    'Slice of TPUs, such as v5e:2x2, that attention is compiled for and '
+    'estimated on instead of measured here.',
+  )
+
+
+def main(argv: list[str]) -> None:
+  if len(argv) != 2 or argv[1] not in BENCHES:
+    given = ' '.join(argv[1:])
+    raise ValueError(
+      f'There is no bench {given!r}{nearest(given, BENCHES)}; give one of '
+      f'{", ".join(BENCHES)}.'
+    )
+  args, bench = flags.FLAGS, BENCHES[argv[1]]
+  setting = args.setting or next(iter(bench.SETTINGS))
+  if setting not in bench.SETTINGS:
+    raise ValueError(
+      f'There is no setting {setting!r}{nearest(setting, bench.SETTINGS)}; set '
+      f'--setting to one of {", ".join(bench.SETTINGS)}.'
+    )
+  if args.topology and bench is not attention:
+    raise ValueError(
+      f'Bench {argv[1]} is measured alone; leave out --topology, or give '
+      'attention.'
+    )
+  source = 'Measured on this machine.'
+  if args.topology:
+    source = f'Compiler estimates for {args.topology}, not measured.'
+    if not args.json:
+      print(source, flush=True)
+    rows = attention.estimate(bench.SETTINGS[setting], args.topology)
+  else:
+    rows = bench.measure(bench.SETTINGS[setting], args.rounds)
+  if args.json:
+    found = {name: dataclasses.asdict(row) for name, row in rows.items()}
+    found = {'source': source, 'setting': setting, 'rows': found}
+    print(json.dumps(found, indent=1))
+  else:
+    print(table(rows, bench.BASELINE))
+
+
+def table(rows: dict, baseline: str) -> str:
+  """A line for each row, below the names of its columns."""
+  found = {name: row.columns(baseline) for name, row in rows.items()}
+  heads = list(next(iter(found.values())))
+  lines = [['', *heads]]
+  lines += [[name, *columns.values()] for name, columns in found.items()]
+  first, *widths = (max(map(len, cells)) for cells in zip(*lines, strict=True))
+  return '\n'.join(
+    ' '.join(
+      [
+        f'{name:<{first}}',
+        *(f'{c:>{w}}' for c, w in zip(rest, widths, strict=True)),
+      ]
+    )
+    for name, *rest in lines
+  )

@@ -1,0 +1,134 @@
+r"""Shows how many steps a model that halts takes, token by token.
+
+  python -m meliad_rec depth --workdir=RUN --text='[MAX 2 [MIN 3 4 ] 0 ]'
+  python -m meliad_rec depth --workdir=RUN --split=test --out=depth.png
+
+Of texts it tells the steps of each token, and the label that the model gives;
+of a split the mean and the most of all steps, and the share of right answers,
+by length of the document and, where words are brackets, by how many there are
+around the innermost token. What halts by itself counts once, be it a token, a
+chunk or a document. --out draws it.
+"""
+
+import dataclasses
+
+from absl import flags
+
+from meliad_rec.commands import depth_report
+from meliad_rec.commands import run_flags
+from meliad_rec.config.saved import DATA
+from meliad_rec.data.documents import Documents
+from meliad_rec.evaluation import depth
+from meliad_rec.evaluation.depth import bracket_steps
+from meliad_rec.evaluation.depth import Depths
+from meliad_rec.evaluation.depth import measure
+from meliad_rec.models.checks import check_data_compatible
+from meliad_rec.report.console import Countdown
+from meliad_rec.report.console import printable
+from meliad_rec.runs.trained_run import TrainedRun
+from meliad_rec.training.experiment import Experiment
+
+
+def define_flags() -> None:
+  run_flags.define_flags()
+  flags.DEFINE_multi_string(
+    'text',
+    [],
+    'Text to read, repeatable; of a run on pairs, two with || between them.',
+  )
+  flags.DEFINE_string('split', None, 'Split to read: validation, test, ...')
+  flags.DEFINE_integer(
+    'documents', None, 'Read the first so many of --split.', lower_bound=1
+  )
+  flags.DEFINE_integer(
+    'batch',
+    None,
+    'Documents read side by side; changes speed alone.',
+    lower_bound=1,
+  )
+  flags.DEFINE_integer(
+    'segment',
+    None,
+    'Tokens read at once; default: as in training.',
+    lower_bound=1,
+  )
+  flags.DEFINE_string('out', None, 'File for a picture, a .png.')
+
+
+def main(argv: list[str]) -> None:
+  if argv[1:]:
+    raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
+  args = flags.FLAGS
+  check_flags(args)
+  run = run_flags.open_run()
+  if args.text:
+    depths = read(run, depth_report.documents_of(run, args.text), args)
+    lines = [
+      depth_report.line_of(run, depths, i) for i in range(len(args.text))
+    ]
+    for line in lines:
+      print(printable(str(line)))
+    if args.out:
+      depth_report.draw_lines(lines, args.out)
+  else:
+    documents = of_split(run, args.split).head(args.documents)
+    depths = read(run, documents, args)
+    print(
+      f'step {run.step} of {args.workdir}: {len(documents):,} documents, '
+      f'{len(documents.tokens):,} tokens'
+    )
+    found = grouped(run, depths)
+    for heading, each in found.items():
+      print(depth.table(heading, [*each, depth.everything(depths)]))
+    if args.out:
+      depth_report.draw_groups(found, args.out)
+  if args.out:
+    print(f'wrote {args.out}')
+
+
+def check_flags(args) -> None:
+  """Exactly one thing to read, and a place for the picture."""
+  if bool(args.split) == bool(args.text):
+    raise ValueError(
+      "Give one thing to read: --text='...', or --split=validation."
+    )
+  if args.documents and args.text:
+    raise ValueError('--documents is of --split; leave it out.')
+  if args.out:
+    depth_report.check_place(args.out)
+
+
+def of_split(run: TrainedRun, split: str) -> Documents:
+  """The documents of a split of the run's own data."""
+  data = run.config.argument(Experiment, 'data', DATA)
+  if data.vocabulary.identity != run.vocabulary.identity:
+    raise ValueError(
+      f'The data are now in the vocabulary {data.vocabulary.identity}, and the '
+      f'run was trained with {run.vocabulary.identity}; put its own data back, '
+      'or give --text.'
+    )
+  run_flags.check_split(run, data)
+  return data.documents(split)
+
+
+def read(run: TrainedRun, documents: Documents, args) -> Depths:
+  """What the run does with documents."""
+  forward = run.forward
+  if args.segment is not None:
+    forward = dataclasses.replace(forward, segment=args.segment)
+  check_data_compatible(forward.model, documents, forward.segment, '--segment')
+  rows = run.rows(len(documents)) if args.batch is None else args.batch
+  countdown = Countdown(len(documents.tokens), 'tokens')
+  try:
+    return measure(forward, run.params, documents, rows, countdown.show)
+  finally:
+    countdown.close()
+
+
+def grouped(run: TrainedRun, depths: Depths) -> dict[str, list[depth.Group]]:
+  """Groups of documents, by what they are grouped by."""
+  found = {'tokens': depth.by_length(depths)}
+  brackets = bracket_steps(run.vocabulary)
+  if brackets is not None:
+    found['brackets'] = depth.by_nesting(depths, brackets)
+  return found

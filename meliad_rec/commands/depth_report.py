@@ -1,0 +1,277 @@
+"""Texts that a run reads, and what it did with them, in words.
+
+Pictures of how many steps a model that halts takes.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+
+from meliad_rec.data.documents import count_words
+from meliad_rec.data.documents import Document
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.data.vocabulary import Words
+from meliad_rec.evaluation.depth import bracket_steps
+from meliad_rec.evaluation.depth import Depths
+from meliad_rec.evaluation.depth import Group
+from meliad_rec.evaluation.depth import levels
+from meliad_rec.runs.trained_run import TrainedRun
+
+_START, _END = 'START', 'END'
+_BETWEEN = '||'  # The two texts of a pair.
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+  """A text in reading order.
+
+  Attributes:
+    title: steps in short, and the label of the text where it has one.
+    words: of each token.
+    levels: brackets around each; 0 where there are none.
+    steps: taken at each.
+    labels: that the model gives each; None: it gives tokens none.
+    together: whether there is one number of steps for all.
+  """
+
+  title: str
+  words: Sequence[str]
+  levels: Sequence[int]
+  steps: Sequence[int]
+  labels: Sequence[str] | None
+  together: bool
+
+  def __str__(self) -> str:
+    """The title, and a line for each token, or one for all where all halt
+    together and have no labels."""
+    if self.together and self.labels is None:
+      return f'{self.title}: {" ".join(self.words)}'
+    labels = self.labels or [''] * len(self.words)
+    wide = max(map(len, labels))
+    rows = zip(self.steps, labels, self.levels, self.words, strict=True)
+    return '\n'.join(
+      [
+        self.title,
+        *(
+          f'{steps:>5}  {label:{wide}}  {"  " * level}{word}'
+          for steps, label, level, word in rows
+        ),
+      ]
+    )
+
+
+def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
+  """Texts as documents of the run's kind: labelled or not, pairs or not.
+
+  Raises:
+    ValueError: a text is empty, has unknown words, or is no pair for a run that
+      judges pairs.
+  """
+  pairs = run.forward.model.sequences > 1
+  documents = []
+  for text in texts:
+    parts = text.split(_BETWEEN) if pairs else [text]
+    if pairs and len(parts) != 2:
+      raise ValueError(
+        f'The run judges pairs of texts, and this is {text!r}; write two with '
+        f'{_BETWEEN} between them.'
+      )
+    sides = [encode(run.vocabulary, part) for part in parts]
+    tokens = np.concatenate(sides)
+    if not tokens.size:
+      raise ValueError('A text to read is empty; give it one token or more.')
+    labels = np.zeros_like(tokens) if run.labels else None
+    middle = len(sides[0]) if pairs else None
+    size, words = len(text.encode()), count_words(text)
+    documents.append(Document(text, tokens, size, words, labels, middle))
+  return Documents.collect(documents, run.vocabulary)
+
+
+def encode(vocabulary: Vocabulary, text: str) -> np.ndarray:
+  """Ids of a text, in START and END where the vocabulary has these words."""
+  if isinstance(vocabulary, Words):
+    words = text.split()
+    if _START in vocabulary.words and words[:1] != [_START]:
+      words.insert(0, _START)
+    if _END in vocabulary.words and words[-1:] != [_END]:
+      words.append(_END)
+    text = ' '.join(words)
+  return vocabulary.encode(text)
+
+
+def line_of(run: TrainedRun, depths: Depths, i: int) -> Line:
+  """What the run did with document i."""
+  ids, vocabulary = depths.documents[i], run.vocabulary
+  steps, begins, answers = depths.of(i)
+  brackets = bracket_steps(vocabulary)
+  together = bool(begins.sum() == 1)
+  title = f'{steps[begins].mean():.2f} steps, {steps.max()} at most'
+  if together:
+    title = f'{steps[0]} steps for all {len(ids)} tokens'
+  head = run.forward.model.head
+  labels = [named(vocabulary, id_) for id_ in answers] if run.labels else None
+  if labels and head is not None and head.pool is not None:
+    title, labels = f'label {labels[-1]}, {title}', None
+  return Line(
+    title=title,
+    words=spelled(vocabulary, ids),
+    levels=[0] * len(ids) if brackets is None else levels(brackets, ids),
+    steps=steps,
+    labels=labels,
+    together=together,
+  )
+
+
+def named(vocabulary: Vocabulary, label: int) -> str:
+  """The word that has a label's id, or the id."""
+  if isinstance(vocabulary, Words) and 1 <= label < vocabulary.size:
+    return vocabulary.words[label - 1]
+  return str(label)
+
+
+def spelled(vocabulary: Vocabulary, ids: np.ndarray) -> list[str]:
+  """Each token in letters, without the space before it."""
+  pieces = [b.decode('utf-8', 'replace') for b in vocabulary.token_bytes(ids)]
+  return [piece.strip() or repr(piece) for piece in pieces]
+
+
+_COLUMN = 0.15  # Inches of each token.
+_LETTER, _LEVEL = 4.5, 8  # Points: of a letter, and of an indent.
+_SIZE = 7  # Points of letters.
+_POINTS = 72  # In an inch.
+_BARS = 1.2  # Inches.
+_MOST = 160  # Inches: of about 1000 tokens.
+
+
+def check_place(out: str | Path) -> None:
+  """Raises ValueError if a picture cannot or should not be written there."""
+  out = Path(out)
+  if out.suffix != '.png':
+    raise ValueError(
+      f'{out} is to be a picture; give a name that ends in .png.'
+    )
+  if out.exists():
+    raise ValueError(f'{out} is there already; remove it, or give another.')
+  folder = out.absolute().parent
+  if not folder.is_dir():
+    raise ValueError(f'The folder of {out} is not there; make it first.')
+  if not os.access(folder, os.W_OK):
+    raise ValueError(f'{out} cannot be written; give another folder.')
+
+
+def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
+  """Draws texts below one another: a bar above each token, which hangs deeper
+  the more brackets are around it.
+
+  Args:
+    drawn: at least one text.
+    out: path of the PNG.
+
+  Raises:
+    ValueError: they are too long, or too many, for a picture.
+  """
+  longest = max(len(line.words) for line in drawn)
+  inches = [_BARS + _words_height(line) / _POINTS + 0.4 for line in drawn]
+  width, height = max(longest * _COLUMN, 4) + 0.8, sum(inches)
+  if max(width, height) > _MOST:
+    raise ValueError(
+      f'The picture would be {width:.0f} inches wide and {height:.0f} high, '
+      f'and {_MOST} are the most; give shorter or fewer texts, or leave out '
+      '--out.'
+    )
+  figure = _figure(width, height)
+  rows = figure.subplots(
+    len(drawn), squeeze=False, sharex=True, sharey=True, height_ratios=inches
+  )[:, 0]
+  for axes, line in zip(rows, drawn, strict=True):
+    places = range(len(line.words))
+    axes.bar(places, line.steps, width=0.8)
+    for x, word, level in zip(places, line.words, line.levels, strict=True):
+      axes.annotate(
+        word,
+        (x, 0),
+        xycoords=('data', 'axes fraction'),
+        xytext=(0, -3 - _LEVEL * level),
+        textcoords='offset points',
+        rotation=90,
+        ha='center',
+        va='top',
+        family='monospace',
+        fontsize=_SIZE,
+        parse_math=False,
+      )
+    axes.set_title(line.title, loc='left', fontsize=9, parse_math=False)
+    axes.set_xticks([])
+    axes.set_xlim(-0.6, longest - 0.4)
+    _count(axes)
+  _save(figure, out)
+
+
+def draw_groups(drawn: Mapping[str, Sequence[Group]], out: str | Path) -> None:
+  """Draws groups of documents: their steps, and below what they have right.
+
+  Args:
+    drawn: groups in order, by what they are grouped by.
+    out: path of the PNG.
+  """
+  widths = [max(0.4 * len(each), 3) for each in drawn.values()]
+  figure = _figure(sum(widths) + 1.5, 5)
+  both = figure.subplots(
+    2,
+    len(drawn),
+    squeeze=False,
+    sharex='col',
+    sharey='row',
+    width_ratios=widths,
+  )
+  for (heading, each), (above, below) in zip(
+    drawn.items(), both.T, strict=True
+  ):
+    names = [one.name for one in each]
+    above.bar(names, [one.mean for one in each], label='mean')
+    above.plot(names, [one.most for one in each], 'k_', label='most')
+    _count(above)
+    right = [float('nan') if a is None else 100 * a for *_, a in each]
+    below.plot(names, right, 'o-')
+    below.set_ylim(0, 100)
+    below.set_ylabel('right, %')
+    below.set_xlabel(heading)
+    below.tick_params('x', rotation=45)
+  marks = both[0, 0].get_legend_handles_labels()
+  figure.legend(*marks, loc='outside upper center', ncols=2)
+  _save(figure, out)
+
+
+def _words_height(line):
+  """Points below the bars."""
+  return max(
+    len(word) * _LETTER + _LEVEL * level
+    for word, level in zip(line.words, line.levels, strict=True)
+  )
+
+
+def _count(axes):
+  """Steps are whole, and begin at none."""
+  axes.set_ylabel('steps')
+  axes.set_ylim(bottom=0)
+  axes.yaxis.get_major_locator().set_params(integer=True)
+  axes.grid(axis='y', alpha=0.3)
+  axes.set_axisbelow(True)
+
+
+def _figure(width, height):
+  # A Figure without pyplot draws with Agg, and needs no display.
+  from matplotlib.figure import Figure
+
+  return Figure(figsize=(width, height), layout='constrained')
+
+
+def _save(figure, out):
+  fresh = Path(f'{out}.tmp')
+  figure.savefig(fresh, format='png', dpi=120)
+  os.replace(fresh, out)

@@ -1,0 +1,196 @@
+r"""Evaluates a trained model on a split or on text files, every token once.
+
+  python -m meliad_rec evaluate --workdir=RUN --split=test --out=A.npz
+  python -m meliad_rec evaluate --workdir=RUN --file='books/*.txt'
+  python -m meliad_rec evaluate --compare=A.npz,B.npz
+
+--out keeps the loss of every token with its text; --compare shows what the
+second of two such files gains over the first: by place in the document, and
+the tokens that gained most, in context.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import glob
+from pathlib import Path
+
+from absl import flags
+
+from meliad_rec.commands import run_flags
+from meliad_rec.config import config_flags
+from meliad_rec.config.saved import DATA
+from meliad_rec.data.dataset import baselines
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.store import Store
+from meliad_rec.evaluation.compare import compare
+from meliad_rec.evaluation.evaluation import evaluate
+from meliad_rec.evaluation.evaluation import Part
+from meliad_rec.evaluation.token_losses import TokenLosses
+from meliad_rec.metrics.metrics import unit
+from meliad_rec.models.checks import check_data_compatible
+from meliad_rec.report.console import Countdown
+from meliad_rec.runs.trained_run import TrainedRun
+from meliad_rec.storage import array_file
+from meliad_rec.training.experiment import Experiment
+
+SCORED = 'scored_tokens'  # A figure of labelled documents.
+# Flags of all but --compare.
+_READING = (
+  *('workdir', 'step', 'trusted', 'split', 'store', 'file', 'documents'),
+  *('tokens', 'batch', 'segment', 'clear_state', 'out'),
+)
+
+
+def define_flags() -> None:
+  run_flags.define_flags()
+  flags.DEFINE_string('split', None, 'Split to read: validation, test, ...')
+  flags.DEFINE_string(
+    'store', None, "Token store that has --split; default: the run's own data."
+  )
+  flags.DEFINE_multi_string(
+    'file', [], 'Text file or pattern, repeatable; one file is one document.'
+  )
+  flags.DEFINE_integer(
+    'documents', None, 'Read the first so many documents.', lower_bound=1
+  )
+  flags.DEFINE_integer(
+    'tokens', None, 'Read the first so many tokens of each.', lower_bound=1
+  )
+  flags.DEFINE_integer(
+    'batch', None, 'Documents read side by side, for speed.', lower_bound=1
+  )
+  flags.DEFINE_integer(
+    'segment',
+    None,
+    'Tokens read at once; default: as in training.',
+    lower_bound=1,
+  )
+  flags.DEFINE_bool(
+    'clear_state', False, 'Forget recurrent states before each segment.'
+  )
+  flags.DEFINE_string('out', None, 'File for the loss of each token, an .npz.')
+  flags.DEFINE_list('compare', None, 'Two files of --out, A.npz,B.npz.')
+  flags.DEFINE_integer('top', 20, 'Places that --compare shows.', lower_bound=1)
+  flags.DEFINE_string('unit', 'token', 'What --compare shows: token or word.')
+
+
+def main(argv: list[str]) -> None:
+  if argv[1:]:
+    raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
+  args = flags.FLAGS
+  if args.compare is not None:
+    config_flags.refuse(
+      _READING, 'is of an evaluation, and --compare reads two'
+    )
+    if len(args.compare) != 2:
+      raise ValueError(
+        f'--compare takes two files, A.npz,B.npz; it has {len(args.compare)}.'
+      )
+    a, b = map(TokenLosses.load, args.compare)
+    print(compare(a, b, args.top, args.unit))
+    return
+  config_flags.refuse(('top', 'unit'), 'is of --compare')
+  check_flags(args)
+  run = run_flags.open_run()
+  chosen, trivial = choose(run, args)
+  documents = Part(args.documents, args.tokens).of(chosen, run.vocabulary)
+  figures, losses = measure(run, documents, args)
+  print(
+    f'step {run.step} of {args.workdir}: {len(documents):,} documents, '
+    f'{figures["tokens"]:,} tokens, {documents.bytes_.sum():,} bytes, '
+    f'{documents.words.sum():,} words'
+    + (f', {figures[SCORED]:,} scored' if SCORED in figures else '')
+  )
+  for name, value in figures.items():
+    if name not in ('tokens', 'padding_share', SCORED):
+      print(f'  {name:<20} {value:<12.6g} {unit(name)}')
+  for name, error in trivial.items():
+    print(f'  {name:<20} {error:<12.6g} error of a trivial answer, whole split')
+  if losses:
+    losses.write(args.out)
+    print(f'wrote {args.out}')
+
+
+def check_flags(args) -> None:
+  """Exactly one thing to read, and a place for what is found."""
+  if bool(args.split) == bool(args.file):
+    raise ValueError(
+      'Give one thing to evaluate on: --split=validation, or --file=TEXT.'
+    )
+  if args.store and not args.split:
+    raise ValueError('--store holds splits; name one with --split.')
+  if args.out:
+    array_file.check_place(args.out)
+
+
+def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
+  """The documents that the flags name, and the baselines of their split."""
+  if args.file:
+    names = find(args.file)
+    texts = [run_flags.read_text(name) for name in names]
+    return run.documents(texts, names), {}
+  if args.store:
+    data = Store(args.store)
+  else:
+    data = run.config.argument(Experiment, 'data', DATA)
+  if data.vocabulary.identity != run.vocabulary.identity:
+    raise ValueError(
+      f'The data are in the vocabulary {data.vocabulary.identity}, and the run '
+      f'was trained with {run.vocabulary.identity}; give another --store, or '
+      '--file.'
+    )
+  if not args.store:
+    run_flags.check_split(run, data)
+  return data.documents(args.split), baselines(data, args.split)
+
+
+def find(patterns: list[str]) -> list[str]:
+  """Files, each once, in the order of the patterns."""
+  names = {}
+  for pattern in patterns:
+    found = [pattern]
+    if not Path(pattern).exists():
+      found = map(Path, glob.glob(pattern, recursive=True))
+      found = sorted(filter(Path.is_file, found))
+    if not found:
+      raise ValueError(f'No file fits --file={pattern}; give a text file.')
+    names |= dict.fromkeys(map(str, found))
+  return list(names)
+
+
+def measure(
+  run: TrainedRun, documents: Documents, args
+) -> tuple[dict[str, float], TokenLosses | None]:
+  """Figures, and the loss of each token if --out asks for it."""
+  forward = run.forward
+  if args.clear_state:
+    model = forward.model.clone(clear_state=True)
+    forward = dataclasses.replace(forward, model=model)
+  if args.segment is not None:
+    forward = dataclasses.replace(forward, segment=args.segment)
+  check_data_compatible(forward.model, documents, forward.segment, '--segment')
+  losses = TokenLosses.of(documents, run.vocabulary) if args.out else None
+  countdown = Countdown(int(documents.lengths.sum()), 'tokens')
+  rows = run.rows(len(documents)) if args.batch is None else args.batch
+  try:
+    figures = evaluate(
+      forward,
+      run.params,
+      documents,
+      rows,
+      nats_of=losses.parts if losses else None,
+      on_progress=countdown.show,
+    )
+  finally:
+    countdown.close()
+  if losses:
+    losses.about.update(
+      run=str(Path(args.workdir).resolve()),
+      step=run.step,
+      segment=forward.segment,
+      clear_state=forward.model.clear_state,
+      vocabulary=run.vocabulary.identity,
+      data=documents.identity,
+      figures=figures,
+    )
+  return figures, losses

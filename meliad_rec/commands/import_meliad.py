@@ -1,0 +1,385 @@
+r"""Makes a run of weights that google-research/meliad trained.
+
+  python -m meliad_rec import_meliad --source=CHECKPOINT --out=RUN \
+    --gin_file=arch/block_recurrent --gin_file=size/150m \
+    --gin_file=task/pg19 --gin_file=options/compat_meliad
+
+Source is a folder checkpoint_N (or what it holds) that orbax wrote, or an .npz
+of {name: array}; meliad_names.py tells the names. The run stands at step 0,
+with a new optimizer state. meliad never learns to predict a document's first
+token, so losses of an imported model are high there.
+
+What google-research/meliad calls the parameters of this package's models.
+
+Three ways to name the same arrays are accepted:
+
+  transformer0/tbase/...              revision cc1aef5 (June 2025), the stack
+                                      with recurrence (configs/base_memory.gin)
+  layer_stack/transformer0/tbase/...  the same, the stack without
+                                      (configs/base_transformer.gin)
+  decoder/transformer0/tbase/...      the release of 2022
+
+each alone, or below params/, target/ or optimizer/target/ as in checkpoints,
+of which everything beside it (optimizer, caches) is left out.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+import itertools
+import math
+from pathlib import Path
+import re
+import zipfile
+
+from absl import flags
+from flax.traverse_util import flatten_dict
+from flax.traverse_util import unflatten_dict
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from meliad_rec.archs.block_feedback import BlockFeedback
+from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
+from meliad_rec.archs.stack import Repeat
+from meliad_rec.archs.stack import Stack
+from meliad_rec.archs.window import WindowLayer
+from meliad_rec.config import config
+from meliad_rec.config import config_flags
+from meliad_rec.distributed.partition import path_string
+from meliad_rec.layers import activations
+from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.layers.positions import T5Bias
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.model import Model
+from meliad_rec.runs import folder as run_folder
+from meliad_rec.training import trainer
+from meliad_rec.training.experiment import Experiment
+
+HOLDERS = ('optimizer/', 'target/', 'params/')
+RELEASE_2022 = 'decoder/'
+
+TOP = {
+  'embed/embedding': 'embed/embedding',
+  'norm/scale': 'final_layernorm/scale',
+}
+# Of a layer, below the part that both directions have in common.
+COMMON = {
+  'attention/norm/scale': '_kvq/pre_attn_layernorm/scale',
+  'attention/key/kernel': '_kvq/keys_layer/kernel',
+  'attention/value/kernel': '_kvq/values_layer/kernel',
+  'attention/query/heads/kernel': '_kvq/queries_layer/kernel',
+  'attention/query/scale': '_kvq/attention_scale',
+  'attention/memory_query/heads/kernel': '_kvq/queries2_layer/kernel',
+  'attention/memory_query/scale': 'attention_scale2',
+  'ids': '_kvq/position_embeddings',
+  'mlp_norm/scale': 'pre_ffn_layernorm/scale',
+  'mlp/hidden/kernel': 'ffn/hidden0/kernel',
+}
+JOINS = {
+  'linear/kernel': 'output_layer/kernel',
+  'z/kernel': 'output_layer/kernel',
+  'gate': 'gate_bias',
+  'i/kernel': 'input_gate/kernel',
+  'i/bias': 'input_gate/bias',
+  'f/kernel': 'forget_gate/kernel',
+  'f/bias': 'forget_gate/bias',
+}
+COMMON |= {
+  f'attention/output/{k}': f'post_attn_mlp/{v}' for k, v in JOINS.items()
+}
+COMMON |= {f'mlp/output/{k}': f'ffn/{v}' for k, v in JOINS.items()}
+SIDES = {'layer': 'tbase', 'tokens': 'tbase', 'states': 'recurrent_tbase'}
+LAYER = {
+  f'{ours}/{k}': f'{theirs}/{v}'
+  for ours, theirs in SIDES.items()
+  for k, v in COMMON.items()
+}
+LAYER |= {
+  'layer/attention/position/table': 'relative_positions/rel_embedding',
+  'tokens/attention/position/table': 'relative_positions/rel_embedding',
+  'states/first': 'recurrent_initial_state',
+}
+IN_LAYER = re.compile(r'cell/(?:cells|layers)_(\d+)/(cell/)?(.+)')
+
+
+def parameters(names: Iterable[str]) -> dict[str, str]:
+  """{name without what it lies below: name} of what are parameters."""
+  found = {name: name for name in names}
+  for holder in HOLDERS:
+    held = {
+      short.removeprefix(holder): name
+      for short, name in found.items()
+      if short.startswith(holder)
+    }
+    found = held or found
+  return {
+    re.sub(
+      '/tbase/pre_attn_layernorm/',
+      '/tbase/_kvq/pre_attn_layernorm/',
+      short.removeprefix(RELEASE_2022).removeprefix('layer_stack/'),
+    ): name
+    for short, name in found.items()
+  }
+
+
+def sources(target) -> dict[str, list[str]]:
+  """{path: meliad's names} of our parameters; of stacked layers several.
+
+  Raises:
+    ValueError: meliad has no such parameter.
+  """
+  leaves = {
+    path_string(path): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(target)
+  }
+  counts = {}  # {cell: layers in it}; a cell of several holds them stacked.
+  for path, leaf in leaves.items():
+    if match := IN_LAYER.fullmatch(path):
+      counts[int(match[1])] = leaf.shape[0] if match[2] else 1
+  sizes = [counts[cell] for cell in sorted(counts)]
+  first = [0, *itertools.accumulate(sizes)]
+  found = {}
+  for path in leaves:
+    match = IN_LAYER.fullmatch(path)
+    if path in TOP:
+      found[path] = [TOP[path]]
+    elif match and match[3] in LAYER:
+      cell = int(match[1])
+      found[path] = [
+        f'transformer{i}/{LAYER[match[3]]}'
+        for i in range(first[cell], first[cell + 1])
+      ]
+    else:
+      raise ValueError(
+        f'The model has a parameter {path}, and meliad has none like it; choose'
+        ' arch/window, arch/block_recurrent or arch/block_feedback.'
+      )
+  return found
+
+
+def shape_there(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+  """The shape that meliad gives a parameter which here has `shape`.
+
+  Its kernels are matrices: heads of two sources lie behind one another, those
+  of the own tokens (of the states, on their side) first.
+  """
+  if name.endswith('/kernel'):
+    return math.prod(shape[:-1]), shape[-1]
+  return shape
+
+
+def convert(meliad: Mapping[str, np.ndarray], target):
+  """Parameters of our model with meliad's values.
+
+  Args:
+    meliad: {name: array}, named in one of the ways above.
+    target: the parameters to be filled: arrays or jax.ShapeDtypeStruct.
+
+  Returns:
+    As target, NumPy arrays of its shapes and dtypes.
+
+  Raises:
+    ValueError: names are missing or unknown or shapes differ; it names all.
+  """
+  known = parameters(meliad)
+  wanted = sources(target)
+  leaves = jax.tree.leaves(target)
+  missing, differ, filled = [], [], []
+  for (path, names), leaf in zip(wanted.items(), leaves, strict=True):
+    stacked = '/cell/' in path.removeprefix('cell/')
+    each = leaf.shape[1:] if stacked else leaf.shape
+    arrays = []
+    for name in names:
+      needed = shape_there(name, each)
+      if name not in known:
+        missing.append(name)
+      elif (given := meliad[known[name]].shape) != needed:
+        differ.append(f'{name} of shape {given} for {needed}')
+      else:
+        arrays.append(np.asarray(meliad[known[name]]).reshape(each))
+    if len(arrays) == len(names):
+      filled.append(np.stack(arrays) if stacked else arrays[0])
+  used = {name for names in wanted.values() for name in names}
+  phrases = [
+    f'{what} {", ".join(grouped(names))}'
+    for what, names in (
+      ('it lacks', missing),
+      ('the model has no', [name for name in known if name not in used]),
+      ('it holds', differ),
+    )
+    if names
+  ]
+  if phrases:
+    raise ValueError(
+      f'The checkpoint does not fit the model: {"; ".join(phrases)}. Choose the'
+      ' arch, size, options and vocabulary that it was trained with.'
+    )
+  filled = [a.astype(x.dtype) for a, x in zip(filled, leaves, strict=True)]
+  return jax.tree.unflatten(jax.tree.structure(target), filled)
+
+
+def grouped(names: Iterable[str]) -> list[str]:
+  """Names that differ in the layer alone made one: transformer{0,1,2}/..."""
+  layers = {}
+  for name in names:
+    number = re.match(r'transformer(\d+)/', name)
+    rest = name[number.end() :] if number else name
+    layers.setdefault((bool(number), rest), []).append(number and number[1])
+  return [
+    f'transformer{{{",".join(numbers)}}}/{rest}' if in_layer else rest
+    for (in_layer, rest), numbers in layers.items()
+  ]
+
+
+EMBEDDING = 'embed/embedding'
+
+
+def define_flags() -> None:
+  config_flags.define_flags()
+  flags.DEFINE_string('source', None, 'Checkpoint folder or .npz file.')
+  flags.DEFINE_string('out', None, 'Folder of the run, empty or new.')
+  flags.mark_flags_as_required(['source', 'out'])
+
+
+def main(argv: list[str]) -> None:
+  if argv[1:]:
+    raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
+  args = flags.FLAGS
+  config.parse(args.gin_file, args.gin_param)
+  experiment = config.build(Experiment)()
+  _ = experiment.program.shapes  # Builds all layers, which read their settings.
+  config.check_read()
+  import_run(args.source, experiment, args.out)
+
+
+def import_run(source: str, experiment: Experiment, out: str) -> None:
+  """Writes the folder of a run at step 0, with the weights in `source`.
+
+  Args:
+    source: see `read`.
+    experiment: built from the configuration that is now parsed.
+    out: an empty or new folder.
+
+  Raises:
+    ValueError: source cannot be read or does not fit the model, or out is in
+      use.
+  """
+  if Path(out).exists() and any(Path(out).iterdir()):
+    raise ValueError(f'{out} is not empty; give an --out that is new.')
+  meliad = read(source)
+  program = experiment.program
+  check_numerics(program.model, meliad)
+  name = parameters(meliad).get(EMBEDDING)
+  if name and (unused := len(meliad[name]) - program.model.vocab) > 0:
+    # meliad rounds vocabularies up: its 260 bytes are 256 and 3 special ids.
+    print(f'left out the embeddings of the last {unused} ids: no text has them')
+    meliad = meliad | {name: meliad[name][: program.model.vocab]}
+  params = convert(meliad, program.shapes.params)
+  places = jax.tree.map(lambda a: a.sharding, program.shapes)
+  params = jax.device_put(params, places.params)
+  state = program.create(experiment.seed)
+  state = state.replace(
+    params=params,
+    opt_state=jax.jit(
+      experiment.optimizer.init, out_shardings=places.opt_state
+    )(params),
+    ema=None if state.ema is None else params,
+  )
+  run_folder.write(out, experiment, config.operative())
+  run = trainer.Run(experiment, out, {'config': config.operative()})
+  run.state = state
+  run.save(None)
+  run.checkpoints.close()
+  count = sum(leaf.size for leaf in jax.tree.leaves(params))
+  print(f'wrote {out}: {count:,} parameters from {source}, at step 0')
+
+
+def read(source: str) -> dict[str, np.ndarray]:
+  """{name: array} of a checkpoint; of an orbax folder parameters alone.
+
+  Raises:
+    ValueError: it is neither a folder that orbax wrote nor an .npz of arrays.
+  """
+  path = Path(source)
+  for folder in (path, path / 'tstate'):
+    if (folder / '_METADATA').is_file():
+      return _read_orbax(folder.absolute())
+  if path.is_file() and zipfile.is_zipfile(path):
+    try:
+      with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
+    except ValueError as error:
+      raise ValueError(
+        f'{path} holds more than arrays ({error}); write it with '
+        'np.savez(path, **arrays).'
+      ) from None
+  raise ValueError(
+    f'{path} is no checkpoint: it must be an .npz file, or a folder that holds '
+    '_METADATA or tstate/_METADATA, such as checkpoint_N; correct --source.'
+  )
+
+
+def _read_orbax(folder: Path) -> dict[str, np.ndarray]:
+  with ocp.PyTreeCheckpointer() as reader:
+    saved = reader.metadata(folder).item_metadata.tree
+    saved = flatten_dict(saved, sep='/')
+    names = parameters(saved).values()
+    item = unflatten_dict({name: saved[name] for name in names}, sep='/')
+    host = ocp.RestoreArgs(restore_type=np.ndarray)
+    args = ocp.args.PyTreeRestore(
+      item, jax.tree.map(lambda _: host, item), partial_restore=True
+    )
+    return flatten_dict(reader.restore(folder, args=args), sep='/')
+
+
+def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
+  """Raises ValueError where the model's logits would not be meliad's."""
+  for layer in layer_configs(model.cell):
+    position = layer.position(layer.num_heads)
+    if not layer.compat_meliad:
+      raise ValueError(
+        'meliad computes attention otherwise; add '
+        '--gin_file=options/compat_meliad.'
+      )
+    is_t5 = isinstance(position, T5Bias) and position.max_distance == 128
+    if layer.include_self or not is_t5:
+      raise ValueError(
+        f'position is {type(position).__name__} and include_self '
+        f'{layer.include_self}; meliad has T5Bias with max_distance 128, and '
+        'False. Set these of layer_config.LayerConfig.'
+      )
+    if layer.activation is not activations.relu:
+      raise ValueError('meliad has a ReLU; leave options/activation_gelu out.')
+  names = parameters(meliad)
+  width = divided_by = model.d_model
+  if any(RELEASE_2022 in name for name in names.values()):
+    divided_by = len(meliad[names[EMBEDDING]]) if EMBEDDING in names else width
+    scales = (n for short, n in names.items() if '/attention_scale' in short)
+    negative = [name for name in scales if np.min(meliad[name]) < 0]
+    if negative:
+      raise ValueError(
+        f'{negative[0]} is negative, which only the release of 2022 takes as it'
+        ' is; this model takes the absolute value, so it cannot be imported.'
+      )
+  divisor = model.logits_divisor or width**0.5
+  if not np.isclose(divisor, divided_by**0.5, rtol=1e-3):
+    raise ValueError(
+      f'The checkpoint was trained with logits divided by {divided_by**0.5:.5g}'
+      f', and this model divides them by {divisor:.5g}; set '
+      f'model.Model.logits_divisor = {divided_by**0.5!r}.'
+    )
+
+
+def layer_configs(cell: Cell) -> list[LayerConfig]:
+  """Those of all layers; ValueError for layers that meliad has not."""
+  match cell:
+    case Stack():
+      return [found for each in cell.cells for found in layer_configs(each)]
+    case Repeat(share=False):
+      return layer_configs(cell.cell)
+    case WindowLayer() | BlockRecurrentLayer() | BlockFeedback():
+      return [cell.config]
+  raise ValueError(
+    f'{type(cell).__name__} is not as in meliad; choose arch/window, '
+    'arch/block_recurrent or arch/block_feedback.'
+  )

@@ -1,0 +1,80 @@
+r"""Tokenises a source once, into a store that training reads at once.
+
+  python -m meliad_rec tokenize --source=folder --path=BOOKS \
+    --vocabulary=bytes --out=STORE
+  python -m meliad_rec tokenize --verify=STORE
+
+Prints the documents, tokens, bytes and words of each split. --verify reads
+every file of a store, and says whether it is still as it was written.
+"""
+
+from collections.abc import Iterator
+import time
+
+from absl import flags
+
+from meliad_rec.config import config_flags
+from meliad_rec.data import sources
+from meliad_rec.data import store
+from meliad_rec.data.documents import Document
+from meliad_rec.data.text import Text
+from meliad_rec.data.vocabulary import open_vocabulary
+
+# Flags of all but --verify.
+_WRITING = (
+  *('source', 'path', 'field', 'split_file', 'module', 'splits'),
+  *('vocabulary', 'out', 'force'),
+)
+
+
+def define_flags() -> None:
+  sources.define_flags()
+  flags.DEFINE_list(
+    'splits', None, 'Splits to write; default: all that the source has.'
+  )
+  flags.DEFINE_string(
+    'vocabulary',
+    'bytes',
+    'bytes, or the path of a SentencePiece .model file (see train_vocab).',
+  )
+  flags.DEFINE_string('out', None, 'Folder of the store.')
+  flags.DEFINE_bool('force', False, 'Replace the store in --out.')
+  flags.DEFINE_string(
+    'verify', None, 'Folder of a store to check by its sums; writes nothing.'
+  )
+
+
+def main(argv: list[str]) -> None:
+  if argv[1:]:
+    raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
+  args = flags.FLAGS
+  if args.verify:
+    config_flags.refuse(_WRITING, 'is of writing, and --verify only reads')
+    store.verify(args.verify)
+    print(f'{args.verify} is as it was written')
+    return
+  if not args.out:
+    raise ValueError('Give --out=STORE, the folder to make.')
+  store.check_free(args.out, args.force)
+  text = Text(sources.from_flags(), open_vocabulary(args.vocabulary))
+  splits = {s: _told(s, text.stream(s)) for s in args.splits or text.splits}
+  store.write(
+    args.out, splits, text.vocabulary, text.source.description, args.force
+  )
+  print(f'wrote {args.out}')
+
+
+def _told(split: str, documents: Iterator[Document]) -> Iterator[Document]:
+  began = time.monotonic()
+  count = tokens = bytes_ = words = 0
+  for document in documents:
+    count += 1
+    tokens += len(document.tokens)
+    bytes_ += document.bytes_
+    words += document.words
+    yield document
+  print(
+    f'{split}: {count} documents, {tokens} tokens, {bytes_} bytes, '
+    f'{words} words, {time.monotonic() - began:.1f} seconds',
+    flush=True,
+  )

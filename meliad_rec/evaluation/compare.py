@@ -1,0 +1,143 @@
+"""Two models on the same tokens: where one is better, and how far back it sees.
+
+Hutchins et al. 2022, section 4.6: sort the tokens by what the second model
+gains, and look at the first ones in their text.
+"""
+
+from collections.abc import Iterator
+import math
+
+import numpy as np
+
+from meliad_rec.evaluation.token_losses import TokenLosses
+from meliad_rec.report.console import printable
+
+_BEFORE, _AFTER = 90, 20  # Bytes of text shown around a place.
+
+
+def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
+  """What b gains over a, in bits; a report of several tables.
+
+  Nothing in the files commands a terminal.
+
+  Args:
+    a, b: losses on the same tokens.
+    top: places shown where most was gained, and where most was lost.
+    unit: 'token', or 'word': what stands between whitespace.
+
+  Raises:
+    ValueError: they are of different tokens, or the unit is neither.
+  """
+  if not (
+    np.array_equal(a.tokens, b.tokens)
+    and np.array_equal(a.starts, b.starts)
+    and np.array_equal(a.text, b.text)
+  ):
+    raise ValueError(
+      'The two files hold losses on different tokens; evaluate both runs on '
+      'the same documents with the same vocabulary.'
+    )
+  match unit:
+    case 'token':
+      firsts = np.arange(len(a.tokens))
+    case 'word':
+      firsts = word_starts(a)
+    case _:
+      raise ValueError(f'unit is {unit!r}; it must be token or word.')
+  lines = [
+    *_totals(a, b),
+    '',
+    'By place in the document:',
+    *_by_place(a, b),
+    *_places('gained', a, b, firsts, top, 1),
+    *_places('lost', a, b, firsts, top, -1),
+  ]
+  return printable('\n'.join(lines))
+
+
+def word_starts(losses: TokenLosses) -> np.ndarray:
+  """The first token of each word, with the spaces that lead to it."""
+  text = losses.text
+  is_space = np.isin(text, np.frombuffer(b' \t\n\r\f\v', np.uint8))
+  # A word begins with the space behind the last letter of the one before.
+  begins = is_space & ~np.concatenate([[True], is_space[:-1]])
+  holds = np.concatenate([[0], np.cumsum(begins)])[losses.bytes_]
+  first = np.diff(holds) > 0
+  first[losses.starts[:-1][np.diff(losses.starts) > 0]] = True
+  return np.flatnonzero(first)
+
+
+def place_bins(losses: TokenLosses) -> Iterator[tuple[int, int, np.ndarray]]:
+  """(from, to, tokens) by place in the document, each bin twice the last."""
+  place = np.arange(len(losses.tokens))
+  place = place - losses.starts[losses.document_of(place)]
+  low, high = 0, 64
+  while low <= place.max(initial=0):
+    inside = np.flatnonzero((place >= low) & (place < high))
+    yield low, high, inside
+    low, high = high, 2 * high
+
+
+def _totals(a, b):
+  yield f'{"":24}{"bits/token":>12}{"bits/byte":>12}'
+  tokens, bytes_ = len(a.tokens), len(a.text)
+  for name, one in ((f'A {_name(a)}', a), (f'B {_name(b)}', b)):
+    bits = _bits(one.nats.sum(dtype=np.float64))
+    yield f'{name:24}{bits / tokens:12.4f}{bits / bytes_:12.4f}'
+  gain = (a.nats > b.nats).mean()
+  lost = (a.nats < b.nats).mean()
+  yield (
+    f'{tokens:,} tokens: B is better at {gain:.1%}, A at {lost:.1%} of them.'
+  )
+
+
+def _by_place(a, b):
+  yield f'{"tokens":>20}{"count":>12}{"A":>9}{"B":>9}{"B gains":>9} bits/token'
+  for low, high, inside in place_bins(a):
+    bits_a, bits_b = (_bits(x.nats[inside].mean()) for x in (a, b))
+    span = f'{low:,}-{high - 1:,}'
+    yield (
+      f'{span:>20}{len(inside):12,}{bits_a:9.4f}{bits_b:9.4f}'
+      f'{bits_a - bits_b:9.4f}'
+    )
+
+
+def _places(word, a, b, firsts, top, sign):
+  """Where most was gained (sign 1) or lost (-1), in context."""
+  nats_a, nats_b = (
+    np.add.reduceat(x.nats.astype(np.float64), firsts) for x in (a, b)
+  )
+  gain = sign * (nats_a - nats_b)
+  best = np.argsort(-gain, kind='stable')[:top]
+  if len(best):
+    yield f'\nWhere B {word} most (bits A > B, document, byte, text):'
+  for i in best:
+    if gain[i] <= 0:
+      return
+    first = firsts[i]
+    end = firsts[i + 1] if i + 1 < len(firsts) else len(a.tokens)
+    document = a.document_of(first)
+    begin = a.bytes_[a.starts[document]]
+    low, high = a.bytes_[first], a.bytes_[end]
+    last = a.bytes_[a.starts[document + 1]]
+    before = _shown(a.text[max(begin, low - _BEFORE) : low])
+    there = _shown(a.text[low:high])
+    after = _shown(a.text[high : min(last, high + _AFTER)])
+    yield (
+      f'{_bits(nats_a[i]):7.2f} > {_bits(nats_b[i]):5.2f}  '
+      f'{a.names[document]}:{low - begin}  {before}[{there}]{after}'
+    )
+
+
+def _shown(text: np.ndarray) -> str:
+  """Bytes on one line."""
+  line = text.tobytes().decode('utf-8', 'replace').replace('\n', '\u23ce')
+  return ''.join(c if c.isprintable() else '\u00b7' for c in line)
+
+
+def _bits(nats):
+  return nats / math.log(2)
+
+
+def _name(losses):
+  return f'{losses.about.get("run", "?")}:{losses.about.get("step", "?")}'

@@ -1,0 +1,131 @@
+"""The loss of every token of some documents, with their text, as a file."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.storage import array_file
+
+_KIND, _COMMAND = 'token losses', 'evaluate --out'
+_DTYPES = {
+  'tokens': np.dtype(np.int32),
+  'nats': np.dtype(np.float32),
+  'starts': np.dtype(np.int64),
+  'bytes': np.dtype(np.int64),
+  'text': np.dtype(np.uint8),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenLosses:
+  """What a model lost on each token.
+
+  Attributes:
+    tokens: int32 [N], ids of all documents in order.
+    nats: float32 [N], -ln p of each.
+    starts: int64 [documents + 1], where each document begins in `tokens`.
+    bytes_: int64 [N + 1], where each token begins in `text`, and its end.
+    text: uint8, UTF-8 of all documents in order.
+    names: of the documents.
+    about: JSON-able facts: run, step, settings and figures.
+  """
+
+  tokens: np.ndarray
+  nats: np.ndarray
+  starts: np.ndarray
+  bytes_: np.ndarray
+  text: np.ndarray
+  names: list[str]
+  about: dict
+
+  @classmethod
+  def of(cls, documents: Documents, vocabulary: Vocabulary) -> 'TokenLosses':
+    """Losses still to be filled in: `parts` is what evaluate takes.
+
+    Raises:
+      ValueError: the documents are labelled.
+    """
+    if documents.labels is not None:
+      raise ValueError(
+        'These documents are labelled, and losses are kept of tokens of text; '
+        'leave out --out.'
+      )
+    spelled = []
+    for i in range(len(documents)):
+      spelled += vocabulary.token_bytes(documents[i])
+    lengths = np.fromiter(map(len, spelled), np.int64, len(spelled))
+    return cls(
+      tokens=np.asarray(documents.tokens, np.int32),
+      nats=np.zeros(len(spelled), np.float32),
+      starts=np.asarray(documents.starts, np.int64),
+      bytes_=np.concatenate([[0], np.cumsum(lengths)]),
+      text=np.frombuffer(b''.join(spelled), np.uint8),
+      names=list(documents.names),
+      about={},
+    )
+
+  @property
+  def parts(self) -> list[np.ndarray]:
+    """The nats of each document, as views."""
+    return np.split(self.nats, self.starts[1:-1])
+
+  def document_of(self, token):
+    """Which document each token is of."""
+    return np.searchsorted(self.starts, token, 'right') - 1
+
+  def write(self, path: str | Path) -> None:
+    """Writes the file, whole or not at all; ValueError if it cannot."""
+    arrays = {
+      'tokens': self.tokens,
+      'nats': self.nats,
+      'starts': self.starts,
+      'bytes': self.bytes_,
+      'text': self.text,
+    }
+    facts = {'names': self.names, 'about': self.about}
+    array_file.write(path, _KIND, arrays, facts)
+
+  @classmethod
+  def load(cls, path: str | Path) -> 'TokenLosses':
+    """What `write` wrote; ValueError if the file is anything else."""
+    arrays, facts = array_file.read(path, _KIND, _COMMAND)
+    try:
+      found = cls(
+        tokens=arrays['tokens'],
+        nats=arrays['nats'],
+        starts=arrays['starts'],
+        bytes_=arrays['bytes'],
+        text=arrays['text'],
+        names=list(facts['names']),
+        about=dict(facts['about']),
+      )
+    except (KeyError, TypeError, ValueError):
+      raise array_file.damaged(path, _KIND, _COMMAND) from None
+    if not found.is_sound():
+      raise array_file.damaged(path, _KIND, _COMMAND)
+    return found
+
+  def is_sound(self) -> bool:
+    """Whether the arrays are what the attributes say, and fit together."""
+    arrays = self.tokens, self.nats, self.starts, self.bytes_, self.text
+    kinds = [(a.ndim, a.dtype) for a in arrays] == [
+      (1, dtype) for dtype in _DTYPES.values()
+    ]
+    N = len(self.tokens)
+    return (
+      kinds
+      and len(self.nats) == N
+      and len(self.bytes_) == N + 1
+      and len(self.starts) == len(self.names) + 1
+      and _rises(self.starts, N)
+      and _rises(self.bytes_, len(self.text))
+    )
+
+
+def _rises(places: np.ndarray, end: int) -> bool:
+  """Whether they go from 0 to the end and never back."""
+  first_last = (places[0], places[-1]) == (0, end)
+  return bool(first_last and (np.diff(places) >= 0).all())

@@ -1,0 +1,102 @@
+"""How a layer joins what it computed (h) to what it had (x): sum or gate.
+
+Every join is a module called as join(x_BSD, h) with h [B, S, ...], whose axes
+behind the first two (heads, or hidden units) are contracted. Gates work in
+float32. Hutchins et al. 2022, section 3.4.
+"""
+
+from collections.abc import Callable
+import functools
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from meliad_rec.layers.dropout import TiledDropout
+
+
+class Residual(nn.Module):
+  """x + W h."""
+
+  dtype: str = 'float32'
+  rate: float = 0.0  # Dropout of W h.
+  dropout: Callable[..., nn.Module] = TiledDropout
+  use_bias: bool = False
+  scale: float = 1.0  # Of the first W, where `first` is None.
+  first: Callable | None = None  # Draws the first W.
+
+  @nn.compact
+  def __call__(self, x_BSD, h):
+    D = x_BSD.shape[-1]
+    first = self.first or nn.initializers.variance_scaling(
+      self.scale**2, 'fan_in', 'truncated_normal'
+    )
+    y_BSD = contract(
+      D,
+      h,
+      self.dtype,
+      use_bias=self.use_bias,
+      kernel_init=first,
+      name='linear',
+    )(h)
+    return x_BSD + self.dropout(self.rate)(y_BSD)
+
+
+class FixedGate(nn.Module):
+  """A learned convex combination, the same for all states and blocks."""
+
+  dtype: str = 'float32'
+  tanh: bool = False
+  use_bias: bool = False  # b_z of eq. 1, which the authors' code leaves out.
+
+  @nn.compact
+  def __call__(self, x_BSD, h):
+    D = x_BSD.shape[-1]
+    z_BSD = contract32(D, h, self.dtype, use_bias=self.use_bias, name='z')(h)
+    z_BSD = jnp.tanh(z_BSD) if self.tanh else z_BSD
+    g_D = jax.nn.sigmoid(
+      self.param('gate', nn.initializers.normal(0.1), (D,))
+    )  # eq. 2
+    y_BSD = x_BSD.astype(jnp.float32) * g_D + z_BSD * (1 - g_D)  # eq. 3
+    return y_BSD.astype(x_BSD.dtype)
+
+
+class LSTMGate(nn.Module):
+  """Input and forget gates that depend on h."""
+
+  dtype: str = 'float32'
+  tanh: bool = True
+  use_bias: bool = False  # b_z of eq. 4.
+
+  @nn.compact
+  def __call__(self, x_BSD, h):
+    D = x_BSD.shape[-1]
+    z_BSD = contract32(D, h, self.dtype, use_bias=self.use_bias, name='z')(h)
+    z_BSD = jnp.tanh(z_BSD) if self.tanh else z_BSD  # eq. 4
+    small = {
+      'kernel_init': nn.initializers.variance_scaling(
+        0.1, 'fan_in', 'truncated_normal'
+      ),
+      'bias_init': nn.initializers.normal(0.1),
+    }
+    i_BSD = contract32(D, h, self.dtype, name='i', **small)(h)
+    f_BSD = contract32(D, h, self.dtype, name='f', **small)(h)
+    i_BSD = jax.nn.sigmoid(i_BSD - 1)  # eq. 5
+    f_BSD = jax.nn.sigmoid(f_BSD + 1)  # eq. 6
+    y_BSD = x_BSD.astype(jnp.float32) * f_BSD + z_BSD * i_BSD  # eq. 7
+    return y_BSD.astype(x_BSD.dtype)
+
+
+def contract(features: int, h, dtype, **options) -> nn.DenseGeneral:
+  """The linear map of all axes of h behind the first two."""
+  return nn.DenseGeneral(
+    features, tuple(range(2, h.ndim)), dtype=dtype, **options
+  )
+
+
+def contract32(features: int, h, dtype, **options) -> nn.DenseGeneral:
+  """As `contract`, with float32 sums and results."""
+  sums = functools.partial(
+    jax.lax.dot_general, preferred_element_type=jnp.float32
+  )
+  return contract(features, h, dtype, dot_general=sums, **options)

@@ -1,0 +1,83 @@
+"""--mesh, and the mesh that it makes."""
+
+from absl import flags
+from absl.testing import flagsaver
+import pytest
+
+from meliad_rec.config import config
+from meliad_rec.config import config_flags
+from meliad_rec.training.experiment import Experiment
+
+
+def test_parse():
+  assert config_flags.parse_mesh('data:64, model:4') == {'data': 64, 'model': 4}
+
+
+@pytest.mark.parametrize(
+  'text', ['', 'data', 'data:', 'data:0', 'data:-1', 'data:2,data:4', 'x:2']
+)
+def test_other_texts_are_refused(text):
+  with pytest.raises(ValueError, match='such as data:64,model:4'):
+    config_flags.parse_mesh(text)
+
+
+def test_the_nearest_axis_is_named():
+  with pytest.raises(ValueError, match='nearest is model'):
+    config_flags.parse_mesh('mode:4')
+
+
+def test_bindings_make_the_trainers_mesh():
+  params = config_flags.mesh_bindings({'model': 4})
+  files = ['arch/window', 'size/tiny', 'task/recall']
+  config.parse(files, list(params))
+  mesh = config.build(Experiment)().mesh()
+  assert dict(mesh.shape) == {'data': 2, 'fsdp': 1, 'model': 4}
+  config.reset()
+
+
+def test_flag_is_what_parse_reads():
+  sizes = {'data': 1, 'fsdp': 8, 'model': 4}
+  assert config_flags.mesh_text(sizes) == 'fsdp:8,model:4'
+  assert config_flags.parse_mesh(
+    config_flags.mesh_text(dict.fromkeys(sizes, 1))
+  ) == {'data': 1}
+
+
+@pytest.fixture
+def given():
+  """The flags, without --mesh."""
+  with flagsaver.flagsaver():  # Takes away what is defined within.
+    config_flags.define_mesh_flag()
+    flags.FLAGS(['plan'])
+    yield flags.FLAGS
+
+
+def test_without_the_flag_nothing_is_bound(given):
+  assert config_flags.given_mesh() == ()
+  config_flags.check_mesh(7, 'v5e:1x7')
+
+
+def test_an_empty_flag_is_refused(given):
+  given.mesh = ''
+  with pytest.raises(ValueError, match='such as data:64,model:4'):
+    config_flags.given_mesh()
+
+
+@pytest.mark.parametrize(
+  'text, fits',
+  [
+    ('data:4,model:2', True),
+    ('model:2', True),
+    ('fsdp:8', True),
+    ('data:4', False),
+    ('model:3', False),
+    ('fsdp:16', False),
+  ],
+)
+def test_a_mesh_uses_up_the_devices(given, text, fits):
+  given.mesh = text
+  if fits:
+    config_flags.check_mesh(8, 'v5e:2x4')
+    return
+  with pytest.raises(ValueError, match=f'{text} is .* and v5e:2x4 has 8; give'):
+    config_flags.check_mesh(8, 'v5e:2x4')

@@ -1,0 +1,102 @@
+"""What one model gains over another is found where it was put."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.evaluation.compare import compare
+from meliad_rec.evaluation.compare import place_bins
+from meliad_rec.evaluation.compare import word_starts
+from meliad_rec.evaluation.token_losses import TokenLosses
+
+
+def make(texts, seed=0) -> TokenLosses:
+  data = [text.encode() for text in texts]
+  text = np.frombuffer(b''.join(data), np.uint8)
+  nats = np.random.default_rng(seed).uniform(1, 2, len(text))
+  return TokenLosses(
+    tokens=text.astype(np.int32) + 3,
+    nats=nats.astype(np.float32),
+    starts=np.cumsum([0, *map(len, data)]),
+    bytes_=np.arange(len(text) + 1),
+    text=text,
+    names=[f'doc{i}' for i in range(len(texts))],
+    about={'run': 'r', 'step': 1},
+  )
+
+
+def changed(losses, at, by):
+  nats = losses.nats.copy()
+  nats[at] += by
+  return dataclasses.replace(losses, nats=nats)
+
+
+TEXTS = ['once upon\na time', ' a name\x1b[2J was Ada']
+
+
+def test_the_token_that_gained_most_is_shown_in_context():
+  a = make(TEXTS)
+  at = ''.join(TEXTS).index('Ada')
+  b = changed(changed(a, at, -0.7), 2, 0.4)
+  gained, lost = compare(a, b, 3, 'token').split('Where B')[1:]
+  bits = (a.nats[at] / np.log(2), b.nats[at] / np.log(2))
+  assert f'{bits[0]:.2f} >  {bits[1]:.2f}  doc1:{at - 16}' in gained
+  assert 'was [A]da' in gained
+  assert gained.count('doc') == 2  # The heading, and one place.
+  assert 'on[c]e upon\u23cea time' not in gained
+  assert 'doc0:2  on[c]e upon\u23cea time' in lost
+
+
+def test_text_cannot_command_the_terminal():
+  a = make(TEXTS)
+  at = ''.join(TEXTS).index('Ada')
+  report = compare(a, changed(a, at, -0.7), 3, 'token')
+  assert '\x1b' not in report
+  assert 'name\u00b7[2J was' in report
+
+
+def test_names_cannot_command_the_terminal():
+  a = dataclasses.replace(
+    make(TEXTS),
+    names=['doc\x1b]0;x\x07', 'doc\x9b2J'],
+    about={'run': '\x1b[2J', 'step': 1},
+  )
+  report = compare(a, changed(a, slice(None), -0.7), 30, 'token')
+  assert 'A \ufffd[2J:1' in report
+  assert 'doc\ufffd2J:' in report
+  assert not set(report) & {'\x1b', '\x07', '\x9b'}
+
+
+def test_words_are_summed():
+  a = make(TEXTS)
+  assert [
+    ''.join(TEXTS)[i:j]
+    for i, j in zip(word_starts(a), [*word_starts(a)[1:], None], strict=True)
+  ] == ['once', ' upon', '\na', ' time', ' a', ' name\x1b[2J', ' was', ' Ada']
+  b = changed(a, slice(4, 9), -0.2)
+  gained = compare(a, b, 1, 'word').split('Where B')[1]
+  total = a.nats[4:9].sum() / np.log(2)
+  assert f'{total:.2f} >' in gained
+  assert 'doc0:4  once[ upon]\u23cea time' in gained
+
+
+def test_gain_by_place():
+  a = make(['x' * 200, 'y' * 70])
+  places = [(low, high, len(i)) for low, high, i in place_bins(a)]
+  assert places == [(0, 64, 128), (64, 128, 70), (128, 256, 72)]
+  b = changed(a, slice(128, 200), -np.log(2))
+  lines = compare(a, b, 1, 'token').splitlines()
+  gains = {line.split()[0]: line.split()[-1] for line in lines if '-' in line}
+  assert gains['0-63'] == gains['64-127'] == '0.0000'
+  assert gains['128-255'] == '1.0000'
+
+
+def test_mistakes():
+  a = make(TEXTS)
+  with pytest.raises(ValueError, match='losses on different tokens'):
+    compare(a, make(['other']), 1, 'token')
+  with pytest.raises(ValueError, match="unit is 'line'; it must be token"):
+    compare(a, a, 1, 'line')
+  assert Bytes().decode(a.tokens) == ''.join(TEXTS)

@@ -1,0 +1,91 @@
+"""Losses are kept with the text they are of, and nothing else is read."""
+
+import json
+
+import numpy as np
+import pytest
+
+from meliad_rec.data.documents import Document
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.synthetic.random_walk import RandomWalk
+from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.evaluation.token_losses import TokenLosses
+
+TEXTS = ['é one', '', 'two']
+
+
+def losses(seed=0) -> TokenLosses:
+  documents = Documents.collect(
+    (
+      Document(f'd{i}', Bytes().encode(text), len(text.encode()), 1)
+      for i, text in enumerate(TEXTS)
+    ),
+    Bytes(),
+  )
+  made = TokenLosses.of(documents, Bytes())
+  for i, part in enumerate(made.parts):
+    part[:] = np.random.default_rng((seed, i)).random(len(part))
+  made.about['step'] = 3
+  return made
+
+
+def test_parts_are_views_of_each_document():
+  made = losses()
+  assert [len(part) for part in made.parts] == [6, 0, 3]
+  assert made.nats.all()
+  assert made.text.tobytes().decode() == ''.join(TEXTS)
+  assert made.document_of(np.arange(9)).tolist() == 6 * [0] + 3 * [2]
+  np.testing.assert_array_equal(made.bytes_, np.arange(10))
+
+
+def test_labelled_documents_are_refused():
+  task = RandomWalk(episodes=9)
+  with pytest.raises(ValueError, match='are labelled, .* leave out --out'):
+    TokenLosses.of(task.documents('test'), task.vocabulary)
+
+
+def test_written_and_read(tmp_path):
+  made = losses()
+  made.write(tmp_path / 'a.npz')
+  again = TokenLosses.load(tmp_path / 'a.npz')
+  for name in ('tokens', 'nats', 'starts', 'bytes_', 'text'):
+    a, b = getattr(made, name), getattr(again, name)
+    np.testing.assert_array_equal(a, b)
+    assert a.dtype == b.dtype
+  assert (again.names, again.about) == (made.names, {'step': 3})
+  assert [path.name for path in tmp_path.iterdir()] == ['a.npz']
+  with np.load(tmp_path / 'a.npz', allow_pickle=False) as file:
+    assert all(file[name].dtype != object for name in file.files)
+
+
+META = json.dumps({'kind': 'token losses', 'facts': {'names': 3}})
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'nats': np.zeros(8, np.float32)},
+    {'nats': np.zeros(9, np.float64)},
+    {'starts': np.array([0, 6, 5, 9])},
+    {'bytes': np.arange(10) - 1},
+    {'text': np.array([{}], object)},
+    {'meta': np.frombuffer(b'{}', np.uint8)},
+    {'meta': np.frombuffer(META.encode(), np.uint8)},
+  ],
+)
+def test_anything_else_is_refused(tmp_path, change):
+  losses().write(tmp_path / 'a.npz')
+  arrays = dict(np.load(tmp_path / 'a.npz'))
+  np.savez(tmp_path / 'b.npz', **arrays | change)
+  with pytest.raises(ValueError, match='holds no token losses, or is damaged'):
+    TokenLosses.load(tmp_path / 'b.npz')
+
+
+def test_files_that_are_none(tmp_path):
+  with pytest.raises(ValueError, match='There is no file .*no.npz'):
+    TokenLosses.load(tmp_path / 'no.npz')
+  (tmp_path / 'x').write_text('x')
+  with pytest.raises(ValueError, match='holds no token losses'):
+    TokenLosses.load(tmp_path / 'x')
+  with pytest.raises(ValueError, match='cannot be written'):
+    losses().write(tmp_path / 'no' / 'a.npz')

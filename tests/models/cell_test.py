@@ -1,0 +1,126 @@
+"""Running a cell over blocks: order, remat, unroll, dropout, errors."""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec.layers import remat
+from meliad_rec.layers.dropout import TiledDropout
+from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.cell import run
+
+B, T, W, D = 3, 12, 4, 5
+
+
+class Mixer(Cell):
+  """State: h_BD, which each block is mixed with; blocks see their order."""
+
+  rate: float = 0.0
+
+  @property
+  def block_length(self):
+    return W
+
+  def initial_state(self, batch):
+    return jnp.zeros((batch, D))
+
+  @nn.compact
+  def __call__(self, state, block):
+    x_BWD = TiledDropout(self.rate)(block.x)
+    y_BWD = jnp.tanh(nn.Dense(D)(x_BWD + state[:, None]))
+    return state + jnp.sum(y_BWD * block.mask[..., None], 1), y_BWD
+
+
+def example(length=T):
+  rng = np.random.default_rng(0)
+  x_BTD = rng.normal(size=(B, length, D)).astype(np.float32)
+  return Block(x_BTD, rng.random((B, length)) < 0.8)
+
+
+PARAMS = {
+  'params': {
+    'Dense_0': {
+      'kernel': np.random.default_rng(1).normal(size=(D, D)) * 0.3,
+      'bias': np.full(D, 0.1),
+    }
+  }
+}
+PARAMS = jax.tree.map(lambda a: a.astype(np.float32), PARAMS)
+
+
+def outcome(cell, block=None, **options):
+  """State and outputs, and the gradient of the parameters."""
+  block = block or example()
+
+  def loss(params):
+    state, y_BTD = cell.apply(
+      params,
+      np.ones((B, D), np.float32),
+      block,
+      method=lambda c, s, b: run(c, s, b),
+      **options,
+    )
+    return jnp.sum(jnp.sin(y_BTD)) + jnp.sum(state), (state, y_BTD)
+
+  return jax.jit(jax.grad(loss, has_aux=True))(PARAMS)
+
+
+def close(a, b):
+  compare = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+  jax.tree.map(compare, a, b)
+
+
+def test_blocks_run_in_order():
+  block, dense = example(), PARAMS['params']['Dense_0']
+  state, expected = np.ones((B, D)), []
+  for i in range(0, T, W):
+    x = block.x[:, i : i + W] + state[:, None]
+    expected.append(np.tanh(x @ dense['kernel'] + dense['bias']))
+    state = state + (expected[-1] * block.mask[:, i : i + W, None]).sum(1)
+  _, found = outcome(Mixer())
+  close(found, (state, np.concatenate(expected, 1)))
+
+
+@pytest.mark.parametrize('unroll', [1, 2])
+@pytest.mark.parametrize('policy', remat.POLICIES)
+def test_remat_and_unroll_change_nothing(policy, unroll):
+  close(outcome(Mixer(unroll=unroll, remat=policy)), outcome(Mixer()))
+
+
+def test_segment_must_be_whole_blocks():
+  message = 'Mixer takes blocks of 4 tokens; the segment has 10, which is not'
+  with pytest.raises(ValueError, match=message):
+    outcome(Mixer(), example(10))
+
+
+def test_blocks_share_their_dropout():
+  block = Block(np.ones((B, T, D), np.float32), np.zeros((B, T), bool))
+  rngs = {'dropout': jax.random.key(0)}
+  _, (_, dropped) = outcome(Mixer(rate=0.5), block, rngs=rngs)
+  close(dropped[:, :W], dropped[:, W : 2 * W])
+  _, (_, plain) = outcome(Mixer(), block)
+  assert np.abs(dropped - plain).max() > 0.1
+
+
+def test_a_cell_of_any_length_streams_by_itself():
+  class Sum(Cell):
+    def initial_state(self, batch):
+      return jnp.zeros((batch, D))
+
+    def __call__(self, state, block):
+      y_BTD = state[:, None] + jnp.cumsum(block.x, 1)
+      return y_BTD[:, -1], y_BTD
+
+  cell, block = Sum(), example()
+  assert cell.can_step and cell.takes_segments
+  assert not Mixer().can_step and not Mixer().takes_segments
+  state = opened = cell.to_decode_state(cell.initial_state(B))
+  end, y_BTD = run(cell, state, block)
+  for t in range(T):
+    one = jax.tree.map(lambda a: a[:, t : t + 1], block)
+    opened, y = cell.decode_step(opened, one)
+    close(y[:, 0], y_BTD[:, t])
+  close(cell.to_segment_state(opened), end)

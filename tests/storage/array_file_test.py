@@ -1,0 +1,105 @@
+"""Files of arrays: what comes back, and what is refused."""
+
+import json
+import os
+import struct
+
+import numpy as np
+import pytest
+
+from meliad_rec.storage import array_file
+
+ARRAYS = {'a/b': np.arange(6).reshape(2, 3), 'c': np.float32([0.5, -0.0])}
+FACTS = {'names': ['naïve', ''], 'step': 3}
+
+
+def test_all_comes_back_and_nothing_else_is_left(tmp_path):
+  path = tmp_path / 'x.npz'
+  array_file.write(path, 'plums', {'old': np.zeros(9)}, {})
+  array_file.write(path, 'plums', ARRAYS, FACTS)
+  arrays, facts = array_file.read(path, 'plums', 'pick')
+  assert facts == FACTS
+  assert arrays.keys() == ARRAYS.keys()
+  for name, a in ARRAYS.items():
+    np.testing.assert_array_equal(arrays[name], a)
+    assert arrays[name].dtype == a.dtype
+  assert [each.name for each in tmp_path.iterdir()] == ['x.npz']
+
+
+def test_a_file_that_was_there_survives_what_cannot_be_written(tmp_path):
+  path = tmp_path / 'x.npz'
+  array_file.write(path, 'plums', ARRAYS, FACTS)
+  with pytest.raises(RuntimeError, match='gone'):
+    array_file.write(path, 'plums', {'a': Gone()}, FACTS)
+  assert array_file.read(path, 'plums', 'pick')[1] == FACTS
+  assert [each.name for each in tmp_path.iterdir()] == ['x.npz']
+  with pytest.raises(ValueError, match='cannot be written .*; choose another'):
+    array_file.write(tmp_path / 'no' / 'x.npz', 'plums', ARRAYS, FACTS)
+
+
+def test_a_place_that_cannot_be_written_is_found_out(tmp_path, monkeypatch):
+  array_file.check_place(tmp_path / 's.npz')
+  with pytest.raises(ValueError, match='is not there; make it first'):
+    array_file.check_place(tmp_path / 'none' / 's.npz')
+  with pytest.raises(ValueError, match='cannot be written; choose another'):
+    array_file.check_writable(tmp_path)
+  with pytest.raises(ValueError, match='book.txt names no .npz file; end it'):
+    array_file.check_place(tmp_path / 'book.txt')
+  monkeypatch.setattr(os, 'access', lambda path, mode: mode != os.W_OK)
+  with pytest.raises(ValueError, match='cannot be written; choose another'):
+    array_file.check_place(tmp_path / 's.npz')
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_who_may_read_it_is_as_the_umask_says(tmp_path):
+  before = os.umask(0o027)
+  try:
+    array_file.write(tmp_path / 'x.npz', 'plums', ARRAYS, FACTS)
+  finally:
+    os.umask(before)
+  assert (tmp_path / 'x.npz').stat().st_mode & 0o777 == 0o640
+
+
+class Gone:
+  def __array__(self, *_, **__):
+    raise RuntimeError('gone')
+
+
+def damaged_stream(path):
+  """The bytes of a compressed file of plums that cannot be unpacked."""
+  facts = json.dumps({'kind': 'plums', 'facts': {}}).encode()
+  np.savez_compressed(path, meta=np.frombuffer(facts, np.uint8))
+  content = bytearray(path.read_bytes())
+  names, extra = struct.unpack('<HH', content[26:30])
+  content[30 + names + extra] = 0xFF  # No type of block that deflate has.
+  return bytes(content)
+
+
+def unknown_method(path):
+  """The bytes of a file of plums, packed by a method that zip has not."""
+  array_file.write(path, 'plums', ARRAYS, FACTS)
+  content = bytearray(path.read_bytes())
+  directory = content.index(b'PK\x01\x02')
+  while directory > 0:
+    content[directory + 10] = 97
+    directory = content.find(b'PK\x01\x02', directory + 1)
+  return bytes(content)
+
+
+def test_what_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='no file .*x; write one with pick.'):
+    array_file.read(tmp_path / 'x', 'plums', 'pick')
+  path = tmp_path / 'pears'
+  array_file.write(path, 'pears', ARRAYS, FACTS)
+  whole = path.read_bytes()
+  (tmp_path / 'cut').write_bytes(whole[: len(whole) // 2])
+  (tmp_path / 'text').write_text('text')
+  np.savez(tmp_path / 'bare.npz', a=np.zeros(2))
+  np.savez(tmp_path / 'pickle.npz', meta=np.array([{}], object))
+  (tmp_path / 'empty').touch()
+  (tmp_path / 'bits').write_bytes(damaged_stream(tmp_path / 'a.npz'))
+  (tmp_path / 'method').write_bytes(unknown_method(tmp_path / 'b.npz'))
+  files = 'pears', 'cut', 'text', 'bare.npz', 'pickle.npz', 'empty', 'bits'
+  for name in (*files, 'method'):
+    with pytest.raises(ValueError, match='holds no plums, .* again with pick.'):
+      array_file.read(tmp_path / name, 'plums', 'pick')

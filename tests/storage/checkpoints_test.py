@@ -1,0 +1,469 @@
+"""Checkpoints of a run, with everything that can happen to them."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+import optax
+import pytest
+
+from meliad_rec.storage import checksums
+from meliad_rec.storage.checkpoints import Checkpoints
+from meliad_rec.storage.checksums import digest
+from meliad_rec.storage.saved_step import CheckpointError
+
+ABOUT = {'tokenizer': 'bytes', 'data': 'd1'}
+
+
+def make_state(seed=0):
+  """Every kind of leaf and container that a train state has."""
+  rng = np.random.default_rng(seed)
+  params = {
+    'embed': {'kernel': jnp.asarray(rng.normal(size=(16, 8)), jnp.float32)},
+    'bias': jnp.asarray(rng.normal(size=8), jnp.bfloat16),
+  }
+  optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+  return {
+    'step': jnp.int32(seed),
+    'params': params,
+    'opt_state': optimizer.init(params),
+    'carry': (jnp.asarray(rng.normal(size=(8, 3)), jnp.float32), ()),
+    'start': jnp.asarray(rng.integers(0, 2, 5), bool),
+    'rng': jax.random.key_data(jax.random.key(seed)),
+    'ema': None,
+  }
+
+
+def save_all(directory, *steps, keep=3):
+  checkpoints = Checkpoints(directory, keep)
+  for step in steps:
+    checkpoints.save(step, make_state(step), {'offset': step}, ABOUT)
+  checkpoints.close()
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  directory = tmp_path_factory.mktemp('saved') / 'run'
+  save_all(directory, 10, 20)
+  return directory
+
+
+@pytest.fixture
+def run(saved, tmp_path):
+  """A copy of a run with steps 10 and 20, to damage."""
+  shutil.copytree(saved, tmp_path / 'run')
+  return tmp_path / 'run'
+
+
+def test_round_trip_is_exact(saved):
+  state = make_state(20)
+  step, restored, data, about = Checkpoints(saved).restore(make_state(1))
+  assert (step, data, about) == (20, {'offset': 20}, ABOUT)
+  assert jax.tree.structure(restored) == jax.tree.structure(state)
+  for a, b in zip(*map(jax.tree.leaves, (restored, state)), strict=True):
+    assert (a.dtype, a.shape) == (b.dtype, b.shape)
+    assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+  assert digest(restored) == digest(state)
+
+
+def test_an_older_step_by_number(saved):
+  assert Checkpoints(saved).restore(make_state(), step=10)[0] == 10
+  with pytest.raises(CheckpointError, match=r'no step 15, but \[10, 20\]'):
+    Checkpoints(saved).restore(make_state(), step=15)
+
+
+def test_parameters_alone(saved):
+  params = make_state()['params']
+  step, restored, about = Checkpoints(saved).restore_params(params)
+  assert (step, about) == (20, ABOUT)
+  assert digest(restored) == digest(make_state(20)['params'])
+  del params['bias']
+  with pytest.raises(CheckpointError, match='holds params/bias, which'):
+    Checkpoints(saved).restore_params(params)
+
+
+def test_readers_write_nothing(saved, tmp_path):
+  before = sorted(str(path) for path in saved.rglob('*'))
+  Checkpoints(saved).restore_params(make_state()['params'])
+  assert sorted(str(path) for path in saved.rglob('*')) == before
+  missing = Checkpoints(tmp_path / 'none')
+  assert missing.latest() is None
+  with pytest.raises(CheckpointError, match='there is none'):
+    missing.restore(make_state())
+  assert not (tmp_path / 'none').exists()
+
+
+DIFFERENT = {
+  'missing': lambda s: s | {'more': jnp.zeros(2)},
+  'extra': lambda s: {k: v for k, v in s.items() if k != 'rng'},
+  'shape': lambda s: s | {'start': jnp.zeros(6, bool)},
+  'dtype': lambda s: s | {'start': jnp.zeros(5, jnp.int32)},
+}
+
+
+@pytest.mark.parametrize('kind', DIFFERENT)
+def test_another_model_is_refused_and_nothing_put_aside(run, kind):
+  target = DIFFERENT[kind](make_state())
+  with pytest.raises(CheckpointError, match=f'^Step 20 of {run} '):
+    Checkpoints(run).restore(target)
+  assert Checkpoints(run).steps() == [10, 20]
+
+
+@pytest.mark.parametrize('key', ABOUT)
+def test_another_run_is_refused(saved, key):
+  with pytest.raises(CheckpointError, match=f'was trained with {key}'):
+    Checkpoints(saved).restore(make_state(), match={key: 'other'})
+  assert Checkpoints(saved).restore(make_state(), match=ABOUT)[0] == 20
+
+
+def flip(path):
+  raw = bytearray(path.read_bytes())
+  raw[len(raw) // 2] ^= 8
+  path.write_bytes(raw)
+
+
+DAMAGE = {
+  'flip': flip,
+  'truncate': lambda path: os.truncate(path, path.stat().st_size // 2),
+  'delete': lambda path: path.unlink(),
+}
+# Written by orbax after the manifest: their contents are read by nobody.
+UNREAD = ('_CHECKPOINT_METADATA', 'commit_success.txt')
+
+
+@pytest.mark.parametrize('damage', DAMAGE)
+def test_damage_to_any_file_is_named_and_the_step_before_used(
+  saved, tmp_path, caplog, damage
+):
+  names = [
+    str(path.relative_to(saved / '20'))
+    for path in (saved / '20').rglob('*')
+    if path.is_file()
+  ]
+  assert len(names) > 10
+  for i, name in enumerate(sorted(names)):
+    run = tmp_path / str(i)
+    shutil.copytree(saved, run)
+    DAMAGE[damage](run / '20' / name)
+    caplog.clear()
+    step, state, data, _ = Checkpoints(run).restore(make_state())
+    assert data == {'offset': step}
+    assert digest(state) == digest(make_state(step))
+    if name in UNREAD and damage != 'delete':
+      assert step == 20
+    else:
+      assert step == 10
+      assert f'Step 20 of {run} is damaged: {name} ' in caplog.text
+      assert 'Using step 10 in place of [20].' in caplog.text
+      assert (run / '20.corrupt').exists()
+
+
+def test_a_step_named_and_damaged_is_an_error(run):
+  flip(run / '20/data/metadata')
+  with pytest.raises(CheckpointError, match='data/metadata was changed'):
+    Checkpoints(run).restore(make_state(), step=20)
+  assert Checkpoints(run).steps() == [10, 20]
+
+
+def test_when_nothing_verifies_all_is_left_in_place(run):
+  for step in '10', '20':
+    flip(run / step / 'meta/metadata')
+  with pytest.raises(CheckpointError, match='holds no step that can be used'):
+    Checkpoints(run).restore(make_state())
+  assert Checkpoints(run).steps() == [10, 20]
+
+
+def test_fingerprints_guard_what_a_manifest_does_not(run):
+  """Another step's arrays under a manifest that agrees with them."""
+  shutil.rmtree(run / '20/state')
+  shutil.copytree(run / '10/state', run / '20/state')
+  (run / '20' / checksums.NAME).unlink()
+  checksums.write(run / '20')
+  with pytest.raises(CheckpointError, match='has other values'):
+    Checkpoints(run).restore(make_state(), step=20)
+
+
+def test_training_goes_on_from_the_step_before(run):
+  flip(run / '20/data/metadata')
+  checkpoints = Checkpoints(run)
+  assert checkpoints.restore(make_state())[0] == 10
+  for step in 15, 20:
+    assert checkpoints.save(step, make_state(step), {'offset': step}, ABOUT)
+  checkpoints.close()
+  assert checkpoints.steps() == [10, 15, 20]
+  assert checkpoints.restore(make_state())[0] == 20
+
+
+def test_donating_the_state_while_it_is_saved(tmp_path):
+  """The next step overwrites the buffers at once; what is saved stays."""
+  step_on = jax.jit(lambda x: x * 1.5 + 1, donate_argnums=0)
+  x = jnp.arange(400_000.0).reshape(1000, 400)
+  checkpoints = Checkpoints(tmp_path)
+  saved = {}
+  for step in range(3):
+    saved[step] = digest({'x': x})
+    checkpoints.save(step, {'x': x}, {}, {})
+    for _ in range(20):
+      x = step_on(x)
+  checkpoints.close()
+  for step, expected in saved.items():
+    assert digest(checkpoints.restore({'x': x}, step)[1]) == expected
+
+
+@pytest.mark.parametrize('best_is, best', [('lowest', 3), ('highest', 1)])
+def test_the_last_and_the_best_are_kept(tmp_path, best_is, best):
+  losses = 9.0, 5.0, 2.0, 4.0, float('nan'), 7.0
+  for first in 0, 3:  # The second half in another process's place.
+    checkpoints = Checkpoints(tmp_path, 2, 'loss', best_is)
+    for step in range(first + 1, first + 4):
+      metrics = {'loss': losses[step - 1]}
+      checkpoints.save(step, {'x': jnp.float32(step)}, {}, {}, metrics)
+    checkpoints.close()
+  assert checkpoints.steps() == [best, 5, 6]
+  target = {'x': jnp.float32(0)}
+  assert Checkpoints(tmp_path).restore(target, 'best')[0] == best
+  flip(tmp_path / str(best) / 'data/metadata')
+  assert Checkpoints(tmp_path).restore(target, 'best')[0] == 6
+
+
+def test_what_a_changed_score_says_is_not_believed(tmp_path, caplog):
+  checkpoints = Checkpoints(tmp_path, 1, 'loss')
+  for step, loss in (1, 2.0), (2, 5.0):
+    state = {'params': {'x': jnp.float32(step)}}
+    checkpoints.save(step, state, {}, {}, {'loss': loss})
+    checkpoints.wait()
+  path = tmp_path / '2/meta/metadata'
+  text = path.read_text()
+  assert text.count('5.0') == 2
+  path.write_text(text.replace('5.0', '1.0'))
+  target = {'x': jnp.float32(0)}
+  assert Checkpoints(tmp_path).restore_params(target, 'best')[0] == 1
+  checkpoints.save(3, state, {}, {}, {'loss': 9.0})
+  checkpoints.close()
+  assert checkpoints.steps() == [1, 3]
+  assert 'Step 2 of' in caplog.text
+  assert 'meta/metadata was changed' in caplog.text
+
+
+def test_without_an_evaluation_no_step_is_best(saved):
+  with pytest.raises(CheckpointError, match='no evaluation has been saved yet'):
+    Checkpoints(saved).restore_params(make_state(), 'best', part='')
+
+
+def test_scores_on_other_validation_data_do_not_count(tmp_path):
+  target = {'x': jnp.float32(0)}
+  checkpoints = Checkpoints(tmp_path, 1, 'loss')
+  judged = (1, 'a', 1.0), (2, 'b', 5.0), (3, 'b', 7.0)
+  for step, validation, loss in judged:
+    x, about = {'x': jnp.float32(step)}, {'validation': validation}
+    checkpoints.save(step, x, {}, about, {'loss': loss})
+  checkpoints.close()
+  assert checkpoints.steps() == [2, 3]
+  assert Checkpoints(tmp_path).restore(target, 'best')[0] == 2
+
+
+def evaluated_later(directory, metrics):
+  """The newest step once more, now with its figures."""
+  checkpoints = Checkpoints(directory, 1, 'loss')
+  assert checkpoints.save(20, make_state(20), {'offset': 21}, ABOUT, metrics)
+  return checkpoints
+
+
+def test_a_step_is_there_at_every_instant_while_it_is_saved_again(
+  run, tmp_path, monkeypatch
+):
+  """Copies of the folder are what a kill -9 would leave."""
+  write = checksums.write
+
+  def write_and_look(folder):
+    write(folder)
+    shutil.copytree(run, tmp_path / 'committing')
+
+  shutil.rmtree(run / '10')
+  with monkeypatch.context() as context:
+    context.setattr(checksums, 'write', write_and_look)
+    checkpoints = evaluated_later(run, {'loss': 0.5})
+    checkpoints._writer._manager.wait_until_finished()
+  shutil.copytree(run, tmp_path / 'committed')
+  checkpoints.close()
+  assert [path.name for path in run.iterdir()] == ['20']
+  for name, offset in ('committing', 20), ('committed', 21):
+    killed = tmp_path / name
+    assert (killed / '20.old').exists()
+    params = make_state()['params']
+    assert Checkpoints(killed).restore_params(params)[0] == 20
+    step, state, data, _ = Checkpoints(killed).restore(make_state())
+    assert (step, data) == (20, {'offset': offset})
+    assert digest(state) == digest(make_state(20))
+    again = Checkpoints(killed, 1, 'loss')
+    again.save(30, make_state(30), {}, ABOUT, {'loss': 0.25})
+    again.close()
+    assert [path.name for path in killed.iterdir()] == ['30']
+
+
+def test_a_step_saved_again_on_a_full_disk_is_kept(run, monkeypatch, caplog):
+  with monkeypatch.context() as context:
+    context.setattr(checksums, 'write', full_disk)
+    checkpoints = evaluated_later(run, {'loss': 0.5})
+    with pytest.raises(CheckpointError, match='^Step 20 was not saved'):
+      checkpoints.wait()
+  assert checkpoints.steps() == [10, 20]
+  step, _, data, _ = Checkpoints(run).restore(make_state())
+  assert (step, data) == (20, {'offset': 20})
+  assert checkpoints.save(20, make_state(20), {}, ABOUT, {'loss': 0.5})
+  checkpoints.close()
+  assert [path.name for path in run.iterdir()] == ['20']
+  assert Checkpoints(run).restore(make_state(), 'best')[0] == 20
+
+
+def test_an_unknown_metric_is_an_error(tmp_path):
+  checkpoints = Checkpoints(tmp_path, best_metric='loss')
+  with pytest.raises(ValueError, match='set best_metric'):
+    checkpoints.save(1, {'x': jnp.float32(0)}, {}, {}, {'accuracy': 1.0})
+
+
+def test_settings_are_checked(tmp_path):
+  with pytest.raises(ValueError, match='^keep is 0'):
+    Checkpoints(tmp_path, keep=0)
+  with pytest.raises(ValueError, match="^best_is is 'min'"):
+    Checkpoints(tmp_path, best_is='min')
+
+
+def test_a_signal_during_the_last_save_does_not_end_the_process(
+  tmp_path, monkeypatch
+):
+  # A shell starts what runs in the background with SIGINT ignored.
+  before = signal.getsignal(signal.SIGINT)
+  checkpoints = Checkpoints(tmp_path)
+  assert not checkpoints.preempted()
+  finish = checkpoints._writer.close
+
+  def close():
+    os.kill(os.getpid(), signal.SIGINT)
+    finish()
+
+  monkeypatch.setattr(checkpoints._writer, 'close', close)
+  checkpoints.save(1, make_state(1), {}, ABOUT)
+  checkpoints.close()
+  assert checkpoints.steps() == [1]
+  assert checkpoints.exit_code == 130
+  assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_same_state_again_and_going_back(run):
+  checkpoints = Checkpoints(run)
+  assert not checkpoints.save(20, make_state(20), {'offset': 20}, ABOUT)
+  for step, seed in (20, 21), (19, 19):
+    with pytest.raises(CheckpointError, match='already holds step 20'):
+      checkpoints.save(step, make_state(seed), {}, ABOUT)
+
+
+@pytest.mark.parametrize('where', ['at the start', 'behind'])
+def test_a_failed_save_is_told_and_the_next_one_works(
+  tmp_path, caplog, monkeypatch, where
+):
+  run = tmp_path / 'run'
+  checkpoints = Checkpoints(run)
+  checkpoints.save(1, make_state(1), {}, ABOUT)
+  checkpoints.wait()
+  with monkeypatch.context() as context:
+    if where == 'at the start':
+      run.rename(tmp_path / 'away')
+      run.touch()
+    else:
+      context.setattr(checksums, 'write', full_disk)
+    checkpoints.save(2, make_state(2), {}, ABOUT)
+    with pytest.raises(CheckpointError, match='^Step 2 was not saved'):
+      checkpoints.wait()
+  if where == 'at the start':
+    run.unlink()
+    (tmp_path / 'away').rename(run)
+  assert caplog.text.count('Step 2 was not saved') == 1
+  assert checkpoints.steps() == [1]
+  checkpoints.save(3, make_state(3), {}, ABOUT)
+  checkpoints.close()
+  assert sorted(path.name for path in run.iterdir()) == ['1', '3']
+  assert digest(checkpoints.restore(make_state())[1]) == digest(make_state(3))
+
+
+def full_disk(folder):
+  raise OSError(f'No space left on device: {folder}')
+
+
+def test_what_a_killed_save_left_is_not_a_step_and_goes(run):
+  shutil.copytree(run / '20', run / '30.orbax-checkpoint-tmp')
+  checkpoints = Checkpoints(run)
+  assert checkpoints.latest() == 20
+  checkpoints.save(40, make_state(40), {}, ABOUT)
+  checkpoints.close()
+  names = sorted(path.name for path in run.iterdir())
+  assert names == ['10', '20', '40']
+
+
+def test_nothing_on_disk_is_pickled(saved):
+  for path in saved.rglob('*'):
+    assert path.suffix not in ('.pkl', '.pickle', '.npy', '.msgpack')
+  for name in 'data', 'meta':
+    json.loads((saved / '20' / name / 'metadata').read_text())
+
+
+def on_mesh(state):
+  """`state` over all devices: the first axis where it divides, else whole."""
+  count = jax.device_count()
+  mesh = jax.make_mesh((count,), ('data',), axis_types=(AxisType.Auto,))
+
+  def place(x):
+    split = x.ndim and x.shape[0] % count == 0
+    spec = PartitionSpec('data') if split else PartitionSpec()
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+  return jax.tree.map(place, state)
+
+
+def test_saved_on_8_devices_restored_on_4_2_1(tmp_path):
+  state = on_mesh(make_state(5))
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(5, state, {'offset': 5}, ABOUT)
+  checkpoints.close()
+  root = pathlib.Path(__file__).parents[2]
+  children = []
+  for count in 4, 2, 1:
+    flags = f'--xla_force_host_platform_device_count={count}'
+    env = os.environ | {'XLA_FLAGS': flags, 'PYTHONPATH': str(root)}
+    command = [
+      sys.executable,
+      '-m',
+      'tests.storage.checkpoints_test',
+      str(tmp_path),
+    ]
+    children.append(
+      subprocess.Popen(
+        command, env=env, cwd=root, stdout=subprocess.PIPE, text=True
+      )
+    )
+  for count, child in zip((4, 2, 1), children, strict=True):
+    lines = child.communicate(timeout=120)[0].splitlines()
+    assert lines[-1] == f'{count} 5 {digest(state)}'
+
+
+if __name__ == '__main__':
+  abstract = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+    on_mesh(make_state()),
+  )
+  found = Checkpoints(sys.argv[1]).restore(abstract)
+  shardings = jax.tree.map(
+    lambda x, y: x.sharding == y.sharding, found[1], abstract
+  )
+  assert all(jax.tree.leaves(shardings))
+  print(jax.device_count(), found[0], digest(found[1]))

@@ -1,0 +1,128 @@
+"""Where a run may lie, and that only one training writes there."""
+
+import errno
+import fcntl
+import logging
+from pathlib import Path
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from meliad_rec.distributed import hosts
+from meliad_rec.runs.trained_run import load_run
+from meliad_rec.storage.workdir import LOCK
+from meliad_rec.storage.workdir import Lock
+from meliad_rec.storage.workdir import place
+from tests import bucket
+
+
+@pytest.mark.parametrize('made', [str, Path])
+@pytest.mark.parametrize('name', ['s3://b', 'file:///a'])
+def test_another_address_is_refused(name, made):
+  with pytest.raises(ValueError, match='or in gs://BUCKET/FOLDER; give'):
+    place(made(name))
+  with pytest.raises(ValueError, match='or in gs://BUCKET/FOLDER; give'):
+    load_run(made(name))
+
+
+def test_a_bucket():
+  assert str(place('gs://bucket/run') / 'a') == 'gs://bucket/run/a'
+  with pytest.raises(ValueError, match='gs:/bucket/run'):
+    place(Path('gs://bucket/run'))
+
+
+def test_a_bucket_has_no_lock(caplog, tmp_path, monkeypatch):
+  with caplog.at_level(logging.INFO), bucket.served(tmp_path, monkeypatch):
+    Lock(place('gs://bucket/run')).release()
+  assert 'no other training runs in gs://bucket/run' in caplog.text
+
+
+def test_what_a_bucket_needs_is_told(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'google.cloud.storage', None)
+  with pytest.raises(ValueError, match='install meliad_rec.gcs..'):
+    Lock(place('gs://bucket/run'))
+
+
+@pytest.mark.parametrize('code', [403, 404, 503])
+def test_a_bucket_that_may_not_be_asked(code, tmp_path, monkeypatch):
+  def refuse(name):
+    assert name == 'bucket'
+    raise type('Refused', (Exception,), {'code': code})()
+
+  with bucket.served(tmp_path, monkeypatch):
+    client = sys.modules['google.cloud.storage'].Client()
+    monkeypatch.setattr(client, 'get_bucket', refuse)
+    kind = Exception if code == 503 else ValueError
+    with pytest.raises(kind) as told:
+      Lock(place('gs://bucket/run'))
+  sentence = f'The bucket bucket cannot be asked what it is ({code}); give '
+  assert str(told.value).startswith(sentence) == (code != 503)
+
+
+@pytest.mark.parametrize('name', ['runs/a', '/a/b:c', 'a:b', '../x'])
+def test_a_folder_is_a_path(name):
+  assert place(name) == Path(name)
+
+
+def test_a_second_lock_is_refused_until_the_first_is_released(tmp_path):
+  folder = tmp_path / 'new' / 'run'
+  first = Lock(folder)
+  with pytest.raises(ValueError, match=f'^Another training .* in {folder};'):
+    Lock(folder)
+  first.release()
+  first.release()
+  with Lock(folder) as third:
+    pass
+  with pytest.raises(ValueError, match='Another training'):
+    Lock(folder)
+  third.release()
+
+
+def test_a_body_that_fails_gives_it_back(tmp_path):
+  with pytest.raises(KeyError), Lock(tmp_path):
+    raise KeyError
+  Lock(tmp_path).release()
+
+
+def test_a_killed_process_holds_it_no_longer(tmp_path):
+  program = f"""
+import fcntl, time
+file = open({str(tmp_path / LOCK)!r}, 'a')
+fcntl.flock(file, fcntl.LOCK_EX)
+print('held', flush=True)
+time.sleep(60)
+"""
+  child = subprocess.Popen(
+    [sys.executable, '-c', program], stdout=subprocess.PIPE, text=True
+  )
+  assert child.stdout.readline() == 'held\n'
+  with pytest.raises(ValueError, match='Another training'):
+    Lock(tmp_path)
+  child.kill()
+  child.communicate()
+  Lock(tmp_path).release()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+  (tmp_path / 'file').touch()
+  with pytest.raises(ValueError, match='cannot be written .*; give another'):
+    Lock(tmp_path / 'file' / 'run')
+
+
+def test_a_disk_without_locks_is_told(tmp_path, monkeypatch, caplog):
+  def flock(*_):
+    raise OSError(errno.ENOLCK, 'No locks available')
+
+  monkeypatch.setattr(fcntl, 'flock', flock)
+  Lock(tmp_path).release()
+  assert 'cannot be locked (No locks available)' in caplog.text
+
+
+def test_what_process_0_refuses_all_refuse(tmp_path, monkeypatch):
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  monkeypatch.setattr(hosts, 'any_of', lambda flag: True)
+  with pytest.raises(ValueError, match='^Process 0 cannot train in'):
+    Lock(tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
