@@ -43,7 +43,7 @@ setup(
   package_dir={
     f'meliad_rec.{folder.replace("/", ".")}': folder for folder in GIN
   },
-  package_data={'': ['*.gin']},
+  package_data={'': ['*.gin', 'README.md']},
   install_requires=[
     'absl-py>=2.1,<3',
     'etils[epath]>=1.9.1,<2',
@@ -65,7 +65,6 @@ setup(
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda13]'],
     'gcs': ['google-cloud-storage>=2.18,<4'],
-    'eval': ['sacrebleu>=2.4,<3', 'rouge-score>=0.1.2,<0.2'],
     'colab': COLAB,
     'test': [
       'pytest>=8,<10',

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the launchers share: how they refuse, explain themselves and run dry.
+# Functions of all launchers: errors, usage and --dry_run.
 
 dry_run=${DRY_RUN:-}
 
@@ -14,7 +14,7 @@ usage() {
   exit 2
 }
 
-# asks_dry ARGUMENT: whether it is --dry_run, which then holds.
+# asks_dry ARGUMENT: whether this is --dry_run; if so, turns it on.
 asks_dry() {
   case $1 in
     --dry_run) dry_run=yes ;;
@@ -34,8 +34,8 @@ doing() {
   fi
 }
 
-# need_train FLAGS...: those of meliad_rec.main, of which there must be some.
+# need_train FLAGS...: fails without flags of meliad_rec.main.
 need_train() {
-  [ $# -gt 0 ] || fail 'What to train is not said; give flags of' \
+  [ $# -gt 0 ] || fail 'There is nothing to train; give flags of' \
     'meliad_rec.main after --.'
 }

@@ -5,7 +5,7 @@
 #
 #   bash launch/compare.sh STORE OUT [STEPS] [further flags of meliad_rec.main]
 #
-# Each system has a folder in OUT; run again, each goes on where it stopped.
+# Each system has a folder in OUT. Run again, each resumes where it stopped.
 set -euo pipefail
 
 if [ $# -lt 2 ]; then
@@ -20,15 +20,15 @@ if [[ ${1:-} =~ ^[0-9_]+$ ]]; then
 fi
 python=${PYTHON:-python}
 
-# Name, architecture, and what makes it that system.
+# Name, architecture, and options.
 systems=(
   'slide_6 window'
   'slide_7 window --gin_param=LAYERS=7'
   'xl window --gin_param=SEGMENT=128 --gin_param=BATCH=32'
-  'rec_fixed_skip block_recurrent --gin_file=options/recurrent_fixed_skip'
-  'rec_fixed_dual block_recurrent --gin_file=options/recurrent_fixed_dual'
-  'rec_lstm_dual block_recurrent --gin_file=options/recurrent_lstm_dual'
-  'feedback_fixed_skip block_feedback --gin_file=options/feedback_fixed_skip'
+  'rec_fixed_skip block_recurrent --gin_file=options/recurrent/fixed_skip'
+  'rec_fixed_dual block_recurrent --gin_file=options/recurrent/fixed_dual'
+  'rec_lstm_dual block_recurrent --gin_file=options/recurrent/lstm_dual'
+  'feedback_fixed_skip block_feedback --gin_file=options/block_feedback/fixed_skip'
 )
 for system in "${systems[@]}"; do
   read -r name arch options <<<"$system"
@@ -36,7 +36,7 @@ for system in "${systems[@]}"; do
   # shellcheck disable=SC2086  # The options are several words.
   "$python" -m meliad_rec.main \
     --gin_file="arch/$arch" --gin_file=size/small --gin_file=task/store \
-    --gin_file=options/schedule_cosine $options \
+    --gin_file=options/schedule/cosine $options \
     --gin_param="STORE = '$store'" --gin_param="STEPS = $steps" \
     --gin_param='LEARNING_RATE = 0.02' --gin_param='WARMUP_STEPS = 100' \
     --gin_param="EVAL_EVERY = $steps" --gin_param='SAVE_EVERY = 250' \

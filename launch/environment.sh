@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes the virtual environment .venv of this checkout, or finds it made.
+# Creates the virtual environment .venv of this checkout, if necessary.
 #
 #   bash launch/environment.sh          # to train, evaluate and generate
 #   bash launch/environment.sh test     # to run the tests too
 #
-# Needs Python 3.11 to 3.13 on the PATH (or in PYTHON) and nothing else. pip
-# uses its own configuration; run again, it installs only what has changed.
+# Needs only Python 3.11 to 3.13 on the PATH (or in PYTHON). pip uses its own
+# configuration. Run again, it installs only if setup.py has changed.
 set -euo pipefail
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
   sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$0"
@@ -23,7 +23,7 @@ is_suitable() {
     >/dev/null 2>&1
 }
 
-# Whether this or more was installed, by the setup.py that there is now.
+# is_installed EXTRA: whether it was installed with the current setup.py.
 is_installed() {
   local stamp extras
   for stamp in .venv/installed*; do
@@ -45,18 +45,18 @@ if ! [ -x $bin/python ] || ! is_suitable $bin/python; then
       break
     fi
   done
-  [ -n "$found" ] || fail "Python 3.11, 3.12 or 3.13 is needed, and none is on" \
+  [ -n "$found" ] || fail "Python 3.11, 3.12 or 3.13 is needed, but none is on" \
     "the PATH; install one, or name one: PYTHON=/path/to/python3 bash $0."
-  echo "Making .venv with $("$found" --version)."
-  "$found" -m venv --clear .venv || fail "$found cannot make a virtual" \
+  echo "Creating .venv with $("$found" --version)."
+  "$found" -m venv --clear .venv || fail "$found cannot create a virtual" \
     "environment; install its module venv (on Debian and Ubuntu: apt install" \
     "python3-venv), or name another Python in PYTHON."
 fi
 
 if ! is_installed "$extra"; then
-  echo "Installing meliad_rec${extra:+ for $extra} into .venv (minutes, once)."
+  echo "Installing meliad_rec${extra:+ for $extra} into .venv (takes minutes, once)."
   $bin/python -m pip install -qq --disable-pip-version-check \
     -e ".${extra:+[$extra]}" \
-    || fail "pip could not install meliad_rec; the lines above say why."
+    || fail "pip could not install meliad_rec; see above."
   cp setup.py ".venv/installed${extra:+-$extra}"
 fi

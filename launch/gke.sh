@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Trains on TPUs of a GKE cluster that xpk made; each line is one command:
+# Trains on TPUs of a GKE cluster created by xpk; each line is one command:
 #
 #   bash launch/gke.sh create NAME --cluster=C --zone=Z --topology=v5e:16x16
 #     --image=IMAGE --workdir=gs://BUCKET/runs/NAME [--mesh=data:64,model:4]
 #     [--restarts=100] [--vocab_size=N] [--no_plan] -- --gin_file=... ...
-#   bash launch/gke.sh logs NAME    # what process 0 says, live
-#   bash launch/gke.sh attach NAME  # a shell beside process 0
-#   bash launch/gke.sh delete NAME --cluster=C --zone=Z  # saves and ends
+#   bash launch/gke.sh logs NAME    # follows the output of process 0
+#   bash launch/gke.sh attach NAME  # a shell in the container of process 0
+#   bash launch/gke.sh delete NAME --cluster=C --zone=Z  # saves and ends the run
 #
-# xpk takes --project=P; all take --dry_run, which prints what would be run.
-# `create` checks first that the step fits (meliad_rec.commands.plan) and that the folder
-# of the run can be written; after `delete`, it goes on. A run that is preempted
-# or loses a host starts again by itself. IMAGE is what launch/Dockerfile makes;
-# a store to train on must lie in it, or where the cluster mounts a bucket. logs
-# and attach read the cluster of kubectl's context.
+# create and delete take --project=P; all take --dry_run, which prints the
+# commands instead of running them. `create` checks that the training step fits
+# (meliad-rec plan) and that --workdir can be written; after `delete`, it resumes
+# the run. A run that is preempted or loses a host restarts by itself. IMAGE is
+# built from launch/Dockerfile; a store to train on must be in it, or where the
+# cluster mounts a bucket. logs and attach use kubectl's current context.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/slice.sh
@@ -25,7 +25,7 @@ case $action in
   *) usage ;;
 esac
 [[ $name =~ ^[a-z][a-z0-9-]*$ ]] \
-  || fail "The name of the run is '$name'; give small letters, digits and -."
+  || fail "The name of the run is '$name'; use lowercase letters, digits and -."
 shift 2
 case $action in
   create)
@@ -66,7 +66,7 @@ case $action in
       echo "$pod"
       pod=POD
     fi
-    [ -n "$pod" ] || fail "No pod of $name runs; see that it was created."
+    [ -n "$pod" ] || fail "No pod of $name is running; check that it was created."
     doing kubectl exec --stdin --tty "$pod" --container=jax-tpu -- bash
     ;;
   delete) doing xpk workload delete "--workload=$name" "${where[@]}" --force ;;

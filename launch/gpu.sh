@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains on machines with GPUs that ssh reaches, one process on each:
+# Trains on GPU machines over ssh, one process on each:
 #
 #   bash launch/gpu.sh HOST,HOST,... [--dry_run] [flags of meliad_rec.main]
 #
-# All have the same folders: this one is entered, and PYTHON (python) run. HOST
-# is a name by which the others reach the first, at PORT (8476). Ctrl-C saves on
-# all and ends all. On one machine no script is needed: meliad_rec.main uses all
-# its GPUs. --dry_run (or DRY_RUN=1) prints what would be run.
+# All machines need the same folders: PYTHON (default python) runs in this one.
+# The others reach the first HOST by its name, at PORT (default 8476). Ctrl-C
+# saves and ends the run on all of them. A single machine needs no script:
+# meliad_rec.main uses all of its GPUs. --dry_run (or DRY_RUN=1) prints the commands.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/common.sh
@@ -22,12 +22,13 @@ for each; do
 done
 pid_file=/tmp/meliad_rec_${PORT:-8476}.pid
 
-# on INDEX COMMAND: runs it on this host.
+# on INDEX COMMAND: runs a command on a host.
 on() {
   doing ssh -n -o BatchMode=yes "${hosts[$1]}" "$2"
 }
 
-# Fails until the process is there; an old number may be that of another by now.
+# tell INDEX: asks a process to stop; fails until it has started. The number in an
+# old file may belong to another process by now, so the command line is checked.
 tell() {
   on "$1" "pid=\$(cat $pid_file) && grep -q meliad_rec.main /proc/\$pid/cmdline \
 && kill -TERM \$pid" 2>/dev/null

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains on this machine as a pod does: N processes that share one run.
+# Trains like a pod on this machine: N processes share one run.
 #
 #   bash launch/local_pod.sh N [flags of meliad_rec.main]
 #
-# Each process has DEVICES devices (1) of its own, all on the CPU. Lines of all
-# but process 0 begin with their number. SIGTERM to any one of them, or to this
-# script, saves on all at the same step and ends all with 143; run again, also
-# with another N, training goes on where it stopped.
+# Each process has DEVICES devices (default 1), all on the CPU. Output lines of
+# all but process 0 begin with the number of the process. SIGTERM to any process
+# or to this script saves on all at the same step and ends all with 143. The same
+# command, also with another N, resumes.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/common.sh
@@ -25,7 +25,7 @@ export JAX_PLATFORMS=cpu JAX_COORDINATOR_ADDRESS="localhost:$port"
 export JAX_NUM_PROCESSES=$count
 export XLA_FLAGS="${XLA_FLAGS:-} --xla_force_host_platform_device_count=${DEVICES:-1}"
 
-# numbered INDEX: copies lines, to the last, with this number before each.
+# numbered INDEX: copies all lines and puts this number before each.
 numbered() {
   local line
   trap '' INT TERM

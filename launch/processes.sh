@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# What local_pod.sh and gpu.sh share: processes that end together. They fill
-# `pids`, start none once they are `asked` to stop, and define `tell INDEX`, which
-# asks a process to stop.
+# Functions of local_pod.sh and gpu.sh: processes that end together. The scripts
+# set `pids`, start no process once `asked` to stop, and define `tell INDEX`,
+# which asks a process to stop.
 
 pids=()
 asked=''
 trap 'asked=yes' INT TERM
 
-# runs INDEX: whether this process has not ended.
+# runs INDEX: whether this process is still running.
 runs() {
   kill -0 "${pids[$1]}" 2>/dev/null
 }
 
-# Waits for all. When they are to stop, process 0 is told, with which all that
-# have joined it save at one step and end; those that run GRACE_SECONDS (10) after
-# its end have not, and are told too. Gives 2, or the code of the first failure.
+# Waits for all processes. When asked to stop, it asks process 0, and all that have
+# joined it save at the same step and end. Processes that still run GRACE_SECONDS
+# (10) later have not joined, and are asked too. Returns 2 if a process ended with
+# 2, otherwise the exit code of the first process that failed, or 0.
 attend() {
   local index code running=yes worst=0 since=$SECONDS told=()
   [ -n "${pids[*]:-}" ] || return 143
@@ -40,7 +41,7 @@ attend() {
   return "$worst"
 }
 
-# is_due INDEX: whether this process is to be told now.
+# is_due INDEX: whether to ask this process to stop now.
 is_due() {
   [ -n "$asked" ] && [ -z "${told[$1]:-}" ] || return 1
   [ "$1" = 0 ] && return

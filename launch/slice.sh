@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# What tpu.sh and gke.sh share; they set `action` and `name`.
+# Functions of tpu.sh and gke.sh, which set `action` and `name`.
 # shellcheck disable=SC2034,SC2154
 
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) \
-  || fail "${0##*/} needs bash 4.4 or later, and this is $BASH_VERSION; install" \
-    "one (on macOS: brew install bash), and run the script with it."
+  || fail "${0##*/} needs bash 4.4 or later, but this is $BASH_VERSION; install a" \
+    "newer one (on macOS: brew install bash) and run the script with it."
 
 python=${PYTHON:-python}
-declare -A flag=()  # Those before --, by name.
-train=()            # Those after --, for meliad_rec.main.
+declare -A flag=()  # Flags before --, by name.
+train=()            # Flags after --, for meliad_rec.main.
 
-# parse ALLOWED ARGUMENTS...: fills flag and train.
+# parse ALLOWED ARGUMENTS...: sets flag and train.
 parse() {
   local allowed=" $1 " given
   shift
@@ -29,7 +29,7 @@ parse() {
         ;;
       --*=?*) given=${1#--} && flag[${given%%=*}]=${given#*=} ;;
       --?*) given=${1#--} && flag[${given%=}]=yes ;;
-      *) fail "'$1' is no flag; write --flag=value, and flags of" \
+      *) fail "'$1' is not a flag; write --flag=value, and flags of" \
         "meliad_rec.main after --." ;;
     esac
     [[ $allowed == *" ${given%%=*} "* ]] \
@@ -50,7 +50,7 @@ parse() {
   done
 }
 
-# need NAMES...: flags that must have been given.
+# need NAMES...: fails unless these flags are given.
 need() {
   local each
   for each; do
@@ -59,8 +59,8 @@ need() {
   done
 }
 
-# Sets chips, the accelerator's names as Google Cloud and xpk have it, and its
-# software.
+# Sets the names of the slice for Google Cloud (shaped) and xpk (xpk_type), and
+# its software.
 slice() {
   local kind shape size prefix
   [[ ${flag[topology]} =~ ^(v5e|v6e):([0-9]+x[0-9]+)$ ||
@@ -71,9 +71,9 @@ slice() {
   for size in ${shape//x/ }; do
     chips=$((chips * size))
   done
-  ((chips > 0)) || fail "--topology is '${flag[topology]}'; no side can be 0."
-  # v4 and v5p are named by their cores, two to a chip, which leaves the shape
-  # open: TPU VMs can be asked for it.
+  ((chips > 0)) || fail "--topology is '${flag[topology]}'; no side may be 0."
+  # The names of v4 and v5p count cores, two per chip, and leave the shape open.
+  # A request for TPU VMs can name the shape instead.
   [ "$kind" = v5e ] && prefix=v5litepod || prefix=$kind
   xpk_type=$prefix-$shape
   case $kind in
@@ -88,7 +88,7 @@ slice() {
   esac
 }
 
-# Hands --mesh=data:64,model:4 on to the trainer.
+# Passes --mesh=data:64,model:4 on to the trainer.
 mesh() {
   local part
   [ -n "${flag[mesh]:-}" ] || return 0
@@ -100,49 +100,49 @@ mesh() {
   train+=("--mesh=${flag[mesh]}")
 }
 
-# Stops here if the step would not fit in the slice.
+# Exits unless the training step is known to fit in the slice.
 plan() {
   local each own='' code=0
-  local asked=("--topology=${flag[topology]}" --budget=fits)
+  local asked=("--topology=${flag[topology]}")
   [ -z "${flag[no_plan]:-}" ] || return 0
   [ -z "${flag[vocab_size]:-}" ] || asked+=("--vocab_size=${flag[vocab_size]}")
   for each in "${train[@]}"; do
     [[ $each != --gin_* && $each != --mesh* && -z $own ]] || asked+=("$each")
-    # The value of a flag that was given without "=" comes next.
+    # The value of a flag without "=" is the next argument.
     [[ $each =~ ^--(gin_file|gin_param|mesh)$ ]] && own=yes || own=''
   done
   doing "$python" -m meliad_rec plan "${asked[@]}" || code=$?
   case $code in
     0) ;;
     3)
-      echo "error: The step does not fit in ${flag[topology]}, and nothing was" \
-        "asked for; change what the plan says, or give --no_plan." >&2
+      echo "error: The step does not fit in ${flag[topology]}, so nothing was" \
+        "requested; follow the advice above, or give --no_plan." >&2
       exit 3
       ;;
     4)
-      echo "error: Whether the step fits in ${flag[topology]} is not known (the" \
-        "lines above say why), and nothing was asked for; mend it, or give" \
-        "--no_plan." >&2
+      echo "error: It is not known whether the step fits in ${flag[topology]} (see" \
+        "above), so nothing was requested; fix the cause, or give --no_plan." >&2
       exit 4
       ;;
     *)
-      echo "error: There is no plan (the lines above say why), and nothing was" \
-        "asked for; mend it, or give --no_plan." >&2
+      echo "error: Planning failed (see above), so nothing was requested; fix the" \
+        "cause, or give --no_plan." >&2
       exit "$code"
       ;;
   esac
 }
 
-# Checks that the folder of the run is in a bucket.
+# Checks that --workdir is in a bucket.
 address() {
   [[ ${flag[workdir]} =~ ^gs://[^/]+/.*[^/]$ ]] \
     || fail "--workdir is '${flag[workdir]}'; give a folder of a bucket that the" \
       "slice can reach, such as gs://BUCKET/runs/$name."
 }
 
-# Checks that it can be written, by writing there what is to run.
+# record FILE: writes what will run to --workdir, which checks that it can be
+# written.
 record() {
   doing gcloud storage cp "$1" "${flag[workdir]}/launch/${1##*/}" \
-    || fail "${flag[workdir]} cannot be written (the lines above say why), and" \
-      "nothing was asked for; give another --workdir, or the right to write it."
+    || fail "${flag[workdir]} cannot be written (see above), so nothing was" \
+      "requested; give another --workdir, or the permission to write to it."
 }

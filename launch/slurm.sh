@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Trains on machines with GPUs that SLURM gives out:
+# Trains on GPU nodes of a SLURM cluster:
 #
 #   bash launch/slurm.sh NODES GPUS WORKDIR [--dry_run] [flags of sbatch]
 #     -- --gin_file=... ...
 #
-# One process for each of GPUS a node, which find each other by SLURM; WORKDIR
-# and Python (in PYTHON) lie on a disk that all nodes share. WORKDIR may lie in a
-# bucket (gs://), and the job's output is then in slurm-NAME.log here. Five minutes
-# before its time is up, and where SLURM takes the nodes back, the job saves, and
-# is queued again. `scancel JOB` ends it: it has SLURM's KillWait (30 s) to save,
-# and the same command goes on. --dry_run (or DRY_RUN=1) prints what would be run.
+# Starts one process per GPU (GPUS per node); they find each other through SLURM.
+# Python (in PYTHON) must be on a disk that all nodes share, and so must WORKDIR,
+# unless it is in a bucket (gs://); the output is then in slurm-NAME.log here. Five
+# minutes before its time limit, and when it is preempted, the job saves and is
+# queued again. `scancel JOB` ends it; it has SLURM's KillWait (30 s) to save, and
+# the same command resumes. --dry_run (or DRY_RUN=1) prints the command.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/common.sh
@@ -20,7 +20,7 @@ nodes=$1 gpus=$2 given=$3
 shift 3
 workdir=${given%"${given##*[!/]}"}
 name=${workdir##*/}
-[ -n "$name" ] || fail "WORKDIR is '$given'; give a folder of the run's own."
+[ -n "$name" ] || fail "WORKDIR is '$given'; give a folder for this run."
 log=$workdir/slurm.log
 if [[ $given =~ ^[A-Za-z][A-Za-z0-9+.-]*:/ ]]; then
   [[ $workdir =~ ^gs://[^/]+/.*[^/]$ ]] \
@@ -36,7 +36,7 @@ done
 need_train "${@:2}"
 shift
 if [ -z "$dry_run" ] && [[ $workdir != gs://* ]]; then
-  mkdir -p "$workdir" || fail "$workdir cannot be made; give another WORKDIR."
+  mkdir -p "$workdir" || fail "$workdir cannot be created; give another WORKDIR."
 fi
 doing sbatch "--nodes=$nodes" "--ntasks-per-node=$gpus" \
   "--gpus-per-node=$gpus" --requeue --open-mode=append --signal=TERM@300 \

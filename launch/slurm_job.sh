@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# The job that slurm.sh submits: one process a task, and again where it was
-# stopped before its end. Its arguments are flags of meliad_rec.main.
+# The job that slurm.sh submits: runs one process per task, and queues itself
+# again if it was stopped early. Its arguments are flags of meliad_rec.main.
 set -euo pipefail
 
 code=0
-# The tasks of srun get the signal too; this script only waits.
+# The tasks of srun also get the signal; this script only waits for them.
 trap : TERM
 srun --kill-on-bad-exit=0 "${PYTHON:-python}" -m meliad_rec.main "$@" || code=$?
 case $code in
-  143) ;; # It was asked to stop before its end.
+  143) ;; # It was asked to stop early.
   0 | 2) exit "$code" ;;
   *)
-    # A host was lost, or there is a defect, which comes again and again.
+    # A host was lost, or there is a defect; the latter would repeat forever.
     [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ] || exit "$code"
     ;;
 esac
-# After scancel nothing is queued again, and what SLURM takes it queues itself.
+# A canceled job is not queued again, and SLURM requeues a preempted job itself.
 state=$(squeue --noheader "--jobs=$SLURM_JOB_ID" --format=%T 2>/dev/null || true)
 case $state in
   CANCELLED* | COMPLETING | PREEMPTED) exit "$code" ;;

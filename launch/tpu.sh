@@ -5,19 +5,19 @@
 #     --workdir=gs://BUCKET/runs/NAME [--spot | --reserved] [--keep]
 #     [--mesh=data:64,model:4] [--data=gs://BUCKET/STORE] [--vocab_size=N]
 #     [--no_plan] -- --gin_file=... --gin_param=...
-#   bash launch/tpu.sh logs NAME --zone=Z [--worker=0]    # what it says, live
+#   bash launch/tpu.sh logs NAME --zone=Z [--worker=0]    # follows the output
 #   bash launch/tpu.sh attach NAME --zone=Z [--worker=0]  # a shell on a host
-#   bash launch/tpu.sh stop NAME --zone=Z    # saves and stops, keeps the slice
-#   bash launch/tpu.sh run NAME --zone=Z     # goes on
-#   bash launch/tpu.sh delete NAME --zone=Z  # gives the slice back
+#   bash launch/tpu.sh stop NAME --zone=Z    # saves and stops; keeps the slice
+#   bash launch/tpu.sh run NAME --zone=Z     # resumes
+#   bash launch/tpu.sh delete NAME --zone=Z  # deletes the slice
 #
-# All take --project=P, and --dry_run, which prints what would be run. `create`
-# checks first that the step fits (meliad_rec.commands.plan) and that the folder of the
-# run can be written, then asks for the slice. IMAGE is what launch/Dockerfile
-# makes. The command to train is in the slice's start-up script: hosts that start
-# again go on, unless they were stopped. A preempted slice is gone; with --keep,
-# this script stays, and asks for it again, until training has ended. --data is
-# copied to each host, and is STORE there.
+# All take --project=P, and --dry_run, which prints the commands instead of
+# running them. `create` checks that the training step fits (meliad-rec plan) and
+# that --workdir can be written, then requests the slice. IMAGE is built from
+# launch/Dockerfile. The slice's startup script trains, so hosts that restart
+# resume training, unless they were stopped. A preempted slice is gone; with
+# --keep, this script keeps running, and requests the slice again each time until
+# training has ended. --data is copied to each host and becomes STORE.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/slice.sh
@@ -29,7 +29,7 @@ case $action in
   *) usage ;;
 esac
 [[ $name =~ ^[a-z][a-z0-9-]*$ ]] \
-  || fail "The name of the slice is '$name'; give small letters, digits and -."
+  || fail "The name of the slice is '$name'; use lowercase letters, digits and -."
 shift 2
 case $action in
   create)
@@ -43,13 +43,13 @@ esac
 where=("--zone=${flag[zone]}")
 [ -z "${flag[project]:-}" ] || where+=("--project=${flag[project]}")
 
-# on WORKER [COMMAND]: runs it there, or opens a shell.
+# on WORKER [COMMAND]: runs a command on a host, or opens a shell.
 on() {
   doing gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" "--worker=$1" \
     ${2:+"--command=$2"}
 }
 
-# Asks for the slice; it comes when it is there.
+# Requests the slice; it is created when there is capacity.
 ask() {
   doing gcloud compute tpus queued-resources create "$name" "${where[@]}" \
     "--node-id=$name" "${shaped[@]}" "--runtime-version=$software" \
@@ -63,8 +63,8 @@ delete() {
     --force --quiet
 }
 
-# Waits for the end of training, and asks again for a slice that was preempted.
-# Gives the exit code of training.
+# Waits until training has ended, and requests a preempted slice again. Exits
+# with the exit code of training.
 keep() {
   local said gone=
   while true; do
@@ -75,16 +75,16 @@ keep() {
     said=$(gcloud compute tpus queued-resources describe "$name" \
       "${where[@]}" '--format=value(state.state)' 2>&1) || true
     case $said in
-      # Warnings may come before it.
+      # Warnings may precede the state.
       SUSPENDED | FAILED | *$'\n'SUSPENDED | *$'\n'FAILED)
-        echo "$name is ${said##*$'\n'}: asking for it again." >&2
+        echo "$name is ${said##*$'\n'}: requesting it again." >&2
         ! delete || gone=yes
         ;;
       *NOT_FOUND*)
         [ -n "$gone" ] || fail "$name was deleted before training ended."
         ;;
     esac
-    # What fails here is tried again, as long as it takes.
+    # A failure here is retried until it succeeds.
     [ -z "$gone" ] || ! ask || gone=
     sleep "${POLL_SECONDS:-60}"
   done
@@ -93,7 +93,7 @@ keep() {
 case $action in
   create)
     [ -z "${flag[spot]:-}" ] || [ -z "${flag[reserved]:-}" ] \
-      || fail '--spot and --reserved are two kinds of slices; give one of them.'
+      || fail '--spot and --reserved exclude each other; give one of them.'
     address
     slice
     mesh

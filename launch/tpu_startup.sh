@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Trains on a host of a slice, at each of its starts. tpu.sh puts in front:
-#   image, data, ended (addresses), train (flags of meliad_rec.main).
+# Trains on a host of a slice, each time it starts. tpu.sh prepends the variables
+# image, data, ended (addresses) and train (flags of meliad_rec.main).
 # shellcheck disable=SC2154
 set -euo pipefail
 
-# `stop` makes this file, and `run` removes it.
+# `tpu.sh stop` creates this file, and `tpu.sh run` removes it.
 stopped=/opt/meliad_rec/stopped
 mkdir -p /opt/meliad_rec/data
 
-# What a run needs here; a failure passes, or is told again and again.
+# Fetches the data and logs in to the registry; repeated until it succeeds.
 prepare() {
   if [ -n "$data" ]; then
     gcloud storage rsync --recursive "$data" /opt/meliad_rec/data || return
@@ -16,7 +16,7 @@ prepare() {
   gcloud auth configure-docker "${image%%/*}" --quiet
 }
 
-# One that the last start of this script left here saves before it ends.
+# A container left by an earlier start of this script saves before it ends.
 docker stop --time=600 meliad_rec >/dev/null 2>&1 || true
 docker rm --force meliad_rec >/dev/null 2>&1 || true
 until prepare; do
@@ -24,7 +24,7 @@ until prepare; do
 done
 while [ ! -e "$stopped" ]; do
   code=0
-  # The firewall of a slice lets this port through.
+  # This port is open between the hosts of a slice.
   docker run --name=meliad_rec --rm --pull=always --init --privileged \
     --network=host --stop-timeout=600 --env=JAX_COORDINATOR_PORT=8476 \
     ${data:+--volume=/opt/meliad_rec/data:/data:ro} \
@@ -32,13 +32,13 @@ while [ ! -e "$stopped" ]; do
   echo "meliad_rec ended with exit code $code."
   case $code in
     0 | 2)
-      # Done, or a mistake, which another start would only repeat.
+      # Training has ended, or has a mistake that would only repeat.
       until echo "exit code $code" | gcloud storage cp - "$ended"; do
         sleep "${AGAIN_SECONDS:-10}"
       done
       exit "$code"
       ;;
   esac
-  # A host was lost or starts again, and all stopped: they meet again.
+  # A host was lost or restarted, and all stopped: start again together.
   sleep "${AGAIN_SECONDS:-10}"
 done

@@ -1,7 +1,7 @@
-"""The command line: its flags, how a command ends, and `meliad-rec COMMAND`.
+"""The command line: `meliad-rec COMMAND`, help, exit codes.
 
-An entry point is a module with `main(argv)`, its docstring's first line saying
-what it does, and `define_flags()` for its flags, called once when it runs.
+A command is a module with `main(argv)` and `define_flags()`, which is called
+once. The first line of its docstring is its summary.
 """
 
 import ast
@@ -21,26 +21,22 @@ from absl import flags
 from meliad_rec.config import config
 from meliad_rec.config.files import nearest
 
+# Names of commands, and their modules inside the package.
 COMMANDS = {
   'train': 'main',
-  **{
-    name: f'commands.{name}'
-    for name in (
-      'evaluate',
-      'depth',
-      'generate',
-      'runs',
-      'tokenize',
-      'train_vocab',
-      'import_meliad',
-      'plan',
-      'bench',
-    )
-  },
+  'evaluate': 'commands.evaluate',
+  'depth': 'commands.depth',
+  'generate': 'commands.generate',
+  'runs': 'commands.runs',
+  'settings': 'commands.settings',
+  'tokenize': 'commands.tokenize',
+  'train_vocab': 'commands.train_vocab',
+  'import_meliad': 'commands.import_meliad',
+  'plan': 'commands.plan',
+  'bench': 'commands.bench',
 }
 
-
-# Errors of writing that name no file: the disk is full, or the quota used up.
+# Write errors without a file name: the disk is full, or the quota used up.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -49,17 +45,20 @@ def run_main(
   define_flags: Callable[[], None],
   argv: list[str] | None = None,
 ) -> None:
-  """Runs a command and exits: 0 or what it returns, 1, 2, 130, 141, 143.
+  """Runs a command and exits with one of these codes.
 
-  A mistake of the person at the keyboard (a ValueError raised by this package,
-  an unknown flag, a file that cannot be read or written) is one line on stderr,
-  and 2, or the error's own `exit_code`, 1 where the same command may do better
-  again; a defect of the program keeps its traceback; 130 follows Control-C, 143
-  SIGTERM, and both clean up first; 141 a reader of stdout that has left. What
-  the encoding of stdout lacks is written as `?`.
+  0, or what the command returns.
+  2: a user's mistake (a ValueError raised by this package, an unknown flag, a
+    file that cannot be read or written), as one line on stderr. An error with
+    its own `exit_code` sets 1 if the same command may succeed later.
+  1, with a traceback: a bug.
+  130: Control-C. 143: SIGTERM. Both clean up first.
+  141: the reader of stdout has left.
+
+  Characters that the encoding of stdout lacks are written as `?`.
 
   Args:
-    main: takes what is left of argv when flags are taken out.
+    main: takes the arguments that are not flags.
     define_flags: defines the flags of the command.
     argv: the program's name and its arguments; None for those of the process.
   """
@@ -85,32 +84,32 @@ def run_main(
 def guarded(
   main: Callable[[list[str]], int | None], rest: list[str]
 ) -> int | None:
-  """The exit code of a command; None: 0. Mistakes are told in one line."""
+  """Returns a command's exit code (None: 0); prints a mistake in one line."""
   try:
-    found = main(rest)
+    code = main(rest)
     sys.stdout.flush()
-    return found
+    return code
   except BrokenPipeError:
-    # Who read the output has left, as `head` does: nothing more is written.
+    # The reader of the output, such as `head`, has left; write no more.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr)
     return 130
-  except (ValueError, TypeError, OSError) as error:
-    told = _file_sentence(error) or config.sentence(error)
-    if told is None:
+  except (ValueError, OSError) as error:
+    message = _file_sentence(error) or config.sentence(error)
+    if message is None:
       raise
-    return _fail(told, getattr(error, 'exit_code', 2))
+    return _fail(message, getattr(error, 'exit_code', 2))
 
 
 def summary(command: str) -> str:
-  """The first line of a command's docstring, read without importing it."""
+  """Returns the first line of a command's docstring, without importing it."""
   return _docstring(f'meliad_rec.{COMMANDS[command]}').splitlines()[0]
 
 
 def main() -> None:
-  """The console command: `meliad-rec COMMAND ARGUMENTS`."""
+  """Runs the console command: `meliad-rec COMMAND ARGUMENTS`."""
   program, *arguments = sys.argv
   if not arguments or arguments[0] in ('--help', '-h', 'help'):
     print('Usage: meliad-rec COMMAND [--help] [FLAGS]\n')
@@ -133,7 +132,7 @@ def main() -> None:
 
 
 def _file_sentence(error) -> str | None:
-  """What to tell of a file that the system refuses; None: it refuses none."""
+  """Returns the message for an error of the file system, or None."""
   match error:
     case OSError(filename=str() | bytes() as name):
       name = os.fsdecode(name)
@@ -142,8 +141,8 @@ def _file_sentence(error) -> str | None:
     case _:
       return None
   return (
-    f'{name} cannot be read or written ({error.strerror}); give another path, '
-    'or put that right.'
+    f'{name} cannot be read or written ({error.strerror}); fix that, or give '
+    'another path.'
   )
 
 
@@ -164,11 +163,11 @@ def _docstring(module) -> str:
 
 
 def _usage(program, main) -> str:
-  """What the command does, and the flags of this package's modules."""
+  """Returns the docstring of the command and its flags."""
   module = sys.modules[main.__module__]
   lines = [f'Usage: {program} [FLAGS]\n', module.__doc__.strip(), '\nFlags:']
   for name, defined in flags.FLAGS.flags_by_module_dict().items():
-    # absl calls the module that was started by the path it was started with.
+    # absl names the started module by its path.
     if name in (module.__name__, sys.argv[0]) or name.startswith(__package__):
       lines += [
         f'  --{flag.name}: {" ".join(flag.help.split())}'

@@ -1,10 +1,10 @@
-r"""Trains a model; run again, it goes on where it stopped.
+r"""Trains a model, or resumes training where it stopped.
 
   python -m meliad_rec.main --gin_file=arch/block_recurrent \
     --gin_file=size/tiny --gin_file=task/code --workdir=runs/tiny
 
-Ctrl-C or SIGTERM saves and stops, with exit code 130 or 143. With --dry_run it
-only says what it would do.
+Ctrl-C or SIGTERM saves and stops, with exit code 130 or 143. --dry_run prints
+what would be done. `meliad-rec settings` lists what can be set.
 """
 
 import hashlib
@@ -34,39 +34,39 @@ def define_flags() -> None:
   config_flags.define_flags()
   config_flags.define_mesh_flag()
   flags.DEFINE_string(
-    'workdir', None, 'Folder of the run; made if it is not there.'
+    'workdir', None, 'Folder of the run; created if it does not exist.'
   )
   flags.DEFINE_bool(
     'dry_run',
     False,
-    'Print configuration, parameters, memory and data, and train nothing.',
+    'Print configuration, parameters, memory and data, without training.',
   )
   flags.DEFINE_string(
     'profile',
     None,
-    'Steps to trace, first and last, such as 10:15; XProf shows what is then in'
-    ' the folder profile of the run.',
+    'First and last step to trace with the profiler, such as 10:15; the traces '
+    'are in the folder profile of the run, for XProf.',
   )
 
 
 def main(argv: list[str]) -> int:
   if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
+    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
   args = flags.FLAGS
   if not (args.workdir or args.dry_run):
-    raise ValueError('A run needs a folder; give --workdir=DIR.')
+    raise ValueError('A run needs a folder; add --workdir=DIR.')
   console.plain()
   compilation_cache.enable()
   return pod.together(work, cli.guarded)
 
 
 def work() -> int:
-  """What the flags ask for; the exit code."""
+  """Trains, or prints what --dry_run promises; returns the exit code."""
   args = flags.FLAGS
   traced = profile.steps(args.profile) if args.profile else range(0)
   config.parse(args.gin_file, [*args.gin_param, *config_flags.given_mesh()])
   experiment = config.build(Experiment)()
-  _ = experiment.program.shapes  # Builds all layers, which read their settings.
+  _ = experiment.program.shapes  # Builds all layers, which read settings.
   config.check_read()
   if args.dry_run:
     print(config.operative())
@@ -91,20 +91,20 @@ def train(
   workdir: str | pathlib.Path,
   traced: range = range(0),
 ) -> tuple[trainer.Run, str | None]:
-  """Trains, or goes on where the run in the folder stopped.
+  """Trains a new run, or resumes the run in the folder.
 
   Args:
-    experiment: what `config.build` made; the configuration is kept with it.
+    experiment: built by `config.build`; the run saves the configuration.
     workdir: folder of the run.
-    traced: steps to trace.
+    traced: steps to trace with the profiler.
 
   Returns:
-    The run as it ended, and why it did before its last step, or None.
+    The run, and the reason if it stopped before its last step, else None.
 
   Raises:
     ValueError: the folder holds another run, or a loss is not finite.
   """
-  _ = experiment.program.shapes  # Builds all layers, which read their settings.
+  _ = experiment.program.shapes  # Builds all layers, which read settings.
   operative = config.operative()
   run = trainer.Run(experiment, str(workdir), {'config': operative})
   run.profile = profile.Profile(run.workdir / 'profile', traced)
@@ -115,26 +115,28 @@ def train(
     folder.write(run.workdir, experiment, operative)
     return run, run.live()
   except OSError as error:
-    # No mistake of a setting: a disk or a bucket failed, and may do better.
+    # Not a wrong setting: a disk or bucket failed, and may recover.
     error.exit_code = 1
     raise
 
 
 def tell_changes(path: pathlib.Path, operative: str) -> None:
-  """Says which settings are not those that the run went by before."""
+  """Logs the settings that differ from those of the run so far."""
   if not path.is_file():
     return
   try:
     changes = config.differences(path.read_text(encoding='utf-8'), operative)
   except ValueError as error:
-    logging.warning('What changed since the run began is not known: %s', error)
+    logging.warning(
+      'The settings of the run so far cannot be compared: %s', error
+    )
     return
   for line in changes:
     logging.warning('changed since the run began: %s', line)
 
 
 def all_digests(run: trainer.Run) -> list[str]:
-  """sha256 of all that a run consists of, to compare two runs by."""
+  """Returns a line with the sha256 of each part of a run, to compare runs."""
   position = json.dumps(run.position, sort_keys=True).encode()
   marks = {
     'parameters': digest(run.state.params),

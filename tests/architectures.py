@@ -1,4 +1,4 @@
-"""The one list of tiny models over which every law is tested.
+"""The list of tiny models over which every law is tested.
 
 Sizes are all different, so that a swapped axis fails. B is 8 only where a test
 shards; T holds three windows.
@@ -24,15 +24,15 @@ from meliad_rec.archs.memorizing import MemorizingLayer
 from meliad_rec.archs.recurrent_memory import RecurrentMemory
 from meliad_rec.archs.stack import Repeat
 from meliad_rec.archs.staircase import Staircase
-from meliad_rec.archs.transformer import Encode
-from meliad_rec.archs.transformer import Layers
+from meliad_rec.archs.transformer import Encoder
+from meliad_rec.archs.transformer import EncoderLayers
 from meliad_rec.archs.universal import Universal
 from meliad_rec.layers import gates
 from meliad_rec.layers import positions
 from meliad_rec.layers import positions as span
-from meliad_rec.layers.core_config import CoreConfig
-from meliad_rec.layers.core_layer import CoreLayer
+from meliad_rec.layers.encoder_layer import EncoderLayer
 from meliad_rec.layers.experts import Experts
+from meliad_rec.layers.layer_config import EncoderConfig
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.model import empty_carry
@@ -49,8 +49,9 @@ def config(**changes) -> LayerConfig:
   return dataclasses.replace(CONFIG, **changes)
 
 
-def core_config(causal=True, **changes) -> CoreConfig:
-  return CoreConfig(D, H, K, F, causal, **changes)
+def encoder_config(causal=True, **changes) -> EncoderConfig:
+  sizes = {'d_model': D, 'num_heads': H, 'head_dim': K, 'mlp_dim': F}
+  return EncoderConfig(**sizes, causal=causal, **changes)
 
 
 def windowed(layers=2, **changes):
@@ -98,20 +99,22 @@ def staircase(passes=4, **options):
 
 
 def transformer(count=2, memory=False, **changes):
-  layer = functools.partial(CoreLayer, core_config(**changes), memory)
-  return Layers(layer, count)
+  layer = functools.partial(EncoderLayer, encoder_config(**changes), memory)
+  return EncoderLayers(layer, count)
 
 
 def universal(gated=False, memory=False, experts=None, **options):
   """UT; GUT where it has a gate. Its tokens halt at different steps."""
-  layer = CoreLayer(core_config(), memory, gated, experts)
+  layer = EncoderLayer(encoder_config(), memory, gated, experts)
   halt = Halt(threshold=0.99, bias_init=-0.5)
   settings = {'global_halt': gated, 'transition': gated, 'halt': halt}
   return Universal(layer, 6, **settings | options)
 
 
-def bottleneck(core):
-  return LatentBottleneck(core_config(), core, slots=S, writers=2, chunk=W)
+def bottleneck(encoder):
+  return LatentBottleneck(
+    encoder_config(), encoder, slots=S, writers=2, chunk=W
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,18 +260,18 @@ ARCHITECTURES = {
     lambda: staircase(live=0), 'staircase', recurrent=True, forgets_all=True
   ),
   'transformer': Architecture(
-    lambda: Encode(transformer(), W), 'transformer', has_state=False
+    lambda: Encoder(transformer(), W), 'transformer', has_state=False
   ),
   'universal': Architecture(
-    lambda: Encode(universal(), W), 'universal', has_state=False
+    lambda: Encoder(universal(), W), 'universal', has_state=False
   ),
   'gated_universal': Architecture(
-    lambda: Encode(universal(gated=True), W),
+    lambda: Encoder(universal(gated=True), W),
     'gated_universal',
     has_state=False,
   ),
   'sparse_universal': Architecture(
-    lambda: Encode(universal(experts=Experts(4, 2)), W),
+    lambda: Encoder(universal(experts=Experts(4, 2)), W),
     'universal',
     has_state=False,
   ),
@@ -287,8 +290,7 @@ ARCHITECTURES = {
 }
 
 
-# One of each file of archs/ and cores/, and of what has a law of its own. The
-# laws of the others are slow tests.
+# At least one of each file of archs/. Laws of the others are slow tests.
 QUICK = {
   *('vanilla', 'window', 'recurrent_fixed_skip', 'block_feedback'),
   *('memorizing', 'lstm', 'repeated', 'recurrent_memory', 'feedback'),

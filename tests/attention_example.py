@@ -1,56 +1,101 @@
-"""Examples of windowed attention, and forms of it compared."""
+"""Examples of attention, and comparisons of its implementations."""
 
 import jax
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 import numpy as np
 
 from meliad_rec.kernels import reference as ref
 
 
-def example(T, P, W, H=2, num_kv_heads=2, K=64, dtype='float32', scale=3.0):
-  """Operands, of which all have gradients, and the mask."""
+def example(
+  T,
+  P,
+  W,
+  H=2,
+  num_kv_heads=2,
+  K=64,
+  dtype='float32',
+  scale=3.0,
+  keys=False,
+  **options,
+) -> ref.AttentionInputs:
+  """Returns inputs with P past keys; scale=None leaves queries as drawn."""
   rng = np.random.default_rng(T + W)
   draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
   B, S = 2, P + T
   mask_BS = rng.random((B, S)) < 0.8
   mask_BS[1, : P + 3] = False  # The first queries of row 1 see no key.
   bias_HW = jnp.asarray(rng.normal(size=(H, W)), jnp.float32)
-  bias_HW = bias_HW.at[0, W // 2 :].set(ref.NEVER)  # As a span does.
-  scale_H = jnp.asarray(rng.uniform(1, scale, H), jnp.float32)
-  q, k, v = (
+  bias_HW = bias_HW.at[0, (W + 1) // 2 :].set(ref.NEVER)  # As a span does.
+  scale_H = rng.uniform(1, scale or 1, H)
+  return ref.AttentionInputs(
     draw(B, T, H, K),
+    ref.l2_normalize(draw(B, S, num_kv_heads, K)),
     draw(B, S, num_kv_heads, K),
-    draw(B, S, num_kv_heads, K),
+    jnp.asarray(mask_BS),
+    bias_HW,
+    None if scale is None else jnp.asarray(scale_H, jnp.float32),
+    jnp.asarray(rng.normal(size=(W, K)), jnp.float32) if keys else None,
+    **options,
   )
-  return (q, ref.unit(k), v, bias_HW, scale_H), jnp.asarray(mask_BS)
 
 
-def with_raw_own(operands, T):
-  """Operands whose last T keys are of any length."""
-  q, k, *rest = operands
-  lengths = jnp.linspace(0.5, 3, T, dtype=k.dtype)[:, None, None]
-  own = k[:, k.shape[1] - T :] * lengths
-  return q, jnp.concatenate([k[:, : k.shape[1] - T], own], 1), *rest
+def memory_example(
+  T, S, H=2, num_kv_heads=2, K=64, dtype='float32', scale=3.0
+) -> ref.MemoryInputs:
+  """Returns inputs whose second row sees no slot."""
+  rng = np.random.default_rng(T + S)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
+  B = 2
+  mask_BS = rng.random((B, S)) < 0.8
+  mask_BS[1] = False
+  return ref.MemoryInputs(
+    draw(B, T, H, K),
+    ref.l2_normalize(draw(B, S, num_kv_heads, K)),
+    draw(B, S, num_kv_heads, K),
+    jnp.asarray(mask_BS),
+    jnp.asarray(rng.uniform(1, scale, H), jnp.float32),
+  )
 
 
-def both(function, operands, mask_BS, **options):
-  """The output, and the gradients of all operands."""
+def with_raw_own(inputs):
+  """Returns inputs whose own keys are to be normalized."""
+  T, P = inputs.q_BTHK.shape[1], inputs.k_BSHK.shape[1]
+  P -= T
+  lengths = jnp.linspace(0.5, 3, T, dtype=inputs.k_BSHK.dtype)
+  own = inputs.k_BSHK[:, P:] * lengths[:, None, None]
+  k_BSHK = jnp.concatenate([inputs.k_BSHK[:, :P], own], 1)
+  return inputs.replace(k_BSHK=k_BSHK, normalize_own=True)
 
-  def loss(operands):
-    q, k, v, bias, scale = operands
-    y = function(q, k, v, mask_BS, bias, scale_H=scale, **options)
-    weights = jnp.sin(jnp.arange(y.size)).reshape(y.shape)
-    return jnp.sum(weights * y.astype(ref.wide(y))), y
 
-  (_, y), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(operands)
+def both(function, inputs, *args, **options):
+  """Returns the output, and the gradients of all inputs but the mask."""
+  grad, arrays = grad_of(function, inputs, *args, **options)
+  (_, y), grads = jax.jit(grad)(arrays)
   return [y, *jax.tree.leaves(grads)]
 
 
-def exactly(operands, mask_BS, **options):
-  """The definition in float64, whatever the operands are: as both."""
+def grad_of(function, inputs, *args, **options):
+  """Returns a function of ((loss, outputs), gradients), and its argument."""
+
+  def loss(arrays):
+    y = function(arrays.replace(mask_BS=inputs.mask_BS), *args, **options)
+    weights = jnp.sin(jnp.arange(y.size)).reshape(y.shape)
+    return jnp.sum(weights * y.astype(ref.sum_dtype(y))), y
+
+  return jax.value_and_grad(loss, has_aux=True), inputs.replace(mask_BS=None)
+
+
+def exactly(inputs, keep_HTS=None):
+  """Returns output and gradients by the definition, in float64."""
+  exact = lambda a: np.asarray(a, None if a.dtype == bool else np.float64)
   with jax.enable_x64(True):
-    wide = jax.tree.map(lambda a: np.asarray(a, np.float64), operands)
-    return both(ref.window_attention, wide, mask_BS, **options)
+    inputs, keep_HTS = jax.tree.map(exact, (inputs, keep_HTS))
+    if isinstance(inputs, ref.AttentionInputs):
+      return both(ref.window_attention, inputs)
+    return both(ref.memory_attention, inputs, keep_HTS)
 
 
 def assert_close(found, expected, rate):
@@ -60,16 +105,42 @@ def assert_close(found, expected, rate):
     np.testing.assert_allclose(a, b, atol=rate * np.abs(b).max())
 
 
-def assert_near_in_bfloat16(function, sizes, normalize_own: bool):
-  """To 2 % of the definition; the gradient of a scale of 90 to 10 %.
+def assert_near_in_bfloat16(function, inputs):
+  """Checks to 2 % of the definition; the gradient of a scale of 90 to 10 %.
 
-  The latter takes what bfloat16 loses of the outputs that are saved 90 times.
+  That gradient magnifies 90 times the rounding of the saved outputs.
   """
-  operands, mask_BS = example(**sizes, dtype='bfloat16')
-  if normalize_own:
-    operands = with_raw_own(operands, sizes['T'])
-  found = both(function, operands, mask_BS, normalize_own=normalize_own)
-  expected = exactly(operands, mask_BS, normalize_own=normalize_own)
+  found, expected = both(function, inputs), exactly(inputs)
   assert_close(found[:-1], expected[:-1], 2e-2)
-  rate = 0.1 if sizes.get('scale', 0) > 50 else 2e-2
-  assert_close(found[-1:], expected[-1:], rate)
+  is_large = jnp.max(inputs.scale_H) > 50
+  assert_close(found[-1:], expected[-1:], 0.1 if is_large else 2e-2)
+
+
+def without_races(kernels, inputs, keep, seed):
+  """Runs kernels as a TPU would, with its memories, cores and races.
+
+  Grid steps run in any order that the kernels allow, on two cores. Memory that
+  nothing wrote is NaN, and reading past its end raises.
+
+  Args:
+    kernels: a module with `attend` and `gradients`.
+    inputs, keep: arguments of `attend`.
+    seed: for the order of grid steps.
+
+  Returns:
+    The output and gradients, as `both`.
+  """
+  interpret = pltpu.InterpretParams(
+    detect_races=True,
+    out_of_bounds_reads='raise',
+    uninitialized_memory='nan',
+    num_cores_or_threads=2,
+    random_seed=seed,
+  )
+  pltpu.reset_tpu_interpret_mode_state()
+  o, lse = kernels.attend(inputs, keep, interpret=interpret)
+  assert not interpret_pallas_call.races.races_found
+  do = jnp.sin(jnp.arange(o.size)).reshape(o.shape)
+  grads = kernels.gradients(inputs, keep, o, lse, do, interpret=interpret)
+  assert not interpret_pallas_call.races.races_found
+  return [o, *jax.tree.leaves(grads)]

@@ -1,7 +1,7 @@
 """A stand-in for Google Cloud Storage: gs://NAME is a folder of this machine.
 
-epath sees it through a backend, tensorstore, which writes the arrays, through
-a server that speaks as much of the JSON interface of Cloud Storage as it asks.
+epath uses it through a backend. tensorstore, which writes the arrays, uses a
+server with the part of the JSON API of Cloud Storage that it needs.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from etils.epath import gpath
 
 @contextlib.contextmanager
 def served(folder: Path, monkeypatch):
-  """While the body runs, gs://NAME is folder/NAME."""
+  """Makes gs://NAME the folder folder/NAME while the body runs."""
   server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), _Handler)
   server.root = folder
   url = f'http://127.0.0.1:{server.server_port}'
   monkeypatch.setenv('TENSORSTORE_GCS_HTTP_URL', url)
   monkeypatch.setenv('GOOGLE_AUTH_TOKEN_FOR_TESTING', 'token')
   monkeypatch.setattr(gpath.backend_lib, 'tf_backend', _Backend(folder))
-  # All that orbax asks of it is whether a bucket has folders.
+  # orbax only asks whether a bucket has hierarchical folders.
   client = SimpleNamespace(get_bucket=lambda name: name)
   storage = SimpleNamespace(Client=lambda: client)
   monkeypatch.setitem(sys.modules, 'google.cloud.storage', storage)
@@ -42,7 +42,7 @@ def served(folder: Path, monkeypatch):
 
 
 class _Backend(type(backend.os_backend)):
-  """What a bucket can do: no open file of it grows, and no folder is empty."""
+  """Operations of a bucket: no appending, and no empty folders."""
 
   def __init__(self, folder):
     self._folder = folder
@@ -53,7 +53,7 @@ class _Backend(type(backend.os_backend)):
     return str(self._folder / path.removeprefix('gs://'))
 
   def open(self, path, mode):
-    assert 'a' not in mode, f'{path} cannot be added to.'
+    assert 'a' not in mode, f'{path} cannot be appended to.'
     if 'w' in mode:
       Path(self._here(path)).parent.mkdir(parents=True, exist_ok=True)
     return backend.os_backend.open(self._here(path), mode)
@@ -87,15 +87,15 @@ for _name in ['rename', 'replace', 'copy']:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-  """Objects of buckets, as files; their generation is the time of writing."""
+  """Objects as files; their generation is the time of modification."""
 
   protocol_version = 'HTTP/1.1'
 
   def log_message(self, *_):
     pass
 
-  def _asked(self):
-    """(bucket's folder, object's name or '', query)."""
+  def _request(self):
+    """Returns (bucket's folder, object's name or '', query)."""
     url = parse.urlsplit(self.path)
     parts = url.path.partition('/storage/v1/b/')[2].split('/', 2)
     name = parse.unquote(parts[2]) if len(parts) > 2 else ''
@@ -112,8 +112,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.end_headers()
     self.wfile.write(content)
 
-  def _refused(self, file, query):
-    """Whether another generation is there than asked for."""
+  def _wrong_generation(self, file, query):
+    """Returns whether the object has another generation than requested."""
     now = _generation(file)
     if query.get('ifGenerationMatch', now) != now:
       self._answer(412)
@@ -121,13 +121,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     return False
 
   def do_GET(self):
-    bucket, name, query = self._asked()
+    bucket, name, query = self._request()
     if not name:
       return self._answer(200, {'items': _listed(bucket, query)})
     file = bucket / name
     if not file.is_file():
       return self._answer(404)
-    if self._refused(file, query):
+    if self._wrong_generation(file, query):
       return None
     if query.get('ifGenerationNotMatch') == _generation(file):
       return self._answer(304)
@@ -145,20 +145,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     return self._answer(206, content[first : last + 1], **marks)
 
   def do_POST(self):
-    bucket, _, query = self._asked()
+    bucket, _, query = self._request()
     content = self.rfile.read(int(self.headers['Content-Length']))
     file = bucket / query['name']
-    if self._refused(file, query):
+    if self._wrong_generation(file, query):
       return
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
     self._answer(200, _facts(bucket, file))
 
   def do_DELETE(self):
-    bucket, name, query = self._asked()
+    bucket, name, query = self._request()
     if not (bucket / name).is_file():
       self._answer(404)
-    elif not self._refused(bucket / name, query):
+    elif not self._wrong_generation(bucket / name, query):
       (bucket / name).unlink()
       self._answer(204)
 

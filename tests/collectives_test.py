@@ -1,8 +1,8 @@
 """What devices exchange in a step: sums of gradients, and parts of parameters.
 
-Rows, and with them states and lanes, are cut over data and fsdp, and nothing of
-them is gathered: along fsdp parameters are, along data nothing is. The compiler
-may lay out the table of vectors anew to look up tokens in it.
+Rows, and with them states and lanes, are sharded over data and fsdp and are
+never gathered: only parameters are, along fsdp. The compiler may reshard the
+embedding table to look up tokens.
 """
 
 import dataclasses
@@ -18,26 +18,23 @@ import pytest
 
 from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
 from meliad_rec.distributed import partition
-from meliad_rec.distributed import partition as state_sharding
 from meliad_rec.models.model import empty_carry
 from meliad_rec.models.model import initialize
 from meliad_rec.planning import hlo
-from meliad_rec.planning import hlo as groups
 from tests import architectures as tiny
 from tests.distributed import partition_test
 from tests.distributed.partition_test import B
 from tests.distributed.partition_test import T
 
 FAST = ('recurrent_fixed_skip', 'universal')
-# What these read of tokens or states whole along model, and why.
+# Architectures that gather tokens or states along model, and what.
 WHOLE = {
   'recurrent_fixed_single': 'heads, as its MLP has no projection before it',
 }
-# Only where model cuts within the one head of keys that all queries share.
+# Gathers keys if model shards within the one head that all queries share.
 SHARED = ('recurrent_shared_keys',)
-# Gradients of a kernel, a part of it, that are laid out anew: the router's, of
-# the LSTM's input.
-ANEW = (
+# Gradients that are resharded: the router's kernel, the LSTM's input kernel.
+RESHARDED = (
   ('sparse_universal', 'collective-permute', (4, 20)),
   ('lstm', 'collective-permute', (160, 20)),
 )
@@ -53,12 +50,12 @@ _OP = re.compile(rf' = .* ({"|".join(hlo.COLLECTIVES)})(?:-start)?\(')
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
-  """Heads, too, that 8 devices divide."""
+  """Also gives a number of heads that divides over 8 devices."""
   partition_test.widen(monkeypatch, num_heads=8, head_dim=10)
 
 
 def program(name, mesh) -> str:
-  """A step's gradients and its new state, compiled over a mesh."""
+  """Returns a step's gradients and new state, compiled over a mesh."""
   made = partition_test.model(name)
   key = jax.random.key(0)
   params = jax.eval_shape(lambda rng: initialize(made, rng, B, T), key)
@@ -67,7 +64,7 @@ def program(name, mesh) -> str:
 
   def state_place(path, leaf):
     name = partition.path_string(path)
-    spec = state_sharding.carry_spec(mesh, name, leaf.shape)
+    spec = partition.carry_spec(mesh, name, leaf.shape)
     return NamedSharding(mesh, spec)
 
   carried = jax.tree_util.tree_map_with_path(state_place, carry)
@@ -89,7 +86,7 @@ class Exchange:
   Attributes:
     op: its name.
     along: the axes along which it runs.
-    shape: of what it makes; of several things, of the first.
+    shape: shape of its result, or of the first of several.
   """
 
   op: str
@@ -99,14 +96,14 @@ class Exchange:
 
 @functools.cache
 def exchanges(name, shape) -> list[Exchange]:
-  """Those of a step; but not of the table in which tokens are looked up."""
+  """Returns those of a step, without those of the embedding lookup."""
   mesh = partition.make_mesh(*shape)
   found = []
   for line in program(name, mesh).splitlines():
-    # Sums of all gradients together may bear any one's name.
+    # The sum of all gradients may have the name of any of them.
     looks_up = 'jit(_take)' in line and ' all-reduce(' not in line
     if (match := _OP.search(line)) and not looks_up:
-      along = groups.axes(groups.groups(line, mesh.size), dict(mesh.shape))
+      along = hlo.axes(hlo.groups(line, mesh.size), dict(mesh.shape))
       sizes = re.search(r' = \(?\w+\[([\d,]*)\]', line)[1]
       made = tuple(int(size) for size in sizes.split(',') if size)
       found.append(Exchange(match[1], '+'.join(along), made))
@@ -118,7 +115,7 @@ def kinds(found) -> set[tuple[str, str]]:
 
 
 def whole_along_fsdp(name, mesh) -> list[tuple[int, ...]]:
-  """Shapes, on a device, of what fsdp cuts of parameters, once it is whole."""
+  """Returns the gathered shapes, per device, of parameters over fsdp."""
   found = []
   params = jax.tree_util.tree_leaves_with_path(partition_test.shapes(name))
   for path, leaf in params:
@@ -130,19 +127,19 @@ def whole_along_fsdp(name, mesh) -> list[tuple[int, ...]]:
 
 
 def is_parameter(exchange, whole) -> bool:
-  """Whether it makes one of these, or of several layers in a scan one's."""
+  """Whether the result is one of these, or one layer of a scan's stack."""
   shape = exchange.shape[exchange.shape.count(1) :]
   return any(shape in (one[i:] for i in range(len(one) - 1)) for one in whole)
 
 
 @every
-def test_copies_of_all_parameters_add_up_gradients_alone(name):
+def test_replicas_only_sum_gradients(name):
   assert kinds(exchanges(name, (8, 1, 1))) == {('all-reduce', 'data')}
 
 
 @every
 def test_parameters_are_gathered_once_in_each_direction(name):
-  """And nothing else is, where they and the rows are cut over one axis."""
+  """Nothing else is, if they and the rows are sharded over one axis."""
   found = exchanges(name, (1, 8, 1))
   assert kinds(found) == {('all-gather', 'fsdp'), ('all-reduce', 'fsdp')}
   mesh = partition.make_mesh(1, 8, 1)
@@ -153,7 +150,7 @@ def test_parameters_are_gathered_once_in_each_direction(name):
 
 
 def of_tokens(name, found) -> list[Exchange]:
-  """All but sums, and what has no tokens: biases by distance, whole tables."""
+  """Drops sums, and what has no tokens: distance biases, whole tables."""
   params = {leaf.shape for leaf in jax.tree.leaves(partition_test.shapes(name))}
   return [
     exchange
@@ -165,17 +162,17 @@ def of_tokens(name, found) -> list[Exchange]:
 
 
 @every
-def test_heads_and_hidden_units_are_added_up_and_never_gathered(name):
+def test_heads_and_hidden_units_are_summed_and_never_gathered(name):
   found = exchanges(name, (1, 1, 8))
   assert of_tokens(name, found) == [] or name in WHOLE
   assert kinds(found) <= {('all-reduce', 'model'), ('all-gather', 'model')}
 
 
 def gathered_rows(name, found) -> list[Exchange]:
-  """Of a (2, 2, 2) mesh, what is gathered or moved and no part of parameters.
+  """Returns exchanges on a (2, 2, 2) mesh that are neither sums nor parameters.
 
-  Along data or fsdp that is wrong, whatever it is; along model, if it is of
-  tokens or states.
+  Along data or fsdp all of them are wrong; along model, those of tokens or
+  states.
   """
   whole = whole_along_fsdp(name, partition.make_mesh(2, 2, 2))
   over_model = [exchange for exchange in found if exchange.along == 'model']
@@ -186,20 +183,20 @@ def gathered_rows(name, found) -> list[Exchange]:
         pass
       case ('all-gather', 'fsdp') if is_parameter(exchange, whole):
         pass
-      case op, _ if (name, op, exchange.shape) not in ANEW:
+      case op, _ if (name, op, exchange.shape) not in RESHARDED:
         strange.append(exchange)
   return strange
 
 
 @every
-def test_rows_are_never_gathered_where_three_axes_cut(name):
+def test_rows_are_never_gathered_on_a_mesh_of_three_axes(name):
   found = exchanges(name, (2, 2, 2))
   assert ('all-gather', 'fsdp') in kinds(found)  # The parameters.
   assert gathered_rows(name, found) == []
 
 
 @pytest.mark.slow
-def test_states_that_are_gathered_are_found(monkeypatch):
+def test_gathered_states_are_found(monkeypatch):
   """pytest -m slow tests/collectives_test.py"""
   seen = BlockRecurrentLayer.seen
   over_data = NamedSharding(partition.make_mesh(2, 2, 2), PartitionSpec('data'))

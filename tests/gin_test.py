@@ -11,7 +11,7 @@ import re
 import jax
 import pytest
 
-from meliad_rec.archs.transformer import Layers
+from meliad_rec.archs.transformer import EncoderLayers
 from meliad_rec.config import config
 from meliad_rec.config import files
 from meliad_rec.config.saved import MODEL
@@ -30,99 +30,56 @@ ARCHS, SIZES = files.names('arch'), files.names('size')
 OPTIONS, TASKS = files.names('options'), files.names('task')
 EXPERIMENTS = files.names('experiments')
 
-# Options by the architectures that read them; the others fit all.
-STACKS = ('block_recurrent', 'memorizing', 'vanilla', 'window')
-DEEP = (*STACKS, 'lstm', 'repeated')
-IN_TIME = ('feedback', 'lstm', 'memorizing', 'recurrent_memory', 'staircase')
 BOTTLENECKS = ('gated_latent_bottleneck', 'latent_bottleneck')
 GATED = ('gated_latent_bottleneck', 'gated_universal')
 HALTING = (*GATED, 'universal')
 CORES = (*HALTING, 'latent_bottleneck', 'transformer')
-BLOCKS = tuple(arch for arch in ARCHS if arch not in CORES)
-ATTENDING = tuple(arch for arch in BLOCKS if arch != 'lstm')
-COUNTED = tuple(arch for arch in ARCHS if arch not in HALTING)
-SLOTTED = (
-  *('block_feedback', 'block_recurrent', 'recurrent_memory'),
-  *BOTTLENECKS,
-)
-APPLY = {
-  'ablate_*': GATED,
-  'activation_*': ATTENDING,
-  'attention_*': ATTENDING,
-  'block_layer_norm': ATTENDING,
-  'chunks_*': BOTTLENECKS,
-  'clear_state': ('block_feedback', 'block_recurrent', *IN_TIME, *BOTTLENECKS),
-  'compat_meliad': ('block_feedback', 'repeated', *STACKS),
-  'compose_*': ('feedback',),
-  'core_position_*': CORES,
-  'exit_per_device': HALTING,
-  'dropout_by_row': CORES,
-  'experts': HALTING,
-  'feedback_*': ('block_feedback',),
-  'first_memory_zeros': BOTTLENECKS,
-  'halt_*': HALTING,
-  'inference_compacted': HALTING,
-  'key_heads_*': ATTENDING,
-  'keys_per_layer': ('feedback',),
-  'layer_drop_*': ARCHS,
-  'layers_[123]': tuple(sorted({*COUNTED} - {'block_feedback', *STACKS[:2]})),
-  'layers_??': COUNTED,
-  'live_*': ('staircase',),
-  'loop_*': HALTING,
-  'memory_*': ('memorizing',),
-  'memory_lean': ('feedback', 'staircase'),
-  'neighbors_*': ('memorizing',),
-  'official_code_*_chunks': BOTTLENECKS,
-  'paper_text_*_chunks': BOTTLENECKS,
-  'paper_text_*_gated_chunks': GATED[:1],
-  'passes_*': ('staircase',),
-  'places_*': ('block_feedback', 'block_recurrent', 'memorizing'),
-  'pool_slots': SLOTTED,
-  'position_*': ATTENDING,
-  'position_*_shared': ('vanilla', 'window'),
-  'recall_*': ('memorizing',),
-  'recurrent_*': ('block_recurrent',),
-  'remat_*': ('block_recurrent', 'memorizing', 'repeated', 'window'),
-  'remat_chunks': BOTTLENECKS,
-  'repeats_*': ('repeated',),
-  'scan_layers': DEEP,
-  'slots_*': SLOTTED,
-  'span_*': ATTENDING,
-  'window_*': (*ATTENDING, *CORES),
+# An architecture that reads an option, where block_recurrent does not.
+READS = {
+  'block_feedback/*': 'block_feedback',
+  'chunks/*': 'latent_bottleneck',
+  'dynamic_halt/official_code_*': 'universal',
+  'dynamic_halt/*_chunks': 'latent_bottleneck',
+  'dynamic_halt/*_gated_chunks': 'gated_latent_bottleneck',
+  'feedback/*': 'feedback',
+  'halting/*': 'gated_universal',
+  'layer/experts': 'universal',
+  'memorizing/*': 'memorizing',
+  'pool/slots': 'latent_bottleneck',
+  'position/encoder_*': 'transformer',
+  'position/*_shared': 'window',
+  'recurrent/tall_24': 'block_recurrent',
+  'remat/chunks': 'latent_bottleneck',
+  'staircase/*': 'staircase',
 }
-# In names of what has no layers to scan, or cannot.
+# Parts of the names of files without layers that can be scanned.
 UNLIKE = (
   *('algorithm_xl', 'bottleneck', 'feed', 'program_xl', 'recurrent_memory'),
   *('shared', 'staircase', 'transformer', 'universal', 'walk_xl'),
 )
-# Options for a task that is not the usual one of the tests.
+# Options that need another task than the usual one of the tests.
 TASK = {
-  'actions_400': 'random_walk',
   '*_listops_*chunks': 'listops',
   '*_logical_inference_*chunks': 'logical_inference',
-  'pool_*': 'listops',
+  'pool/*': 'listops',
 }
-# Tasks whose models have a head, and whether tokens see no later ones there.
+# Tasks whose models have a head, and whether attention is causal there.
 JUDGED = {'flip_flop': True, 'listops': False, 'logical_inference': False}
-OF_THE_PAPER = [name for name in EXPERIMENTS if name.startswith(tuple(JUDGED))]
-# Settings that the sizes of the tests need beside an option.
+DYNAMIC_HALT = files.names('experiments/dynamic_halt')
+# Settings that an option needs at the size of the tests.
 PARAMS = {
-  'chunks_tpu': ['SEGMENT = 256'],
-  'embedding_adaptive': ['CUTOFFS = (20, 60)'],
-  'passes_8': ['WINDOW = 8', 'SEGMENT = 16'],
-  'places_*': ['LAYERS = 20'],
-  'shorter_first': ['FIRST_SEGMENT = 4', 'FIRST_STEPS = 2'],
-  'window_*': ['SEGMENT = 4096', 'BATCH = 1'],
+  'embedding/adaptive': ['CUTOFFS = (20, 60)'],
+  'data/shorter_first': ['FIRST_SEGMENT = 4', 'FIRST_STEPS = 2'],
 }
 
 # Millions of parameters without the embedding: table 1 of Hutchins et al. 2022
 # for 150m, the points of its figure 3 for fixed:skip, and for lstm:dual a count
 # of the arrays that the authors' code makes.
 COLUMNS = {
-  '12 layers': ('window', []),
-  '13 layers': ('window', ['options/layers_13']),
-  'fixed:skip': ('block_recurrent', []),
-  'lstm:dual': ('block_recurrent', ['options/recurrent_lstm_dual']),
+  '12 layers': ('window', [], []),
+  '13 layers': ('window', [], ['LAYERS = 13']),
+  'fixed:skip': ('block_recurrent', [], []),
+  'lstm:dual': ('block_recurrent', ['options/recurrent/lstm_dual'], []),
 }
 PARAMETERS = {
   '40m': (37.8, 40.9, 40.4, 45.6),
@@ -134,8 +91,8 @@ PARAMETERS = {
 }
 
 
-# Millions of all parameters at the size of ListOps: those of the code of the
-# dynamic-halt paper (2024), counted.
+# Millions of all parameters at the size of ListOps, counted in the code of the
+# dynamic-halt paper (2024).
 OF_LISTOPS = {
   'transformer': 8.68,
   'universal': 2.64,
@@ -145,18 +102,18 @@ OF_LISTOPS = {
 }
 
 
-# Ids and all parameters of models in time, as their authors' code counts them;
-# theirs have some ids that ours have not. Of enwik8 theirs is 76.84 million.
+# Ids and all parameters, as counted by the authors' code, whose vocabularies
+# have some ids more. Theirs for enwik8 has 76.84 million.
 IN_CODE = {
-  'algorithm_feedback': (26, 3_175_199),
-  'algorithm_staircase': (26, 3_176_986),
-  'algorithm_xl': (26, 6_330_138),
-  'enwik8_feedback': (205, 76_837_178),
+  'feedback/algorithm': (26, 3_175_199),
+  'staircase/algorithm': (26, 3_176_986),
+  'feedback/algorithm_xl': (26, 6_330_138),
+  'feedback/enwik8': (205, 76_837_178),
 }
 
 
 class NoTask:
-  """In place of a seqio task: what is asked of it before text is read."""
+  """Stands for a seqio task: its attributes that are read before its text."""
 
   splits = ('train', 'validation')
 
@@ -167,18 +124,18 @@ def without_seqio(monkeypatch):
 
 
 def built(names, params=(), ids=None):
-  """The model of a whole configuration, and its experiment."""
+  """Returns the model of a whole configuration, and its experiment."""
   config.parse(list(names), list(params))
   experiment = config.build(Experiment)()
   return experiment.model(ids or experiment.data.vocabulary.size), experiment
 
 
 def parameters(names, params=(), ids=None):
-  """Shapes of the parameters of a whole, checked configuration."""
+  """Returns shapes of the parameters of a whole, checked configuration."""
   names = list(names)
   # One trace for all like layers, where the architecture allows it.
   if not any(part in ' '.join(names) for part in UNLIKE):
-    names.append('options/scan_layers')
+    names.append('options/layer/scan')
   model, experiment = built(names, params, ids)
   shapes = jax.eval_shape(
     lambda rng: initialize(model, rng, 1, experiment.segment),
@@ -200,13 +157,13 @@ def millions(shapes):
 
 
 def of(option, by_pattern, default):
-  """What the last pattern that fits an option stands for."""
+  """Returns the value of the last pattern that matches an option."""
   fitting = [some for o, some in by_pattern.items() if fnmatch(option, o)]
   return fitting[-1] if fitting else default
 
 
 def some(archs_of):
-  """Pairs of all; slow but for one architecture of each, in turn."""
+  """Yields all pairs; slow except for one architecture of each, in turn."""
   for place, (name, archs) in enumerate(archs_of.items()):
     for arch in archs:
       is_quick = arch == archs[place % len(archs)]
@@ -214,15 +171,9 @@ def some(archs_of):
       yield pytest.param(name, arch, marks=marks)
 
 
-def options_and_archs():
-  yield from some({o: tuple(of(o, APPLY, ARCHS)) for o in OPTIONS})
-
-
-def sizes_and_archs():
-  yield from some({size: tuple(ARCHS) for size in SIZES})
-
-
-@pytest.mark.parametrize(('size', 'arch'), list(sizes_and_archs()))
+@pytest.mark.parametrize(
+  ('size', 'arch'), list(some(dict.fromkeys(SIZES, ARCHS)))
+)
 def test_every_architecture_builds_at_every_size(size, arch):
   assert parameters([f'arch/{arch}', f'size/{size}', 'task/code'])
 
@@ -233,21 +184,20 @@ def test_the_recurrent_layer_may_be_the_only_one():
   assert list(cell) == ['cells_0']
 
 
-@pytest.mark.parametrize(('option', 'arch'), list(options_and_archs()))
-def test_every_option_builds_with_every_architecture_that_reads_it(
-  option, arch
-):
+@pytest.mark.parametrize('option', OPTIONS)
+def test_every_option_builds_with_an_architecture_that_reads_it(option):
+  arch = of(option, READS, 'block_recurrent')
   names = [f'arch/{arch}', 'size/test', f'task/{of(option, TASK, "code")}']
-  if option != 'scan_layers':
+  if option != 'layer/scan':
     names.append(f'options/{option}')
   assert parameters(names, of(option, PARAMS, []))
 
 
 @pytest.mark.parametrize(
-  ('task', 'arch'), list(some({task: tuple(ARCHS) for task in JUDGED}))
+  ('task', 'arch'), list(some(dict.fromkeys(JUDGED, ARCHS)))
 )
 def test_every_architecture_judges(task, arch):
-  # Of a pair, each sequence has half of the segment, in whole blocks.
+  # Each sequence of a pair has half of the segment, in whole blocks.
   names = [f'arch/{arch}', 'size/test', f'task/{task}']
   assert parameters(names, ['SEGMENT = 24'])['head']
 
@@ -264,7 +214,7 @@ def test_a_task_says_what_tokens_of_a_core_see(arch):
 @pytest.mark.parametrize('schedule', ['cosine', 'linear', 'constant'])
 @pytest.mark.parametrize('order', [1, -1])
 def test_adamw_and_another_schedule_are_refused(schedule, order):
-  options = ['options/optimizer_adamw', f'options/schedule_{schedule}'][::order]
+  options = ['options/optimizer/adamw', f'options/schedule/{schedule}'][::order]
   names = ['arch/window', 'size/test', 'task/code', *options]
   with pytest.raises(config.ConfigError, match='nothing reads'):
     parameters(names)
@@ -294,13 +244,20 @@ def test_every_task_builds(task, tmp_path):
 def test_every_experiment_builds_and_says_its_command(name, tmp_path):
   assert parameters([f'experiments/{name}'], store_of(name, tmp_path))
   text = (files.root() / 'experiments' / f'{name}.gin').read_text()
-  first, *_ = text.splitlines()
-  assert f'experiments/{name} ' in first or f'launch/{name}.sh' in first
+  command = ('launch/quickstart.sh', f'experiments/{name} ')
+  assert command[name != 'quickstart'] in text.replace('\n', ' ')
   assert 'Expected' in text or name == 'quickstart'
 
 
+def test_every_file_says_first_what_it_is():
+  for name in files.names():
+    first = (files.root() / f'{name}.gin').read_text().partition('\n')[0]
+    assert re.fullmatch(r'# \w.{10,75}[.)]', first), (name, first)
+
+
 def test_every_row_of_table_1_has_its_file():
-  rows = {name.removeprefix('table1_') for name in EXPERIMENTS}
+  rows = files.names('experiments/block_recurrent')
+  rows = {name.removeprefix('table1_') for name in rows}
   assert rows >= {
     *('xl_512', 'xl_1024', 'xl_2048', 'slide_12l', 'slide_13l'),
     *('rec_lstm_dual', 'rec_lstm_skip', 'rec_lstm_single'),
@@ -310,22 +267,22 @@ def test_every_row_of_table_1_has_its_file():
 
 
 def test_all_that_the_dynamic_halt_paper_measures_has_its_file():
-  ablations = [f'gated_universal_{o}' for o in OPTIONS if 'ablate_' in o]
+  halting = files.names('options/halting')
+  ablations = [f'gated_universal_{o}' for o in halting if 'ablate_' in o]
   assert {
     f'{task}_{model}'
     for task in ('listops', 'logical_inference')
     for model in (*CORES, *ablations)
   } | {
     'flip_flop_latent_bottleneck_5_chunks',
-    'listops_gated_universal_upperbound',
     'listops_gated_universal_no_halt',
     *(f'flip_flop_{model}' for model in CORES),
-  } == set(OF_THE_PAPER)
+  } == set(DYNAMIC_HALT)
 
 
 def test_memory_may_have_no_positions_where_other_layers_have():
-  names = ['arch/memorizing', 'size/test', 'task/code', 'options/position_t5']
-  bare = 'options/memory_position_none'
+  names = ['arch/memorizing', 'size/test', 'task/code', 'options/position/t5']
+  bare = 'options/memorizing/position_none'
   with_, without = (
     parameters([*names, *more], ['LAYERS = 5'])['cell'] for more in ([], [bare])
   )
@@ -341,8 +298,8 @@ def test_memory_may_have_no_positions_where_other_layers_have():
 
 
 def to_and_fro(path, experiment, text, code):
-  """The settings of an experiment, of the text, and of the code again."""
-  own = path / f'{experiment}.gin'
+  """Applies the settings of the text, then of the code again."""
+  own = path / f'{Path(experiment).name}.gin'
   own.write_text(f"include 'experiments/{experiment}'\ninclude '{text}'\n")
   settings = []
   for names in [f'experiments/{experiment}'], [str(own)], [str(own), code]:
@@ -356,26 +313,26 @@ def to_and_fro(path, experiment, text, code):
 @pytest.mark.parametrize('model', BOTTLENECKS)
 @pytest.mark.parametrize('task', JUDGED)
 def test_text_and_code_of_the_paper_go_to_and_fro(task, model, tmp_path):
-  """A label of GUTLB is of END there, where a sequence has one label."""
+  """GUTLB pools END there, where a sequence has one label."""
   gated = model in GATED and task != 'flip_flop'
-  text = f'options/paper_text_{task}{"_gated" * gated}_chunks'
-  code = f'options/official_code_{task}_chunks'
-  as_text = to_and_fro(tmp_path, f'{task}_{model}', text, code)
+  text = f'options/dynamic_halt/paper_text_{task}{"_gated" * gated}_chunks'
+  code = f'options/dynamic_halt/official_code_{task}_chunks'
+  as_text = to_and_fro(tmp_path, f'dynamic_halt/{task}_{model}', text, code)
   assert ('pooling.Last' in as_text) == gated
 
 
 @pytest.mark.parametrize('model', HALTING)
 def test_halting_of_text_and_code_goes_to_and_fro(model, tmp_path):
-  halt = 'options/halt_paper_text', 'options/halt_official_code'
-  to_and_fro(tmp_path, f'listops_{model}', *halt)
+  halt = 'options/halting/paper_text', 'options/halting/official_code'
+  to_and_fro(tmp_path, f'dynamic_halt/listops_{model}', *halt)
 
 
-@pytest.mark.parametrize('name', OF_THE_PAPER)
+@pytest.mark.parametrize('name', DYNAMIC_HALT)
 def test_experiments_of_the_dynamic_halt_paper_drop_as_its_code(name):
-  model, _ = built([f'experiments/{name}'])
+  model, _ = built([f'experiments/dynamic_halt/{name}'])
   cell = getattr(model.cell, 'cell', model.cell)
-  made = cell.core.layer
-  layer = made() if isinstance(cell.core, Layers) else made
+  made = cell.encoder.layer
+  layer = made() if isinstance(cell.encoder, EncoderLayers) else made
   assert layer.config.dropout_by_row and layer.config.dropout > 0
   assert getattr(cell, 'dropout_by_row', True)
 
@@ -391,7 +348,7 @@ RATES = {
 @pytest.mark.parametrize('model', CORES)
 @pytest.mark.parametrize('task', JUDGED)
 def test_rates_of_the_dynamic_halt_paper_are_those_of_its_code(task, model):
-  built([f'experiments/{task}_{model}'])
+  built([f'experiments/dynamic_halt/{task}_{model}'])
   found = config.operative()
   rate, warmup = RATES[task][model not in BOTTLENECKS]
   assert re.search(rf'^LEARNING_RATE = {rate}$', found, re.M)
@@ -402,16 +359,19 @@ def test_rates_of_the_dynamic_halt_paper_are_those_of_its_code(task, model):
 @pytest.mark.parametrize(
   ('names', 'ends', 'segment', 'chunk'),
   [
-    (['experiments/listops_{}'], False, 100, 20),
-    (
-      ['experiments/listops_{}', 'options/paper_text_listops_chunks'],
-      *(True, 102, 51),
-    ),
-    (['experiments/logical_inference_{}'], False, 80, 10),
+    (['experiments/dynamic_halt/listops_{}'], False, 100, 20),
     (
       [
-        'experiments/logical_inference_{}',
-        'options/paper_text_logical_inference_chunks',
+        'experiments/dynamic_halt/listops_{}',
+        'options/dynamic_halt/paper_text_listops_chunks',
+      ],
+      *(True, 102, 51),
+    ),
+    (['experiments/dynamic_halt/logical_inference_{}'], False, 80, 10),
+    (
+      [
+        'experiments/dynamic_halt/logical_inference_{}',
+        'options/dynamic_halt/paper_text_logical_inference_chunks',
       ],
       *(True, 80, 10),
     ),
@@ -420,7 +380,7 @@ def test_rates_of_the_dynamic_halt_paper_are_those_of_its_code(task, model):
 def test_chunks_of_the_paper_fit_its_documents(
   names, ends, segment, chunk, model
 ):
-  """In its code, without START and END; of a pair, each has half a segment."""
+  """Its code has no START and END; each of a pair has half a segment."""
   found, experiment = built([name.format(model) for name in names])
   T = experiment.segment // found.sequences
   assert experiment.data.ends is ends
@@ -431,7 +391,7 @@ def test_chunks_of_the_paper_fit_its_documents(
 
 @pytest.mark.parametrize('model', OF_LISTOPS)
 def test_parameters_of_listops_are_those_of_the_code(model):
-  found = millions(parameters([f'experiments/listops_{model}']))
+  found = millions(parameters([f'experiments/dynamic_halt/listops_{model}']))
   assert round(found, 2) == OF_LISTOPS[model]
 
 
@@ -444,7 +404,9 @@ def test_parameters_in_time_are_those_of_the_code(name, tmp_path):
 
 @pytest.mark.parametrize('model', ['feedback', 'staircase', 'xl'])
 def test_the_papers_random_walk_and_algorithm_are_of_one_size(model):
-  names = f'experiments/random_walk_{model}', f'experiments/algorithm_{model}'
+  paper, end = ('feedback', '_xl') if model == 'xl' else (model, '')
+  tasks = ('random_walk', 'algorithm')
+  names = [f'experiments/{paper}/{task}{end}' for task in tasks]
   layers = {'LAYERS = 4'} if model == 'xl' else ()
   walk, program = (parameters([name], layers, 26) for name in names)
   assert total(walk) == total(program)
@@ -454,18 +416,18 @@ def test_the_papers_random_walk_and_algorithm_are_of_one_size(model):
 
 @pytest.mark.parametrize('size', PARAMETERS)
 def test_parameters_are_those_of_the_paper(size):
-  for (arch, options), expected in zip(
+  for (arch, options, params), expected in zip(
     COLUMNS.values(), PARAMETERS[size], strict=True
   ):
     if expected is not None:
       names = [f'arch/{arch}', f'size/{size}', 'task/code', *options]
-      shapes = dict(parameters(names))
+      shapes = dict(parameters(names, params))
       del shapes['embed']
-      assert round(millions(shapes), 1) == expected, (size, arch, options)
+      assert round(millions(shapes), 1) == expected, (size, arch)
 
 
-def test_the_readme_shows_these_numbers():
-  text = (ROOT / 'README.md').read_text(encoding='utf-8')
+def test_results_md_shows_these_numbers():
+  text = (ROOT / 'RESULTS.md').read_text(encoding='utf-8')
   for size, row in PARAMETERS.items():
     cells = ['-' if cell is None else f'{cell:,.1f}' for cell in row]
     assert f'| `{size}` | {" | ".join(cells)} |' in text, size
@@ -477,15 +439,15 @@ def test_every_architecture_file_is_under_the_laws():
 
 
 def store_of(name, folder):
-  """The setting of a store for an experiment that needs one."""
-  if name not in ('quickstart', 'enwik8_feedback'):
+  """Returns the setting of a store for an experiment that needs one."""
+  if name not in ('quickstart', 'feedback/enwik8'):
     return []
   write_store(folder / 'store')
   return [f'STORE = {str(folder / "store")!r}']
 
 
 def write_store(path):
-  """A store of one short document a split."""
+  """Writes a store with one short document per split."""
   ids = Bytes().encode('once upon a time')
   splits = {
     split: [Document('a', ids, len(ids), 4)]

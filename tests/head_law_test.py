@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from meliad_rec.archs.latent_bottleneck import LatentBottleneck
-from meliad_rec.archs.transformer import Encode
+from meliad_rec.archs.transformer import Encoder
 from meliad_rec.archs.universal import Universal
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.distributed import partition
-from meliad_rec.layers.core_layer import CoreLayer
+from meliad_rec.layers.encoder_layer import EncoderLayer
 from meliad_rec.metrics.losses import cross_entropy
 from meliad_rec.models import pooling
 from meliad_rec.models.heads import Classifier
@@ -33,7 +33,7 @@ from tests.architectures import NONE
 from tests.architectures import real
 
 B, T, W, C = tiny.B, tiny.T, tiny.W, 4
-NUM_HEADS = {
+HEADS = {
   'tokens': Classifier(C, None),
   'mean': Classifier(C, pooling.Mean()),
   'first': Classifier(C, pooling.First()),
@@ -44,18 +44,14 @@ NUM_HEADS = {
   'slots': Classifier(C, pooling.Slots()),
   'pairs_slots': Matcher(2, pooling.Slots()),
 }
-# What a pool does is the same whatever the architecture; rows of pairs are not.
+# Pools do not depend on the architecture, but the rows of pairs do.
 FAST = [
-  *(('lstm', head) for head in NUM_HEADS if 'slots' not in head),
+  *(('lstm', head) for head in HEADS if 'slots' not in head),
   ('window', 'pairs_mean'),
   ('recurrent_fixed_skip', 'last'),
   ('latent_bottleneck', 'slots'),
 ]
-SLOW = [
-  (name, 'pairs_mean')
-  for name, architecture in ARCHITECTURES.items()
-  if not architecture.cell().needs_whole_document
-] + [
+SLOW = [(name, 'pairs_mean') for name in sorted(tiny.QUICK)] + [
   ('staircase_by_chunks', 'pairs_last'),
   ('feedback', 'mean'),
   ('latent_bottleneck', 'pairs_slots'),
@@ -66,12 +62,12 @@ SLOW = [
 ALL_OF_THEM = FAST + [
   pytest.param(*one, marks=pytest.mark.slow) for one in SLOW if one not in FAST
 ]
-# Of documents that a segment holds whole, whose tokens see later ones.
+# Encoders that are not causal, over whole documents.
 ENCODERS = {
-  'encoder': lambda: Encode(tiny.transformer(causal=False)),
-  'gated_encoder': lambda: Encode(
+  'encoder': lambda: Encoder(tiny.transformer(causal=False)),
+  'gated_encoder': lambda: Encoder(
     Universal(
-      CoreLayer(tiny.core_config(causal=False), gated=True),
+      EncoderLayer(tiny.encoder_config(causal=False), gated=True),
       *(6, True, True, Halt(threshold=0.99, bias_init=-0.5)),
     )
   ),
@@ -86,7 +82,7 @@ close = functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-5)
 
 
 def pair(one):
-  """Architecture and head of a case, marked or not."""
+  """Returns architecture and head of a case, marked or not."""
   return getattr(one, 'values', one)
 
 
@@ -96,7 +92,7 @@ streaming = pytest.mark.parametrize(
   ('name', 'head'),
   [one for one in ALL_OF_THEM if ARCHITECTURES[pair(one)[0]].cell().can_step],
 )
-# Of most parameters the first output says little, but where it saw all.
+# The first output depends little on most parameters, unless it saw everything.
 learning = pytest.mark.parametrize(
   ('name', 'head'),
   [
@@ -130,23 +126,23 @@ class Built:
 
   @property
   def thirds(self):
-    """Three segments, of each sequence a window."""
+    """Three segments, each with one window per sequence."""
     return [self.sides[:, :, i : i + W].reshape(B, -1) for i in range(0, T, W)]
 
   @property
   def at_end(self):
-    """Whether logits are right behind a segment alone."""
+    """Whether logits are correct only after a segment."""
     pool = self.head.pool
     return self.head.sequences > 1 or (pool is not None and pool.at_end)
 
   def judged(self, logits_BTV):
-    """The logits that are right."""
+    """Returns the logits that are correct."""
     return logits_BTV[:, -1:] if self.at_end else logits_BTV
 
 
 @functools.cache
 def build(name: str, head: str) -> Built:
-  head = NUM_HEADS[head]
+  head = HEADS[head]
   cell = (ENCODERS.get(name) or ARCHITECTURES[name].cell)()
   model = Model(tiny.V, cell, tiny.D, head=head)
   shape = B, head.sequences * T
@@ -163,7 +159,7 @@ def build(name: str, head: str) -> Built:
 
 
 def read(m, state, parts, start_B=ALL):
-  """The state behind parts, and the logits of each."""
+  """Returns the state after parts, and the logits of each."""
   found = []
   for tokens_BT in parts:
     state, logits = m.apply(state, tokens_BT, start_B, real(tokens_BT))
@@ -208,7 +204,7 @@ def test_reset(name, head):
   _, (mixed,) = read(m, state, [second], jnp.arange(B) == 1)
   close(mixed[1], fresh[1])
   close(mixed[::2], goes_on[::2])
-  # Without a pool, all depends on what the architecture carries.
+  # Without a pool, everything depends on what the architecture carries.
   if m.head.pool is not None or ARCHITECTURES[name].has_state:
     assert differ(fresh, goes_on)
 
@@ -237,11 +233,11 @@ def test_rows_and_sequences(name, head):
 
 @encoding_too
 def test_padding(name, head):
-  """Law 6: padding influences nothing, and no label judged behind it."""
+  """Law 6: padding influences nothing, nor labels after it."""
   m = build(name, head)
   first, second, third = m.thirds
   state, _ = read(m, m.carry, [first])
-  # Of row 0, the first sequence ends after 3 tokens, a second after 5.
+  # In row 0 the first sequence ends after 3 tokens, a second after 5.
   sides = second.reshape(B, -1, W)
   ends = np.array([3, 5])[: m.head.sequences]
   mask = np.ones(sides.shape, bool)
@@ -271,8 +267,10 @@ def test_token_by_token(name, head):
   method = lambda f: jax.jit(
     functools.partial(m.model.apply, variables, method=f)
   )
-  step = method('step')
-  opened = method('open')(m.model.apply(variables, B, method='initial_state'))
+  step = method('decode_step')
+  opened = method('to_decode_state')(
+    m.model.apply(variables, B, method='initial_state')
+  )
   for t in range(T):
     tokens = m.sides[:, :, t]
     alone = m.head.sequences == 1
@@ -282,7 +280,7 @@ def test_token_by_token(name, head):
       close(logits_BV, part[:, t % W])
     elif t % W == W - 1:
       close(logits_BV, part[:, -1])
-  trees_close(state, method('close')(opened))
+  trees_close(state, method('to_segment_state')(opened))
 
 
 @learning
@@ -309,7 +307,7 @@ def test_gradients(name, head):
 
 
 def documents(pairs):
-  """Of 1 to 40 tokens, or pairs of such; all labels are 1."""
+  """Returns documents of 1 to 40 tokens, or pairs; all labels are 1."""
   rng = np.random.default_rng(0)
 
   def document(i):
@@ -324,7 +322,7 @@ def documents(pairs):
 
 
 def judgements(m, documents, segment):
-  """The logits at each document's label, by reading all in lanes."""
+  """Returns the logits at each label, after reading all in lanes."""
   lanes = Lanes(documents, B, segment, seed=0, repeat=False)
   carry, found = m.carry, {}
   for batch, _ in lanes:
@@ -367,13 +365,13 @@ def test_documents_are_judged_the_same_in_any_segments(name, head):
 @pytest.mark.parametrize('by_row', [False, True])
 @pytest.mark.parametrize('bottleneck', [False, True])
 def test_equal_rows_have_equal_logits_in_training_or_not(bottleneck, by_row):
-  """By what they drop; equal sequences of a pair likewise."""
+  """Rows share dropout, and so do equal sequences of a pair."""
   rates = {'dropout': 0.2, 'attention_dropout': 0.3, 'dropout_by_row': by_row}
-  core = tiny.transformer(memory=bottleneck, causal=False, **rates)
-  cell = Encode(core, dropout=0.2, dropout_by_row=by_row)
+  encoder = tiny.transformer(memory=bottleneck, causal=False, **rates)
+  cell = Encoder(encoder, dropout=0.2, dropout_by_row=by_row)
   if bottleneck:
-    config = tiny.core_config(False, **rates)
-    cell = LatentBottleneck(config, core, slots=tiny.S, chunk=W)
+    config = tiny.encoder_config(False, **rates)
+    cell = LatentBottleneck(config, encoder, slots=tiny.S, chunk=W)
   model = Model(tiny.V, cell, tiny.D, head=Matcher(C, pooling.Mean()))
   tokens_BT = jnp.tile(jnp.arange(1, W + 1), (B, 2))
   params = jax.jit(lambda rng: initialize(model, rng, B, 2 * W))(

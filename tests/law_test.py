@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.archs.transformer import Layers
+from meliad_rec.archs.transformer import EncoderLayers
 from meliad_rec.metrics.losses import cross_entropy
 from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import run
@@ -64,12 +64,14 @@ def test_token_by_token(name):
   method = lambda f: jax.jit(
     functools.partial(m.model.apply, variables, method=f)
   )
-  step = method('step')
-  opened = method('open')(m.model.apply(variables, B, method='initial_state'))
+  step = method('decode_step')
+  opened = method('to_decode_state')(
+    m.model.apply(variables, B, method='initial_state')
+  )
   for t in range(T):
     opened, logits_BV = step(opened, m.tokens_BT[:, t])
     close(logits_BV, logits[:, t])
-  trees_close(state, method('close')(opened))
+  trees_close(state, method('to_segment_state')(opened))
 
 
 @every
@@ -222,9 +224,9 @@ def to_bfloat16(model):
       module = module.clone(dtype='bfloat16')
     if hasattr(module, 'cells'):
       return module.clone(cells=tuple(change(c) for c in module.cells))
-    if isinstance(module, Layers):
+    if isinstance(module, EncoderLayers):
       return module.clone(layer=lambda: change(module.layer()))
-    for part in ('cell', 'core', 'layer'):
+    for part in ('cell', 'encoder', 'layer'):
       if hasattr(module, part):
         module = module.clone(**{part: change(getattr(module, part))})
     return module

@@ -37,7 +37,8 @@ ROOMS = [
   'distributed',
 ]
 
-TOP = {'setup.py', 'README.md', 'CHANGELOG.md', 'LICENSE'}
+TOP = {'setup.py', 'README.md', 'RESULTS.md', 'CHANGELOG.md', 'CITATION.cff'}
+TOP |= {'LICENSE'}
 TOP |= {'meliad_rec', 'gin', 'launch', 'tests', 'colab'}
 
 HEAVY = {'tensorflow', 'tensorflow_datasets', 'tensorflow_text', 'seqio'}
@@ -199,7 +200,7 @@ def test_gin_files_are_found_from_an_installed_wheel(tmp_path):
 import gin
 from meliad_rec.config import files
 print(files.__file__)
-print(*sorted(path.name for path in files.root().rglob('*.gin')))
+print(*sorted(path.name for path in files.root().rglob('*.*')))
 """
   done = subprocess.run(
     [sys.executable, '-c', code],
@@ -211,7 +212,7 @@ print(*sorted(path.name for path in files.root().rglob('*.gin')))
   )
   where, found = done.stdout.splitlines()
   assert Path(where).is_relative_to(tmp_path / 'installed')
-  assert found.split() == sorted(p.name for p in (ROOT / 'gin').rglob('*.gin'))
+  assert found.split() == sorted(p.name for p in (ROOT / 'gin').rglob('*.*'))
 
 
 def test_gin_is_no_package():

@@ -43,7 +43,7 @@ def test_an_old_configuration_that_cannot_be_read_stops_nothing(
     caplog.clear()
     old.write_bytes(content)
     main.tell_changes(old, 'A = 2\n')
-    assert 'began is not known: ' in caplog.text
+    assert 'cannot be compared: ' in caplog.text
     assert caplog.text.count('\n') == 1
 
 
@@ -106,7 +106,7 @@ def test_a_run_stopped_any_way_ends_as_one_never_stopped(tmp_path, data, whole):
   assert code == -signal.SIGKILL
   code, output, errors = stop(tmp_path, data, signal.SIGTERM, term)
   assert code == 143, errors
-  assert 'Going on from step' in errors
+  assert 'Resuming from step' in errors
   assert 'Stopped at step' in output, (kill, term)
   arguments = tiny_run.command(tmp_path, data, *SETTINGS)
   done = tiny_run.run(arguments)
@@ -262,7 +262,7 @@ def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, data):
   assert done.returncode == 0, done.stderr
   assert 'STEPS = 120' in done.stdout
   assert re.search(r'embed/embedding +\(259, 16\) +4,144', done.stdout)
-  assert re.search(r'memory a device.* MiB state', done.stdout)
+  assert re.search(r'memory per device.* MiB state', done.stdout)
   assert 'train: 9 documents, 1,062 tokens' in done.stdout
   assert not (tmp_path / 'run').exists()
 
@@ -325,6 +325,6 @@ def test_hosts_with_other_data_are_refused(tmp_path, data):
   tiny_run.write_store(other, seed=1)
   outputs = two_hosts(tmp_path / 'run', (data, other), dict(SETTINGS))
   for _, errors in outputs:
-    assert 'process 1 has another than process 0' in errors
+    assert 'process 1 has different values than process 0' in errors
     assert 'differ in data, validation, validation split:' in errors
   assert not (tmp_path / 'run').exists()

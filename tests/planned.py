@@ -1,4 +1,4 @@
-"""Answers that a plan may get, without compiling."""
+"""Answers to a plan, without compiling."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What README.md shows is true: its architecture trains, its commands exist."""
+"""The READMEs are true: the example trains, and all that they name exists."""
 
 import os
 from pathlib import Path
@@ -15,14 +15,27 @@ from meliad_rec.data.documents import Document
 from meliad_rec.data.vocabulary import Bytes
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / 'README.md').read_text(encoding='utf-8')
+PACKAGE = ROOT / 'meliad_rec'
+README = (ROOT / 'README.md').read_text(encoding='utf-8')
+# CHANGELOG.md names what is gone, too.
+TEXTS = {
+  path.relative_to(ROOT).as_posix(): path.read_text(encoding='utf-8')
+  for path in sorted(
+    [ROOT / 'RESULTS.md', *ROOT.glob('README.md'), *ROOT.glob('*/**/README.md')]
+  )
+  if '.venv' not in path.parts
+}
+CODE = '\n'.join(
+  path.read_text(encoding='utf-8') for path in PACKAGE.rglob('*.py')
+)
+every = pytest.mark.parametrize('name', TEXTS)
 
 
 def block(start):
-  """The fenced block that begins so."""
-  blocks = re.findall(r'```\w*\n(.*?)```', TEXT, re.DOTALL)
-  [found] = [one for one in blocks if one.startswith(start)]
-  return found
+  """Returns the fenced block of the README with this start."""
+  blocks = re.findall(r'```\w*\n(.*?)```', README, re.DOTALL)
+  [only] = [each for each in blocks if each.startswith(start)]
+  return only
 
 
 def test_the_architecture_of_the_readme_trains(tmp_path):
@@ -37,7 +50,7 @@ def test_the_architecture_of_the_readme_trains(tmp_path):
   store.write(tmp_path / 'store', splits, Bytes(), 'test')
   done = subprocess.run(
     [
-      *(sys.executable, '-m', 'meliad_rec.main', '--workdir=run'),
+      *(sys.executable, '-m', 'meliad_rec', 'train', '--workdir=run'),
       *('--gin_file=arch/leaky.gin', '--gin_file=size/test'),
       *('--gin_file=task/store', '--gin_param=STORE = "store"'),
       *('--gin_param=STEPS = 2', '--gin_param=SAMPLE = 5'),
@@ -52,31 +65,64 @@ def test_the_architecture_of_the_readme_trains(tmp_path):
   assert 'Finished step 2' in done.stdout
 
 
-def test_files_and_folders_of_the_readme_are_there():
-  for path in re.findall(r'`((?:launch|tests|colab|gin)/[\w/.]*)`', TEXT):
-    assert (ROOT / path).exists(), path
-  for path in re.findall(r'`(archs/[\w.]*|[\w/]+\.py)`', TEXT):
-    places = (ROOT / path, ROOT / 'meliad_rec' / path)
-    assert path == 'leaky.py' or any(place.exists() for place in places), path
+def test_the_readme_is_short():
+  assert len(README.encode()) <= 9000
 
 
-def test_gin_files_of_the_readme_are_there():
-  named = r'\b((?:arch|size|task|options|experiments)/[a-z]\w+)(?!\w|\.gin|\*)'
-  for name in set(re.findall(named, TEXT)):
-    assert (files.root() / f'{name}.gin').is_file(), name
+def anchors(text):
+  """Returns the names of a text's headings, as links have them."""
+  heads = re.findall(r'^#+ (.*)$', text, re.MULTILINE)
+  return {re.sub(r'[^\w -]', '', h.lower()).replace(' ', '-') for h in heads}
 
 
-@pytest.mark.parametrize(
-  'command', sorted(set(re.findall(r'meliad-rec (\w+)', TEXT)))
-)
-def test_commands_and_flags_of_the_readme_exist(command):
-  """Flags are looked up in what the command's own file and helpers define."""
-  assert command in cli.COMMANDS
-  known = '\n'.join(
-    path.read_text() for path in sorted((ROOT / 'meliad_rec').rglob('*.py'))
-  )
-  lines = TEXT.replace('\\\n', ' ').splitlines()
+@every
+def test_relative_links_resolve(name):
+  for link in re.findall(r'\]\((?!https?:)([^)\s]+)\)', TEXTS[name]):
+    path, _, anchor = link.partition('#')
+    target = (ROOT / name).parent / path if path else ROOT / name
+    assert target.exists(), link
+    if anchor:
+      assert anchor in anchors(target.read_text(encoding='utf-8')), link
+
+
+@every
+def test_files_exist(name):
+  """Files in backticks, from the root, the package, or the README's folder."""
+  bases = ROOT, PACKAGE, PACKAGE / 'archs', (ROOT / name).parent
+  known = r'`((?:launch|tests|colab)/[\w/.]*|[\w/]+\.(?:py|sh|ipynb))`'
+  for path in re.findall(known, TEXTS[name]):
+    exists = any((base / path).exists() for base in bases)
+    assert exists or path == 'leaky.py', path
+
+
+@every
+def test_gin_files_exist(name):
+  kinds = r'(?<![\w/])(?:arch|size|task|options|experiments)'
+  named = rf'({kinds}(?:/[a-z0-9]\w*)+)(?![\w/*]|\.gin)'
+  for path in set(re.findall(named, TEXTS[name])):
+    path = files.root() / path
+    assert path.with_suffix('.gin').is_file() or path.is_dir(), path
+
+
+@every
+def test_commands_and_flags_exist(name):
+  lines = TEXTS[name].replace('\\\n', ' ').splitlines()
   for line in lines:
-    if f'meliad-rec {command} ' in line:
+    for command in re.findall(r'meliad-rec (\w+)', line):
+      assert command in cli.COMMANDS
       for flag in re.findall(r'--(\w+)', line):
-        assert re.search(rf"DEFINE_\w+\(\s*'{flag}'", known), flag
+        assert re.search(rf"DEFINE_\w+\(\s*'{flag}'", CODE), flag
+
+
+def test_names_in_the_tour_of_the_package_exist():
+  """In meliad_rec/README.md a row names a file, and what is in it."""
+  rows = re.findall(
+    r'^\| [^|]* \| `([\w/]+\.py)` \| (.*) \|$',
+    TEXTS['meliad_rec/README.md'],
+    re.MULTILINE,
+  )
+  assert rows
+  for path, names in rows:
+    text = (PACKAGE / path).read_text(encoding='utf-8')
+    for each in re.findall(r'`(\w+)`', names):
+      assert re.search(rf'\b{each}\b', text), f'{each} is not in {path}'

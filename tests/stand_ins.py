@@ -1,23 +1,23 @@
-"""Commands that only record what they are given, for scripts that call them."""
+"""Stand-ins for commands that scripts call; they record their arguments."""
 
 import os
 from pathlib import Path
 import subprocess
 
 LAUNCH = Path(__file__).parents[1] / 'launch'
-# Bash writes line by line: without a newline, a command's words are one write,
-# and those of commands that run at once do not mix.
+# Bash writes line by line. Without a newline, a call is one write, and calls of
+# concurrent commands do not mix.
 SCRIPT = """#!/usr/bin/env bash
 printf '%s\\0' "${0##*/}" "$@" $'\\x1e' >>"$RECORD"
 """
 
 
 class StandIns:
-  """A folder that is first on the PATH of the scripts run with it.
+  """A folder of commands that is first on the PATH of scripts.
 
   Args:
-    folder: an empty one.
-    bodies: what each command does after recording, in bash, by its name.
+    folder: an empty folder.
+    bodies: what each command does after recording, in bash, by name.
   """
 
   def __init__(self, folder: Path, **bodies: str):
@@ -33,7 +33,7 @@ class StandIns:
     path.chmod(0o755)
 
   def start(self, script: str, *arguments: str, **env: str):
-    """A script of launch/, which runs."""
+    """Starts a script of launch/."""
     inherited = dict(os.environ)
     inherited['PATH'] = f'{self._folder}:{inherited["PATH"]}'
     inherited |= {'RECORD': str(self._record), 'PYTHON': 'python'}
@@ -47,16 +47,18 @@ class StandIns:
     )
 
   def run(self, script: str, *arguments: str, **env: str):
-    """A script of launch/, finished."""
+    """Runs a script of launch/ to its end."""
     with self.start(script, *arguments, **env) as started:
       try:
-        said = started.communicate(timeout=60)
+        output = started.communicate(timeout=60)
       finally:
         started.kill()
-    return subprocess.CompletedProcess(started.args, started.returncode, *said)
+    return subprocess.CompletedProcess(
+      started.args, started.returncode, *output
+    )
 
   def calls(self) -> list[list[str]]:
-    """[command, argument, ...] of each since the last call of this."""
+    """Returns [command, argument, ...] of each call since the last time."""
     if not self._record.exists():
       return []
     text = self._record.read_text()
@@ -65,7 +67,7 @@ class StandIns:
 
 
 def refusal(done) -> str:
-  """The one sentence of a script that refused."""
+  """Returns the error message of a script that exits with 2."""
   assert done.returncode == 2, (done.stdout, done.stderr)
   (line,) = done.stderr.splitlines()
   assert line.startswith('error: ')

@@ -1,4 +1,4 @@
-"""A small recurrence in depth: rows that go on for so many steps each."""
+"""A small recurrence in depth whose rows halt after given numbers of steps."""
 
 import jax
 import jax.numpy as jnp
@@ -40,10 +40,10 @@ class Toy:
     }
     return {'h': h_BD, 'live': takes_B.astype(jnp.float32)}, added
 
-  def alive(self, state):
+  def active(self, state):
     return state['live'] > 0
 
-  def took(self, added):
+  def changed(self, added):
     return added['took'] > 0
 
 

@@ -1,4 +1,4 @@
-"""A run small enough to be made, stopped and gone on with many times."""
+"""A tiny run, to be started, stopped and resumed many times."""
 
 import functools
 import os
@@ -28,7 +28,7 @@ ROWS, SEGMENT = 4, 16
 
 
 def write_store(path, seed=0):
-  """A store of a few random documents of a few segments each."""
+  """Writes a store of a few random documents of a few segments each."""
   rng = np.random.default_rng(seed)
 
   def document(name, length):
@@ -47,7 +47,7 @@ def write_store(path, seed=0):
 
 @functools.cache
 def program(devices=1, fsdp=1, model=1, **changes) -> TrainProgram:
-  """Compiled once for all tests that ask for it."""
+  """Returns a program, which is compiled once for all tests."""
   settings = {
     'model': Model(
       Bytes().size, tiny.recurrent(1, (0,), changes={'dropout': 0.1}), tiny.D
@@ -63,7 +63,7 @@ def program(devices=1, fsdp=1, model=1, **changes) -> TrainProgram:
 
 
 def experiment(data, program, **changes) -> Experiment:
-  """An experiment that runs a program compiled already."""
+  """Returns an experiment that runs a compiled program."""
   settings = {
     'model': None,
     'data': data,
@@ -83,7 +83,7 @@ def experiment(data, program, **changes) -> Experiment:
 
 
 def command(workdir, data, *params):
-  """The command line of a run of size/test on a store."""
+  """Returns the command line of a run of size/test on a store."""
   bindings = {
     'STORE': repr(str(data)),
     'LAYERS': 2,
@@ -100,7 +100,7 @@ def command(workdir, data, *params):
 
 
 def environment(**more):
-  """Of a process on one device, which compiles as tests do."""
+  """Returns the environment of a process on one device."""
   return os.environ | {
     'JAX_PLATFORMS': 'cpu',
     'XLA_FLAGS': ' '.join(quick_xla.FLAGS),
@@ -113,7 +113,7 @@ def environment(**more):
 
 
 def run(arguments, **more):
-  """A finished process, its output as text."""
+  """Runs a process to its end; its output is text."""
   return subprocess.run(
     arguments,
     env=environment(**more),

@@ -1,4 +1,4 @@
-"""A tiny run, trained once for all tests that open one."""
+"""A tiny run, trained once for all tests that open it."""
 
 import functools
 from pathlib import Path
@@ -16,7 +16,7 @@ STEPS = 4
 
 @functools.cache
 def folder() -> Path:
-  """Of a run with averaged parameters; its data are gone."""
+  """Returns the folder of a run with averaged parameters, without its data."""
   top = Path(tempfile.mkdtemp(prefix='trained'))
   tiny_run.write_store(top / 'store')
   bindings = {
@@ -45,5 +45,5 @@ def folder() -> Path:
 
 
 def store() -> Path:
-  """Where the data of the run lie now."""
+  """Returns the folder that the data of the run were moved to."""
   return folder().parent / 'moved'

@@ -1,8 +1,9 @@
 """Block feedback: every layer also reads the recurrent states.
 
-Hutchins et al. 2022, section 3.6: each layer attends to the states that the
-recurrent layer left one block before. So the layers up to that one run block by
-block; those above, whose outputs do not feed back, take the segment at once.
+Hutchins et al. 2022, section 4.4: each layer attends to the states of the
+recurrent layer after the previous block. The layers up to the recurrent one
+therefore run block by block; the layers above it, whose outputs do not feed
+back, take the whole segment at once.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from meliad_rec.models.cell import to_blocks
 
 
 class ReadingLayer(nn.Module):
-  """A window layer that also reads memory; its state is a window cache."""
+  """Layer that attends to its window and to memory. State: the window's KV."""
 
   config: LayerConfig
 
@@ -41,15 +42,16 @@ class ReadingLayer(nn.Module):
 
 
 class BlockFeedback(Cell):
-  """State: a window cache per plain layer, and that of each recurrent layer.
+  """State: a window cache per plain layer, a state per recurrent layer.
 
   Attributes:
-    config: sizes.
-    count: layers in all.
-    recurrent_at: places of the recurrent layers; negative ones count from the
-      top. The states of the last one feed back.
-    slots, gate, gate_config: see StateVectors.
-    layer_drop: share of training steps without a layer; states still move.
+    config: sizes and choices.
+    count: number of layers.
+    recurrent_at: indices of the recurrent layers; negative ones count from the
+      top. All layers read the state vectors of the last one.
+    slots, gate, gate_config: see block_recurrent.StateVectors.
+    layer_drop: fraction of training steps in which a layer is skipped; its
+      state is still updated.
   """
 
   config: LayerConfig
@@ -60,30 +62,19 @@ class BlockFeedback(Cell):
   gate_config: str = 'skip'
   layer_drop: float = 0.0
 
+  takes_segments = True
+  scans_blocks = True
+  is_recurrent = True
+  can_step = True
+
   @property
   def block_length(self):
     return self.config.window
 
-  @property
-  def takes_segments(self):
-    return True
-
-  @property
-  def scans_blocks(self):
-    return True
-
-  @property
-  def is_recurrent(self):
-    return True
-
-  @property
-  def can_step(self):
-    return True
-
   def setup(self):
     if not self.recurrent_at:
       raise ValueError(
-        'Block feedback needs a recurrent layer; set RECURRENT_LAYERS.'
+        'Block feedback needs a recurrent layer. Set RECURRENT_LAYERS.'
       )
     self.places = special_places(self.count, self.recurrent_at)
     self.last = self.places[-1]
@@ -114,7 +105,7 @@ class BlockFeedback(Cell):
     finish = remat(lambda layer, b, h: layer.output(b, h), self.remat)
     y_BTD = finish(self.layers[self.last], block.replace(x=x_BTD), heads)
     y_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)
-    rest, y_BTD = self.through(
+    rest, y_BTD = self.run_layers(
       range(top, self.count),
       state,
       block.replace(x=y_BTD),
@@ -124,19 +115,19 @@ class BlockFeedback(Cell):
     return (*scanned, *rest), y_BTD
 
   def recur(self, state, block):
-    """A block, as far as its states depend on it.
+    """Runs a block up to the layer that feeds back.
 
     Returns:
-      The states of the layers up to the one that feeds back, and of that layer
-      its inputs, the heads of its tokens, and what all read.
+      The states of these layers; and the inputs of the last of them, its
+      tokens' attention heads, and the memory that all layers read.
     """
     fed_back, s = self.layers[self.last], state[self.last]
     n_BSD, memory = fed_back.seen(s)
-    new, x_BWD = self.through(range(self.last), state, block, memory)
+    new, x_BWD = self.run_layers(range(self.last), state, block, memory)
     s, heads = fed_back.recur(s, block.replace(x=x_BWD), n_BSD, memory)
     return (*new, s), (x_BWD, heads, memory)
 
-  def through(
+  def run_layers(
     self,
     places,
     state,
@@ -145,18 +136,18 @@ class BlockFeedback(Cell):
     read: Callable = lambda layer, s, b, m: layer(s, b, m),
     recur: Callable = lambda layer, s, b: layer(s, b),
   ):
-    """Feeds each layer what the one below gave, and the states to all.
+    """Runs layers one after another; each plain one reads the memory.
 
     Args:
-      places: of the layers.
-      state: of all layers, by place.
-      block: input of the first of them.
-      memory: what tokens see of the states.
+      places: indices of the layers.
+      state: states of all layers, by index.
+      block: input of the first of these layers.
+      memory: keys and values of the state vectors that feed back.
       read: calls a plain layer.
       recur: calls a recurrent layer.
 
     Returns:
-      The new states of these layers, and the outputs of the last.
+      The new states of these layers, and the outputs of the last one.
     """
     new = []
     for i in places:
@@ -171,28 +162,28 @@ class BlockFeedback(Cell):
     return tuple(new), block.x
 
   def clear(self, state):
-    return self.each('clear', state)
+    return self.map_recurrent('clear', state)
 
   def memory_slots(self, state):
     return self.layers[self.last].memory_slots(state[self.last])
 
   def to_decode_state(self, state):
-    return self.each('to_decode_state', state)
+    return self.map_recurrent('to_decode_state', state)
 
-  def decode_step(self, opened, block):
-    return self.through(
+  def decode_step(self, decode_state, block):
+    return self.run_layers(
       range(self.count),
-      opened,
+      decode_state,
       block,
-      opened[self.last].memory,
+      decode_state[self.last].memory,
       recur=lambda layer, s, b: layer.decode_step(s, b),
     )
 
-  def to_segment_state(self, opened):
-    return self.each('to_segment_state', opened)
+  def to_segment_state(self, decode_state):
+    return self.map_recurrent('to_segment_state', decode_state)
 
-  def each(self, method: str, state):
-    """A method of the recurrent layers, on their states."""
+  def map_recurrent(self, method: str, state):
+    """Applies a method of the recurrent layers to their states."""
     return tuple(
       getattr(layer, method)(s) if i in self.places else s
       for i, (layer, s) in enumerate(zip(self.layers, state, strict=True))

@@ -1,13 +1,9 @@
 """Block-Recurrent Transformer layer (Hutchins et al. 2022, sections 3.1-3.5).
 
-Vertically, tokens attend to their window and to the state vectors as they were
-when the block began. Horizontally, state vectors attend to themselves and to
-the tokens of the previous and the own block, and pass through gates.
-
-The horizontal direction of the Block-Recurrent Transformer.
-
-State vectors attend to themselves and to the tokens of two blocks, and pass
-through gates. Hutchins et al. 2022, sections 3.2-3.5.
+Vertical direction: tokens attend to their window and to the state vectors as
+they were before the block. Horizontal direction: state vectors attend to
+themselves and to the tokens of the previous block and this one, and pass
+through gates.
 """
 
 from collections.abc import Callable
@@ -30,104 +26,21 @@ from meliad_rec.models.cell import scan_blocks
 from meliad_rec.models.cell import to_blocks
 
 
-class StateVectors(nn.Module):
-  """The horizontal direction: S state vectors and their update.
+class BlockDecodeState(struct.PyTreeNode):
+  """State within a block, while decoding token by token.
 
   Attributes:
-    config: sizes, shared with the tokens.
-    slots: state vectors S.
-    gate: a gate of gates.py.
-    gate_config: 'dual' (attention, then MLP, a gate behind each), 'single' (one
-      gate behind both) or 'skip' (no MLP); section 3.5.
+    kv: keys and values of the previous block and the open one; tokens of the
+      open block that are not yet read are masked.
+    states_BSD: states before the open block.
+    memory: keys and values of these states.
+    filled_B: tokens in the open block; the same in every row.
   """
 
-  config: LayerConfig
-  slots: int
-  gate: Callable[..., nn.Module] = gates.FixedGate
-  gate_config: str = 'skip'
-
-  def setup(self):
-    if self.slots < 1:
-      raise ValueError(
-        f'There are {self.slots} state vectors; set SLOTS to 1 or more.'
-      )
-    config = self.config
-    gate = self.gate
-    if config.compat_meliad:
-      gate = functools.partial(gate, tanh=self.gate_config == 'single')
-    match self.gate_config:
-      case 'dual' | 'skip':
-        join = gate
-      case 'single':
-        join = None
-      case _:
-        raise ValueError(
-          f'gate_config is {self.gate_config!r}; it must be dual, single or '
-          'skip.'
-        )
-    self.attention = Attention(
-      config, has_memory=True, in_order=False, join=join
-    )
-    if self.gate_config == 'dual':
-      self.mlp_norm = config.norm(dtype=config.dtype)
-    if self.gate_config != 'skip':
-      self.mlp = FeedForward(
-        config.mlp_dim,
-        config.dtype,
-        gate,
-        config.activation,
-        config.mlp_bias,
-      )
-    shape = self.slots, config.d_model
-    self.ids_SD = self.param('ids', nn.initializers.normal(1.0), shape)
-    self.first_SD = self.param('first', nn.initializers.normal(0.1), shape)
-
-  def first(self, batch: int):
-    """Learned states at the start of a document: [B, S, D] float32."""
-    return jnp.broadcast_to(self.first_SD, (batch, *self.first_SD.shape))
-
-  def pre_norm(self, s_BSD):
-    """States as attention sees them, with their learned identities."""
-    n_BSD = self.attention.pre_norm(s_BSD)
-    return n_BSD + self.ids_SD.astype(n_BSD.dtype)
-
-  def kv(self, n_BSD) -> KV:
-    """What tokens see of the states, which `enter` gave as n_BSD."""
-    return self.attention.kv(n_BSD)
-
-  def update(self, s_BSD, n_BSD, kv_states: KV, kv_tokens: KV):
-    """The states after a block.
-
-    Args:
-      s_BSD: states as the block begins.
-      n_BSD: `enter` of them.
-      kv_states: `kv` of them. Projecting them again would cost as much as a
-        gate, since XLA never joins the two backward passes.
-      kv_tokens: the previous block and this one.
-    """
-    h = self.attention.project(
-      s_BSD,
-      self.attention.attend_window(n_BSD, kv_states),
-      self.attention.attend_memory(n_BSD, kv_tokens),
-    )
-    match self.gate_config:
-      case 'skip':
-        return h
-      case 'dual':
-        return self.mlp(h, self.mlp_norm(h))
-      case 'single':
-        # As one matrix: cut over three mesh axes, XLA 0.10 multiplies by a
-        # [C, H K, F] kernel wrongly in the backward pass.
-        return self.mlp(s_BSD, h.reshape(*h.shape[:2], -1))
-
-
-class DecodeState(struct.PyTreeNode):
-  """State within a block, for token by token reading."""
-
-  kv: KV  # The previous block, then the open one; masked where still empty.
-  states_BSD: jax.Array  # As the open block began.
-  memory: KV  # What tokens see of these states.
-  filled_B: jax.Array  # Tokens in the open block; the same in every row.
+  kv: KV
+  states_BSD: jax.Array
+  memory: KV
+  filled_B: jax.Array
 
 
 class BlockRecurrentLayer(Cell):
@@ -135,9 +48,9 @@ class BlockRecurrentLayer(Cell):
 
   Attributes:
     config, slots, gate, gate_config: see StateVectors.
-    hoist: whether the output map and the MLP of the tokens, which do not
-      recur, run for the whole segment at once, behind the scan over blocks.
-      They then keep what their backward pass needs, whatever `remat` says.
+    hoist: whether the tokens' output map and MLP, which do not recur, run for
+      the whole segment at once, after the scan over blocks. Their activations
+      are then kept for the backward pass, whatever `remat` is.
   """
 
   config: LayerConfig
@@ -145,6 +58,9 @@ class BlockRecurrentLayer(Cell):
   gate: Callable[..., nn.Module] = gates.FixedGate
   gate_config: str = 'skip'
   hoist: bool = True
+
+  is_recurrent = True
+  can_step = True
 
   @property
   def block_length(self):
@@ -158,14 +74,6 @@ class BlockRecurrentLayer(Cell):
   def scans_blocks(self):
     return self.hoist
 
-  @property
-  def is_recurrent(self):
-    return True
-
-  @property
-  def can_step(self):
-    return True
-
   def setup(self):
     self.tokens = Layer(self.config, has_memory=True)
     self.states = StateVectors(
@@ -173,11 +81,11 @@ class BlockRecurrentLayer(Cell):
     )
 
   def initial_state(self, batch):
-    return self.config.empty_past(batch), self.states.first(batch)
+    return self.config.empty_past(batch), self.states.initial_states(batch)
 
   def clear(self, state):
     past, s_BSD = state
-    return past, self.states.first(s_BSD.shape[0])
+    return past, self.states.initial_states(s_BSD.shape[0])
 
   def memory_slots(self, state):
     return state[1]
@@ -197,12 +105,22 @@ class BlockRecurrentLayer(Cell):
     return state, self.output(block, heads)
 
   def seen(self, state):
-    """The states as attention enters them, n_BSD, and what is seen of them."""
+    """Returns the normalized states n_BSD, and their keys and values."""
     n_BSD = self.states.pre_norm(state[1])
     return n_BSD, self.states.kv(n_BSD)
 
   def recur(self, state, block, n_BSD, memory: KV):
-    """The state after a block, and the heads of both sources of its tokens."""
+    """Returns the state after a block, and the tokens' attention heads.
+
+    Args:
+      state: the state before the block.
+      block: the tokens.
+      n_BSD, memory: results of `seen`.
+
+    Returns:
+      The state; and the heads over the window and over the states, each
+      [B, W, H K].
+    """
     past, s_BSD = state
     n_BWD = self.tokens.pre_norm(block.x)
     kv = past.append(self.tokens.kv(n_BWD, block.mask))
@@ -215,13 +133,13 @@ class BlockRecurrentLayer(Cell):
     return (kv.last(self.config.window), s_BSD), heads
 
   def update(self, s_BSD, n_BSD, memory: KV, kv: KV):
-    """States behind a block; as they were where all of it is padding."""
+    """Returns the states after a block, unchanged where it is all padding."""
     new_BSD = self.states.update(s_BSD, n_BSD, memory, kv)
     real_B = jnp.any(kv.mask[:, self.config.window :], 1)
     return jnp.where(real_B[:, None, None], new_BSD, s_BSD)
 
   def output(self, block, heads):
-    """What does not recur: outputs, from the heads of both sources."""
+    """Returns y_BTD from the heads that `recur` returned; has no recurrence."""
     return self.tokens.output(block.x, *heads)
 
   def to_decode_state(self, state):
@@ -229,34 +147,132 @@ class BlockRecurrentLayer(Cell):
     unread = jax.tree.map(jnp.zeros_like, past)
     filled_B = jnp.zeros(s_BSD.shape[0], jnp.int32)
     _, memory = self.seen(state)
-    return DecodeState(past.append(unread), s_BSD, memory, filled_B)
+    return BlockDecodeState(past.append(unread), s_BSD, memory, filled_B)
 
-  def decode_step(self, opened, block):
-    W, filled = self.config.window, opened.filled_B[0]
+  def decode_step(self, decode_state, block):
+    W, filled_B = self.config.window, decode_state.filled_B
+    filled = filled_B[0]
     n_B1D = self.tokens.pre_norm(block.x)
     kv = jax.tree.map(
       lambda a, new: jax.lax.dynamic_update_slice_in_dim(a, new, W + filled, 1),
-      opened.kv,
+      decode_state.kv,
       self.tokens.kv(n_B1D, block.mask),
     )
     near = jax.tree.map(
       lambda a: jax.lax.dynamic_slice_in_dim(a, filled, W + 1, 1), kv
     )
-    y_B1D = self.tokens(block.x, n_B1D, near, opened.memory)
-    opened = opened.replace(kv=kv, filled_B=opened.filled_B + 1)
+    y_B1D = self.tokens(block.x, n_B1D, near, decode_state.memory)
+    decode_state = decode_state.replace(kv=kv, filled_B=filled_B + 1)
     return nn.cond(
-      filled + 1 == W, self.next_block, lambda _, o: o, self, opened
+      filled + 1 == W, self.next_block, lambda _, d: d, self, decode_state
     ), y_B1D
 
-  def next_block(self, opened: DecodeState) -> DecodeState:
-    """A full block closed, and the next one opened."""
-    s_BSD = opened.states_BSD
+  def next_block(self, decode_state: BlockDecodeState) -> BlockDecodeState:
+    """Closes a full block and opens the next one."""
+    s_BSD, kv = decode_state.states_BSD, decode_state.kv
     n_BSD = self.states.pre_norm(s_BSD)
-    s_BSD = self.update(s_BSD, n_BSD, opened.memory, opened.kv)
-    return self.to_decode_state((opened.kv.last(self.config.window), s_BSD))
+    s_BSD = self.update(s_BSD, n_BSD, decode_state.memory, kv)
+    return self.to_decode_state((kv.last(self.config.window), s_BSD))
 
-  def to_segment_state(self, opened):
+  def to_segment_state(self, decode_state):
     return (
-      jax.tree.map(lambda a: a[:, : self.config.window], opened.kv),
-      opened.states_BSD,
+      jax.tree.map(lambda a: a[:, : self.config.window], decode_state.kv),
+      decode_state.states_BSD,
     )
+
+
+class StateVectors(nn.Module):
+  """Horizontal direction: S state vectors and their update.
+
+  State vectors attend to themselves and to the tokens of two blocks, and pass
+  through gates.
+
+  Attributes:
+    config: sizes, shared with the tokens.
+    slots: number of state vectors S.
+    gate: a gate of gates.py; section 3.3.
+    gate_config: 'dual' (attention, gate, MLP, gate), 'single' (attention, MLP,
+      gate) or 'skip' (attention, gate); section 3.5.
+  """
+
+  config: LayerConfig
+  slots: int
+  gate: Callable[..., nn.Module] = gates.FixedGate
+  gate_config: str = 'skip'
+
+  def setup(self):
+    if self.slots < 1:
+      raise ValueError(
+        f'slots must be at least 1, got {self.slots}. Set SLOTS.'
+      )
+    config = self.config
+    gate = self.gate
+    if config.compat_meliad:
+      gate = functools.partial(gate, tanh=self.gate_config == 'single')
+    match self.gate_config:
+      case 'dual' | 'skip':
+        join = gate
+      case 'single':
+        join = None
+      case _:
+        raise ValueError(
+          f'gate_config must be dual, single or skip, got {self.gate_config!r}.'
+          ' Set block_recurrent.BlockRecurrentLayer.gate_config, or '
+          'block_feedback.BlockFeedback.gate_config.'
+        )
+    self.attention = Attention(
+      config, has_memory=True, in_order=False, join=join
+    )
+    if self.gate_config == 'dual':
+      self.mlp_norm = config.norm(dtype=config.dtype)
+    if self.gate_config != 'skip':
+      self.mlp = FeedForward(
+        config.mlp_dim,
+        config.dtype,
+        gate,
+        config.activation,
+        config.mlp_bias,
+      )
+    shape = self.slots, config.d_model
+    self.ids_SD = self.param('ids', nn.initializers.normal(1.0), shape)
+    init = nn.initializers.normal(0.1)
+    self.initial_states_SD = self.param('first', init, shape)
+
+  def initial_states(self, batch: int):
+    """Returns the learned states at the start of a document, s_BSD float32."""
+    shape = batch, *self.initial_states_SD.shape
+    return jnp.broadcast_to(self.initial_states_SD, shape)
+
+  def pre_norm(self, s_BSD):
+    """Returns the normalized states plus their learned identities, n_BSD."""
+    n_BSD = self.attention.pre_norm(s_BSD)
+    return n_BSD + self.ids_SD.astype(n_BSD.dtype)
+
+  def kv(self, n_BSD) -> KV:
+    """Returns keys and values of the states; n_BSD is from `pre_norm`."""
+    return self.attention.kv(n_BSD)
+
+  def update(self, s_BSD, n_BSD, kv_states: KV, kv_tokens: KV):
+    """Returns the states after a block.
+
+    Args:
+      s_BSD: states before the block.
+      n_BSD: their `pre_norm`.
+      kv_states: their `kv`, which the tokens read too. Computing it twice would
+        cost as much as a gate, since XLA never merges the two backward passes.
+      kv_tokens: keys and values of the previous block and this one.
+    """
+    h = self.attention.project(
+      s_BSD,
+      self.attention.attend_window(n_BSD, kv_states),
+      self.attention.attend_memory(n_BSD, kv_tokens),
+    )
+    match self.gate_config:
+      case 'skip':
+        return h
+      case 'dual':
+        return self.mlp(h, self.mlp_norm(h))
+      case 'single':
+        # Flattened, because XLA of jaxlib 0.10 multiplies by a [2, H K, F]
+        # kernel wrongly in the backward pass if the kernel is sharded 3 ways.
+        return self.mlp(s_BSD, h.reshape(*h.shape[:2], -1))

@@ -1,14 +1,8 @@
 """Feedback Transformer (Fan et al. 2020, section 3.3).
 
-Every layer reads one memory, to which each token writes a mix of all layers:
-the lowest layer of a token sees the highest of the tokens before it. So tokens
-go one by one.
-
-What a Feedback Transformer writes to memory (Fan et al. 2020, section 3.3).
-
-Each is a module that takes the hidden vectors of one token, layer by layer, the
-embedding first: L + 1 arrays [B, T, D]. It gives what is written: one array
-that all layers read, or `arrays` of them, one for each layer.
+All layers read one memory, to which each token writes a mix of all its layers:
+even the lowest layer of a token sees the highest layer of earlier tokens.
+Tokens are therefore read one by one.
 """
 
 from collections.abc import Callable
@@ -28,15 +22,21 @@ from meliad_rec.layers.layer import Attention
 
 
 class Composition(nn.Module):
-  """Base class."""
+  """Base class of modules that compute what tokens write to memory.
+
+  A composition takes the hidden vectors of tokens, layer by layer, with the
+  embedding first: L + 1 arrays [B, T, D]. It returns a list of arrays to write:
+  one that all layers read, or one for each layer. Fan et al. 2020, sections
+  3.3, 4.3.2 and 6.4.
+  """
 
   def arrays(self, layers: int) -> int:
-    """How many are written by a token of so many layers."""
+    """Returns the number of arrays that a stack of `layers` layers writes."""
     return 1
 
 
 class WeightedSum(Composition):
-  """All layers, by learned weights that sum to one: equation 1."""
+  """Sum of all layers by learned weights that add up to 1: equation 1."""
 
   @nn.compact
   def __call__(self, hidden):
@@ -44,23 +44,23 @@ class WeightedSum(Composition):
 
 
 class Average(Composition):
-  """The mean of all layers, the embedding among them."""
+  """Mean of all layers, including the embedding."""
 
   def __call__(self, hidden):
     return [sum(hidden) / len(hidden)]
 
 
 class OneLayer(Composition):
-  """The output of one layer: -1 is the top, 0 the embedding."""
+  """Output of one layer: -1 is the top, 0 the embedding."""
 
   layer: int = -1
 
   def __call__(self, hidden):
     if not -len(hidden) <= self.layer < len(hidden):
       raise ValueError(
-        f'Memory is layer {self.layer} of {len(hidden) - 1}; set '
-        'feedback_memory.OneLayer.layer from 0, the embedding, to '
-        f'{len(hidden) - 1}.'
+        f'layer must be from {-len(hidden)} to {len(hidden) - 1}, where 0 is '
+        f'the embedding and -1 the top layer, got {self.layer}. Set '
+        'feedback.OneLayer.layer.'
       )
     return [hidden[self.layer]]
 
@@ -68,8 +68,7 @@ class OneLayer(Composition):
 class OwnAndBelow(Composition):
   """For each layer, a weighted sum of its own output and those below it.
 
-  The paper's "recurrent" Transformer: a layer reads what it wrote itself, but
-  nothing from above.
+  The paper's "recurrent" Transformer: nothing comes from the layers above.
   """
 
   def arrays(self, layers):
@@ -88,42 +87,36 @@ def _mix(module, name: str, hidden):
   return jnp.einsum('l,lbtd->btd', weight_L, jnp.stack(hidden))  # eq. 1
 
 
-class DecodeState(struct.PyTreeNode):
-  """Memory for token by token reading, with its keys."""
+class FeedbackDecodeState(struct.PyTreeNode):
+  """Memory with its keys, while decoding token by token."""
 
   memory: Memory
   kv: Any
 
 
 class Feedback(MemoryCell):
-  """State: what the last `window` tokens wrote.
+  """State: the memory that the last `window` tokens wrote.
 
   Attributes:
-    config: of the layers. Dropout is locked: a row drops the same of all its
-      tokens, behind the first norm of a layer for queries and memory alike, and
-      of the MLP's output; attention probabilities are not dropped.
+    config: sizes and choices of the layers. Dropout is locked: all tokens of a
+      row share one mask. It follows the first norm of a layer, for queries and
+      memory alike, and the MLP; attention probabilities have no dropout.
     count, share_position, layer_drop, span: see MemoryCell.
-    compose: of feedback_memory.py: what a token writes.
-    share_keys: whether all layers read the same keys and values, or each makes
-      its own.
+    compose: a subclass of Composition, which computes what a token writes.
+    share_keys: whether all layers share the projections of memory to keys and
+      values. If False, each layer has its own.
   """
 
   compose: Callable[..., nn.Module] = WeightedSum
   share_keys: bool = True
 
-  @property
-  def chunk(self):
-    return 1
-
-  @property
-  def parallel(self):
-    return True
+  parallel = True
 
   def setup(self):
     if self.config.include_self:
       raise ValueError(
         'include_self is set, but a Feedback Transformer writes a token to '
-        'memory only after its last layer; remove it.'
+        'memory only after its last layer. Remove include_self.'
       )
     config = dataclasses.replace(self.config, locked_dropout=True)
     self.layers = self.make_layers(config)
@@ -157,20 +150,20 @@ class Feedback(MemoryCell):
     return self.memory(hidden), hidden[-1]
 
   def to_decode_state(self, state):
-    return DecodeState(state, extend(self.keys(state.written), 1))
+    return FeedbackDecodeState(state, extend(self.keys(state.written), 1))
 
-  def decode_step(self, opened, block):
-    memory = opened.memory
+  def decode_step(self, decode_state, block):
+    memory = decode_state.memory
     mask_BS = jnp.concatenate([memory.mask_BA, block.mask], 1)
-    written, y_B1D = self.read(opened.kv, mask_BS, block.x)
+    written, y_B1D = self.read(decode_state.kv, mask_BS, block.x)
     push = lambda a, new: jnp.concatenate([a[:, 1:], new], 1)
     kv = jax.tree.map(
       lambda a, new: extend(push(a[:, :-1], new), 1),
-      opened.kv,
+      decode_state.kv,
       self.keys(written),
     )
     written = jax.tree.map(push, memory.written, written)
-    return DecodeState(Memory(written, mask_BS[:, 1:]), kv), y_B1D
+    return FeedbackDecodeState(Memory(written, mask_BS[:, 1:]), kv), y_B1D
 
-  def to_segment_state(self, opened):
-    return opened.memory
+  def to_segment_state(self, decode_state):
+    return decode_state.memory

@@ -1,19 +1,18 @@
-"""Temporal Latent Bottleneck: a core in chunks, a memory between them.
+"""Temporal Latent Bottleneck: an encoder in chunks, with a memory between them.
 
 Didolkar et al. 2022; "Investigating Recurrent Transformers with Dynamic Halt"
-(2024), algorithms 2 and 4. TLB has a core of layers of their own, GUTLB one of
-a gated layer that halts.
-
-A cell run in chunks whose length follows from the document's.
+(2024), algorithms 2 and 4. In TLB the encoder is a stack of layers with their
+own parameters (transformer.EncoderLayers); in GUTLB it is one gated layer that
+is repeated until it halts (universal.Universal).
 """
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from meliad_rec.layers.core_attention import Attention
-from meliad_rec.layers.core_config import CoreConfig
-from meliad_rec.layers.core_layer import MLP
+from meliad_rec.layers.encoder_layer import EncoderAttention
+from meliad_rec.layers.encoder_layer import EncoderMLP
+from meliad_rec.layers.layer_config import EncoderConfig
 from meliad_rec.layers.remat import remat
 from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import Cell
@@ -22,92 +21,65 @@ from meliad_rec.models.cell import to_blocks
 
 
 def zeros(rng, shape, dtype=jnp.float32):
-  """First memory slots that are all alike, as in the authors' code."""
+  """Returns initial memory slots of zeros, as in the authors' code."""
   del rng
   return jnp.zeros(shape, dtype)
 
 
-class Writer(nn.Module):
-  """A layer that writes a chunk into the memory.
-
-  Attributes:
-    config: sizes and choices; the MLP is as wide as the memory.
-  """
-
-  config: CoreConfig
-
-  def setup(self):
-    config = self.config
-    self.attention = Attention(config, own=False)
-    self.mlp_norm = config.norm(dtype=config.dtype)
-    self.mlp = MLP(config, config.d_model)
-
-  def __call__(self, m_BSD, y_BWD, mask_BW):
-    """The memory, with what it reads from the chunk added."""
-    m_BSD = self.attention(m_BSD, y_BWD, mask_BW)
-    return m_BSD + self.mlp(self.mlp_norm(m_BSD))
-
-
 class LatentBottleneck(Cell):
-  """State: S memory slots, [B, S, D] float32; learned first ones.
+  """State: S memory slots, [B, S, D] float32; the initial ones are learned.
 
-  A row whose chunk is empty keeps its memory.
+  A chunk of padding leaves a row's memory unchanged.
 
   Attributes:
-    config: sizes, of the writers.
-    core: x_BWD, mask_BW, memory_BSD -> y_BWD; of cores/, reading memory.
-    slots: memory slots S.
-    writers: layers that write.
-    chunk: tokens of a chunk W; None: what a call is given, see chunks.py.
-    first: draws the first slots, as small as first embeddings, where the
-      authors' code has zeros: all alike they stay alike, as nothing but dropout
-      tells them apart.
+    config: sizes and choices of the writers.
+    encoder: module (x_BWD, mask_BW, memory_BSD) -> y_BWD, which reads the
+      memory.
+    slots: number of memory slots S.
+    writers: number of layers that write to the memory.
+    chunk: tokens of a chunk W; None: each call is one chunk, see Chunks.
+    slots_init: initializer of the initial slots. The authors' code has zeros
+      (see `zeros`), but slots that begin equal stay equal, unless dropout makes
+      them differ.
   """
 
-  config: CoreConfig
-  core: nn.Module
+  config: EncoderConfig
+  encoder: nn.Module
   slots: int
   writers: int = 1
   chunk: int | None = None
-  first: nn.initializers.Initializer = nn.initializers.normal(0.02)
+  slots_init: nn.initializers.Initializer = nn.initializers.normal(0.02)
+
+  is_recurrent = True
+  takes_segments = False
+  can_step = False
 
   @property
   def block_length(self):
     return self.chunk
 
   @property
-  def takes_segments(self):
-    return False
-
-  @property
-  def can_step(self):
-    return False
-
-  @property
   def causal(self):
-    return self.core.causal
-
-  @property
-  def is_recurrent(self):
-    return True
+    return self.encoder.causal
 
   def setup(self):
     if min(self.slots, self.writers) < 1:
       raise ValueError(
-        f'There are {self.slots} memory slots and {self.writers} layers that '
-        'write them; set SLOTS and WRITERS to 1 or more.'
+        f'slots and writers must be at least 1, got slots={self.slots}, '
+        f'writers={self.writers}. Set SLOTS and WRITERS.'
       )
     if self.chunk is not None and self.chunk < 1:
       raise ValueError(
-        f'Chunks have {self.chunk} tokens; set WINDOW to 1 or more.'
+        f'chunk must be at least 1, got {self.chunk}. Set WINDOW.'
       )
-    self.update = [Writer(self.config) for _ in range(self.writers)]
+    self.update = [MemoryWriter(self.config) for _ in range(self.writers)]
     shape = self.slots, self.config.d_model
-    self.first_SD = self.param('first', self.first, shape)
+    self.initial_slots_SD = self.param('first', self.slots_init, shape)
     self.drop = self.config.dropout_kind(self.config.dropout)
 
   def initial_state(self, batch):
-    return jnp.broadcast_to(self.first_SD, (batch, *self.first_SD.shape))
+    shape = batch, *self.initial_slots_SD.shape
+    return jnp.broadcast_to(self.initial_slots_SD, shape)
 
   def clear(self, state):
     return self.initial_state(len(state))
@@ -116,45 +88,59 @@ class LatentBottleneck(Cell):
     return state
 
   def __call__(self, state, block):
-    read_BSD = state.astype(block.x.dtype)
-    y_BWD = self.core(self.drop(block.x), block.mask, read_BSD)
-    new_BSD = state  # What is added to it, chunk by chunk, stays float32.
+    memory_BSD = state.astype(block.x.dtype)
+    y_BWD = self.encoder(self.drop(block.x), block.mask, memory_BSD)
+    new_BSD = state  # Float32, because every chunk adds to it.
     for write in self.update:
       new_BSD = write(new_BSD, y_BWD, block.mask)
     real_B = jnp.any(block.mask, 1)
     return jnp.where(real_B[:, None, None], new_BSD, state), y_BWD
 
 
-class Chunks(Cell):
-  """State: that of the cell. A segment is a document, in equal chunks.
+class MemoryWriter(nn.Module):
+  """Layer that writes a chunk into the memory: the slots attend to the chunk.
 
   Attributes:
-    cell: takes any number of tokens.
-    length: tokens of a chunk at most; the fewest chunks of so many are made
-      equally long, as in the code of the dynamic-halt paper. So the length
-      changes with that of the segment: 86 of 100 at 512 tokens, 94 at 1,024.
-    count: how many there are instead, however long; TLB-FR there has 5.
+    config: sizes and choices; the MLP is as wide as the memory.
+  """
+
+  config: EncoderConfig
+
+  def setup(self):
+    config = self.config
+    self.attention = EncoderAttention(config, cross=True)
+    self.mlp_norm = config.norm(dtype=config.dtype)
+    self.mlp = EncoderMLP(config, config.d_model)
+
+  def __call__(self, m_BSD, y_BWD, mask_BW):
+    """Returns the memory plus what it reads from the chunk."""
+    m_BSD = self.attention(m_BSD, y_BWD, mask_BW)
+    return m_BSD + self.mlp(self.mlp_norm(m_BSD))
+
+
+class Chunks(Cell):
+  """State: the state of `cell`, which reads a document in equal chunks.
+
+  A segment is a whole document.
+
+  Attributes:
+    cell: a cell that takes any number of tokens.
+    length: upper bound on the tokens of a chunk. The document is cut into as
+      few chunks as possible, all equally long, as in the code of the
+      dynamic-halt paper. The length of a chunk thus depends on the segment's:
+      with a bound of 100 it is 86 for 512 tokens and 94 for 1,024.
+    count: number of chunks, whatever the length of the document; set it instead
+      of `length`. TLB-FR of the paper has 5.
   """
 
   cell: Cell
   length: int | None = None
   count: int | None = None
 
-  @property
-  def takes_segments(self):
-    return True
-
-  @property
-  def scans_blocks(self):
-    return True
-
-  @property
-  def needs_whole_document(self):
-    return True
-
-  @property
-  def can_step(self):
-    return False
+  takes_segments = True
+  scans_blocks = True
+  needs_whole_document = True
+  can_step = False
 
   @property
   def causal(self):
@@ -168,14 +154,15 @@ class Chunks(Cell):
     given = [n for n in (self.length, self.count) if n is not None]
     if len(given) != 1 or given[0] < 1:
       raise ValueError(
-        f'Chunks have length {self.length} and count {self.count}; set one of '
-        'chunks.Chunks.length and count to 1 or more, and not the other.'
+        'Chunks needs either length or count, at least 1, got length='
+        f'{self.length}, count={self.count}. Set one of '
+        'latent_bottleneck.Chunks.length and count.'
       )
     if self.cell.block_length is not None:
       raise ValueError(
-        f'Chunks cuts segments itself, and {type(self.cell).__name__} takes '
-        f'blocks of {self.cell.block_length} tokens; set '
-        'latent_bottleneck.LatentBottleneck.chunk = None.'
+        f'Chunks needs a cell that takes any number of tokens, but '
+        f'{type(self.cell).__name__} takes blocks of {self.cell.block_length}. '
+        'Set latent_bottleneck.LatentBottleneck.chunk = None.'
       )
 
   def initial_state(self, batch):

@@ -11,30 +11,30 @@ from meliad_rec.models.cell import Cell
 
 
 class LSTM(Cell):
-  """State: the cell and the hidden vector, [B, D] float32. No residual.
+  """State: the cell and the hidden vector, [B, D] float32.
+
+  There is no residual connection.
 
   Attributes:
-    d_model: width, of what enters too.
-    dropout: rate, of what enters.
-    dtype: of activations and products; gates are float32.
+    d_model: width of inputs and outputs.
+    dropout: rate of dropout on inputs.
+    dtype: dtype of activations and products; gates are float32.
   """
 
   d_model: int
   dropout: float = 0.0
   dtype: str = 'float32'
 
-  @property
-  def is_recurrent(self):
-    return True
+  is_recurrent = True
 
   def setup(self):
     D = self.d_model
     self.drop = TiledDropout(self.dropout)
-    lecun = of_gates(nn.initializers.lecun_normal())
-    orthogonal = of_gates(nn.initializers.orthogonal())
+    lecun = per_gate(nn.initializers.lecun_normal())
+    orthogonal = per_gate(nn.initializers.orthogonal())
     self.input_DF = self.param('input_kernel', lecun, D)
     self.recurrent_DF = self.param('recurrence', orthogonal, D)
-    self.bias_F = self.param('gate_bias', first_bias, D)
+    self.bias_F = self.param('gate_bias', initial_bias, D)
 
   def initial_state(self, batch):
     zeros_BD = jnp.zeros((batch, self.d_model))
@@ -54,22 +54,22 @@ class LSTM(Cell):
 
 @jax.custom_vjp
 def recur(kernel_DF, state, z_BTF, mask_BT):
-  """Steps through a segment, whose padding leaves the state as it is.
+  """Steps through a segment; padding leaves the state unchanged.
 
   Args:
-    kernel_DF: from the hidden vector to the gates.
-    state: c_BD, h_BD.
-    z_BTF: what the tokens add to the gates.
+    kernel_DF: maps the hidden vector to the gates.
+    state: cell and hidden vector, c_BD and h_BD.
+    z_BTF: contribution of the tokens to the gates, before the nonlinearity.
     mask_BT: False at padding.
 
   Returns:
-    The state behind the segment, and h_BTD.
+    The state after the segment, and h_BTD.
   """
   return forward(kernel_DF, state, z_BTF, mask_BT)[0]
 
 
 def forward(kernel_DF, state, z_BTF, mask_BT):
-  """What `recur` returns, and what its backward pass needs."""
+  """Returns the results of `recur`, and the residuals of its backward pass."""
   dtype, mask_TB = kernel_DF.dtype, mask_BT.swapaxes(0, 1)
 
   def step(state, inputs):
@@ -85,19 +85,20 @@ def forward(kernel_DF, state, z_BTF, mask_BT):
   return (state, h_TBD.swapaxes(0, 1)), (kernel_DF, steps, mask_TB)
 
 
-def backward(kept, gradients):
-  """Gradients of `recur`; the kernel's by one product behind the scan.
+def backward(residuals, gradients):
+  """Returns the gradients of `recur`.
 
-  A scan differentiated as it stands adds to all of them in each step.
+  The kernel's gradient is one product after the scan. JAX's own gradient of the
+  scan would add to it in each step.
   """
-  kernel_DF, steps, mask_TB = kept
+  kernel_DF, steps, mask_TB = residuals
   d_state, d_y_BTD = gradients
   dtype = kernel_DF.dtype
 
   def step(d_state, inputs):
-    here, mask_B, d_y_BD = inputs
+    values, mask_B, d_y_BD = inputs
     d_c_BD, d_h_BD = d_state
-    _, pull = jax.vjp(lambda *a: update(*a, mask_B), *here)
+    _, pull = jax.vjp(lambda *a: update(*a, mask_B), *values)
     d_z_BF, d_c_BD, d_h_BD = pull((d_c_BD, d_h_BD + d_y_BD))
     d_h_BD += product('bf,df->bd', d_z_BF.astype(dtype), kernel_DF)
     return (d_c_BD, d_h_BD), d_z_BF
@@ -116,7 +117,7 @@ recur.defvjp(forward, backward)
 
 
 def update(z_BF, c_BD, h_BD, mask_B):
-  """The next state, from the gates before their nonlinearity."""
+  """Returns the next state; z_BF are the gates before their nonlinearity."""
   i, f, new, o = jnp.split(z_BF, 4, -1)
   next_c_BD = jax.nn.sigmoid(f) * c_BD + jax.nn.sigmoid(i) * jnp.tanh(new)
   next_h_BD = jax.nn.sigmoid(o) * jnp.tanh(next_c_BD)
@@ -125,12 +126,12 @@ def update(z_BF, c_BD, h_BD, mask_B):
 
 
 def product(subscripts, a, b):
-  """A float32 sum of products."""
+  """Returns an einsum, summed in float32."""
   return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
 
 
-def of_gates(init: Callable) -> Callable:
-  """(rng, D) -> [D, 4 D]: a matrix for each gate, side by side."""
+def per_gate(init: Callable) -> Callable:
+  """Returns an initializer (rng, D) -> [D, 4 D]: one matrix for each gate."""
 
   def draw(rng, D):
     kernels = [init(r, (D, D)) for r in jax.random.split(rng, 4)]
@@ -139,6 +140,6 @@ def of_gates(init: Callable) -> Callable:
   return draw
 
 
-def first_bias(_, D):
-  """1 for the forget gate, so that it remembers at first; else 0: [4 D]."""
+def initial_bias(_, D):
+  """Returns [4 D]: 1 for forget gates, so that new cells remember; else 0."""
   return jnp.zeros((4, D)).at[1].set(1).reshape(-1)

@@ -1,16 +1,11 @@
 """Memorizing Transformer layer (Wu et al. 2022, section 3).
 
-Each token attends to its window, and to the nearest of many older keys, which
-get no gradients; a gate of each head mixes the two. In google-research/meliad
-this layer has no position bias, within its window either; here it has that of
-its config (options/memory_position_none: none). And it is there a search by
-buckets, whose keys it gathers; here a bound of scores, see `recall_target`.
-
-A ring of keys and values that is too large to copy.
-
-A segment is written over what is too old for it, and is read behind that, so
-that no old version of the ring is needed: not by a later block, nor by the
-backward pass.
+Each token attends to its window and to the nearest of many older keys, which
+get no gradients; a gate for each head mixes the two. Two differences from
+google-research/meliad: there the layer has no position bias, even within its
+window, while here its config sets one (options/memorizing/position_none removes
+it); and there keys are searched by buckets and then gathered, while here the
+search finds the lowest score that a query attends to (see `recall_target`).
 """
 
 import functools
@@ -31,73 +26,24 @@ from meliad_rec.models.cell import Cell
 from meliad_rec.models.cell import Resettable
 
 
-class Ring(Resettable):
-  """The last S keys and values; the next are written over the oldest."""
-
-  keys: jax.Array  # [B, H, S, K]: heads first, as they are multiplied.
-  values: jax.Array  # [B, H, S, K]
-  mask: jax.Array  # [B, 1, S, 1] bool, False at keys nobody may see.
-  next_B: jax.Array  # int32: place of the next; the same in every row.
-
-  @classmethod
-  def empty(cls, batch, length, heads, head_dim, dtype) -> 'Ring':
-    zeros = jnp.zeros((batch, heads, length, head_dim), dtype)
-    mask = jnp.zeros((batch, 1, length, 1), bool)
-    return cls(zeros, zeros, mask, jnp.zeros(batch, jnp.int32))
-
-  def reset(self, start_B, fresh):
-    # Rows keep their common place: where a row lies in the ring never matters.
-    return self.hide(start_B)
-
-  def hide(self, rows_B) -> 'Ring':
-    """The ring, of which nothing is seen in these rows."""
-    rows = rows_B.reshape(-1, *[1] * (self.mask.ndim - 1))
-    return self.replace(mask=self.mask & ~rows)
-
-  def write(self, new: KV, block: int) -> 'Ring':
-    """The ring behind T tokens: whole blocks, or one token."""
-    T, S = new.mask.shape[1], self.mask.shape[2]
-    W = min(T, block)
-    first = self.next_B[0] // W
-    new = new.k.swapaxes(1, 2), new.v.swapaxes(1, 2), new.mask[:, None, :, None]
-    cut = jax.lax.dynamic_slice_in_dim
-    put = jax.lax.dynamic_update_slice_in_dim
-
-    def write_block(i, slots):
-      one = lambda a, b: put(a, cut(b, (i - first) * W, W, 2), i * W % S, 2)
-      return jax.tree.map(one, slots, new)
-
-    # Bounds that XLA does not know keep it from unrolling a loop of one block:
-    # fused with each of its readers, that would copy the ring for each.
-    slots = jax.lax.fori_loop(
-      first, first + T // W, write_block, (self.keys, self.values, self.mask)
-    )
-    return Ring(*slots, (self.next_B + T) % S)
-
-  def age_S(self):
-    """By place, how many tokens were written behind it."""
-    S = self.mask.shape[2]
-    return (self.next_B[0] - 1 - jnp.arange(S)) % S
-
-
 class MemorizingLayer(Cell):
-  """State: keys and values of the last `window` tokens, and the ring.
+  """State: keys and values of the last `window` tokens, and a Ring of memory.
 
   Attributes:
-    config: sizes.
-    memory: tokens before its block that a token may recall; a multiple of the
-      window.
-    neighbors: how many of them a query attends to: those whose keys score
-      highest, and any that score the same as the last. None: to all.
-    room: tokens, a multiple of the window, that the ring has places for beside
-      the memory: so many are written at once. Longer segments are cut, and
-      their backward pass keeps a copy of the ring for each part.
-    recall_target: share of the highest scores that jax.lax.approx_max_k shall
-      find, which is faster on a TPU; None: all are found. Attended to are all
-      keys that score as high as the last of the `neighbors` found, or higher:
-      those that the search missed too, so that there may be more than
-      `neighbors`, and none of the nearest is lost.
-    tile: queries that are compared with the ring at once, at most.
+    config: sizes and choices.
+    memory: number of tokens before its block that a token may recall; a
+      multiple of the window.
+    neighbors: number of recalled keys that a query attends to: those with the
+      highest scores, plus any that tie with the last. None: all.
+    room: maximum number of tokens written to the ring at once, a multiple of
+      the window; the ring holds memory + room tokens. Longer segments are cut
+      into parts, and the backward pass keeps a copy of the ring for each part.
+    recall_target: share of the highest scores that jax.lax.approx_max_k must
+      find, which is faster on a TPU; None: an exact search. A query attends to
+      every key that scores at least as high as the last of the `neighbors`
+      found, including keys that the search missed. There may be more than
+      `neighbors`, but none of the nearest is lost.
+    tile: maximum number of queries compared with the ring at once.
   """
 
   config: LayerConfig
@@ -107,21 +53,13 @@ class MemorizingLayer(Cell):
   recall_target: float | None = None
   tile: int = 128
 
+  takes_segments = True
+  is_recurrent = True
+  can_step = True
+
   @property
   def block_length(self):
     return self.config.window
-
-  @property
-  def takes_segments(self):
-    return True
-
-  @property
-  def is_recurrent(self):
-    return True
-
-  @property
-  def can_step(self):
-    return True
 
   def setup(self):
     W, neighbors = self.config.window, self.neighbors
@@ -129,24 +67,24 @@ class MemorizingLayer(Cell):
       tokens = getattr(self, name)
       if tokens < 1 or tokens % W:
         raise ValueError(
-          f'{name} is {tokens} tokens; it needs a multiple of the window, {W}. '
+          f'{name} must be a multiple of the window, {W} tokens, got {tokens}. '
           f'Set {"MEMORY" if name == "memory" else "SEGMENT"}.'
         )
     if neighbors is not None and not 1 <= neighbors <= self.memory:
       raise ValueError(
-        f'neighbors is {neighbors}; it needs 1 or more, and no more than the '
-        f'{self.memory} tokens in memory. Set NEIGHBORS.'
+        f'neighbors must be from 1 to the {self.memory} tokens in memory, got '
+        f'{neighbors}. Set NEIGHBORS.'
       )
     if self.recall_target is not None and neighbors is None:
       raise ValueError(
-        f'recall_target is {self.recall_target}, and all of the memory is '
-        'attended to, without a search; leave it out, or set NEIGHBORS to a '
-        'number.'
+        f'recall_target is {self.recall_target}, but queries attend to the '
+        'whole memory without a search. Remove recall_target, or set NEIGHBORS '
+        'to a number.'
       )
     if self.recall_target is not None and not 0 < self.recall_target <= 1:
       raise ValueError(
-        f'recall_target is {self.recall_target}, a share of what is searched; '
-        'set it above 0, and to 1 at most.'
+        'recall_target must be above 0 and at most 1, got '
+        f'{self.recall_target}. Set memorizing.MemorizingLayer.recall_target.'
       )
     self.layer = Layer(self.config)
     self.output = HeadGate()
@@ -178,20 +116,23 @@ class MemorizingLayer(Cell):
     y_BTD = self.layer.output(block.x, heads_BTF)
     return (past.last(self.config.window), ring), y_BTD
 
-  def recall(self, q_BTHK, ring: Ring):
-    """Heads [B, T, H, K] of attention to memory.
+  def recall(self, q_BTHK, ring: 'Ring'):
+    """Returns attention to memory, [B, T, H, K].
 
     Args:
       q_BTHK: scaled queries of the last T tokens in the ring.
-      ring: without gradients.
+      ring: the ring, which gets no gradients.
     """
     W, (B, T, _, K) = self.config.window, q_BTHK.shape
     Q, age_S = math.gcd(T, W, self.tile), ring.age_S()
-    # Heads that share keys are as many queries of one head.
+    # Query heads that share a key head are treated as more queries of one head.
     H = self.config.kv_heads
 
     def attend(q_BHQK, since):
-      """Queries of one block, since whose begin so many tokens were written."""
+      """Computes attention for Q queries whose block began `since` tokens ago.
+
+      Ages are counted from the newest token in the ring.
+      """
       score = jnp.einsum(
         'bhqk,bhsk->bhqs', q_BHQK, ring.keys, preferred_element_type=jnp.float32
       )
@@ -203,7 +144,7 @@ class MemorizingLayer(Cell):
       p = p.astype(ring.values.dtype)
       return jnp.einsum('bhqs,bhsk->bhqk', p, ring.values)
 
-    # Scores are computed again in the backward pass, but not sorted again.
+    # The backward pass computes scores again, but does not search again.
     attend = jax.checkpoint(
       attend,
       prevent_cse=False,
@@ -219,23 +160,26 @@ class MemorizingLayer(Cell):
     return y_NBHQK.transpose(1, 0, 3, 2, 4).reshape(q_BTHK.shape)
 
   def least(self, score_BHQS):
-    """The score from which on a query attends to a key: [B, H, Q, 1]."""
+    """Returns the lowest score that each query attends to: [B, H, Q, 1]."""
     find = jax.lax.top_k
     if self.recall_target is not None:
       find = functools.partial(
         jax.lax.approx_max_k, recall_target=self.recall_target
       )
-    search = lambda score_BHQS: find(score_BHQS, self.neighbors + 1)[:1]
+    search = lambda score_BHQS: (find(score_BHQS, self.neighbors + 1)[0],)
     scores = (jax.lax.stop_gradient(score_BHQS),)
     (top,) = per_shard(search, ('sums',), scores, ('sums',))(*scores)
-    # Or XLA joins the next slice with the search, and sorts all scores.
+    # Otherwise XLA fuses the next slice with the search, and sorts all scores.
     top = jax.lax.optimization_barrier(top)
-    # Half way to the next: a score computed again may differ in its last bit.
+    # Halfway to the next score, because recomputed scores may differ slightly.
     return checkpoint_name(top[..., -2:].mean(-1, keepdims=True), 'least')
 
 
 class HeadGate(nn.Module):
-  """Mixes near and far by a learned gate of each head: equally, at first."""
+  """Mixes attention to the window (near) and to memory (far).
+
+  Each head learns a gate, initially 1/2.
+  """
 
   @nn.compact
   def __call__(self, near_BTF, far_BTHK):
@@ -245,3 +189,68 @@ class HeadGate(nn.Module):
     near_BTHK = near_BTF.reshape(far_BTHK.shape)
     y_BTHK = far_BTHK * g_H1 + near_BTHK * (1 - g_H1)
     return y_BTHK.reshape(near_BTF.shape).astype(near_BTF.dtype)
+
+
+class Ring(Resettable):
+  """Ring buffer of the last S keys and values, too large to copy.
+
+  A segment first overwrites entries that are too old for all of its queries,
+  and then reads the ring. No older version of the ring is thus needed, neither
+  by a later block nor by the backward pass.
+
+  Attributes:
+    keys, values: [B, H, S, K]; heads first, as they are multiplied.
+    mask: [B, 1, S, 1] bool, False at keys that no query may see.
+    next_B: int32, place of the next key; the same in every row.
+  """
+
+  keys: jax.Array
+  values: jax.Array
+  mask: jax.Array
+  next_B: jax.Array
+
+  @classmethod
+  def empty(cls, batch, length, heads, head_dim, dtype) -> 'Ring':
+    zeros = jnp.zeros((batch, heads, length, head_dim), dtype)
+    mask = jnp.zeros((batch, 1, length, 1), bool)
+    return cls(zeros, zeros, mask, jnp.zeros(batch, jnp.int32))
+
+  def reset(self, start_B, fresh):
+    # next_B does not change: a document may begin anywhere in the ring.
+    return self.hide(start_B)
+
+  def hide(self, rows_B) -> 'Ring':
+    """Returns the ring with all keys of these rows masked."""
+    rows = rows_B.reshape(-1, *[1] * (self.mask.ndim - 1))
+    return self.replace(mask=self.mask & ~rows)
+
+  def write(self, new: KV, block: int) -> 'Ring':
+    """Returns the ring after more tokens.
+
+    Args:
+      new: the tokens: whole blocks, or one token.
+      block: tokens of a block.
+    """
+    T, S = new.mask.shape[1], self.mask.shape[2]
+    W = min(T, block)
+    first = self.next_B[0] // W
+    new = new.k.swapaxes(1, 2), new.v.swapaxes(1, 2), new.mask[:, None, :, None]
+    cut = jax.lax.dynamic_slice_in_dim
+    put = jax.lax.dynamic_update_slice_in_dim
+
+    def write_block(i, slots):
+      one = lambda a, b: put(a, cut(b, (i - first) * W, W, 2), i * W % S, 2)
+      return jax.tree.map(one, slots, new)
+
+    # XLA cannot unroll this loop, even for one block, as it does not know its
+    # bounds. It would fuse an unrolled loop with each reader of the ring, and
+    # copy the ring for each.
+    slots = jax.lax.fori_loop(
+      first, first + T // W, write_block, (self.keys, self.values, self.mask)
+    )
+    return Ring(*slots, (self.next_B + T) % S)
+
+  def age_S(self):
+    """Returns how many tokens were written after each place of the ring."""
+    S = self.mask.shape[2]
+    return (self.next_B[0] - 1 - jnp.arange(S)) % S

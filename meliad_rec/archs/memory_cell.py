@@ -1,4 +1,4 @@
-"""A cell that reads a memory of what it wrote before, chunk by chunk."""
+"""Base class of cells that read a memory which they write chunk by chunk."""
 
 from typing import Any
 
@@ -17,25 +17,37 @@ from meliad_rec.recurrence.memory_scan import MemoryScanBody
 
 
 class Memory(struct.PyTreeNode):
-  """What the last A tokens wrote; leaves may go back less far than A."""
+  """The memory that the last A tokens wrote.
 
-  written: Any  # A pytree; every leaf [B, A or less, ...].
-  mask_BA: jax.Array  # bool, False at padding and before the document.
+  Attributes:
+    written: a pytree; every leaf is [B, A or fewer, ...].
+    mask_BA: bool, False at padding and before the document.
+  """
+
+  written: Any
+  mask_BA: jax.Array
 
 
 class MemoryCell(Cell, kw_only=True):
-  """State: Memory. Base class: add `chunk`, `empty`, `keys` and `read`.
+  """State: Memory. Subclasses implement `empty`, `keys` and `read`.
 
   Attributes:
-    config: of the layers.
-    count: layers L.
-    share_position: whether the layers have one position module together.
-    layer_drop: share of training steps in which a layer is left out.
-    span: tokens that the backward pass treats at once; see memory_scan. Fewer
-      need less memory, and below 32 more time.
-    remat: of each chunk, or of each step of several; None: 'sublayers', which
-      is faster than to keep more, and to copy it. Where chunks are read in
-      parallel there is none: what they make again is fixed.
+    config: sizes and choices of the layers.
+    count: number of layers L.
+    share_position: whether the layers share one position module.
+    layer_drop: fraction of training steps in which a layer is skipped.
+    span: tokens that the backward pass processes at once; see memory_scan.
+      Fewer tokens need less memory, but fewer than 32 take more time.
+    remat: a name in remat.POLICIES, for each chunk, or for each step of several
+      chunks. None: 'sublayers'; policies that keep more are slower, since the
+      scan copies all that is kept. Must be None if `parallel`.
+    chunk: tokens C that read the same memory, and write together.
+    parallel: whether `read` takes any number of chunks, of one token each. All
+      tokens of a row must then share one dropout mask, which `keys` applies
+      too. If False, masks depend on which tokens are processed at once. Since
+      `keys` is called again with other groups of tokens, it must then apply no
+      dropout.
+    by_steps: whether segments are read in steps of several chunks.
   """
 
   config: LayerConfig
@@ -45,56 +57,57 @@ class MemoryCell(Cell, kw_only=True):
   span: int = 32
   remat: str | None = None
 
-  @property
-  def chunk(self) -> int:
-    """Tokens C that read the same memory, and write together."""
-    raise NotImplementedError
-
-  @property
-  def parallel(self) -> bool:
-    """Whether `read` takes any number of chunks, of one token each.
-
-    What is dropped must then be the same at all tokens of a row; `keys` drops
-    too. Elsewhere what is dropped depends on which tokens are read at once, and
-    keys are made anew of others: they drop nothing.
-    """
-    return False
+  chunk = 1
+  parallel = False
+  by_steps = False
+  takes_segments = True
+  scans_blocks = True
+  is_recurrent = True
 
   def empty(self, batch: int):
-    """What is written before a document begins: zeros, leaves [B, A, ...]."""
+    """Returns the memory before a document: zeros, leaves [B, A, ...]."""
     raise NotImplementedError
 
   def keys(self, written):
-    """What queries see of what was written, each token by itself."""
+    """Returns keys and values of what was written.
+
+    The keys and values of a token depend only on what that token wrote.
+    """
     raise NotImplementedError
 
   def read(self, kv, mask_BS, x_BTD):
-    """Reads n chunks, one unless `parallel`: what they write, and y_BTD.
+    """Reads n chunks; n is 1 unless `parallel`.
 
     Args:
-      kv: of the tokens before the first chunk and up to the last; of the last
-        chunk itself it need not hold what `read` will write.
-      mask_BS: which tokens are real; S is A and then n C.
+      kv: keys and values of the A tokens before the first chunk, then of the
+        chunks. Those of the last chunk may hold anything: no token reads them.
+      mask_BS: False at padding; S = A + n C.
       x_BTD: the n C tokens.
+
+    Returns:
+      What the chunks write, and y_BTD.
     """
     raise NotImplementedError
 
   def make_layers(self, config: LayerConfig) -> list[Layer]:
-    """The layers, for `setup`."""
+    """Returns new layers, to be assigned in `setup`.
+
+    Raises:
+      ValueError: count is below 1, or an option does not apply to these cells.
+    """
     if self.count < 1:
       raise ValueError(
-        f'{type(self).__name__} has {self.count} layers; set LAYERS to 1 or '
-        'more.'
+        f'count must be at least 1, got {self.count}. Set LAYERS.'
       )
     if config.compat_meliad:
       raise ValueError(
-        f'compat_meliad is set, and google-research/meliad has no '
-        f'{type(self).__name__}; leave it out.'
+        f'compat_meliad is set, but google-research/meliad has no '
+        f'{type(self).__name__}. Remove compat_meliad.'
       )
     if self.remat and self.parallel:
       raise ValueError(
-        f'remat is {self.remat!r}, and {type(self).__name__} makes again what '
-        'it can as it is; leave it out.'
+        f'remat is {self.remat!r}, but {type(self).__name__} has a fixed '
+        'policy. Remove remat.'
       )
     position = None
     if self.share_position:
@@ -102,35 +115,18 @@ class MemoryCell(Cell, kw_only=True):
     return [Layer(config, position=position) for _ in range(self.count)]
 
   def apply_layer(self, layer: Layer, x_BTD, n_BTD, kv):
-    """Outputs y_BTD of a layer, or its inputs where LayerDrop says so."""
+    """Returns a layer's outputs, or its inputs if LayerDrop skips it."""
     y_BTD = layer(x_BTD, n_BTD, kv)
     return drop_layer(self, self.layer_drop, x_BTD, y_BTD)
 
   @property
   def policy(self) -> str:
-    """What is kept, a name in remat.POLICIES."""
+    """The policy in use: a name in remat.POLICIES."""
     return self.remat or 'sublayers'
 
   @property
   def block_length(self):
     return None if self.chunk == 1 else self.chunk
-
-  @property
-  def takes_segments(self):
-    return True
-
-  @property
-  def by_steps(self) -> bool:
-    """Whether segments are read in steps of several chunks."""
-    return False
-
-  @property
-  def scans_blocks(self):
-    return True
-
-  @property
-  def is_recurrent(self):
-    return True
 
   def initial_state(self, batch):
     written = self.empty(batch)
@@ -144,29 +140,33 @@ class MemoryCell(Cell, kw_only=True):
     C, A = self.chunk, state.mask_BA.shape[1]
     mask_BS = jnp.concatenate([state.mask_BA, block.mask], 1)
     if self.is_initializing():
-      # Draws the parameters; what the outputs are is of no matter.
+      # Only creates the parameters; the outputs do not matter.
       kv = extend(self.keys(state.written), C)
       self.read(kv, mask_BS[:, : A + C], block.x[:, :C])
       return state, block.x
     written, y_BTD = memory_scan(
       self.pure(A),
-      # Gathered once, and not for each chunk.
+      # Gathered once rather than for each chunk.
       all_gather_params(self.variables['params']),
       state.written,
       block.x,
       (mask_BS, self.make_rng('dropout') if self.has_rng('dropout') else None),
     )
-    self.penalise_spans()
+    self.penalize_spans()
     return Memory(written, mask_BS[:, mask_BS.shape[1] - A :]), y_BTD
 
-  def penalise_spans(self):
-    """Sows what adaptive spans cost: a scan within the cell would lose it."""
+  def penalize_spans(self):
+    """Sows the losses of adaptive spans; those sown in the scan are lost."""
     if self.config.span:
       for layer in self.layers:
-        layer.attention.span.penalise(self.config.window)
+        layer.attention.span.penalize(self.config.window)
 
   def pure(self, A: int) -> MemoryScanBody:
-    """`keys` and `read` as functions of parameters, with A tokens before."""
+    """Returns `keys` and `read` as functions of parameters.
+
+    Args:
+      A: tokens of memory before the segment.
+    """
     cell = self.clone(parent=None)
 
     def apply(params, rng, *arguments, method):
@@ -191,7 +191,7 @@ class MemoryCell(Cell, kw_only=True):
 
 
 def extend(kv, C: int):
-  """Keys with room for those of a chunk that is not yet written."""
+  """Returns keys and values, followed by zeros for a chunk of C tokens."""
   return jax.tree.map(
     lambda a: jnp.pad(a, ((0, 0), (0, C)) + ((0, 0),) * (a.ndim - 2)), kv
   )

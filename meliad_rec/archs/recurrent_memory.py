@@ -1,10 +1,10 @@
 """Recurrent Memory Transformer (Bulatov et al. 2022, section 3.2).
 
 A plain causal transformer over [memory ; block of tokens ; memory]: tokens read
-the memory in front of them, the memory behind them sees all, and what becomes
-of it is the memory of the next block. Bulatov et al. hand it on as it is; here
-it is normalised first: layers add to it in every block, and nothing in a
-pre-norm transformer would take off what a long document adds up to.
+the memory before them, the memory after them attends to everything, and its
+outputs are the memory of the next block. Bulatov et al. pass it on unchanged.
+Here it is normalized first, since the layers add to it in every block and it
+would grow throughout a long document.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from meliad_rec.models.cell import Cell
 
 
 class RecurrentMemory(Cell):
-  """State: S memory vectors, [B, S, D] float32; learned first ones.
+  """State: S memory vectors, [B, S, D] float32; the initial ones are learned.
 
   Attributes:
-    config: sizes; a block is `window` tokens.
-    count: layers.
-    slots: memory vectors S.
-    layer_drop: share of training steps without a layer, for each.
+    config: sizes and choices; a block is `window` tokens.
+    count: number of layers.
+    slots: number of memory vectors S.
+    layer_drop: fraction of training steps in which a layer is skipped.
   """
 
   config: LayerConfig
@@ -34,29 +34,29 @@ class RecurrentMemory(Cell):
   slots: int
   layer_drop: float = 0.0
 
+  is_recurrent = True
+
   @property
   def block_length(self):
     return self.config.window
 
-  @property
-  def is_recurrent(self):
-    return True
-
   def setup(self):
     if self.slots < 1 or self.count < 1:
       raise ValueError(
-        f'There are {self.slots} memory slots and {self.count} layers; set '
-        'SLOTS and LAYERS to 1 or more.'
+        f'slots and count must be at least 1, got slots={self.slots}, '
+        f'count={self.count}. Set SLOTS and LAYERS.'
       )
     length = self.config.window + 2 * self.slots
     config = dataclasses.replace(self.config, window=length)
     self.layers = [VanillaLayer(config) for _ in range(self.count)]
     self.norm = config.norm(dtype='float32')
     shape = self.slots, self.config.d_model
-    self.first_SD = self.param('first', nn.initializers.normal(1.0), shape)
+    init = nn.initializers.normal(1.0)
+    self.initial_memory_SD = self.param('first', init, shape)
 
   def initial_state(self, batch):
-    return jnp.broadcast_to(self.first_SD, (batch, *self.first_SD.shape))
+    shape = batch, *self.initial_memory_SD.shape
+    return jnp.broadcast_to(self.initial_memory_SD, shape)
 
   def clear(self, state):
     return self.initial_state(len(state))
@@ -72,6 +72,6 @@ class RecurrentMemory(Cell):
     for layer in self.layers:
       _, y_BTD = layer((), Block(x_BTD, mask_BT))
       x_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)
-    # Padding behind a document leaves its memory as it is.
+    # A block of padding leaves the memory unchanged.
     real_B11 = jnp.any(block.mask, 1)[:, None, None]
     return jnp.where(real_B11, self.norm(x_BTD[:, -S:]), state), x_BTD[:, S:-S]

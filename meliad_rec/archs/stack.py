@@ -1,13 +1,10 @@
-"""Cells on top of one another.
+"""Cells on top of one another: a stack, or one cell repeated by a scan.
 
-Cells that run one after another, each over the whole segment.
-
-One cell run several times in depth, by one scan.
-
-With the parameters of all it is the Universal Transformer of Ju et al. 2021: no
-vector tells the repeats apart, and their number is fixed, as in their baseline,
-and not as in Dehghani et al. 2019. With parameters of its own for each, it is a
-stack of like layers, whose time to compile does not grow with their number.
+`Repeat` with shared parameters is the Universal Transformer that Ju et al. 2021
+use as a baseline: unlike in Dehghani et al. 2019, the number of repeats is
+fixed, and no embedding tells the layer which repeat it is. With separate
+parameters it is a stack of equal layers whose compile time does not grow with
+their number.
 """
 
 from collections.abc import Callable
@@ -24,61 +21,79 @@ from meliad_rec.models.cell import run
 
 
 class Chain(Cell, kw_only=True):
-  """Base class: add `through` and `each`.
+  """Base class of Stack and Repeat: cells that run one after another.
+
+  Subclasses implement `pass_through` and `map_cells`.
 
   Attributes:
-    layer_drop: share of training steps without a cell, for each by itself; see
-      dropout.drop_layer. A Chain in a Chain has its own.
+    layer_drop: fraction of training steps in which a cell is skipped, drawn for
+      each cell; see dropout.drop_layer. A Chain within this one is never
+      skipped as a whole; it uses its own layer_drop.
   """
 
   layer_drop: float = 0.0
 
-  @property
-  def takes_segments(self):
-    return True
+  takes_segments = True
 
   def initial_state(self, batch):
-    return self.each(lambda cell: cell.initial_state(batch))
+    return self.map_cells(lambda cell: cell.initial_state(batch))
 
   def __call__(self, state, block):
-    return self.through(self.run_or_drop, state, block)
+    return self.pass_through(self.run_or_drop, state, block)
 
   def clear(self, state):
-    return self.each(lambda cell, s: cell.clear(s), state)
+    return self.map_cells(lambda cell, s: cell.clear(s), state)
 
   def to_decode_state(self, state):
-    return self.each(lambda cell, s: cell.to_decode_state(s), state)
+    return self.map_cells(lambda cell, s: cell.to_decode_state(s), state)
 
-  def decode_step(self, opened, block):
-    return self.through(lambda c, s, b: c.decode_step(s, b), opened, block)
+  def decode_step(self, decode_state, block):
+    step = lambda cell, s, b: cell.decode_step(s, b)
+    return self.pass_through(step, decode_state, block)
 
-  def to_segment_state(self, opened):
-    return self.each(lambda cell, s: cell.to_segment_state(s), opened)
+  def to_segment_state(self, decode_state):
+    return self.map_cells(
+      lambda cell, s: cell.to_segment_state(s), decode_state
+    )
 
   def run_or_drop(self, cell: Cell, state, block):
-    """As cell.run, with LayerDrop."""
+    """Runs one cell over the segment, with LayerDrop."""
     state, y = run(cell, state, block)
     rate = 0.0 if isinstance(cell, Chain) else self.layer_drop
     return state, drop_layer(cell, rate, block.x, y)
 
-  def through(self, call: Callable, state, block):
-    """Feeds each cell, by call(cell, state, block), what the one below gave."""
+  def pass_through(self, call: Callable, state, block):
+    """Runs the cells in order, each on the outputs of the cell before it.
+
+    Args:
+      call: (cell, its state, block) -> (new state, y_BTD).
+      state: the states of all cells.
+      block: input of the first cell.
+
+    Returns:
+      The new states, and y_BTD of the last cell.
+    """
     raise NotImplementedError
 
-  def each(self, call: Callable, *state):
-    """What call(cell, *its part of each state) gives for each cell."""
+  def map_cells(self, call: Callable, *state):
+    """Returns a state of results: call(cell, *parts) for each cell.
+
+    Args:
+      call: the function.
+      *state: none or more states of all cells; `parts` are the cell's own.
+    """
     raise NotImplementedError
 
 
 class Repeat(Chain):
-  """State: that of the cell in each of `count` repeats, stacked along axis 1.
+  """State: the cell's state in each of `count` repeats, stacked along axis 1.
 
   Attributes:
-    cell: what is repeated.
-    count: how often it runs.
-    share: whether all repeats have the same parameters, and of the losses that
-      they sow the mean counts: what a parameter costs, it costs once. If not,
-      parameters of all are stacked along axis 0, and the sum counts.
+    cell: the repeated cell.
+    count: how many times it runs.
+    share: whether all repeats share their parameters; the losses that they sow
+      are then averaged over repeats. If False, the parameters of all repeats
+      are stacked along axis 0, and losses are summed.
     layer_drop: see Chain.
   """
 
@@ -89,7 +104,7 @@ class Repeat(Chain):
   def setup(self):
     if self.count < 1:
       raise ValueError(
-        f'The core is repeated {self.count} times; set REPEATS to 1 or more.'
+        f'count must be at least 1, got {self.count}. Set REPEATS.'
       )
 
   @property
@@ -117,10 +132,10 @@ class Repeat(Chain):
     return self.cell.can_step
 
   def memory_slots(self, state):
-    """That of the last repeat."""
+    """Returns the memory slots of the last repeat."""
     return self.cell.memory_slots(jax.tree.map(lambda a: a[:, -1], state))
 
-  def through(self, call, state, block):
+  def pass_through(self, call, state, block):
     def body(cell, x_BTD, s):
       s, y_BTD = call(cell, s, block.replace(x=x_BTD))
       return y_BTD, s
@@ -128,7 +143,7 @@ class Repeat(Chain):
     own = {} if self.share else {'params': 0}
     scan = nn.scan(
       mean_of_losses(body, self.count) if self.share else body,
-      variable_axes={'losses': 0, 'figures': 0, 'pictures': 0} | own,
+      variable_axes={'losses': 0, 'metrics': 0, 'pictures': 0} | own,
       variable_broadcast='params' if self.share else False,
       split_rngs={'params': not self.share, 'dropout': True},
       in_axes=1,
@@ -138,7 +153,7 @@ class Repeat(Chain):
     y_BTD, state = scan(self.cell, block.x, state)
     return state, y_BTD
 
-  def each(self, call, *state):
+  def map_cells(self, call, *state):
     return nn.vmap(
       call,
       variable_axes={'params': None if self.share else 0},
@@ -161,8 +176,8 @@ class Stack(Chain):
 
   @property
   def block_setting(self):
-    found = {c.block_setting for c in self.cells if c.block_length}
-    return ' and of '.join(sorted(found))
+    settings = {c.block_setting for c in self.cells if c.block_length}
+    return ' and of '.join(sorted(settings))
 
   @property
   def causal(self):
@@ -181,13 +196,13 @@ class Stack(Chain):
     return all(cell.can_step for cell in self.cells)
 
   def memory_slots(self, state):
-    """That of the highest cell that recurs."""
+    """Returns the memory slots of the highest recurrent cell."""
     pairs = zip(self.cells, state, strict=True)
     recurrent = [(cell, s) for cell, s in pairs if cell.is_recurrent]
     cell, s = recurrent[-1] if recurrent else (self.cells[-1], state[-1])
     return cell.memory_slots(s)
 
-  def through(self, call, state, block):
+  def pass_through(self, call, state, block):
     new = []
     for cell, s in zip(self.cells, state, strict=True):
       s, y = call(cell, s, block)
@@ -195,7 +210,7 @@ class Stack(Chain):
       new.append(s)
     return tuple(new), block.x
 
-  def each(self, call, *state):
+  def map_cells(self, call, *state):
     groups = zip(self.cells, *state, strict=True)
     return tuple(call(*group) for group in groups)
 
@@ -209,35 +224,36 @@ def layers(
   layer_drop: float = 0.0,
   position: Callable[[], nn.Module] | None = None,
 ) -> Stack:
-  """A stack of `count` layers, some of them special.
+  """Returns a stack of `count` layers, some of them special.
 
   Args:
-    count: layers in all.
+    count: number of layers.
     layer: makes an ordinary layer.
-    special: makes a special one.
-    special_at: where those stand, from 0; negative places count from the top.
-    scan: whether neighbours that are alike become one `Repeat`.
-    layer_drop: share of training steps without a layer, for each.
-    position: makes the one position module of all ordinary layers; None: each
-      has its own.
+    special: makes a special layer, such as a recurrent one.
+    special_at: indices of the special layers, from 0; negative ones count from
+      the top.
+    scan: whether consecutive layers of the same kind become one `Repeat`.
+    layer_drop: fraction of training steps in which a layer is skipped.
+    position: makes one position module that all ordinary layers share; None:
+      each layer makes its own.
 
   Raises:
-    ValueError: no layers, special layers without a place or the reverse, a
-      place that is outside the stack or named twice, or one position module
-      for layers that are scanned.
+    ValueError: there are no layers; only one of special and special_at is
+      given; an index is outside the stack or given twice; or scanned layers
+      are to share a position module.
   """
   if count < 1:
-    raise ValueError(f'A stack of {count} layers; set LAYERS to 1 or more.')
+    raise ValueError(f'count must be at least 1, got {count}. Set LAYERS.')
   if bool(special_at) != bool(special):
     raise ValueError(
-      f'Special layers stand at {tuple(special_at)}, and '
-      f'{"one" if special else "none"} is given; set both of '
-      'stack.layers.special and RECURRENT_LAYERS, or neither.'
+      f'special_at is {tuple(special_at)}, but special is '
+      f'{"given" if special else "not given"}. Set both stack.layers.special '
+      'and RECURRENT_LAYERS, or neither.'
     )
   if position and scan:
     raise ValueError(
-      'Layers that are scanned cannot share a position module; leave out '
-      'stack.layers.scan or stack.layers.position.'
+      'Scanned layers cannot share a position module. Remove stack.layers.scan '
+      'or stack.layers.position.'
     )
   if position:
     layer = functools.partial(layer, position=position())
@@ -246,22 +262,31 @@ def layers(
   cells = []
   while kinds:
     kind = kinds.pop(0)
-    alike = 1
+    repeats = 1
     while scan and kinds and kinds[0] is kind:
       kinds.pop(0)
-      alike += 1
-    cells.append(
-      Repeat(kind(), alike, layer_drop=layer_drop) if alike > 1 else kind()
-    )
+      repeats += 1
+    cell = kind()
+    if repeats > 1:
+      cell = Repeat(cell, repeats, layer_drop=layer_drop)
+    cells.append(cell)
   return Stack(tuple(cells), layer_drop=layer_drop)
 
 
 def special_places(count: int, places: tuple[int, ...]) -> tuple[int, ...]:
-  """Places counted from 0, in order; -1 is the top of `count` layers."""
-  found = sorted({i % count for i in places if -count <= i < count})
-  if len(found) != len(places):
+  """Returns the indices of special layers, from 0 and sorted.
+
+  Args:
+    count: number of layers.
+    places: indices; negative ones count from the top, which is -1.
+
+  Raises:
+    ValueError: an index is outside the stack, or given twice.
+  """
+  known = sorted({i % count for i in places if -count <= i < count})
+  if len(known) != len(places):
     raise ValueError(
-      f'Special layers at {places}; there are {count} layers, so give '
-      f'different places from {-count} to {count - 1}. Set RECURRENT_LAYERS.'
+      f'Indices of special layers must differ and be from {-count} to '
+      f'{count - 1}, got {places}. Set RECURRENT_LAYERS.'
     )
-  return tuple(found)
+  return tuple(known)

@@ -1,27 +1,18 @@
 """Staircase and Cached Staircase (Ju et al. 2021, sections 3.2 and 3.3).
 
-A core of L layers passes N times over each chunk of C tokens. In pass n a chunk
-sees itself and N - 1 - n chunks before it: the one before as it is in pass
-n + 1, the one before that in pass n + 2, and so on. So a chunk can make all its
-passes in a row: what it sees was there before it. In the Cached Staircase a
-chunk is frozen after M passes, and seen from then on as it is at the end, by
-all layers alike.
+A stack of L layers runs N times over each chunk of C tokens. In pass n a chunk
+attends to itself and to N - 1 - n chunks before it: to the previous chunk as it
+is in pass n + 1, to the one before that as it is in pass n + 2, and so on. A
+chunk can thus make all its passes in a row, since everything it attends to
+exists already. In the Cached Staircase a chunk is frozen after M passes; from
+then on all layers of later chunks attend to its final vectors.
 
 M = N is the Staircase, M = 1 the Cached Staircase of the paper's experiments,
-and M = 0 a memory network: what is seen of older chunks are their embeddings.
+and M = 0 a memory network, in which older chunks are seen as their embeddings.
 
-A staircase step by step, as the paper runs it (Ju et al. 2021, eq. 3).
-
-Step i treats, in parallel, chunk i in its first pass, chunk i - 1 in its
-second, and so on: T + M - 1 steps of up to M C tokens, where one chunk after
-another takes T M steps of C tokens. Both compute the same, in training but for
-what is dropped out; this one in fewer products, of more rows.
-
-A staircase token by token, for generation.
-
-Within a chunk too, a token sees in each pass only tokens up to itself: their
-keys are kept, by pass and layer, until the chunk is full. So a token costs M
-passes over itself, one where M is 0, and not over its chunk.
+A segment is read in one of three ways: chunk by chunk (`Staircase.read`), in
+steps of several chunks (`run_diagonal`), or token by token for generation
+(`decode_token`).
 """
 
 from typing import Any
@@ -37,257 +28,55 @@ from meliad_rec.distributed.fsdp import all_gather_params
 from meliad_rec.layers.attention import KV
 from meliad_rec.layers.remat import remat
 from meliad_rec.models.cell import to_blocks
-from meliad_rec.recurrence import memory_scan
-
-
-def run(cell, state: Memory, block):
-  """Reads a segment of T chunks, T at least M - 1.
-
-  The first M - 1 steps begin with fewer chunks, beside what is known of those
-  of earlier segments, and behind the last chunk M - 1 steps end with fewer.
-
-  Args:
-    cell: staircase.Staircase, M at least 1.
-    state: its state.
-    block: the segment.
-
-  Returns:
-    The state behind it, and y_BTD.
-  """
-  C, N, M = cell.chunk, cell.passes, cell.live_passes
-  B, tokens, D = block.x.shape
-  T, ramp = tokens // C, (M - 1) * C
-  live, frozen = state.written
-  begun = _begun(live, C, M)
-  mask_BS = jnp.concatenate([state.mask_BA, block.mask], 1)
-
-  def step(cell, carry, new, known=None):
-    """Steps with no chunk to begin, or none to end, have other shapes."""
-    x_BXD, past = carry
-    i, x_BCD = new
-    x_BXD = jnp.concatenate([x_BXD, x_BCD], 1)
-    inputs, y_BXD = _core(cell, i, x_BXD, known, past, mask_BS)
-    return inputs, y_BXD, past
-
-  def full(cell, carry, new):
-    _, y_BXD, past = step(cell, carry, new)
-    return (y_BXD[:, C:], _push(past, y_BXD[:, :C])), y_BXD[:, :C]
-
-  carry = block.x[:, :0], frozen[:, : (N - M) * C] if cell.freezes else None
-  for i in range(M - 1):
-    new = i, block.x[:, i * C : (i + 1) * C]
-    known = [inputs[i] for inputs in begun]
-    _, x_BXD, past = step(cell, carry, new, known)
-    if past is not None:
-      past = _push(past, frozen[:, (N - M + i) * C : (N - M + i + 1) * C])
-    carry = x_BXD, past
-  outputs = []
-  if T >= M:
-    scan = nn.scan(
-      remat(full, cell.policy, in_scan=True),
-      variable_broadcast='params',
-      split_rngs={'params': False, 'dropout': False},
-      in_axes=((0, 1),),
-      out_axes=1,
-      unroll=cell.unroll,
-    )
-    # Gathered once, and not in each step.
-    scan = nn.map_variables(scan, 'params', trans_in_fn=all_gather_params)
-    new = jnp.arange(M - 1, T), to_blocks(block.x[:, ramp:], C)
-    carry, y = scan(cell, carry, new)
-    outputs.append(y.reshape(B, -1, D))
-  ended = []
-  for i in range(T, T + M - 1):
-    inputs, y_BXD, past = step(cell, carry, (i, block.x[:, :0]))
-    outputs.append(y_BXD[:, :C])
-    ended.append(inputs)
-    carry = y_BXD[:, C:], _push(past, y_BXD[:, :C])
-  y_BTD = jnp.concatenate(outputs, 1)
-  if frozen is not None:
-    frozen = _push(frozen, y_BTD)
-  written = _ended(ended, cell.count, C, M), frozen
-  A = state.mask_BA.shape[1]
-  return Memory(written, mask_BS[:, mask_BS.shape[1] - A :]), y_BTD
-
-
-def _core(cell, i, x_BXD, known, past, mask_BS):
-  """One pass over the chunks of a step: the inputs of all layers, and y_BXD.
-
-  Args:
-    i: the step; its window begins N - 1 chunks before chunk i.
-    x_BXD: the live chunks of this segment.
-    known: what those of earlier segments enter each layer with, which stand
-      before them; None: there are none.
-    past: the outputs of the frozen chunks before all of these; None: there are
-      none.
-  """
-  inputs = []
-  for place, layer in enumerate(cell.layers):
-    inputs.append(x_BXD)
-    older = [a for a in (past, known and known[place]) if a is not None]
-    n_BXD = layer.pre_norm(x_BXD)
-    n_BSD = jnp.concatenate([*map(layer.pre_norm, older), n_BXD], 1)
-    seen_BS = jax.lax.dynamic_slice_in_dim(
-      mask_BS, i * cell.chunk, n_BSD.shape[1], 1
-    )
-    kv = layer.kv(n_BSD, seen_BS)
-    x_BXD = cell.apply_layer(layer, x_BXD, n_BXD, kv)
-  return inputs, x_BXD
-
-
-def _begun(live, C: int, M: int):
-  """Of each layer, what chunks of earlier segments enter it with, by step.
-
-  In step i, pass p treats chunk i - p, which is of an earlier segment where
-  p > i, and stands M - 1 - p chunks behind the first: [B, (M - 1 - i) C, D].
-  """
-  return [
-    [
-      jnp.concatenate(
-        [inputs[p - 1][:, i * C : (i + 1) * C] for p in range(M - 1, i, -1)], 1
-      )
-      for i in range(M - 1)
-    ]
-    for inputs in zip(*live, strict=True)
-  ]
-
-
-def _ended(inputs, layers: int, C: int, M: int):
-  """The other way round: what is written, of the steps behind the end."""
-  live = []
-  for p in range(1, M):
-    at = slice((M - 1 - p) * C, (M - p) * C)
-    live.append(
-      [
-        jnp.concatenate([inputs[step][i][:, at] for step in range(p)], 1)
-        for i in range(layers)
-      ]
-    )
-  return live
-
-
-def _push(past, new):
-  """The newest of both, as many as there were; None stays None."""
-  if past is None:
-    return None
-  longer = jnp.concatenate([past, new], 1)
-  return longer[:, longer.shape[1] - past.shape[1] :]
-
-
-class DecodeState(struct.PyTreeNode):
-  """A chunk of which only the first tokens are there."""
-
-  memory: Memory  # Before the chunk.
-  kv: Any  # By pass and layer: C - 1 empty places, older keys, the chunk's.
-  mask_BS: jax.Array  # bool, of all tokens before the chunk, and its own.
-  written: Any  # Of the chunk; as memory.written, leaves [B, C, ...].
-  filled_B: jax.Array  # int32: its tokens so far, the same in each row.
-
-
-def open_chunk(cell, state: Memory) -> DecodeState:
-  """At the border between two chunks of staircase.Staircase."""
-  C, M, config = cell.chunk, cell.live_passes, cell.config
-  keys, B = cell.keys(state.written), len(state.mask_BA)
-
-  def buffer(n: int, i: int):
-    dims = config.kv_heads, config.head_dim
-    empty = lambda length: [jnp.zeros((B, length, *dims), config.dtype)] * 2
-    parts = empty(C - 1), *cell.older(keys, n, i), empty(C)
-    return [jnp.concatenate(each, 1) for each in zip(*parts, strict=True)]
-
-  return DecodeState(
-    state,
-    [[buffer(n, i) for i in range(cell.count)] for n in range(max(M, 1))],
-    jnp.pad(state.mask_BA, ((0, 0), (0, C))),
-    jax.tree.map(lambda a: jnp.zeros_like(a[:, :C]), state.written),
-    jnp.zeros(B, jnp.int32),
-  )
-
-
-def step_tokens(cell, opened: DecodeState, block):
-  """Reads one token, in all passes: what is opened then, and y_B1D."""
-  C, filled = cell.chunk, opened.filled_B[0]
-  behind = lambda a, new: memory_scan.put(a, new, a.shape[1] - C + filled)
-  near = lambda a: memory_scan.slice_tokens(a, filled, a.shape[1] - C + 1)
-  mask_BS = behind(opened.mask_BS, block.mask)
-  y_B1D, inputs, buffers = block.x, [], []
-  for n, kv in enumerate(opened.kv):
-    inputs.append([])
-    buffers.append([])
-    seen = near(jnp.pad(mask_BS[:, n * C :], ((0, 0), (C - 1, 0))))
-    for layer, pair in zip(cell.layers, kv, strict=True):
-      inputs[n].append(y_B1D)
-      n_B1D = layer.pre_norm(y_B1D)
-      own = layer.kv(n_B1D, block.mask)
-      k, v = map(behind, pair, (own.k, own.v))
-      buffers[n].append([k, v])
-      past = KV(near(k), near(v), seen)
-      y_B1D = cell.apply_layer(layer, y_B1D, n_B1D, past)
-  written = cell.to_write(inputs, y_B1D)
-  opened = DecodeState(
-    opened.memory,
-    buffers,
-    mask_BS,
-    jax.tree.map(
-      lambda a, new: memory_scan.put(a, new, filled), opened.written, written
-    ),
-    opened.filled_B + 1,
-  )
-  return nn.cond(
-    filled + 1 == C, _next_chunk, lambda _, o: o, cell, opened
-  ), y_B1D
-
-
-def _next_chunk(cell, opened: DecodeState) -> DecodeState:
-  """A full chunk closed, and the next one opened."""
-  C = cell.chunk
-  push = lambda a, new: jnp.concatenate([a, new], 1)[:, C:]
-  written = jax.tree.map(push, opened.memory.written, opened.written)
-  return open_chunk(cell, Memory(written, opened.mask_BS[:, C:]))
+from meliad_rec.recurrence.memory_scan import put
+from meliad_rec.recurrence.memory_scan import slice_tokens
 
 
 class Staircase(MemoryCell):
   """State: the inputs of all layers in passes 1 to M - 1 of older chunks.
 
-  And, where M < N, their outputs. Stored are the inputs of layers, and not, as
-  in the authors' code, their outputs: splitting a document changes nothing. On
-  a CPU, with XLA's own settings, a small one read in the same form has the same
-  outputs and states bit for bit; elsewhere products of other sizes are rounded
-  otherwise.
+  If M < N, also the outputs of frozen chunks. The state stores the inputs of
+  layers; the authors' code stores their outputs. With inputs, splitting a
+  document changes nothing: on a CPU with default XLA settings, a small model
+  gives the same outputs and states bit for bit. Elsewhere, matrix products of
+  other sizes may round differently.
 
   Attributes:
-    config: of the layers; the window is N C, the paper's step size. Dropout is
-      as LayerConfig says, but that chunk by chunk nothing is dropped behind the
-      norm of what is seen of older chunks; step by step it is.
+    config: sizes and choices of the layers; the window is N C, the paper's step
+      size. Dropout is as in LayerConfig, with one exception: if segments are
+      read chunk by chunk, the normalized vectors of older chunks have no
+      dropout; if they are read in steps, they have it.
     count, share_position, layer_drop, span: see MemoryCell.
     passes: N.
     live: passes M after which a chunk is frozen; None: N.
-    diagonal: whether segments are read step by step, as staircase_diagonal
-      does, instead of chunk by chunk. None: those of M - 1 chunks or more,
-      where M > 1 and N is at most 2 M, for the larger products; elsewhere a
-      copy of the frozen chunks, kept for each step, needs more memory than all
-      else. True: any, and shorter ones are an error; but a single chunk outside
-      of training, as prompts may end with one, is read as such.
+    diagonal: whether segments are read in steps of several chunks (see
+      run_diagonal) instead of chunk by chunk. True: always; a segment of fewer
+      than M - 1 chunks is then an error, except for a single chunk outside of
+      training, such as the end of a prompt. None: if M > 1, N <= 2 M and the
+      segment has M - 1 chunks or more. Steps have larger matrix products, but
+      with N > 2 M the frozen chunks copied for each step would take most of
+      the memory.
   """
 
   passes: int
   live: int | None = None
   diagonal: bool | None = None
 
+  block_setting = 'WINDOW / PASSES'
+  can_step = True
+
   @property
   def chunk(self):
     return self.config.window // self.passes
 
   @property
-  def block_setting(self):
-    return 'WINDOW / PASSES'
-
-  @property
   def live_passes(self) -> int:
+    """M: `live`, or N if it is None."""
     return self.passes if self.live is None else self.live
 
   @property
   def freezes(self) -> bool:
+    """Whether M < N."""
     return self.passes > self.live_passes
 
   @property
@@ -300,18 +89,18 @@ class Staircase(MemoryCell):
     N, window = self.passes, self.config.window
     if N < 1 or window % N:
       raise ValueError(
-        f'A window of {window} tokens is to be {N} chunks; set PASSES to a '
-        'divisor of WINDOW.'
+        f'passes must divide the window of {window} tokens, got {N}. Set '
+        'PASSES and WINDOW.'
       )
     if not 0 <= self.live_passes <= N:
       raise ValueError(
-        f'Chunks are to be frozen after {self.live} of {N} passes; set '
-        f'staircase.Staircase.live from 0 to {N}.'
+        f'live must be from 0 to {N} passes, got {self.live}. Set '
+        'staircase.Staircase.live.'
       )
     if self.diagonal and not self.live_passes:
       raise ValueError(
-        'diagonal is set, and chunks that are frozen at once make no passes to '
-        'read step by step; leave it out.'
+        'diagonal is set, but with live = 0 there are no live passes to run in '
+        'parallel. Remove staircase.Staircase.diagonal.'
       )
     self.layers = self.make_layers(self.config)
 
@@ -327,14 +116,13 @@ class Staircase(MemoryCell):
     T, least = block.x.shape[1], (self.live_passes - 1) * self.chunk
     if self.by_steps and not self.is_initializing():
       if least <= T:
-        self.penalise_spans()
-        return run(self, state, block)
+        self.penalize_spans()
+        return run_diagonal(self, state, block)
       if self.diagonal and (self.chunk < T or self.has_rng('dropout')):
         raise ValueError(
-          f'diagonal is set, and a segment has {T} tokens, {T // self.chunk} '
-          f'chunks; step by step it needs {least} or more, a chunk for each '
-          'pass but one. Set SEGMENT higher, or leave '
-          'staircase.Staircase.diagonal out.'
+          f'With diagonal, a segment needs at least {least} tokens, a chunk '
+          f'for each pass except one, got {T}. Increase SEGMENT, or remove '
+          'staircase.Staircase.diagonal.'
         )
     return super().__call__(state, block)
 
@@ -368,13 +156,21 @@ class Staircase(MemoryCell):
     return self.to_write(inputs, y_BCD), y_BCD
 
   def to_write(self, inputs, y_BCD):
-    """What is written, given the inputs of all layers in all passes."""
+    """Selects what a chunk writes to memory.
+
+    Args:
+      inputs: inputs of each layer in each pass.
+      y_BCD: outputs of the last pass.
+    """
     M = self.live_passes
     frozen = (y_BCD if M else inputs[0][0]) if self.freezes else None
     return inputs[1:M], frozen
 
   def older(self, kv, n: int, i: int):
-    """Keys and values that layer i sees of older chunks in pass n, in order."""
+    """Returns keys and values of older chunks for layer i in pass n.
+
+    They are a list of (keys, values), oldest first.
+    """
     live, frozen = kv
     C, N, M = self.chunk, self.passes, self.live_passes
     cut = lambda pair, a, b: tuple(x[:, a * C : b * C] for x in pair)
@@ -385,15 +181,250 @@ class Staircase(MemoryCell):
       parts.append(cut(live[n + back - 1][i], n, n + 1))
     return parts
 
-  @property
-  def can_step(self):
-    return True
-
   def to_decode_state(self, state):
     return open_chunk(self, state)
 
-  def decode_step(self, opened, block):
-    return step_tokens(self, opened, block)
+  def decode_step(self, decode_state, block):
+    return decode_token(self, decode_state, block)
 
-  def to_segment_state(self, opened):
-    return opened.memory
+  def to_segment_state(self, decode_state):
+    return decode_state.memory
+
+
+def run_diagonal(cell: Staircase, state: Memory, block):
+  """Reads a segment of T chunks, T >= M - 1, as the paper runs it (eq. 3).
+
+  Step i processes chunk i in its first pass, chunk i - 1 in its second, and so
+  on, all in parallel. These are T + M - 1 steps of up to M C tokens, where
+  reading chunk by chunk takes T M steps of C tokens. Both give the same result
+  (except for dropout), but this one uses fewer, larger matrix products. The
+  first M - 1 steps process fewer chunks of this segment, which attend to chunks
+  of earlier segments; the last M - 1 steps also process fewer.
+
+  Args:
+    cell: the staircase, with M at least 1.
+    state: the state before the segment.
+    block: the segment.
+
+  Returns:
+    The state after the segment, and y_BTD.
+  """
+  C, N, M = cell.chunk, cell.passes, cell.live_passes
+  B, tokens, D = block.x.shape
+  T, ramp = tokens // C, (M - 1) * C
+  live, frozen = state.written
+  earlier = _inputs_by_step(live, C, M)
+  mask_BS = jnp.concatenate([state.mask_BA, block.mask], 1)
+
+  def step(cell, carry, new, known=None):
+    """Runs one step; its shapes differ at the ends of the segment."""
+    x_BXD, past = carry
+    i, x_BCD = new
+    x_BXD = jnp.concatenate([x_BXD, x_BCD], 1)
+    inputs, y_BXD = _run_pass(cell, i, x_BXD, known, past, mask_BS)
+    return inputs, y_BXD, past
+
+  def full(cell, carry, new):
+    _, y_BXD, past = step(cell, carry, new)
+    return (y_BXD[:, C:], _push(past, y_BXD[:, :C])), y_BXD[:, :C]
+
+  carry = block.x[:, :0], frozen[:, : (N - M) * C] if cell.freezes else None
+  for i in range(M - 1):
+    new = i, block.x[:, i * C : (i + 1) * C]
+    known = [inputs[i] for inputs in earlier]
+    _, x_BXD, past = step(cell, carry, new, known)
+    if past is not None:
+      past = _push(past, frozen[:, (N - M + i) * C : (N - M + i + 1) * C])
+    carry = x_BXD, past
+  outputs = []
+  if T >= M:
+    scan = nn.scan(
+      remat(full, cell.policy, in_scan=True),
+      variable_broadcast='params',
+      split_rngs={'params': False, 'dropout': False},
+      in_axes=((0, 1),),
+      out_axes=1,
+      unroll=cell.unroll,
+    )
+    # Gathered once rather than in each step.
+    scan = nn.map_variables(scan, 'params', trans_in_fn=all_gather_params)
+    new = jnp.arange(M - 1, T), to_blocks(block.x[:, ramp:], C)
+    carry, y = scan(cell, carry, new)
+    outputs.append(y.reshape(B, -1, D))
+  last_inputs = []
+  for i in range(T, T + M - 1):
+    inputs, y_BXD, past = step(cell, carry, (i, block.x[:, :0]))
+    outputs.append(y_BXD[:, :C])
+    last_inputs.append(inputs)
+    carry = y_BXD[:, C:], _push(past, y_BXD[:, :C])
+  y_BTD = jnp.concatenate(outputs, 1)
+  if frozen is not None:
+    frozen = _push(frozen, y_BTD)
+  written = _inputs_by_pass(last_inputs, cell.count, C, M), frozen
+  A = state.mask_BA.shape[1]
+  return Memory(written, mask_BS[:, mask_BS.shape[1] - A :]), y_BTD
+
+
+def _run_pass(cell, i, x_BXD, known, past, mask_BS):
+  """Runs one pass over the chunks of a step.
+
+  Args:
+    cell: the staircase.
+    i: the step; its window begins N - 1 chunks before chunk i.
+    x_BXD: live chunks of this segment.
+    known: for each layer, the inputs of the live chunks of earlier segments,
+      which precede x_BXD; None: there are none.
+    past: outputs of the frozen chunks, which precede `known`; None: there are
+      none.
+    mask_BS: False at padding, for the memory and the segment.
+
+  Returns:
+    The inputs of all layers, and y_BXD.
+  """
+  inputs = []
+  for place, layer in enumerate(cell.layers):
+    inputs.append(x_BXD)
+    older = [a for a in (past, known and known[place]) if a is not None]
+    n_BXD = layer.pre_norm(x_BXD)
+    n_BSD = jnp.concatenate([*map(layer.pre_norm, older), n_BXD], 1)
+    seen_BS = jax.lax.dynamic_slice_in_dim(
+      mask_BS, i * cell.chunk, n_BSD.shape[1], 1
+    )
+    kv = layer.kv(n_BSD, seen_BS)
+    x_BXD = cell.apply_layer(layer, x_BXD, n_BXD, kv)
+  return inputs, x_BXD
+
+
+def _inputs_by_step(live, C: int, M: int):
+  """Returns, by layer and step, the inputs of chunks of earlier segments.
+
+  In step i, pass p processes chunk i - p, which belongs to an earlier segment
+  if p > i. It is then chunk M - 1 - p of the array [B, (M - 1 - i) C, D].
+  """
+  return [
+    [
+      jnp.concatenate(
+        [inputs[p - 1][:, i * C : (i + 1) * C] for p in range(M - 1, i, -1)], 1
+      )
+      for i in range(M - 1)
+    ]
+    for inputs in zip(*live, strict=True)
+  ]
+
+
+def _inputs_by_pass(inputs, layers: int, C: int, M: int):
+  """Returns the inputs of the last M - 1 steps as the state stores them.
+
+  Undoes `_inputs_by_step`.
+  """
+  live = []
+  for p in range(1, M):
+    at = slice((M - 1 - p) * C, (M - p) * C)
+    live.append(
+      [
+        jnp.concatenate([inputs[step][i][:, at] for step in range(p)], 1)
+        for i in range(layers)
+      ]
+    )
+  return live
+
+
+def _push(past, new):
+  """Appends new tokens and drops as many of the oldest; None stays None."""
+  if past is None:
+    return None
+  longer = jnp.concatenate([past, new], 1)
+  return longer[:, longer.shape[1] - past.shape[1] :]
+
+
+class StaircaseDecodeState(struct.PyTreeNode):
+  """State within a chunk, while decoding token by token.
+
+  Within its chunk too, a token sees in each pass only tokens up to itself. The
+  keys of these tokens are kept, by pass and layer, until the chunk is full. A
+  new token thus costs M passes over one token (one pass if M is 0), rather than
+  over a chunk.
+
+  Attributes:
+    memory: the memory before the chunk.
+    kv: keys and values by pass and layer: C - 1 unused places, then older
+      chunks, then the open chunk.
+    mask_BS: bool, for tokens before the chunk, then its own.
+    written: what the chunk writes; like memory.written, with leaves
+      [B, C, ...].
+    filled_B: int32, tokens in the chunk so far, the same in each row.
+  """
+
+  memory: Memory
+  kv: Any
+  mask_BS: jax.Array
+  written: Any
+  filled_B: jax.Array
+
+
+def open_chunk(cell: Staircase, state: Memory) -> StaircaseDecodeState:
+  """Returns the decode state at the start of a chunk.
+
+  Args:
+    cell: the staircase.
+    state: its state before the chunk.
+  """
+  C, M, config = cell.chunk, cell.live_passes, cell.config
+  keys, B = cell.keys(state.written), len(state.mask_BA)
+
+  def buffer(n: int, i: int):
+    dims = config.kv_heads, config.head_dim
+    empty = lambda length: [jnp.zeros((B, length, *dims), config.dtype)] * 2
+    parts = empty(C - 1), *cell.older(keys, n, i), empty(C)
+    return [jnp.concatenate(each, 1) for each in zip(*parts, strict=True)]
+
+  return StaircaseDecodeState(
+    state,
+    [[buffer(n, i) for i in range(cell.count)] for n in range(max(M, 1))],
+    jnp.pad(state.mask_BA, ((0, 0), (0, C))),
+    jax.tree.map(lambda a: jnp.zeros_like(a[:, :C]), state.written),
+    jnp.zeros(B, jnp.int32),
+  )
+
+
+def decode_token(cell: Staircase, decode_state: StaircaseDecodeState, block):
+  """Reads one token in all passes; returns the new state and y_B1D."""
+  C, filled = cell.chunk, decode_state.filled_B[0]
+  append = lambda a, new: put(a, new, a.shape[1] - C + filled)
+  near = lambda a: slice_tokens(a, filled, a.shape[1] - C + 1)
+  mask_BS = append(decode_state.mask_BS, block.mask)
+  y_B1D, inputs, buffers = block.x, [], []
+  for n, kv in enumerate(decode_state.kv):
+    inputs.append([])
+    buffers.append([])
+    seen = near(jnp.pad(mask_BS[:, n * C :], ((0, 0), (C - 1, 0))))
+    for layer, pair in zip(cell.layers, kv, strict=True):
+      inputs[n].append(y_B1D)
+      n_B1D = layer.pre_norm(y_B1D)
+      own = layer.kv(n_B1D, block.mask)
+      k, v = map(append, pair, (own.k, own.v))
+      buffers[n].append([k, v])
+      past = KV(near(k), near(v), seen)
+      y_B1D = cell.apply_layer(layer, y_B1D, n_B1D, past)
+  written = cell.to_write(inputs, y_B1D)
+  insert = lambda a, new: put(a, new, filled)
+  decode_state = StaircaseDecodeState(
+    decode_state.memory,
+    buffers,
+    mask_BS,
+    jax.tree.map(insert, decode_state.written, written),
+    decode_state.filled_B + 1,
+  )
+  return nn.cond(
+    filled + 1 == C, _next_chunk, lambda _, d: d, cell, decode_state
+  ), y_B1D
+
+
+def _next_chunk(cell, decode_state):
+  """Closes a full chunk and opens the next one."""
+  C = cell.chunk
+  push = lambda a, new: jnp.concatenate([a, new], 1)[:, C:]
+  written = jax.tree.map(
+    push, decode_state.memory.written, decode_state.written
+  )
+  return open_chunk(cell, Memory(written, decode_state.mask_BS[:, C:]))

@@ -1,51 +1,47 @@
-"""A core over whole sequences: transformer, UT and GUT without recurrence.
+"""The plain transformer, and the cell that holds any encoder.
 
 "Investigating Recurrent Transformers with Dynamic Halt" (2024), section 3.
-
-Core of layers with parameters of their own: the plain transformer.
+`Encoder` is a cell whose tokens are encoded by a module: `EncoderLayers`, the
+plain transformer, or `universal.Universal`, which is UT or GUT.
 """
 
 from collections.abc import Callable
 
 from flax import linen as nn
 
-from meliad_rec.layers.core_layer import CoreLayer
 from meliad_rec.layers.dropout import drop_layer
 from meliad_rec.layers.dropout import RowDropout
 from meliad_rec.layers.dropout import TiledDropout
+from meliad_rec.layers.encoder_layer import EncoderLayer
 from meliad_rec.models.cell import Cell
 
 
-class Encode(Cell):
-  """State: none; no token sees beyond its own block.
+class Encoder(Cell):
+  """State: none. A token attends only within its own block.
 
   Attributes:
-    core: x_BTD, mask_BT -> y_BTD; of cores/.
+    encoder: module (x_BTD, mask_BT) -> y_BTD: EncoderLayers or
+      universal.Universal.
     window: tokens of a block; None: a block is a whole document.
-    dropout: rate, of what the core reads.
-    dropout_by_row: see core_config.CoreConfig.
+    dropout: rate of dropout on the encoder's input.
+    dropout_by_row: see layer_config.EncoderConfig.
   """
 
-  core: nn.Module
+  encoder: nn.Module
   window: int | None = None
   dropout: float = 0.0
   dropout_by_row: bool = False
+
+  block_setting = 'BLOCK'
+  can_step = False
 
   @property
   def block_length(self):
     return self.window
 
   @property
-  def block_setting(self):
-    return 'BLOCK'
-
-  @property
-  def can_step(self):
-    return False
-
-  @property
   def causal(self):
-    return self.core.causal
+    return self.encoder.causal
 
   @property
   def needs_whole_document(self):
@@ -54,8 +50,7 @@ class Encode(Cell):
   def setup(self):
     if self.window is not None and self.window < 1:
       raise ValueError(
-        f'Tokens see those of their own {self.window}; set BLOCK to 1 or more, '
-        'or None.'
+        f'window must be at least 1 or None, got {self.window}. Set BLOCK.'
       )
     kind = RowDropout if self.dropout_by_row else TiledDropout
     self.drop = kind(self.dropout)
@@ -64,32 +59,31 @@ class Encode(Cell):
     return ()
 
   def __call__(self, state, block):
-    return state, self.core(self.drop(block.x), block.mask)
+    return state, self.encoder(self.drop(block.x), block.mask)
 
 
-class Layers(nn.Module):
-  """`count` layers on top of one another.
+class EncoderLayers(nn.Module):
+  """A stack of layers, each with its own parameters.
 
   Attributes:
-    layer: makes one.
-    count: how many.
-    layer_drop: share of training steps in which a layer is left out.
+    layer: makes a layer.
+    count: number of layers.
+    layer_drop: fraction of training steps in which a layer is skipped.
   """
 
-  layer: Callable[[], CoreLayer]
+  layer: Callable[[], EncoderLayer]
   count: int
   layer_drop: float = 0.0
 
   def setup(self):
     if self.count < 1:
       raise ValueError(
-        f'A transformer of {self.count} layers; set LAYERS to 1 or more.'
+        f'count must be at least 1, got {self.count}. Set LAYERS.'
       )
     if self.layer().experts:
       raise ValueError(
-        'Layers of their own are to have experts, which are for a layer that '
-        'is run again and again; leave out options/experts, or take '
-        'arch/universal.'
+        'A transformer whose layers have their own parameters cannot have '
+        'experts. Remove options/layer/experts, or use arch/universal.'
       )
     self.layers = [self.layer() for _ in range(self.count)]
 
@@ -99,7 +93,7 @@ class Layers(nn.Module):
     return self.layer().config.causal
 
   def __call__(self, x_BTD, mask_BT, memory_BSD=None):
-    """y_BTD; arguments: see CoreLayer."""
+    """Returns y_BTD; arguments as in EncoderLayer."""
     for layer in self.layers:
       y_BTD = layer(x_BTD, mask_BT, memory_BSD)
       x_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)

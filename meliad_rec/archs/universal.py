@@ -1,14 +1,18 @@
-"""Universal and Gated Universal Transformer: one layer, until it halts.
+"""Universal and Gated Universal Transformer: one layer, run until it halts.
 
 "Investigating Recurrent Transformers with Dynamic Halt" (2024), algorithms 1
-and 3. UT (Dehghani et al. 2019): each token halts by itself, by what its state
-says, and keys and values are of the output so far. GUT: a gated layer, all
-tokens halt together, asked of the means of the states before and behind a
-layer; where the layer is causal, each position halts by the means up to it.
+and 3. In UT (Dehghani et al. 2019) each token halts on its own, depending on
+its state; keys and values are computed from the output so far (see `mix`). In
+GUT the layer is gated, and all tokens of a row halt together, depending on the
+means of the states before and after the layer. In a causal GUT each position
+halts on its own, depending on the means over the tokens up to it.
 
-One step of a recurrence in depth, as a function of arrays alone.
+`Universal` is the module; `Recurrence` is its step as a function of arrays,
+which the loops of recurrence/early_exit.py repeat. A unit halts as a whole: it
+is a token, or all of a row. Letters of this file: U units of a row, L steps.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 
@@ -19,45 +23,201 @@ import jax.numpy as jnp
 
 from meliad_rec.distributed.fsdp import all_gather_params
 from meliad_rec.layers import experts
-from meliad_rec.layers.core_layer import CoreLayer
 from meliad_rec.layers.dropout import check_layer_drop
 from meliad_rec.layers.dropout import drop_by
+from meliad_rec.layers.encoder_layer import EncoderLayer
 from meliad_rec.layers.experts import mean_imbalance
-from meliad_rec.metrics import figures
 from meliad_rec.metrics import losses
-from meliad_rec.metrics.figures import Peak
-from meliad_rec.metrics.figures import Ratio
-from meliad_rec.recurrence import early_exit
+from meliad_rec.metrics import metrics
+from meliad_rec.metrics.metrics import MaxMetric
+from meliad_rec.metrics.metrics import MeanMetric
 from meliad_rec.recurrence import halt as halting
 from meliad_rec.recurrence.early_exit import compacted_loop
-from meliad_rec.recurrence.early_exit import per_device
+from meliad_rec.recurrence.early_exit import while_loop
 from meliad_rec.recurrence.halt import Counts
 from meliad_rec.recurrence.halt import Halt
 from meliad_rec.recurrence.halt import HaltingGate
 from meliad_rec.recurrence.halt import mean
 from meliad_rec.recurrence.halt import Units
 
+INFERENCE_LOOPS = {'while': while_loop, 'compacted': compacted_loop}
+
+
+class Universal(nn.Module):
+  """A layer repeated until all units halt.
+
+  Attributes:
+    layer: the layer.
+    steps: maximum number of steps, in training and, if eval_steps is None, in
+      evaluation.
+    global_halt: whether all tokens halt together (GUT), or each one alone (UT).
+    transition: whether the halting gate reads the states before and after the
+      layer (GUT), or only the state before it (UT).
+    halt: settings of halting; None: all steps run, and the last state is the
+      output.
+    eval_steps: maximum number of steps in evaluation.
+    inference: loop of evaluation, a name in INFERENCE_LOOPS: 'compacted' lets
+      rows leave the batch as they halt.
+    layer_drop: fraction of training steps in which a step of the recurrence
+      skips the layer, drawn for each step and the same in all chunks. A skipped
+      layer does not stop halting, which goes on as usual.
+  """
+
+  layer: EncoderLayer
+  steps: int
+  global_halt: bool
+  transition: bool
+  halt: Halt | None = Halt()
+  eval_steps: int | None = None
+  inference: str = 'while'
+  layer_drop: float = 0.0
+
+  def setup(self):
+    if min(self.steps, self.max_steps(False)) < 1:
+      raise ValueError(
+        f'steps and eval_steps must be at least 1, got {self.steps} and '
+        f'{self.eval_steps}. Set DEPTH and EVAL_DEPTH.'
+      )
+    if self.inference not in INFERENCE_LOOPS:
+      raise ValueError(
+        f'inference must be one of {", ".join(INFERENCE_LOOPS)}, got '
+        f'{self.inference!r}. Set universal.Universal.inference.'
+      )
+    check_layer_drop(self.layer_drop)
+    if self.halt:
+      self.gate = HaltingGate(self.layer.config.d_model, self.halt.bias_init)
+
+  @property
+  def causal(self) -> bool:
+    """Whether no output depends on a later token."""
+    return self.layer.config.causal
+
+  def __call__(self, x_BTD, mask_BT, memory_BSD=None):
+    """Returns y_BTD; arguments as in EncoderLayer."""
+    if self.is_initializing():
+      return self.run_once(x_BTD, mask_BT, memory_BSD)
+    training = self.has_rng('dropout')
+    steps = self.max_steps(training)
+    if self.halt and not self.causal:
+      steps = min(steps, x_BTD.shape[1] + 1)
+    recurrence = self.recurrence(steps)
+    shared = self.shared()
+    rows = Rows.of(mask_BT, memory_BSD, self.causal)
+    state, initial_counts = recurrence.initial_state(shared, rows, x_BTD)
+    loop = self.loop(training)
+    state, added, ran_B = loop(recurrence, shared, rows, state, steps)
+    counts = jax.tree.map(jnp.add, initial_counts, added.counts)
+    self.report(rows, state.units.remainder, counts, ran_B)
+    if added.routes:
+      imbalance = mean_imbalance(added.routes)
+      weight = self.layer.experts.balance
+      self.sow('losses', 'balance', weight * imbalance)
+      metrics.sow(self, 'expert_imbalance', MeanMetric(imbalance, jnp.ones(())))
+    mixed_BTD = added.mixed_BTD if self.global_halt else state.mixed_BTD
+    return mix(mixed_BTD, state)
+
+  def loop(self, training: bool) -> Callable:
+    """Returns the loop to use: a function of early_exit.py."""
+    return while_loop if training else INFERENCE_LOOPS[self.inference]
+
+  def max_steps(self, training: bool) -> int:
+    """Returns the maximum number of steps."""
+    if training or self.eval_steps is None:
+      return self.steps
+    return self.eval_steps
+
+  def run_once(self, x_BTD, mask_BT, memory_BSD):
+    """Runs one step to create the parameters, which all steps share."""
+    if self.halt:
+      self.gate(*[x_BTD[:, :1]] * (2 if self.transition else 1))
+    return self.layer(x_BTD, mask_BT, memory_BSD)
+
+  def recurrence(self, steps: int) -> 'Recurrence':
+    return Recurrence(
+      self.layer.unbind()[0],
+      self.gate.unbind()[0] if self.halt else None,
+      self.halt,
+      self.global_halt,
+      self.transition,
+      steps,
+      self.layer_drop,
+    )
+
+  def shared(self) -> 'Shared':
+    rng = None
+    if self.has_rng('dropout'):
+      rng = jax.random.key_data(self.make_rng('dropout'))
+    # Gathered once rather than in each step.
+    params = all_gather_params(self.variables['params'])
+    return Shared(params['layer'], params.get('gate'), rng)
+
+  def report(self, rows: 'Rows', remainder_BU, counts: Counts, ran_B):
+    """Sows the loss of halting, its metrics, and the depth of each token.
+
+    The loss is the mean over the units of a row that are not padding, and then
+    over rows. In a cell that reads chunks, it is also a mean over the chunks of
+    a row that hold tokens.
+    """
+    if not self.halt:
+      return
+    unit_BU = rows.mask_BT
+    if remainder_BU.shape[1] == 1:
+      unit_BU = jnp.any(unit_BU, 1, keepdims=True)
+    real_BU = unit_BU.astype(jnp.float32)
+    units_B = jnp.maximum(jnp.sum(real_BU, 1), 1)
+    mean_B = lambda a_BU: jnp.sum(a_BU * real_BU, 1) / units_B
+    real_B = jnp.any(unit_BU, 1).astype(jnp.float32)
+    cost_B = mean_B(halting.cost(self.halt, remainder_BU, counts))
+    # Rows without tokens cost nothing, and are not counted in the mean.
+    loss = losses.RowMeans(self.halt.ponder_cost * cost_B, real_B)
+    self.sow('losses', losses.HALTING, loss)
+    self.sow('pictures', 'depth', counts.depth)
+    sow = functools.partial(metrics.sow, self)
+    units = jnp.sum(real_BU)
+    sow('halting_depth', MeanMetric(jnp.sum(counts.depth * real_BU), units))
+    sow('halting_depth_max', MaxMetric(jnp.max(counts.depth)))
+    sow('halting_left', MeanMetric(jnp.sum(remainder_BU * real_BU), units))
+    sow(
+      'halting_waste',
+      MeanMetric(jnp.sum(ran_B * real_B), jnp.sum(mean_B(counts.depth))),
+    )
+    for l in range(counts.p.shape[1]):
+      asked = jnp.sum(counts.asked[:, l])
+      sow(f'halting_p_{l}', MeanMetric(jnp.sum(counts.p[:, l]), asked))
+
 
 class Shared(struct.PyTreeNode):
-  """What is of no row."""
+  """Values shared by all rows.
 
-  layer: dict  # Parameters.
-  gate: dict | None  # Parameters; None: nothing halts.
-  rng: jax.Array | None  # Key data of dropout; None: there is none.
+  Attributes:
+    layer: parameters of the layer.
+    gate: parameters of the halting gate; None: nothing halts.
+    rng: key data of dropout; None: no dropout.
+  """
+
+  layer: dict
+  gate: dict | None
+  rng: jax.Array | None
 
 
 class Rows(struct.PyTreeNode):
-  """What a step reads, and leaves as it is."""
+  """Values of each row that steps read but do not change.
+
+  Attributes:
+    mask_BT: False at padding.
+    memory_BSD: memory slots; None: there are none.
+    max_steps_B1: int32, index of the last step that a unit may take.
+  """
 
   mask_BT: jax.Array
   memory_BSD: jax.Array | None
-  max_steps_B1: jax.Array  # int32, steps but one that a unit can take.
+  max_steps_B1: jax.Array
 
   @classmethod
   def of(cls, mask_BT, memory_BSD, causal: bool) -> 'Rows':
-    """As many steps as there are tokens, and one; where causal, any number.
+    """Returns rows that may take one step more than they have tokens.
 
-    How many there are would tell a token of those behind it.
+    A causal layer has no such limit, as it would reveal how many tokens follow.
     """
     max_steps_B1 = jnp.sum(mask_BT, 1, keepdims=True, dtype=jnp.int32)
     if causal:
@@ -65,37 +225,50 @@ class Rows(struct.PyTreeNode):
     return cls(mask_BT, memory_BSD, max_steps_B1)
 
 
-class State(struct.PyTreeNode):
-  """What goes from step to step."""
+class DepthState(struct.PyTreeNode):
+  """State between two steps.
+
+  Attributes:
+    h_BTD: hidden states.
+    units: progress of halting.
+    p_BU: halting probability at h_BTD; None if the gate also reads the state
+      after the layer, or if nothing halts.
+    mixed_BTD: weighted sum of the states so far, from which keys are computed;
+      None if all tokens halt together.
+  """
 
   h_BTD: jax.Array
   units: Units
-  p_BU: jax.Array | None  # Of h, where it is known before the step.
-  mixed_BTD: jax.Array | None  # Weighted states, where keys are made of them.
+  p_BU: jax.Array | None
+  mixed_BTD: jax.Array | None
 
 
 class Added(struct.PyTreeNode):
-  """What steps add up."""
+  """Values that each step returns and the loop adds up.
+
+  Attributes:
+    counts: counts of halting.
+    mixed_BTD: weighted states; None if DepthState holds their sum.
+    routes: sums of each router; empty without experts.
+  """
 
   counts: Counts
-  mixed_BTD: jax.Array | None  # Weighted states, where no step reads them.
-  routes: list[experts.Routes]  # Of each router; none without experts.
+  mixed_BTD: jax.Array | None
+  routes: list[experts.Routes]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recurrence:
-  """The step, and what it begins with; one of loop.Steps.
+  """The step and the initial state; implements early_exit.Steps.
 
   Attributes:
-    layer: unbound.
-    gate: unbound; None where nothing halts.
-    halt: how; None: never.
-    together, transition: see Universal.
-    steps: the most there are.
-    layer_drop: see Universal.
+    layer: unbound module (without parameters).
+    gate: unbound module; None if nothing halts.
+    halt, global_halt, transition, layer_drop: see Universal.
+    steps: maximum number of steps.
   """
 
-  layer: CoreLayer
+  layer: EncoderLayer
   gate: HaltingGate | None
   halt: Halt | None
   global_halt: bool
@@ -103,40 +276,50 @@ class Recurrence:
   steps: int
   layer_drop: float = 0.0
 
-  def first(self, shared: Shared, rows: Rows, x_BTD) -> tuple[State, Counts]:
-    """The state before step 0, and what was counted to make it."""
+  def initial_state(self, shared: Shared, rows: Rows, x_BTD):
+    """Returns the state before step 0, and the counts before it.
+
+    The counts include the halting probabilities of step 0 if they are known in
+    advance; else they are zeros. The loop does not include these counts.
+    """
     active_BU = rows.mask_BT
     if self.global_halt and not self.layer.config.causal:
       active_BU = jnp.any(active_BU, 1, keepdims=True)
-    units = Units.first(active_BU)
-    p_BU, counts = None, self.nothing(units)
+    units = Units.initial(active_BU)
+    p_BU, counts = None, self.zero_counts(units)
     if self.halt and not self.transition:
       units, p_BU, counts = self.ask_ahead(shared, rows, 0, x_BTD, units)
     mixed_BTD = None
     if not self.global_halt:
       mixed_BTD = jnp.zeros(x_BTD.shape, jnp.float32)
-    return State(x_BTD, units, p_BU, mixed_BTD), counts
+    return DepthState(x_BTD, units, p_BU, mixed_BTD), counts
 
-  def alive(self, state: State):
-    """Rows that go on, [B] bool."""
-    return state.units.alive_B
+  def active(self, state: DepthState):
+    """Returns which rows continue, [B] bool."""
+    return state.units.active_B
 
-  def took(self, added: Added):
-    """Rows in which any unit took the step on, [B] bool."""
+  def changed(self, added: Added):
+    """Returns the rows in which a unit took its new state, [B] bool."""
     return jnp.any(added.counts.depth > 0, 1)
 
-  def step(self, shared: Shared, rows: Rows, l, state: State):
-    """The state behind step l, and what it adds."""
+  def step(self, shared: Shared, rows: Rows, l, state: DepthState):
+    """Returns the state after step l, and the values that the step adds.
+
+    Args:
+      shared, rows: values that all steps share.
+      l: int, the step, from 0.
+      state: the state before the step.
+    """
     new_BTD, sown = self.run_layer(shared, rows, l, state)
     units, h_BTD, next_p_BU = state.units, state.h_BTD, None
-    counts = self.nothing(units)
+    counts = self.zero_counts(units)
     if not self.halt:
       takes_BU, weight_BU = units.active > 0, jnp.zeros_like(units.active)
     else:
       p_BU = state.p_BU
       if self.transition:
         p_BU = self.ask(shared, rows, h_BTD, new_BTD)
-        counts = self.asked(counts, p_BU, units, l)
+        counts = self.count_asked(counts, p_BU, units, l)
       units, takes_BU, weight_BU = halting.advance(
         self.halt, units, p_BU, l, rows.max_steps_B1
       )
@@ -144,24 +327,22 @@ class Recurrence:
       ponder_cost=weight_BU * (l + 1), depth=takes_BU.astype(jnp.float32)
     )
     routes = experts.routes(sown, takes_BU & rows.mask_BT)
-    part_BTD = weight_BU[..., None] * h_BTD.astype(jnp.float32)
+    weighted_BTD = weight_BU[..., None] * h_BTD.astype(jnp.float32)
     h_BTD = jnp.where(takes_BU[..., None], new_BTD, h_BTD)
     if self.halt and not self.transition:
       units, next_p_BU, more = self.ask_ahead(shared, rows, l + 1, h_BTD, units)
       counts = counts.replace(p=more.p, asked=more.asked)
     if self.global_halt:
-      return State(h_BTD, units, next_p_BU, None), Added(
-        counts, part_BTD, routes
-      )
-    mixed_BTD = state.mixed_BTD + part_BTD
-    return State(h_BTD, units, next_p_BU, mixed_BTD), Added(
-      counts, None, routes
-    )
+      state = DepthState(h_BTD, units, next_p_BU, None)
+      return state, Added(counts, weighted_BTD, routes)
+    mixed_BTD = state.mixed_BTD + weighted_BTD
+    state = DepthState(h_BTD, units, next_p_BU, mixed_BTD)
+    return state, Added(counts, None, routes)
 
   def run_layer(self, shared, rows, l, state):
-    """What the layer makes of the state, and its routes.
+    """Returns the layer's output, and its collection 'routes'.
 
-    Keys are of the output so far, where tokens halt by themselves.
+    If each token halts on its own, keys are computed from the output so far.
     """
     rngs, source_BTD, key = {}, None, None
     if shared.rng is not None:
@@ -179,191 +360,48 @@ class Recurrence:
       mutable=['routes'],
     )
     if self.layer_drop and key is not None:
-      # Folded again: the layer draws from the key itself.
-      drop = jax.random.fold_in(key, 0)
-      new_BTD = drop_by(drop, self.layer_drop, state.h_BTD, new_BTD)
+      # Another key, since the layer draws from this one.
+      drop_key = jax.random.fold_in(key, 0)
+      new_BTD = drop_by(drop_key, self.layer_drop, state.h_BTD, new_BTD)
     return new_BTD, sown.get('routes', {})
 
   def ask(self, shared, rows, *h_BTD):
-    """p_BU of one state, or of the states before and behind a layer."""
+    """Returns halting probabilities p_BU.
+
+    Args:
+      shared, rows: values that all steps share.
+      *h_BTD: a state, or the states before and after the layer.
+    """
     if self.global_halt:
       causal = self.layer.config.causal
       h_BTD = [mean(h, rows.mask_BT, causal) for h in h_BTD]
     return self.gate.apply({'params': shared.gate}, *h_BTD)
 
   def ask_ahead(self, shared, rows, l, h_BTD, units):
-    """Units without those that step l would halt; p_BU and counts of it."""
+    """Computes the halting probabilities of step l before the step.
+
+    Returns:
+      The units, no longer active where step l would halt them; p_BU; and its
+      counts.
+    """
     p_BU = self.ask(shared, rows, h_BTD)
-    counts = self.asked(self.nothing(units), p_BU, units, l)
+    counts = self.count_asked(self.zero_counts(units), p_BU, units, l)
     units = halting.foresee(self.halt, units, p_BU, l, rows.max_steps_B1)
     return units, p_BU, counts
 
-  def nothing(self, units: Units) -> Counts:
+  def zero_counts(self, units: Units) -> Counts:
     zeros_BU = jnp.zeros_like(units.remainder)
     zeros_BL = jnp.zeros((len(zeros_BU), self.steps))
     return Counts(zeros_BU, zeros_BU, zeros_BL, zeros_BL)
 
-  def asked(self, counts: Counts, p_BU, units: Units, l) -> Counts:
+  def count_asked(self, counts: Counts, p_BU, units: Units, l) -> Counts:
     return counts.replace(
       p=halting.at_step(p_BU * units.active, l, self.steps),
       asked=halting.at_step(units.active, l, self.steps),
     )
 
 
-def mix(mixed_BTD, state: State):
-  """The output, were this state the last."""
+def mix(mixed_BTD, state: DepthState):
+  """Returns the output as if this state were the last."""
   last_BTD = state.units.remainder[..., None] * state.h_BTD.astype(jnp.float32)
   return (mixed_BTD + last_BTD).astype(state.h_BTD.dtype)
-
-
-LOOPS = {
-  'while': early_exit.while_loop,
-  'cond': early_exit.cond_loop,
-  'fixed': early_exit.fixed_loop,
-  'masked': early_exit.masked_loop,
-}
-INFERENCE = LOOPS | {'compacted': compacted_loop}
-
-
-class Universal(nn.Module):
-  """A layer run again and again.
-
-  Attributes:
-    layer: the layer.
-    steps: the most that are taken, in training and, where eval_steps is None,
-      else.
-    together: whether all tokens halt together (GUT), or each by itself (UT).
-    transition: whether halting is asked of the states before and behind a
-      layer (GUT), or of those before it (UT).
-    halt: how; None: never, and the output is the last state.
-    eval_steps: the most in evaluation.
-    loop: of training, a name in LOOPS: 'while' and 'cond' end when all have
-      halted, 'fixed' and 'masked' never.
-    inference: in evaluation, a name in INFERENCE.
-    layer_drop: share of training steps in which a step of the recurrence leaves
-      its layer out, for each step by itself, the same in all chunks; halting is
-      asked all the same.
-    exit_per_device: whether each device of a mesh ends by itself; see
-      per_device.py.
-  """
-
-  layer: CoreLayer
-  steps: int
-  global_halt: bool
-  transition: bool
-  halt: Halt | None = Halt()
-  eval_steps: int | None = None
-  loop: str = 'while'
-  inference: str = 'while'
-  exit_per_device: bool = False
-  layer_drop: float = 0.0
-
-  def setup(self):
-    if min(self.steps, self.max_steps(False)) < 1:
-      raise ValueError(
-        f'The most steps are {self.steps}, in evaluation {self.eval_steps}; '
-        'set DEPTH and EVAL_DEPTH to 1 or more.'
-      )
-    for name, loops in (('loop', LOOPS), ('inference', INFERENCE)):
-      if getattr(self, name) not in loops:
-        raise ValueError(
-          f'{name} is {getattr(self, name)!r}; it must be one of '
-          f'{", ".join(loops)}. Set universal.Universal.{name}.'
-        )
-    check_layer_drop(self.layer_drop)
-    if self.halt:
-      self.gate = HaltingGate(self.layer.config.d_model, self.halt.bias_init)
-
-  @property
-  def causal(self) -> bool:
-    """Whether no output depends on a later token."""
-    return self.layer.config.causal
-
-  def __call__(self, x_BTD, mask_BT, memory_BSD=None):
-    """y_BTD; arguments: see CoreLayer."""
-    if self.is_initializing():
-      return self.once(x_BTD, mask_BT, memory_BSD)
-    trains = self.has_rng('dropout')
-    most = self.max_steps(trains)
-    bounded = self.halt and not self.causal
-    steps = min(most, x_BTD.shape[1] + 1) if bounded else most
-    run = LOOPS[self.loop] if trains else INFERENCE[self.inference]
-    run = per_device(run) if self.exit_per_device else run
-    recurrence = self.recurrence(steps)
-    shared = self.shared()
-    rows = Rows.of(mask_BT, memory_BSD, self.causal)
-    state, begun = recurrence.first(shared, rows, x_BTD)
-    state, added, ran_B = run(recurrence, shared, rows, state, steps)
-    counts = jax.tree.map(jnp.add, begun, added.counts)
-    self.report(rows, state.units.remainder, counts, ran_B)
-    if added.routes:
-      imbalance = mean_imbalance(added.routes)
-      weight = self.layer.experts.balance
-      self.sow('losses', 'balance', weight * imbalance)
-      figures.sow(self, 'expert_imbalance', Ratio(imbalance, jnp.ones(())))
-    mixed_BTD = added.mixed_BTD if self.global_halt else state.mixed_BTD
-    return mix(mixed_BTD, state)
-
-  def max_steps(self, trains: bool) -> int:
-    """Steps that are taken at most."""
-    if trains or self.eval_steps is None:
-      return self.steps
-    return self.eval_steps
-
-  def once(self, x_BTD, mask_BT, memory_BSD):
-    """One step, which makes the parameters of all."""
-    if self.halt:
-      self.gate(*[x_BTD[:, :1]] * (2 if self.transition else 1))
-    return self.layer(x_BTD, mask_BT, memory_BSD)
-
-  def recurrence(self, steps: int) -> Recurrence:
-    return Recurrence(
-      self.layer.unbind()[0],
-      self.gate.unbind()[0] if self.halt else None,
-      self.halt,
-      self.global_halt,
-      self.transition,
-      steps,
-      self.layer_drop,
-    )
-
-  def shared(self) -> Shared:
-    rng = None
-    if self.has_rng('dropout'):
-      rng = jax.random.key_data(self.make_rng('dropout'))
-    # Gathered once, and not in each step.
-    params = all_gather_params(self.variables['params'])
-    return Shared(params['layer'], params.get('gate'), rng)
-
-  def report(self, rows: Rows, remainder_BU, counts: Counts, ran_B):
-    """Sows the loss of halting, its figures, and the depth of each token.
-
-    In chunks the loss is a mean over those of a row that hold tokens, and then
-    over rows.
-    """
-    if not self.halt:
-      return
-    unit_BU = rows.mask_BT
-    if remainder_BU.shape[1] == 1:
-      unit_BU = jnp.any(unit_BU, 1, keepdims=True)
-    real_BU = unit_BU.astype(jnp.float32)
-    units_B = jnp.maximum(jnp.sum(real_BU, 1), 1)
-    mean_B = lambda a_BU: jnp.sum(a_BU * real_BU, 1) / units_B
-    real_B = jnp.any(unit_BU, 1).astype(jnp.float32)
-    cost_B = mean_B(halting.cost(self.halt, remainder_BU, counts))
-    # Rows of no token cost nothing, and do not count.
-    loss = losses.RowMeans(self.halt.ponder_cost * cost_B, real_B)
-    self.sow('losses', losses.HALTING, loss)
-    self.sow('pictures', 'depth', counts.depth)
-    sow = functools.partial(figures.sow, self)
-    units = jnp.sum(real_BU)
-    sow('halting_depth', Ratio(jnp.sum(counts.depth * real_BU), units))
-    sow('halting_depth_max', Peak(jnp.max(counts.depth)))
-    sow('halting_left', Ratio(jnp.sum(remainder_BU * real_BU), units))
-    sow(
-      'halting_waste',
-      Ratio(jnp.sum(ran_B * real_B), jnp.sum(mean_B(counts.depth))),
-    )
-    for l in range(counts.p.shape[1]):
-      asked = jnp.sum(counts.asked[:, l])
-      sow(f'halting_p_{l}', Ratio(jnp.sum(counts.p[:, l]), asked))

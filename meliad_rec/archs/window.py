@@ -1,7 +1,8 @@
-"""Transformers with a window: sliding, Transformer-XL, and vanilla.
+"""Layers that attend to a window: sliding, Transformer-XL, and vanilla.
 
-Hutchins et al. 2022, section 3. A segment of one window gives Transformer-XL, a
-longer one the sliding window: the layer is the same.
+Hutchins et al. 2022, section 3. `WindowLayer` is a Transformer-XL if a segment
+is as long as the window, and the paper's Sliding Window model if it is longer.
+`VanillaLayer` sees nothing before its own block.
 """
 
 from flax import linen as nn
@@ -17,7 +18,7 @@ class WindowLayer(Cell):
 
   Attributes:
     config: sizes and choices.
-    position: what layers share; None: one of its own.
+    position: position module that layers share; None: the layer makes its own.
   """
 
   config: LayerConfig
@@ -31,14 +32,14 @@ class WindowLayer(Cell):
 
   def __call__(self, past, block):
     n_BTD = self.layer.pre_norm(block.x)
-    # Of a longer segment most keys are not kept.
+    # In a longer segment most keys never enter the cache; see KV.unnormalized.
     unnormalized = n_BTD.shape[1] > self.config.window
     kv = past.append(self.layer.kv(n_BTD, block.mask, unnormalized))
     return kv.last(self.config.window), self.layer(block.x, n_BTD, kv)
 
 
 class VanillaLayer(Cell):
-  """State: none; no token sees beyond its own block of `window` tokens.
+  """State: none. A token attends only within its block of `window` tokens.
 
   Attributes:
     config, position: see WindowLayer.
@@ -60,7 +61,8 @@ class VanillaLayer(Cell):
   def __call__(self, state, block):
     n_BTD = self.layer.pre_norm(block.x)
     past = self.config.empty_past(block.x.shape[0])
-    # There is no block before, not one of visible zeros as in compat_meliad.
+    # Nothing comes before the block, so even the visible zeros of compat_meliad
+    # are masked.
     past = past.replace(mask=jnp.zeros_like(past.mask))
     kv = past.append(self.layer.kv(n_BTD, block.mask, unnormalized=True))
     return state, self.layer(block.x, n_BTD, kv)

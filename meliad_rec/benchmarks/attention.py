@@ -1,7 +1,10 @@
-"""Windowed attention: ours, against the forms that a user could pick instead.
+"""Compares implementations of windowed attention.
 
-Measured on the machine that it runs on, or for a TPU by what its compiler says.
-Ours is the kernels on a TPU or a GPU, and else the blocked form.
+  python -m meliad_rec bench attention [--setting=small] [--topology=v5e:2x2]
+
+Times are measured on this machine or, with --topology, estimated by the TPU
+compiler. Row `ours` has the Pallas kernels on a TPU, and the blocked form
+elsewhere. On a GPU, our GPU kernels have a row of their own.
 """
 
 import dataclasses
@@ -11,8 +14,9 @@ import tempfile
 import jax
 import jax.numpy as jnp
 
+from meliad_rec.benchmarks import attention_compiled
 from meliad_rec.benchmarks import attention_forms as forms
-from meliad_rec.benchmarks import tpu_schedules
+from meliad_rec.benchmarks.attention_compiled import Estimate
 from meliad_rec.benchmarks.round_robin import round_robin
 from meliad_rec.benchmarks.round_robin import Times
 from meliad_rec.planning import environment
@@ -20,17 +24,17 @@ from meliad_rec.planning import topology
 
 SETTINGS = forms.SETTINGS
 BASELINE = forms.BASELINE
-WAYS = 'forward', 'forward+backward'
+WAYS = forms.WAYS
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-  """What one form costs.
+class AttentionCost:
+  """Cost of one form.
 
   Attributes:
     times: seconds of each call, by WAYS.
-    ratios: to the baseline's.
-    temporary_bytes: of forward and backward.
+    ratios: times divided by the times of the baseline, by WAYS.
+    temporary_bytes: temporary memory of forward and backward.
   """
 
   times: dict[str, Times]
@@ -38,7 +42,7 @@ class Row:
   temporary_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Names and values for a table."""
+    """Returns names and values for a table."""
     found = {}
     for way in WAYS:
       found[f'{way} ms'] = f'{self.times[way].median * 1e3:.2f}'
@@ -47,40 +51,11 @@ class Row:
     return found | {'temp MiB': f'{self.temporary_bytes / 2**20:.1f}'}
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-  """What one form costs a TPU, by its compiler.
-
-  Attributes:
-    cycles: of what XLA prices, by WAYS.
-    kernels: of Pallas, at most, by WAYS.
-    clock: cycles per second.
-    temporary_bytes: of forward and backward.
-  """
-
-  cycles: dict[str, int]
-  kernels: dict[str, int]
-  clock: float
-  temporary_bytes: int
-
-  def columns(self, baseline: str) -> dict[str, str]:
-    """Names and values for a table."""
-    del baseline
-    found = {}
-    for way in WAYS:
-      total = self.cycles[way] + self.kernels[way]
-      found[f'{way} kcycles'] = f'{total / 1e3:.0f}'
-      found['of it kernels' + ' ' * WAYS.index(way)] = (
-        f'{self.kernels[way] / 1e3:.0f}'
-      )
-      found[f'{way} us'] = f'{total / self.clock * 1e6:.0f}'
-    return found | {'temp MiB': f'{self.temporary_bytes / 2**20:.1f}'}
-
-
-def measure(setting: forms.Setting, rounds: int) -> dict[str, Row]:
-  """A row for each form, on this machine."""
-  is_tpu = jax.default_backend() == 'tpu'
-  names = forms.TPU_FORMS if is_tpu else forms.FORMS
+def measure(
+  setting: forms.AttentionSizes, rounds: int
+) -> dict[str, AttentionCost]:
+  """Measures each form of forms_here() on this machine."""
+  names = forms.forms_here()
   keys = jax.random.split(jax.random.key(0), len(setting.shapes()))
   given = [_draw(*each) for each in zip(keys, setting.shapes(), strict=True)]
   compiled = {
@@ -91,7 +66,7 @@ def measure(setting: forms.Setting, rounds: int) -> dict[str, Row]:
   call = lambda run: lambda: jax.block_until_ready(run(*given))
   times = round_robin({k: call(run) for k, run in compiled.items()}, rounds)
   return {
-    form: Row(
+    form: AttentionCost(
       times={way: times[form, way] for way in WAYS},
       ratios={w: times[form, w].ratio(times[BASELINE, w]) for w in WAYS},
       temporary_bytes=_temporary(compiled[form, WAYS[1]]),
@@ -100,22 +75,22 @@ def measure(setting: forms.Setting, rounds: int) -> dict[str, Row]:
   }
 
 
-def estimate(setting: forms.Setting, name: str) -> dict[str, Estimate]:
-  """A row for each form, of one device of a slice such as 'v5e:2x2'.
+def estimate(setting: forms.AttentionSizes, name: str) -> dict[str, Estimate]:
+  """Estimates each form on one device of a slice, such as 'v5e:2x2'.
 
   Raises:
-    ValueError: there is no such slice, or no compiler for it, or what it says
-      is not known.
-    RuntimeError: the process that compiles failed otherwise.
+    ValueError: there is no such slice, or libtpu is missing or of another
+      version.
+    RuntimeError: the process that compiles failed for another reason.
   """
   topology.parse(name)
   environment.check()
   with tempfile.TemporaryDirectory() as folder:
     (number,) = (k for k, s in SETTINGS.items() if s == setting)
     ended = environment.run(
-      'meliad_rec.benchmarks.attention_compiled',
+      attention_compiled.__name__,
       [name, number, folder],
-      tpu_schedules.flags(folder),
+      attention_compiled.flags(folder),
     )
   if ended.returncode:
     raise environment.failed(f'compiles attention for {name}', ended)

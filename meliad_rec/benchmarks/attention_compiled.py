@@ -1,30 +1,78 @@
 """The process that compiles for `attention.estimate`; prints rows as JSON.
 
-Arguments: the slice, the setting, and the folder that schedules are left in. A
-mistake is printed as {'mistake': a sentence}.
+Arguments: names of the slice and the setting, and a folder for schedules. An
+error that a user can correct is printed as {'mistake': a sentence}.
+
+XLA estimates no cycles for Pallas kernels, but libtpu can write the schedule of
+each kernel to a folder: a line for every cycle with instructions, and a branch
+back for every loop. Code under a condition counts as executed. The result is
+the cycles of a chip that never waits for its memory.
 """
 
 import dataclasses
 import json
+from pathlib import Path
+import re
 import sys
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
 from meliad_rec.benchmarks import attention_forms as forms
-from meliad_rec.benchmarks import tpu_schedules
-from meliad_rec.benchmarks.attention import Estimate
 from meliad_rec.config import config
 from meliad_rec.planning import hlo
 from meliad_rec.planning import topology
 
-# Bounded: what runs unless scales are large. Its gradient is the same for both.
+# The kernel for bounded logits runs unless scales are large; the backward
+# kernel is the same in both cases.
 KERNELS = 'window_attention_forward_bounded', 'window_attention_backward'
 KERNELS += 'splash_mha_fwd', 'splash_mha_dq', 'splash_mha_dkv'
 
+_PASS = 'packed-bundles-post-ra'
+_BUNDLE = re.compile(r'^\s*(0x[0-9a-f]+|0)\s+(?:[A-Z]{2}[, ]*)*\s*:')
+_BRANCH = re.compile(r'sbr\.rel \(?([^)]*?)\)? ?target bundleno = (\d+)')
 
-def rows(name: str, setting: forms.Setting, folder: str) -> dict[str, Estimate]:
-  """A row for each form."""
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """Estimated cost of one form on a TPU.
+
+  Attributes:
+    cycles: XLA's estimates, by WAYS.
+    kernels: upper bound for the cycles of Pallas kernels, by WAYS.
+    clock: cycles per second.
+    temporary_bytes: temporary memory of forward and backward.
+  """
+
+  cycles: dict[str, int]
+  kernels: dict[str, int]
+  clock: float
+  temporary_bytes: int
+
+  def columns(self, baseline: str) -> dict[str, str]:
+    """Returns names and values for a table."""
+    del baseline
+    found = {}
+    for way in forms.WAYS:
+      total = self.cycles[way] + self.kernels[way]
+      found[f'{way} kcycles'] = f'{total / 1e3:.0f}'
+      found['of these kernels' + ' ' * forms.WAYS.index(way)] = (
+        f'{self.kernels[way] / 1e3:.0f}'
+      )
+      found[f'{way} us'] = f'{total / self.clock * 1e6:.0f}'
+    return found | {'temp MiB': f'{self.temporary_bytes / 2**20:.1f}'}
+
+
+def rows(
+  name: str, setting: forms.AttentionSizes, folder: str
+) -> dict[str, Estimate]:
+  """Returns an estimate for each form.
+
+  Args:
+    name: slice to compile for.
+    setting: sizes of the arrays.
+    folder: folder to which libtpu writes schedules; see `flags`.
+  """
   where = topology.parse(name)
   place = SingleDeviceSharding(topology.devices(name)[0])
   given = [
@@ -39,7 +87,7 @@ def rows(name: str, setting: forms.Setting, folder: str) -> dict[str, Estimate]:
       text = compiled.as_text()
       cycles[way] = hlo.read(text).cycles
       kernels[way] = sum(
-        max(tpu_schedules.read(folder, kernel).values())
+        max(read_cycles(folder, kernel).values())
         for kernel in KERNELS
         if kernel in text
       )
@@ -52,16 +100,76 @@ def rows(name: str, setting: forms.Setting, folder: str) -> dict[str, Estimate]:
   return found
 
 
+def flags(folder: str) -> list[str]:
+  """Returns flags with which libtpu writes schedules to a folder."""
+  return [
+    f'--xla_jf_dump_to={folder}',
+    '--xla_jf_dump_llo_text=true',
+    f'--xla_jf_dump_llo_pass_label_regex={_PASS}',
+  ]
+
+
+def read_cycles(folder: str | Path, name: str) -> dict[str, int]:
+  """Returns the cycles of each kernel with this prefix, by its full name.
+
+  Raises:
+    ValueError: there is no such kernel, or its format is unknown.
+  """
+  found = {}
+  for path in sorted(Path(folder).glob(f'*-{name}*-{_PASS}.txt')):
+    if 'schedule-analysis' in path.name:
+      continue
+    whole = re.search(rf'-({name}[\w.]*)-', path.name)[1]
+    found[whole] = cycles(path.read_text(encoding='utf-8', errors='replace'))
+  if not found:
+    raise ValueError(
+      f'libtpu has written no schedule of a kernel {name}; install the version '
+      'of libtpu that meliad_rec[tpu] requires.'
+    )
+  return found
+
+
+def cycles(schedule: str) -> int:
+  """Returns the cycles of a kernel that runs its grid steps in one loop.
+
+  Raises:
+    ValueError: there is no loop, or its length is not found.
+  """
+  last, loops, compared = 0, [], {}
+  for line in schedule.splitlines():
+    bundle = _BUNDLE.match(line)
+    if not bundle:
+      continue
+    last = int(bundle[1], 16)
+    for register, number in re.findall(
+      r'%(\w+)_p\d+ = scmp\.\w+\.s32\.totalorder [^,]*, (\d+)', line
+    ):
+      compared[register] = int(number)
+    for predicate, target in _BRANCH.findall(line):
+      if int(target) <= last:
+        register = re.sub(r'_p\d+$', '', predicate.lstrip('!%'))
+        loops.append((last - int(target) + 2, register))
+  if not loops or max(loops)[1] not in compared:
+    raise ValueError(
+      'the schedule of a kernel has no known loop over grid steps; install '
+      'the version of libtpu that meliad_rec[tpu] requires.'
+    )
+  body, register = max(loops)
+  # Two more iterations fill and empty the loop's pipeline.
+  steps = compared[register] - 2
+  return last + 1 - body + steps * body
+
+
 def main(argv: list[str]) -> None:
   name, setting, folder = argv
   try:
     found = rows(name, forms.SETTINGS[setting], folder)
-    told = {form: dataclasses.asdict(one) for form, one in found.items()}
+    output = {form: dataclasses.asdict(one) for form, one in found.items()}
   except ValueError as error:
-    told = {'mistake': config.sentence(error)}
-    if told['mistake'] is None:
+    output = {'mistake': config.sentence(error)}
+    if output['mistake'] is None:
       raise
-  print(json.dumps(told))
+  print(json.dumps(output))
 
 
 if __name__ == '__main__':

@@ -1,9 +1,9 @@
-"""Forms of windowed attention that a user could pick, all of one signature.
+"""Implementations of windowed attention to compare, with one signature.
 
-Each takes q_BTF, k_BSF, v_BSF with heads side by side, as projections leave
-them, mask_BS, bias_HW and scale_H; keys are those of a window, of unit length,
-and the queries' own, which are brought to it: by our kernels as they read them,
-and for the other forms before.
+Each gets queries q_BTF, keys k_BSF and values v_BSF with merged heads, as
+projections return them, and mask_BS, bias_HW and scale_H. Keys of the previous
+window are already normalized, and keys of the queries' own tokens are not. Our
+kernels normalize them as they read them; the other forms need a pass before.
 """
 
 import dataclasses
@@ -14,15 +14,17 @@ from jax.experimental.pallas.ops.tpu import splash_attention
 import jax.numpy as jnp
 
 from meliad_rec.kernels import xla
+from meliad_rec.kernels.dispatch import window_attention
+from meliad_rec.kernels.gpu.window_attention import device_reason
+from meliad_rec.kernels.reference import AttentionInputs
 from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import normalize_and_scale
 from meliad_rec.kernels.reference import normalize_own_keys
-from meliad_rec.kernels.reference import scaled_unit
-from meliad_rec.kernels.window_attention import window_attention
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-  """Sizes, by the letters of cell.py: rows B, tokens T, and so on."""
+class AttentionSizes:
+  """Sizes of the arrays; `rows` is the batch size."""
 
   rows: int
   tokens: int
@@ -32,7 +34,7 @@ class Setting:
   dtype: str
 
   def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Of what a form takes."""
+    """Returns the shapes of a form's arguments."""
     B, T, W = self.rows, self.tokens, self.window
     F, S = self.num_heads * self.head_dim, self.window + self.tokens
     shape = jax.ShapeDtypeStruct
@@ -47,14 +49,17 @@ class Setting:
 
 
 SETTINGS = {
-  'paper': Setting(1, 4096, 8, 128, 512, 'bfloat16'),
-  'small': Setting(8, 1024, 8, 64, 128, 'float32'),
+  'paper': AttentionSizes(1, 4096, 8, 128, 512, 'bfloat16'),
+  'small': AttentionSizes(8, 1024, 8, 64, 128, 'float32'),
 }
 
 
-def whole_blocks(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, *, scale_H):
-  """W queries by 2 W keys at a time, with a bias for each pair of the two."""
-  (B, T, H, K), W = q_BTHK.shape, bias_HW.shape[1]
+WAYS = 'forward', 'forward+backward'
+
+
+def whole_blocks(inputs: AttentionInputs):
+  """Blocks of W queries by 2 W keys, with a bias for each pair of tokens."""
+  (B, T, H, K), W = inputs.q_BTHK.shape, inputs.window
   n = T // W
   blocks = lambda a: a.reshape(B, -1, W, *a.shape[2:])
 
@@ -65,87 +70,99 @@ def whole_blocks(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, *, scale_H):
   back_WX = jnp.arange(W)[:, None] + W - 1 - jnp.arange(2 * W)
   near_WX = (back_WX >= 0) & (back_WX < W)
   one_hot = jax.nn.one_hot(jnp.clip(back_WX, 0, W - 1), W)
-  bias_HWX = jnp.einsum('hw,qxw->hqx', bias_HW, one_hot)
+  bias_HWX = jnp.einsum('hw,qxw->hqx', inputs.bias_HW, one_hot)
   logits = jnp.einsum(
     'bnqhk,bnxhk->bnhqx',
-    blocks(scaled_unit(q_BTHK, scale_H)),
-    pairs(k_BSHK),
+    blocks(normalize_and_scale(inputs.q_BTHK, inputs.scale_H)),
+    pairs(inputs.k_BSHK),
     preferred_element_type=jnp.float32,
   )
-  seen = near_WX & pairs(mask_BS)[:, :, None, None]
+  seen = near_WX & pairs(inputs.mask_BS)[:, :, None, None]
   p = jax.nn.softmax(jnp.where(seen, logits + bias_HWX, NEVER), -1)
-  p = p.astype(v_BSHK.dtype)
-  y = jnp.einsum('bnhqx,bnxhk->bnqhk', p, pairs(v_BSHK))
+  p = p.astype(inputs.v_BSHK.dtype)
+  y = jnp.einsum('bnhqx,bnxhk->bnqhk', p, pairs(inputs.v_BSHK))
   return y.reshape(B, n * W, H, K)
 
 
-def of_jax(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, *, scale_H):
+def of_jax(inputs: AttentionInputs):
   """jax.nn.dot_product_attention with a local window; without the bias."""
-  W = bias_HW.shape[1]
-  # It takes as many queries as keys.
-  q = jnp.pad(scaled_unit(q_BTHK, scale_H), ((0, 0), (W, 0), (0, 0), (0, 0)))
+  W = inputs.window
+  q = normalize_and_scale(inputs.q_BTHK, inputs.scale_H)
+  # With a local window, it needs as many queries as keys.
+  q = jnp.pad(q, ((0, 0), (W, 0), (0, 0), (0, 0)))
   y = jax.nn.dot_product_attention(
     q,
-    k_BSHK,
-    v_BSHK,
-    mask=mask_BS[:, None, None],
+    inputs.k_BSHK,
+    inputs.v_BSHK,
+    mask=inputs.mask_BS[:, None, None],
     scale=1.0,
     local_window_size=(W - 1, 0),
   )
   return y[:, W:]
 
 
-def splash(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, *, scale_H):
-  """The kernels for TPU that come with jax; without the bias and the mask."""
-  del mask_BS
-  (T, H), S, W = q_BTHK.shape[1:3], k_BSHK.shape[1], bias_HW.shape[1]
+def splash(inputs: AttentionInputs):
+  """Splash attention, the TPU kernels of jax; without the bias and the mask."""
+  (T, H), W = inputs.q_BTHK.shape[1:3], inputs.window
+  S = inputs.k_BSHK.shape[1]
   near = splash_attention.LocalMask((T, S), (W - 1, 0), S - T)
   kernel = splash_attention.make_splash_mha_single_device(
     splash_attention.MultiHeadMask([near] * H),
-    # Those that the estimate is lowest with.
+    # Block sizes with the lowest estimate.
     block_sizes=splash_attention.BlockSizes(*[min(W, 512)] * 8),
   )
-  heads_first = (
-    a.swapaxes(1, 2) for a in (scaled_unit(q_BTHK, scale_H), k_BSHK, v_BSHK)
-  )
+  q = normalize_and_scale(inputs.q_BTHK, inputs.scale_H)
+  heads_first = (a.swapaxes(1, 2) for a in (q, inputs.k_BSHK, inputs.v_BSHK))
   return jax.vmap(kernel)(*heads_first).swapaxes(1, 2)
 
 
-def ours(q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, *, scale_H):
-  return window_attention(
-    q_BTHK,
-    k_BSHK,
-    v_BSHK,
-    mask_BS,
-    bias_HW,
-    scale_H=scale_H,
-    normalize_own=True,
-  )
+def gpu_kernels(inputs: AttentionInputs):
+  """Our kernels for GPU."""
+  return window_attention(inputs, form='gpu')
 
 
 BASELINE = 'blocked'
 FORMS = {
-  'ours': ours,
+  'ours': window_attention,
   'blocked': xla.window_attention,
   'whole blocks': whole_blocks,
   'jax, no bias': of_jax,
 }
-# Those that run on a TPU alone.
+# These include forms that run only on a TPU, or only on a GPU.
 TPU_FORMS = FORMS | {'splash, no bias': splash}
+GPU_FORMS = FORMS | {'our GPU kernels': gpu_kernels}
 
 
-def programs(form: str, setting: Setting):
-  """Forward, and forward and backward: functions of what shapes() says."""
+def forms_here() -> dict:
+  """Returns the forms that run on this machine."""
+  match jax.default_backend():
+    case 'tpu':
+      return TPU_FORMS
+    case 'gpu' if device_reason() is None:
+      return GPU_FORMS
+    case _:
+      return FORMS
+
+
+def programs(form: str, setting: AttentionSizes):
+  """Returns a function of the arrays of setting.shapes() for each of WAYS."""
 
   def forward(q_BTF, k_BSF, v_BSF, mask_BS, bias_HW, scale_H):
     heads = lambda a: a.reshape(*a.shape[:2], setting.num_heads, -1)
     q_BTHK, k_BSHK, v_BSHK = map(heads, (q_BTF, k_BSF, v_BSF))
-    if form != 'ours':
+    is_ours = form.startswith('our')
+    if not is_ours:
       k_BSHK = normalize_own_keys(k_BSHK, q_BTHK.shape[1])
-    y_BTHK = TPU_FORMS[form](
-      q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H=scale_H
+    inputs = AttentionInputs(
+      q_BTHK,
+      k_BSHK,
+      v_BSHK,
+      mask_BS,
+      bias_HW,
+      scale_H,
+      normalize_own=is_ours,
     )
-    return y_BTHK.reshape(q_BTF.shape)
+    return (TPU_FORMS | GPU_FORMS)[form](inputs).reshape(q_BTF.shape)
 
   def both(q, k, v, mask, bias, scale):
     attend = functools.partial(_of_mask, forward, mask)

@@ -1,8 +1,11 @@
-"""Writing text with the models of the recurrence bench, token by token.
+"""Compares generation, token by token, with the models of bench recurrence.
 
-A staircase makes its N passes over each token by itself: N times what XL does.
-What is saved of a text is its state; while it is written, a model also holds
-the keys of that state, which it would else make again for each token.
+  python -m meliad_rec bench generation
+
+A staircase makes its N passes over each token separately: N times the work of
+XL. The table shows two sizes of a text's state: between two chunks of text, and
+during generation, when a model also holds the keys of that state instead of
+computing them for each token.
 """
 
 from collections.abc import Callable
@@ -20,19 +23,19 @@ from meliad_rec.models.model import Model
 
 SETTINGS = recurrence.SETTINGS
 BASELINE = recurrence.BASELINE
-TOKENS = 64  # Written in a round, by each row.
+TOKENS = 64  # Tokens generated per text and round.
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-  """What writing with one model costs.
+class GenerationCost:
+  """Cost of generation with one model.
 
   Attributes:
-    times: of TOKENS tokens of all rows, seconds.
-    ratio: of that time to the baseline's.
-    rows: texts written side by side.
-    state_bytes: of one text, between two chunks.
-    held_bytes: of one text, while it is written: the opened state.
+    times: seconds for TOKENS tokens of all texts.
+    ratio: this time divided by that of the baseline.
+    rows: texts generated in parallel.
+    state_bytes: size of the state of one text, between two chunks.
+    held_bytes: size of its state during generation.
   """
 
   times: Times
@@ -42,7 +45,7 @@ class Row:
   held_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Names and values for a table."""
+    """Returns names and values for a table."""
     seconds = self.times.median
     return {
       'ms/token': f'{seconds / TOKENS * 1e3:.3f}',
@@ -54,8 +57,10 @@ class Row:
     }
 
 
-def measure(setting: recurrence.Setting, rounds: int) -> dict[str, Row]:
-  """A row for each model, after a segment that each has read."""
+def measure(
+  setting: recurrence.RecurrenceSizes, rounds: int
+) -> dict[str, GenerationCost]:
+  """Returns the cost of each model by name, after it has read one segment."""
   models = {
     name: Model(setting.vocab, cell, setting.config.d_model)
     for name, cell in recurrence.cells(setting).items()
@@ -63,7 +68,7 @@ def measure(setting: recurrence.Setting, rounds: int) -> dict[str, Row]:
   writers = {name: _writer(model, setting) for name, model in models.items()}
   times = round_robin(writers, rounds)
   return {
-    name: Row(
+    name: GenerationCost(
       times=times[name],
       ratio=times[name].ratio(times[BASELINE]),
       rows=setting.rows,
@@ -74,8 +79,10 @@ def measure(setting: recurrence.Setting, rounds: int) -> dict[str, Row]:
   }
 
 
-def _writer(model: Model, setting: recurrence.Setting) -> Callable[[], None]:
-  """Writes on with each call, for all rows."""
+def _writer(
+  model: Model, setting: recurrence.RecurrenceSizes
+) -> Callable[[], None]:
+  """Returns a function that generates the next TOKENS tokens of all texts."""
   make = jax.jit(lambda rng: initialize(model, rng, 1, setting.segment))
   decoder = Decoder(model, make(jax.random.key(0)), setting.segment, TOKENS)
   shape = setting.rows, setting.segment + 1
@@ -92,7 +99,14 @@ def _writer(model: Model, setting: recurrence.Setting) -> Callable[[], None]:
 
 
 def state_bytes(model: Model, segment: int, held: bool = False) -> int:
-  """Of one text: between two chunks or, held, while it is written."""
+  """Returns the size of one text's state.
+
+  Args:
+    model: the model.
+    segment: tokens per segment.
+    held: whether to measure the state during generation, instead of between
+      two chunks.
+  """
 
   def state(rng):
     params = {'params': initialize(model, rng, 1, segment)}

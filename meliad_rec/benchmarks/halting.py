@@ -1,17 +1,16 @@
-"""What a recurrence in depth costs when it halts early, and when it cannot.
+"""Compares a recurrence in depth that halts early with one that does not.
 
-Rows are the loops of halting/ at depths that are forced: a gate whose answer
-is the same for every state halts all tokens after so many steps. Settings
-'exit', 'global' and 'chunks' have one core, forward and backward: GUT over a
-sequence, the same where halting is asked of the states before a step alone, and
-GUT in each chunk; 'inference' has rows that halt at unlike depths; and 'depth'
-has a model at its greatest depths, by epochs of the ListOps task: with its
-exit, without, and where it is never asked whether it halts.
+  python -m meliad_rec bench halting [--setting=inference]
 
-A recurrence in depth whose rows halt in steps that are forced.
+Each row of the table is a loop over the steps of a recurrence, with halting
+forced in a certain step (see `forced`). The settings are:
 
-A gate that answers the same to whatever it is asked halts all rows at once;
-one that reads the first number of a state, each where that number says.
+- exit: GUT over a sequence, forward and backward.
+- global: the same, with a gate that reads only the state before a step.
+- chunks: GUT in each chunk (GUTLB), forward and backward.
+- inference: GUT without gradients; the rows of a batch halt in different steps.
+- depth: GUT with several maximum numbers of steps, with and without halting;
+  the table also shows the time of an epoch of ListOps.
 """
 
 from collections.abc import Callable
@@ -22,37 +21,59 @@ import jax.numpy as jnp
 import numpy as np
 
 from meliad_rec.archs.latent_bottleneck import LatentBottleneck
-from meliad_rec.archs.transformer import Encode
+from meliad_rec.archs.transformer import Encoder
 from meliad_rec.archs.universal import Universal
 from meliad_rec.benchmarks.round_robin import round_robin
 from meliad_rec.benchmarks.round_robin import Times
-from meliad_rec.layers.core_config import CoreConfig
-from meliad_rec.layers.core_layer import CoreLayer
+from meliad_rec.layers.encoder_layer import EncoderLayer
+from meliad_rec.layers.layer_config import EncoderConfig
 from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.cell import run
+from meliad_rec.recurrence.early_exit import initial_carry
+from meliad_rec.recurrence.early_exit import take_step
 
-NEVER = 'never'  # In place of a loop: all steps, and nothing halts.
-_FAR = 10.0  # Where GELU changes nothing.
+NEVER = 'never'  # In place of a loop: all steps run, without halting.
+_FAR = 10.0  # GELU is the identity around this value.
+
+
+def masked_loop(steps, shared, rows, state, max_steps: int):
+  """Runs all steps in a scan that stores the activations of each."""
+
+  def body(carry, l):
+    return take_step(steps.step, shared, rows, l, carry)[0], None
+
+  carry = initial_carry(steps.step, shared, rows, state)
+  return jax.lax.scan(body, carry, jnp.arange(max_steps))[0]
+
+
+class MaskedUniversal(Universal):
+  """Universal without early exit."""
+
+  def loop(self, training):
+    return masked_loop
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """Sizes, and the rows.
+  """Sizes, and the loops and depths to compare.
 
   Attributes:
-    rows: of a batch.
-    tokens: of a row.
-    d_model: width; 4 heads, and an MLP and a gate of twice that.
-    loops: of cores/universal.py, by name; or NEVER.
-    depths: (steps in which rows find that they halt, in turn; most steps).
-    chunk: tokens of a chunk; None: there is one.
-    causal: whether tokens see none behind them, and halt each by itself. Else
-      steps are at most the tokens of a chunk, and one.
+    rows: batch size.
+    tokens: tokens per row of the batch.
+    d_model: width of the model, with 4 heads and an MLP of width 2 d_model.
+    loops: 'masked', 'while' or, for inference, 'compacted'; or NEVER.
+    depths: pairs of the steps in which rows halt (see `forced`) and the maximum
+      number of steps.
+    chunk: tokens per chunk; None: the row is one chunk.
+    causal: whether attention is causal and each token halts on its own. If
+      False, a chunk of n tokens takes at most n + 1 steps.
     trains: whether gradients are computed too.
-    transition: whether halting is asked of the states before and behind a
-      step, or of those before it alone, which saves the step that halts.
-    epoch: rows of an epoch, to reckon its time; None: it is not shown.
+    transition: whether the halting gate reads the states before and after a
+      step. If False, it reads only the state before it, which saves the step
+      that halts.
+    epoch: rows per epoch, from which its time is computed; None: the time is
+      not shown.
   """
 
   rows: int
@@ -68,46 +89,64 @@ class Setting:
 
 
 def cell(setting: Setting, loop: str, most: int) -> Cell:
-  """GUT over the sequence, or GUTLB in chunks of it."""
+  """Returns GUT over the sequence, or GUTLB over its chunks."""
   D = setting.d_model
-  config = CoreConfig(D, 4, D // 4, 2 * D, setting.causal)
-  layer = CoreLayer(config, setting.chunk is not None, gated=True)
-  if loop == NEVER:
-    how = {'loop': 'fixed', 'halt': None}
-  else:
-    how = {'loop' if setting.trains else 'inference': loop}
-  core = Universal(
-    layer, most, global_halt=True, transition=setting.transition, **how
+  config = EncoderConfig(
+    d_model=D,
+    num_heads=4,
+    head_dim=D // 4,
+    mlp_dim=2 * D,
+    causal=setting.causal,
+  )
+  layer = EncoderLayer(config, setting.chunk is not None, gated=True)
+  make, options = Universal, {}
+  match loop:
+    case 'masked':
+      make = MaskedUniversal
+    case 'compacted':
+      options = {'inference': loop}
+    case 'never':
+      options = {'halt': None}
+  encoder = make(
+    layer, most, global_halt=True, transition=setting.transition, **options
   )
   if setting.chunk is None:
-    return Encode(core)
+    return Encoder(encoder)
   return LatentBottleneck(
-    config, core, slots=setting.chunk, chunk=setting.chunk, remat='full'
+    config, encoder, slots=setting.chunk, chunk=setting.chunk, remat='full'
   )
 
 
 def forced(params, rows: int, steps: tuple[int, ...]):
-  """Parameters, and what is read first: rows halt in such a step, from 1.
+  """Returns parameters and first features that make rows halt in given steps.
 
-  Where all halt at once the gate answers the same to whatever it is asked.
-  Where not, it reads the first number of a state, which stays about what it is.
+  If all rows halt in the same step, the gate returns a constant. Otherwise, it
+  reads the first feature of a state, which stays almost constant.
+
+  Args:
+    params: parameters of the cell.
+    rows: batch size.
+    steps: steps, counted from 1, in which rows halt; repeated over the rows.
   """
-  # The threshold is passed in the middle of the step.
+  # The remainder falls below 0.001 halfway between two steps.
   p_N = 1 - 0.001 ** (1 / (np.array(steps) - 0.5))
   logit_N = np.log(p_N / (1 - p_N))
-  gate = jax.tree.map(np.zeros_like, params['core']['gate'])
+  gate = jax.tree.map(np.zeros_like, params['encoder']['gate'])
   if len(steps) == 1:
     gate['last']['bias'][:] = logit_N
-    return params | {'core': params['core'] | {'gate': gate}}, 0.0
+    return params | {'encoder': params['encoder'] | {'gate': gate}}, 0.0
   gate['hidden']['kernel'][0, 0] = gate['last']['kernel'][0] = 1
   gate['last']['bias'][:] = -_FAR
   first_B = np.resize(logit_N + _FAR, rows).astype(np.float32)
-  params = params | {'core': params['core'] | {'gate': gate}}
+  params = params | {'encoder': params['encoder'] | {'gate': gate}}
   return params, first_B[:, None]
 
 
 def compiled(setting: Setting, loop: str, steps: tuple[int, ...], most: int):
-  """A program, and its arguments; its first result is steps taken by rows."""
+  """Returns a compiled program and its arguments.
+
+  The first result of the program is the number of steps of each row.
+  """
   made, D = cell(setting, loop, most), setting.d_model
   shape = setting.rows, setting.tokens
   x_BTD = jax.random.normal(jax.random.key(1), (*shape, D))
@@ -127,7 +166,7 @@ def compiled(setting: Setting, loop: str, steps: tuple[int, ...], most: int):
     y_BTD, sown = made.apply(
       {'params': params}, block, rngs=rngs, method=forward, mutable='pictures'
     )
-    # Where nothing halts, nothing is sown.
+    # Without halting, nothing is sown.
     (depth,) = jax.tree.leaves(sown) or [jnp.full(setting.rows, float(most))]
     return jnp.mean(y_BTD**2), depth
 
@@ -145,14 +184,14 @@ def compiled(setting: Setting, loop: str, steps: tuple[int, ...], most: int):
 
 DEPTHS = ((3,), 20), ((10,), 20), ((21,), 20)
 SETTINGS = {
-  'exit': Setting(16, 64, 128, ('masked', 'fixed', 'cond', 'while'), DEPTHS),
+  'exit': Setting(16, 64, 128, ('masked', 'while'), DEPTHS),
   'global': Setting(
-    *(16, 64, 128, ('masked', 'fixed', 'cond', 'while'), DEPTHS),
+    *(16, 64, 128, ('masked', 'while'), DEPTHS),
     transition=False,
   ),
-  # Causal, or chunks of 4 tokens would take no more than 5 steps.
+  # Causal, because otherwise chunks of 4 tokens take at most 5 steps.
   'chunks': Setting(
-    *(16, 64, 128, ('masked', 'cond', 'while'), (((3,), 20), ((21,), 20))),
+    *(16, 64, 128, ('masked', 'while'), (((3,), 20), ((21,), 20))),
     chunk=4,
     causal=True,
   ),
@@ -164,12 +203,12 @@ SETTINGS = {
     (((2, 3, 4, 6, 9, 13, 17, 20), 20),),
     trains=False,
   ),
-  # 32 expressions of at most 100 tokens, START and END; 79,500 an epoch.
+  # 32 expressions of at most 100 tokens, plus START and END; 79,500 per epoch.
   'depth': Setting(
     32,
     102,
     128,
-    (NEVER, 'fixed', 'while'),
+    (NEVER, 'while'),
     tuple(((5,), most) for most in (10, 20, 30, 40)),
     epoch=79_500,
   ),
@@ -178,15 +217,15 @@ BASELINE = 'first'
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-  """What a loop costs at a depth.
+class HaltingCost:
+  """Cost of a loop with a forced halting step.
 
   Attributes:
-    times: of a call, seconds.
-    ratio: of that to the first row's.
-    steps: that count, of the deepest row.
-    temporary_bytes: as the compiler plans them.
-    epoch_seconds: reckoned from the time of a call; None: not asked.
+    times: seconds of a call.
+    ratio: this time divided by the time of the table's first row.
+    steps: largest number of steps in the batch.
+    temporary_bytes: temporary memory, by the compiler.
+    epoch_seconds: estimated from the time of a call; None: not shown.
   """
 
   times: Times
@@ -196,7 +235,7 @@ class Row:
   epoch_seconds: float | None
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Names and values for a table."""
+    """Returns names and values for a table."""
     found = {
       'ms': f'{self.times.median * 1e3:.0f}',
       'spread': f'{self.times.spread:.0%}',
@@ -209,8 +248,8 @@ class Row:
     return found
 
 
-def measure(setting: Setting, rounds: int) -> dict[str, Row]:
-  """A row for each loop at each depth."""
+def measure(setting: Setting, rounds: int) -> dict[str, HaltingCost]:
+  """Returns the cost of each loop at each depth, by name."""
   programs = {
     f'{loop}, {_name(loop, steps, most)} of {most}': compiled(
       setting, loop, steps, most
@@ -225,7 +264,7 @@ def measure(setting: Setting, rounds: int) -> dict[str, Row]:
     None if setting.epoch is None else t.median * setting.epoch / setting.rows
   )
   return {
-    name: Row(
+    name: HaltingCost(
       times=times[name],
       ratio=times[name].ratio(first),
       steps=float(jnp.max(program(*arguments)[0])),

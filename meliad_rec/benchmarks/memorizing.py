@@ -1,8 +1,10 @@
-"""Training steps of a small Memorizing Transformer, by size of its memory.
+"""Compares training steps of Memorizing Transformers by size of the memory.
 
-Its last layer recalls older keys. Transformer-XL of the same sizes is the
-baseline. Memories are full from the first step, since what a search costs may
-depend on what is found.
+  python -m meliad_rec bench memorizing
+
+The last layer attends to older keys: all of them, the nearest, or approximately
+the nearest. The baseline is Transformer-XL of the same sizes. Memories are full
+from the first step, because the cost of a search may depend on their content.
 """
 
 import dataclasses
@@ -24,18 +26,18 @@ from meliad_rec.training.train_step import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-  """Sizes that all rows share.
+class MemorizingSizes:
+  """Sizes that all models share.
 
   Attributes:
-    config: of every layer.
-    layers: L.
-    memories: older keys of each row, and the row names.
-    neighbors: keys that a query attends to.
-    recall_target: share of them that an approximate search shall find.
-    rows: of a batch.
-    segment: tokens of a row in a step.
-    vocab: token ids.
+    config: configuration of every layer.
+    layers: number of layers.
+    memories: sizes of the memory to compare, in keys per row of a batch.
+    neighbors: number of nearest keys that a query attends to.
+    recall_target: share of them that an approximate search should find.
+    rows: batch size.
+    segment: tokens per row and step.
+    vocab: size of the vocabulary.
   """
 
   config: LayerConfig
@@ -49,7 +51,7 @@ class Setting:
 
 
 SETTINGS = {
-  'bench': Setting(
+  'bench': MemorizingSizes(
     recurrence.SETTINGS['bench'].config,
     layers=2,
     memories=(8192, 65536),
@@ -64,19 +66,19 @@ BASELINE = 'xl'
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-  """What one model's training step costs.
+class MemorizingCost:
+  """Cost of one model's training step.
 
   Attributes:
-    step: its time, memory and products.
-    state_bytes: of all rows, carried from step to step.
+    step: time, memory and FLOP of the step.
+    state_bytes: size of the state of all rows, carried from step to step.
   """
 
-  step: training.Row
+  step: training.StepCost
   state_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Names and values for a table."""
+    """Returns names and values for a table."""
     columns = self.step.columns(baseline)
     shown = 'step ms', 'spread', f'/ {baseline}', 'cpu ms', 'temp MiB'
     state = {'state MiB': f'{self.state_bytes / 2**20:.1f}'}
@@ -84,7 +86,7 @@ class Row:
 
 
 class FullMemory(TrainProgram):
-  """A program whose runs begin with memories of random keys and values."""
+  """A training program whose memories start full of random keys and values."""
 
   def create(self, seed: int) -> TrainState:
     state = super().create(seed)
@@ -96,7 +98,7 @@ class FullMemory(TrainProgram):
 
 
 def fill(ring: Ring) -> Ring:
-  """The ring, all of whose places hold something that may be seen."""
+  """Returns the ring with all slots filled and visible."""
   rng_k, rng_v = jax.random.split(jax.random.key(0))
   normal = lambda rng, a: jax.random.normal(rng, a.shape, a.dtype)
   return ring.replace(
@@ -106,8 +108,8 @@ def fill(ring: Ring) -> Ring:
   )
 
 
-def cells(s: Setting) -> dict[str, Cell]:
-  """The cell of each row."""
+def cells(s: MemorizingSizes) -> dict[str, Cell]:
+  """Returns the cell of each model, by the name of its row in the table."""
   layer = lambda: WindowLayer(s.config)
   found = {BASELINE: stack.layers(s.layers, layer)}
   searches = {
@@ -125,17 +127,18 @@ def cells(s: Setting) -> dict[str, Cell]:
   return found
 
 
-def measure(setting: Setting, rounds: int) -> dict[str, Row]:
-  """A row for each model."""
+def measure(setting: MemorizingSizes, rounds: int) -> dict[str, MemorizingCost]:
+  """Returns the cost of each model's training step, by name."""
   programs = {name: program(setting, c) for name, c in cells(setting).items()}
   steps = training.measure(programs, BASELINE, rounds)
   return {
-    name: Row(steps[name], _state_bytes(p)) for name, p in programs.items()
+    name: MemorizingCost(steps[name], _state_bytes(p))
+    for name, p in programs.items()
   }
 
 
-def program(setting: Setting, cell: Cell) -> FullMemory:
-  """A run's program, on one device."""
+def program(setting: MemorizingSizes, cell: Cell) -> FullMemory:
+  """Returns the training program, on one device."""
   model = Model(setting.vocab, cell, setting.config.d_model)
   made = training.program(model, setting.rows, setting.segment)
   fields = dataclasses.fields(made)

@@ -1,8 +1,10 @@
-"""Training steps of the models of the Staircase and Feedback papers.
+"""Compares training steps of the models of the Staircase and Feedback papers.
 
-Transformer-XL of the same sizes is the baseline. Beside the products that are
-counted stand those of the closed formulas of `closed_flops`, without what a
-block of queries computes beside its band, or what is computed twice.
+  python -m meliad_rec bench recurrence
+
+The baseline is Transformer-XL of the same sizes. Besides the FLOP counted from
+the program, a column has the FLOP by closed formulas (`closed_flops`), which
+leave out masked parts of blocks and recomputation.
 """
 
 import dataclasses
@@ -18,16 +20,16 @@ from meliad_rec.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-  """Sizes that all rows share.
+class RecurrenceSizes:
+  """Sizes that all models share.
 
   Attributes:
-    config: of every layer.
-    layers: L.
-    passes: N of the staircases.
-    rows: of a batch.
-    segment: tokens of a row in a step.
-    vocab: token ids.
+    config: configuration of every layer.
+    layers: number of layers.
+    passes: number of passes N of the staircases.
+    rows: batch size.
+    segment: tokens per row and step.
+    vocab: size of the vocabulary.
   """
 
   config: LayerConfig
@@ -39,8 +41,8 @@ class Setting:
 
 
 SETTINGS = {
-  # The setting at which the authors' code was measured on a CPU.
-  'bench': Setting(
+  # Sizes at which the authors' code was measured on a CPU.
+  'bench': RecurrenceSizes(
     LayerConfig(d_model=128, num_heads=4, head_dim=32, mlp_dim=512, window=64),
     layers=2,
     passes=4,
@@ -52,8 +54,8 @@ SETTINGS = {
 BASELINE = 'xl'
 
 
-def cells(s: Setting) -> dict[str, Cell]:
-  """The cell of each row."""
+def cells(s: RecurrenceSizes) -> dict[str, Cell]:
+  """Returns the cell of each model, by the name of its row in the table."""
   config, sizes = s.config, {'config': s.config, 'count': s.layers}
   stairs = sizes | {
     'config': dataclasses.replace(config, include_self=True),
@@ -68,8 +70,8 @@ def cells(s: Setting) -> dict[str, Cell]:
   }
 
 
-def closed_flops(s: Setting) -> dict[str, int]:
-  """Of each row's step: 3 times its forward pass, logits and all."""
+def closed_flops(s: RecurrenceSizes) -> dict[str, int]:
+  """Returns 3 times the FLOP of each model's forward pass, with logits."""
   c, L, N = s.config, s.layers, s.passes
   heads = c.num_heads * c.head_dim
   attend = lambda keys: 4 * heads * keys
@@ -86,8 +88,10 @@ def closed_flops(s: Setting) -> dict[str, int]:
   return {n: int(3 * tokens * (f + logits)) for n, f in of_layers.items()}
 
 
-def measure(setting: Setting, rounds: int) -> dict[str, training.Row]:
-  """A row for each model."""
+def measure(
+  setting: RecurrenceSizes, rounds: int
+) -> dict[str, training.StepCost]:
+  """Returns the cost of each model's training step, by name."""
   programs = {
     name: training.program(
       Model(setting.vocab, cell, setting.config.d_model),

@@ -1,4 +1,4 @@
-"""Times of several things that take turns, so that a busy machine is fair."""
+"""Times several functions in turn, so that other load affects all equally."""
 
 from collections.abc import Callable
 import dataclasses
@@ -8,7 +8,7 @@ import time
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-  """Seconds of each round, by the clock and by the processors."""
+  """Seconds of each round, as wall time and as CPU time."""
 
   wall: list[float]
   cpu: list[float]
@@ -19,7 +19,7 @@ class Times:
 
   @property
   def spread(self) -> float:
-    """Distance between the quartiles, as a share of the median."""
+    """Interquartile range divided by the median."""
     if len(self.wall) < 2:
       return 0.0
     first, _, third = statistics.quantiles(self.wall, n=4, method='inclusive')
@@ -30,9 +30,9 @@ class Times:
     return statistics.median(self.cpu)
 
   def ratio(self, baseline: 'Times') -> float:
-    """The median over rounds of the ratio within a round.
+    """Returns the median of the ratios to `baseline` within each round.
 
-    Load that comes and goes changes a round as a whole, and drops out.
+    Other load on the machine affects a whole round, so it cancels out.
     """
     pairs = zip(self.wall, baseline.wall, strict=True)
     return statistics.median(a / b for a, b in pairs)
@@ -41,19 +41,18 @@ class Times:
 def round_robin(
   calls: dict[str, Callable[[], None]], rounds: int
 ) -> dict[str, Times]:
-  """Times of each call, each round calling all of them in turn.
+  """Returns the times of each function; each round calls all of them in turn.
 
   Args:
-    calls: each returns when its work is done. Called once before the rounds.
-    rounds: how often each is timed.
+    calls: functions that return when their work is done; each is called once
+      before the rounds.
+    rounds: number of times that each is timed.
 
   Raises:
-    ValueError: no rounds.
+    ValueError: rounds is below 1.
   """
   if rounds < 1:
-    raise ValueError(
-      f'{rounds} rounds time nothing; set --rounds to 1 or more.'
-    )
+    raise ValueError(f'rounds must be at least 1, got {rounds}; set --rounds.')
   times = {name: Times([], []) for name in calls}
   for call in calls.values():
     call()

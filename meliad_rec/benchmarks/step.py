@@ -1,8 +1,10 @@
-"""Step times of the models of the Block-Recurrent paper's Table 1.
+"""Compares training steps of the models of the Block-Recurrent paper's Table 1.
 
-All rows are of one setting. Hutchins et al. 2022, section 4.2: one recurrent
-layer costs about as much as one more ordinary layer, so Slide with L + 1 layers
-is the baseline.
+  python -m meliad_rec bench step [--setting=small]
+
+All models have the same sizes. By section 4.2 of Hutchins et al. 2022, a
+recurrent layer costs about as much as an additional ordinary layer, so the
+baseline is Slide with L + 1 layers.
 """
 
 from collections.abc import Callable
@@ -22,17 +24,17 @@ from meliad_rec.training.program import TrainProgram
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-  """Sizes that all rows share.
+class StepSizes:
+  """Sizes that all models share.
 
   Attributes:
-    config: of every layer.
-    layers: L.
-    recurrent_at: place of the recurrent layer.
-    slots: state vectors.
-    rows: of a batch, where the segment is the sliding one.
-    segment: tokens of a row in a step.
-    vocab: token ids.
+    config: configuration of every layer.
+    layers: number of layers L.
+    recurrent_at: index of the recurrent layer.
+    slots: number of state vectors.
+    rows: batch size; XL has a larger one, with shorter segments.
+    segment: tokens per row and step.
+    vocab: size of the vocabulary.
   """
 
   config: LayerConfig
@@ -48,10 +50,10 @@ SMALL = LayerConfig(
   d_model=256, num_heads=4, head_dim=64, mlp_dim=1024, window=128, dropout=0.05
 )
 SETTINGS = {
-  # The setting at which the authors' own code was measured on a CPU.
-  'meliad': Setting(SMALL, 4, 1, slots=128, rows=4, segment=512, vocab=256),
+  # Sizes at which the authors' own code (meliad) was measured on a CPU.
+  'meliad': StepSizes(SMALL, 4, 1, slots=128, rows=4, segment=512, vocab=256),
   # gin/size/small.gin, as launch/compare.sh trains it.
-  'small': Setting(
+  'small': StepSizes(
     dataclasses.replace(SMALL, dropout=0.0),
     6,
     -3,
@@ -60,16 +62,16 @@ SETTINGS = {
     segment=1024,
     vocab=259,
   ),
-  # The paper's depth and its 8 blocks a segment.
-  '12l': Setting(SMALL, 12, -3, slots=128, rows=2, segment=1024, vocab=256),
+  # The paper's depth, with 8 blocks per segment.
+  '12l': StepSizes(SMALL, 12, -3, slots=128, rows=2, segment=1024, vocab=256),
 }
 
 
-def slide(s: Setting, more: int = 0) -> Cell:
+def slide(s: StepSizes, more: int = 0) -> Cell:
   return stack.layers(s.layers + more, lambda: WindowLayer(s.config))
 
 
-def recurrent(s: Setting, gate: Callable, gate_config: str) -> Cell:
+def recurrent(s: StepSizes, gate: Callable, gate_config: str) -> Cell:
   special = functools.partial(
     BlockRecurrentLayer, s.config, s.slots, gate, gate_config, remat='full'
   )
@@ -77,7 +79,7 @@ def recurrent(s: Setting, gate: Callable, gate_config: str) -> Cell:
   return stack.layers(s.layers, layer, special, (s.recurrent_at,))
 
 
-def feedback(s: Setting) -> Cell:
+def feedback(s: StepSizes) -> Cell:
   return BlockFeedback(
     s.config, s.layers, (s.recurrent_at,), s.slots, remat='full'
   )
@@ -102,9 +104,9 @@ CELLS = {
 
 
 def measure(
-  setting: Setting, rounds: int, cells: dict[str, Callable] = CELLS
-) -> dict[str, training.Row]:
-  """A row for each model; the baseline must be among them."""
+  setting: StepSizes, rounds: int, cells: dict[str, Callable] = CELLS
+) -> dict[str, training.StepCost]:
+  """Returns the cost of each model by name; `cells` must have BASELINE."""
   programs = {
     name: program(setting, cell(setting), name.startswith('xl'))
     for name, cell in cells.items()
@@ -113,9 +115,16 @@ def measure(
 
 
 def program(
-  setting: Setting, cell: Cell, one_window: bool = False
+  setting: StepSizes, cell: Cell, one_window: bool = False
 ) -> TrainProgram:
-  """A run's program; with segments of one window, and more rows, for XL."""
+  """Returns a training program, on one device.
+
+  Args:
+    setting: sizes of the model and its batch.
+    cell: cell of the model.
+    one_window: whether segments have the length of one window (XL); the batch
+      is larger, so that a step has as many tokens.
+  """
   config = setting.config
   segment = config.window if one_window else setting.segment
   model = Model(setting.vocab, cell, config.d_model, config.dropout)

@@ -1,6 +1,6 @@
-"""What a training step costs: time, memory, products, all in one run.
+"""Measures time, memory and FLOP of training steps.
 
-Every row takes the trainer's own training step, and is timed in turn.
+Each program is the trainer's own training step; programs are timed in turn.
 """
 
 from collections.abc import Callable
@@ -23,18 +23,18 @@ from meliad_rec.training.program import TrainProgram
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-  """What one model's training step costs.
+class StepCost:
+  """Cost of one model's training step.
 
   Attributes:
-    times: of a step, seconds.
-    ratio: of the step time to the baseline's.
-    tokens: of a step.
-    flops: of a step's matrix products, 3 times those of its forward pass.
-    temporary_bytes: as the compiler plans them, beside state and batch.
-    compile_seconds: tracing included.
-    parameters: their number.
-    closed_flops: as `flops`, by the formulas of a paper; None: there are none.
+    times: seconds of a step.
+    ratio: step time divided by the step time of the baseline.
+    tokens: tokens per step.
+    flops: FLOP of a step's matrix products: 3 times the forward pass.
+    temporary_bytes: temporary memory, by the compiler.
+    compile_seconds: time of tracing and compiling.
+    parameters: number of parameters.
+    closed_flops: the same as `flops`, from a closed formula; None: no formula.
   """
 
   times: Times
@@ -47,7 +47,7 @@ class Row:
   closed_flops: int | None = None
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Names and values for a table."""
+    """Returns names and values for a table."""
     seconds, closed = self.times.median, self.closed_flops
     return {
       'step ms': f'{seconds * 1e3:.1f}',
@@ -65,18 +65,18 @@ class Row:
 
 def measure(
   programs: dict[str, TrainProgram], baseline: str, rounds: int
-) -> dict[str, Row]:
-  """A row for each program.
+) -> dict[str, StepCost]:
+  """Returns the cost of a training step of each program, by name.
 
   Args:
-    programs: by the names of their rows.
-    baseline: the one that step times are compared with.
-    rounds: how often each is timed.
+    programs: programs by name.
+    baseline: name of the program that step times are divided by.
+    rounds: number of times that each is timed.
   """
   compile_seconds = {name: _compile(p) for name, p in programs.items()}
   times = round_robin({n: _stepper(p) for n, p in programs.items()}, rounds)
   return {
-    name: Row(
+    name: StepCost(
       times=times[name],
       ratio=times[name].ratio(times[baseline]),
       tokens=p.rows * p.segment,
@@ -93,7 +93,7 @@ def measure(
 
 
 def program(model: Model, rows: int, segment: int) -> TrainProgram:
-  """A run of this model by the paper's optimiser, on one device."""
+  """Returns a training program with the paper's optimizer, on one device."""
   return TrainProgram(
     model=model,
     optimizer=optimizer.chain(optimizer.adafactor, schedules.rsqrt(1000)),
@@ -111,7 +111,7 @@ def _compile(p: TrainProgram) -> float:
 
 
 def _stepper(p: TrainProgram) -> Callable[[], None]:
-  """Takes one training step a call, each on the state of the one before."""
+  """Returns a function that takes the next training step."""
   shape = p.rows, p.segment
   vocab = p.model.vocab
   tokens_BT = np.random.default_rng(0).integers(1, vocab, shape, np.int32)

@@ -3,12 +3,15 @@ r"""Measures the library on this machine: python -m meliad_rec bench NAME.
   python -m meliad_rec bench step --setting=meliad --rounds=20
   python -m meliad_rec bench recurrence
 
-NAME is one of BENCHES. step: training steps of the Block-Recurrent paper's
-Table 1, against Slide with one more layer. recurrence: those of the Staircase
-and Feedback papers, against Transformer-XL. generation: how these write.
-memorizing: training steps with older keys recalled, by their number. halting:
-recurrence in depth that halts early, and that cannot. attention: windowed
-attention in several forms, here or, by its compiler, on a TPU (--topology).
+NAME is one of:
+
+  step        training steps of the models of the Block-Recurrent paper, table 1
+  recurrence  training steps of the Staircase and Feedback papers
+  generation  generation with the models of `recurrence`
+  memorizing  training steps of Memorizing Transformers by size of the memory
+  halting     universal transformers that halt early
+  attention   implementations of windowed attention, measured here or, with
+              --topology, estimated for a TPU
 """
 
 import dataclasses
@@ -37,19 +40,17 @@ BENCHES = {
 def define_flags() -> None:
   settings = (f'{name}: {", ".join(b.SETTINGS)}' for name, b in BENCHES.items())
   flags.DEFINE_string(
-    'setting', None, f'Sizes; default: the first. {"; ".join(settings)}.'
+    'setting', None, f'Sizes; the first is the default. {"; ".join(settings)}.'
   )
   flags.DEFINE_integer(
-    'rounds', 20, 'How often each row is timed.', lower_bound=1
+    'rounds', 20, 'Times that each row of the table is timed.', lower_bound=1
   )
-  flags.DEFINE_bool(
-    'json', False, 'Print JSON: every time, and all units base.'
-  )
+  flags.DEFINE_bool('json', False, 'Print JSON with all times, in base units.')
   flags.DEFINE_string(
     'topology',
     None,
-    'Slice of TPUs, such as v5e:2x2, that attention is compiled for and '
-    'estimated on instead of measured here.',
+    'Slice of TPUs, such as v5e:2x2, for which attention is compiled and '
+    'estimated, instead of measured here.',
   )
 
 
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> None:
   if len(argv) != 2 or argv[1] not in BENCHES:
     given = ' '.join(argv[1:])
     raise ValueError(
-      f'There is no bench {given!r}{nearest(given, BENCHES)}; give one of '
+      f'There is no benchmark {given!r}{nearest(given, BENCHES)}; give one of '
       f'{", ".join(BENCHES)}.'
     )
   args, bench = flags.FLAGS, BENCHES[argv[1]]
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> None:
     )
   if args.topology and bench is not attention:
     raise ValueError(
-      f'Bench {argv[1]} is measured alone; leave out --topology, or give '
+      f'Benchmark {argv[1]} does not use --topology; remove it, or choose '
       'attention.'
     )
   source = 'Measured on this machine.'
@@ -89,7 +90,12 @@ def main(argv: list[str]) -> None:
 
 
 def table(rows: dict, baseline: str) -> str:
-  """A line for each row, below the names of its columns."""
+  """Returns a text table: the names of the columns, then a line per row.
+
+  Args:
+    rows: results by name, with a method `columns`.
+    baseline: name of the row that others are compared with.
+  """
   found = {name: row.columns(baseline) for name, row in rows.items()}
   heads = list(next(iter(found.values())))
   lines = [['', *heads]]

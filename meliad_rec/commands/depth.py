@@ -1,13 +1,13 @@
-r"""Shows how many steps a model that halts takes, token by token.
+r"""Shows the number of steps that a halting model takes, token by token.
 
   python -m meliad_rec depth --workdir=RUN --text='[MAX 2 [MIN 3 4 ] 0 ]'
   python -m meliad_rec depth --workdir=RUN --split=test --out=depth.png
 
-Of texts it tells the steps of each token, and the label that the model gives;
-of a split the mean and the most of all steps, and the share of right answers,
-by length of the document and, where words are brackets, by how many there are
-around the innermost token. What halts by itself counts once, be it a token, a
-chunk or a document. --out draws it.
+For --text it prints the steps of each token, and the label that the model
+predicts. For --split it prints the mean and maximum of steps and the share of
+correct answers, by length of the document and, if some words are brackets, by
+depth of nesting. Tokens that halt together, as a chunk or a document, count
+once. --out plots the result.
 """
 
 import dataclasses
@@ -34,16 +34,19 @@ def define_flags() -> None:
   flags.DEFINE_multi_string(
     'text',
     [],
-    'Text to read, repeatable; of a run on pairs, two with || between them.',
+    'Text to read, repeatable; for a run on pairs, two texts separated by ||.',
   )
   flags.DEFINE_string('split', None, 'Split to read: validation, test, ...')
   flags.DEFINE_integer(
-    'documents', None, 'Read the first so many of --split.', lower_bound=1
+    'documents',
+    None,
+    'Read only this many documents of --split.',
+    lower_bound=1,
   )
   flags.DEFINE_integer(
     'batch',
     None,
-    'Documents read side by side; changes speed alone.',
+    'Documents read in parallel; affects only speed.',
     lower_bound=1,
   )
   flags.DEFINE_integer(
@@ -52,12 +55,12 @@ def define_flags() -> None:
     'Tokens read at once; default: as in training.',
     lower_bound=1,
   )
-  flags.DEFINE_string('out', None, 'File for a picture, a .png.')
+  flags.DEFINE_string('out', None, 'Plot to write, a .png file.')
 
 
 def main(argv: list[str]) -> None:
   if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
+    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
   args = flags.FLAGS
   check_flags(args)
   run = run_flags.open_run()
@@ -71,7 +74,7 @@ def main(argv: list[str]) -> None:
     if args.out:
       depth_report.draw_lines(lines, args.out)
   else:
-    documents = of_split(run, args.split).head(args.documents)
+    documents = split_documents(run, args.split).head(args.documents)
     depths = read(run, documents, args)
     print(
       f'step {run.step} of {args.workdir}: {len(documents):,} documents, '
@@ -87,46 +90,46 @@ def main(argv: list[str]) -> None:
 
 
 def check_flags(args) -> None:
-  """Exactly one thing to read, and a place for the picture."""
+  """Checks that there is one thing to read, and that --out can be written."""
   if bool(args.split) == bool(args.text):
     raise ValueError(
-      "Give one thing to read: --text='...', or --split=validation."
+      "Give one thing to read: either --text='...' or --split=validation."
     )
   if args.documents and args.text:
-    raise ValueError('--documents is of --split; leave it out.')
+    raise ValueError('--documents has no effect with --text; remove it.')
   if args.out:
-    depth_report.check_place(args.out)
+    depth_report.check_path(args.out)
 
 
-def of_split(run: TrainedRun, split: str) -> Documents:
-  """The documents of a split of the run's own data."""
+def split_documents(run: TrainedRun, split: str) -> Documents:
+  """Returns the documents of a split of the run's own data."""
   data = run.config.argument(Experiment, 'data', DATA)
   if data.vocabulary.identity != run.vocabulary.identity:
     raise ValueError(
-      f'The data are now in the vocabulary {data.vocabulary.identity}, and the '
-      f'run was trained with {run.vocabulary.identity}; put its own data back, '
-      'or give --text.'
+      f'The data have the vocabulary {data.vocabulary.identity}, but the run '
+      f'was trained with {run.vocabulary.identity}; restore its data, or give '
+      '--text.'
     )
   run_flags.check_split(run, data)
   return data.documents(split)
 
 
 def read(run: TrainedRun, documents: Documents, args) -> Depths:
-  """What the run does with documents."""
-  forward = run.forward
+  """Runs the model on documents and returns the steps of each token."""
+  sharded = run.sharded
   if args.segment is not None:
-    forward = dataclasses.replace(forward, segment=args.segment)
-  check_data_compatible(forward.model, documents, forward.segment, '--segment')
+    sharded = dataclasses.replace(sharded, segment=args.segment)
+  check_data_compatible(sharded.model, documents, sharded.segment, '--segment')
   rows = run.rows(len(documents)) if args.batch is None else args.batch
   countdown = Countdown(len(documents.tokens), 'tokens')
   try:
-    return measure(forward, run.params, documents, rows, countdown.show)
+    return measure(sharded, run.params, documents, rows, countdown.show)
   finally:
     countdown.close()
 
 
 def grouped(run: TrainedRun, depths: Depths) -> dict[str, list[depth.Group]]:
-  """Groups of documents, by what they are grouped by."""
+  """Returns groups of documents by length, and by nesting of brackets."""
   found = {'tokens': depth.by_length(depths)}
   brackets = bracket_steps(run.vocabulary)
   if brackets is not None:

@@ -1,7 +1,4 @@
-"""Texts that a run reads, and what it did with them, in words.
-
-Pictures of how many steps a model that halts takes.
-"""
+"""Shows the number of steps that a halting model takes, as text and plots."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -23,20 +20,20 @@ from meliad_rec.evaluation.depth import levels
 from meliad_rec.runs.trained_run import TrainedRun
 
 _START, _END = 'START', 'END'
-_BETWEEN = '||'  # The two texts of a pair.
+_BETWEEN = '||'  # Separates the two texts of a pair.
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-  """A text in reading order.
+  """A text and the steps of its tokens, in reading order.
 
   Attributes:
-    title: steps in short, and the label of the text where it has one.
-    words: of each token.
-    levels: brackets around each; 0 where there are none.
-    steps: taken at each.
-    labels: that the model gives each; None: it gives tokens none.
-    together: whether there is one number of steps for all.
+    title: summary of the steps, and the label of the text if it has one.
+    words: the text of each token.
+    levels: brackets around each token; 0 without brackets.
+    steps: steps taken at each token.
+    labels: predicted label of each token, or None.
+    together: whether all tokens halt together.
   """
 
   title: str
@@ -47,8 +44,10 @@ class Line:
   together: bool
 
   def __str__(self) -> str:
-    """The title, and a line for each token, or one for all where all halt
-    together and have no labels."""
+    """Returns the title and a line for each token.
+
+    Tokens that halt together and have no labels share one line.
+    """
     if self.together and self.labels is None:
       return f'{self.title}: {" ".join(self.words)}'
     labels = self.labels or [''] * len(self.words)
@@ -66,25 +65,25 @@ class Line:
 
 
 def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
-  """Texts as documents of the run's kind: labelled or not, pairs or not.
+  """Returns texts as documents like the run's: labeled or not, pairs or not.
 
   Raises:
-    ValueError: a text is empty, has unknown words, or is no pair for a run that
-      judges pairs.
+    ValueError: a text is empty, has unknown words, or is not a pair although
+      the run classifies pairs.
   """
-  pairs = run.forward.model.sequences > 1
+  pairs = run.sharded.model.sequences > 1
   documents = []
   for text in texts:
     parts = text.split(_BETWEEN) if pairs else [text]
     if pairs and len(parts) != 2:
       raise ValueError(
-        f'The run judges pairs of texts, and this is {text!r}; write two with '
-        f'{_BETWEEN} between them.'
+        f'The run classifies pairs of texts, got {text!r}; write two, '
+        f'separated by {_BETWEEN}.'
       )
     sides = [encode(run.vocabulary, part) for part in parts]
     tokens = np.concatenate(sides)
     if not tokens.size:
-      raise ValueError('A text to read is empty; give it one token or more.')
+      raise ValueError('--text is empty; give it at least one token.')
     labels = np.zeros_like(tokens) if run.labels else None
     middle = len(sides[0]) if pairs else None
     size, words = len(text.encode()), count_words(text)
@@ -93,7 +92,7 @@ def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
 
 
 def encode(vocabulary: Vocabulary, text: str) -> np.ndarray:
-  """Ids of a text, in START and END where the vocabulary has these words."""
+  """Returns ids of a text, with START and END if the vocabulary has them."""
   if isinstance(vocabulary, Words):
     words = text.split()
     if _START in vocabulary.words and words[:1] != [_START]:
@@ -105,7 +104,7 @@ def encode(vocabulary: Vocabulary, text: str) -> np.ndarray:
 
 
 def line_of(run: TrainedRun, depths: Depths, i: int) -> Line:
-  """What the run did with document i."""
+  """Returns the Line of document i: its words, steps and predicted labels."""
   ids, vocabulary = depths.documents[i], run.vocabulary
   steps, begins, answers = depths.of(i)
   brackets = bracket_steps(vocabulary)
@@ -113,7 +112,7 @@ def line_of(run: TrainedRun, depths: Depths, i: int) -> Line:
   title = f'{steps[begins].mean():.2f} steps, {steps.max()} at most'
   if together:
     title = f'{steps[0]} steps for all {len(ids)} tokens'
-  head = run.forward.model.head
+  head = run.sharded.model.head
   labels = [named(vocabulary, id_) for id_ in answers] if run.labels else None
   if labels and head is not None and head.pool is not None:
     title, labels = f'label {labels[-1]}, {title}', None
@@ -128,52 +127,53 @@ def line_of(run: TrainedRun, depths: Depths, i: int) -> Line:
 
 
 def named(vocabulary: Vocabulary, label: int) -> str:
-  """The word that has a label's id, or the id."""
+  """Returns the word of a label's id, or the id if it has no word."""
   if isinstance(vocabulary, Words) and 1 <= label < vocabulary.size:
     return vocabulary.words[label - 1]
   return str(label)
 
 
 def spelled(vocabulary: Vocabulary, ids: np.ndarray) -> list[str]:
-  """Each token in letters, without the space before it."""
+  """Returns the text of each token, without the space before it."""
   pieces = [b.decode('utf-8', 'replace') for b in vocabulary.token_bytes(ids)]
   return [piece.strip() or repr(piece) for piece in pieces]
 
 
-_COLUMN = 0.15  # Inches of each token.
-_LETTER, _LEVEL = 4.5, 8  # Points: of a letter, and of an indent.
-_SIZE = 7  # Points of letters.
-_POINTS = 72  # In an inch.
-_BARS = 1.2  # Inches.
-_MOST = 160  # Inches: of about 1000 tokens.
+_COLUMN = 0.15  # Inches per token.
+_LETTER, _LEVEL = 4.5, 8  # Points per letter and per level.
+_SIZE = 7  # Font size in points.
+_POINTS = 72  # Points per inch.
+_BARS = 1.2  # Height of the bars in inches.
+_MOST = 160  # Largest side in inches, for about 1000 tokens.
 
 
-def check_place(out: str | Path) -> None:
-  """Raises ValueError if a picture cannot or should not be written there."""
+def check_path(out: str | Path) -> None:
+  """Raises ValueError if a plot cannot be written there, or a file exists."""
   out = Path(out)
   if out.suffix != '.png':
     raise ValueError(
-      f'{out} is to be a picture; give a name that ends in .png.'
+      f'{out} is not a .png file; give a name that ends in .png.'
     )
   if out.exists():
-    raise ValueError(f'{out} is there already; remove it, or give another.')
+    raise ValueError(f'{out} exists; remove it, or give another path.')
   folder = out.absolute().parent
   if not folder.is_dir():
-    raise ValueError(f'The folder of {out} is not there; make it first.')
+    raise ValueError(f'The folder of {out} does not exist; create it first.')
   if not os.access(folder, os.W_OK):
     raise ValueError(f'{out} cannot be written; give another folder.')
 
 
 def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
-  """Draws texts below one another: a bar above each token, which hangs deeper
-  the more brackets are around it.
+  """Draws texts below one another, with a bar above each token.
+
+  The more brackets surround a token, the lower its text is drawn.
 
   Args:
     drawn: at least one text.
     out: path of the PNG.
 
   Raises:
-    ValueError: they are too long, or too many, for a picture.
+    ValueError: the texts are too long or too many for one picture.
   """
   longest = max(len(line.words) for line in drawn)
   inches = [_BARS + _words_height(line) / _POINTS + 0.4 for line in drawn]
@@ -181,8 +181,8 @@ def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
   if max(width, height) > _MOST:
     raise ValueError(
       f'The picture would be {width:.0f} inches wide and {height:.0f} high, '
-      f'and {_MOST} are the most; give shorter or fewer texts, or leave out '
-      '--out.'
+      f'but at most {_MOST} are possible; give shorter or fewer texts, or '
+      'remove --out.'
     )
   figure = _figure(width, height)
   rows = figure.subplots(
@@ -213,10 +213,10 @@ def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
 
 
 def draw_groups(drawn: Mapping[str, Sequence[Group]], out: str | Path) -> None:
-  """Draws groups of documents: their steps, and below what they have right.
+  """Draws the steps of groups of documents, and their accuracy below.
 
   Args:
-    drawn: groups in order, by what they are grouped by.
+    drawn: {label of the horizontal axis: groups in order}.
     out: path of the PNG.
   """
   widths = [max(0.4 * len(each), 3) for each in drawn.values()]
@@ -239,7 +239,7 @@ def draw_groups(drawn: Mapping[str, Sequence[Group]], out: str | Path) -> None:
     right = [float('nan') if a is None else 100 * a for *_, a in each]
     below.plot(names, right, 'o-')
     below.set_ylim(0, 100)
-    below.set_ylabel('right, %')
+    below.set_ylabel('correct, %')
     below.set_xlabel(heading)
     below.tick_params('x', rotation=45)
   marks = both[0, 0].get_legend_handles_labels()
@@ -248,7 +248,7 @@ def draw_groups(drawn: Mapping[str, Sequence[Group]], out: str | Path) -> None:
 
 
 def _words_height(line):
-  """Points below the bars."""
+  """Returns the height of the words below the bars, in points."""
   return max(
     len(word) * _LETTER + _LEVEL * level
     for word, level in zip(line.words, line.levels, strict=True)
@@ -256,7 +256,7 @@ def _words_height(line):
 
 
 def _count(axes):
-  """Steps are whole, and begin at none."""
+  """Shows steps as whole numbers from 0."""
   axes.set_ylabel('steps')
   axes.set_ylim(bottom=0)
   axes.yaxis.get_major_locator().set_params(integer=True)
@@ -265,7 +265,7 @@ def _count(axes):
 
 
 def _figure(width, height):
-  # A Figure without pyplot draws with Agg, and needs no display.
+  # A Figure made without pyplot draws with Agg, which needs no display.
   from matplotlib.figure import Figure
 
   return Figure(figsize=(width, height), layout='constrained')

@@ -4,9 +4,9 @@ r"""Evaluates a trained model on a split or on text files, every token once.
   python -m meliad_rec evaluate --workdir=RUN --file='books/*.txt'
   python -m meliad_rec evaluate --compare=A.npz,B.npz
 
---out keeps the loss of every token with its text; --compare shows what the
-second of two such files gains over the first: by place in the document, and
-the tokens that gained most, in context.
+--out writes the loss of every token with its text. --compare shows what the
+second of two such files gains over the first: by position in the document, and
+the tokens that gain most, in context.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.storage import array_file
 from meliad_rec.training.experiment import Experiment
 
-SCORED = 'scored_tokens'  # A figure of labelled documents.
-# Flags of all but --compare.
+SCORED = 'scored_tokens'  # A metric that only labeled documents have.
+# Flags that --compare does not take.
 _READING = (
   *('workdir', 'step', 'trusted', 'split', 'store', 'file', 'documents'),
   *('tokens', 'batch', 'segment', 'clear_state', 'out'),
@@ -51,13 +51,19 @@ def define_flags() -> None:
     'file', [], 'Text file or pattern, repeatable; one file is one document.'
   )
   flags.DEFINE_integer(
-    'documents', None, 'Read the first so many documents.', lower_bound=1
+    'documents', None, 'Read only this many documents.', lower_bound=1
   )
   flags.DEFINE_integer(
-    'tokens', None, 'Read the first so many tokens of each.', lower_bound=1
+    'tokens',
+    None,
+    'Read only this many tokens of each document.',
+    lower_bound=1,
   )
   flags.DEFINE_integer(
-    'batch', None, 'Documents read side by side, for speed.', lower_bound=1
+    'batch',
+    None,
+    'Documents read in parallel; affects only speed.',
+    lower_bound=1,
   )
   flags.DEFINE_integer(
     'segment',
@@ -66,65 +72,69 @@ def define_flags() -> None:
     lower_bound=1,
   )
   flags.DEFINE_bool(
-    'clear_state', False, 'Forget recurrent states before each segment.'
+    'clear_state', False, 'Clear recurrent states before each segment.'
   )
-  flags.DEFINE_string('out', None, 'File for the loss of each token, an .npz.')
-  flags.DEFINE_list('compare', None, 'Two files of --out, A.npz,B.npz.')
-  flags.DEFINE_integer('top', 20, 'Places that --compare shows.', lower_bound=1)
-  flags.DEFINE_string('unit', 'token', 'What --compare shows: token or word.')
+  flags.DEFINE_string(
+    'out', None, 'File to write the loss of each token to, an .npz.'
+  )
+  flags.DEFINE_list('compare', None, 'Two files written by --out: A.npz,B.npz.')
+  flags.DEFINE_integer('top', 20, 'Tokens that --compare shows.', lower_bound=1)
+  flags.DEFINE_string(
+    'unit', 'token', 'What --compare compares: token or word.'
+  )
 
 
 def main(argv: list[str]) -> None:
   if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
+    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
   args = flags.FLAGS
   if args.compare is not None:
-    config_flags.refuse(
-      _READING, 'is of an evaluation, and --compare reads two'
-    )
+    config_flags.refuse(_READING, 'cannot be combined with --compare')
     if len(args.compare) != 2:
       raise ValueError(
-        f'--compare takes two files, A.npz,B.npz; it has {len(args.compare)}.'
+        f'--compare takes two files, A.npz,B.npz, got {len(args.compare)}.'
       )
     a, b = map(TokenLosses.load, args.compare)
     print(compare(a, b, args.top, args.unit))
     return
-  config_flags.refuse(('top', 'unit'), 'is of --compare')
+  config_flags.refuse(('top', 'unit'), 'can only be used with --compare')
   check_flags(args)
   run = run_flags.open_run()
   chosen, trivial = choose(run, args)
   documents = Part(args.documents, args.tokens).of(chosen, run.vocabulary)
-  figures, losses = measure(run, documents, args)
+  metrics, losses = measure(run, documents, args)
   print(
     f'step {run.step} of {args.workdir}: {len(documents):,} documents, '
-    f'{figures["tokens"]:,} tokens, {documents.bytes_.sum():,} bytes, '
+    f'{metrics["tokens"]:,} tokens, {documents.bytes_.sum():,} bytes, '
     f'{documents.words.sum():,} words'
-    + (f', {figures[SCORED]:,} scored' if SCORED in figures else '')
+    + (f', {metrics[SCORED]:,} scored' if SCORED in metrics else '')
   )
-  for name, value in figures.items():
+  for name, value in metrics.items():
     if name not in ('tokens', 'padding_share', SCORED):
       print(f'  {name:<20} {value:<12.6g} {unit(name)}')
   for name, error in trivial.items():
-    print(f'  {name:<20} {error:<12.6g} error of a trivial answer, whole split')
+    print(
+      f'  {name:<20} {error:<12.6g} error of a trivial prediction, whole split'
+    )
   if losses:
     losses.write(args.out)
     print(f'wrote {args.out}')
 
 
 def check_flags(args) -> None:
-  """Exactly one thing to read, and a place for what is found."""
+  """Checks that there is one thing to read, and that --out can be written."""
   if bool(args.split) == bool(args.file):
     raise ValueError(
-      'Give one thing to evaluate on: --split=validation, or --file=TEXT.'
+      'Give one thing to evaluate: --split=validation, or --file=TEXT.'
     )
   if args.store and not args.split:
-    raise ValueError('--store holds splits; name one with --split.')
+    raise ValueError('--store needs the name of a split; add --split.')
   if args.out:
     array_file.check_place(args.out)
 
 
 def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
-  """The documents that the flags name, and the baselines of their split."""
+  """Returns the documents that the flags name, and baselines of the split."""
   if args.file:
     names = find(args.file)
     texts = [run_flags.read_text(name) for name in names]
@@ -135,7 +145,7 @@ def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
     data = run.config.argument(Experiment, 'data', DATA)
   if data.vocabulary.identity != run.vocabulary.identity:
     raise ValueError(
-      f'The data are in the vocabulary {data.vocabulary.identity}, and the run '
+      f'The data have the vocabulary {data.vocabulary.identity}, but the run '
       f'was trained with {run.vocabulary.identity}; give another --store, or '
       '--file.'
     )
@@ -145,7 +155,7 @@ def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
 
 
 def find(patterns: list[str]) -> list[str]:
-  """Files, each once, in the order of the patterns."""
+  """Returns the matching files in the order of their patterns, each once."""
   names = {}
   for pattern in patterns:
     found = [pattern]
@@ -153,7 +163,7 @@ def find(patterns: list[str]) -> list[str]:
       found = map(Path, glob.glob(pattern, recursive=True))
       found = sorted(filter(Path.is_file, found))
     if not found:
-      raise ValueError(f'No file fits --file={pattern}; give a text file.')
+      raise ValueError(f'No file matches --file={pattern}; give a text file.')
     names |= dict.fromkeys(map(str, found))
   return list(names)
 
@@ -161,20 +171,20 @@ def find(patterns: list[str]) -> list[str]:
 def measure(
   run: TrainedRun, documents: Documents, args
 ) -> tuple[dict[str, float], TokenLosses | None]:
-  """Figures, and the loss of each token if --out asks for it."""
-  forward = run.forward
+  """Returns metrics, and the loss of each token if --out is given."""
+  sharded = run.sharded
   if args.clear_state:
-    model = forward.model.clone(clear_state=True)
-    forward = dataclasses.replace(forward, model=model)
+    model = sharded.model.clone(clear_state=True)
+    sharded = dataclasses.replace(sharded, model=model)
   if args.segment is not None:
-    forward = dataclasses.replace(forward, segment=args.segment)
-  check_data_compatible(forward.model, documents, forward.segment, '--segment')
+    sharded = dataclasses.replace(sharded, segment=args.segment)
+  check_data_compatible(sharded.model, documents, sharded.segment, '--segment')
   losses = TokenLosses.of(documents, run.vocabulary) if args.out else None
   countdown = Countdown(int(documents.lengths.sum()), 'tokens')
   rows = run.rows(len(documents)) if args.batch is None else args.batch
   try:
-    figures = evaluate(
-      forward,
+    metrics = evaluate(
+      sharded,
       run.params,
       documents,
       rows,
@@ -187,10 +197,10 @@ def measure(
     losses.about.update(
       run=str(Path(args.workdir).resolve()),
       step=run.step,
-      segment=forward.segment,
-      clear_state=forward.model.clear_state,
+      segment=sharded.segment,
+      clear_state=sharded.model.clear_state,
       vocabulary=run.vocabulary.identity,
       data=documents.identity,
-      figures=figures,
+      metrics=metrics,
     )
-  return figures, losses
+  return metrics, losses

@@ -1,26 +1,24 @@
-r"""Makes a run of weights that google-research/meliad trained.
+r"""Makes a run from weights trained by google-research/meliad.
 
   python -m meliad_rec import_meliad --source=CHECKPOINT --out=RUN \
     --gin_file=arch/block_recurrent --gin_file=size/150m \
     --gin_file=task/pg19 --gin_file=options/compat_meliad
 
-Source is a folder checkpoint_N (or what it holds) that orbax wrote, or an .npz
-of {name: array}; meliad_names.py tells the names. The run stands at step 0,
-with a new optimizer state. meliad never learns to predict a document's first
-token, so losses of an imported model are high there.
+The source is a folder checkpoint_N that orbax wrote (or its contents), or an
+.npz of {name: array}. The run starts at step 0, with a new optimizer state.
+meliad never learns to predict a document's first token, so an imported model
+has a high loss there.
 
-What google-research/meliad calls the parameters of this package's models.
-
-Three ways to name the same arrays are accepted:
+Three forms of meliad's names are accepted:
 
   transformer0/tbase/...              revision cc1aef5 (June 2025), the stack
                                       with recurrence (configs/base_memory.gin)
-  layer_stack/transformer0/tbase/...  the same, the stack without
+  layer_stack/transformer0/tbase/...  the same, the stack without recurrence
                                       (configs/base_transformer.gin)
   decoder/transformer0/tbase/...      the release of 2022
 
-each alone, or below params/, target/ or optimizer/target/ as in checkpoints,
-of which everything beside it (optimizer, caches) is left out.
+Names may begin with params/, target/ or optimizer/target/, as in checkpoints.
+The other arrays of a checkpoint (optimizer, caches) are ignored.
 """
 
 from collections.abc import Iterable
@@ -57,12 +55,13 @@ from meliad_rec.training.experiment import Experiment
 
 HOLDERS = ('optimizer/', 'target/', 'params/')
 RELEASE_2022 = 'decoder/'
+EMBEDDING = 'embed/embedding'
 
 TOP = {
   'embed/embedding': 'embed/embedding',
   'norm/scale': 'final_layernorm/scale',
 }
-# Of a layer, below the part that both directions have in common.
+# Names in a layer that are equal for the token and the state direction.
 COMMON = {
   'attention/norm/scale': '_kvq/pre_attn_layernorm/scale',
   'attention/key/kernel': '_kvq/keys_layer/kernel',
@@ -102,8 +101,166 @@ LAYER |= {
 IN_LAYER = re.compile(r'cell/(?:cells|layers)_(\d+)/(cell/)?(.+)')
 
 
+def define_flags() -> None:
+  config_flags.define_flags()
+  flags.DEFINE_string(
+    'source', None, 'Checkpoint folder or .npz file of meliad.'
+  )
+  flags.DEFINE_string(
+    'out', None, 'Folder of the new run; must be empty or not exist.'
+  )
+  flags.mark_flags_as_required(['source', 'out'])
+
+
+def main(argv: list[str]) -> None:
+  if argv[1:]:
+    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
+  args = flags.FLAGS
+  config.parse(args.gin_file, args.gin_param)
+  experiment = config.build(Experiment)()
+  _ = experiment.program.shapes  # Builds all layers, which read settings.
+  config.check_read()
+  import_run(args.source, experiment, args.out)
+
+
+def import_run(source: str, experiment: Experiment, out: str) -> None:
+  """Writes the folder of a run at step 0, with the weights in `source`.
+
+  Args:
+    source: see `read`.
+    experiment: built from the current configuration.
+    out: an empty or new folder.
+
+  Raises:
+    ValueError: source cannot be read or does not fit the model, or out is
+      not empty.
+  """
+  if Path(out).exists() and any(Path(out).iterdir()):
+    raise ValueError(f'--out={out} is not empty; give a new folder.')
+  meliad = read(source)
+  program = experiment.program
+  check_numerics(program.model, meliad)
+  name = parameters(meliad).get(EMBEDDING)
+  if name and (unused := len(meliad[name]) - program.model.vocab) > 0:
+    # meliad rounds vocabularies up: 256 bytes and 3 special ids become 260.
+    print(f'ignored the embeddings of the last {unused} ids, which are unused')
+    meliad = meliad | {name: meliad[name][: program.model.vocab]}
+  params = convert(meliad, program.shapes.params)
+  places = jax.tree.map(lambda a: a.sharding, program.shapes)
+  params = jax.device_put(params, places.params)
+  state = program.create(experiment.seed)
+  state = state.replace(
+    params=params,
+    opt_state=jax.jit(
+      experiment.optimizer.init, out_shardings=places.opt_state
+    )(params),
+    ema=None if state.ema is None else params,
+  )
+  run_folder.write(out, experiment, config.operative())
+  run = trainer.Run(experiment, out, {'config': config.operative()})
+  run.state = state
+  run.save(None)
+  run.checkpoints.close()
+  count = sum(leaf.size for leaf in jax.tree.leaves(params))
+  print(f'wrote {out}: {count:,} parameters from {source}, at step 0')
+
+
+def read(source: str) -> dict[str, np.ndarray]:
+  """Returns {name: array} of a checkpoint; from orbax, parameters only.
+
+  Raises:
+    ValueError: source is neither a folder of orbax nor an .npz of arrays.
+  """
+  path = Path(source)
+  for folder in (path, path / 'tstate'):
+    if (folder / '_METADATA').is_file():
+      return _read_orbax(folder.absolute())
+  if path.is_file() and zipfile.is_zipfile(path):
+    try:
+      with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
+    except ValueError as error:
+      raise ValueError(
+        f'{path} contains more than arrays ({error}); write it with '
+        'np.savez(path, **arrays).'
+      ) from None
+  raise ValueError(
+    f'--source={path} is not a checkpoint; give an .npz file, or a folder with '
+    '_METADATA or tstate/_METADATA, such as checkpoint_N.'
+  )
+
+
+def _read_orbax(folder: Path) -> dict[str, np.ndarray]:
+  with ocp.PyTreeCheckpointer() as reader:
+    saved = reader.metadata(folder).item_metadata.tree
+    saved = flatten_dict(saved, sep='/')
+    names = parameters(saved).values()
+    item = unflatten_dict({name: saved[name] for name in names}, sep='/')
+    host = ocp.RestoreArgs(restore_type=np.ndarray)
+    args = ocp.args.PyTreeRestore(
+      item, jax.tree.map(lambda _: host, item), partial_restore=True
+    )
+    return flatten_dict(reader.restore(folder, args=args), sep='/')
+
+
+def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
+  """Raises ValueError if the model's logits would differ from meliad's."""
+  for layer in layer_configs(model.cell):
+    position = layer.position(layer.num_heads)
+    if not layer.compat_meliad:
+      raise ValueError(
+        'meliad computes attention differently; add '
+        '--gin_file=options/compat_meliad.'
+      )
+    is_t5 = isinstance(position, T5Bias) and position.max_distance == 128
+    if layer.include_self or not is_t5:
+      raise ValueError(
+        f'meliad has position T5Bias with max_distance 128 and include_self '
+        f'False, got {type(position).__name__} and {layer.include_self}. Set '
+        'position and include_self of layer_config.LayerConfig.'
+      )
+    if layer.activation is not activations.relu:
+      raise ValueError('meliad uses ReLU; remove options/layer/gelu.')
+  names = parameters(meliad)
+  width = divided_by = model.d_model
+  if any(RELEASE_2022 in name for name in names.values()):
+    divided_by = len(meliad[names[EMBEDDING]]) if EMBEDDING in names else width
+    scales = (n for short, n in names.items() if '/attention_scale' in short)
+    negative = [name for name in scales if np.min(meliad[name]) < 0]
+    if negative:
+      raise ValueError(
+        f'{negative[0]} is negative, which only the release of 2022 supports; '
+        'this model takes its absolute value, so it cannot be imported.'
+      )
+  divisor = model.logits_divisor or width**0.5
+  if not np.isclose(divisor, divided_by**0.5, rtol=1e-3):
+    raise ValueError(
+      f'The checkpoint was trained with logits divided by {divided_by**0.5:.5g}'
+      f', but this model divides them by {divisor:.5g}; set '
+      f'model.Model.logits_divisor = {divided_by**0.5!r}.'
+    )
+
+
+def layer_configs(cell: Cell) -> list[LayerConfig]:
+  """Returns the configs of all layers; ValueError for one that meliad lacks."""
+  match cell:
+    case Stack():
+      return [found for each in cell.cells for found in layer_configs(each)]
+    case Repeat(share=False):
+      return layer_configs(cell.cell)
+    case WindowLayer() | BlockRecurrentLayer() | BlockFeedback():
+      return [cell.config]
+  raise ValueError(
+    f'meliad has no {type(cell).__name__}; choose arch/window, '
+    'arch/block_recurrent or arch/block_feedback.'
+  )
+
+
 def parameters(names: Iterable[str]) -> dict[str, str]:
-  """{name without what it lies below: name} of what are parameters."""
+  """Returns {name without the prefixes of meliad's forms: full name}.
+
+  Arrays of a checkpoint that are no parameters are left out.
+  """
   found = {name: name for name in names}
   for holder in HOLDERS:
     held = {
@@ -123,7 +280,9 @@ def parameters(names: Iterable[str]) -> dict[str, str]:
 
 
 def sources(target) -> dict[str, list[str]]:
-  """{path: meliad's names} of our parameters; of stacked layers several.
+  """Returns {path of our parameter: meliad's names}.
+
+  A parameter of stacked layers has several names, one for each layer.
 
   Raises:
     ValueError: meliad has no such parameter.
@@ -132,7 +291,7 @@ def sources(target) -> dict[str, list[str]]:
     path_string(path): leaf
     for path, leaf in jax.tree_util.tree_leaves_with_path(target)
   }
-  counts = {}  # {cell: layers in it}; a cell of several holds them stacked.
+  counts = {}  # {cell: layers in it}; several layers are stacked.
   for path, leaf in leaves.items():
     if match := IN_LAYER.fullmatch(path):
       counts[int(match[1])] = leaf.shape[0] if match[2] else 1
@@ -151,17 +310,17 @@ def sources(target) -> dict[str, list[str]]:
       ]
     else:
       raise ValueError(
-        f'The model has a parameter {path}, and meliad has none like it; choose'
+        f'meliad has no parameter like {path} of this model; choose'
         ' arch/window, arch/block_recurrent or arch/block_feedback.'
       )
   return found
 
 
 def shape_there(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-  """The shape that meliad gives a parameter which here has `shape`.
+  """Returns the shape in meliad of a parameter that has `shape` here.
 
-  Its kernels are matrices: heads of two sources lie behind one another, those
-  of the own tokens (of the states, on their side) first.
+  meliad's kernels are matrices. The rows of an output projection hold the heads
+  of self-attention first, then those of cross-attention.
   """
   if name.endswith('/kernel'):
     return math.prod(shape[:-1]), shape[-1]
@@ -169,17 +328,17 @@ def shape_there(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def convert(meliad: Mapping[str, np.ndarray], target):
-  """Parameters of our model with meliad's values.
+  """Returns parameters of our model with meliad's values.
 
   Args:
-    meliad: {name: array}, named in one of the ways above.
-    target: the parameters to be filled: arrays or jax.ShapeDtypeStruct.
+    meliad: {name: array}, with names in one of the forms above.
+    target: parameters to fill: arrays or jax.ShapeDtypeStruct.
 
   Returns:
-    As target, NumPy arrays of its shapes and dtypes.
+    The structure of target, with NumPy arrays of its shapes and dtypes.
 
   Raises:
-    ValueError: names are missing or unknown or shapes differ; it names all.
+    ValueError: names are missing or unknown, or shapes differ; lists them all.
   """
   known = parameters(meliad)
   wanted = sources(target)
@@ -212,14 +371,14 @@ def convert(meliad: Mapping[str, np.ndarray], target):
   if phrases:
     raise ValueError(
       f'The checkpoint does not fit the model: {"; ".join(phrases)}. Choose the'
-      ' arch, size, options and vocabulary that it was trained with.'
+      ' arch, size, options and vocabulary of its training.'
     )
   filled = [a.astype(x.dtype) for a, x in zip(filled, leaves, strict=True)]
   return jax.tree.unflatten(jax.tree.structure(target), filled)
 
 
 def grouped(names: Iterable[str]) -> list[str]:
-  """Names that differ in the layer alone made one: transformer{0,1,2}/..."""
+  """Merges names that differ only in the layer: transformer{0,1,2}/..."""
   layers = {}
   for name in names:
     number = re.match(r'transformer(\d+)/', name)
@@ -229,157 +388,3 @@ def grouped(names: Iterable[str]) -> list[str]:
     f'transformer{{{",".join(numbers)}}}/{rest}' if in_layer else rest
     for (in_layer, rest), numbers in layers.items()
   ]
-
-
-EMBEDDING = 'embed/embedding'
-
-
-def define_flags() -> None:
-  config_flags.define_flags()
-  flags.DEFINE_string('source', None, 'Checkpoint folder or .npz file.')
-  flags.DEFINE_string('out', None, 'Folder of the run, empty or new.')
-  flags.mark_flags_as_required(['source', 'out'])
-
-
-def main(argv: list[str]) -> None:
-  if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
-  args = flags.FLAGS
-  config.parse(args.gin_file, args.gin_param)
-  experiment = config.build(Experiment)()
-  _ = experiment.program.shapes  # Builds all layers, which read their settings.
-  config.check_read()
-  import_run(args.source, experiment, args.out)
-
-
-def import_run(source: str, experiment: Experiment, out: str) -> None:
-  """Writes the folder of a run at step 0, with the weights in `source`.
-
-  Args:
-    source: see `read`.
-    experiment: built from the configuration that is now parsed.
-    out: an empty or new folder.
-
-  Raises:
-    ValueError: source cannot be read or does not fit the model, or out is in
-      use.
-  """
-  if Path(out).exists() and any(Path(out).iterdir()):
-    raise ValueError(f'{out} is not empty; give an --out that is new.')
-  meliad = read(source)
-  program = experiment.program
-  check_numerics(program.model, meliad)
-  name = parameters(meliad).get(EMBEDDING)
-  if name and (unused := len(meliad[name]) - program.model.vocab) > 0:
-    # meliad rounds vocabularies up: its 260 bytes are 256 and 3 special ids.
-    print(f'left out the embeddings of the last {unused} ids: no text has them')
-    meliad = meliad | {name: meliad[name][: program.model.vocab]}
-  params = convert(meliad, program.shapes.params)
-  places = jax.tree.map(lambda a: a.sharding, program.shapes)
-  params = jax.device_put(params, places.params)
-  state = program.create(experiment.seed)
-  state = state.replace(
-    params=params,
-    opt_state=jax.jit(
-      experiment.optimizer.init, out_shardings=places.opt_state
-    )(params),
-    ema=None if state.ema is None else params,
-  )
-  run_folder.write(out, experiment, config.operative())
-  run = trainer.Run(experiment, out, {'config': config.operative()})
-  run.state = state
-  run.save(None)
-  run.checkpoints.close()
-  count = sum(leaf.size for leaf in jax.tree.leaves(params))
-  print(f'wrote {out}: {count:,} parameters from {source}, at step 0')
-
-
-def read(source: str) -> dict[str, np.ndarray]:
-  """{name: array} of a checkpoint; of an orbax folder parameters alone.
-
-  Raises:
-    ValueError: it is neither a folder that orbax wrote nor an .npz of arrays.
-  """
-  path = Path(source)
-  for folder in (path, path / 'tstate'):
-    if (folder / '_METADATA').is_file():
-      return _read_orbax(folder.absolute())
-  if path.is_file() and zipfile.is_zipfile(path):
-    try:
-      with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
-    except ValueError as error:
-      raise ValueError(
-        f'{path} holds more than arrays ({error}); write it with '
-        'np.savez(path, **arrays).'
-      ) from None
-  raise ValueError(
-    f'{path} is no checkpoint: it must be an .npz file, or a folder that holds '
-    '_METADATA or tstate/_METADATA, such as checkpoint_N; correct --source.'
-  )
-
-
-def _read_orbax(folder: Path) -> dict[str, np.ndarray]:
-  with ocp.PyTreeCheckpointer() as reader:
-    saved = reader.metadata(folder).item_metadata.tree
-    saved = flatten_dict(saved, sep='/')
-    names = parameters(saved).values()
-    item = unflatten_dict({name: saved[name] for name in names}, sep='/')
-    host = ocp.RestoreArgs(restore_type=np.ndarray)
-    args = ocp.args.PyTreeRestore(
-      item, jax.tree.map(lambda _: host, item), partial_restore=True
-    )
-    return flatten_dict(reader.restore(folder, args=args), sep='/')
-
-
-def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
-  """Raises ValueError where the model's logits would not be meliad's."""
-  for layer in layer_configs(model.cell):
-    position = layer.position(layer.num_heads)
-    if not layer.compat_meliad:
-      raise ValueError(
-        'meliad computes attention otherwise; add '
-        '--gin_file=options/compat_meliad.'
-      )
-    is_t5 = isinstance(position, T5Bias) and position.max_distance == 128
-    if layer.include_self or not is_t5:
-      raise ValueError(
-        f'position is {type(position).__name__} and include_self '
-        f'{layer.include_self}; meliad has T5Bias with max_distance 128, and '
-        'False. Set these of layer_config.LayerConfig.'
-      )
-    if layer.activation is not activations.relu:
-      raise ValueError('meliad has a ReLU; leave options/activation_gelu out.')
-  names = parameters(meliad)
-  width = divided_by = model.d_model
-  if any(RELEASE_2022 in name for name in names.values()):
-    divided_by = len(meliad[names[EMBEDDING]]) if EMBEDDING in names else width
-    scales = (n for short, n in names.items() if '/attention_scale' in short)
-    negative = [name for name in scales if np.min(meliad[name]) < 0]
-    if negative:
-      raise ValueError(
-        f'{negative[0]} is negative, which only the release of 2022 takes as it'
-        ' is; this model takes the absolute value, so it cannot be imported.'
-      )
-  divisor = model.logits_divisor or width**0.5
-  if not np.isclose(divisor, divided_by**0.5, rtol=1e-3):
-    raise ValueError(
-      f'The checkpoint was trained with logits divided by {divided_by**0.5:.5g}'
-      f', and this model divides them by {divisor:.5g}; set '
-      f'model.Model.logits_divisor = {divided_by**0.5!r}.'
-    )
-
-
-def layer_configs(cell: Cell) -> list[LayerConfig]:
-  """Those of all layers; ValueError for layers that meliad has not."""
-  match cell:
-    case Stack():
-      return [found for each in cell.cells for found in layer_configs(each)]
-    case Repeat(share=False):
-      return layer_configs(cell.cell)
-    case WindowLayer() | BlockRecurrentLayer() | BlockFeedback():
-      return [cell.config]
-  raise ValueError(
-    f'{type(cell).__name__} is not as in meliad; choose arch/window, '
-    'arch/block_recurrent or arch/block_feedback.'
-  )

@@ -1,26 +1,23 @@
-r"""Says what training on a slice of TPUs would take, from any machine.
+r"""Predicts memory and step time of training on TPUs, on any machine.
 
   python -m meliad_rec plan --topology=v5e:16x16 --mesh=data:64,model:4 \
     --gin_file=arch/block_recurrent --gin_file=size/150m --gin_file=task/pg19
 
-The trainer's own step is compiled for the slice, which takes a minute or two
-and libtpu: install meliad_rec[tpu]. All figures are estimates of the compiler
-and from its program. Of a step that does not fit, changes are tried that make
-it fit. The exit code is 3 if one does not fit or breaks the --budget, and 4 if
-it is not known, as where the compiler refuses the step; the reason is told.
+Compiles the trainer's own step for the slice, in a minute or two. This needs
+libtpu: install meliad_rec[tpu]. All numbers are the compiler's estimates, or
+computed from the compiled program. The exit code is 0 if every step fits, 3 if
+one does not, and 4 if that is not known, because libtpu is missing or the step
+does not compile.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import functools
 import json
 import sys
 
 from absl import flags
 
 from meliad_rec.config import config_flags
-from meliad_rec.planning import advice
 from meliad_rec.planning import environment
 from meliad_rec.planning import report
 from meliad_rec.planning import topology
@@ -28,8 +25,8 @@ from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import ask
 from meliad_rec.planning.question import Question
 
-# Exit codes, which no other end of a process has.
-BROKEN = 3
+# Exit codes that nothing else returns.
+DOES_NOT_FIT = 3
 UNKNOWN = 4
 
 
@@ -42,69 +39,45 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'vocab_size',
     None,
-    'Size of the vocabulary, where data or a model file are not here.',
+    'Size of the vocabulary, if the data are not on this machine.',
     lower_bound=1,
   )
-  flags.DEFINE_string(
-    'budget',
-    None,
-    'What a step may take: hbm=14GiB on each device, forbid=all-to-all; fits '
-    'is no limit, but that one must be able to say.',
-  )
   flags.DEFINE_bool(
-    'fast', False, 'Compile with little care: no times, for checks alone.'
+    'fast',
+    False,
+    'Compile faster, with little optimization: no step times are reported.',
   )
-  flags.DEFINE_bool('json', False, 'Print JSON, all units base.')
+  flags.DEFINE_bool('json', False, 'Print JSON, in bytes, seconds and FLOP.')
 
 
 def main(argv: list[str]) -> int:
   args = flags.FLAGS
   if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
+    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
   if not args.topology:
     raise ValueError(
-      'A plan is for a slice of TPUs; give --topology, such as v5e:16x16.'
+      'A plan needs a slice of TPUs; give --topology, such as v5e:16x16.'
     )
-  limits = report.Budget()
-  if args.budget is not None:
-    limits = report.parse(args.budget)
-    environment.check()
   slices = list(map(topology.parse, args.topology))
   for where in slices:
     config_flags.check_mesh(where.devices, where.name)
   questions = [question(where.name) for where in slices]
   answers = list(map(answer, questions))
-  if not args.json:
-    # Changes take a while, and more can go wrong.
-    print(report.table(answers), flush=True)
-  attempt = functools.partial(answer, doing='Trying a change')
-  tried = {
-    found.topology: list(advice.trials(one, found, attempt))
-    for one, found in zip(questions, answers, strict=True)
-    if found.fits is False
-  }
-  # Without libtpu nothing can break, and a plan says so.
-  checked = answers if environment.installed() else []
-  breaches = [
-    on_progress for found in checked for on_progress in limits.breaches(found)
-  ]
-  unknown = [
-    on_progress for found in checked for on_progress in limits.unknown(found)
-  ]
+  advice = list(map(report.advice, questions, answers))
   if args.json:
-    print(json.dumps(as_json(answers, tried, breaches, unknown), indent=1))
+    print(json.dumps(as_json(answers, advice), indent=1))
   else:
-    for name, trials in tried.items():
-      print(*advice.lines(name, trials), sep='\n')
-  for on_progress in (*breaches, *unknown):
-    print(on_progress, file=sys.stderr)
-  if breaches:
-    return BROKEN
-  return UNKNOWN if unknown else 0
+    print(report.table(answers), flush=True)
+  for sentence in filter(None, advice):
+    print(sentence, file=sys.stderr)
+  fits = {one.fits for one in answers}
+  if False in fits:
+    return DOES_NOT_FIT
+  return UNKNOWN if None in fits else 0
 
 
 def question(name: str) -> Question:
-  """What the flags ask of a slice."""
+  """Returns the Question about a slice that the flags describe."""
   args = flags.FLAGS
   return Question(
     topology=name,
@@ -115,33 +88,24 @@ def question(name: str) -> Question:
   )
 
 
-def answer(one: Question, doing: str = 'Compiling') -> Answer:
-  """As `ask`, and says what takes a while."""
+def answer(one: Question) -> Answer:
+  """Calls `ask`; says on stderr that compilation has begun."""
   if environment.installed():
-    print(f'{doing} for {one.topology} ...', file=sys.stderr)
+    print(f'Compiling for {one.topology} ...', file=sys.stderr)
   return ask(one)
 
 
-def as_json(
-  answers: Sequence[Answer],
-  tried: Mapping[str, Sequence[advice.Trial]],
-  breaches: Sequence[str],
-  unknown: Sequence[str],
-) -> dict:
-  """All that is known, in bytes, seconds and FLOP."""
+def as_json(answers: Sequence[Answer], advice: Sequence[str | None]) -> dict:
+  """Returns all answers as JSON values, in bytes, seconds and FLOP."""
   return {
-    'source': report.HEAD,
+    'source': report.SOURCE,
     'plans': [
       {
         **dataclasses.asdict(one),
         'fits': one.fits,
         'rates': report.rates(one),
-        'changes': [
-          dataclasses.asdict(trial) for trial in tried.get(one.topology, ())
-        ],
+        'advice': sentence,
       }
-      for one in answers
+      for one, sentence in zip(answers, advice, strict=True)
     ],
-    'breaches': list(breaches),
-    'unknown': list(unknown),
   }

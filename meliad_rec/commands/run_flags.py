@@ -13,7 +13,7 @@ from meliad_rec.runs.trained_run import TrainedRun
 
 
 def define_flags() -> None:
-  flags.DEFINE_string('workdir', None, 'Folder of the run that was trained.')
+  flags.DEFINE_string('workdir', None, 'Folder of a trained run.')
   flags.DEFINE_string(
     'step', None, "Step of a checkpoint, or 'best'; default: the newest."
   )
@@ -21,24 +21,26 @@ def define_flags() -> None:
     'trusted',
     False,
     'Let the configuration in --workdir import and call any code; only for '
-    'folders whose writer you trust.',
+    'folders from sources that you trust.',
   )
 
 
 def open_run() -> TrainedRun:
-  """The run that the flags name.
+  """Opens the run that --workdir and --step name.
 
   Raises:
-    ValueError: they name none.
+    ValueError: --workdir is missing or no run, or --step is not a checkpoint.
   """
   args = flags.FLAGS
   if not args.workdir:
-    raise ValueError('Which run? Give --workdir=DIR, the folder of one.')
+    raise ValueError(
+      'No run was given; add --workdir=DIR, the folder of a run.'
+    )
   step = args.step
   if step not in (None, 'best'):
     if not step.isdecimal():
       raise ValueError(
-        f"--step is {step!r}; give the number of a checkpoint's step, or best."
+        f"--step must be the step of a checkpoint or 'best', got {step!r}."
       )
     step = int(step)
   console.plain()
@@ -47,18 +49,18 @@ def open_run() -> TrainedRun:
 
 
 def check_split(run: TrainedRun, data: Dataset) -> None:
-  """Says so if the run's own data are no longer those of its training."""
+  """Warns if the run's data have changed since its training."""
   known = run.validation
   if known and data.documents('validation').identity != known:
     logging.warning(
-      'The data have changed since the run began. Where splits follow from the '
-      'names of all documents, some of this one may have been trained on; put '
-      'the data back as they were, or give others.'
+      'The data have changed since the run began. If splits depend on the '
+      'names of all documents, the model may have been trained on some of '
+      'these documents; restore the data, or give other data.'
     )
 
 
 def read_text(path: str | Path) -> str:
-  """The text of a file; ValueError if it cannot be read or is not UTF-8."""
+  """Reads a text file; ValueError if it cannot be read or is not UTF-8."""
   try:
     return Path(path).read_bytes().decode()
   except OSError as error:

@@ -1,4 +1,4 @@
-r"""Shows several runs side by side: how far, how good, how fast.
+r"""Compares runs: their steps, metrics and speed, and a plot.
 
   python -m meliad_rec runs runs/slide runs/rec --plot=curves.png
 
@@ -18,24 +18,26 @@ _MORE_IS_BETTER = ('accuracy', 'tokens_per_second', 'mfu', 'epoch')
 
 
 def define_flags() -> None:
-  flags.DEFINE_string('metric', 'bits_per_byte', 'The figure to compare.')
-  flags.DEFINE_string('split', 'validation', 'The split it is of.')
-  flags.DEFINE_string('plot', None, 'File for a picture of its curves, a PNG.')
+  flags.DEFINE_string('metric', 'bits_per_byte', 'Metric to compare.')
+  flags.DEFINE_string(
+    'split', 'validation', 'Split on which the metric was measured.'
+  )
+  flags.DEFINE_string('plot', None, 'Plot of the curves to write, a .png file.')
 
 
 def main(argv: list[str]) -> None:
   args = flags.FLAGS
   if not argv[1:]:
-    raise ValueError('There is no run to show; give folders of runs.')
+    raise ValueError('No run was given; give folders of runs.')
   runs = {Path(each).resolve().name: each for each in argv[1:]}
   if len(runs) < len(argv[1:]):
     raise ValueError(
-      'Two of the folders have the same last name, by which runs are called '
-      'here; rename one.'
+      'Two folders have the same last name, which identifies a run here; '
+      'rename one.'
     )
   if args.plot and Path(args.plot).suffix != '.png':
     raise ValueError(
-      f'{args.plot} is to be a picture; give a name that ends in .png.'
+      f'--plot={args.plot} is not a .png file; give a name that ends in .png.'
     )
   print(table(runs, args.metric, args.split))
   if args.plot:
@@ -44,15 +46,15 @@ def main(argv: list[str]) -> None:
 
 
 def table(runs: dict[str, str], metric: str, split: str) -> str:
-  """A line for each run, the best last figure first, below the units.
+  """Returns a table of runs, the best last value of the metric first.
 
   Args:
-    runs: folders by name.
-    metric: a name that the runs have written.
-    split: where it was measured.
+    runs: {name: folder}.
+    metric: name of a metric in metrics.jsonl.
+    split: split on which it was measured.
 
   Raises:
-    ValueError: a run has no such figure.
+    ValueError: a run has no such metric.
   """
   rows = {name: row(folder, metric, split) for name, folder in runs.items()}
   sign = -1 if metric in _MORE_IS_BETTER else 1
@@ -73,7 +75,13 @@ def table(runs: dict[str, str], metric: str, split: str) -> str:
 
 
 def row(folder: str, metric: str, split: str) -> dict:
-  """The figures of one run."""
+  """Returns the values of one run: its last step, metric and median speed.
+
+  `points` are (step, value of the metric); `seconds` is the median step time.
+
+  Raises:
+    ValueError: the run has no such metric.
+  """
   records = journal.read(journal.path(folder))
   points = [
     (r['step'], r[metric])
@@ -82,8 +90,8 @@ def row(folder: str, metric: str, split: str) -> dict:
   ]
   if not points:
     raise ValueError(
-      f'{folder} has no {metric} on {split} yet; choose others with --metric '
-      'and --split.'
+      f'{folder} has no {metric} on {split} yet; choose another --metric or '
+      '--split.'
     )
   training = [r for r in records if 'step_seconds' in r]
   median = lambda name: statistics.median(

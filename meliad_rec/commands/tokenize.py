@@ -1,11 +1,11 @@
-r"""Tokenises a source once, into a store that training reads at once.
+r"""Tokenizes a source once into a token store, which training then opens.
 
   python -m meliad_rec tokenize --source=folder --path=BOOKS \
     --vocabulary=bytes --out=STORE
   python -m meliad_rec tokenize --verify=STORE
 
 Prints the documents, tokens, bytes and words of each split. --verify reads
-every file of a store, and says whether it is still as it was written.
+every file of a store and checks that none has changed.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from meliad_rec.data.documents import Document
 from meliad_rec.data.text import Text
 from meliad_rec.data.vocabulary import open_vocabulary
 
-# Flags of all but --verify.
-_WRITING = (
+# Flags that cannot be combined with --verify.
+_WRITE_FLAGS = (
   *('source', 'path', 'field', 'split_file', 'module', 'splits'),
   *('vocabulary', 'out', 'force'),
 )
@@ -30,7 +30,7 @@ _WRITING = (
 def define_flags() -> None:
   sources.define_flags()
   flags.DEFINE_list(
-    'splits', None, 'Splits to write; default: all that the source has.'
+    'splits', None, 'Splits to write. Default: all splits of the source.'
   )
   flags.DEFINE_string(
     'vocabulary',
@@ -40,31 +40,37 @@ def define_flags() -> None:
   flags.DEFINE_string('out', None, 'Folder of the store.')
   flags.DEFINE_bool('force', False, 'Replace the store in --out.')
   flags.DEFINE_string(
-    'verify', None, 'Folder of a store to check by its sums; writes nothing.'
+    'verify', None, 'Folder of a store to check; nothing is written.'
   )
 
 
 def main(argv: list[str]) -> None:
   if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
+    raise ValueError(f'{argv[1]!r} is not a flag. Write --flag=value.')
   args = flags.FLAGS
   if args.verify:
-    config_flags.refuse(_WRITING, 'is of writing, and --verify only reads')
+    config_flags.refuse(_WRITE_FLAGS, 'cannot be combined with --verify')
     store.verify(args.verify)
-    print(f'{args.verify} is as it was written')
+    print(f'{args.verify} is unchanged')
     return
   if not args.out:
-    raise ValueError('Give --out=STORE, the folder to make.')
+    raise ValueError('--out is missing. Set it to the folder of the new store.')
   store.check_free(args.out, args.force)
   text = Text(sources.from_flags(), open_vocabulary(args.vocabulary))
-  splits = {s: _told(s, text.stream(s)) for s in args.splits or text.splits}
+  splits = {
+    split: _report_counts(split, text.stream(split))
+    for split in args.splits or text.splits
+  }
   store.write(
     args.out, splits, text.vocabulary, text.source.description, args.force
   )
   print(f'wrote {args.out}')
 
 
-def _told(split: str, documents: Iterator[Document]) -> Iterator[Document]:
+def _report_counts(
+  split: str, documents: Iterator[Document]
+) -> Iterator[Document]:
+  """Yields the same documents, then prints their counts."""
   began = time.monotonic()
   count = tokens = bytes_ = words = 0
   for document in documents:

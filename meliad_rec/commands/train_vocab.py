@@ -3,8 +3,9 @@ r"""Trains a SentencePiece vocabulary on any source.
   python -m meliad_rec train_vocab --source=folder --path=BOOKS --size=32000 \
     --out=books.model
 
-It loses nothing: no text is normalised, spaces and newlines are kept, and what
-has no piece of its own is spelt in bytes. Id 0 is padding, 1 end, 2 unknown.
+The vocabulary is lossless: text is not normalized, spaces and newlines are
+kept, and characters that no piece covers are spelled in bytes. Id 0 is padding,
+1 is end, 2 is unknown.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,6 @@ from collections.abc import Iterator
 import functools
 import io
 import os
-from pathlib import Path
 import re
 import time
 
@@ -25,16 +25,20 @@ from meliad_rec.data.vocabulary import SentencePiece
 from meliad_rec.storage import array_file
 from meliad_rec.storage.workdir import local
 
-# Characters; the trainer counts bytes, of which each has at most four.
+# Characters in a training sentence; the trainer counts bytes, at most 4 each.
 _SENTENCE = 2048
-# Cut before whitespace where there is any.
+# Matches one sentence; it ends before whitespace if there is any.
 _PIECE = re.compile(rf'(?s:.{{1,{_SENTENCE}}}(?=\s|\Z)|.{{1,{_SENTENCE}}})')
 
 
 def define_flags() -> None:
   sources.define_flags()
   flags.DEFINE_integer(
-    'size', None, 'Ids in the vocabulary.', lower_bound=1, required=True
+    'size',
+    None,
+    'Number of ids in the vocabulary.',
+    lower_bound=1,
+    required=True,
   )
   flags.DEFINE_string('out', None, 'The .model file to write.', required=True)
   flags.DEFINE_bool('force', False, 'Replace the file in --out.')
@@ -42,25 +46,24 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'max_bytes',
     50_000_000,
-    'Read no more text than this, in bytes.',
+    'Maximum bytes of text to train on; a larger source is sampled evenly.',
     lower_bound=1,
   )
 
 
 def main(argv: list[str]) -> None:
   if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is no flag; write --flag=value.')
+    raise ValueError(f'{argv[1]!r} is not a flag. Write --flag=value.')
   args = flags.FLAGS
-  out = Path(args.out)
+  out = local(args.out, 'A vocabulary')
   if out.suffix != '.model':
-    raise ValueError(f'--out={out} names no .model file; end it in .model.')
-  local(out, 'A vocabulary')
+    raise ValueError(f'--out must end in .model, got {out}.')
   source = sources.from_flags()
   out.parent.mkdir(parents=True, exist_ok=True)
   array_file.check_writable(out)
   if out.exists() and not args.force:
     raise ValueError(
-      f'{out} exists; choose another file or replace it with --force.'
+      f'{out} exists. Choose another file, or replace it with --force.'
     )
   began = time.monotonic()
   read = functools.partial(texts, source, args.split)
@@ -76,14 +79,14 @@ def main(argv: list[str]) -> None:
 def sentences(
   read: Callable[[], Iterator[str]], max_bytes: int
 ) -> Iterator[str]:
-  """Pieces of the texts short enough for the trainer, each with its newlines.
+  """Yields parts of the texts that are short enough for the trainer.
 
-  Of more text than max_bytes, every second, third, ... piece is taken, so that
-  all documents have their share.
+  If there is more text than max_bytes, only every second, third, ... part is
+  taken, so that all documents are represented.
 
   Args:
-    read: gives the texts; called twice.
-    max_bytes: UTF-8 bytes to take, about.
+    read: returns the texts; called twice.
+    max_bytes: approximate limit in UTF-8 bytes.
   """
   total = sum(len(text.encode()) for text in read())
   every = -(-total // max_bytes)
@@ -91,20 +94,20 @@ def sentences(
   for text in read():
     for piece in _PIECE.finditer(text):
       if number % every == 0:
-        # The trainer takes no null characters; byte pieces spell them.
+        # The trainer rejects null characters; byte pieces spell them.
         yield piece[0].replace('\0', ' ')
       number += 1
 
 
 def train(sentences: Iterator[str], size: int) -> bytes:
-  """A SentencePiece model (unigram, Kudo 2018) that loses nothing.
+  """Trains a lossless SentencePiece model (unigram, Kudo 2018).
 
   Args:
     sentences: the text to train on.
-    size: ids, of which 3 are special and 256 are bytes.
+    size: number of ids, including 3 special ones and 256 bytes.
 
   Raises:
-    ValueError: the text does not give that many pieces, or there is none.
+    ValueError: the text is empty, or too short for that many ids.
   """
   model = io.BytesIO()
   try:
@@ -129,13 +132,13 @@ def train(sentences: Iterator[str], size: int) -> bytes:
       minloglevel=2,
     )
   except RuntimeError as error:
-    # What reading the text raised comes back inside the trainer's message.
-    read = re.search(r'ValueError: (.*)', str(error))
-    if read:
-      raise ValueError(read[1]) from error
+    # The trainer wraps an error of reading the text in its own message.
+    original = re.search(r'ValueError: (.*)', str(error))
+    if original:
+      raise ValueError(original[1]) from error
+    reason = str(error).rpartition('] ')[2] or 'The text is empty.'
     raise ValueError(
-      f'No vocabulary of {size} ids can be trained on this text: '
-      f'{str(error).rpartition("] ")[2] or "it is empty"} Set another --size '
-      'or give more text.'
+      f'Training a vocabulary of {size} ids failed: {reason} Change --size or '
+      'add text.'
     ) from error
   return model.getvalue()

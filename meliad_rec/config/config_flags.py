@@ -12,49 +12,51 @@ AXES = ('data', 'fsdp', 'model')
 
 
 def define_flags() -> None:
-  """Defines --gin_file and --gin_param, each repeatable; twice is harmless."""
+  """Defines --gin_file and --gin_param, unless they are defined already."""
   if 'gin_file' in flags.FLAGS:
     return
   flags.DEFINE_multi_string(
     'gin_file',
     [],
-    'A gin file, repeatable: one of arch/, size/ and task/ each, any options/,'
+    'Gin file, repeatable: one each of arch/, size/ and task/, any of options/,'
     ' or a path.',
   )
   flags.DEFINE_multi_string(
-    'gin_param', [], "A single binding 'NAME = value', repeatable; it wins."
+    'gin_param',
+    [],
+    "Single binding 'NAME = value', repeatable; overrides the files.",
   )
 
 
 def refuse(names: Iterable[str], why: str) -> None:
-  """Raises ValueError if any of these flags is given; `why` goes on from it."""
+  """Raises ValueError if any of these flags is given; `why` is the reason."""
   given = [f'--{name}' for name in names if flags.FLAGS[name].present]
   if given:
-    raise ValueError(f'{", ".join(given)} {why}; leave it out.')
+    raise ValueError(f'{", ".join(given)} {why}; remove it.')
 
 
 def define_mesh_flag() -> None:
-  """Defines --mesh; twice is harmless."""
+  """Defines --mesh, unless it is defined already."""
   if 'mesh' not in flags.FLAGS:
     flags.DEFINE_string(
       'mesh',
       None,
-      'Axes of the mesh, such as data:64,model:4; default: what the '
-      'configuration says, or data alone.',
+      'Axes of the device mesh and their sizes, such as data:64,model:4; '
+      'default: as in the configuration, or data only.',
     )
 
 
 def given_mesh() -> tuple[str, ...]:
-  """The bindings of the flag; none without it."""
+  """Returns the bindings that --mesh stands for, or () without the flag."""
   text = flags.FLAGS.mesh
   return () if text is None else mesh_bindings(parse_mesh(text))
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-  """Sizes of the axes that 'data:64,model:4' names.
+  """Returns sizes by axis, from a text such as 'data:64,model:4'.
 
   Raises:
-    ValueError: it names others, or one twice, or no sizes.
+    ValueError: an axis is unknown or repeated, or has no size above 0.
   """
   found = {}
   for part in text.split(','):
@@ -63,31 +65,31 @@ def parse_mesh(text: str) -> dict[str, int]:
       name not in AXES or name in found or not size.isdecimal() or not int(size)
     ):
       raise ValueError(
-        f'--mesh={text} has the part {part!r}{nearest(name, AXES)}; give sizes '
-        f'of some of {", ".join(AXES)}, such as data:64,model:4.'
+        f'--mesh={text} contains {part!r}{nearest(name, AXES)}; give sizes of '
+        f'axes among {", ".join(AXES)}, such as data:64,model:4.'
       )
     found[name] = int(size)
   return found
 
 
 def check_mesh(devices: int, slice_name: str) -> None:
-  """Raises ValueError where the flag's mesh is of another number of devices."""
+  """Raises ValueError if --mesh does not match the number of devices."""
   if flags.FLAGS.mesh is None:
     return
   sizes = parse_mesh(flags.FLAGS.mesh)
   product = math.prod(sizes.values())
-  # Of data, if it is not named, what the others leave.
+  # If data is not named, it takes the remaining devices.
   if devices % product or ('data' in sizes and devices != product):
     raise ValueError(
-      f'--mesh={mesh_text(sizes)} is of {product} devices, and {slice_name} '
-      f'has {devices}; give axes whose product that is.'
+      f'--mesh={mesh_text(sizes)} takes {product} devices, but {slice_name} '
+      f'has {devices}; give sizes whose product is {devices}.'
     )
 
 
 def mesh_bindings(sizes: Mapping[str, int]) -> tuple[str, ...]:
-  """Values of --gin_param that make the trainer's mesh of these axes.
+  """Returns --gin_param values that set the mesh of the experiment.
 
-  Of data, if it is not named, what the others leave.
+  If data is not named, it takes the remaining devices.
   """
   sizes = {'data': None, 'fsdp': 1, 'model': 1, **sizes}
   make = 'meliad_rec.distributed.partition.make_mesh'
@@ -98,6 +100,6 @@ def mesh_bindings(sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def mesh_text(sizes: Mapping[str, int]) -> str:
-  """'data:64,model:4': sizes as `parse` reads them, without axes of one."""
+  """Returns a text such as 'data:64,model:4', without axes of size 1."""
   shown = {name: size for name, size in sizes.items() if size != 1}
   return ','.join(f'{n}:{s}' for n, s in shown.items()) or 'data:1'

@@ -1,7 +1,8 @@
-"""Where gin files lie, how they are named, and which of them go together.
+"""Finds gin files by name, and checks that they can be combined.
 
-One naming rule: exactly one file of each of arch/, size/ and task/, any number
-of options/, then single bindings. A file of experiments/ may include them all.
+A run takes exactly one file of each of arch/, size/ and task/, any number of
+options/, and single bindings. A file of experiments/ may include them all.
+Options and experiments are grouped in folders: 'options/position/rope'.
 """
 
 import difflib
@@ -14,10 +15,10 @@ _ORDER = 'experiments', *KINDS, 'options'
 
 
 def root() -> Path:
-  """The folder of the shipped gin files.
+  """Returns the folder of the shipped gin files.
 
-  It lies inside the package where that was installed from a wheel, and beside
-  the package in a checkout or an editable install.
+  It is inside the package if that was installed from a wheel, and beside the
+  package in a checkout or an editable install.
   """
   package = Path(__file__).resolve().parents[1]
   inside = package / 'gin'
@@ -25,24 +26,32 @@ def root() -> Path:
 
 
 def nearest(name: str, names) -> str:
-  """' (nearest is X)', or nothing where no name is near."""
+  """Returns ' (nearest is X)', or '' if no name is near."""
   close = difflib.get_close_matches(name, sorted(set(names)), 1)
   return f' (nearest is {close[0]})' if close else ''
 
 
-def names(kind: str) -> list[str]:
-  """Names of the shipped files of one folder, without the ending."""
-  return sorted(path.stem for path in (root() / kind).glob('*.gin'))
+def names(kind: str = '') -> list[str]:
+  """Returns the shipped files of a folder, such as 'rope' of options/position.
+
+  Args:
+    kind: the folder; '' for all of them.
+  """
+  folder = root() / kind
+  return sorted(
+    path.relative_to(folder).with_suffix('').as_posix()
+    for path in folder.rglob('*.gin')
+  )
 
 
 def find(name: str, where: str) -> Path:
-  """The file that a --gin_file or an include names.
+  """Returns the file that a --gin_file or an include statement names.
 
   Args:
     name: 'arch/X.gin', 'gin/arch/X.gin' or 'arch/X' for a shipped file, or the
-      path of a file of one's own, absolute or from the working directory. A
-      file of one's own wins only if no shipped one has the name.
-    where: the place that names it, for the message.
+      path of another file, absolute or relative to the working directory. A
+      shipped file takes precedence.
+    where: the flag, or the file and line, that names it; for messages.
 
   Raises:
     ConfigError: there is no such file.
@@ -54,13 +63,9 @@ def find(name: str, where: str) -> Path:
   for own in (Path(name).expanduser(), Path(f'{name}.gin').expanduser()):
     if own.is_file():
       return own.resolve()
-  shipped = [
-    path.relative_to(root()).with_suffix('').as_posix()
-    for path in root().rglob('*.gin')
-  ]
   raise ConfigError(
-    f'{where} names the gin file {name!r}, which is neither among the shipped'
-    f' ones in {root()} nor a path from {Path.cwd()}{nearest(short, shipped)}.'
+    f'{where} names the gin file {name!r}, which is neither a shipped file in'
+    f' {root()} nor a file relative to {Path.cwd()}{nearest(short, names())}.'
   )
 
 
@@ -69,17 +74,21 @@ def is_shipped(path: Path) -> bool:
 
 
 def is_optional(path: Path) -> bool:
-  """Whether what a shipped file sets may go unread.
+  """Returns whether the bindings of a shipped file may stay unread.
 
-  An architecture need not have all that a size or a task sets, nor a depth all
-  kinds of layers of its architecture, and options replace parts of the recipe
-  that defaults.gin describes.
+  An architecture need not use every setting of a size or a task. A model with
+  few layers need not have every kind of layer. Options replace parts of the
+  training recipe in defaults.gin.
   """
   return kind(path) in ('arch', 'size', 'task') or path.name == 'defaults.gin'
 
 
 def label(path: Path) -> str:
-  """How messages call a file: shipped ones by their name inside gin/."""
+  """Returns the path of a file as messages show it.
+
+  The path is relative to gin/ for a shipped file, and to the working directory
+  for another file inside it.
+  """
   if is_shipped(path):
     return path.relative_to(root().resolve()).as_posix()
   if path.is_relative_to(Path.cwd()):
@@ -88,40 +97,49 @@ def label(path: Path) -> str:
 
 
 def kind(path: Path) -> str:
-  """The folder that holds the file: 'arch', 'size', 'options', ..."""
-  return path.parent.name
+  """Returns the kind of a file: 'arch', 'size', 'task', 'options', ...
+
+  It is the name of the file's folder or, inside a group such as
+  options/position, of the folder around the group. This holds for a user's own
+  files too.
+  """
+  folder, around = path.parent.name, path.parent.parent.name
+  grouped = around in ('options', 'experiments') and folder not in _ORDER
+  return around if grouped else folder
 
 
 def in_order(names: list[str]) -> list[str]:
-  """Names by the kinds of their files, in whatever order they are given.
+  """Returns names in the order in which their files are read.
 
-  A task corrects what an architecture sets, an option what any of them or an
-  experiment does. A file of no kind, one's own, corrects them all; but where no
-  other has an architecture, it has, and options correct it.
+  Later files override earlier ones: experiments, architectures, sizes, tasks,
+  options. A user's own file of another kind is read after all of them, or
+  before them if only options are given, because it then takes the place of an
+  experiment.
 
   Raises:
     ConfigError: there is no such file.
   """
   kinds = {name: kind(find(name, f'--gin_file={name}')) for name in names}
   rank = {one: place for place, one in enumerate(_ORDER)}
-  corrects = not {'experiments', *KINDS}.isdisjoint(kinds.values())
-  own = len(rank) if corrects else -1
+  overrides = not {'experiments', *KINDS}.isdisjoint(kinds.values())
+  own = len(rank) if overrides else -1
   return sorted(names, key=lambda name: rank.get(kinds[name], own))
 
 
 def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:
-  """Exactly one file of each kind is there.
+  """Checks that exactly one file of each kind was read.
 
-  A file that another of its kind includes is a part of that one. A file of
-  one's own that comes without any of the three, such as the saved
-  configuration of a run, is complete by itself.
+  A file that another of its kind includes does not count. If a user's own file
+  is given and no file of arch/, size/ or task/, nothing is missing: that file
+  may be complete, such as the saved configuration of a run.
 
   Args:
-    chains: each file read, after the files that include it, outermost first.
-    kinds: the folders of which exactly one file is needed.
+    chains: one for each file read: the files that include it, outermost first,
+      then the file itself.
+    kinds: the folders, from each of which exactly one file is needed.
 
   Raises:
-    ConfigError: a kind is missing or there twice.
+    ConfigError: there is no file of a kind, or more than one.
   """
   chosen = {one: {} for one in KINDS}
   for *outer, path in chains:
@@ -130,8 +148,8 @@ def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:
   for one, files in chosen.items():
     if len(files) > 1:
       raise ConfigError(
-        f'{" and ".join(files.values())} are {len(files)} files of {one}/, and'
-        ' a run takes exactly one: leave out the others.'
+        f'{" and ".join(files.values())} are {len(files)} files of {one}/, but'
+        ' a run takes exactly one; remove the others.'
       )
   own = any(not is_shipped(path) for *_, path in chains)
   if own and not any(chosen.values()):
@@ -139,7 +157,7 @@ def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:
   for one in kinds:
     if not chosen[one]:
       raise ConfigError(
-        f'No file of {one}/ was given, and a run takes exactly one: add'
+        f'No file of {one}/ was given, but a run takes exactly one; add'
         f' --gin_file={one}/NAME, where NAME is one of'
         f' {", ".join(names(one)) or "(none is shipped)"}, or a file of your'
         f' own in a folder called {one}.'

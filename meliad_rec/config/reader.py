@@ -1,43 +1,208 @@
-"""Gin files read into checked bindings, and written as one gin text.
+"""Reads gin files and single bindings.
 
-Names in gin files: what an import brings, and what a dotted name means.
-
-One binding, the place it was written in, and the check of its value.
+Every name is imported and looked up when it is read, so that a mistake is
+reported with its file and line before anything is built.
 """
 
+from collections.abc import Callable
 import dataclasses
 import importlib
 import importlib.util
+from pathlib import Path
 import pkgutil
 import re
 import sys
 import types
-from typing import Any
 
 from meliad_rec.config import files as gin_files
 from meliad_rec.config.files import nearest
-from meliad_rec.config.values import annotation
+from meliad_rec.config.values import Binding
 from meliad_rec.config.values import BindingStatement
 from meliad_rec.config.values import BlockDeclaration
 from meliad_rec.config.values import ConfigError
 from meliad_rec.config.values import describe
 from meliad_rec.config.values import DYNAMIC
-from meliad_rec.config.values import fits
 from meliad_rec.config.values import ImportStatement
 from meliad_rec.config.values import IncludeStatement
-from meliad_rec.config.values import Macro
 from meliad_rec.config.values import map_leaves
-from meliad_rec.config.values import parameters
+from meliad_rec.config.values import Name
 from meliad_rec.config.values import Reference
 from meliad_rec.config.values import statements
-from meliad_rec.config.values import takes
 
 
-def load(name: str, where: str) -> types.ModuleType:
-  """The module of that dotted name, imported.
+class Reader:
+  """Reads statements; a later binding replaces an earlier one.
+
+  Attributes:
+    bindings: {Binding.key: binding}.
+    chains: one for each file read: the files that include it, outermost first,
+      then the file itself.
+    modules: {alias: imported module}; None if files use an alias for different
+      modules.
+    targets: {Name: function or class}.
+  """
+
+  def __init__(self):
+    self.bindings = {}
+    self.chains = []
+    self.modules = {'meliad_rec': sys.modules['meliad_rec']}
+    self.targets = {}
+    self._names = {}
+
+  def file(self, name: str, where: str, outer: tuple[Path, ...] = ()) -> None:
+    """Reads a file and those that it includes.
+
+    Args:
+      name: name or path of the file; see files.find.
+      where: the flag, or the file and line, that names it; for messages.
+      outer: files that include this one, outermost first.
+    """
+    path = gin_files.find(name, where)
+    if path in outer:
+      raise ConfigError(f'{where} includes {name}, which includes it again.')
+    chain = (*outer, path)
+    self.chains.append(chain)
+    label = gin_files.label(path)
+    try:
+      text = path.read_text(encoding='utf-8')
+    except UnicodeDecodeError as error:
+      raise ConfigError(f'{where}: {label} is not UTF-8 text.') from error
+    optional = gin_files.is_shipped(path) and gin_files.is_optional(path)
+    self.text(text, lambda line: f'{label}:{line}', {}, optional, chain)
+
+  def param(self, text: str) -> None:
+    """Reads one binding, which may use all modules that the files import."""
+    where = f'--gin_param {text!r}'
+    if not re.match(r'[^=#]+=', text):
+      raise ConfigError(f'{where} has no "="; write NAME = value.')
+    clear = {name: one for name, one in self.modules.items() if one}
+    self.text(text, lambda _: where, clear)
+
+  def name(self, function: Callable) -> Name:
+    """Returns the Name that bindings use for a function or class."""
+    own = Name(function.__module__, function.__qualname__)
+    return self._names.get(function, own)
+
+  def called(self, function: Callable, parameter: str) -> Callable | None:
+    """Returns the function or class that a parameter's value `@name()` calls.
+
+    None if the parameter is not bound, or to something else.
+    """
+    binding = self.bindings.get(('', self.name(function), parameter))
+    match binding and binding.value:
+      case Reference(scope='', called=True, target=target):
+        return target
+
+  def text(self, text, place, here, optional=False, chain=()):
+    """Reads the text of one file.
+
+    Args:
+      text: statements.
+      place: maps a line number to its description in messages.
+      here: {alias: module}; filled by import statements.
+      optional: whether the bindings of this text may stay unread.
+      chain: the files that include this one, then this one.
+    """
+    set_here = {}
+    dynamic = False
+    for statement in statements(text, place):
+      where = place(statement.location.line_num)
+      match statement:
+        case IncludeStatement():
+          self.file(statement.filename, where, chain)
+        case ImportStatement() if statement.format() == DYNAMIC:
+          dynamic = True
+        case ImportStatement() if not dynamic:
+          raise ConfigError(
+            f'{where}: write "{DYNAMIC}" before "{statement.format()}".'
+          )
+        case ImportStatement():
+          self.import_module(statement, where, here)
+        case BlockDeclaration():
+          self.look_up(statement.selector, where, here)
+        case BindingStatement():
+          binding = self._binding(statement, where, here, optional)
+          if binding.key in set_here:
+            raise ConfigError(
+              f'{where} sets {binding.path} again, after'
+              f' {set_here[binding.key]}; keep one of the two.'
+            )
+          set_here[binding.key] = where
+          self.bindings[binding.key] = binding
+
+  def import_module(self, statement, where, here):
+    module = _load(statement.module, where)
+    alias = statement.bound_name()
+    if not (statement.is_from or statement.alias):
+      module = sys.modules[alias]
+    here[alias] = module
+    if self.modules.setdefault(alias, module) is not module:
+      self.modules[alias] = None
+
+  def _binding(self, statement, where, here, optional):
+    scope, selector, parameter, value, _ = statement
+
+    def resolved(leaf):
+      if not isinstance(leaf, Reference):
+        return leaf
+      name, target = self.look_up(leaf.name, where, here)
+      return dataclasses.replace(leaf, name=name, target=target)
+
+    value = map_leaves(resolved, value)
+    if not parameter:
+      return Binding(scope, selector, '', value, where, optional)
+    name, _ = self.look_up(selector, where, here)
+    return Binding(scope, name, parameter, value, where, optional)
+
+  def look_up(self, dotted, where, here):
+    """Finds the function or class of a dotted name; returns its Name and it.
+
+    Args:
+      dotted: a name such as 'window.WindowLayer'.
+      where: the flag, or the file and line, that names it; for messages.
+      here: {alias: module}.
+
+    Raises:
+      ConfigError: a part of the name does not exist.
+    """
+    first, *rest = dotted.split('.')
+    if first not in here:
+      raise ConfigError(
+        f'{where}: nothing imported is called {first!r} in {dotted}'
+        f'{nearest(first, here)}; import it, or in a --gin_param write its full'
+        ' name.'
+      )
+    module = thing = here[first]
+    inner = []
+    for part in rest:
+      if not hasattr(thing, part) and _is_submodule(thing, part):
+        _load(f'{thing.__name__}.{part}', where)
+      if not hasattr(thing, part):
+        known = [name for name in dir(thing) if not name.startswith('_')]
+        owner = getattr(thing, '__name__', type(thing).__name__)
+        raise ConfigError(
+          f'{where}: {owner} has no {part!r}{nearest(part, known)}.'
+        )
+      thing = getattr(thing, part)
+      if isinstance(thing, types.ModuleType):
+        module, inner = thing, []
+      else:
+        inner.append(part)
+    if not (inner and callable(thing) and hasattr(thing, '__name__')):
+      raise ConfigError(
+        f'{where}: {dotted} is {describe(type(thing))}, but a function or class'
+        ' is needed.'
+      )
+    name = self._names.setdefault(thing, Name(module.__name__, '.'.join(inner)))
+    self.targets[name] = thing
+    return name, thing
+
+
+def _load(name: str, where: str) -> types.ModuleType:
+  """Imports a module by its dotted name.
 
   Raises:
-    ConfigError: there is none, with the nearest, or it fails while imported.
+    ConfigError: the module does not exist, or its import fails.
   """
   module = None
   for part in name.split('.'):
@@ -59,293 +224,7 @@ def load(name: str, where: str) -> types.ModuleType:
   return module
 
 
-def look_up(
-  dotted: str, modules: dict[str, types.ModuleType], where: str
-) -> tuple[types.ModuleType, str, object]:
-  """The function or class that a dotted name means.
-
-  Args:
-    dotted: for instance 'window.WindowLayer'.
-    modules: what the first part may be.
-    where: the place that names it, for messages.
-
-  Returns:
-    The module that holds it, its dotted name inside the module, itself.
-
-  Raises:
-    ConfigError: some part of the name leads nowhere, with the nearest.
-  """
-  first, *rest = dotted.split('.')
-  if first not in modules:
-    raise ConfigError(
-      f'{where}: nothing imported is called {first!r} in {dotted}'
-      f'{nearest(first, modules)}; import it, or in a --gin_param write its'
-      ' full name.'
-    )
-  module = thing = modules[first]
-  inner = []
-  for part in rest:
-    if not hasattr(thing, part) and _is_submodule(thing, part):
-      load(f'{thing.__name__}.{part}', where)
-    if not hasattr(thing, part):
-      known = [name for name in dir(thing) if not name.startswith('_')]
-      owner = getattr(thing, '__name__', type(thing).__name__)
-      raise ConfigError(
-        f'{where}: {owner} has no {part!r}{nearest(part, known)}.'
-      )
-    thing = getattr(thing, part)
-    if isinstance(thing, types.ModuleType):
-      module, inner = thing, []
-    else:
-      inner.append(part)
-  if not (inner and callable(thing) and hasattr(thing, '__name__')):
-    raise ConfigError(
-      f'{where}: {dotted} is {describe(type(thing))}, and needed is a function'
-      ' or class.'
-    )
-  return module, '.'.join(inner), thing
-
-
 def _is_submodule(thing, part):
   return hasattr(thing, '__path__') and bool(
     importlib.util.find_spec(f'{thing.__name__}.{part}')
   )
-
-
-@dataclasses.dataclass(frozen=True)
-class Binding:
-  """`scope/name.parameter = value`, or `scope/name = value`, a macro.
-
-  where: the place, as messages call it.
-  optional: whether nothing need read it.
-  """
-
-  scope: str
-  name: str
-  parameter: str
-  target: Any
-  value: Any
-  where: str
-  optional: bool
-
-  @property
-  def path(self):
-    scope = f'{self.scope}/' if self.scope else ''
-    return scope + (
-      f'{self.name}.{self.parameter}' if self.target else self.name
-    )
-
-  @property
-  def key(self):
-    return self.scope, self.target or self.name, self.parameter
-
-  def is_read_as(self, other):
-    """Whether `other`, of the operative configuration, may have read this.
-
-    Gin records the scope of the call, which the binding's scope begins.
-    """
-    return self.key[1:] == other.key[1:] and (
-      other.scope == self.scope
-      or not self.scope
-      or other.scope.startswith(f'{self.scope}/')
-    )
-
-
-def check_type(binding: Binding, value) -> None:
-  """The value fits the annotation of its parameter, or is its default.
-
-  Args:
-    binding: of a function or class.
-    value: what it binds, with macros replaced.
-
-  Raises:
-    ConfigError: it does not fit.
-  """
-  known = parameters(binding.target) or {}
-  if binding.parameter not in known:
-    return
-  default = known[binding.parameter].default
-  if type(default) is type(value) and default == value:
-    return
-  needed = annotation(binding.target, binding.parameter)
-  if fits(value, needed):
-    return
-  given = repr(value)
-  if repr(binding.value) != given:
-    given = f'{binding.value!r}, that is {given}'
-  if isinstance(value, Reference):
-    other = dataclasses.replace(value, called=not value.called)
-    hint = f'; write {other!r}' if fits(other, needed) else ''
-  else:
-    hint = f', not {describe(type(value))}'
-  raise ConfigError(
-    f'{binding.where}: {binding.path} = {given}, and needed is'
-    f' {describe(needed)}{hint}.'
-  )
-
-
-class Reader:
-  """What was read so far.
-
-  bindings: by key; the last one of a key.
-  chains: each file read, after the files that include it, outermost first.
-  modules: what the files import, by name; None if they mean several by it.
-  aliases: names that the flat text gives to modules.
-  """
-
-  def __init__(self):
-    self.bindings = {}
-    self.chains = []
-    self.modules = {'meliad_rec': sys.modules['meliad_rec']}
-    self.aliases = {}
-
-  def file(self, name, where, outer=()):
-    """Reads a file and those it includes; `outer` are the including ones."""
-    path = gin_files.find(name, where)
-    if path in outer:
-      raise ConfigError(f'{where} includes {name}, which includes it again.')
-    self.chains.append((*outer, path))
-    label = gin_files.label(path)
-    shipped = gin_files.is_shipped(path)
-    try:
-      text = path.read_text(encoding='utf-8')
-    except UnicodeDecodeError as error:
-      raise ConfigError(f'{where}: {label} is not UTF-8 text.') from error
-    self.text(
-      text,
-      lambda line: f'{label}:{line}',
-      optional=shipped and gin_files.is_optional(path),
-      chain=(*outer, path),
-    )
-
-  def param(self, text):
-    """Reads one binding; it may name every module that the files import."""
-    where = f'--gin_param {text!r}'
-    if not re.match(r'[^=#]+=', text):
-      raise ConfigError(f'{where} has no "="; write NAME = value.')
-    clear = {name: one for name, one in self.modules.items() if one}
-    self.text(text, lambda _: where, modules=clear)
-
-  def text(self, text, place, optional=False, chain=(), modules=None):
-    """Reads the text of one file.
-
-    Args:
-      text: statements.
-      place: from the number of a line to how messages call it.
-      optional: whether what is set here may go unread.
-      chain: this file, after those that include it.
-      modules: modules by name; None if the text imports what it names.
-    """
-    here = modules or {}
-    set_here = {}
-    dynamic = False
-    for statement in statements(text, place):
-      where = place(statement.location.line_num)
-      match statement:
-        case IncludeStatement():
-          self.file(statement.filename, where, chain)
-        case ImportStatement() if statement.format() == DYNAMIC:
-          dynamic = True
-        case ImportStatement() if not dynamic:
-          raise ConfigError(
-            f'{where}: write "{DYNAMIC}" before "{statement.format()}".'
-          )
-        case ImportStatement():
-          self._import(statement, where, here)
-        case BlockDeclaration():
-          self._resolve(statement.selector, where, here)
-        case BindingStatement():
-          binding = self._binding(statement, where, here, optional)
-          if binding.key in set_here:
-            raise ConfigError(
-              f'{where} sets {binding.path} again, after'
-              f' {set_here[binding.key]}; keep one of the two.'
-            )
-          set_here[binding.key] = where
-          self.bindings[binding.key] = binding
-
-  def check(self):
-    """Every macro is set, and every value fits its parameter.
-
-    Raises:
-      ConfigError: one is not or does not.
-    """
-    for binding in self.bindings.values():
-      value = self._expand(binding.value, binding)
-      if binding.target:
-        check_type(binding, value)
-
-  def flat(self) -> str:
-    """All bindings as one gin text, without includes, each name unique."""
-    lines = [DYNAMIC]
-    for module, alias in self.aliases.items():
-      parent, _, last = module.rpartition('.')
-      line = f'from {parent} import {last}' if parent else f'import {last}'
-      lines.append(line if alias == last else f'{line} as {alias}')
-    for binding in self.bindings.values():
-      lines.append(f'{binding.path} = {binding.value!r}')
-    return '\n'.join(lines) + '\n'
-
-  def _import(self, statement, where, here):
-    module = load(statement.module, where)
-    name = statement.bound_name()
-    if not (statement.is_from or statement.alias):
-      module = sys.modules[name]
-    here[name] = module
-    if self.modules.setdefault(name, module) is not module:
-      self.modules[name] = None
-
-  def _binding(self, statement, where, here, optional):
-    scope, selector, parameter, value, _ = statement
-    value = map_leaves(lambda leaf: self._target(leaf, where, here), value)
-    if not parameter:
-      return Binding(scope, selector, '', None, value, where, optional)
-    name, target = self._resolve(selector, where, here)
-    known = parameters(target)
-    if not takes(known, parameter):
-      raise ConfigError(
-        f'{where}: {selector} has no parameter {parameter!r}'
-        f'{nearest(parameter, known)}.'
-      )
-    return Binding(scope, name, parameter, target, value, where, optional)
-
-  def _target(self, leaf, where, here):
-    if not isinstance(leaf, Reference):
-      return leaf
-    name, target = self._resolve(leaf.name, where, here)
-    return dataclasses.replace(leaf, name=name, target=target)
-
-  def _resolve(self, dotted, where, here):
-    """The name that the flat text has for it, and the function or class."""
-    module, inner, target = look_up(dotted, here, where)
-    if module.__name__ not in self.aliases:
-      alias = module.__name__.rpartition('.')[2]
-      while alias in (*self.aliases.values(), 'gin'):
-        alias += '_'
-      self.aliases[module.__name__] = alias
-    return f'{self.aliases[module.__name__]}.{inner}', target
-
-  def _expand(self, value, binding, outer=()):
-    """The value with macros replaced by what they are bound to."""
-
-    def expand(leaf):
-      if not isinstance(leaf, Macro):
-        return leaf
-      scope, _, name = leaf.name.rpartition('/')
-      macro = self.bindings.get((scope, name, ''))
-      if macro is None and leaf.name == 'gin.REQUIRED':
-        raise ConfigError(
-          f'{binding.where}: {binding.path} must be set by another file or by'
-          f" --gin_param='{binding.path} = ...'."
-        )
-      if macro is None:
-        names = [one.path for one in self.bindings.values() if not one.target]
-        raise ConfigError(
-          f'{binding.where}: {binding.path} = {binding.value!r}, but nothing'
-          f' sets {leaf.name}{nearest(leaf.name, names)}.'
-        )
-      if macro.key in outer:
-        raise ConfigError(f'{macro.where}: {macro.path} is set to itself.')
-      return self._expand(macro.value, macro, (*outer, macro.key))
-
-    return map_leaves(expand, value)

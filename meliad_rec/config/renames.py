@@ -1,24 +1,27 @@
-"""Former names, so that configurations of older runs still load.
+"""Former names of modules, classes and parameters, so that older runs load.
 
-A run keeps the gin text that it was trained with. `Renamer` rewrites one such
-text, statement by statement, to the names that the package has now.
+A run keeps the gin text that it was trained with. `Renamer` rewrites such a
+text, statement by statement, to the current names. `saved_paths` finds the
+arrays of the run's checkpoints.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
+import re
 
 from gin.config_parser import BindingStatement
 from gin.config_parser import BlockDeclaration
 from gin.config_parser import ImportStatement
 
-# Names in version 0.1.0, without the package's.
+# Names in version 0.1.0, without `meliad_rec.`, and current names.
 MODULES = {
   'activations': 'layers.activations',
   'archs.chunks': 'archs.latent_bottleneck',
   'archs.encode': 'archs.transformer',
   'archs.feedback_memory': 'archs.feedback',
   'archs.repeat': 'archs.stack',
-  'cores.core_config': 'layers.core_config',
-  'cores.core_layer': 'layers.core_layer',
+  'cores.core_config': 'layers.layer_config',
+  'cores.core_layer': 'layers.encoder_layer',
   'cores.experts': 'layers.experts',
   'cores.layers': 'archs.transformer',
   'cores.universal': 'archs.universal',
@@ -46,14 +49,19 @@ MODULES = {
   'positions': 'layers.positions',
   'span': 'layers.positions',
 }
-# Parameters: current module and class, former name, current name.
+# Classes: current module, former name, current name.
+CLASSES = {
+  'archs.transformer.Encode': 'Encoder',
+  'archs.transformer.Layers': 'EncoderLayers',
+  'layers.encoder_layer.CoreLayer': 'EncoderLayer',
+  'layers.layer_config.CoreConfig': 'EncoderConfig',
+}
+# Parameters: current module and class, former name, current name. None: the
+# parameter was removed, and none of its values changed a result.
 PARAMETERS = {
   **{
-    f'layers.{module}.{config}.{old}': new
-    for module, config in (
-      ('layer_config', 'LayerConfig'),
-      ('core_config', 'CoreConfig'),
-    )
+    f'layers.layer_config.{config}.{old}': new
+    for config in ('LayerConfig', 'EncoderConfig')
     for old, new in (
       ('heads', 'num_heads'),
       ('head_width', 'head_dim'),
@@ -62,9 +70,31 @@ PARAMETERS = {
       ('sees_self', 'include_self'),
     )
   },
+  'archs.latent_bottleneck.LatentBottleneck.core': 'encoder',
+  'archs.latent_bottleneck.LatentBottleneck.first': 'slots_init',
+  'archs.transformer.Encoder.core': 'encoder',
+  'archs.universal.Universal.exit_per_device': None,
+  'archs.universal.Universal.loop': None,
   'archs.universal.Universal.together': 'global_halt',
+  'layers.layer_config.LayerConfig.attention_kernels': 'attention',
+  **{
+    f'layers.positions.{name}.heads': 'num_heads'
+    for name in ('T5Bias', 'ALiBi', 'RelativeKeys')
+  },
   'recurrence.halt.Halt.penalty': 'ponder_cost',
 }
+# Values of a former parameter: former value -> current value.
+VALUES = {
+  'archs.universal.Universal.inference': dict.fromkeys(
+    ('cond', 'fixed', 'masked'), 'while'
+  ),
+  'layers.layer_config.LayerConfig.attention_kernels': {
+    True: 'auto',
+    False: 'xla',
+  },
+}
+# Paths of arrays in checkpoints: pattern of a former name, current name.
+PATHS = ((r'(^|/)core/', r'\1encoder/'),)
 _PACKAGE = 'meliad_rec.'
 
 
@@ -72,28 +102,46 @@ class Renamer:
   """Rewrites the statements of one gin text to the current names."""
 
   def __init__(self):
-    self._aliases = {}  # Last part of a former name -> that of the current one.
+    self._aliases = {}  # Former alias of a module -> current alias.
     self._modules = {}  # Current alias -> current module, without the package.
+    self._former = set()  # Current aliases of modules given by former names.
 
   def module(self, name: str) -> str:
-    """The current name of a module, given as a full dotted name."""
-    found = MODULES.get(name.removeprefix(_PACKAGE))
-    is_ours = found and name.startswith(_PACKAGE)
-    return _PACKAGE + found if is_ours else name
+    """Returns the current name of a module, given as a full dotted name."""
+    current = MODULES.get(name.removeprefix(_PACKAGE))
+    is_ours = current and name.startswith(_PACKAGE)
+    return _PACKAGE + current if is_ours else name
 
   def selector(self, dotted: str) -> str:
-    """The current name of a function or class, given by its module's alias."""
+    """Returns the current name of a function or class, 'module.name'."""
     alias, dot, rest = dotted.partition('.')
-    return self._aliases.get(alias, alias) + dot + rest
+    alias = self._aliases.get(alias, alias)
+    path = f'{self._modules.get(alias, alias)}.{rest}'
+    return alias + dot + CLASSES.get(path, rest)
 
-  def parameter(self, selector: str, name: str) -> str:
-    """The current name of a parameter of a current selector."""
+  def parameter(self, selector: str, name: str) -> str | None:
+    """Returns the current name of a parameter of a current selector.
+
+    None if a text of an older version sets a parameter that was removed.
+    """
+    current = PARAMETERS.get(self._path(selector, name), name)
+    is_former = selector.partition('.')[0] in self._former
+    return name if current is None and not is_former else current
+
+  def value(self, selector: str, former_name: str, value):
+    """Returns the current value of a parameter given by its former name."""
+    values = VALUES.get(self._path(selector, former_name))
+    return values.get(value, value) if values else value
+
+  def _path(self, selector: str, name: str) -> str:
     alias, _, rest = selector.partition('.')
-    path = f'{self._modules.get(alias, alias)}.{rest}.{name}'
-    return PARAMETERS.get(path.removeprefix(_PACKAGE), name)
+    return f'{self._modules.get(alias, alias)}.{rest}.{name}'
 
   def statement(self, statement, of_value: Callable):
-    """One statement in current names; `of_value` rewrites a bound value."""
+    """Returns one statement in current names; None if nothing remains of it.
+
+    `of_value` rewrites a bound value.
+    """
     match statement:
       case ImportStatement():
         module = self.module(statement.module)
@@ -101,17 +149,40 @@ class Renamer:
         if statement.is_from and not statement.alias:
           self._aliases[alias] = alias = module.rpartition('.')[2]
         self._modules[alias] = module.removeprefix(_PACKAGE)
+        if module != statement.module:
+          self._former.add(alias)
         return statement._replace(module=module)
       case BindingStatement(arg_name='', value=value):
         return statement._replace(value=of_value(value))
       case BindingStatement(selector=selector, arg_name=name, value=value):
         selector = self.selector(selector)
-        return statement._replace(
+        current = self.parameter(selector, name)
+        return current and statement._replace(
           selector=selector,
-          arg_name=self.parameter(selector, name),
-          value=of_value(value),
+          arg_name=current,
+          value=self.value(selector, name, of_value(value)),
         )
       case BlockDeclaration(selector=selector):
         return statement._replace(selector=self.selector(selector))
       case _:
         return statement
+
+
+def saved_paths(wanted: Iterable[str], saved: Iterable[str]) -> dict[str, str]:
+  """Finds the arrays of a checkpoint that have former names.
+
+  Args:
+    wanted: paths of this version's arrays.
+    saved: paths of the checkpoint's arrays.
+
+  Returns:
+    {current path: path in the checkpoint}, for every path in the checkpoint.
+  """
+  wanted, found = set(wanted), {}
+  for path in saved:
+    current = path
+    if path not in wanted:
+      for pattern, replacement in PATHS:
+        current = re.sub(pattern, replacement, current)
+    found[current if current in wanted else path] = path
+  return found

@@ -1,30 +1,22 @@
-"""Parts of a run built from its saved config.gin, which may be anybody's.
+"""Builds parts of a run from its saved config.gin, which may be untrusted.
 
-Only what is asked for is looked up, and a name outside of the stated modules is
-neither imported nor called, so that a run folder from elsewhere cannot run code
-of its own. gin's state is not touched: a notebook may train one run and read
-others, each with its own configuration.
+Only the objects needed are imported, and only from a list of modules, so that
+the run folder of someone else cannot execute its own code. A notebook may train
+one run and open others, each with its own configuration.
 """
 
 from collections.abc import Callable
-import contextlib
-import functools
+from collections.abc import Mapping
 import importlib
+from typing import Any
 
-from meliad_rec.config.files import nearest
-from meliad_rec.config.values import BindingStatement
+from meliad_rec.config.evaluator import Evaluator
+from meliad_rec.config.reader import Reader
 from meliad_rec.config.values import ConfigError
-from meliad_rec.config.values import ImportStatement
-from meliad_rec.config.values import IncludeStatement
-from meliad_rec.config.values import Macro
-from meliad_rec.config.values import map_leaves
-from meliad_rec.config.values import parameters
-from meliad_rec.config.values import Reference
-from meliad_rec.config.values import statements
-from meliad_rec.config.values import takes
+from meliad_rec.config.values import Name
 
-# What the configuration of a run may call, whoever wrote it: a model is built
-# of MODEL, a dataset of DATA, and neither runs code that it is given.
+# Modules and names that an untrusted configuration may call: MODEL to build a
+# model, DATA to build a dataset. None of them executes code that it is given.
 MODEL = (
   'meliad_rec.archs',
   'meliad_rec.kernels',
@@ -42,154 +34,112 @@ DATA = (
   'meliad_rec.data.sources.Pg19',
   'meliad_rec.data.vocabulary',
 )
+_RESTORE = 'restore the file that was saved'
+_VERSION = 'use the version of meliad_rec that trained the run'
+
+
+class _NameReader(Reader):
+  """Reads names without importing them."""
+
+  def file(self, name, where, outer=()):
+    raise ConfigError(
+      f'{where} includes {name}, but the configuration of a run is complete by '
+      f'itself; {_RESTORE}.'
+    )
+
+  def import_module(self, statement, where, here):
+    alias = statement.bound_name()
+    whole = statement.is_from or statement.alias
+    here[alias] = statement.module if whole else alias
+
+  def look_up(self, dotted, where, here):
+    alias, _, inner = dotted.partition('.')
+    return Name(*f'{here.get(alias, alias)}.{inner}'.rsplit('.', 1)), None
 
 
 class SavedConfig:
-  """The operative configuration of a run.
+  """The saved configuration of a run.
 
   Args:
-    text: as config.operative wrote it.
+    text: gin text that config.operative returned.
     where: the file it was read from, for messages.
     trusted: whether every module may be imported and every name called.
 
   Raises:
-    ConfigError: it is no gin, or includes files.
+    ConfigError: the text is not valid gin, or includes files.
   """
 
   def __init__(self, text: str, where: str, trusted: bool = False):
     self.where = where
     self.trusted = trusted
-    self._modules = {}  # Alias -> dotted name.
-    self._bindings = {}  # (scope, full name) -> {parameter: value}.
-    for statement in statements(text, lambda line: f'{where}:{line}'):
-      match statement:
-        case IncludeStatement():
-          raise ConfigError(
-            f'{where} includes {statement.filename}, and the configuration of '
-            'a run is complete by itself; restore the one that was saved.'
-          )
-        case ImportStatement() if statement.module != '__gin__':
-          alias = statement.bound_name()
-          whole = statement.is_from or statement.alias
-          self._modules[alias] = statement.module if whole else alias
-        case BindingStatement():
-          scope, name, parameter, value, _ = statement
-          key = scope, self._full(name) if parameter else name
-          self._bindings.setdefault(key, {})[parameter] = value
+    reader = _NameReader()
+    reader.text(text, lambda line: f'{where}:{line}', {})
+    self._bindings = reader.bindings.values()
 
-  def build(self, function: Callable, given: dict, parts: tuple[str, ...]):
+  def build(
+    self, function: Callable, given: Mapping[str, Any], parts: tuple[str, ...]
+  ) -> Any:
     """Calls a function with the arguments that the configuration gives it.
 
     Args:
-      function: of this package.
-      given: further arguments by name; they win.
-      parts: full names, or beginnings of them, that may be called.
+      function: a function or class of this package.
+      given: further arguments by name; they override the configuration.
+      parts: full names of functions, classes or modules that may be called.
 
     Raises:
-      ConfigError: the configuration needs a name outside of `parts`, or one
-        that does not exist, or sets one to itself.
+      ConfigError: the configuration calls a name outside of `parts`, or one
+        that does not exist, or sets a name to itself.
     """
-    with self._finite():
-      arguments = self._arguments(_name(function), function, '', parts)
-    return function(**arguments | given)
+    name = _name(function)
+    return self._evaluator(parts, name).call(name, '', (), given)
 
-  def argument(self, function: Callable, name: str, parts: tuple[str, ...]):
-    """One argument that the configuration gives a function; as in `build`."""
-    bound = self._bindings.get(('', _name(function)), {})
-    if name not in bound:
+  def argument(
+    self, function: Callable, parameter: str, parts: tuple[str, ...]
+  ) -> Any:
+    """Returns one argument that the configuration gives a function.
+
+    Raises:
+      ConfigError: as `build`, or the argument is not set.
+    """
+    name = _name(function)
+    evaluator = self._evaluator(parts, name)
+    binding = evaluator.argument(name, parameter)
+    if binding is None:
       raise ConfigError(
-        f'{self.where} does not set {name} of {_name(function)}; restore the '
-        'one that was saved.'
+        f'{self.where} does not set {name}.{parameter}; {_RESTORE}.'
       )
-    with self._finite():
-      return self._value(bound[name], '', parts)
+    return evaluator.value(binding)
 
-  @contextlib.contextmanager
-  def _finite(self):
-    try:
-      yield
-    except RecursionError:
-      raise ConfigError(
-        f'{self.where} sets a name to itself, directly or by others; restore '
-        'the file that was saved.'
-      ) from None
+  def _evaluator(self, parts, asked):
+    """Returns an evaluator that may call `asked` and names in `parts`."""
+    parts = (*parts, asked.full)
+    find = lambda name: self._find(name, parts)
+    return Evaluator(self._bindings, find, _VERSION)
 
-  def _arguments(self, full, function, scope, parts) -> dict:
-    """Those bound for all scopes, then for each that is entered."""
-    bound, entered = dict(self._bindings.get(('', full), {})), ''
-    for one in scope.split('/'):
-      entered = f'{entered}/{one}'.strip('/')
-      bound |= self._bindings.get((entered, full), {})
-    known = parameters(function)
-    for name in bound:
-      if not takes(known, name):
-        raise ConfigError(
-          f'{self.where}: {full} has no parameter {name!r}'
-          f'{nearest(name, known)}; use the version of meliad_rec that trained '
-          'the run.'
-        )
-    return {k: self._value(v, scope, parts) for k, v in bound.items()}
-
-  def _value(self, value, scope, parts):
-    """The value with macros and references replaced by what they mean."""
-
-    def replace(leaf):
-      match leaf:
-        case Macro():
-          outer, _, name = leaf.name.rpartition('/')
-          found = self._bindings.get((outer, name))
-          if found is None:
-            raise ConfigError(
-              f'{self.where}: nothing sets %{leaf.name}; restore the file that '
-              'was saved.'
-            )
-          return self._value(found[''], scope, parts)
-        case Reference():
-          return self._reference(leaf, scope, parts)
-        case _:
-          return leaf
-
-    return map_leaves(replace, value)
-
-  def _reference(self, leaf, scope, parts):
-    full = self._full(leaf.name)
-    function = self._load(full, parts)
-    inner = f'{scope}/{leaf.scope}'.strip('/')
-    arguments = self._arguments(full, function, inner, parts)
-    if leaf.called:
-      return function(**arguments)
-    return functools.partial(function, **arguments) if arguments else function
-
-  def _load(self, full, parts):
-    """The function or class of that name, if it may be called."""
-    module, _, name = full.rpartition('.')
+  def _find(self, name, parts):
+    """Imports the function or class of a Name, if it may be called."""
+    full = name.full
     inside = any(f'{full}.'.startswith(f'{part}.') for part in parts)
     if not (inside or self.trusted):
       raise ConfigError(
-        f'{self.where} calls {full}, which is no part of meliad_rec that a '
-        'saved run may call; if you trust the folder, say so with --trusted.'
+        f'{self.where} calls {full}, which is not a part of meliad_rec that a '
+        'saved run may call; if you trust the folder, add --trusted.'
       )
     try:
-      found = getattr(importlib.import_module(module), name)
+      found = getattr(importlib.import_module(name.module), name.inner)
     except (ImportError, AttributeError):
       raise ConfigError(
-        f'{self.where} names {full}, which is not there; use the version of '
-        'meliad_rec that trained the run.'
+        f'{self.where} names {full}, which does not exist; {_VERSION}.'
       ) from None
-    # What a module of ours imports from elsewhere is not ours.
+    # A module of ours may also hold names that it imports from elsewhere.
     own = getattr(found, '__module__', '').startswith('meliad_rec.')
     if not (callable(found) and (own or self.trusted)):
       raise ConfigError(
-        f'{self.where} calls {full}, which is no part of meliad_rec; restore '
-        'the file that was saved.'
+        f'{self.where} calls {full}, which is not a part of meliad_rec; '
+        f'{_RESTORE}.'
       )
     return found
 
-  def _full(self, dotted: str) -> str:
-    """'window.WindowLayer' with the module's full name."""
-    alias, _, rest = dotted.partition('.')
-    return f'{self._modules.get(alias, alias)}.{rest}'
 
-
-def _name(function: Callable) -> str:
-  return f'{function.__module__}.{function.__qualname__}'
+def _name(function):
+  return Name(function.__module__, function.__qualname__)

@@ -1,6 +1,6 @@
-"""The values of gin files, and whether one fits a parameter.
+"""Statements and values of gin files, and whether a value fits a parameter.
 
-The statements of a gin text, by gin's own parser, which touches no state.
+Only the parser is gin's; it keeps no global state.
 """
 
 import collections.abc
@@ -12,19 +12,36 @@ import tokenize
 import types
 import typing
 from typing import Any
+from typing import NamedTuple
 
-from gin.config_parser import BindingStatement
-from gin.config_parser import BlockDeclaration
+from gin.config_parser import BindingStatement as BindingStatement
+from gin.config_parser import BlockDeclaration as BlockDeclaration
 from gin.config_parser import ConfigParser
-from gin.config_parser import ImportStatement
-from gin.config_parser import IncludeStatement
+from gin.config_parser import ImportStatement as ImportStatement
+from gin.config_parser import IncludeStatement as IncludeStatement
 from gin.config_parser import ParserDelegate
 
 from meliad_rec.config.renames import Renamer
 
+DYNAMIC = 'from __gin__ import dynamic_registration'
+
 
 class ConfigError(ValueError):
-  """A mistake in the configuration, told in one sentence."""
+  """A mistake in the configuration, described in one sentence."""
+
+
+class Name(NamedTuple):
+  """The name of a function or class: its module, and its name in the module."""
+
+  module: str
+  inner: str
+
+  def __str__(self):
+    return f'{self.module.rpartition(".")[2]}.{self.inner}'
+
+  @property
+  def full(self) -> str:
+    return f'{self.module}.{self.inner}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +56,17 @@ class Macro:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-  """`@scope/name`, a function or class; with `()` the result of calling it."""
+  """`@scope/name`, a function or class; with `()`, the result of a call.
+
+  Attributes:
+    scope: scope of the call, '' for none.
+    name: as written in the file, until a Reader looks it up.
+    called: whether `()` follows.
+    target: the function or class; None until it is looked up.
+  """
 
   scope: str
-  name: str
+  name: Name | str
   called: bool
   target: Any = None
 
@@ -51,8 +75,37 @@ class Reference:
     return f'@{scope}{self.name}{"()" if self.called else ""}'
 
 
+@dataclasses.dataclass(frozen=True)
+class Binding:
+  """`scope/name.parameter = value`, or the macro `scope/name = value`.
+
+  Attributes:
+    name: name of the function or class; a string for a macro.
+    parameter: '' for a macro.
+    where: the flag, or the file and line, that sets it; for messages.
+    optional: whether the binding may stay unread.
+  """
+
+  scope: str
+  name: Name | str
+  parameter: str
+  value: Any
+  where: str
+  optional: bool = False
+
+  @property
+  def key(self) -> tuple[str, Name | str, str]:
+    return self.scope, self.name, self.parameter
+
+  @property
+  def path(self) -> str:
+    """The left side of the binding, as messages and files show it."""
+    scope = f'{self.scope}/' if self.scope else ''
+    return f'{scope}{self.name}' + (self.parameter and f'.{self.parameter}')
+
+
 def map_leaves(change, value):
-  """`value` with `change` applied to each leaf of its tuples, lists, dicts."""
+  """Applies `change` to each leaf of the value's tuples, lists and dicts."""
   match value:
     case tuple() | list():
       return type(value)(map_leaves(change, item) for item in value)
@@ -66,7 +119,10 @@ def map_leaves(change, value):
 
 
 def parameters(target) -> dict[str, inspect.Parameter] | None:
-  """Parameters by name; None where Python cannot tell (some C functions)."""
+  """Returns the parameters of a callable by name; None if it has no signature.
+
+  Some classes and functions written in C have none.
+  """
   try:
     return dict(inspect.signature(target).parameters)
   except ValueError:
@@ -74,7 +130,7 @@ def parameters(target) -> dict[str, inspect.Parameter] | None:
 
 
 def takes(known: dict[str, inspect.Parameter] | None, name: str) -> bool:
-  """Whether a function of these parameters may be given one by that name."""
+  """Returns whether a function with these parameters accepts that name."""
   return (
     known is None
     or name in known
@@ -83,11 +139,10 @@ def takes(known: dict[str, inspect.Parameter] | None, name: str) -> bool:
 
 
 def annotation(target, name: str):
-  """The annotation of a parameter; `Parameter.empty` where none is known.
+  """Returns the annotation of a parameter; `Parameter.empty` if unknown.
 
-  An annotation written as a string is looked up where the class or function
-  that wrote it was defined; one that only a type checker can resolve counts as
-  none.
+  A string is evaluated in the module of the class or function that wrote it.
+  An annotation that only a type checker can resolve counts as unknown.
   """
   found = parameters(target)[name].annotation
   if not isinstance(found, str):
@@ -105,11 +160,11 @@ def annotation(target, name: str):
 
 
 def fits(value, annotation) -> bool:
-  """Whether a parameter annotated so takes this value.
+  """Returns whether a value fits a parameter with this annotation.
 
-  An int is a float, but a bool is no number, a str no sequence, a list no
-  tuple. What an annotation does not decide (a protocol, a type variable, the
-  result of a function without annotation) fits.
+  An int fits float. A bool fits no number, a str no sequence, and a list no
+  tuple. A value fits if the annotation cannot decide: a protocol, a type
+  variable, or the result of a function that has no return annotation.
   """
   if isinstance(annotation, typing.ForwardRef | typing.TypeVar | str):
     return True
@@ -155,36 +210,26 @@ def _collection_fits(value, kind, args) -> bool:
 
 
 def _reference_fits(reference, annotation, origin, args) -> bool:
-  target = reference.target
+  target, kind = reference.target, origin or annotation
+  if getattr(kind, '_is_protocol', False):
+    return True
   if not reference.called:
-    if origin is type:
-      wanted = args[0]
-      return not isinstance(wanted, type) or (
-        inspect.isclass(target) and issubclass(target, wanted)
-      )
-    if annotation is type:
-      return inspect.isclass(target)
-    if (origin or annotation) is collections.abc.Callable:
-      return True
-    kind = origin or annotation
-    return getattr(kind, '_is_protocol', False) or (
+    if kind is type:
+      wanted = args[0] if args and isinstance(args[0], type) else object
+      return inspect.isclass(target) and issubclass(target, wanted)
+    return kind is collections.abc.Callable or (
       isinstance(kind, type) and isinstance(target, kind)
     )
   result = target
   if not inspect.isclass(target):
     result = getattr(target, '__annotations__', {}).get('return')
-  kind = origin or annotation
   if not inspect.isclass(result) or not isinstance(kind, type):
     return True
-  if getattr(kind, '_is_protocol', False):
-    return True
-  if kind is float:
-    return issubclass(result, int | float)
-  return issubclass(result, kind)
+  return issubclass(result, (int, float) if kind is float else kind)
 
 
 def describe(annotation) -> str:
-  """The annotation in words: 'an int', "'a' or 'b'", 'an int or None'."""
+  """Returns the annotation in words, such as 'an int or None'."""
   origin = typing.get_origin(annotation)
   args = typing.get_args(annotation)
   if origin in (typing.Union, types.UnionType):
@@ -203,18 +248,6 @@ def describe(annotation) -> str:
   )
 
 
-__all__ = [
-  'DYNAMIC',
-  'BindingStatement',
-  'BlockDeclaration',
-  'ImportStatement',
-  'IncludeStatement',
-  'statements',
-]
-
-DYNAMIC = 'from __gin__ import dynamic_registration'
-
-
 class _Values(ParserDelegate):
   def configurable_reference(self, scoped_configurable_name, evaluate):
     *scope, name = scoped_configurable_name.rsplit('/', 1)
@@ -225,14 +258,14 @@ class _Values(ParserDelegate):
 
 
 def statements(text: str, place):
-  """The statements of a text one by one, in the package's current names.
+  """Yields the statements of a text, with former names made current.
 
   Args:
-    text: of one file.
-    place: from the number of a line to how messages call it.
+    text: content of one file.
+    place: maps a line number to its description in messages.
 
   Raises:
-    ConfigError: at the first that is not gin.
+    ConfigError: a statement is not valid gin.
   """
   renamer = Renamer()
 
@@ -243,20 +276,22 @@ def statements(text: str, place):
 
   try:
     for statement in ConfigParser(text, _Values()):
-      yield renamer.statement(statement, lambda v: map_leaves(current, v))
+      statement = renamer.statement(statement, lambda v: map_leaves(current, v))
+      if statement is not None:
+        yield statement
   except tokenize.TokenError as error:
     reason, (line, _) = error.args
-    raise ConfigError(f'{place(line)}: not gin, {reason}.') from error
+    raise ConfigError(f'{place(line)}: not valid gin, {reason}.') from error
   except SyntaxError as error:
     word = re.search(r"Failed to parse token '(\w+)'", error.msg)
     if word:
       word = word[1]
       reason = (
-        f"{word} is no value; write '{word}' for a text, %{word} for a macro,"
-        f' @{word} for a function or class'
+        f"{word} is not a value; write '{word}' for a string, %{word} for a"
+        f' macro, @{word} for a function or class'
       )
     else:
-      reason = f'not gin, {error.msg.splitlines()[0].rstrip(".")}'
+      reason = f'not valid gin, {error.msg.splitlines()[0].rstrip(".")}'
     line = (error.text or '').strip()
     reason += f', in "{line}"' if line else ''
     raise ConfigError(f'{place(error.lineno)}: {reason}.') from error

@@ -1,4 +1,4 @@
-"""One training or evaluation batch: a segment of every row's document."""
+"""One training or evaluation batch: a segment of the document of each row."""
 
 import flax.struct
 import jax
@@ -6,30 +6,32 @@ import numpy as np
 
 
 class Batch(flax.struct.PyTreeNode):
-  """The next segment of every row, with targets for each of its tokens.
+  """The next segment of each row, with a target for each of its tokens.
 
   A document d_0 .. d_{n-1} is read as inputs 0, d_0 .. d_{n-2} with targets
-  d_0 .. d_{n-1}: id 0 is padding and also what stands before the first token.
-  The input at the first place of a later segment is the last token of the
-  segment before, so every token is a target exactly once.
+  d_0 .. d_{n-1}: id 0 is padding and also precedes the first token. The first
+  input of a later segment is the last token of the segment before it, so every
+  token is a target exactly once.
 
-  Where tokens are labelled, inputs are d_0 .. d_{n-1} and targets their labels,
-  of which only those that are not 0 are scored.
+  If tokens have labels, the inputs are d_0 .. d_{n-1} and the targets their
+  labels. Label 0 is not scored.
 
-  Of a pair of sequences, the first T / 2 places hold one, the others the other,
-  each with its padding behind it. The only target is the pair's label, at the
-  last place, padded or not, of the segment in which both are at their end.
+  If a document is a pair of sequences, the first half of the segment holds
+  tokens of the first sequence and the second half those of the second, each
+  followed by its padding. The only target is the label of the pair. It is at
+  the last position of the segment in which the longer sequence ends, whether
+  or not that position is padding.
 
   Attributes:
-    tokens_BT: int32 inputs; 0 where padded.
-    targets_BT: int32, what to predict at each place; 0 where there is nothing.
-    mask_BT: bool, the place is one of the document; models read no other.
-    scored_BT: bool, the target counts; for text, mask_BT.
-    start_B: bool, the row begins a new document here; its first one in a run,
-      where rows share too few, not always at its beginning.
-    document_B: int32 index of the row's document; -1 where the row is empty.
-    offset_B: int32, place in the document of the row's first target, in tokens;
-      of a pair, in each sequence.
+    tokens_BT: int32 inputs; 0 at padding.
+    targets_BT: int32 targets; 0 where there is none.
+    mask_BT: bool, True at tokens of the document; models ignore all others.
+    scored_BT: bool, True where the target counts; equals mask_BT for text.
+    start_B: bool, True where the row begins a new document. In the first batch
+      of a run, rows that share documents may begin in the middle of one.
+    document_B: int32 index of the row's document; -1 for an empty row.
+    offset_B: int32 offset, in tokens, of the row's first target in the
+      document (for pairs, in each of the two sequences).
   """
 
   tokens_BT: np.ndarray | jax.Array

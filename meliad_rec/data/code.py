@@ -1,7 +1,7 @@
-"""Source code as long documents: each installed Python package is one.
+"""Source code as long documents: one document per installed Python package.
 
-The paper's GitHub set in small (Hutchins et al. 2022, section 4): the standard
-library and whatever pip has installed, with no download.
+A small substitute for the GitHub dataset of Hutchins et al. 2022 (section 4)
+that needs no download: the standard library and the packages installed by pip.
 """
 
 from collections.abc import Iterator
@@ -15,23 +15,26 @@ from absl import logging
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.splits import split_of
 
-# Generated tables of characters and of help text, hardly code.
+# Packages of generated tables rather than code.
 _TABLES = frozenset({'encodings', 'pydoc_data'})
 
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-  """Packages of this Python, split by a hash of each one's name: 90/5/5 %.
+  """Python packages of this machine; a hash of the name decides the split.
 
-  A document is the package's .py files in sorted order, each after a comment
-  line with its path inside the package. Files that cannot be read (a link that
-  leads nowhere, for instance) or are not UTF-8 are left out and counted.
+  90 % of packages are in train, 5 % in validation and 5 % in test.
+
+  A document is the .py files of a package in sorted order, each after a comment
+  line with its path. Files that are not UTF-8 or cannot be read, such as broken
+  links, are skipped and counted.
 
   Attributes:
-    max_bytes: of a package; further files are left out, and so is a file that
-      would pass it.
-    min_bytes: smaller packages are left out.
-    installed: read what pip has installed too, not only the standard library.
+    max_bytes: maximum bytes of a package; the first file that would exceed it
+      and all later files are left out.
+    min_bytes: minimum bytes of a package; smaller ones are left out.
+    installed: whether to read packages installed by pip besides the standard
+      library.
   """
 
   max_bytes: int = 1_000_000
@@ -42,64 +45,65 @@ class Code:
 
   @property
   def description(self) -> str:
-    what = 'and installed packages ' if self.installed else ''
+    installed = 'and installed packages ' if self.installed else ''
     version = '.'.join(map(str, sys.version_info[:3]))
     return (
-      f'code: Python {version} standard library {what}'
+      f'code: Python {version} standard library {installed}'
       f'of {self.min_bytes} to {self.max_bytes} bytes'
     )
 
   def read(self, split: str) -> Iterator[tuple[str, str]]:
-    """The (name, text) of every package of a split, sorted by name."""
+    """Yields the (name, text) of every package of a split, sorted by name."""
     packages = {
       name: path
       for name, path in self._packages().items()
       if split_of(name) == split
     }
-    unread = 0
+    total_skipped = 0
     for name, path in sorted(packages.items()):
       text, skipped = self._package(path)
-      unread += skipped
+      total_skipped += skipped
       if len(text.encode()) >= self.min_bytes:
         yield name, text
-    if unread:
+    if total_skipped:
       logging.info(
-        'code, %s: left out %d files that are not UTF-8 or cannot be read.',
+        'code, %s: skipped %d files that are not UTF-8 or cannot be read.',
         split,
-        unread,
+        total_skipped,
       )
 
   def _packages(self) -> dict[str, Path]:
     paths = sysconfig.get_paths()
     names = sys.stdlib_module_names - _TABLES
-    found = {
+    packages = {
       path.stem: path
       for path in Path(paths['stdlib']).iterdir()
       if path.stem in names and _is_package(path)
     }
     if self.installed:
-      # Often one and the same; some Pythons name folders that are not there.
+      # The two are often the same folder, and may not exist.
       folders = map(Path, dict.fromkeys((paths['purelib'], paths['platlib'])))
       for folder in filter(Path.is_dir, folders):
         for path in folder.iterdir():
           if _is_package(path):
-            found.setdefault(path.stem, path)
-    return found
+            packages.setdefault(path.stem, path)
+    return packages
 
   def _package(self, path: Path) -> tuple[str, int]:
-    parts, total, unread = [], 0, 0
+    """Returns the text of a package and the number of skipped files."""
+    parts, size, skipped = [], 0, 0
     for file in sorted(path.rglob('*.py')) if path.is_dir() else [path]:
       try:
         text = file.read_bytes().decode()
       except (OSError, UnicodeDecodeError):
-        unread += 1
+        skipped += 1
         continue
       text = f'# {file.relative_to(path.parent).as_posix()}\n{text}\n'
-      total += len(text.encode())
-      if total > self.max_bytes:
+      size += len(text.encode())
+      if size > self.max_bytes:
         break
       parts.append(text)
-    return ''.join(parts), unread
+    return ''.join(parts), skipped
 
 
 def _is_package(path: Path) -> bool:

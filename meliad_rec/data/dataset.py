@@ -1,4 +1,4 @@
-"""What a run trains on, and the answers that take no learning."""
+"""The interface of a dataset, and the error rates of trivial baselines."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -11,28 +11,28 @@ from meliad_rec.data.vocabulary import Vocabulary
 
 @runtime_checkable
 class Dataset(Protocol):
-  """Store, Text, or a generated task.
+  """A Store, a Text or a synthetic task.
 
   Attributes:
-    vocabulary: what the ids mean.
-    splits: their names; a run reads train and validation.
+    vocabulary: the vocabulary of the ids.
+    splits: names of the splits; a run reads train and validation.
   """
 
   vocabulary: Vocabulary
   splits: Sequence[str]
 
   def documents(self, split: str) -> Documents:
-    """The documents of a split."""
+    """Returns the documents of a split."""
 
 
 @runtime_checkable
 class HasBaselines(Protocol):
-  """A dataset that knows what trivial answers reach, to judge a result by."""
+  """A dataset that knows the error rates of trivial baselines."""
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Share of a split's scored tokens that each trivial answer gets wrong."""
+    """Returns {name: error rate on scored tokens} of trivial predictors."""
 
 
 def baselines(data: Dataset, split: str) -> Mapping[str, float]:
-  """Those of a split, by name; none where the dataset knows none."""
+  """Returns the dataset's baselines for a split, or {} if it has none."""
   return data.baselines(split) if isinstance(data, HasBaselines) else {}

@@ -1,11 +1,9 @@
-"""The documents of one split, tokenised: one array and where each starts.
+"""Tokenized documents: one `Document`, and the `Documents` of a whole split.
 
-One tokenised document.
-
-Labels, where it is not the next token that is to be predicted.
-
-A label is of a token, or of a pair of sequences: each pair is a document, the
-second sequence behind the first, and its label lies on its last token.
+Most documents are text, and the next token is the target. Synthetic tasks have
+labels instead: an id for each token, or one for a pair of sequences. A pair is
+one document: the second sequence follows the first, and the label of the pair
+is on its last token.
 """
 
 from collections.abc import Iterable
@@ -19,12 +17,19 @@ import numpy as np
 
 from meliad_rec.data.vocabulary import Vocabulary
 
+SPLITS = ('train', 'validation', 'test')
+
 
 class Document(NamedTuple):
-  """One tokenised document: name, ids [n], UTF-8 bytes, whitespace words.
+  """One tokenized document.
 
-  Where tokens are labelled, `labels` are ids [n] too; 0 is not scored. Of a
-  pair of sequences, the first `middle` tokens are the first of them.
+  Attributes:
+    name: its name in the source.
+    tokens: ids, [n].
+    bytes_: UTF-8 bytes of the text.
+    words: whitespace-separated words of the text.
+    labels: ids, [n], 0 where not scored. None: the target is the next token.
+    first_length: tokens in the first sequence of a pair. None: not a pair.
   """
 
   name: str
@@ -32,140 +37,28 @@ class Document(NamedTuple):
   bytes_: int
   words: int
   labels: np.ndarray | None = None
-  middle: int | None = None
-
-
-def count_words(text: str) -> int:
-  """Words between whitespace, as PG19's published counts are."""
-  return len(text.split())
-
-
-def token_dtype(vocabulary_size: int) -> np.dtype:
-  """The smallest little-endian dtype that holds every id."""
-  return np.dtype('<u2' if vocabulary_size <= 2**16 else '<u4')
-
-
-def check_ids(document: Document, vocabulary: Vocabulary) -> None:
-  """Raises ValueError where an id is 0, padding, or outside the vocabulary."""
-  ids = document.tokens
-  if len(ids) and not (ids.min() > 0 and ids.max() < vocabulary.size):
-    raise ValueError(
-      f'The document {document.name!r} holds an id outside 1 to '
-      f'{vocabulary.size - 1}; tokenise it with another vocabulary.'
-    )
-
-
-def check(
-  tokens: np.ndarray,
-  starts: np.ndarray,
-  labels: np.ndarray | None,
-  middles: np.ndarray | None,
-) -> None:
-  """Raises ValueError where labels do not fit their documents.
-
-  Args:
-    tokens: ids of all documents.
-    starts: [documents + 1], where each begins.
-    labels: one for each token; None: there are none.
-    middles: [documents], tokens of the first sequence of each pair; None:
-      documents are no pairs.
-  """
-  if labels is not None and labels.shape != tokens.shape:
-    raise ValueError(
-      f'There are {len(labels)} labels for {len(tokens)} tokens; give each '
-      'token one, 0 where it is not scored, or none.'
-    )
-  if middles is None:
-    return
-  lengths = np.diff(starts)
-  if middles.shape != lengths.shape:
-    raise ValueError(
-      f'There are {len(middles)} middles for {len(lengths)} documents; give '
-      'each document one, or none.'
-    )
-  wrong = np.flatnonzero((middles < 1) | (middles >= lengths))
-  if len(wrong):
-    i = wrong[0]
-    raise ValueError(
-      f'The middle of document {i} is {middles[i]} of {lengths[i]} tokens; '
-      'each of the two sequences of a pair needs 1 token or more.'
-    )
-  if labels is None:
-    raise ValueError(
-      'Documents have middles, and no labels; give each pair of sequences a '
-      'label on its last token, or no middles.'
-    )
-  if np.count_nonzero(labels) > np.count_nonzero(labels[starts[1:] - 1]):
-    raise ValueError(
-      'A pair of sequences has a label before its last token; make it 0.'
-    )
-
-
-def collect_labels(
-  documents: Sequence, lengths: Sequence[int]
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-  """Labels of all tokens of some documents, and middles; None: there are none.
-
-  Args:
-    documents: whose `labels` and `middle` are read.
-    lengths: tokens of each.
-
-  Raises:
-    ValueError: only some of the documents have them.
-  """
-  labels = [d.labels for d in documents if d.labels is not None]
-  middles = [d.middle for d in documents if d.middle is not None]
-  if labels and [*map(len, labels)] != [*lengths]:
-    raise ValueError(
-      f'{len(labels)} of {len(lengths)} documents have labels, '
-      f'{sum(map(len, labels))} for {sum(lengths)} tokens; give each '
-      'token of a split one, 0 where it is not scored, or none.'
-    )
-  if middles and len(middles) < len(lengths):
-    raise ValueError(
-      f'{len(middles)} of {len(lengths)} documents are pairs of sequences; '
-      'give each document of a split a middle, or none.'
-    )
-  return (
-    np.concatenate(labels) if labels else None,
-    np.asarray(middles, np.int64) if middles else None,
-  )
-
-
-def side_lengths(middles: np.ndarray | None, lengths: np.ndarray) -> np.ndarray:
-  """[documents, 1 or 2], tokens of each sequence of documents.
-
-  Args:
-    middles: [documents], tokens of the first of two; None: there is one.
-    lengths: [documents], tokens of all.
-  """
-  if middles is None:
-    return lengths[:, None]
-  return np.stack([middles, lengths - middles], 1)
-
-
-SPLITS = ('train', 'validation', 'test')
+  first_length: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Documents:
-  """The documents of one split.
+  """The documents of one split, concatenated.
 
   Attributes:
-    tokens: 1-d array of ids of all documents in order; may be memory-mapped.
+    tokens: 1-d array of the ids of all documents in order; may be
+      memory-mapped.
     starts: int64 [documents + 1], where each document begins in `tokens`.
     bytes_: int64 [documents], UTF-8 bytes of each text.
-    words: int64 [documents], words between whitespace in each text.
-    names: [documents], what each was called in its source.
-    tokens_sha256: of the bytes of `tokens`; None: found when it is asked for.
-    labels: 1-d array like `tokens`, what is to be predicted at each; 0: not
-      scored. None: the next token is to be predicted.
-    middles: int64 [documents], tokens of the first of the two sequences of
-      each; the rest is the second, on whose last token the pair's label lies.
-      None: documents are no pairs.
+    words: int64 [documents], whitespace-separated words of each text.
+    names: [documents], the name of each in its source.
+    tokens_sha256: sha256 of the bytes of `tokens`. None: computed on demand.
+    labels: 1-d array like `tokens`, the label of each token, 0 where not
+      scored. None: the target is the next token.
+    first_lengths: int64 [documents], tokens in the first sequence of each pair;
+      the rest is the second sequence. None: documents are not pairs.
 
   Raises:
-    ValueError: labels or middles do not fit; see labels.check.
+    ValueError: labels or first_lengths do not fit the documents.
   """
 
   tokens: np.ndarray
@@ -175,10 +68,43 @@ class Documents:
   names: list[str]
   tokens_sha256: str | None = None
   labels: np.ndarray | None = None
-  middles: np.ndarray | None = None
+  first_lengths: np.ndarray | None = None
 
   def __post_init__(self):
-    check(self.tokens, self.starts, self.labels, self.middles)
+    if self.labels is not None and self.labels.shape != self.tokens.shape:
+      raise ValueError(
+        f'There are {len(self.labels)} labels for {len(self.tokens)} tokens. '
+        'Give one label per token, 0 where it is not scored, or no labels.'
+      )
+    if self.first_lengths is not None:
+      self._check_pairs()
+
+  def _check_pairs(self) -> None:
+    lengths, first_lengths = self.lengths, self.first_lengths
+    if first_lengths.shape != lengths.shape:
+      raise ValueError(
+        f'There are {len(first_lengths)} first_lengths for {len(lengths)} '
+        'documents. Give one per document, or none.'
+      )
+    wrong = np.flatnonzero((first_lengths < 1) | (first_lengths >= lengths))
+    if len(wrong):
+      i = wrong[0]
+      raise ValueError(
+        f'The first_length of document {i} is {first_lengths[i]}, and the '
+        f'document has {lengths[i]} tokens. Each sequence of a pair needs at '
+        'least 1 token.'
+      )
+    if self.labels is None:
+      raise ValueError(
+        'Documents with first_lengths are pairs and need labels. Give each '
+        'pair a label on its last token, or remove first_lengths.'
+      )
+    last_labels = self.labels[self.starts[1:] - 1]
+    if np.count_nonzero(self.labels) > np.count_nonzero(last_labels):
+      raise ValueError(
+        'A pair of sequences has a label before its last token. Set that '
+        'label to 0.'
+      )
 
   @classmethod
   def collect(
@@ -187,66 +113,78 @@ class Documents:
     """Gathers documents in memory.
 
     Raises:
-      ValueError: an id is 0 or outside the vocabulary.
+      ValueError: an id is 0 or outside the vocabulary, or only some of the
+        documents have labels or are pairs.
     """
     dtype = token_dtype(vocabulary.size)
-    # Written behind each other as they come: nothing is held twice.
-    tokens, lengths, parts = bytearray(), [], []
+    # Ids are appended as they arrive, so that memory holds them only once.
+    tokens, lengths, others = bytearray(), [], []
     for document in documents:
       check_ids(document, vocabulary)
       tokens += document.tokens.astype(dtype).tobytes()
       lengths.append(len(document.tokens))
       labels = document.labels
       labels = None if labels is None else labels.astype(dtype)
-      parts.append(document._replace(tokens=None, labels=labels))
-    labels, middles = collect_labels(parts, lengths)
+      others.append(document._replace(tokens=None, labels=labels))
     return cls(
       tokens=np.frombuffer(tokens, dtype),
       starts=np.cumsum([0, *lengths], dtype=np.int64),
-      bytes_=np.asarray([part.bytes_ for part in parts], np.int64),
-      words=np.asarray([part.words for part in parts], np.int64),
-      names=[part.name for part in parts],
-      labels=labels,
-      middles=middles,
+      bytes_=np.asarray([other.bytes_ for other in others], np.int64),
+      words=np.asarray([other.words for other in others], np.int64),
+      names=[other.name for other in others],
+      labels=_collect_labels(others, lengths),
+      first_lengths=_collect_first_lengths(others),
     )
 
   def __len__(self) -> int:
     return len(self.names)
 
   def __getitem__(self, i: int) -> np.ndarray:
-    """The ids of document i."""
+    """Returns the ids of document i."""
     if not 0 <= i < len(self):
-      raise IndexError(f'document {i} of {len(self)}')
+      raise IndexError(
+        f'There is no document {i}; the split has {len(self)} documents.'
+      )
     return self.tokens[self.starts[i] : self.starts[i + 1]]
 
-  def read(self, i: int, at: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of `count` places of document i, from `at` on.
+  def read(
+    self, i: int, offset: int, count: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns `count` inputs and targets of document i, starting at `offset`.
 
-    Text is shifted by one token, and its first input is 0; labels are not.
+    The inputs of text are its tokens shifted by one, beginning with 0. The
+    inputs of labeled tokens are the tokens themselves.
     """
-    begin = self.starts[i] + at
+    begin = self.starts[i] + offset
     tokens = self.tokens[begin : begin + count]
     if self.labels is not None:
       return tokens, self.labels[begin : begin + count]
-    before = self.tokens[begin - 1] if at else 0
+    before = self.tokens[begin - 1] if offset else 0
     return np.concatenate([[before], tokens[:-1]]), tokens
 
   @property
   def lengths(self) -> np.ndarray:
-    """int64 [documents], tokens in each."""
+    """int64 [documents], tokens in each document."""
     return np.diff(self.starts)
+
+  @property
+  def sequence_lengths(self) -> np.ndarray:
+    """int64 [documents, 1 or 2 for pairs], tokens in each sequence."""
+    if self.first_lengths is None:
+      return self.lengths[:, None]
+    return np.stack([self.first_lengths, self.lengths - self.first_lengths], 1)
 
   @functools.cached_property
   def identity(self) -> str:
-    """sha256 of all but the names: equal only for equal content."""
+    """sha256 of everything except the names: equal only for equal content."""
     digest = self.tokens_sha256 or hashlib.sha256(self.tokens.data).hexdigest()
     whole = hashlib.sha256(digest.encode())
-    for facts in (self.starts, self.bytes_, self.words):
-      whole.update(facts.astype('<i8').tobytes())
+    for array in (self.starts, self.bytes_, self.words):
+      whole.update(array.astype('<i8').tobytes())
     if self.labels is not None:
       whole.update(np.ascontiguousarray(self.labels).data)
-    if self.middles is not None:
-      whole.update(self.middles.astype('<i8').tobytes())
+    if self.first_lengths is not None:
+      whole.update(self.first_lengths.astype('<i8').tobytes())
     return whole.hexdigest()
 
   def head(
@@ -255,59 +193,112 @@ class Documents:
     tokens: int | None = None,
     vocabulary: Vocabulary | None = None,
   ) -> 'Documents':
-    """A stated part: the first documents, and the first tokens of each.
+    """Returns the first documents, or the first tokens of each, or both.
 
     Args:
-      count: documents to keep; None: all.
-      tokens: tokens to keep of each document, or sequence of a pair; None: all.
-      vocabulary: what the ids mean, needed where documents are cut, to count
-        the bytes and words of what is left of them.
+      count: documents to keep. None: all.
+      tokens: tokens to keep of each document, or of each sequence of a pair.
+        None: all.
+      vocabulary: the vocabulary of the ids. Needed if documents are cut, to
+        count the bytes and words that remain.
 
     Raises:
-      ValueError: count or tokens below 1, or tokens without a vocabulary.
+      ValueError: count or tokens is below 1, or documents are cut and there is
+        no vocabulary.
     """
     for name, value in (('count', count), ('tokens', tokens)):
       if value is not None and value < 1:
         raise ValueError(
-          f'The part of a split to keep has {name} = {value}; '
-          f'give at least 1, or None for all.'
+          f'{name} must be at least 1, got {name} = {value}. Give None to keep '
+          'all.'
         )
-    kept = len(self) if count is None else min(count, len(self))
-    end = self.starts[kept]
-    part = Documents(
-      tokens=self.tokens[:end],
-      starts=self.starts[: kept + 1],
-      bytes_=self.bytes_[:kept],
-      words=self.words[:kept],
-      names=self.names[:kept],
-      tokens_sha256=self.tokens_sha256 if end == len(self.tokens) else None,
-      labels=None if self.labels is None else self.labels[:end],
-      middles=None if self.middles is None else self.middles[:kept],
-    )
-    sides = side_lengths(part.middles, part.lengths)
-    if tokens is None or not (sides > tokens).any():
+    part = self._first(len(self) if count is None else min(count, len(self)))
+    lengths = part.sequence_lengths
+    if tokens is None or not (lengths > tokens).any():
       return part
     if vocabulary is None:
       raise ValueError(
-        f'Documents are to be cut to {tokens} tokens, which needs the '
-        'vocabulary to count what is left; give vocabulary.'
+        f'Cutting documents to {tokens} tokens needs their vocabulary, to '
+        'count the bytes and words that remain. Give vocabulary.'
       )
-    kept = np.minimum(sides, tokens)
-    begins = np.cumsum(sides) - sides.ravel()
+    kept = np.minimum(lengths, tokens)
+    begins = np.cumsum(lengths) - lengths.ravel()
     spans = zip(begins, begins + kept.ravel(), strict=True)
-    places = np.concatenate([np.arange(*span) for span in spans])
-    part = dataclasses.replace(
+    indices = np.concatenate([np.arange(*span) for span in spans])
+    cut = dataclasses.replace(
       part,
-      tokens=part.tokens[places],
+      tokens=part.tokens[indices],
       starts=np.cumsum([0, *kept.sum(1)]),
       bytes_=part.bytes_.copy(),
       words=part.words.copy(),
       tokens_sha256=None,
-      labels=None if part.labels is None else part.labels[places],
-      middles=None if part.middles is None else kept[:, 0],
+      labels=None if part.labels is None else part.labels[indices],
+      first_lengths=None if part.first_lengths is None else kept[:, 0],
     )
-    for i in np.flatnonzero((sides > kept).any(1)):
-      text = b''.join(vocabulary.token_bytes(part[i]))
-      part.bytes_[i] = len(text)
-      part.words[i] = count_words(text.decode('utf-8', 'replace'))
-    return part
+    for i in np.flatnonzero((lengths > kept).any(1)):
+      text = b''.join(vocabulary.token_bytes(cut[i]))
+      cut.bytes_[i] = len(text)
+      cut.words[i] = count_words(text.decode('utf-8', 'replace'))
+    return cut
+
+  def _first(self, count: int) -> 'Documents':
+    end = self.starts[count]
+    pairs = self.first_lengths
+    return Documents(
+      tokens=self.tokens[:end],
+      starts=self.starts[: count + 1],
+      bytes_=self.bytes_[:count],
+      words=self.words[:count],
+      names=self.names[:count],
+      tokens_sha256=self.tokens_sha256 if end == len(self.tokens) else None,
+      labels=None if self.labels is None else self.labels[:end],
+      first_lengths=None if pairs is None else pairs[:count],
+    )
+
+
+def count_words(text: str) -> int:
+  """Counts whitespace-separated words, as PG19's published counts do."""
+  return len(text.split())
+
+
+def token_dtype(vocabulary_size: int) -> np.dtype:
+  """Returns the smallest little-endian dtype that holds every id."""
+  return np.dtype('<u2' if vocabulary_size <= 2**16 else '<u4')
+
+
+def check_ids(document: Document, vocabulary: Vocabulary) -> None:
+  """Raises ValueError if an id is 0 (padding) or outside the vocabulary."""
+  ids = document.tokens
+  if len(ids) and not (ids.min() > 0 and ids.max() < vocabulary.size):
+    raise ValueError(
+      f'Document {document.name!r} has an id outside 1 to '
+      f'{vocabulary.size - 1}. Tokenize it with the given vocabulary.'
+    )
+
+
+def _collect_labels(
+  documents: Sequence[Document], lengths: Sequence[int]
+) -> np.ndarray | None:
+  """Concatenates labels; `documents` need no tokens, `lengths` counts them."""
+  labels = [d.labels for d in documents if d.labels is not None]
+  if not labels:
+    return None
+  if [*map(len, labels)] != [*lengths]:
+    raise ValueError(
+      f'{len(labels)} of {len(lengths)} documents have labels, '
+      f'{sum(map(len, labels))} for {sum(lengths)} tokens. Give every token of '
+      'the split a label, 0 where it is not scored, or none of them.'
+    )
+  return np.concatenate(labels)
+
+
+def _collect_first_lengths(documents: Sequence[Document]) -> np.ndarray | None:
+  found = [d.first_length for d in documents if d.first_length is not None]
+  if not found:
+    return None
+  if len(found) < len(documents):
+    raise ValueError(
+      f'{len(found)} of {len(documents)} documents are pairs of sequences. '
+      'Give every document of the split a first_length, or none of them.'
+    )
+  return np.asarray(found, np.int64)

@@ -1,4 +1,4 @@
-"""Documents from your own text files, one each."""
+"""Documents from text files, one document per file."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -9,30 +9,32 @@ from pathlib import Path
 from absl import logging
 
 from meliad_rec.data.documents import SPLITS
-from meliad_rec.data.splits import hashed
+from meliad_rec.data.splits import split_by_name
 
 _DROP = 'drop'
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-  """UTF-8 files, one document each, every byte kept as it is.
+  """UTF-8 files, one document each, byte for byte.
 
-  The split of a file is, in this order: what split_file says (what it does not
-  list, or calls "drop", is left out); the folder train/, validation/ or test/
-  it is in; else a hash of its name, where one file in twenty goes to validation
-  and one to test, at least one each.
+  The split of a file is determined by the first of these that applies:
+  - split_file, if given; files that it marks "drop" or omits are left out;
+  - the folder train/, validation/ or test/ that contains the file, if any file
+    is in one; files outside of them are left out;
+  - a hash of the file's name: one file in twenty goes to validation and one to
+    test, at least one each.
 
   Attributes:
-    path: a folder, read with its sub-folders, or a pattern such as 'a/**/*.md';
-      what is the name of a folder that is there is no pattern.
-    split_file: lines of name, tab, split (further columns are not read), below
-      a line of headings or none; a name is a path inside the folder, or just
-      the file's name without its ending.
+    path: a folder, read with its subfolders, or a pattern such as 'a/**/*.md'.
+      If a folder has this exact name, it is not treated as a pattern.
+    split_file: a file with lines of name, tab, split. Further columns and a
+      header line are ignored. A name is a path inside the folder, or a file
+      name without its suffix.
 
   Raises:
-    ValueError: no files, fewer than three with no split given, a bad split
-      file, or a file that is not UTF-8.
+    ValueError: there are no files, there are fewer than three files and no
+      given splits, the split file is invalid, or a file is not UTF-8.
   """
 
   path: str
@@ -48,9 +50,9 @@ class Folder:
     return tuple(s for s in SPLITS if s in set(self._split_of.values()))
 
   def read(self, split: str) -> Iterator[tuple[str, str]]:
-    """The (name, text) of every file of a split, sorted by name."""
-    for name, its in self._split_of.items():
-      if its == split:
+    """Yields the (name, text) of every file of a split, sorted by name."""
+    for name, its_split in self._split_of.items():
+      if its_split == split:
         yield name, _decode(self._files[name])
 
   @functools.cached_property
@@ -80,69 +82,70 @@ class Folder:
     }
     if not files:
       raise ValueError(
-        f'No files in {self.path}; give --path, in gin FOLDER, a folder of '
-        "text files or a pattern such as 'texts/**/*.txt'."
+        f'There are no files in {self.path}. Set --path (in gin: FOLDER) to a '
+        "folder of text files or a pattern such as 'texts/**/*.txt'."
       )
     return files
 
   @functools.cached_property
   def _split_of(self) -> dict[str, str]:
     if self.split_file:
-      return self._listed()
-    inside = {
+      return self._read_split_file()
+    in_folders = {
       name: Path(name).parts[0]
       for name in self._files
       if Path(name).parts[0] in SPLITS and len(Path(name).parts) > 1
     }
-    if inside:
-      left = len(self._files) - len(inside)
-      if left:
+    if in_folders:
+      left_out = len(self._files) - len(in_folders)
+      if left_out:
         logging.info(
-          '%s: left out %d files that lie in none of the folders %s.',
+          '%s: left out %d files that are in none of the folders %s.',
           self.path,
-          left,
+          left_out,
           ', '.join(SPLITS),
         )
-      return inside
-    return hashed(
+      return in_folders
+    return split_by_name(
       self._files,
       self.path,
-      'put them in train/, validation/ and test/, or give --split_file, in gin '
-      'sources.Folder.split_file',
+      'Put them in train/, validation/ and test/, or set --split_file (in gin: '
+      'sources.Folder.split_file).',
     )
 
-  def _listed(self) -> dict[str, str]:
-    short = {}
+  def _read_split_file(self) -> dict[str, str]:
+    by_stem = {}
     for name in self._files:
-      short.setdefault(Path(name).stem, []).append(name)
+      by_stem.setdefault(Path(name).stem, []).append(name)
     chosen = {}
     lines = _decode(Path(self.split_file)).splitlines()
     for number, line in enumerate(lines, 1):
       name, split = (line.split('\t') + [''])[:2]
-      names = [name] if name in self._files else short.get(name, [])
+      names = [name] if name in self._files else by_stem.get(name, [])
       if split not in (*SPLITS, _DROP):
         if not line.strip() or (number == 1 and not names):
           continue
         raise ValueError(
-          f'{self.split_file}:{number} gives {name!r} the split {split!r}; '
-          f'write name, tab and one of {", ".join(SPLITS)}, {_DROP}.'
+          f'{self.split_file}:{number} gives {name!r} the split {split!r}. '
+          f'Write name, tab and one of {", ".join(SPLITS)}, {_DROP}.'
         )
       if len(names) != 1:
         raise ValueError(
-          f'{self.split_file}:{number} names {name!r}, which fits {len(names)} '
-          f'of the files in {self.path}; write its path inside the folder.'
+          f'{self.split_file}:{number} names {name!r}, which matches '
+          f'{len(names)} of the files in {self.path}. Write the path of one '
+          'file inside the folder.'
         )
       if names[0] in chosen:
         raise ValueError(
-          f'{self.split_file}:{number} lists {names[0]!r} again; keep one line '
-          'of each file.'
+          f'{self.split_file}:{number} lists {names[0]!r} again. Keep one line '
+          'per file.'
         )
       chosen[names[0]] = split
     chosen = {name: split for name, split in chosen.items() if split in SPLITS}
     if not chosen:
       raise ValueError(
-        f'{self.split_file} lists no file; '
-        f'write lines of name, tab and one of {", ".join(SPLITS)}.'
+        f'{self.split_file} lists no file. '
+        f'Write lines of name, tab and one of {", ".join(SPLITS)}.'
       )
     logging.info(
       '%s: %d files, %d of them listed in %s.',
@@ -159,10 +162,10 @@ def _decode(path: Path) -> str:
     return path.read_bytes().decode()
   except OSError as error:
     raise ValueError(
-      f'{path} cannot be read ({error.strerror}); check the path.'
+      f'{path} cannot be read ({error.strerror}). Check the path.'
     ) from None
   except UnicodeDecodeError as error:
     raise ValueError(
-      f'{path} is not UTF-8 (byte {error.start}); convert it, or keep it out '
-      'of the folder.'
+      f'{path} is not UTF-8 (byte {error.start}). Convert it, or remove it '
+      'from the folder.'
     ) from None

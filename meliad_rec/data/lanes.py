@@ -1,19 +1,14 @@
-"""Lanes: every batch row reads one document after another, segment by segment.
+"""Lanes: each batch row reads one document after another, segment by segment.
 
-Rows take documents from one queue, in row order, each as soon as it has read
-its last: which row reads what follows from the documents' lengths alone, so any
-number of hosts sees the same batches. Documents begin only at segment borders;
-the last segment of each is padded. Of pairs each sequence has half a segment.
-Rows that share too few documents begin at unlike segments of them, unless these
-have labels, which may depend on the beginning.
+When a row finishes its document, it takes the next one from a queue that all
+rows share; rows that finish together take theirs in row order. The assignment
+depends only on the lengths of the documents, so any number of hosts sees the
+same batches. A document begins at the start of a segment, and its last segment
+is padded. Each sequence of a pair gets half of the segment.
 
-A row of a segment: what it holds of a document, or of a pair.
-
-Which documents lanes take, and where in them: the same on every machine.
-
-Short segments in the beginning of a run (Fan et al. 2020, section 4.1).
-
-Gradients then reach less far back, and steps are cheaper.
+If there are fewer documents than rows, rows that share a document start at
+different segments of it. Documents with labels are always read from the
+beginning, because labels may depend on the beginning.
 """
 
 import dataclasses
@@ -24,99 +19,20 @@ import numpy as np
 
 from meliad_rec.data.batch import Batch
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.documents import side_lengths
 
-
-class Row(NamedTuple):
-  """Inputs, targets, and which places are of the document."""
-
-  tokens_T: np.ndarray  # int32; 0 where padded.
-  targets_T: np.ndarray  # int32; 0 where padded.
-  mask_T: np.ndarray  # bool
-
-  @classmethod
-  def empty(cls, places: int) -> 'Row':
-    """All padding."""
-    ids_T = np.zeros(places, np.int32)
-    return cls(ids_T, ids_T.copy(), np.zeros(places, bool))
-
-
-def read(documents: Documents, i: int, at: int, places: int) -> Row:
-  """The next places of document i, padded.
-
-  Text is shifted by one token, and its first input is 0; labels are not. Of a
-  pair, each sequence has half of the places, its padding behind it, and the
-  label stands at the last place of the row in which both are at their end.
-
-  Args:
-    documents: what is read.
-    i: which of them; none if below 0.
-    at: tokens of the document, or of each sequence of a pair, read before.
-    places: of the row; an even number for pairs.
-  """
-  row = Row.empty(places)
-  if i < 0:
-    return row
-  begin, end = documents.starts[i : i + 2]
-  if documents.middles is None:
-    real = slice(min(places, end - begin - at))
-    row.tokens_T[real], row.targets_T[real] = documents.read(i, at, real.stop)
-    row.mask_T[real] = True
-    return row
-  half, edges = places // 2, (begin, begin + documents.middles[i], end)
-  for side, (first, last) in enumerate(itertools.pairwise(edges)):
-    tokens = documents.tokens[first:last][at : at + half]
-    here = slice(side * half, side * half + len(tokens))
-    row.tokens_T[here], row.mask_T[here] = tokens, True
-  if np.diff(edges).max() <= at + half:
-    row.targets_T[-1] = documents.labels[end - 1]
-  return row
-
-
-def shuffled(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-  """Documents that hold something, another order in each epoch."""
-  full = np.flatnonzero(lengths)
-  # numpy promises this raw stream for ever, but not that of permutation.
-  bits = np.random.PCG64(np.random.SeedSequence((seed, epoch)))
-  return full[np.argsort(bits.random_raw(len(full)), kind='stable')]
-
-
-def as_they_lie(lengths: np.ndarray) -> np.ndarray:
-  """Documents that hold something, as they are numbered."""
-  return np.flatnonzero(lengths)
-
-
-def longest_first(lengths: np.ndarray, segment: int) -> np.ndarray:
-  """Documents that hold something, those of most segments first."""
-  full = np.flatnonzero(lengths)
-  segments = -(-lengths[full] // segment)
-  return full[np.argsort(-segments, kind='stable')]
-
-
-def apart(document_B: np.ndarray, segments_N: np.ndarray) -> np.ndarray:
-  """Segments of its document, [B], that lie before the first each row reads.
-
-  Of n rows that share a document, row j begins at j / n of it, as a stream is
-  cut into rows; 0 where a row shares none.
-
-  Args:
-    document_B: each row's document.
-    segments_N: segments of each document.
-  """
-  before_B = np.zeros_like(document_B)
-  for i in np.unique(document_B):
-    rows = np.flatnonzero(document_B == i)
-    before_B[rows] = np.arange(len(rows)) * segments_N[i] // len(rows)
-  return before_B
+# The position of Lanes in the data, as JSON values.
+Position = dict[str, int | bool | str | list[int]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ShorterFirst:
-  """The first steps of a run read shorter segments.
+  """Shorter segments in the first steps of a run (Fan et al. 2020, sec. 4.1).
+
+  In these steps gradients reach less far back, and each step is cheaper.
 
   Attributes:
-    segment: tokens of a row in those steps.
-    steps: how many there are.
+    segment: tokens per row in those steps.
+    steps: number of those steps.
   """
 
   segment: int
@@ -124,33 +40,34 @@ class ShorterFirst:
 
   def __post_init__(self):
     for name in ('segment', 'steps'):
-      if getattr(self, name) < 1:
+      value = getattr(self, name)
+      if value < 1:
         raise ValueError(
-          f'Shorter segments come first, with {name} = {getattr(self, name)}; '
-          f'set FIRST_{name.upper()} to 1 or more.'
+          f'ShorterFirst.{name} must be at least 1, got {value}. '
+          f'Set FIRST_{name.upper()}.'
         )
 
 
-Position = dict[str, int | bool | str | list[int]]
-
-
 class Lanes:
-  """Iterator of (Batch, position); position is where the next batch starts.
+  """Iterates over (Batch, position of the next batch).
 
   Args:
-    documents: what is read; empty documents are left out.
-    rows: documents read side by side, over all hosts.
-    segment: tokens of each row in a batch.
-    seed: of the order of documents; each epoch has its own.
-    shorter_first: what `segment` is in the first batches; None: no less.
-    shuffle: False reads them as they lie, or longest first where repeat is
-      False, so that rows end together.
-    repeat: False ends after every token was a target once; rows that have run
-      out are fully masked, with document -1.
-    local_rows: the rows this host reads, [n]; None: all.
+    documents: the documents to read; empty ones are skipped.
+    rows: documents read in parallel, over all hosts.
+    segment: tokens per row in a batch.
+    seed: seed of the order of documents; each epoch has a different order.
+    shorter_first: overrides `segment` in the first batches. None: `segment`
+      holds for all batches.
+    shuffle: whether to shuffle documents. If not, they are read in the given
+      order or, if repeat is False, longest first, so that rows end together.
+    repeat: whether to continue after one epoch. If not, iteration ends when
+      every token has been a target once; rows without a document are fully
+      masked and have document -1.
+    local_rows: the rows this host reads, [n]. None: all.
 
   Raises:
-    ValueError: nothing to read, rows or segment below 1, or of pairs odd.
+    ValueError: all documents are empty, rows or segment is below 1, or a
+      segment is odd and documents are pairs.
   """
 
   def __init__(
@@ -166,21 +83,25 @@ class Lanes:
     local_rows: np.ndarray | None = None,
   ):
     if min(rows, segment) < 1:
-      raise ValueError(f'Lanes of {rows} rows and {segment} tokens hold none.')
+      raise ValueError(
+        f'rows and segment must be at least 1, got rows={rows}, '
+        f'segment={segment}. Set BATCH and SEGMENT.'
+      )
     self.documents = documents
     self.local_rows = np.arange(rows) if local_rows is None else local_rows
     if not documents.lengths.any():
       raise ValueError(
-        f'Nothing to read: all of the {len(documents)} documents are empty; '
-        'choose another split or source.'
+        f'Nothing to read: all {len(documents)} documents are empty. Choose '
+        'another split or source.'
       )
     first = shorter_first.segment if shorter_first else segment
-    if documents.middles is not None and (segment % 2 or first % 2):
+    if documents.first_lengths is not None and (segment % 2 or first % 2):
       raise ValueError(
-        f'Pairs share segments evenly, and these have {first} and {segment} '
-        'tokens; set SEGMENT, and FIRST_SEGMENT, to even numbers.'
+        'The two sequences of a pair need equal halves of a segment, but '
+        f'segments have {first} and {segment} tokens. Set SEGMENT and '
+        'FIRST_SEGMENT to even numbers.'
       )
-    self._sides = side_lengths(documents.middles, documents.lengths)
+    self._lengths = documents.sequence_lengths
     self._settings = {
       'rows': rows,
       'segment': segment,
@@ -190,17 +111,17 @@ class Lanes:
       'repeat': repeat,
     }
     self._shorter_first = shorter_first
-    self._order = self._order_of(0)
+    self._order = self._epoch_order(0)
     self._step = self._epoch = self._next = self._tokens = self._padding = 0
     self._document_B = np.full(rows, -1, np.int64)
     self._offset_B = np.zeros(rows, np.int64)
 
   @property
   def segment(self) -> int:
-    """Tokens of each row in the next batch."""
+    """Tokens per row in the next batch."""
     first = self._shorter_first
-    early = first and self._step < first.steps
-    return first.segment if early else self._settings['segment']
+    is_early = first and self._step < first.steps
+    return first.segment if is_early else self._settings['segment']
 
   def __iter__(self) -> 'Lanes':
     return self
@@ -215,10 +136,11 @@ class Lanes:
 
   @property
   def position(self) -> Position:
-    """Where the next batch starts: small, and JSON as it is.
+    """The position of the next batch in the data, as a small JSON object.
 
-    `tokens` and `padding` count real and padded places of all rows since the
-    beginning, `step` batches, `epoch` the pass that documents are taken from.
+    `step` counts batches, `tokens` and `padding` count tokens and padding of
+    all rows since the beginning, and `epoch` is the current pass over the
+    documents, of which `next` have been taken.
     """
     return {
       **self._settings,
@@ -233,28 +155,28 @@ class Lanes:
     }
 
   def seek(self, position: Position) -> None:
-    """Goes exactly to a position that lanes of the same settings gave.
+    """Continues exactly at a position saved by lanes with the same settings.
 
     Raises:
-      ValueError: the position is of other documents or settings, or is none.
+      ValueError: this is not a position, or the documents or settings differ.
     """
-    mine = self.position
-    if set(position) != set(mine):
+    current = self.position
+    if set(position) != set(current):
       raise ValueError(
-        'This is no data position: it lacks or adds '
-        f'{", ".join(sorted(set(position) ^ set(mine)))}; '
-        'restore one that this version saved.'
+        'This is not a data position of this version: the keys '
+        f'{", ".join(sorted(set(position) ^ set(current)))} are missing or '
+        'unknown. Restore a checkpoint that this version saved.'
       )
     for name in (*self._settings, 'documents'):
-      if position[name] != mine[name]:
+      if position[name] != current[name]:
         raise ValueError(
           f'The data position was saved with {name} = {position[name]}, but '
-          f'this run reads with {name} = {mine[name]}; '
-          f'set {name} as it was, or start a new run.'
+          f'this run reads with {name} = {current[name]}. '
+          f'Set {name} to the saved value, or start a new run.'
         )
     for name in 'step', 'epoch', 'next', 'tokens', 'padding':
       setattr(self, f'_{name}', position[name])
-    self._order = self._order_of(self._epoch)
+    self._order = self._epoch_order(self._epoch)
     self._document_B = np.asarray(position['document_B'], np.int64)
     self._offset_B = np.asarray(position['offset_B'], np.int64)
 
@@ -264,48 +186,132 @@ class Lanes:
         if not self._settings['repeat']:
           return
         self._epoch, self._next = self._epoch + 1, 0
-        self._order = self._order_of(self._epoch)
+        self._order = self._epoch_order(self._epoch)
       self._document_B[row] = self._order[self._next]
       self._next += 1
+    # Rows share documents only if the first batch already repeats some.
     if not self._step and self._epoch and self.documents.labels is None:
-      segments_N = -(-self._sides.max(1) // self.segment)
-      self._offset_B = self.segment * apart(self._document_B, segments_N)
+      segments_N = -(-self._lengths.max(1) // self.segment)
+      self._offset_B = self.segment * staggered(self._document_B, segments_N)
 
   def _batch(self) -> Batch:
     document_B = self._document_B[self.local_rows]
     offset_B = np.where(document_B < 0, 0, self._offset_B[self.local_rows])
-    at = zip(document_B, offset_B, strict=True)
-    found = [read(self.documents, i, offset, self.segment) for i, offset in at]
-    tokens_BT, targets_BT, mask_BT = map(np.stack, zip(*found, strict=True))
-    labelled = self.documents.labels is not None
+    rows = [
+      read_row(self.documents, i, offset, self.segment)
+      for i, offset in zip(document_B, offset_B, strict=True)
+    ]
+    tokens_BT, targets_BT, mask_BT = map(np.stack, zip(*rows, strict=True))
+    has_labels = self.documents.labels is not None
     return Batch(
       tokens_BT=tokens_BT,
       targets_BT=targets_BT,
       mask_BT=mask_BT,
-      scored_BT=targets_BT != 0 if labelled else mask_BT,
+      scored_BT=targets_BT != 0 if has_labels else mask_BT,
       start_B=(document_B >= 0) & ((offset_B == 0) | (self._step == 0)),
       document_B=document_B.astype(np.int32),
       offset_B=offset_B.astype(np.int32),
     )
 
   def _advance(self) -> None:
-    read_B1 = self._document_B[:, None] >= 0
-    left_BN = self._sides[self._document_B] - self._offset_B[:, None]
-    left_BN = np.where(read_B1, left_BN, 0)
-    places = self.segment // left_BN.shape[1]  # Of each sequence.
-    real = int(np.clip(left_BN, 0, places).sum())
-    self._tokens += real
-    self._padding += places * left_BN.size - real
+    # N sequences per row: 1, or 2 for pairs.
+    reads_B1 = self._document_B[:, None] >= 0
+    left_BN = self._lengths[self._document_B] - self._offset_B[:, None]
+    left_BN = np.where(reads_B1, left_BN, 0)
+    width = self.segment // left_BN.shape[1]
+    tokens = int(np.clip(left_BN, 0, width).sum())
+    self._tokens += tokens
+    self._padding += width * left_BN.size - tokens
     self._step += 1
-    done_B = left_BN.max(1) <= places
+    done_B = left_BN.max(1) <= width
     self._document_B = np.where(done_B, -1, self._document_B)
-    self._offset_B = np.where(done_B, 0, self._offset_B + places)
+    self._offset_B = np.where(done_B, 0, self._offset_B + width)
 
-  def _order_of(self, epoch: int) -> np.ndarray:
-    settings, lengths = self._settings, self._sides.max(1)
+  def _epoch_order(self, epoch: int) -> np.ndarray:
+    settings, lengths = self._settings, self._lengths.max(1)
     if settings['shuffle']:
       return shuffled(lengths, settings['seed'], epoch)
     if settings['repeat']:
-      return as_they_lie(lengths)
-    places = settings['segment'] // self._sides.shape[1]
-    return longest_first(lengths, places)
+      return np.flatnonzero(lengths)
+    width = settings['segment'] // self._lengths.shape[1]
+    return longest_first(lengths, width)
+
+
+class LaneRow(NamedTuple):
+  """One row of a batch: inputs, targets, and the mask of real tokens."""
+
+  tokens_T: np.ndarray  # int32; 0 at padding.
+  targets_T: np.ndarray  # int32; 0 at padding.
+  mask_T: np.ndarray  # bool
+
+  @classmethod
+  def empty(cls, length: int) -> 'LaneRow':
+    """Returns a row of padding."""
+    ids_T = np.zeros(length, np.int32)
+    return cls(ids_T, ids_T.copy(), np.zeros(length, bool))
+
+
+def read_row(documents: Documents, i: int, offset: int, length: int) -> LaneRow:
+  """Returns the next tokens of document i, padded; see Batch for the format.
+
+  Args:
+    documents: the documents to read.
+    i: index of the document; below 0 for none.
+    offset: tokens already read of the document, or of each sequence of a pair.
+    length: positions in the row; even for pairs.
+  """
+  row = LaneRow.empty(length)
+  if i < 0:
+    return row
+  begin, end = documents.starts[i : i + 2]
+  if documents.first_lengths is None:
+    real = slice(min(length, end - begin - offset))
+    row.tokens_T[real], row.targets_T[real] = documents.read(
+      i, offset, real.stop
+    )
+    row.mask_T[real] = True
+    return row
+  half, edges = length // 2, (begin, begin + documents.first_lengths[i], end)
+  for side, (first, last) in enumerate(itertools.pairwise(edges)):
+    tokens = documents.tokens[first:last][offset : offset + half]
+    real = slice(side * half, side * half + len(tokens))
+    row.tokens_T[real], row.mask_T[real] = tokens, True
+  if np.diff(edges).max() <= offset + half:
+    row.targets_T[-1] = documents.labels[end - 1]
+  return row
+
+
+def shuffled(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+  """Returns the indices of documents that are not empty, shuffled."""
+  full = np.flatnonzero(lengths)
+  # NumPy guarantees that this raw stream never changes, but `permutation` may.
+  bits = np.random.PCG64(np.random.SeedSequence((seed, epoch)))
+  return full[np.argsort(bits.random_raw(len(full)), kind='stable')]
+
+
+def longest_first(lengths: np.ndarray, segment: int) -> np.ndarray:
+  """Returns the indices of documents that are not empty, longest first.
+
+  Length is counted in segments; documents of equal length keep their order.
+  """
+  full = np.flatnonzero(lengths)
+  segments = -(-lengths[full] // segment)
+  return full[np.argsort(-segments, kind='stable')]
+
+
+def staggered(document_B: np.ndarray, segments_N: np.ndarray) -> np.ndarray:
+  """Returns the index of the segment at which each row starts, [B].
+
+  If n rows share a document, the j-th of them starts after j / n of its
+  segments, so that together they cover it. A row that shares its document with
+  no other row starts at 0.
+
+  Args:
+    document_B: the document of each row.
+    segments_N: the number of segments of each document.
+  """
+  first_B = np.zeros_like(document_B)
+  for i in np.unique(document_B):
+    rows = np.flatnonzero(document_B == i)
+    first_B[rows] = np.arange(len(rows)) * segments_N[i] // len(rows)
+  return first_B

@@ -1,4 +1,4 @@
-"""Items made ahead of their use, in a background thread."""
+"""Prepares items in a background thread before they are needed."""
 
 from collections.abc import Iterator
 import queue
@@ -9,37 +9,40 @@ Item = TypeVar('Item')
 
 
 def prefetch(items: Iterator[Item], depth: int) -> Iterator[Item]:
-  """The same items, up to `depth` of them made ahead in a background thread.
+  """Yields the same items, preparing up to `depth` of them in a thread.
 
-  The thread ends with the items, with their error, which is raised here in
-  its turn, or when this iterator is closed.
+  The thread ends when `items` ends, when `items` raises, or when this iterator
+  is closed. An error of `items` is raised here, after the items before it.
+
+  Raises:
+    ValueError: depth is below 1.
   """
   if depth < 1:
-    raise ValueError(f'Prefetch needs a depth of at least 1; it is {depth}.')
+    raise ValueError(f'The depth of prefetch must be at least 1, got {depth}.')
   return _prefetch(items, depth)
 
 
 def _prefetch(items: Iterator[Item], depth: int) -> Iterator[Item]:
-  made = queue.Queue(depth)
+  ready = queue.Queue(depth)
   closed = threading.Event()
   end = object()
 
-  def make():
+  def produce():
     error = None
     try:
       for item in items:
-        made.put((item, None))
+        ready.put((item, None))
         if closed.is_set():
           return
     except BaseException as caught:
       error = caught
-    made.put((end, error))
+    ready.put((end, error))
 
-  thread = threading.Thread(target=make, name='prefetch', daemon=True)
+  thread = threading.Thread(target=produce, name='prefetch', daemon=True)
   thread.start()
   try:
     while True:
-      item, error = made.get()
+      item, error = ready.get()
       if error is not None:
         raise error
       if item is end:
@@ -48,6 +51,6 @@ def _prefetch(items: Iterator[Item], depth: int) -> Iterator[Item]:
   finally:
     closed.set()
     while thread.is_alive():
-      while not made.empty():
-        made.get_nowait()
+      while not ready.empty():
+        ready.get_nowait()
       thread.join(0.01)

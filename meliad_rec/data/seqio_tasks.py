@@ -1,12 +1,7 @@
-"""Sources as seqio tasks, so that mixtures and seqio's other tools take them.
+"""Sources as seqio tasks, for use in mixtures and with other tools of seqio.
 
-seqio and TensorFlow are imported where they are used: a run that reads a token
-store needs neither.
-
-stderr shut while a library is imported that writes there what nobody asked.
-
-TensorFlow's C++ code tells of each GPU it did not find before any of its
-settings is read. What is raised meanwhile is raised as ever.
+seqio and TensorFlow are imported where they are used, because a run that reads
+a token store needs neither.
 """
 
 from collections.abc import Iterator
@@ -19,45 +14,32 @@ from absl import logging
 
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.sources import Pg19
-from meliad_rec.data.sources import Reader
 from meliad_rec.data.sources import Registered
 from meliad_rec.data.sources import Source
+from meliad_rec.data.sources import TextReader
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import SentencePiece
 from meliad_rec.data.vocabulary import Vocabulary
 
 
-@contextlib.contextmanager
-def silent_stderr() -> Iterator[None]:
-  """Drops what this process writes to file descriptor 2."""
-  kept = os.dup(2)
-  try:
-    with open(os.devnull, 'wb') as nowhere:
-      os.dup2(nowhere.fileno(), 2)
-    yield
-  finally:
-    os.dup2(kept, 2)
-    os.close(kept)
-
-
 def register(source: Source, vocabulary: Vocabulary) -> str:
-  """The name of the source's seqio task, registered (anew) for a vocabulary.
+  """Registers a seqio task for the source and returns the task's name.
 
-  Use it to build mixtures. Its features are 'targets', the ids, and beside it
-  'targets_pretokenized', the text, and 'name'.
+  A task of the same name is replaced. The name can be used in mixtures. An
+  example has 'targets' (the ids), 'targets_pretokenized' (the text) and 'name'.
   """
   if isinstance(source, Registered):
     return source.name
   if not isinstance(source, Pg19):
-    # A mistake in it is told before the seconds that importing seqio takes.
+    # Reports errors in the source before the slow import of seqio.
     _ = source.splits
-  with silent_stderr():
+  with suppress_stderr():
     import seqio
 
   if isinstance(source, Pg19):
-    data, columns = _pg19(source), [_pg19_columns]
+    data, columns = _pg19_source(source), [_pg19_columns]
   else:
-    data, columns = _function(source), []
+    data, columns = _function_source(source), []
   key = f'{source!r} {vocabulary.identity}'
   name = (
     f'meliad_rec_{type(source).__name__.lower()}_'
@@ -77,17 +59,18 @@ def register(source: Source, vocabulary: Vocabulary) -> str:
 
 
 def find(source: Source, vocabulary: Vocabulary | None):
-  """The seqio.Task of a source, or the seqio.Mixture of that name.
+  """Returns the seqio.Task or seqio.Mixture of a source.
 
   Args:
-    source: where the documents come from.
-    vocabulary: what its ids must mean; None: only its texts are wanted.
+    source: the source of the documents.
+    vocabulary: the vocabulary that the task must have. None accepts any, for
+      callers that use only the texts.
 
   Raises:
-    ValueError: the source is not there, or has another vocabulary.
+    ValueError: the source is missing, or has another vocabulary.
   """
   name = register(source, vocabulary or Bytes())
-  with silent_stderr():
+  with suppress_stderr():
     import seqio
 
   if isinstance(source, Registered) and source.module:
@@ -95,33 +78,34 @@ def find(source: Source, vocabulary: Vocabulary | None):
       importlib.import_module(source.module)
     except ModuleNotFoundError as error:
       raise ValueError(
-        f'The module {source.module} cannot be imported ({error}); give '
-        '--module one that Python finds, and that registers your task.'
+        f'The module {source.module} cannot be imported ({error}). Set '
+        '--module to an importable module that registers your task.'
       ) from None
   known = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
   if name not in known:
     raise ValueError(
-      f'{name!r} is neither code, folder, jsonl or pg19 nor a registered seqio '
-      'task or mixture; correct --source, or give --module the Python module '
-      'that registers it.'
+      f'{name!r} is not code, folder, jsonl, pg19 or a registered seqio task '
+      'or mixture. Correct --source, or set --module to the Python module that '
+      'registers it.'
     )
   task = seqio.get_mixture_or_task(name)
   if 'targets' not in task.output_features:
     raise ValueError(
-      f"The seqio task {name!r} has no feature 'targets' but "
-      f'{", ".join(task.output_features)}; name the one to read so.'
+      f"The seqio task {name!r} has no feature 'targets'; its features are "
+      f'{", ".join(task.output_features)}. Rename the feature that holds the '
+      "ids to 'targets'."
     )
   identity = _identity(task.output_features['targets'].vocabulary)
   if vocabulary and identity != vocabulary.identity:
     raise ValueError(
-      f'The seqio task {name!r} makes ids of the vocabulary {identity}, but '
-      f'{vocabulary.identity} was given; give --vocabulary that of the task.'
+      f'The seqio task {name!r} has the vocabulary {identity}, but '
+      f"{vocabulary.identity} was given. Set --vocabulary to the task's."
     )
   return task
 
 
 def examples(task, split: str):
-  """A tf.data.Dataset: one pass over a split of a seqio task or mixture."""
+  """Returns one epoch of a split of a seqio task or mixture (tf.data)."""
   import seqio
 
   if isinstance(task, seqio.Task):
@@ -129,8 +113,8 @@ def examples(task, split: str):
       None, split, shuffle=False, num_epochs=1, try_in_mem_cache=False
     )
   logging.warning(
-    'The mixture %s ends when the first of its tasks has no more documents; '
-    'its rates say how many of the others are read.',
+    'The mixture %s ends as soon as one of its tasks has no more documents; '
+    'the mixing rates determine how many documents of the others are read.',
     task.name,
   )
   return task.get_dataset(
@@ -144,12 +128,12 @@ def examples(task, split: str):
   )
 
 
-def _function(reader: Reader):
+def _function_source(reader: TextReader):
   import seqio
   import tensorflow as tf
 
   def dataset_fn(split, shuffle_files, seed=None):
-    del shuffle_files, seed  # Lanes shuffle; documents come in one order here.
+    del shuffle_files, seed  # The order is fixed here; Lanes shuffles.
     return tf.data.Dataset.from_generator(
       lambda: (
         {'name': name, 'targets': text} for name, text in reader.read(split)
@@ -163,16 +147,16 @@ def _function(reader: Reader):
   return seqio.FunctionDataSource(dataset_fn, splits=reader.splits)
 
 
-def _pg19(source: Pg19):
+def _pg19_source(source: Pg19):
   import seqio
   import tensorflow_datasets as tfds
 
   builder = tfds.builder(source.name, data_dir=source.data_dir)
   if not builder.data_path.exists():
     raise ValueError(
-      f'pg19 is not in {builder.data_path}; run `tfds build pg19 --data_dir='
-      f'{source.data_dir or builder.data_path.parents[1]}` (11 GB), or give '
-      '--path the folder it was built in.'
+      f'pg19 is not in {builder.data_path}. Run `tfds build pg19 --data_dir='
+      f'{source.data_dir or builder.data_path.parents[1]}` (11 GB), or set '
+      '--path to the data_dir it was built in.'
     )
   return seqio.TfdsDataSource(
     source.name, source.data_dir, splits=SPLITS, read_only=True
@@ -208,3 +192,20 @@ def _identity(vocabulary) -> str:
     with tf.io.gfile.GFile(vocabulary.sentencepiece_model_file, 'rb') as file:
       return f'sentencepiece:{hashlib.sha256(file.read()).hexdigest()}'
   return type(vocabulary).__name__
+
+
+@contextlib.contextmanager
+def suppress_stderr() -> Iterator[None]:
+  """Discards everything written to file descriptor 2 inside the context.
+
+  During its import, TensorFlow's C++ code reports missing GPUs before it reads
+  the settings that would silence it. Exceptions propagate as usual.
+  """
+  saved = os.dup(2)
+  try:
+    with open(os.devnull, 'wb') as null:
+      os.dup2(null.fileno(), 2)
+    yield
+  finally:
+    os.dup2(saved, 2)
+    os.close(saved)

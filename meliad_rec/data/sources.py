@@ -1,4 +1,4 @@
-"""The sources of text, and which of them the flags of a command name."""
+"""Sources of text, and the command-line flags that choose one."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -11,14 +11,14 @@ from meliad_rec.data.folder import Folder
 from meliad_rec.data.jsonl import Jsonl
 
 
-class Reader(Protocol):
-  """Documents from plain Python: Code, Folder, Jsonl or one of your own."""
+class TextReader(Protocol):
+  """A source in plain Python: Code, Folder, Jsonl or a class of your own."""
 
   description: str
   splits: tuple[str, ...]
 
   def read(self, split: str) -> Iterator[tuple[str, str]]:
-    """The (name, text) of every document of a split, always in one order."""
+    """Yields the (name, text) of every document of a split in a fixed order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Pg19:
   """The PG-19 books (Rae et al. 2020), prepared by tensorflow-datasets.
 
   Attributes:
-    data_dir: where it was prepared; None: the place tensorflow-datasets uses.
+    data_dir: folder in which `tfds build` wrote the books. None: the default of
+      tensorflow-datasets.
   """
 
   data_dir: str | None = None
@@ -37,11 +38,12 @@ class Pg19:
 
 @dataclasses.dataclass(frozen=True)
 class Registered:
-  """Any seqio task or mixture with a feature 'targets'.
+  """A registered seqio task or mixture with a feature 'targets'.
 
   Attributes:
-    name: what it is registered under.
-    module: Python module to import first, the one that registers it.
+    name: its name in the registry of seqio.
+    module: Python module that registers it; it is imported first. None if the
+      task is registered already.
   """
 
   name: str
@@ -52,11 +54,10 @@ class Registered:
     return f'seqio: {self.name}'
 
 
-Source = Reader | Pg19 | Registered
+Source = TextReader | Pg19 | Registered
 
-
-# The flags that each kind of source reads; any other kind is a seqio task.
-_READS = {
+# The flags that each kind of source uses; any other kind is a seqio task.
+_FLAGS = {
   'code': (),
   'folder': ('path', 'split_file'),
   'jsonl': ('path', 'field'),
@@ -71,18 +72,17 @@ def source(
   split_file: str | None = None,
   module: str | None = None,
 ) -> Source:
-  """The source that the flags of a command name.
+  """Returns the source that the flags of a command describe.
 
   Args:
     kind: code, folder, jsonl, pg19, or the name of a seqio task or mixture.
-    path: a folder or pattern of files, or a file of jsonl; of pg19, the folder
-      it was prepared in.
-    field: of the JSON objects, the document's text; None: 'text'.
-    split_file: of a folder, lines of name, tab and split.
-    module: of a seqio task, the Python module that registers it.
+    path: a folder, file or pattern for folder and jsonl; the data_dir for pg19.
+    field: name of the field that holds the text, for jsonl. None: 'text'.
+    split_file: a file with lines of name, tab and split, for folder.
+    module: the Python module that registers a seqio task.
 
   Raises:
-    ValueError: a flag that this kind of source needs, or does not read.
+    ValueError: a flag is missing or does not apply to this kind of source.
   """
   given = {
     'path': path,
@@ -90,19 +90,19 @@ def source(
     'split_file': split_file,
     'module': module,
   }
-  unread = [
+  unused = [
     f'--{name}'
     for name, value in given.items()
-    if value is not None and name not in _READS.get(kind, ('module',))
+    if value is not None and name not in _FLAGS.get(kind, ('module',))
   ]
-  if unread:
-    taken = f', taken for a seqio task as it is none of {", ".join(_READS)},'
+  if unused:
+    note = f' (a seqio task, because it is not {", ".join(_FLAGS)})'
     raise ValueError(
-      f'The source {kind!r}{"" if kind in _READS else taken} does not read '
-      f'{", ".join(unread)}; leave it out, or correct --source.'
+      f'The source {kind!r}{"" if kind in _FLAGS else note} does not use '
+      f'{", ".join(unused)}. Remove it, or correct --source.'
     )
   if kind in ('folder', 'jsonl') and not path:
-    raise ValueError(f'The source {kind!r} needs a place to read; give --path.')
+    raise ValueError(f'The source {kind!r} needs --path.')
   match kind:
     case 'code':
       return Code()
@@ -117,19 +117,19 @@ def source(
 
 
 def define_flags() -> None:
-  """Defines the flags that name a source, for a command that reads one."""
+  """Defines the flags that describe a source."""
   flags.DEFINE_string(
     'source',
     None,
-    'What to read: code (the Python packages of this machine), folder, jsonl, '
+    'The source: code (the Python packages of this machine), folder, jsonl, '
     'pg19, or the name of a seqio task or mixture.',
   )
   flags.DEFINE_string(
     'path',
     None,
-    'folder: a folder of UTF-8 files or a pattern, one document a file. jsonl: '
-    'a file, a folder with train.jsonl etc. or a pattern with {split}. pg19: '
-    'the data_dir of tensorflow-datasets.',
+    'folder: a folder of UTF-8 files or a pattern, one document per file. '
+    'jsonl: a file, a folder with train.jsonl etc. or a pattern with {split}. '
+    'pg19: the data_dir of tensorflow-datasets.',
   )
   flags.DEFINE_string(
     'field', None, "jsonl: the field that holds the text; default: 'text'."
@@ -138,18 +138,25 @@ def define_flags() -> None:
     'split_file',
     None,
     'folder: a file with lines of name, tab and split (train, validation or '
-    'test); files not listed are left out.',
+    'test); files that it does not list are left out.',
   )
   flags.DEFINE_string(
-    'module', None, 'Python module that registers your seqio task.'
+    'module', None, 'seqio task: the Python module that registers it.'
   )
 
 
 def from_flags() -> Source:
-  """The source that this command line names; ValueError if it names none."""
-  given = flags.FLAGS
-  if not given.source:
-    raise ValueError('What to read? Give --source: code, folder, jsonl, ...')
+  """Returns the source of the command line.
+
+  Raises:
+    ValueError: --source is missing, or other flags do not fit it.
+  """
+  args = flags.FLAGS
+  if not args.source:
+    raise ValueError(
+      f'--source is missing. Set it to {", ".join(_FLAGS)} or the name of a '
+      'seqio task.'
+    )
   return source(
-    given.source, given.path, given.field, given.split_file, given.module
+    args.source, args.path, args.field, args.split_file, args.module
   )

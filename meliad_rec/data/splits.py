@@ -1,4 +1,4 @@
-"""Splits of documents that come in none: by a hash of their names."""
+"""Splits documents into train, validation and test by a hash of their names."""
 
 from collections.abc import Collection
 import hashlib
@@ -9,44 +9,47 @@ from meliad_rec.data.documents import SPLITS
 
 
 def split_of(name: str) -> str:
-  """5 % go to validation and 5 % to test; the name alone decides."""
-  return {0: 'validation', 1: 'test'}.get(_number(name) % 20, 'train')
+  """Returns validation for 5 % of names, test for 5 %, train for the others."""
+  return {0: 'validation', 1: 'test'}.get(_hash(name) % 20, 'train')
 
 
-def hashed(names: Collection[str], place: str, remedy: str) -> dict[str, str]:
-  """The split of each name, in the order given; each split has one at least.
+def split_by_name(
+  names: Collection[str], location: str, remedy: str
+) -> dict[str, str]:
+  """Returns the split of each name, in the given order; no split is empty.
 
-  So a document stays in its split when others come or go, but where there are
-  so few that a split would have none: it then takes one of the largest.
+  The split of a document does not depend on the other documents, with one
+  exception: a split that would be empty takes a document of the largest split.
 
   Args:
-    names: of the documents, all different.
-    place: where they are, for messages.
-    remedy: what to do where there are too few, for messages.
+    names: names of the documents, all different.
+    location: path of the documents, for messages.
+    remedy: sentence that ends the message if there are too few documents.
 
   Raises:
-    ValueError: fewer than three names.
+    ValueError: there are fewer than three names.
   """
   if len(names) < 3:
     raise ValueError(
-      f'{place} holds {len(names)} documents, too few to split by name; '
-      f'{remedy}.'
+      f'{location} holds {len(names)} documents, too few to split by name. '
+      f'{remedy}'
     )
-  found = {name: split_of(name) for name in names}
-  of = lambda split: [name for name in found if found[name] == split]
+  splits = {name: split_of(name) for name in names}
+  members = lambda split: [name for name in splits if splits[name] == split]
   for split in SPLITS:
-    if not of(split):
-      found[min(max(map(of, SPLITS), key=len), key=_number)] = split
+    if not members(split):
+      largest = max(map(members, SPLITS), key=len)
+      splits[min(largest, key=_hash)] = split
   logging.info(
-    '%s comes in no splits: of %d documents, %d go to validation and %d to '
-    'test, by a hash of their names.',
-    place,
+    '%s has no splits of its own. By a hash of the names, %d of its %d '
+    'documents go to validation and %d to test.',
+    location,
+    len(members('validation')),
     len(names),
-    len(of('validation')),
-    len(of('test')),
+    len(members('test')),
   )
-  return found
+  return splits
 
 
-def _number(name: str) -> int:
+def _hash(name: str) -> int:
   return int(hashlib.sha256(name.encode()).hexdigest(), 16)

@@ -1,7 +1,8 @@
-"""Text from any source, tokenised in memory."""
+"""Text from any source, tokenized in memory."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+import functools
 import re
 import time
 
@@ -19,44 +20,52 @@ from meliad_rec.data.vocabulary import Vocabulary
 
 
 class Text:
-  """The splits of a source, tokenised in memory as they are asked for.
+  """A dataset of a source, each split tokenized in memory on first use.
 
   Attributes:
-    source: where the documents come from.
-    vocabulary: what turns them into ids.
-    splits: those that the source has.
+    source: the source of the documents.
+    vocabulary: the vocabulary to tokenize with.
+    splits: the splits of the source.
 
   Raises:
-    ValueError: the source is not there, or has another vocabulary.
+    ValueError: the source is missing, or has another vocabulary.
   """
 
   def __init__(self, source: Source, vocabulary: Vocabulary):
     self.source = source
     self.vocabulary = vocabulary
-    self._task = seqio_tasks.find(source, vocabulary)
     self._documents = {}
-    self.splits = [
-      *(split for split in SPLITS if split in self._task.splits),
-      *(split for split in self._task.splits if split not in SPLITS),
+
+  # Looked up lazily: `meliad-rec plan` needs only the vocabulary.
+  @functools.cached_property
+  def _task(self):
+    return seqio_tasks.find(self.source, self.vocabulary)
+
+  @functools.cached_property
+  def splits(self) -> list[str]:
+    found = self._task.splits
+    return [
+      *(split for split in SPLITS if split in found),
+      *(split for split in found if split not in SPLITS),
     ]
 
   def documents(self, split: str) -> Documents:
-    """All documents of a split, in memory; tokenised once."""
+    """Returns all documents of a split, tokenizing them on the first call."""
     if split not in self._documents:
-      self._documents[split] = self._tokenise(split)
+      self._documents[split] = self._tokenize(split)
     return self._documents[split]
 
-  def _tokenise(self, split: str) -> Documents:
+  def _tokenize(self, split: str) -> Documents:
     began = time.monotonic()
     logging.info(
-      'Tokenising %s, split %s, in memory; python -m meliad_rec tokenize '
-      'writes a store once, and runs that read it start at once.',
+      'Tokenizing %s, split %s, in memory. Write a store with python -m '
+      'meliad_rec tokenize to do this once for all runs.',
       self.source.description,
       split,
     )
     documents = Documents.collect(self.stream(split), self.vocabulary)
     logging.info(
-      'Tokenised %d documents, %d tokens, in %.0f s.',
+      'Tokenized %d documents, %d tokens, in %.0f s.',
       len(documents),
       len(documents.tokens),
       time.monotonic() - began,
@@ -64,10 +73,10 @@ class Text:
     return documents
 
   def stream(self, split: str) -> Iterator[Document]:
-    """The documents of a split one by one, in the source's order.
+    """Yields the documents of a split in the order of the source.
 
     Raises:
-      ValueError: no such split, or what the source says is wrong in it.
+      ValueError: there is no such split, or the source cannot be read.
     """
     _check_split(self.source, self.splits, split)
     return (
@@ -86,22 +95,22 @@ class Text:
 
 
 def texts(source: Source, split: str) -> Iterator[str]:
-  """The texts of a split, without ids.
+  """Yields the texts of a split without tokenizing them.
 
   Raises:
-    ValueError: no such split, or what the source says is wrong in it.
+    ValueError: there is no such split, or the source cannot be read.
   """
-  reads = not isinstance(source, Pg19 | Registered)
-  provider = source if reads else seqio_tasks.find(source, None)
-  _check_split(source, provider.splits, split)
-  if reads:
+  if not isinstance(source, Pg19 | Registered):
+    _check_split(source, source.splits, split)
     yield from (text for _, text in source.read(split))
     return
-  for example in _examples(provider, split):
+  task = seqio_tasks.find(source, None)
+  _check_split(source, task.splits, split)
+  for example in _examples(task, split):
     if 'targets_pretokenized' not in example:
       raise ValueError(
-        f"{source.description} has no feature 'targets_pretokenized', its text "
-        'before it was tokenised; let its task keep it.'
+        f"{source.description} has no feature 'targets_pretokenized', the text "
+        'before tokenization. Keep it in the preprocessors of its task.'
       )
     yield example['targets_pretokenized'].decode()
 
@@ -120,8 +129,8 @@ def _examples(task, split: str) -> Iterator[dict]:
   try:
     yield from seqio_tasks.examples(task, split).as_numpy_iterator()
   except tf.errors.OpError as error:
-    # A reader's own sentence comes back inside TensorFlow's.
-    told = re.search(r'ValueError: (.*)', str(error))
-    if not told:
+    # TensorFlow wraps the error of the source in its own message.
+    original = re.search(r'ValueError: (.*)', str(error))
+    if not original:
       raise
-    raise ValueError(told[1]) from error
+    raise ValueError(original[1]) from error

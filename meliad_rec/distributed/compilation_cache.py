@@ -1,4 +1,4 @@
-"""Compiled programs kept on disk, so that a run that goes on starts quickly."""
+"""Keeps compiled programs on disk, so that a resumed run starts quickly."""
 
 import hashlib
 import os
@@ -9,34 +9,34 @@ import jax
 
 
 def enable() -> None:
-  """Keeps what takes a second or more to compile in the user's cache folder.
+  """Caches programs that take a second or more to compile.
 
-  What the variables JAX_COMPILATION_CACHE_DIR (another folder) and
-  JAX_ENABLE_COMPILATION_CACHE=0 (none) say, stays.
+  They are kept in the user's cache folder. JAX_COMPILATION_CACHE_DIR names
+  another folder, and JAX_ENABLE_COMPILATION_CACHE=0 disables the cache.
   """
   if jax.config.jax_compilation_cache_dir is not None:
     return
   home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
   folder = Path(home) / 'meliad_rec' / f'jax-{_processor()}'
-  # What lies there is run: nobody else may write it.
+  # Cached programs are executed, so no other user may write to the folder.
   try:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
   except OSError:
-    logging.info('%s cannot be used: nothing compiled is kept.', folder)
+    logging.info('%s cannot be used: compiled programs are not cached.', folder)
     return
   jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
 def _processor() -> str:
-  """A mark of what this processor can do.
+  """Returns a hash of the processor's features.
 
-  Homes are shared between machines, and code made for one may not run on
-  another.
+  Machines may share a home folder, and code compiled for one processor may not
+  run on another.
   """
   try:
     lines = Path('/proc/cpuinfo').read_text().splitlines()
   except OSError:
     return 'any'
-  told = {line for line in lines if line.startswith(('flags', 'Features'))}
-  return hashlib.sha256('\n'.join(sorted(told)).encode()).hexdigest()[:12]
+  features = {line for line in lines if line.startswith(('flags', 'Features'))}
+  return hashlib.sha256('\n'.join(sorted(features)).encode()).hexdigest()[:12]

@@ -1,7 +1,7 @@
-"""Parameters that are cut over fsdp, whole where they are read.
+"""Gathers parameters that are sharded over fsdp before they are used.
 
-Rows are cut over fsdp too. Left to itself, the compiler may gather a layer's
-activations of all rows in place of its parameters.
+Rows of a batch are sharded over fsdp too. On its own, the compiler may gather
+the activations of all rows instead of a layer's parameters.
 """
 
 import functools
@@ -17,41 +17,43 @@ from meliad_rec.distributed.partition import RULES
 
 
 def all_gather_params(params, stacked: bool = True):
-  """Parameters whole along fsdp: of a model, or of a loop, which reads them
-  many times.
+  """Returns parameters that are not sharded over fsdp.
 
-  As they are where there is no mesh.
+  Call it before applying a model, and before a loop that reads the same
+  parameters many times. Without a mesh, parameters are returned unchanged.
 
   Args:
-    params: by their paths, or the ends of these.
-    stacked: whether those of layers that a scan runs through are gathered too,
-      all at once. If not, the scan gathers one layer's at a time. All others
-      stay whole from the forward to the backward pass.
+    params: nested dict; leaves whose path matches no rule of partition.RULES
+      are returned unchanged.
+    stacked: whether to gather the stacked parameters of a scan over layers, all
+      layers at once. If False, they stay sharded, and the scan gathers one
+      layer at a time. Other parameters are always gathered, and stay so from
+      the forward to the backward pass.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if dict(mesh.shape).get('fsdp', 1) == 1:
     return params
 
-  def whole(path, leaf):
+  def gather(path, leaf):
     name = path_string(path)
     if not any(re.search(pattern, name) for pattern, _ in RULES):
-      return leaf  # Of a module that others have too, without its whole name.
+      return leaf  # A shared module's parameter, without its full path.
     if not stacked and leaf.ndim > len(logical_axes(name)):
       return leaf
-    return _whole(param_spec(mesh, name, leaf.shape), leaf)
+    return _gather(param_spec(mesh, name, leaf.shape), leaf)
 
-  return jax.tree_util.tree_map_with_path(whole, params)
+  return jax.tree_util.tree_map_with_path(gather, params)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _whole(spec, leaf):
+def _gather(spec, leaf):
   axes = (None if axis == 'fsdp' else axis for axis in spec)
   return jax.lax.with_sharding_constraint(leaf, PartitionSpec(*axes))
 
 
 def _backward(spec, _, gradient):
-  # Cut as the parameter is, so that each device adds up its part alone.
+  # Sharded like the parameter, so that each device sums only its own part.
   return (jax.lax.with_sharding_constraint(gradient, spec),)
 
 
-_whole.defvjp(lambda spec, leaf: (_whole(spec, leaf), None), _backward)
+_gather.defvjp(lambda spec, leaf: (_gather(spec, leaf), None), _backward)

@@ -1,13 +1,11 @@
-"""Where every array lies on a mesh: one table, outside the models.
+"""Sharding of every array of a run over a mesh, defined outside the models.
 
-A parameter's path matches exactly one rule, which names its last axes; axes in
-front of those (stacked layers, sources) are whole everywhere. Logical axes map
-to the mesh axes data, fsdp and model.
-
-Where all of a train state lies on a mesh.
-
-Parameters by partition.RULES, the carry by rows and its keys and values by
-heads too, moments of the optimiser as their parameters.
+The mesh has the axes data, fsdp and model. The path of a parameter matches
+exactly one rule of RULES, which names its last axes; MESH_AXES maps these names
+to axes of the mesh. Earlier axes, such as that of stacked layers, are not
+sharded. The optimizer's moments are sharded like their parameters. A batch is
+sharded by rows over data and fsdp. So is the carry, the model's state between
+two segments; its keys and values are also sharded by heads (CARRY_RULES).
 """
 
 import re
@@ -36,9 +34,9 @@ RULES = (
   (r'gate/last/kernel$', ('mlp', None)),
   (r'gate/last/bias$|mlp/output/bias$', (None,)),
   (r'output/(linear|i|f|z)/bias$|output/gate$', (None,)),
-  # An LSTM is whole over model, or each token would wait for hidden units of
-  # other devices. Its recurrence is whole over fsdp too: XLA of jaxlib 0.10.2
-  # adds up h u wrongly where the mesh cuts three ways.
+  # An LSTM is not sharded over model: each token would wait for hidden units of
+  # other devices. Its recurrence is not sharded over fsdp either: XLA of jaxlib
+  # 0.10.2 sums h u incorrectly on a mesh with all three axes.
   (r'input_kernel$', ('embed', None)),
   (r'recurrence$', (None, None)),
   (r'gate_bias$', (None,)),
@@ -58,27 +56,34 @@ MESH_AXES = {
   'mlp': 'model',
 }
 BATCH_AXES = ('data', 'fsdp')
+# Last axes of the carry's leaves that have heads.
+CARRY_RULES = (
+  (r'(^|/)(k|v)$', ('heads', None)),
+  (r'(^|/)(keys|values)$', ('heads', None, None)),
+)
 
 
 def make_mesh(
   data: int | None = None, fsdp: int = 1, model: int = 1, devices=None
 ) -> Mesh:
-  """A mesh of all devices.
+  """Returns a mesh of all devices.
 
   Args:
-    data: replicas; None: what the other axes leave.
-    fsdp: places each parameter is cut into along its embedding axis.
-    model: places heads, hidden units and vocabulary are cut into.
-    devices: those to use; None: all of them.
+    data: number of replicas; None: number of devices / (fsdp * model).
+    fsdp: shards of each parameter along its embedding axis.
+    model: shards of heads, hidden units and vocabulary.
+    devices: devices to use; None: all of them.
 
   Raises:
-    ValueError: an axis below 1, or the axes do not use up the devices.
+    ValueError: an axis is below 1, or the product of the axes is not the number
+      of devices.
   """
   devices = jax.devices() if devices is None else devices
   for axis, size in ('data', data), ('fsdp', fsdp), ('model', model):
     if size is not None and size < 1:
       raise ValueError(
-        f'{axis} is {size}; it needs 1 or more. Set partition.make_mesh.{axis}.'
+        f'{axis} must be at least 1, got {size}. Set'
+        f' partition.make_mesh.{axis}.'
       )
   if data is None:
     data = max(len(devices) // (fsdp * model), 1)
@@ -87,11 +92,11 @@ def make_mesh(
     raise ValueError(
       f'The mesh data {data} x fsdp {fsdp} x model {model} needs '
       f'{np.prod(shape)} devices; there are {len(devices)}. Give --mesh axes '
-      'whose product that is.'
+      'with that product.'
     )
-  # Auto: with explicit axes a sharding constraint would be an assertion.
+  # Auto: with Explicit axes, a sharding constraint would be an assertion.
   types = (AxisType.Auto,) * 3
-  # Split, as chips of 4 x 4 x 4 have no axes that together are 8 long.
+  # A mesh axis of 8 on chips of 4 x 4 x 4 splits a physical axis.
   placed = mesh_utils.create_device_mesh(
     shape, devices, allow_split_physical_axes=True
   )
@@ -99,15 +104,15 @@ def make_mesh(
 
 
 def path_string(path) -> str:
-  """A key path as 'cell/cells_0/...'."""
+  """Returns a key path as 'cell/cells_0/...'."""
   return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 def logical_axes(path: str) -> tuple[str | None, ...]:
-  """The names of a parameter's last axes.
+  """Returns the names of a parameter's last axes, from RULES.
 
   Raises:
-    ValueError: no rule matches, or several do.
+    ValueError: not exactly one rule matches.
   """
   found = [axes for pattern, axes in RULES if re.search(pattern, path)]
   if len(found) != 1:
@@ -119,16 +124,21 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
 
 
 def param_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
-  """How a parameter is cut; an axis that does not divide evenly stays whole."""
+  """Returns the PartitionSpec of a parameter."""
   return PartitionSpec(*mesh_axes(mesh, logical_axes(path), shape))
 
 
 def mesh_axes(
   mesh: Mesh, names: tuple[str | None, ...], shape: tuple[int, ...]
 ) -> list[str | None]:
-  """For each axis of an array, the last of which have names, one of the mesh.
+  """Returns the mesh axis of each axis of an array, or None if not sharded.
 
-  None: the axis stays whole, as does one that does not divide evenly.
+  An axis that does not divide evenly is not sharded.
+
+  Args:
+    mesh: the mesh.
+    names: logical names of the last axes of the array.
+    shape: shape of the array.
   """
   axes = [None] * (len(shape) - len(names)) + [MESH_AXES.get(n) for n in names]
   return [
@@ -138,25 +148,26 @@ def mesh_axes(
 
 
 def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:
-  """Rows over data and fsdp.
+  """Returns the sharding of rows over data and fsdp.
 
   Raises:
     ValueError: the rows do not divide evenly.
   """
-  places = np.prod([mesh.shape[axis] for axis in BATCH_AXES])
-  if rows % places:
+  shards = np.prod([mesh.shape[axis] for axis in BATCH_AXES])
+  if rows % shards:
     raise ValueError(
-      f'A batch of {rows} rows does not divide over {places} devices; set '
-      f'BATCH to a multiple of {places}.'
+      f'A batch of {rows} rows does not divide evenly over {shards} devices; '
+      f'set BATCH to a multiple of {shards}.'
     )
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def local_rows(mesh: Mesh, rows: int) -> np.ndarray:
-  """The rows of a batch that this host's devices hold, in order, to read them.
+  """Returns the rows of a batch that this host reads, in order.
 
-  They may lie apart: the devices of a host are neighbours in space, and those
-  of a mesh need not be. Hosts that a model axis spans hold, and read, the same.
+  These are the rows of its devices. They need not be consecutive: the devices
+  of a host are neighbors in the network, but not always in the mesh. Hosts
+  along a model axis read the same rows.
 
   Raises:
     ValueError: the rows do not divide evenly.
@@ -165,29 +176,22 @@ def local_rows(mesh: Mesh, rows: int) -> np.ndarray:
 
 
 def rows_of(mesh: Mesh, rows: int, host: int) -> np.ndarray:
-  """As local_rows, of any host."""
-  places = batch_sharding(mesh, rows).devices_indices_map((rows,))
+  """Returns `local_rows` of any host."""
+  indices = batch_sharding(mesh, rows).devices_indices_map((rows,))
   held = [
     np.arange(rows)[part]
-    for device, (part,) in places.items()
+    for device, (part,) in indices.items()
     if device.process_index == host
   ]
   return np.unique(np.concatenate(held))
 
 
-# The last axes of what a carry holds of each head; all else is cut by rows.
-CARRY_RULES = (
-  (r'(^|/)(k|v)$', ('heads', None)),
-  (r'(^|/)(keys|values)$', ('heads', None, None)),
-)
-
-
 def state_shardings(mesh: Mesh, state, rows: int):
-  """Like a train state, a NamedSharding for every leaf.
+  """Returns the NamedSharding of every leaf of a train state.
 
-  Moments lie as the parameter whose path and shape they share, what is not
-  named whole: every leaf has a place from the start, or a restored run would
-  mix incompatible ones.
+  A moment is sharded like the parameter whose path and shape it shares;
+  other leaves are replicated. Every leaf has a sharding from the start, because
+  a restored run would otherwise mix arrays on incompatible sets of devices.
   """
   params = {
     path_string(path): (
@@ -196,9 +200,9 @@ def state_shardings(mesh: Mesh, state, rows: int):
     )
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
   }
-  batch_sharding(mesh, rows)  # Refuses rows that do not divide.
+  batch_sharding(mesh, rows)  # Raises if the rows do not divide.
 
-  def place(path, leaf):
+  def sharding(path, leaf):
     name = path_string(path)
     if name.startswith('carry/') or name == 'carry':
       return NamedSharding(mesh, carry_spec(mesh, name, leaf.shape))
@@ -207,11 +211,11 @@ def state_shardings(mesh: Mesh, state, rows: int):
         return NamedSharding(mesh, spec)
     return NamedSharding(mesh, PartitionSpec())
 
-  return jax.tree_util.tree_map_with_path(place, state)
+  return jax.tree_util.tree_map_with_path(sharding, state)
 
 
 def carry_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
-  """How a leaf of the carry is cut: by rows, keys and values by heads too."""
+  """Returns the PartitionSpec of a leaf of the carry."""
   found = [names for pattern, names in CARRY_RULES if re.search(pattern, path)]
   _, *others = mesh_axes(mesh, found[0] if found else (), shape)
   return PartitionSpec(BATCH_AXES, *others)

@@ -1,12 +1,11 @@
-"""A kernel, a search, or attention on each device's own rows and heads.
+"""Runs kernels, top-k search or attention on each device's own rows and heads.
 
-Compilers cut what they know themselves over a mesh; a kernel must be told. Nor
-do they cut a search for the greatest: they gather its rows. And attention they
-may cut by its queries, and then exchange them in each layer.
+XLA partitions its own operations over a mesh, but not a Pallas kernel. For a
+top-k search, it gathers the rows of all devices. It may partition attention
+over queries, which costs an exchange between devices in each layer.
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence
 import math
 
 import jax
@@ -17,35 +16,41 @@ from jax.sharding import PartitionSpec
 from meliad_rec.distributed.partition import BATCH_AXES
 from meliad_rec.distributed.partition import MESH_AXES
 
-_HEADS = {'tokens': 2, 'sums': 1}  # The axis of heads.
+_HEAD_AXES = {'tokens': 2, 'sums': 1}
 
 
-def per_shard(
-  call: Callable, kinds: Sequence[str], arguments, results: Sequence[str]
-) -> Callable:
-  """`call` for the rows and heads of each device, where there is a mesh.
+def per_shard(call: Callable, kinds, arguments, results) -> Callable:
+  """Wraps `call` so that each device runs it on its own rows and heads.
+
+  Without a mesh, `call` itself is returned. An array is of one of the kinds
+  'tokens' [B, T, H, K], 'rows' [B, S], 'sums' [B, H, ...] and 'heads' [H, ...].
+  An array may be None.
 
   Args:
-    call: takes the arguments, each an array or None.
-    kinds: of each argument: 'tokens' [B, T, H, K], 'rows' [B, S], 'sums' [B, H,
-      ...], or 'heads' [H, ...]; there are tokens or sums.
-    arguments: the whole ones.
-    results: kinds of what it returns; 'heads' are added up over rows.
+    call: a function of arrays.
+    kinds: the kind of each argument of `call`, or a pytree of kinds; at least
+      one is 'tokens' or 'sums'.
+    arguments: the arguments, with all rows and heads; only shapes are read.
+    results: pytree of the kinds of the results of `call`. Results of the kind
+      'heads' are summed over the devices that have different rows.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  free = _free(mesh)
-  if not free:
+  axes = _auto_axes(mesh)
+  if not axes:
     return call
-  # An axis of one place is named too: a kernel is told of all or of none.
+  # Axes of size 1 are named too: a kernel must know all axes or none.
   heads = MESH_AXES['heads']
-  cut = [
-    (a, _HEADS[kind])
-    for a, kind in zip(arguments, kinds, strict=True)
-    if kind in _HEADS
+  leaf_kinds, tree = jax.tree.flatten(tuple(kinds))
+  split = [
+    (a, _HEAD_AXES[kind])
+    for a, kind in zip(
+      tree.flatten_up_to(tuple(arguments)), leaf_kinds, strict=True
+    )
+    if kind in _HEAD_AXES
   ]
-  rows = _rows(free, len(cut[0][0]))
-  whole = any(a.shape[axis] % free.get(heads, 1) for a, axis in cut)
-  heads = None if whole or heads not in free else heads
+  rows = _row_axes(axes, len(split[0][0]))
+  indivisible = any(a.shape[axis] % axes.get(heads, 1) for a, axis in split)
+  heads = None if indivisible or heads not in axes else heads
   specs = {
     'tokens': PartitionSpec(rows or None, None, heads),
     'rows': PartitionSpec(rows or None),
@@ -53,78 +58,77 @@ def per_shard(
     'heads': PartitionSpec(heads),
   }
 
-  def local(*arguments):
-    found = call(*arguments)
-    if not rows:
-      return found
-    return tuple(
-      jax.tree.map(lambda leaf: jax.lax.psum(leaf, rows), a)
-      if kind == 'heads'
-      else a
-      for a, kind in zip(found, results, strict=True)
-    )
+  def total(kind, output):
+    if kind != 'heads' or not rows:
+      return output
+    return jax.tree.map(lambda a: jax.lax.psum(a, rows), output)
 
   return jax.shard_map(
-    local,
+    lambda *arguments: jax.tree.map(total, results, call(*arguments)),
     mesh=mesh,
-    axis_names=set(free),
-    in_specs=tuple(specs[kind] for kind in kinds),
-    out_specs=tuple(specs[kind] for kind in results),
+    axis_names=set(axes),
+    in_specs=jax.tree.map(specs.get, tuple(kinds)),
+    out_specs=jax.tree.map(specs.get, results),
     check_vma=False,
   )
 
 
-def cut_alike(a_BSHK, heads: int):
-  """Heads of keys, repeated so that they divide as those of queries do.
+def split_kv_heads(a_BSHK, num_heads: int):
+  """Repeats the heads of keys or values until the devices can divide them.
 
-  Fewer key heads than there are places along the axis of heads would leave all
-  heads of queries to each device.
+  If query heads can be divided and key heads cannot, attention would otherwise
+  run with all heads on each device.
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  places = _free(mesh).get(MESH_AXES['heads'], 1)
-  own = a_BSHK.shape[2]
-  if own % places == 0 or heads % places:
-    return a_BSHK
-  return jnp.repeat(a_BSHK, math.lcm(own, places) // own, 2)
+  repeats = _split_heads(num_heads, a_BSHK.shape[2]) // a_BSHK.shape[2]
+  return a_BSHK if repeats == 1 else jnp.repeat(a_BSHK, repeats, 2)
 
 
-def heads_of_device(heads: int, num_kv_heads: int) -> tuple[int, int]:
-  """Of so many heads those of one device, of queries and of keys."""
-  mesh = jax.sharding.get_abstract_mesh()
-  places = _free(mesh).get(MESH_AXES['heads'], 1)
-  if heads % places:
-    return heads, num_kv_heads
-  return heads // places, math.lcm(num_kv_heads, places) // places
+def heads_of_device(num_heads: int, num_kv_heads: int) -> tuple[int, int]:
+  """Returns the numbers of query heads and of key heads on each device."""
+  size = _heads_axis_size()
+  if num_heads % size:
+    return num_heads, num_kv_heads
+  return num_heads // size, _split_heads(num_heads, num_kv_heads) // size
 
 
-def per_row(call: Callable, of_rows, shared):
-  """`call(of_rows, shared)`, for the rows of each device where there is a mesh.
+def _split_heads(num_heads: int, num_kv_heads: int) -> int:
+  """Returns the number of key heads after split_kv_heads."""
+  size = _heads_axis_size()
+  return num_kv_heads if num_heads % size else math.lcm(num_kv_heads, size)
+
+
+def _heads_axis_size() -> int:
+  axes = _auto_axes(jax.sharding.get_abstract_mesh())
+  return axes.get(MESH_AXES['heads'], 1)
+
+
+def per_row(call: Callable, batch, shared):
+  """Returns call(batch, shared); each device computes its own rows.
 
   Args:
-    call: what it gives is of rows too.
-    of_rows: a pytree of arrays [B, ...].
-    shared: a pytree of arrays that all rows read; along the axes of rows they
-      are whole.
+    call: a function whose results are also arrays [B, ...].
+    batch: a pytree of arrays [B, ...].
+    shared: a pytree of arrays that all rows read; they are not sharded along
+      the axes of rows.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  rows = _rows(_free(mesh), len(jax.tree.leaves(of_rows)[0]))
-  # XLA fails on loops that are told of axes of one place alone.
+  rows = _row_axes(_auto_axes(mesh), len(jax.tree.leaves(batch)[0]))
+  # XLA fails on loops under a shard_map over axes of size 1 only.
   rows = tuple(axis for axis in rows if mesh.shape[axis] > 1)
   if not rows:
-    return call(of_rows, shared)
-  cut = PartitionSpec(rows)
+    return call(batch, shared)
   return jax.shard_map(
     call,
     mesh=mesh,
     axis_names=set(rows),
-    in_specs=(cut, PartitionSpec()),
-    out_specs=cut,
+    in_specs=(PartitionSpec(rows), PartitionSpec()),
+    out_specs=PartitionSpec(rows),
     check_vma=False,
-  )(of_rows, shared)
+  )(batch, shared)
 
 
-def _free(mesh) -> dict[str, int]:
-  """The axes that are the compiler's to cut over, and their places."""
+def _auto_axes(mesh) -> dict[str, int]:
+  """Returns names and sizes of the axes that XLA partitions over."""
   return {
     name: mesh.shape[name]
     for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
@@ -132,11 +136,11 @@ def _free(mesh) -> dict[str, int]:
   }
 
 
-def _rows(free: dict[str, int], left: int) -> tuple[str, ...]:
-  """Of these axes, those that so many rows are cut over."""
-  rows = []
+def _row_axes(axes: dict[str, int], rows: int) -> tuple[str, ...]:
+  """Returns the axes of BATCH_AXES over which this many rows divide evenly."""
+  found = []
   for axis in BATCH_AXES:
-    if axis in free and left % free[axis] == 0:
-      rows.append(axis)
-      left //= free[axis]
-  return tuple(rows)
+    if axis in axes and rows % axes[axis] == 0:
+      found.append(axis)
+      rows //= axes[axis]
+  return tuple(found)

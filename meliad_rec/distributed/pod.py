@@ -1,123 +1,149 @@
-"""One process of several: it joins them, and never ends without a word.
+"""Starts and ends one process of a run that may have several.
 
-Where one process fails, the others cannot go on. Those that wait for it in
-C++ are aborted by jax when its heartbeats stop, and no Python code runs then:
-a small child process that outlives this one says what is to be said.
+If one process fails, the others cannot continue. They may be waiting for it in
+C++; when its heartbeats stop, jax aborts them and prints why.
 """
 
 from collections.abc import Callable
 import os
 import re
-import subprocess
+import signal
 import sys
+import threading
 import time
 import traceback
 
 from absl import logging
 import jax
 
-from meliad_rec.distributed import preemption
-
-# What a computation with a process that is gone ends with, here or there.
-_GONE = 'UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED'
-_AGAIN = 'Run the same command on all hosts again, to go on.'
-# Its input ends with the process that holds the other end, however that ends.
-_CHILD = """
-while IFS= read -r line; do words=$line; done
-[ -z "$words" ] || printf '%s\\n' "$words" >&2
-"""
-
-
-class LastWords:
-  """What is written to stderr if this process is killed or aborted."""
-
-  def __init__(self):
-    # A session of its own: Ctrl-C is for this process only.
-    self._child = subprocess.Popen(
-      ['sh', '-c', _CHILD],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.DEVNULL,
-      start_new_session=True,
-    )
-
-  def say(self, words: str) -> None:
-    """Takes the place of what was to be said before."""
-    self._child.stdin.write(words.encode() + b'\n')
-    self._child.stdin.flush()
-
-  def close(self) -> None:
-    """Nothing is to be said any more."""
-    self.say('')
-    self._child.stdin.close()
-    self._child.wait()
+# How long a process waits until all others have been started.
+_JOIN_SECONDS = 300
+# A process without a heartbeat for this long counts as lost, and jax ends the
+# others.
+_HEARTBEAT_SECONDS = 30
+# How long a process that has finished waits for the others.
+_SHUTDOWN_SECONDS = 60
+# Status codes of a computation that failed because another process ended.
+_LOST = 'UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED'
 
 
 def together(
   work: Callable[[], int],
   guarded: Callable[[Callable, list[str]], int | None],
 ) -> int:
-  """Does the work as one of all processes of the run; its exit code.
+  """Joins the other processes of the run, runs `work`, returns its exit code.
 
-  Alone it is but `work()`. A process that fails leaves at once, without waiting
-  for the others, which follow it within a minute.
+  A single process just runs `work`. A process that fails exits at once, without
+  waiting for the others; they stop within a minute.
 
   Args:
-    work: to be done by all processes at once.
-    guarded: cli.guarded, which tells mistakes.
+    work: function that all processes run; returns an exit code.
+    guarded: cli.guarded, which prints errors that a user can correct.
 
   Raises:
-    ValueError: no cluster comes of the variables that name one.
+    ValueError: the environment variables do not name a cluster.
   """
-  words = LastWords()
+  initialize_distributed()
+  if jax.process_count() == 1:
+    return work()
+  name = f'Process {jax.process_index()} of {jax.process_count()}'
+  logging.info('%s has joined.', name)
+  code = 1
   try:
-    words.say(
-      'error: This process was ended before it had found the others of its'
-      f' run, by hand or after {preemption.JOIN_SECONDS} s; see that all were'
-      ' started, and that all reach the port of the first.'
-    )
-    preemption.initialize_distributed()
-    if jax.process_count() == 1:
-      words.say('')
-      return work()
-    who = f'Process {jax.process_index()} of {jax.process_count()}'
-    logging.info('%s has joined.', who)
-    words.say(
-      f'error: {who} was ended: by hand, for lack of memory, or by jax since'
-      f' another process was lost. {_AGAIN}'
-    )
-    code = 1
-    try:
-      code = guarded(lambda _: _work(work, who), [])
-    except BaseException:
-      traceback.print_exc()
-    # Those that have done their work have parted: see _work.
-    failed = jax.distributed.is_initialized()
-  finally:
-    words.close()
-  if failed:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # jax aborts all others when process 0 goes: those that have found the same
-    # mistake say so first.
-    if jax.process_index() == 0:
-      time.sleep(3)
-    # An orderly exit would wait for processes that wait for this one.
-    os._exit(code or 1)
-  return code
+    code = guarded(lambda _: _work(work, name), [])
+  except BaseException:
+    traceback.print_exc()
+  # If the work is finished, _work has shut down jax.distributed.
+  if not jax.distributed.is_initialized():
+    return code
+  sys.stdout.flush()
+  sys.stderr.flush()
+  # jax aborts the others when process 0 exits. Those that found the same
+  # mistake get time to report it.
+  if jax.process_index() == 0:
+    time.sleep(3)
+  # An orderly exit would wait for processes that wait for this one.
+  os._exit(code or 1)
 
 
-def _work(work, who):
+def _work(work, name):
   try:
     code = work()
   except (jax.errors.JaxRuntimeError, ValueError) as error:
     first = str(error).strip().partition('\n')[0][:200]
-    if not re.match(f'({_GONE}): ', first):
+    if not re.match(f'({_LOST}): ', first):
       raise
     print(
-      f'error: {who} has stopped, since what all compute together failed'
-      f' ({first}): most likely another process was lost. {_AGAIN}',
+      f'error: {name} stopped because a joint computation failed ({first});'
+      ' most likely another process was lost. Run the same command on all hosts'
+      ' again to resume.',
       file=sys.stderr,
     )
     return 1
   jax.distributed.shutdown()
   return code
+
+
+def initialize_distributed() -> None:
+  """Joins the cluster in which this process was started, if there is one.
+
+  Call this before any other use of jax; a second call does nothing. SIGTERM and
+  Ctrl-C end the process at once while it waits for the others. jax detects
+  Cloud TPU, Slurm, Open MPI and Kubernetes. Elsewhere, the environment
+  variables JAX_COORDINATOR_ADDRESS (host:port), JAX_NUM_PROCESSES and
+  JAX_PROCESS_ID name the cluster.
+
+  Raises:
+    ValueError: only some of the three variables are set, or the cluster cannot
+      be joined.
+  """
+  if jax.distributed.is_initialized():
+    return
+  # jax waits in C++, where Python's signal handlers are not called.
+  handlers = {}
+  if threading.current_thread() is threading.main_thread():
+    numbers = signal.SIGTERM, signal.SIGINT
+    handlers = {number: signal.getsignal(number) for number in numbers}
+  for number in handlers:
+    if callable(handlers[number]):
+      signal.signal(number, signal.SIG_DFL)
+  names = 'JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'
+  given = {name: os.environ[name] for name in names if os.environ.get(name)}
+  try:
+    count, index = (
+      int(given[name]) if name in given else None for name in names[1:]
+    )
+    jax.distributed.initialize(
+      num_processes=count,
+      process_id=index,
+      initialization_timeout=_JOIN_SECONDS,
+      heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+      shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+    )
+    if jax.process_count() > 1:
+      # jax now handles SIGTERM, so that hosts agree on a step.
+      handlers.pop(signal.SIGTERM, None)
+  except ValueError as error:
+    if given:
+      values = ', '.join(f'{name} is {value}' for name, value in given.items())
+      raise ValueError(
+        f'{values}: {error} Set {names[0]}, {names[1]} and {names[2]}, or none.'
+      ) from error
+    # Any other message means that jax detected a cluster and cannot join it.
+    if 'coordinator_address should be defined' not in str(error):
+      raise
+  except RuntimeError as error:
+    # jax was used before, as in a notebook: harmless on one host.
+    used_before = 'must be called before' in str(error)
+    if not used_before:
+      first = str(error).strip().partition('\n')[0]
+      raise ValueError(
+        f'This process cannot join the others of its run: {first} Check that'
+        ' each was started once, and that the port of the first is free.'
+      ) from error
+    if given or jax.process_count() > 1:
+      raise
+  finally:
+    for number, handler in handlers.items():
+      if handler is not None:  # None: it was not installed by Python.
+        signal.signal(number, handler)

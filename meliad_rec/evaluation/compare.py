@@ -1,7 +1,7 @@
-"""Two models on the same tokens: where one is better, and how far back it sees.
+"""Comparison of two models on the same tokens.
 
-Hutchins et al. 2022, section 4.6: sort the tokens by what the second model
-gains, and look at the first ones in their text.
+As in Hutchins et al. 2022, section 4.6, the tokens are sorted by how much
+better the second model predicts them, and the first ones are shown in context.
 """
 
 from collections.abc import Iterator
@@ -12,21 +12,22 @@ import numpy as np
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.report.console import printable
 
-_BEFORE, _AFTER = 90, 20  # Bytes of text shown around a place.
+_BEFORE, _AFTER = 90, 20  # Bytes of text shown around a token.
 
 
 def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
-  """What b gains over a, in bits; a report of several tables.
+  """Reports how much better b is than a, in bits, as several tables.
 
-  Nothing in the files commands a terminal.
+  Terminal control characters in the texts are escaped.
 
   Args:
     a, b: losses on the same tokens.
-    top: places shown where most was gained, and where most was lost.
-    unit: 'token', or 'word': what stands between whitespace.
+    top: number of units to show with the largest gain, and with the largest
+      loss.
+    unit: 'token', or 'word' for text between whitespace.
 
   Raises:
-    ValueError: they are of different tokens, or the unit is neither.
+    ValueError: the losses are of different tokens, or the unit is unknown.
   """
   if not (
     np.array_equal(a.tokens, b.tokens)
@@ -34,7 +35,7 @@ def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
     and np.array_equal(a.text, b.text)
   ):
     raise ValueError(
-      'The two files hold losses on different tokens; evaluate both runs on '
+      'The two files have losses of different tokens. Evaluate both runs on '
       'the same documents with the same vocabulary.'
     )
   match unit:
@@ -43,11 +44,11 @@ def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
     case 'word':
       firsts = word_starts(a)
     case _:
-      raise ValueError(f'unit is {unit!r}; it must be token or word.')
+      raise ValueError(f'unit must be token or word, got {unit!r}.')
   lines = [
     *_totals(a, b),
     '',
-    'By place in the document:',
+    'By position in the document:',
     *_by_place(a, b),
     *_places('gained', a, b, firsts, top, 1),
     *_places('lost', a, b, firsts, top, -1),
@@ -56,10 +57,14 @@ def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
 
 
 def word_starts(losses: TokenLosses) -> np.ndarray:
-  """The first token of each word, with the spaces that lead to it."""
+  """Returns the indices of the tokens at which words begin.
+
+  A word includes the whitespace before it. The first token of a document always
+  begins one.
+  """
   text = losses.text
   is_space = np.isin(text, np.frombuffer(b' \t\n\r\f\v', np.uint8))
-  # A word begins with the space behind the last letter of the one before.
+  # A word begins with the space after the last letter of the previous word.
   begins = is_space & ~np.concatenate([[True], is_space[:-1]])
   holds = np.concatenate([[0], np.cumsum(begins)])[losses.bytes_]
   first = np.diff(holds) > 0
@@ -68,7 +73,13 @@ def word_starts(losses: TokenLosses) -> np.ndarray:
 
 
 def place_bins(losses: TokenLosses) -> Iterator[tuple[int, int, np.ndarray]]:
-  """(from, to, tokens) by place in the document, each bin twice the last."""
+  """Yields bins of tokens by their position in the document.
+
+  The bins are [0, 64), [64, 128), [128, 256), and so on.
+
+  Yields:
+    The first position of a bin, its end, and the indices of its tokens.
+  """
   place = np.arange(len(losses.tokens))
   place = place - losses.starts[losses.document_of(place)]
   low, high = 0, 64
@@ -103,7 +114,7 @@ def _by_place(a, b):
 
 
 def _places(word, a, b, firsts, top, sign):
-  """Where most was gained (sign 1) or lost (-1), in context."""
+  """Yields the units with the largest gain (sign 1) or loss (-1) in context."""
   nats_a, nats_b = (
     np.add.reduceat(x.nats.astype(np.float64), firsts) for x in (a, b)
   )
@@ -130,7 +141,7 @@ def _places(word, a, b, firsts, top, sign):
 
 
 def _shown(text: np.ndarray) -> str:
-  """Bytes on one line."""
+  """Returns UTF-8 bytes as one line of printable text."""
   line = text.tobytes().decode('utf-8', 'replace').replace('\n', '\u23ce')
   return ''.join(c if c.isprintable() else '\u00b7' for c in line)
 

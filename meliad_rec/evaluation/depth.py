@@ -1,14 +1,15 @@
-"""How many steps a model that halts takes at each token, and what it answers.
+"""Halting depth: the number of steps a model takes for each token.
 
-A unit is what halts by itself: a token, or where all tokens halt together, a
-chunk of a sequence, or all of it.
+`measure` reads documents and returns their `Depths`: the steps and the answer
+at each token. A unit is a group of tokens that halt together: one token, a
+chunk of a sequence, or a whole sequence. `everything`, `by_length`
+and `by_nesting` summarize documents as `Group`s, which `table` prints.
 
-How deep words lie in brackets: `[MAX` and `(` open one, `]` and `)` close.
+The nesting of a document counts brackets: `[MAX` and `(` open one, `]` and `)`
+close one.
 
-[MAX 2 [MIN 4 7 ] 0 ]
-   0 1    1 2 2 1 1 0
-
-How deep a model goes in documents that have something in common.
+    [MAX 2 [MIN 4 7 ] 0 ]
+       0 1    1 2 2 1 1 0
 """
 
 from collections.abc import Callable
@@ -19,35 +20,35 @@ import itertools
 from typing import NamedTuple
 
 import jax
-from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
 from meliad_rec.data.batch import Batch
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.lanes import Lanes
-from meliad_rec.data.prefetch import prefetch
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.data.vocabulary import Words
 from meliad_rec.distributed import partition
-from meliad_rec.distributed.hosts import MeshJit
+from meliad_rec.distributed.hosts import mesh_jit
+from meliad_rec.evaluation.evaluation import gather
+from meliad_rec.evaluation.evaluation import run_over
 from meliad_rec.models.model import Model
 from meliad_rec.models.sharded_model import ShardedModel
 
 
 @dataclasses.dataclass(frozen=True)
 class Depths:
-  """What a model did with the N tokens of some documents.
+  """Steps and answers of a model at the N tokens of some documents.
 
-  It reads a label's token where it gives the label; other text it predicts,
-  and a token's steps are those at the place that predicts it.
+  In labeled documents, a token's steps and answer are those at its own
+  position. In text they are those at the position before it, at which the model
+  predicts it.
 
   Attributes:
-    documents: all that was read.
-    steps: int32 [N], taken; where recurrences follow one another, by all.
-    begins: bool [N], the first token of a unit.
-    answers: int32 [N], the likeliest label, or token; of a pair of sequences,
-      the one at its end counts.
+    documents: the documents that were read.
+    steps: int32 [N], steps taken; the sum over all recurrences of the model.
+    begins: bool [N], whether a unit begins at the token.
+    answers: int32 [N], the most likely label or token. The answer for a pair of
+      sequences is at its last token.
   """
 
   documents: Documents
@@ -56,63 +57,50 @@ class Depths:
   answers: np.ndarray
 
   def of(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Steps, beginnings and answers of document i."""
+    """Returns `steps`, `begins` and `answers` of document i, each [n]."""
     here = slice(*self.documents.starts[i : i + 2])
     return self.steps[here], self.begins[here], self.answers[here]
 
 
 def measure(
-  program: ShardedModel,
+  sharded: ShardedModel,
   params,
   documents: Documents,
   rows: int,
   on_progress: Callable[[int], None] = lambda tokens: None,
 ) -> Depths:
-  """Reads every document once, as in evaluation.
+  """Reads every document once, as evaluation does.
 
   Args:
-    program: holds the model, the mesh, and the segment.
-    params: of the model.
-    documents: read longest first, so that rows end together.
-    rows: documents read side by side; changes speed alone.
+    sharded: the model on its mesh.
+    params: its parameters.
+    documents: the documents to read; see evaluation.run_over.
+    rows: documents read in parallel; affects only the speed.
     on_progress: called after each segment with the tokens read so far.
 
   Raises:
-    ValueError: nothing in the model halts.
+    ValueError: the model does not halt.
   """
-  lanes = Lanes(
-    documents,
-    rows,
-    program.segment,
-    seed=0,
-    shuffle=False,
-    repeat=False,
-    local_rows=partition.local_rows(program.mesh, rows),
-  )
-  step = MeshJit(
-    program.mesh,
-    jax.jit(
-      functools.partial(read, program.model),
-      donate_argnums=1,
-      out_shardings=partition.batch_sharding(program.mesh, rows),
-    ),
-  )
-  carry = program.empty_carry(params, rows)
   N = len(documents.tokens)
-  ids_N, bool_N = np.zeros(N, np.int32), np.zeros(N, bool)
-  found = Depths(documents, ids_N, bool_N, ids_N.copy())
-  for batch, position in prefetch(lanes, 2):
-    put = program.put(batch, rows)
-    carry, *counted = step(params, carry, put)
-    _keep(
-      found, *multihost_utils.process_allgather((put, *counted), tiled=True)
-    )
-    on_progress(position['tokens'])
-  return found
+  depths = Depths(
+    documents,
+    steps=np.zeros(N, np.int32),
+    begins=np.zeros(N, bool),
+    answers=np.zeros(N, np.int32),
+  )
+  step = mesh_jit(
+    sharded.mesh,
+    functools.partial(depth_step, sharded.model),
+    donate_argnums=1,
+    out_shardings=partition.batch_sharding(sharded.mesh, rows),
+  )
+  consume = lambda *results: _keep(depths, *gather(*results))
+  run_over(documents, sharded, step, params, rows, consume, on_progress)
+  return depths
 
 
-def read(model: Model, params, carry, batch: Batch):
-  """The carry after a segment, then steps, begins and answers, [B, T]."""
+def depth_step(model: Model, params, carry, batch: Batch):
+  """Returns the next carry, then steps, begins and answers, all [B, T]."""
   (carry, logits_BTV), sown = model.apply(
     {'params': params},
     carry,
@@ -129,9 +117,10 @@ def read(model: Model, params, carry, batch: Batch):
   ]
   if not spreads:
     raise ValueError(
-      f'Nothing in this model halts: {type(model.cell).__name__} takes as many '
-      'steps for any token; give a run of arch/universal, arch/gated_universal '
-      'or arch/gated_latent_bottleneck, without options/halt_never.'
+      f'This model does not halt: {type(model.cell).__name__} takes the same '
+      'number of steps for every token. Give a run of arch/universal, '
+      'arch/gated_universal or arch/gated_latent_bottleneck without '
+      'options/halting/never.'
     )
   steps_BT = sum(steps_BT for steps_BT, _ in spreads)
   begins_BT = functools.reduce(jnp.logical_or, (b_BT for _, b_BT in spreads))
@@ -139,17 +128,22 @@ def read(model: Model, params, carry, batch: Batch):
 
 
 def spread(depth: jax.Array, B: int, T: int) -> tuple[jax.Array, jax.Array]:
-  """Steps at each place, int32 [B, T], and whether a unit begins there.
+  """Returns the steps at each position, and whether a unit begins there.
 
   Args:
-    depth: what a recurrence sowed: [B, U], or of n chunks [n, B, U]; U is 1, or
-      the places of a chunk. Of pairs it has a row for each sequence.
+    depth: the steps of each unit, as a recurrence sowed them: [B, U], or
+      [n, B, U] for n chunks. U is 1 or the positions of a chunk. A pair has one
+      row for each of its sequences.
     B: rows of the batch.
-    T: places of each.
+    T: positions of each row.
+
+  Returns:
+    int32 and bool arrays, both [B, T].
   """
   depth_nRU = depth.reshape(-1, *depth.shape[-2:]).astype(jnp.int32)
   n, R, U = depth_nRU.shape
-  places = B * T // R  # Of a sequence; the last chunk may go beyond it.
+  # Positions of a sequence; the last chunk may extend beyond them.
+  places = B * T // R
   W = -(-places // n)
   depth_RnW = jnp.broadcast_to(depth_nRU.swapaxes(0, 1), (R, n, W))
   cut = lambda a: a.reshape(-1, n * W)[:, :places]
@@ -158,27 +152,39 @@ def spread(depth: jax.Array, B: int, T: int) -> tuple[jax.Array, jax.Array]:
   return cut(depth_RnW).reshape(B, T), begins_RX.reshape(B, T)
 
 
-def _keep(found, batch, steps_BT, begins_BT, answers_BT):
-  """Puts what a segment had at its documents' tokens."""
-  documents = found.documents
-  counted = (steps_BT, begins_BT, answers_BT)
-  kept = (found.steps, found.begins, found.answers)
+def _keep(depths, batch, steps_BT, begins_BT, answers_BT):
+  """Copies the results of a segment to the tokens of its documents."""
+  documents = depths.documents
+  pairs = (
+    (depths.steps, steps_BT),
+    (depths.begins, begins_BT),
+    (depths.answers, answers_BT),
+  )
   for row in np.flatnonzero(batch.document_B >= 0):
     i = batch.document_B[row]
-    here = _tokens(documents, i, batch.offset_B[row], batch.mask_BT.shape[1])
+    here = _token_indices(
+      documents, i, batch.offset_B[row], batch.mask_BT.shape[1]
+    )
     real_T = batch.mask_BT[row]
-    for all_N, some_BT in zip(kept, counted, strict=True):
-      all_N[here] = some_BT[row, real_T]
-    if documents.middles is not None:
-      found.answers[documents.starts[i + 1] - 1] = answers_BT[row, -1]
+    for result_N, result_BT in pairs:
+      result_N[here] = result_BT[row, real_T]
+    if documents.first_lengths is not None:
+      depths.answers[documents.starts[i + 1] - 1] = answers_BT[row, -1]
 
 
-def _tokens(documents, i, at, places):
-  """Where the tokens of a row are among those of all documents."""
+def _token_indices(documents, i, at, places):
+  """Returns the indices, among the tokens of all documents, of a row's tokens.
+
+  Args:
+    documents: all documents.
+    i: the document of the row.
+    at: offset of the row's first token in the document.
+    places: positions in the row.
+  """
   begin, end = documents.starts[i : i + 2]
   edges = [begin, end]
-  if documents.middles is not None:
-    edges.insert(1, begin + documents.middles[i])
+  if documents.first_lengths is not None:
+    edges.insert(1, begin + documents.first_lengths[i])
     places //= 2
   spans = [
     np.minimum([first + at, first + at + places], last)
@@ -191,9 +197,9 @@ _OPEN, _CLOSE = ('[', '('), (']', ')')
 
 
 def bracket_steps(vocabulary: Vocabulary) -> np.ndarray | None:
-  """int64 [ids], 1 where an id opens a bracket, -1 where it closes one.
+  """Returns int64 [ids]: 1 if an id opens a bracket, -1 if it closes one.
 
-  None: it is no vocabulary of words, or none of them is a bracket.
+  None if this is not a vocabulary of words, or if no word is a bracket.
   """
   if not isinstance(vocabulary, Words):
     return None
@@ -204,34 +210,36 @@ def bracket_steps(vocabulary: Vocabulary) -> np.ndarray | None:
 
 
 def levels(steps: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-  """int64 [tokens], brackets around each; around itself where it is one.
+  """Returns int64 [tokens]: the number of brackets around each token.
+
+  A bracket has the level of the text around it.
 
   Args:
-    steps: of `bracket_steps`.
-    tokens: ids. Brackets that nothing opened count as none.
+    steps: as returned by `bracket_steps`.
+    tokens: ids of one document. Levels below 0 count as 0.
   """
   step_N = steps[tokens]
   return np.maximum(np.cumsum(step_N) - (step_N > 0), 0)
 
 
 def deepest(steps: np.ndarray, tokens: np.ndarray) -> int:
-  """Brackets around the innermost token; arguments as of `levels`."""
+  """Returns the largest number of brackets around a token; see `levels`."""
   return int(np.cumsum(steps[tokens]).max(initial=0))
 
 
-_BINS = 8  # Of documents by length, about equally many in each.
+_BINS = 8  # Number of groups by length.
 
 
 class Group(NamedTuple):
-  """Figures of some documents.
+  """Metrics of documents that have something in common.
 
   Attributes:
-    name: what they have in common.
-    documents: how many.
-    mean: steps of their units, on average.
-    most: steps of the unit that took most.
-    accuracy: share of their labels, or tokens, that the model has right; None:
-      they have no labels.
+    name: the property they have in common, such as '10-20' for their lengths.
+    documents: number of documents.
+    mean: mean steps of their units.
+    most: maximum steps of their units.
+    accuracy: share of labels (or, in text, of tokens) that the model predicts
+      correctly; None if there are none to predict.
   """
 
   name: str
@@ -242,19 +250,19 @@ class Group(NamedTuple):
 
 
 def everything(depths: Depths) -> Group:
-  """All documents."""
+  """Returns one Group of all documents, named 'all'."""
   return group(depths, 'all', depths.documents.lengths > 0)
 
 
 def by_length(depths: Depths) -> list[Group]:
-  """Documents from the shortest on, in groups of about as many."""
+  """Groups documents by length, about equally many in each group."""
   lengths = depths.documents.lengths
   parts = np.arange(1, _BINS + 1) / _BINS
-  upto = np.unique(np.quantile(lengths[lengths > 0], parts, method='higher'))
-  bin_N = np.searchsorted(upto, lengths)
+  longest = np.unique(np.quantile(lengths[lengths > 0], parts, method='higher'))
+  bin_N = np.searchsorted(longest, lengths)
   groups = []
-  for place in range(len(upto)):
-    chosen_N = (bin_N == place) & (lengths > 0)
+  for i in range(len(longest)):
+    chosen_N = (bin_N == i) & (lengths > 0)
     first, last = lengths[chosen_N].min(), lengths[chosen_N].max()
     name = f'{first:,}' if first == last else f'{first:,}-{last:,}'
     groups.append(group(depths, name, chosen_N))
@@ -262,11 +270,11 @@ def by_length(depths: Depths) -> list[Group]:
 
 
 def by_nesting(depths: Depths, bracket_steps: np.ndarray) -> list[Group]:
-  """Documents by the brackets around their innermost token.
+  """Groups documents by the brackets around their innermost token.
 
   Args:
-    depths: of the documents.
-    bracket_steps: of nesting.bracket_steps.
+    depths: steps and answers of the documents.
+    bracket_steps: as returned by the function `bracket_steps`.
   """
   documents = depths.documents
   nesting_N = np.array(
@@ -280,19 +288,19 @@ def by_nesting(depths: Depths, bracket_steps: np.ndarray) -> list[Group]:
 
 
 def group(depths: Depths, name: str, chosen_N: np.ndarray) -> Group:
-  """The figures of chosen documents.
+  """Returns the metrics of chosen documents.
 
   Args:
-    depths: of all.
-    name: for the group.
-    chosen_N: bool, of each document; at least one that is not empty.
+    depths: steps and answers of all documents.
+    name: name of the group.
+    chosen_N: bool [documents]; at least one chosen document is not empty.
   """
   documents = depths.documents
-  of_tokens = np.repeat(chosen_N, documents.lengths)
-  steps = depths.steps[of_tokens & depths.begins]
+  chosen_tokens = np.repeat(chosen_N, documents.lengths)
+  steps = depths.steps[chosen_tokens & depths.begins]
   labels = documents.labels
   targets = documents.tokens if labels is None else labels
-  asked = of_tokens & (targets != 0)
+  asked = chosen_tokens & (targets != 0)
   right = depths.answers[asked] == targets[asked]
   accuracy = float(right.mean()) if right.size else None
   return Group(
@@ -305,7 +313,7 @@ def group(depths: Depths, name: str, chosen_N: np.ndarray) -> Group:
 
 
 def table(heading: str, groups: Sequence[Group]) -> str:
-  """Groups as lines of text."""
+  """Returns the groups as lines of text."""
   width = max(len(heading), *(len(each.name) for each in groups))
   lines = [
     f'{heading:{width}} {"documents":>10} {"mean":>7} {"most":>6}  right'

@@ -1,6 +1,7 @@
-"""One exact pass over documents: every target predicted once, none twice."""
+"""One exact pass over documents: each target is predicted exactly once."""
 
 from collections.abc import Callable
+import contextlib
 import dataclasses
 
 import jax
@@ -12,31 +13,94 @@ from meliad_rec.data.documents import Documents
 from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.prefetch import prefetch
 from meliad_rec.distributed.partition import local_rows
-from meliad_rec.metrics.metrics import label_quality
-from meliad_rec.metrics.metrics import quality
 from meliad_rec.metrics.metrics import Sums
-from meliad_rec.metrics.metrics import Totals
+from meliad_rec.metrics.totals import label_quality
+from meliad_rec.metrics.totals import quality
+from meliad_rec.metrics.totals import Totals
 from meliad_rec.models.sharded_model import ShardedModel
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """Which part of a split is evaluated; None: all of it.
+  """The part of a split that is evaluated.
 
   Attributes:
-    documents: the first so many documents.
-    tokens: the first so many tokens of each.
+    documents: number of documents, from the beginning of the split. None: all.
+    tokens: number of tokens of each document, from its beginning. None: all.
   """
 
   documents: int | None = None
   tokens: int | None = None
 
   def of(self, documents: Documents, vocabulary) -> Documents:
+    """Returns this part of the documents."""
     return documents.head(self.documents, self.tokens, vocabulary)
 
 
+def run_over(
+  documents: Documents,
+  sharded: ShardedModel,
+  step: Callable,
+  params,
+  rows: int,
+  consume: Callable,
+  on_progress: Callable[[int], None] = lambda tokens: None,
+  stop: Callable[[], bool] = lambda: False,
+) -> bool:
+  """Runs a step over all segments of some documents, each once.
+
+  Args:
+    documents: read longest first, so that all rows end at about the same time.
+    sharded: the model that the step runs.
+    step: (params, carry, batch) -> (carry, *outputs), compiled on the mesh.
+    params: first argument of the step.
+    rows: documents read in parallel.
+    consume: called as consume(batch, *outputs) for each segment, with global
+      arrays on the devices.
+    on_progress: called after each segment with the tokens read so far.
+    stop: called before each segment; True ends the pass.
+
+  Returns:
+    Whether the pass was completed.
+  """
+  lanes = Lanes(
+    documents,
+    rows,
+    sharded.segment,
+    seed=0,
+    shuffle=False,
+    repeat=False,
+    local_rows=local_rows(sharded.mesh, rows),
+  )
+  carry = sharded.empty_carry(params, rows)
+  previous = None
+
+  def finish(tokens, *results):
+    consume(*results)
+    on_progress(tokens)
+
+  with contextlib.closing(prefetch(lanes, 2)) as batches:
+    for batch, position in batches:
+      if stop():
+        return False
+      batch = sharded.put(batch, rows)
+      carry, *outputs = step(params, carry, batch)
+      # Consumed one step late, so that the devices never wait for the host.
+      if previous is not None:
+        finish(*previous)
+      previous = position['tokens'], batch, *outputs
+  if previous is not None:
+    finish(*previous)
+  return True
+
+
+def gather(*arrays):
+  """Returns arrays of all rows, from all hosts, as NumPy arrays."""
+  return multihost_utils.process_allgather(arrays, tiled=True)
+
+
 def evaluate(
-  program: ShardedModel,
+  sharded: ShardedModel,
   params,
   documents: Documents,
   rows: int,
@@ -44,64 +108,56 @@ def evaluate(
   nats_of: list[np.ndarray] | None = None,
   on_progress: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, float] | None:
-  """Figures of one pass, with a carry of its own.
+  """Evaluates a model on documents.
 
   Args:
-    program: holds the model, the mesh, and the segment.
-    params: what to evaluate.
-    documents: read longest first, so that rows end together.
-    rows: documents read side by side; changes no figure but the last digits.
-    stop: asked before each segment; the pass is given up where it says so.
-    nats_of: one float32 array per document, filled with the nats of each
-      target, on every host; NaN where it is not scored.
-    on_progress: called after each segment with the tokens counted so far.
+    sharded: the model on its mesh.
+    params: its parameters.
+    documents: the documents to read; see run_over.
+    rows: documents read in parallel; affects speed, and metrics only by
+      rounding.
+    stop: called before each segment; True ends the pass.
+    nats_of: one float32 array for each document, to be filled with the nats of
+      each target, on every host; NaN at targets that are not scored.
+    on_progress: called after each segment with the tokens read so far.
 
   Returns:
-    Figures of metrics.quality, or label_quality, and those that modules sowed;
-    None if it was given up.
+    The metrics of totals.quality or totals.label_quality and those that modules
+    sowed; None if the pass was stopped.
   """
-  lanes = Lanes(
-    documents,
-    rows,
-    program.segment,
-    seed=0,
-    shuffle=False,
-    repeat=False,
-    local_rows=local_rows(program.mesh, rows),
-  )
   totals = Totals()
-  carry = program.empty_carry(params, rows)
-  batches = prefetch(lanes, 2)
-  pending = None
-  for batch, _ in batches:
-    if stop():
-      batches.close()
-      return None
-    put = program.put(batch, rows)
-    carry, sums, nats_BT = program.eval_step(params, carry, put)
-    # Read a step late, so that the devices never wait for the host.
-    if pending is not None:
-      _add(totals, nats_of, *pending)
-      on_progress(totals.tokens)
-    pending = sums, put, nats_BT
-  _add(totals, nats_of, *pending)
-  on_progress(totals.tokens)
-  return _figures(totals, documents) | totals.sown
+
+  def consume(batch, sums, nats_BT):
+    totals.add(sums)
+    if nats_of is not None:
+      _keep_nats(nats_of, *gather(batch, nats_BT))
+
+  completed = run_over(
+    documents,
+    sharded,
+    sharded.eval_step,
+    params,
+    rows,
+    consume,
+    on_progress,
+    stop,
+  )
+  return _metrics(totals, documents) | totals.sown if completed else None
 
 
-def figures_given(documents: Documents) -> list[str]:
-  """Names of the figures that `evaluate` gives of these, whatever the model."""
-  return list(_figures(Totals(tokens=1, scored=1), documents))
+def metrics_given(documents: Documents) -> list[str]:
+  """Returns the names of the metrics that any model has on these documents."""
+  return list(_metrics(Totals(tokens=1, scored=1), documents))
 
 
-def probe(program: ShardedModel, params, batch: Batch, rows: int) -> Sums:
-  """Counts of one batch, read from an empty carry; on the host."""
-  carry = program.empty_carry(params, rows)
-  _, sums, _ = program.eval_step(params, carry, program.put(batch, rows))
+def probe(sharded: ShardedModel, params, batch: Batch, rows: int) -> Sums:
+  """Evaluates one batch from an empty carry; returns the sums on the host."""
+  carry = sharded.empty_carry(params, rows)
+  _, sums, _ = sharded.eval_step(params, carry, sharded.put(batch, rows))
   return jax.device_get(sums)
 
 
-def _figures(totals, documents):
+def _metrics(totals, documents):
   if documents.labels is not None:
     return label_quality(totals)
   return quality(
@@ -109,12 +165,7 @@ def _figures(totals, documents):
   )
 
 
-def _add(totals, nats_of, sums, batch, nats_BT):
-  totals.add(sums)
-  if nats_of is None:
-    return
-  batch = multihost_utils.process_allgather(batch, tiled=True)
-  nats_BT = multihost_utils.process_allgather(nats_BT, tiled=True)
+def _keep_nats(nats_of, batch, nats_BT):
   for row in np.flatnonzero(batch.document_B >= 0):
     real = int(batch.mask_BT[row].sum())
     at = batch.offset_B[row]

@@ -1,4 +1,4 @@
-"""The loss of every token of some documents, with their text, as a file."""
+"""The loss of every token of documents, stored with their text in a file."""
 
 import dataclasses
 from pathlib import Path
@@ -21,16 +21,16 @@ _DTYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class TokenLosses:
-  """What a model lost on each token.
+  """Losses of a model on the tokens of some documents.
 
   Attributes:
     tokens: int32 [N], ids of all documents in order.
-    nats: float32 [N], -ln p of each.
+    nats: float32 [N], -ln p of each token.
     starts: int64 [documents + 1], where each document begins in `tokens`.
-    bytes_: int64 [N + 1], where each token begins in `text`, and its end.
+    bytes_: int64 [N + 1], where each token begins in `text`, and the end.
     text: uint8, UTF-8 of all documents in order.
-    names: of the documents.
-    about: JSON-able facts: run, step, settings and figures.
+    names: names of the documents.
+    about: run, step, settings and metrics, as JSON values.
   """
 
   tokens: np.ndarray
@@ -43,15 +43,15 @@ class TokenLosses:
 
   @classmethod
   def of(cls, documents: Documents, vocabulary: Vocabulary) -> 'TokenLosses':
-    """Losses still to be filled in: `parts` is what evaluate takes.
+    """Returns losses of 0; `evaluate` fills them through `parts`.
 
     Raises:
-      ValueError: the documents are labelled.
+      ValueError: the documents are labeled.
     """
     if documents.labels is not None:
       raise ValueError(
-        'These documents are labelled, and losses are kept of tokens of text; '
-        'leave out --out.'
+        'Losses can be saved for text only, but these documents are labeled. '
+        'Remove --out.'
       )
     spelled = []
     for i in range(len(documents)):
@@ -69,15 +69,15 @@ class TokenLosses:
 
   @property
   def parts(self) -> list[np.ndarray]:
-    """The nats of each document, as views."""
+    """The nats of each document, as views of `nats`."""
     return np.split(self.nats, self.starts[1:-1])
 
   def document_of(self, token):
-    """Which document each token is of."""
+    """Returns the index of the document that contains each token index."""
     return np.searchsorted(self.starts, token, 'right') - 1
 
   def write(self, path: str | Path) -> None:
-    """Writes the file, whole or not at all; ValueError if it cannot."""
+    """Writes the file, completely or not at all; ValueError if impossible."""
     arrays = {
       'tokens': self.tokens,
       'nats': self.nats,
@@ -90,10 +90,10 @@ class TokenLosses:
 
   @classmethod
   def load(cls, path: str | Path) -> 'TokenLosses':
-    """What `write` wrote; ValueError if the file is anything else."""
+    """Reads a file that `write` wrote; ValueError if it is anything else."""
     arrays, facts = array_file.read(path, _KIND, _COMMAND)
     try:
-      found = cls(
+      losses = cls(
         tokens=arrays['tokens'],
         nats=arrays['nats'],
         starts=arrays['starts'],
@@ -104,12 +104,12 @@ class TokenLosses:
       )
     except (KeyError, TypeError, ValueError):
       raise array_file.damaged(path, _KIND, _COMMAND) from None
-    if not found.is_sound():
+    if not losses.is_sound():
       raise array_file.damaged(path, _KIND, _COMMAND)
-    return found
+    return losses
 
   def is_sound(self) -> bool:
-    """Whether the arrays are what the attributes say, and fit together."""
+    """Returns whether dtypes and shapes are as documented and consistent."""
     arrays = self.tokens, self.nats, self.starts, self.bytes_, self.text
     kinds = [(a.ndim, a.dtype) for a in arrays] == [
       (1, dtype) for dtype in _DTYPES.values()
@@ -125,7 +125,6 @@ class TokenLosses:
     )
 
 
-def _rises(places: np.ndarray, end: int) -> bool:
-  """Whether they go from 0 to the end and never back."""
-  first_last = (places[0], places[-1]) == (0, end)
-  return bool(first_last and (np.diff(places) >= 0).all())
+def _rises(a: np.ndarray, end: int) -> bool:
+  """Returns whether an array begins with 0, never falls and ends with `end`."""
+  return bool((a[0], a[-1]) == (0, end) and (np.diff(a) >= 0).all())

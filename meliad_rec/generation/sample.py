@@ -1,4 +1,4 @@
-"""A sample of text, written while a model trains."""
+"""A sample of text, generated while a model trains."""
 
 import dataclasses
 
@@ -12,13 +12,13 @@ from meliad_rec.generation.sampling import Sampler
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-  """What is written at each evaluation.
+  """Settings of the sample that is generated at each evaluation.
 
   Attributes:
-    prompt: tokens of the first document to go on from; at least 1.
-    length: tokens to write; 0: no sample.
-    sampler: how they are drawn.
-    seed: of the drawing.
+    prompt: tokens of the first document to continue; at least 1.
+    length: tokens to generate; 0 disables the sample.
+    sampler: draws the tokens.
+    seed: seed for drawing the tokens.
   """
 
   prompt: int = 200
@@ -29,15 +29,15 @@ class Sample:
   def write(
     self, decoder: Decoder, documents: Documents, vocabulary: Vocabulary
   ) -> str:
-    """The end of the prompt, a bar, and what the model writes after it."""
+    """Returns the prompt, a '|', and the text that the model generates."""
     prompt_T = np.asarray(documents[0][: self.prompt], np.int32)
-    reading = decoder.read(decoder.start(1), prompt_T[None])
-    written = [
+    state = decoder.read(decoder.start(1), prompt_T[None])
+    generated = [
       tokens_BT[0]
       for _, tokens_BT in decoder.generate(
-        reading, self.length, self.sampler, self.seed
+        state, self.length, self.sampler, self.seed
       )
     ]
     before = vocabulary.decode(prompt_T)
-    after = vocabulary.decode(np.concatenate([prompt_T, *written]))
+    after = vocabulary.decode(np.concatenate([prompt_T, *generated]))
     return f'{before}|{after[len(before) :]}'

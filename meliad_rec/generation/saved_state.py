@@ -1,86 +1,103 @@
-"""Where a reader stands, as a file: read a book once, ask about it later.
+"""Decoder states as files: read a book once, continue it later.
 
-It fits only the parameters that read the text.
+A file holds every array of a DecoderState by its path (`decode_state/...`,
+`recent_BN`, `count`), their dtypes, and facts that must match when it is
+loaded: the vocabulary and a digest of the parameters. A state cannot be used
+with other parameters. Arrays of dtypes that NumPy lacks, such as bfloat16, are
+stored as unsigned integers with the same bits.
 """
 
 from pathlib import Path
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meliad_rec.generation.decoder import Reading
+from meliad_rec.generation.decoder import DecoderState
 from meliad_rec.storage import array_file
 from meliad_rec.storage.checksums import leaves_by_path
 
 _KIND, _COMMAND = 'saved state', 'generate --save_state'
+_OLD_PREFIX = 'opened'  # Version 0.1.0's name of `decode_state`.
 
 
-def save(path: str | Path, reading: Reading, about: dict[str, str]) -> None:
-  """Writes the file, whole or not at all.
+def save(path: str | Path, state: DecoderState, about: dict[str, str]) -> None:
+  """Writes the file, completely or not at all.
 
   Args:
-    path: of the file; one that is there is replaced.
-    reading: of any architecture, in any dtype.
-    about: what must be the same where it is loaded: the tokenizer, and the
-      parameters.
+    path: path of the file; an existing file is replaced.
+    state: state of a model of any architecture and dtype.
+    about: facts that must be the same when the file is loaded.
 
   Raises:
-    ValueError: it cannot be written.
+    ValueError: the file cannot be written.
   """
-  leaves = {p: np.asarray(a) for p, a in leaves_by_path(reading).items()}
+  leaves = {p: np.asarray(a) for p, a in leaves_by_path(state).items()}
   facts = {
     'about': about,
     'dtypes': {p: str(a.dtype) for p, a in leaves.items()},
   }
-  arrays = {p: _plain(a) for p, a in leaves.items()}
+  arrays = {p: _as_numpy_dtype(a) for p, a in leaves.items()}
   array_file.write(path, _KIND, arrays, facts)
 
 
-def load(path: str | Path, like: Reading, about: dict[str, str]) -> Reading:
-  """The reading that `save` wrote, on the first device.
+def load(
+  path: str | Path, like: DecoderState, about: dict[str, str]
+) -> DecoderState:
+  """Returns the state that `save` wrote, on the first device.
 
   Args:
-    path: of the file.
-    like: a reading of the same model, of one row; only shapes matter.
-    about: as it was saved.
+    path: path of the file.
+    like: a state of the same model with one row, for structure and shapes.
+    about: must equal the facts that were saved.
 
   Raises:
-    ValueError: the file is none of `save`, damaged, or of another model.
+    ValueError: the file is not a saved state, is damaged, or belongs to another
+      model.
   """
   arrays, facts = array_file.read(path, _KIND, _COMMAND)
   try:
-    found, dtypes = dict(facts['about']), dict(facts['dtypes'])
+    saved_about, dtypes = dict(facts['about']), dict(facts['dtypes'])
   except (KeyError, TypeError, ValueError):
     raise array_file.damaged(path, _KIND, _COMMAND) from None
   for name, value in about.items():
-    if found.get(name) != value:
+    if saved_about.get(name) != value:
       raise ValueError(
-        f'{path} was saved with {name} {found.get(name)}, and this run has '
-        f'{value}; load it with the --workdir and --step that saved it.'
+        f'{path} was saved with {name} {saved_about.get(name)}, but this run '
+        f'has {value}. Load it with the --workdir and --step that saved it.'
       )
+  arrays, dtypes = _current_names(arrays), _current_names(dtypes)
   needed = leaves_by_path(like)
   for p in sorted({*needed, *arrays}):
-    want = _facts(needed[p], str(needed[p].dtype)) if p in needed else 'nothing'
-    have = 'nothing'
+    want = have = 'nothing'
+    if p in needed:
+      want = _describe(needed[p], str(needed[p].dtype))
     if p in arrays:
-      have = _facts(arrays[p], str(dtypes.get(p)))
+      have = _describe(arrays[p], str(dtypes.get(p)))
     if have != want:
       raise ValueError(
-        f'{path} holds {have} at {p}, and this model needs {want}; read the '
+        f'{path} holds {have} at {p}, but this model needs {want}. Read the '
         'text again with this model.'
       )
   leaves = [jnp.asarray(arrays[p].view(a.dtype)) for p, a in needed.items()]
   return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def _facts(array, dtype: str) -> str:
-  """Shape, dtype, and how many bytes of it an element has in the file."""
+def _current_names(by_path: dict) -> dict:
+  return {
+    re.sub(rf'^{_OLD_PREFIX}\b', 'decode_state', p): value
+    for p, value in by_path.items()
+  }
+
+
+def _describe(array, dtype: str) -> str:
+  """Returns dtype, shape, and bytes per element in the file, as text."""
   return f'{dtype}{list(array.shape)} of {array.dtype.itemsize} B'
 
 
-def _plain(a: np.ndarray) -> np.ndarray:
-  """The same bits in a dtype that numpy itself knows, as bfloat16 is not."""
+def _as_numpy_dtype(a: np.ndarray) -> np.ndarray:
+  """Returns the array, with bits of a non-NumPy dtype as unsigned integers."""
   if a.dtype.kind != 'V':
     return a
   return a.view(f'u{a.dtype.itemsize}')

@@ -1,7 +1,4 @@
-"""Text in and text out: a decoder and the vocabulary of its model.
-
-Tokens to text as they are written, in whole characters.
-"""
+"""Reads and generates text: a decoder with the vocabulary of its model."""
 
 import codecs
 from collections.abc import Iterator
@@ -11,18 +8,54 @@ import numpy as np
 
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.generation.decoder import Decoder
-from meliad_rec.generation.decoder import Reading
+from meliad_rec.generation.decoder import DecoderState
 from meliad_rec.generation.sampling import Sampler
 
 
-class Speller:
-  """The text of one document's tokens, piece by piece.
+class TextGenerator:
+  """Reads text and generates its continuation."""
 
-  A character whose bytes are spread over tokens comes out with its last byte.
+  def __init__(self, decoder: Decoder, vocabulary: Vocabulary):
+    self.decoder = decoder
+    self.vocabulary = vocabulary
+
+  def read(self, text: str, state: DecoderState | None = None) -> DecoderState:
+    """Returns the state after a text; the cost depends only on its length.
+
+    Args:
+      text: any length.
+      state: state after the preceding text; None: the text begins a document.
+    """
+    state = self.decoder.start(1) if state is None else state
+    ids_T = self.vocabulary.encode(text)
+    rows = len(state.recent_BN)
+    return self.decoder.read(state, np.tile(ids_T, (rows, 1)))
+
+  def write(
+    self, state: DecoderState, tokens: int, sampler: Sampler, seed: int
+  ) -> Iterator[tuple[DecoderState, list[str]]]:
+    """Yields the state and each row's next piece of text, chunk by chunk."""
+    rows = [
+      StreamingDetokenizer(self.vocabulary, [i for i in row if i])
+      for row in np.asarray(state.recent_BN).tolist()
+    ]
+    end = state
+    for end, ids_BT in self.decoder.generate(state, tokens, sampler, seed):
+      pairs = zip(rows, ids_BT, strict=True)
+      yield end, [row.add(ids) for row, ids in pairs]
+    yield end, [row.end() for row in rows]
+
+
+class StreamingDetokenizer:
+  """Turns the tokens of one document into text, piece by piece.
+
+  A character whose bytes are spread over several tokens appears with its last
+  byte.
 
   Args:
-    vocabulary: what the ids mean.
-    before: the last ids before the first piece; empty at a document's start.
+    vocabulary: vocabulary of the tokens.
+    before: the tokens just before the first piece; empty at the beginning of a
+      document.
   """
 
   def __init__(self, vocabulary: Vocabulary, before: Sequence[int] = ()):
@@ -32,51 +65,17 @@ class Speller:
     self.add(before)
 
   def add(self, ids: Sequence[int]) -> str:
-    """The characters that these ids complete."""
+    """Returns the characters that these tokens complete."""
     ids = np.asarray(ids, np.int64).tolist()
     both = self._context + ids
     spelled = self._vocabulary.token_bytes(np.asarray(both, np.int64))
     new = spelled[len(self._context) :]
-    # A token's bytes may depend on whether only spaces precede it, so what is
-    # kept reaches back to one that is no space.
+    # A token's bytes may depend on whether only spaces precede it, so the
+    # context goes back to the last token that is not just spaces.
     words = [i for i, piece in enumerate(spelled) if piece.strip(b' ')]
     self._context = both[words[-1] :] if words else both
     return self._bytes.decode(b''.join(new))
 
   def end(self) -> str:
-    """U+FFFD if the text ends within a character, else nothing."""
+    """Returns '\\ufffd' if the text ends within a character, otherwise ''."""
     return self._bytes.decode(b'', final=True)
-
-
-class Writer:
-  """Reads text, and writes what the model says next."""
-
-  def __init__(self, decoder: Decoder, vocabulary: Vocabulary):
-    self.decoder = decoder
-    self.vocabulary = vocabulary
-
-  def read(self, text: str, reading: Reading | None = None) -> Reading:
-    """Where the model stands behind a text; as fast at any depth.
-
-    Args:
-      text: any length.
-      reading: where the text before it ended; None: it begins a document.
-    """
-    reading = self.decoder.start(1) if reading is None else reading
-    ids_T = self.vocabulary.encode(text)
-    rows = len(reading.recent_BN)
-    return self.decoder.read(reading, np.tile(ids_T, (rows, 1)))
-
-  def write(
-    self, reading: Reading, tokens: int, sampler: Sampler, seed: int
-  ) -> Iterator[tuple[Reading, list[str]]]:
-    """Yields where it stands, and the next piece of text of each row."""
-    spellers = [
-      Speller(self.vocabulary, [i for i in row if i])
-      for row in np.asarray(reading.recent_BN).tolist()
-    ]
-    end = reading
-    for end, ids_BT in self.decoder.generate(reading, tokens, sampler, seed):
-      pairs = zip(spellers, ids_BT, strict=True)
-      yield end, [speller.add(ids) for speller, ids in pairs]
-    yield end, [speller.end() for speller in spellers]

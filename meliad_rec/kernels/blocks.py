@@ -1,61 +1,94 @@
-"""What the kernels for TPU and for GPU have in common."""
+"""Dropout of probabilities, and functions that kernels for TPU and GPU share.
+
+The kernels compute exponentials to base 2. In their docstrings, a logit or bias
+"to base 2" has been multiplied by LOG2E. The "band" is NEVER where a key is
+outside a query's window, and 0 elsewhere.
+"""
 
 import math
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 
+from meliad_rec.kernels.reference import AttentionInputs
 from meliad_rec.kernels.reference import NEVER
 
 LOG2E = math.log2(math.e)
 
+# Dimension numbers of `dot`.
 AB = ((1,), (0,)), ((), ())  # a @ b
 AB_T = ((1,), (1,)), ((), ())  # a @ b.T
 A_TB = ((0,), (0,)), ((), ())  # a.T @ b
 
 
+class Dropout(struct.PyTreeNode):
+  """Dropout of attention probabilities.
+
+  Attributes:
+    rng: a key.
+    rate: fraction of the probabilities that is dropped.
+  """
+
+  rng: jax.Array
+  rate: float = struct.field(pytree_node=False)
+
+  def keep_mask(self, shape: tuple[int, ...]):
+    return keep_mask(self.rng, self.rate, shape)
+
+
+def keep_mask(rng, rate: float, shape: tuple[int, ...]):
+  """Returns 0 with probability `rate`, else 1 / (1 - rate), in float32."""
+  return jax.random.bernoulli(rng, 1 - rate, shape) / (1 - rate)
+
+
 def dot(a, b, dims=AB):
-  """Product in float32."""
+  """Multiplies matrices, with sums in float32."""
   return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 
 
-def laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, past: int, block: int):
-  """Queries, keys and values of whole blocks, and 0 or NEVER for each key.
+def pad_to_blocks(inputs: AttentionInputs, past: int, block: int):
+  """Pads queries, keys and values to whole blocks.
 
-  Before the own keys stand as many of the past, behind the last what fills a
-  block.
+  Args:
+    inputs: arrays of any length.
+    past: number of past keys to return; those not given are masked zeros.
+    block: tokens of a block.
+
+  Returns:
+    Queries, keys and values; and the mask [B, S] float32, to be added to the
+    logits of each key: 0 or NEVER.
   """
-  missing = past + q_BTHK.shape[1] - k_BSHK.shape[1]
-  after = lambda a: whole_blocks(a, block)
-  full = lambda a: jnp.pad(a, ((0, 0), (missing, 0), (0, 0), (0, 0)))
-  mask_BS = after(jnp.pad(mask_BS, ((0, 0), (missing, 0))))
-  seen_BS = jnp.where(mask_BS, 0, NEVER).astype(jnp.float32)
-  return after(q_BTHK), after(full(k_BSHK)), after(full(v_BSHK)), seen_BS
+  missing = past + inputs.q_BTHK.shape[1] - inputs.k_BSHK.shape[1]
+  pad_after = lambda a: pad_to_multiple(a, block)
+  pad_before = lambda a: jnp.pad(a, ((0, 0), (missing, 0), (0, 0), (0, 0)))
+  mask_BS = pad_after(jnp.pad(inputs.mask_BS, ((0, 0), (missing, 0))))
+  return (
+    pad_after(inputs.q_BTHK),
+    pad_after(pad_before(inputs.k_BSHK)),
+    pad_after(pad_before(inputs.v_BSHK)),
+    jnp.where(mask_BS, 0, NEVER).astype(jnp.float32),
+  )
 
 
-def given_keys(a_BSHK, T: int, past: int, like_BSHK):
-  """The other way round: of keys that were given, those alone."""
-  missing = past + T - like_BSHK.shape[1]
-  return a_BSHK[:, missing : past + T]
+def unpad_keys(a_BSHK, inputs: AttentionInputs, past: int):
+  """Removes what `pad_to_blocks` added to keys."""
+  end = past + inputs.q_BTHK.shape[1]
+  return a_BSHK[:, end - inputs.k_BSHK.shape[1] : end]
 
 
-def whole_blocks(a_BS, block: int):
-  """[B, S, ...] with zeros behind, up to a multiple of the block."""
+def pad_to_multiple(a_BS, block: int):
+  """Appends zeros to [B, S, ...] until S is a multiple of the block."""
   pads = [(0, 0)] * a_BS.ndim
   pads[1] = (0, -a_BS.shape[1] % block)
   return jnp.pad(a_BS, pads)
 
 
-def unsupported_reason(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
-  """What no kernel takes; None: it depends on the kernel."""
-  T, W = q_BTHK.shape[1], bias_HW.shape[1]
-  if keys_WK is not None:
-    return 'something is added to keys by distance'
-  if k_BSHK.shape[1] > W + T:
-    return f'{k_BSHK.shape[1]} keys are more than a window and the queries'
+def unsupported_reason(inputs: AttentionInputs) -> str | None:
+  """Returns why no kernel supports the inputs; None if some kernel may."""
+  T, S, W = inputs.q_BTHK.shape[1], inputs.k_BSHK.shape[1], inputs.window
+  if inputs.keys_WK is not None:
+    return 'vectors by distance are added to the keys'
+  if S > W + T:
+    return f'{S} keys are more than the window of {W} and {T} queries'
   return None
-
-
-def keep_mask(rng, rate: float, shape: tuple[int, ...]):
-  """0 with probability `rate`, else 1 / (1 - rate), float32."""
-  return jax.random.bernoulli(rng, 1 - rate, shape) / (1 - rate)

@@ -1,135 +1,173 @@
-"""Causal sliding-window attention: the definition, T x S, slow and obvious.
+"""Attention as defined, with all T x S logits in plain XLA, and its inputs.
 
-Of arrays in float64 all of it is float64.
-
-Attention to memory slots, in no order: the definition, which XLA runs.
+For windowed attention this is only the reference with which tests compare the
+other implementations. Attention to memory slots runs as defined here wherever
+no kernel supports it. Arrays in float64 give float64 results.
 """
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 
 NEVER = -1e30  # A logit whose exponential is exactly 0 in float32.
 
 
-def window_attention(
-  q_BTHK,
-  k_BSHK,
-  v_BSHK,
-  mask_BS,
-  bias_HW,
-  *,
-  scale_H=None,
-  keys_WK=None,
-  include_self=False,
-  normalize_own=False,
-):
-  """Attention of T queries over the window of keys before each of them.
+class AttentionInputs(struct.PyTreeNode):
+  """Inputs of causal sliding-window attention, in all its implementations.
 
-  Query t stands at key P + t: the first P keys are the past, P at most W. It
-  sees the W nearest keys: those 1 to W steps back, or 0 to W - 1 if it sees
-  itself.
+  The first P keys are the past, P <= W; the other T are own keys, those of the
+  queries' own tokens: query t is at key P + t. It sees the W nearest keys: 1 to
+  W steps back, or 0 to W - 1 if it sees itself.
 
-  Args:
+  Attributes:
     q_BTHK: queries.
-    k_BSHK: keys, P of the past and then the T of the queries' own tokens; of
-      fewer heads, if each serves several heads of queries.
+    k_BSHK: keys, S = P + T of them. They may have fewer heads, each shared by
+      several heads of queries.
     v_BSHK: values.
-    mask_BS: bool, False at keys nobody may see.
-    bias_HW: added to the logits; W counts steps back among the visible keys.
-      NEVER hides a key.
-    scale_H: queries are brought to unit length and multiplied with it; keys
-      are no longer than that. None: queries are scaled already.
-    keys_WK: added to the keys, by steps back, for all heads; None: nothing.
+    mask_BS: bool, False at keys that no query may see.
+    bias_HW: added to the logits, by steps back among the visible keys; NEVER
+      hides a key.
+    scale_H: per-head scale applied after L2-normalizing the queries; keys are
+      normalized too. None: the queries are already scaled.
+    keys_WK: added to the keys of all heads, by steps back; None adds nothing.
     include_self: whether the nearest visible key is the query's own.
-    normalize_own: whether the T own keys are brought to unit length too.
-
-  Returns:
-    [B, T, H, K]; zeros for a query that sees no key.
+    normalize_own: whether to L2-normalize the T own keys.
   """
-  T, S, W = q_BTHK.shape[1], k_BSHK.shape[1], bias_HW.shape[1]
-  if normalize_own:
+
+  q_BTHK: jax.Array
+  k_BSHK: jax.Array
+  v_BSHK: jax.Array
+  mask_BS: jax.Array
+  bias_HW: jax.Array
+  scale_H: jax.Array | None = None
+  keys_WK: jax.Array | None = None
+  include_self: bool = struct.field(pytree_node=False, default=False)
+  normalize_own: bool = struct.field(pytree_node=False, default=False)
+
+  @property
+  def window(self) -> int:
+    return self.bias_HW.shape[1]
+
+  def kinds(self) -> 'AttentionInputs':
+    """Returns the kind of each array, as per_shard.per_shard needs it.
+
+    Only kernels run per shard, and they take no keys_WK.
+    """
+    return self.replace(
+      q_BTHK='tokens',
+      k_BSHK='tokens',
+      v_BSHK='tokens',
+      mask_BS='rows',
+      bias_HW='heads',
+      scale_H='heads',
+      keys_WK=None,
+    )
+
+
+def window_attention(inputs: AttentionInputs):
+  """Returns attention [B, T, H, K]; zeros for a query that sees no key."""
+  q_BTHK, k_BSHK, bias_HW = inputs.q_BTHK, inputs.k_BSHK, inputs.bias_HW
+  T, S, W = q_BTHK.shape[1], k_BSHK.shape[1], inputs.window
+  if inputs.normalize_own:
     k_BSHK = normalize_own_keys(k_BSHK, T)
-  if scale_H is not None:
-    q_BTHK = scaled_unit(q_BTHK, scale_H)
-  k_BSHK, v_BSHK = (of_each_head(a, q_BTHK.shape[2]) for a in (k_BSHK, v_BSHK))
+  if inputs.scale_H is not None:
+    q_BTHK = normalize_and_scale(q_BTHK, inputs.scale_H)
+  k_BSHK, v_BSHK = repeat_kv_heads(q_BTHK.shape[2], k_BSHK, inputs.v_BSHK)
   back_TS = jnp.arange(T)[:, None] + S - T - jnp.arange(S)[None]
-  back_TS = back_TS - (0 if include_self else 1)
+  back_TS = back_TS - (0 if inputs.include_self else 1)
   near_TS = (back_TS >= 0) & (back_TS < W)
   logits_BHTS = jnp.einsum(
-    'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=wide(q_BTHK)
+    'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=sum_dtype(q_BTHK)
   )
   back_TS = jnp.clip(back_TS, 0, W - 1)
-  if keys_WK is not None:
+  if inputs.keys_WK is not None:
     logits_BHTS += jnp.einsum(
       'bthk,tsk->bhts',
       q_BTHK,
-      keys_WK.astype(q_BTHK.dtype)[back_TS],
-      preferred_element_type=wide(q_BTHK),
+      inputs.keys_WK.astype(q_BTHK.dtype)[back_TS],
+      preferred_element_type=sum_dtype(q_BTHK),
     )
   bias_HTS = bias_HW[:, back_TS]
   logits_BHTS += bias_HTS
-  seen_BHTS = near_TS & mask_BS[:, None, None, :] & (bias_HTS > NEVER / 2)
+  seen_BHTS = (
+    near_TS & inputs.mask_BS[:, None, None, :] & (bias_HTS > NEVER / 2)
+  )
   p_BHTS = jax.nn.softmax(jnp.where(seen_BHTS, logits_BHTS, NEVER), -1)
   p_BHTS = jnp.where(seen_BHTS, p_BHTS, 0).astype(v_BSHK.dtype)
   return jnp.einsum('bhts,bshk->bthk', p_BHTS, v_BSHK)
 
 
-def of_each_head(a_BSHK, heads: int):
-  """Keys or values as each head of queries sees them; see LayerConfig."""
-  sharing = heads // a_BSHK.shape[2]
-  return a_BSHK if sharing == 1 else jnp.repeat(a_BSHK, sharing, 2)
+class MemoryInputs(struct.PyTreeNode):
+  """Inputs of attention to memory slots, which have no order.
+
+  Attributes:
+    q_BTHK: queries; each sees all slots.
+    k_BSHK: keys of the slots; they may have fewer heads, as in AttentionInputs.
+    v_BSHK: values of the slots.
+    mask_BS: bool, False at slots that no query may see.
+    scale_H: see AttentionInputs.
+  """
+
+  q_BTHK: jax.Array
+  k_BSHK: jax.Array
+  v_BSHK: jax.Array
+  mask_BS: jax.Array
+  scale_H: jax.Array | None = None
+
+  def kinds(self) -> 'MemoryInputs':
+    """Returns the kind of each array, as per_shard.per_shard needs it."""
+    return MemoryInputs('tokens', 'tokens', 'tokens', 'rows', 'heads')
 
 
-def wide(a):
-  """The dtype that sums of an array are in: float32, or its own if wider."""
-  return jnp.promote_types(a.dtype, jnp.float32)
-
-
-def unit(x_BSHK):
-  """Of unit length, in the dtype given."""
-  x = x_BSHK.astype(wide(x_BSHK))
-  factor = jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6)
-  return (x * factor).astype(x_BSHK.dtype)
-
-
-def normalize_own_keys(k_BSHK, T: int):
-  """Keys, the last T of them of unit length now."""
-  past = k_BSHK.shape[1] - T
-  return jnp.concatenate([k_BSHK[:, :past], unit(k_BSHK[:, past:])], 1)
-
-
-def scaled_unit(q_BTHK, scale_H):
-  """Queries of unit length, times the scale of their head."""
-  return (unit(q_BTHK) * scale_H[:, None]).astype(q_BTHK.dtype)
-
-
-def memory_attention(
-  q_BTHK, k_BSHK, v_BSHK, mask_BS, *, scale_H=None, keep_HTS=None
-):
-  """Attention of every query over every slot.
+def memory_attention(inputs: MemoryInputs, keep_HTS=None):
+  """Returns attention [B, T, H, K]; zeros where no slot is visible.
 
   Args:
-    q_BTHK: queries.
-    k_BSHK: keys of the slots; of fewer heads, if each serves several heads of
-      queries.
-    v_BSHK: their values.
-    mask_BS: bool, False at slots nobody may see.
-    scale_H: queries are brought to unit length and multiplied with it; keys
-      are no longer than that. None: queries are scaled already.
-    keep_HTS: dropout factors of the probabilities, for all rows; or None.
-
-  Returns:
-    [B, T, H, K]; zeros where no slot is visible.
+    inputs: see MemoryInputs.
+    keep_HTS: dropout factors of the probabilities, 0 or 1 / (1 - rate), the
+      same for all rows; None: all are 1.
   """
-  if scale_H is not None:
-    q_BTHK = scaled_unit(q_BTHK, scale_H)
-  k_BSHK, v_BSHK = (of_each_head(a, q_BTHK.shape[2]) for a in (k_BSHK, v_BSHK))
-  logits = jnp.einsum(
-    'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=wide(q_BTHK)
+  q_BTHK = inputs.q_BTHK
+  if inputs.scale_H is not None:
+    q_BTHK = normalize_and_scale(q_BTHK, inputs.scale_H)
+  k_BSHK, v_BSHK = repeat_kv_heads(
+    q_BTHK.shape[2], inputs.k_BSHK, inputs.v_BSHK
   )
-  seen = mask_BS[:, None, None, :]
+  logits = jnp.einsum(
+    'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=sum_dtype(q_BTHK)
+  )
+  seen = inputs.mask_BS[:, None, None, :]
   p = jax.nn.softmax(jnp.where(seen, logits, NEVER), -1)
   p = jnp.where(seen, p, 0)
   if keep_HTS is not None:
     p = p * keep_HTS
   return jnp.einsum('bhts,bshk->bthk', p.astype(v_BSHK.dtype), v_BSHK)
+
+
+def l2_normalize(x_BSHK):
+  """Returns vectors of unit length, in the dtype given."""
+  x = x_BSHK.astype(sum_dtype(x_BSHK))
+  factor = jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6)
+  return (x * factor).astype(x_BSHK.dtype)
+
+
+def normalize_own_keys(k_BSHK, T: int):
+  """L2-normalizes the last T keys."""
+  past = k_BSHK.shape[1] - T
+  return jnp.concatenate([k_BSHK[:, :past], l2_normalize(k_BSHK[:, past:])], 1)
+
+
+def normalize_and_scale(q_BTHK, scale_H):
+  """L2-normalizes queries and multiplies them by the scale of their head."""
+  return (l2_normalize(q_BTHK) * scale_H[:, None]).astype(q_BTHK.dtype)
+
+
+def repeat_kv_heads(num_heads: int, *arrays_BSHK):
+  """Repeats shared heads of keys and values, up to one for each query head."""
+  shared = num_heads // arrays_BSHK[0].shape[2]
+  return [a if shared == 1 else jnp.repeat(a, shared, 2) for a in arrays_BSHK]
+
+
+def sum_dtype(a):
+  """Returns the dtype for sums of an array: float32, or its own if wider."""
+  return jnp.promote_types(a.dtype, jnp.float32)

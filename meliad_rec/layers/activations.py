@@ -1,13 +1,13 @@
-"""What an MLP does with its hidden units."""
+"""Activation functions of MLPs."""
 
 import jax
 
 
 def relu(h):
-  """The positive part."""
+  """Returns max(h, 0)."""
   return jax.nn.relu(h)
 
 
 def gelu(h):
-  """h, times the normal distribution function (Hendrycks and Gimpel 2016)."""
+  """Returns h times the normal CDF at h (Hendrycks and Gimpel 2016)."""
   return jax.nn.gelu(h, approximate=False)

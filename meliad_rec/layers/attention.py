@@ -1,14 +1,23 @@
-"""Keys and values, and the linear maps to heads."""
+"""Caches of keys and values, maps to heads, and attention of encoders.
+
+Encoders attend to all tokens that they are given, by blocks of queries.
+"""
 
 from collections.abc import Callable
+import functools
 
 from flax import linen as nn
 from flax import struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from meliad_rec.distributed.per_shard import per_shard
+from meliad_rec.kernels.reference import l2_normalize
+from meliad_rec.kernels.reference import NEVER
 from meliad_rec.kernels.reference import normalize_own_keys
-from meliad_rec.kernels.reference import unit
+
+QUERY_BLOCK = 128  # Queries that `attend` processes at once.
 
 
 class KV(struct.PyTreeNode):
@@ -16,10 +25,10 @@ class KV(struct.PyTreeNode):
 
   Attributes:
     k, v: [B, S, H, K].
-    mask: [B, S] bool, False at keys nobody may see.
-    raw: how many of the newest keys are still to be brought to unit length, by
-      whoever reads them. Kernels for TPU do so on their way, which spares time
-      where most keys are read by their own segment alone.
+    mask: [B, S] bool, False at keys that no query may see.
+    unnormalized: number of newest keys that are not yet L2-normalized; whoever
+      reads them must do it. Kernels for TPU do so as they read, which is faster
+      if most keys are read only by their own segment.
   """
 
   k: jax.Array
@@ -29,26 +38,26 @@ class KV(struct.PyTreeNode):
 
   @classmethod
   def empty(cls, batch, length, heads, head_dim, dtype, visible=False):
-    """Zeros; masked, or visible as in meliad (see LayerConfig)."""
+    """Returns zeros: masked, or visible as in meliad (see LayerConfig)."""
     zeros = jnp.zeros((batch, length, heads, head_dim), dtype)
     return cls(zeros, zeros, jnp.full((batch, length), visible))
 
   def append(self, new: 'KV') -> 'KV':
-    """Both; of these, none may be raw."""
+    """Returns these keys, all of them normalized, followed by the new ones."""
     joined = lambda a, b: jnp.concatenate([a, b], 1)
     return jax.tree.map(joined, self, new.replace(unnormalized=0)).replace(
       unnormalized=new.unnormalized
     )
 
   def last(self, length: int) -> 'KV':
-    """The newest, none of them raw."""
+    """Returns the `length` newest keys and values, all keys normalized."""
     part = jax.tree.map(lambda a: a[:, a.shape[1] - length :], self)
     return part.replace(
       unnormalized=min(self.unnormalized, length)
     ).normalized()
 
   def normalized(self) -> 'KV':
-    """The same, no key raw."""
+    """Returns the same with every key normalized."""
     if not self.unnormalized:
       return self
     return self.replace(
@@ -57,18 +66,165 @@ class KV(struct.PyTreeNode):
 
 
 class Heads(nn.Module):
-  """Linear map to heads: [B, S, D] -> [B, S, H, K]. No bias."""
+  """Linear map to heads, without bias: [B, S, D] -> [B, S, H, K].
+
+  Attributes:
+    num_heads: H.
+    head_dim: K.
+    normalize: whether to L2-normalize each head, unless a call asks for
+      unnormalized ones.
+    dtype: dtype of the product.
+    kernel_init: initializer of the weights.
+  """
 
   num_heads: int
   head_dim: int
-  normalize: bool  # To unit length, unless they are asked for raw.
+  normalize: bool
   dtype: str
-  first: Callable = nn.initializers.lecun_normal()  # Of the first weights.
+  kernel_init: Callable = nn.initializers.lecun_normal()
 
   @nn.compact
   def __call__(self, x_BSD, unnormalized=False):
     shape = x_BSD.shape[-1], self.num_heads * self.head_dim
-    kernel_DF = self.param('kernel', self.first, shape)
+    kernel_DF = self.param('kernel', self.kernel_init, shape)
     y = x_BSD.astype(self.dtype) @ kernel_DF.astype(self.dtype)
     y = y.reshape(*y.shape[:2], self.num_heads, self.head_dim)
-    return unit(y) if self.normalize and not unnormalized else y
+    return l2_normalize(y) if self.normalize and not unnormalized else y
+
+
+def attend(
+  relative: nn.Module | None,
+  q_BTHK,
+  k_BSHK,
+  v_BSHK,
+  mask_BS,
+  *,
+  causal: bool,
+  keep=None,
+  dropout_rate: float = 0.0,
+):
+  """Returns attention [B, T, H, K]; zeros for a query that sees no key.
+
+  Queries are processed in blocks. The backward pass computes the probabilities
+  of a block again, so no [T, S] array is stored, and a causal block reads no
+  key after it. On a CPU rows run one after another, so that the probabilities
+  of a block stay in the CPU's cache.
+
+  Args:
+    relative: position module of positions.py. None: keys are memory slots
+      without positions, and `causal` has no effect.
+    q_BTHK: queries, scaled.
+    k_BSHK, v_BSHK: keys and values.
+    mask_BS: bool, True at keys that may be seen.
+    causal: whether a query sees no key at a later position.
+    keep: bool, probabilities that dropout keeps: [H, T, S], or [B, H, T, S] if
+      each row has its own. None keeps all.
+    dropout_rate: rate at which `keep` was drawn.
+  """
+  pairs = rotated_pairs(relative, q_BTHK, k_BSHK, causal)
+  causal = relative is not None and causal
+  call = functools.partial(_attend_on_device, causal, dropout_rate)
+  arguments = mask_BS, keep, v_BSHK, *sum(pairs, ())
+  # Without per_shard, XLA may shard rows and queries over the axis of heads.
+  kind = 'sums' if _has_rows(keep) else 'heads'
+  kinds = 'rows', kind, *['tokens'] * (1 + 2 * len(pairs))
+  (y_BTHK,) = per_shard(call, kinds, arguments, ('tokens',))(*arguments)
+  return y_BTHK
+
+
+def rotated_pairs(relative: nn.Module | None, q_BTHK, k_BSHK, causal: bool):
+  """Returns the pairs that `attention_logits` takes, rotated by position."""
+  if relative is None:
+    return [(q_BTHK, k_BSHK)]
+  rotate, rotate_keys = relative.rotate, relative.rotate_keys
+  # Only distances matter. Positions from the middle keep decays closest to 1.
+  first = -(q_BTHK.shape[1] // 2)
+  pairs = [(rotate(q_BTHK, first), rotate_keys(k_BSHK, first))]
+  if relative.two_sided and not causal:
+    pairs.append((rotate_keys(q_BTHK, first), rotate(k_BSHK, first)))
+  return pairs
+
+
+def attention_logits(pairs, later_QS):
+  """Returns logits [..., H, Q, S] float32.
+
+  Args:
+    pairs: a list of one or two (queries [..., H, Q, K], keys [..., H, S, K]).
+      The second pair, if any, is for keys later than their query.
+    later_QS: bool, True where the key is later than the query.
+  """
+  products = [
+    jnp.einsum(
+      '...qk,...sk->...qs', q_HQK, k_HSK, preferred_element_type=jnp.float32
+    )
+    for q_HQK, k_HSK in pairs
+  ]
+  if len(products) == 1:
+    return products[0]
+  return jnp.where(later_QS, products[1], products[0])
+
+
+def _has_rows(keep):
+  return keep is not None and keep.ndim == 4
+
+
+def _attend_on_device(
+  causal: bool, rate: float, mask_BS, keep, v_BSHK, *pairs_BTHK
+):
+  """Computes `attend` on one device; pairs_BTHK are query, key, query, key."""
+  heads_first = lambda a_BSHK: a_BSHK.swapaxes(1, 2)
+  v_BHSK, *pairs_BHTK = map(heads_first, (v_BSHK, *pairs_BTHK))
+  pairs = list(zip(pairs_BHTK[::2], pairs_BHTK[1::2], strict=True))
+  row_keep, shared_keep = (keep, None) if _has_rows(keep) else (None, keep)
+  rows = (pairs, v_BHSK), mask_BS, row_keep
+  read = functools.partial(_attend_by_blocks, causal, rate)
+
+  def row_by_row(rows, shared_keep):
+    one_row = lambda row: read(row, shared_keep)
+    return jax.lax.map(jax.checkpoint(one_row), rows)
+
+  if pairs[0][0].shape[2] <= QUERY_BLOCK:
+    return (heads_first(read(rows, shared_keep)),)
+  y_BHTK = jax.lax.platform_dependent(
+    rows, shared_keep, cpu=row_by_row, default=read
+  )
+  return (heads_first(y_BHTK),)
+
+
+def _attend_by_blocks(causal: bool, rate: float, rows, shared_keep_HTS):
+  """Returns attention [..., H, T, K], of all rows or of a single one.
+
+  In place of `...`, arrays have the axis of rows, or none for a single row.
+  """
+  (pairs, v_HSK), _, _ = rows
+  T, S = pairs[0][0].shape[-2], v_HSK.shape[-2]
+
+  def block(start, rows, shared_keep_HTS):
+    (pairs, v_HSK), mask_S, keep_HTS = rows
+    keep_HTS = shared_keep_HTS if keep_HTS is None else keep_HTS
+    stop = min(start + QUERY_BLOCK, T)
+    end = stop if causal else S
+    pairs = [(q[..., start:stop, :], k[..., :end, :]) for q, k in pairs]
+    later_QS = np.arange(start, stop)[:, None] < np.arange(end)
+    seen_1QS = mask_S[..., None, None, :end]
+    if causal:
+      seen_1QS = seen_1QS & ~later_QS
+    logits_HQS = jnp.where(seen_1QS, attention_logits(pairs, later_QS), NEVER)
+    # The floor keeps the exponentials of a query without keys at 0.
+    top_HQ1 = jnp.maximum(jnp.max(logits_HQS, -1, keepdims=True), NEVER / 2)
+    p_HQS = jnp.exp(logits_HQS - jax.lax.stop_gradient(top_HQ1))
+    total_HQ1 = jnp.sum(p_HQS, -1, keepdims=True)
+    total_HQ1 = jnp.where(total_HQ1 > 0, total_HQ1, 1)
+    if keep_HTS is not None:
+      p_HQS = p_HQS * (keep_HTS[..., start:stop, :end] / (1 - rate))
+    v_HSK = v_HSK[..., :end, :]
+    y_HQK = jnp.einsum('...qs,...sk->...qk', p_HQS.astype(v_HSK.dtype), v_HSK)
+    return (y_HQK / total_HQ1).astype(v_HSK.dtype)
+
+  if T <= QUERY_BLOCK:
+    return block(0, rows, shared_keep_HTS)
+  again = jax.checkpoint(block, static_argnums=0)
+  blocks = [
+    again(start, rows, shared_keep_HTS) for start in range(0, T, QUERY_BLOCK)
+  ]
+  return jnp.concatenate(blocks, -2)

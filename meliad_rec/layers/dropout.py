@@ -1,4 +1,7 @@
-"""Dropout of numbers, alike in all rows as in meliad or not; and of layers."""
+"""Dropout of activations, of attention probabilities, and of whole layers.
+
+Active only where an rng named 'dropout' is given.
+"""
 
 from flax import linen as nn
 import jax
@@ -12,8 +15,8 @@ from meliad_rec.kernels.blocks import keep_mask
 class TiledDropout(nn.Module):
   """Dropout whose mask [min(T, 128), D] serves all rows and repeats along T.
 
-  Drawing random bits for every element costs more than the layer's own
-  arithmetic on some machines. On only where an rng named 'dropout' is given.
+  As in meliad. On some machines, drawing random bits for every element costs
+  more than the layer's own arithmetic.
   """
 
   rate: float
@@ -34,8 +37,8 @@ class TiledDropout(nn.Module):
 class LockedDropout(nn.Module):
   """Dropout whose mask [B, 1, D] is the same at all tokens of a row.
 
-  So cells that read token by token, in one scan, drop what they would drop if
-  they read all tokens at once. Gal and Ghahramani 2016, section 4.
+  The mask is the same whether a cell reads tokens one by one in a scan or all
+  at once. Gal and Ghahramani 2016, section 4.
   """
 
   rate: float
@@ -50,10 +53,9 @@ class LockedDropout(nn.Module):
 
 
 class RowDropout(nn.Module):
-  """Dropout whose mask [B, T, D] is drawn anew for each number of each row.
+  """Usual dropout: a mask [B, T, D] drawn for every element.
 
-  The usual one. What a row drops depends on its place in the batch, and not on
-  the other rows.
+  The mask of a row depends on its place in the batch, not on other rows.
   """
 
   rate: float
@@ -62,16 +64,38 @@ class RowDropout(nn.Module):
   def __call__(self, x_BTD):
     if not self.rate or not self.has_rng('dropout'):
       return x_BTD
-    kept_BTD = kept_by_row(self.make_rng('dropout'), self.rate, x_BTD.shape)
+    kept_BTD = keep_by_row(self.make_rng('dropout'), self.rate, x_BTD.shape)
     keep_BTD = kept_BTD / (1 - self.rate)
     return x_BTD * keep_BTD.astype(x_BTD.dtype)
 
 
-def kept_by_row(rng, rate: float, shape: tuple[int, ...]):
-  """False with probability `rate`; each row, of the first axis, has its key.
+def attention_keep(
+  module: nn.Module, rate: float, shape: tuple[int, ...], by_row: bool
+):
+  """Draws which attention probabilities dropout keeps.
 
-  So a row keeps the same on a device that has all rows, and on one that, under
-  shard_map, has some of them.
+  Args:
+    module: module whose rng is used.
+    rate: fraction of the probabilities that is dropped.
+    shape: B, H, T, S.
+    by_row: whether each row has its own mask.
+
+  Returns:
+    bool [H, T, S], or [B, H, T, S] if by_row; None without dropout.
+  """
+  if not rate or not module.has_rng('dropout'):
+    return None
+  rng = module.make_rng('dropout')
+  if by_row:
+    return keep_by_row(rng, rate, shape)
+  return jax.random.bernoulli(rng, 1 - rate, shape[1:])
+
+
+def keep_by_row(rng, rate: float, shape: tuple[int, ...]):
+  """Draws booleans, False with probability `rate`; each row has its own key.
+
+  Rows are the first axis. What is drawn for a row does not depend on how
+  shard_map distributes the rows over devices.
   """
   mesh, rows = jax.sharding.get_abstract_mesh(), shape[0]
   manual = [
@@ -79,24 +103,23 @@ def kept_by_row(rng, rate: float, shape: tuple[int, ...]):
     for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
     if kind == AxisType.Manual
   ]
-  cut = tuple(axis for axis in BATCH_AXES if axis in manual)
-  first = jax.lax.axis_index(cut) * rows if cut else 0
+  row_axes = tuple(axis for axis in BATCH_AXES if axis in manual)
+  first = jax.lax.axis_index(row_axes) * rows if row_axes else 0
   key_B = jax.vmap(jax.random.fold_in, (None, 0))(rng, first + jnp.arange(rows))
   draw = lambda key: jax.random.bernoulli(key, 1 - rate, shape[1:])
   return jax.vmap(draw)(key_B)
 
 
 def drop_layer(layer: nn.Module, rate: float, x_BTD, y_BTD):
-  """What follows a layer that made y_BTD of x_BTD: LayerDrop.
+  """Applies LayerDrop: in training, a layer is skipped with some probability.
 
-  In training, where an rng named 'dropout' is given, x_BTD with probability
-  `rate`, for the whole batch; else y_BTD. Fan et al. 2019, section 3.
+  One draw decides for the whole batch. Fan et al. 2019, section 3.
 
   Args:
-    layer: draws from its rng.
-    rate: share of the steps in which the layer is left out.
-    x_BTD: its input.
-    y_BTD: its output, with the residual.
+    layer: module whose rng is used.
+    rate: probability that the layer is skipped.
+    x_BTD: the layer's input, returned if the layer is skipped.
+    y_BTD: the layer's output, including the residual, returned otherwise.
 
   Raises:
     ValueError: rate is outside [0, 1).
@@ -108,15 +131,15 @@ def drop_layer(layer: nn.Module, rate: float, x_BTD, y_BTD):
 
 
 def drop_by(rng, rate: float, x_BTD, y_BTD):
-  """As drop_layer in training, given its key."""
+  """Applies LayerDrop with a given key."""
   keep = jax.random.bernoulli(rng, 1 - rate)
   return jnp.where(keep, y_BTD, x_BTD)
 
 
 def check_layer_drop(rate: float) -> None:
-  """Raises ValueError if rate is outside [0, 1)."""
+  """Raises ValueError if the rate is outside [0, 1)."""
   if not 0 <= rate < 1:
     raise ValueError(
-      f'layer_drop is {rate}; it needs 0 or more and less than 1. Set '
+      f'layer_drop must be at least 0 and less than 1, got {rate}. Set '
       'LAYER_DROP.'
     )

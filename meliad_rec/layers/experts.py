@@ -1,13 +1,10 @@
-"""Sparse mixtures of experts: a token takes few of many sets of parameters.
+"""Sparse mixtures of experts: each token uses a few of many sets of weights.
 
-Tan et al. 2023, "Sparse Universal Transformer", section 3: the way to give a
-layer that is shared in depth more parameters for the same work. Letters of this
-file: E experts, C those chosen for a token, N all tokens.
-
-The sublayers of a core, of experts: MLP and self-attention.
-
-Tan et al. 2023, "Sparse Universal Transformer", sections 3.1 and 3.3. Keys and
-values are shared; queries and outputs are of the experts that a token chose.
+Tan et al. 2023, "Sparse Universal Transformer", section 3: more parameters for
+a layer that is shared in depth, at the same cost per token. Sections 3.1 and
+3.3 describe the MLP and self-attention. In attention all experts share the keys
+and values; each has its own maps of queries and outputs. Letters of this file:
+E experts, C chosen for a token, N all tokens, M = N C choices.
 """
 
 import dataclasses
@@ -20,21 +17,21 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.distributed.per_shard import per_row
+from meliad_rec.layers.attention import attend
 from meliad_rec.layers.attention import Heads
-from meliad_rec.layers.core_attention import attend
-from meliad_rec.layers.core_attention import kept
-from meliad_rec.layers.core_config import CoreConfig
+from meliad_rec.layers.dropout import attention_keep
+from meliad_rec.layers.layer_config import EncoderConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-  """What is mixed.
+  """Settings of a mixture.
 
   Attributes:
-    count: experts E of the MLP, and of queries and outputs of self-attention.
-    chosen: of them that a token takes, C.
-    in_attention: whether attention has experts too.
-    balance: weight of the loss that keeps all of them in use.
+    count: number of experts E, in the MLP and in self-attention.
+    chosen: number of experts C that a token uses.
+    in_attention: whether self-attention has experts too.
+    balance: weight of the loss that keeps all experts in use.
   """
 
   count: int
@@ -45,50 +42,57 @@ class Experts:
   def __post_init__(self):
     if not 1 <= self.chosen <= self.count:
       raise ValueError(
-        f'{self.chosen} of {self.count} experts are chosen; set EXPERTS to 1 '
-        'or more, and CHOSEN from 1 to EXPERTS.'
+        f'chosen must be from 1 to count, got {self.chosen} of {self.count} '
+        'experts. Set CHOSEN and EXPERTS.'
       )
     if self.balance < 0:
       raise ValueError(
-        f'balance is {self.balance}; it needs 0 or more. Set EXPERT_BALANCE.'
+        f'balance must be at least 0, got {self.balance}. Set EXPERT_BALANCE.'
       )
 
 
 class Chosen(struct.PyTreeNode):
-  """Which experts each token takes, and how they are sorted by expert."""
+  """The experts of each token, and the order that sorts choices by expert.
 
-  weight_BTC: jax.Array  # float32.
-  order_M: jax.Array  # int, M = N C places, sorted by expert.
-  size_E: jax.Array  # int32, places of each expert.
+  Attributes:
+    weight_BTC: float32, probabilities of the chosen experts.
+    order_M: int, indices of the choices, sorted by expert.
+    size_E: int32, choices of each expert.
+  """
+
+  weight_BTC: jax.Array
+  order_M: jax.Array
+  size_E: jax.Array
 
   @property
   def count(self) -> int:
+    """Number of experts of a token, C."""
     return self.weight_BTC.shape[-1]
 
   def spread(self, x_BTX):
-    """[M, X] of each token's vector, once for each of its experts, sorted."""
+    """Returns [M, X]: each token's vector for each of its experts, sorted."""
     x_NX = x_BTX.reshape(-1, x_BTX.shape[-1])
     return x_NX[self.order_M // self.count]
 
   def sort(self, x_BTCX):
-    """[M, X] of vectors that each choice has for itself, sorted."""
+    """Returns [M, X]: the vector of each choice, sorted."""
     return x_BTCX.reshape(-1, x_BTCX.shape[-1])[self.order_M]
 
   def gather(self, y_MX):
-    """[B, T, C, X] of sorted vectors: `sort` undone."""
+    """Returns [B, T, C, X] of sorted vectors; undoes `sort`."""
     shape = *self.weight_BTC.shape, y_MX.shape[-1]
-    # Each place occurs once: a scatter of so many is a permutation.
+    # order_M is a permutation, so argsort inverts it.
     places_M = jnp.argsort(self.order_M)
     return y_MX[places_M].reshape(shape)
 
   def mix(self, y_MX):
-    """[B, T, X] float32: the sum of what the experts say, weighted."""
+    """Returns [B, T, X] float32: the weighted sum over a token's experts."""
     y_BTCX = self.gather(y_MX).astype(jnp.float32)
     return jnp.einsum('btc,btcx->btx', self.weight_BTC, y_BTCX)
 
 
 class Router(nn.Module):
-  """Probabilities of all experts, [B, T, E] float32; sown as 'routes' too."""
+  """Returns p_BTE float32, the probability of each expert; sows 'routes'."""
 
   experts: Experts
 
@@ -102,10 +106,10 @@ class Router(nn.Module):
 
 
 def choose(p_BTE, count: int) -> Chosen:
-  """The likeliest experts of each token.
+  """Returns the most probable experts of each token.
 
-  A sort of all tokens: for those of one device, or all devices exchange them
-  (see kernels.per_shard.per_row).
+  This sorts all tokens. Call it under per_shard.per_row, or the devices of a
+  mesh exchange them.
   """
   weight_BTC, expert_BTC = jax.lax.top_k(p_BTE, count)
   expert_M = expert_BTC.reshape(-1)
@@ -116,24 +120,31 @@ def choose(p_BTE, count: int) -> Chosen:
 
 
 class Grouped(nn.Module):
-  """A matrix for each expert, [E, X, Y], for `grouped`."""
+  """Returns a matrix for each expert, [E, X, Y], for `grouped`.
+
+  Attributes:
+    count: E.
+    width: Y; X is the argument of the call.
+    dtype: dtype of the result.
+    kernel_init: initializer of the matrices.
+  """
 
   count: int
   width: int
   dtype: str
-  first: nn.initializers.Initializer
+  kernel_init: nn.initializers.Initializer
 
   @nn.compact
   def __call__(self, inputs: int):
     shape = self.count, inputs, self.width
-    return self.param('kernel', self.first, shape).astype(self.dtype)
+    return self.param('kernel', self.kernel_init, shape).astype(self.dtype)
 
 
 def grouped(x_MX, kernel_EXY, size_E):
-  """Rows sorted by expert, each by the matrix of its own: [M, Y].
+  """Multiplies rows, sorted by expert, by the matrix of their expert: [M, Y].
 
-  On TPU only the products that are asked for are computed; XLA for a CPU
-  computes those of every row with every expert.
+  On a TPU, XLA computes only these products. On a CPU it multiplies every row
+  by the matrix of every expert.
   """
   dtype = kernel_EXY.dtype
   return jax.lax.ragged_dot(
@@ -142,7 +153,7 @@ def grouped(x_MX, kernel_EXY, size_E):
 
 
 def fan_in(scale: float) -> nn.initializers.Initializer:
-  """Uniform numbers of variance scale / inputs, for each expert."""
+  """Returns a uniform initializer of variance scale / X, for [E, X, Y]."""
 
   def draw(rng, shape, dtype=jnp.float32):
     most = math.sqrt(3 * scale / shape[-2])
@@ -152,15 +163,21 @@ def fan_in(scale: float) -> nn.initializers.Initializer:
 
 
 class Routes(struct.PyTreeNode):
-  """Sums over the tokens of a row that took a step, of one router."""
+  """One router's sums over the tokens of a row that took a step.
 
-  p_BE: jax.Array  # Probabilities.
-  entropy_B: jax.Array  # Of a token's probabilities, nats.
-  count_B: jax.Array  # Tokens.
+  Attributes:
+    p_BE: probabilities.
+    entropy_B: entropy of each token's probabilities, nats.
+    count_B: tokens.
+  """
+
+  p_BE: jax.Array
+  entropy_B: jax.Array
+  count_B: jax.Array
 
 
 def routes(sown, taken_BT) -> list[Routes]:
-  """Those of the routers of a layer.
+  """Returns the sums of each router of a layer.
 
   Args:
     sown: the collection 'routes'.
@@ -178,21 +195,22 @@ def routes(sown, taken_BT) -> list[Routes]:
 
 
 def mean_imbalance(all_routes: list[Routes]) -> jax.Array:
-  """The mean over routers, each over all of its tokens."""
-  found = []
-  for of_router in all_routes:
-    total = jax.tree.map(lambda a: jnp.sum(a, 0), of_router)
+  """Returns the mean over routers of `imbalance`, each over all its tokens."""
+  values = []
+  for router in all_routes:
+    total = jax.tree.map(lambda a: jnp.sum(a, 0), router)
     count = jnp.maximum(total.count_B, 1)
-    found.append(imbalance(total.p_BE / count, total.entropy_B / count))
-  return sum(found) / len(found)
+    values.append(imbalance(total.p_BE / count, total.entropy_B / count))
+  return sum(values) / len(values)
 
 
 def imbalance(p_E, entropy):
-  """Nats that the choice of an expert lacks of saying all it can of a token.
+  """Returns the negative mutual information of token and expert, nats.
 
-  Mean entropy of a token's probabilities less the entropy of the mean, section
-  3.2's mutual information with its sign turned. At least -ln E, where tokens
-  are sure and experts are used alike; 0 where all tokens choose the same.
+  It is the mean entropy of a token's probabilities, minus the entropy of the
+  mean probabilities; section 3.2. It is lowest, -ln E, if each token chooses
+  one expert with certainty and all experts are used equally. It is 0 if all
+  tokens have the same probabilities.
 
   Args:
     p_E: probabilities, mean over tokens.
@@ -202,13 +220,13 @@ def imbalance(p_E, entropy):
 
 
 class ExpertMLP(nn.Module):
-  """y_BTD of n_BTD; each expert is as wide as an MLP without experts.
+  """Maps n_BTD to y_BTD; each expert is as wide as an MLP without experts.
 
-  Dropout is behind both linear maps, as there: of the hidden units of each
-  expert that a token chose, and of what they say together.
+  Dropout follows both linear maps, as without experts: it applies to the hidden
+  units of each expert that a token chose, and to the mixed output.
   """
 
-  config: CoreConfig
+  config: EncoderConfig
   experts: Experts
 
   @nn.compact
@@ -216,7 +234,7 @@ class ExpertMLP(nn.Module):
     config, E, D = self.config, self.experts.count, n_BTD.shape[-1]
     p_BTE = Router(self.experts, name='choice')(n_BTD)
     kernel = functools.partial(
-      Grouped, E, dtype=config.dtype, first=fan_in(1 / 3)
+      Grouped, E, dtype=config.dtype, kernel_init=fan_in(1 / 3)
     )
     kernels = (
       kernel(width=config.mlp_dim, name='hidden')(D),
@@ -225,8 +243,8 @@ class ExpertMLP(nn.Module):
 
     drop = functools.partial(config.dropout_kind, config.dropout)
 
-    def mixed(of_rows, kernels):
-      (n_BTD, p_BTE, keep_BTCF), (hidden, output) = of_rows, kernels
+    def mixed(rows, kernels):
+      (n_BTD, p_BTE, keep_BTCF), (hidden, output) = rows, kernels
       chosen = choose(p_BTE, self.experts.chosen)
       h_MF = grouped(chosen.spread(n_BTD), hidden, chosen.size_E)
       if keep_BTCF is not None:
@@ -239,18 +257,15 @@ class ExpertMLP(nn.Module):
       shape = *n_BTD.shape[:2], self.experts.chosen, config.mlp_dim
       ones_BTX = jnp.ones((*shape[:2], shape[2] * shape[3]), config.dtype)
       keep_BTCF = drop()(ones_BTX).reshape(shape)
-    of_rows = n_BTD, p_BTE, keep_BTCF
-    y_BTD = per_row(mixed, of_rows, kernels).astype(config.dtype)
+    rows = n_BTD, p_BTE, keep_BTCF
+    y_BTD = per_row(mixed, rows, kernels).astype(config.dtype)
     return drop()(y_BTD)
 
 
 class ExpertAttention(nn.Module):
-  """What pre-norm self-attention of experts adds to the stream.
+  """Pre-norm self-attention with experts, added to the stream."""
 
-  As cores.attention.Attention.
-  """
-
-  config: CoreConfig
+  config: EncoderConfig
   experts: Experts
 
   def setup(self):
@@ -267,37 +282,43 @@ class ExpertAttention(nn.Module):
     self.drop = config.dropout_kind(config.dropout)
 
   def __call__(self, x_BTD, source_BSD, mask_BS):
-    """The stream; arguments: see Attention."""
+    """Returns the stream; arguments as in EncoderAttention."""
     config, C = self.config, self.experts.chosen
     (B, T, _), H, K = x_BTD.shape, config.num_heads, config.head_dim
     n_BTD, n_BSD = self.norm(x_BTD), self.norm(source_BSD)
     p_BTE = self.choice(n_BTD)
 
-    def queries(of_rows, kernel):
-      n_BTD, p_BTE = of_rows
+    def queries(rows, kernel):
+      n_BTD, p_BTE = rows
       chosen = choose(p_BTE, C)
       return chosen.gather(grouped(chosen.spread(n_BTD), kernel, chosen.size_E))
 
-    def outputs(of_rows, kernel):
-      y_BTCF, p_BTE = of_rows
+    def outputs(rows, kernel):
+      y_BTCF, p_BTE = rows
       chosen = choose(p_BTE, C)
       return chosen.mix(grouped(chosen.sort(y_BTCF), kernel, chosen.size_E))
 
     kernel = self.query(n_BTD.shape[-1])
     q_BTCF = per_row(queries, (n_BTD, p_BTE), kernel) * K**-0.5
-    # A token's chosen experts are so many more of each head, over its keys;
-    # heads in front, as they are cut over devices.
+    # The C experts of a token multiply its queries per head. Heads come first,
+    # since they are sharded over devices.
     q_BTHCK = q_BTCF.reshape(B, T, C, H, K).swapaxes(2, 3)
     q_BTGK = q_BTHCK.reshape(B, T, H * C, K)
-    same = lambda kv_BSHK: jnp.repeat(kv_BSHK, C, 2)
+    repeated = lambda kv_BSHK: jnp.repeat(kv_BSHK, C, 2)
     y_BTGK = attend(
-      config,
       self.relative,
       q_BTGK,
-      same(self.key(n_BSD)),
-      same(self.value(n_BSD)),
+      repeated(self.key(n_BSD)),
+      repeated(self.value(n_BSD)),
       mask_BS,
-      kept(self, config, H * C, x_BTD, source_BSD),
+      causal=config.causal,
+      keep=attention_keep(
+        self,
+        config.attention_dropout,
+        (B, H * C, T, source_BSD.shape[1]),
+        config.dropout_by_row,
+      ),
+      dropout_rate=config.attention_dropout,
     )
     y_BTCHK = y_BTGK.reshape(B, T, H, C, K).swapaxes(2, 3)
     y_BTCF = y_BTCHK.reshape(B, T, C, H * K)

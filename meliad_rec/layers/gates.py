@@ -1,8 +1,8 @@
-"""How a layer joins what it computed (h) to what it had (x): sum or gate.
+"""Joins of a sublayer's input x and the values h that it computed: sum or gate.
 
 Every join is a module called as join(x_BSD, h) with h [B, S, ...], whose axes
-behind the first two (heads, or hidden units) are contracted. Gates work in
-float32. Hutchins et al. 2022, section 3.4.
+after the first two (heads, or hidden units) are contracted with a matrix W.
+Gates compute in float32. Hutchins et al. 2022, section 3.3.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,28 @@ from meliad_rec.layers.dropout import TiledDropout
 
 
 class Residual(nn.Module):
-  """x + W h."""
+  """x + W h.
+
+  Attributes:
+    dtype: dtype of the product.
+    rate: rate of dropout on W h.
+    dropout: a class of dropout.py.
+    use_bias: whether to add a bias.
+    scale: scale of the initial W, if kernel_init is None.
+    kernel_init: initializer of W.
+  """
 
   dtype: str = 'float32'
-  rate: float = 0.0  # Dropout of W h.
+  rate: float = 0.0
   dropout: Callable[..., nn.Module] = TiledDropout
   use_bias: bool = False
-  scale: float = 1.0  # Of the first W, where `first` is None.
-  first: Callable | None = None  # Draws the first W.
+  scale: float = 1.0
+  kernel_init: Callable | None = None
 
   @nn.compact
   def __call__(self, x_BSD, h):
     D = x_BSD.shape[-1]
-    first = self.first or nn.initializers.variance_scaling(
+    kernel_init = self.kernel_init or nn.initializers.variance_scaling(
       self.scale**2, 'fan_in', 'truncated_normal'
     )
     y_BSD = contract(
@@ -36,18 +45,24 @@ class Residual(nn.Module):
       h,
       self.dtype,
       use_bias=self.use_bias,
-      kernel_init=first,
+      kernel_init=kernel_init,
       name='linear',
     )(h)
     return x_BSD + self.dropout(self.rate)(y_BSD)
 
 
 class FixedGate(nn.Module):
-  """A learned convex combination, the same for all states and blocks."""
+  """A learned convex combination, the same for all states and blocks.
+
+  Attributes:
+    dtype: dtype of the product's operands.
+    tanh: whether W h passes through a tanh.
+    use_bias: whether to add a bias to W h.
+  """
 
   dtype: str = 'float32'
   tanh: bool = False
-  use_bias: bool = False  # b_z of eq. 1, which the authors' code leaves out.
+  use_bias: bool = False  # b_z of eq. 1; the authors' code has none.
 
   @nn.compact
   def __call__(self, x_BSD, h):
@@ -62,7 +77,11 @@ class FixedGate(nn.Module):
 
 
 class LSTMGate(nn.Module):
-  """Input and forget gates that depend on h."""
+  """Input and forget gates that depend on h.
+
+  Attributes:
+    dtype, tanh, use_bias: see FixedGate.
+  """
 
   dtype: str = 'float32'
   tanh: bool = True
@@ -88,14 +107,14 @@ class LSTMGate(nn.Module):
 
 
 def contract(features: int, h, dtype, **options) -> nn.DenseGeneral:
-  """The linear map of all axes of h behind the first two."""
+  """Returns a linear map of all axes of h after the first two."""
   return nn.DenseGeneral(
     features, tuple(range(2, h.ndim)), dtype=dtype, **options
   )
 
 
 def contract32(features: int, h, dtype, **options) -> nn.DenseGeneral:
-  """As `contract`, with float32 sums and results."""
+  """Returns the map of `contract` with float32 sums and results."""
   sums = functools.partial(
     jax.lax.dot_general, preferred_element_type=jnp.float32
   )

@@ -1,11 +1,4 @@
-"""The usual layer: attention, then an MLP.
-
-The two sublayers that all architectures share: attention and MLP.
-
-Attention reads two kinds of source: `past`, keys that have a position relative
-to the queries (window, position bias), and `memory`, slots that have none. Who
-fills the two, and what is written back, is what tells architectures apart.
-"""
+"""Layer whose tokens attend to a window, and optionally to memory slots."""
 
 from collections.abc import Callable
 import functools
@@ -15,192 +8,18 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 
-from meliad_rec.kernels.blocks import keep_mask
-from meliad_rec.kernels.memory_attention import memory_attention
-from meliad_rec.kernels.reference import scaled_unit
-from meliad_rec.kernels.window_attention import window_attention
+from meliad_rec.kernels.blocks import Dropout
+from meliad_rec.kernels.dispatch import memory_attention
+from meliad_rec.kernels.dispatch import window_attention
+from meliad_rec.kernels.reference import AttentionInputs
+from meliad_rec.kernels.reference import MemoryInputs
+from meliad_rec.kernels.reference import normalize_and_scale
 from meliad_rec.layers import activations
 from meliad_rec.layers import gates
 from meliad_rec.layers.attention import Heads
 from meliad_rec.layers.attention import KV
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.layers.remat import SUMS
-
-
-class Query(nn.Module):
-  """Queries [B, T, H, K], and the scale [H] of unit ones; None: scaled."""
-
-  config: LayerConfig
-
-  @nn.compact
-  def __call__(self, n_BTD):
-    config = self.config
-    dims = config.num_heads, config.head_dim
-    q_BTHK = Heads(*dims, False, config.dtype, name='heads')(n_BTD)
-    if not config.normalize_qk:
-      return q_BTHK * config.head_dim**-0.5, None
-    scale_H = self.param('scale', nn.initializers.ones, (config.num_heads,))
-    return q_BTHK, jnp.abs(scale_H)
-
-
-class Attention(nn.Module):
-  """Pre-norm attention over past and memory, joined to the stream.
-
-  Attributes:
-    config: shared by the layers.
-    has_memory: whether there are second queries, for memory.
-    in_order: whether `past` has positions; if not, all its keys that are not
-      masked are visible to every query.
-    rate: of dropout.
-    join: a class of gates.py; None hands the heads on as they are.
-    position: built by the parent, to be shared; None: one of its own.
-  """
-
-  config: LayerConfig
-  has_memory: bool = False
-  in_order: bool = True
-  rate: float = 0.0
-  join: Callable[..., nn.Module] | None = gates.Residual
-  position: nn.Module | None = None
-
-  def setup(self):
-    config = self.config
-    self.norm = config.norm(dtype=config.dtype)
-    self.dropout = config.dropout_kind(self.rate)
-    self.query = Query(config)
-    dims = config.kv_heads, config.head_dim
-    self.key = Heads(*dims, config.normalize_qk, config.dtype)
-    self.value = Heads(*dims, False, config.dtype)
-    if self.has_memory:
-      self.memory_query = Query(config)
-    if self.in_order:
-      self.relative = self.position
-      if self.position is None:
-        self.relative = config.position(config.num_heads, name='position')
-      if config.span:
-        self.span = config.span(config.num_heads)
-    if self.join:
-      self.output = self.join(dtype=config.dtype)
-
-  def pre_norm(self, x_BTD):
-    """What queries, keys and values are computed from: n_BTD."""
-    return self.dropout(self.norm(x_BTD))
-
-  def kv(self, n_BTD, mask_BT=None, unnormalized=False) -> KV:
-    """What queries see of these tokens; raw: see KV.raw."""
-    if mask_BT is None:
-      mask_BT = jnp.ones(n_BTD.shape[:2], bool)
-    unnormalized = unnormalized and self.config.normalize_qk
-    newest = n_BTD.shape[1] if unnormalized else 0
-    return KV(self.key(n_BTD, unnormalized), self.value(n_BTD), mask_BT, newest)
-
-  def attend_window(self, n_BTD, past: KV):
-    """Heads [B, T, H K] over `past`, which ends with the tokens' own keys."""
-    config = self.config
-    q_BTHK, scale_H = self.query(n_BTD)
-    if not self.in_order:
-      return self.attend_slots(q_BTHK, scale_H, past)
-    nearest = 0 if config.include_self else 1
-    steps_back = np.arange(config.window) + nearest
-    bias_HW = self.relative.bias(steps_back)
-    if config.compat_meliad and scale_H is not None:
-      bias_HW = bias_HW * scale_H[:, None]
-    if config.span:
-      bias_HW += self.span.bias(config.window)
-    if not self.relative.keeps_length:
-      q_BTHK, scale_H = scaled(q_BTHK, scale_H), None
-      past = past.normalized()
-    y_BTHK = window_attention(
-      self.relative.rotate(q_BTHK, 0),
-      self.relative.rotate_keys(past.k, n_BTD.shape[1] - past.k.shape[1]),
-      past.v,
-      past.mask,
-      bias_HW,
-      scale_H=scale_H,
-      keys_WK=self.relative.keys(steps_back, config.head_dim),
-      include_self=config.include_self,
-      normalize_own=past.unnormalized > 0,
-      dropout_rng=self.dropout_rng(),
-      dropout_rate=self.rate,
-      form=config.attention_form,
-    )
-    return merge_heads(y_BTHK)
-
-  def attend_memory(self, n_BTD, memory: KV):
-    """Heads [B, T, H K] over memory slots.
-
-    Memory of B n rows is that of n blocks: each block of tokens reads its own.
-    """
-    B, T, _ = n_BTD.shape
-    rows = len(memory.mask)
-    W = B * T // rows
-    q_BTHK, scale_H = self.memory_query(n_BTD)
-    q_BWHK = q_BTHK.reshape(rows, W, *q_BTHK.shape[2:])
-    return self.attend_slots(q_BWHK, scale_H, memory).reshape(B, T, -1)
-
-  def attend_slots(self, q_BTHK, scale_H, kv: KV):
-    """Heads [B, T, H K] over keys in no order."""
-    rng, keep_HTS = self.dropout_rng(), None
-    if rng is not None:
-      T, S = q_BTHK.shape[1], kv.mask.shape[1]
-      keep_HTS = keep_mask(rng, self.rate, (self.config.num_heads, T, S))
-    kv = kv.normalized()
-    y_BTHK = memory_attention(
-      q_BTHK,
-      kv.k,
-      kv.v,
-      kv.mask,
-      scale_H=scale_H,
-      keep_HTS=keep_HTS,
-      form=self.config.attention_form,
-    )
-    return merge_heads(y_BTHK)
-
-  def project(self, x_BTD, *heads_BTF):
-    """The stream joined with the heads of one source or of both."""
-    h = heads_BTF[0] if len(heads_BTF) == 1 else jnp.stack(heads_BTF, 2)
-    return self.output(x_BTD, h) if self.join else h
-
-  def dropout_rng(self):
-    """For attention probabilities; None: they are not dropped."""
-    if not self.rate or self.config.locked_dropout:
-      return None
-    return self.make_rng('dropout') if self.has_rng('dropout') else None
-
-
-class FeedForward(nn.Module):
-  """MLP of h [B, T, any width], joined to x.
-
-  Attributes:
-    width: hidden units.
-    dtype: of activations.
-    join: a class of gates.py.
-    activation: a function of activations.py.
-    use_bias: of the hidden units.
-  """
-
-  width: int
-  dtype: str
-  join: Callable[..., nn.Module]
-  activation: Callable = activations.relu
-  use_bias: bool = False
-
-  @nn.compact
-  def __call__(self, x_BTD, h):
-    hidden = nn.Dense(
-      self.width, use_bias=self.use_bias, dtype=self.dtype, name='hidden'
-    )
-    join = self.join(dtype=self.dtype, name='output')
-    return join(x_BTD, self.activation(hidden(h)))
-
-
-def scaled(q_BTHK, scale_H):
-  """Queries as they meet keys; see Query."""
-  return q_BTHK if scale_H is None else scaled_unit(q_BTHK, scale_H)
-
-
-def merge_heads(y_BTHK):
-  return y_BTHK.reshape(*y_BTHK.shape[:2], -1)
 
 
 class Layer(nn.Module):
@@ -246,16 +65,207 @@ class Layer(nn.Module):
     return self.attention.kv(n_BTD, mask_BT, unnormalized)
 
   def __call__(self, x_BTD, n_BTD, past: KV, memory: KV | None = None):
-    """Outputs y_BTD; `past` ends with the tokens' own keys and values."""
+    """Returns y_BTD.
+
+    Args:
+      x_BTD: the stream.
+      n_BTD: its `pre_norm`.
+      past: keys and values of the window; it ends with the tokens' own.
+      memory: keys and values of memory slots; None: there are none.
+    """
     heads = [self.attention.attend_window(n_BTD, past)]
     if memory is not None:
       heads.append(self.attention.attend_memory(n_BTD, memory))
     return self.output(x_BTD, *heads)
 
   def output(self, x_BTD, *heads_BTF):
-    """Outputs, from the heads of each source."""
+    """Returns y_BTD from the attention heads over past and, if any, memory."""
     attended, output = SUMS
     x_BTD = self.attention.project(x_BTD, *heads_BTF)
     x_BTD = checkpoint_name(x_BTD, attended)
     y_BTD = self.mlp(x_BTD, self.mlp_norm(x_BTD))
     return checkpoint_name(y_BTD, output)
+
+
+class Query(nn.Module):
+  """Returns queries [B, T, H, K], and their scale.
+
+  The scale [H] applies after L2-normalizing the queries. None: the queries are
+  already scaled.
+  """
+
+  config: LayerConfig
+
+  @nn.compact
+  def __call__(self, n_BTD):
+    config = self.config
+    dims = config.num_heads, config.head_dim
+    q_BTHK = Heads(*dims, False, config.dtype, name='heads')(n_BTD)
+    if not config.normalize_qk:
+      return q_BTHK * config.head_dim**-0.5, None
+    scale_H = self.param('scale', nn.initializers.ones, (config.num_heads,))
+    return q_BTHK, jnp.abs(scale_H)
+
+
+class Attention(nn.Module):
+  """Pre-norm attention over past and memory, joined with the stream.
+
+  There are two kinds of keys: `past` has positions relative to the queries
+  (window, position bias), `memory` are slots without positions. Architectures
+  differ in what fills the two, and in what is written back.
+
+  Attributes:
+    config: sizes and choices, shared by the layers.
+    has_memory: whether there is a second set of queries, for memory.
+    in_order: whether `past` has positions; if not, every query sees all its
+      unmasked keys.
+    rate: rate of dropout.
+    join: a class of gates.py; None: heads are not joined with the stream.
+    position: position module that layers share; None: the layer makes its own.
+  """
+
+  config: LayerConfig
+  has_memory: bool = False
+  in_order: bool = True
+  rate: float = 0.0
+  join: Callable[..., nn.Module] | None = gates.Residual
+  position: nn.Module | None = None
+
+  def setup(self):
+    config = self.config
+    self.norm = config.norm(dtype=config.dtype)
+    self.dropout = config.dropout_kind(self.rate)
+    self.query = Query(config)
+    dims = config.kv_heads, config.head_dim
+    self.key = Heads(*dims, config.normalize_qk, config.dtype)
+    self.value = Heads(*dims, False, config.dtype)
+    if self.has_memory:
+      self.memory_query = Query(config)
+    if self.in_order:
+      self.relative = self.position
+      if self.position is None:
+        self.relative = config.position(config.num_heads, name='position')
+      if config.span:
+        self.span = config.span(config.num_heads)
+    if self.join:
+      self.output = self.join(dtype=config.dtype)
+
+  def pre_norm(self, x_BTD):
+    """Returns n_BTD, from which queries, keys and values are computed."""
+    return self.dropout(self.norm(x_BTD))
+
+  def kv(self, n_BTD, mask_BT=None, unnormalized=False) -> KV:
+    """Returns keys and values of tokens.
+
+    Args:
+      n_BTD: their `pre_norm`.
+      mask_BT: False at padding; None: there is none.
+      unnormalized: whether keys may be left unnormalized; see KV.unnormalized.
+    """
+    if mask_BT is None:
+      mask_BT = jnp.ones(n_BTD.shape[:2], bool)
+    unnormalized = unnormalized and self.config.normalize_qk
+    newest = n_BTD.shape[1] if unnormalized else 0
+    return KV(self.key(n_BTD, unnormalized), self.value(n_BTD), mask_BT, newest)
+
+  def attend_window(self, n_BTD, past: KV):
+    """Returns heads [B, T, H K] over `past`.
+
+    `past` ends with the keys of the tokens themselves.
+    """
+    config = self.config
+    q_BTHK, scale_H = self.query(n_BTD)
+    if not self.in_order:
+      return self.attend_slots(q_BTHK, scale_H, past)
+    nearest = 0 if config.include_self else 1
+    steps_back = np.arange(config.window) + nearest
+    bias_HW = self.relative.bias(steps_back)
+    if config.compat_meliad and scale_H is not None:
+      bias_HW = bias_HW * scale_H[:, None]
+    if config.span:
+      bias_HW += self.span.bias(config.window)
+    if not self.relative.keeps_length:
+      q_BTHK, scale_H = scaled(q_BTHK, scale_H), None
+      past = past.normalized()
+    inputs = AttentionInputs(
+      self.relative.rotate(q_BTHK, 0),
+      self.relative.rotate_keys(past.k, n_BTD.shape[1] - past.k.shape[1]),
+      past.v,
+      past.mask,
+      bias_HW,
+      scale_H=scale_H,
+      keys_WK=self.relative.keys(steps_back, config.head_dim),
+      include_self=config.include_self,
+      normalize_own=past.unnormalized > 0,
+    )
+    dropout = self.probability_dropout()
+    return merge_heads(window_attention(inputs, dropout, config.attention))
+
+  def attend_memory(self, n_BTD, memory: KV):
+    """Returns heads [B, T, H K] over memory slots.
+
+    If memory has n times as many rows as the tokens, these are cut into n
+    blocks, and each block reads its own row of memory.
+    """
+    B, T, _ = n_BTD.shape
+    rows = len(memory.mask)
+    W = B * T // rows
+    q_BTHK, scale_H = self.memory_query(n_BTD)
+    q_BWHK = q_BTHK.reshape(rows, W, *q_BTHK.shape[2:])
+    return self.attend_slots(q_BWHK, scale_H, memory).reshape(B, T, -1)
+
+  def attend_slots(self, q_BTHK, scale_H, kv: KV):
+    """Returns heads [B, T, H K] over keys without positions."""
+    dropout, kv = self.probability_dropout(), kv.normalized()
+    inputs = MemoryInputs(q_BTHK, kv.k, kv.v, kv.mask, scale_H)
+    form = self.config.attention
+    return merge_heads(memory_attention(inputs, dropout, form))
+
+  def project(self, x_BTD, *heads_BTF):
+    """Returns the stream joined with the heads of one or two kinds of keys."""
+    h = heads_BTF[0] if len(heads_BTF) == 1 else jnp.stack(heads_BTF, 2)
+    return self.output(x_BTD, h) if self.join else h
+
+  def probability_dropout(self) -> Dropout | None:
+    """Returns dropout of attention probabilities; None disables it."""
+    if not self.rate or self.config.locked_dropout:
+      return None
+    if not self.has_rng('dropout'):
+      return None
+    return Dropout(self.make_rng('dropout'), self.rate)
+
+
+class FeedForward(nn.Module):
+  """MLP of h [B, T, any width], joined with x.
+
+  Attributes:
+    width: hidden units.
+    dtype: dtype of activations.
+    join: a class of gates.py, which includes the output map.
+    activation: a function of activations.py.
+    use_bias: whether hidden units have a bias.
+  """
+
+  width: int
+  dtype: str
+  join: Callable[..., nn.Module]
+  activation: Callable = activations.relu
+  use_bias: bool = False
+
+  @nn.compact
+  def __call__(self, x_BTD, h):
+    hidden = nn.Dense(
+      self.width, use_bias=self.use_bias, dtype=self.dtype, name='hidden'
+    )
+    join = self.join(dtype=self.dtype, name='output')
+    return join(x_BTD, self.activation(hidden(h)))
+
+
+def scaled(q_BTHK, scale_H):
+  """Returns scaled queries; arguments as `Query` returns them."""
+  return q_BTHK if scale_H is None else normalize_and_scale(q_BTHK, scale_H)
+
+
+def merge_heads(y_BTHK):
+  """Reshapes [B, T, H, K] to [B, T, H K]."""
+  return y_BTHK.reshape(*y_BTHK.shape[:2], -1)

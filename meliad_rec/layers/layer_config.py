@@ -1,78 +1,123 @@
-"""Sizes and choices that all layers of a model share."""
+"""Sizes and choices that the layers of one model share.
+
+`LayerConfig` is for layers whose tokens attend to a window (layer.py), and
+`EncoderConfig` for layers whose tokens attend to all tokens they are given
+(encoder_layer.py).
+"""
 
 from collections.abc import Callable
 import dataclasses
 
 from flax import linen as nn
 
+from meliad_rec.kernels.dispatch import FORMS
 from meliad_rec.layers import activations
 from meliad_rec.layers import norms
 from meliad_rec.layers import positions
 from meliad_rec.layers.attention import KV
 from meliad_rec.layers.dropout import LockedDropout
+from meliad_rec.layers.dropout import RowDropout
 from meliad_rec.layers.dropout import TiledDropout
 
 
-@dataclasses.dataclass(frozen=True)
-class LayerConfig:
-  """Sizes and choices that the layers of one model have in common.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+  """Base class of both configurations.
 
   Attributes:
     d_model: width of the residual stream.
     num_heads: attention heads.
-    head_dim: width of a head; num_heads * head_dim need not be d_model.
-    mlp_dim: hidden units.
-    window: tokens that attention sees, and tokens in a block.
+    head_dim: width of a head; num_heads * head_dim need not equal d_model.
+    mlp_dim: hidden units of the MLP.
     position: a class of positions.py.
-    span: a class of span.py; None: heads see the whole window.
-    num_kv_heads: heads of keys and values, each shared by equally many query
-      heads (Ainslie et al. 2023); None: one per query head.
-    normalize_qk: queries and keys of unit length, and a learned scale a head.
-    include_self: whether a token is the last of its own window.
-    attention_kernels: whether attention may run in kernels (see
-      kernels/choice.py), or in XLA's form alone.
     norm: a class of norms.py, for all norms of a layer.
     activation: a function of activations.py, for the MLP.
-    mlp_bias: whether the MLP has biases. A gate behind it has its own choice.
-    depth: layers L of the stack; what layers add to the stream then begins with
-      weights divided by sqrt(2 L). None: they are not. Gates are as they are.
-    dropout: rate; after the first norm, of attention probabilities, and of the
-      MLP's output. State vectors have none, as in the authors' code.
-    locked_dropout: whether a row drops the same at all its tokens, for cells
-      that read token by token; attention probabilities are then not dropped.
-    dtype: of activations; parameters, softmax, norms and gates are float32.
-    compat_meliad: the numerics of google-research/meliad: an empty cache is
-      zeros that take part in the softmax, the scale multiplies the position
-      bias too, and gates have a tanh in configuration 'single' alone.
+    dropout: rate of dropout.
+    dtype: dtype of activations: float32 or bfloat16. Parameters, softmax,
+      norms, gates and halting are float32.
   """
 
   d_model: int
   num_heads: int
   head_dim: int
   mlp_dim: int
+  position: Callable[..., nn.Module]
+  norm: Callable[..., nn.Module]
+  activation: Callable
+  dropout: float = 0.0
+  dtype: str = 'float32'
+
+  def __post_init__(self):
+    self.check_positive('d_model', 'num_heads', 'head_dim', 'mlp_dim')
+    self.check_rate('dropout')
+    if self.dtype not in ('float32', 'bfloat16'):
+      raise ValueError(
+        f'dtype must be float32 or bfloat16, got {self.dtype!r}. Set DTYPE.'
+      )
+
+  def check_positive(self, *names: str) -> None:
+    """Raises ValueError if one of these fields is below 1."""
+    for name in names:
+      if getattr(self, name) < 1:
+        raise ValueError(
+          f'{name} must be at least 1, got {getattr(self, name)}. Set '
+          f'{name.upper()}.'
+        )
+
+  def check_rate(self, name: str) -> None:
+    """Raises ValueError if this rate of dropout is outside [0, 1)."""
+    if not 0 <= getattr(self, name) < 1:
+      raise ValueError(
+        f'{name} must be at least 0 and less than 1, got '
+        f'{getattr(self, name)}. Set {name.upper()}.'
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerConfig(TransformerConfig):
+  """Sizes and choices of layers that attend to a window.
+
+  Attributes:
+    window: number of tokens that attention sees, and of tokens in a block.
+    span: positions.AdaptiveSpan; None: heads see the whole window.
+    num_kv_heads: heads of keys and values, each shared by equally many query
+      heads (Ainslie et al. 2023); None: one per query head.
+    normalize_qk: whether queries and keys have unit length; each head then
+      learns a scale.
+    include_self: whether a token is the last of its own window.
+    attention: 'auto' uses kernels on a TPU and XLA elsewhere; 'gpu' uses
+      kernels on a CUDA GPU too; 'xla' uses XLA only (see kernels/dispatch.py).
+    mlp_bias: whether the MLP has biases. A gate after it has its own setting.
+    depth: number of layers L in the stack; the initial weights of output maps
+      are divided by sqrt(2 L), except in gates. None: they are not divided.
+    dropout: rate of dropout after the first norm, of attention probabilities,
+      and after the MLP. State vectors have none, as in the authors' code.
+    locked_dropout: whether all tokens of a row share one dropout mask, for
+      cells that read token by token; attention probabilities then have no
+      dropout.
+    compat_meliad: whether to follow the numerics of google-research/meliad: an
+      empty cache is zeros that take part in the softmax, the scale of queries
+      multiplies the position bias too, and gates have a tanh only if
+      gate_config is 'single'.
+  """
+
   window: int
   position: Callable[..., nn.Module] = positions.T5Bias
   span: Callable[..., nn.Module] | None = None
   num_kv_heads: int | None = None
   normalize_qk: bool = True
   include_self: bool = False
-  attention_kernels: bool = True
+  attention: str = 'auto'
   norm: Callable[..., nn.Module] = norms.RMSNorm
   activation: Callable = activations.relu
   mlp_bias: bool = False
   depth: int | None = None
-  dropout: float = 0.0
   locked_dropout: bool = False
-  dtype: str = 'float32'
   compat_meliad: bool = False
 
   def __post_init__(self):
-    for name in ('d_model', 'num_heads', 'head_dim', 'mlp_dim', 'window'):
-      if getattr(self, name) < 1:
-        raise ValueError(
-          f'{name} is {getattr(self, name)}; it needs 1 or more. Set '
-          f'{name.upper()}.'
-        )
+    super().__post_init__()
+    self.check_positive('window')
     if self.num_kv_heads is not None and (
       self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads
     ):
@@ -80,34 +125,25 @@ class LayerConfig:
         f'num_kv_heads must divide num_heads, got {self.num_kv_heads} and '
         f'{self.num_heads}. Set layer_config.LayerConfig.num_kv_heads.'
       )
+    if self.attention not in FORMS:
+      raise ValueError(
+        f'attention must be one of {", ".join(FORMS)}, got '
+        f'{self.attention!r}. Set layer_config.LayerConfig.attention.'
+      )
     if self.depth is not None and self.depth < 1:
       raise ValueError(
-        f'depth is {self.depth}; it needs the number of layers, or None. Set '
+        f'depth must be the number of layers or None, got {self.depth}. Set '
         'layer_config.LayerConfig.depth.'
-      )
-    if not 0 <= self.dropout < 1:
-      raise ValueError(
-        f'dropout is {self.dropout}; it needs 0 or more and less than 1. Set '
-        'DROPOUT.'
-      )
-    if self.dtype not in ('float32', 'bfloat16'):
-      raise ValueError(
-        f'dtype is {self.dtype!r}; it needs float32 or bfloat16. Set DTYPE.'
       )
 
   @property
   def kv_heads(self) -> int:
-    """Of keys and values."""
+    """Number of heads of keys and values."""
     return self.num_kv_heads or self.num_heads
 
   @property
-  def attention_form(self) -> str | None:
-    """As functions of kernels/ take it."""
-    return None if self.attention_kernels else 'xla'
-
-  @property
   def output_scale(self) -> float:
-    """Of the first weights of what a layer adds to the stream."""
+    """Scale of the initial weights of output maps; see `depth`."""
     return 1.0 if self.depth is None else (2 * self.depth) ** -0.5
 
   @property
@@ -116,7 +152,7 @@ class LayerConfig:
     return LockedDropout if self.locked_dropout else TiledDropout
 
   def empty_past(self, batch: int) -> KV:
-    """The window cache at the start of a document."""
+    """Returns the window cache at the start of a document."""
     return KV.empty(
       batch,
       self.window,
@@ -125,3 +161,56 @@ class LayerConfig:
       self.dtype,
       visible=self.compat_meliad,
     )
+
+
+# Positions that only rotate and scale queries and keys. Attention of encoders
+# adds no bias to logits and no vectors to keys.
+ENCODER_POSITIONS = (
+  positions.NoPosition,
+  positions.RoPE,
+  positions.XPos,
+  positions.SymmetricXPos,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig(TransformerConfig):
+  """Sizes and choices of layers that attend to all tokens they are given.
+
+  Attributes:
+    causal: whether tokens attend only to themselves and to earlier tokens.
+    mlp_dim: hidden units, of the MLP and of the gate.
+    position: one of ENCODER_POSITIONS, for self-attention.
+    activation: a function of activations.py, for the MLP and the gate.
+    dropout: rate of dropout on embeddings, hidden units and the outputs of
+      sublayers.
+    attention_dropout: rate of dropout on attention probabilities.
+    dropout_by_row: whether each row of a batch (and each sequence of a pair)
+      has its own dropout mask, as in the authors' code. If False, all rows
+      share one, which takes less time and memory. Either way, chunks of a row
+      share their masks (see cell.scan_blocks).
+  """
+
+  causal: bool
+  position: Callable[..., nn.Module] = positions.XPos
+  norm: Callable[..., nn.Module] = norms.LayerNorm
+  activation: Callable = activations.gelu
+  attention_dropout: float = 0.0
+  dropout_by_row: bool = False
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.check_rate('attention_dropout')
+    # `position` may be a partial: look at what it builds.
+    built, plain = type(self.position(self.num_heads)), positions.NoPosition
+    if built.bias is not plain.bias or built.keys is not plain.keys:
+      names = ', '.join(p.__name__ for p in ENCODER_POSITIONS)
+      raise ValueError(
+        f'position must be one of {names} in an encoder, got {self.position}. '
+        'Set layer_config.EncoderConfig.position.'
+      )
+
+  @property
+  def dropout_kind(self) -> Callable[..., nn.Module]:
+    """A class of dropout.py."""
+    return RowDropout if self.dropout_by_row else TiledDropout

@@ -1,20 +1,20 @@
-"""Norms of a layer's inputs, with statistics in float32."""
+"""Norms, with statistics in float32."""
 
 from flax import linen as nn
 
 
 class RMSNorm(nn.RMSNorm):
-  """x by its root mean square, times a scale (Zhang and Sennrich 2019)."""
+  """x over its root mean square, times a scale (Zhang and Sennrich 2019)."""
 
 
 class LayerNorm(nn.LayerNorm):
-  """Mean taken off too, and a bias added (Ba et al. 2016)."""
+  """Norm that also subtracts the mean and adds a bias (Ba et al. 2016)."""
 
   epsilon: float = 1e-5  # As in PyTorch.
 
 
 class NoNorm(nn.Module):
-  """x as it is, in the dtype that a norm would give; without parameters."""
+  """Returns x unchanged, in the dtype of a norm; has no parameters."""
 
   dtype: str | None = None
 

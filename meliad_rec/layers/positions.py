@@ -1,10 +1,7 @@
-"""Relative positions: what the distance between a query and a key changes.
+"""Relative positions, and attention spans that heads learn.
 
-Attention spans that heads learn (Sukhbaatar et al. 2019).
-
-A key x steps from the nearest one counts by m(x), which is 1 up to the span z W
-of the head and falls to 0 over the R keys behind it. Multiplying probabilities
-by m and dividing by their new sum is adding log m to the logits.
+A position module changes logits by the distance between query and key: it adds
+a bias, rotates queries and keys, or adds vectors to keys.
 """
 
 from typing import ClassVar
@@ -18,13 +15,13 @@ from meliad_rec.kernels.reference import NEVER
 
 
 class NoPosition(nn.Module):
-  """Positions change nothing; also the base class of those that do.
+  """Positions change nothing; also the base class of positions that do.
 
   Attributes:
     num_heads: attention heads.
-    two_sided: whether keys behind a query take rotate_keys for queries and
-      rotate for keys.
-    keeps_length: whether vectors are as long as before when rotated.
+    two_sided: whether, for keys later than a query, `rotate` and `rotate_keys`
+      swap roles.
+    keeps_length: whether `rotate` and `rotate_keys` keep the length of vectors.
   """
 
   num_heads: int
@@ -32,19 +29,28 @@ class NoPosition(nn.Module):
   keeps_length: ClassVar[bool] = True
 
   def bias(self, steps_back):
-    """Bias of the logits of keys so many steps back: [H, W] float32."""
+    """Returns the bias added to logits, [H, W] float32.
+
+    Args:
+      steps_back: int [W], distances from a query back to its keys.
+    """
     return jnp.zeros((self.num_heads, len(steps_back)))
 
   def rotate(self, x_BSHK, first):
-    """Queries, the first of which stands at position `first`."""
+    """Rotates queries, the first of them at position `first`."""
     return x_BSHK
 
   def rotate_keys(self, x_BSHK, first):
-    """Keys, the first of which stands at position `first`."""
+    """Rotates keys, the first of them at position `first`."""
     return self.rotate(x_BSHK, first)
 
   def keys(self, steps_back, head_dim):
-    """Added to keys so many steps back: [W, K] float32; None: nothing."""
+    """Returns vectors added to keys, by distance: [W, K] float32, or None.
+
+    Args:
+      steps_back: see `bias`.
+      head_dim: K.
+    """
 
 
 class T5Bias(NoPosition):
@@ -62,12 +68,16 @@ class T5Bias(NoPosition):
 
   def bias(self, steps_back):
     bucket_W = t5_bucket(steps_back, self.buckets, self.max_distance)
-    # A one-hot product: gathers, and the scatters of their gradients, are slow.
+    # A one-hot product, because gathers, and scatters in their gradients, are
+    # slow.
     return self.table_HN @ np.eye(self.buckets, dtype=np.float32)[bucket_W].T
 
 
 class ALiBi(NoPosition):
-  """Bias that falls with distance, a fixed slope a head (Press et al. 2022)."""
+  """Bias that falls with distance, by a fixed slope for each head.
+
+  Press et al. 2022.
+  """
 
   def bias(self, steps_back):
     slope_H = 2.0 ** (-8.0 * np.arange(1, self.num_heads + 1) / self.num_heads)
@@ -83,7 +93,7 @@ class RoPE(NoPosition):
     S, K = x_BSHK.shape[1], x_BSHK.shape[3]
     if K % 2:
       raise ValueError(
-        f'RoPE rotates pairs; the head width is {K}. Set HEAD_DIM even.'
+        f'head_dim must be even, as RoPE rotates pairs, got {K}. Set HEAD_DIM.'
       )
     rate_K = self.base ** (-jnp.arange(0, K, 2) / K)
     angle_SK = (first + jnp.arange(S))[:, None] * rate_K
@@ -94,12 +104,12 @@ class RoPE(NoPosition):
 
 
 class XPos(RoPE):
-  """RoPE, and a decay with distance, slow for pairs that turn slowly.
+  """RoPE with a decay by distance, slower for pairs that rotate slowly.
 
-  Sun et al. 2022, section 2. The decay has one side: keys behind a query (there
-  are none where attention is causal) grow with distance instead, those that
-  turn fastest 1.3 times at 100 tokens, 11.5 times at 1,000 and 22,500 times at
-  4,096. SymmetricXPos is for texts so long that are read from both sides.
+  Sun et al. 2022, section 2. The decay is one-sided: keys later than a query
+  (of which causal attention has none) grow with distance instead. The fastest
+  pairs grow 1.3 times at 100 tokens, 11.5 times at 1,000 and 22,500 times at
+  4,096. Use SymmetricXPos for long texts and attention that is not causal.
   """
 
   keeps_length: ClassVar[bool] = False
@@ -121,13 +131,16 @@ class XPos(RoPE):
 
 
 class SymmetricXPos(XPos):
-  """XPos that decays with distance on both sides of a query."""
+  """XPos with a decay on both sides of a query."""
 
   two_sided: ClassVar[bool] = True
 
 
 class RelativeKeys(NoPosition):
-  """A learned vector a distance, for all heads (Shaw et al. 2018, eq. 4)."""
+  """Learned vectors added to keys, one per distance, the same in all heads.
+
+  Shaw et al. 2018, eq. 4.
+  """
 
   @nn.compact
   def keys(self, steps_back, head_dim):
@@ -136,7 +149,7 @@ class RelativeKeys(NoPosition):
 
 
 def t5_bucket(steps_back, buckets: int, max_distance: int):
-  """Causal T5 buckets: half of them exact, the rest spaced by logarithm."""
+  """Returns causal T5 buckets: half of them exact, the rest logarithmic."""
   exact = buckets // 2
   far = np.log(np.maximum(steps_back, 1) / exact) / np.log(max_distance / exact)
   far = exact + (far * (buckets - exact)).astype(int)
@@ -146,13 +159,18 @@ def t5_bucket(steps_back, buckets: int, max_distance: int):
 
 
 class AdaptiveSpan(nn.Module):
-  """A learned share z of the window for each head; at first 0.
+  """Attention span that each head learns (Sukhbaatar et al. 2019).
+
+  A key x steps from the nearest one has the weight m(x), which is 1 up to the
+  span z W of the head, and falls to 0 over the next R keys. Multiplying
+  probabilities by m and renormalizing them equals adding log m to the logits.
+  The share z of the window is 0 initially.
 
   Attributes:
     num_heads: attention heads.
-    ramp: keys R over which the mask falls from 1 to 0.
-    penalty: what a span of one token more costs a layer, in nats a token. It is
-      sown in 'losses' where that collection is mutable.
+    ramp: keys R over which the weight falls from 1 to 0.
+    penalty: loss per token of span, in nats per token. It is sown in 'losses'
+      where that collection is mutable.
   """
 
   num_heads: int
@@ -162,25 +180,28 @@ class AdaptiveSpan(nn.Module):
   def setup(self):
     if self.ramp < 1 or self.penalty < 0:
       raise ValueError(
-        f'The ramp is {self.ramp} keys, and the penalty {self.penalty}; set '
-        'span.AdaptiveSpan.ramp to 1 or more, and penalty to 0 or more.'
+        'ramp must be at least 1 and penalty at least 0, got '
+        f'ramp={self.ramp}, penalty={self.penalty}. Set '
+        'positions.AdaptiveSpan.ramp and penalty.'
       )
     self.ratio_H = self.param('ratio', nn.initializers.zeros, (self.num_heads,))
 
   def bias(self, window: int):
-    """Added to logits by distance, [H, W] float32: log m, NEVER for m = 0."""
-    self.penalise(window)
+    """Returns log m by distance, [H, W] float32; NEVER for m = 0."""
+    self.penalize(window)
     z_HW = inward(self.ratio_H)[:, None] * window
     m_HW = (z_HW - np.arange(window)) / self.ramp + 1
-    # Only on the ramp, or the gradients that `where` drops would be infinite.
+    # Off the ramp, 1 takes the place of m: gradients must be finite there too,
+    # even if `where` drops them.
     ramp_HW = jnp.where((m_HW > 0) & (m_HW < 1), m_HW, 1)
     return jnp.where(m_HW > 0, jnp.log(ramp_HW), NEVER)
 
-  def penalise(self, window: int):
-    """Sows the loss; for cells that call `bias` only where nothing is sown.
+  def penalize(self, window: int):
+    """Sows the loss. `bias` calls this method.
 
-    Once a call of the model, however often it reads the bias: scans over blocks
-    and over repeats that share it count the mean.
+    Cells whose calls of `bias` cannot sow must call it themselves. The loss
+    counts once for each call of the model, however often the bias is read:
+    scans over blocks, and over repeats that share it, average it.
     """
     if self.is_initializing():
       return
@@ -191,12 +212,12 @@ class AdaptiveSpan(nn.Module):
 
 @jax.custom_vjp
 def inward(z):
-  """z clipped to [0, 1]; no gradient moves it further out.
+  """Clips z to [0, 1]; gradients never move z further outside.
 
-  The authors' code clips z itself after each step; optimisers here do not. With
-  the gradient of the clip alone, a z that left [0, 1] would never come back.
-  With that of the identity, the task could drive it below 0 for ever. So out
-  there, only gradients pass that lead back.
+  The authors' code clips the parameter z after each training step; optimizers
+  here do not. With the gradient of the clip, a z outside [0, 1] would never
+  return. With the gradient of the identity, the task could push it below 0
+  forever. Here, outside [0, 1], only gradients that lead back pass.
   """
   return jnp.clip(z, 0, 1)
 

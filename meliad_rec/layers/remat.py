@@ -1,23 +1,22 @@
-"""What the backward pass keeps of a call; the rest it computes again."""
+"""Rematerialization: what the backward pass keeps and what it recomputes."""
 
 from collections.abc import Callable
 
 from flax import linen as nn
 import jax
 
-from meliad_rec.kernels import memory_attention
-from meliad_rec.kernels import window_attention
+from meliad_rec.kernels import dispatch
 
-# Names that layer.py gives to what its sublayers add to.
+# Checkpoint names in layer.py: the stream after each sublayer.
 SUMS = 'layer_attended', 'layer_output'
-# Names of what kernels of attention give.
-_ATTENTION = *window_attention.SAVED, *memory_attention.SAVED
+# Checkpoint names of the results of attention.
+_ATTENTION = *dispatch.WINDOW_NAMES, *dispatch.MEMORY_NAMES
 POLICIES = {
   'none': None,
   'dots': jax.checkpoint_policies.dots_saveable,
   'projections': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   'attention': jax.checkpoint_policies.save_only_these_names(*_ATTENTION),
-  # In a scan, where whatever is kept is copied, this is often the fastest.
+  # Often the fastest in a scan, which copies everything that is kept.
   'sublayers': jax.checkpoint_policies.save_only_these_names(
     *_ATTENTION, *SUMS
   ),
@@ -26,28 +25,29 @@ POLICIES = {
 
 
 def remat(body: Callable, policy: str, in_scan: bool = False) -> Callable:
-  """Body(module, ...) that recomputes in the backward pass what policy says.
+  """Returns `body` with a policy for the values its backward pass keeps.
 
   Args:
     body: a function of a module and arrays.
     policy: a name in POLICIES.
-    in_scan: whether a scan calls it; elsewhere XLA must be kept from merging
-      what is computed again with what was computed before.
+    in_scan: whether a scan calls it. Elsewhere XLA must be kept from merging
+      the recomputation with the first computation.
   """
-  known = kept(policy)
-  if known is None:
+  checkpoint_policy = kept(policy)
+  if checkpoint_policy is None:
     return body
-  return nn.remat(body, policy=known, prevent_cse=not in_scan)
+  return nn.remat(body, policy=checkpoint_policy, prevent_cse=not in_scan)
 
 
 def kept(policy: str) -> Callable | None:
-  """What a policy keeps, as jax.checkpoint takes it; None: all.
+  """Returns the jax.checkpoint policy of this name; None keeps everything.
 
   Raises:
-    ValueError: it is no name in POLICIES.
+    ValueError: `policy` is not a name in POLICIES.
   """
   if policy not in POLICIES:
     raise ValueError(
-      f'remat is {policy!r}; it must be one of {", ".join(POLICIES)}.'
+      f'remat must be one of {", ".join(POLICIES)}, got {policy!r}. Set remat '
+      "to one of these names where the model's cell is configured."
     )
   return POLICIES[policy]

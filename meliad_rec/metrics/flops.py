@@ -1,7 +1,4 @@
-"""FLOPs of a traced function, counted on its matrix products.
-
-Peak speed of the chips that are known.
-"""
+"""FLOPs of a traced function, and the peak FLOP/s of known chips."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -15,22 +12,23 @@ import numpy as np
 
 
 def forward_flops(function: Callable, *arguments) -> int:
-  """Floating-point operations of all matrix products of one call.
+  """Counts the floating-point operations of all matrix products of one call.
 
-  A multiplication and an addition are two operations; what a scan repeats is
-  counted as often; of the branches of a condition, the dearest. The body of a
-  `while` counts as often as it may run at most, or once where no trace tells
-  that. Arguments may be shapes alone.
+  A multiplication and an addition are two operations. The body of a `scan`
+  counts once for each iteration, and the most expensive branch of a `cond`
+  counts. The body of a `while` counts for its maximum number of iterations, or
+  once if the trace has no such limit. Arguments may be jax.ShapeDtypeStruct.
   """
   return count(jax.make_jaxpr(function)(*arguments).jaxpr, turns=None)
 
 
 def count(jaxpr: core.Jaxpr, turns: float | None) -> float:
-  """`forward_flops` of a trace, each `while` of which runs `turns` times.
+  """Counts the FLOPs of a trace, as `forward_flops` does.
 
   Args:
     jaxpr: the trace.
-    turns: None: as often as each may at most, or once where that is not known.
+    turns: iterations assumed for each `while`. None: its maximum, or 1 if the
+      maximum is unknown.
   """
   total = 0
   for equation in jaxpr.eqns:
@@ -39,14 +37,14 @@ def count(jaxpr: core.Jaxpr, turns: float | None) -> float:
       case 'dot_general':
         total += _product(equation)
       case 'ragged_dot_general' | 'ragged_dot':
-        # Each row meets the matrix of its group.
+        # Each row is multiplied by the matrix of its group.
         depth = equation.invars[0].aval.shape[-1]
         total += 2 * depth * math.prod(equation.outvars[0].aval.shape)
       case 'scan':
         total += equation.params['length'] * sum(inner)
       case 'while':
-        often = _most(equation) or 1 if turns is None else turns
-        total += often * sum(inner)
+        repeats = _max_turns(equation) or 1 if turns is None else turns
+        total += repeats * sum(inner)
       case 'cond':
         total += max(inner)
       case _:
@@ -55,57 +53,57 @@ def count(jaxpr: core.Jaxpr, turns: float | None) -> float:
 
 
 def loops(jaxpr: core.Jaxpr) -> list[int | None]:
-  """Turns that each `while` of a trace may take; None: it does not tell.
+  """Returns the maximum iterations of each `while` that has matrix products.
 
-  Of those that have products.
+  The entry is None if the trace has no limit for that `while`.
   """
   found = []
   for equation in jaxpr.eqns:
     inside = [*_jaxprs(equation.params.values())]
     multiplies = any(count(inner, None) for inner in inside)
     if equation.primitive.name == 'while' and multiplies:
-      found.append(_most(equation))
+      found.append(_max_turns(equation))
     for inner in inside:
       found += loops(inner)
   return found
 
 
-def _most(equation) -> int | None:
-  """Turns that a `while` may take; None: its trace does not tell.
+def _max_turns(equation) -> int | None:
+  """Returns the maximum iterations of a `while`, or None if unknown.
 
-  It tells where the loop goes on only while what it counts its turns by, which
-  is taken to be 0 at first, is less than a number.
+  It is known if the loop runs only while a counter, which is assumed to start
+  at 0, is less than a constant.
   """
   condition = equation.params['cond_jaxpr'].jaxpr
-  made = {one.outvars[0]: one for one in condition.eqns}
+  producers = {one.outvars[0]: one for one in condition.eqns}
   carried = condition.invars[equation.params['cond_nconsts'] :]
   bounds = [
     number
-    for counter, number in _limits(condition.outvars[0], made)
+    for counter, number in _limits(condition.outvars[0], producers)
     if counter in carried and _counts(equation, carried.index(counter))
   ]
   return min(bounds, default=None)
 
 
-def _limits(result, made: Mapping) -> Iterator[tuple[core.Var, int]]:
-  """Values and the numbers that they must be less than, for a result to hold.
+def _limits(result, producers: Mapping) -> Iterator[tuple[core.Var, int]]:
+  """Yields (value, constant) for each comparison `value < constant`.
 
   Args:
-    result: of a condition.
-    made: equations by what they give.
+    result: a boolean of the trace, True only if all these comparisons hold.
+    producers: {first output: equation} of the trace.
   """
-  one = made.get(result) if isinstance(result, core.Var) else None
+  one = producers.get(result) if isinstance(result, core.Var) else None
   match one and one.primitive.name:
     case 'and' | 'convert_element_type':
       for part in one.invars:
-        yield from _limits(part, made)
+        yield from _limits(part, producers)
     case 'lt' if isinstance(one.invars[1], core.Literal):
       if np.issubdtype(one.invars[1].aval.dtype, np.integer):
         yield one.invars[0], int(one.invars[1].val)
 
 
 def _counts(equation, place: int) -> bool:
-  """Whether a `while` adds 1 in each turn to what it carries there."""
+  """Returns whether each iteration adds 1 to the carried value at `place`."""
   body = equation.params['body_jaxpr'].jaxpr
   before = body.invars[equation.params['body_nconsts'] + place]
   return any(
@@ -135,8 +133,8 @@ def _jaxprs(values):
       yield from _jaxprs(value)
 
 
-# Dense bfloat16 FLOP/s of one JAX device, from the makers' data sheets. The
-# key begins `device_kind`; the longest key that fits counts.
+# Dense bfloat16 FLOP/s of one JAX device, from the makers' data sheets, by the
+# beginning of its `device_kind`. The longest key that matches counts.
 PEAK_FLOPS = {
   'TPU v2': 22.5e12,  # A device is a core, half a chip.
   'TPU v3': 61.5e12,  # A device is a core, half a chip.
@@ -144,7 +142,7 @@ PEAK_FLOPS = {
   'TPU v4 lite': 138e12,
   'TPU v5 lite': 197e12,
   'TPU v5e': 197e12,
-  'TPU v5': 459e12,  # What a v5p calls itself.
+  'TPU v5': 459e12,  # The device_kind of a v5p.
   'TPU v6 lite': 918e12,
   'TPU v6e': 918e12,
   'TPU7x': 1153.5e12,  # A device is a core, half a chip.
@@ -157,11 +155,11 @@ PEAK_FLOPS = {
 
 
 def peak_flops(devices: Sequence[jax.Device]) -> float | None:
-  """Dense bfloat16 FLOP/s of the devices together; None if one is unknown."""
+  """Returns the bfloat16 FLOP/s of all devices; None if one is unknown."""
   peaks = [_peak(device.device_kind) for device in devices]
   return None if None in peaks else sum(peaks)
 
 
 def _peak(kind):
-  fitting = [name for name in PEAK_FLOPS if kind.startswith(name)]
-  return PEAK_FLOPS[max(fitting, key=len)] if fitting else None
+  matches = [name for name in PEAK_FLOPS if kind.startswith(name)]
+  return PEAK_FLOPS[max(matches, key=len)] if matches else None

@@ -1,8 +1,8 @@
-"""Token losses in float32: what is reported, and what is minimised.
+"""Losses of tokens, in float32: the reported one and the minimized one.
 
-`cross_entropy` is the figure that is reported, always the plain one.
-`objective` is what a step minimises; it may add a z-loss and smooth labels.
-`RowMeans` is what a module may sow to be minimised beside them.
+`cross_entropy` is always the reported loss. `objective` is the loss that a
+training step minimizes; it may add a z-loss and label smoothing. `RowMeans` is
+an auxiliary loss that a module sows, which is minimized too.
 """
 
 from flax import struct
@@ -11,16 +11,16 @@ import jax.numpy as jnp
 
 from meliad_rec.kernels.reference import NEVER
 
-HALTING = 'halting'  # The name under which the loss of halting is sown.
+HALTING = 'halting'  # Name of the sown halting loss.
 
 
 def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
-  """Nats of each token: [B, T], -ln p(target).
+  """Returns the nats of each token, -ln p(target): [B, T].
 
   Args:
     logits_BTV: any float dtype; computed in float32.
-    targets_BT: ids. An id outside the vocabulary gives NaN, since a compiled
-      step cannot raise, and a NaN loss stops the run.
+    targets_BT: ids. An id outside the vocabulary gives NaN, because a compiled
+      step cannot raise an error; the trainer stops at NaN.
   """
   log_z_BT, target_BT = _parts(logits_BTV, targets_BT)
   return log_z_BT - target_BT
@@ -32,35 +32,34 @@ def objective(
   z_loss: float = 0.0,
   label_smoothing: float = 0.0,
 ) -> jax.Array:
-  """Nats of each token to minimise: [B, T].
+  """Returns the nats of each token to minimize: [B, T].
 
   Args:
     logits_BTV: any float dtype; computed in float32.
-    targets_BT: ids within the vocabulary, or the token's value is NaN.
-    z_loss: weight of (ln Z)^2, which keeps logits from drifting (Chowdhery et
-      al. 2022, section 5: 1e-4).
+    targets_BT: ids. An id outside the vocabulary gives NaN.
+    z_loss: weight of (ln Z)^2, which keeps logits from drifting. Chowdhery et
+      al. 2022, section 5, use 1e-4.
     label_smoothing: share of the target's probability that is spread evenly
-      over the vocabulary. The entropy of that target is not subtracted.
+      over the vocabulary. The entropy of the smoothed target is not subtracted.
 
-  Returns:
-    With both at 0, exactly `cross_entropy`.
+  If z_loss and label_smoothing are 0, the result is exactly `cross_entropy`.
 
   Raises:
     ValueError: z_loss below 0, or label_smoothing outside [0, 1).
   """
   if z_loss < 0:
     raise ValueError(
-      f'z_loss is {z_loss}; it needs a weight of 0 or more. Set z_loss.'
+      f'z_loss must be at least 0, got {z_loss}. Set losses.objective.z_loss.'
     )
   if not 0 <= label_smoothing < 1:
     raise ValueError(
-      f'label_smoothing is {label_smoothing}; it needs a share from 0 to below '
-      '1. Set label_smoothing.'
+      f'label_smoothing must be at least 0 and below 1, got {label_smoothing}. '
+      'Set losses.objective.label_smoothing.'
     )
   log_z_BT, target_BT = _parts(logits_BTV, targets_BT)
   nats_BT = log_z_BT - target_BT
   if label_smoothing:
-    # A head gives ids that are no label a logit of NEVER.
+    # Heads set the logits of ids that are not labels to NEVER.
     can_be_BTV = logits_BTV > NEVER / 2
     mean_BT = jnp.mean(logits_BTV, -1, dtype=jnp.float32, where=can_be_BTV)
     even_BT = log_z_BT - mean_BT
@@ -71,33 +70,36 @@ def objective(
 
 
 def correct(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
-  """Whether the likeliest token is the target: [B, T] bool."""
+  """Returns whether the most likely token is the target: bool [B, T]."""
   return jnp.argmax(logits_BTV, axis=-1) == targets_BT
 
 
 def masked_sum(values_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
-  """Sum where the mask is True, float32; the rest, even NaN, is nothing."""
+  """Sums in float32 where the mask is True; ignores even NaN elsewhere."""
   return jnp.sum(jnp.where(mask_BT, values_BT, 0), dtype=jnp.float32)
 
 
 def masked_mean(values_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
-  """Mean where the mask is True, float32; 0, without gradient, if nowhere."""
+  """Averages in float32 where the mask is True.
+
+  If the mask is False everywhere, the result and its gradient are 0.
+  """
   count = jnp.maximum(jnp.sum(mask_BT), 1)
   return masked_sum(values_BT, mask_BT) / count
 
 
 class RowMeans(struct.PyTreeNode):
-  """A loss that is a mean in each row, and then of rows, which weigh alike.
+  """A loss averaged within each row, and then over rows with equal weights.
 
-  Both are [..., B] float32, the same; axes in front of rows are of the runs of
-  a module in a scan, such as chunks. A scan may scale both alike.
+  Both arrays are float32 [..., B]. Leading axes come from the iterations of a
+  scan, such as chunks. A scan may scale both by the same factor.
   """
 
   total_B: jax.Array
-  count_B: jax.Array  # What each total is of, or a part; 0: nothing.
+  count_B: jax.Array  # Terms in each total; 0 if the row has none.
 
   def mean(self) -> jax.Array:
-    """Float32 scalar; 0, without gradient, of nothing."""
+    """Returns a float32 scalar; it and its gradient are 0 if all counts are."""
     total_B, count_B = (
       jnp.sum(a.reshape(-1, a.shape[-1]), 0)
       for a in (self.total_B, self.count_B)
@@ -107,7 +109,7 @@ class RowMeans(struct.PyTreeNode):
 
 
 def _parts(logits_BTV, targets_BT):
-  """ln Z and the target's logit, both [B, T] float32."""
+  """Returns ln Z and the target's logit, both float32 [B, T]."""
   logits_BTV = logits_BTV.astype(jnp.float32)
   V = logits_BTV.shape[-1]
   # A comparison fuses with the sum and shards over V; a gather's gradient

@@ -1,14 +1,18 @@
 """The one interface that every architecture implements, and how to run it.
 
 A cell maps (state, block of tokens) to (state, outputs for the same tokens).
-The splitting law gives recurrence over a long document its meaning: running
-a ++ b from a state equals running a, then b from where that ended.
+Every cell obeys the splitting law: running a segment from a state gives the
+same as running its first part, then the rest from the state after that part.
 
-Shape letters in names, here and everywhere: B batch, T tokens in a segment,
-W tokens in a block, S slots or keys, D model width, H heads, K head width,
-C sources, F hidden width, V vocabulary, L layers.
+Shape letters in names, here and everywhere:
 
-What becomes of a state where a new document begins.
+  B batch              S slots or keys       F hidden units
+  T tokens, a segment  D width of the model  V vocabulary
+  W tokens, a block    H heads               L layers or steps in depth
+  C tokens, a chunk    K width of a head     N passes or repeats
+
+A file that uses other letters, or these with other meanings, lists them in its
+docstring. A name without a suffix is a scalar or a pytree.
 """
 
 from collections.abc import Callable
@@ -28,55 +32,55 @@ State = Any  # A pytree; every leaf is [B, ...]; the same shapes in and out.
 class Block(struct.PyTreeNode):
   """Consecutive tokens: every leaf is [B, T, ...]."""
 
-  x: jax.Array  # [B, T, D] embeddings.
+  x: jax.Array  # [B, T, D] activations.
   mask: jax.Array  # [B, T] bool, False at padding.
 
 
 class Cell(nn.Module, kw_only=True):
   """Base class of every architecture.
 
+  The docstring of each subclass begins with the content of its state.
+  Subclasses override the class attributes below, by properties if they depend
+  on fields.
+
   Attributes:
-    unroll: blocks that one iteration of the scan over blocks holds, where there
-      is one.
-    remat: a name in remat.POLICIES, applied to each call, or to each block of a
-      call that scans them.
+    unroll: blocks in one iteration of the scan over blocks, if there is one.
+    remat: a name in remat.POLICIES, applied to each call, or to each block if
+      the call scans over blocks.
+    block_length: tokens of a block; calls take whole blocks. None: a call takes
+      any number of tokens.
+    block_setting: names of the settings that determine block_length.
+    takes_segments: whether one call may take several blocks. If not, `run`
+      scans them. By default, whether block_length is None.
+    scans_blocks: whether a call of several blocks scans them, and applies
+      `remat` to each.
+    causal: whether no output depends on a later token.
+    needs_whole_document: whether a segment must hold a whole document.
+    is_recurrent: whether `clear` forgets anything.
+    can_step: whether `decode_step` reads one token at a time. By default,
+      whether block_length is None.
   """
 
   unroll: int = 1
   remat: str = 'none'
 
-  @property
-  def block_length(self) -> int | None:
-    """Calls take whole blocks of so many tokens; None: any number."""
-    return None
-
-  @property
-  def block_setting(self) -> str:
-    """What block_length is, in names of settings."""
-    return 'WINDOW'
+  block_length = None
+  block_setting = 'WINDOW'
+  scans_blocks = False
+  causal = True
+  needs_whole_document = False
+  is_recurrent = False
 
   @property
   def takes_segments(self) -> bool:
-    """Whether one call may take several blocks; if not, `run` scans them."""
     return self.block_length is None
 
   @property
-  def scans_blocks(self) -> bool:
-    """Whether a call of several blocks scans them, `remat` within."""
-    return False
-
-  @property
-  def causal(self) -> bool:
-    """Whether no output depends on a later token."""
-    return True
-
-  @property
-  def needs_whole_document(self) -> bool:
-    """Whether a segment must hold all of a document."""
-    return False
+  def can_step(self) -> bool:
+    return self.block_length is None
 
   def initial_state(self, batch: int) -> State:
-    """State at the start of a document."""
+    """Returns the state at the start of a document."""
     raise NotImplementedError
 
   def __call__(self, state: State, block: Block) -> tuple[State, jax.Array]:
@@ -84,71 +88,67 @@ class Cell(nn.Module, kw_only=True):
     raise NotImplementedError
 
   def memory_slots(self, state: State) -> jax.Array:
-    """Vectors [B, S, D] of the state that sum up what was read.
+    """Returns vectors [B, S, D] of the state that summarize what was read.
 
     Raises:
       ValueError: the cell has none.
     """
     raise ValueError(
-      f'{type(self).__name__} has no memory slots to pool; take an '
-      'architecture that has, or another of options/pool_*.'
+      f'{type(self).__name__} has no memory slots to pool. Choose another of '
+      'options/pool/*, or an architecture with memory slots.'
     )
 
   def clear(self, state: State) -> State:
-    """State without what only recurrence carries; attention caches stay.
+    """Returns the state with its recurrent part as at the start of a document.
 
-    The ablation "clear the state at each segment", Hutchins et al. 2022,
-    section 4.
+    Attention caches stay. For the ablation that clears the state at each
+    segment (Hutchins et al. 2022, section 4.6).
     """
     return state
 
-  @property
-  def is_recurrent(self) -> bool:
-    """Whether `clear` forgets anything."""
-    return False
-
-  # Token by token, for generation. A cell that takes any number of tokens has
-  # it for nothing; one that takes whole blocks may add it, and is then opened
-  # at a block border. Without it, generation runs the open block again.
-
-  @property
-  def can_step(self) -> bool:
-    """Whether `step` reads one token at a time."""
-    return self.block_length is None
+  # The three methods below read token by token, for generation. A cell that
+  # takes any number of tokens inherits them. One that takes whole blocks may
+  # implement them; otherwise generation runs the whole open block for each
+  # token.
 
   def to_decode_state(self, state: State) -> State:
-    """The state of a block border in the form that `step` takes."""
+    """Converts a state at a block boundary to one that `decode_step` takes."""
     return state
 
-  def decode_step(self, opened: State, block: Block) -> tuple[State, jax.Array]:
-    """Reads blocks of one token; together they equal the whole block."""
-    return self(opened, block)
+  def decode_step(
+    self, decode_state: State, block: Block
+  ) -> tuple[State, jax.Array]:
+    """Reads a block of one token; returns the new state and its outputs.
 
-  def to_segment_state(self, opened: State) -> State:
-    """`open` undone, at a block border."""
-    return opened
+    Reading a whole block in this way equals one call with that block.
+    """
+    return self(decode_state, block)
+
+  def to_segment_state(self, decode_state: State) -> State:
+    """Undoes `to_decode_state`, at a block boundary."""
+    return decode_state
 
 
 def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
-  """Runs a cell over a segment, block by block where it must.
+  """Runs a cell over a segment, block by block if it takes one at a time.
 
   Args:
     cell: any cell.
-    state: where the tokens before the segment left it.
+    state: the state before the segment.
     segment: T tokens, a multiple of the cell's block length.
 
   Returns:
     The state after the segment, and y_BTD.
 
   Raises:
-    ValueError: the segment is no multiple of the block length.
+    ValueError: the segment is not a multiple of the block length.
   """
   B, T = segment.mask.shape
   W = cell.block_length or T
   if T % W:
     raise ValueError(
-      f'{type(cell).__name__} takes blocks of {W} tokens; the segment has {T}, '
-      'which is not a multiple. Set SEGMENT to a multiple of '
+      f'{type(cell).__name__} takes blocks of {W} tokens, but the segment has '
+      f'{T}, which is not a multiple. Set SEGMENT to a multiple of '
       f'{cell.block_setting}.'
     )
   if cell.takes_segments or T == W:
@@ -160,57 +160,63 @@ def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
 
 
 def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
-  """lax.scan of body(cell, state, block) over axis 1 of every leaf.
+  """Scans body(cell, state, block) over axis 1 of every leaf of `blocks`.
 
-  A scan over a module must be lifted, or its tracers leak. Blocks share their
-  dropout masks, as in the authors' code: drawing new ones in each would cost
-  more than some of its matrix products. Of losses that they sow, the mean over
-  blocks counts.
+  It is a scan of Flax, because tracers leak from a scan of JAX over a module.
+  Blocks share their dropout masks, as in the authors' code: drawing new ones in
+  each block would cost more than some of its matrix products. Losses that
+  blocks sow are averaged over blocks.
   """
   count = jax.tree.leaves(blocks)[0].shape[1]
   scan = nn.scan(
     mean_of_losses(remat(body, cell.remat, in_scan=True), count),
     variable_broadcast='params',
-    variable_axes={'losses': 0, 'figures': 0, 'pictures': 0},
+    variable_axes={'losses': 0, 'metrics': 0, 'pictures': 0},
     split_rngs={'params': False, 'dropout': False},
     in_axes=1,
     out_axes=1,
     unroll=cell.unroll,
   )
   if not cell.is_initializing():
-    # Gathered once, and not in each block; so are gradients added up.
+    # Gathered once rather than in each block; gradients are summed once too.
     scan = nn.map_variables(scan, 'params', trans_in_fn=all_gather_params)
   return scan(cell, state, blocks)
 
 
 def mean_of_losses(body: Callable, count: int) -> Callable:
-  """A body that runs `count` times and sows of each loss so small a part."""
+  """Returns `body` with its sown losses divided by `count`, its runs."""
   share = lambda losses: jax.tree.map(lambda a: a / count, losses)
   return nn.map_variables(body, 'losses', trans_out_fn=share, mutable=True)
 
 
 def to_blocks(a_BT: jax.Array, W: int) -> jax.Array:
-  """[B, T, ...] -> [B, T / W, W, ...]."""
+  """Divides tokens into blocks: [B, T, ...] -> [B, T / W, W, ...]."""
   B, T = a_BT.shape[:2]
   return a_BT.reshape(B, T // W, W, *a_BT.shape[2:])
 
 
 class Resettable(struct.PyTreeNode):
-  """A part of a state that is too large to pick rows from, and hides them."""
+  """Part of a state that is too large to copy: it resets rows by masking."""
 
   def reset(self, start_B: jax.Array, fresh: 'Resettable') -> 'Resettable':
-    """The part, as good as `fresh` in the rows that begin a new document."""
+    """Returns the part, equivalent to `fresh` in rows that begin a document."""
     raise NotImplementedError
 
 
 def reset(start_B: jax.Array, fresh: State, state: State) -> State:
-  """State in which the rows that begin a new document are fresh."""
-  itself = lambda part: isinstance(part, Resettable)
+  """Returns the state, initialized in rows that begin a new document.
+
+  Args:
+    start_B: bool, rows that begin a document.
+    fresh: the state at the start of a document.
+    state: the state so far.
+  """
+  is_resettable = lambda part: isinstance(part, Resettable)
 
   def pick(f, s):
-    if itself(f):
+    if is_resettable(f):
       return s.reset(start_B, f)
     start = start_B.reshape(-1, *[1] * (s.ndim - 1))
     return jnp.where(start, f.astype(s.dtype), s)
 
-  return jax.tree.map(pick, fresh, state, is_leaf=itself)
+  return jax.tree.map(pick, fresh, state, is_leaf=is_resettable)

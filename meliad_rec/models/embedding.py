@@ -1,6 +1,6 @@
-"""How token ids become vectors, and outputs become logits.
+"""Embeddings of token ids, and logits from outputs.
 
-Letters of this file: N ids of a cluster, E the width of their vectors.
+Letters of this file: N ids of a cluster, E width of their vectors.
 """
 
 import math
@@ -12,14 +12,14 @@ import numpy as np
 
 
 class Embedding(nn.Module):
-  """Base class.
+  """Base class of embeddings.
 
   Attributes:
-    vocab: ids V.
+    vocab: number of ids V.
     d_model: width D.
-    logits_divisor: of products with vectors; None: what the class says.
-    deviation: standard deviation of the numbers of a new model's vectors of
-      inputs.
+    logits_divisor: divisor of the products of outputs and vectors; None: the
+      default of the class.
+    deviation: standard deviation of the initial vectors of inputs.
     own_logits: whether logits have parameters that inputs do not have.
   """
 
@@ -28,42 +28,44 @@ class Embedding(nn.Module):
   logits_divisor: float | None = None
   deviation: float = 1.0
 
-  @property
-  def own_logits(self) -> bool:
-    return False
+  own_logits = False
 
   def __call__(self, tokens_BT):
-    """x_BTD float32, NaN at ids beyond the vocabulary."""
+    """Returns x_BTD float32, NaN at ids beyond the vocabulary."""
     raise NotImplementedError
 
   def logits(self, y_BTD):
-    """logits_BTV float32, from y_BTD float32."""
+    """Returns logits_BTV float32 from y_BTD float32."""
     raise NotImplementedError
 
   def divisor(self, default: float) -> float:
+    """Returns logits_divisor, or the default if it is None."""
     return default if self.logits_divisor is None else self.logits_divisor
 
   def vectors(self, name: str, *shape: int, deviation: float = 1.0):
-    """A parameter whose numbers have this standard deviation.
+    """Returns a parameter drawn with this standard deviation.
 
     Raises:
-      ValueError: it is not above 0.
+      ValueError: the deviation is not above 0.
     """
     if deviation <= 0:
       raise ValueError(
-        f'The deviation of vectors is {deviation}; it needs to be above 0. Set '
+        f'deviation must be above 0, got {deviation}. Set '
         f'embedding.{type(self).__name__}.deviation.'
       )
     return self.param(name, nn.initializers.normal(deviation), shape)
 
   def table(self):
-    """The vectors of inputs of all ids."""
+    """Returns the input vectors of all ids, [V, D]."""
     shape = self.vocab, self.d_model
     return self.vectors('embedding', *shape, deviation=self.deviation)
 
 
 class TiedEmbedding(Embedding):
-  """Logits are products with the vectors; divided by sqrt(D) by default."""
+  """Logits are products with the input vectors, by default divided by sqrt(D).
+
+  The same table of vectors serves inputs and outputs.
+  """
 
   def setup(self):
     self.table_VD = self.table()
@@ -77,11 +79,9 @@ class TiedEmbedding(Embedding):
 
 
 class UntiedEmbedding(Embedding):
-  """A matrix and a bias of its own for logits; by default not divided."""
+  """Logits have their own matrix and bias, and by default are not divided."""
 
-  @property
-  def own_logits(self):
-    return True
+  own_logits = True
 
   def setup(self):
     self.table_VD = self.table()
@@ -97,20 +97,19 @@ class UntiedEmbedding(Embedding):
 class AdaptiveEmbedding(Embedding, kw_only=True):
   """Narrow vectors for rare ids, and logits in two steps.
 
-  Ids must be sorted by frequency, the most frequent first, for this to be of
-  use: see to that when you make the vocabulary. Cluster i holds the ids between
-  two cutoffs, and its vectors have D / k^i numbers, which a matrix maps to D
-  (Baevski and Auli 2019, section 3). The first step chooses an id of cluster 0
-  or another cluster; the second, within that, an id (Grave et al. 2017, section
-  4). Logits are logarithms of probabilities: normalised, so that a z-loss finds
-  nothing to do.
+  Useful only if the vocabulary sorts ids by frequency, the most frequent first.
+  Cluster i holds the ids between two cutoffs; its vectors have D / k^i numbers,
+  which a matrix maps to D (Baevski and Auli 2019, section 3). The first step
+  chooses an id of cluster 0 or another cluster; the second chooses an id within
+  that cluster (Grave et al. 2017, section 4). Logits are normalized log
+  probabilities, so a z-loss has no effect.
 
   Attributes:
-    cutoffs: the first id of each cluster but the first, rising.
+    cutoffs: first id of each cluster except cluster 0, increasing.
     width_divisor: k.
-    tied: whether both steps use the vectors and matrices of the input; only
-      the matrix of cluster 0 is of the input alone. If not, they have their
-      own. Products are divided by sqrt(D) by default either way.
+    tied: whether both steps use the vectors and matrices of the input, except
+      for the matrix of cluster 0. If not, they have their own. Products are
+      divided by sqrt(D) by default either way.
   """
 
   cutoffs: tuple[int, ...]
@@ -126,13 +125,13 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
     edges = 0, *self.cutoffs, V
     if not self.cutoffs or np.any(np.diff(edges) < 1):
       raise ValueError(
-        f'The cutoffs are {self.cutoffs} of {V} ids; they need one or more '
-        f'numbers that rise, from 1 to {V - 1}. Set CUTOFFS.'
+        f'cutoffs must be increasing numbers from 1 to {V - 1}, got '
+        f'{self.cutoffs}. Set CUTOFFS.'
       )
     if k < 1 or k ** len(self.cutoffs) > D:
       raise ValueError(
-        f'Vectors of {D} numbers are to narrow {len(self.cutoffs)} times by '
-        f'{k}, and 1 must be left; set embedding.AdaptiveEmbedding.'
+        f'width_divisor must be from 1 to the {len(self.cutoffs)}-th root of '
+        f'{D}, the width, got {k}. Set embedding.AdaptiveEmbedding.'
         'width_divisor.'
       )
     shapes = [(n, D // k**i) for i, n in enumerate(np.diff(edges).tolist())]
@@ -177,7 +176,7 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
 
 
 class Map(nn.Module):
-  """A matrix between vectors of a cluster and those of the model."""
+  """Matrix that maps vectors of a cluster to width D, and back."""
 
   width: int
   d_model: int

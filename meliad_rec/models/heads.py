@@ -1,9 +1,8 @@
-"""What stands in the place of next-token logits: labels of tokens or sequences.
+"""Heads: logits of labels, for tokens or sequences, instead of the next token.
 
-Ray Chowdhury and Caragea 2024, as their code: a linear map, ReLU, a linear map;
-of two classes one logit. Logits are of the label ids 0 to `classes`, of which 0
-is no label. Gradients stop at the start of a segment, those of a pool too: what
-earlier segments left is read as it is.
+Ray Chowdhury and Caragea 2024, as in their code: linear map, ReLU, linear map;
+one logit for two classes. Logits are for the label ids 0 to `classes`, where 0
+means no label. Gradients stop at the start of a segment, also within a pool.
 """
 
 from collections.abc import Callable
@@ -20,12 +19,12 @@ from meliad_rec.models.pooling import Pool
 
 
 class Head(nn.Module):
-  """Base class. State: that of the pool.
+  """Base class of heads. State: the state of the pool.
 
   Attributes:
-    classes: of labels, which are the ids from 1 on.
-    pool: what is judged, of pooling.py; None: each token.
-    sequences: that a row of a segment holds, side by side.
+    classes: number of classes; labels are the ids from 1 on.
+    pool: a pool of pooling.py; None: each token has a label.
+    sequences: number of sequences in a row of a segment, side by side.
   """
 
   classes: int
@@ -34,20 +33,20 @@ class Head(nn.Module):
   sequences = 1
 
   def check(self, embed: Embedding) -> None:
-    """Raises ValueError where an embedding has what logits of tokens need."""
+    """Raises ValueError if an embedding is set up for next-token logits."""
     if embed.logits_divisor is not None:
       raise ValueError(
-        f'logits_divisor is {embed.logits_divisor}, and the logits of a head '
-        'are not divided; leave it out.'
+        f'logits_divisor is {embed.logits_divisor}, but the logits of a head '
+        'are not divided. Remove logits_divisor.'
       )
     if embed.own_logits:
       raise ValueError(
-        f'{type(embed).__name__} has parameters for logits of tokens, and the '
-        'model a head, which has its own; leave out options/embedding_untied.'
+        f'{type(embed).__name__} has parameters for next-token logits, but the '
+        'model has a head. Remove options/embedding/untied.'
       )
 
   def initial_state(self, rows: int, width: int) -> State:
-    """State at the start of so many sequences, of outputs of this width."""
+    """Returns the state at the start of `rows` sequences."""
     return () if self.pool is None else self.pool.initial_state(rows, width)
 
   def __call__(
@@ -57,22 +56,22 @@ class Head(nn.Module):
     mask_BT: jax.Array,
     slots: Callable[[], jax.Array],
   ) -> tuple[State, jax.Array]:
-    """The state behind a segment, and logits_BTV float32 of label ids.
+    """Returns the state after a segment, and logits_BTV float32 of labels.
 
     Args:
-      state: where the segment before left it.
-      y_BTD: outputs for the segment, float32; rows are sequences.
+      state: the state before the segment.
+      y_BTD: outputs of the segment, float32; rows are sequences.
       mask_BT: bool, False at padding.
-      slots: gives the memory slots [B, S, D] behind the segment.
+      slots: returns the memory slots [B, S, D] after the segment.
     """
     raise NotImplementedError
 
   @nn.compact
   def logits(self, features_BTF: jax.Array, width: int) -> jax.Array:
-    """logits_BTV of label ids, by a hidden layer of this width."""
+    """Returns logits_BTV of label ids, from a hidden layer of this width."""
     if self.classes < 2:
       raise ValueError(
-        f'The head has {self.classes} classes; it needs 2 or more. Set CLASSES.'
+        f'classes must be at least 2, got {self.classes}. Set CLASSES.'
       )
     two = self.classes == 2
     h_BTD = nn.relu(nn.Dense(width, name='hidden')(features_BTF))
@@ -93,10 +92,10 @@ class Classifier(Head):
 
 
 class Matcher(Head):
-  """A label of two sequences u and v, from [u; v; u * v; |u - v|].
+  """Label of two sequences u and v, from [u; v; u * v; |u - v|].
 
-  Rows 2 b and 2 b + 1 of the outputs are a pair. All logits_BTV of a row of the
-  batch, of T places for both, are those behind the segment.
+  Rows 2 b and 2 b + 1 of the outputs are a pair. The logits after the segment
+  are repeated at each of the T tokens of both sequences.
   """
 
   sequences = 2
@@ -104,8 +103,7 @@ class Matcher(Head):
   def __call__(self, state, y_BTD, mask_BT, slots):
     if self.pool is None:
       raise ValueError(
-        'A Matcher compares two sequences, and its pool is None; set POOL to '
-        'one of pooling.py.'
+        'A Matcher needs a pool, got None. Set POOL to a class of pooling.py.'
       )
     state, pooled_BTD = self.pool(state, y_BTD, mask_BT, slots)
     D = y_BTD.shape[-1]

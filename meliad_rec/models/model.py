@@ -1,8 +1,8 @@
 """The model: token ids in, logits of the next token or of labels out.
 
-A row of a segment may hold the two sequences of a pair, side by side: each is
-then a row of its own for cell and head. With a head the state is {'cell': ...,
-'head': ...}; every leaf is [B, ...], of pairs [B, 2, ...].
+A row of a segment may hold the two sequences of a pair, side by side; each is
+then a separate row for cell and head. With a head, the state is {'cell': ...,
+'head': ...}. Every leaf is [B, ...], or [B, 2, ...] for pairs.
 """
 
 from collections.abc import Callable
@@ -26,17 +26,19 @@ class Model(nn.Module):
   """Embedding, a cell, a norm, and logits by the embedding or a head.
 
   Attributes:
-    vocab: token ids; 0 is padding, and the input before a document's first.
+    vocab: number of token ids; 0 is padding, and the input before a document's
+      first token.
     cell: the architecture.
-    d_model: width.
-    dropout: rate before the logits.
-    dtype: of activations; logits are float32.
+    d_model: width D.
+    dropout: rate of dropout before the logits.
+    dtype: dtype of activations; logits are float32.
     embedding: a class of embedding.py.
-    logits_divisor: see there; None for sqrt(d_model) where it is tied.
-    final_norm: a class of norms.py; also of memory slots that a head pools.
-    clear_state: the ablation that forgets what only recurrence carries at the
-      start of each segment (Hutchins et al. 2022, section 4).
-    head: of heads.py; None: logits are of the next token.
+    logits_divisor: see embedding.Embedding; None: the default of the class.
+    final_norm: a class of norms.py; also applied to memory slots that a head
+      pools.
+    clear_state: whether to clear the recurrent part of the state at the start
+      of each segment, an ablation; see Cell.clear.
+    head: a head of heads.py; None: logits of the next token.
   """
 
   vocab: int
@@ -53,14 +55,13 @@ class Model(nn.Module):
   def setup(self):
     if self.clear_state and not self.cell.is_recurrent:
       raise ValueError(
-        f'clear_state is set, and {type(self.cell).__name__} has no recurrent '
-        'state to clear; leave it out, or take a recurrent architecture.'
+        f'clear_state is set, but {type(self.cell).__name__} has no recurrent '
+        'state. Remove clear_state, or choose a recurrent architecture.'
       )
     if self.head is None and not self.cell.causal:
       raise ValueError(
-        f'{type(self.cell).__name__} lets tokens see later ones, which a model '
-        'of the next token must not; set CAUSAL = True, or give the model a '
-        'head.'
+        f'{type(self.cell).__name__} attends to future tokens, so it cannot '
+        'predict the next token. Set CAUSAL = True, or give the model a head.'
       )
     self.embed = self.embedding(self.vocab, self.d_model, self.logits_divisor)
     if self.head is not None:
@@ -70,37 +71,38 @@ class Model(nn.Module):
 
   @property
   def sequences(self) -> int:
-    """How many a row of a segment holds: 2 for pairs, else 1."""
+    """Sequences in a row of a segment: 2 for pairs, else 1."""
     return 1 if self.head is None else self.head.sequences
 
   def initial_state(self, batch: int) -> State:
-    """State at the start of `batch` documents."""
+    """Returns the state at the start of `batch` documents."""
     rows, head = batch * self.sequences, None
     if self.head is not None:
       head = self.head.initial_state(rows, self.d_model)
     return self.join_state(self.cell.initial_state(rows), head)
 
   def __call__(self, state, tokens_BT, start_B, mask_BT):
-    """The state after a segment, and its logits.
+    """Returns the state after a segment, and its logits.
 
     Args:
-      state: where the segment before left it.
-      tokens_BT: int ids; of pairs, half of them of each sequence.
+      state: the state before the segment.
+      tokens_BT: int ids; for pairs, one sequence in each half.
       start_B: bool, rows that begin a new document; their state is reset.
       mask_BT: bool, False at padding.
 
     Returns:
-      State, logits_BTV float32: of the token behind each, or see the head.
+      The state, and logits_BTV float32 of the next token after each token, or
+      of labels as the head defines them.
 
     Raises:
-      ValueError: halves of a segment of pairs are no whole blocks.
+      ValueError: the halves of a segment of pairs are not whole blocks.
     """
     B, T = tokens_BT.shape
     blocks = self.sequences * (self.cell.block_length or 1)
     if self.sequences > 1 and T % blocks:
       raise ValueError(
-        f'Pairs have half of a segment, in whole blocks, for each sequence, '
-        f'and it has {T} places; set SEGMENT to a multiple of {blocks}.'
+        f'A segment of pairs must be a multiple of {blocks} tokens, got {T}. '
+        'Set SEGMENT.'
       )
     apart = lambda a_BT: a_BT.reshape(B * self.sequences, -1)
     block = self.block(apart(tokens_BT), apart(mask_BT))
@@ -117,40 +119,51 @@ class Model(nn.Module):
     return self.join_state(cell, head), logits_BTV
 
   def clear(self, state: State) -> State:
-    """What `clear_state` makes of a segment's first state; a pool stays."""
+    """Clears the cell's state, see Cell.clear; the state of a pool stays."""
     cell, head = self.split_state(state)
     return self.join_state(self.cell.clear(cell), head)
 
   def to_decode_state(self, state: State) -> State:
-    """The state of a block border in the form that `step` takes."""
+    """Converts a state at a block boundary to one that `decode_step` takes."""
     cell, head = self.split_state(state)
     return self.join_state(self.cell.to_decode_state(cell), head)
 
-  def decode_step(self, opened: State, tokens_B):
-    """Reads tokens_B, one of each document, or [B, 2], one of each sequence.
+  def decode_step(self, decode_state: State, tokens_B):
+    """Reads one token of each document: tokens_B, or [B, 2] for pairs.
 
-    Returns the opened state, and logits_BV. Memory slots that a head pools are
-    right at block borders alone.
+    Returns the new state, and logits_BV. Memory slots that a head pools are
+    correct only at block boundaries.
     """
     tokens_B1 = tokens_B.reshape(-1, 1)
     block = self.block(tokens_B1, jnp.ones(tokens_B1.shape, bool))
-    cell, head = self.split_state(opened)
+    cell, head = self.split_state(decode_state)
     cell, y_B1D = self.cell.decode_step(cell, block)
     summary = lambda: self.cell.memory_slots(self.cell.to_segment_state(cell))
     head, logits_BTV = self.apply_head(head, y_B1D, block.mask, summary)
     return self.join_state(cell, head), logits_BTV[:, 0]
 
-  def to_segment_state(self, opened: State) -> State:
-    """`open` undone, at a block border."""
-    cell, head = self.split_state(opened)
+  def to_segment_state(self, decode_state: State) -> State:
+    """Undoes `to_decode_state`, at a block boundary."""
+    cell, head = self.split_state(decode_state)
     return self.join_state(self.cell.to_segment_state(cell), head)
 
   def block(self, tokens_BT, mask_BT) -> Block:
+    """Returns the cell's input."""
     x_BTD = self.embed(tokens_BT).astype(self.dtype)
     return Block(x_BTD, mask_BT)
 
   def apply_head(self, head, y_BTD, mask_BT, summary):
-    """The head's state behind outputs of the cell, and logits_BTV."""
+    """Computes logits from the cell's outputs.
+
+    Args:
+      head: state of the head; None without a head.
+      y_BTD: outputs of the cell.
+      mask_BT: bool, False at padding.
+      summary: returns the cell's memory slots after these tokens.
+
+    Returns:
+      The head's new state, and logits_BTV.
+    """
     y_BTD = self.drop(self.norm(y_BTD)).astype(jnp.float32)
     if self.head is None:
       return None, self.embed.logits(y_BTD)
@@ -158,7 +171,7 @@ class Model(nn.Module):
     return self.head(head, y_BTD, mask_BT, slots)
 
   def split_state(self, state: State):
-    """The cell's state and the head's, or None; of pairs, rows [2 B, ...]."""
+    """Returns the states of cell and head; for pairs, leaves [2 B, ...]."""
     if self.head is None:
       return state, None
     if self.sequences > 1:
@@ -166,7 +179,7 @@ class Model(nn.Module):
     return state['cell'], state['head']
 
   def join_state(self, cell, head) -> State:
-    """`split` undone."""
+    """Undoes `split_state`."""
     state = cell if self.head is None else {'cell': cell, 'head': head}
     if self.sequences == 1:
       return state
@@ -174,21 +187,21 @@ class Model(nn.Module):
 
 
 def initialize(model: Model, rng: jax.Array, batch: int, segment: int):
-  """Parameters of a new model, drawn with `rng`."""
+  """Returns the parameters of a new model, drawn with `rng`."""
   tokens_BT = jnp.zeros((batch, segment), jnp.int32)
 
-  def both(m):
+  def initialize_all(m):
     state = m.initial_state(batch)
     start_B, mask_BT = jnp.ones(batch, bool), jnp.ones(tokens_BT.shape, bool)
     return m(state, tokens_BT, start_B, mask_BT)
 
-  return model.init(rng, method=both)['params']
+  return model.init(rng, method=initialize_all)['params']
 
 
 def empty_carry(model: Model, params, batch: int) -> State:
-  """Zeros of the shapes that the model's state has.
+  """Returns zeros in the shape of the model's state.
 
-  Which zeros never matters: every row's first segment begins a document.
+  Their values never matter: the first segment of every row begins a document.
   """
   shapes = jax.eval_shape(
     lambda p: model.apply({'params': p}, batch, method='initial_state'), params

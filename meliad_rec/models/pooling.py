@@ -1,8 +1,8 @@
-"""How the outputs of a sequence become one vector: of what was read so far.
+"""Pools, which reduce the outputs of a sequence so far to one vector.
 
-There is a vector at each token, so that a sequence may be split anywhere, and
-labels may lie anywhere. Padding adds nothing; behind the end of a sequence the
-vector is that of its end.
+A pool yields a vector at each token, so that a sequence may be split anywhere
+and labels may be anywhere. Padding adds nothing: after the end of a sequence
+the vector no longer changes.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ class Pool:
   """Base class.
 
   Attributes:
-    at_end: whether it is right behind a segment alone, and not at each token.
+    at_end: whether vectors are correct only after a segment, not at each token.
   """
 
   at_end = False
 
   def initial_state(self, batch: int, width: int) -> State:
-    """State at the start of a sequence, where D = width."""
+    """Returns the state at the start of `batch` sequences; D = width."""
     raise NotImplementedError
 
   def __call__(
@@ -34,23 +34,23 @@ class Pool:
     mask_BT: jax.Array,
     slots: Callable[[], jax.Array],
   ) -> tuple[State, jax.Array]:
-    """The state behind a segment, and what is pooled up to each token.
+    """Returns the state after a segment, and the pool up to each token.
 
     Args:
-      state: where the segment before left it.
+      state: the state before the segment.
       y_BTD: outputs, float32.
       mask_BT: bool, False at padding.
-      slots: gives the memory slots [B, S, D] behind the segment.
+      slots: returns the memory slots [B, S, D] after the segment.
 
     Returns:
-      State, and [B, T, D] float32.
+      The state, and [B, T, D] float32.
     """
     raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Pool):
-  """The mean. State: the sum [B, D], and how many there were [B]."""
+  """Mean of outputs. State: their sum [B, D] and number [B]."""
 
   def initial_state(self, batch, width):
     return jnp.zeros((batch, width)), jnp.zeros(batch, jnp.int32)
@@ -66,7 +66,7 @@ class Mean(Pool):
 
 @dataclasses.dataclass(frozen=True)
 class First(Pool):
-  """That of the first token. State: it [B, D], and whether it was there [B]."""
+  """First output. State: that output [B, D], and whether it is known [B]."""
 
   def initial_state(self, batch, width):
     return jnp.zeros((batch, width)), jnp.zeros(batch, bool)
@@ -83,7 +83,7 @@ class First(Pool):
 
 @dataclasses.dataclass(frozen=True)
 class Last(Pool):
-  """That of the last token, no padding. State: it, [B, D]."""
+  """Last output before padding. State: that output [B, D]."""
 
   def initial_state(self, batch, width):
     return jnp.zeros((batch, width))
@@ -93,15 +93,15 @@ class Last(Pool):
     place_B1 = place_BT.max(1, keepdims=True)
     here_BD = at(y_BTD, jnp.maximum(place_B1, 0))[:, 0]
     last_BD = jnp.where(place_B1 < 0, state, here_BD)
-    # Padding is behind all tokens.
+    # Padding comes after all tokens.
     return last_BD, jnp.where(mask_BT[..., None], y_BTD, last_BD[:, None])
 
 
 @dataclasses.dataclass(frozen=True)
 class Slots(Pool):
-  """The mean of the memory slots, at every place those behind the segment.
+  """Mean of the memory slots after the segment, the same at every token.
 
-  So no label may lie before the last token of a document. State: none.
+  Labels must therefore be at the last token of a document. State: none.
   """
 
   at_end = True
@@ -115,5 +115,5 @@ class Slots(Pool):
 
 
 def at(y_BTD: jax.Array, place_BS: jax.Array) -> jax.Array:
-  """[B, S, D]: the vectors at S places of each row."""
+  """Returns [B, S, D]: the vectors at S places of each row."""
   return jnp.take_along_axis(y_BTD, place_BS[..., None], 1)

@@ -1,4 +1,4 @@
-"""A model on a mesh: what reading text with it takes, compiled and placed."""
+"""A model on a mesh, and the compiled step that evaluates it."""
 
 from collections.abc import Callable
 import dataclasses
@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec
 from meliad_rec.data.batch import Batch
 from meliad_rec.distributed import partition
 from meliad_rec.distributed.fsdp import all_gather_params
-from meliad_rec.distributed.hosts import MeshJit
-from meliad_rec.metrics import figures
+from meliad_rec.distributed.hosts import mesh_jit
 from meliad_rec.metrics import losses
+from meliad_rec.metrics import metrics
 from meliad_rec.metrics.metrics import Sums
 from meliad_rec.models.cell import State
 from meliad_rec.models.model import empty_carry
@@ -25,12 +25,12 @@ from meliad_rec.models.model import Model
 
 @dataclasses.dataclass(frozen=True)
 class ShardedModel:
-  """A model, and where it is computed.
+  """A model and the mesh that it runs on.
 
   Attributes:
     model: the model.
-    mesh: of partition.make_mesh.
-    segment: tokens of a row that are read at once.
+    mesh: from partition.make_mesh.
+    segment: tokens of each row in one step.
   """
 
   model: Model
@@ -54,18 +54,44 @@ class ShardedModel:
 
     return jax.tree_util.tree_map_with_path(place, shapes)
 
+  def empty_carry(self, params, rows: int):
+    """Returns the carry before the first segment, sharded over the rows."""
+    sharding = partition.batch_sharding(self.mesh, rows)
+    shapes = jax.eval_shape(lambda p: empty_carry(self.model, p, rows), params)
+    return jax.tree.map(
+      lambda a: jnp.zeros(a.shape, a.dtype, device=sharding), shapes
+    )
+
+  def put(self, batch: Batch, rows: int) -> Batch:
+    """Puts this host's rows of a batch on the devices.
+
+    Args:
+      batch: the local rows.
+      rows: rows of the whole batch, over all hosts.
+    """
+    sharding = partition.batch_sharding(self.mesh, rows)
+    return jax.tree.map(
+      lambda a: jax.make_array_from_process_local_data(
+        sharding, a, (rows, *a.shape[1:])
+      ),
+      batch,
+    )
+
   @functools.cached_property
   def eval_step(self) -> Callable:
-    """(params, carry, batch) -> (carry, Sums, nats_BT); carry donated."""
-    step = functools.partial(eval_step, self.model)
+    """(params, carry, batch) -> (carry, Sums, nats_BT); carry is donated."""
     rows = NamedSharding(self.mesh, PartitionSpec(partition.BATCH_AXES))
-    whole = NamedSharding(self.mesh, PartitionSpec())
-    # Said, not left to the compiler: every host must be able to read the sums.
-    placed = jax.jit(step, donate_argnums=1, out_shardings=(rows, whole, rows))
-    return MeshJit(self.mesh, placed)
+    replicated = NamedSharding(self.mesh, PartitionSpec())
+    return mesh_jit(
+      self.mesh,
+      functools.partial(eval_step, self.model),
+      donate_argnums=1,
+      # Explicit, because every host must be able to read the sums.
+      out_shardings=(rows, replicated, rows),
+    )
 
   def forward(self, params, carry, batch: Batch):
-    """The carry after a batch, and logits_BTV, as training computes them."""
+    """Returns the next carry and logits_BTV, with dropout as in training."""
     return self.model.apply(
       {'params': params},
       carry,
@@ -75,47 +101,35 @@ class ShardedModel:
       rngs={'dropout': jax.random.key(0)},
     )
 
-  def empty_carry(self, params, rows: int):
-    """What an evaluation of `rows` rows starts from."""
-    place = partition.batch_sharding(self.mesh, rows)
-    shapes = jax.eval_shape(lambda p: empty_carry(self.model, p, rows), params)
-    return jax.tree.map(
-      lambda a: jnp.zeros(a.shape, a.dtype, device=place), shapes
-    )
-
-  def put(self, batch: Batch, rows: int) -> Batch:
-    """This host's rows of a batch, as arrays on the devices."""
-    place = partition.batch_sharding(self.mesh, rows)
-    return jax.tree.map(
-      lambda a: jax.make_array_from_process_local_data(
-        place, a, (rows, *a.shape[1:])
-      ),
-      batch,
-    )
-
 
 def eval_step(
   model: Model, params, carry: State, batch: Batch
 ) -> tuple[State, Sums, jax.Array]:
-  """The carry after a segment, its sums, and nats_BT of each target."""
+  """Returns the next carry, the sums of a segment, and nats_BT, its losses."""
   (carry, logits_BTV), sown = model.apply(
     {'params': all_gather_params(params, stacked=False)},
     carry,
     batch.tokens_BT,
     batch.start_B,
     batch.mask_BT,
-    mutable=[figures.COLLECTION],
+    mutable=[metrics.COLLECTION],
   )
   nats_BT = losses.cross_entropy(logits_BTV, batch.targets_BT)
   return carry, count(logits_BTV, batch, sown), nats_BT
 
 
 def count(logits_BTV, batch: Batch, sown) -> Sums:
-  """What is counted of one segment; `sown`: collections by name."""
+  """Returns the sums of a segment.
+
+  Args:
+    logits_BTV: the model's outputs.
+    batch: the segment.
+    sown: the collections that `apply` returned.
+  """
   return Sums.of_step(
     losses.cross_entropy(logits_BTV, batch.targets_BT),
     losses.correct(logits_BTV, batch.targets_BT),
     batch.mask_BT,
     batch.scored_BT,
-    sown=figures.collect(sown.get(figures.COLLECTION, {})),
+    sown=metrics.collect(sown.get(metrics.COLLECTION, {})),
   )

@@ -1,7 +1,7 @@
-"""What a process needs in its environment to compile for TPUs without one.
+"""Environment variables for compiling for TPUs on a machine without one.
 
-libtpu reads it once, when it is loaded: a command starts a child with it, and
-a test calls `ensure` before the first topology.
+libtpu reads them once, when it is loaded. So a command starts a child process
+with them, and a test calls `ensure` before it makes the first topology.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ import subprocess
 import sys
 
 VARIABLES = {
-  'JAX_PLATFORMS': 'cpu',  # What runs, runs here; TPUs are compiled for only.
-  'TPU_SKIP_MDS_QUERY': '1',  # No query of a machine's metadata.
-  'TPU_WORKER_HOSTNAMES': 'localhost',  # Or an error is printed.
-  'TPU_ACCELERATOR_TYPE': 'v5litepod-1',  # Or another; it restricts nothing.
-  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # Or a second process is aborted.
-  'TPU_LOG_DIR': 'disabled',  # Or each start leaves files.
+  'JAX_PLATFORMS': 'cpu',  # Programs run here and are only compiled for TPUs.
+  'TPU_SKIP_MDS_QUERY': '1',  # Does not ask for the machine's metadata.
+  'TPU_WORKER_HOSTNAMES': 'localhost',  # Avoids an error message.
+  'TPU_ACCELERATOR_TYPE': 'v5litepod-1',  # Any value; it restricts nothing.
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # Otherwise a second process is aborted.
+  'TPU_LOG_DIR': 'disabled',  # Otherwise each start writes files.
   'TPU_STDERR_LOG_LEVEL': '3',
   'TPU_MIN_LOG_LEVEL': '3',
   'TF_CPP_MIN_LOG_LEVEL': '3',
@@ -24,11 +24,11 @@ VARIABLES = {
 
 
 def variables(libtpu: Sequence[str] = (), devices: int = 0) -> dict[str, str]:
-  """The environment of a child that compiles for TPUs.
+  """Returns the environment of a child process that compiles for TPUs.
 
   Args:
-    libtpu: flags of libtpu, '--xla_...=...', added to those that are set.
-    devices: of the CPU that the child is to have in place of TPUs; 0: as is.
+    libtpu: flags of libtpu, '--xla_...=...', added to those already set.
+    devices: number of CPU devices that take the place of TPUs; 0: unchanged.
   """
   found = {**os.environ, **VARIABLES}
   count = f'--xla_force_host_platform_device_count={devices}'
@@ -42,20 +42,20 @@ def variables(libtpu: Sequence[str] = (), devices: int = 0) -> dict[str, str]:
 
 
 def ensure() -> None:
-  """Sets what this process needs; before libtpu is loaded, or it is idle.
+  """Sets the variables for this process; call it before libtpu is loaded.
 
   Raises:
     ValueError: libtpu is not installed.
   """
   check()
   for name, value in VARIABLES.items():
-    # JAX reads its platform when it is imported: not to be changed here.
+    # JAX read its platform when it was imported.
     if name != 'JAX_PLATFORMS':
       os.environ.setdefault(name, value)
 
 
 def installed() -> bool:
-  """Whether libtpu, which compiles for TPUs, is there."""
+  """Returns whether libtpu, the compiler for TPUs, is installed."""
   return importlib.util.find_spec('libtpu') is not None
 
 
@@ -69,13 +69,13 @@ def check() -> None:
 
 
 def failed(task: str, done: subprocess.CompletedProcess) -> RuntimeError:
-  """What to raise of a process that ended without its answer.
+  """Returns the error for a child process that ended without a result.
 
   Args:
-    task: what it does; 'compiles for v5e:2x2'.
-    done: what ended.
+    task: what it does, such as 'compiles for v5e:2x2'.
+    done: the finished process.
   """
-  # Errors of JAX may print a whole program before they say what they are.
+  # JAX may print a whole program before the error itself.
   last = '\n'.join(done.stderr.splitlines()[-30:])
   return RuntimeError(
     f'The process that {task} ended with {done.returncode}:\n{last}'
@@ -88,15 +88,15 @@ def run(
   libtpu: Sequence[str] = (),
   devices: int = 0,
 ) -> subprocess.CompletedProcess:
-  """Runs `python -m module arguments` with the environment, to its end.
+  """Runs `python -m module arguments` with these variables.
 
   Args:
     module: dotted name.
-    arguments: of the command line.
+    arguments: arguments of the command line.
     libtpu, devices: see `variables`.
 
   Returns:
-    What ended, with its stdout and stderr as text.
+    The finished process, with its stdout and stderr as text.
   """
   return subprocess.run(
     [sys.executable, '-m', module, *arguments],

@@ -1,9 +1,10 @@
-"""How long a step takes, by what the compiler says of its program.
+"""Estimates the time of a step from its compiled program.
 
-Cycles that it prices run one after another. Kernels of Pallas, which it does
-not price, take what they themselves say at the chip's peak. An exchange takes
-what its bytes need on the links between neighbours (Austin et al. 2025, How to
-Scale Your Model, part 3). None of it was measured on a TPU.
+Operations for which the compiler estimates cycles run one after another. Pallas
+kernels have no such estimate: they take the FLOP and bytes that they declare,
+at the chip's peak. An exchange takes the time that its bytes need on the links
+between neighbors (Austin et al. 2025, How to Scale Your Model, part 3). None of
+this was measured on a TPU.
 """
 
 from collections import Counter
@@ -14,23 +15,23 @@ import jax
 import numpy as np
 
 from meliad_rec.planning import hlo
-from meliad_rec.planning import hlo as groups
 from meliad_rec.planning.topology import Chip
 from meliad_rec.planning.topology import Slice
 
-HOP = 1e-6  # Seconds that the least exchange takes to each neighbour.
-# How often an exchange among n sends (n - 1) / n of its array.
+HOP = 1e-6  # Seconds that an exchange takes at least, per hop.
+# Number of times that an exchange among n devices sends (n - 1) / n of its
+# array; 1 if it is not listed.
 _SENT = {'all-reduce': 2}
 
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-  """Of one step, on each device.
+  """Seconds of one step on each device.
 
   Attributes:
-    compute: what the compiler prices.
-    kernels: of Pallas.
-    exchange: between devices.
+    compute: operations for which the compiler estimates cycles.
+    kernels: Pallas kernels.
+    exchange: collectives.
   """
 
   compute: float
@@ -39,25 +40,25 @@ class Seconds:
 
   @property
   def most(self) -> float:
-    """Where no exchange happens beside compute."""
+    """Time of a step if no exchange overlaps with computation."""
     return self.compute + self.kernels + self.exchange
 
   @property
   def least(self) -> float:
-    """Where all of it does."""
+    """Time of a step if all exchanges overlap with computation."""
     return max(self.compute + self.kernels, self.exchange)
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-  """Like collectives of a step.
+  """Collectives of one kind in a step.
 
   Attributes:
-    op: 'all-reduce'.
-    axes: of the mesh, along which devices exchange; 'data+model'.
-    count: how often, in a step.
+    op: name of the collective, such as 'all-reduce'.
+    axes: mesh axes along which devices exchange, such as 'data+model'.
+    count: number of exchanges per step.
     size: bytes of all arrays together, on each device.
-    seconds: in a step.
+    seconds: time of all of them in a step.
   """
 
   op: str
@@ -70,22 +71,22 @@ class Exchange:
 def exchanges(
   program: hlo.Program, mesh: jax.sharding.Mesh, where: Slice
 ) -> list[Exchange]:
-  """The collectives of a step, those that take longest first.
+  """Returns the collectives of a step, the longest first.
 
   Args:
-    program: of the step.
-    mesh: it was compiled for, of devices of the slice.
+    program: the compiled step.
+    mesh: the mesh it was compiled for, of devices of the slice.
     where: the slice.
 
   Raises:
-    ValueError: the program says in an unknown way who exchanges with whom.
+    ValueError: the program writes groups of devices in an unknown way.
   """
   counts, sizes, seconds = Counter(), Counter(), Counter()
   devices = list(mesh.devices.flat)
   for one, count in program.collectives.items():
-    found = groups.groups(one.line, len(devices))
+    found = hlo.groups(one.line, len(devices))
     members = [devices[i] for i in found[0]]
-    key = one.op, '+'.join(groups.axes(found, dict(mesh.shape)))
+    key = one.op, '+'.join(hlo.axes(found, dict(mesh.shape)))
     whole = one.size * (len(members) if one.op == 'reduce-scatter' else 1)
     counts[key] += count
     sizes[key] += count * whole
@@ -99,10 +100,10 @@ def exchanges(
 def exchange_seconds(
   op: str, size: int, members: Sequence[jax.Device], where: Slice
 ) -> float:
-  """What one exchange takes.
+  """Returns the seconds of one exchange.
 
-  All-to-all is bound by the links across the middle of the longest axis, all
-  others by those of each device.
+  All-to-all is bound by the links across the middle of the longest axis, other
+  collectives by the links of each device.
 
   Args:
     op: the collective.
@@ -119,7 +120,7 @@ def exchange_seconds(
     for extent, side in zip(extents, where.shape, strict=False)
     if extent > 1
   ]
-  # Halves of a chip reach each other without a link, and share the others.
+  # The halves of a chip need no link to each other, and share all links.
   links = max(sum(ways for _, ways in along), 1)
   sharing = where.chip.per_chip
   if op in ('all-to-all', 'ragged-all-to-all') and along:
@@ -128,22 +129,26 @@ def exchange_seconds(
     sent = size / links
     if op not in ('collective-permute', 'collective-broadcast'):
       sent *= _SENT.get(op, 1) * (len(members) - 1) / len(members)
-    # Halves that exchange with one another send the half each.
+    # If both halves of a chip take part, each sends half.
     sharing *= len(set(coords)) / len(members)
   return max(sent * sharing / where.chip.link, HOP * sum(extents - 1) / links)
 
 
 def _crossing(extent: int, ways: int) -> float:
-  """What the middle link of an axis carries in an all-to-all, in arrays.
+  """Returns the data on an axis's middle link, as a multiple of the array.
 
-  Every device of one half sends to all of the other half, over one link where
-  the axis is a line, and two where it is a ring.
+  In an all-to-all, every device of one half sends to every device of the other
+  half, over one link if the axis is a line and over two if it is a ring.
+
+  Args:
+    extent: number of chips along the axis.
+    ways: 1 for a line, 2 for a ring.
   """
   return (extent // 2) * (extent - extent // 2) / extent / ways
 
 
 def wraps(where: Slice, size: int) -> bool:
-  """Whether an axis of that many chips is a ring."""
+  """Returns whether the axes with `size` chips are rings."""
   if where.chip.axes == 2:
     return size == 16
   return all(side % 4 == 0 for side in where.shape)
@@ -152,12 +157,12 @@ def wraps(where: Slice, size: int) -> bool:
 def seconds(
   program: hlo.Program, exchanged: Sequence[Exchange], chip: Chip
 ) -> Seconds:
-  """What a step takes.
+  """Returns the seconds of a step.
 
   Args:
-    program: of the step.
-    exchanged: its collectives.
-    chip: on which it runs.
+    program: the compiled step.
+    exchanged: collectives of the step, from `exchanges`.
+    chip: the chip it runs on.
   """
   kernels = sum(
     count * max(one.flops / chip.peak_flops, (one.size or 0) / chip.bandwidth)

@@ -1,12 +1,9 @@
-"""What the text of a compiled TPU program says: cycles, kernels, collectives.
+"""Reads the HLO text of a compiled TPU program: cycles, kernels, collectives.
 
-XLA writes its estimate of cycles beside each fusion, product and copy, but not
-beside collectives, kernels of Pallas and a few small operations. How often a
-loop turns, at most, is the constant that its condition compares with.
-
-The text of a compiled program, taken apart: HLO as XLA prints it.
-
-Which devices exchange with which, as the text of a program says it.
+XLA writes its estimate of cycles for each fusion, product and copy, but not for
+collectives, Pallas kernels and a few small operations. The maximum number of
+iterations of a loop is the constant that its condition compares with. The lines
+of collectives also say which devices exchange with which.
 """
 
 from collections import Counter
@@ -18,7 +15,7 @@ import re
 
 import numpy as np
 
-# What takes no time, or whose time is counted where it starts.
+# Operations that take no time, or whose time is counted at their start.
 FREE = {
   'parameter',
   'tuple',
@@ -31,7 +28,7 @@ FREE = {
   'opt-barrier',
   'domain',
 }
-# Views and fillings, mostly, of which the compiler gives no price.
+# Mostly views and constants, for which the compiler estimates no cycles.
 CHEAP = {
   'custom-call',
   'reshape',
@@ -47,7 +44,7 @@ _BYTES = {'pred': 1, 'bf16': 2} | {
 
 
 def computations(text: str) -> tuple[dict[str, list[str]], str | None]:
-  """Lines of each computation, and the name of that which is run."""
+  """Returns the lines of each computation, and the name of the entry."""
   bodies, entry, current = {}, None, None
   for line in text.splitlines():
     head = re.match(r'(ENTRY )?%([\w.\-]+) \(.*\{\s*$', line)
@@ -62,15 +59,16 @@ def computations(text: str) -> tuple[dict[str, list[str]], str | None]:
 
 
 def instruction(line: str) -> tuple[str, str, str, str] | None:
-  """Name, shape, operation, and the line from there.
+  """Returns an instruction's name, shape, operation, and rest of the line.
 
-  None: the line is none, or one that takes no time.
+  The rest begins with the operation. None: the line is not an instruction, or
+  takes no time.
   """
   found = re.match(r'\s*(?:ROOT )?%([\w.\-]+) = ', line)
   if not found:
     return None
   rest = line[found.end() :]
-  # Shapes hold brackets of their own, and of tuples blanks too.
+  # Shapes contain brackets, and those of tuples also spaces.
   depth = 0
   for end, letter in enumerate(rest):
     depth += (letter in '({[') - (letter in ')}]')
@@ -83,21 +81,26 @@ def instruction(line: str) -> tuple[str, str, str, str] | None:
 
 
 def called(rest: str, role: str) -> str:
+  """Returns the name of the computation with a role, such as 'body'."""
   return re.search(rf'\b{role}=%?([\w.\-]+)', rest)[1]
 
 
 def branches(rest: str) -> list[str]:
+  """Returns the names of the computations of a conditional."""
   listed = re.search(r'branch_computations=\{(.*?)\}', rest)
   if listed:
     return re.findall(r'%([\w.\-]+)', listed[1])
   return [called(rest, f'{way}_computation') for way in ('true', 'false')]
 
 
-def turn_limit(condition: Sequence[str]) -> int | None:
-  """The number that a loop's counter stays below, by its condition's lines.
+def iteration_limit(condition: Sequence[str]) -> int | None:
+  """Returns the limit that a loop's counter stays below.
 
-  0: the counter falls, down to 0, from where it is not said. None: the
-  condition compares with no number.
+  0 means that the counter falls to 0 from an unknown start, and None that the
+  condition compares with no constant.
+
+  Args:
+    condition: lines of the loop's condition.
   """
   text = '\n'.join(condition)
   numbers = {
@@ -117,7 +120,7 @@ def turn_limit(condition: Sequence[str]) -> int | None:
 
 
 def array_bytes(shape: str) -> int:
-  """Bytes of the arrays of a shape."""
+  """Returns the bytes of the arrays of a shape."""
   return sum(
     _BYTES.get(kind, 0) * math.prod(int(n) for n in sizes.split(',') if n)
     for kind, sizes in ARRAY.findall(shape)
@@ -141,9 +144,9 @@ class Collective:
   """An exchange between devices.
 
   Attributes:
-    op: of COLLECTIVES.
-    size: bytes that it gives to each device.
-    line: the instruction, which says between which devices.
+    op: one of COLLECTIVES.
+    size: bytes of its result on each device.
+    line: the HLO instruction, which names the groups of devices.
   """
 
   op: str
@@ -156,9 +159,8 @@ class Kernel:
   """A call of a Pallas kernel.
 
   Attributes:
-    name: of the instruction.
-    flops, size: operations and bytes that the kernel says it takes; None: it
-      does not say.
+    name: name of the instruction.
+    flops, size: operations and bytes that the kernel declares, or None.
   """
 
   name: str
@@ -168,13 +170,13 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """What one run of a program does on each device, by the compiler.
+  """Work of a program on each device.
 
   Attributes:
-    cycles: of all that the compiler prices.
-    collectives, kernels: how often each is run.
-    unpriced: how often larger operations without an estimate are, by name.
-    endless: loops of which it is not known how often they turn; once, here.
+    cycles: sum of the compiler's estimates.
+    collectives, kernels: number of executions of each.
+    unpriced: executions of larger operations without an estimate, by name.
+    endless: loops of unknown length, which count as one iteration.
   """
 
   cycles: int = 0
@@ -192,11 +194,11 @@ class Program:
       self.endless + other.endless,
     )
 
-  def times(self, turns: int) -> 'Program':
-    """As a loop repeats it."""
-    more = lambda counter: Counter({k: turns * n for k, n in counter.items()})
+  def times(self, count: int) -> 'Program':
+    """Returns this program repeated by a loop."""
+    more = lambda counter: Counter({k: count * n for k, n in counter.items()})
     return Program(
-      turns * self.cycles,
+      count * self.cycles,
       more(self.collectives),
       more(self.kernels),
       more(self.unpriced),
@@ -205,27 +207,27 @@ class Program:
 
 
 def read(text: str, depth: int | None = None) -> Program:
-  """What a compiled program does.
+  """Reads a compiled program.
 
   Args:
-    text: its HLO.
-    depth: turns, at most, of loops that go back over the steps of one that ends
-      by what it computes, since their text does not say; None: not known.
+    text: HLO text of the program.
+    depth: maximum iterations of the backward passes of data-dependent loops,
+      which are not in the text; None: not known.
 
   Raises:
-    ValueError: the text is not as this reader knows it.
+    ValueError: the format of the text is unknown.
   """
   bodies, entry = computations(text)
   if entry is None or '"estimated_cycles":' not in text:
     raise ValueError(
-      'the text of the compiled program has no cycles where libtpu 0.0.42 '
-      'writes them; install the libtpu that meliad_rec[tpu] names.'
+      'the compiled program has no cycles where libtpu 0.0.42 writes them; '
+      'install the version of libtpu that meliad_rec[tpu] requires.'
     )
   return _Reader(bodies, depth).total(entry)
 
 
 class _Reader:
-  """Adds up computations, each once."""
+  """Sums what computations execute; reads each of them once."""
 
   def __init__(self, bodies: dict[str, list[str]], depth: int | None):
     self.bodies, self.depth = bodies, depth
@@ -241,24 +243,24 @@ class _Reader:
     return self.done[name]
 
   def one(self, line: str, starts: bool) -> Program:
-    """What an instruction does, with all that it calls."""
+    """Returns what an instruction executes, including what it calls."""
     found = instruction(line)
     if found is None:
       return Program()
     name, shape, op, rest = found
     kind = op.removesuffix('-start')
     if kind in COLLECTIVES:
-      # One that runs beside fusions is written in each of them.
+      # An asynchronous collective is repeated in each fusion beside it.
       if 'async_collective_fusion_config' in rest and not starts:
         return Program()
       return Program(collectives=Counter([_collective(kind, op, shape, line)]))
     match kind:
       case 'while':
-        turns = self.turns(rest)
-        body = self.total(called(rest, 'body')).times(turns or 1)
-        return body + Program(endless=int(turns is None))
+        count = self.iterations(rest)
+        body = self.total(called(rest, 'body')).times(count or 1)
+        return body + Program(endless=int(count is None))
       case 'conditional':
-        # Of branches, of which one is taken, the dearest.
+        # One branch is taken; the most expensive one counts.
         return max(map(self.total, branches(rest)), key=lambda b: b.cycles)
       case 'call':
         return self.total(called(rest, 'to_apply'))
@@ -280,22 +282,22 @@ class _Reader:
     unpriced = Counter([op] if large and not priced else [])
     return Program(cycles=cycles, unpriced=unpriced)
 
-  def turns(self, rest: str) -> int | None:
-    """How often a loop does, at most; None: it is not known."""
+  def iterations(self, rest: str) -> int | None:
+    """Returns the maximum iterations of a loop; None: not known."""
     condition = self.bodies.get(called(rest, 'condition'), ())
-    limit = turn_limit(condition)
+    limit = iteration_limit(condition)
     return self.depth if limit == 0 else limit
 
 
 def _collective(kind: str, op: str, shape: str, line: str) -> Collective:
   sizes = [array_bytes(m[0]) for m in ARRAY.finditer(shape)]
-  # What starts an exchange is given and gives its operand too.
+  # The result of a start operation includes its operand.
   whole = sum(sizes) if op == kind or kind == 'all-reduce' else max(sizes)
   return Collective(kind, whole, line)
 
 
 def _scattered(exchanged: Counter, shape: str) -> Counter:
-  """An all-reduce of which each device keeps its part alone, of that shape."""
+  """Returns the reduce-scatter for an all-reduce that is then split."""
   size, [line] = array_bytes(shape), [one.line for one in exchanged]
   return Counter([Collective('reduce-scatter', size, line)])
 
@@ -309,14 +311,14 @@ def _kernel(name: str, rest: str) -> Kernel:
 
 
 def groups(instruction: str, devices: int) -> np.ndarray:
-  """int [groups, members]: numbers of the devices in each, in a mesh's order.
+  """Returns int [groups, members]: indices of devices, in the mesh's order.
 
   Args:
-    instruction: a collective's line.
-    devices: of the whole program.
+    instruction: line of a collective.
+    devices: number of devices of the program.
 
   Raises:
-    ValueError: they are written in no way that is known here.
+    ValueError: the groups are written in an unknown way.
   """
   pairs = re.search(
     r'source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}', instruction
@@ -325,7 +327,7 @@ def groups(instruction: str, devices: int) -> np.ndarray:
     return _listed(pairs[1])
   listed = re.search(r'replica_groups=\{((?:\{[\d,]*\},?)*)\}', instruction)
   if listed:
-    # None named: all of them are one group.
+    # No group is listed: all devices are one group.
     return _listed(listed[1]) if listed[1] else np.arange(devices)[None]
   counted = re.search(r'replica_groups=(\[[\d,]+\]<=\S+?)(?:, |$)', instruction)
   if counted:
@@ -341,14 +343,14 @@ def groups(instruction: str, devices: int) -> np.ndarray:
 
 
 def axes(found: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:
-  """The axes of a mesh along which the members of a group differ.
+  """Returns the axes of a mesh along which the members of a group differ.
 
   Args:
-    found: of `groups`.
+    found: result of `groups`.
     mesh: sizes of its axes, in order.
   """
-  places = np.stack(np.unravel_index(found, tuple(mesh.values())), -1)
-  differ = (places != places[:, :1]).any((0, 1))
+  coordinates = np.stack(np.unravel_index(found, tuple(mesh.values())), -1)
+  differ = (coordinates != coordinates[:, :1]).any((0, 1))
   return tuple(name for name, one in zip(mesh, differ, strict=True) if one)
 
 
@@ -357,7 +359,7 @@ def _listed(text: str) -> np.ndarray:
 
 
 def _counted(text: str) -> np.ndarray:
-  """'[64,4]T(1,0)': numbers from 0 in that shape, its axes in that order."""
+  """Returns the array '[64,4]T(1,0)': 0, 1, ... in this shape, transposed."""
   found = re.fullmatch(r'\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
   shape = _numbers(found[1])
   numbers = np.arange(np.prod(shape)).reshape(shape)
@@ -365,7 +367,7 @@ def _counted(text: str) -> np.ndarray:
 
 
 def _named(sizes: str, order: str | None, along: str, instruction: str):
-  """A mesh of its own, and the axes of it along which a group lies."""
+  """Returns groups along axes of a mesh that the instruction itself defines."""
   size = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", sizes)}
   chosen = [name.strip().strip("'") for name in along.split(',')]
   if not set(chosen) <= set(size):
@@ -386,6 +388,7 @@ def _numbers(text: str) -> list[int]:
 def _unknown(instruction: str) -> ValueError:
   written = re.search(r'replica_groups=\S*', instruction)
   return ValueError(
-    f'the groups of a collective are written {written and written[0]!r}, which '
-    'is not known; install the libtpu that meliad_rec[tpu] names.'
+    'the groups of a collective are written in an unknown way, '
+    f'{written and written[0]!r}; install the version of libtpu that '
+    'meliad_rec[tpu] requires.'
   )

@@ -1,4 +1,4 @@
-"""What the trainer's own step needs on a slice, by its compiler."""
+"""Compiles the trainer's own step for a slice, and reads what it needs."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -19,19 +19,20 @@ from meliad_rec.training.program import TrainProgram
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """What a step is, without a compiler.
+  """Sizes of a step that are known without a compiler.
 
   Attributes:
-    mesh: sizes of its axes.
+    mesh: sizes of the mesh axes, by name.
     hosts: machines of the slice; None: not known without libtpu.
-    batch, segment, steps: of the experiment.
-    parameters: their number.
-    flops: of a step's matrix products, 3 times those of its forward pass; what
-      remat computes again counts once; None: a loop's length is not known.
+    batch, segment, steps: settings of the experiment.
+    parameters: number of parameters.
+    flops: FLOP of a step's matrix products, 3 times those of the forward pass;
+      recomputation by remat does not count. None: the length of a loop is not
+      known.
     held: bytes on each device of parameters, optimizer, carry, average and
       batch.
-    depth: turns, at most, of loops that end by what they compute, all of which
-      count; None: there are none, or it is not known.
+    depth: maximum iterations of data-dependent loops, all of which count; None:
+      there are no such loops, or their length is not known.
   """
 
   mesh: Mapping[str, int]
@@ -50,23 +51,23 @@ class Sizes:
 
   @property
   def tokens(self) -> int:
-    """Of a step."""
+    """Tokens per step."""
     return self.batch * self.segment
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """What the compiler says.
+  """Results of the compiler.
 
   Attributes:
-    arguments: bytes on each device of state and batch, as they are laid out.
-    temporary: bytes of activations and all else that comes and goes.
+    arguments: bytes on each device of state and batch, in their layouts.
+    temporary: bytes of activations and other temporary arrays.
     code: bytes of the program.
-    needed: bytes of all three.
-    compile_seconds: tracing included.
-    exchanges: of a step; None: the text is not known.
-    seconds: of a step; None: the text is not known.
-    notes: what the figures leave out.
+    needed: the sum of these three.
+    compile_seconds: time of tracing and compiling.
+    exchanges: collectives of a step; None: the program cannot be read.
+    seconds: time of a step; None: the program cannot be read.
+    notes: sentences on what the figures leave out.
   """
 
   arguments: int
@@ -80,7 +81,7 @@ class Compiled:
 
 
 def sizes(experiment: Experiment) -> Sizes:
-  """What can be said before compiling; `experiment.mesh` makes its mesh."""
+  """Returns what is known before compiling, on the mesh of the experiment."""
   program = experiment.program
   state, mesh = program.shapes, program.mesh
   batch = program.batch_shapes(program.rows)
@@ -111,7 +112,7 @@ class TooLarge(ValueError):
   """A step needs more memory than a device has.
 
   Attributes:
-    needed: bytes.
+    needed: bytes per device.
   """
 
   def __init__(self, needed: int):
@@ -122,14 +123,15 @@ class TooLarge(ValueError):
 def compiled(
   program: TrainProgram, where: Slice, depth: int | None
 ) -> Compiled:
-  """Compiles the step of a program whose mesh is of the slice's devices.
+  """Compiles the training step for a slice.
 
   Args:
-    program, where: the program, and the slice.
-    depth: of its Sizes.
+    program: a program on a mesh of the slice's devices.
+    where: the slice.
+    depth: Sizes.depth.
 
   Raises:
-    TooLarge: the step needs more memory than there is.
+    TooLarge: the step needs more memory than a device has.
   """
   began = time.perf_counter()
   try:
@@ -138,7 +140,7 @@ def compiled(
     needed = _needed(str(error))
     if needed is None:
       raise
-    # What is told is rounded, and may be no more than there is.
+    # The number is rounded, and may be no more than what the device has.
     raise TooLarge(max(needed, int(where.chip.hbm) + 1)) from None
   took = time.perf_counter() - began
   stats = step.memory_analysis()
@@ -147,7 +149,7 @@ def compiled(
     read = hlo.read(step.as_text(), depth)
     exchanges = estimate.exchanges(read, program.mesh, where)
     if jax.config.jax_exec_time_optimization_effort < 0:
-      notes.append('compiled with little care, so times are n/a')
+      notes.append('compiled with little optimization, so times are n/a')
     else:
       seconds = estimate.seconds(read, exchanges, where.chip)
       notes += _left_out(read)
@@ -166,7 +168,7 @@ def compiled(
 
 
 def _held(tree) -> int:
-  """Bytes of a tree on each device."""
+  """Returns the bytes of a tree on each device."""
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(tree)
@@ -174,7 +176,7 @@ def _held(tree) -> int:
 
 
 def _needed(message: str) -> int | None:
-  """Bytes that an error of the compiler names; None: it is of another kind."""
+  """Returns the bytes that a compiler error asks for; None: another error."""
   found = re.search(r'hbm.*?(?:\(|Used )([\d.]+)([KMGT])', message, re.I)
   if found is None or 'RESOURCE_EXHAUSTED' not in message:
     return None
@@ -182,20 +184,20 @@ def _needed(message: str) -> int | None:
 
 
 def _left_out(program: hlo.Program) -> list[str]:
-  """What the time of a step does not count."""
+  """Returns notes on what the time of a step leaves out."""
   notes = []
   kernels = sum(program.kernels.values())
   silent = sum(n for one, n in program.kernels.items() if one.flops is None)
   if kernels:
     notes.append(
-      f'{kernels} calls of Pallas kernels count as what they say they take at '
-      f'the peak of the chip, {silent} of them, which do not say, as nothing'
+      f'{kernels} calls of Pallas kernels count as running at the peak of the '
+      f'chip; {silent} of them declare no cost and count as 0'
     )
   if program.endless:
     notes.append(
-      f'{program.endless} loops end by what they compute and count as one turn'
+      f'{program.endless} loops of unknown length count as one iteration'
     )
   if program.unpriced:
     kinds = ', '.join(f'{n} {op}' for op, n in program.unpriced.most_common(4))
-    notes.append(f'the compiler gives no cycles to {kinds}')
+    notes.append(f'the compiler estimates no cycles for {kinds}')
   return notes

@@ -1,4 +1,4 @@
-"""What the command asks the process that compiles, and what that answers."""
+"""The question to the process that compiles, and its answer."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -14,13 +14,13 @@ WORKER = 'meliad_rec.planning.worker'
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-  """A step of one experiment on one slice.
+  """The training step of one experiment on one slice.
 
   Attributes:
     topology: name of the slice.
-    gin_file, gin_param: as main takes them.
-    vocab_size: of the vocabulary; None: what the data say.
-    fast: whether to compile with little care.
+    gin_file, gin_param: values of these flags, as for training.
+    vocab_size: size of the vocabulary; None: it is read from the data.
+    fast: whether to compile with little optimization.
   """
 
   topology: str
@@ -32,16 +32,16 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """What is known of the step.
+  """Facts and estimates about the training step.
 
   Attributes:
     topology: name of the slice.
-    hbm: bytes that a program may use on each of its devices.
+    hbm: bytes that a program may use on each device.
     sizes: fields of measure.Sizes.
-    compiled: fields of measure.Compiled; None: it was not, or does not fit.
-    needed: bytes on each device, by the compiler; None: it does not say.
-    missing: why there is nothing from the compiler; None: there is.
-    notes: what else is to be known.
+    compiled: fields of measure.Compiled; None: not compiled, or does not fit.
+    needed: bytes on each device, by the compiler; None: not known.
+    missing: why the compiler's figures are missing; None: they are not missing.
+    notes: what else the user should know.
   """
 
   topology: str
@@ -54,16 +54,16 @@ class Answer:
 
   @property
   def fits(self) -> bool | None:
-    """Whether the step fits; None: it is not known."""
+    """True if the step fits in memory; None: not known."""
     return None if self.needed is None else self.needed <= self.hbm
 
 
 def ask(question: Question) -> Answer:
-  """The answer of a process of its own.
+  """Starts a process that compiles, and returns its answer.
 
   Raises:
-    ValueError: the configuration has a mistake, or the mesh is none.
-    RuntimeError: the process failed otherwise.
+    ValueError: the configuration or the mesh has a mistake.
+    RuntimeError: the process failed for another reason.
   """
   where = topology.parse(question.topology)
   with tempfile.TemporaryDirectory(prefix='meliad_rec_plan_') as folder:

@@ -1,26 +1,23 @@
-"""A plan in words: a column for each slice.
-
-What a step may take: --budget fits,hbm=14GiB,forbid=all-to-all.
-"""
+"""Formats a plan: a table with a column per slice, and what to change."""
 
 from collections.abc import Sequence
-import dataclasses
-import re
+import math
 
 from meliad_rec.config import config_flags
-from meliad_rec.planning import hlo
 from meliad_rec.planning import measure
 from meliad_rec.planning import topology
 from meliad_rec.planning.estimate import Exchange
 from meliad_rec.planning.estimate import Seconds
 from meliad_rec.planning.question import Answer
+from meliad_rec.planning.question import Question
 
-HEAD = 'Estimates of the compiler and for its program: nothing ran on a TPU.'
+SOURCE = 'Estimates by the compiler and from its program; nothing ran on a TPU.'
 GIB = topology.GIB
+REMAT = 'options/remat/full'
 
 
 def table(answers: Sequence[Answer]) -> str:
-  """A line for each figure; n/a where it is not known, and below it why."""
+  """Returns a table with a line per figure, and notes; n/a: not known."""
   columns = [column(answer) for answer in answers]
   rows = [[name, *(c[name] for c in columns)] for name in columns[0]]
   widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
@@ -29,42 +26,42 @@ def table(answers: Sequence[Answer]) -> str:
     for row in rows
   ]
   for answer in answers:
-    told = [*exchange_lines(answer)]
+    below = [*exchange_lines(answer)]
     if answer.missing:
-      told.append(f'n/a: {answer.missing}')
-    told += [f'note: {note}' for note in answer.notes]
-    lines += [f'{answer.topology}: {line}' for line in told]
-  return '\n'.join([HEAD, '', *lines])
+      below.append(f'n/a: {answer.missing}')
+    below += [f'note: {note}' for note in answer.notes]
+    lines += [f'{answer.topology}: {line}' for line in below]
+  return '\n'.join([SOURCE, '', *lines])
 
 
 def column(answer: Answer) -> dict[str, str]:
-  """Names of figures and what they are."""
+  """Returns the formatted figures of one slice, by name."""
   sizes = measure.Sizes(**answer.sizes)
   gib = lambda size: 'n/a' if size is None else f'{size / GIB:.2f}'
   compiled = answer.compiled or {}
   held, products = sizes.held, sizes.flops
-  found = {
+  figures = {
     '': answer.topology,
     'mesh': config_flags.mesh_text(sizes.mesh),
     'devices, hosts': f'{sizes.devices}, {sizes.hosts or "n/a"}',
     'parameters': f'{sizes.parameters:,}',
-    'tokens a step': f'{sizes.batch} x {sizes.segment} = {sizes.tokens:,}',
-    'GiB a device: parameters': gib(held['parameters']),
+    'tokens per step': f'{sizes.batch} x {sizes.segment} = {sizes.tokens:,}',
+    'GiB per device: parameters': gib(held['parameters']),
     '  optimizer': gib(held['optimizer']),
     '  carry': gib(held['carry']),
     '  average of parameters': gib(held['average']),
     '  batch': gib(held['batch']),
-    '  these as laid out': gib(compiled.get('arguments')),
+    '  these in their layouts': gib(compiled.get('arguments')),
     '  activations, temporaries': gib(compiled.get('temporary')),
     '  program': gib(compiled.get('code')),
-    '  in all': f'{gib(answer.needed)} of {gib(answer.hbm)}{_verdict(answer)}',
-    'TFLOP a step': 'n/a' if products is None else f'{products / 1e12:,.2f}',
+    '  total': f'{gib(answer.needed)} of {gib(answer.hbm)}{_verdict(answer)}',
+    'TFLOP per step': 'n/a' if products is None else f'{products / 1e12:,.2f}',
   }
-  return found | _times(answer)
+  return figures | _times(answer)
 
 
 def rates(answer: Answer) -> dict[str, float | None] | None:
-  """What follows from the time of a step; None: it is not known."""
+  """Returns step times in seconds, MFU, tokens/s and hours; None: not known."""
   found = answer.compiled and answer.compiled['seconds']
   if not found:
     return None
@@ -72,7 +69,7 @@ def rates(answer: Answer) -> dict[str, float | None] | None:
   peak = sizes.devices * topology.parse(answer.topology).chip.peak_flops
   return {
     'step': step.most,
-    'priced by XLA': step.compute,
+    'estimated by XLA': step.compute,
     'Pallas kernels': step.kernels,
     'collectives': step.exchange,
     'step if these overlap': step.least,
@@ -86,27 +83,27 @@ def _times(answer: Answer) -> dict[str, str]:
   found = rates(answer) or {}
   ms = lambda name: f'{1e3 * found[name]:,.1f}' if found else 'n/a'
 
-  def of(name, form):
+  def text(name, form):
     return 'n/a' if found.get(name) is None else format(found[name], form)
 
   return {
-    'ms a step': ms('step'),
-    '  priced by XLA': ms('priced by XLA'),
+    'ms per step': ms('step'),
+    '  estimated by XLA': ms('estimated by XLA'),
     '  Pallas kernels': ms('Pallas kernels'),
     '  collectives': ms('collectives'),
-    '  a step if these overlap': ms('step if these overlap'),
-    'MFU': of('MFU', '.0%'),
-    'tokens/s': of('tokens/s', ',.0f'),
-    f'hours for {answer.sizes["steps"]:,} steps': of('hours', ',.1f'),
+    '  step if these overlap': ms('step if these overlap'),
+    'MFU': text('MFU', '.0%'),
+    'tokens/s': text('tokens/s', ',.0f'),
+    f'hours for {answer.sizes["steps"]:,} steps': text('hours', ',.1f'),
   }
 
 
 def exchange_lines(answer: Answer) -> list[str]:
-  """A line for each kind of collective."""
+  """Returns a line per kind of collective."""
   listed = answer.compiled and answer.compiled['exchanges']
   return [
-    f'{one.count} x {one.op} over {one.axes}, {one.size / 2**20:,.1f} MiB a '
-    f'device in all, {1e3 * one.seconds:,.1f} ms'
+    f'{one.count} x {one.op} over {one.axes}, {one.size / 2**20:,.1f} MiB per '
+    f'device in total, {1e3 * one.seconds:,.1f} ms'
     for one in (Exchange(**fields) for fields in listed or ())
   ]
 
@@ -121,74 +118,30 @@ def _verdict(answer: Answer) -> str:
       return ': does not fit'
 
 
-_UNITS = {'MiB': 2**20, 'GiB': 2**30, 'MB': 10**6, 'GB': 10**9}
+def advice(question: Question, answer: Answer) -> str | None:
+  """Returns a sentence for a step that is not known to fit; None: it fits.
 
-
-@dataclasses.dataclass(frozen=True)
-class Budget:
-  """Limits of a step.
-
-  Attributes:
-    hbm: bytes on each device; None: what the chip has.
-    forbid: collectives that it must not have.
+  For a step that does not fit, it says what to change: recompute activations,
+  shard the parameters more, or use a smaller batch.
   """
-
-  hbm: float | None = None
-  forbid: tuple[str, ...] = ()
-
-  def breaches(self, answer: Answer) -> list[str]:
-    """A sentence for each limit that is broken."""
-    name, told = answer.topology, []
-    most = answer.hbm if self.hbm is None else min(self.hbm, answer.hbm)
-    if answer.needed is not None and answer.needed > most:
-      told.append(
-        f'{name}: a step needs {answer.needed / 2**30:.2f} GiB on each device, '
-        f'and may take {most / 2**30:.2f} GiB.'
-      )
-    return told + [
-      f'{name}: a step has {one["count"]} {one["op"]} over {one["axes"]}, and '
-      'none is allowed.'
-      for one in _exchanges(answer) or ()
-      if one['op'] in self.forbid
-    ]
-
-  def unknown(self, answer: Answer) -> list[str]:
-    """A sentence for each limit of which it is not known if it is kept."""
-    name = answer.topology
-    if answer.needed is None:
-      return [f'{name}: whether it fits is n/a: {answer.missing}.']
-    if self.forbid and answer.compiled and _exchanges(answer) is None:
-      return [f'{name}: its collectives are n/a.']
-    return []
-
-
-def _exchanges(answer: Answer) -> list[dict] | None:
-  return answer.compiled and answer.compiled['exchanges']
-
-
-def parse(text: str) -> Budget:
-  """The budget that a flag describes; `forbid` may come several times.
-
-  `fits` asks for no more than what the chip has, which every step needs.
-
-  Raises:
-    ValueError: a limit of another name, or a value that it cannot have.
-  """
-  hbm, forbid = None, []
-  for part in text.split(','):
-    name, _, value = part.strip().partition('=')
-    amount = re.fullmatch(r'(\d+(?:\.\d+)?)\s*([KMG]i?B)', value)
-    match name:
-      case 'fits' if not value:
-        pass
-      case 'hbm' if amount and amount[2] in _UNITS:
-        hbm = float(amount[1]) * _UNITS[amount[2]]
-      case 'forbid' if value in hlo.COLLECTIVES:
-        forbid.append(value)
-      case _:
-        raise ValueError(
-          f'--budget has the part {part!r}; give fits, hbm=14GiB, or another '
-          f'of {", ".join(_UNITS)}, or forbid= and one of '
-          f'{", ".join(hlo.COLLECTIVES)}.'
-        )
-  return Budget(hbm, tuple(forbid))
+  name = answer.topology
+  if answer.needed is None:
+    return f'{name}: whether it fits is not known: {answer.missing}.'
+  if answer.fits:
+    return None
+  mesh, batch = answer.sizes['mesh'], answer.sizes['batch']
+  data, shards = mesh['data'], mesh['data'] * mesh['fsdp']
+  changes = [] if REMAT in question.gin_file else [f'--gin_file={REMAT}']
+  if data > 1:
+    # About half of the way to sharding parameters over all of these devices.
+    half = math.isqrt(shards * mesh['fsdp'] - 1) + 1
+    fsdp = next(n for n in range(half, shards + 1) if shards % n == 0)
+    axes = {'data': shards // fsdp, 'fsdp': fsdp, 'model': mesh['model']}
+    changes.append(f'--mesh={config_flags.mesh_text(axes)}')
+  if batch % (2 * shards) == 0:
+    changes.append(f"--gin_param='BATCH = {batch // 2}'")
+  changes.append('a larger slice')
+  return (
+    f'{name}: a step needs {answer.needed / GIB:.2f} GiB per device, of '
+    f'{answer.hbm / GIB:.2f} GiB; try {" or ".join(changes)}.'
+  )

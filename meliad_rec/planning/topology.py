@@ -1,8 +1,8 @@
-"""Slices of TPUs by name, and what is known of their chips.
+"""Slices of TPUs by name, and facts about their chips.
 
 'v5e:16x16' is 256 chips of v5e, 'v5p:4x4x4' 64 of v5p. The devices of a slice
-can be compiled for, and hold nothing. A device is what JAX calls so: a chip,
-or half of a v7x.
+can be compiled for, but hold no arrays. A device, in the sense of JAX, is a
+chip or half of a v7x.
 """
 
 import dataclasses
@@ -23,18 +23,19 @@ class Chip:
   """One device of a generation.
 
   Attributes:
-    name: of the generation; 'v5e'.
-    kind: its `device_kind`.
-    axes: of a slice.
-    hbm: bytes that a program may use, as the compiler says when one needs more.
-    bandwidth: of the HBM, bytes per second; the maker's.
-    clock: cycles per second: the maker's peak FLOP/s by what the matrix units
-      do in a cycle.
-    link: bytes per second one way to a neighbour; Austin et al. 2025, How to
+    name: name of the generation, such as 'v5e'.
+    kind: `device_kind` in JAX.
+    axes: number of axes of a slice.
+    hbm: bytes that a program may use, from the compiler's error message.
+    bandwidth: bytes per second of the HBM, by the manufacturer.
+    clock: cycles per second: the manufacturer's peak FLOP/s divided by the FLOP
+      of the matrix units in a cycle.
+    link: bytes per second one way to a neighbor; Austin et al. 2025, How to
       Scale Your Model, part 2.
-    libtpu: what libtpu calls the generation.
-    config: what libtpu must be told, for a device to be a chip.
-    per_chip: devices of a chip.
+    libtpu: libtpu's name of the generation.
+    config: libtpu's chip_config_name that makes each chip one device; None: the
+      default.
+    per_chip: devices per chip.
   """
 
   name: str
@@ -113,10 +114,10 @@ CHIPS = {chip.name: chip for chip in _ALL}
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """Chips of one generation, side by side.
+  """Connected chips of one generation.
 
   Attributes:
-    chip: of which each is, or, of a v7x, each half.
+    chip: the kind of its devices.
     shape: chips along each axis.
   """
 
@@ -125,51 +126,51 @@ class Slice:
 
   @property
   def name(self) -> str:
-    """As `parse` reads it."""
+    """The name that `parse` reads."""
     return f'{self.chip.name}:{"x".join(map(str, self.shape))}'
 
   @property
   def devices(self) -> int:
-    """Their number, as JAX counts."""
+    """Number of devices, as JAX counts them."""
     return math.prod(self.shape) * self.chip.per_chip
 
 
 def parse(name: str) -> Slice:
-  """The slice of that name.
+  """Returns the slice with this name.
 
   Raises:
-    ValueError: it names none.
+    ValueError: there is no such slice.
   """
   found = re.fullmatch(r'(\w+):(\d+(?:x\d+)*)', name.strip())
   chip = CHIPS.get(found[1]) if found else None
   shape = tuple(map(int, found[2].split('x'))) if found else ()
   if chip is None or not all(shape):
     raise ValueError(
-      f'{name!r} names no slice of TPUs; give GENERATION:SHAPE, such as '
+      f'{name!r} is not a slice of TPUs; give GENERATION:SHAPE, such as '
       f'v5e:16x16 or v5p:4x4x4, with one of {", ".join(CHIPS)}.'
     )
   if len(shape) != chip.axes:
     example = 'x'.join(['4'] * chip.axes)
     raise ValueError(
-      f'{name!r} has {len(shape)} axes, and slices of {chip.name} have '
+      f'{name!r} has {len(shape)} axes, but slices of {chip.name} have '
       f'{chip.axes}; give one such as {chip.name}:{example}.'
     )
   return Slice(chip, shape)
 
 
 def devices(name: str) -> list[jax.Device]:
-  """The devices of a slice, to compile for.
+  """Returns the devices of a slice, to compile for.
 
   Args:
-    name: 'v5e:16x16', 'v5p:4x4x4'.
+    name: such as 'v5e:16x16' or 'v5p:4x4x4'.
 
   Raises:
-    ValueError: the name is none, no such slice exists, or libtpu is missing.
+    ValueError: there is no such slice, or libtpu is missing.
   """
   found = parse(name)
   environment.ensure()
   config = {'chip_config_name': found.chip.config} if found.chip.config else {}
-  # A host has 2 x 2 chips; of a slice that is narrower, those it has.
+  # A host has 2 x 2 chips, or fewer in a narrower slice.
   host = [min(size, 2) for size in found.shape[:2]] + [1]
   shape = 'x'.join(map(str, found.shape))
   try:
@@ -181,6 +182,6 @@ def devices(name: str) -> list[jax.Device]:
     ).devices
   except jax.errors.JaxRuntimeError:
     raise ValueError(
-      f'libtpu knows no slice {name!r}; give one whose first two axes are even '
-      'or 1.'
+      f'libtpu does not support the slice {name!r}; give one whose first two '
+      'axes are even or 1.'
     ) from None

@@ -1,11 +1,6 @@
 """The process that compiles: reads a Question, writes an Answer.
 
 `question.ask` starts it with the environment that libtpu needs.
-
-What a compiler says of a step that it does not take.
-
-A kernel may be refused before the compiler sees it, by what lowers it for the
-chip, with errors of many types.
 """
 
 import dataclasses
@@ -13,6 +8,7 @@ import json
 from pathlib import Path
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import jax
 
@@ -20,41 +16,39 @@ from meliad_rec.config import config
 from meliad_rec.planning import environment
 from meliad_rec.planning import measure
 from meliad_rec.planning import topology
-from meliad_rec.planning.no_data import bindings
 from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import Question
 from meliad_rec.training.experiment import Experiment
 
-_LENGTH = 200
 
+@dataclasses.dataclass(frozen=True)
+class NoData:
+  """Replaces a Dataset that is not on this machine.
 
-def compiler_sentence(error: Exception) -> str | None:
-  """Its text in one line of 200 letters.
-
-  None: it is a defect of the program, or a mistake in what was asked.
+  Attributes:
+    vocab_size: size of their vocabulary.
   """
-  theirs = type(error).__module__.partition('.')[0] in ('jax', 'jaxlib')
-  if not theirs:
-    common = isinstance(error, ValueError | RuntimeError)
-    if not common or config.sentence(error) is not None:
-      return None
-  # What matters may stand behind the first line.
-  text = str(error).strip() or type(error).__name__
-  return textwrap.shorten(text, _LENGTH)
+
+  vocab_size: int
+  splits = ()
+
+  @property
+  def vocabulary(self):
+    return SimpleNamespace(size=self.vocab_size)
+
+  def documents(self, split: str):
+    """Raises ValueError, because there are no documents."""
+    raise ValueError(f'A plan reads no data, got a request for {split!r}.')
 
 
 def answer(question: Question) -> Answer:
-  """Builds the experiment on the slice, and compiles its step.
+  """Builds the experiment on the slice and compiles its training step.
 
   Raises:
-    ValueError: a mistake in what was asked.
+    ValueError: the slice, the configuration or the mesh is wrong.
   """
   where = topology.parse(question.topology)
-  files, params = list(question.gin_file), list(question.gin_param)
-  config.parse(files, params)  # Mistakes are told before anything is replaced.
-  instead = bindings(files, params, question.vocab_size)
-  config.parse(files, [*params, *instead])
-  experiment = build(question.vocab_size)
+  experiment = build(question)
   devices, missing = jax.devices(), None
   try:
     devices = topology.devices(question.topology)
@@ -65,16 +59,16 @@ def answer(question: Question) -> Answer:
   mesh = experiment.mesh(devices=devices)
   experiment = dataclasses.replace(experiment, mesh=lambda: mesh)
   sizes = measure.sizes(experiment)
-  notes = check_read(bool(instead))
+  notes = check_read(question.vocab_size is not None)
   if experiment.shorter_first:
-    notes += ('the first steps, of shorter segments, count as the others',)
+    notes += ('initial steps with shorter segments count like the others',)
   if sizes.depth is not None:
     notes += (
-      f'loops that may end early count as the {sizes.depth} turns that they '
-      'take at most, in FLOP and in time',
+      'FLOP and times count loops that may end early at their maximum of '
+      f'{sizes.depth} iterations',
     )
   if sizes.flops is None:
-    notes += ('TFLOP and MFU are n/a, as the length of a loop is not known',)
+    notes += ('TFLOP and MFU are n/a: the length of a loop is not known',)
   known = Answer(
     topology=where.name,
     hbm=where.chip.hbm,
@@ -88,18 +82,18 @@ def answer(question: Question) -> Answer:
     return known
   if question.fast:
     jax.config.update('jax_exec_time_optimization_effort', -1.0)
-  # What fails here is no word of the compiler's.
+  # Traced outside of `try`: errors of tracing are not the compiler's.
   _ = experiment.program.traced
   try:
     compiled = measure.compiled(experiment.program, where, sizes.depth)
   except measure.TooLarge as error:
-    told = 'the step does not fit'
-    return dataclasses.replace(known, needed=error.needed, missing=told)
+    missing = 'the step does not fit'
+    return dataclasses.replace(known, needed=error.needed, missing=missing)
   except Exception as error:
-    told = compiler_sentence(error)
-    if told is None:
+    message = compiler_message(error)
+    if message is None:
       raise
-    missing = f'the step does not compile: {told}'
+    missing = f'the step does not compile: {message}'
     return dataclasses.replace(known, missing=missing)
   return dataclasses.replace(
     known,
@@ -109,33 +103,61 @@ def answer(question: Question) -> Answer:
   )
 
 
-def build(vocab_size: int | None) -> Experiment:
-  """The experiment of the configuration.
+def build(question: Question) -> Experiment:
+  """Returns the experiment of the configuration.
 
   Raises:
-    ValueError: a mistake in the configuration, or what it reads is not here.
+    ValueError: the configuration is wrong, or its data are missing.
   """
+  files, params = list(question.gin_file), list(question.gin_param)
+  config.parse(files, params)  # Reports mistakes before data are replaced.
+  if question.vocab_size is not None:
+    data = f'{NoData.__module__}.{NoData.__qualname__}'
+    target = f'{Experiment.__module__}.{Experiment.__qualname__}'
+    params += [
+      f'{target}.data = @{data}()',
+      f'{data}.vocab_size = {question.vocab_size}',
+    ]
+    config.parse(files, params)
   try:
     return config.build(Experiment)()
   except ValueError as error:
-    told = config.sentence(error)
+    message = config.sentence(error)
     mistake = isinstance(error, config.ConfigError)
-    if vocab_size is not None or mistake or told is None:
+    if question.vocab_size is not None or mistake or message is None:
       raise
     raise ValueError(
-      f'{told} To plan without the data, give --vocab_size.'
+      f'{message} To plan without the data, give --vocab_size.'
     ) from None
 
 
 def check_read(without_data: bool) -> tuple[str, ...]:
-  """As config.check_read; a note where it may be of data that are left out."""
+  """Checks that the model uses every setting.
+
+  Without data, an unused setting may be one of the data. The message is then
+  returned as a note.
+  """
   try:
     config.check_read()
   except config.ConfigError as error:
     if not without_data:
       raise
-    return (f'the data are not built, and {error}',)
+    return (f'settings of the data are not checked: {error}',)
   return ()
+
+
+def compiler_message(error: Exception) -> str | None:
+  """Returns an error of the compiler as one line of at most 200 characters.
+
+  Kernels are lowered before the compiler sees them, with errors of many types.
+  None: the error is a defect of this package or a mistake in the question.
+  """
+  if type(error).__module__.partition('.')[0] not in ('jax', 'jaxlib'):
+    common = isinstance(error, ValueError | RuntimeError)
+    if not common or config.sentence(error) is not None:
+      return None
+  # The cause may not be in the first line.
+  return textwrap.shorten(str(error).strip() or type(error).__name__, 200)
 
 
 def main(argv: list[str]) -> None:
@@ -144,10 +166,10 @@ def main(argv: list[str]) -> None:
   try:
     found = dataclasses.asdict(answer(question))
   except (ValueError, TypeError) as error:
-    told = config.sentence(error)
-    if told is None:
+    message = config.sentence(error)
+    if message is None:
       raise
-    found = {'mistake': told}
+    found = {'mistake': message}
   answered.write_text(json.dumps(found))
 
 

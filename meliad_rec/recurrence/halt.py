@@ -1,19 +1,18 @@
-"""When a recurrence in depth halts, and what it yields: the arithmetic.
+"""Arithmetic of halting: when a recurrence in depth halts, and its output.
 
 "Investigating Recurrent Transformers with Dynamic Halt" (2024), eqs. 5-8 and
-13-17, its algorithms' indices put right. A unit is what halts by itself: a
-token, or a sequence. At step l it has the state h_l, h_0 being the input, and
-halts with probability p_l:
+13-17, with the indices of its algorithms corrected. A unit halts as a whole: it
+is a token, or a whole sequence. U is the number of units in a row, L the
+maximum number of steps. At step l a unit has the state h_l, where h_0 is the
+input, and it halts with probability p_l:
 
-  weight_l = left_l p_l        left_0 = 1
-  left_{l+1} = left_l (1 - p_l)
-  output = sum over l of weight_l h_l, and left_n h_n at the end
+  weight_l = remainder_l p_l        remainder_0 = 1
+  remainder_{l+1} = remainder_l (1 - p_l)
+  output = sum over l of weight_l h_l, plus remainder_n h_n at the end
 
-so that the weights of all states add up to 1. Everything is float32, and what
-is asked is whether `left` is small: in bfloat16 a sum of weights never reaches
-a threshold of 0.999.
-
-The probability of halting, from vectors in float32.
+so that the weights of all states add up to 1. Everything is float32, and a unit
+halts when its remainder is small: in bfloat16 the sum of its weights would
+never reach a threshold of 0.999.
 """
 
 import dataclasses
@@ -26,16 +25,16 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Halt:
-  """How a recurrence halts.
+  """Settings of halting.
 
   Attributes:
-    threshold: of the sum of weights at which a unit halts.
+    threshold: sum of weights at which a unit halts.
     ponder_cost: weight of the expected number of steps in the loss.
-    bias_init: see gate.HaltingGate.
+    bias_init: see HaltingGate.
     keep_crossing: whether the step in which a unit crosses the threshold still
-      counts, as in the paper's text. The authors' code throws it away.
-    leftover: whether the penalty counts the weight that is left at the end. The
-      paper's eq. 8 does not; weight past the last step then costs nothing.
+      counts, as in the paper's text. The authors' code discards it.
+    leftover: whether the remainder after the last step adds to the ponder cost.
+      In the paper's eq. 8 it costs nothing.
   """
 
   threshold: float = 0.999
@@ -47,8 +46,8 @@ class Halt:
   def __post_init__(self):
     if not 0 < self.threshold < 1:
       raise ValueError(
-        f'The threshold is {self.threshold}; it needs a number between 0 and '
-        '1. Set HALT_THRESHOLD.'
+        f'threshold must be between 0 and 1, got {self.threshold}. '
+        'Set HALT_THRESHOLD.'
       )
     if self.ponder_cost < 0:
       raise ValueError(
@@ -58,63 +57,77 @@ class Halt:
 
 
 class Units(struct.PyTreeNode):
-  """Where each unit stands: all [B, U] float32."""
+  """Progress of each unit: all [B, U] float32.
 
-  remainder: jax.Array  # Weight that no state has yet.
-  active: jax.Array  # 1 while the unit goes on, 0 for ever after.
+  Attributes:
+    remainder: weight not yet given to any state.
+    active: 1 until the unit halts, then 0.
+  """
+
+  remainder: jax.Array
+  active: jax.Array
 
   @classmethod
-  def first(cls, active_BU) -> 'Units':
-    """Those before step 0; active_BU bool: False at padding."""
+  def initial(cls, active_BU) -> 'Units':
+    """Returns the units before step 0; active_BU bool, False at padding."""
     remainder_BU = jnp.ones(active_BU.shape)
     return cls(remainder_BU, active_BU.astype(jnp.float32))
 
   @property
-  def alive_B(self):
-    """Rows in which any unit goes on, bool."""
+  def active_B(self):
+    """Rows in which any unit is active, bool."""
     return jnp.any(self.active > 0, 1)
 
 
 class Counts(struct.PyTreeNode):
-  """What the steps add up, float32."""
+  """Sums over steps, float32.
 
-  ponder_cost: jax.Array  # [B, U], weight_l (l + 1).
-  depth: jax.Array  # [B, U], steps taken.
-  p: jax.Array  # [B, L], p_l, summed over the units that were asked.
-  asked: jax.Array  # [B, L], those units.
+  Attributes:
+    ponder_cost: [B, U], sums of weight_l (l + 1).
+    depth: [B, U], steps taken.
+    p: [B, L], p_l, summed over the units for which it was computed.
+    asked: [B, L], the number of these units.
+  """
+
+  ponder_cost: jax.Array
+  depth: jax.Array
+  p: jax.Array
+  asked: jax.Array
 
 
 def advance(
   halt: Halt, units: Units, p_BU, l, max_steps_B1
 ) -> tuple[Units, jax.Array, jax.Array]:
-  """Step l of every unit.
+  """Computes step l of every unit.
 
   Args:
-    halt: how.
-    units: before the step.
+    halt: settings.
+    units: units before the step.
     p_BU: float32, probability of halting at h_l.
     l: int, the step, from 0.
-    max_steps_B1: int, steps that the units of each row can take, but one.
+    max_steps_B1: int, index of the last step that units of a row may take.
 
   Returns:
-    Units behind the step; bool [B, U], those that take on the state it makes;
-    and the weight of h_l, [B, U], 0 for the others.
+    Units after the step; bool [B, U], units that take the new state; and the
+    weight of h_l, [B, U], 0 for the other units.
   """
   remainder_BU = units.remainder * (1 - p_BU)
   active_BU = units.active > 0
   may_BU = active_BU & (l <= max_steps_B1)
-  goes_on_BU = may_BU & (remainder_BU > 1 - halt.threshold)
-  takes_BU = may_BU if halt.keep_crossing else goes_on_BU
+  continues_BU = may_BU & (remainder_BU > 1 - halt.threshold)
+  takes_BU = may_BU if halt.keep_crossing else continues_BU
   weight_BU = jnp.where(takes_BU, units.remainder * p_BU, 0)
   remainder_BU = jnp.where(takes_BU, remainder_BU, units.remainder)
-  units = Units(remainder_BU, goes_on_BU.astype(jnp.float32))
+  units = Units(remainder_BU, continues_BU.astype(jnp.float32))
   return units, takes_BU, weight_BU
 
 
 def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
-  """Units before step l, without those that it would halt anyway.
+  """Returns the units before step l, not active where the step would halt them.
 
-  Where p_l is known before the step, which is then not computed for nothing.
+  If p_l is known before the step, this saves steps in which units would only
+  find that they halt. With keep_crossing these steps count, so the units stay
+  as they are.
   """
   if halt.keep_crossing:
     return units
@@ -123,28 +136,28 @@ def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
 
 
 def at_step(a_BU, l, steps: int):
-  """Sums over units [B, L], at the place of step l; nowhere if that is past."""
+  """Returns [B, L], L = steps: sums over units in column l, zeros elsewhere."""
   at_L = (jnp.arange(steps) == l).astype(jnp.float32)
   return jnp.sum(a_BU, 1, keepdims=True) * at_L
 
 
 def cost(halt: Halt, remainder_BU, counts: Counts):
-  """The expected number of steps of each unit, [B, U]; see Halt.leftover."""
+  """Returns the expected steps of each unit, [B, U]; see Halt.leftover."""
   if not halt.leftover:
     return counts.ponder_cost
   return counts.ponder_cost + remainder_BU * counts.depth
 
 
 class HaltingGate(nn.Module):
-  """Two linear maps and a sigmoid: p [B, U] of h [B, U, any width].
+  """Two linear maps and a sigmoid: h [B, U, any width] -> p [B, U].
 
   "Investigating Recurrent Transformers with Dynamic Halt" (2024), eq. 5.
 
   Attributes:
     width: hidden units.
-    bias_init: the last bias at first. At 0, as in the paper, p is about 0.5 and
-      three quarters of the output are those of the first two steps; at -3 a new
-      model goes deep, and learns to halt earlier.
+    bias_init: initial value of the last bias. At 0, as in the paper, p is about
+      0.5, and three quarters of the output come from the first two states; at
+      -3 a new model runs deep, and learns to halt earlier.
   """
 
   width: int
@@ -152,25 +165,25 @@ class HaltingGate(nn.Module):
 
   @nn.compact
   def __call__(self, *h_BUX):
-    first = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+    init = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
     h_BUX = jnp.concatenate([h.astype(jnp.float32) for h in h_BUX], -1)
-    hidden = nn.Dense(self.width, kernel_init=first, name='hidden')
+    hidden = nn.Dense(self.width, kernel_init=init, name='hidden')
     h_BUF = jax.nn.gelu(hidden(h_BUX), approximate=False)
     bias = nn.initializers.constant(self.bias_init)
-    last = nn.Dense(1, kernel_init=first, bias_init=bias, name='last')
+    last = nn.Dense(1, kernel_init=init, bias_init=bias, name='last')
     return jax.nn.sigmoid(last(h_BUF))[..., 0]
 
 
 def mean(h_BTD, mask_BT, causal: bool):
-  """Means over tokens, float32, padding left out.
+  """Returns means over tokens, float32, without padding.
 
   Args:
     h_BTD: vectors.
     mask_BT: False at padding.
-    causal: whether each token has the mean of itself and those before it.
+    causal: whether the mean at each token covers it and earlier tokens.
 
   Returns:
-    [B, T, D] where causal, else [B, 1, D]; zeros where there is no token.
+    [B, T, D] if causal, else [B, 1, D]; zeros where there is no token.
   """
   mask_BT1 = mask_BT[..., None].astype(jnp.float32)
   h_BTD = h_BTD.astype(jnp.float32) * mask_BT1

@@ -1,18 +1,15 @@
-"""Recurrence over a memory of what the model itself wrote, kept once.
+"""Recurrence over a memory that a model writes itself, stored once.
 
-Chunk by chunk, a model reads the memory that the chunks before it wrote, and
-writes its own (Fan et al. 2020; Ju et al. 2021). The backward pass of a plain
-scan keeps the window of keys and values of every chunk, many times the text.
-This one keeps what was written, once, and makes the keys again. Backwards, from
-the last chunk to the first, it finds the gradients of what was written, which
-alone recur. Chunk by chunk it keeps of each `read` what a policy says. Short
-chunks leave the gradients of parameters for later: with all that was written
-known, a span of them is read in parallel, as a Transformer-XL reads, in
-products of many rows instead of a few.
-
-Parts of arrays along axis 1, that of tokens, and how a scan stacks them.
-
-The backward pass of a memory scan, from the last token to the first.
+Chunk by chunk, a model reads the memory that earlier chunks wrote, and writes
+its own part (Fan et al. 2020; Ju et al. 2021). A plain scan would store the
+window of keys and values of every chunk for its backward pass, which is many
+times the size of the text. This one stores what was written, once, and computes
+the keys again. Its backward pass runs from the last chunk to the first, and
+finds the gradients of what was written; no others are recurrent. A policy
+chooses which values of each `read` are kept. For chunks of one token the
+gradients of parameters are computed later: once everything written is known, a
+span of tokens is read in parallel, as by a Transformer-XL, in a few products of
+many rows. K is the number of tokens in a span here.
 """
 
 from collections.abc import Callable
@@ -23,64 +20,135 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-
-def divisor(T: int, C: int, most: int) -> int:
-  """The most tokens, in whole chunks, that divide T; up to `most` if it can."""
-  few = range(C, min(most, T) + 1, C)
-  return max((K for K in few if T % K == 0), default=C)
-
-
-def slice_tokens(a, first, length: int):
-  return jax.lax.dynamic_slice_in_dim(a, first, length, 1)
-
-
-def put(a, part, first):
-  return jax.lax.dynamic_update_slice_in_dim(a, part, first, 1)
-
-
-def pad(a, before: int, behind: int):
-  return jnp.pad(a, ((0, 0), (before, behind)) + ((0, 0),) * (a.ndim - 2))
-
-
-def join(a):
-  """[n, B, C, ...] of a scan -> [B, n C, ...]."""
-  a = jnp.moveaxis(a, 0, 1)
-  return a.reshape(a.shape[0], -1, *a.shape[3:])
-
-
 Tree = Any  # A pytree; every leaf [B, tokens, ...].
 
 
-def read_with_pullback(model, *arguments):
-  """What `model.read` gives, and its pullback; of a parallel one nothing.
+class MemoryScanBody(NamedTuple):
+  """Functions that read and write, and how the backward pass treats them.
 
-  The pullback keeps none of the arguments, and is given them again: windows of
-  keys overlap, and every chunk has the same parameters.
+  Attributes:
+    keys: (params, written, inputs) -> kv. Keys and values of what any number of
+      tokens wrote; each token's depend on no other token.
+    read: (params, kv, x_BTD, inputs, first) -> (written, y_BTD). Reads n
+      chunks; `first` is the position of their first token in the segment. Of
+      each leaf of kv [B, A + n C, ...], chunk i sees the A tokens from i C on.
+    chunk: tokens of a chunk C.
+    span: maximum number of tokens whose keys the backward pass holds at once.
+    parallel: whether gradients of parameters are computed for all tokens of a
+      span at once, which computes everything twice. If False, they are computed
+      chunk by chunk.
+    policy: jax.checkpoint policy for the values of `read` to keep, in addition
+      to its arguments. Not used if `parallel`.
+  """
+
+  keys: Callable
+  read: Callable
+  chunk: int
+  span: int
+  parallel: bool
+  policy: Callable = jax.checkpoint_policies.nothing_saveable
+
+
+def memory_scan(body: MemoryScanBody, params, memory: Tree, x_BTD, inputs):
+  """Reads a segment.
+
+  Args:
+    body: functions that read and write.
+    params: their parameters.
+    memory: what was written before; each leaf [B, A, ...], with its own A.
+    x_BTD: the segment's tokens, whole chunks.
+    inputs: arguments without gradients: masks, keys of dropout.
+
+  Returns:
+    The memory after the segment, and y_BTD.
+  """
+  seen, y_BTD = _scan(body, params, memory, x_BTD, inputs)
+  return jax.tree.map(
+    lambda m, s: s[:, s.shape[1] - m.shape[1] :], memory, seen
+  ), y_BTD
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scan(model, params, memory, x_BTD, inputs):
+  """Returns the memory followed by everything written, and y_BTD."""
+  read = lambda *arguments: (model.read(*arguments), ())
+  return _sweep(model, read, params, memory, x_BTD, inputs)[0]
+
+
+def _forward(model, params, memory, x_BTD, inputs):
+  read = functools.partial(read_with_pullback, model)
+  results, pulls = _sweep(model, read, params, memory, x_BTD, inputs)
+  return results, (params, results[0], x_BTD, inputs, pulls)
+
+
+def _sweep(model, read, params, memory, x_BTD, inputs):
+  """Returns the results of `_scan`, and the pullback of each chunk."""
+  C, T = model.chunk, x_BTD.shape[1]
+  K = divisor(T, C, model.span)
+
+  def span(carry, j):
+    seen, kv = carry  # Keys of the A tokens before the span.
+
+    def step(carry, i):
+      seen, kv = carry
+      now = i * C
+      window = jax.tree.map(
+        lambda a: slice_tokens(a, now, a.shape[1] - K + C), kv
+      )
+      x_BCD = slice_tokens(x_BTD, j * K + now, C)
+      (written, y_BCD), pull = read(params, window, x_BCD, inputs, j * K + now)
+      new = model.keys(params, written, inputs)
+      kv = jax.tree.map(lambda a, n: put(a, n, a.shape[1] - K + now), kv, new)
+      seen = jax.tree.map(
+        lambda a, n: put(a, n, a.shape[1] - T + j * K + now),
+        seen,
+        written,
+      )
+      return (seen, kv), (y_BCD, pull)
+
+    longer = jax.tree.map(lambda a: pad(a, 0, K), kv)
+    (seen, kv), (y, pulls) = jax.lax.scan(
+      step, (seen, longer), jnp.arange(K // C)
+    )
+    kv = jax.tree.map(lambda a: a[:, K:], kv)
+    return (seen, kv), (join(y), pulls)
+
+  seen = jax.tree.map(lambda a: pad(a, 0, T), memory)
+  kv = model.keys(params, memory, inputs)
+  (seen, _), (y, pulls) = jax.lax.scan(span, (seen, kv), jnp.arange(T // K))
+  return (seen, join(y)), pulls
+
+
+def read_with_pullback(model, *arguments):
+  """Returns the results of `model.read`, and its pullback unless parallel.
+
+  The pullback does not store the arguments, which `_by_chunks` inserts again:
+  windows of keys overlap, and every chunk has the same parameters.
   """
   if model.parallel:
     return model.read(*arguments), ()
   body = jax.checkpoint(model.read, prevent_cse=False, policy=model.policy)
-  found, pull = jax.vjp(body, *arguments)
+  results, pull = jax.vjp(body, *arguments)
   pull.args_res[:] = [None] * len(arguments)
-  return found, pull
+  return results, pull
 
 
-def backward(model, kept, gradients):
-  """Gradients of params, memory and x_BTD; None for the inputs.
+def _backward(model, residuals, gradients):
+  """Returns gradients of params, memory and x_BTD; None for the inputs.
 
   Args:
-    model: of scan.py.
-    kept: params; seen, which is memory and all that was written behind it;
-      x_BTD; inputs; and what `read` keeps of each chunk of each span.
+    model: MemoryScanBody.
+    residuals: params; seen, which is the memory followed by everything written;
+      x_BTD; inputs; and the pullback of each chunk of each span.
     gradients: of seen, and of y_BTD.
   """
-  params, seen, x_BTD, inputs, pulls = kept
+  params, seen, x_BTD, inputs, pulls = residuals
   d_seen, d_y_BTD = gradients
   T = x_BTD.shape[1]
   K = divisor(T, model.chunk, model.span)
   memory = jax.tree.map(lambda a: a[:, : a.shape[1] - T], seen)
   keys = lambda params, written: model.keys(params, written, inputs)
-  way = _in_parallel if model.parallel else _by_chunks
+  differentiate = _in_parallel if model.parallel else _by_chunks
 
   def span(carry, xs):
     j, pulls = xs
@@ -98,12 +166,12 @@ def backward(model, kept, gradients):
       pulls,
     )
     d_params, d_kv = carry
-    more, d_kv, d_x_BKD = way(model, params, inputs, part, d_kv)
+    more, d_kv, d_x_BKD = differentiate(model, params, inputs, part, d_kv)
     return (jax.tree.map(jnp.add, d_params, more), d_kv), d_x_BKD
 
   kv = jax.eval_shape(keys, params, memory)
   none = lambda a: jnp.zeros(a.shape, a.dtype)
-  # Many tokens read a key: their gradients add up in float32.
+  # Many tokens read a key, so their gradients are summed in float32.
   wide = lambda a: jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32))
   (d_params, d_kv), d_x = jax.lax.scan(
     span,
@@ -122,26 +190,39 @@ def backward(model, kept, gradients):
 
 
 def _like(gradients, tree):
-  """Gradients as numbers of the kind that they are of."""
+  """Casts gradients to the dtypes of their arrays."""
   return jax.tree.map(lambda d, a: d.astype(a.dtype), gradients, tree)
 
 
 class _Span(NamedTuple):
-  """K tokens of the segment, and what the backward pass knows of them."""
+  """K tokens of the segment, and what their backward pass needs.
 
-  at: jax.Array  # The first one.
-  seen: Tree  # Written at the A tokens before them, and at them.
+  Attributes:
+    at: position of the first token in the segment.
+    seen: what the A tokens before the span wrote, followed by what its own
+      tokens wrote.
+    x_BKD: the tokens.
+    d_written: gradients, from outside of the scan, of what they wrote.
+    d_y_BKD: gradients of their outputs.
+    pulls: pullback of each chunk.
+  """
+
+  at: jax.Array
+  seen: Tree
   x_BKD: jax.Array
-  d_written: Tree  # Gradients from outside of the scan.
+  d_written: Tree
   d_y_BKD: jax.Array
-  pulls: Tree  # What is kept of each chunk.
+  pulls: Tree
 
 
 def _in_parallel(model, params, inputs, span, d_kv):
-  """Gradients of a span: what recurs first, then the rest in parallel.
+  """Computes a span's gradients: recurrent ones first, the rest in parallel.
 
   Args:
-    d_kv: of the keys of the A tokens before the span's end, by later ones.
+    model, params, inputs: as in memory_scan.
+    span: the span.
+    d_kv: gradients of the keys of the A tokens before the span's end, so far as
+      later tokens read them.
 
   Returns:
     Gradients of the parameters, of the keys of the A tokens before the span,
@@ -149,8 +230,8 @@ def _in_parallel(model, params, inputs, span, d_kv):
   """
 
   def pull(_, now, window, x_BCD, cotangents):
-    read_with_pullback = lambda kv: model.read(params, kv, x_BCD, inputs, now)
-    return (), *jax.vjp(read_with_pullback, window)[1](cotangents), ()
+    read = lambda kv: model.read(params, kv, x_BCD, inputs, now)
+    return (), *jax.vjp(read, window)[1](cotangents), ()
 
   def pull_keys(part, own):
     keys = lambda part: model.keys(params, part, inputs)
@@ -160,21 +241,21 @@ def _in_parallel(model, params, inputs, span, d_kv):
     model, params, inputs, span, d_kv, (), pull, pull_keys
   )
 
-  def all_(params, x_BKD):
+  def read_span(params, x_BKD):
     kv = model.keys(params, span.seen, inputs)
     return model.read(params, kv, x_BKD, inputs, span.at)
 
-  _, back = jax.vjp(all_, params, span.x_BKD)
-  d_params, d_x_BKD = back((d_written, span.d_y_BKD))
+  _, pull_span = jax.vjp(read_span, params, span.x_BKD)
+  d_params, d_x_BKD = pull_span((d_written, span.d_y_BKD))
   return d_params, d_kv, d_x_BKD
 
 
 def _by_chunks(model, params, inputs, span, d_kv):
-  """As _in_parallel; every gradient at its chunk."""
+  """Computes the gradients of _in_parallel, all of them chunk by chunk."""
 
-  def pull(kept, now, window, x_BCD, cotangents):
-    kept.args_res[:] = [params, window, x_BCD, inputs, now]
-    return kept(cotangents)[:3]
+  def pull(pullback, now, window, x_BCD, cotangents):
+    pullback.args_res[:] = [params, window, x_BCD, inputs, now]
+    return pullback(cotangents)[:3]
 
   def pull_keys(part, own):
     keys = lambda params, part: model.keys(params, part, inputs)
@@ -190,18 +271,26 @@ def _by_chunks(model, params, inputs, span, d_kv):
 def _backward_sweep(
   model, params, inputs, span, d_kv, d_params, pull, pull_keys
 ):
-  """The recurrence of a span's gradients, from its last chunk to its first.
+  """Runs the recurrence of a span's gradients, from its last chunk backward.
+
+  Args:
+    model, params, inputs, span, d_kv: see _in_parallel.
+    d_params: zeros to which gradients of parameters are added; () for none.
+    pull: (pullback, position, keys, tokens, gradients of what `read` returned)
+      -> gradients of (params, keys, tokens), of one chunk.
+    pull_keys: (written, gradients of its keys) -> gradients of (params,
+      written), of one chunk.
 
   Returns:
-    d_params; d_kv of the A tokens before the span; all of d_written; and what
-    `pull` gives for the tokens.
+    d_params; d_kv of the A tokens before the span; d_written, now including
+    gradients from all later tokens; and what `pull` returns for the tokens.
   """
   C, K = model.chunk, span.x_BKD.shape[1]
   kv = model.keys(params, span.seen, inputs)
   length = lambda a: a.shape[1] - K
 
   def step(carry, xs):
-    i, kept = xs
+    i, pullback = xs
     d_params, d_kv = carry
     now = i * C
     own = jax.tree.map(lambda a: slice_tokens(a, length(a) + now, C), d_kv)
@@ -215,7 +304,7 @@ def _backward_sweep(
       lambda d, more: slice_tokens(d, now, C) + more, span.d_written, d_part
     )
     more, d_window, d_x = pull(
-      kept,
+      pullback,
       span.at + now,
       jax.tree.map(lambda a: slice_tokens(a, now, length(a) + C), kv),
       slice_tokens(span.x_BKD, now, C),
@@ -237,103 +326,31 @@ def _backward_sweep(
   return d_params, d_kv, jax.tree.map(join, d_written), d_x
 
 
-Tree = Any  # A pytree; every leaf [B, tokens, ...].
+_scan.defvjp(_forward, _backward)
 
 
-class MemoryScanBody(NamedTuple):
-  """What reads and writes.
-
-  Attributes:
-    keys: (params, written, inputs) -> kv. What queries see of what was written
-      at any number of tokens, each by itself.
-    read: (params, kv, x_BTD, inputs, first) -> (written, y_BTD). Reads n
-      chunks; `first` is the position of their first token in the segment.
-      Chunk i sees,
-      of each leaf of kv [B, A + n C, ...], the A tokens from i C on.
-    chunk: C.
-    span: tokens whose keys the backward pass holds at once, at most.
-    parallel: whether gradients of parameters are found span by span, in
-      parallel, which computes all twice, or chunk by chunk.
-    policy: chunk by chunk, what is kept of `read`: a policy of jax.checkpoint.
-      Of its arguments nothing is. Not used in parallel.
-  """
-
-  keys: Callable
-  read: Callable
-  chunk: int
-  span: int
-  parallel: bool
-  policy: Callable = jax.checkpoint_policies.nothing_saveable
+def divisor(T: int, C: int, most: int) -> int:
+  """Returns the largest multiple of C up to `most` that divides T; else C."""
+  multiples = range(C, min(most, T) + 1, C)
+  return max((K for K in multiples if T % K == 0), default=C)
 
 
-def memory_scan(model: MemoryScanBody, params, memory: Tree, x_BTD, inputs):
-  """Reads a segment.
-
-  Args:
-    model: what reads and writes.
-    params: its parameters.
-    memory: what was written before; each leaf [B, A, ...], its own A.
-    x_BTD: the segment's tokens, whole chunks.
-    inputs: what both need that has no gradients: masks, keys of dropout.
-
-  Returns:
-    The memory behind the segment, and y_BTD.
-  """
-  seen, y_BTD = _scan(model, params, memory, x_BTD, inputs)
-  return jax.tree.map(
-    lambda m, s: s[:, s.shape[1] - m.shape[1] :], memory, seen
-  ), y_BTD
+def slice_tokens(a, first, length: int):
+  """Returns `length` tokens from `first` on."""
+  return jax.lax.dynamic_slice_in_dim(a, first, length, 1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scan(model, params, memory, x_BTD, inputs):
-  """Memory and all that was written behind it, and y_BTD."""
-  read = lambda *arguments: (model.read(*arguments), ())
-  return _sweep(model, read, params, memory, x_BTD, inputs)[0]
+def put(a, part, first):
+  """Replaces the tokens from `first` on."""
+  return jax.lax.dynamic_update_slice_in_dim(a, part, first, 1)
 
 
-def _forward(model, params, memory, x_BTD, inputs):
-  read = functools.partial(read_with_pullback, model)
-  found, kept = _sweep(model, read, params, memory, x_BTD, inputs)
-  return found, (params, found[0], x_BTD, inputs, kept)
+def pad(a, before: int, after: int):
+  """Adds zeros before and after the tokens."""
+  return jnp.pad(a, ((0, 0), (before, after)) + ((0, 0),) * (a.ndim - 2))
 
 
-_scan.defvjp(_forward, backward)
-
-
-def _sweep(model, read, params, memory, x_BTD, inputs):
-  """What `_scan` gives, and what `read` keeps of each chunk of each span."""
-  C, T = model.chunk, x_BTD.shape[1]
-  K = divisor(T, C, model.span)
-
-  def span(carry, j):
-    seen, kv = carry  # Keys of the A tokens before the span.
-
-    def step(carry, i):
-      seen, kv = carry
-      now = i * C
-      window = jax.tree.map(
-        lambda a: slice_tokens(a, now, a.shape[1] - K + C), kv
-      )
-      x_BCD = slice_tokens(x_BTD, j * K + now, C)
-      (written, y_BCD), kept = read(params, window, x_BCD, inputs, j * K + now)
-      new = model.keys(params, written, inputs)
-      kv = jax.tree.map(lambda a, n: put(a, n, a.shape[1] - K + now), kv, new)
-      seen = jax.tree.map(
-        lambda a, n: put(a, n, a.shape[1] - T + j * K + now),
-        seen,
-        written,
-      )
-      return (seen, kv), (y_BCD, kept)
-
-    longer = jax.tree.map(lambda a: pad(a, 0, K), kv)
-    (seen, kv), (y, kept) = jax.lax.scan(
-      step, (seen, longer), jnp.arange(K // C)
-    )
-    kv = jax.tree.map(lambda a: a[:, K:], kv)
-    return (seen, kv), (join(y), kept)
-
-  seen = jax.tree.map(lambda a: pad(a, 0, T), memory)
-  kv = model.keys(params, memory, inputs)
-  (seen, _), (y, kept) = jax.lax.scan(span, (seen, kv), jnp.arange(T // K))
-  return (seen, join(y)), kept
+def join(a):
+  """Joins the outputs of a scan: [n, B, C, ...] -> [B, n C, ...]."""
+  a = jnp.moveaxis(a, 0, 1)
+  return a.reshape(a.shape[0], -1, *a.shape[3:])

@@ -1,8 +1,7 @@
-"""A run's figures on the screen: a bar on a terminal, lines elsewhere.
+"""Screen output: progress of a run or of a long pass, and log messages.
 
-Messages while a command runs: plain lines on stderr, without stamps.
-
-How far a long pass is: a bar on a terminal, else a line now and then.
+Progress is a bar on a terminal and lines elsewhere. Log messages are plain
+lines on stderr.
 """
 
 from collections.abc import Mapping
@@ -13,11 +12,11 @@ from typing import TextIO
 
 from absl import logging as absl_logging
 
-# What is shown of the figures, in this order; metrics.jsonl has them all.
+# The metrics that are shown, in this order; metrics.jsonl has all of them.
 _SHOWN = {
   'loss_nats_per_token': lambda x: f'loss {x:.4f} nats/token',
   'bits_per_byte': lambda x: f'{x:.4f} bits/byte',
-  'word_perplexity': lambda x: f'{x:.4g} a word',
+  'word_perplexity': lambda x: f'word perplexity {x:.4g}',
   'accuracy': lambda x: f'accuracy {x:.1%}',
   'error': lambda x: f'error {x:.2%}',
   'learning_rate': lambda x: f'lr {x:.2e}',
@@ -35,7 +34,7 @@ del _CONTROL[ord('\n')], _CONTROL[ord('\t')]
 
 
 def printable(text: str) -> str:
-  """Text without the control codes by which it could steer a terminal."""
+  """Replaces control characters, which could change the terminal."""
   return text.translate(_CONTROL)
 
 
@@ -43,8 +42,8 @@ class Console:
   """Progress of a run.
 
   Args:
-    total_steps: of the run; None: not known.
-    step: training steps done before.
+    total_steps: steps of the run; None: not known.
+    step: training steps already done.
     stream: where to write; None: standard output.
   """
 
@@ -69,7 +68,7 @@ class Console:
       )
 
   def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
-    """Shows figures: training's in the bar, others in a line above it."""
+    """Shows metrics: of training in the bar, of other splits above it."""
     if self._bar is not None:
       self._bar.update(step - self._bar.n)
       if split == 'train':
@@ -77,15 +76,15 @@ class Console:
         if loss is not None:
           self._bar.set_postfix_str(f'{loss:.4f} nats/token')
         return
-    of = f'/{self._total}' if self._total else ''
+    total = f'/{self._total}' if self._total else ''
     width = len(str(self._total or ''))
     shown = '  '.join(
       form(values[name]) for name, form in _SHOWN.items() if name in values
     )
-    self.line(f'step {step:>{width}}{of}  {split:<10}  {shown}')
+    self.line(f'step {step:>{width}}{total}  {split:<10}  {shown}')
 
   def line(self, text: str) -> None:
-    """Shows text, above the bar if there is one; control codes are not sent."""
+    """Shows text, above the bar if there is one, without control codes."""
     text = printable(text)
     if self._bar is not None:
       self._bar.write(text, file=self._stream)
@@ -93,15 +92,16 @@ class Console:
       print(text, file=self._stream, flush=True)
 
   def close(self) -> None:
-    """Leaves the bar as it stands."""
+    """Closes the bar and leaves it on the screen."""
     if self._bar is not None:
       self._bar.close()
 
 
 def plain() -> None:
-  """Makes every message of the process one plain line; twice is harmless.
+  """Formats every log message of the process as a plain line.
 
-  What other libraries tell for information is left out.
+  Messages of level INFO from other libraries are dropped. A second call does
+  nothing.
   """
   absl_logging.use_absl_handler()
   handler = absl_logging.get_absl_handler()
@@ -110,7 +110,7 @@ def plain() -> None:
 
 
 class _Plain(logging.Formatter):
-  """'message', 'warning: message', 'error: message'."""
+  """Formats as 'message', 'warning: message' or 'error: message'."""
 
   def format(self, record):
     text = super().format(record)
@@ -124,12 +124,12 @@ def _is_for_people(record):
 
 
 class Countdown:
-  """Counts up to a total.
+  """Progress of a long pass: a bar on a terminal, lines elsewhere.
 
   Args:
-    total: of what is counted.
-    unit: what that is.
-    every: seconds between lines, where there is no terminal.
+    total: number of units in the whole pass.
+    unit: plural name of what is counted, such as 'tokens'.
+    every: seconds between lines.
     stream: where to write; None: standard error.
   """
 
@@ -157,12 +157,12 @@ class Countdown:
       )
 
   def show(self, done: int) -> None:
-    """Says that so much is done, if it is time to."""
+    """Shows that `done` units are done, at most every `every` seconds."""
     if self._bar is not None:
       self._bar.update(done - self._bar.n)
       return
     now = time.monotonic()
-    if now - self._last < self._every:
+    if not done or now - self._last < self._every:
       return
     self._last = now
     rate = done / (now - self._began)
@@ -175,6 +175,6 @@ class Countdown:
     )
 
   def close(self) -> None:
-    """Takes the bar away."""
+    """Removes the bar."""
     if self._bar is not None:
       self._bar.close()

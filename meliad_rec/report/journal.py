@@ -1,6 +1,6 @@
-"""metrics.jsonl: one JSON object a line, in the order of writing.
+"""metrics.jsonl: one JSON object per line, in the order of writing.
 
-Each line has `step`, `split` and figures by name, or `step` and `text`, an
+Each line has `step`, `split` and metrics by name, or `step` and `text`, an
 object of texts by name. JSON has no NaN and no infinities: they are written
 as the strings "NaN", "Infinity" and "-Infinity", and read back as floats.
 """
@@ -17,27 +17,28 @@ from etils import epath
 from meliad_rec.storage.workdir import place
 
 NAME = 'metrics.jsonl'
-# What a trivial answer reaches is written like a split, called so and its name.
+# Prefix of the pseudo-split that holds the error of a trivial answer, such as
+# always the most likely label.
 TRIVIAL = 'trivial/'
 
 
 def path(workdir: str | os.PathLike) -> pathlib.Path | epath.Path:
-  """The journal of a run, on a disk or in a bucket.
+  """Returns the path of a run's journal, on a disk or in a bucket.
 
   Raises:
-    ValueError: the folder has none.
+    ValueError: the folder has no metrics.jsonl.
   """
   found = place(workdir) / NAME
   if not found.is_file():
     raise ValueError(
-      f'{found} is not there, and it holds the figures of a run; give the '
+      f'{found}, which holds the metrics of a run, does not exist; give the '
       'folder of a run that has written some.'
     )
   return found
 
 
 def read(path: str | os.PathLike) -> list[dict[str, Any]]:
-  """The records of a journal; one that a killed run left torn is left out.
+  """Returns the records of a journal, without an incomplete last line.
 
   Raises:
     ValueError: a whole line is not a JSON object with a step.
@@ -57,35 +58,35 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def truncate(path: str | os.PathLike, step: int) -> int:
-  """Drops records of later steps, atomically; returns how many.
+  """Drops records of later steps, atomically, and returns their number.
 
   Args:
-    path: a journal; it need not be there.
-    step: the last to keep. 0: a run from the start, which keeps none.
+    path: a journal; it may be missing.
+    step: the last step whose records are kept; 0 drops all records.
   """
   path = pathlib.Path(path)
   if not path.exists():
     return 0
   records = read(path)
   kept = [r for r in records if step > 0 and r['step'] <= step]
-  # A torn last line goes too, or the next record would be glued to it.
-  fresh = path.with_name(path.name + '.tmp')
-  with fresh.open('w', encoding='utf-8') as file:
+  # Also drops an incomplete last line, which the next record would extend.
+  new = path.with_name(path.name + '.tmp')
+  with new.open('w', encoding='utf-8') as file:
     file.writelines(map(_line, kept))
     file.flush()
     os.fsync(file.fileno())
-  os.replace(fresh, path)
+  os.replace(new, path)
   return len(records) - len(kept)
 
 
 class Journal:
-  """A journal open for appending; each record is on disk when it returns."""
+  """A journal open for appending; `append` flushes each record."""
 
   def __init__(self, path: str | os.PathLike):
     self._file = open(path, 'a', encoding='utf-8')  # noqa: SIM115
 
   def append(self, record: Mapping[str, Any]) -> None:
-    """Writes one record; values are numbers, strings, or objects of them."""
+    """Writes one record of numbers, strings, or objects of these."""
     self._file.write(_line(record))
     self._file.flush()
 

@@ -1,4 +1,4 @@
-"""Pictures of what runs have written to metrics.jsonl."""
+"""Plots of the metrics that runs have written to metrics.jsonl."""
 
 from collections.abc import Mapping
 import itertools
@@ -12,10 +12,10 @@ PathLike = str | os.PathLike
 
 
 def plot(workdir: PathLike, metric: str = 'loss_nats_per_token') -> str:
-  """Draws a run's curves into its folder; returns the PNG's path.
+  """Draws a run's curves into its folder and returns the PNG's path.
 
   Raises:
-    ValueError: the run has no such figure.
+    ValueError: the run has no such metric.
   """
   workdir = pathlib.Path(workdir)
   out = workdir / f'{metric}.png'
@@ -28,20 +28,20 @@ def compare(
   out: PathLike,
   metric: str = 'loss_nats_per_token',
 ) -> None:
-  """Draws the curves of several runs into one picture.
+  """Draws the curves of several runs into one plot.
 
-  Each run has a colour; training is a thin line, every other split a thick
-  one with a mark at each evaluation, and what trivial answers reach is dashed.
+  Each run has a color. Training is a thin line, every other split a thick one
+  with a mark at each evaluation. Errors of trivial answers are dashed lines.
 
   Args:
-    runs: folders by the names for the legend.
-    out: path of the PNG, replaced at once.
-    metric: a name that the runs have written.
+    runs: folders by their names in the legend.
+    out: path of the PNG, written whole or not at all.
+    metric: name of a metric that the runs have written.
 
   Raises:
-    ValueError: a run has no such figure.
+    ValueError: a run has no such metric.
   """
-  # A Figure without pyplot draws with Agg, and needs no display.
+  # A Figure without pyplot draws with Agg and needs no display.
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(7, 4), layout='constrained')
@@ -70,13 +70,13 @@ def compare(
   axes.set_ylabel(f'{metric} ({unit})' if unit else metric)
   axes.grid(alpha=0.3)
   axes.legend()
-  fresh = pathlib.Path(f'{out}.tmp')
-  figure.savefig(fresh, format='png', dpi=120)
-  os.replace(fresh, out)
+  new = pathlib.Path(f'{out}.tmp')
+  figure.savefig(new, format='png', dpi=120)
+  os.replace(new, out)
 
 
 def _curves(workdir, metric):
-  """Points (step, value) by split."""
+  """Returns {split: [(step, value), ...]}."""
   path = journal.path(workdir)
   curves = {}
   for record in journal.read(path):

@@ -1,11 +1,13 @@
-"""Where a run's figures go: metrics.jsonl, TensorBoard and the screen.
+"""Writes a run's metrics to metrics.jsonl, to TensorBoard and to the screen.
 
-In the run's folder: metrics.jsonl (journal.py) and `tensorboard/SPLIT`, one
-folder a split, so that training and validation share a chart.
+The run's folder holds metrics.jsonl (journal.py) and `tensorboard/SPLIT`, one
+folder per split, so that training and validation share a chart.
 """
 
 from collections.abc import Mapping
 import os
+from pathlib import Path
+import tempfile
 import time
 from typing import TextIO
 
@@ -14,27 +16,32 @@ import jax
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.report.console import Console
-from meliad_rec.storage.mirror import Mirror
+from meliad_rec.storage.workdir import in_bucket
+from meliad_rec.storage.workdir import place
+from meliad_rec.storage.workdir import upload
 
 
 class Report:
-  """Writes a run's figures and texts, on the first host only.
+  """Writes a run's metrics and texts, on the first host only.
 
-  A run that was killed has written lines after its last checkpoint. The run
-  that goes on from there trains those steps again, so that their lines are
-  dropped first, and each step occurs once. A step's lines must therefore be
-  written before the step's checkpoint is saved.
+  A run that was killed may have written lines for steps after its last
+  checkpoint. When it resumes, it trains these steps again, so their lines are
+  dropped first, and each step occurs once. The lines of a step must therefore
+  be written before its checkpoint is saved.
+
+  The files of a run in a bucket are written to a temporary folder and uploaded
+  by `sync` and `close`.
 
   Args:
-    workdir: the run's folder; in a bucket, it has what `sync` has brought.
-    resume_step: training steps done in what was restored; lines of later
-      steps are dropped. 0: a run from the start, every line is dropped. None:
-      nothing is dropped, for commands that add to a finished run.
-    total_steps: of the run, for the progress bar; None: not known.
+    workdir: the run's folder.
+    resume_step: training steps done in the restored checkpoint; lines of later
+      steps are dropped. 0: a new run, all lines are dropped. None: nothing is
+      dropped, for commands that add to a finished run.
+    total_steps: steps of the run, for the progress bar; None: not known.
     stream: the screen; None: standard output.
 
   Raises:
-    ValueError: metrics.jsonl holds a line that is not a record.
+    ValueError: a line of metrics.jsonl is not a record.
   """
 
   def __init__(
@@ -47,12 +54,16 @@ class Report:
     self._on = jax.process_index() == 0
     if not self._on:
       return
-    self._mirror = Mirror(workdir, (journal.NAME,))
-    self._workdir = self._mirror.folder
-    self._workdir.mkdir(parents=True, exist_ok=True)
+    self._workdir = self._folder = place(workdir)
+    if in_bucket(self._workdir):
+      self._temporary = tempfile.TemporaryDirectory()
+      self._folder = Path(self._temporary.name, self._workdir.name)
+    self._folder.mkdir(parents=True, exist_ok=True)
+    path = self._folder / journal.NAME
+    if in_bucket(self._workdir) and (self._workdir / journal.NAME).exists():
+      path.write_bytes((self._workdir / journal.NAME).read_bytes())
     self._resume_step = resume_step
     self._boards = {}
-    path = self._workdir / journal.NAME
     dropped = 0
     if resume_step is not None:
       dropped = journal.truncate(path, resume_step)
@@ -60,22 +71,22 @@ class Report:
     self._console = Console(total_steps, resume_step or 0, stream)
     if dropped:
       self._console.line(
-        f'Dropped {dropped} lines of {os.fspath(workdir)}/{journal.NAME}: they '
-        'are of a run that was '
-        f'stopped, and this one goes on from step {resume_step}.'
+        f'Dropped {dropped} lines of {os.fspath(workdir)}/{journal.NAME}: they'
+        ' were written after the checkpoint of step'
+        f' {resume_step}, from which this run resumes.'
       )
 
   def write(
     self, step: int, values: Mapping[str, float], split: str = 'train'
   ) -> None:
-    """Writes figures.
+    """Writes metrics.
 
     Args:
       step: training steps done.
-      values: by name, with names from metrics/units.py where one fits;
-        Python numbers, not device arrays.
-      split: 'train', 'validation', ...; a folder's name; or journal.TRIVIAL and
-        the name of a trivial answer, drawn beside what the run does.
+      values: Python numbers (not device arrays) by name; metrics/metrics.py
+        lists the common names.
+      split: 'train', 'validation' or another split; or journal.TRIVIAL plus the
+        name of a trivial answer, which plots show beside the run.
     """
     if not self._on:
       return
@@ -87,45 +98,45 @@ class Report:
     self._console.write(step, split, values)
 
   def text(self, step: int, name: str, text: str) -> None:
-    """Writes a text, such as a sample, under a name."""
+    """Writes a named text, such as a sample."""
     if not self._on:
       return
     self._journal.append({'step': step, 'text': {name: text}})
-    # TensorBoard shows Markdown: an indented block is shown as it is.
+    # TensorBoard renders Markdown, except for indented blocks.
     block = '\n'.join('    ' + line for line in text.split('\n'))
     self._board('text').add_text(name, block, step)
     self._console.line(f'step {step}  {name}:\n{text}')
 
   def plot(self, metric: str = 'loss_nats_per_token') -> None:
-    """Draws the figures so far; see plot.plot."""
+    """Draws the curves of a metric into the run's folder; see plot.plot."""
     if self._on:
-      plot.plot(self._workdir, metric)
+      plot.plot(self._folder, metric)
 
   def sync(self) -> None:
-    """Brings all to a bucket, if the run's folder is in one."""
-    if self._on:
-      self._mirror.sync()
+    """Uploads all files, if the run's folder is in a bucket."""
+    if self._on and self._folder is not self._workdir:
+      upload(self._folder, self._workdir)
 
   def close(self) -> None:
-    """Flushes and closes everything."""
+    """Closes all files, and uploads them if the folder is in a bucket."""
     if not self._on:
       return
     for board in self._boards.values():
       board.close()
     self._journal.close()
     self._console.close()
-    self._mirror.sync()
+    self.sync()
 
   def _board(self, split):
     if split not in self._boards:
       import tensorboardX
 
-      # TensorBoard hides what a killed run wrote from this step on.
+      # TensorBoard hides what a killed run wrote at this step and later.
       purge = None
       if self._resume_step is not None:
         purge = self._resume_step + (self._resume_step > 0)
       self._boards[split] = tensorboardX.SummaryWriter(
-        str(self._workdir / 'tensorboard' / split),
+        str(self._folder / 'tensorboard' / split),
         purge_step=purge,
         flush_secs=10,
       )

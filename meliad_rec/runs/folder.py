@@ -1,8 +1,8 @@
-"""The folder of a run: its configuration, its vocabulary, what reads it back.
+"""The folder of a run, which can be opened without the training data.
 
-config.gin is the operative configuration, run.json what else reading
-needs, vocabulary.model a SentencePiece model if there is one, checkpoints/ the
-states: complete by itself, wherever the training data have gone.
+config.gin is the complete configuration, run.json has the other facts that are
+needed to open the run, vocabulary.model is the SentencePiece model if the run
+has one, and checkpoints/ has the states.
 """
 
 import json
@@ -12,11 +12,11 @@ from pathlib import Path
 from etils import epath
 import jax
 
-from meliad_rec.data.vocabulary import MARK
 from meliad_rec.data.vocabulary import open_vocabulary
 from meliad_rec.data.vocabulary import SentencePiece
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.data.vocabulary import Words
+from meliad_rec.data.vocabulary import WORDS_PREFIX
 from meliad_rec.storage.workdir import place
 from meliad_rec.training.experiment import Experiment
 
@@ -40,10 +40,10 @@ _TYPES = {
 def write(
   workdir: str | os.PathLike, experiment: Experiment, config: str
 ) -> None:
-  """Makes the folder; what is there of an earlier run is replaced.
+  """Writes config.gin, run.json and vocabulary.model, replacing earlier ones.
 
-  To be called when the run's checkpoints, if there are any, have been found to
-  be of this experiment.
+  Call this only after the checkpoints in the folder were found to belong to
+  this experiment.
   """
   if jax.process_index():
     return
@@ -68,52 +68,52 @@ def write(
 
 
 def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
-  """The configuration, the facts and the vocabulary of a run.
+  """Returns the configuration, the facts and the vocabulary of a run.
 
   Raises:
-    ValueError: the folder is not a run's, or its vocabulary was changed.
+    ValueError: this is not the folder of a run, or its vocabulary was changed.
   """
   folder = place(workdir)
   for name in (CONFIG, FACTS):
     if not (folder / name).is_file():
       raise ValueError(
-        f'{folder} is not the folder of a run: it has no {name}; give the '
+        f'{folder} is not the folder of a run: it has no {name}. Give the '
         '--workdir of a training run.'
       )
   for name in (CONFIG, FACTS, MODEL, CHECKPOINTS):
     if not (folder / name).resolve().is_relative_to(folder.resolve()):
       raise ValueError(
-        f'{folder / name} is a link that leads out of the folder of the run; '
-        'put the file itself there.'
+        f'{folder / name} is a link to a place outside the folder of the run. '
+        'Replace the link with the file.'
       )
   facts = _facts(folder / FACTS)
   vocabulary = _vocabulary(folder / MODEL, facts['vocabulary'])
   if vocabulary.identity != facts['vocabulary']:
     raise ValueError(
       f'The run {folder} was trained with the vocabulary '
-      f'{facts["vocabulary"]}, and the folder holds {vocabulary.identity}; '
-      f'put the right {MODEL} there.'
+      f'{facts["vocabulary"]}, but the folder has {vocabulary.identity}. '
+      f'Restore its {MODEL}.'
     )
   return _config(folder / CONFIG), facts, vocabulary
 
 
 def check_text(labels: bool) -> None:
-  """Raises ValueError where a run predicts labels, for all that is text."""
+  """Raises ValueError if a run that predicts labels is used for text."""
   if labels:
     raise ValueError(
-      'This run was trained to label tokens, and neither writes nor scores '
-      'text; evaluate it on its own data with --split.'
+      'This run was trained to predict labels, so it cannot generate or score '
+      'text. Evaluate it on its own data with --split.'
     )
 
 
 def _vocabulary(model: _Path, identity: str) -> Vocabulary:
-  if identity.startswith(MARK):
-    return Words.named(identity)
+  if identity.startswith(WORDS_PREFIX):
+    return Words.from_identity(identity)
   return open_vocabulary(model if model.is_file() else 'bytes')
 
 
 def _replace(path: _Path, content: bytes) -> None:
-  """Writes a file at once: a run killed meanwhile leaves the old one whole."""
+  """Replaces a file atomically: a killed run leaves the old one intact."""
   fresh = path.with_name(path.name + '.tmp')
   fresh.write_bytes(content)
   fresh.replace(path)
@@ -124,17 +124,16 @@ def _config(path: _Path) -> str:
     return path.read_text(encoding='utf-8')
   except UnicodeDecodeError as error:
     raise ValueError(
-      f'{path} is not UTF-8 (byte {error.start}); restore the file that was '
-      'saved.'
+      f'{path} is not UTF-8 at byte {error.start}. Restore the original file.'
     ) from None
 
 
 def _facts(path: _Path) -> dict:
   try:
-    # Runs of before there were labels do not say so.
+    # Runs from before labels existed lack the entry.
     facts = {'labels': False} | json.loads(path.read_bytes())
     if {name: type(facts[name]) for name in _TYPES} == _TYPES:
       return facts
   except (ValueError, KeyError, TypeError):
     pass
-  raise ValueError(f'{path} is damaged; train again, or restore the file.')
+  raise ValueError(f'{path} is damaged. Restore the file, or train again.')

@@ -1,4 +1,4 @@
-"""Arrays by name and JSON facts in one file: an .npz, never a pickle."""
+"""Named arrays and JSON facts in one file: an .npz without pickles."""
 
 from collections.abc import Mapping
 import json
@@ -12,9 +12,9 @@ import numpy as np
 
 _META = 'meta'
 
-# What numpy and zipfile raise at a file that is not what it should be: empty,
-# cut, encrypted, or packed in a way that they do not know.
-_ODD = (
+# numpy and zipfile raise these for a file that is empty, cut, encrypted, or
+# compressed by an unknown method.
+_READ_ERRORS = (
   OSError,
   EOFError,
   ValueError,
@@ -27,26 +27,26 @@ _ODD = (
 
 
 def check_place(path: str | Path) -> None:
-  """Finds out before long work whether `write` could write the file.
+  """Checks that `write` can write the file; call it before long work.
 
   Raises:
-    ValueError: it could not, or the name is not that of an .npz.
+    ValueError: it cannot be written, or its name does not end in .npz.
   """
   if Path(path).suffix != '.npz':
-    # Or else a text that is named by mistake would be gone.
-    raise ValueError(f'{path} names no .npz file; end it in .npz.')
+    # Otherwise a text file given by mistake would be overwritten.
+    raise ValueError(f'{path} does not end in .npz; give a name that does.')
   check_writable(path)
 
 
 def check_writable(path: str | Path) -> None:
-  """Finds out before long work whether any file could be written there.
+  """Checks that a file can be written; call it before long work.
 
   Raises:
-    ValueError: it could not.
+    ValueError: it cannot be written.
   """
   folder = Path(path).absolute().parent
   if not folder.is_dir():
-    raise ValueError(f'The folder of {path} is not there; make it first.')
+    raise ValueError(f'The folder of {path} does not exist; create it first.')
   if Path(path).is_dir() or not os.access(folder, os.W_OK):
     raise ValueError(f'{path} cannot be written; choose another file.')
 
@@ -54,13 +54,13 @@ def check_writable(path: str | Path) -> None:
 def write(
   path: str | Path, kind: str, arrays: Mapping[str, np.ndarray], facts: dict
 ) -> None:
-  """Writes the file, whole or not at all; one that is there is replaced.
+  """Writes a file whole or not at all; an existing one is replaced.
 
   Args:
-    path: of the file.
-    kind: what it holds, as a person would say it.
-    arrays: of dtypes that numpy itself knows.
-    facts: JSON-able.
+    path: path of the file.
+    kind: what the file holds, such as 'saved state'.
+    arrays: arrays by name, of numpy's own dtypes.
+    facts: JSON-able values by name.
 
   Raises:
     ValueError: it cannot be written.
@@ -68,15 +68,15 @@ def write(
   text = json.dumps({'kind': kind, 'facts': facts})
   meta = {_META: np.frombuffer(text.encode(), np.uint8)}
   path = Path(path)
-  # Opened as any file is, so that who may read it is as the umask says.
-  fresh = path.parent / f'.{path.name}.{secrets.token_hex(4)}'
+  # Opened like any other file, so that its permissions follow the umask.
+  new = path.parent / f'.{path.name}.{secrets.token_hex(4)}'
   try:
     try:
-      with fresh.open('xb') as whole:
-        np.savez(whole, **arrays, **meta)
-      os.replace(fresh, path)
+      with new.open('xb') as file:
+        np.savez(file, **arrays, **meta)
+      os.replace(new, path)
     finally:
-      fresh.unlink(missing_ok=True)
+      new.unlink(missing_ok=True)
   except OSError as error:
     raise ValueError(
       f'{path} cannot be written ({error.strerror}); choose another file.'
@@ -86,15 +86,15 @@ def write(
 def read(
   path: str | Path, kind: str, command: str
 ) -> tuple[dict[str, np.ndarray], dict]:
-  """The arrays and facts that `write` wrote.
+  """Returns the arrays and facts that `write` wrote.
 
   Args:
-    path: of the file.
-    kind: what it must hold.
-    command: what writes such files, for messages.
+    path: path of the file.
+    kind: the kind that was given to `write`.
+    command: the command that writes such files, for error messages.
 
   Raises:
-    ValueError: there is no such file, or it is damaged or of another kind.
+    ValueError: the file is missing, damaged or of another kind.
   """
   try:
     with np.load(path, allow_pickle=False) as file:
@@ -104,15 +104,15 @@ def read(
         return arrays, dict(meta['facts'])
   except FileNotFoundError:
     raise ValueError(
-      f'There is no file {path}; write one with {command}.'
+      f'The file {path} does not exist; write it with {command}.'
     ) from None
-  except _ODD:
+  except _READ_ERRORS:
     pass
   raise damaged(path, kind, command)
 
 
 def damaged(path: str | Path, kind: str, command: str) -> ValueError:
-  """The error for a file that is not what it should be."""
+  """Returns the error for a damaged file or one of another kind."""
   return ValueError(
     f'{path} holds no {kind}, or is damaged; write it again with {command}.'
   )

@@ -1,17 +1,18 @@
-"""Fingerprints of arrays: 64 bits each, the same however they are sharded.
+"""Checksums of arrays and of files.
 
-Each word w at global place i adds mix(w, i), a bijection of w for every i, to
-a sum modulo 2^32, in two lanes. So a change of any one element always changes
-both lanes, two swapped elements escape with probability 2^-64, and since
-integer addition has no order, devices, hosts and layouts do not matter. The
-device does the work where the array lies; two numbers travel to the host.
+An array has a fingerprint of 64 bits that does not depend on its sharding. It
+consists of two sums modulo 2^32, the lanes. Each 32-bit word w at global index
+i adds mix(w, i) to a lane, where mix is a bijection of w for every i and lane.
+Changing one element always changes both sums, and swapping two elements goes
+unnoticed with probability 2^-64. Integer addition is commutative, so devices,
+hosts and layouts do not matter. The sums are computed on the devices, and two
+numbers per array are sent to the host.
 
-Manifest of a folder: the length and sha256 of every file in it.
-
-A manifest is written before the folder is committed, so that any byte that is
-later flipped, cut off or lost is found, and its file named. Files are found by
-listing the folder, never by following a name in a manifest: a manifest from
-elsewhere cannot lead out of its folder.
+A folder has a manifest with the length and sha256 of every file. It is written
+before the folder is committed, so that every byte that is later flipped, cut
+off or lost is detected and its file named. Files are found by listing the
+folder, never by following a name in the manifest: a forged manifest cannot lead
+out of its folder.
 """
 
 import hashlib
@@ -23,13 +24,13 @@ from etils import epath
 import jax
 import jax.numpy as jnp
 
-# Multiplier of the place and starting value of each lane; odd multipliers are
-# bijections modulo 2^32.
+# Multiplier of the index and starting value of each lane; multiplication by an
+# odd number is a bijection modulo 2^32.
 _LANES = ((0x9E3779B1, 0x85EBCA77), (0xC2B2AE3D, 0x27D4EB2F))
 
 
 def leaves_by_path(tree):
-  """{'params/embed/kernel': leaf, ...} of any pytree; None is no leaf."""
+  """Returns {'params/embed/kernel': leaf, ...}; None is not a leaf."""
   return {
     jax.tree_util.keystr(path, simple=True, separator='/'): leaf
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -37,27 +38,24 @@ def leaves_by_path(tree):
 
 
 def fingerprints(tree):
-  """Fingerprint of every array of `tree`.
+  """Returns the fingerprint of every array, {path: 16 hex digits}.
 
   Args:
-    tree: pytree of arrays; random keys as `jax.random.key_data`.
-
-  Returns:
-    {path: 16 hex digits}.
+    tree: pytree of arrays; random keys must be `jax.random.key_data`.
 
   Raises:
-    ValueError: a leaf is of a dtype without words: typed keys, complex
-      numbers, 64 bits where jax has 32.
+    ValueError: a leaf is a typed key, is complex, or has 64 bits while jax is
+      limited to 32.
   """
   leaves = leaves_by_path(tree)
   for path, leaf in leaves.items():
     if not _has_words(leaf.dtype):
       raise ValueError(
-        f'{path} has dtype {leaf.dtype}, which has no fingerprint; keep'
+        f'{path} has dtype {leaf.dtype}, which has no fingerprint; store'
         ' booleans, integers, floats or jax.random.key_data in the state.'
       )
-  # One after the other: many programs at once, each with a sum over all
-  # devices, can wait for each other for ever where devices share few threads.
+  # One after another: many programs at once, each with a sum over all devices,
+  # can deadlock when the devices share few threads.
   lanes = {path: jax.device_get(_lanes(leaf)) for path, leaf in leaves.items()}
   return {
     path: f'{int(high):08x}{int(low):08x}'
@@ -66,9 +64,9 @@ def fingerprints(tree):
 
 
 def digest(tree):
-  """sha256, as hex, of the paths, dtypes, shapes and fingerprints of `tree`.
+  """Returns the sha256 of the paths, dtypes, shapes and fingerprints, as hex.
 
-  Two states have the same digest where all their bits are the same.
+  Two states have the same digest if all their bits are the same.
   """
   leaves = leaves_by_path(tree)
   lines = [
@@ -81,7 +79,7 @@ def digest(tree):
 def _has_words(dtype):
   if dtype == jnp.bool_:
     return True
-  # Others are not numbers, or would be shortened on their way to the device.
+  # Other dtypes are not numbers, or lose bits when they are put on a device.
   real = jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(
     dtype, jnp.floating
   )
@@ -90,16 +88,16 @@ def _has_words(dtype):
 
 @jax.jit
 def _lanes(x):
-  """Two uint32 scalars: the two lanes of the fingerprint of `x`."""
+  """Returns the two lanes of the fingerprint, two uint32 scalars."""
   words = _words(x)
-  place = jnp.zeros(words.shape, jnp.uint32)
+  index = jnp.zeros(words.shape, jnp.uint32)
   for axis in range(words.ndim):
-    # Above 2^32 elements places repeat, 2^32 apart; changes still show.
+    # Beyond 2^32 elements, indices repeat; changes are still detected.
     stride = math.prod(words.shape[axis + 1 :]) % 2**32
     iota = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-    place += iota * jnp.uint32(stride)
+    index += iota * jnp.uint32(stride)
   return tuple(
-    jnp.sum(_mix(words ^ _mix(place * jnp.uint32(a) + jnp.uint32(b)))).astype(
+    jnp.sum(_mix(words ^ _mix(index * jnp.uint32(a) + jnp.uint32(b)))).astype(
       jnp.uint32
     )
     for a, b in _LANES
@@ -107,7 +105,7 @@ def _lanes(x):
 
 
 def _words(x):
-  """The bits of `x` as uint32, one or (64-bit dtypes) two an element."""
+  """Returns the bits of `x` as uint32: one per element, two for 64 bits."""
   if x.dtype == jnp.bool_:
     return x.astype(jnp.uint32)
   unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
@@ -123,28 +121,28 @@ def _mix(h):
 
 
 NAME = 'MANIFEST.json'
-# orbax writes these two after the manifest; what is in them is never read.
+# orbax writes these two after the manifest; their contents are never read.
 _LATER = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 _CHUNK = 1 << 22
 
 
 def write(folder):
-  """Writes the manifest of every file now in `folder` into it."""
+  """Writes the manifest of all files that are now in the folder."""
   folder = epath.Path(folder)
-  files = {name: _facts(path) for name, path in sorted(_files(folder))}
-  text = json.dumps({'files': files, 'sha256': _seal(files)}, indent=1)
+  files = {name: _measure(path) for name, path in sorted(_files(folder))}
+  text = json.dumps({'files': files, 'sha256': sha256(files)}, indent=1)
   (folder / NAME).write_text(text)
 
 
 def damage(folder, part=''):
-  """One phrase, naming the file, for each that differs from the manifest.
+  """Compares a folder with the manifest that `write` made.
 
   Args:
-    folder: a folder that `write` has seen.
-    part: beginning of the names that are looked at; the others are not read.
+    folder: folder with a manifest.
+    part: prefix of the names that are checked; other files are not read.
 
   Returns:
-    List of str; empty if every byte is what it was.
+    A phrase for each file that differs; empty if no byte has changed.
   """
   folder = epath.Path(folder)
   for name in (NAME, *_LATER):
@@ -156,7 +154,7 @@ def damage(folder, part=''):
       name: {'bytes': facts['bytes'], 'sha256': facts['sha256']}
       for name, facts in manifest['files'].items()
     }
-    sealed = manifest['sha256'] == _seal(listed)
+    sealed = manifest['sha256'] == sha256(listed)
     listed = {n: facts for n, facts in listed.items() if n.startswith(part)}
   except (ValueError, KeyError, TypeError, AttributeError):
     sealed = False
@@ -168,15 +166,36 @@ def damage(folder, part=''):
   for name in sorted(set(found) & set(listed)):
     if not _inside(found[name], folder):
       phrases.append(f'{name} leads out of the folder')
-    elif (facts := _facts(found[name])) != listed[name]:
+    elif (facts := _measure(found[name])) != listed[name]:
       given, needed = facts['bytes'], listed[name]['bytes']
       how = 'was changed' if given == needed else f'has {given} of {needed} B'
       phrases.append(f'{name} {how}')
   return phrases
 
 
+def seal(value) -> str:
+  """Returns a JSON value as text that `unseal` can verify."""
+  value = json.loads(json.dumps(value))  # Integer keys become strings.
+  return json.dumps({'value': value, 'sha256': sha256(value)})
+
+
+def unseal(text: str):
+  """Returns the value that was passed to `seal`.
+
+  Raises:
+    ValueError: the text has changed since.
+  """
+  try:
+    sealed = json.loads(text)
+    if sealed['sha256'] == sha256(sealed['value']):
+      return sealed['value']
+  except (ValueError, KeyError, TypeError):
+    pass
+  raise ValueError('its content has changed since it was written')
+
+
 def _files(folder, prefix=''):
-  """(name relative to the first folder, path) of every file below `folder`."""
+  """Yields (relative name, path) of every file below `folder`."""
   for path in folder.iterdir():
     if path.is_dir() and _inside(path, folder):
       yield from _files(path, f'{prefix}{path.name}/')
@@ -185,21 +204,21 @@ def _files(folder, prefix=''):
 
 
 def _inside(path, folder):
-  """False for a link that leads out of `folder`."""
-  # Of gs:// paths, which know no links, this compares the beginnings.
+  """Returns False for a link that leads out of `folder`."""
+  # A bucket has no links, and a gs:// path always begins with its folder.
   root = os.path.realpath(folder) + os.sep
   return os.path.realpath(path).startswith(root)
 
 
-def _facts(path):
-  sha256, size = hashlib.sha256(), 0
+def _measure(path):
+  hasher, size = hashlib.sha256(), 0
   with path.open('rb') as file:
     while chunk := file.read(_CHUNK):
-      sha256.update(chunk)
+      hasher.update(chunk)
       size += len(chunk)
-  return {'bytes': size, 'sha256': sha256.hexdigest()}
+  return {'bytes': size, 'sha256': hasher.hexdigest()}
 
 
-def _seal(files):
-  """sha256 of the manifest's own table, so that it guards itself too."""
-  return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+def sha256(value) -> str:
+  """Returns the sha256 of a table of files or other JSON."""
+  return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

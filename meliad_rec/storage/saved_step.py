@@ -1,12 +1,14 @@
-"""One saved step: what is written, and how it is verified when read.
+"""One saved step: writes its parts, and verifies them when it is read.
 
-A step is a folder of three items, state (arrays), data and meta (JSON), and a
-manifest of its files. State is a nested dict of plain names, whatever classes
-hold it in memory, so that reading it needs no class and runs no code.
+A step is a folder with three items, state (arrays), data and meta (JSON), and a
+manifest of its files. The state is a nested dict of plain names, whatever
+classes hold it in memory, so that reading it needs no class and runs no code. A
+step that is committed is never rewritten: if it is evaluated afterwards, its
+score and data are written to scores.json, beside the steps.
 
-How a saved state differs from the one wanted: six sentences, never a cast.
-
-Other tokenizer, other data, missing leaf, extra leaf, shape, dtype.
+`SavedStep.load` never casts a dtype or fills in a missing leaf. Any difference
+between the saved state and the requested one is an error: tokenizer, data,
+names of leaves, shapes, dtypes.
 """
 
 from absl import logging
@@ -16,28 +18,242 @@ import jax
 from jax.experimental import multihost_utils
 import orbax.checkpoint as ocp
 
+from meliad_rec.config.renames import saved_paths
 from meliad_rec.distributed import hosts
 from meliad_rec.storage import checksums
 from meliad_rec.storage.checksums import fingerprints
 from meliad_rec.storage.checksums import leaves_by_path
+from meliad_rec.storage.workdir import write_atomically
 
-_SHOWN = 3
+SCORES = 'scores.json'
+_FORMAT = 1
+_SHOWN = 3  # Leaves that an error message names.
 
 
 class CheckpointError(ValueError):
-  """A checkpoint that cannot be used or written; one sentence says why."""
+  """A checkpoint that cannot be used or written; the message says why."""
+
+
+class DamagedError(CheckpointError):
+  """A step whose bytes have changed since it was saved."""
+
+
+def leaf_table(state):
+  """Returns {path: [shape, dtype, fingerprint]} of every array."""
+  leaves = leaves_by_path(state)
+  return {
+    path: [list(leaves[path].shape), str(leaves[path].dtype), fingerprint]
+    for path, fingerprint in fingerprints(state).items()
+  }
+
+
+def save_args(state, leaves, data, about, metrics, score):
+  """Returns the arguments with which orbax writes one step.
+
+  Args:
+    state: pytree of arrays.
+    leaves: its `leaf_table`.
+    data: JSON-able position in the data.
+    about: JSON-able facts about the run.
+    metrics: {name: float}.
+    score: [name of the metric, value; lower is better], or None.
+  """
+  meta = {
+    'format': _FORMAT,
+    'leaves': leaves,
+    'metrics': metrics,
+    'score': score,
+    'about': about,
+  }
+  return ocp.args.Composite(
+    state=ocp.args.PyTreeSave(_nested(leaves_by_path(state))),
+    data=ocp.args.JsonSave(data),
+    meta=ocp.args.JsonSave(meta),
+  )
+
+
+class SavedStep:
+  """Reads and verifies a committed step.
+
+  Args:
+    folder: folder of the step; its name is the number of the step.
+  """
+
+  def __init__(self, folder):
+    self.folder = epath.Path(folder)
+    self._where = f'Step {self.folder.name} of {self.folder.parent}'
+
+  def load(self, target, match, part=''):
+    """Reads and verifies the step.
+
+    Args:
+      target: pytree of arrays or jax.ShapeDtypeStruct with shardings.
+      match: entries that the saved `about` must have.
+      part: path of `target` within the state, ending in a slash, such as
+        'params/'; '' for the whole state.
+
+    Returns:
+      (tree like `target` with the saved arrays, data, about).
+
+    Raises:
+      DamagedError: bytes have changed; the message names files or arrays.
+      CheckpointError: the step is intact but differs from `target` or `match`.
+    """
+    # Process 0 reads every byte, the other hosts only what they need.
+    is_first = jax.process_index() == 0
+    self._verify(checksums.damage(self.folder) if is_first else [])
+    meta = self.meta()
+    if meta['format'] != _FORMAT:
+      raise CheckpointError(
+        f'{self._where} has format {meta["format"]}, but this version reads'
+        f' format {_FORMAT}; install the version of meliad_rec that wrote it.'
+      )
+    check_about(self._where, meta['about'], match)
+    wanted = {
+      part + path: _abstract(leaf)
+      for path, leaf in leaves_by_path(target).items()
+    }
+    leaves = {k: v for k, v in meta['leaves'].items() if k.startswith(part)}
+    # Older versions saved some arrays by other names.
+    former = saved_paths(wanted, leaves)
+    saved = {path: leaves[name] for path, name in former.items()}
+    check_leaves(
+      self._where,
+      {k: (tuple(shape), dtype) for k, (shape, dtype, _) in saved.items()},
+      {k: (leaf.shape, str(leaf.dtype)) for k, leaf in wanted.items()},
+    )
+    stored = self._arrays({former[k]: leaf for k, leaf in wanted.items()})
+    restored = {k: stored[former[k]] for k in wanted}
+    found = fingerprints(restored)
+    self._verify(
+      [f'{k} has changed values' for k in saved if found[k] != saved[k][2]]
+    )
+    leaves = [restored[path] for path in wanted]
+    filled = jax.tree.unflatten(jax.tree.structure(target), leaves)
+    data = ocp.JsonCheckpointHandler().restore(self.folder / 'data')
+    if later := self._later(meta):
+      data = later['data']
+    return filled, data, meta['about']
+
+  def meta(self):
+    """Returns what `save_args` put into meta, unverified."""
+    return ocp.JsonCheckpointHandler().restore(self.folder / 'meta')
+
+  def score(self, metric):
+    """Returns (value, validation data), or None if there is no score.
+
+    Lower values are better. A score whose bytes have changed is logged as an
+    error and not used.
+
+    Args:
+      metric: name of the metric; None: any.
+    """
+    if phrases := checksums.damage(self.folder, 'meta/'):
+      logging.error(
+        '%s: its score is not used: %s.', self._where, '; '.join(phrases)
+      )
+      return None
+    meta = self.meta()
+    later = self._later(meta)
+    name, value = (later or meta)['score'] or (None, None)
+    if value is None or metric not in (None, name):
+      return None
+    return value, (later or meta['about']).get('validation')
+
+  def add_score(self, score, validation, data):
+    """Records the score of a step that was saved before it was evaluated.
+
+    Every host must call this. A failure is logged and not raised.
+
+    Args:
+      score: [name of the metric, value; lower is better].
+      validation: identity of the validation data.
+      data: position in the data, which replaces the saved one.
+    """
+    if jax.process_index() == 0:
+      scores = self._read_scores()
+      steps = self.folder.parent
+      scores = {
+        step: scores[step] for step in scores if (steps / step).exists()
+      }
+      scores[self.folder.name] = {
+        'leaves': checksums.sha256(self.meta()['leaves']),
+        'score': score,
+        'validation': validation,
+        'data': data,
+      }
+      # Libraries for buckets raise errors with no common class.
+      try:
+        write_atomically(steps / SCORES, checksums.seal(scores))
+      except Exception as error:
+        logging.error(
+          '%s: its score was not saved (%s).', self._where, first_line(error)
+        )
+    multihost_utils.sync_global_devices(f'{self._where} has a score')
+
+  def put_aside(self):
+    """Renames the folder to STEP.corrupt, in place of any earlier one."""
+    aside = self.folder.parent / f'{self.folder.name}.corrupt'
+    if jax.process_index() == 0:
+      if aside.exists():
+        aside.rmtree()
+      self.folder.rename(aside)
+    multihost_utils.sync_global_devices(f'{self._where} put aside')
+
+  def _later(self, meta):
+    """Returns what `add_score` recorded for exactly this state, or None."""
+    found = self._read_scores().get(self.folder.name)
+    if found and found['leaves'] == checksums.sha256(meta['leaves']):
+      return found
+    return None
+
+  def _read_scores(self):
+    path = self.folder.parent / SCORES
+    if not path.exists():
+      return {}
+    try:
+      return checksums.unseal(path.read_text())
+    except ValueError as error:
+      logging.error('%s is not used: %s.', path, error)
+      return {}
+
+  def _arrays(self, wanted):
+    """Returns {path: array}, in the shardings of `wanted`."""
+    nested = _nested(wanted)
+    args = ocp.args.PyTreeRestore(
+      nested,
+      restore_args=ocp.checkpoint_utils.construct_restore_args(nested),
+      partial_restore=True,
+    )
+    tree, phrases = {}, []
+    with ocp.PyTreeCheckpointer() as reader:
+      # tensorstore and orbax raise errors of many classes here.
+      try:
+        tree = reader.restore(self.folder / 'state', args=args)
+      except Exception as error:
+        phrases = [f'state cannot be read ({first_line(error)})']
+    self._verify(phrases)
+    return leaves_by_path(tree)
+
+  def _verify(self, phrases):
+    """Raises DamagedError on all hosts if `phrases` is not empty on one."""
+    if hosts.any_of(bool(phrases)):
+      phrases = phrases or ['another host found damage']
+      named = '; '.join(phrases[:3])
+      more = f' and {len(phrases) - 3} more' if len(phrases) > 3 else ''
+      raise DamagedError(f'{self._where} is damaged: {named}{more}.')
 
 
 def check_about(where, about, match):
-  """Raises unless what is written about the run is what this run has.
+  """Checks that a step was saved by a run like this one.
 
   Args:
-    where: 'Step 20 of DIR', for the sentence.
-    about: dict written by the run that saved.
-    match: dict of the keys that must be equal, with this run's values.
+    where: 'Step 20 of DIR', for the message.
+    about: facts written by the run that saved the step.
+    match: facts of this run that must be equal in `about`.
 
   Raises:
-    CheckpointError: one of them differs.
+    CheckpointError: a fact differs.
   """
   advice = {
     'tokenizer': 'set the vocabulary of that run, or start in another workdir',
@@ -49,21 +265,21 @@ def check_about(where, about, match):
     if about.get(key) != needed:
       remedy = advice.get(key, 'start in another workdir')
       raise CheckpointError(
-        f'{where} was trained with {key} {_short(about.get(key))}, and this run'
+        f'{where} was trained with {key} {_short(about.get(key))}, but this run'
         f' has {_short(needed)}; {remedy}.'
       )
 
 
 def check_leaves(where, saved, wanted):
-  """Raises unless both have the same leaves, shapes and dtypes.
+  """Checks that two states have the same leaves, shapes and dtypes.
 
   Args:
-    where: 'Step 20 of DIR', for the sentence.
+    where: 'Step 20 of DIR', for the message.
     saved: {path: (shape, dtype name)} of the checkpoint.
-    wanted: the same of this run's model.
+    wanted: {path: (shape, dtype name)} of this run's model.
 
   Raises:
-    CheckpointError: the first kind of difference, with its first leaves.
+    CheckpointError: they differ; the message names the first few leaves.
   """
   both = [path for path in wanted if path in saved]
   settings = 'use the settings of config.gin of that run'
@@ -87,6 +303,11 @@ def check_leaves(where, saved, wanted):
       raise CheckpointError(f'{where} holds {_list(differ)}; {settings}.')
 
 
+def first_line(error):
+  """Returns an error's message as one line of at most 200 characters."""
+  return str(error).strip().partition('\n')[0][:200] or type(error).__name__
+
+
 def _list(names):
   more = len(names) - _SHOWN
   shown = ', '.join(names[:_SHOWN])
@@ -94,162 +315,9 @@ def _list(names):
 
 
 def _short(value):
-  """Identities hold hashes: their beginnings tell them apart."""
+  """Shortens an identity, which holds a hash; its beginning is enough."""
   text = str(value)
   return text if len(text) <= 48 else text[:45] + '...'
-
-
-_FORMAT = 1
-
-
-class DamagedError(CheckpointError):
-  """A step whose bytes are not those that were saved."""
-
-
-def table(state):
-  """{path: [shape, dtype, fingerprint]} of every array, as meta holds it."""
-  leaves = leaves_by_path(state)
-  return {
-    path: [list(leaves[path].shape), str(leaves[path].dtype), mark]
-    for path, mark in fingerprints(state).items()
-  }
-
-
-def items(state, leaves, data, about, metrics, score):
-  """What orbax is to write for one step.
-
-  Args:
-    state: pytree of arrays.
-    leaves: its `table`.
-    data: JSON-able position of the data.
-    about: JSON-able facts about the run.
-    metrics: {name: float}.
-    score: [metric's name, value of which lower is better], or None.
-  """
-  meta = {
-    'format': _FORMAT,
-    'leaves': leaves,
-    'metrics': metrics,
-    'score': score,
-    'about': about,
-  }
-  return ocp.args.Composite(
-    state=ocp.args.PyTreeSave(_nested(leaves_by_path(state))),
-    data=ocp.args.JsonSave(data),
-    meta=ocp.args.JsonSave(meta),
-  )
-
-
-class SavedStep:
-  """The folder of a committed step."""
-
-  def __init__(self, folder):
-    self.folder = epath.Path(folder)
-    self._where = f'Step {self.folder.name} of {self.folder.parent}'
-
-  def meta(self):
-    """What `items` put into meta; unverified."""
-    return ocp.JsonCheckpointHandler().restore(self.folder / 'meta')
-
-  def score(self, metric):
-    """(value by `metric`, or by any if None; validation data) or None.
-
-    Lower values are better. One that is not as it was saved is an error line,
-    and counts as none.
-    """
-    if phrases := checksums.damage(self.folder, 'meta/'):
-      logging.error('%s has no score: %s.', self._where, '; '.join(phrases))
-      return None
-    meta = self.meta()
-    name, value = meta['score'] or (None, None)
-    if value is None or metric not in (None, name):
-      return None
-    return value, meta['about'].get('validation')
-
-  def load(self, target, match, part=''):
-    """Reads and verifies; every difference is an error, none is mended.
-
-    Args:
-      target: pytree of arrays or jax.ShapeDtypeStruct with shardings.
-      match: {key of about: value} that must be the same.
-      part: path of `target` within the state, ending in a slash.
-
-    Returns:
-      (target filled, data, about).
-
-    Raises:
-      DamagedError: bytes have changed; the sentence names the files.
-      CheckpointError: it is whole, but not `target` or not `match`.
-    """
-    # One host reads every byte, not each of them.
-    first = jax.process_index() == 0
-    self._verify(checksums.damage(self.folder) if first else [])
-    meta = self.meta()
-    if meta['format'] != _FORMAT:
-      raise CheckpointError(
-        f'{self._where} has format {meta["format"]}, this version reads'
-        f' {_FORMAT}; install the version of meliad_rec that wrote it.'
-      )
-    check_about(self._where, meta['about'], match)
-    wanted = {
-      part + path: _abstract(leaf)
-      for path, leaf in leaves_by_path(target).items()
-    }
-    saved = {k: v for k, v in meta['leaves'].items() if k.startswith(part)}
-    check_leaves(
-      self._where,
-      {k: (tuple(shape), dtype) for k, (shape, dtype, _) in saved.items()},
-      {k: (leaf.shape, str(leaf.dtype)) for k, leaf in wanted.items()},
-    )
-    restored = self._arrays(wanted)
-    marks = fingerprints(restored)
-    self._verify(
-      [f'{k} has other values' for k in saved if marks[k] != saved[k][2]]
-    )
-    leaves = [restored[path] for path in wanted]
-    filled = jax.tree.unflatten(jax.tree.structure(target), leaves)
-    data = ocp.JsonCheckpointHandler().restore(self.folder / 'data')
-    return filled, data, meta['about']
-
-  def put_aside(self):
-    """Renames the folder to STEP.corrupt, in place of any earlier one."""
-    aside = self.folder.parent / f'{self.folder.name}.corrupt'
-    if jax.process_index() == 0:
-      if aside.exists():
-        aside.rmtree()
-      self.folder.rename(aside)
-    multihost_utils.sync_global_devices(f'{self._where} put aside')
-
-  def _arrays(self, wanted):
-    """{path: array}, in the shardings of `wanted`."""
-    nested = _nested(wanted)
-    args = ocp.args.PyTreeRestore(
-      nested,
-      restore_args=ocp.checkpoint_utils.construct_restore_args(nested),
-      partial_restore=True,
-    )
-    tree, phrases = {}, []
-    with ocp.PyTreeCheckpointer() as reader:
-      # tensorstore and orbax raise errors of many classes here.
-      try:
-        tree = reader.restore(self.folder / 'state', args=args)
-      except Exception as error:
-        phrases = [f'state cannot be read ({first_line(error)})']
-    self._verify(phrases)
-    return leaves_by_path(tree)
-
-  def _verify(self, phrases):
-    """Raises DamagedError with the phrases, on all hosts if on one."""
-    if hosts.any_of(bool(phrases)):
-      phrases = phrases or ['another host found damage']
-      named = '; '.join(phrases[:3])
-      more = f' and {len(phrases) - 3} more' if len(phrases) > 3 else ''
-      raise DamagedError(f'{self._where} is damaged: {named}{more}.')
-
-
-def first_line(error):
-  """An error in one line of at most 200 characters."""
-  return str(error).strip().partition('\n')[0][:200] or type(error).__name__
 
 
 def _abstract(leaf):

@@ -1,7 +1,4 @@
-"""The folder of a run: where it is, and one training at a time writes it.
-
-Paths, and not addresses, which pathlib would take for a folder here.
-"""
+"""Folders of runs, on a disk or in a bucket; one training at a time."""
 
 import fcntl
 import importlib
@@ -15,62 +12,93 @@ import jax
 
 from meliad_rec.distributed import hosts
 
+LOCK = '.lock'
+
 
 def is_address(path: str | os.PathLike) -> bool:
-  """Whether it is one, as gs://BUCKET/FOLDER, or one that pathlib spoilt."""
+  """Returns whether this is an address, such as gs://BUCKET/FOLDER.
+
+  Also recognizes gs:/BUCKET/FOLDER, which pathlib makes of it.
+  """
   return bool(re.match(r'[A-Za-z][A-Za-z0-9+.-]*:/', os.fspath(path)))
 
 
+def in_bucket(workdir: str | os.PathLike) -> bool:
+  """Returns whether this is an address in Google Cloud Storage (gs://)."""
+  return os.fspath(workdir).startswith('gs://')
+
+
 def local(path: str | os.PathLike, what: str) -> Path:
-  """The path.
+  """Returns a local path as a pathlib.Path; rejects addresses.
 
   Args:
-    path: as it was given.
-    what: lies there, at the beginning of a sentence.
+    path: path or address that the user gave.
+    what: what it holds, for the error message, such as 'A store'.
 
   Raises:
     ValueError: it is an address.
   """
   if is_address(path):
     raise ValueError(
-      f'{what} lies in a local or mounted folder, and {os.fspath(path)} is an '
-      'address; give a path, and copy what it holds there or from there.'
+      f'{what} must be in a local or mounted folder, but {os.fspath(path)} is '
+      'an address; give a local path, and copy the content separately.'
     )
   return Path(path)
 
 
-LOCK = '.lock'
-
-
 def place(workdir: str | os.PathLike) -> Path | epath.Path:
-  """The folder as a path, on a disk or in a bucket of Google Cloud Storage.
+  """Returns the folder of a run as a path on a disk or in a bucket.
 
   Raises:
-    ValueError: it is another address, or one that pathlib.Path has spoilt.
+    ValueError: it is an address that does not begin with gs://, perhaps because
+      pathlib.Path has removed a slash.
   """
   name = os.fspath(workdir)
   if is_address(name) and not in_bucket(name):
     raise ValueError(
-      f'--workdir is {name}, and a run lies in a local or mounted folder or in'
-      ' gs://BUCKET/FOLDER; give the path or the address of one.'
+      f'--workdir is {name}, but a run is stored in a local or mounted folder'
+      ' or in gs://BUCKET/FOLDER; give one of these.'
     )
   return epath.Path(workdir) if in_bucket(name) else Path(workdir)
 
 
-def in_bucket(workdir: str | os.PathLike) -> bool:
-  """Whether it is an address in a bucket."""
-  return os.fspath(workdir).startswith('gs://')
+def write_atomically(path: Path | epath.Path, text: str) -> None:
+  """Writes a file whole or not at all; an existing one is replaced."""
+  if in_bucket(path):
+    path.write_text(text)  # An object appears when it is complete.
+    return
+  new = path.with_name(path.name + '.tmp')
+  new.write_text(text)
+  new.replace(path)
+
+
+def upload(source: Path, target: epath.Path) -> None:
+  """Copies all files of a folder on the disk to one in a bucket.
+
+  Objects in a bucket cannot be appended to, so a file that grows is written on
+  the disk and copied whole. A failure is logged and not raised: it should not
+  end a run, and the next upload may succeed.
+  """
+  for path in source.rglob('*'):
+    if path.is_file():
+      copy = target / path.relative_to(source).as_posix()
+      # Libraries for buckets raise errors with no common class.
+      try:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+      except Exception as error:
+        logging.error('%s was not written: %s', copy, error)
 
 
 class Lock:
-  """The right to train in a folder, which is made if it is not there.
+  """Lets only one training use a folder; creates the folder if needed.
 
-  It ends with `release`, with the process, however that ends, and where the
-  body of its `with` fails; a body that does not fail leaves it held. On several
-  hosts process 0 holds it, and every host must make one.
+  The lock is held until `release`, until the process ends for any reason, or
+  until the body of its `with` raises; a body that succeeds leaves it held. On
+  several hosts, process 0 holds it, and every host must create one.
 
   Args:
-    folder: of the run.
+    folder: the folder of the run.
 
   Raises:
     ValueError: another training holds it, or the folder cannot be written.
@@ -78,10 +106,12 @@ class Lock:
 
   def __init__(self, folder: Path | epath.Path):
     self._file = None
-    refusal = self._take(folder) if jax.process_index() == 0 else None
-    if hosts.any_of(refusal is not None):
+    problem = self._take(folder) if jax.process_index() == 0 else None
+    if hosts.any_of(problem is not None):
       self.release()
-      raise ValueError(refusal or f'Process 0 cannot train in {folder}.')
+      raise ValueError(
+        problem or f'Process 0 cannot train in {folder}; see its error.'
+      )
 
   def __enter__(self):
     return self
@@ -91,18 +121,19 @@ class Lock:
       self.release()
 
   def release(self) -> None:
-    """Gives it back; a second call does nothing."""
+    """Releases the lock; a second call does nothing."""
     if self._file is not None:
       self._file.close()
       self._file = None
 
   def _take(self, folder) -> str | None:
-    """Why it cannot be had, or None."""
+    """Takes the lock, or returns why that is impossible."""
     if in_bucket(folder):
       logging.info(
-        'Buckets have no locks: see that no other training runs in %s.', folder
+        'Buckets have no locks: make sure that no other training runs in %s.',
+        folder,
       )
-      return _missing(folder)
+      return _bucket_problem(folder)
     try:
       folder.mkdir(parents=True, exist_ok=True)
       self._file = (folder / LOCK).open('a')
@@ -120,15 +151,16 @@ class Lock:
       )
     except OSError as error:  # Some mounted disks have no locks.
       logging.warning(
-        '%s cannot be locked (%s): see that no other training runs there.',
+        '%s cannot be locked (%s): make sure that no other training runs'
+        ' there.',
         folder,
         error.strerror,
       )
     return None
 
 
-def _missing(folder) -> str | None:
-  """What a bucket needs and is not there, or None."""
+def _bucket_problem(folder) -> str | None:
+  """Returns why a run cannot be stored in this bucket, or None."""
   bucket = os.fspath(folder).removeprefix('gs://').partition('/')[0]
   try:
     storage = importlib.import_module('google.cloud.storage')
@@ -140,10 +172,10 @@ def _missing(folder) -> str | None:
     storage.Client().get_bucket(bucket)  # As orbax does before each save.
   except Exception as error:
     if getattr(error, 'code', None) not in (403, 404):
-      raise  # It may pass.
+      raise  # The problem may be temporary.
     return (
-      f'The bucket {bucket} cannot be asked what it is ({error.code}); give'
-      ' another --workdir, or the account the right storage.buckets.get beside'
-      ' those to its objects.'
+      f'The bucket {bucket} cannot be read ({error.code}); give another'
+      ' --workdir, or give the account the permission storage.buckets.get'
+      ' in addition to those for objects.'
     )
   return None

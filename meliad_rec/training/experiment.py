@@ -1,4 +1,4 @@
-"""What a run is: model, data, optimiser, and how long each does what."""
+"""The definition of a run: model, data, optimizer, and how long it trains."""
 
 from collections.abc import Callable
 import dataclasses
@@ -16,7 +16,7 @@ from meliad_rec.models.model import Model
 from meliad_rec.training.optimizer import Optimizer
 from meliad_rec.training.program import TrainProgram
 
-# Figures by which a checkpoint can be best, and which value of them is.
+# Metrics that can select the best checkpoint, and their best value.
 BEST = {
   'bits_per_byte': 'lowest',
   'bits_per_token': 'lowest',
@@ -29,31 +29,33 @@ BEST = {
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """Everything about a run but where it writes.
+  """Everything about a run except its folder.
 
   Attributes:
     model: makes the model, given the size of the vocabulary.
     data: the splits train and validation, and their vocabulary.
-    optimizer: of optimizer.chain.
-    batch: documents read side by side, over all hosts.
-    segment: tokens of each in a step; gradients reach so far back.
-    steps: training steps in all.
-    shorter_first: shorter segments for the first of them; None: for none.
-    seed: of parameters, dropout and the order of documents.
+    optimizer: from optimizer.chain.
+    batch: number of documents read in parallel, over all hosts.
+    segment: tokens of each document per step; gradients reach this far back.
+    steps: number of training steps.
+    shorter_first: initial steps with shorter segments; None: no such steps.
+    seed: seed for parameters, dropout and the order of documents.
     mesh: makes the mesh of devices.
-    objective: (logits_BTV, targets_BT) -> nats_BT to minimise.
-    ema_decay: of a moving average of parameters, which is then what is
-      evaluated; None: none.
-    halting_warmup: steps over which the loss of halting rises from nothing to
-      its whole weight, PONDER_COST; 0: none.
-    part: what of the validation split an evaluation reads.
-    sample: text written at each evaluation.
-    log_every, eval_every, save_every: in steps.
-    keep: checkpoints kept besides the best.
-    best_metric: validation figure by which a checkpoint is best; of BEST, and
-      one that the data give: only text has bytes and words, only labels error.
+    objective: (logits_BTV, targets_BT) -> nats_BT to minimize.
+    ema_decay: decay of a moving average of the parameters, which is evaluated
+      instead of them; None: no average.
+    halting_warmup: steps over which the weight of the halting loss rises to
+      PONDER_COST; 0 disables the warm-up.
+    part: part of the validation split that evaluations read.
+    sample: text generated at each evaluation.
+    log_every, eval_every, save_every: training steps between two reports, two
+      evaluations and two checkpoints.
+    keep: number of last checkpoints kept, in addition to the best one.
+    best_metric: validation metric that selects the best checkpoint: a key of
+      BEST that the data provide. Only text has bytes and words; only labels
+      have an error.
     patience: evaluations without a new best after which the run ends; None:
-      it goes on.
+      no limit.
   """
 
   model: Callable[[int], Model]
@@ -82,32 +84,31 @@ class Experiment:
     for name in (*positive, 'log_every', 'eval_every', 'save_every'):
       value = getattr(self, name)
       if value is not None and value < 1:
-        raise _wrong(name, value, '1 or more')
+        raise _wrong(name, value, 'at least 1')
     for name, bits in ('seed', 32), ('halting_warmup', 31):
       if not 0 <= getattr(self, name) < 2**bits:
-        needed = f'0 or more, and below 2**{bits}'
+        needed = f'at least 0 and below 2**{bits}'
         raise _wrong(name, getattr(self, name), needed)
     if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-      raise _wrong('ema_decay', self.ema_decay, 'None, or between 0 and 1')
+      raise _wrong('ema_decay', self.ema_decay, 'None or between 0 and 1')
     if self.best_metric not in BEST:
       raise _wrong('best_metric', self.best_metric, f'one of {", ".join(BEST)}')
     first = self.shorter_first
     if first and (first.segment >= self.segment or first.steps >= self.steps):
       raise ValueError(
-        f'Segments of {first.segment} tokens are to come first for '
-        f'{first.steps} steps, and the run has {self.steps}, of {self.segment} '
-        'tokens; set FIRST_SEGMENT and FIRST_STEPS to less than SEGMENT and '
-        'STEPS.'
+        'FIRST_SEGMENT and FIRST_STEPS must be below SEGMENT and STEPS, got '
+        f'{first.segment} of {self.segment} tokens and {first.steps} of '
+        f'{self.steps} steps. Lower them.'
       )
 
   @property
   def best_is(self) -> str:
-    """'lowest' or 'highest': which best_metric is best."""
+    """'lowest' or 'highest': the best value of best_metric."""
     return BEST[self.best_metric]
 
   @functools.cached_property
   def program(self) -> TrainProgram:
-    """The model and optimiser on the mesh."""
+    """The model and optimizer on the mesh."""
     return TrainProgram(
       model=self.model(self.data.vocabulary.size),
       mesh=self.mesh(),
@@ -121,17 +122,16 @@ class Experiment:
 
   @functools.cached_property
   def first_program(self) -> TrainProgram:
-    """That of the steps with shorter segments; its states are the same."""
+    """The program of the initial steps with shorter segments; same state."""
     return dataclasses.replace(self.program, segment=self.shorter_first.segment)
 
   def program_of(self, step: int) -> TrainProgram:
-    """What computes a step, counted from 0."""
+    """Returns the program of a step, counted from 0."""
     first = self.shorter_first
     return self.first_program if first and step < first.steps else self.program
 
 
 def _wrong(name: str, value, needed: str) -> ValueError:
   return ValueError(
-    f'{name} is {value!r}; it must be {needed}. Set '
-    f'experiment.Experiment.{name}.'
+    f'{name} must be {needed}, got {value!r}. Set experiment.Experiment.{name}.'
   )

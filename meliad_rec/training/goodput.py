@@ -1,4 +1,4 @@
-"""Where the time of a run goes: what of it were training steps."""
+"""Goodput: the share of a run's time that was spent on training steps."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -15,15 +15,16 @@ PARTS = ('step', 'compile', 'data wait', 'evaluation', 'checkpoint')
 
 
 class Goodput:
-  """Adds up seconds by part from when it is made; one for each host.
+  """Adds up the seconds of each part of a run on this host.
 
   Args:
-    clock: seconds, from any beginning.
-    compiled: seconds of compilation in this process so far. What is compiled
-      within another part, as an evaluation's first step is, counts as compile.
+    clock: returns seconds since any fixed time.
+    compiled: returns the seconds that this process has spent on compilation;
+      None: they are read from jax. Compilation within another part, such as the
+      first step of an evaluation, counts as 'compile'.
 
   Attributes:
-    seconds: by the names of PARTS.
+    seconds: seconds so far of each part in PARTS.
   """
 
   def __init__(
@@ -37,7 +38,7 @@ class Goodput:
 
   @contextlib.contextmanager
   def on(self, part: str) -> Iterator[None]:
-    """Counts the body, which holds no other part, to one of PARTS."""
+    """Counts the time of a `with` body as a part. Parts must not be nested."""
     began, compiled = self._clock(), self._compiled()
     try:
       yield
@@ -50,7 +51,7 @@ class Goodput:
       self.seconds[part] += spent
 
   def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
-    """The same items; the time until each is there is data wait."""
+    """Yields the same items; waiting for them counts as 'data wait'."""
     with contextlib.closing(items):
       while True:
         with self.on('data wait'):
@@ -61,11 +62,11 @@ class Goodput:
 
   @property
   def whole(self) -> float:
-    """Seconds since this was made."""
+    """Seconds since this object was created."""
     return self._clock() - self._began
 
   def sentence(self) -> str:
-    """'Time: 80.0 % step, 10.0 % compile, ..., 2.0 % other, of 100 s.'"""
+    """Returns 'Time: 80.0% step, 10.0% compile, ..., 2.0% other, of 100 s.'"""
     whole = self.whole
     parts = self.seconds | {'other': whole - sum(self.seconds.values())}
     shares = (f'{s / whole:.1%} {part}' for part, s in parts.items())
@@ -76,7 +77,7 @@ _END = object()
 
 
 class _Compilations:
-  """Seconds that XLA has compiled for since this was made."""
+  """Counts the seconds of XLA compilation since it was created."""
 
   def __init__(self):
     self._seconds = 0.0
@@ -92,5 +93,5 @@ class _Compilations:
 
 @functools.cache
 def _compilations():
-  """One for the process: jax has no way to take one listener away."""
+  """Returns the only one of this process, since listeners stay registered."""
   return _Compilations()

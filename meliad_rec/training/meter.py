@@ -1,4 +1,4 @@
-"""Training figures between two lines of the report."""
+"""Training metrics of the steps since the last line of the report."""
 
 import math
 import time
@@ -8,26 +8,25 @@ import jax
 from meliad_rec.data.batch import Batch
 from meliad_rec.data.documents import Documents
 from meliad_rec.metrics import flops
-from meliad_rec.metrics import flops as chips
-from meliad_rec.metrics.metrics import label_quality
-from meliad_rec.metrics.metrics import quality
-from meliad_rec.metrics.metrics import speed
 from meliad_rec.metrics.metrics import Sums
-from meliad_rec.metrics.metrics import Totals
+from meliad_rec.metrics.totals import label_quality
+from meliad_rec.metrics.totals import quality
+from meliad_rec.metrics.totals import speed
+from meliad_rec.metrics.totals import Totals
 from meliad_rec.training.program import TrainProgram
 
 
 class Meter:
-  """Counts steps and the time they take, evaluations and saves left out.
+  """Adds up the metrics and the time of steps, without evaluations and saves.
 
   Args:
-    program: what is timed.
-    documents: of the training split; for its bytes per token.
+    program: the program whose steps are timed.
+    documents: documents of the training split, for their bytes per token.
   """
 
   def __init__(self, program: TrainProgram, documents: Documents):
     self.program = program
-    self.peak_flops = chips.peak_flops(program.mesh.devices.flat)
+    self.peak_flops = flops.peak_flops(program.mesh.devices.flat)
     self.traced = None
     if self.peak_flops is not None:
       self.traced = jax.make_jaxpr(program.forward)(
@@ -41,27 +40,27 @@ class Meter:
     self.totals, self.seconds, self.since = Totals(), 0.0, None
 
   def start(self) -> None:
-    """Starts the clock, or lets it run on."""
+    """Starts the clock if it is stopped."""
     self.since = self.since or time.perf_counter()
 
   def pause(self) -> None:
-    """Stops the clock, for all that is no training step."""
+    """Stops the clock for anything other than training steps."""
     if self.since is not None:
       self.seconds += time.perf_counter() - self.since
       self.since = None
 
   def add(self, sums: Sums) -> Sums:
-    """Waits for a step, and adds what it counted; returns it, on the host."""
+    """Waits for the sums of a step and adds them; returns them on the host."""
     sums = jax.device_get(sums)
     self.totals.add(sums)
     return sums
 
-  def figures(self, step: int, tokens: int) -> dict[str, float]:
-    """What to report of the steps since the last call.
+  def metrics(self, step: int, tokens: int) -> dict[str, float]:
+    """Returns the metrics of the steps since the last call.
 
     Args:
-      step: the last of them.
-      tokens: read by then since the run began.
+      step: number of the last of these steps.
+      tokens: tokens that the run has read so far.
     """
     self.pause()
     totals, seconds = self.totals, self.seconds
@@ -77,44 +76,43 @@ class Meter:
     }
 
   def _flops(self, totals: Totals) -> float | None:
-    """Of a token or padded place, forward and backward."""
+    """Returns FLOPs of forward and backward pass per token or padding."""
     if self.traced is None:
       return None
-    # A loop counts as often as it was of use: what it computes for those that
-    # have halted is no model FLOP, and no more is what remat repeats. Loops but
-    # `while` (options/loop_*) count whole.
+    # A `while` loop counts as many iterations as the mean halting depth. Work
+    # for halted tokens is not a model FLOP, nor is recomputation by remat.
     turns = totals.sown.get('halting_depth', 1.0)
     forward = flops.count(self.traced.jaxpr, turns)
-    # Backward costs twice forward.
+    # The backward pass costs twice the forward pass.
     return 3 * forward / (self.program.rows * self.program.segment)
 
   def _quality(self, totals: Totals) -> dict[str, float]:
     if not self.labelled:
       return quality(totals, totals.tokens * self.bytes_per_token)
-    # A few steps may well be without any label that counts.
+    # A few steps may contain no scored label.
     return label_quality(totals) if totals.scored else {}
 
 
 def is_finite(sums: Sums) -> bool:
-  """Whether a step's loss and gradient are."""
+  """Returns whether a step's loss and gradient are finite."""
   return math.isfinite(sums.nats) and math.isfinite(sums.gradient_norm)
 
 
 def check_finite(what: str, batch: Batch, sums: Sums) -> None:
-  """Raises ValueError where a loss or gradient is not.
+  """Raises ValueError if a loss or gradient is not finite.
 
   Args:
-    what: 'Step 7', for the sentence.
-    batch: what was read, named in the sentence by its documents.
-    sums: on the host.
+    what: name of the step for the message, such as 'Step 7'.
+    batch: batch of the step; the message names its documents.
+    sums: counts of the step, on the host.
   """
   if is_finite(sums):
     return
   rows = zip(batch.document_B.tolist(), batch.offset_B.tolist(), strict=True)
   raise ValueError(
     f'{what} has loss {sums.nats / max(sums.scored, 1):.4g} and gradient '
-    f'norm {sums.gradient_norm:.4g}, on the batch of document:token '
-    f'{", ".join(f"{d}:{t}" for d, t in rows)}; the run stopped, and its last '
-    'checkpoint is from before. Lower LEARNING_RATE, set '
+    f'norm {sums.gradient_norm:.4g} on the batch of document:token '
+    f'{", ".join(f"{d}:{t}" for d, t in rows)}. The run stopped; its last '
+    'checkpoint is from before this step. Lower LEARNING_RATE, set '
     'optimizer.chain.clip_norm, or use DTYPE = "float32".'
   )

@@ -1,4 +1,4 @@
-"""A trace of some training steps, for XProf: where each step's time goes.
+"""Traces some training steps for XProf, which shows where time is spent.
 
 pip install xprof; xprof --logdir=WORKDIR/profile
 """
@@ -6,74 +6,82 @@ pip install xprof; xprof --logdir=WORKDIR/profile
 from collections.abc import Iterator
 import contextlib
 import os
+from pathlib import Path
 import re
+import tempfile
 
 from absl import logging
 import jax
 
-from meliad_rec.storage.mirror import Mirror
+from meliad_rec.storage.workdir import in_bucket
+from meliad_rec.storage.workdir import upload
 
 
 def steps(text: str) -> range:
-  """The steps that 'FIRST:LAST' names, both of them traced.
+  """Parses 'FIRST:LAST' into the steps to trace, both included.
 
   Raises:
-    ValueError: it names none.
+    ValueError: the text has another form.
   """
   found = re.fullmatch(r'(\d+):(\d+)', text)
   first, last = map(int, found.groups()) if found else (0, 0)
   if not 1 <= first <= last:
     raise ValueError(
-      f'--profile is {text!r}; give the first and the last step to trace, such'
-      ' as 10:15.'
+      '--profile must be the first and the last step to trace, such as 10:15, '
+      f'got {text!r}.'
     )
   return range(first, last + 1)
 
 
 class Profile:
-  """Writes the trace of process 0, once, into a folder.
+  """Writes one trace of process 0 into a folder.
 
   Args:
-    folder: where it goes; made if there is a trace. None: nowhere.
-    traced: steps, one after the other; empty: nothing is traced.
+    folder: where the trace is written; created if needed.
+    traced: consecutive steps to trace; an empty range traces nothing.
   """
 
   def __init__(
     self, folder: os.PathLike | None = None, traced: range = range(0)
   ):
     self._folder, self._traced = folder, traced
-    self._on = False
+    self._on, self._temporary = False, None
     self._begins = bool(traced) and jax.process_index() == 0
 
   @contextlib.contextmanager
   def step(self, step: int) -> Iterator[None]:
-    """Names the body as a step, and traces it if it is one of those.
+    """Names a `with` body as a step, and traces it if requested.
 
     Args:
-      step: counted from 1; the body starts it, and waits for the one before.
+      step: number of the step, from 1. The body dispatches this step and waits
+        for the previous one.
     """
     if self._begins and step in self._traced:
       self._begins, self._on = False, True
-      self._mirror = Mirror(self._folder)
-      jax.profiler.start_trace(self._mirror.folder)
-    # The last of them is only waited for in the step after it.
+      folder = self._folder
+      if in_bucket(folder):  # The profiler writes to a disk only.
+        self._temporary = tempfile.TemporaryDirectory()
+        folder = self._temporary.name
+      jax.profiler.start_trace(folder)
+    # The last traced step finishes during the step after it.
     if self._on and step > self._traced[-1] + 1:
       self.close()
     with jax.profiler.StepTraceAnnotation('train', step_num=step):
       yield
 
   def close(self) -> None:
-    """Writes what there is of the trace; a second call does nothing."""
+    """Writes the trace so far; a second call does nothing."""
     if self._on:
       self._on = False
       jax.profiler.stop_trace()
-      self._mirror.sync()
+      if self._temporary:
+        upload(Path(self._temporary.name), self._folder)
       logging.info('The trace for XProf is in %s.', self._folder)
     elif self._begins:
       self._begins = False
       logging.warning(
-        'Nothing was traced: none of the steps %d to %d of --profile was'
-        ' trained.',
+        'Nothing was traced, because none of the steps %d to %d of --profile'
+        ' ran.',
         self._traced[0],
         self._traced[-1],
       )

@@ -1,4 +1,4 @@
-"""A model and its optimiser on a mesh: compiled steps and sharded arrays."""
+"""The compiled training step of a run, and its sharded train state."""
 
 from collections.abc import Callable
 import dataclasses
@@ -12,24 +12,24 @@ import numpy as np
 
 from meliad_rec.data.batch import Batch
 from meliad_rec.distributed import partition
-from meliad_rec.distributed import partition as state_sharding
 from meliad_rec.models.sharded_model import ShardedModel
-from meliad_rec.training import train_step
 from meliad_rec.training.optimizer import Optimizer
+from meliad_rec.training.train_step import create_state
+from meliad_rec.training.train_step import train_step
 from meliad_rec.training.train_step import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainProgram(ShardedModel):
-  """What a run computes, and where.
+  """A model and its optimizer on a mesh; a step is one segment of each row.
 
   Attributes:
-    model, mesh, segment: see ShardedModel; a step is one segment of each row.
-    optimizer: of the model.
-    objective: (logits_BTV, targets_BT) -> nats_BT to minimise.
+    model, mesh, segment: as in ShardedModel.
+    optimizer: from optimizer.chain.
+    objective: (logits_BTV, targets_BT) -> nats_BT to minimize.
     rows: rows of a training batch, over all hosts.
-    ema_decay: of the moving average of parameters; None: no average.
-    halting_warmup: see train_step.
+    ema_decay: decay of the moving average of the parameters; None: no average.
+    halting_warmup: as in train_step.
   """
 
   optimizer: Optimizer
@@ -40,54 +40,22 @@ class TrainProgram(ShardedModel):
 
   @functools.cached_property
   def shapes(self) -> TrainState:
-    """The train state as jax.ShapeDtypeStruct with shardings."""
-    shapes = jax.eval_shape(self._create, 0)
-    places = state_sharding.state_shardings(self.mesh, shapes, self.rows)
+    """The train state, of jax.ShapeDtypeStruct with shardings."""
+    shapes = jax.eval_shape(self._create_state, 0)
     return jax.tree.map(
-      lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
+      lambda a, sharding: jax.ShapeDtypeStruct(
+        a.shape, a.dtype, sharding=sharding
+      ),
       shapes,
-      places,
+      partition.state_shardings(self.mesh, shapes, self.rows),
     )
-
-  def create(self, seed: int) -> TrainState:
-    """A new run's state, made where it belongs."""
-    with jax.set_mesh(self.mesh):
-      return self._create_in_place(np.uint32(seed))
-
-  @functools.cached_property
-  def _create_in_place(self) -> Callable:
-    places = jax.tree.map(lambda a: a.sharding, self.shapes)
-    return jax.jit(self._create, out_shardings=places)
-
-  @functools.cached_property
-  def traced(self) -> jax.stages.Traced:
-    """What train_step is compiled of; a defect of the program shows here."""
-    step = functools.partial(
-      train_step.train_step,
-      self.model,
-      self.optimizer,
-      self.objective,
-      self.ema_decay,
-      self.halting_warmup,
-    )
-    places = jax.tree.map(lambda a: a.sharding, self.shapes)
-    whole = NamedSharding(self.mesh, PartitionSpec())
-    jitted = jax.jit(step, donate_argnums=0, out_shardings=(places, whole))
-    with jax.set_mesh(self.mesh):
-      return jitted.trace(self.shapes, self.batch_shapes(self.rows))
-
-  @functools.cached_property
-  def train_step(self) -> jax.stages.Compiled:
-    """(state, batch) -> (state, Sums); compiled once, state donated."""
-    with jax.set_mesh(self.mesh):
-      return self.traced.lower().compile()
 
   def batch_shapes(self, rows: int) -> Batch:
-    """A batch as jax.ShapeDtypeStruct with shardings."""
-    place = partition.batch_sharding(self.mesh, rows)
+    """Returns a batch of jax.ShapeDtypeStruct with shardings."""
+    sharding = partition.batch_sharding(self.mesh, rows)
 
     def shape(dtype, *axes):
-      return jax.ShapeDtypeStruct((rows, *axes), dtype, sharding=place)
+      return jax.ShapeDtypeStruct((rows, *axes), dtype, sharding=sharding)
 
     return Batch(
       tokens_BT=shape(jnp.int32, self.segment),
@@ -99,8 +67,45 @@ class TrainProgram(ShardedModel):
       offset_B=shape(jnp.int32),
     )
 
-  def _create(self, seed) -> TrainState:
-    return train_step.create_state(
+  def create(self, seed: int) -> TrainState:
+    """Creates the state of a new run, sharded from the start."""
+    with jax.set_mesh(self.mesh):
+      return self._create_sharded(np.uint32(seed))
+
+  @functools.cached_property
+  def traced(self) -> jax.stages.Traced:
+    """The training step before compilation; errors of the model occur here."""
+    step = functools.partial(
+      train_step,
+      self.model,
+      self.optimizer,
+      self.objective,
+      self.ema_decay,
+      self.halting_warmup,
+    )
+    replicated = NamedSharding(self.mesh, PartitionSpec())
+    jitted = jax.jit(
+      step, donate_argnums=0, out_shardings=(self._shardings, replicated)
+    )
+    with jax.set_mesh(self.mesh):
+      return jitted.trace(self.shapes, self.batch_shapes(self.rows))
+
+  @functools.cached_property
+  def train_step(self) -> jax.stages.Compiled:
+    """(state, batch) -> (state, Sums); compiled once, state is donated."""
+    with jax.set_mesh(self.mesh):
+      return self.traced.lower().compile()
+
+  @property
+  def _shardings(self) -> TrainState:
+    return jax.tree.map(lambda a: a.sharding, self.shapes)
+
+  @functools.cached_property
+  def _create_sharded(self) -> Callable:
+    return jax.jit(self._create_state, out_shardings=self._shardings)
+
+  def _create_state(self, seed) -> TrainState:
+    return create_state(
       self.model,
       self.optimizer,
       seed,

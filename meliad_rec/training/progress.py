@@ -1,4 +1,4 @@
-"""How far a run's evaluations have come; saved with its state, as JSON."""
+"""Results of a run's evaluations so far; saved with its state, as JSON."""
 
 import dataclasses
 import math
@@ -8,14 +8,14 @@ from absl import logging
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-  """What of a run is neither arrays nor data position.
+  """State of a run's evaluations.
 
   Attributes:
     evaluated: step of the last evaluation.
-    metric: the figure that `best` is of; None: not known yet.
-    validation: identity of the documents that it is of.
-    best: its best value; None: none was finite.
-    since_best: evaluations since then.
+    metric: name of the metric that `best` is a value of; None: not known yet.
+    validation: identity of the documents that `best` was measured on.
+    best: best value of the metric; None: there is no finite value yet.
+    since_best: evaluations since the best one.
   """
 
   evaluated: int = 0
@@ -25,23 +25,23 @@ class Progress:
   since_best: int = 0
 
   def judged_by(self, metric: str, validation: str) -> 'Progress':
-    """The same; without a best, and told, where it was of something else."""
+    """Returns this progress, without `best` if it was measured differently."""
     if (self.metric, self.validation) == (metric, validation):
       return self
     if self.metric is not None:
       changed = 'best_metric' if self.metric != metric else 'validation data'
       logging.warning(
-        'The %s of this run changed: the search for the best step starts anew.',
+        'The %s of this run changed: the search for the best step restarts.',
         changed,
       )
     return Progress(self.evaluated, metric, validation)
 
   def after(self, step: int, value: float, best_is: str) -> 'Progress':
-    """The progress after one more evaluation.
+    """Returns the progress after one more evaluation.
 
     Args:
-      step: training steps done.
-      value: of the metric.
+      step: training steps so far.
+      value: value of the metric.
       best_is: 'lowest' or 'highest'.
     """
     known = self.best is not None
@@ -54,5 +54,5 @@ class Progress:
     return dataclasses.replace(self, evaluated=step, since_best=since)
 
   def is_stale(self, patience: int | None) -> bool:
-    """Whether so many evaluations in a row gave no new best."""
+    """Returns whether `patience` evaluations in a row gave no new best."""
     return patience is not None and self.since_best >= patience

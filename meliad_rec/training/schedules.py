@@ -1,9 +1,9 @@
 """Learning-rate schedules: functions of the training step, counted from 0.
 
-All but one_cycle share one form, that of the Block-Recurrent Transformer's
-code: a linear ramp from 0 over `warmup_steps`, times a curve that is held at
-its value for `warmup_steps` until the ramp ends. So the first update, at step
-0, has a rate of 0 where there is a warm-up.
+All except one_cycle have the form of the Block-Recurrent Transformer's code: a
+linear ramp from 0 over `warmup_steps`, times a curve that keeps its value at
+`warmup_steps` until the ramp ends. So with a warm-up, the first update (step 0)
+has a rate of 0.
 """
 
 from collections.abc import Callable
@@ -12,43 +12,44 @@ import math
 import jax
 import jax.numpy as jnp
 
-# From the training step to the learning rate, a float32 scalar.
+# Training step -> learning rate, a float32 scalar.
 Schedule = Callable[[jax.Array], jax.Array]
 
 
 def rsqrt(warmup_steps: int, scale: float = 1.0) -> Schedule:
-  """scale / sqrt(step), never ending.
+  """Returns scale / sqrt(step), for any number of steps.
 
-  With scale 1 and 1000 steps of warm-up, the peak is 0.0316 and step 500,000
-  has 0.0014: Hutchins et al. 2022 and Wu et al. 2022, for Adafactor with
-  parameter scaling.
+  With scale 1 and 1000 steps of warm-up, the rate is 0.0316 at its peak and
+  0.0014 at step 500,000: Hutchins et al. 2022 and Wu et al. 2022, for Adafactor
+  with parameter scaling.
 
   Args:
-    warmup_steps: the peak, scale / sqrt(warmup_steps), comes there.
-    scale: the rate at step 1 were there no warm-up.
+    warmup_steps: step of the peak, scale / sqrt(warmup_steps).
+    scale: the rate at step 1 if there were no warm-up.
 
   Raises:
-    ValueError: warmup_steps below 1, where the curve has no peak.
+    ValueError: scale is not above 0, or warmup_steps is below 1, so that the
+      curve has no peak.
   """
-  _need(warmup_steps >= 1, f'warmup_steps is {warmup_steps}', '1 or more')
-  _need(scale > 0, f'scale is {scale}', 'more than 0')
+  _need(warmup_steps >= 1, 'warmup_steps', warmup_steps, 'at least 1')
+  _need(scale > 0, 'scale', scale, 'above 0')
   return _warm(warmup_steps, lambda step: scale * jax.lax.rsqrt(step))
 
 
 def cosine(
   peak: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0
 ) -> Schedule:
-  """Half a cosine from `peak` at step 0 to `final` at `total_steps`.
+  """Returns half a cosine from `peak` at step 0 to `final` at `total_steps`.
 
   Args:
-    peak: the rate at step 0 were there no warm-up. The highest rate reached
-      is a little lower with one: the curve has begun to fall by its end.
-    total_steps: of training; the rate stays at `final` after them.
+    peak: the rate at step 0 if there were no warm-up. With one, the highest
+      rate is a little lower, because the curve falls during the warm-up.
+    total_steps: training steps; after them the rate stays at `final`.
     warmup_steps: fewer than total_steps.
     final: the last rate, at most `peak`.
 
   Raises:
-    ValueError: rates or steps not in that order.
+    ValueError: rates or steps are out of range.
 
   Hoffmann et al. 2022, appendix B; the paper's figure 3 with peak 0.01, final
   0.001 and 1000 steps of warm-up.
@@ -65,16 +66,16 @@ def cosine(
 def linear(
   peak: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0
 ) -> Schedule:
-  """A line from `peak` at step 0 to `final` at `total_steps`.
+  """Returns a line from `peak` at step 0 to `final` at `total_steps`.
 
   Args:
-    peak: the rate at step 0 were there no warm-up.
-    total_steps: of training; the rate stays at `final` after them.
+    peak: the rate at step 0 if there were no warm-up.
+    total_steps: training steps; after them the rate stays at `final`.
     warmup_steps: fewer than total_steps.
     final: the last rate, at most `peak`.
 
   Raises:
-    ValueError: rates or steps not in that order.
+    ValueError: rates or steps are out of range.
   """
   _need_order(peak, final, total_steps, warmup_steps)
 
@@ -86,21 +87,21 @@ def linear(
 
 
 def one_cycle(peak: float, total_steps: int, warmup_steps: int) -> Schedule:
-  """A line from peak / 25 up to `peak`, and a line down to almost nothing.
+  """Returns a line up from peak / 25 to `peak`, then a line down to almost 0.
 
   Args:
-    peak: the rate of the last of the warm-up's steps.
-    total_steps: of training; the rate of the last one is peak / 250,000, and
-      stays so.
-    warmup_steps: 2 or more, fewer than total_steps.
+    peak: the rate of the last step of the warm-up.
+    total_steps: training steps; from the last one on the rate is
+      peak / 250,000.
+    warmup_steps: at least 2, fewer than total_steps.
 
   Raises:
-    ValueError: peak not above 0, or steps out of range.
+    ValueError: peak is not above 0, or steps are out of range.
 
-  Smith and Topin 2019; both shares are the defaults of PyTorch's OneCycleLR.
+  Smith and Topin 2019; both fractions are the defaults of PyTorch's OneCycleLR.
   """
   _need_order(peak, 0, total_steps, warmup_steps)
-  _need(warmup_steps >= 2, f'warmup_steps is {warmup_steps}', '2 or more')
+  _need(warmup_steps >= 2, 'warmup_steps', warmup_steps, 'at least 2')
   first, final, turn = peak / 25, peak / 250_000, warmup_steps - 1
 
   def schedule(step):
@@ -113,18 +114,18 @@ def one_cycle(peak: float, total_steps: int, warmup_steps: int) -> Schedule:
 
 
 def constant(peak: float, warmup_steps: int = 0) -> Schedule:
-  """`peak` at every step after the warm-up.
+  """Returns `peak` at every step after the warm-up.
 
   Raises:
-    ValueError: peak not above 0, or warmup_steps below 0.
+    ValueError: peak is not above 0, or warmup_steps is below 0.
   """
-  _need(peak > 0, f'peak is {peak}', 'more than 0')
-  _need(warmup_steps >= 0, f'warmup_steps is {warmup_steps}', '0 or more')
+  _need(peak > 0, 'peak', peak, 'above 0')
+  _need(warmup_steps >= 0, 'warmup_steps', warmup_steps, 'at least 0')
   return _warm(warmup_steps, lambda step: jnp.full_like(step, peak))
 
 
 def _warm(warmup_steps, curve):
-  """The curve after a linear ramp; until its end the curve's step is held."""
+  """Multiplies a linear ramp by a curve that is constant during the ramp."""
   if not warmup_steps:
     return lambda step: curve(jnp.asarray(step, jnp.float32))
 
@@ -137,17 +138,18 @@ def _warm(warmup_steps, curve):
 
 
 def _need_order(peak, final, total_steps, warmup_steps):
-  _need(peak > 0, f'peak is {peak}', 'more than 0')
-  _need(0 <= final <= peak, f'final is {final}', f'0 to peak, {peak}')
-  _need(total_steps >= 1, f'total_steps is {total_steps}', '1 or more')
+  _need(peak > 0, 'peak', peak, 'above 0')
+  _need(0 <= final <= peak, 'final', final, f'from 0 to peak, {peak}')
+  _need(total_steps >= 1, 'total_steps', total_steps, 'at least 1')
   _need(
     0 <= warmup_steps < total_steps,
-    f'warmup_steps is {warmup_steps}',
-    f'0 or more and fewer than total_steps, {total_steps}',
+    'warmup_steps',
+    warmup_steps,
+    f'at least 0 and below total_steps, {total_steps}',
   )
 
 
-# In gin.
+# Macros of the gin files.
 _SETTINGS = {
   'peak': 'LEARNING_RATE',
   'scale': 'LEARNING_RATE',
@@ -156,9 +158,9 @@ _SETTINGS = {
 }
 
 
-def _need(condition, given, needed):
+def _need(condition, name, value, needed):
   if not condition:
-    setting = _SETTINGS.get(given.split()[0], given.split()[0])
     raise ValueError(
-      f"The schedule's {given}; it needs {needed}. Set {setting}."
+      f'{name} of the schedule must be {needed}, got {value}. Set '
+      f'{_SETTINGS.get(name, name)}.'
     )

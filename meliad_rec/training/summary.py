@@ -1,4 +1,4 @@
-"""What a run would do, said before it does it."""
+"""Summary of a run before it starts: parameters, memory and data."""
 
 import math
 
@@ -10,7 +10,7 @@ from meliad_rec.training.experiment import Experiment
 
 
 def show(experiment: Experiment) -> None:
-  """Prints parameters, memory and data."""
+  """Prints a table of the parameters, the memory of a step, and the data."""
   program = experiment.program
   print(parameter_table(program.shapes.params))
   print(memory(program))
@@ -25,7 +25,7 @@ def show(experiment: Experiment) -> None:
 
 
 def sentence(experiment: Experiment) -> str:
-  """The run in one line."""
+  """Returns one line about the run."""
   params = jax.tree.leaves(experiment.program.shapes.params)
   train = experiment.data.documents('train')
   kinds = sorted({d.device_kind for d in experiment.program.mesh.devices.flat})
@@ -54,7 +54,7 @@ def _amount(documents: Documents) -> str:
 
 
 def parameter_table(params) -> str:
-  """Path, shape, count and place of every parameter, and their number."""
+  """Returns a table of every parameter: path, shape, count and sharding."""
   rows, total, embedding = [], 0, 0
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     name, count = path_string(path), math.prod(leaf.shape)
@@ -74,10 +74,10 @@ def parameter_table(params) -> str:
 
 
 def memory(program) -> str:
-  """What the compiled train step needs on each device, as its compiler says."""
+  """Returns the memory of the train step per device, from the compiler."""
   stats = program.train_step.memory_analysis()
   mib = lambda size: f'{size / 2**20:,.1f} MiB'
   return (
-    f'memory a device, by the compiler: {mib(stats.argument_size_in_bytes)} '
+    f'memory per device, by the compiler: {mib(stats.argument_size_in_bytes)} '
     f'state and batch, {mib(stats.temp_size_in_bytes)} temporary'
   )

@@ -1,9 +1,10 @@
-"""One training step and one evaluation step, compiled over a mesh.
+"""One training step: the state and a batch in, the new state and counts out.
 
-Gradients are of the mean over the segment's scored tokens, and of what modules
-`sow` into 'losses'. They flow through the scan over blocks and stop at the
-carry: truncated back-propagation through time, one segment long. What modules
-sow into 'figures' is counted beside the tokens.
+The gradient is of the mean loss over the segment's scored tokens, plus the
+losses that modules `sow` into 'losses'. It flows through the scan over blocks
+and stops at the carry, the state from the previous segment: truncated
+back-propagation through time over one segment. Metrics that modules sow are
+counted together with the tokens.
 """
 
 from collections.abc import Callable
@@ -16,27 +17,27 @@ import optax
 
 from meliad_rec.data.batch import Batch
 from meliad_rec.distributed.fsdp import all_gather_params
-from meliad_rec.metrics import figures
 from meliad_rec.metrics import losses
+from meliad_rec.metrics import metrics
 from meliad_rec.metrics.metrics import Sums
-from meliad_rec.models import sharded_model
 from meliad_rec.models.cell import State
 from meliad_rec.models.model import empty_carry
 from meliad_rec.models.model import initialize
 from meliad_rec.models.model import Model
+from meliad_rec.models.sharded_model import count
 from meliad_rec.training.optimizer import ema_update
 from meliad_rec.training.optimizer import Optimizer
 
 
 class TrainState(struct.PyTreeNode):
-  """All that a run needs to go on, but the position of its data."""
+  """Everything a run needs to continue, except its position in the data."""
 
   step: jax.Array  # int32: steps taken.
   params: Any
   opt_state: Any
   carry: State  # The model's state after the last segment; leaves [B, ...].
   ema: Any  # Moving average of params; None: not kept.
-  rng: jax.Array  # uint32: key data of dropout.
+  rng: jax.Array  # uint32: key data for dropout.
 
 
 def create_state(
@@ -47,7 +48,7 @@ def create_state(
   segment: int,
   ema: bool,
 ) -> TrainState:
-  """A new run's state; of shapes alone under jax.eval_shape."""
+  """Creates the state of a new run; may be called in jax.eval_shape or jit."""
   rng_params, rng_dropout = jax.random.split(jax.random.key(seed))
   params = initialize(model, rng_params, rows, segment)
   return TrainState(
@@ -69,26 +70,27 @@ def train_step(
   state: TrainState,
   batch: Batch,
 ) -> tuple[TrainState, Sums]:
-  """The state after one update, and what the step counted.
+  """Returns the state after one step, and the counts of the step.
 
   Args:
     model: applied to the state's parameters.
-    optimizer: of optimizer.chain.
-    objective: (logits_BTV, targets_BT) -> nats_BT to minimise.
-    ema_decay: of the moving average of parameters; None: no average.
-    halting_warmup: steps over which the loss of halting rises from nothing to
-      its whole weight; 0: none. What else modules sow has it from the first.
-    state: where the step before ended.
+    optimizer: from optimizer.chain.
+    objective: (logits_BTV, targets_BT) -> nats_BT to minimize.
+    ema_decay: decay of the moving average of the parameters; None: no average.
+    halting_warmup: steps over which the weight of the halting loss rises
+      linearly to its full value; 0 disables the warm-up. Other losses always
+      have their full weight.
+    state: state after the previous step.
     batch: one segment of each row.
 
   Raises:
-    ValueError: halting_warmup for a model in which nothing halts.
+    ValueError: halting_warmup is set, but the model does not halt.
   """
   rng = jax.random.wrap_key_data(state.rng)
   rng = jax.random.fold_in(rng, state.step)
-  halting = 1.0
+  halting_weight = 1.0
   if halting_warmup:
-    halting = jnp.minimum(1, (state.step + 1) / halting_warmup)
+    halting_weight = jnp.minimum(1, (state.step + 1) / halting_warmup)
 
   def loss(params):
     (carry, logits_BTV), sown = model.apply(
@@ -98,18 +100,18 @@ def train_step(
       batch.start_B,
       batch.mask_BT,
       rngs={'dropout': rng},
-      mutable=['losses', figures.COLLECTION],
+      mutable=['losses', metrics.COLLECTION],
     )
     nats_BT = objective(logits_BTV, batch.targets_BT)
     total = losses.masked_mean(nats_BT, batch.scored_BT)
     sown_losses = sown.get('losses', {})
-    if halting_warmup and losses.HALTING not in dict(named(sown_losses)):
+    if halting_warmup and losses.HALTING not in dict(by_name(sown_losses)):
       raise ValueError(
-        f'HALT_WARMUP is {halting_warmup}, and nothing halts in this model; '
-        'leave it out.'
+        f'HALT_WARMUP is {halting_warmup}, but this model does not halt. '
+        'Remove HALT_WARMUP.'
       )
-    total += auxiliary(sown_losses, halting)
-    return total, (carry, sharded_model.count(logits_BTV, batch, sown))
+    total += auxiliary(sown_losses, halting_weight)
+    return total, (carry, count(logits_BTV, batch, sown))
 
   grads, (carry, sums) = jax.grad(loss, has_aux=True)(state.params)
   sums = sums.replace(gradient_norm=optax.global_norm(grads))
@@ -130,29 +132,30 @@ def train_step(
   return state, sums
 
 
-def auxiliary(sown, halting=1.0) -> jax.Array:
-  """The sum of what modules sowed as losses.
+def auxiliary(sown, halting_weight=1.0) -> jax.Array:
+  """Adds up the losses that modules sowed.
 
-  Of losses.RowMeans the mean over all that a scan counted: a sum of means over
-  chunks would weigh a chunk the more, the fewer of its places are real.
+  A losses.RowMeans contributes its mean over everything that a scan counted. If
+  the means of chunks were added, tokens in chunks with padding would have more
+  weight than others.
 
   Args:
-    sown: the collection 'losses'.
-    halting: factor of those that are named losses.HALTING.
+    sown: the variable collection 'losses'.
+    halting_weight: factor for losses named losses.HALTING.
   """
   total = jnp.zeros(())
-  for name, loss in named(sown):
+  for name, loss in by_name(sown):
     is_mean = isinstance(loss, losses.RowMeans)
     loss = loss.mean() if is_mean else jnp.sum(loss, dtype=jnp.float32)
-    total += halting * loss if name == losses.HALTING else loss
+    total += halting_weight * loss if name == losses.HALTING else loss
   return total
 
 
-def named(sown) -> list[tuple[str, Any]]:
-  """What was sowed as losses, each with the name it was sown by."""
-  of_rows = lambda node: isinstance(node, losses.RowMeans)
-  found = []
-  for path, loss in jax.tree.leaves_with_path(sown, is_leaf=of_rows):
+def by_name(sown) -> list[tuple[str, Any]]:
+  """Returns each loss of the collection with the name it was sown under."""
+  is_mean = lambda node: isinstance(node, losses.RowMeans)
+  named = []
+  for path, loss in jax.tree.leaves_with_path(sown, is_leaf=is_mean):
     keys = [at.key for at in path if isinstance(at, jax.tree_util.DictKey)]
-    found.append((keys[-1], loss))
-  return found
+    named.append((keys[-1], loss))
+  return named

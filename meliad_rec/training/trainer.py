@@ -1,10 +1,8 @@
-"""The life of a run, from its first batch to its last checkpoint.
+"""Trains a run, from its first batch to its last checkpoint.
 
-State, data position and progress are saved together, and a run that goes on
-from them does what one that never stopped does, on CPU and TPU bit for bit.
-Step n + 1 is on the devices before the figures of step n are read.
-
-Closing several things at the end, without losing what went wrong first.
+State, data position and progress are saved together, so that a run that resumes
+gives the same results, bit for bit, as one that was never stopped. Step
+n + 1 is dispatched to the devices before the metrics of step n are read.
 """
 
 from collections.abc import Callable
@@ -14,7 +12,9 @@ from dataclasses import asdict
 
 from absl import logging
 
+from meliad_rec.data.batch import Batch
 from meliad_rec.data.lanes import Lanes
+from meliad_rec.data.lanes import Position
 from meliad_rec.data.prefetch import prefetch
 from meliad_rec.distributed import hosts
 from meliad_rec.distributed.partition import local_rows
@@ -31,40 +31,17 @@ from meliad_rec.training.progress import Progress
 from meliad_rec.training.validation import Validation
 
 
-@contextlib.contextmanager
-def closing(*closes: Callable[[], None]) -> Iterator[None]:
-  """Calls each at the end, in order, whatever the others raise.
-
-  The first error, be it of the body, is raised; each later one is an error
-  line.
-  """
-  first = None
-  try:
-    yield
-  except BaseException as error:
-    first = error
-  for close in closes:
-    try:
-      close()
-    except BaseException as error:
-      if first is None:
-        first = error
-      else:
-        logging.error('While closing: %s', error)
-  if first is not None:
-    raise first
-
-
 class Run:
-  """A run on this host: `begin`, then `live`; the rest are parts of its life.
+  """A run on this host. Call `begin`, then `live`.
 
   Args:
-    experiment: what the run is.
-    workdir: where it writes.
-    about: JSON-able facts, kept with each checkpoint.
+    experiment: defines the run.
+    workdir: folder that the run writes to.
+    about: JSON-able facts, saved with each checkpoint.
 
   Raises:
-    ValueError: no folder can be there, or the hosts have different data.
+    ValueError: workdir is not a folder on a disk or in gs://, or the hosts have
+      different data.
   """
 
   def __init__(self, experiment: Experiment, workdir: str, about: dict):
@@ -81,44 +58,40 @@ class Run:
       shorter_first=experiment.shorter_first,
       local_rows=local_rows(self.program.mesh, experiment.batch),
     )
-    read = {
+    identities = {
       'tokenizer': experiment.data.vocabulary.identity,
       'data': documents.identity,
       'validation': self.validation.documents.identity,
       'validation split': self.validation.split,
       'steps an update': f'{experiment.optimizer.every}',
     }
-    self.about = about | read
+    self.about = about | identities
     self.checkpoints = Checkpoints(
       self.workdir / 'checkpoints',
       experiment.keep,
       experiment.best_metric,
       experiment.best_is,
     )
-    hosts.agree(read | {'newest step': f'{self.checkpoints.latest()}'})
+    newest = {'newest step': f'{self.checkpoints.latest()}'}
+    hosts.agree(identities | newest)
     self.meter = meter.Meter(self.program, documents)
     self.step, self.position = 0, self.lanes.position
     self.progress, self.profile = Progress(), Profile()
     self.state = self.batch = self.saved = None
+    self.unread = None  # The last step, whose metrics are still on the devices.
 
   def begin(self) -> None:
-    """Takes up the newest checkpoint, or starts anew; compiles.
+    """Restores the newest checkpoint or creates a new state, and compiles.
 
     Raises:
-      ValueError: the checkpoint is of another experiment, or the folder in use.
+      ValueError: the checkpoint belongs to another experiment, or another run
+        is using the folder.
     """
     with Lock(self.workdir) as self.lock:
       if self.checkpoints.latest() is None:
         self.state = self.program.create(self.experiment.seed)
       else:
-        same = 'tokenizer', 'data', 'steps an update'
-        match = {name: self.about[name] for name in same}
-        found = self.checkpoints.restore(self.program.shapes, match=match)
-        self.step, self.state, data, _ = found
-        self.saved, self.position = self.step, data['position']
-        self.lanes.seek(self.position)
-        self.progress = Progress(**data['progress'])
-        logging.info('Going on from step %d of %s.', self.step, self.workdir)
+        self.restore()
       self.progress = self.progress.judged_by(
         self.experiment.best_metric, self.about['validation']
       )
@@ -128,97 +101,146 @@ class Run:
       logging.info('Compiled in %.1f s.', self.goodput.seconds['compile'])
       self.report = Report(self.workdir, self.step, self.experiment.steps)
 
+  def restore(self) -> None:
+    """Continues from the newest checkpoint."""
+    names = 'tokenizer', 'data', 'steps an update'
+    match = {name: self.about[name] for name in names}
+    self.step, self.state, data, _ = self.checkpoints.restore(
+      self.program.shapes, match=match
+    )
+    self.saved, self.position = self.step, data['position']
+    self.lanes.seek(self.position)
+    self.progress = Progress(**data['progress'])
+    logging.info('Resuming from step %d of %s.', self.step, self.workdir)
+
   def live(self) -> str | None:
     """Trains until the last step, an early stop, or a request to stop.
 
     Returns:
-      Why it ended before the last step; None if it did not.
+      The reason why it ended before the last step, or None if it did not.
 
     Raises:
       ValueError: a loss or gradient is not finite, or a save failed.
     """
     batches = self.goodput.waiting(prefetch(self.lanes, 2))
-    unread = None  # The last step, whose figures are still on the devices.
-    with closing(
-      batches.close,
-      self.profile.close,
-      self.report.close,
-      self.goodput.on('checkpoint')(self.checkpoints.close),
-      self.lock.release,
-    ):
+    with contextlib.ExitStack() as stack:
+      for close in (  # Called from last to first.
+        self.lock.release,
+        self.goodput.on('checkpoint')(self.checkpoints.close),
+        self.report.close,
+        self.profile.close,
+        batches.close,
+      ):
+        stack.push(_log_later_error(close))
       while True:
-        stop = self.checkpoints.preempted()
-        evaluates = self.is_due(self.experiment.eval_every)
-        if stop or evaluates or self.is_due(self.experiment.save_every):
-          with self.goodput.on('step'):
-            self.read(unread, at_once=True)
-          unread = metrics = None
-          self.meter.pause()
-          if evaluates and not stop and self.step > self.progress.evaluated:
-            with self.goodput.on('evaluation'):
-              metrics = self.evaluate()
-            stop = metrics is None
-          with self.goodput.on('checkpoint'):
-            self.report.sync()
-            self.save(metrics)
-        if stop:
-          return 'it was asked to stop'
-        if self.step >= self.experiment.steps:
-          return None
-        if self.progress.is_stale(self.experiment.patience):
-          return f'{self.progress.since_best} evaluations gave no new best'
-        self.meter.start()
-        self.batch, position = next(batches)
-        program = self.experiment.program_of(self.step)
-        self.step, self.position = self.step + 1, position
-        with self.goodput.on('step'), self.profile.step(self.step):
-          here = program.put(self.batch, self.experiment.batch)
-          self.state, sums = program.train_step(self.state, here)
-          self.read(unread)
-        unread = self.step, position['tokens'], self.batch, sums
+        reason = self.evaluate_and_save()
+        if reason or self.step >= self.experiment.steps:
+          return reason
+        self.train(batches)
 
-  def is_due(self, every: int) -> bool:
-    """Whether something done every so many steps, and at the end, is due."""
-    last = self.step == self.experiment.steps
-    return self.step > 0 and (self.step % every == 0 or last)
+  def evaluate_and_save(self) -> str | None:
+    """Evaluates and saves if due; returns a reason to stop, or None."""
+    stop, metrics = self.checkpoints.preempted(), None
+    evaluates = self.is_due(self.experiment.eval_every)
+    if stop or evaluates or self.is_due(self.experiment.save_every):
+      with self.goodput.on('step'):
+        self.read(at_once=True)
+      self.meter.pause()
+      if evaluates and not stop and self.step > self.progress.evaluated:
+        with self.goodput.on('evaluation'):
+          metrics = self.evaluate()
+        stop = metrics is None
+      with self.goodput.on('checkpoint'):
+        self.report.sync()
+        self.save(metrics)
+    if stop:
+      return 'it was asked to stop'
+    done = self.step >= self.experiment.steps
+    if not done and self.progress.is_stale(self.experiment.patience):
+      return f'{self.progress.since_best} evaluations gave no new best'
+    return None
 
-  def read(self, unread, at_once: bool = False) -> None:
-    """Waits for a step, and reports where a line is due or it went wrong."""
-    if unread is None:
+  def train(self, batches: Iterator[tuple[Batch, Position]]) -> None:
+    """Dispatches the next step, and reads the metrics of the previous one."""
+    self.meter.start()
+    self.batch, self.position = next(batches)
+    program = self.experiment.program_of(self.step)
+    self.step += 1
+    with self.goodput.on('step'), self.profile.step(self.step):
+      batch = program.put(self.batch, self.experiment.batch)
+      self.state, sums = program.train_step(self.state, batch)
+      self.read()
+    self.unread = self.step, self.position['tokens'], self.batch, sums
+
+  def read(self, at_once: bool = False) -> None:
+    """Waits for the previous step; reports its metrics every `log_every` steps.
+
+    Args:
+      at_once: whether to report it in any case. A step that is not finite is
+        always reported.
+
+    Raises:
+      ValueError: its loss or gradient is not finite.
+    """
+    if self.unread is None:
       return
-    step, tokens, batch, sums = unread
+    (step, tokens, batch, sums), self.unread = self.unread, None
     sums = self.meter.add(sums)
     due = at_once or step % self.experiment.log_every == 0
     if due or not meter.is_finite(sums):
-      self.report.write(step, self.meter.figures(step, tokens))
+      self.report.write(step, self.meter.metrics(step, tokens))
       self.meter.start()
     meter.check_finite(f'Step {step}', batch, sums)
 
+  def is_due(self, every: int) -> bool:
+    """Returns whether this step is the last one or a multiple of `every`."""
+    last = self.step == self.experiment.steps
+    return self.step > 0 and (self.step % every == 0 or last)
+
   def evaluate(self) -> dict[str, float] | None:
-    """Validation figures; None if it was asked to stop meanwhile."""
+    """Returns validation metrics, or None after a request to stop."""
     params = self.state.params if self.state.ema is None else self.state.ema
     stop = self.checkpoints.preempted
-    figures = self.validation.evaluate(params, self.step, self.report, stop)
-    if figures is not None:
-      value = figures[self.experiment.best_metric]
+    metrics = self.validation.evaluate(params, self.step, self.report, stop)
+    if metrics is not None:
+      value = metrics[self.experiment.best_metric]
       best_is = self.experiment.best_is
       self.progress = self.progress.after(self.step, value, best_is)
-    return figures
+    return metrics
 
   def save(self, metrics: dict[str, float] | None) -> None:
-    """Starts saving where the run stands, unless all is saved already.
+    """Starts saving the run, unless its current step is already saved.
 
     Raises:
-      ValueError: the last update made the parameters useless.
+      ValueError: after the last update, the loss of its batch is not finite.
     """
     if self.step == self.saved and metrics is None:
       return
-    # A step's loss is that before its update, which may have ruined all.
+    # The reported loss is from before the update, which may have ruined it.
     if self.batch is not None:
       sums = probe(
         self.program, self.state.params, self.batch, self.experiment.batch
       )
-      meter.check_finite(f'Step {self.step}, updated,', self.batch, sums)
+      meter.check_finite(
+        f'Step {self.step}, after its update,', self.batch, sums
+      )
     data = {'position': self.position, 'progress': asdict(self.progress)}
     self.checkpoints.save(self.step, self.state, data, self.about, metrics)
     self.saved = self.step
+
+
+def _log_later_error(close: Callable[[], None]) -> Callable:
+  """Returns an exit callback that calls `close`.
+
+  If the run has already failed, an error of `close` is only logged.
+  """
+
+  def exit_(kind, error, traceback):
+    try:
+      close()
+    except BaseException as later:
+      if error is None:
+        raise
+      logging.error('Another error while closing the run: %s', later)
+
+  return exit_

@@ -1,4 +1,4 @@
-"""Evaluations within a run: figures of the validation split, and a sample."""
+"""Evaluation during a run: metrics of the validation split, and a sample."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from absl import logging
 from meliad_rec.data.dataset import baselines
 from meliad_rec.data.documents import Documents
 from meliad_rec.evaluation.evaluation import evaluate
-from meliad_rec.evaluation.evaluation import figures_given
+from meliad_rec.evaluation.evaluation import metrics_given
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.models.checks import check_can_generate
 from meliad_rec.models.checks import check_data_compatible
@@ -18,16 +18,16 @@ from meliad_rec.training.experiment import Experiment
 
 
 class Validation:
-  """What an experiment evaluates on.
+  """Evaluates an experiment on its validation split.
 
   Attributes:
-    split: identity of the validation split.
-    documents: the part of it that is read.
-    baselines: what trivial answers get wrong of the whole split, by name.
+    split: identity of the whole validation split.
+    documents: the part of the split that is read.
+    baselines: error on the whole split of each trivial answer, by name.
 
   Raises:
-    ValueError: these documents give no best_metric, or no sample; or the model
-      cannot read them, or those of the training split.
+    ValueError: the documents do not provide best_metric or a sample, or the
+      model cannot read the documents of both splits.
   """
 
   def __init__(self, experiment: Experiment):
@@ -40,7 +40,7 @@ class Validation:
     _check_model(experiment, self.documents)
     self.baselines = baselines(experiment.data, 'validation')
     for name, error in self.baselines.items():
-      logging.info('Trivial answer %s: wrong in %.2f %%.', name, 100 * error)
+      logging.info('Trivial answer %s: error %.2f %%.', name, 100 * error)
     if experiment.sample.length:
       program, segment = experiment.program, experiment.segment
       self._decoder = Decoder(program.model, None, segment, mesh=program.mesh)
@@ -48,21 +48,21 @@ class Validation:
   def evaluate(
     self, params, step: int, report: Report, stop: Callable[[], bool]
   ) -> dict[str, float] | None:
-    """Reports figures and a sample; the figures, or None if it was given up.
+    """Reports metrics and a sample; returns the metrics; None: it was stopped.
 
     Args:
-      params: what to evaluate.
-      step: training steps done.
-      report: where figures and sample go.
-      stop: asked before each segment; the pass is given up where it says so.
+      params: parameters to evaluate.
+      step: training steps so far.
+      report: where metrics and sample are written.
+      stop: called before each segment; returns True to end the evaluation.
     """
     experiment = self._experiment
-    figures = evaluate(
+    metrics = evaluate(
       experiment.program, params, self.documents, experiment.batch, stop
     )
-    if figures is None:
+    if metrics is None:
       return None
-    report.write(step, figures, 'validation')
+    report.write(step, metrics, 'validation')
     for name, error in self.baselines.items():
       report.write(step, {'error': error}, TRIVIAL + name)
     if experiment.sample.length:
@@ -72,28 +72,28 @@ class Validation:
       )
       report.text(step, 'sample', text)
     report.plot()
-    if 'error' in figures:
+    if 'error' in metrics:
       report.plot('error')
-    return figures
+    return metrics
 
 
 def _check(experiment: Experiment, documents: Documents) -> None:
   if documents.labels is not None and not documents.labels.any():
     raise ValueError(
-      'No label of the validation documents counts; set EVAL_DOCUMENTS and '
-      'EVAL_TOKENS to a part that holds some.'
+      'The validation documents have no scored label. Set EVAL_DOCUMENTS and '
+      'EVAL_TOKENS to a part that has some.'
     )
-  given = [name for name in figures_given(documents) if name in BEST]
+  given = [name for name in metrics_given(documents) if name in BEST]
   if experiment.best_metric not in given:
     raise ValueError(
-      f'best_metric is {experiment.best_metric!r}, and these validation data '
-      f'give {", ".join(given)}; set experiment.Experiment.best_metric to one '
-      'of those.'
+      f'best_metric is {experiment.best_metric!r}, but these validation data '
+      f'provide only {", ".join(given)}. Set experiment.Experiment.best_metric '
+      'to one of them.'
     )
   if documents.labels is not None and experiment.sample.length:
     raise ValueError(
-      f'SAMPLE is {experiment.sample.length}, and a model of labels writes no '
-      'text; set SAMPLE = 0.'
+      f'SAMPLE must be 0 for a model that predicts labels, got '
+      f'{experiment.sample.length}. Set SAMPLE = 0.'
     )
 
 

@@ -1,4 +1,4 @@
-"""Block feedback: every layer reads the states of one block before."""
+"""Block feedback: every layer reads the states of the previous block."""
 
 import functools
 
@@ -39,7 +39,7 @@ def built(at=(1,)):
 
 
 def slow(params, at):
-  """Layer by layer within each block, each part called on its own."""
+  """Computes each block layer by layer, calling each part by itself."""
   plain = Layer(config(), has_memory=True)
   layer = BlockRecurrentLayer(config(), S)
   recurrent = jax.jit(layer.apply)
@@ -90,9 +90,7 @@ def test_is_the_loop(at):
 
 def test_needs_a_recurrent_layer():
   cell = BlockFeedback(config(), count=3, recurrent_at=(), slots=S)
-  with pytest.raises(
-    ValueError, match='needs a recurrent layer; set RECURRENT'
-  ):
+  with pytest.raises(ValueError, match='RECURRENT_LAYERS'):
     cell.init(jax.random.key(0), example(), method=forward)
 
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
+from meliad_rec.archs.block_recurrent import StateVectors
 from meliad_rec.layers import gates
 from meliad_rec.layers import positions
+from meliad_rec.layers.attention import KV
 from tests import cells
 from tests.architectures import B
 from tests.architectures import config
@@ -77,7 +79,7 @@ def through_gate(p, kind, tanh, x, h):
 
 
 def slow(p, gate, gate_config, block, compat=False):
-  """Section 3 of the paper, block by block, in float64."""
+  """Computes section 3 of the paper, block by block, in float64."""
   x_BTD, mask_BT = block.x.astype(np.float64), block.mask
   t, s = p['tokens'], p['states']
   tanh = gate_config == 'single' if compat else gate == 'lstm'
@@ -190,16 +192,6 @@ def test_states_at_the_start_are_learned_and_alike_in_all_rows():
   assert not past.mask.any()
 
 
-def test_clear_keeps_the_window():
-  cell = BlockRecurrentLayer(config(), S)
-  params = {'params': parameters('fixed', 'skip')}
-  past, state = cell.apply(params, B, method='initial_state')
-  past = past.replace(mask=past.mask | True)
-  cleared_past, cleared = cell.apply(params, (past, state + 1), method='clear')
-  np.testing.assert_array_equal(cleared, state)
-  assert cleared_past.mask.all()
-
-
 def test_the_summary_is_the_state_vectors():
   cell = BlockRecurrentLayer(config(), S)
   state = cell.apply(
@@ -245,5 +237,57 @@ def test_one_block_is_computed_again_too():
 
 def test_slots_are_needed():
   cell = BlockRecurrentLayer(config(), 0)
-  with pytest.raises(ValueError, match='There are 0 state vectors; set SLOTS'):
+  with pytest.raises(ValueError, match='SLOTS'):
     cell.init(jax.random.key(0), example(), method=forward)
+
+
+def update(cell, tokens):
+  s_BSD = cell.initial_states(B)
+  n_BSD = cell.pre_norm(s_BSD)
+  return cell.update(s_BSD, n_BSD, cell.kv(n_BSD), tokens)
+
+
+def tokens(seen=True):
+  draw = np.random.default_rng(0).normal(size=(B, 2 * W, H, K))
+  draw = draw.astype(np.float32)
+  return KV(draw, draw + 1, np.full((B, 2 * W), seen))
+
+
+@functools.cache
+def shapes(gate, gate_config):
+  cell = StateVectors(config(), S, gate, gate_config)
+  init = functools.partial(cell.init, method=update)
+  params = jax.eval_shape(init, jax.random.key(0), tokens())['params']
+  return jax.tree.map(lambda a: a.shape, params)
+
+
+def test_keys_are_shared_and_there_is_no_position():
+  attention = shapes(gates.FixedGate, 'skip')['attention']
+  assert set(attention) == {
+    'norm',
+    'query',
+    'memory_query',
+    'key',
+    'value',
+    'output',
+  }
+
+
+def test_unknown_configuration_is_an_error():
+  with pytest.raises(ValueError, match="gate_config .*'both'"):
+    shapes(gates.FixedGate, 'both')
+
+
+def test_states_differ_by_their_identities_alone():
+  """Without identities, states that begin equal would stay equal."""
+  cell = StateVectors(config(), S)
+  init = jax.jit(functools.partial(cell.init, method=update))
+  params = init(jax.random.key(0), tokens())['params']
+  alike = {**params, 'first': np.zeros((S, D), np.float32) + 0.3}
+  run = jax.jit(functools.partial(cell.apply, method=update))
+  spread = lambda p: np.std(run({'params': p}, tokens()), 1).max()
+  assert spread(alike) > 1e-3
+  nameless = {**alike, 'ids': np.zeros((S, D), np.float32)}
+  assert spread(nameless) < 1e-6
+  np.testing.assert_allclose(np.std(params['ids']), 1, atol=0.2)
+  np.testing.assert_allclose(np.std(params['first']), 0.1, atol=0.02)

@@ -61,7 +61,7 @@ def norm(p, x):
 
 
 def attention(q_BHK, keys, values, seen):
-  """Over the memories of the tokens before, in a list."""
+  """Attends over a list of the memories of earlier tokens."""
   logits = [jnp.sum(q_BHK * k, -1) / K**0.5 for k in keys]
   weight = [jnp.exp(a) * m[:, None] for a, m in zip(logits, seen, strict=True)]
   total = sum(weight, jnp.zeros((B, H)))
@@ -161,7 +161,7 @@ def test_it_is_the_loop(compose, share_keys):
   ],
 )
 def test_dropout_is_that_of_the_plain_scan(compose, share_keys):
-  """What is dropped of memory is the same whenever its keys are made again."""
+  """Memory is dropped equally whenever its keys are computed again."""
   p, block = parameters(compose, share_keys), example(T)
   cell = make(compose, share_keys, dropout=0.5).clone(span=4)
   state = cell.apply({'params': p}, B, method='initial_state')
@@ -205,7 +205,7 @@ def test_memory_is_dropped_behind_the_norm_as_queries_are(share_keys):
 
 
 def test_the_lowest_layer_sees_the_highest():
-  """One layer of window 1: token t still depends on the first of all."""
+  """With one layer and window 1, token t still depends on the first token."""
   cell = Feedback(config=config(window=1), count=1)
   block = example(T)
   init = jax.jit(lambda r: cell.init(r, block, method=forward))
@@ -225,7 +225,63 @@ def test_a_token_cannot_see_itself():
 
 def test_there_is_no_such_layer():
   compose = functools.partial(feedback.OneLayer, 3)
-  with pytest.raises(ValueError, match='layer 3 of 2.*OneLayer.layer'):
+  with pytest.raises(ValueError, match='OneLayer.layer'):
     cell = Feedback(config=config(), count=L, compose=compose)
     init = functools.partial(cell.init, method=forward)
     jax.eval_shape(init, jax.random.key(0), example(T))
+
+
+MEMORY_B, MEMORY_T, MEMORY_D, MEMORY_L = 2, 3, 5, 3
+HIDDEN = list(
+  np.random.default_rng(0).normal(
+    size=(MEMORY_L + 1, MEMORY_B, MEMORY_T, MEMORY_D)
+  )
+)
+
+
+def written(module, *weights):
+  names = (
+    ['mix'] if len(weights) == 1 else [f'mix_{i + 1}' for i in range(MEMORY_L)]
+  )
+  params = dict(zip(names, weights, strict=False)) if weights else {}
+  found = module().apply({'params': params}, HIDDEN)
+  assert len(found) == module().arrays(MEMORY_L)
+  return found
+
+
+def mixed(weight, hidden):
+  share = np.exp(weight) / np.exp(weight).sum()
+  return sum(s * h for s, h in zip(share, hidden, strict=True))
+
+
+def close(a, b):
+  np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_weighted_sum_is_of_all_layers():
+  weight = np.array([0.3, -1.0, 2.0, 0.0])
+  (found,) = written(feedback.WeightedSum, jnp.asarray(weight))
+  close(found, mixed(weight, HIDDEN))
+
+
+def test_an_average_counts_the_embedding():
+  close(written(feedback.Average)[0], np.mean(HIDDEN, 0))
+
+
+@pytest.mark.parametrize('layer', [-1, 0, 2])
+def test_one_layer(layer):
+  one = functools.partial(feedback.OneLayer, layer)
+  close(written(one)[0], HIDDEN[layer])
+
+
+@pytest.mark.parametrize('layer', [-MEMORY_L - 2, MEMORY_L + 1])
+def test_a_layer_that_is_not_there(layer):
+  with pytest.raises(ValueError, match='OneLayer.layer'):
+    written(functools.partial(feedback.OneLayer, layer))
+
+
+def test_own_and_below_is_blind_to_what_is_above():
+  weights = [np.arange(i + 1.0) for i in range(1, MEMORY_L + 1)]
+  found = written(feedback.OwnAndBelow, *(jnp.asarray(w) for w in weights))
+  for i, (array, weight) in enumerate(zip(found, weights, strict=True)):
+    close(array, mixed(weight, HIDDEN[: i + 2]))

@@ -8,21 +8,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.archs.latent_bottleneck import Chunks
 from meliad_rec.archs.latent_bottleneck import LatentBottleneck
-from meliad_rec.archs.transformer import Layers
+from meliad_rec.archs.transformer import EncoderLayers
 from meliad_rec.archs.universal import Universal
 from meliad_rec.distributed import partition
-from meliad_rec.layers.core_config import CoreConfig
-from meliad_rec.layers.core_layer import CoreLayer
-from meliad_rec.metrics import figures
+from meliad_rec.layers.encoder_layer import EncoderLayer
+from meliad_rec.layers.layer_config import EncoderConfig
+from meliad_rec.metrics import metrics
 from meliad_rec.models.cell import Block
+from meliad_rec.models.cell import Cell
 from meliad_rec.models.cell import run
 from meliad_rec.recurrence.halt import Halt
 from meliad_rec.training.train_step import auxiliary
-from tests import plain_core
-from tests.architectures import core_config
+from tests import architectures as tiny
+from tests import plain_encoder
 from tests.architectures import D
+from tests.architectures import encoder_config
 from tests.architectures import S
+from tests.architectures import W as CHUNKS_W
 from tests.cells import assert_close
 
 B, W, CHUNKS = 4, 3, 2
@@ -31,21 +35,19 @@ KINDS = {'tlb': False, 'gutlb': True}
 kinds = pytest.mark.parametrize('kind', KINDS)
 
 
-def model(kind, causal=False, changes=None, exit_per_device=False, **options):
-  config = core_config(causal, **(changes or {}))
-  layer = functools.partial(CoreLayer, config, reads_memory=True)
-  core = Layers(layer, 1)
+def model(kind, causal=False, changes=None, **options):
+  config = encoder_config(causal, **(changes or {}))
+  layer = functools.partial(EncoderLayer, config, reads_memory=True)
+  encoder = EncoderLayers(layer, 1)
   if KINDS[kind]:
     halt = Halt(threshold=0.9, bias_init=-1.0)
-    core = Universal(
-      layer(gated=True), 3, True, True, halt, exit_per_device=exit_per_device
-    )
+    encoder = Universal(layer(gated=True), 3, True, True, halt)
   options = {'slots': S, 'writers': 2, 'chunk': W} | options
-  return LatentBottleneck(config, core, **options)
+  return LatentBottleneck(config, encoder, **options)
 
 
 def example(tokens=T):
-  """Row 0 is full, 1 ends in the first chunk, 2 holds nothing, 3 all but 1."""
+  """Row 0 is full, 1 ends in the first chunk, 2 is empty, 3 lacks one token."""
   rng = np.random.default_rng(0)
   x_BTD = rng.normal(size=(B, tokens, D)).astype(np.float32)
   return Block(x_BTD, np.arange(tokens) < np.array([T, 2, 0, T - 1])[:, None])
@@ -88,7 +90,7 @@ def of(run_, params):
   'kind', ['tlb', pytest.param('gutlb', marks=pytest.mark.slow)]
 )
 def test_is_the_algorithm(kind):
-  """In values and all gradients, through all chunks."""
+  """Compares values and all gradients, through all chunks."""
   cell, params, mask_BT = model(kind), parameters(kind), example().mask
 
   def made(params, x_BTD):
@@ -102,7 +104,7 @@ def test_is_the_algorithm(kind):
     return memory, y_BTD, auxiliary(sown.get('losses', {}))
 
   def plain(params, x_BTD):
-    memory, y_BTD, penalties = plain_core.bottleneck(
+    memory, y_BTD, penalties = plain_encoder.bottleneck(
       cell, params, x_BTD, mask_BT
     )
     # The mean over each row's chunks that hold any token, then over rows.
@@ -120,7 +122,7 @@ def test_is_the_algorithm(kind):
 @pytest.mark.slow
 @kinds
 def test_remat_changes_nothing(kind):
-  """A loop in depth, which ends early, within a chunk that is done again."""
+  """Early exit in depth, within a rematerialized chunk."""
 
   def made(params, x_BTD, remat):
     (memory, y_BTD), sown = model(kind, remat=remat).apply(
@@ -140,13 +142,9 @@ def test_remat_changes_nothing(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('apart', [False, True])
-def test_a_mesh_changes_nothing(apart):
-  """Of GUTLB whose devices end together in each chunk, or each by itself."""
-
-  def made(apart, params, x_BTD):
-    cell = model('gutlb', exit_per_device=apart)
-    (memory, y_BTD), sown = cell.apply(
+def test_a_mesh_changes_nothing():
+  def made(params, x_BTD):
+    (memory, y_BTD), sown = model('gutlb').apply(
       {'params': params},
       example().replace(x=x_BTD),
       method=forward,
@@ -155,7 +153,7 @@ def test_a_mesh_changes_nothing(apart):
     )
     return memory, y_BTD, auxiliary(sown['losses'])
 
-  expected = of(functools.partial(made, False), parameters('gutlb'))
+  expected = of(made, parameters('gutlb'))
   mesh = partition.make_mesh(2, 2, 2)
   place = lambda path, a: jax.device_put(
     a,
@@ -168,13 +166,13 @@ def test_a_mesh_changes_nothing(apart):
   )
   params = jax.tree_util.tree_map_with_path(place, parameters('gutlb'))
   with jax.set_mesh(mesh):
-    found = of(functools.partial(made, apart), params)
+    found = of(made, params)
   jax.tree.map(assert_close, jax.device_get(found), jax.device_get(expected))
 
 
 @kinds
 def test_rows_whose_chunk_is_empty_keep_their_memory(kind):
-  """To the bit; those that hold any token there do not."""
+  """The bits of empty rows stay; other rows change."""
   block = example()
   memories = [parameters(kind)['first']]
   for end in (W, T):
@@ -197,7 +195,7 @@ def test_rows_whose_chunk_is_empty_keep_their_memory(kind):
   ],
 )
 def test_slots_that_begin_alike_stay_alike(first, alike):
-  """And have one gradient: nothing tells them apart."""
+  """They also have equal gradients."""
   slots = first(jax.random.key(5), (S, D))
   gradients, memory = through_slots()(parameters('tlb') | {'first': slots})
   for slots in (memory[0], gradients['first']):
@@ -208,7 +206,7 @@ def test_slots_that_begin_alike_stay_alike(first, alike):
 
 @functools.cache
 def through_slots():
-  """Gradients of a loss of all slots, and the slots."""
+  """Returns gradients of a loss of all slots, and the slots."""
   weight_D = np.random.default_rng(2).normal(size=D)
 
   def loss(params):
@@ -217,13 +215,6 @@ def through_slots():
     return jnp.sum(jnp.sin(y_BTD)) + jnp.sum(memory * weight_D), memory
 
   return jax.jit(jax.grad(loss, has_aux=True))
-
-
-def test_first_slots_are_drawn_as_set():
-  cell = model('tlb', first=nn.initializers.constant(7.0))
-  init = functools.partial(cell.init, method='initial_state')
-  params = init(jax.random.key(0), B)['params']
-  np.testing.assert_array_equal(params['first'], np.full((S, D), 7))
 
 
 def test_first_slots_are_small_and_unlike():
@@ -235,7 +226,7 @@ def test_first_slots_are_small_and_unlike():
 @kinds
 @pytest.mark.parametrize('causal', [False, True])
 def test_which_outputs_a_token_changes(kind, causal):
-  """Those of earlier chunks never; of its own chunk where it is not causal."""
+  """A token sees later tokens only in its own chunk, if not causal."""
   cell, block = model(kind, causal), example()
   assert cell.causal == causal
   at = W + 1
@@ -248,24 +239,6 @@ def test_which_outputs_a_token_changes(kind, causal):
   changed_T = change_BTD.max((0, 2)) > 1e-5
   expected_T = np.arange(T) >= (at if causal else W)
   np.testing.assert_array_equal(changed_T, expected_T)
-
-
-def test_memory_is_the_way_from_chunk_to_chunk():
-  params, block = parameters('tlb'), example()
-  sign_T1 = np.where(np.arange(T) < W, -1, 1)[:, None]
-  other = block.replace(x=block.x * sign_T1.astype(np.float32))
-
-  def changed(params):
-    apply = functools.partial(applied, model('tlb'), params)
-    change_BTD = np.abs(apply(block)[1] - apply(other)[1])
-    return (change_BTD[0].reshape(CHUNKS, -1).max(1) > 1e-5).tolist()
-
-  assert changed(params) == [True, True]
-  # Writers that read nothing write nothing.
-  deaf = jax.tree_util.tree_map_with_path(
-    lambda path, a: 0 * a if 'update' in str(path) else a, params
-  )
-  assert changed(deaf) == [True, False]
 
 
 def test_memory_is_float32_whatever_activations_are():
@@ -281,7 +254,7 @@ def test_summary_and_clear():
   cell, params = model('tlb'), {'params': parameters('tlb')}
   state, _ = applied(cell, parameters('tlb'), example())
   np.testing.assert_array_equal(
-    cell.apply(params, state, method='summary'), state
+    cell.apply(params, state, method='memory_slots'), state
   )
   cleared = cell.apply(params, state, method='clear')
   np.testing.assert_array_equal(
@@ -295,7 +268,7 @@ def test_summary_and_clear():
 
 
 def test_embeddings_are_dropped_too():
-  """Where nothing else is: attention and MLP add zeros."""
+  """Measured where attention and MLP add zeros."""
   cell = model('tlb', changes={'dropout': 0.5})
   still = jax.tree.map(jnp.zeros_like, parameters('tlb'))
   ones = example().replace(x=np.ones((B, T, D), np.float32))
@@ -307,8 +280,8 @@ def test_embeddings_are_dropped_too():
 
 def test_halting_counts_the_chunks_of_all_rows():
   cell, block = model('gutlb'), example()
-  _, sown = applied(cell, parameters('gutlb'), block, mutable=['figures'])
-  seen = figures.collect(sown['figures'])
+  _, sown = applied(cell, parameters('gutlb'), block, mutable=['metrics'])
+  seen = metrics.collect(sown['metrics'])
   # Two chunks of rows 0 and 3, one of row 1.
   assert float(seen['halting_depth'].count) == 5
   assert 0 < float(seen['halting_depth_max'].value) <= 3
@@ -316,13 +289,15 @@ def test_halting_counts_the_chunks_of_all_rows():
 
 @pytest.mark.parametrize('kind, millions', [('tlb', 8.17), ('gutlb', 6.59)])
 def test_parameters_at_the_papers_size(kind, millions):
-  """ListOps, counted in the authors' code: 18 words, 10 classes."""
-  config = CoreConfig(512, 8, 64, 1024, False)
-  layer = functools.partial(CoreLayer, config, reads_memory=True)
-  core = Layers(layer, 2)
+  """ListOps as counted in the authors' code: 18 words, 10 classes."""
+  config = EncoderConfig(
+    d_model=512, num_heads=8, head_dim=64, mlp_dim=1024, causal=False
+  )
+  layer = functools.partial(EncoderLayer, config, reads_memory=True)
+  encoder = EncoderLayers(layer, 2)
   if KINDS[kind]:
-    core = Universal(layer(gated=True), 5, True, True)
-  cell = LatentBottleneck(config, core, slots=20, chunk=20)
+    encoder = Universal(layer(gated=True), 5, True, True)
+  cell = LatentBottleneck(config, encoder, slots=20, chunk=20)
   block = Block(jnp.zeros((1, 20, 512)), jnp.ones((1, 20), bool))
   init = functools.partial(cell.init, method=forward)
   shapes = jax.eval_shape(init, jax.random.key(0), block)['params']
@@ -334,19 +309,144 @@ def test_parameters_at_the_papers_size(kind, millions):
 @pytest.mark.parametrize('slots, writers', [(0, 1), (S, 0)])
 def test_slots_and_writers_are_needed(slots, writers):
   cell = model('tlb', slots=slots, writers=writers)
-  message = f'There are {slots} memory slots and {writers} layers .* WRITERS'
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match='SLOTS and WRITERS'):
     cell.init(jax.random.key(0), example(), method=forward)
 
 
 def test_chunks_have_tokens():
   cell = model('tlb', chunk=0)
-  with pytest.raises(ValueError, match='Chunks have 0 tokens; set WINDOW'):
+  with pytest.raises(ValueError, match='WINDOW'):
     cell.init(jax.random.key(0), example(), method=forward)
 
 
-def test_a_core_that_reads_no_memory_is_refused():
-  config = core_config()
-  cell = LatentBottleneck(config, Layers(lambda: CoreLayer(config), 1), S)
-  with pytest.raises(ValueError, match='is given memory slots; set core_layer'):
-    cell.init(jax.random.key(0), example(), method=forward)
+class Length(Cell):
+  """State: number of chunks with tokens. Outputs the length of each chunk."""
+
+  def initial_state(self, batch):
+    return jnp.zeros(batch)
+
+  def __call__(self, state_B, block):
+    length = block.mask.shape[1]
+    return state_B + block.mask.any(1), jnp.full_like(block.x, length)
+
+  def clear(self, state_B):
+    return 0 * state_B
+
+  def memory_slots(self, state_B):
+    return state_B[:, None, None]
+
+  @property
+  def is_recurrent(self):
+    return True
+
+
+def lengths(tokens, **options):
+  """Returns chunk lengths, and the number of chunks that rows fill."""
+  cell = Chunks(Length(), **options)
+  mask_BT = np.arange(tokens) < np.array([tokens, tokens // 2])[:, None]
+  block = Block(np.zeros((2, tokens, 1), np.float32), mask_BT)
+  state_B, y_BTD = cell.apply({}, jnp.zeros(2), block)
+  assert y_BTD.shape == (2, tokens, 1)
+  (length,) = set(np.unique(y_BTD))
+  return length, state_B.tolist()
+
+
+@pytest.mark.parametrize(
+  'tokens, options, length, filled',
+  [
+    (512, {'length': 100}, 86, [6, 3]),
+    (1024, {'length': 100}, 94, [11, 6]),
+    (512, {'count': 5}, 103, [5, 3]),
+    (1024, {'count': 5}, 205, [5, 3]),
+    (100, {'length': 100}, 100, [1, 1]),
+    (12, {'length': 4}, 4, [3, 2]),
+    # Of five chunks of four the last would be empty, and is not counted.
+    (16, {'count': 5}, 4, [4, 2]),
+    (3, {'count': 5}, 1, [3, 1]),
+  ],
+)
+def test_how_long_chunks_are(tokens, options, length, filled):
+  assert lengths(tokens, **options) == (length, filled)
+
+
+def bottleneck(chunk):
+  encoder = tiny.transformer(1, memory=True)
+  return tiny.LatentBottleneck(encoder_config(), encoder, slots=S, chunk=chunk)
+
+
+def chunks_example(tokens):
+  rng = np.random.default_rng(0)
+  x_BTD = rng.normal(size=(2, tokens, D)).astype(np.float32)
+  return Block(x_BTD, np.arange(tokens) < np.array([[tokens], [CHUNKS_W + 1]]))
+
+
+@functools.cache
+def outcome(chunked, tokens, padded):
+  """Returns state, outputs and gradients."""
+  cell = (
+    Chunks(bottleneck(None), length=CHUNKS_W)
+    if chunked
+    else bottleneck(CHUNKS_W)
+  )
+  block = jax.tree.map(
+    lambda a: np.pad(a, ((0, 0), (0, padded)) + ((0, 0),) * (a.ndim - 2)),
+    chunks_example(tokens),
+  )
+  init = functools.partial(bottleneck(CHUNKS_W).init, method=forward)
+  params = jax.jit(init)(jax.random.key(0), chunks_example(CHUNKS_W))['params']
+
+  def loss(params):
+    inner = {'cell': params} if chunked else params
+    state, y_BTD = cell.apply({'params': inner}, block, method=forward)
+    y_BTD = y_BTD[:, :tokens]
+    return jnp.sum(jnp.sin(y_BTD)) + jnp.sum(state**2), (state, y_BTD)
+
+  return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+
+@pytest.mark.parametrize(
+  'tokens, padded',
+  [
+    pytest.param(2 * CHUNKS_W, 0, marks=pytest.mark.slow),
+    (2 * CHUNKS_W - 1, 1),
+  ],
+)
+def test_is_the_cell_in_chunks(tokens, padded):
+  """Equals a fixed length; padding comes last if it does not divide."""
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+    outcome(True, tokens, 0),
+    outcome(False, tokens, padded),
+  )
+
+
+def test_what_it_takes_from_the_cell():
+  cell = Chunks(Length(), count=2)
+  assert cell.is_recurrent and cell.causal
+  assert cell.needs_whole_document and cell.takes_segments and cell.scans_blocks
+  assert not cell.can_step and cell.block_length is None
+  state_B = jnp.arange(2.0)
+  clear = cell.apply({}, state_B, method='clear')
+  np.testing.assert_array_equal(clear, [0, 0])
+  summary = cell.apply({}, state_B, method='memory_slots')
+  np.testing.assert_array_equal(summary[:, 0, 0], [0, 1])
+  assert not Chunks(tiny.windowed(), count=2).is_recurrent
+  both = tiny.LatentBottleneck(
+    encoder_config(causal=False), tiny.transformer(memory=True, causal=False), S
+  )
+  assert not Chunks(both, count=2).causal
+
+
+@pytest.mark.parametrize(
+  'options', [{}, {'length': 4, 'count': 2}, {'length': 0}, {'count': -1}]
+)
+def test_one_of_length_and_count_is_needed(options):
+  with pytest.raises(ValueError, match='Chunks.length and count'):
+    lengths(12, **options)
+
+
+def test_a_cell_that_cuts_blocks_itself_is_refused():
+  """The length of its own would be ignored."""
+  cell = Chunks(bottleneck(CHUNKS_W), length=CHUNKS_W)
+  with pytest.raises(ValueError, match='LatentBottleneck.chunk'):
+    cell.init(jax.random.key(0), chunks_example(CHUNKS_W), method=forward)

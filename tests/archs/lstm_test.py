@@ -1,4 +1,4 @@
-"""The LSTM against a loop in NumPy; padding; what it begins with."""
+"""The LSTM against a loop in NumPy; padding; initial values."""
 
 import functools
 
@@ -48,7 +48,7 @@ def sigmoid(x):
 
 
 def slow(params, state, block):
-  """Row by row, token by token, in float64."""
+  """Computes the LSTM token by token, in float64."""
   kernels = [np.split(params[k], 4, -1) for k in KERNELS]
   gates = list(zip(*kernels, np.split(params['gate_bias'], 4), strict=True))
   c_BD, h_BD = (a.astype(np.float64) for a in state)
@@ -76,14 +76,14 @@ def test_is_the_loop():
 
 
 def weighted(state, y_BTD, np=np):
-  """A loss that tells all outputs and states apart."""
+  """Returns a loss that depends on every output and state."""
   (c_BD, h_BD), weights = state, np.cos(np.arange(T * D).reshape(T, D))
   return np.sum(y_BTD * weights) + np.sum(c_BD * h_BD**2)
 
 
 @pytest.mark.parametrize('remat', ['none', 'full'])
 def test_gradients_are_those_of_the_loop(remat):
-  """By central differences, of each array in a random direction."""
+  """Compares with central differences in a random direction per array."""
   cell, rng = LSTM(D, remat=remat), np.random.default_rng(3)
 
   def loss(params, state, x_BTD):
@@ -115,7 +115,7 @@ def test_padding_leaves_the_state_alone():
 
 
 def drawn(width):
-  """Parameters as a run begins."""
+  """Returns initial parameters."""
   cell = LSTM(width)
   block = Block(np.zeros((1, 1, width), np.float32), np.ones((1, 1), bool))
   method = lambda c: c(c.initial_state(1), block)
@@ -134,13 +134,6 @@ def test_begins_remembering():
 def test_input_kernels_begin_with_the_variance_of_their_width():
   deviation = drawn(128)['input_kernel'].std()
   np.testing.assert_allclose(deviation, 128**-0.5, rtol=0.05)
-
-
-def test_clear_forgets_all():
-  cleared = LSTM(D).apply(
-    {'params': parameters()}, first_state(), method='clear'
-  )
-  assert not any(a.any() for a in cleared)
 
 
 def test_dropout_is_of_what_enters():

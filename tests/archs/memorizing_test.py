@@ -9,6 +9,8 @@ import pytest
 
 from meliad_rec.archs.memorizing import HeadGate
 from meliad_rec.archs.memorizing import MemorizingLayer
+from meliad_rec.archs.memorizing import Ring
+from meliad_rec.layers.attention import KV
 from meliad_rec.layers.layer import scaled
 from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import reset
@@ -22,7 +24,6 @@ from tests.architectures import W
 
 MEMORY, NEIGHBORS, ROOM = 2 * W, 5, 3 * W
 T = 6 * W  # More than once round the ring.
-
 close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
 
 
@@ -55,7 +56,7 @@ def parameters():
 
 
 def slow(cell, block, neighbors):
-  """Outputs; each token looks through all that was before its block."""
+  """Computes outputs; each token searches everything before its block."""
   attention = cell.layer.attention
   n_BTD = cell.layer.pre_norm(block.x)
   own = cell.layer.kv(n_BTD, block.mask)
@@ -80,7 +81,7 @@ def slow(cell, block, neighbors):
 
 
 def outcome(cell, method):
-  """Outputs, and the gradients of parameters and inputs, of real tokens."""
+  """Returns outputs and gradients at tokens that are not padding."""
   block = example()
 
   def loss(params, x_BTD):
@@ -135,7 +136,7 @@ def test_heads_that_share_keys_are_heads_whose_keys_are_alike():
 
 @pytest.mark.parametrize('ends', [[24, 48], [8, 48], [40, *range(41, 49)]])
 def test_segments_of_any_length_round_the_ring(ends):
-  """And single tokens, behind a block border."""
+  """Includes single tokens after a block border."""
   cell, block = layer(), example()
   apply = jax.jit(cell.apply)
   state = cell.apply(parameters(), B, method='initial_state')
@@ -167,15 +168,6 @@ def test_a_new_document_recalls_nothing_of_the_old():
   assert np.abs(new - goes_on).max() > 0.1
 
 
-def test_clear_forgets_the_ring_and_keeps_the_window():
-  cell = layer()
-  fresh = cell.apply(parameters(), B, method='initial_state')
-  state, _ = cell.apply(parameters(), fresh, example())
-  past, ring = cell.apply(parameters(), state, method='clear')
-  assert not ring.mask.any() and state[1].mask.any()
-  jax.tree.map(np.testing.assert_array_equal, past, state[0])
-
-
 def test_approximate_search_is_asked_for_its_target():
   apply = functools.partial(layer(recall_target=0.75).apply, method=forward)
   text = str(jax.make_jaxpr(apply)(parameters(), example()))
@@ -183,7 +175,7 @@ def test_approximate_search_is_asked_for_its_target():
 
 
 def test_what_an_approximate_search_misses_is_attended_to(monkeypatch):
-  """A search that loses every second score attends to twice as many keys."""
+  """A search that misses every second score attends to twice as many keys."""
 
   def lossy(score_BHQS, k, recall_target):
     top = jax.lax.top_k(score_BHQS, 2 * k)
@@ -223,7 +215,7 @@ def test_the_gate_is_even_at_first_and_one_of_each_head():
 
 
 def temporary_bytes(memory, tokens, train, rows=B):
-  """Of a call of the layer alone, whose state is donated."""
+  """Returns the memory of one call of the layer; its state is donated."""
   cell = layer(memory, room=max(tokens, W), tile=1)
   block = jax.tree.map(lambda a: a[:rows], example(length=tokens))
 
@@ -252,35 +244,82 @@ def test_the_ring_is_never_copied():
     assert step < 0.4 * ring * rows / B
 
 
+RING_H, RING_K, RING_W, S = 2, 5, 4, 12
+
+
+def stream(length):
+  """Returns keys and values, some of them padding."""
+  rng = np.random.default_rng(0)
+  k = rng.normal(size=(B, length, RING_H, RING_K)).astype(np.float32)
+  return KV(k, 2 * k, rng.random((B, length)) < 0.8)
+
+
+def written(kv, ends):
+  """Returns the ring after segments with these ends."""
+  ring, first = Ring.empty(B, S, RING_H, RING_K, 'float32'), 0
+  for end in ends:
+    part = jax.tree.map(lambda a, f=first, e=end: a[:, f:e], kv)
+    ring = ring.write(part, RING_W)
+    first = end
+  return ring
+
+
 @pytest.mark.parametrize(
-  'name, setting', [('memory', 'MEMORY'), ('room', 'SEGMENT')]
+  'ends', [[8], [8, 20], [4, 8, 9, 10, 11, 12, 20], [32]]
 )
-def test_the_ring_must_be_whole_windows(name, setting):
-  message = f'{name} is 20 tokens; it needs a multiple of the window, 8. Set '
-  with pytest.raises(ValueError, match=message + setting):
-    layer(**{name: 20}).init(jax.random.key(0), example(), method=forward)
+def test_holds_the_last_tokens_and_knows_their_age(ends):
+  kv = stream(ends[-1])
+  ring = written(kv, ends)
+  age_S = np.asarray(ring.age_S())
+  assert sorted(age_S) == list(range(S))
+  for s in range(S):
+    token = ends[-1] - 1 - age_S[s]
+    if token < 0:
+      assert not ring.mask[:, 0, s].any()
+    else:
+      np.testing.assert_array_equal(ring.keys[:, :, s], kv.k[:, token])
+      np.testing.assert_array_equal(ring.values[:, :, s], kv.v[:, token])
+      np.testing.assert_array_equal(ring.mask[:, 0, s, 0], kv.mask[:, token])
 
 
-@pytest.mark.parametrize('neighbors', [0, MEMORY + 1])
-def test_neighbors_must_fit_the_memory(neighbors):
-  with pytest.raises(
-    ValueError, match=f'neighbors is {neighbors}; it needs 1 or more, and no'
-  ):
-    layer(neighbors=neighbors).init(
-      jax.random.key(0), example(), method=forward
-    )
+def test_reset_hides_rows_and_leaves_the_arrays_alone():
+  ring = written(stream(8), [8])
+  fresh = Ring.empty(B, S, RING_H, RING_K, 'float32')
+  new = reset(np.arange(B) == 1, (fresh,), (ring,))[0]
+  assert new.keys is ring.keys and new.values is ring.values
+  assert not new.mask[1].any() and ring.mask[1].any()
+  np.testing.assert_array_equal(new.mask[::2], ring.mask[::2])
+  np.testing.assert_array_equal(new.next_B, ring.next_B)
 
 
-@pytest.mark.parametrize('target', [0.0, 1.5])
-def test_a_recall_target_is_a_share(target):
-  with pytest.raises(ValueError, match=f'recall_target is {target}, a share'):
-    layer(recall_target=target).init(
-      jax.random.key(0), example(), method=forward
-    )
+def test_stacked_rings_are_hidden_too():
+  """The layout of layers in one scan: stacked along axis 1."""
+  ring = written(stream(8), [8])
+  stacked = jax.tree.map(lambda a: jnp.stack([a, a], 1), ring)
+  new = stacked.hide(jnp.arange(B) == 1)
+  assert not new.mask[1].any()
+  np.testing.assert_array_equal(new.mask[::2], stacked.mask[::2])
 
 
-def test_a_recall_target_needs_a_search():
-  with pytest.raises(ValueError, match='recall_target is 0.9, and all of the'):
-    layer(neighbors=None, recall_target=0.9).init(
-      jax.random.key(0), example(), method=forward
-    )
+@pytest.mark.parametrize('length', [1, RING_W, 2 * RING_W])
+def test_is_written_in_place(length):
+  write = jax.jit(lambda ring, kv: ring.write(kv, RING_W), donate_argnums=0)
+  ring = Ring.empty(B, 1000 * RING_W, RING_H, RING_K, 'float32')
+  memory = write.lower(ring, stream(length)).compile().memory_analysis()
+  assert memory.temp_size_in_bytes < 0.1 * ring.keys.nbytes
+
+
+@pytest.mark.parametrize(
+  'options, setting',
+  [
+    ({'memory': 20}, 'MEMORY'),
+    ({'room': 20}, 'SEGMENT'),
+    ({'neighbors': 0}, 'NEIGHBORS'),
+    ({'neighbors': MEMORY + 1}, 'NEIGHBORS'),
+    ({'recall_target': 1.5}, 'recall_target'),
+    ({'neighbors': None, 'recall_target': 0.9}, 'recall_target'),
+  ],
+)
+def test_impossible_settings(options, setting):
+  with pytest.raises(ValueError, match=setting):
+    layer(**options).init(jax.random.key(0), example(), method=forward)

@@ -1,4 +1,4 @@
-"""Repeats are loops: with the parameters of one core, or one for each."""
+"""Repeats equal loops, with shared or separate parameters."""
 
 import functools
 
@@ -25,9 +25,11 @@ from tests.architectures import W
 from tests.architectures import windowed
 
 COUNT = 2
-
 close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-CORES = {'window': lambda: windowed(1), 'recurrent': lambda: recurrent(1, (0,))}
+REPEATED = {
+  'window': lambda: windowed(1),
+  'recurrent': lambda: recurrent(1, (0,)),
+}
 
 
 def example():
@@ -42,16 +44,16 @@ def forward(cell, block):
 
 @functools.cache
 def parameters(name):
-  core = CORES[name]()
-  init = jax.jit(functools.partial(core.init, method=forward))
+  repeated = REPEATED[name]()
+  init = jax.jit(functools.partial(repeated.init, method=forward))
   return init(jax.random.key(0), example())['params']
 
 
-def looped(core, block):
-  """The core, each time from a state of its own."""
+def looped(repeated, block):
+  """Runs the cell repeatedly, each time with its own state."""
   states = []
   for _ in range(COUNT):
-    state, y_BTD = forward(core, block)
+    state, y_BTD = forward(repeated, block)
     block = block.replace(x=y_BTD)
     states.append(state)
   return jax.tree.map(lambda *s: jnp.stack(s, 1), *states), block.x
@@ -70,10 +72,10 @@ def outcome(cell, params, method):
 )
 def test_is_the_loop_in_values_and_gradients(name):
   params = parameters(name)
-  repeated = Repeat(CORES[name](), COUNT, share=True)
+  repeated = Repeat(REPEATED[name](), COUNT, share=True)
   grads, (state, y) = outcome(repeated, {'cell': params}, forward)
   expected_grads, (expected_state, expected) = outcome(
-    CORES[name](), params, looped
+    REPEATED[name](), params, looped
   )
   close(y, expected)
   jax.tree.map(close, state, expected_state)
@@ -82,12 +84,15 @@ def test_is_the_loop_in_values_and_gradients(name):
 
 def test_open_and_close_reach_every_repeat():
   name = 'recurrent'
-  repeated, params = Repeat(CORES[name](), COUNT, share=True), parameters(name)
+  repeated, params = (
+    Repeat(REPEATED[name](), COUNT, share=True),
+    parameters(name),
+  )
   apply = functools.partial(repeated.apply, {'params': {'cell': params}})
   state, _ = apply(example(), method=forward)
   opened = apply(state, method='to_decode_state')
   for i in range(COUNT):
-    one = CORES[name]().apply(
+    one = REPEATED[name]().apply(
       {'params': params},
       jax.tree.map(lambda a, i=i: a[:, i], state),
       method='to_decode_state',
@@ -97,34 +102,20 @@ def test_open_and_close_reach_every_repeat():
   jax.tree.map(close, closed, state)
 
 
-def test_clear_reaches_every_repeat():
-  repeated = Repeat(CORES['recurrent'](), COUNT, share=True)
-  apply = functools.partial(
-    repeated.apply, {'params': {'cell': parameters('recurrent')}}
-  )
-  state, _ = apply(example(), method=forward)
-  ((_, first),) = apply(B, method='initial_state')
-  ((past, states),) = apply(state, method='clear')
-  np.testing.assert_array_equal(states, first)
-  jax.tree.map(np.testing.assert_array_equal, past, state[0][0])
-  assert repeated.is_recurrent and repeated.can_step
-  assert not Repeat(windowed(), COUNT, share=True).is_recurrent
-
-
 def test_the_summary_is_that_of_the_last_repeat():
   apply = functools.partial(
-    Repeat(CORES['recurrent'](), COUNT, share=True).apply,
+    Repeat(REPEATED['recurrent'](), COUNT, share=True).apply,
     {'params': {'cell': parameters('recurrent')}},
   )
   state = apply(B, method='initial_state')
   ((past, states),) = state
   states = states.at[:, -1].set(7)
-  summary = apply(((past, states),), method='summary')
+  summary = apply(((past, states),), method='memory_slots')
   np.testing.assert_array_equal(summary, np.full((B, *states.shape[2:]), 7))
 
 
 class Opposite(Cell):
-  """Sees later tokens, and all of a document."""
+  """Cell that is not causal and needs a whole document."""
 
   causal = False
   needs_whole_document = True
@@ -150,7 +141,7 @@ def test_parameters_and_program_do_not_grow_with_the_repeats():
 
 
 class Drop(Cell):
-  """No state: drops half of what enters."""
+  """State: none. Drops half of its inputs."""
 
   @nn.compact
   def __call__(self, state, block):
@@ -165,7 +156,7 @@ def test_each_repeat_draws_its_own_dropout():
 
 
 class Loss(Cell):
-  """No state: sows a loss of 2."""
+  """State: none. Sows a loss of 2."""
 
   def __call__(self, state, block):
     self.sow('losses', 'two', jnp.float32(2))
@@ -181,8 +172,8 @@ def test_what_repeats_share_costs_once(share, total):
 
 
 @pytest.mark.parametrize('count', [1, 4])
-def test_adaptive_spans_of_a_shared_core_are_penalised_once(count):
-  """By the mean span of its one layer, 5e-7 nats a token."""
+def test_adaptive_spans_of_shared_cells_cost_once(count):
+  """The loss is 5e-7 nats per token of mean span of its one layer."""
   repeated = Repeat(windowed(1, span=AdaptiveSpan), count, share=True)
   init = jax.jit(functools.partial(repeated.init, method=forward))
   # Spans begin with 0, which costs nothing.
@@ -204,14 +195,14 @@ def test_adaptive_spans_of_a_shared_core_are_penalised_once(count):
 
 
 def test_the_count_must_be_positive():
-  with pytest.raises(ValueError, match='repeated 0 times; set REPEATS to 1'):
+  with pytest.raises(ValueError, match='REPEATS'):
     Repeat(windowed(), 0, share=True).init(
       jax.random.key(0), example(), method=forward
     )
 
 
 def unstacked(params, count):
-  """The parameters of a Repeat as those of a stack."""
+  """Converts the parameters of a Repeat to those of a stack."""
   (inner,) = params.values()
   return {
     f'cells_{i}': jax.tree.map(lambda a, i=i: a[i], inner) for i in range(count)
@@ -246,8 +237,8 @@ def test_repeat_is_the_stack_with_the_same_parameters():
     jax.tree.map(lambda a, b: close(a[:, i], b), states, state)
 
 
-def test_a_staircase_of_one_chunk_is_its_core_repeated():
-  """Ladder, a staircase of forward size 0 (Ju et al. 2021)."""
+def test_a_staircase_of_one_chunk_is_its_layers_repeated():
+  """The Ladder, a staircase of forward size 0 (Ju et al. 2021)."""
   rng = np.random.default_rng(0)
   x_BCD = rng.normal(size=(B, W // 4, D)).astype(np.float32)
   block = Block(x_BCD, rng.random(x_BCD.shape[:2]) < 0.9)
@@ -256,11 +247,11 @@ def test_a_staircase_of_one_chunk_is_its_core_repeated():
   # A staircase has one table of biases for all layers.
   table = rng.normal(size=(H, 32)).astype(np.float32)
   steps = {'position': {'table': table}}
-  for i, core in enumerate(params['cell'].values()):
-    attention = core['layer']['attention']
+  for i, repeated in enumerate(params['cell'].values()):
+    attention = repeated['layer']['attention']
     attention['position']['table'] = table
     others = {name: a for name, a in attention.items() if name != 'position'}
-    steps[f'layers_{i}'] = core['layer'] | {'attention': others}
+    steps[f'layers_{i}'] = repeated['layer'] | {'attention': others}
   read = lambda cell, params: cell.apply(
     {'params': params}, block, method=forward
   )

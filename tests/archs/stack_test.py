@@ -1,7 +1,9 @@
-"""Stacks: order, places of special layers, and like layers in one scan."""
+"""Stacks: order, places of special layers, equal layers in one scan."""
 
 import functools
+import math
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +27,7 @@ B, T = 3, 24
 
 
 class Tag(Cell):
-  """State: how often it ran. Appends a digit to its input."""
+  """State: number of calls. Appends a digit to its input."""
 
   digit: int
 
@@ -49,7 +51,7 @@ def forward(cell, block):
 
 
 def tagged(count, places, scan=False):
-  """Digits that `count` layers append, special ones a 2."""
+  """Returns the cell and the digits that its layers append."""
   cell = stack.layers(
     *(count, lambda: Tag(digit=1)),
     *((lambda: Tag(digit=2)) if places else None, places, scan),
@@ -76,28 +78,20 @@ def test_neighbours_that_are_alike_are_scanned():
 
 @pytest.mark.parametrize('places', [(5,), (-6,), (1, 1), (1, -4)])
 def test_places_outside_or_twice_are_errors(places):
-  with pytest.raises(
-    ValueError, match='different places from -5 to 4. Set REC'
-  ):
+  with pytest.raises(ValueError, match='RECURRENT_LAYERS'):
     tagged(5, places)
 
 
 def test_special_places_need_a_special_layer():
-  with pytest.raises(ValueError, match=r'stand at \(1,\), and none is given'):
+  with pytest.raises(ValueError, match='stack.layers.special'):
     stack.layers(5, lambda: Tag(digit=1), special_at=(1,))
-  with pytest.raises(ValueError, match=r'stand at \(\), and one is given; set'):
+  with pytest.raises(ValueError, match='stack.layers.special'):
     stack.layers(5, lambda: Tag(digit=1), lambda: Tag(digit=2))
 
 
 def test_a_stack_needs_a_layer():
-  with pytest.raises(ValueError, match='A stack of 0 layers; set LAYERS'):
+  with pytest.raises(ValueError, match='LAYERS'):
     stack.layers(0, lambda: Tag(digit=1))
-
-
-def test_clear_reaches_every_cell():
-  cell = stack.Stack((Tag(digit=1), Tag(digit=2)))
-  cleared = cell.apply({}, (np.ones(B), np.ones(B)), method='clear')
-  np.testing.assert_array_equal(np.stack(cleared)[:, 0], [0, -1])
 
 
 def test_block_length_fits_all_cells():
@@ -126,15 +120,15 @@ def test_layers_may_share_one_position_table():
   assert tables(shapes()) == 3 * [(H, 32)]
   one = functools.partial(positions.T5Bias, H)
   assert tables(shapes(position=one)) == [(H, 32)]
-  with pytest.raises(ValueError, match='cannot share a position module'):
+  with pytest.raises(ValueError, match='stack.layers.position'):
     shapes(position=one, scan=True)
 
 
 class Known(Tag):
-  """A cell of which all is told."""
+  """Cell whose properties are fields."""
 
   sees_later: bool = False
-  normalized: bool = False
+  whole: bool = False
   remembers: bool = False
 
   @property
@@ -143,7 +137,7 @@ class Known(Tag):
 
   @property
   def needs_whole_document(self):
-    return self.normalized
+    return self.whole
 
   @property
   def is_recurrent(self):
@@ -156,7 +150,7 @@ class Known(Tag):
 
 
 def test_one_cell_decides_for_the_stack():
-  """Whether it is causal, recurs, and takes whole documents."""
+  """Tests causal, is_recurrent and needs_whole_document."""
   plain = Known(digit=1)
   made = lambda **options: stack.Stack((plain, Known(digit=2, **options)))
   assert (
@@ -177,9 +171,77 @@ def test_the_summary_is_that_of_the_highest_cell_that_recurs():
   def summary(names):
     cell = stack.Stack(tuple(kinds[name] for name in names))
     states = tuple(state + 10 * i for i in range(len(names)))
-    return cell.apply({}, states, method='summary')
+    return cell.apply({}, states, method='memory_slots')
 
   np.testing.assert_array_equal(summary('abcb'), np.full((B, 1, 1), 23))
   np.testing.assert_array_equal(summary('ab'), np.full((B, 1, 1), 1))
-  with pytest.raises(ValueError, match='Known has no memory slots to pool'):
+  with pytest.raises(ValueError, match='Known has no memory slots'):
     summary('b')
+
+
+def chain_forward(cell, block):
+  return run(cell, cell.initial_state(B), block)
+
+
+class Double(Cell):
+  """State: number of calls. Doubles its input, times a parameter."""
+
+  def initial_state(self, batch):
+    return jnp.zeros(batch)
+
+  @nn.compact
+  def __call__(self, state, block):
+    factor = self.param('factor', nn.initializers.ones, (1,))
+    return state + 1, 2 * factor * block.x
+
+
+DOUBLES = {
+  'stack': lambda rate: stack.layers(6, Double, layer_drop=rate),
+  'scan': lambda rate: stack.layers(6, Double, scan=True, layer_drop=rate),
+  'mixed': lambda rate: stack.layers(
+    6, Double, lambda: Double(), (2,), scan=True, layer_drop=rate
+  ),
+}
+
+
+@pytest.mark.parametrize('kind', DOUBLES)
+def test_layers_are_left_out_each_by_itself(kind):
+  cell = DOUBLES[kind](0.3)
+  ones = Block(jnp.ones((B, T, 1)), np.ones((B, T), bool))
+  init = jax.jit(functools.partial(cell.init, method=chain_forward))
+  params = init(jax.random.key(0), ones)
+
+  def used(key):
+    rngs = {'dropout': key} if key is not None else {}
+    state, y = cell.apply(params, ones, method=chain_forward, rngs=rngs)
+    return state, jnp.log2(y)
+
+  state, y = jax.vmap(used)(jax.random.split(jax.random.key(1), 1000))
+  # Each of the 6 layers doubled, or did not, for the whole batch.
+  count_N = np.asarray(y).reshape(1000, -1)
+  assert np.ptp(count_N, 1).max() == 0
+  shares = np.bincount(count_N[:, 0].round().astype(int), minlength=7) / 1000
+  binomial = [math.comb(6, n) * 0.7**n * 0.3 ** (6 - n) for n in range(7)]
+  np.testing.assert_allclose(shares, binomial, atol=0.05)
+  # What is left out reads all the same.
+  assert all((leaf == 1).all() for leaf in jax.tree.leaves(state))
+  # Evaluation uses all.
+  np.testing.assert_allclose(used(None)[1], 6)
+
+
+@pytest.mark.parametrize('kind', DOUBLES)
+def test_a_layer_that_is_left_out_gets_no_gradients(kind):
+  cell = DOUBLES[kind](0.5)
+  ones = Block(jnp.ones((B, T, 1)), np.ones((B, T), bool))
+  init = jax.jit(functools.partial(cell.init, method=chain_forward))
+  params = init(jax.random.key(0), ones)
+
+  def loss(params):
+    rngs = {'dropout': jax.random.key(3)}
+    y = cell.apply(params, ones, method=chain_forward, rngs=rngs)[1]
+    return y.mean(), y[0, 0, 0]
+
+  grads, doubled = jax.grad(loss, has_aux=True)(params)
+  grads = np.concatenate([g.ravel() for g in jax.tree.leaves(grads)])
+  assert 0 < (grads == 0).sum() < 6
+  assert 2.0 ** (grads != 0).sum() == doubled

@@ -26,7 +26,7 @@ def example():
 
 @functools.cache
 def layer(kind, **changes):
-  """x_BTD -> y_BTD from the start of a document, compiled."""
+  """Returns a compiled function x_BTD -> y_BTD of a document."""
   cell = kind(config(**changes))
 
   def forward(c, x_BTD):
@@ -39,7 +39,7 @@ def layer(kind, **changes):
 
 
 def seen(kind, at, **changes):
-  """Places whose input changes the output at `at`, apart from its own."""
+  """Returns the places whose inputs change the output at `at`."""
   y = layer(kind, **changes)
   found = []
   for t in set(range(T)) - {at}:
@@ -82,7 +82,7 @@ def test_state_is_the_last_window_of_keys_and_mask():
 
 
 def test_empty_cache_is_masked_but_in_compat_meliad():
-  """Zeros that are seen take their share of the first tokens' attention."""
+  """Visible zeros take part in the softmax of the first tokens."""
 
   def attended(compat_meliad):
     cell = WindowLayer(config(compat_meliad=compat_meliad))

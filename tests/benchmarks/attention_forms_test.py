@@ -10,7 +10,7 @@ import pytest
 from meliad_rec.benchmarks import attention_forms as forms
 from meliad_rec.kernels import reference as ref
 
-SETTING = forms.Setting(2, 24, 3, 5, 8, 'float32')
+SETTING = forms.AttentionSizes(2, 24, 3, 5, 8, 'float32')
 
 
 def arguments(setting):
@@ -20,7 +20,7 @@ def arguments(setting):
   )
   heads = k.reshape(*k.shape[:2], setting.num_heads, -1)
   past, own = jnp.split(heads, [setting.window], 1)
-  heads = jnp.concatenate([ref.unit(past), 3 * own], 1)
+  heads = jnp.concatenate([ref.l2_normalize(past), 3 * own], 1)
   mask = jnp.asarray(rng.random(mask.shape) < 0.8)
   return q, heads.reshape(k.shape), v, mask, bias, scale
 
@@ -32,14 +32,14 @@ def test_is_the_definition(form):
     given = *given[:4], jnp.zeros_like(given[4]), given[5]
   found = forms.programs(form, SETTING)['forward'](*given)
   heads = lambda a: a.reshape(*a.shape[:2], SETTING.num_heads, -1)
-  expected = ref.window_attention(
+  inputs = ref.AttentionInputs(
     *map(heads, given[:3]),
-    *given[3:5],
-    scale_H=given[5],
+    *given[3:],
     # jax's window has the query's own key.
     include_self=form == 'jax, no bias',
     normalize_own=True,
   )
+  expected = ref.window_attention(inputs)
   np.testing.assert_allclose(heads(found), expected, rtol=1e-4, atol=1e-5)
 
 

@@ -1,9 +1,24 @@
-"""What the bench says of a training step, at a size that compiles quickly."""
+"""Benchmarks at sizes that compile quickly; attention and halting are apart."""
 
+import ast
+from pathlib import Path
+import re
+
+import jax
 import numpy as np
+import pytest
 
+from meliad_rec.archs.memorizing import Ring
+from meliad_rec.benchmarks import generation
+from meliad_rec.benchmarks import memorizing
+from meliad_rec.benchmarks import recurrence
+from meliad_rec.benchmarks import step
 from meliad_rec.benchmarks import training
+from meliad_rec.benchmarks.round_robin import round_robin
+from meliad_rec.benchmarks.round_robin import Times
+from meliad_rec.metrics.flops import forward_flops
 from meliad_rec.models.model import Model
+from tests.architectures import config
 from tests.architectures import D
 from tests.architectures import F
 from tests.architectures import H
@@ -13,30 +28,63 @@ from tests.architectures import V
 from tests.architectures import W
 from tests.architectures import windowed
 
-ROWS = 2
+GIN = Path(__file__).parents[2] / 'gin'
+STEP = step.StepSizes(
+  config(dropout=0.1),
+  layers=2,
+  recurrent_at=-1,
+  slots=3,
+  rows=2,
+  segment=3 * W,
+  vocab=13,
+)
+
+
+def test_calls_take_turns_after_one_call_each():
+  order = []
+  calls = {name: lambda name=name: order.append(name) for name in 'abc'}
+  times = round_robin(calls, rounds=2)
+  assert ''.join(order) == 'abc' * 3
+  assert all(len(t.wall) == len(t.cpu) == 2 for t in times.values())
+
+
+def test_no_rounds_is_an_error():
+  with pytest.raises(ValueError, match='--rounds'):
+    round_robin({'a': lambda: None}, 0)
+
+
+def test_load_on_whole_rounds_cancels_out_of_the_ratio():
+  slow, fast = Times([2.0, 20.0, 2.2], []), Times([1.0, 10.0, 1.1], [])
+  assert slow.ratio(fast) == pytest.approx(2)
+  assert slow.median == 2.2
+
+
+def test_spread_is_the_interquartile_range():
+  assert Times([1.0, 2.0, 3.0, 4.0, 5.0], []).spread == pytest.approx(2 / 3)
+  assert Times([1.0], []).spread == 0
 
 
 def program(layers):
-  return training.program(Model(V, windowed(layers), D), ROWS, T)
+  return training.program(Model(V, windowed(layers), D), 2, T)
 
 
-def test_rows_say_what_a_step_costs():
+def test_rows_have_the_cost_of_a_step():
   programs = {f'{n} layers': program(n) for n in (1, 2)}
   one, two = training.measure(programs, '2 layers', rounds=3).values()
   assert two.ratio == 1
   assert one.ratio == np.median(np.divide(one.times.wall, two.times.wall))
   for row in (one, two):
     assert len(row.times.wall) == 3
-    assert row.tokens == ROWS * T
+    assert row.tokens == 2 * T
     assert row.temporary_bytes > 0 and row.compile_seconds > 0
   weights = 4 * D * H * K + 2 * D * F
   assert two.parameters - one.parameters > weights
-  # Forward and backward, and of attention at least the window itself.
-  assert two.flops - one.flops >= 6 * ROWS * T * (weights + 2 * W * H * K)
+  # Forward and backward; attention reads at least the window.
+  assert two.flops - one.flops >= 6 * 2 * T * (weights + 2 * W * H * K)
   assert two.flops < 2 * one.flops
 
 
-def test_each_step_goes_on_from_the_one_before():
+def test_each_step_continues_from_the_one_before():
   p, seen = program(1), []
   compiled = p.train_step
 
@@ -44,8 +92,202 @@ def test_each_step_goes_on_from_the_one_before():
     seen.append(int(state.step))
     return compiled(state, batch)
 
-  p.__dict__['train_step'] = train_step  # Where cached_property keeps it.
-  step = training._stepper(p)
-  step()
-  step()
+  p.__dict__['train_step'] = train_step  # Where cached_property stores it.
+  take_step = training._stepper(p)
+  take_step()
+  take_step()
   assert seen == [0, 1]
+
+
+def test_rows_are_compared_with_one_more_layer(monkeypatch):
+  given = lambda programs, baseline, rounds: (set(programs), baseline, rounds)
+  monkeypatch.setattr(training, 'measure', given)
+  assert step.measure(STEP, 2) == (set(step.CELLS), 'slide L+1', 2)
+
+
+def test_small_is_gin_size_small():
+  text = (GIN / 'size' / 'small.gin').read_text()
+  macros = re.findall(r'^(\w+) = (.*)$', text, re.MULTILINE)
+  macros = {name: ast.literal_eval(value) for name, value in macros}
+  s = step.SETTINGS['small']
+  assert macros == {
+    'D_MODEL': s.config.d_model,
+    'NUM_HEADS': s.config.num_heads,
+    'HEAD_DIM': s.config.head_dim,
+    'MLP_DIM': s.config.mlp_dim,
+    'LAYERS': s.layers,
+    'WINDOW': s.config.window,
+    'RECURRENT_LAYERS': (s.recurrent_at,),
+    'SLOTS': s.slots,
+    'SEGMENT': s.segment,
+    'BATCH': s.rows,
+    'DROPOUT': s.config.dropout,
+    'DTYPE': s.config.dtype,
+  }
+
+
+def test_xl_reads_the_same_tokens_in_segments_of_one_window():
+  cell = step.CELLS['xl L'](STEP)
+  program = step.program(STEP, cell, one_window=True)
+  assert (program.rows, program.segment) == (6, W)
+
+
+@pytest.mark.parametrize('name', step.CELLS)
+def test_every_row_is_a_model(name):
+  program = step.program(STEP, step.CELLS[name](STEP))
+  shapes = program.shapes
+  logits = jax.eval_shape(
+    program.forward, shapes.params, shapes.carry, program.batch_shapes(2)
+  )[1]
+  assert logits.shape == (2, 3 * W, 13)
+
+
+def test_step_settings_have_whole_blocks():
+  for setting in step.SETTINGS.values():
+    assert setting.segment % setting.config.window == 0
+
+
+RECURRENCE = recurrence.RecurrenceSizes(
+  config(), layers=2, passes=4, rows=2, segment=3 * W, vocab=13
+)
+
+
+@pytest.mark.parametrize('name', recurrence.cells(RECURRENCE))
+def test_counted_flops_are_close_to_the_formula(name):
+  cell = recurrence.cells(RECURRENCE)[name]
+  program = training.program(
+    Model(RECURRENCE.vocab, cell, RECURRENCE.config.d_model),
+    RECURRENCE.rows,
+    RECURRENCE.segment,
+  )
+  shapes = program.shapes
+  batch = program.batch_shapes(RECURRENCE.rows)
+  counted = 3 * forward_flops(
+    program.forward, shapes.params, shapes.carry, batch
+  )
+  closed = recurrence.closed_flops(RECURRENCE)[name]
+  # Counted in addition: masked parts of blocks, and recomputed keys.
+  assert closed <= counted <= 1.6 * closed
+
+
+def test_every_row_has_its_formula(monkeypatch):
+  found = training.StepCost(None, 1.0, 1, 2, 3, 4.0, 5)
+  monkeypatch.setattr(
+    training,
+    'measure',
+    lambda programs, baseline, rounds: dict.fromkeys(programs, found),
+  )
+  rows = recurrence.measure(RECURRENCE, 1)
+  assert recurrence.BASELINE in rows
+  assert all(row.closed_flops > 0 for row in rows.values())
+
+
+def test_recurrence_settings_have_whole_chunks():
+  for setting in recurrence.SETTINGS.values():
+    chunk, rest = divmod(setting.config.window, setting.passes)
+    assert not rest and not setting.segment % chunk
+
+
+MEMORIZING = memorizing.MemorizingSizes(
+  config(),
+  layers=2,
+  memories=(4 * W, 9 * W),
+  neighbors=5,
+  recall_target=0.9,
+  rows=2,
+  segment=3 * W,
+  vocab=13,
+)
+
+
+@pytest.mark.slow
+def test_a_row_for_each_search_of_each_memory():
+  rows = memorizing.measure(MEMORIZING, 1)
+  xl = rows.pop(memorizing.BASELINE)
+  assert xl.step.ratio == 1
+  assert list(rows) == [
+    f'{memory}: {search}'
+    for memory in MEMORIZING.memories
+    for search in ('5 nearest', '5, approximate', 'all')
+  ]
+  for name, row in rows.items():
+    # Keys, values and mask of the memory and a segment, and a position.
+    slots = int(name.split(':')[0]) + 3 * W
+    ring = 2 * (slots * (2 * 4 * H * K + 1) + 4)
+    assert row.state_bytes == xl.state_bytes + ring
+    assert row.step.flops > xl.step.flops
+
+
+def test_a_run_begins_with_full_memories():
+  cell = memorizing.cells(MEMORIZING)['72: 5 nearest']
+  program = memorizing.program(MEMORIZING, cell)
+  state = program.create(1)
+  (ring,) = (
+    leaf
+    for leaf in jax.tree.leaves(
+      state.carry, is_leaf=lambda a: isinstance(a, Ring)
+    )
+    if isinstance(leaf, Ring)
+  )
+  assert ring.mask.all() and ring.keys.shape[2] == 9 * W + 3 * W
+  assert np.unique(ring.keys).size > ring.keys.size / 2
+  facts = lambda a: (a.shape, a.dtype)
+  assert jax.tree.map(facts, state) == jax.tree.map(facts, program.shapes)
+
+
+def test_memorizing_settings_have_whole_windows():
+  for setting in memorizing.SETTINGS.values():
+    for tokens in (*setting.memories, setting.segment):
+      assert tokens % setting.config.window == 0
+
+
+@pytest.mark.slow
+def test_a_row_for_each_model_of_the_recurrence_bench():
+  rows = generation.measure(RECURRENCE, 2)
+  assert list(rows) == list(recurrence.cells(RECURRENCE))
+  assert rows[generation.BASELINE].ratio == 1
+  for row in rows.values():
+    assert len(row.times.wall) == 2 and min(row.times.wall) > 0
+    assert row.held_bytes >= row.state_bytes
+
+
+def test_sizes_of_saved_and_held_states():
+  state, held = (
+    {
+      name: generation.state_bytes(
+        Model(13, cell, D), RECURRENCE.segment, held=held
+      )
+      for name, cell in recurrence.cells(RECURRENCE).items()
+    }
+    for held in (False, True)
+  )
+  # Keys and values of each layer, or one memory, with masks.
+  assert state['xl'] == 2 * W * (2 * 4 * H * K + 1)
+  assert state['feedback'] == W * (4 * D + 1)
+  C = W // 4
+  assert state['cached staircase'] == (W - C) * (4 * D + 1)
+  # In addition, keys and values, with space for the new ones.
+  more = {name: held[name] - state[name] for name in held}
+  pair = 4 * 2 * H * K
+  assert more['xl'] == 0
+  assert more['feedback'] == 2 * more['feedback shared'] == 2 * pair * (W + 1)
+  # 2 layers; the chunk that is written, masks, and a length.
+  assert more['cached staircase'] == (
+    2 * pair * (W - C + 2 * C - 1) + C * 4 * D + W + 4
+  )
+  passes = sum((4 - 1 - n) * C + 2 * C - 1 for n in range(4))
+  assert more['staircase'] == 2 * pair * passes + 3 * 2 * C * 4 * D + W + 4
+
+
+def test_columns_are_per_token():
+  row = generation.GenerationCost(
+    generation.Times([0.64, 0.64], [1.0, 1.0]),
+    0.5,
+    rows=4,
+    state_bytes=512,
+    held_bytes=768,
+  )
+  found = row.columns('xl')
+  assert found['ms/token'] == '10.000' and found['tokens/s'] == '400'
+  assert found['/ xl'] == '0.500' and found['state KiB'] == '0.5'
+  assert found['held KiB'] == '0.8'

@@ -1,4 +1,4 @@
-"""The command: its table, and its sentences for mistakes."""
+"""The bench command: its table, JSON and mistakes."""
 
 import json
 
@@ -15,14 +15,14 @@ from meliad_rec.commands import bench
 
 @pytest.fixture
 def given():
-  with flagsaver.flagsaver():  # Takes away what is defined within.
+  with flagsaver.flagsaver():  # Removes the flags that are defined here.
     bench.define_flags()
     flags.FLAGS(['bench'])
     yield flags.FLAGS
 
 
 def row(seconds):
-  return training.Row(
+  return training.StepCost(
     times=Times([seconds, seconds], [seconds, seconds]),
     ratio=seconds / 0.4,
     tokens=2048,
@@ -33,7 +33,7 @@ def row(seconds):
   )
 
 
-def test_table_has_a_line_a_row_in_its_units():
+def test_a_table_has_a_line_per_row():
   table = bench.table({'slide L+1': row(0.4), 'rec': row(0.5)}, 'slide L+1')
   head, baseline, rec = table.splitlines()
   assert head.split()[0] == 'step' and '/ slide L+1' in head
@@ -45,24 +45,24 @@ def test_table_has_a_line_a_row_in_its_units():
 
 
 @pytest.mark.parametrize('argv', [['bench'], ['bench', 'stop'], ['bench'] * 3])
-def test_unknown_bench_is_an_error(argv, given):
-  with pytest.raises(ValueError, match='There is no bench .* give one of step'):
+def test_an_unknown_benchmark_is_an_error(argv, given):
+  with pytest.raises(ValueError, match='no benchmark .*step'):
     bench.main(argv)
 
 
 def test_unknown_setting_is_an_error(given):
   given.setting = 'meliat'
-  with pytest.raises(ValueError, match="no setting 'meliat'.*meliad"):
+  with pytest.raises(ValueError, match="'meliat'.*meliad"):
     bench.main(['bench', 'step'])
 
 
-def test_settings_are_those_of_the_bench(given):
+def test_each_benchmark_has_its_settings(given):
   given.setting = 'meliad'
-  with pytest.raises(ValueError, match="no setting 'meliad'.*one of bench"):
+  with pytest.raises(ValueError, match="'meliad'.*bench"):
     bench.main(['bench', 'recurrence'])
 
 
-def test_rounds_are_refused_before_anything_is_compiled(given):
+def test_rounds_are_checked_before_compiling(given):
   with pytest.raises(flags.IllegalFlagValueError, match='--rounds=0'):
     flags.FLAGS(['bench', '--rounds=0'])
 
@@ -78,7 +78,7 @@ def test_json_has_every_time(given, monkeypatch, capsys):
 
 @pytest.fixture
 def estimated(given, monkeypatch):
-  """The flags, for an estimate that is there at once."""
+  """The flags for an estimate, without compiling."""
   ways = dict.fromkeys(attention.WAYS, 3000)
   row = attention.Estimate(ways, ways, 1.5e9, 2**20)
   monkeypatch.setattr(attention, 'estimate', lambda *_: {'ours': row})
@@ -86,7 +86,7 @@ def estimated(given, monkeypatch):
   return given
 
 
-def test_json_of_an_estimate_says_what_it_is(estimated, capsys):
+def test_json_says_that_it_is_an_estimate(estimated, capsys):
   estimated.json = True
   bench.main(['bench', 'attention'])
   found = json.loads(capsys.readouterr().out)
@@ -94,7 +94,7 @@ def test_json_of_an_estimate_says_what_it_is(estimated, capsys):
   assert found['rows']['ours']['kernels']['forward'] == 3000
 
 
-def test_a_table_of_an_estimate_says_what_it_is(estimated, capsys):
+def test_a_table_says_that_it_is_an_estimate(estimated, capsys):
   bench.main(['bench', 'attention'])
   head, columns, row = capsys.readouterr().out.splitlines()
   assert head == 'Compiler estimates for v5e:2x2, not measured.'

@@ -117,10 +117,10 @@ def test_the_first_documents(command):
 
 def test_what_is_no_run_or_never_halts(command, tmp_path):
   text = [EXPRESSION]
-  assert 'Which run? Give --workdir' in command(None, text=text)
+  assert '--workdir=DIR' in command(None, text=text)
   assert 'is not the folder of a run' in command(tmp_path, text=text)
   told = command(trained.folder(), text=['some text'])
-  assert told.startswith('error: Nothing in this model halts: ')
+  assert told.startswith('error: This model does not halt')
   assert told.count('\n') == 1
 
 
@@ -129,14 +129,14 @@ def test_what_cannot_be_read_or_written(command, tmp_path):
   for rest, given, told in (
     ([], {}, 'Give one thing to read'),
     ([], {'text': text, 'split': 'test'}, 'Give one thing to read'),
-    ([], {'text': text, 'documents': 3}, '--documents is of --split'),
-    (['more'], {'text': text}, "'more' is no flag"),
-    ([], {'text': ['[MAX 2 x ]']}, "holds 'x', and the vocabulary has only"),
-    ([], {'split': 'tset'}, "no split 'tset'; it has train, validation"),
-    ([], {'text': long}, 'a segment of 34 places; --segment is 24'),
-    ([], {'text': text, 'segment': 9}, 'of 10 places; --segment is 9'),
+    ([], {'text': text, 'documents': 3}, '--documents'),
+    (['more'], {'text': text}, "'more' is not a flag"),
+    ([], {'text': ['[MAX 2 x ]']}, "no word 'x'"),
+    ([], {'split': 'tset'}, "'tset'"),
+    ([], {'text': long}, '--segment must be at least 34'),
+    ([], {'text': text, 'segment': 9}, '--segment must be at least 10'),
     ([], {'text': text, 'out': f'{tmp_path}/no/x.png'}, 'The folder of '),
-    ([], {'text': text, 'out': 'x.jpg'}, 'a name that ends in .png'),
+    ([], {'text': text, 'out': 'x.jpg'}, '.png'),
   ):
     found = command(halting_run.folder('gated_universal'), *rest, **given)
     assert found.startswith('error: ') and told in found, found
@@ -148,8 +148,8 @@ def test_data_of_another_vocabulary():
   config = types.SimpleNamespace(argument=lambda *_: data)
   words = types.SimpleNamespace(identity='words: a')
   run = types.SimpleNamespace(vocabulary=words, config=config)
-  with pytest.raises(ValueError, match='now in the vocabulary bytes, and the'):
-    depth.of_split(run, 'train')
+  with pytest.raises(ValueError, match='the vocabulary bytes, .* --text'):
+    depth.split_documents(run, 'train')
 
 
 def test_a_longer_segment(command):

@@ -34,11 +34,11 @@ CASES = {
 def build(sizes, scan=False):
   """Our model of meliad's sizes."""
   config = LayerConfig(
-    sizes.width,
-    sizes.num_heads,
-    sizes.head_dim,
-    sizes.hidden,
-    sizes.window,
+    d_model=sizes.width,
+    num_heads=sizes.num_heads,
+    head_dim=sizes.head_dim,
+    mlp_dim=sizes.hidden,
+    window=sizes.window,
     compat_meliad=True,
   )
   gate = {'bias': gates.FixedGate, 'lstm': gates.LSTMGate}[sizes.gate]
@@ -144,7 +144,7 @@ def test_all_that_does_not_fit_is_named_in_one_error():
 
 
 def test_a_parameter_unknown_to_meliad_is_named():
-  with pytest.raises(ValueError, match='has a parameter cell/cells_0/depth'):
+  with pytest.raises(ValueError, match='no parameter like cell/cells_0/depth'):
     convert({}, {'cell': {'cells_0': {'depth': np.zeros(3)}}})
 
 

@@ -1,4 +1,4 @@
-"""A trained vocabulary loses nothing, whatever it is given."""
+"""The train_vocab command: vocabularies are lossless for any text."""
 
 import argparse
 from pathlib import Path
@@ -39,14 +39,14 @@ def test_decode_undoes_encode(vocabulary, text):
   assert (ids > 0).all()
 
 
-def test_newlines_and_indents_are_pieces(vocabulary):
+def test_newlines_and_indentation_are_pieces(vocabulary):
   assert vocabulary.size == 600
   assert len(vocabulary.encode('\n')) == 1
   assert len(vocabulary.encode('\n        ')) <= 2
   assert len(vocabulary.encode(CODE)) < len(CODE) / 2.5
 
 
-def test_sentences_are_the_text_in_order_and_short():
+def test_sentences_are_short_pieces_of_the_text_in_order():
   texts = [PROSE * 9, '', 'x' * 5000, ' \n', 'a\0b']
   pieces = list(sentences(lambda: iter(texts), 10**9))
   assert ''.join(pieces) == ''.join(texts).replace('\0', ' ')
@@ -54,20 +54,20 @@ def test_sentences_are_the_text_in_order_and_short():
   assert sum(piece.startswith(('\n', ' ', 'It')) for piece in pieces) > 8
 
 
-def test_of_much_text_every_document_has_its_share():
+def test_much_text_is_sampled_from_every_document():
   texts = [letter * 2048 * 12 for letter in 'abcd']
   pieces = list(sentences(lambda: iter(texts), 2048 * 12))
   assert [piece[0] for piece in pieces] == list('aaabbbcccddd')
 
 
-def test_a_size_that_the_text_does_not_give_is_told():
-  with pytest.raises(ValueError, match='No vocabulary of 9999 ids.*too high'):
+def test_too_little_text_is_reported():
+  with pytest.raises(ValueError, match='9999 .*--size'):
     train(iter(['few words']), 9999)
-  with pytest.raises(ValueError, match='it is empty'):
+  with pytest.raises(ValueError, match='empty'):
     train(iter([]), 400)
 
 
-def test_what_reading_raises_comes_through():
+def test_errors_of_reading_are_not_wrapped():
   def read():
     yield 'text'
     raise ValueError('line 7 is wrong.')
@@ -80,36 +80,33 @@ def test_the_command_writes_a_model(tmp_path):
   (tmp_path / 'train').mkdir()
   (tmp_path / 'train' / 'a.txt').write_text(PROSE)
   command = [sys.executable, '-m', 'meliad_rec', 'train_vocab']
-  place = ['--source=folder', f'--path={tmp_path}', f'--out={tmp_path}/a.model']
+  args = ['--source=folder', f'--path={tmp_path}', f'--out={tmp_path}/a.model']
   done = subprocess.run(
-    [*command, *place, '--size=280'], capture_output=True, text=True
+    [*command, *args, '--size=280'], capture_output=True, text=True
   )
   assert done.returncode == 0, done.stderr
   assert '280 ids' in done.stdout
   assert SentencePiece(tmp_path / 'a.model').size == 280
   again = subprocess.run(
-    [*command, *place, '--size=290'], capture_output=True, text=True
+    [*command, *args, '--size=290'], capture_output=True, text=True
   )
   assert again.returncode == 2
-  assert 'a.model exists; choose another file or replace' in again.stderr
+  assert 'a.model exists' in again.stderr and '--force' in again.stderr
   assert SentencePiece(tmp_path / 'a.model').size == 280
   failed = subprocess.run(
-    [*command, *place, '--size=280', '--split=dev', '--force'],
+    [*command, *args, '--size=280', '--split=dev', '--force'],
     capture_output=True,
     text=True,
   )
   assert failed.returncode == 2
-  assert "has no split 'dev'; it has train" in failed.stderr
+  assert "'dev'; it has train" in failed.stderr
   assert 'Traceback' not in failed.stderr
 
 
-def test_a_place_that_cannot_be_written_is_told_before_reading(tmp_path):
+def test_an_unwritable_path_is_reported_before_reading(tmp_path):
   (tmp_path / 'a.model').mkdir()
   command = [sys.executable, '-m', 'meliad_rec', 'train_vocab', '--size=280']
-  for out, told in (
-    (tmp_path / 'a.model', 'cannot be written'),
-    ('gs://b/a.model', 'A vocabulary lies in a local'),
-  ):
+  for out in tmp_path / 'a.model', 'gs://b/a.model':
     done = subprocess.run(
       [*command, '--source=folder', '--path=/no/such', f'--out={out}'],
       capture_output=True,
@@ -117,5 +114,5 @@ def test_a_place_that_cannot_be_written_is_told_before_reading(tmp_path):
       cwd=tmp_path,
     )
     assert done.returncode == 2
-    assert told in done.stderr
+    assert str(out) in done.stderr
     assert len(done.stderr.splitlines()) == 1

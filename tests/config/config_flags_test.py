@@ -1,4 +1,4 @@
-"""--mesh, and the mesh that it makes."""
+"""--mesh, and the mesh that it gives."""
 
 from absl import flags
 from absl.testing import flagsaver
@@ -46,7 +46,7 @@ def test_flag_is_what_parse_reads():
 @pytest.fixture
 def given():
   """The flags, without --mesh."""
-  with flagsaver.flagsaver():  # Takes away what is defined within.
+  with flagsaver.flagsaver():  # Removes flags defined inside.
     config_flags.define_mesh_flag()
     flags.FLAGS(['plan'])
     yield flags.FLAGS
@@ -79,5 +79,5 @@ def test_a_mesh_uses_up_the_devices(given, text, fits):
   if fits:
     config_flags.check_mesh(8, 'v5e:2x4')
     return
-  with pytest.raises(ValueError, match=f'{text} is .* and v5e:2x4 has 8; give'):
+  with pytest.raises(ValueError, match=f'{text} .* v5e:2x4 has 8'):
     config_flags.check_mesh(8, 'v5e:2x4')

@@ -139,17 +139,6 @@ def test_the_order_of_kinds_is_fixed(files):
   assert config.build(repeat)()[0].width == 23
 
 
-def test_an_option_that_others_undo_whole_is_refused():
-  assert mistake([*USUAL, 'options/wide', 'options/wider']) == (
-    '--gin_file=options/wide has no effect: what it sets, WIDTH, is set anew by'
-    ' options/wider.gin:1; leave out one of the two.'
-  )
-  wins = ['options/wider_and_slots', 'options/wide'], ['options/wider'] * 2
-  for options, width in zip(wins, (23, 29), strict=True):
-    config.parse([*USUAL, *options], [])
-    assert config.build(repeat)()[0].width == width
-
-
 def test_files_of_no_kind_win_the_last_of_them():
   narrow = write('WIDTH = 3\n', 'narrow.gin')
   for place in range(3):
@@ -236,6 +225,34 @@ def test_a_bound_size_reaches_the_parameters_with_remat_and_scan_on():
   assert kernel_LDF.shape == (4, 3, 7)
 
 
+def test_scopes_hold_for_what_a_reference_builds():
+  text = 'from __gin__ import dynamic_registration\nimport toy\n'
+  text += 'toy.repeat.layer = @wide/toy.Layer()\nwide/toy.Layer.width = 31\n'
+  config.parse([*USUAL, write(text)], ['toy.Layer.rate = 0.25'])
+  layer = config.build(repeat)()[0]
+  assert (layer.width, layer.rate) == (31, 0.25)
+  assert 'wide/toy.Layer.rate = 0.25' in config.operative()
+
+
+def test_a_reference_without_a_call_builds_its_arguments_for_each_call():
+  def twice(make):
+    return make(), make(9), make(9, rate=1.0)
+
+  toy = sys.modules['toy']
+  toy.Box = lambda width, rate=0.5, layer=None: (width, rate, layer)
+  toy.Box.__name__, toy.twice = 'Box', twice
+  twice.__qualname__, twice.__module__ = 'twice', 'toy'
+  params = [
+    'toy.twice.make = @toy.Box',
+    'toy.Box.width = %WIDTH',
+    'toy.Box.layer = @toy.Layer()',
+  ]
+  config.parse(USUAL, params)
+  first, second, third = config.build(twice)()
+  assert (first[0], second[0], third[:2]) == (7, 9, (9, 1.0))
+  assert first[2] == second[2] and first[2] is not second[2]
+
+
 def test_sizes_of_another_architecture_may_go_unread():
   config.parse(USUAL, [])
   config.build(repeat)()
@@ -250,119 +267,64 @@ def test_ints_are_floats_and_defaults_always_fit():
   assert config.build(repeat)()[0].rate == 1
 
 
-# The mistakes: place, given, needed, nearest.
+# Each mistake names the place, what was given, and the nearest name.
 
 
-def test_missing_file(shipped):
-  assert mistake(['arch/windw', 'size/tiny', 'task/copy']) == (
-    "--gin_file=arch/windw names the gin file 'arch/windw', which is neither"
-    f' among the shipped ones in {shipped} nor a path from {os.getcwd()}'
-    ' (nearest is arch/window).'
-  )
+def test_an_option_that_others_override_entirely_is_refused():
+  found = mistake([*USUAL, 'options/wide', 'options/wider'])
+  assert all(part in found for part in ('options/wide ', 'WIDTH', 'wider.gin'))
+  wins = ['options/wider_and_slots', 'options/wide'], ['options/wider'] * 2
+  for options, width in zip(wins, (23, 29), strict=True):
+    config.parse([*USUAL, *options], [])
+    assert config.build(repeat)()[0].width == width
 
 
-def test_missing_include(shipped):
-  message = own("include 'arch/windoe.gin'")
-  assert message.startswith(
-    "own.gin:3 names the gin file 'arch/windoe.gin', which is neither among"
-  )
-  assert message.endswith('(nearest is arch/window).')
+@pytest.mark.parametrize(
+  ('files', 'parts'),
+  [
+    (['arch/windw', *USUAL[1:]], ("'arch/windw'", 'nearest is arch/window')),
+    (['arch/window', 'task/copy'], ('size/', 'small, tiny')),
+    ([*USUAL, 'size/small'], ('size/tiny.gin', 'size/small.gin', '2 files')),
+  ],
+)
+def test_wrong_files(files, parts):
+  found = mistake(files)
+  assert all(part in found for part in parts), found
 
 
-def test_a_file_that_includes_itself():
-  assert own("include 'own.gin'") == (
-    'own.gin:3 includes own.gin, which includes it again.'
-  )
-
-
-def test_no_file_of_a_kind():
-  assert mistake(['arch/window', 'task/copy']) == (
-    'No file of size/ was given, and a run takes exactly one: add'
-    ' --gin_file=size/NAME, where NAME is one of small, tiny, or a file of your'
-    ' own in a folder called size.'
-  )
-
-
-def test_two_files_of_a_kind():
-  assert mistake([*USUAL, 'size/small']) == (
-    'size/tiny.gin and size/small.gin are 2 files of size/, and a run takes'
-    ' exactly one: leave out the others.'
-  )
-
-
-def test_a_file_of_ones_own_counts_by_its_folder():
-  mine = write('WIDTH = 3\n', 'mine/size/mine.gin')
-  config.parse(['arch/window', mine, 'task/copy'], [])
-  assert config.build(repeat)()[0].width == 3
-
-
-def test_undefined_macro():
-  assert own('toy.Layer.places = (1, %WIDHT)') == (
-    'own.gin:3: toy.Layer.places = (1, %WIDHT), but nothing sets WIDHT (nearest'
-    ' is WIDTH).'
-  )
-
-
-def test_macro_set_to_itself():
-  assert own('WIDTH = %DOUBLE', 'DOUBLE = %WIDTH').endswith('is set to itself.')
-
-
-def test_required_macro():
-  assert own('toy.Layer.limit = %LIMIT', 'LIMIT = %gin.REQUIRED') == (
-    'own.gin:4: LIMIT must be set by another file or by'
-    " --gin_param='LIMIT = ...'."
-  )
-
-
-def test_misspelt_module():
-  assert own('from meliad_rec import confg') == (
-    'own.gin:3: there is no module meliad_rec.confg (nearest is config).'
-  )
-
-
-def test_module_that_fails_while_imported(tmp_path, monkeypatch):
-  (tmp_path / 'twice.py').write_text(
-    'import gin\n'
-    '@gin.configurable\ndef same(): pass\n'
-    '@gin.configurable\ndef same(): pass\n'
-  )
+@pytest.mark.parametrize(
+  ('lines', 'parts'),
+  [
+    ("include 'arch/windoe.gin'", (':3', 'windoe', 'nearest is arch/window')),
+    ("include 'own.gin'", (':3', 'includes it again')),
+    ('toy.Layer.places = (1, %WIDHT)', (':3', '(1, %WIDHT)', 'is WIDTH')),
+    ('WIDTH = %DOUBLE\nDOUBLE = %WIDTH', ('set to itself',)),
+    ('TOP = %gin.REQUIRED\ntoy.Layer.limit = %TOP', (':3', "'TOP = ...'")),
+    ('from meliad_rec import confg', (':3', 'confg', 'nearest is config')),
+    ('import twice', (':3', 'ValueError: on purpose')),
+    ('toys.Layer.width = 3', (':3', "'toys'", 'nearest is toy')),
+    ('toy.repeat.layer = @toy.Layr()', (':3', "'Layr'", 'nearest is Layer')),
+    ('toy.size.x = 1', (':3', 'toy.size is an int')),
+    ('toy.Layer:\n  widht = 3', (':4', "'widht'", 'nearest is width')),
+    ('toy.Layer.kind = single', (':3', "write 'single'", '@single')),
+    ('WIDTH = 1 2', (':3', 'Expected newline')),
+    ('WIDTH = [1, 2', ('own.gin:', 'gin')),
+    ('WIDTH', (':3', 'gin')),
+    ('toy.Layer:\nwidth = 3', (':4', 'Expected indentation')),
+    ('WIDTH = 3\nSLOTS = 4\nWIDTH = 5', (':5', 'WIDTH', ':3')),
+    ('toy.train.steps = 3', (':3', 'nothing reads toy.train.steps')),
+  ],
+)
+def test_mistakes_in_a_file(lines, parts, tmp_path, monkeypatch):
+  (tmp_path / 'twice.py').write_text("raise ValueError('on purpose')")
   monkeypatch.syspath_prepend(tmp_path)
-  assert own('import twice') == (
-    'own.gin:3: twice cannot be imported, ValueError: A different configurable'
-    " matching 'twice.same' already exists."
-  )
-
-
-def test_name_that_is_not_imported():
-  assert own('toys.Layer.width = 3') == (
-    "own.gin:3: nothing imported is called 'toys' in toys.Layer (nearest is"
-    ' toy); import it, or in a --gin_param write its full name.'
-  )
-
-
-def test_misspelt_configurable():
-  assert own('toy.repeat.layer = @toy.Layr()') == (
-    "own.gin:3: toy has no 'Layr' (nearest is Layer)."
-  )
-
-
-def test_binding_of_what_cannot_be_called():
-  assert own('toy.size.x = 1') == (
-    'own.gin:3: toy.size is an int, and needed is a function or class.'
-  )
-
-
-def test_misspelt_parameter():
-  assert own('toy.Layer:', '  widht = 3') == (
-    "own.gin:4: toy.Layer has no parameter 'widht' (nearest is width)."
-  )
+  found = own(lines)
+  assert all(part in found for part in parts), found
 
 
 def test_imports_without_dynamic_registration():
-  assert mistake([*USUAL, write('import toy\n')]) == (
-    'own.gin:1: write "from __gin__ import dynamic_registration" before'
-    ' "import toy".'
-  )
+  found = mistake([*USUAL, write('import toy\n')])
+  assert 'own.gin:1' in found and 'dynamic_registration' in found
 
 
 def test_single_binding_names_modules_of_the_files():
@@ -370,105 +332,53 @@ def test_single_binding_names_modules_of_the_files():
   assert config.build(repeat)()[0].kind == 'single'
 
 
-def test_single_binding_may_name_any_module_of_the_package_in_full():
-  assert mistake(
-    params=['meliad_rec.config.files.names.kind = "x"']
-  ).startswith(
-    '--gin_param \'meliad_rec.config.files.names.kind = "x"\': nothing reads'
-    ' files.names.kind'
-  )
-  assert mistake(params=['meliad_rec.config.file.names.kind = "x"']).endswith(
-    "meliad_rec.config has no 'file' (nearest is files)."
-  )
+@pytest.mark.parametrize(
+  ('param', 'parts'),
+  [
+    ('WIDTH 3', ('no "="',)),
+    ('WIDHT = 3', ('nothing reads WIDHT', 'nearest is WIDTH')),
+    # Any module of the package, by its full name.
+    ('meliad_rec.config.files.names.kind = "x"', ('reads files.names.kind',)),
+    ('meliad_rec.config.file.names.kind = 3', ("'file' (nearest is files)",)),
+  ],
+)
+def test_mistakes_in_a_single_binding(param, parts):
+  found = mistake(params=[param])
+  assert f'--gin_param {param!r}' in found
+  assert all(part in found for part in parts), found
 
 
 def test_single_binding_refuses_a_name_that_means_two_modules():
   text = 'from __gin__ import dynamic_registration\nimport json as toy\n'
   message = mistake([*USUAL, write(text)], ['toy.Layer.rate = 1.0'])
-  assert "nothing imported is called 'toy' in toy.Layer" in message
-
-
-def test_single_binding_without_equals_sign():
-  assert mistake(params=['WIDTH 3']) == (
-    '--gin_param \'WIDTH 3\' has no "="; write NAME = value.'
-  )
-
-
-def test_text_without_quotes():
-  assert own('toy.Layer.kind = single') == (
-    "own.gin:3: single is no value; write 'single' for a text, %single for a"
-    ' macro, @single for a function or class, in "toy.Layer.kind = single".'
-  )
-
-
-@pytest.mark.parametrize(
-  ('line', 'reason'),
-  [
-    ('WIDTH = 1 2', 'not gin, Expected newline'),
-    ('WIDTH = [1, 2', 'not gin, '),
-    ('WIDTH', "not gin, Couldn't parse statement, expected ':' or '='"),
-    ('toy.Layer:\nwidth = 3', 'not gin, Expected indentation.'),
-  ],
-)
-def test_syntax_error(line, reason):
-  message = own(line)
-  assert message.startswith('own.gin:')
-  assert reason in message
-
-
-def test_a_name_set_twice_in_one_file():
-  assert own('WIDTH = 3', 'SLOTS = 4', 'WIDTH = 5') == (
-    'own.gin:5 sets WIDTH again, after own.gin:3; keep one of the two.'
-  )
+  assert "'toy' in toy.Layer" in message
 
 
 @pytest.mark.parametrize(
   ('binding', 'message'),
   [
     ("Layer.width = '3'", 'an int, not a str'),
-    ('Layer.width = 3.0', 'an int, not a float'),
     ('Layer.width = True', 'an int, not a bool'),
-    ("Layer.rate = '0.1'", 'a float, not a str'),
     ('Layer.rate = None', 'a float, not None'),
-    ("Layer.kind = 'twin'", "'dual' or 'single', not a str"),
-    ('Layer.kind = 3', "'dual' or 'single', not an int"),
-    ('Layer.places = 3', 'a tuple[int, ...], not an int'),
-    ("Layer.places = (1, '2')", 'a tuple[int, ...], not a tuple'),
-    ('Layer.places = [1]', 'a tuple[int, ...], not a list'),
+    ("Layer.kind = 'twin'", "'dual' or 'single'"),
+    ("Layer.places = (1, '2')", 'a tuple[int, ...]'),
     ('Layer.limit = 1.5', 'an int or None, not a float'),
-    ("Layer.gate = 'sigmoid'", 'a function or class (@name), not a str'),
+    ("Layer.gate = 'sigmoid'", '(@name), not a str'),
     ('Layer.width = @toy.repeat', 'an int'),
     ('repeat.layer = @toy.Layer', 'a Layer; write @toy.Layer()'),
-    ('Layer.gate = @toy.repeat()', 'a function or class; write @toy.repeat'),
+    ('Layer.gate = @toy.repeat()', 'write @toy.repeat'),
   ],
 )
 def test_ill_typed_value(binding, message):
   text = mistake(params=[f'toy.{binding}'])
-  given = binding.split(' = ')[1]
   assert text.startswith(f'--gin_param {f"toy.{binding}"!r}: toy.')
-  assert f' = {given}, and needed is ' in text
-  assert message.replace('class;', 'class (@name);') in text
+  assert message in text
 
 
 def test_ill_typed_macro_names_both_places():
-  assert mistake(params=["WIDTH = '7'"]) == (
-    "arch/window.gin:4: toy.Layer.width = %WIDTH, that is '7', and needed is an"
-    ' int, not a str.'
-  )
-
-
-def test_unread_macro():
-  assert mistake(params=['WIDHT = 3']) == (
-    "--gin_param 'WIDHT = 3': nothing reads WIDHT (nearest is WIDTH); correct"
-    ' the name, or remove the binding if what was built does not use it.'
-  )
-
-
-def test_unread_binding():
-  assert own('toy.train.steps = 3') == (
-    'own.gin:3: nothing reads toy.train.steps; correct the name, or remove the'
-    ' binding if what was built does not use it.'
-  )
+  found = mistake(params=["WIDTH = '7'"])
+  parts = 'window.gin:4', 'Layer.width = %WIDTH', "'7'", 'an int, not a str'
+  assert all(part in found for part in parts), found
 
 
 def test_binding_in_another_scope_is_unread():
@@ -478,22 +388,21 @@ def test_binding_in_another_scope_is_unread():
     config.check_read()
 
 
-def test_missing_value_is_a_sentence():
+@pytest.mark.parametrize(
+  ('function', 'given', 'name'),
+  [
+    (repeat, {'count': 2}, 'repeat.layer'),
+    (Layer, {}, 'config_test.Layer.wid'),
+  ],
+)
+def test_missing_value_is_a_sentence(function, given, name):
   config.parse([], [], kinds=())
-  with pytest.raises(TypeError) as info:
-    config.build(repeat)(count=2)
-  assert config.sentence(info.value) == (
-    "repeat needs 'layer', which no gin file and no --gin_param sets; bind"
-    ' repeat.layer.'
-  )
-  with pytest.raises(TypeError) as info:
-    config.build(Layer)()
-  told = config.sentence(info.value)
-  assert told.startswith("config_test.Layer needs 'width', which")
-  assert told.endswith('bind config_test.Layer.width.')
+  with pytest.raises(config.ConfigError, match=name) as info:
+    config.build(function)(**given)
+  assert config.sentence(info.value) == str(info.value)
 
 
-def test_only_what_the_package_raises_is_told_as_a_sentence():
+def test_only_what_the_package_raises_is_shown_as_a_sentence():
   with pytest.raises(ValueError, match='width') as theirs:
     config.parse(USUAL, ['toy.Layer.widht = 3'])
   assert config.sentence(theirs.value) == str(theirs.value)

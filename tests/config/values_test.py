@@ -14,6 +14,7 @@ from meliad_rec.config.values import describe
 from meliad_rec.config.values import fits
 from meliad_rec.config.values import map_leaves
 from meliad_rec.config.values import Reference
+from meliad_rec.config.values import statements
 
 
 class Gate(Protocol):
@@ -127,3 +128,18 @@ def test_map_leaves_keeps_the_shape():
   value = {'a': (1, [2, {3: 4}]), 'b': 5}
   double = lambda leaf: leaf * 2
   assert map_leaves(double, value) == {'aa': (2, [4, {6: 8}]), 'bb': 10}
+
+
+@pytest.mark.parametrize(
+  ('former', 'current'), [(True, 'auto'), (False, 'xla')]
+)
+def test_a_former_parameter_has_its_current_name_and_value(former, current):
+  text = f"""from __gin__ import dynamic_registration
+from meliad_rec import layer_config
+
+layer_config.LayerConfig.attention_kernels = {former}
+layer_config.LayerConfig.sees_self = True
+"""
+  *_, kernels, own = statements(text, str)
+  assert (kernels.arg_name, kernels.value) == ('attention', current)
+  assert (own.arg_name, own.value) == ('include_self', True)

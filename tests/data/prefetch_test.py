@@ -1,4 +1,4 @@
-"""Prefetch: the same items, their error, and a thread that ends."""
+"""Prefetching: the same items, their error, and a thread that ends."""
 
 import threading
 import time
@@ -13,12 +13,12 @@ def threads():
 
 
 @pytest.mark.parametrize('depth', [1, 2, 9])
-def test_items_come_unchanged_and_in_order(depth):
+def test_items_are_the_same_in_order(depth):
   assert list(prefetch(iter(range(7)), depth)) == list(range(7))
   assert not threads()
 
 
-def test_items_are_made_ahead_but_not_more_than_depth():
+def test_at_most_depth_items_are_prepared():
   made = []
 
   def items():
@@ -29,12 +29,12 @@ def test_items_are_made_ahead_but_not_more_than_depth():
   ahead = prefetch(items(), 2)
   assert next(ahead) == 0
   time.sleep(0.2)
-  # One is taken, two wait, and one more is held by the thread.
+  # One is taken, two wait, and the thread holds one more.
   assert made == [0, 1, 2, 3]
   ahead.close()
 
 
-def test_an_error_comes_after_the_items_before_it():
+def test_an_error_is_raised_after_the_items_before_it():
   def items():
     yield 1
     raise KeyError('broken')
@@ -46,7 +46,7 @@ def test_an_error_comes_after_the_items_before_it():
   assert not threads()
 
 
-def test_closing_ends_a_thread_that_waits_for_room():
+def test_closing_ends_a_thread_that_is_blocked():
   ahead = prefetch(iter(range(10**9)), 1)
   next(ahead)
   time.sleep(0.05)
@@ -56,5 +56,5 @@ def test_closing_ends_a_thread_that_waits_for_room():
 
 
 def test_depth_is_at_least_one():
-  with pytest.raises(ValueError, match='it is 0'):
+  with pytest.raises(ValueError, match='got 0'):
     prefetch(iter([]), 0)

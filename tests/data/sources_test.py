@@ -1,4 +1,9 @@
-"""Which source the flags of a command name."""
+"""Sources of text: folders, JSON lines, Python packages; splits and flags."""
+
+import collections
+import json
+import re
+import sysconfig
 
 import pytest
 
@@ -8,9 +13,11 @@ from meliad_rec.data.jsonl import Jsonl
 from meliad_rec.data.sources import Pg19
 from meliad_rec.data.sources import Registered
 from meliad_rec.data.sources import source
+from meliad_rec.data.splits import split_by_name
+from meliad_rec.data.splits import split_of
 
 
-def test_each_kind_is_its_class():
+def test_each_kind_has_its_class():
   assert source('code') == Code()
   assert source('folder', 'x', split_file='y') == Folder('x', 'y')
   assert source('jsonl', 'x', field='body') == Jsonl('x', 'body')
@@ -18,16 +25,327 @@ def test_each_kind_is_its_class():
   assert source('my_task', module='mine') == Registered('my_task', 'mine')
 
 
-@pytest.mark.parametrize('kind', ['folder', 'jsonl'])
-def test_files_need_a_place(kind):
-  with pytest.raises(ValueError, match='give --path'):
-    source(kind)
+@pytest.mark.parametrize(
+  'kind, flags, message',
+  [
+    ('folder', {}, '--path'),
+    ('jsonl', {}, '--path'),
+    ('code', {'path': 'x'}, "'code' .*--path"),
+    ('folder', {'path': 'x', 'field': 'y'}, "'folder' .*--field"),
+    (
+      'jsonl',
+      {'path': 'x', 'split_file': 'y', 'module': 'z'},
+      '--split_file, ',
+    ),
+    ('foldr', {'path': 'x'}, "'foldr' .*seqio .*--path"),
+  ],
+)
+def test_flags_must_fit_the_source(kind, flags, message):
+  with pytest.raises(ValueError, match=message):
+    source(kind, **flags)
 
 
-def test_flags_that_the_source_does_not_read_are_refused():
-  with pytest.raises(ValueError, match="'code' .*--path"):
-    source('code', path='x')
-  with pytest.raises(ValueError, match="'folder' .*--field"):
-    source('folder', path='x', field='body')
-  with pytest.raises(ValueError, match="'jsonl' .*--split_file, --module"):
-    source('jsonl', path='x', split_file='y', module='z')
+NAMES = [f'{i}.txt' for i in range(2000)]
+
+
+def test_names_decide_and_a_twentieth_goes_to_each():
+  found = split_by_name(NAMES, 'here', '')
+  assert list(found) == NAMES
+  counts = collections.Counter(found.values())
+  assert counts['train'] / 2000 == pytest.approx(0.9, abs=0.02)
+  assert counts['test'] / 2000 == pytest.approx(0.05, abs=0.015)
+  # Golden: another rule would mix training documents into the test split.
+  assert [split_of(name) for name in ('ctypes', 'gettext', 'json')] == [
+    'validation',
+    'test',
+    'train',
+  ]
+
+
+def test_a_split_does_not_depend_on_other_documents():
+  found = split_by_name(NAMES, '', '')
+  fewer = split_by_name(NAMES[:100] + NAMES[:99:-3], '', '')
+  assert fewer == {name: found[name] for name in fewer}
+
+
+@pytest.mark.parametrize('first', range(40))
+def test_no_split_of_few_documents_is_empty(first):
+  few = split_by_name(NAMES[first : first + 3], '', '')
+  assert sorted(few.values()) == ['test', 'train', 'validation']
+  assert few == split_by_name(NAMES[first : first + 3][::-1], '', '')
+
+
+def test_two_documents_are_too_few(tmp_path):
+  with pytest.raises(ValueError, match='x holds 2 .* Do it.'):
+    split_by_name(NAMES[:2], 'x', 'Do it.')
+  put(tmp_path, 'a.txt', 'b.txt')
+  with pytest.raises(ValueError, match='2 .* --split_file'):
+    _ = Folder(str(tmp_path)).splits
+  write(tmp_path / 'docs.jsonl', {'text': 'a'}, {'text': 'b'})
+  with pytest.raises(ValueError, match='2 .* train.jsonl'):
+    _ = Jsonl(str(tmp_path / 'docs.jsonl')).splits
+
+
+ODD = ' first\r\nsecond\n\n\tthird\rž\ufeff'
+
+
+def put(folder, *names):
+  for name in names:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(f'text of {name}'.encode())
+
+
+def names(source, split):
+  return [name for name, _ in source.read(split)]
+
+
+def test_files_are_read_byte_for_byte(tmp_path):
+  put(tmp_path, 'train/b.txt')
+  (tmp_path / 'train' / 'a.txt').write_bytes(ODD.encode())
+  assert list(Folder(str(tmp_path)).read('train')) == [
+    ('train/a.txt', ODD),
+    ('train/b.txt', 'text of train/b.txt'),
+  ]
+
+
+def test_folders_are_splits(tmp_path, caplog):
+  caplog.set_level('INFO')
+  put(tmp_path, 'train/a.txt', 'train/sub/b', 'test/c', 'README', '.git/d')
+  source = Folder(str(tmp_path))
+  assert source.splits == ('train', 'test')
+  assert names(source, 'train') == ['train/a.txt', 'train/sub/b']
+  assert names(source, 'test') == ['test/c']
+  assert '1 files' in caplog.text
+
+
+def test_a_pattern_chooses_files(tmp_path):
+  put(tmp_path, 'train/a.txt', 'train/b.md', 'train/sub/c.txt', 'test/d.txt')
+  source = Folder(f'{tmp_path}/**/*.txt')
+  assert names(source, 'train') == ['train/a.txt', 'train/sub/c.txt']
+  assert names(source, 'test') == ['test/d.txt']
+
+
+@pytest.mark.parametrize('name', ['old [1]', 'what?', 'a*b'])
+def test_an_existing_folder_is_not_a_pattern(tmp_path, name):
+  put(tmp_path / name, 'train/a.txt', 'train/b.md')
+  put(tmp_path, 'a-b/train/c.txt')
+  source = Folder(str(tmp_path / name))
+  assert names(source, 'train') == ['train/a.txt', 'train/b.md']
+  source = Folder(f'{tmp_path / name}/**/*.md')
+  assert names(source, 'train') == ['train/b.md']
+
+
+def test_a_split_file_overrides_folders(tmp_path, caplog):
+  caplog.set_level('INFO')
+  put(tmp_path, 'train/a.txt', 'train/b.txt', 'test/c.txt', 'd.txt', 'e.txt')
+  listed = tmp_path / 'split.tsv'
+  listed.write_text(
+    'id\tsplit\tnote\ntrain/a.txt\tvalidation\tx\nc\ttrain\nd.txt\tdrop\n\n'
+  )
+  source = Folder(str(tmp_path), str(listed))
+  assert source.splits == ('train', 'validation')
+  assert names(source, 'train') == ['test/c.txt']
+  assert names(source, 'validation') == ['train/a.txt']
+  assert '6 files, 2 of them listed' in caplog.text
+
+
+@pytest.mark.parametrize(
+  'line, message',
+  [
+    ('a.txt\ttrian', "tsv:2 .*'a.txt' .*'trian'"),
+    ('z.txt\ttrain', "tsv:2 .*'z.txt'.* 0"),
+    ('b\ttrain', "tsv:2 .*'b'.* 2"),
+    ('a\ttrain', "tsv:2 .*'a.txt' again"),
+  ],
+)
+def test_errors_in_a_split_file_name_the_line(tmp_path, line, message):
+  put(tmp_path, 'a.txt', 'x/b.txt', 'y/b.txt')
+  (tmp_path / 'split.tsv').write_text(f'a.txt\ttest\n{line}\n')
+  with pytest.raises(ValueError, match=message):
+    _ = Folder(str(tmp_path), str(tmp_path / 'split.tsv')).splits
+
+
+@pytest.mark.parametrize('name', ['a.txt', 'a'])
+def test_a_first_line_that_names_a_file_is_not_a_heading(tmp_path, name):
+  put(tmp_path, 'a.txt', 'b.txt')
+  (tmp_path / 'split.tsv').write_text(f'{name}\ttrian\nb.txt\ttest\n')
+  with pytest.raises(ValueError, match=f"tsv:1 .*'{name}'"):
+    _ = Folder(str(tmp_path), str(tmp_path / 'split.tsv')).splits
+
+
+def test_without_splits_names_decide(tmp_path):
+  put(tmp_path, *(f'{i}.txt' for i in range(60)))
+  source = Folder(str(tmp_path))
+  parts = {split: names(source, split) for split in source.splits}
+  assert {len(part) for part in parts.values()} == {50, 7, 3}
+  assert sorted(sum(parts.values(), [])) == sorted(
+    f'{i}.txt' for i in range(60)
+  )
+  assert parts == {s: names(Folder(str(tmp_path)), s) for s in parts}
+
+
+def test_missing_files_are_reported(tmp_path):
+  with pytest.raises(ValueError, match='FOLDER'):
+    _ = Folder(str(tmp_path)).splits
+  with pytest.raises(ValueError, match='{split}.jsonl .*JSONL'):
+    _ = Jsonl(str(tmp_path)).splits
+
+
+def test_files_that_are_not_utf8_are_named(tmp_path):
+  put(tmp_path, 'train/a.txt')
+  (tmp_path / 'train' / 'b.txt').write_bytes(b'caf\xe9')
+  with pytest.raises(ValueError, match=r'b.txt is not UTF-8 \(byte 3\)'):
+    list(Folder(str(tmp_path)).read('train'))
+
+
+def write(path, *lines):
+  path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+
+
+def test_each_line_is_a_document(tmp_path):
+  write(tmp_path / 'train.jsonl', {'text': 'a\nb é'}, {'text': ''})
+  write(tmp_path / 'test.jsonl', {'text': 'c', 'more': 1})
+  source = Jsonl(str(tmp_path))
+  assert source.splits == ('train', 'test')
+  assert list(source.read('train')) == [
+    ('train.jsonl:1', 'a\nb é'),
+    ('train.jsonl:2', ''),
+  ]
+
+
+def test_a_pattern_and_a_field_are_used(tmp_path):
+  write(tmp_path / 'x-train-2.jsonl', {'body': 'text'})
+  source = Jsonl(f'{tmp_path}/x-{{split}}-2.jsonl', field='body')
+  assert source.splits == ('train',)
+  assert [text for _, text in source.read('train')] == ['text']
+
+
+def test_the_lines_of_a_single_file_are_split_by_hash(tmp_path):
+  path = tmp_path / 'docs.jsonl'
+  write(path, *({'text': f'text {i}'} for i in range(60)))
+  source = Jsonl(str(path))
+  assert source.description == 'jsonl: docs.jsonl, field text'
+  assert source.splits == ('train', 'validation', 'test')
+  parts = [list(source.read(split)) for split in source.splits]
+  assert all(parts)
+  found = sum(parts, [])
+  assert len(set(found)) == 60
+  for name, text in found:
+    assert name == f'docs.jsonl:{int(text[5:]) + 1}'
+
+
+@pytest.mark.parametrize(
+  'line', ['{', '[]', '7', '{"txt": "a"}', '{"text": 1}', '{"text": "\\ud800"}']
+)
+def test_errors_in_a_line_give_its_number(tmp_path, line):
+  (tmp_path / 'train.jsonl').write_text(f'{{"text": "good"}}\n{line}\n')
+  with pytest.raises(ValueError, match='train.jsonl:2 .* --field'):
+    list(Jsonl(str(tmp_path)).read('train'))
+
+
+@pytest.mark.parametrize('name', ['docs', 'train'])
+def test_blank_lines_are_skipped(tmp_path, name):
+  path = tmp_path / f'{name}.jsonl'
+  write(path, *({'text': f'text {i}'} for i in range(9)))
+  path.write_text(path.read_text().replace('\n', '\n \n\n', 2) + '\r\n')
+  source = Jsonl(str(path if name == 'docs' else tmp_path))
+  found = sum((list(source.read(split)) for split in source.splits), [])
+  assert sorted(int(text[5:]) for _, text in found) == [*range(9)]
+  numbers = [int(name.partition(':')[2]) for name, _ in found]
+  assert sorted(numbers) == [1, 4, 7, 8, 9, 10, 11, 12, 13]
+
+
+def test_a_file_that_cannot_be_read_is_reported(tmp_path, monkeypatch):
+  write(tmp_path / 'train.jsonl', {'text': 'a'})
+
+  def refuse(*_):
+    raise PermissionError(13, 'Permission denied')
+
+  monkeypatch.setattr('pathlib.Path.open', refuse)
+  with pytest.raises(ValueError, match=r'train.jsonl .*\(Permission denied\)'):
+    list(Jsonl(str(tmp_path)).read('train'))
+
+
+SPLITS = ('train', 'validation', 'test')
+
+
+@pytest.fixture
+def python(tmp_path, monkeypatch):
+  """A Python with a standard library and two installed packages."""
+  stdlib, site = tmp_path / 'lib', tmp_path / 'lib' / 'site-packages'
+  files = {
+    stdlib / 'heapq.py': 'heap = 1\n',
+    stdlib / 'json' / '__init__.py': 'import this\n',
+    stdlib / 'json' / 'tool.py': 'tool = 1\n',
+    stdlib / 'json' / 'data.txt': 'no code',
+    stdlib / 'not_of_python.py': 'no = 1\n',
+    site / 'mine' / 'b.py': 'b = "é"\n',
+    site / 'mine' / 'a' / 'z.py': 'z = 1\n',
+    site / 'mine-1.0.dist-info' / 'hook.py': 'no = 2\n',
+    site / 'heapq.py': 'shadow = 1\n',
+  }
+  for path, text in files.items():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+  (site / 'mine' / 'c.py').write_bytes(b'\xff\xfe latin')
+  paths = {'stdlib': stdlib, 'purelib': site, 'platlib': site}
+  monkeypatch.setattr(sysconfig, 'get_paths', lambda: paths)
+  return tmp_path
+
+
+def read(code):
+  return {name: text for s in SPLITS for name, text in code.read(s)}
+
+
+def test_a_package_is_one_document_of_sorted_files(python):
+  found = read(Code(min_bytes=1))
+  assert found == {
+    'heapq': '# heapq.py\nheap = 1\n\n',
+    'json': ('# json/__init__.py\nimport this\n\n# json/tool.py\ntool = 1\n\n'),
+    'mine': '# mine/a/z.py\nz = 1\n\n# mine/b.py\nb = "é"\n\n',
+  }
+  assert str(python) not in ''.join(found.values())
+
+
+def test_files_that_cannot_be_read_are_skipped_and_counted(python, caplog):
+  caplog.set_level('INFO')
+  mine = python / 'lib' / 'site-packages' / 'mine'
+  before = read(Code(min_bytes=1))
+  (mine / 'link.py').symlink_to(python / 'nowhere.py')
+  (mine.parent / 'gone.py').symlink_to(python / 'nowhere.py')
+  assert read(Code(min_bytes=1)) == before
+  counts = [int(count) for count in re.findall('(\\d) files', caplog.text)]
+  assert counts[0] == 1 and sum(counts[1:]) == 3
+
+
+def test_the_first_folder_that_has_a_package_counts(python, monkeypatch):
+  sites = [python / name for name in 'ab']
+  for site in sites:
+    site.mkdir()
+    (site / 'two.py').write_text(f'from_{site.name}\n')
+  for first, second in (sites, sites[::-1]):
+    paths = {'stdlib': python / 'lib', 'purelib': first, 'platlib': second}
+    monkeypatch.setattr(sysconfig, 'get_paths', lambda paths=paths: paths)
+    assert f'from_{first.name}' in read(Code(min_bytes=1))['two']
+  paths['platlib'] = python / 'nowhere'
+  assert f'from_{first.name}' in read(Code(min_bytes=1))['two']
+
+
+def test_the_standard_library_alone_can_be_read(python):
+  assert set(read(Code(min_bytes=1, installed=False))) == {'heapq', 'json'}
+
+
+def test_large_packages_are_cut_and_small_ones_left_out(python):
+  assert read(Code(min_bytes=1, max_bytes=40))['json'] == (
+    '# json/__init__.py\nimport this\n\n'
+  )
+  assert set(read(Code(min_bytes=30))) == {'json', 'mine'}
+
+
+def test_this_python_has_packages_in_every_split():
+  for split in SPLITS:
+    documents = dict(Code(installed=False).read(split))
+    assert len(documents) >= 2
+    for name, text in documents.items():
+      assert text.startswith(f'# {name}')
+      assert 20_000 <= len(text.encode()) <= 1_000_000

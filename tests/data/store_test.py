@@ -1,4 +1,6 @@
-"""A store is written whole or not at all, and found again as it was."""
+"""Stores: written completely or not at all, read back exactly, damage found."""
+
+import json
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ TEXTS = {'train': ['first one', '', 'žluť'], 'test': ['last']}
 def stream(texts, vocabulary):
   for i, text in enumerate(texts):
     ids = vocabulary.encode(text)
-    yield Document(f'{i}.txt', ids, len(text.encode()), len(text.split()))
+    yield Document(f'a/{i}.txt', ids, len(text.encode()), len(text.split()))
 
 
 def write(path, vocabulary, force=False):
@@ -39,42 +41,81 @@ def vocabulary(request, pieces):
   return Bytes() if request.param == 'bytes' else pieces
 
 
-def test_a_store_is_found_as_it_was_written(tmp_path, vocabulary):
-  write(tmp_path / 'a' / 'store', vocabulary)
-  # Moved elsewhere, with all it needs inside.
+def test_a_store_is_read_as_it_was_written(tmp_path, vocabulary):
+  written = write(tmp_path / 'a' / 'store', vocabulary)
+  assert write(tmp_path / 'again', vocabulary).manifest == written.manifest
+  # A store can be moved, because it contains all it needs.
   (tmp_path / 'a' / 'store').rename(tmp_path / 'moved')
-  found = Store(tmp_path / 'moved')
-  assert found.splits == ['train', 'test']
-  assert found.manifest['source'] == 'a test'
-  assert found.vocabulary.identity == vocabulary.identity
+  moved = Store(tmp_path / 'moved')
+  assert moved.splits == ['train', 'test']
+  assert moved.manifest['source'] == 'a test'
+  assert moved.vocabulary.identity == vocabulary.identity
   for split, texts in TEXTS.items():
+    documents = moved.documents(split)
     expected = Documents.collect(stream(texts, vocabulary), vocabulary)
-    assert found.documents(split).identity == expected.identity
-    text = [found.vocabulary.decode(ids) for ids in found.documents(split)]
-    assert text == texts
+    assert isinstance(documents.tokens, np.memmap)
+    assert documents.identity == expected.identity
+    assert documents.names == expected.names
+    assert [moved.vocabulary.decode(ids) for ids in documents] == texts
   store.verify(tmp_path / 'moved')
+  with pytest.raises(ValueError, match="'dev'; it has train, test"):
+    moved.documents('dev')
 
 
-def test_the_same_documents_have_the_same_sums(tmp_path, vocabulary):
-  one = write(tmp_path / 'one', vocabulary)
-  assert one.manifest == write(tmp_path / 'two', vocabulary).manifest
+def test_the_format_on_disk_stays(tmp_path):
+  """Stores of earlier versions must remain readable."""
+  manifest = write(tmp_path / 'store', Bytes()).manifest
+  for entry in manifest['splits'].values():
+    for file in entry['files'].values():
+      assert len(file.pop('sha256')) == 64
+  names = {
+    'bytes': ('train.bytes.npy', 152),
+    'names': ('train.names.json', 33),
+    'starts': ('train.starts.npy', 160),
+    'tokens': ('train.tokens', 30),
+    'words': ('train.words.npy', 152),
+  }
+  assert manifest['splits']['train'] == {
+    'documents': 3,
+    'tokens': 15,
+    'bytes': 15,
+    'words': 3,
+    'files': {
+      kind: {'name': name, 'size': size} for kind, (name, size) in names.items()
+    },
+  }
+  assert {k: manifest[k] for k in manifest if k != 'splits'} == {
+    'format': 1,
+    'source': 'a test',
+    'dtype': '<u2',
+    'vocabulary': {'identity': 'bytes', 'size': 259, 'files': {}},
+  }
 
 
-def test_another_split_is_refused_by_name(tmp_path):
-  with pytest.raises(ValueError, match="no split 'dev'; it has train, test"):
-    write(tmp_path / 'store', Bytes()).documents('dev')
+def test_large_ids_are_kept(tmp_path):
+  class Large(Bytes):
+    size = 2**17
+
+  ids = np.array([1, 2**16, 2**17 - 1])
+  documents = iter([Document('x', ids, 3, 1)])
+  store.write(tmp_path / 'store', {'train': documents}, Large(), '')
+  assert Store(tmp_path / 'store').manifest['dtype'] == '<u4'
+  raw = np.fromfile(tmp_path / 'store' / 'train.tokens', '<u4')
+  np.testing.assert_array_equal(raw, ids)
 
 
-def test_a_store_is_replaced_only_by_force(tmp_path, pieces):
+def test_a_store_is_replaced_only_with_force(tmp_path, pieces):
   write(tmp_path / 'store', Bytes())
-  with pytest.raises(ValueError, match='exists; .* --force'):
+  with pytest.raises(ValueError, match='--force'):
     write(tmp_path / 'store', pieces)
   assert Store(tmp_path / 'store').vocabulary.identity == 'bytes'
   write(tmp_path / 'store', pieces, force=True)
   assert Store(tmp_path / 'store').vocabulary.identity == pieces.identity
 
 
-def test_a_link_to_a_folder_stays_one(tmp_path, pieces):
+def test_links_and_the_current_folder_can_be_written(
+  tmp_path, pieces, monkeypatch
+):
   (tmp_path / 'disk').mkdir()
   link = tmp_path / 'link'
   link.symlink_to(tmp_path / 'disk')
@@ -82,31 +123,29 @@ def test_a_link_to_a_folder_stays_one(tmp_path, pieces):
   assert write(link, pieces, force=True).path == tmp_path / 'disk'
   assert link.is_symlink()
   assert Store(link).vocabulary.identity == pieces.identity
-
-
-def test_the_folder_one_is_in_is_written_too(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'here').mkdir()
+  monkeypatch.chdir(tmp_path / 'here')
   write('.', Bytes())
-  store.verify(tmp_path)
+  store.verify(tmp_path / 'here')
 
 
-def test_an_address_is_refused(tmp_path, monkeypatch):
+def test_addresses_are_refused(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  for use in Store, lambda place: write(place, Bytes()):
-    with pytest.raises(ValueError, match='token store lies in a local'):
+  for use in Store, lambda path: write(path, Bytes()):
+    with pytest.raises(ValueError, match='gs://bucket/store'):
       use('gs://bucket/store')
   assert not list(tmp_path.iterdir())
 
 
-def test_what_is_no_store_is_never_replaced(tmp_path):
+def test_other_folders_are_never_replaced(tmp_path):
   (tmp_path / 'thesis').mkdir()
   (tmp_path / 'thesis' / 'manifest.json').write_text('{}')
-  with pytest.raises(ValueError, match='is not a token store'):
+  with pytest.raises(ValueError, match='thesis'):
     write(tmp_path / 'thesis', Bytes(), force=True)
   assert (tmp_path / 'thesis' / 'manifest.json').exists()
 
 
-def test_a_failed_write_leaves_nothing_and_the_old_store(tmp_path):
+def test_a_failed_write_leaves_the_old_store(tmp_path):
   def broken():
     yield from stream(['good'], Bytes())
     raise ValueError('broken')
@@ -118,10 +157,25 @@ def test_a_failed_write_leaves_nothing_and_the_old_store(tmp_path):
   store.verify(tmp_path / 'store')
 
 
+@pytest.mark.parametrize(
+  'documents, message',
+  [
+    ([Document('odd', np.array([0, 5]), 2, 1)], "'odd' .* 258"),
+    ([Document('odd', np.array([5, 259]), 2, 1)], "'odd' .* 258"),
+    ([Document('odd', np.array([5]), 2, 1, np.array([5]))], "'odd' has labels"),
+    ([], "'train' has no text"),
+    ([Document('empty', np.array([], int), 0, 0)], "'train' has no text"),
+  ],
+)
+def test_splits_that_cannot_be_written(tmp_path, documents, message):
+  with pytest.raises(ValueError, match=message):
+    store.write_split(tmp_path, 'train', iter(documents), Bytes())
+
+
 def test_every_changed_byte_is_found(tmp_path, vocabulary):
   written = write(tmp_path / 'store', vocabulary)
-  for split, facts in written.manifest['splits'].items():
-    for kind, file in facts['files'].items():
+  for split, entry in written.manifest['splits'].items():
+    for kind, file in entry['files'].items():
       path = tmp_path / 'store' / file['name']
       good = path.read_bytes()
       path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
@@ -133,24 +187,97 @@ def test_every_changed_byte_is_found(tmp_path, vocabulary):
 
 def test_another_vocabulary_in_the_folder_is_found(tmp_path, pieces):
   write(tmp_path / 'store', pieces)
-  model = tmp_path / 'store' / 'vocabulary.model'
-  # A score changed: still a model, of the same size.
+  # With a changed score it is still a model of the same size.
   content = bytearray(pieces.model)
-  place = content.rindex(b'\x15') + 1
-  content[place] ^= 1
-  model.write_bytes(bytes(content))
+  content[content.rindex(b'\x15') + 1] ^= 1
+  (tmp_path / 'store' / 'vocabulary.model').write_bytes(bytes(content))
   with pytest.raises(ValueError, match='vocabulary'):
     Store(tmp_path / 'store')
 
 
-def test_large_ids_are_kept(tmp_path):
-  class Large(Bytes):
-    size = 2**17
+def saved(folder, values):
+  np.save(folder / 'x.npy', np.array(values), allow_pickle=True)
+  return (folder / 'x.npy').read_bytes()
 
-  ids = np.array([1, 2**16, 2**17 - 1])
-  documents = iter([Document('x', ids, 3, 1)])
-  store.write(tmp_path / 'store', {'train': documents}, Large(), '')
-  facts = Store(tmp_path / 'store').manifest
-  assert facts['dtype'] == '<u4'
-  raw = np.fromfile(tmp_path / 'store' / 'train.tokens', '<u4')
-  np.testing.assert_array_equal(raw, ids)
+
+@pytest.mark.parametrize(
+  'kind, content, message',
+  [
+    ('tokens', b'x' * 28, 'train.tokens .* 15 tokens'),
+    ('words', [print, 1, 2], 'train.words.npy'),  # Never unpickled.
+    ('names', b'{', 'train.names.json'),
+    ('names', json.dumps(['a']).encode(), 'train.names.json .* 3'),
+    ('starts', b'', 'train.starts.npy'),
+    ('starts', [0, 9, 15], r'int64\[3\], not int64\[4\]'),
+    ('starts', [0.0, 9.0, 9.0, 15.0], 'float64'),
+    ('starts', [0, 9, 9, 99], 'train.starts.npy .* 15'),
+    ('starts', [0, 9, 8, 15], 'train.starts.npy .* 15'),
+  ],
+)
+def test_invalid_files_are_named(tmp_path, kind, content, message):
+  """Even if the manifest agrees with them."""
+  documents = stream(TEXTS['train'], Bytes())
+  entry = store.write_split(tmp_path, 'train', documents, Bytes())
+  path = tmp_path / entry['files'][kind]['name']
+  if isinstance(content, list):
+    content = saved(tmp_path, content)
+  path.write_bytes(content)
+  entry['files'][kind] = store.file_entry(path)
+  with pytest.raises(ValueError, match=message):
+    store.read_split(tmp_path, entry, Bytes())
+
+
+@pytest.mark.parametrize(
+  'name', ['../x', '/etc/hostname', '.', '', 'a/../x', 'link']
+)
+def test_no_name_or_link_leads_out_of_the_folder(tmp_path, name):
+  (tmp_path / 'x').write_text('secret')
+  folder = tmp_path / 'store'
+  (folder / 'a').mkdir(parents=True)
+  (folder / 'link').symlink_to(tmp_path / 'x')
+  with pytest.raises(ValueError, match='not in that folder'):
+    store.find_file(folder, {'name': name, 'size': 6, 'sha256': ''})
+
+
+def test_missing_and_short_files_are_named(tmp_path):
+  path = tmp_path / 'a.tokens'
+  path.write_bytes(b'tokens')
+  entry = store.file_entry(path)
+  assert store.find_file(tmp_path, entry) == path
+  path.write_bytes(b'token')
+  with pytest.raises(ValueError, match='a.tokens has 5 bytes, but 6'):
+    store.find_file(tmp_path, entry)
+  path.unlink()
+  with pytest.raises(ValueError, match='a.tokens is missing'):
+    store.find_file(tmp_path, entry)
+
+
+@pytest.mark.parametrize(
+  'keys, value',
+  [
+    (['format'], 2),
+    (['format'], None),
+    (['splits'], []),
+    (['splits', 'train'], {}),
+    (['splits', 'train', 'tokens'], '3'),
+    (['splits', 'train', 'files', 'tokens', 'name'], 7),
+    (['vocabulary', 'more'], 1),
+  ],
+)
+def test_manifests_of_another_format_are_refused(tmp_path, keys, value):
+  manifest = write(tmp_path / 'store', Bytes()).manifest
+  inner = manifest
+  for key in keys[:-1]:
+    inner = inner[key]
+  inner[keys[-1]] = value
+  (tmp_path / 'store' / store.MANIFEST).write_text(json.dumps(manifest))
+  with pytest.raises(ValueError, match='store format'):
+    store.read_manifest(tmp_path / 'store')
+
+
+def test_missing_and_broken_manifests_are_named(tmp_path):
+  with pytest.raises(ValueError, match='not a token store'):
+    store.read_manifest(tmp_path)
+  (tmp_path / store.MANIFEST).write_text('{')
+  with pytest.raises(ValueError, match='manifest.json is not JSON'):
+    store.read_manifest(tmp_path)

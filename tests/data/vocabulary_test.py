@@ -1,4 +1,4 @@
-"""Laws of a vocabulary: bytes of tokens are the text, padding is never one."""
+"""Laws of vocabularies: token bytes are the text, and padding never occurs."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ import sentencepiece
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import open_vocabulary
 from meliad_rec.data.vocabulary import SentencePiece
+from meliad_rec.data.vocabulary import Words
 from tests import pieces
 
 TEXTS = [
@@ -54,11 +55,6 @@ def test_decode_undoes_encode(lossless, text):
   assert ids.dtype == np.int32
   assert lossless.decode(ids) == text
   assert b''.join(lossless.token_bytes(ids)) == text.encode()
-
-
-@pytest.mark.parametrize('text', TEXTS)
-def test_no_text_gives_padding(lossless, text):
-  ids = lossless.encode(text)
   assert ((ids > 0) & (ids < lossless.size)).all()
 
 
@@ -70,7 +66,7 @@ def test_bytes_of_a_lossy_model_are_what_sentencepiece_decodes(models, text):
   assert vocabulary.decode(ids) == plain.decode(ids.tolist())
 
 
-def test_every_beginning_spells_the_beginning_of_the_text(models):
+def test_the_first_ids_spell_the_beginning_of_the_text(models):
   vocabulary = SentencePiece(models / 'prefix')
   text = ' plain café \U0001f600'
   ids = vocabulary.encode(text)
@@ -79,7 +75,7 @@ def test_every_beginning_spells_the_beginning_of_the_text(models):
     assert text.encode().startswith(spelled)
 
 
-def test_special_ids_spell_nothing(lossless):
+def test_special_ids_have_no_text(lossless):
   ids = lossless.encode('plain')
   assert lossless.decode([0, *ids, 1]) == 'plain'
   assert lossless.token_bytes([0, 1]) == [b'', b'']
@@ -90,27 +86,74 @@ def test_byte_ids_are_three_more_than_the_bytes():
   assert Bytes().size == Bytes().encode('\U0010ffff').max() + 259 - 0xF4 - 3
 
 
-def test_broken_utf8_is_shown_not_lost():
+def test_invalid_utf8_is_replaced():
   assert Bytes().decode(Bytes().encode('é')[:1]) == '\ufffd'
 
 
-def test_the_identity_is_that_of_the_file(models, tmp_path):
+def test_the_identity_depends_on_the_content_of_the_file(models, tmp_path):
   (tmp_path / 'copy').write_bytes((models / 'exact').read_bytes())
   exact = SentencePiece(models / 'exact').identity
   assert SentencePiece(tmp_path / 'copy').identity == exact
   assert SentencePiece(models / 'prefix').identity != exact
 
 
-def test_a_model_that_gives_zero_to_text_is_refused(tmp_path):
+def test_a_model_that_maps_text_to_0_is_refused(tmp_path):
   model = pieces.train(['plain words'], 20, byte_fallback=False)
   (tmp_path / 'zero').write_bytes(model)
   with pytest.raises(ValueError, match='pad_id=0'):
     SentencePiece(tmp_path / 'zero')
 
 
-def test_other_files_are_refused_by_name(tmp_path):
-  with pytest.raises(ValueError, match='absent.model cannot be read'):
+def test_other_files_are_refused(tmp_path):
+  with pytest.raises(ValueError, match='absent.model'):
     open_vocabulary(tmp_path / 'absent.model')
   (tmp_path / 'text.model').write_text('no model')
-  with pytest.raises(ValueError, match='text.model is not a SentencePiece'):
+  with pytest.raises(ValueError, match='text.model'):
     open_vocabulary(tmp_path / 'text.model')
+
+
+WORDS = Words(['if', 'x', '=', '10', 'é'])
+
+
+def test_word_ids_start_at_1_in_the_given_order():
+  ids = WORDS.encode(' x = 10\n= é ')
+  assert ids.tolist() == [2, 3, 4, 3, 5]
+  assert ids.dtype == np.int32
+  assert WORDS.size == 6
+  assert WORDS.encode('').tolist() == []
+
+
+@pytest.mark.parametrize('text', ['x = 10 é if', 'if', ''])
+def test_words_are_decoded_exactly(text):
+  ids = WORDS.encode(text)
+  assert WORDS.decode(ids) == text
+  spelled = WORDS.token_bytes(ids)
+  assert len(spelled) == len(ids)
+  assert b''.join(spelled) == text.encode()
+
+
+def test_padding_has_no_text():
+  assert WORDS.decode(np.array([0, 1, 0, 2])) == 'if x'
+  assert WORDS.token_bytes(np.array([0, 0])) == [b'', b'']
+
+
+def test_words_are_restored_from_their_identity():
+  again = Words.from_identity(WORDS.identity)
+  assert again.words == WORDS.words
+  assert again.identity == WORDS.identity
+  assert Words(['x', 'if', '=', '10', 'é']).identity != WORDS.identity
+
+
+@pytest.mark.parametrize(
+  ('make', 'message'),
+  [
+    (lambda: Words(['a', 'b c']), 'b c'),
+    (lambda: Words(['a', '']), 'empty'),
+    (lambda: Words(['a', 'b', 'a']), 'twice'),
+    (lambda: Words.from_identity('bytes'), "'bytes'"),
+    (lambda: WORDS.encode('x = 7'), "'7'.* if x = 10 é"),
+  ],
+)
+def test_invalid_words_are_refused(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()

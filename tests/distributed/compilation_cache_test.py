@@ -1,4 +1,4 @@
-"""Where compiled programs are kept."""
+"""The folder of compiled programs."""
 
 import os
 import pathlib
@@ -20,7 +20,7 @@ print(jax.config.jax_compilation_cache_dir)
 
 
 def folder(**environment):
-  """What a process of its own would use, and what it said."""
+  """Returns the folder that a process uses, and its messages."""
   clean = {k: v for k, v in os.environ.items() if not k.startswith('JAX_COMP')}
   done = subprocess.run(
     [sys.executable, '-c', CODE],
@@ -35,14 +35,14 @@ def folder(**environment):
 
 
 def test_the_users_own_folder(tmp_path):
-  found, said = folder(XDG_CACHE_HOME=str(tmp_path))
+  found, messages = folder(XDG_CACHE_HOME=str(tmp_path))
   path = pathlib.Path(found)
   assert path.parent == tmp_path / 'meliad_rec'
   assert path.stat().st_mode & 0o777 == 0o700
-  assert said == ''
+  assert messages == ''
 
 
-def test_what_the_variable_says_stays(tmp_path):
+def test_the_variable_wins(tmp_path):
   given = str(tmp_path / 'mine')
   found, _ = folder(
     XDG_CACHE_HOME=str(tmp_path), JAX_COMPILATION_CACHE_DIR=given
@@ -51,8 +51,8 @@ def test_what_the_variable_says_stays(tmp_path):
   assert not (tmp_path / 'meliad_rec').exists()
 
 
-def test_where_nothing_can_be_kept_nothing_is(tmp_path):
+def test_a_folder_that_cannot_be_written_is_not_used(tmp_path):
   (tmp_path / 'file').write_text('')
-  found, said = folder(XDG_CACHE_HOME=str(tmp_path / 'file'))
+  found, messages = folder(XDG_CACHE_HOME=str(tmp_path / 'file'))
   assert found == 'None'
-  assert 'cannot be used: nothing compiled is kept.' in said
+  assert 'cannot be used' in messages

@@ -1,14 +1,17 @@
-"""Hosts that differ are refused, by name; main_test.py has two real ones."""
+"""Hosts that must agree (main_test.py has two real ones), and mesh_jit."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from meliad_rec.distributed import hosts
+from meliad_rec.distributed.hosts import mesh_jit
+from meliad_rec.distributed.partition import make_mesh
 
 
 def two(monkeypatch, other):
-  """As if a second process held `other(array)` where this one has an array."""
+  """Simulates a second process that holds `other(array)`."""
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   monkeypatch.setattr(
     hosts.multihost_utils,
@@ -36,10 +39,22 @@ def test_hosts_that_differ(monkeypatch):
     return changed
 
   two(monkeypatch, other)
-  with pytest.raises(ValueError, match='differ in validation: process 1 has'):
+  with pytest.raises(ValueError, match='validation: process 1'):
     hosts.agree({'data': 'a', 'validation': 'b', 'step': '3'})
 
 
 def test_a_flag_on_the_other_host(monkeypatch):
   two(monkeypatch, np.logical_not)
   assert hosts.any_of(False)
+
+
+def test_tracing_knows_the_mesh():
+  mesh, seen = make_mesh(2, 2, 2), []
+
+  def double(x):
+    seen.append(dict(jax.sharding.get_abstract_mesh().shape))
+    return 2 * x
+
+  assert mesh_jit(mesh, double)(jnp.ones(3)).tolist() == [2, 2, 2]
+  assert mesh_jit(None, double)(jnp.ones(5)).tolist() == [2] * 5
+  assert seen == [dict(mesh.shape), {}]

@@ -1,4 +1,4 @@
-"""One rule for each parameter; sharded equals unsharded (law 9)."""
+"""One rule per parameter; sharded equals unsharded (law 9); train states."""
 
 import functools
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
+import optax
 import pytest
 
 from meliad_rec.distributed import partition
@@ -16,21 +17,24 @@ from meliad_rec.models.model import empty_carry
 from meliad_rec.models.model import initialize
 from meliad_rec.models.model import Model
 from meliad_rec.planning import topology
+from meliad_rec.training import optimizer
+from meliad_rec.training import schedules
+from meliad_rec.training.program import TrainProgram
 from tests import architectures as tiny
 from tests.libtpu import needs_libtpu
 
-B, T, V = 8, tiny.T, 32  # V is even, so that the embedding is cut too.
+B, T, V = 8, tiny.T, 32  # V is even, so that the embedding is sharded too.
 MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8)]
 
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
-  """Sizes that 8 devices divide; those of other tests would stay whole."""
+  """Sizes that divide over 8 devices, unlike those of other tests."""
   widen(monkeypatch, num_heads=tiny.H, head_dim=20)
 
 
 def widen(monkeypatch, num_heads, head_dim):
-  """Gives all architectures these heads, and 40 and 56 numbers."""
+  """Gives all architectures these heads and widths 40 and 56."""
   config = tiny.config(
     d_model=40, num_heads=num_heads, head_dim=head_dim, mlp_dim=56
   )
@@ -51,7 +55,7 @@ def shapes(name):
 
 @pytest.mark.parametrize('name', tiny.each())
 def test_every_parameter_matches_exactly_one_rule(name):
-  """Law 9, first half; and each part that should be cut is cut."""
+  """Law 9, first half; and all large parameters are sharded."""
   mesh = partition.make_mesh(2, 2, 2)
   for path, leaf in jax.tree_util.tree_leaves_with_path(shapes(name)):
     name = partition.path_string(path)
@@ -64,24 +68,24 @@ def test_every_parameter_matches_exactly_one_rule(name):
 
 
 def test_a_parameter_without_a_rule_is_named():
-  with pytest.raises(ValueError, match='cell/new/thing matches 0 sharding'):
+  with pytest.raises(ValueError, match='cell/new/thing matches 0'):
     partition.logical_axes('cell/new/thing')
 
 
-def test_what_does_not_divide_stays_whole():
+def test_an_axis_that_does_not_divide_is_not_sharded():
   mesh = partition.make_mesh(2, 2, 2)
   spec = partition.param_spec(mesh, 'embed/embedding', (31, 20))
   assert spec == PartitionSpec(None, 'fsdp')
 
 
-def test_stacked_layers_are_whole_in_front():
+def test_stacked_layers_are_not_sharded_by_layer():
   mesh = partition.make_mesh(2, 2, 2)
   spec = partition.param_spec(mesh, 'cell/mlp/hidden/kernel', (3, 20, 28))
   assert spec == PartitionSpec(None, 'fsdp', 'model')
 
 
 def places(params, mesh):
-  """A sharding for each parameter."""
+  """Returns a sharding for each parameter."""
 
   def place(path, leaf):
     spec = partition.param_spec(mesh, partition.path_string(path), leaf.shape)
@@ -91,12 +95,12 @@ def places(params, mesh):
 
 
 def unstacked(params):
-  """As a training step gathers them."""
+  """Gathers like a training step."""
   return all_gather_params(params, stacked=False)
 
 
 def loss_of(made, all_gather_params=unstacked):
-  """(params, carry, tokens_BT) -> the loss of a batch, and the new carry."""
+  """Returns (params, carry, tokens_BT) -> (loss of a batch, new carry)."""
 
   def loss(params, carry, tokens_BT):
     start_B = jnp.arange(B) % 3 == 0
@@ -111,7 +115,7 @@ def loss_of(made, all_gather_params=unstacked):
 
 
 def gradients(name, mesh):
-  """The loss of a batch and its gradients, computed over a mesh."""
+  """Returns the loss of a batch and its gradients, computed over a mesh."""
   made = model(name)
   loss = lambda *arguments: loss_of(made)(*arguments)[0]
   params = jax.jit(lambda rng: initialize(made, rng, B, T))(jax.random.key(0))
@@ -125,7 +129,7 @@ def gradients(name, mesh):
 
 
 def share_cut(name, mesh) -> float:
-  """Of all numbers in parameters, those in one that several devices share."""
+  """Returns the share of all numbers that are in sharded parameters."""
   size, cut = 0, 0
   for path, leaf in jax.tree_util.tree_leaves_with_path(shapes(name)):
     spec = partition.param_spec(mesh, partition.path_string(path), leaf.shape)
@@ -136,7 +140,7 @@ def share_cut(name, mesh) -> float:
 
 def assert_sharded_equals_unsharded(name, shape):
   mesh = partition.make_mesh(*shape)
-  # An LSTM is whole over model.
+  # An LSTM is not sharded over model.
   alike = shape == (8, 1, 1) or (name, shape) == ('lstm', (1, 1, 8))
   assert share_cut(name, mesh) > 0.5 or alike
   one = partition.make_mesh(1, devices=jax.devices()[:1])
@@ -162,13 +166,13 @@ def test_sharded_equals_unsharded(name, shape):
   assert_sharded_equals_unsharded(name, shape)
 
 
-def test_the_mesh_must_use_up_the_devices():
+def test_the_mesh_must_match_the_devices():
   with pytest.raises(ValueError, match='needs 6 devices; there are 8'):
     partition.make_mesh(2, 3, 1)
   with pytest.raises(ValueError, match='needs 16 devices; there are 8'):
     partition.make_mesh(fsdp=16)
   for axis, size in ('fsdp', 0), ('model', -8), ('data', 0):
-    with pytest.raises(ValueError, match=f'{axis} is {size}; it needs 1 or m'):
+    with pytest.raises(ValueError, match=f'{axis} .* got {size}'):
       partition.make_mesh(**{axis: size})
   assert partition.make_mesh(model=2).shape == {
     'data': 4,
@@ -179,7 +183,7 @@ def test_the_mesh_must_use_up_the_devices():
 
 def test_rows_must_divide():
   mesh = partition.make_mesh(4, 2, 1)
-  with pytest.raises(ValueError, match='12 rows does not divide over 8'):
+  with pytest.raises(ValueError, match='12 rows does not divide evenly over 8'):
     partition.batch_sharding(mesh, 12)
 
 
@@ -201,7 +205,7 @@ def test_one_host_reads_all_rows():
   ],
 )
 def test_hosts_of_a_slice_share_its_rows(name, axes, one, apart):
-  """Each holds as many; some the same, where a model axis spans them."""
+  """Each reads as many rows; hosts along a model axis read the same."""
   devices = topology.devices(name)
   mesh = partition.make_mesh(*axes, devices=devices)
   rows = mesh.shape['data'] * mesh.shape['fsdp']
@@ -212,3 +216,101 @@ def test_hosts_of_a_slice_share_its_rows(name, axes, one, apart):
   assert {len(rows_N) for rows_N in held} == {one}
   assert set(np.concatenate(held)) == set(range(rows))
   assert any(np.ptp(rows_N) >= one for rows_N in held) == apart
+
+
+def carry_specs(name, mesh, rows):
+  """Returns {path: (shape, spec)} of each leaf."""
+  made = Model(32, tiny.ARCHITECTURES[name].cell(), tiny.D)
+
+  def carry(rng):
+    params = initialize(made, rng, rows, tiny.T)
+    return empty_carry(made, params, rows)
+
+  shapes = jax.eval_shape(carry, jax.random.key(0))
+  return {
+    partition.path_string(path): (
+      leaf.shape,
+      partition.carry_spec(mesh, partition.path_string(path), leaf.shape),
+    )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
+  }
+
+
+@pytest.mark.parametrize(
+  'name',
+  ['window', 'window_scanned', 'memorizing', 'recurrent_fixed_skip', 'lstm'],
+)
+def test_a_carry_is_sharded_by_rows_and_keys_and_values_by_heads(name):
+  mesh = partition.make_mesh(2, 2, tiny.H, devices=jax.devices()[: 4 * tiny.H])
+  found = carry_specs(name, mesh, rows=8)
+  cut = 0
+  for shape, spec in found.values():
+    assert spec[0] == partition.BATCH_AXES
+    axes = [i for i, axis in enumerate(spec) if axis == 'model']
+    assert all(shape[axis] == tiny.H for axis in axes)
+    cut += len(axes)
+  assert cut == sum(
+    path.rpartition('/')[2] in ('k', 'v', 'keys', 'values') for path in found
+  )
+  assert cut or name == 'lstm'
+
+
+def test_heads_that_do_not_divide_are_not_sharded():
+  mesh = partition.make_mesh(1, 1, 8)
+  shape = 4, 16, 3, 10
+  spec = partition.carry_spec(mesh, '0/k', shape)
+  assert spec == PartitionSpec(partition.BATCH_AXES, None, None, None)
+
+
+def state(rule, **settings):
+  """A train state on a (2, 2, 2) mesh, with an average of the parameters."""
+  program = TrainProgram(
+    model=Model(32, tiny.ARCHITECTURES['window_scanned'].cell(), tiny.D),
+    optimizer=optimizer.chain(rule, schedules.rsqrt(10), **settings),
+    objective=losses.objective,
+    mesh=partition.make_mesh(2, 2, 2),
+    rows=4,
+    segment=tiny.T,
+    ema_decay=0.9,
+  )
+  return program.shapes
+
+
+def facts(tree):
+  """Returns the shape and spec of each leaf, in the tree's order."""
+  return [(leaf.shape, leaf.sharding.spec) for leaf in jax.tree.leaves(tree)]
+
+
+def moments(opt_state, params) -> list:
+  """Returns the parts of a state that are trees like the parameters."""
+  structure = jax.tree.structure(params)
+  alike = lambda part: jax.tree.structure(part) == structure
+  sizes = lambda tree: [leaf.shape for leaf in jax.tree.leaves(tree)]
+  return [
+    part
+    for part in jax.tree.leaves(opt_state, is_leaf=alike)
+    if alike(part) and sizes(part) == sizes(params)
+  ]
+
+
+@pytest.mark.parametrize(
+  'rule, settings, count',
+  [
+    (optimizer.adamw, {}, 2),  # mu, nu.
+    (optimizer.adamw, {'every': 2, 'clip_norm': 1.0}, 3),  # And sums.
+    (optimizer.adafactor, {}, 2),  # Momentum, and v: no axis is 128 wide.
+    (optimizer.adafactor, {'every': 2}, 3),
+    (functools.partial(optimizer.adafactor, momentum=None), {}, 1),
+    (optax.lion, {}, 1),
+  ],
+)
+def test_moments_and_averages_are_sharded_like_parameters(
+  rule, settings, count
+):
+  found = state(rule, **settings)
+  wanted = facts(found.params)
+  assert {'fsdp', 'model'} <= {axis for _, spec in wanted for axis in spec}
+  parts = moments(found.opt_state, found.params)
+  assert len(parts) == count
+  for part in (*parts, found.ema):
+    assert facts(part) == wanted

@@ -1,6 +1,4 @@
-"""A function of whole arrays, on each device's own rows and heads."""
-
-import functools
+"""Functions of whole arrays, run on each device's own rows and heads."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +8,12 @@ import numpy as np
 import pytest
 
 from meliad_rec.distributed import partition
-from meliad_rec.distributed.per_shard import cut_alike
 from meliad_rec.distributed.per_shard import per_row
 from meliad_rec.distributed.per_shard import per_shard
+from meliad_rec.distributed.per_shard import split_kv_heads
 from meliad_rec.kernels import reference as ref
-from meliad_rec.kernels.window_attention import window_attention
+from meliad_rec.kernels.dispatch import window_attention
+from meliad_rec.kernels.reference import AttentionInputs
 from meliad_rec.planning import topology
 from tests.attention_example import assert_close
 from tests.attention_example import both
@@ -26,7 +25,7 @@ RESULTS = 'tokens', 'heads'
 
 
 def gradient_like(x_BTHK, mask_BS, sums_BHT, scale_H, nothing):
-  """What belongs to rows, and what is added up over them."""
+  """Returns an array with rows, and one that is summed over them."""
   assert nothing is None
   y = x_BTHK * mask_BS[:, :, None, None] * scale_H[:, None]
   y = y + sums_BHT.swapaxes(1, 2)[..., None]
@@ -42,7 +41,7 @@ def arguments(B=4, H=2):
 
 
 def shapes_seen(mesh, given):
-  """The result under a mesh, and what each device saw of the tokens."""
+  """Returns the result under a mesh, and the shape of each device's tokens."""
   seen = []
 
   def watched(*arguments):
@@ -67,7 +66,7 @@ def shapes_seen(mesh, given):
     ((1, 1, 8), (4, 3, 2, 5)),  # Nor two heads.
   ],
 )
-def test_is_the_whole(shape, here):
+def test_results_are_those_of_whole_arrays(shape, here):
   given = arguments()
   expected = gradient_like(*given)
   found, seen = shapes_seen(partition.make_mesh(*shape), given)
@@ -99,22 +98,20 @@ def test_the_kernels_compile_for_a_slice(shape):
     axes, dtype, sharding=place
   )
   keys = operand(B, W + T, H, K)
-  mask_BS = operand(B, W + T, dtype=jnp.bool)
-  bias_HW = operand(H, W, dtype=jnp.float32, place=whole)
-  scale_H = operand(H, dtype=jnp.float32, place=whole)
-
-  def loss(q, k, v, bias, scale, mask):
-    y = window_attention(q, k, v, mask, bias, scale_H=scale)
-    return jnp.sum(y.astype(jnp.float32))
-
-  grad = jax.jit(jax.grad(loss, (0, 1, 2, 3, 4)))
+  inputs = AttentionInputs(
+    operand(B, T, H, K),
+    keys,
+    keys,
+    operand(B, W + T, dtype=jnp.bool),
+    operand(H, W, dtype=jnp.float32, place=whole),
+    operand(H, dtype=jnp.float32, place=whole),
+  )
+  run = jax.jit(lambda inputs: both(window_attention, inputs))
   with jax.set_mesh(mesh):
-    lowered = grad.lower(
-      operand(B, T, H, K), keys, keys, bias_HW, scale_H, mask_BS
-    )
+    lowered = run.lower(inputs)
   text = lowered.compile().as_text()
   assert 'window_attention_backward' in text
-  # Rows stay where they are.
+  # Rows are not moved.
   assert 'all-to-all' not in text
 
 
@@ -122,13 +119,13 @@ def test_the_kernels_compile_for_a_slice(shape):
   'shape, here',
   [((8, 1, 1), 4), ((4, 1, 2), 1), ((2, 2, 2), 1), ((1, 1, 8), 4)],
 )
-def test_rows_of_a_device_are_sorted_by_themselves(shape, here):
+def test_each_device_sorts_its_own_rows(shape, here):
   x_BTHK, _, _, scale_H, _ = arguments()
   seen = []
 
-  def sort(of_rows, shared):
-    seen.append(len(of_rows['x']))
-    return jnp.sort(of_rows['x'] * shared[:, None], 1)
+  def sort(batch, shared):
+    seen.append(len(batch['x']))
+    return jnp.sort(batch['x'] * shared[:, None], 1)
 
   def loss(x_BTHK, scale_H):
     y_BTHK = per_row(sort, {'x': x_BTHK}, scale_H)
@@ -144,21 +141,20 @@ def test_rows_of_a_device_are_sorted_by_themselves(shape, here):
   )
 
 
-def test_heads_of_keys_divide_as_those_of_queries_do():
+def test_key_heads_divide_as_query_heads_do():
   k_BSHK = jnp.arange(6.0).reshape(1, 1, 2, 3)
-  assert cut_alike(k_BSHK, 8) is k_BSHK
+  assert split_kv_heads(k_BSHK, 8) is k_BSHK
   with jax.set_mesh(partition.make_mesh(2, 1, 4)):
-    found = cut_alike(k_BSHK, 8)
-    assert cut_alike(k_BSHK, 6) is k_BSHK  # Nor do the queries.
-    assert cut_alike(found, 8) is found
+    found = split_kv_heads(k_BSHK, 8)
+    assert split_kv_heads(k_BSHK, 6) is k_BSHK  # Nor do the query heads.
+    assert split_kv_heads(found, 8) is found
   np.testing.assert_array_equal(found, np.repeat(k_BSHK, 2, 2))
 
 
 def test_kernels_of_shared_keys_on_many_devices():
-  """Each has its heads of queries alone; gradients of keys are added up."""
-  arguments = example(T=128, P=128, W=128, H=4, num_kv_heads=1)
-  expected = both(ref.window_attention, *arguments)
-  interpreted = functools.partial(window_attention, form='tpu_interpreted')
+  """Each device has its own query heads; gradients of keys are summed."""
+  inputs = example(T=128, P=128, W=128, H=4, num_kv_heads=1)
+  expected = both(ref.window_attention, inputs)
   with jax.set_mesh(partition.make_mesh(1, 2, 4)):
-    found = both(interpreted, *arguments)
+    found = both(window_attention, inputs, form='tpu_interpreted')
   assert_close(found, expected, 3e-5)

@@ -1,4 +1,4 @@
-"""Every token once, whatever the rows."""
+"""Evaluation: every token once, with any number of rows."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ import pytest
 from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.synthetic.random_walk import RandomWalk
 from meliad_rec.evaluation.evaluation import evaluate
-from meliad_rec.evaluation.evaluation import figures_given
+from meliad_rec.evaluation.evaluation import metrics_given
 from meliad_rec.evaluation.evaluation import Part
 from meliad_rec.evaluation.evaluation import probe
 from tests import tiny_run
@@ -27,7 +27,7 @@ def params():
 
 
 def nats_by_hand(program, params, before, document):
-  """Of one document, behind these inputs, segment by segment, alone."""
+  """Returns the nats of one document, read alone, segment by segment."""
   carry = program.empty_carry(params, 1)
   T, found = program.segment, []
   apply = jax.jit(program.model.apply)
@@ -48,12 +48,12 @@ def nats_by_hand(program, params, before, document):
 
 
 @pytest.mark.parametrize('rows', [1, 2, 5])
-def test_every_token_once_whatever_the_rows(data, params, rows):
-  """Five rows are more than there are documents."""
+def test_every_token_once_with_any_rows(data, params, rows):
+  """There are fewer than five documents."""
   program, documents = tiny_run.program(), data.documents('validation')
   nats_of = [np.full(n, np.nan, np.float32) for n in documents.lengths]
   counted = []
-  figures = evaluate(
+  found = evaluate(
     program,
     params,
     documents,
@@ -65,12 +65,12 @@ def test_every_token_once_whatever_the_rows(data, params, rows):
     nats_by_hand(program, params, np.concatenate([[0], d[:-1]]), d)
     for d in documents
   ]
-  for found, expected in zip(nats_of, by_hand, strict=True):
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-  assert figures['tokens'] == len(documents.tokens) == counted[-1]
+  for nats, expected in zip(nats_of, by_hand, strict=True):
+    np.testing.assert_allclose(nats, expected, atol=1e-4)
+  assert found['tokens'] == len(documents.tokens) == counted[-1]
   total = np.concatenate(by_hand).sum(dtype=np.float64)
   bits = total / np.log(2) / documents.bytes_.sum()
-  assert figures['bits_per_byte'] == pytest.approx(bits, rel=1e-5)
+  assert found['bits_per_byte'] == pytest.approx(bits, rel=1e-5)
 
 
 @pytest.mark.parametrize('rows', [1, 4])
@@ -79,29 +79,29 @@ def test_labels_are_predicted_from_their_own_tokens(params, rows):
   task = RandomWalk(episodes=30, actions=10, grid=3, episodes_per_document=2)
   program, documents = tiny_run.program(), task.documents('validation')
   nats_of = [np.zeros(n, np.float32) for n in documents.lengths]
-  figures = evaluate(program, params, documents, rows, nats_of=nats_of)
+  found = evaluate(program, params, documents, rows, nats_of=nats_of)
   by_hand = []
   for i in range(len(documents)):
     tokens, labels = documents.read(i, 0, len(documents[i]))
     nats_T = nats_by_hand(program, params, tokens, labels)
     by_hand.append(np.where(labels > 0, nats_T, np.nan))
-  for found, expected in zip(nats_of, by_hand, strict=True):
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+  for nats, expected in zip(nats_of, by_hand, strict=True):
+    np.testing.assert_allclose(nats, expected, atol=1e-4)
   mean = np.nanmean(np.concatenate(by_hand), dtype=np.float64)
-  assert figures['loss_nats_per_token'] == pytest.approx(mean, rel=1e-5)
-  assert (figures['tokens'], figures['scored_tokens']) == (33, 30)
-  assert figures['error'] == pytest.approx(1 - figures['accuracy'])
-  assert list(figures) == figures_given(documents)
+  assert found['loss_nats_per_token'] == pytest.approx(mean, rel=1e-5)
+  assert (found['tokens'], found['scored_tokens']) == (33, 30)
+  assert found['error'] == pytest.approx(1 - found['accuracy'])
+  assert list(found) == metrics_given(documents)
 
 
-def test_figures_are_those_that_the_documents_give(data):
-  text = set(figures_given(data.documents('test')))
-  labelled = set(figures_given(RandomWalk(episodes=9).documents('test')))
+def test_metrics_depend_on_the_documents(data):
+  text = set(metrics_given(data.documents('test')))
+  labelled = set(metrics_given(RandomWalk(episodes=9).documents('test')))
   assert text - labelled == {'bits_per_byte', 'word_perplexity'}
   assert labelled - text == {'error', 'scored_tokens'}
 
 
-def test_what_modules_count_is_over_all_of_the_pass(data, params):
+def test_sown_metrics_are_over_the_whole_pass(data, params):
   """Documents of up to 82 tokens in segments of 16, and rows that end early."""
   program = tiny_run.program()
   model = program.model.clone(cell=Counting())
@@ -112,12 +112,12 @@ def test_what_modules_count_is_over_all_of_the_pass(data, params):
   depths = np.concatenate([1 + np.arange(n) % 16 for n in documents.lengths])
   assert found['halting_depth'] == pytest.approx(depths.mean(), rel=1e-12)
   assert found['halting_depth_max'] == 16
-  assert set(found) - set(figures_given(documents)) == {
+  assert set(found) - set(metrics_given(documents)) == {
     *('halting_depth', 'halting_depth_max')
   }
 
 
-def test_it_is_given_up_when_asked(data, params):
+def test_a_pass_can_be_stopped(data, params):
   asked = iter([False, True])
   documents = data.documents('validation')
   stop = lambda: next(asked)

@@ -1,4 +1,4 @@
-"""Filters keep exactly the tokens they name; draws follow probabilities."""
+"""Filters keep exactly the tokens they name; samples follow probabilities."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 from meliad_rec.generation.sampling import Sampler
 
-# Token 0 is likeliest and must never be drawn.
+# Token 0 is the likeliest, and is never drawn.
 P = jnp.array([0.9, 0.04, 0.03, 0.02, 0.01])
 LOGITS_BV = jnp.log(jnp.stack([P, P[jnp.array([0, 4, 3, 2, 1])]]))
 
@@ -18,7 +18,7 @@ def drawn(sampler, count=400):
   return [set(row.tolist()) for row in ids.T], ids
 
 
-def test_greedy_takes_the_likeliest_but_padding():
+def test_greedy_takes_the_likeliest_except_padding():
   sets, _ = drawn(Sampler(temperature=0.0), 3)
   assert sets == [{1}, {4}]
 

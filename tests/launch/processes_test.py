@@ -1,4 +1,4 @@
-"""Asked to stop, all processes of a run end, and a save is not cut short."""
+"""Stopping a run ends all of its processes and does not interrupt a save."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import pytest
 
 from tests.stand_ins import StandIns
 
-# Each says that it began, and that it was told to stop. `saved` ends all.
+# Each records that it began and that it was asked to stop. `saved` ends all.
 PYTHON = """
 [ "$1" != -c ] || { echo 1; exit; }
 trap "echo $JAX_PROCESS_ID >>told; on_term; exit 143" TERM
@@ -21,7 +21,7 @@ for _ in {1..400}; do
   sleep 0.05
 done
 """
-# The hosts are this machine, each with its own file of a process's number.
+# All hosts are this machine, each with its own pid file.
 SSH = """
 host=${@:(-2):1} command=${!#}
 case $command in *"exec env"*) [ ! -e slow ] || sleep 1.5 ;; esac
@@ -44,7 +44,7 @@ def lines(path):
 
 
 def until(path, count=1):
-  """Waits for so many words of a file."""
+  """Waits until a file has this many words."""
   for _ in range(200):
     if len(lines(path)) >= count:
       return
@@ -53,7 +53,7 @@ def until(path, count=1):
 
 
 def stop(script):
-  """Tells the script to; its exit code."""
+  """Stops the script and returns its exit code."""
   script.send_signal(signal.SIGTERM)
   try:
     script.communicate(timeout=15)
@@ -71,7 +71,7 @@ def is_alive(number):
 
 
 @pytest.mark.parametrize('pod', PODS)
-def test_those_that_have_not_joined_are_told_after_process_0(
+def test_processes_that_have_not_joined_are_asked_after_process_0(
   machines, tmp_path, pod
 ):
   script = start(machines, *pod)
@@ -82,8 +82,8 @@ def test_those_that_have_not_joined_are_told_after_process_0(
 
 
 @pytest.mark.parametrize('pod', PODS)
-def test_a_pod_that_saves_is_told_once(machines, tmp_path, pod):
-  """For longer than others are given once process 0 has ended."""
+def test_a_pod_that_saves_is_asked_once(machines, tmp_path, pod):
+  """The save takes longer than the grace period after process 0."""
   (tmp_path / 'body').write_text('on_term() { sleep 3.5; touch saved; }\n')
   script = start(machines, *pod)
   until(tmp_path / 'begun', 3)
@@ -91,7 +91,7 @@ def test_a_pod_that_saves_is_told_once(machines, tmp_path, pod):
   assert lines(tmp_path / 'told') == ['0']
 
 
-def test_a_signal_before_all_were_started_leaves_none(machines, tmp_path):
+def test_a_signal_during_the_start_leaves_no_process(machines, tmp_path):
   ask = '[ "$JAX_PROCESS_ID" != 0 ] || kill -TERM $PPID\n'
   (tmp_path / 'body').write_text(ask)
   script = start(machines, 'local_pod.sh', '40')
@@ -100,10 +100,8 @@ def test_a_signal_before_all_were_started_leaves_none(machines, tmp_path):
   assert not any(map(is_alive, lines(tmp_path / 'begun')))
 
 
-def test_a_process_that_is_still_to_begin_is_told_when_it_has(
-  machines, tmp_path
-):
-  """What another run has left names no process of this one."""
+def test_a_process_that_has_not_begun_is_asked_when_it_has(machines, tmp_path):
+  """The pid file of an earlier run is not used."""
   (tmp_path / 'slow').touch()
   other = subprocess.Popen(['sleep', '30'])
   try:

@@ -1,4 +1,4 @@
-"""Blocks of queries against all at once, and positions against their papers."""
+"""Attention by blocks of queries; positions against their papers."""
 
 import functools
 import re
@@ -11,21 +11,19 @@ import numpy as np
 import pytest
 
 from meliad_rec.distributed import partition
-from meliad_rec.layers import core_attention
+from meliad_rec.layers import attention
 from meliad_rec.layers import positions
-from meliad_rec.layers.core_config import CoreConfig
-from tests import plain_core
-from tests.architectures import core_config
+from tests import plain_encoder
 from tests.architectures import H
 from tests.architectures import K
 from tests.cells import assert_close
 
 B, T = 3, 6
-LONG = 2 * core_attention.QUERIES + 50
+LONG = 2 * attention.QUERY_BLOCK + 50
 
 
 def long_example():
-  """Queries, keys, values and what is seen: row 0 has a gap, row 2 no key."""
+  """Returns queries, keys, values and a mask with a gap and an empty row."""
   rng = np.random.default_rng(0)
   q, k, v = rng.normal(size=(3, B, LONG, H, K)).astype(np.float32)
   mask_BS = np.arange(LONG) < np.array([[LONG], [130], [0]])
@@ -39,7 +37,7 @@ def long_example():
   'position', [positions.XPos, positions.SymmetricXPos, None]
 )
 def test_blocks_are_all_at_once(position, causal, dropped, monkeypatch):
-  """In values and gradients; None: keys of memory."""
+  """Compares values and gradients; position None: memory slots."""
   *qkv, mask_BS = long_example()
   rng = np.random.default_rng(1)
   kept = dropped and rng.random((*dropped, LONG, LONG)) < 0.7
@@ -47,14 +45,18 @@ def test_blocks_are_all_at_once(position, causal, dropped, monkeypatch):
 
   def value_and_gradients():
     def loss(q, k, v):
-      config = core_config(causal, attention_dropout=0.3)
-      y = core_attention.attend(config, relative, q, k, v, mask_BS, kept)
+      y = attention.attend(
+        *(relative, q, k, v, mask_BS),
+        causal=causal,
+        keep=kept,
+        dropout_rate=0.3,
+      )
       return jnp.sum(jnp.sin(y) * np.arange(K)), y
 
     return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv)
 
   found = value_and_gradients()
-  monkeypatch.setattr(core_attention, 'QUERIES', LONG)
+  monkeypatch.setattr(attention, 'QUERY_BLOCK', LONG)
   expected = value_and_gradients()
   jax.tree.map(assert_close, found, expected)
   assert np.abs(expected[1][0]).max() > 0.1
@@ -63,13 +65,14 @@ def test_blocks_are_all_at_once(position, causal, dropped, monkeypatch):
 
 @pytest.mark.parametrize('by_row', [False, True])
 def test_what_is_kept_counts_so_much_more(by_row):
-  """Of all queries at once, against the definition."""
+  """Compares a single block with the definition."""
   q, k, v, mask_BS = (a[:, :T] for a in long_example())
   rng = np.random.default_rng(1)
   kept = rng.random((B, H, T, T) if by_row else (H, T, T)) < 0.7
-  config = core_config(attention_dropout=0.3)
-  found = core_attention.attend(config, None, q, k, v, mask_BS, kept)
-  e_BHTS = np.exp(plain_core.plain_logits(q, k)) * mask_BS[:, None, None]
+  found = attention.attend(
+    None, q, k, v, mask_BS, causal=True, keep=kept, dropout_rate=0.3
+  )
+  e_BHTS = np.exp(plain_encoder.plain_logits(q, k)) * mask_BS[:, None, None]
   total_BHT1 = e_BHTS.sum(-1, keepdims=True)
   p_BHTS = e_BHTS / np.where(total_BHT1 > 0, total_BHT1, 1) * kept / 0.7
   assert_close(found, np.einsum('bhts,bshk->bthk', p_BHTS, v))
@@ -78,9 +81,9 @@ def test_what_is_kept_counts_so_much_more(by_row):
 @pytest.mark.parametrize('dropped', [False, True])
 @pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2)])
 def test_rows_and_heads_stay_on_their_devices(axes, dropped):
-  """Where rows go one after another too: nothing is gathered for it."""
+  """Nothing is gathered, even where rows run one after another."""
   mesh = partition.make_mesh(*axes)
-  config, rows = core_config(attention_dropout=0.3), 8
+  rows = 8
   spec = NamedSharding(mesh, PartitionSpec(('data', 'fsdp'), None, 'model'))
   rng = np.random.default_rng(0)
   qkv = rng.normal(size=(3, rows, LONG, H, K)).astype(np.float32)
@@ -88,7 +91,9 @@ def test_rows_and_heads_stay_on_their_devices(axes, dropped):
   kept = rng.random((rows, H, LONG, LONG)) < 0.7 if dropped else None
 
   def loss(q, k, v, kept):
-    y = core_attention.attend(config, None, q, k, v, mask_BS, kept)
+    y = attention.attend(
+      None, q, k, v, mask_BS, causal=True, keep=kept, dropout_rate=0.3
+    )
     return jnp.sum(jnp.sin(y))
 
   gradients = jax.jit(jax.grad(loss, (0, 1, 2)))
@@ -106,11 +111,10 @@ def test_rows_and_heads_stay_on_their_devices(axes, dropped):
 
 
 def test_no_array_of_all_queries_by_all_keys():
-  """A gradient takes less memory than half of one."""
-  config = CoreConfig(64, 4, 16, 4, True)
+  """A gradient takes less memory than half of such an array."""
   queries = jax.ShapeDtypeStruct((8, 1024, 4, 16), 'float32')
   mask_BS = np.ones(queries.shape[:2], bool)
-  read = functools.partial(core_attention.attend, config, None)
+  read = functools.partial(attention.attend, None, causal=True)
   loss = lambda q, k, v: jnp.sum(read(q, k, v, mask_BS) ** 2)
   compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*[queries] * 3).compile()
   used = compiled.memory_analysis().temp_size_in_bytes
@@ -118,15 +122,14 @@ def test_no_array_of_all_queries_by_all_keys():
 
 
 def logits_of(position, causal=False, dtype='float32'):
-  """Of random queries and keys: they, and the function of both."""
+  """Returns random queries, keys and their function of logits."""
   rng = np.random.default_rng(0)
   pair = rng.normal(size=(2, B, T, H, K)).astype(np.float32)
-  config = core_config(causal, position=position, dtype=dtype)
 
   def logits(q_BTHK, k_BTHK):
-    pairs = core_attention.turned(config, position(H), q_BTHK, k_BTHK)
+    pairs = attention.rotated_pairs(position(H), q_BTHK, k_BTHK, causal)
     heads_first = jax.tree.map(lambda a: a.swapaxes(1, 2), pairs)
-    return core_attention.logits(
+    return attention.attention_logits(
       heads_first, ~np.tri(q_BTHK.shape[1], dtype=bool)
     )
 
@@ -148,12 +151,12 @@ def test_xpos_is_its_definition():
 
 
 def flipped(a_BTHK):
-  """Pairs mirrored: what turned one way turns the other."""
+  """Mirrors pairs, so that they rotate the other way."""
   return a_BTHK * np.where(np.arange(K) < K // 2, 1, -1).astype(np.float32)
 
 
 def test_symmetric_xpos_has_no_direction():
-  """Mirrored, a sequence has mirrored logits; by XPos it has others."""
+  """A mirrored sequence has mirrored logits, except with XPos."""
 
   def mirrored(position):
     q_BTHK, k_BTHK, logits = logits_of(position)
@@ -182,11 +185,11 @@ def test_both_kinds_of_xpos_agree_on_the_past():
 
 def test_no_position_and_rope():
   q_BTHK, k_BTHK, logits = logits_of(positions.NoPosition)
-  expected = plain_core.plain_logits(q_BTHK, k_BTHK)
+  expected = plain_encoder.plain_logits(q_BTHK, k_BTHK)
   assert_close(logits(q_BTHK, k_BTHK), expected)
   *_, logits = logits_of(positions.RoPE)
   turn = lambda a: positions.RoPE(H).apply({}, a, 0, method='rotate')
-  expected = plain_core.plain_logits(turn(q_BTHK), turn(k_BTHK))
+  expected = plain_encoder.plain_logits(turn(q_BTHK), turn(k_BTHK))
   assert_close(logits(q_BTHK, k_BTHK), expected)
 
 
@@ -194,7 +197,7 @@ def test_logits_of_bfloat16_are_float32():
   q_BTHK, k_BTHK, logits = logits_of(positions.XPos, dtype='bfloat16')
   found = logits(q_BTHK, k_BTHK)
   assert found.dtype == jnp.float32
-  expected = plain_core.xpos_logits(
+  expected = plain_encoder.xpos_logits(
     q_BTHK.astype(np.float32), k_BTHK.astype(np.float32)
   )
   assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()

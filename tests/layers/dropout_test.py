@@ -1,4 +1,4 @@
-"""Dropout: rate, scale, tiling, and that it needs an rng; LayerDrop."""
+"""Dropout: rate, scale, tiling, rng; LayerDrop."""
 
 import math
 
@@ -12,7 +12,7 @@ import pytest
 from meliad_rec.distributed import partition
 from meliad_rec.kernels.blocks import keep_mask
 from meliad_rec.layers.dropout import drop_layer
-from meliad_rec.layers.dropout import kept_by_row
+from meliad_rec.layers.dropout import keep_by_row
 from meliad_rec.layers.dropout import LockedDropout
 from meliad_rec.layers.dropout import RowDropout
 from meliad_rec.layers.dropout import TiledDropout
@@ -45,16 +45,6 @@ def test_another_rng_gives_another_mask():
   assert (dropped(x, seed=1) != dropped(x, seed=2)).any()
 
 
-def test_without_rng_or_rate_nothing_is_dropped():
-  x = jnp.ones((B, T, D))
-  np.testing.assert_array_equal(TiledDropout(0.3).apply({}, x), x)
-  np.testing.assert_array_equal(dropped(x, rate=0.0), x)
-
-
-def test_dtype_stays():
-  assert dropped(jnp.ones((B, T, D), jnp.bfloat16)).dtype == jnp.bfloat16
-
-
 def locked(x, rate=0.3, seed=0):
   rngs = {'dropout': jax.random.key(seed)}
   return np.asarray(LockedDropout(rate).apply({}, x, rngs=rngs))
@@ -68,13 +58,6 @@ def test_a_locked_mask_is_of_the_row_and_not_of_the_tokens():
   wide = locked(jnp.ones((100, 1, 200)))
   np.testing.assert_allclose(np.unique(wide), [0, 1 / 0.7], rtol=1e-6)
   np.testing.assert_allclose((wide == 0).mean(), 0.3, atol=0.01)
-
-
-def test_a_locked_mask_needs_rate_and_rng_and_keeps_the_dtype():
-  x = jnp.ones((B, T, D), jnp.bfloat16)
-  assert locked(x).dtype == x.dtype
-  np.testing.assert_array_equal(LockedDropout(0.3).apply({}, x), x)
-  np.testing.assert_array_equal(locked(x, rate=0.0), x)
 
 
 def by_row(x, rate=0.3, seed=0):
@@ -93,17 +76,10 @@ def test_each_row_drops_numbers_of_its_own():
   assert (by_row(jnp.ones((B, 200, D)), seed=1) != y).any()
 
 
-def test_dropout_by_row_needs_rate_and_rng_and_keeps_the_dtype():
-  x = jnp.ones((B, T, D), jnp.bfloat16)
-  assert by_row(x).dtype == x.dtype
-  np.testing.assert_array_equal(RowDropout(0.3).apply({}, x), x)
-  np.testing.assert_array_equal(by_row(x, rate=0.0), x)
-
-
 @pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
 def test_a_row_keeps_the_same_on_any_device(axes):
-  """Where devices draw for their own rows, none draws what another does."""
-  draw = lambda rng, rows: kept_by_row(rng, 0.3, (rows, T, D))
+  """Devices that draw for their own rows draw differently."""
+  draw = lambda rng, rows: keep_by_row(rng, 0.3, (rows, T, D))
   expected = draw(jax.random.key(0), 8)
   mesh = partition.make_mesh(*axes)
   cut = tuple(a for a in partition.BATCH_AXES if mesh.shape[a] > 1)
@@ -121,7 +97,7 @@ def test_a_row_keeps_the_same_on_any_device(axes):
 
 
 class Twice(nn.Module):
-  """A layer that doubles its input, and LayerDrop of it."""
+  """Layer that doubles its input, with LayerDrop."""
 
   rate: float
 
@@ -150,5 +126,15 @@ def test_a_layer_is_left_out_in_training_alone():
 
 @pytest.mark.parametrize('rate', [1.0, -0.1])
 def test_a_share_of_layers_that_cannot_be(rate):
-  with pytest.raises(ValueError, match=f'layer_drop is {rate}; .* Set LAYER_D'):
+  with pytest.raises(ValueError, match='LAYER_DROP'):
     Twice(rate).apply({}, jnp.ones((B, T, D)))
+
+
+@pytest.mark.parametrize('kind', [TiledDropout, LockedDropout, RowDropout])
+def test_dropout_needs_rate_and_rng_and_keeps_the_dtype(kind):
+  x = jnp.ones((3, 5, 7), jnp.bfloat16)
+  rngs = {'dropout': jax.random.key(0)}
+  np.testing.assert_array_equal(kind(0.5).apply({}, x), x)
+  np.testing.assert_array_equal(kind(0.0).apply({}, x, rngs=rngs), x)
+  dropped = kind(0.5).apply({}, x, rngs=rngs)
+  assert dropped.dtype == x.dtype and (dropped != x).any()

@@ -37,12 +37,6 @@ def test_residual():
   np.testing.assert_allclose(y, x + linear(params['linear'], h), rtol=1e-4)
 
 
-def test_a_residual_may_have_a_bias():
-  x, h, params, y = example(gates.Residual(use_bias=True))
-  assert params['linear'].keys() == {'kernel', 'bias'}
-  np.testing.assert_allclose(y, x + linear(params['linear'], h), rtol=1e-4)
-
-
 def test_a_residual_may_begin_smaller():
   x, h = jnp.zeros((1, 1, 9)), jnp.zeros((1, 1, 4, 50))
   first = lambda **options: gates.Residual(use_bias=True, **options).init(
@@ -119,7 +113,7 @@ def test_the_stream_keeps_its_dtype(join):
 
 
 def test_a_gate_sums_in_float32_whatever_the_activations():
-  """From the same bfloat16 numbers, only the output is rounded."""
+  """With the same bfloat16 inputs, only the output is rounded."""
   rng = np.random.default_rng(0)
   x, h = (jnp.asarray(rng.normal(size=(B, S, n)), 'bfloat16') for n in (64, 96))
   low, high = gates.LSTMGate('bfloat16'), gates.LSTMGate('float32')

@@ -1,21 +1,28 @@
-"""The window cache at the start of a document: masked, or seen as in meliad."""
+"""Window caches, and settings that both configurations refuse."""
+
+import functools
 
 import jax.numpy as jnp
 import pytest
 
+from meliad_rec.layers import positions
 from meliad_rec.layers.dropout import LockedDropout
 from meliad_rec.layers.dropout import TiledDropout
+from meliad_rec.layers.layer_config import ENCODER_POSITIONS
+from meliad_rec.layers.layer_config import EncoderConfig
 from meliad_rec.layers.layer_config import LayerConfig
 
 SIZES = {'d_model': 11, 'num_heads': 2, 'head_dim': 5, 'mlp_dim': 7}
+windowed = functools.partial(LayerConfig, window=4)
+encoder = functools.partial(EncoderConfig, causal=True)
 
 
 @pytest.mark.parametrize('compat_meliad', [False, True])
 def test_empty_past(compat_meliad):
-  config = LayerConfig(
-    **SIZES, window=4, dtype='bfloat16', compat_meliad=compat_meliad
-  )
-  past = config.empty_past(3)
+  """Masked, or visible as in meliad."""
+  past = windowed(
+    **SIZES, dtype='bfloat16', compat_meliad=compat_meliad
+  ).empty_past(3)
   assert past.k.shape == past.v.shape == (3, 4, 2, 5)
   assert past.k.dtype == jnp.bfloat16
   assert not past.k.any() and not past.v.any()
@@ -23,39 +30,55 @@ def test_empty_past(compat_meliad):
 
 
 def test_heads_may_share_keys():
-  config = LayerConfig(**SIZES | {'num_heads': 6}, window=4, num_kv_heads=2)
+  config = windowed(**SIZES | {'num_heads': 6}, num_kv_heads=2)
   assert config.empty_past(3).k.shape == (3, 4, 2, 5)
-  with pytest.raises(ValueError, match='6 heads cannot share 4 heads of keys'):
-    LayerConfig(**SIZES | {'num_heads': 6}, window=4, num_kv_heads=4)
+  with pytest.raises(ValueError, match='num_kv_heads'):
+    windowed(**SIZES | {'num_heads': 6}, num_kv_heads=4)
 
 
-def test_compat_is_not_the_default():
-  assert not LayerConfig(**SIZES, window=4).compat_meliad
-
-
-def test_depth_makes_outputs_begin_small():
-  scale = lambda **depth: LayerConfig(**SIZES, window=4, **depth).output_scale
-  assert scale() == 1
-  assert scale(depth=8) == 1 / 4
+def test_depth_scales_initial_outputs():
+  assert windowed(**SIZES).output_scale == 1
+  assert windowed(**SIZES, depth=8).output_scale == 1 / 4
 
 
 def test_dropout_may_be_locked():
-  kind = lambda **lock: LayerConfig(**SIZES, window=4, **lock).dropout_kind
-  assert kind() is TiledDropout
-  assert kind(locked_dropout=True) is LockedDropout
+  assert windowed(**SIZES).dropout_kind is TiledDropout
+  assert windowed(**SIZES, locked_dropout=True).dropout_kind is LockedDropout
+
+
+@pytest.mark.parametrize('config', [windowed, encoder])
+@pytest.mark.parametrize(
+  'name, value',
+  [
+    *((name, 0) for name in SIZES),
+    ('dropout', 1.0),
+    ('dropout', -0.5),
+    ('dtype', 'float31'),
+  ],
+)
+def test_impossible_settings(config, name, value):
+  with pytest.raises(ValueError, match=f'{name} must .* Set {name.upper()}'):
+    config(**SIZES | {name: value})
 
 
 @pytest.mark.parametrize(
-  'change, said',
+  'config, name, value',
   [
-    ({'num_heads': 0}, 'num_heads is 0; it needs 1 or more. Set NUM_HEADS.'),
-    ({'window': -4}, 'window is -4; it needs 1 or more. Set WINDOW.'),
-    ({'dropout': 1.0}, 'dropout is 1.0; it needs 0 or more and less than 1.'),
-    ({'dropout': -0.5}, 'dropout is -0.5; it needs 0 or more'),
-    ({'depth': 0}, 'depth is 0; it needs the number of layers, or None. Set'),
-    ({'dtype': 'float31'}, "dtype is 'float31'; it needs float32 or bfloat16."),
+    (windowed, 'window', -4),
+    (windowed, 'depth', 0),
+    (encoder, 'attention_dropout', 1.0),
   ],
 )
-def test_sizes_that_cannot_be(change, said):
-  with pytest.raises(ValueError, match=said):
-    LayerConfig(**SIZES | {'window': 4} | change)
+def test_impossible_settings_of_one_kind(config, name, value):
+  with pytest.raises(ValueError, match=f'{name} must be .* {value}'):
+    config(**SIZES | {name: value})
+
+
+def test_encoders_refuse_positions_that_add_to_logits():
+  """They would be ignored."""
+  for position in ENCODER_POSITIONS:
+    assert encoder(**SIZES, position=position).position is position
+    encoder(**SIZES, position=functools.partial(position))
+  for position in (positions.T5Bias, positions.ALiBi, positions.RelativeKeys):
+    with pytest.raises(ValueError, match='EncoderConfig.position'):
+      encoder(**SIZES, position=position)

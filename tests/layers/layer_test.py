@@ -1,31 +1,24 @@
 """The layer: pre-norm attention, then a pre-norm MLP, each with a residual."""
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.distributed import partition
 from meliad_rec.layers import activations
 from meliad_rec.layers import norms
 from meliad_rec.layers import positions
 from meliad_rec.layers.layer import Layer
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.layers.remat import remat
-from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import Cell
-from meliad_rec.models.cell import scan_blocks
-from meliad_rec.models.cell import to_blocks
-from meliad_rec.models.model import initialize
-from meliad_rec.models.model import Model
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D
 from tests.architectures import F
 from tests.architectures import H
 from tests.architectures import K
-from tests.architectures import W
-from tests.architectures import windowed
 
 
 @pytest.mark.parametrize('has_memory', [False, True])
@@ -58,7 +51,7 @@ def test_layer_is_two_residual_blocks(has_memory):
 
 
 def test_three_dropouts_change_what_they_should():
-  """After the first norm, of probabilities, of the MLP's output."""
+  """After the first norm, on probabilities, and after the MLP."""
   T = 6
   x = np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)
   layer = Layer(config(dropout=0.5))
@@ -68,7 +61,7 @@ def test_three_dropouts_change_what_they_should():
     n = m.pre_norm(x)
     past = m.attention.config.empty_past(B).append(m.kv(n, mask))
     heads = m.attention.attend_window(n, past)
-    between = m.attention.write(x, heads)
+    between = m.attention.project(x, heads)
     return n, between - x, m.output(x, heads) - between
 
   params = jax.jit(lambda r: layer.init(r, method=parts))(jax.random.key(0))
@@ -90,24 +83,14 @@ BLOCK = USUAL | {
 }
 
 
-def test_every_parameter_of_the_block_matches_exactly_one_sharding_rule():
-  made = Model(31, windowed(1, **BLOCK), D, final_norm=norms.LayerNorm)
-  shapes = jax.eval_shape(
-    lambda rng: initialize(made, rng, B, W), jax.random.key(0)
-  )
-  for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
-    name = partition.path_string(path)
-    assert len(partition.logical_axes(name)) == leaf.ndim, name
-
-
 def test_the_block_of_the_feedback_transformer():
-  """What the config says of norms, biases, activation and first weights."""
+  """Norms, biases, activation and initial weights follow the config."""
   x = np.random.default_rng(0).normal(size=(B, 6, D)).astype(np.float32)
 
   def parts(m):
     n = m.pre_norm(x)
     past = m.config.empty_past(B).append(m.kv(n, np.ones(x.shape[:2], bool)))
-    between = m.attention.write(x, m.attention.attend_window(n, past))
+    between = m.attention.project(x, m.attention.attend_window(n, past))
     return between, m(x, n, past)
 
   def first(config):
@@ -139,7 +122,7 @@ def test_the_block_of_the_feedback_transformer():
 
 
 def test_locked_dropout_is_the_same_for_one_token_and_for_many():
-  """What a cell needs that reads token by token, all with one rng."""
+  """Cells that read token by token, all with one rng, need this."""
   T, settings = 64, config(dropout=0.4, locked_dropout=True, window=64)
   layer = Layer(settings)
   x = np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)
@@ -165,7 +148,7 @@ def test_locked_dropout_is_the_same_for_one_token_and_for_many():
 
 
 class Two(Cell):
-  """Two layers whose positions are shared, or each its own. No state."""
+  """State: none. Two layers that share a position module, or not."""
 
   config: LayerConfig
   shared: bool
@@ -185,56 +168,51 @@ class Two(Cell):
     return state, x_BTD
 
 
+X = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+
+
+class Twice(nn.Module):
+  """Two layers as a function of the module."""
+
+  policy: str
+
+  @nn.compact
+  def __call__(self, x):
+    return remat(Twice.body, self.policy)(self, x)
+
+  def body(self, x):
+    hidden = jnp.tanh(nn.Dense(4, name='hidden')(x))
+    return nn.Dense(2, name='output')(hidden)
+
+
+def gradient(policy):
+  module = Twice(policy)
+  params = Twice('none').init(jax.random.key(0), X)
+  return jax.grad(lambda p: jnp.sum(jnp.sin(module.apply(p, X)))), params
+
+
 @pytest.mark.parametrize(
-  'how, kind',
+  'policy, tanhs',
   [
-    ('whole', positions.T5Bias),
-    ('remat', positions.RelativeKeys),
-    ('scan', positions.RelativeKeys),
+    ('none', 1),
+    ('dots', 2),
+    ('projections', 2),
+    ('attention', 2),
+    ('sublayers', 2),
+    ('full', 2),
   ],
 )
-def test_a_position_may_be_shared_by_layers(how, kind):
-  settings = config(position=kind)
-  x = np.random.default_rng(0).normal(size=(B, 2 * W, D)).astype(np.float32)
-  blocks = jax.tree.map(
-    lambda a: to_blocks(a, W), Block(x, np.ones(x.shape[:2], bool))
+def test_values_stay_and_what_is_not_kept_is_computed_again(policy, tanhs):
+  gradient_of, params = gradient(policy)
+  expected, _ = gradient('none')
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    jax.jit(gradient_of)(params),
+    jax.jit(expected)(params),
   )
-  first = jax.tree.map(lambda a: a[:, 0], blocks)
-  call = lambda m, b: m((), b)[1]
+  assert str(jax.make_jaxpr(gradient_of)(params)).count('= tanh') == tanhs
 
-  def run(m):
-    match how:
-      case 'whole':
-        return call(m, first)
-      case 'remat':
-        return remat(call, 'full')(m, first)
-      case 'scan':
-        return scan_blocks(lambda c, s, b: c(s, b), m, (), blocks)[1]
 
-  def grad(cell, params):
-    loss = lambda p: jnp.sum(cell.apply(p, method=run) ** 2)
-    return jax.jit(jax.value_and_grad(loss))(params)
-
-  shared, own = Two(settings, True), Two(settings, False)
-  params = jax.jit(lambda r: shared.init(r, method=run))(jax.random.key(0))
-  assert 'position' in params['params']
-  assert 'position' not in params['params']['layers_0']['attention']
-  copied = {**params['params']}
-  table = {'position': copied.pop('position')}
-  for name in ('layers_0', 'layers_1'):
-    layer = copied[name]
-    copied[name] = {**layer, 'attention': {**layer['attention'], **table}}
-  found, found_grad = grad(shared, params)
-  expected, grads = grad(own, {'params': copied})
-  np.testing.assert_allclose(found, expected, rtol=1e-5)
-  tables = [
-    grads['params'][name]['attention']['position']['table']
-    for name in ('layers_0', 'layers_1')
-  ]
-  np.testing.assert_allclose(
-    found_grad['params']['position']['table'],
-    sum(tables),
-    rtol=1e-4,
-    atol=1e-4,
-  )
-  assert all(np.abs(table).max() > 1e-3 for table in tables)
+def test_unknown_remat_is_an_error():
+  with pytest.raises(ValueError, match="remat .*'all'"):
+    remat(lambda c: c, 'all')

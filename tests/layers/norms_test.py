@@ -1,10 +1,13 @@
 """Norms against NumPy."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.layers import activations
 from meliad_rec.layers import norms
 
 B, T, D = 2, 3, 7
@@ -50,3 +53,15 @@ def test_no_norm_is_x_in_the_dtype_of_a_norm():
   )
   assert params == {}
   np.testing.assert_array_equal(y, X.astype(jnp.bfloat16))
+
+
+H = np.linspace(-4, 4, 23, dtype=np.float32)
+
+
+def test_relu():
+  np.testing.assert_array_equal(activations.relu(H), np.maximum(H, 0))
+
+
+def test_gelu_is_the_exact_one():
+  below = [(1 + math.erf(h / math.sqrt(2))) / 2 for h in H.tolist()]
+  np.testing.assert_allclose(activations.gelu(H), H * below, atol=2e-6)

@@ -1,4 +1,6 @@
-"""FLOPs of traced functions, by hand."""
+"""FLOPs of traced functions, by hand, and of chips."""
+
+import types
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import pytest
 from meliad_rec.metrics.flops import count
 from meliad_rec.metrics.flops import forward_flops
 from meliad_rec.metrics.flops import loops
+from meliad_rec.metrics.flops import peak_flops
 
 A, B, C, N = 3, 5, 7, 4
 x = jnp.zeros((A, B))
@@ -137,3 +140,31 @@ def test_a_loop_without_products_says_nothing():
   body = lambda i, x: jax.lax.dynamic_update_slice(x, x[:1], (i,))
   moves = lambda n, x: jax.lax.fori_loop(n, n + 1, body, x)
   assert loops(jax.make_jaxpr(moves)(2, jnp.ones(9)).jaxpr) == []
+
+
+def device(kind):
+  return types.SimpleNamespace(device_kind=kind)
+
+
+@pytest.mark.parametrize(
+  'kind, peak',
+  [
+    ('TPU v4', 275e12),
+    ('TPU v5 lite', 197e12),
+    ('TPU v5', 459e12),
+    ('TPU v5p', 459e12),
+    ('TPU v6 lite', 918e12),
+    ('TPU7x', 1153.5e12),
+    ('NVIDIA A100-SXM4-80GB', 312e12),
+    ('NVIDIA H100 80GB HBM3', 989e12),
+    ('NVIDIA H100 PCIe', 756e12),
+    ('NVIDIA H200', 989e12),
+  ],
+)
+def test_peak_flops_by_the_names_of_devices(kind, peak):
+  assert peak_flops([device(kind)] * 2) == 2 * peak
+
+
+def test_unknown_chips_have_no_peak():
+  assert peak_flops(jax.devices('cpu')) is None
+  assert peak_flops([device('TPU v4'), device('TPU v99')]) is None

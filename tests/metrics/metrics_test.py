@@ -1,55 +1,147 @@
-"""Figures by hand, and exact sums."""
+"""Metrics sown by modules, counted in a step and computed from totals."""
 
 import math
 import subprocess
 import sys
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from meliad_rec.metrics import metrics
-from meliad_rec.metrics import metrics as units
-from meliad_rec.metrics.figures import Peak
-from meliad_rec.metrics.figures import Ratio
+from meliad_rec.metrics import totals
+from meliad_rec.metrics.metrics import MaxMetric
+from meliad_rec.metrics.metrics import MeanMetric
 
-B, T = 3, 4
+B, T, N = 3, 5, 4
+
+
+class Counter(nn.Module):
+  """Sows a mean and a maximum of its input, and returns half of the input."""
+
+  @nn.compact
+  def __call__(self, x_BT):
+    w = self.param('w', nn.initializers.constant(0.5), ())
+    mean = MeanMetric(x_BT * w * 2, jnp.ones_like(x_BT))
+    metrics.sow(self, 'mean_1', mean)
+    metrics.sow(self, 'max', MaxMetric(x_BT))
+    return x_BT * w
+
+
+class Counters(nn.Module):
+  """A counter twice, another in a scan, and a third within jax.checkpoint."""
+
+  def setup(self):
+    self.a, self.b, self.c = Counter(), Counter(), Counter()
+
+  def __call__(self, x_BT):
+    x_BT = self.a(self.a(x_BT))
+    scan = nn.scan(
+      lambda c, x, _: (c(x), None),
+      variable_broadcast='params',
+      variable_axes={metrics.COLLECTION: 0},
+      split_rngs={'params': False},
+      length=N,
+    )
+    x_BT, _ = scan(self.b, x_BT, None)
+    return nn.remat(lambda c, x: c(x))(self.c, x_BT)
+
+
+def given():
+  return jnp.asarray(np.random.default_rng(0).normal(size=(B, T)), jnp.float32)
+
+
+def apply(x_BT, params=None):
+  params = params or Counters().init(jax.random.key(0), x_BT)['params']
+  out, sown = Counters().apply({'params': params}, x_BT, mutable=['metrics'])
+  return out, metrics.collect(sown['metrics'])
+
+
+def test_all_that_is_sown_under_one_name_is_one_metric():
+  x_BT = given()
+  read = np.stack([np.asarray(x_BT, np.float64) / 2**i for i in range(N + 3)])
+  _, found = jax.jit(apply)(x_BT)
+  assert set(found) == {'mean_1', 'max'}
+  assert float(found['mean_1'].total) == pytest.approx(read.sum(), rel=1e-5)
+  assert float(found['mean_1'].count) == read.size
+  assert float(found['max'].value) == pytest.approx(read.max())
+  for leaf in jax.tree.leaves(found):
+    assert leaf.shape == () and leaf.dtype == jnp.float32
+  _, found = apply(-2 - jnp.abs(x_BT))
+  assert float(found['max'].value) < 0
+
+
+def test_metrics_change_neither_results_nor_gradients():
+  x_BT = given()
+  params = Counters().init(jax.random.key(0), x_BT)['params']
+  alone = Counters().apply({'params': params}, x_BT)
+  np.testing.assert_array_equal(alone, apply(x_BT)[0])
+  assert metrics.collect({}) == {}
+  total = lambda params: sum(jax.tree.leaves(apply(x_BT, params)[1]))
+  assert not any(jax.tree.leaves(jax.grad(total)(params)))
+
+
+@pytest.mark.parametrize('dtype', ['bool', 'int32', 'bfloat16'])
+def test_sums_are_float32_for_any_dtype(dtype):
+  """bfloat16 has 8 bits: a sum of ones in it stops at 256."""
+
+  class Ones(nn.Module):
+    @nn.compact
+    def __call__(self):
+      metrics.sow(self, 'ones', MeanMetric(jnp.ones(1001, dtype), 7))
+      metrics.sow(self, 'max', MaxMetric(jnp.ones(3, dtype)))
+
+  _, sown = Ones().apply({}, mutable=['metrics'])
+  found = metrics.collect(sown['metrics'])
+  assert (found['ones'].total, found['ones'].count) == (1001, 7)
+  assert found['max'].value == 1
+  assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.float32.dtype}
+
+
+def test_over_steps():
+  pairs = [(1e16, 3.0), (1.0, 0.0), (-1e16, 1.0), (3.0, 4.0)]
+  means = [MeanMetric(np.float64(t), np.float64(c)) for t, c in pairs]
+  assert totals.over_steps(means) == totals.over_steps(means[::-1]) == 0.5
+  assert totals.over_steps(means[1:2]) is None
+  maxima = [MaxMetric(np.float32(v)) for v in (-2.0, -1.5, -3.0)]
+  nan = MaxMetric(np.float32('nan'))
+  assert totals.over_steps(maxima) == -1.5
+  assert math.isnan(totals.over_steps([*maxima, nan]))
+  assert math.isnan(totals.over_steps([nan, *maxima]))
 
 
 def some(gradient_norm=0.0, scored=range(7), sown=None):
-  """Seven real tokens of 1, 2, ..., 7 nats; those at even places correct."""
-  mask_BT = jnp.arange(B * T).reshape(B, T) < 7
-  nats_BT = jnp.where(
-    mask_BT, jnp.arange(1.0, B * T + 1).reshape(B, T), jnp.nan
-  )
-  correct_BT = jnp.arange(B * T).reshape(B, T) % 2 == 0
-  scored_BT = np.isin(np.arange(B * T), scored).reshape(B, T)
+  """Seven real tokens of 1, 2, ..., 7 nats; correct at even places."""
+  places = np.arange(12).reshape(B, 4)
+  mask_BT = places < 7
   return metrics.Sums.of_step(
-    nats_BT, correct_BT, mask_BT, scored_BT, gradient_norm, sown
+    jnp.where(mask_BT, places + 1.0, jnp.nan),
+    jnp.asarray(places % 2 == 0),
+    jnp.asarray(mask_BT),
+    np.isin(places, scored),
+    gradient_norm,
+    sown,
   )
 
 
-def totals(*sums):
-  total = metrics.Totals()
+def total(*sums):
+  made = totals.Totals()
   for each in sums:
-    total.add(each)
-  return total
+    made.add(each)
+  return made
 
 
 def test_a_step_by_hand():
   sums = some(gradient_norm=2.5)
-  assert sums.nats == 28
-  assert sums.correct == 4
-  assert sums.tokens == sums.scored == 7
-  assert sums.padding == 5
-  assert sums.gradient_norm == 2.5
-  assert sums.steps == 1
+  assert (sums.nats, sums.correct, sums.tokens, sums.scored) == (28, 4, 7, 7)
+  assert (sums.padding, sums.gradient_norm, sums.steps) == (5, 2.5, 1)
 
 
 def test_quality_by_hand():
-  figures = metrics.quality(totals(some(), some()), bytes_=28, words=7)
-  assert figures == pytest.approx(
+  found = totals.quality(total(some(), some()), bytes_=28, words=7)
+  assert found == pytest.approx(
     {
       'loss_nats_per_token': 4.0,
       'bits_per_token': 5.7707802,  # 4 / ln 2
@@ -60,14 +152,16 @@ def test_quality_by_hand():
       'tokens': 14,
     }
   )
+  overflow = totals.quality(total(*[some()] * 30), words=1)
+  assert overflow['word_perplexity'] == math.inf
 
 
-def test_what_is_not_scored_is_read_and_counts_for_nothing():
+def test_label_quality_counts_scored_tokens_only():
   sums = some(scored=[1, 2, 6])
   assert (sums.nats, sums.correct) == (2 + 3 + 7, 2)
   assert (sums.tokens, sums.scored, sums.padding) == (7, 3, 5)
-  both = totals(sums, some(scored=[0]))
-  assert metrics.label_quality(both) == pytest.approx(
+  both = total(sums, some(scored=[0]))
+  assert totals.label_quality(both) == pytest.approx(
     {
       'loss_nats_per_token': 13 / 4,
       'bits_per_token': 4.6887589,  # 13 / 4 / ln 2
@@ -78,99 +172,88 @@ def test_what_is_not_scored_is_read_and_counts_for_nothing():
       'scored_tokens': 4,
     }
   )
-  assert metrics.speed(both, 4.0)['tokens_per_second'] == 3.5
-
-
-def test_figures_that_need_more_are_left_out():
-  assert 'bits_per_byte' not in metrics.quality(totals(some()))
-  assert 'word_perplexity' not in metrics.quality(totals(some()))
-  # A text of nothing but special tokens has neither bytes nor words.
-  none = metrics.quality(totals(some()), bytes_=0.0, words=0)
-  assert none == metrics.quality(totals(some()))
-  assert 'mfu' not in metrics.speed(totals(some()), 1.0, flops_per_place=3.0)
-
-
-def test_a_word_perplexity_beyond_floats_is_infinite():
-  figures = metrics.quality(totals(*[some()] * 30), words=1)
-  assert figures['word_perplexity'] == math.inf
 
 
 def test_speed_by_hand():
-  figures = metrics.speed(
-    totals(some(), some()), 4.0, flops_per_place=5e11, peak_flops=12e12
-  )
-  assert figures == {
-    'tokens_per_second': 3.5,
-    'step_seconds': 2.0,
-    'mfu': 0.25,
-  }
+  assert totals.speed(
+    total(some(), some()), 4.0, flops_per_place=5e11, peak_flops=12e12
+  ) == {'tokens_per_second': 3.5, 'step_seconds': 2.0, 'mfu': 0.25}
 
 
-def test_gradient_norm_is_the_mean_over_steps():
-  assert totals(some(1.0), some(2.0), some(6.0)).gradient_norm == 3.0
+def test_metrics_that_need_more_are_left_out():
+  plain = totals.quality(total(some()))
+  assert not {'bits_per_byte', 'word_perplexity'} & set(plain)
+  # A text of nothing but special tokens has neither bytes nor words.
+  assert totals.quality(total(some()), bytes_=0.0, words=0) == plain
+  assert 'mfu' not in totals.speed(total(some()), 1.0, flops_per_place=3.0)
 
 
-def test_long_sums_are_exact():
-  many = metrics.Totals()
-  ones = jax.device_get(some())
+def test_totals_are_exact_in_any_order():
+  many, ones = totals.Totals(), jax.device_get(some())
   for _ in range(1000):
     many.add(ones.replace(nats=np.float32(0.1), tokens=np.int32(2**31 - 1)))
   many.add(ones.replace(nats=np.float32(1e8)))
   assert many.nats == 1e8 + 1000 * float(np.float32(0.1))
   assert many.tokens == 1000 * (2**31 - 1) + 7
-
-
-def test_order_does_not_matter():
   values = [1e16, 1.0, -1e16, 3.0]
-  sums = [jax.device_get(some()).replace(nats=np.float64(v)) for v in values]
-  assert totals(*sums).nats == totals(*reversed(sums)).nats == 4
+  sums = [ones.replace(nats=np.float64(v)) for v in values]
+  assert total(*sums).nats == total(*reversed(sums)).nats == 4
+  assert total(some(1.0), some(2.0), some(6.0)).gradient_norm == 3.0
 
 
-def depths(*steps):
-  """Totals of steps, each of (sum of depths, count, deepest)."""
-  one = lambda a: jnp.asarray(a, jnp.float32)
-  return totals(
-    *(
-      some(sown={'mean_2': Ratio(one(t), one(c)), 'mean_10': Peak(one(m))})
-      for t, c, m in steps
-    )
-  )
+def test_sown_metrics_are_added_up_by_kind():
+  def steps(*values):
+    one = lambda a: jnp.asarray(a, jnp.float32)
+    return total(
+      *(
+        some(
+          sown={
+            'mean_2': MeanMetric(one(t), one(c)),
+            'mean_10': MaxMetric(one(m)),
+          }
+        )
+        for t, c, m in values
+      )
+    ).sown
 
-
-def test_what_modules_sowed_is_added_up_by_its_kind():
-  found = depths((6.0, 3.0, 4.0), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)).sown
+  found = steps((6.0, 3.0, 4.0), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
   assert found == {'mean_2': 7 / 4, 'mean_10': 4.0}
   assert list(found) == ['mean_2', 'mean_10']
+  assert steps((0.0, 0.0, 1.0)) == {'mean_10': 1.0}
+  assert total(some()).sown == totals.Totals().sown == {}
 
 
-def test_a_mean_of_nothing_is_left_out():
-  assert depths((0.0, 0.0, 1.0)).sown == {'mean_10': 1.0}
-  assert totals(some()).sown == metrics.Totals().sown == {}
-
-
-def test_nothing_sown_may_be_called_like_a_figure_of_every_run():
+def test_errors():
   one = jnp.ones(())
-  with pytest.raises(ValueError, match='sows the figure accuracy, and every'):
-    some(sown={'accuracy': Ratio(one, one)})
+  both = {'a': {'x': (MeanMetric(one, one),)}, 'b': {'x': (MaxMetric(one),)}}
+  with pytest.raises(ValueError, match='metric x '):
+    metrics.collect(both)
+  with pytest.raises(ValueError, match='metric accuracy'):
+    some(sown={'accuracy': MeanMetric(one, one)})
+  with pytest.raises(ValueError, match='0 steps'):
+    totals.quality(totals.Totals())
+  with pytest.raises(ValueError, match='1 steps'):
+    totals.label_quality(total(some(scored=[])))
 
 
-def test_nothing_counted_is_an_error():
-  with pytest.raises(ValueError, match='No scored token'):
-    metrics.quality(metrics.Totals())
-  with pytest.raises(ValueError, match='No scored token'):
-    metrics.label_quality(totals(some(scored=[])))
+def test_units():
+  found = totals.quality(total(some()), 1, 1)
+  found |= totals.label_quality(total(some()))
+  found |= totals.speed(total(some()), 1.0, 1.0, 1.0)
+  assert all(map(metrics.unit, found))
+  assert metrics.unit('halting_p_12') == 'probability'
+  assert metrics.unit('halting_q_1') == metrics.unit('42') == ''
+  assert not metrics.UNITS.keys() & metrics.SOWN_UNITS.keys()
 
 
-def test_every_figure_has_a_unit():
-  figures = metrics.quality(totals(some()), 1, 1)
-  figures |= metrics.label_quality(totals(some()))
-  figures |= metrics.speed(totals(some()), 1.0, 1.0, 1.0)
-  assert all(map(units.unit, figures))
+def test_names_are_sorted_by_their_numbers():
+  names = ['p_10', 'q', 'p_2', 'p', 'p_2_1']
+  assert sorted(names, key=metrics.parts) == ['p', 'p_2', 'p_10', 'p_2_1', 'q']
 
 
 def test_import_is_light():
   code = (
-    'import sys; import meliad_rec.metrics.metrics, '
+    'import sys; import meliad_rec.metrics.totals, '
     'meliad_rec.report.report, meliad_rec.report.plot; '
     'print([m for m in ("matplotlib", "tqdm", "tensorboardX", "tensorflow") '
     'if m in sys.modules])'

@@ -1,4 +1,4 @@
-"""Running a cell over blocks: order, remat, unroll, dropout, errors."""
+"""Running a cell over blocks: order, remat, unroll, dropout; resets."""
 
 from flax import linen as nn
 import jax
@@ -10,13 +10,15 @@ from meliad_rec.layers import remat
 from meliad_rec.layers.dropout import TiledDropout
 from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import Cell
+from meliad_rec.models.cell import reset
+from meliad_rec.models.cell import Resettable
 from meliad_rec.models.cell import run
 
 B, T, W, D = 3, 12, 4, 5
 
 
 class Mixer(Cell):
-  """State: h_BD, which each block is mixed with; blocks see their order."""
+  """State: h_BD, a sum over earlier blocks."""
 
   rate: float = 0.0
 
@@ -52,7 +54,7 @@ PARAMS = jax.tree.map(lambda a: a.astype(np.float32), PARAMS)
 
 
 def outcome(cell, block=None, **options):
-  """State and outputs, and the gradient of the parameters."""
+  """Returns state, outputs and the gradient of the parameters."""
   block = block or example()
 
   def loss(params):
@@ -91,8 +93,7 @@ def test_remat_and_unroll_change_nothing(policy, unroll):
 
 
 def test_segment_must_be_whole_blocks():
-  message = 'Mixer takes blocks of 4 tokens; the segment has 10, which is not'
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match='SEGMENT to a multiple of WINDOW'):
     outcome(Mixer(), example(10))
 
 
@@ -124,3 +125,39 @@ def test_a_cell_of_any_length_streams_by_itself():
     opened, y = cell.decode_step(opened, one)
     close(y[:, 0], y_BTD[:, t])
   close(cell.to_segment_state(opened), end)
+
+
+def test_reset_takes_fresh_rows_where_a_document_starts():
+  fresh = {'a': np.ones((B, 2), np.float32), 'b': np.ones(B, bool)}
+  state = {
+    'a': jnp.zeros((B, 2), 'bfloat16'),
+    'b': jnp.zeros(B, bool),
+  }
+  start = np.array([False, True, False])
+  found = reset(start, fresh, state)
+  assert found['a'].dtype == jnp.bfloat16
+  np.testing.assert_array_equal(found['a'][:, 1], start)
+  np.testing.assert_array_equal(found['b'], start)
+
+
+class Marked(Resettable):
+  """Marks its rows, and leaves the array unchanged."""
+
+  large: jax.Array
+  seen: jax.Array
+
+  def reset(self, start_B, fresh):
+    return self.replace(seen=np.where(start_B, fresh.seen, self.seen))
+
+
+def test_a_resettable_part_of_a_state_is_left_to_itself():
+  state = {
+    'part': Marked(jnp.ones((B, 2)), jnp.ones(B)),
+    'b': jnp.ones(B),
+  }
+  fresh = jax.tree.map(jnp.zeros_like, state)
+  start = np.array([False, True, False])
+  found = reset(start, fresh, state)
+  assert found['part'].large is state['part'].large
+  np.testing.assert_array_equal(found['part'].seen, ~start)
+  np.testing.assert_array_equal(found['b'], ~start)

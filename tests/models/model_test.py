@@ -1,4 +1,4 @@
-"""The model: logits, heads, resets, and how a run begins."""
+"""The model: logits, heads, resets, initialization."""
 
 import functools
 import math
@@ -34,7 +34,7 @@ V, D, B, T = 13, 6, 3, 5
 
 
 class Adder(Cell):
-  """State: the sum of what was read, begun at 1."""
+  """State: the sum of inputs, plus 1."""
 
   def initial_state(self, batch):
     return jnp.ones((batch, D))
@@ -135,7 +135,7 @@ def test_clear_state_forgets_before_the_segment():
 
 def test_clear_state_needs_something_to_clear():
   window = architectures.windowed()
-  with pytest.raises(ValueError, match='Stack has no recurrent state to clear'):
+  with pytest.raises(ValueError, match='clear_state'):
     initialize(
       Model(V, window, architectures.D, clear_state=True),
       *(jax.random.key(0), B, architectures.T),
@@ -167,12 +167,6 @@ def test_dropout_comes_before_the_logits_and_needs_an_rng():
   assert (plain != dropped).any()
 
 
-def test_embedding_starts_with_variance_1():
-  model = Model(500, Adder(), D)
-  params = initialize(model, jax.random.key(0), 1, 1)
-  np.testing.assert_allclose(params['embed']['embedding'].std(), 1, atol=0.05)
-
-
 def test_empty_carry_has_the_state_shapes():
   model, params = built()
   carry = empty_carry(model, params['params'], 4)
@@ -198,7 +192,7 @@ def test_bfloat16_activations_and_float32_logits():
 
 
 class Noter(Adder):
-  """Sees later tokens, and sums up in two slots what was read."""
+  """Cell that is not causal, with two memory slots."""
 
   @property
   def causal(self):
@@ -209,8 +203,7 @@ class Noter(Adder):
 
 
 def test_a_model_of_the_next_token_must_not_see_it():
-  told = '^Noter lets tokens see later ones, .* set CAUSAL = True, or give'
-  with pytest.raises(ValueError, match=told):
+  with pytest.raises(ValueError, match='CAUSAL'):
     initialize(Model(V, Noter(), D), jax.random.key(0), B, T)
   head = Classifier(3, None)
   assert initialize(Model(V, Noter(), D, head=head), jax.random.key(0), B, T)
@@ -218,7 +211,7 @@ def test_a_model_of_the_next_token_must_not_see_it():
 
 def test_a_head_divides_no_logits():
   model = Model(V, Adder(), D, logits_divisor=2.0, head=Classifier(3))
-  with pytest.raises(ValueError, match='^logits_divisor is 2.0, and the logi'):
+  with pytest.raises(ValueError, match='logits_divisor'):
     initialize(model, jax.random.key(0), B, T)
 
 
@@ -228,12 +221,12 @@ def test_a_head_takes_no_parameters_for_logits_of_tokens():
     functools.partial(AdaptiveEmbedding, cutoffs=(2,), tied=False),
   ):
     model = Model(V, Adder(), D, embedding=embedding, head=Classifier(3))
-    with pytest.raises(ValueError, match='leave out options/embedding_untied'):
+    with pytest.raises(ValueError, match='options/embedding/untied'):
       initialize(model, jax.random.key(0), B, T)
 
 
 def head_of(params, h):
-  """The logits of labels 1, 2, ..., in NumPy."""
+  """Computes the logits of labels 1, 2, ... in NumPy."""
   for name in 'hidden', 'output':
     h = h @ params['head'][name]['kernel'] + params['head'][name]['bias']
     h = np.maximum(h, 0) if name == 'hidden' else h
@@ -260,7 +253,7 @@ def test_a_head_judges_normed_outputs_and_slots():
 
 
 def pairs(**options):
-  """A model of pairs, with its parameters."""
+  """Returns a model of pairs and its parameters."""
   model = Model(V, Adder(), D, head=Matcher(3, pooling.Last()), **options)
   return model, initialize(model, jax.random.key(0), B, 2 * T)
 
@@ -290,7 +283,7 @@ def test_the_halves_of_a_row_are_read_as_two_sequences():
 
 
 class Strict(Adder):
-  """Knows the rows of its state."""
+  """Cell that outputs the rows of its state."""
 
   def to_decode_state(self, state):
     assert state.shape == (2 * B, D)
@@ -313,8 +306,8 @@ def test_a_cell_is_asked_about_rows_of_single_sequences():
     empty_carry(model, params, B),
   )
   for name, cell in (
-    ('open', state['cell'] + 1),
-    ('close', state['cell'] - 1),
+    ('to_decode_state', state['cell'] + 1),
+    ('to_segment_state', state['cell'] - 1),
     ('clear', 0 * state['cell']),
   ):
     changed = model.apply({'params': params}, state, method=name)
@@ -333,15 +326,12 @@ def test_clear_state_keeps_the_pool():
 
 
 @pytest.mark.parametrize(
-  ('cell', 'segment', 'told'),
-  [
-    (Adder(), 7, 'it has 7 places; set SEGMENT to a multiple of 2'),
-    (architectures.recurrent(1, (0,)), 24, '24 places; .* multiple of 16'),
-  ],
+  ('cell', 'segment', 'block'),
+  [(Adder(), 7, 2), (architectures.recurrent(1, (0,)), 24, 16)],
 )
-def test_halves_of_a_segment_are_whole_blocks(cell, segment, told):
+def test_halves_of_a_segment_are_whole_blocks(cell, segment, block):
   model = Model(V, cell, architectures.D, head=Matcher(3))
-  with pytest.raises(ValueError, match=told):
+  with pytest.raises(ValueError, match=f'{block} .* {segment}. Set SEGMENT'):
     initialize(model, jax.random.key(0), B, segment)
 
 

@@ -1,4 +1,4 @@
-"""Times by hand."""
+"""Times of exchanges and steps, compared with values by hand."""
 
 from collections import Counter
 import types
@@ -44,7 +44,7 @@ def test_a_square_has_links_along_both_sides():
   'count, expected', [(2, 0.5), (3, 2 / 3), (4, 1.0), (8, 2.0), (16, 2.0)]
 )
 def test_an_all_to_all_crosses_the_middle(count, expected):
-  """Half of the devices send half of theirs over one link, or two of a ring."""
+  """Half of the devices send half of their data over one or two links."""
   where = topology.parse('v5e:16x16')
   for op in 'all-to-all', 'ragged-all-to-all':
     found = estimate.exchange_seconds(op, V5E.link, row(count), where)
@@ -53,7 +53,7 @@ def test_an_all_to_all_crosses_the_middle(count, expected):
 
 @pytest.mark.parametrize('name, count', [('v5e:16x16', 16), ('v5e:8x8', 8)])
 def test_an_all_to_all_is_as_slow_as_its_busiest_link(name, count):
-  """Each message over each link on its way, the shorter one of a ring."""
+  """Counts each message on each link, along the shorter way in a ring."""
   where = topology.parse(name)
   carried = Counter()
   for start in range(count):
@@ -61,7 +61,7 @@ def test_an_all_to_all_is_as_slow_as_its_busiest_link(name, count):
       step, hops = (1, end - start) if end > start else (-1, start - end)
       if where.shape[0] == 16 and 2 * hops > count:
         step, hops = -step, count - hops
-      # Half of what goes half around takes either way.
+      # Messages to the opposite device take both ways equally.
       halves = (1, -1) if 2 * hops == count == 16 else (step,)
       for way in halves:
         for i in range(hops):
@@ -87,16 +87,16 @@ def test_halves_of_a_chip_share_its_links():
   of = lambda op, members: estimate.exchange_seconds(
     op, where.chip.link, members, where
   )
-  # Of one half of each chip; the other halves do the same.
+  # One half of each chip takes part; the other halves do the same.
   assert of('all-gather', one) == pytest.approx(2 * 3 / 4)
   assert of('collective-permute', one[:2]) == pytest.approx(2)
   assert of('all-to-all', one) == pytest.approx(2)
-  # A chip gets what both need once, and sends what both have.
+  # A chip receives once what both need, and sends what both have.
   assert of('all-gather', both) == pytest.approx(7 / 8)
   assert of('all-to-all', both) == pytest.approx(2)
 
 
-def test_the_least_exchange_takes_a_while_a_hop():
+def test_the_smallest_exchange_takes_a_time_per_hop():
   where = topology.parse('v5e:4x4')
   found = estimate.exchange_seconds('all-reduce', 4, row(4), where)
   assert found == pytest.approx(3 * estimate.HOP)
@@ -134,7 +134,7 @@ def collective(op, groups, size):
   return hlo.Collective(op, size, f'%a = {op}(%b), replica_groups={groups}, x')
 
 
-def test_like_exchanges_are_one_line():
+def test_exchanges_of_one_kind_are_one_line():
   program = hlo.Program(
     collectives=Counter(
       {
@@ -148,7 +148,7 @@ def test_like_exchanges_are_one_line():
   scatter, reduce = estimate.exchanges(program, mesh(), where)
   assert (reduce.op, reduce.axes) == ('all-reduce', 'model')
   assert (reduce.count, reduce.size) == (5, 320)
-  # What it begins with is twice what it ends with.
+  # Its input is twice its output.
   assert (scatter.axes, scatter.size) == ('data', 100 * 2**20)
   assert scatter.seconds == pytest.approx(50 * 2**20 / V5E.link)
 

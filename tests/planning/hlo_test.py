@@ -1,4 +1,4 @@
-"""A program's cycles and collectives, of a text with known ones."""
+"""Reading HLO: cycles, collectives and groups of texts with known ones."""
 
 import jax
 import jax.numpy as jnp
@@ -77,14 +77,14 @@ ENTRY %main (x: f32[8]) -> f32[8] {{
 """
 
 
-def test_loops_count_as_often_as_they_turn():
+def test_loops_count_all_iterations():
   found = hlo.read(TEXT)
   assert found.cycles == (5 + 1) * 100 + 40 + 30 + 1 + 2
   assert found.endless == 1
-  [(reduce, turns)] = [
+  [(reduce, count)] = [
     (one, n) for one, n in found.collectives.items() if one.op == 'all-reduce'
   ]
-  assert (turns, reduce.size) == (6, 32)
+  assert (count, reduce.size) == (6, 32)
   assert found.kernels == {hlo.Kernel('k', 70, 9): 6}
 
 
@@ -92,8 +92,8 @@ BACK = '  %b = f32[8]{0} call('
 LOOP_BACK = '  %v = (s32[], f32[8]) while(%t), condition=%back, body=%body'
 
 
-def test_a_loop_back_over_steps_counts_as_often_as_there_may_be():
-  """Of which its text says nothing; and it is not 0 times."""
+def test_a_backward_loop_counts_the_maximum_of_iterations():
+  """Its text does not say the number; it must not count as 0."""
   text = TEXT.replace(BACK, f'{LOOP_BACK}\n{BACK}')
   once = hlo.read(TEXT)
   found = hlo.read(text, depth=7)
@@ -105,25 +105,25 @@ def test_a_loop_back_over_steps_counts_as_often_as_there_may_be():
   assert unknown.endless == 2
 
 
-def test_a_collective_beside_fusions_counts_once():
+def test_an_asynchronous_collective_counts_once():
   found = hlo.read(TEXT).collectives.items()
   assert [(n, one.size) for one, n in found if one.op == 'all-gather'] == [
     (1, 64)
   ]
 
 
-def test_an_all_reduce_of_which_a_part_is_kept_is_a_reduce_scatter():
+def test_an_all_reduce_that_keeps_a_part_is_a_reduce_scatter():
   found = hlo.read(TEXT).collectives.items()
   assert [(n, one.size) for one, n in found if one.op == 'reduce-scatter'] == [
     (1, 8)
   ]
 
 
-def test_what_has_no_price_is_named_where_it_is_large():
+def test_large_operations_without_an_estimate_are_listed():
   assert hlo.read(TEXT).unpriced == {'sort': 1}
 
 
-def test_a_collective_that_only_starts_has_its_result_beside_its_operand():
+def test_the_result_of_a_start_operation_includes_its_operand():
   line = (
     '  %g = (f32[4]{0}, f32[12]{0}) all-gather-start(%x), replica_groups={}, '
     'dimensions={0}'
@@ -136,14 +136,128 @@ def test_a_collective_that_only_starts_has_its_result_beside_its_operand():
 @pytest.mark.parametrize(
   'text', ['', 'ENTRY %main (x: f32[]) -> f32[] {\n}\n', '"estimated_cycles":']
 )
-def test_an_unknown_text_is_refused(text):
-  with pytest.raises(ValueError, match='has no cycles where libtpu'):
+def test_an_unknown_format_is_refused(text):
+  with pytest.raises(ValueError, match='libtpu'):
     hlo.read(text)
 
 
+SHORT = """HloModule jit_f, is_scheduled=true
+
+%inner (a: f32[3]) -> f32[3] {
+  %a = f32[3]{0} parameter(0)
+  ROOT %double.1 = f32[3]{0:T(128)} add(%a, %a)
+}
+
+ENTRY %main.9_spmd (x: f32[3], y: s32[]) -> (f32[3]) {
+  %x = f32[3]{0} parameter(0)
+}
+"""
+
+
+def test_computations_and_the_entry():
+  bodies, entry = hlo.computations(SHORT)
+  assert entry == 'main.9_spmd'
+  assert {name: len(lines) for name, lines in bodies.items()} == {
+    'inner': 2,
+    'main.9_spmd': 1,
+  }
+  assert hlo.computations('nothing') == ({}, None)
+
+
+def test_an_instruction_of_a_tuple():
+  line = (
+    '  ROOT %w.1 = (s32[]{:T(128)}, bf16[4,5]{1,0:T(8,128)(2,1)}, /*index=5*/'
+    'pred[]) while(%t), condition=%c.2, body=%b.3.sunk'
+  )
+  name, shape, op, rest = hlo.instruction(line)
+  assert (name, op) == ('w.1', 'while')
+  assert shape.startswith('(s32[]') and shape.endswith('pred[])')
+  assert hlo.called(rest, 'condition') == 'c.2'
+  assert hlo.called(rest, 'body') == 'b.3.sunk'
+  assert hlo.array_bytes(shape) == 4 + 4 * 5 * 2 + 1
+
+
+def test_instructions_without_time_are_skipped():
+  for line in (
+    '  %a = f32[3]{0} parameter(0)',
+    '  %d = f32[3]{0} copy-done(%s)',
+    '}',
+    '',
+  ):
+    assert hlo.instruction(line) is None
+
+
+def test_branches_in_both_spellings():
+  assert hlo.branches('conditional(%p), branch_computations={%a, %b.1}') == (
+    ['a', 'b.1']
+  )
+  two = 'conditional(%p), true_computation=%yes, false_computation=%no'
+  assert hlo.branches(two) == ['yes', 'no']
+
+
+N = '%n.1 = s32[]{:T(128)} constant(10)'
+M = '%m = s32[] constant(7)'
+ZERO = '%z = s32[]{:T(128)} constant(0)'
+
+
+@pytest.mark.parametrize(
+  'lines, number',
+  [
+    ((N, 'ROOT %lt = pred[] compare(%i, %n.1), direction=LT'), 10),
+    ((N, M, '%lt = pred[] compare(%i, %n.1), direction=LT'), 10),
+    ((ZERO, N, '%lt = pred[] compare(%i, %n.1), direction=LT'), 10),
+    ((ZERO, 'ROOT %ge = pred[] compare(%l, %z), direction=GE'), 0),
+    ((N, 'ROOT %ge = pred[] compare(%l, %n.1), direction=GE'), None),
+    ((ZERO, 'ROOT %lt = pred[] compare(%i, %z), direction=LT'), None),
+    ((N, 'ROOT %and = pred[] and(%a, %b)'), None),
+    (('ROOT %go = pred[] get-tuple-element(%p), index=2',), None),
+    ((), None),
+  ],
+)
+def test_the_limit_of_a_loop_is_in_its_condition(lines, number):
+  assert hlo.iteration_limit([f'  {line}' for line in lines]) == number
+
+
+MESH = {'data': 3, 'fsdp': 1, 'model': 2}
+DATA = [[0, 2, 4], [1, 3, 5]]
+MODEL = [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize(
+  'written, members, axes',
+  [
+    ('replica_groups={{0,1},{2,3},{4,5}}, x', MODEL, ('model',)),
+    ('replica_groups=[3,2]<=[6], x', MODEL, ('model',)),
+    ('replica_groups=[2,3]<=[3,2]T(1,0), x', DATA, ('data',)),
+    ("replica_groups=mesh['a'=3,'b'=2] {'b'}, x", MODEL, ('model',)),
+    ("replica_groups=mesh['a'=3,'b'=2] {'a'}, x", DATA, ('data',)),
+    (
+      "replica_groups=mesh['a'=2,'b'=3], device_ids=([3,2]T(1,0)) {'a'}, x",
+      MODEL,
+      ('model',),
+    ),
+    ("replica_groups=mesh['a'=3,'b'=2] {'a','b'}", [list(range(6))], None),
+    ('replica_groups={}, x', [list(range(6))], None),
+    ('source_target_pairs={{0,1},{2,3}}, x', [[0, 1], [2, 3]], ('model',)),
+  ],
+)
+def test_groups(written, members, axes):
+  found = hlo.groups(f'%a = f32[2]{{0}} all-reduce(%b), {written}', 6)
+  assert found.tolist() == members
+  assert hlo.axes(found, MESH) == (axes or ('data', 'model'))
+
+
+@pytest.mark.parametrize(
+  'written', ["replica_groups=mesh['a'=6] {'a':(1)2}", 'replica_groups=new', '']
+)
+def test_unknown_groups_are_refused(written):
+  with pytest.raises(ValueError, match='unknown way'):
+    hlo.groups(written, 6)
+
+
 @needs_libtpu
-def test_a_product_costs_what_the_chip_can_do():
-  """Within a tenth of the peak; one all-reduce; and a scan of three thrice."""
+def test_a_product_takes_about_the_time_at_peak():
+  """Near the peak, with one all-reduce; a scan of three has three."""
   mesh = partition.make_mesh(model=4, devices=topology.devices('v5e:2x2'))
   n = 4096
 
@@ -174,22 +288,22 @@ def test_a_product_costs_what_the_chip_can_do():
 
 
 class Products:
-  """Steps of one product each, of rows until they are 0."""
+  """Loop body of one product per step, until rows are 0."""
 
   def step(self, shared, rows, l, state):
     del rows, l
     state = state @ shared
     return state, state.sum(-1)
 
-  def alive(self, state):
+  def active(self, state):
     return state[:, 0] != 0
 
-  def took(self, added):
+  def changed(self, added):
     return added != 0
 
 
 @needs_libtpu
-def test_a_loop_that_may_end_early_counts_whole_and_so_does_its_gradient():
+def test_a_loop_that_may_end_early_and_its_gradient_count_whole():
   [device] = topology.devices('v5e:1x1')
   place = jax.sharding.SingleDeviceSharding(device)
   shape = jax.ShapeDtypeStruct((1024, 1024), jnp.float32, sharding=place)

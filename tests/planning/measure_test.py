@@ -1,4 +1,4 @@
-"""What a step needs: sizes by hand, and what compilers say."""
+"""Sizes of a step, by hand, and results of compilers."""
 
 import dataclasses
 import types
@@ -51,33 +51,33 @@ def test_sizes_need_no_compiler():
   kernels = 2 * (4 * D * 128 + 2 * D * 256) + VOCAB * D
   rest = found.parameters - kernels
   assert 0 < rest < 0.02 * kernels
-  # Model cuts all kernels and the embedding in two, and the rest not.
+  # Kernels and the embedding are halved over model, the rest is not.
   assert found.held['parameters'] == 4 * (kernels // 2 + rest)
   assert found.held['average'] == 0
-  # Tokens, targets and two masks of 2 rows, and what is one a row.
+  # Tokens, targets and two masks of 2 rows, and three values per row.
   assert found.held['batch'] == 2 * (SEGMENT * (4 + 4 + 1 + 1) + 1 + 4 + 4)
-  # Three times 2 FLOP a parameter and token, and attention.
+  # 3 x 2 FLOP per parameter and token, and attention.
   products = 3 * 2 * kernels * ROWS * SEGMENT
   assert products < found.flops < 1.5 * products
 
 
-def test_moments_are_held_as_their_parameters_are():
+def test_moments_are_sharded_like_their_parameters():
   held = measure.sizes(experiment(jax.devices(), rule=optimizer.adamw)).held
-  counts = 4 * 2  # Of Adam and of the schedule.
+  counts = 4 * 2  # Steps of Adam and of the schedule.
   assert held['optimizer'] == 2 * held['parameters'] + counts
-  # Adafactor's momentum, and second moments of the embedding and what is
-  # smaller; those of kernels are of rows and columns, and whole.
+  # Adafactor: momentum, and second moments of the embedding and of small
+  # parameters; those of kernels are rows and columns, not sharded.
   found = measure.sizes(experiment(jax.devices()))
   held, kernels = found.held, 2 * (4 * D * 128 + 2 * D * 256)
   rest = found.parameters - kernels - VOCAB * D
   factors = 2 * (4 * (D + 128) + 2 * (D + 256))
   second = VOCAB * D // 2 + rest + factors
   ones = held['optimizer'] - held['parameters'] - 4 * second
-  assert 0 <= ones < 4 * 3 * 50  # What holds the place of the others.
+  assert 0 <= ones < 4 * 3 * 50  # Placeholders.
 
 
 def halting(goes_on):
-  """An experiment whose forward pass has a loop of one product a turn."""
+  """Makes an experiment whose forward pass has a loop over one product."""
 
   def forward(params, carry, batch):
     del params, carry, batch
@@ -104,7 +104,7 @@ def test_a_loop_that_may_end_early_counts_whole():
   assert found.flops == 3 * 6 * 2 * D**3
 
 
-def test_of_a_loop_of_unknown_length_there_are_no_flops():
+def test_a_loop_of_unknown_length_has_no_flops():
   found = measure.sizes(halting(lambda c: c[1].sum() > 0))
   assert (found.depth, found.flops) == (None, None)
 
@@ -125,7 +125,7 @@ def broken(message):
   [
     ('RESOURCE_EXHAUSTED: on HBM, the total (367.50G)', 367.5 * 2**30),
     ('RESOURCE_EXHAUSTED: of memory hbm. Used 16.50G of 15G hbm.', 33 * 2**29),
-    # Rounded: one byte more than there is.
+    # Rounded: one byte more than the chip has.
     (
       'RESOURCE_EXHAUSTED: of memory hbm. Used 15.75G of 15.75G hbm. Exceeded '
       'hbm capacity by 1.5M.',
@@ -133,7 +133,7 @@ def broken(message):
     ),
   ],
 )
-def test_what_does_not_fit_says_what_it_needs(message, needed):
+def test_a_step_that_does_not_fit_says_what_it_needs(message, needed):
   where = topology.parse('v5e:2x2')
   with pytest.raises(measure.TooLarge, match='GiB on each device') as caught:
     measure.compiled(broken(message), where, None)
@@ -149,7 +149,7 @@ def test_other_errors_stay(message):
 
 
 class Step:
-  """A compiled step of which the text is unknown."""
+  """A compiled step with a text in an unknown format."""
 
   def memory_analysis(self):
     return types.SimpleNamespace(
@@ -162,13 +162,13 @@ class Step:
     return 'another format'
 
 
-def test_of_an_unknown_text_the_memory_is_known():
+def test_with_an_unknown_format_the_memory_is_known():
   one = types.SimpleNamespace(train_step=Step(), mesh=None)
   found = measure.compiled(one, topology.parse('v5e:2x2'), None)
   assert (found.arguments, found.temporary, found.code) == (3, 7, 5)
   assert found.needed == 15
   assert found.seconds is None and found.exchanges is None
-  assert 'n/a: the text of the compiled program' in found.notes[0]
+  assert 'n/a: the compiled program' in found.notes[0]
 
 
 @needs_libtpu

@@ -1,8 +1,11 @@
-"""The process that compiles, without the process."""
+"""Questions and answers: of the worker itself, and of a process."""
 
 import dataclasses
 import json
+from pathlib import Path
 import re
+import subprocess
+import sys
 
 import jax
 from jax.experimental import pallas as pl
@@ -14,14 +17,17 @@ from meliad_rec.config import config
 from meliad_rec.config import config_flags
 from meliad_rec.planning import environment
 from meliad_rec.planning import hlo
+from meliad_rec.planning import question
+from meliad_rec.planning import topology
 from meliad_rec.planning import worker
 from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import Question
 from meliad_rec.training.program import TrainProgram
+from tests import planned
 from tests.libtpu import needs_libtpu
 
 FILES = ('arch/window', 'size/tiny', 'task/recall')
-RECURRENT = ('arch/block_recurrent', *FILES[1:], 'options/scan_layers')
+RECURRENT = ('arch/block_recurrent', *FILES[1:], 'options/layer/scan')
 # Two window layers in one scan, and a recurrent one; wide enough for kernels.
 WIDE = (
   'LAYERS = 3',
@@ -66,7 +72,7 @@ def test_without_libtpu_all_but_the_compilers_is_known(tmp_path, without):
 
 
 @pytest.mark.parametrize(
-  'params, told',
+  'params, text',
   [
     (['NUM_HEADS = 0'], 'Set NUM_HEADS'),
     (['BATCH = 3'], 'set BATCH to a multiple of 8'),
@@ -74,14 +80,14 @@ def test_without_libtpu_all_but_the_compilers_is_known(tmp_path, without):
     (['BATCH = "x"'], 'BATCH'),
   ],
 )
-def test_mistakes_are_sentences(tmp_path, without, params, told):
+def test_mistakes_are_sentences(tmp_path, without, params, text):
   asked = Question('v5e:2x4', FILES, (*SMALL, *params))
   found = answered(tmp_path, asked)
   assert set(found) == {'mistake'}
-  assert told in found['mistake']
+  assert text in found['mistake']
 
 
-def test_what_is_not_here_may_be_planned_without(tmp_path, without):
+def test_missing_data_are_not_needed(tmp_path, without):
   files = (*FILES[:2], 'task/store')
   params = (*SMALL, 'STORE = "/nowhere"')
   asked = Question('v5e:2x4', files, params)
@@ -90,13 +96,10 @@ def test_what_is_not_here_may_be_planned_without(tmp_path, without):
   more = answered(tmp_path, dataclasses.replace(asked, vocab_size=1001))
   grown = more['sizes']['parameters'] - found['sizes']['parameters']
   assert grown == 64
-  # Settings of what is left out are not checked, and that is said.
-  assert 'the data are not built' in found['notes'][0]
+  assert 'settings of the data are not checked' in found['notes'][0]
 
 
-def test_loops_that_may_end_early_count_whole_and_that_is_said(
-  tmp_path, without
-):
+def test_loops_that_may_end_early_count_whole_with_a_note(tmp_path, without):
   files = ('arch/universal', *FILES[1:])
   params = ('D_MODEL = 64', 'SEGMENT = 128')
 
@@ -106,21 +109,74 @@ def test_loops_that_may_end_early_count_whole_and_that_is_said(
 
   products = [found(depth).sizes['flops'] for depth in (2, 3, 5)]
   assert products[2] - products[1] == 2 * (products[1] - products[0]) > 0
-  assert any('count as the 5 turns' in note for note in found(5).notes)
+  assert any('maximum of 5' in note for note in found(5).notes)
+
+
+def test_data_are_not_looked_up(tmp_path, monkeypatch, without):
+  monkeypatch.setitem(sys.modules, 'seqio', None)  # Importing it fails.
+  files = (*FILES[:2], 'task/pg19')
+  found = answered(tmp_path, Question('v5e:2x4', files, SMALL))
+  assert found['sizes']['parameters'] > 0
+  assert not found['notes']
+
+
+def test_no_data_has_a_vocabulary_only():
+  data = worker.NoData(1000)
+  assert (data.vocabulary.size, list(data.splits)) == (1000, [])
+  with pytest.raises(ValueError, match='train'):
+    data.documents('train')
+
+
+class MosaicError(Exception):
+  """Stands for an error class that jax does not publish."""
+
+  __module__ = 'jax._src.pallas.mosaic'
+
+
+@pytest.mark.parametrize(
+  'error, text',
+  [
+    (NotImplementedError('no  dot\nof these'), 'no dot of these'),
+    (NotImplementedError(), 'NotImplementedError'),
+    (ValueError('Block (3, 5) is odd.'), 'Block (3, 5) is odd.'),
+    (MosaicError('unsupported shape cast'), 'unsupported shape cast'),
+    (
+      jax.errors.JaxRuntimeError('EXHAUSTED: E1001:\nRan out of vmem.'),
+      'EXHAUSTED: E1001: Ran out of vmem.',
+    ),
+  ],
+)
+def test_a_message_of_the_compiler_is_one_line(error, text):
+  with pytest.raises(type(error)) as caught:
+    raise error
+  assert worker.compiler_message(caught.value) == text
+
+
+def test_a_long_message_is_cut():
+  text = worker.compiler_message(MosaicError(100 * 'many words\n'))
+  assert 180 < len(text) <= 200 and text.endswith('[...]')
+
+
+def test_defects_and_mistakes_are_not_of_the_compiler():
+  assert worker.compiler_message(KeyError('x')) is None
+  assert worker.compiler_message(TypeError('x')) is None
+  with pytest.raises(ValueError, match='v9:1') as mistake:
+    topology.parse('v9:1')
+  assert worker.compiler_message(mistake.value) is None
 
 
 @needs_libtpu
-def test_a_step_is_compiled_with_little_care(tmp_path):
+def test_a_step_is_compiled_fast(tmp_path):
   asked = Question('v5e:1x1', FILES, SMALL, fast=True)
   found = Answer(**answered(tmp_path, asked))
   assert found.fits and found.missing is None
   assert found.compiled['seconds'] is None
   assert found.compiled['exchanges'] == []
-  assert any('little care' in note for note in found.notes)
+  assert any('little optimization' in note for note in found.notes)
 
 
 @needs_libtpu
-def test_what_does_not_fit_is_an_answer(tmp_path):
+def test_a_step_that_does_not_fit_is_an_answer(tmp_path):
   params = (*SMALL, 'BATCH = 65536', 'SEGMENT = 4096')
   found = Answer(**answered(tmp_path, Question('v5e:1x1', FILES, params)))
   assert found.fits is False and found.needed > found.hbm
@@ -152,13 +208,13 @@ def test_a_kernel_that_does_not_lower_is_an_answer(tmp_path, monkeypatch):
   'remat', ['attention', pytest.param('full', marks=pytest.mark.slow)]
 )
 def test_the_trainers_step_runs_the_kernels(monkeypatch, remat):
-  """Over rows and heads; where all is computed again, those of layers too."""
+  """Also on a mesh; full remat computes the layers' kernels again."""
   texts, read = [], hlo.read
   keep = lambda text, depth: texts.append(text) or read(text, depth)
   monkeypatch.setattr(hlo, 'read', keep)
   asked = Question(
     'v5e:2x2',
-    (*RECURRENT, f'options/remat_{remat}'),
+    (*RECURRENT, f'options/remat/{remat}'),
     (*WIDE, *config_flags.mesh_bindings({'data': 2, 'model': 2})),
     vocab_size=32,
     fast=True,
@@ -180,3 +236,67 @@ def test_the_trainers_step_runs_the_kernels(monkeypatch, remat):
     if name == 'window_attention_forward'
   ]
   assert any(again) == (remat == 'full')
+
+
+ASKED = Question('v7x:2x2x1', ('arch/window',), ('SLOTS = 2',), fast=True)
+
+
+@pytest.fixture
+def child(monkeypatch):
+  """Stands for the process; it writes what `says` holds."""
+
+  class Child:
+    says = None
+    calls = []
+
+    def run(self, module, arguments, devices):
+      asked, answered = map(Path, arguments)
+      self.calls.append((module, json.loads(asked.read_text()), devices))
+      if self.says:
+        answered.write_text(json.dumps(self.says))
+      error = 'a line\n' * 1000 + 'Traceback: lost'
+      return subprocess.CompletedProcess([], 3, '', error)
+
+  found = Child()
+  found.calls = []
+  monkeypatch.setattr(environment, 'run', found.run)
+  return found
+
+
+def test_an_answer_comes_back_as_it_was(child):
+  child.says = dataclasses.asdict(planned.fitting())
+  answer = question.ask(ASKED)
+  assert answer.fits
+  assert answer.sizes == dataclasses.asdict(planned.SIZES)
+  [(module, asked, _)] = child.calls
+  assert module == 'meliad_rec.planning.worker'
+  assert Question(**asked) == dataclasses.replace(
+    ASKED, gin_file=['arch/window'], gin_param=['SLOTS = 2']
+  )
+
+
+def test_without_libtpu_the_cpu_has_the_devices(child, monkeypatch):
+  child.says = dataclasses.asdict(planned.unknown())
+  for there, devices in ((True, 0), (False, 8)):
+    monkeypatch.setattr(environment, 'installed', lambda there=there: there)
+    question.ask(ASKED)
+    assert child.calls[-1][2] == devices
+
+
+def test_a_mistake_is_reported(child):
+  child.says = {'mistake': 'BATCH is odd; set BATCH.'}
+  with pytest.raises(ValueError, match='^BATCH is odd'):
+    question.ask(ASKED)
+
+
+def test_a_process_that_fails_is_not_a_mistake(child):
+  with pytest.raises(RuntimeError, match='ended with 3:\na line') as caught:
+    question.ask(ASKED)
+  assert str(caught.value).endswith('Traceback: lost')
+  assert len(str(caught.value)) < 400
+
+
+def test_fits_compares_with_the_memory_of_the_chip():
+  assert planned.fitting().fits is True
+  assert planned.too_large().fits is False
+  assert planned.unknown().fits is None

@@ -1,8 +1,14 @@
-"""Lines where there is no terminal, a bar where there is one."""
+"""Progress as lines and as a bar; log messages as plain lines."""
 
 import io
+import os
+import pathlib
+import subprocess
+import sys
 
+from meliad_rec.report import console
 from meliad_rec.report.console import Console
+from meliad_rec.report.console import Countdown
 from meliad_rec.report.console import printable
 
 
@@ -30,12 +36,12 @@ FIGURES = {
 }
 
 
-def test_lines_elsewhere():
+def test_lines_without_a_terminal():
   out = io.StringIO()
-  console = Console(total_steps=500, stream=out)
-  console.write(20, 'train', FIGURES)
-  console.line('hello')
-  console.close()
+  shown = Console(total_steps=500, stream=out)
+  shown.write(20, 'train', FIGURES)
+  shown.line('hello')
+  shown.close()
   assert out.getvalue() == (
     'step  20/500  train       loss 2.3457 nats/token  3.2500 bits/byte  '
     'accuracy 25.3%  error 0.12%  lr 1.23e-03  12,346 tokens/s  12.3 ms/step  '
@@ -45,19 +51,74 @@ def test_lines_elsewhere():
 
 def test_a_bar_on_a_terminal():
   out = Terminal()
-  console = Console(total_steps=50, step=10, stream=out)
-  console.write(20, 'train', {'loss_nats_per_token': 2.3456789})
-  console.write(20, 'validation', {'loss_nats_per_token': 3.5})
-  console.close()
-  shown = out.getvalue()
-  assert '10/50' in shown
-  assert '20/50' in shown
-  assert '2.3457 nats/token' in shown
-  assert 'step 20/50  validation  loss 3.5000 nats/token\n' in shown
+  shown = Console(total_steps=50, step=10, stream=out)
+  shown.write(20, 'train', {'loss_nats_per_token': 2.3456789})
+  shown.write(20, 'validation', {'loss_nats_per_token': 3.5})
+  shown.close()
+  text = out.getvalue()
+  assert '10/50' in text and '20/50' in text
+  assert '2.3457 nats/token' in text
+  assert 'step 20/50  validation  loss 3.5000 nats/token\n' in text
 
 
-def test_what_a_model_writes_cannot_steer_the_terminal():
+def test_control_codes_are_not_shown():
   out = io.StringIO()
   Console(stream=out).line('a\x1b[2Jb\x07\tc\nd\x9b')
   assert printable('a\r\n\tü\x7f') == 'a\ufffd\n\tü\ufffd'
   assert out.getvalue() == 'a\ufffd[2Jb\ufffd\tc\nd\ufffd\n'
+
+
+def test_a_countdown_is_a_line_now_and_then(monkeypatch):
+  now = [100.0]
+  monkeypatch.setattr(console.time, 'monotonic', lambda: now[0])
+  out = io.StringIO()
+  shown = Countdown(5000, 'tokens', every=10, stream=out)
+  for seconds, done in ((4, 900), (10, 1000), (15, 1200), (20, 4000)):
+    now[0] = 100 + seconds
+    shown.show(done)
+  shown.close()
+  assert out.getvalue().splitlines() == [
+    '1,000 of 5,000 tokens, 100 tokens/s, 40 s left',
+    '4,000 of 5,000 tokens, 200 tokens/s, 5 s left',
+  ]
+
+
+def test_a_countdown_on_a_terminal_is_a_bar():
+  out = Terminal()
+  shown = Countdown(50, 'tokens', stream=out)
+  shown.show(50)
+  shown.close()
+  assert '0/50.0' in out.getvalue().replace('0.00/', '0/')
+
+
+ROOT = pathlib.Path(__file__).parents[2]
+CODE = """
+import logging
+from absl import app
+from absl import logging as absl_logging
+from meliad_rec.report import console
+
+def main(_):
+  console.plain()
+  console.plain()
+  absl_logging.info('Going on from step %d.', 7)
+  absl_logging.error('It is damaged.')
+  logging.getLogger('matplotlib').info('generated new fontManager')
+  logging.getLogger('jax').warning('slow')
+
+app.run(main)
+"""
+
+
+def test_messages_are_plain_lines():
+  done = subprocess.run(
+    [sys.executable, '-c', CODE],
+    env=os.environ | {'PYTHONPATH': str(ROOT)},
+    cwd='/',
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
+  assert done.stderr == (
+    'Going on from step 7.\nerror: It is damaged.\nwarning: slow\n'
+  )

@@ -1,4 +1,4 @@
-"""Curves as they are drawn."""
+"""Curves, as they are plotted."""
 
 from matplotlib.figure import Figure
 import matplotlib.image
@@ -24,7 +24,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-  """The figures saved; saving itself goes on."""
+  """The figures that are saved."""
   figures, save = [], Figure.savefig
 
   def spy(figure, *args, **kwargs):
@@ -52,7 +52,7 @@ def test_a_run_is_drawn_into_its_folder(run, drawn):
   assert axes.get_ylabel() == 'loss_nats_per_token (nats/token)'
 
 
-def test_runs_are_compared_by_colour(run, drawn, tmp_path):
+def test_runs_are_compared_by_color(run, drawn, tmp_path):
   runs = {'slide': run('a', {1: 2.0}), 'recurrent': run('b', {1: 1.0})}
   plot.compare(runs, tmp_path / 'both.png')
   (axes,) = drawn[0].axes
@@ -78,10 +78,10 @@ def test_what_trivial_answers_reach_is_dashed(run, drawn):
 
 
 def test_a_figure_that_is_not_there(run):
-  with pytest.raises(ValueError, match='has no bits_per_byte'):
+  with pytest.raises(ValueError, match='bits_per_byte'):
     plot.plot(run('one', {1: 2.0}), 'bits_per_byte')
 
 
 def test_a_run_that_is_not_there(tmp_path):
-  with pytest.raises(ValueError, match='is not there'):
+  with pytest.raises(ValueError, match='metrics.jsonl'):
     plot.plot(tmp_path)

@@ -1,11 +1,11 @@
-"""Runs that version 0.1.0 wrote: they load, evaluate, generate and resume.
+"""Runs of version 0.1.0 load, evaluate, generate and resume.
 
-`runs_0.1.0.tar.xz` holds two runs of 4 steps of that version, each made by
+`runs_0.1.0.tar.xz` has two runs of 4 steps of that version, each made by
 
   python -m meliad_rec.main --gin_file=size/test --gin_param='STEPS=4' ...
 
 with arch/block_recurrent and task/recall, and with arch/gated_latent_bottleneck
-and task/flip_flop. Expected values are what 0.1.0 itself reported.
+and task/flip_flop. The expected values are those that 0.1.0 reported.
 """
 
 import functools
@@ -27,7 +27,7 @@ from meliad_rec.training import trainer
 from meliad_rec.training.experiment import Experiment
 
 ARCHIVE = Path(__file__).with_name('runs_0.1.0.tar.xz')
-# Validation loss in nats a token at step 4; losses of training at steps 5, 6.
+# Validation loss in nats per token at step 4; training losses at steps 5, 6.
 LOSSES = {
   'block_recurrent': (5.800624944269657, 5.50901730855306, 5.3321278889973955),
   'gated_latent_bottleneck': (
@@ -40,7 +40,7 @@ LOSSES = {
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """Where the runs of the archive lie."""
+  """The folder of the unpacked runs."""
   path = tmp_path_factory.mktemp('older')
   with tarfile.open(ARCHIVE) as archive:
     archive.extractall(path, filter='data')
@@ -52,7 +52,7 @@ def test_an_older_run_evaluates_as_it_did(folder, name):
   run = load_run(folder / f'run_{name}')
   data = run.config.argument(Experiment, 'data', DATA)
   documents = data.documents('validation').head(2, None, run.vocabulary)
-  found = evaluate(run.forward, run.params, documents, run.rows(2))
+  found = evaluate(run.sharded, run.params, documents, run.rows(2))
   np.testing.assert_allclose(
     found['loss_nats_per_token'], LOSSES[name][0], rtol=1e-5
   )

@@ -1,4 +1,4 @@
-"""Files of arrays: what comes back, and what is refused."""
+"""Array files: round trips, and which files are refused."""
 
 import json
 import os
@@ -13,7 +13,7 @@ ARRAYS = {'a/b': np.arange(6).reshape(2, 3), 'c': np.float32([0.5, -0.0])}
 FACTS = {'names': ['naïve', ''], 'step': 3}
 
 
-def test_all_comes_back_and_nothing_else_is_left(tmp_path):
+def test_round_trip(tmp_path):
   path = tmp_path / 'x.npz'
   array_file.write(path, 'plums', {'old': np.zeros(9)}, {})
   array_file.write(path, 'plums', ARRAYS, FACTS)
@@ -26,32 +26,32 @@ def test_all_comes_back_and_nothing_else_is_left(tmp_path):
   assert [each.name for each in tmp_path.iterdir()] == ['x.npz']
 
 
-def test_a_file_that_was_there_survives_what_cannot_be_written(tmp_path):
+def test_a_failed_write_keeps_the_old_file(tmp_path):
   path = tmp_path / 'x.npz'
   array_file.write(path, 'plums', ARRAYS, FACTS)
   with pytest.raises(RuntimeError, match='gone'):
     array_file.write(path, 'plums', {'a': Gone()}, FACTS)
   assert array_file.read(path, 'plums', 'pick')[1] == FACTS
   assert [each.name for each in tmp_path.iterdir()] == ['x.npz']
-  with pytest.raises(ValueError, match='cannot be written .*; choose another'):
+  with pytest.raises(ValueError, match='cannot be written'):
     array_file.write(tmp_path / 'no' / 'x.npz', 'plums', ARRAYS, FACTS)
 
 
-def test_a_place_that_cannot_be_written_is_found_out(tmp_path, monkeypatch):
+def test_a_path_that_cannot_be_written_is_found_early(tmp_path, monkeypatch):
   array_file.check_place(tmp_path / 's.npz')
-  with pytest.raises(ValueError, match='is not there; make it first'):
+  with pytest.raises(ValueError, match='none'):
     array_file.check_place(tmp_path / 'none' / 's.npz')
-  with pytest.raises(ValueError, match='cannot be written; choose another'):
+  with pytest.raises(ValueError, match='cannot be written'):
     array_file.check_writable(tmp_path)
-  with pytest.raises(ValueError, match='book.txt names no .npz file; end it'):
+  with pytest.raises(ValueError, match='book.txt'):
     array_file.check_place(tmp_path / 'book.txt')
   monkeypatch.setattr(os, 'access', lambda path, mode: mode != os.W_OK)
-  with pytest.raises(ValueError, match='cannot be written; choose another'):
+  with pytest.raises(ValueError, match='cannot be written'):
     array_file.check_place(tmp_path / 's.npz')
   assert list(tmp_path.iterdir()) == []
 
 
-def test_who_may_read_it_is_as_the_umask_says(tmp_path):
+def test_permissions_follow_the_umask(tmp_path):
   before = os.umask(0o027)
   try:
     array_file.write(tmp_path / 'x.npz', 'plums', ARRAYS, FACTS)
@@ -66,17 +66,17 @@ class Gone:
 
 
 def damaged_stream(path):
-  """The bytes of a compressed file of plums that cannot be unpacked."""
+  """Makes a compressed file that cannot be decompressed."""
   facts = json.dumps({'kind': 'plums', 'facts': {}}).encode()
   np.savez_compressed(path, meta=np.frombuffer(facts, np.uint8))
   content = bytearray(path.read_bytes())
   names, extra = struct.unpack('<HH', content[26:30])
-  content[30 + names + extra] = 0xFF  # No type of block that deflate has.
+  content[30 + names + extra] = 0xFF  # Not a block type of deflate.
   return bytes(content)
 
 
 def unknown_method(path):
-  """The bytes of a file of plums, packed by a method that zip has not."""
+  """Makes a file with a compression method that zip does not have."""
   array_file.write(path, 'plums', ARRAYS, FACTS)
   content = bytearray(path.read_bytes())
   directory = content.index(b'PK\x01\x02')
@@ -86,8 +86,8 @@ def unknown_method(path):
   return bytes(content)
 
 
-def test_what_is_refused(tmp_path):
-  with pytest.raises(ValueError, match='no file .*x; write one with pick.'):
+def test_other_and_damaged_files_are_refused(tmp_path):
+  with pytest.raises(ValueError, match='pick'):
     array_file.read(tmp_path / 'x', 'plums', 'pick')
   path = tmp_path / 'pears'
   array_file.write(path, 'pears', ARRAYS, FACTS)
@@ -101,5 +101,5 @@ def test_what_is_refused(tmp_path):
   (tmp_path / 'method').write_bytes(unknown_method(tmp_path / 'b.npz'))
   files = 'pears', 'cut', 'text', 'bare.npz', 'pickle.npz', 'empty', 'bits'
   for name in (*files, 'method'):
-    with pytest.raises(ValueError, match='holds no plums, .* again with pick.'):
+    with pytest.raises(ValueError, match='plums.* pick'):
       array_file.read(tmp_path / name, 'plums', 'pick')

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, with everything that can happen to them."""
+"""Checkpoints of a run: damage, kills, failed saves, other devices."""
 
 import json
 import os
@@ -21,12 +21,13 @@ from meliad_rec.storage import checksums
 from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.checksums import digest
 from meliad_rec.storage.saved_step import CheckpointError
+from tests import bucket
 
 ABOUT = {'tokenizer': 'bytes', 'data': 'd1'}
 
 
 def make_state(seed=0):
-  """Every kind of leaf and container that a train state has."""
+  """Makes every kind of leaf and container that a train state has."""
   rng = np.random.default_rng(seed)
   params = {
     'embed': {'kernel': jnp.asarray(rng.normal(size=(16, 8)), jnp.float32)},
@@ -78,7 +79,7 @@ def test_round_trip_is_exact(saved):
 
 def test_an_older_step_by_number(saved):
   assert Checkpoints(saved).restore(make_state(), step=10)[0] == 10
-  with pytest.raises(CheckpointError, match=r'no step 15, but \[10, 20\]'):
+  with pytest.raises(CheckpointError, match=r'no step 15; .*\[10, 20\]'):
     Checkpoints(saved).restore(make_state(), step=15)
 
 
@@ -88,7 +89,7 @@ def test_parameters_alone(saved):
   assert (step, about) == (20, ABOUT)
   assert digest(restored) == digest(make_state(20)['params'])
   del params['bias']
-  with pytest.raises(CheckpointError, match='holds params/bias, which'):
+  with pytest.raises(CheckpointError, match='params/bias'):
     Checkpoints(saved).restore_params(params)
 
 
@@ -98,7 +99,7 @@ def test_readers_write_nothing(saved, tmp_path):
   assert sorted(str(path) for path in saved.rglob('*')) == before
   missing = Checkpoints(tmp_path / 'none')
   assert missing.latest() is None
-  with pytest.raises(CheckpointError, match='there is none'):
+  with pytest.raises(CheckpointError, match='none'):
     missing.restore(make_state())
   assert not (tmp_path / 'none').exists()
 
@@ -121,7 +122,7 @@ def test_another_model_is_refused_and_nothing_put_aside(run, kind):
 
 @pytest.mark.parametrize('key', ABOUT)
 def test_another_run_is_refused(saved, key):
-  with pytest.raises(CheckpointError, match=f'was trained with {key}'):
+  with pytest.raises(CheckpointError, match=key):
     Checkpoints(saved).restore(make_state(), match={key: 'other'})
   assert Checkpoints(saved).restore(make_state(), match=ABOUT)[0] == 20
 
@@ -137,7 +138,7 @@ DAMAGE = {
   'truncate': lambda path: os.truncate(path, path.stat().st_size // 2),
   'delete': lambda path: path.unlink(),
 }
-# Written by orbax after the manifest: their contents are read by nobody.
+# orbax writes these after the manifest; their contents are never read.
 UNREAD = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 
 
@@ -184,12 +185,12 @@ def test_when_nothing_verifies_all_is_left_in_place(run):
 
 
 def test_fingerprints_guard_what_a_manifest_does_not(run):
-  """Another step's arrays under a manifest that agrees with them."""
+  """The arrays of another step, with a matching manifest."""
   shutil.rmtree(run / '20/state')
   shutil.copytree(run / '10/state', run / '20/state')
   (run / '20' / checksums.NAME).unlink()
   checksums.write(run / '20')
-  with pytest.raises(CheckpointError, match='has other values'):
+  with pytest.raises(CheckpointError, match='has changed values'):
     Checkpoints(run).restore(make_state(), step=20)
 
 
@@ -205,7 +206,7 @@ def test_training_goes_on_from_the_step_before(run):
 
 
 def test_donating_the_state_while_it_is_saved(tmp_path):
-  """The next step overwrites the buffers at once; what is saved stays."""
+  """The next step overwrites the buffers at once."""
   step_on = jax.jit(lambda x: x * 1.5 + 1, donate_argnums=0)
   x = jnp.arange(400_000.0).reshape(1000, 400)
   checkpoints = Checkpoints(tmp_path)
@@ -220,129 +221,17 @@ def test_donating_the_state_while_it_is_saved(tmp_path):
     assert digest(checkpoints.restore({'x': x}, step)[1]) == expected
 
 
-@pytest.mark.parametrize('best_is, best', [('lowest', 3), ('highest', 1)])
-def test_the_last_and_the_best_are_kept(tmp_path, best_is, best):
-  losses = 9.0, 5.0, 2.0, 4.0, float('nan'), 7.0
-  for first in 0, 3:  # The second half in another process's place.
-    checkpoints = Checkpoints(tmp_path, 2, 'loss', best_is)
-    for step in range(first + 1, first + 4):
-      metrics = {'loss': losses[step - 1]}
-      checkpoints.save(step, {'x': jnp.float32(step)}, {}, {}, metrics)
-    checkpoints.close()
-  assert checkpoints.steps() == [best, 5, 6]
-  target = {'x': jnp.float32(0)}
-  assert Checkpoints(tmp_path).restore(target, 'best')[0] == best
-  flip(tmp_path / str(best) / 'data/metadata')
-  assert Checkpoints(tmp_path).restore(target, 'best')[0] == 6
-
-
-def test_what_a_changed_score_says_is_not_believed(tmp_path, caplog):
-  checkpoints = Checkpoints(tmp_path, 1, 'loss')
-  for step, loss in (1, 2.0), (2, 5.0):
-    state = {'params': {'x': jnp.float32(step)}}
-    checkpoints.save(step, state, {}, {}, {'loss': loss})
-    checkpoints.wait()
-  path = tmp_path / '2/meta/metadata'
-  text = path.read_text()
-  assert text.count('5.0') == 2
-  path.write_text(text.replace('5.0', '1.0'))
-  target = {'x': jnp.float32(0)}
-  assert Checkpoints(tmp_path).restore_params(target, 'best')[0] == 1
-  checkpoints.save(3, state, {}, {}, {'loss': 9.0})
-  checkpoints.close()
-  assert checkpoints.steps() == [1, 3]
-  assert 'Step 2 of' in caplog.text
-  assert 'meta/metadata was changed' in caplog.text
-
-
-def test_without_an_evaluation_no_step_is_best(saved):
-  with pytest.raises(CheckpointError, match='no evaluation has been saved yet'):
-    Checkpoints(saved).restore_params(make_state(), 'best', part='')
-
-
-def test_scores_on_other_validation_data_do_not_count(tmp_path):
-  target = {'x': jnp.float32(0)}
-  checkpoints = Checkpoints(tmp_path, 1, 'loss')
-  judged = (1, 'a', 1.0), (2, 'b', 5.0), (3, 'b', 7.0)
-  for step, validation, loss in judged:
-    x, about = {'x': jnp.float32(step)}, {'validation': validation}
-    checkpoints.save(step, x, {}, about, {'loss': loss})
-  checkpoints.close()
-  assert checkpoints.steps() == [2, 3]
-  assert Checkpoints(tmp_path).restore(target, 'best')[0] == 2
-
-
-def evaluated_later(directory, metrics):
-  """The newest step once more, now with its figures."""
-  checkpoints = Checkpoints(directory, 1, 'loss')
-  assert checkpoints.save(20, make_state(20), {'offset': 21}, ABOUT, metrics)
-  return checkpoints
-
-
-def test_a_step_is_there_at_every_instant_while_it_is_saved_again(
-  run, tmp_path, monkeypatch
-):
-  """Copies of the folder are what a kill -9 would leave."""
-  write = checksums.write
-
-  def write_and_look(folder):
-    write(folder)
-    shutil.copytree(run, tmp_path / 'committing')
-
-  shutil.rmtree(run / '10')
-  with monkeypatch.context() as context:
-    context.setattr(checksums, 'write', write_and_look)
-    checkpoints = evaluated_later(run, {'loss': 0.5})
-    checkpoints._writer._manager.wait_until_finished()
-  shutil.copytree(run, tmp_path / 'committed')
-  checkpoints.close()
-  assert [path.name for path in run.iterdir()] == ['20']
-  for name, offset in ('committing', 20), ('committed', 21):
-    killed = tmp_path / name
-    assert (killed / '20.old').exists()
-    params = make_state()['params']
-    assert Checkpoints(killed).restore_params(params)[0] == 20
-    step, state, data, _ = Checkpoints(killed).restore(make_state())
-    assert (step, data) == (20, {'offset': offset})
-    assert digest(state) == digest(make_state(20))
-    again = Checkpoints(killed, 1, 'loss')
-    again.save(30, make_state(30), {}, ABOUT, {'loss': 0.25})
-    again.close()
-    assert [path.name for path in killed.iterdir()] == ['30']
-
-
-def test_a_step_saved_again_on_a_full_disk_is_kept(run, monkeypatch, caplog):
-  with monkeypatch.context() as context:
-    context.setattr(checksums, 'write', full_disk)
-    checkpoints = evaluated_later(run, {'loss': 0.5})
-    with pytest.raises(CheckpointError, match='^Step 20 was not saved'):
-      checkpoints.wait()
-  assert checkpoints.steps() == [10, 20]
-  step, _, data, _ = Checkpoints(run).restore(make_state())
-  assert (step, data) == (20, {'offset': 20})
-  assert checkpoints.save(20, make_state(20), {}, ABOUT, {'loss': 0.5})
-  checkpoints.close()
-  assert [path.name for path in run.iterdir()] == ['20']
-  assert Checkpoints(run).restore(make_state(), 'best')[0] == 20
-
-
-def test_an_unknown_metric_is_an_error(tmp_path):
-  checkpoints = Checkpoints(tmp_path, best_metric='loss')
-  with pytest.raises(ValueError, match='set best_metric'):
-    checkpoints.save(1, {'x': jnp.float32(0)}, {}, {}, {'accuracy': 1.0})
-
-
 def test_settings_are_checked(tmp_path):
-  with pytest.raises(ValueError, match='^keep is 0'):
+  with pytest.raises(ValueError, match='keep'):
     Checkpoints(tmp_path, keep=0)
-  with pytest.raises(ValueError, match="^best_is is 'min'"):
+  with pytest.raises(ValueError, match='best_is'):
     Checkpoints(tmp_path, best_is='min')
 
 
 def test_a_signal_during_the_last_save_does_not_end_the_process(
   tmp_path, monkeypatch
 ):
-  # A shell starts what runs in the background with SIGINT ignored.
+  # A shell ignores SIGINT for background processes.
   before = signal.getsignal(signal.SIGINT)
   checkpoints = Checkpoints(tmp_path)
   assert not checkpoints.preempted()
@@ -368,8 +257,8 @@ def test_the_same_state_again_and_going_back(run):
       checkpoints.save(step, make_state(seed), {}, ABOUT)
 
 
-@pytest.mark.parametrize('where', ['at the start', 'behind'])
-def test_a_failed_save_is_told_and_the_next_one_works(
+@pytest.mark.parametrize('where', ['at the start', 'in the background'])
+def test_a_failed_save_is_reported_and_the_next_one_works(
   tmp_path, caplog, monkeypatch, where
 ):
   run = tmp_path / 'run'
@@ -396,11 +285,11 @@ def test_a_failed_save_is_told_and_the_next_one_works(
   assert digest(checkpoints.restore(make_state())[1]) == digest(make_state(3))
 
 
-def full_disk(folder):
+def full_disk(folder, *_):
   raise OSError(f'No space left on device: {folder}')
 
 
-def test_what_a_killed_save_left_is_not_a_step_and_goes(run):
+def test_the_rest_of_a_killed_save_is_deleted(run):
   shutil.copytree(run / '20', run / '30.orbax-checkpoint-tmp')
   checkpoints = Checkpoints(run)
   assert checkpoints.latest() == 20
@@ -408,6 +297,30 @@ def test_what_a_killed_save_left_is_not_a_step_and_goes(run):
   checkpoints.close()
   names = sorted(path.name for path in run.iterdir())
   assert names == ['10', '20', '40']
+
+
+def test_in_a_bucket_only_a_committed_step_counts(tmp_path, monkeypatch):
+  with bucket.served(tmp_path, monkeypatch):
+    checkpoints = Checkpoints('gs://bucket/run', best_metric='loss')
+    checkpoints.save(20, {'x': jnp.ones(3)}, {}, {})
+    checkpoints.wait()
+    checkpoints.save(20, {'x': jnp.ones(3)}, {'n': 1}, {}, {'loss': 0.5})
+    checkpoints.close()
+    (checkpoints.directory / '30' / 'state').mkdir(parents=True)
+    assert checkpoints.steps() == [20]
+    reader = Checkpoints('gs://bucket/run', best_metric='loss')
+    step, state, data, _ = reader.restore({'x': jnp.zeros(3)}, 'best')
+  assert (step, data) == (20, {'n': 1}) and (state['x'] == 1).all()
+
+
+def test_a_bucket_that_cannot_be_read_is_not_empty(tmp_path, monkeypatch):
+  def fail(*_):
+    raise OSError('503')
+
+  with bucket.served(tmp_path, monkeypatch):
+    monkeypatch.setattr(bucket._Backend, 'exists', fail)
+    with pytest.raises(OSError, match='503'):
+      Checkpoints('gs://bucket/run').latest()
 
 
 def test_nothing_on_disk_is_pickled(saved):
@@ -418,7 +331,7 @@ def test_nothing_on_disk_is_pickled(saved):
 
 
 def on_mesh(state):
-  """`state` over all devices: the first axis where it divides, else whole."""
+  """Shards the first axis over all devices where it divides evenly."""
   count = jax.device_count()
   mesh = jax.make_mesh((count,), ('data',), axis_types=(AxisType.Auto,))
 

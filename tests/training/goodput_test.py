@@ -1,4 +1,4 @@
-"""Where a run's time went, by a clock that the tests turn."""
+"""Goodput by a clock that the tests control."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def test_shares_by_part():
   )
 
 
-def test_what_is_compiled_within_a_part_is_compile():
+def test_compilation_within_a_part_is_compile():
   clock = Clock()
   goodput = clock.goodput()
   for part in 'evaluation', 'compile':
@@ -39,7 +39,7 @@ def test_what_is_compiled_within_a_part_is_compile():
   assert goodput.seconds['compile'] == 8
 
 
-def test_what_fails_counts_too():
+def test_a_failing_part_counts():
   clock = Clock()
   goodput = clock.goodput()
   with pytest.raises(KeyError), goodput.on('step'):
@@ -48,7 +48,7 @@ def test_what_fails_counts_too():
   assert goodput.seconds['step'] == 4
 
 
-def test_items_are_those_given_and_only_their_making_is_waited_for():
+def test_waiting_for_items_is_data_wait():
   clock, closed = Clock(), []
 
   def made():

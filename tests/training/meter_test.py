@@ -1,4 +1,4 @@
-"""Figures between two lines of the report."""
+"""Metrics between two lines of the report."""
 
 import itertools
 import time
@@ -10,7 +10,7 @@ import pytest
 
 from meliad_rec.data.synthetic.random_walk import RandomWalk
 from meliad_rec.metrics import flops
-from meliad_rec.metrics.figures import Ratio
+from meliad_rec.metrics.metrics import MeanMetric
 from meliad_rec.metrics.metrics import Sums
 from meliad_rec.training import meter
 from tests import tiny_run
@@ -34,44 +34,49 @@ def sums(nats=6.0, norm=0.5, scored=(0, 1, 2), sown=None):
   )
 
 
-def test_figures_are_of_the_steps_since_the_last_line(documents):
+def depth(total, count):
+  return {'halting_depth': MeanMetric(np.float32(total), np.float32(count))}
+
+
+def test_metrics_are_of_the_steps_since_the_last_line(documents):
   made = meter.Meter(tiny_run.program(), documents)
   made.start()
-  made.add(sums(60.0))
-  made.figures(1, 3)
+  made.add(sums(60.0, sown=depth(40, 2)))
+  made.metrics(1, 3)
   made.start()
-  made.add(sums(6.0, 0.5))
-  made.add(sums(12.0, 1.5))
-  figures = made.figures(3, 9)
-  assert figures['loss_nats_per_token'] == pytest.approx(3.0)
-  assert figures['accuracy'] == pytest.approx(1 / 3)
-  assert figures['padding_share'] == 0.25
-  assert figures['gradient_norm'] == pytest.approx(1.0)
-  assert figures['learning_rate'] == pytest.approx(0.01)
-  assert figures['epoch'] == 9 / len(documents.tokens)
-  assert figures['bits_per_byte'] == pytest.approx(3 / np.log(2))
-  assert not {'mfu', 'error', 'scored_tokens'} & set(figures)
+  made.add(sums(6.0, 0.5, sown=depth(6, 3)))
+  made.add(sums(12.0, 1.5, sown=depth(1, 1)))
+  found = made.metrics(3, 9)
+  assert found['loss_nats_per_token'] == pytest.approx(3.0)
+  assert found['accuracy'] == pytest.approx(1 / 3)
+  assert found['halting_depth'] == 7 / 4
+  assert found['padding_share'] == 0.25
+  assert found['gradient_norm'] == pytest.approx(1.0)
+  assert found['learning_rate'] == pytest.approx(0.01)
+  assert found['epoch'] == 9 / len(documents.tokens)
+  assert found['bits_per_byte'] == pytest.approx(3 / np.log(2))
+  assert not {'mfu', 'error', 'scored_tokens'} & set(found)
 
 
-def test_figures_of_labels_are_of_what_is_scored():
-  """And of nothing where nothing was; text has no error, labels no bytes."""
+def test_metrics_of_labels_count_scored_tokens():
+  """Without a scored label there is no loss; labels have no bytes."""
   documents = RandomWalk(episodes=10, actions=9).documents('train')
   made = meter.Meter(tiny_run.program(), documents)
   made.start()
   made.add(sums(6.0, scored=(0, 2)))
   made.add(sums(6.0, scored=()))
-  figures = made.figures(2, 6)
-  assert figures['loss_nats_per_token'] == pytest.approx(2.0)
-  assert figures['error'] == 0.5
-  assert figures['scored_tokens'] == 2
-  assert figures['padding_share'] == 0.25
-  assert figures['epoch'] == 6 / 100
-  assert not {'bits_per_byte', 'word_perplexity'} & set(figures)
+  found = made.metrics(2, 6)
+  assert found['loss_nats_per_token'] == pytest.approx(2.0)
+  assert found['error'] == 0.5
+  assert found['scored_tokens'] == 2
+  assert found['padding_share'] == 0.25
+  assert found['epoch'] == 6 / 100
+  assert not {'bits_per_byte', 'word_perplexity'} & set(found)
   made.start()
   made.add(sums(6.0, scored=()))
-  figures = made.figures(3, 9)
-  assert 'loss_nats_per_token' not in figures
-  assert figures['epoch'] == 9 / 100
+  found = made.metrics(3, 9)
+  assert 'loss_nats_per_token' not in found
+  assert found['epoch'] == 9 / 100
 
 
 def test_time_between_pause_and_start_is_left_out(documents, monkeypatch):
@@ -87,20 +92,20 @@ def test_time_between_pause_and_start_is_left_out(documents, monkeypatch):
     made.pause()
   made.add(sums())
   made.add(sums())
-  assert made.figures(2, 6)['step_seconds'] == 3.0
+  assert made.metrics(2, 6)['step_seconds'] == 3.0
 
 
-def test_utilisation_where_the_peak_is_known(documents, monkeypatch):
+def test_mfu_on_known_chips(documents, monkeypatch):
   monkeypatch.setattr(flops, 'peak_flops', lambda devices: 1e9)
   monkeypatch.setattr(time, 'perf_counter', iter([0.0, 2.0]).__next__)
   made = meter.Meter(tiny_run.program(), documents)
   made.start()
   made.add(sums())
-  figures = made.figures(1, 3)
+  found = made.metrics(1, 3)
   places = 4
-  per_place = figures['mfu'] * 1e9 * 2 / places
-  # Each weight but the embedding's input serves every token: 2 forward and 4
-  # backward FLOPs at the least.
+  per_place = found['mfu'] * 1e9 * 2 / places
+  # Every token uses each weight, except those of the input embedding, for at
+  # least 2 forward and 4 backward FLOPs.
   params = tiny_run.program().shapes.params
   kernels = sum(
     leaf.size
@@ -110,24 +115,7 @@ def test_utilisation_where_the_peak_is_known(documents, monkeypatch):
   assert 0.5 < per_place / (6 * kernels) < 2
 
 
-def depth(total, count):
-  return {'halting_depth': Ratio(np.float32(total), np.float32(count))}
-
-
-def test_figures_of_modules_are_of_the_steps_since_the_last_line(documents):
-  made = meter.Meter(tiny_run.program(), documents)
-  made.start()
-  made.add(sums(sown=depth(40, 2)))
-  made.figures(1, 3)
-  made.start()
-  made.add(sums(sown=depth(6, 3)))
-  made.add(sums(sown=depth(1, 1)))
-  assert made.figures(3, 9)['halting_depth'] == 7 / 4
-
-
-def test_utilisation_counts_a_loop_as_often_as_it_was_of_use(
-  documents, monkeypatch
-):
+def test_mfu_counts_a_loop_by_its_mean_halting_depth(documents, monkeypatch):
   monkeypatch.setattr(flops, 'peak_flops', lambda devices: 1e9)
   monkeypatch.setattr(time, 'perf_counter', itertools.count(0.0, 2.0).__next__)
   made = meter.Meter(tiny_run.program(), documents)
@@ -141,18 +129,17 @@ def test_utilisation_counts_a_loop_as_often_as_it_was_of_use(
   for sown in None, depth(6, 6), depth(21, 6):
     made.start()
     made.add(sums(sown=sown))
-    found.append(made.figures(1, 3)['mfu'])
+    found.append(made.metrics(1, 3)['mfu'])
   once = 3 * 2 * (2 * 3 * 5 * 5) / (tiny_run.ROWS * tiny_run.SEGMENT)
-  # One product before the loop, and one in each of its turns; 4 places.
+  # One product before the loop and one in each iteration; 4 places.
   once *= 4 / 2 / 1e9
   assert found == pytest.approx([once, once, once * (1 + 3.5) / 2])
 
 
-def test_what_is_not_finite_names_its_batch():
+def test_a_non_finite_step_names_its_batch():
   batch = tiny_run.program().batch_shapes(2)
   batch = batch.replace(document_B=np.array([7, 5]), offset_B=np.array([32, 0]))
   meter.check_finite('Step 3', batch, jax.device_get(sums()))
   for bad in sums(nats=np.nan), sums(norm=np.inf):
-    said = 'Step 3 has loss .* on the batch of document:token 7:32, 5:0; the'
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match='Step 3 .* 7:32, 5:0'):
       meter.check_finite('Step 3', batch, jax.device_get(bad))

@@ -1,4 +1,4 @@
-"""Compiled steps: one compile, donated state, sharded equals unsharded."""
+"""Compiled steps: donated state, and sharded equals unsharded."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ def data(tmp_path_factory):
 
 
 def steps(program, data, count=2):
-  """The state after some steps, and the nats of each."""
+  """Returns the state after some steps, and the nats of each step."""
   lanes = Lanes(data.documents('train'), program.rows, program.segment, seed=0)
   state, nats = program.create(1), []
   for _ in range(count):
@@ -28,7 +28,7 @@ def steps(program, data, count=2):
   return state, nats
 
 
-def test_the_state_is_donated_and_keeps_its_shapes_and_places(data):
+def test_the_state_is_donated_and_keeps_shapes_and_shardings(data):
   program = tiny_run.program()
   state = program.create(1)
   facts = lambda a: (a.shape, a.dtype, a.sharding)
@@ -57,14 +57,14 @@ def test_an_empty_carry_is_zeros():
   assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(carry))
 
 
-def test_rows_that_do_not_divide_are_one_sentence():
+def test_rows_must_divide_over_the_devices():
   program = tiny_run.program(8, rows=12)
-  with pytest.raises(ValueError, match='12 rows does not divide over 8'):
+  with pytest.raises(ValueError, match='12'):
     _ = program.shapes
 
 
 @pytest.mark.parametrize('shape', [(1, 1, 1), (8, 1, 1), (8, 2, 2)])
-def test_what_modules_count_is_of_all_rows_on_every_device(data, shape):
+def test_sown_metrics_count_all_rows_on_every_device(data, shape):
   """In training, and in evaluation."""
   program = tiny_run.program(*shape, rows=8)
   model = program.model.clone(cell=Counting())
@@ -88,11 +88,11 @@ def test_what_modules_count_is_of_all_rows_on_every_device(data, shape):
 @pytest.mark.slow
 @pytest.mark.parametrize('shape', [(8, 1, 1), (8, 2, 2)])
 def test_a_sharded_run_equals_one_on_one_device(data, shape):
-  """Two whole steps, optimiser and average too; pytest -m slow FILE."""
+  """Two steps, including optimizer and average."""
   state, nats = steps(tiny_run.program(rows=8), data)
   cut, cut_nats = steps(tiny_run.program(*shape), data)
   np.testing.assert_allclose(cut_nats, nats, rtol=1e-5)
-  # Adam's first steps are signs of gradients: 0.01 where one is near nothing.
+  # Adam's initial updates are signs of gradients, even of those near 0.
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3),
     jax.device_get(cut.carry),

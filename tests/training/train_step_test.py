@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from meliad_rec.data.batch import Batch
-from meliad_rec.metrics import figures
 from meliad_rec.metrics import losses
+from meliad_rec.metrics import metrics
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.model import Model
 from meliad_rec.models.sharded_model import eval_step
@@ -33,7 +33,7 @@ def language_model(dropout=0.0):
 
 
 def batch(number) -> Batch:
-  """Made of a formula, so that it is the same with every version of NumPy."""
+  """Returns a batch from a formula, equal with every version of NumPy."""
   ids_BT = (7 * np.arange(B)[:, None] + 3 * np.arange(T) + 5 * number) ** 2 % 30
   ids_BT = ids_BT.astype(np.int32) + 1
   mask_BT = np.arange(T) < T - 4 * np.arange(B)[:, None]
@@ -50,7 +50,7 @@ def batch(number) -> Batch:
 
 @functools.cache
 def compiled(ema_decay=None, every=1, dropout=0.0):
-  """(state at the start, step) of Adafactor at a constant rate."""
+  """Returns the initial state and the step of Adafactor, constant rate."""
   model = language_model(dropout)
   chained = optimizer.chain(
     optimizer.adafactor, schedules.constant(RATE), every=every
@@ -65,7 +65,7 @@ def compiled(ema_decay=None, every=1, dropout=0.0):
 
 
 def nats_by_hand(logits_BTV, targets_BT):
-  """float64, by the definition of the cross-entropy."""
+  """Computes the cross-entropy by its definition, in float64."""
   exp_BTV = np.exp(np.asarray(logits_BTV, np.float64))
   p_BTV = exp_BTV / exp_BTV.sum(-1, keepdims=True)
   return -np.log(np.take_along_axis(p_BTV, targets_BT[..., None], -1)[..., 0])
@@ -73,7 +73,7 @@ def nats_by_hand(logits_BTV, targets_BT):
 
 @functools.cache
 def by_hand():
-  """Losses and parameters of two steps, the update in float64 NumPy.
+  """Returns losses and parameters of two steps; updates in float64 NumPy.
 
   Adafactor without factoring (no axis has 128 places): Shazeer and Stern 2018,
   algorithm 4, and momentum.
@@ -134,7 +134,7 @@ def by_hand():
 
 
 def test_two_steps_equal_their_slow_form():
-  """Law 8; the second step reads on from the carry of the first."""
+  """Law 8. The second step continues from the carry of the first."""
   state, step = compiled()
   nats, params = by_hand()
   for number in (0, 1):
@@ -144,7 +144,7 @@ def test_two_steps_equal_their_slow_form():
       nats[number], rel=1e-5
     )
   assert int(state.step) == 2
-  # Where a gradient is as small as its rounding, its sign is too.
+  # The sign of a gradient as small as its rounding error is random.
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4),
     jax.device_get(state.params),
@@ -153,22 +153,19 @@ def test_two_steps_equal_their_slow_form():
 
 
 def test_golden_step():
-  """Figures of `by_hand`, printed once: a change of the model shows here."""
+  """Values of `by_hand`, printed once; a change of the model shows here."""
   nats, params = by_hand()
   size = sum(float((np.float64(p) ** 2).sum()) for p in jax.tree.leaves(params))
   assert nats == pytest.approx(GOLDEN_NATS, rel=1e-4)
   assert size == pytest.approx(GOLDEN_SIZE, rel=1e-4)
 
 
-GOLDEN_NATS = [
-  4.113974,
-  3.961329,
-]  # Blocks of padding leave states as they are.
+GOLDEN_NATS = [4.113974, 3.961329]
 GOLDEN_SIZE = 1082.956
 
 
-def test_padding_weighs_nothing():
-  """The gradient is of the mean over real tokens, whatever padding holds."""
+def test_padding_has_no_weight():
+  """The gradient is that of the mean over real tokens."""
   state, step = compiled()
   read = batch(0)
   junk = read.replace(
@@ -185,13 +182,13 @@ def test_padding_weighs_nothing():
 
 
 def thirds(read):
-  """The batch with every third target scored, and with all but those."""
+  """Yields the batch with every third target scored, and with the others."""
   third_T = np.arange(T) % 3 == 0
   for scored_T in third_T, ~third_T:
     yield read.replace(scored_BT=read.mask_BT & scored_T)
 
 
-def test_what_is_not_scored_is_read_and_not_counted():
+def test_unscored_tokens_are_read_but_not_counted():
   state, step = compiled()
   (_, whole), *parts = (
     step(state, each) for each in (batch(0), *thirds(batch(0)))
@@ -205,7 +202,7 @@ def test_what_is_not_scored_is_read_and_not_counted():
 
 
 class Toll(Cell):
-  """State: nothing. Hands tokens on, and asks `toll` times the sum of w^2."""
+  """State: nothing. Returns its input; its loss is toll * sum of w^2."""
 
   toll: float = 0.0
   called: str = 'toll'
@@ -221,23 +218,31 @@ class Toll(Cell):
     return np.zeros((batch, 1), np.float32)
 
 
-def gradients(read, toll=0.0, warmup=0, at=0, called='toll'):
-  """Gradients of a model of one Toll at a step, and the nats of the step."""
+@functools.cache
+def toll_step(toll, warmup, called):
+  """Returns the initial state and the step of a model with one Toll.
+
+  Its updates are the gradients.
+  """
   through = types.SimpleNamespace(
     init=lambda params: (), update=lambda g, state, params, tokens: (g, state)
   )
   model = Model(V, Toll(toll, called), tiny.D)
-  state = create_state(model, through, 3, B, T, ema=False)
-  state = state.replace(step=state.step + at)
   step = functools.partial(
     train_step, model, through, losses.objective, None, warmup
   )
-  after, sums = jax.jit(step)(state, read)
+  return create_state(model, through, 3, B, T, ema=False), jax.jit(step)
+
+
+def gradients(read, toll=0.0, warmup=0, at=0, called='toll'):
+  """Returns the gradients and the sums of step `at` of a model with a Toll."""
+  state, step = toll_step(toll, warmup, called)
+  after, sums = step(state.replace(step=state.step + at), read)
   moved = jax.tree.map(lambda a, b: a - b, after.params, state.params)
   return jax.device_get(moved), sums
 
 
-def test_the_gradient_is_of_the_mean_over_what_is_scored():
+def test_the_gradient_is_of_the_mean_over_scored_tokens():
   sums_of = lambda read: jax.tree.map(
     lambda g: g * read.scored_BT.sum(), gradients(read)[0]
   )
@@ -250,14 +255,14 @@ def test_the_gradient_is_of_the_mean_over_what_is_scored():
   assert np.abs(a['embed']['embedding']).max() > 0.1
 
 
-def test_a_step_in_which_nothing_is_scored_moves_nothing():
+def test_a_step_without_scored_tokens_has_no_gradient():
   read = batch(0).replace(scored_BT=np.zeros((B, T), bool))
   moved, sums = gradients(read)
   assert (sums.nats, sums.scored, sums.gradient_norm) == (0, 0, 0)
   assert not any(leaf.any() for leaf in jax.tree.leaves(moved))
 
 
-def test_what_modules_sow_is_minimised_and_not_reported():
+def test_sown_losses_are_minimized_but_not_reported():
   plain, sums = gradients(batch(0))
   taxed, same = gradients(batch(0), toll=0.25)
   assert float(sums.nats) == float(same.nats)
@@ -270,35 +275,27 @@ def test_what_modules_sow_is_minimised_and_not_reported():
   )
 
 
-@pytest.mark.parametrize(
-  'called, at, weight',
-  [
-    *(('halting', *one) for one in ((0, 0.2), (1, 0.4), (3, 0.8))),
-    *(('halting', 4, 1), ('halting', 9, 1)),
-  ],
-)
-def test_the_loss_of_halting_rises_to_its_weight(called, at, weight):
+def test_the_halting_loss_alone_has_a_warm_up():
   plain, _ = gradients(batch(0))
-  taxed, _ = gradients(batch(0), toll=0.25, warmup=5, at=at, called=called)
-  np.testing.assert_allclose(
-    taxed['cell']['w'], np.full(5, weight * 0.25 * 2 * 3), rtol=1e-5
-  )
-  np.testing.assert_array_equal(
-    taxed['embed']['embedding'], plain['embed']['embedding']
-  )
-
-
-def test_no_other_loss_does():
-  """The balance of experts counts most where routers are new."""
+  for at, weight in {0: 0.2, 1: 0.4, 3: 0.8, 4: 1, 9: 1}.items():
+    taxed, _ = gradients(batch(0), 0.25, warmup=5, at=at, called='halting')
+    np.testing.assert_allclose(
+      taxed['cell']['w'], np.full(5, weight * 0.25 * 2 * 3), rtol=1e-5
+    )
+    np.testing.assert_array_equal(
+      taxed['embed']['embedding'], plain['embed']['embedding']
+    )
   sown = {'a': {'halting': (5.0,), 'balance': (2.0,)}, 'halting': {'x': 7.0}}
   assert auxiliary(sown, 0.2) == 1 + 2 + 7
+  with pytest.raises(ValueError, match='HALT_WARMUP is 5'):
+    gradients(batch(0), warmup=5)
 
 
-def test_means_of_rows_are_minimised_over_the_whole_scan():
-  """Beside a plain loss, which is a sum; one of two blocks has no places."""
+def test_means_of_rows_are_over_the_whole_scan():
+  """A plain loss is summed. One of the two chunks has an empty row."""
 
   def total(w):
-    # A row of 15 by 5, one of 2 by 2, and one of nothing.
+    # Means 15 / 5, (1 + 1) / (1 + 1), and an empty row.
     total_B = w * jnp.array([[0.0, 1.0, 0.0], [15.0, 1.0, 0.0]])
     count_B = jnp.array([[0.0, 1.0, 0.0], [5.0, 1.0, 0.0]])
     sown = {
@@ -315,7 +312,7 @@ def test_means_of_rows_are_minimised_over_the_whole_scan():
 
 
 class Counter(Cell):
-  """State: nothing. Doubles tokens, and counts them if it `counts`."""
+  """State: nothing. Doubles its input, and sows metrics if it `counts`."""
 
   counts: bool = True
 
@@ -328,9 +325,9 @@ class Counter(Cell):
     w = self.param('w', nn.initializers.constant(2.0), (tiny.D,))
     if self.counts:
       real_BT = block.mask * jnp.ones_like(w[0])
-      figures.sow(self, 'doubled', figures.Ratio(real_BT * w[0], real_BT))
-      figures.sow(self, 'doubled', figures.Ratio(real_BT * 0, real_BT))
-      figures.sow(self, 'most', figures.Peak(real_BT.sum(1)))
+      metrics.sow(self, 'doubled', metrics.MeanMetric(real_BT * w[0], real_BT))
+      metrics.sow(self, 'doubled', metrics.MeanMetric(real_BT * 0, real_BT))
+      metrics.sow(self, 'most', metrics.MaxMetric(real_BT.sum(1)))
     return state, w * block.x
 
   def initial_state(self, batch):
@@ -338,8 +335,8 @@ class Counter(Cell):
 
 
 @pytest.mark.parametrize('remat', ['none', 'full'])
-def test_what_modules_count_is_of_the_whole_step_and_changes_nothing(remat):
-  """Through the scan over blocks, in training and in evaluation."""
+def test_sown_metrics_count_the_whole_step_and_change_nothing(remat):
+  """In a scan over blocks, in training and in evaluation."""
   chained = optimizer.chain(optimizer.adamw, schedules.constant(RATE))
   read, found = batch(0), {}
   for counts in True, False:
@@ -366,7 +363,7 @@ def test_what_modules_count_is_of_the_whole_step_and_changes_nothing(remat):
 
 
 def test_gradients_are_accumulated_and_averages_follow():
-  """Over two steps the parameters move once, and their average each time."""
+  """In two steps the parameters change once, and their average twice."""
   start, step = compiled(ema_decay=0.5, every=2)
   first, _ = step(start, batch(0))
   second, _ = step(first, batch(1))
@@ -375,20 +372,16 @@ def test_gradients_are_accumulated_and_averages_follow():
     functools.partial(np.testing.assert_allclose, **by), a, b
   )
   equal(params[0], params[1], rtol=0)
-  assert (
-    np.abs(
-      params[2]['embed']['embedding'] - params[1]['embed']['embedding']
-    ).max()
-    > 1e-4
-  )
-  # Of the average two elevenths are kept at step 1: (1 + 1) / (10 + 1).
+  tables = [p['embed']['embedding'] for p in params]
+  assert np.abs(tables[2] - tables[1]).max() > 1e-4
+  # Step 1 keeps (1 + 1) / (10 + 1) = 2 / 11 of the average.
   average = jax.tree.map(
     lambda a, b: 2 / 11 * a + 9 / 11 * b, params[1], params[2]
   )
   equal(jax.device_get(second.ema), average, atol=1e-6)
 
 
-def test_dropout_is_of_the_seed_and_the_step():
+def test_dropout_depends_on_the_seed_and_the_step():
   state, step = compiled(dropout=0.3)
   loss = lambda state: float(step(state, batch(0))[1].nats)
   assert loss(state) == loss(state)
@@ -414,14 +407,3 @@ def test_evaluation_gives_each_token_and_has_no_dropout():
   )
   assert float(sums.nats) == pytest.approx(expected[mask_BT].sum(), rel=1e-5)
   assert jax.tree.structure(carry) == jax.tree.structure(state.carry)
-
-
-def test_a_warm_up_of_halting_needs_what_halts():
-  model = language_model()
-  state, _ = compiled()
-  chained = optimizer.chain(optimizer.adafactor, schedules.constant(RATE))
-  step = functools.partial(
-    train_step, model, chained, losses.objective, None, 5
-  )
-  with pytest.raises(ValueError, match='HALT_WARMUP is 5, and nothing halts'):
-    jax.eval_shape(step, state, batch(0))

@@ -1,4 +1,4 @@
-"""What an evaluation within a run leaves behind."""
+"""Evaluation during a run."""
 
 import dataclasses
 import io
@@ -24,7 +24,7 @@ from tests.models.model_test import D
 
 @dataclasses.dataclass
 class Sample:
-  """Stands for generation.sample.Sample, which compiles much."""
+  """Replaces generation.sample.Sample, which takes long to compile."""
 
   length: int = 5
 
@@ -43,31 +43,31 @@ def evaluated(workdir, data, stop, **changes):
   validation = Validation(tiny_run.experiment(data, program, **changes))
   params = program.create(0).params
   report = Report(workdir, stream=io.StringIO())
-  figures = validation.evaluate(params, 3, report, stop)
+  metrics = validation.evaluate(params, 3, report, stop)
   report.close()
-  return validation, figures
+  return validation, metrics
 
 
-def test_figures_a_sample_and_a_picture(tmp_path, data):
+def test_it_reports_metrics_a_sample_and_a_plot(tmp_path, data):
   part = Part(documents=2, tokens=20)
-  validation, figures = evaluated(
+  validation, metrics = evaluated(
     tmp_path, data, lambda: False, part=part, sample=Sample()
   )
   assert len(validation.documents) == 2
-  assert figures['tokens'] == 40
+  assert metrics['tokens'] == 40
   records = journal.read(tmp_path / journal.NAME)
   assert records[0]['split'] == 'validation'
-  assert records[0]['bits_per_byte'] == figures['bits_per_byte']
+  assert records[0]['bits_per_byte'] == metrics['bits_per_byte']
   text = data.vocabulary.decode(data.documents('validation')[0][:5])
   assert records[1] == {'step': 3, 'text': {'sample': text}}
   assert (tmp_path / 'loss_nats_per_token.png').stat().st_size > 1000
 
 
-# 19 words, of which 1 is not scored; the test program knows 259 words.
+# 19 words, 1 of them not scored; the test program has 259 words.
 WALK = RandomWalk(episodes=20, actions=18, grid=3, episodes_per_document=1)
 
 
-def test_labels_are_shown_beside_what_trivial_answers_reach(tmp_path, caplog):
+def test_labels_are_reported_with_trivial_answers(tmp_path, caplog):
   out = io.StringIO()
   program = tiny_run.program()
   with caplog.at_level('INFO'):
@@ -75,13 +75,13 @@ def test_labels_are_shown_beside_what_trivial_answers_reach(tmp_path, caplog):
       tiny_run.experiment(WALK, program, best_metric='accuracy')
     )
   baselines = WALK.baselines('validation')
-  assert f'uniform: wrong in {100 * 8 / 9:.2f} %' in caplog.text
+  assert f'uniform: error {100 * 8 / 9:.2f} %' in caplog.text
   report = Report(tmp_path, stream=out)
   params = program.create(0).params
-  figures = validation.evaluate(params, 3, report, lambda: False)
+  metrics = validation.evaluate(params, 3, report, lambda: False)
   report.close()
   first, *others = journal.read(tmp_path / journal.NAME)
-  assert first['error'] == figures['error'] == 1 - figures['accuracy']
+  assert first['error'] == metrics['error'] == 1 - metrics['accuracy']
   shown = {f'trivial/{name}': error for name, error in baselines.items()}
   assert {each['split']: each['error'] for each in others} == shown
   assert all(each['step'] == 3 for each in others)
@@ -89,22 +89,8 @@ def test_labels_are_shown_beside_what_trivial_answers_reach(tmp_path, caplog):
   assert (tmp_path / 'error.png').stat().st_size > 1000
 
 
-@pytest.mark.parametrize(
-  ('changes', 'told'),
-  [
-    ({}, "^best_metric is 'bits_per_byte', .* loss_nats_per_token"),
-    ({'best_metric': 'error', 'sample': Sample()}, '^SAMPLE is 5, and a model'),
-    ({'best_metric': 'error', 'part': Part(tokens=1)}, '^No label of the vali'),
-  ],
-)
-def test_what_labels_cannot_give_is_told_at_once(changes, told):
-  experiment = tiny_run.experiment(WALK, tiny_run.program(), **changes)
-  with pytest.raises(ValueError, match=told):
-    Validation(experiment)
-
-
 class Whole(Adder):
-  """Reads documents at once."""
+  """Needs whole documents."""
 
   @property
   def needs_whole_document(self):
@@ -112,7 +98,7 @@ class Whole(Adder):
 
 
 def with_model(**changes):
-  """The tiny program with a model of its own; not to be compiled."""
+  """Returns the tiny program with another model, not to be compiled."""
   settings = {'vocab': 259, 'cell': Adder(), 'd_model': D} | changes
   return dataclasses.replace(tiny_run.program(), model=Model(**settings))
 
@@ -123,54 +109,57 @@ def test_a_head_is_evaluated_on_its_labels(tmp_path):
   validation = Validation(experiment)
   params = initialize(program.model, jax.random.key(0), 4, tiny_run.SEGMENT)
   report = Report(tmp_path, stream=io.StringIO())
-  figures = validation.evaluate(params, 3, report, lambda: False)
+  metrics = validation.evaluate(params, 3, report, lambda: False)
   report.close()
-  assert figures['scored_tokens'] == 2 * 18
-  assert 0 <= figures['error'] <= 1
+  assert metrics['scored_tokens'] == 2 * 18
+  assert 0 <= metrics['error'] <= 1
+
+
+BY_ERROR = {'best_metric': 'error'}
 
 
 @pytest.mark.parametrize(
-  ('model', 'changes', 'told'),
+  ('model', 'changes', 'expected'),
   [
-    ({'head': Classifier(3)}, {}, 'go up to 13, and the Classifier has 3 cl'),
-    ({'head': Matcher(13)}, {}, 'A Matcher judges pairs, and these documents'),
-    ({'cell': Whole()}, {}, 'segment of 19 places; SEGMENT is 16, so set it'),
+    (None, {}, "best_metric is 'bits_per_byte', .* loss_nats_per_token"),
+    (None, BY_ERROR | {'sample': Sample()}, 'SAMPLE .* 5'),
+    (None, BY_ERROR | {'part': Part(tokens=1)}, 'EVAL_TOKENS'),
+    ({'head': Classifier(3)}, BY_ERROR, '13'),
+    ({'head': Matcher(13)}, BY_ERROR, 'Matcher'),
+    ({'cell': Whole()}, BY_ERROR, 'SEGMENT'),
     (
       {'cell': Whole()},
-      {'segment': 32, 'shorter_first': ShorterFirst(8, 2)},
-      'segment of 19 places; FIRST_SEGMENT is 8, so set it',
+      BY_ERROR | {'segment': 32, 'shorter_first': ShorterFirst(8, 2)},
+      'FIRST_SEGMENT',
     ),
   ],
 )
-def test_what_the_model_cannot_read_is_told_at_once(model, changes, told):
-  experiment = tiny_run.experiment(
-    WALK, with_model(**model), best_metric='error', **changes
-  )
-  with pytest.raises(ValueError, match=told):
-    Validation(experiment)
+def test_labels_that_the_experiment_cannot_evaluate(model, changes, expected):
+  program = with_model(**model) if model else tiny_run.program()
+  with pytest.raises(ValueError, match=expected):
+    Validation(tiny_run.experiment(WALK, program, **changes))
 
 
 @pytest.mark.parametrize(
-  ('model', 'changes', 'told'),
+  ('model', 'changes', 'expected'),
   [
-    ({'head': Classifier(3)}, {}, 'Classifier for labels, and these docume'),
-    # Documents of validation have 82 tokens at most, of training 186.
-    ({'cell': Whole()}, {'segment': 90}, 'of 186 places; SEGMENT is 90'),
-    (
-      {'cell': Whole()},
-      {'segment': 200, 'sample': Sample()},
-      'Whole reads a document at once, and cannot write',
-    ),
+    (None, BY_ERROR, "best_metric is 'error', .* bits_"),
+    ({'head': Classifier(3)}, {}, 'Classifier'),
+    # Documents have at most 82 tokens in validation, and 186 in training.
+    ({'cell': Whole()}, {'segment': 90}, 'SEGMENT'),
+    ({'cell': Whole()}, {'segment': 200, 'sample': Sample()}, 'Whole'),
   ],
 )
-def test_what_the_model_cannot_do_with_text(data, model, changes, told):
-  experiment = tiny_run.experiment(data, with_model(**model), **changes)
-  with pytest.raises(ValueError, match=told):
-    Validation(experiment)
+def test_text_that_the_experiment_cannot_evaluate(
+  data, model, changes, expected
+):
+  program = with_model(**model) if model else tiny_run.program()
+  with pytest.raises(ValueError, match=expected):
+    Validation(tiny_run.experiment(data, program, **changes))
 
 
 class Longer:
-  """Of whose documents those of validation are the longest."""
+  """Data whose longest documents are those of validation."""
 
   vocabulary, splits = WALK.vocabulary, WALK.splits
 
@@ -180,26 +169,19 @@ class Longer:
 
 
 def test_both_splits_must_be_readable():
-  changes = {'best_metric': 'error', 'segment': 15}
-  part = Part(tokens=12)
   make = lambda data, **more: Validation(
-    tiny_run.experiment(data, with_model(cell=Whole()), **changes, **more)
+    tiny_run.experiment(
+      data, with_model(cell=Whole()), segment=15, **BY_ERROR, **more
+    )
   )
+  part = Part(tokens=12)
   make(Longer(), part=part)
   for data, more in (Longer(), {}), (WALK, {'part': part}):
-    with pytest.raises(ValueError, match='of 19 places; SEGMENT is 15'):
+    with pytest.raises(ValueError, match='SEGMENT'):
       make(data, **more)
 
 
-def test_text_has_no_error(data):
-  experiment = tiny_run.experiment(
-    data, tiny_run.program(), best_metric='error'
-  )
-  with pytest.raises(ValueError, match="^best_metric is 'error', .* bits_"):
-    Validation(experiment)
-
-
-def test_one_given_up_leaves_nothing(tmp_path, data):
-  _, figures = evaluated(tmp_path, data, lambda: True)
-  assert figures is None
+def test_a_stopped_evaluation_reports_nothing(tmp_path, data):
+  _, metrics = evaluated(tmp_path, data, lambda: True)
+  assert metrics is None
   assert journal.read(tmp_path / journal.NAME) == []

@@ -1,17 +1,19 @@
-r"""Flip-flop: which bit was written last, with much to be ignored since?
+r"""Flip-flop: recalls the last bit written, after many bits to be ignored.
 
-A sequence of pairs of an instruction, write, ignore or read, and a bit:
+A sequence consists of pairs of an instruction (write, ignore or read) and a
+bit:
 
   w 1 i 0 r 1 i 1 i 0 w 0 r 0
           2             1
 
-A bit that is read is the one written last, and is the label of the `r` before
-it; the labels 1 and 2, here below, are the ids of the bits 0 and 1.
+The bit after `r` is the bit written last, and it is the label of that `r`. The
+labels in the second line, 1 and 2, are the ids of the bits 0 and 1.
 
 Liu et al. 2023, with the sizes and splits of the code of Ray Chowdhury and
-Caragea 2024: there validation has a tenth as much of each test setting. Each
-read has a label; their figure is of the last read alone, as in the splits
-called `..._last`. Their input is shifted by one; labels here need no shift.
+Caragea 2024, where validation has a tenth as many sequences of each test
+setting. Every read has a label. The published error rates count only the last
+read of a sequence, as the splits `..._last` do. The authors predict the next
+token from inputs shifted by one; the labels here need no shift.
 """
 
 from collections.abc import Mapping
@@ -21,33 +23,34 @@ import functools
 import numpy as np
 
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.synthetic import labelled
-from meliad_rec.data.synthetic.labelled import distinct
-from meliad_rec.data.synthetic.labelled import Draws
+from meliad_rec.data.synthetic import labeled
+from meliad_rec.data.synthetic.labeled import distinct
+from meliad_rec.data.synthetic.labeled import Draws
 from meliad_rec.data.vocabulary import Words
 
 WRITE, IGNORE, READ = range(3)
 TEST_IGNORE = 0.1, 0.8, 0.98
 _LAST = '_last'
-_ROWS = 4096  # Drawn at once, to save memory.
+_CHUNK = 4096  # Sequences drawn at once, to save memory.
 
 
 @dataclasses.dataclass(frozen=True)
 class FlipFlop:
-  """Splits: train, validation, test, and test_P_T, of other P and length T.
+  """The flip-flop task, with splits train, validation, test and test_P_T.
 
-  P is the share of instructions that ignore, 0.1, 0.8 or 0.98; T is once or
-  twice the length of train. All test splits exist as `..._last` too, where the
-  last read alone has a label. No two sequences, of whichever splits, are the
-  same.
+  In test_P_T, P is the share of ignore instructions (0.1, 0.8 or 0.98) and T
+  the length, once or twice that of train. Every test split also exists as
+  `..._last`, where only the last read has a label. No two sequences are the
+  same, within a split or across splits.
 
   Attributes:
-    sequences: of the training split.
-    length: of a sequence of train and test, in tokens.
-    ignore: share of instructions that ignore, in train and test; writes and
-      reads share the rest evenly.
-    test_sequences: of each test split; validation has a tenth as many of each.
-    seed: of the sequences.
+    sequences: sequences in train.
+    length: tokens in a sequence of train and test.
+    ignore: share of ignore instructions in train and test; writes and reads
+      are equally frequent.
+    test_sequences: sequences in each test split; validation has a tenth as many
+      of each setting.
+    seed: seed of the sequences.
   """
 
   sequences: int = 160_000
@@ -60,69 +63,74 @@ class FlipFlop:
 
   def __post_init__(self):
     for name in ('sequences', 'test_sequences'):
-      labelled.check(f'flip_flop.FlipFlop.{name}', getattr(self, name), 1)
-    labelled.check('flip_flop.FlipFlop.length', self.length, 4)
-    labelled.check('flip_flop.FlipFlop.ignore', self.ignore, 0, 1)
+      labeled.check_setting(
+        f'flip_flop.FlipFlop.{name}', getattr(self, name), 1
+      )
+    labeled.check_setting('flip_flop.FlipFlop.length', self.length, 4)
+    labeled.check_setting('flip_flop.FlipFlop.ignore', self.ignore, 0, 1)
     if self.length % 2:
       raise ValueError(
-        f'length is {self.length}; it must be even, as an instruction and a '
-        'bit make a pair. Set flip_flop.FlipFlop.length.'
+        f'length must be even (pairs of an instruction and a bit), got '
+        f'{self.length}. Set flip_flop.FlipFlop.length.'
       )
 
   @functools.cached_property
   def splits(self) -> tuple[str, ...]:
-    """Train, validation, and all test splits."""
+    """Names of the splits: train, validation, and all test splits."""
     lasts = [name + _LAST for name in self._tests]
     return 'train', 'validation', *self._tests, *lasts
 
   def documents(self, split: str) -> Documents:
-    """All documents of a split, one for each sequence."""
-    if split not in self._made:
-      self._made[split] = self._documents(split)
-    return self._made[split]
+    """Returns all documents of a split, one per sequence."""
+    if split not in self._cache:
+      self._cache[split] = self._documents(split)
+    return self._cache[split]
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """What a guess gets wrong, and to repeat the bit before the read."""
-    wrong = asked = 0
+    """Returns error rates of a random bit and of the bit before the read."""
+    wrong = reads = 0
     for pairs_NP in self._split(split):
       before_NP, now_NP = pairs_NP[:, :-1], pairs_NP[:, 1:]
       if split.endswith(_LAST):
         before_NP, now_NP = before_NP[:, -1:], now_NP[:, -1:]
       reads_NP = now_NP // 2 == READ
       wrong += (reads_NP & (before_NP % 2 != now_NP % 2)).sum()
-      asked += reads_NP.sum()
-    return {'uniform': 0.5, 'last_bit': float(wrong / asked)}
+      reads += reads_NP.sum()
+    return {'uniform': 0.5, 'last_bit': float(wrong / reads)}
 
   def _documents(self, split):
-    # Of all pools in turn, so that the first documents are of each.
-    turns = zip(*self._split(split), strict=True)
-    sequences = [pairs_P for turn in turns for pairs_P in turn]
+    # Alternates between the pools, so that the first documents are of each.
+    rounds = zip(*self._split(split), strict=True)
+    sequences = [pairs_P for one_of_each in rounds for pairs_P in one_of_each]
     starts = np.cumsum([0] + [2 * len(pairs_P) for pairs_P in sequences])
     pairs_X = np.concatenate(sequences)
-    bits, words = 1, 3  # The ids of the first of each.
+    bit_0, write = self.vocabulary.encode('0 w')
     tokens = np.empty(2 * len(pairs_X), np.uint16)
-    tokens[0::2], tokens[1::2] = words + pairs_X // 2, bits + pairs_X % 2
+    tokens[0::2], tokens[1::2] = write + pairs_X // 2, bit_0 + pairs_X % 2
     labels = np.zeros_like(tokens)
     if split.endswith(_LAST):
       labels[starts[1:] - 2] = tokens[starts[1:] - 1]
     else:
       labels[0::2] = tokens[1::2] * (pairs_X // 2 == READ)
-    return labelled.laid(split, tokens, starts, labels, self.vocabulary)
+    return labeled.from_tokens(split, tokens, starts, labels, self.vocabulary)
 
   @functools.cached_property
-  def _made(self) -> dict[str, Documents]:
+  def _cache(self) -> dict[str, Documents]:
     return {}
 
   @functools.cached_property
   def _tests(self) -> dict[str, tuple[float, int]]:
-    """The share that ignores, and the length, of each test split."""
-    longer = self.length, 2 * self.length
-    grid = {f'test_{p}_{t}': (p, t) for p in TEST_IGNORE for t in longer}
+    """The share of ignores and the length of each test split."""
+    lengths = self.length, 2 * self.length
+    grid = {f'test_{p}_{t}': (p, t) for p in TEST_IGNORE for t in lengths}
     return {'test': (self.ignore, self.length)} | grid
 
   @functools.cached_property
   def _pools(self) -> list[tuple[int, float, int]]:
-    """Sequences, share and length: train, each of validation, each test."""
+    """(Sequences, share of ignores, length) of each pool.
+
+    The pools are train, validation once per test split, and each test split.
+    """
     tests = self._tests.values()
     tenth = max(self.test_sequences // 10, 1)
     return [
@@ -132,7 +140,7 @@ class FlipFlop:
     ]
 
   def _split(self, split: str) -> list[np.ndarray]:
-    """The pools of a split."""
+    """Returns the pools of a split."""
     if split not in self.splits:
       raise ValueError(
         f'This task has no split {split!r}; it has {", ".join(self.splits)}.'
@@ -142,30 +150,31 @@ class FlipFlop:
     tests = list(self._tests)
     if split == 'validation':
       return [self._pool(1 + i) for i in range(len(tests))]
-    place = tests.index(split.removesuffix(_LAST))
-    return [self._pool(1 + len(tests) + place)]
+    test = tests.index(split.removesuffix(_LAST))
+    return [self._pool(1 + len(tests) + test)]
 
-  def _pool(self, place: int) -> np.ndarray:
-    """uint8 [sequences, pairs], 2 * instruction + bit; none of earlier pools.
+  def _pool(self, i: int) -> np.ndarray:
+    """Returns pool i: uint8 [sequences, pairs], 2 * instruction + bit.
 
-    Pools are made when they are asked for: to train needs no test split.
+    It excludes the sequences of earlier pools. A pool is drawn on first use,
+    so training does not draw the test splits.
     """
-    if place not in self._drawn:
-      count, ignore, length = self._pools[place]
-      before = [
+    if i not in self._drawn:
+      count, ignore, length = self._pools[i]
+      earlier = {
         pairs_P.tobytes()
-        for earlier in range(place)
-        if self._pools[earlier][2] == length
-        for pairs_P in self._pool(earlier)
-      ]
-      draws = Draws(self.seed, place)
-      self._drawn[place] = distinct(
+        for j in range(i)
+        if self._pools[j][2] == length
+        for pairs_P in self._pool(j)
+      }
+      draws = Draws(self.seed, i)
+      self._drawn[i] = distinct(
         lambda rows: draw(draws, rows, length // 2, ignore),
         count,
         'flip_flop.FlipFlop.length',
-        taken=set(before),
+        excluded=earlier,
       )
-    return self._drawn[place]
+    return self._drawn[i]
 
   @functools.cached_property
   def _drawn(self) -> dict[int, np.ndarray]:
@@ -173,21 +182,34 @@ class FlipFlop:
 
 
 def draw(draws: Draws, count: int, pairs: int, ignore: float) -> np.ndarray:
-  """uint8 [count, pairs], 2 * instruction + bit; a write first, a read last."""
-  made_NP = np.empty((count, pairs), np.uint8)
-  # Of 31 bits: one of the 32 is the bit of the pair.
-  ignored = round(ignore * 2**31)
-  written = ignored + (2**31 - ignored) // 2
-  for begin in range(0, count, _ROWS):
-    rows_NP = made_NP[begin : begin + _ROWS]
-    random_NP = draws.bits(rows_NP.size).reshape(rows_NP.shape)
-    level_NP = random_NP >> 1
+  """Draws sequences that begin with a write and end with a read.
+
+  Args:
+    draws: the random numbers.
+    count: number of sequences.
+    pairs: pairs of instruction and bit in a sequence.
+    ignore: share of ignore instructions.
+
+  Returns:
+    uint8 [count, pairs], 2 * instruction + bit.
+  """
+  pairs_NP = np.empty((count, pairs), np.uint8)
+  # 31 random bits choose the instruction, and one is the bit of the pair.
+  ignore_end = round(ignore * 2**31)
+  write_end = ignore_end + (2**31 - ignore_end) // 2
+  for begin in range(0, count, _CHUNK):
+    chunk_NP = pairs_NP[begin : begin + _CHUNK]
+    random_NP = draws.bits(chunk_NP.size).reshape(chunk_NP.shape)
+    uniform_NP = random_NP >> 1
     bit_NP = (random_NP & 1).astype(np.uint8)
-    does_NP = np.where(level_NP < ignored, IGNORE, WRITE).astype(np.uint8)
-    does_NP[level_NP >= written] = READ
-    does_NP[:, 0], does_NP[:, -1] = WRITE, READ
-    places_P = np.arange(pairs, dtype=np.int32)
-    last_NP = np.maximum.accumulate((does_NP == WRITE) * places_P, 1)
-    held_NP = np.take_along_axis(bit_NP, last_NP, 1)
-    rows_NP[:] = 2 * does_NP + np.where(does_NP == READ, held_NP, bit_NP)
-  return made_NP
+    instruction_NP = np.where(uniform_NP < ignore_end, IGNORE, WRITE)
+    instruction_NP = instruction_NP.astype(np.uint8)
+    instruction_NP[uniform_NP >= write_end] = READ
+    instruction_NP[:, 0], instruction_NP[:, -1] = WRITE, READ
+    is_write_NP = instruction_NP == WRITE
+    index_P = np.arange(pairs, dtype=np.int32)
+    last_write_NP = np.maximum.accumulate(is_write_NP * index_P, 1)
+    memory_NP = np.take_along_axis(bit_NP, last_write_NP, 1)
+    bit_NP = np.where(instruction_NP == READ, memory_NP, bit_NP)
+    chunk_NP[:] = 2 * instruction_NP + bit_NP
+  return pairs_NP

@@ -1,28 +1,23 @@
-r"""Logical inference: what does one formula say about another?
+r"""Logical inference: relates two formulas of propositional logic.
 
-A document is two formulas, and one of 7 relations is the label of its last
-token:
+A document is a pair of formulas. The label of its last token is one of 7
+relations:
 
   START ( a ( and b ) ) END START a END
                                     <
 
-Here the left one holds in some of the worlds alone in which the right one does.
+Here the left formula holds in a proper subset of the worlds (assignments of the
+variables) in which the right one holds.
 
-Drawn anew by the rules of Bowman et al. 2015. Splits as in Ray Chowdhury and
-Caragea 2024: pairs of up to 6 operators are trained on, and those of up to 12
-and more are tested, by the number of operators.
+Formulas are drawn by the rules of Bowman et al. 2015, to depth 3: a formula is
+one of the 4 variables of the pair with probability 5/9, and otherwise `and` or
+`or` of two formulas; at depth 3 it is a variable. It is negated with
+probability 1/3. Splits as in Ray Chowdhury and Caragea 2024: training pairs
+have up to 6 operators, and test pairs any number, grouped by that number.
 
-Random formulas of logic, the worlds in which they hold, and their words.
-
-  ( ( not a ) ( or ( b ( and c ) ) ) )
-
-The rules are those of the generator that Bowman et al. 2015 published, to depth
-3: a formula is one of 4 stated variables with probability 5/9, else `and` or
-`or` of two; at depth 3 it is a variable. It is negated with probability 1/3.
-
-A formula is a column of 15 places of a binary tree; those below place i are
-2 i + 1 and 2 i + 2. A place holds 1 to 6, a variable, or AND, or OR, and NOT is
-added where it is negated; 0 is nothing.
+A formula is stored as the 15 nodes of a binary tree, where the children of node
+i are 2 i + 1 and 2 i + 2. A node is a variable from 1 to 6, AND or OR, plus NOT
+if it is negated; 0 is an empty node.
 """
 
 from collections.abc import Mapping
@@ -33,19 +28,20 @@ import itertools
 import numpy as np
 
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.synthetic import labelled
-from meliad_rec.data.synthetic.labelled import Draws
+from meliad_rec.data.synthetic import labeled
+from meliad_rec.data.synthetic.labeled import Draws
 from meliad_rec.data.vocabulary import Words
 
 VARIABLES = 'abcdef'
 SYMBOLS = ('(', ')', *VARIABLES, 'and', 'or', 'not')
 AND, OR, NOT = 7, 8, 16
-PLACES = 15
-_INNER = 7  # The places that others are below.
-# Words of 8 variables and 7 operators, all of them negated.
+NODES = 15
+_INNER = 7  # The nodes that have children come first.
+# Words of the longest formula: 8 variables and 7 operators, all negated.
 LONGEST = 8 + 5 * 7 + 3 * 15
 
-# Of 64 worlds, bit w of a number is world w, and bit v of w is variable v.
+# A set of worlds is a 64-bit number: bit w is world w. Bit v of w is the value
+# of variable v in world w.
 _WORLDS = 2 ** len(VARIABLES)
 EVERYWHERE = np.uint64(2**_WORLDS - 1)
 _HOLDS_V = np.array(
@@ -56,115 +52,32 @@ _HOLDS_V = np.array(
   ],
   np.uint64,
 )
-# 4 of the 6 variables, from 1, in every way.
+# All choices of 4 of the 6 variables.
 _FOURS = np.array(list(itertools.combinations(range(1, 7), 4)), np.uint8)
 
-
-def draw(draws: Draws, pairs: int) -> np.ndarray:
-  """uint8 [15, 2, pairs], two formulas each, of the same 4 variables."""
-  shape = PLACES, 2, pairs
-  size = PLACES * 2 * pairs
-  four_N4 = _FOURS[draws.below(len(_FOURS), pairs)]
-  which_P2N = draws.below(4, size).reshape(shape)
-  made_P2N = four_N4[np.arange(pairs), which_P2N]
-  kind_P2N = draws.below(9, size).reshape(shape)
-  kind_P2N[_INNER:] = 8
-  made_P2N[kind_P2N < 4] = OR
-  made_P2N[kind_P2N < 2] = AND
-  for place in range(1, PLACES):
-    made_P2N[place] *= made_P2N[(place - 1) // 2] >= AND
-  negated_P2N = (draws.below(3, size) == 0).reshape(shape)
-  return made_P2N + NOT * (negated_P2N & (made_P2N > 0)).astype(np.uint8)
-
-
-def worlds(made_PX: np.ndarray) -> np.ndarray:
-  """uint64 [...], bits of the worlds where formulas [15, ...] hold."""
-  holds_PX = np.empty(made_PX.shape, np.uint64)
-  for place in reversed(range(PLACES)):
-    kind_X = made_PX[place] % NOT
-    holds_X = _HOLDS_V[np.where(kind_X < AND, kind_X, 0)]
-    if place < _INNER:
-      left_X, right_X = holds_PX[2 * place + 1], holds_PX[2 * place + 2]
-      holds_X = np.where(kind_X == AND, left_X & right_X, holds_X)
-      holds_X = np.where(kind_X == OR, left_X | right_X, holds_X)
-    holds_PX[place] = np.where(made_PX[place] >= NOT, ~holds_X, holds_X)
-  return holds_PX[0]
-
-
-def operators(made_PX: np.ndarray) -> np.ndarray:
-  """int64 [...], how many `and`, `or` and `not` formulas [15, ...] have."""
-  return ((made_PX % NOT >= AND).sum(0) + (made_PX >= NOT).sum(0)).astype(int)
-
-
-def write(made_PN: np.ndarray, ids: np.ndarray) -> np.ndarray:
-  """uint8 [N, LONGEST] words of formulas [15, N], 0 behind the last.
-
-  Args:
-    made_PN: formulas.
-    ids: of SYMBOLS, in their order.
-  """
-  opens, closes, *variables, and_, or_, not_ = ids
-  id_of = np.array([0, *variables, and_, or_], np.uint8)
-  size_PN = _sizes(made_PN)
-  at_PN = np.zeros(made_PN.shape, np.int64)
-  written_NX = np.zeros((made_PN.shape[1], LONGEST), np.uint8)
-  for place, made_N in enumerate(made_PN):
-    n = np.flatnonzero(made_N)
-    kind, at = made_N[n] % NOT, at_PN[place, n]
-    last = at + size_PN[place, n] - 1
-    negated = made_N[n] >= NOT
-    m = n[negated]
-    written_NX[m, at[negated]] = opens
-    written_NX[m, at[negated] + 1] = not_
-    written_NX[m, last[negated]] = closes
-    at, last = at + 2 * negated, last - negated
-    leaf = kind < AND
-    written_NX[n[leaf], at[leaf]] = id_of[kind[leaf]]
-    m, at, last, kind = (some[~leaf] for some in (n, at, last, kind))
-    if m.size:
-      # ( left ( op right ) )
-      middle = at + 1 + size_PN[2 * place + 1, m]
-      written_NX[m, at] = written_NX[m, middle] = opens
-      written_NX[m, middle + 1] = id_of[kind]
-      written_NX[m, last] = written_NX[m, last - 1] = closes
-      at_PN[2 * place + 1, m], at_PN[2 * place + 2, m] = at + 1, middle + 2
-  return written_NX
-
-
-def _sizes(made_PN):
-  """Words of what is at each place and below it."""
-  size_PN = np.zeros(made_PN.shape, np.int64)
-  for place in reversed(range(PLACES)):
-    made_N = made_PN[place]
-    size_PN[place] = (made_N > 0) + 3 * (made_N >= NOT)
-    if place < _INNER:
-      inside_N = size_PN[2 * place + 1] + size_PN[2 * place + 2]
-      size_PN[place] += (made_N % NOT >= AND) * (4 + inside_N)
-  return size_PN
-
-
 RELATIONS = '=', '<', '>', '^', '|', 'v', '#'
-BINS = 13  # The last one has all of 12 operators or more.
+BINS = 13  # The last bin has the pairs with 12 or more operators.
 _BIN = 'bin_'
 _ENDS = 'START', 'END'
-_DRAWN = 2**16  # Pairs at once.
+_CHUNK = 2**16  # Pairs drawn at once.
 
 
 @dataclasses.dataclass(frozen=True)
 class LogicalInference:
-  """Splits: train, validation, test, and bin_0 to bin_12, the parts of test.
+  """The task, with splits train, validation, test and bin_0 to bin_12.
 
-  The bin of a pair is the number of operators in the formula that has more. Of
-  each bin the first 85 % drawn are to be trained on, the rest is tested;
-  validation is every tenth pair of what is to be trained on. Its pairs, and
-  those of test, are shuffled, so that the first are of every bin. No two pairs,
-  of whichever splits, are the same, but that bins are parts of test.
+  The bin of a pair is the greater number of operators of its two formulas. In
+  each bin, the first 85 % of the pairs drawn are for training and the others
+  are in test; the splits bin_0 to bin_12 are the parts of test. Every tenth
+  pair for training is in validation. Validation and test are shuffled, so that
+  their first documents are of all bins. Apart from the parts of test, no two
+  pairs are the same, within a split or across splits.
 
   Attributes:
-    pairs: that are drawn; about half of them are the same as one before.
-    train_operators: the last bin that is trained on.
-    seed: of the pairs.
-    ends: whether formulas, and the vocabulary, have START and END.
+    pairs: pairs to draw; about half of them are duplicates, which are dropped.
+    train_operators: the last bin to train on.
+    seed: seed of the pairs.
+    ends: whether formulas and vocabulary have START and END.
   """
 
   pairs: int = 500_000
@@ -177,26 +90,27 @@ class LogicalInference:
     'train',
     'validation',
     'test',
-    *(f'{_BIN}{place}' for place in range(BINS)),
+    *(f'{_BIN}{number}' for number in range(BINS)),
   )
 
   def __post_init__(self):
     name = 'logical_inference.LogicalInference'
-    labelled.check(f'{name}.pairs', self.pairs, 1)
-    most = BINS - 1
-    labelled.check(f'{name}.train_operators', self.train_operators, 0, most)
+    labeled.check_setting(f'{name}.pairs', self.pairs, 1)
+    labeled.check_setting(
+      f'{name}.train_operators', self.train_operators, 0, BINS - 1
+    )
     if not self.ends:
       words = Words(self.vocabulary.words[: -len(_ENDS)])
-      object.__setattr__(self, 'vocabulary', words)  # It is frozen.
+      object.__setattr__(self, 'vocabulary', words)  # Frozen.
 
   def documents(self, split: str) -> Documents:
-    """All documents of a split, one for each pair."""
-    if split not in self._made:
-      self._made[split] = self._documents(split)
-    return self._made[split]
+    """Returns all documents of a split, one per pair."""
+    if split not in self._cache:
+      self._cache[split] = self._documents(split)
+    return self._cache[split]
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """What a guess gets wrong, and the likeliest relation of train."""
+    """Returns error rates of a random and of train's most common relation."""
     train_N, relation_N = (
       self._relation_N[self._split(name)] for name in ('train', split)
     )
@@ -208,73 +122,78 @@ class LogicalInference:
 
   def _documents(self, split):
     n = self._split(split)
-    words = self.vocabulary.encode(' '.join(SYMBOLS))
-    around = ' '.join(_ENDS) if self.ends else ''
-    ends = self.vocabulary.encode(around).astype(np.uint8)
-    ends_N1 = [np.full((len(n), 1), end) for end in ends]
+    symbol_ids = self.vocabulary.encode(' '.join(SYMBOLS))
+    end_words = ' '.join(_ENDS) if self.ends else ''
+    end_ids = self.vocabulary.encode(end_words).astype(np.uint8)
+    ends_N1 = [np.full((len(n), 1), i) for i in end_ids]
     left_NX, right_NX = (
-      np.concatenate([*ends_N1[:1], write(made_PN, words), *ends_N1[1:]], 1)
-      for made_PN in self._pairs[:, :, n].swapaxes(0, 1)
+      np.concatenate(
+        [*ends_N1[:1], write(tree_PN, symbol_ids), *ends_N1[1:]], 1
+      )
+      for tree_PN in self._pairs[:, :, n].swapaxes(0, 1)
     )
     tokens_NX = np.concatenate([left_NX, right_NX], 1)
     labels_NX = np.zeros_like(tokens_NX)
-    # The last token of each pair: 0s behind it are none.
+    # The last token of each pair, before the trailing zeros.
     last_N = tokens_NX.shape[1] - 1 - (tokens_NX[:, ::-1] > 0).argmax(1)
     labels_NX[np.arange(len(n)), last_N] = self._relation_N[n]
-    made = labelled.documents(split, tokens_NX, labels_NX, 1, self.vocabulary)
-    return dataclasses.replace(made, middles=(left_NX > 0).sum(1))
+    documents = labeled.from_rows(
+      split, tokens_NX, labels_NX, 1, self.vocabulary
+    )
+    first_lengths = (left_NX > 0).sum(1)
+    return dataclasses.replace(documents, first_lengths=first_lengths)
 
   @functools.cached_property
-  def _made(self) -> dict[str, Documents]:
+  def _cache(self) -> dict[str, Documents]:
     return {}
 
   def _split(self, split: str) -> np.ndarray:
-    """Which of all pairs are a split's."""
+    """Returns the indices of the pairs of a split."""
     if split not in self.splits:
       raise ValueError(
         f'This task has no split {split!r}; it has {", ".join(self.splits)}.'
       )
-    by_bin = [np.flatnonzero(self._bin_N == place) for place in range(BINS)]
-    trained = [len(n) * 85 // 100 for n in by_bin]
-    tests = [n[end:] for n, end in zip(by_bin, trained, strict=True)]
-    parts = [n[:end] for n, end in zip(by_bin, trained, strict=True)]
-    to_train = np.concatenate(parts[: self.train_operators + 1])
-    in_validation = np.arange(len(to_train)) % 10 == 9
+    by_bin = [np.flatnonzero(self._bin_N == number) for number in range(BINS)]
+    ends = [len(n) * 85 // 100 for n in by_bin]
+    tests = [n[end:] for n, end in zip(by_bin, ends, strict=True)]
+    parts = [n[:end] for n, end in zip(by_bin, ends, strict=True)]
+    for_training = np.concatenate(parts[: self.train_operators + 1])
+    in_validation = np.arange(len(for_training)) % 10 == 9
     match split:
       case 'train':
-        chosen = to_train[~in_validation]
+        indices = for_training[~in_validation]
       case 'validation':
-        chosen = to_train[in_validation]
+        indices = for_training[in_validation]
       case 'test':
-        chosen = np.concatenate(tests)
+        indices = np.concatenate(tests)
       case _:
-        chosen = tests[int(split.removeprefix(_BIN))]
-    if not chosen.size:
+        indices = tests[int(split.removeprefix(_BIN))]
+    if not indices.size:
       raise ValueError(
-        f'None of {self.pairs} drawn pairs is one of {split}; set '
-        'logical_inference.LogicalInference.pairs higher.'
+        f'None of the {self.pairs} pairs drawn is in {split}. Increase '
+        'logical_inference.LogicalInference.pairs.'
       )
     if split in ('validation', 'test'):
-      return chosen[Draws(self.seed, 1).order(len(chosen))]
-    return chosen
+      return indices[Draws(self.seed, 1).order(len(indices))]
+    return indices
 
   @functools.cached_property
   def _pairs(self) -> np.ndarray:
-    """uint8 [15, 2, N], different pairs of formulas, in the order drawn."""
+    """uint8 [15, 2, N], different pairs of formulas in the order drawn."""
     draws, kept, count = Draws(self.seed), [], 0
     while count < self.pairs:
-      made_P2N = draw(draws, _DRAWN)
-      holds_2N = worlds(made_P2N)
-      # Neither holds nowhere, or everywhere.
-      fit_N = ((holds_2N != 0) & (holds_2N != EVERYWHERE)).all(0)
-      kept.append(made_P2N[..., fit_N])
-      count += fit_N.sum()
-    drawn_P2N = np.concatenate(kept, 2)[..., : self.pairs]
-    rows = np.ascontiguousarray(drawn_P2N.transpose(2, 0, 1))
-    first = {}
-    for place, row in enumerate(rows):
-      first.setdefault(row.tobytes(), place)
-    return drawn_P2N[..., list(first.values())]
+      tree_P2N = draw(draws, _CHUNK)
+      world_2N = worlds(tree_P2N)
+      # Neither formula is a contradiction or a tautology.
+      is_valid_N = ((world_2N != 0) & (world_2N != EVERYWHERE)).all(0)
+      kept.append(tree_P2N[..., is_valid_N])
+      count += is_valid_N.sum()
+    pair_P2N = np.concatenate(kept, 2)[..., : self.pairs]
+    rows = np.ascontiguousarray(pair_P2N.transpose(2, 0, 1))
+    first_index = {}
+    for i, row in enumerate(rows):
+      first_index.setdefault(row.tobytes(), i)
+    return pair_P2N[..., list(first_index.values())]
 
   @functools.cached_property
   def _bin_N(self) -> np.ndarray:
@@ -287,18 +206,102 @@ class LogicalInference:
 
 
 def relation(left_N: np.ndarray, right_N: np.ndarray) -> np.ndarray:
-  """int64 [N], from 1, which of RELATIONS holds between sets of worlds.
+  """Returns int64 [N], the relation of two sets of worlds, from 1 to 7.
 
-  Equal, in the right one, around it, its opposite, apart from it, with it all
-  there is, or none of these; the first of them that is so.
+  In the order of RELATIONS, the first that applies: equal, subset, superset,
+  complement, disjoint, covering all worlds together, none of these.
   """
-  together_N, either_N = left_N & right_N, left_N | right_N
+  both_N, either_N = left_N & right_N, left_N | right_N
   tests = [
     left_N == right_N,
-    together_N == left_N,
-    together_N == right_N,
-    (together_N == 0) & (either_N == EVERYWHERE),
-    together_N == 0,
+    both_N == left_N,
+    both_N == right_N,
+    (both_N == 0) & (either_N == EVERYWHERE),
+    both_N == 0,
     either_N == EVERYWHERE,
   ]
   return np.select(tests, range(1, 7), 7)
+
+
+def draw(draws: Draws, pairs: int) -> np.ndarray:
+  """Draws uint8 [15, 2, pairs], two formulas of the same 4 variables each."""
+  shape = NODES, 2, pairs
+  size = NODES * 2 * pairs
+  four_N4 = _FOURS[draws.below(len(_FOURS), pairs)]
+  which_P2N = draws.below(4, size).reshape(shape)
+  tree_P2N = four_N4[np.arange(pairs), which_P2N]
+  kind_P2N = draws.below(9, size).reshape(shape)
+  kind_P2N[_INNER:] = 8
+  tree_P2N[kind_P2N < 4] = OR
+  tree_P2N[kind_P2N < 2] = AND
+  for i in range(1, NODES):
+    tree_P2N[i] *= tree_P2N[(i - 1) // 2] >= AND
+  negated_P2N = (draws.below(3, size) == 0).reshape(shape)
+  return tree_P2N + NOT * (negated_P2N & (tree_P2N > 0)).astype(np.uint8)
+
+
+def worlds(tree_PX: np.ndarray) -> np.ndarray:
+  """Returns uint64 [...], the worlds in which formulas [15, ...] hold."""
+  holds_PX = np.empty(tree_PX.shape, np.uint64)
+  for i in reversed(range(NODES)):
+    kind_X = tree_PX[i] % NOT
+    holds_X = _HOLDS_V[np.where(kind_X < AND, kind_X, 0)]
+    if i < _INNER:
+      left_X, right_X = holds_PX[2 * i + 1], holds_PX[2 * i + 2]
+      holds_X = np.where(kind_X == AND, left_X & right_X, holds_X)
+      holds_X = np.where(kind_X == OR, left_X | right_X, holds_X)
+    holds_PX[i] = np.where(tree_PX[i] >= NOT, ~holds_X, holds_X)
+  return holds_PX[0]
+
+
+def operators(tree_PX: np.ndarray) -> np.ndarray:
+  """Returns int64 [...], the operators (and, or, not) of formulas [15, ...]."""
+  return ((tree_PX % NOT >= AND).sum(0) + (tree_PX >= NOT).sum(0)).astype(int)
+
+
+def write(tree_PN: np.ndarray, ids: np.ndarray) -> np.ndarray:
+  """Returns uint8 [N, LONGEST], the words of formulas, followed by zeros.
+
+  Args:
+    tree_PN: formulas, [15, N].
+    ids: ids of SYMBOLS, in that order.
+  """
+  opens, closes, *variables, and_, or_, not_ = ids
+  id_of = np.array([0, *variables, and_, or_], np.uint8)
+  size_PN = _sizes(tree_PN)
+  begin_PN = np.zeros(tree_PN.shape, np.int64)
+  words_NX = np.zeros((tree_PN.shape[1], LONGEST), np.uint8)
+  for i, node_N in enumerate(tree_PN):
+    n = np.flatnonzero(node_N)
+    kind, begin = node_N[n] % NOT, begin_PN[i, n]
+    last = begin + size_PN[i, n] - 1
+    negated = node_N[n] >= NOT
+    m = n[negated]
+    # ( not formula )
+    words_NX[m, begin[negated]] = opens
+    words_NX[m, begin[negated] + 1] = not_
+    words_NX[m, last[negated]] = closes
+    begin, last = begin + 2 * negated, last - negated
+    leaf = kind < AND
+    words_NX[n[leaf], begin[leaf]] = id_of[kind[leaf]]
+    m, begin, last, kind = (a[~leaf] for a in (n, begin, last, kind))
+    if m.size:
+      # ( left ( op right ) )
+      inner = begin + 1 + size_PN[2 * i + 1, m]
+      words_NX[m, begin] = words_NX[m, inner] = opens
+      words_NX[m, inner + 1] = id_of[kind]
+      words_NX[m, last] = words_NX[m, last - 1] = closes
+      begin_PN[2 * i + 1, m], begin_PN[2 * i + 2, m] = begin + 1, inner + 2
+  return words_NX
+
+
+def _sizes(tree_PN):
+  """Returns the number of words of the formula at each node."""
+  size_PN = np.zeros(tree_PN.shape, np.int64)
+  for i in reversed(range(NODES)):
+    node_N = tree_PN[i]
+    size_PN[i] = (node_N > 0) + 3 * (node_N >= NOT)
+    if i < _INNER:
+      inside_N = size_PN[2 * i + 1] + size_PN[2 * i + 2]
+      size_PN[i] += (node_N % NOT >= AND) * (4 + inside_N)
+  return size_PN

@@ -1,12 +1,12 @@
-r"""Recall: a name given once, asked for again far outside of attention.
+r"""Recall: a name is given once and asked for again outside the window.
 
-A document of three questions, with gap 7 and two letters, reads
+With two letters and a countdown from 3, a document reads
 
   name:QD 03 02 01 \n name?QD 03 02 01 \n name?QD ...
 
-The countdown is what makes everything but the names predictable: the bits of a
-document are those of its name, once, for a model that remembers, and again
-for every question for one that does not.
+Because of the countdown, everything except the names is predictable. A model
+that remembers the name has a loss only where it is given; a model that forgets
+it has the same loss again at every question.
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ import numpy as np
 
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.synthetic import labelled
+from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.vocabulary import Bytes
 
 ALPHABET = 'ABCDEFGHIJKLMNOP'
@@ -23,15 +24,15 @@ ALPHABET = 'ABCDEFGHIJKLMNOP'
 
 @dataclasses.dataclass(frozen=True)
 class Recall:
-  """The splits train, validation and test of the task.
+  """The recall task, with splits train, validation and test.
 
   Attributes:
-    documents_in_train: the other splits have a tenth each.
-    questions: times the name is asked for.
-    letters: of a name, each one of 16; at most 6.
-    countdown: numbers between a name and the next question, of 3 tokens each;
-      at most 99. Attention reaches window * layers tokens.
-    seed: of the names.
+    documents_in_train: documents in train; validation and test have a tenth.
+    questions: number of times the name is asked for.
+    letters: letters in a name, at most 6; each is one of 16.
+    countdown: numbers between a name and the next question, at most 99; each
+      has 3 tokens. Attention without a state reaches window * layers tokens.
+    seed: seed of the names.
   """
 
   documents_in_train: int = 20_000
@@ -41,7 +42,7 @@ class Recall:
   seed: int = 0
 
   vocabulary = Bytes()
-  splits = ('train', 'validation', 'test')
+  splits = SPLITS
 
   def __post_init__(self):
     for name, least, most in (
@@ -52,36 +53,25 @@ class Recall:
       ('seed', 0, 2**32 - 1),
     ):
       value = getattr(self, name)
-      labelled.check(f'recall.Recall.{name}', value, least, most)
+      labeled.check_setting(f'recall.Recall.{name}', value, least, most)
 
   def documents(self, split: str) -> Documents:
-    """All documents of a split."""
-    if split not in self.splits:
-      raise ValueError(
-        f'The recall task has no split {split!r}; it has '
-        f'{", ".join(self.splits)}.'
-      )
-    place = self.splits.index(split)
-    count = self.documents_in_train if place == 0 else self.tenth
-    # Numbers of names, all different, so that no split holds another's.
+    """Returns all documents of a split."""
+    rows = labeled.split_rows(split, self.documents_in_train)
+    total = labeled.total_rows(self.documents_in_train)
+    # All names in random order, as numbers; splits share no names.
     names = np.random.RandomState(self.seed).permutation(
       len(ALPHABET) ** self.letters
     )
-    ends = np.cumsum([self.documents_in_train, self.tenth, self.tenth])
-    if ends[-1] > len(names):
+    if total > len(names):
       raise ValueError(
-        f'{ends[-1]} documents need as many names; {self.letters} letters give '
-        f'{len(names)}. Set recall.Recall.letters.'
+        f'{total} documents need as many names, but {self.letters} letters '
+        f'give only {len(names)}. Set recall.Recall.letters.'
       )
-    chosen = names[ends[place] - count : ends[place]]
-    return Documents.collect(map(self._document, chosen), self.vocabulary)
-
-  @property
-  def tenth(self) -> int:
-    return max(self.documents_in_train // 10, 1)
+    return Documents.collect(map(self._document, names[rows]), self.vocabulary)
 
   def text(self, name: str) -> str:
-    """A document in which this name is asked for."""
+    """Returns the text of the document that asks for a name."""
     filler = ''.join(f'{i:02d} ' for i in range(self.countdown, 0, -1))
     marks = ':' + '?' * self.questions
     return ''.join(f'name{mark}{name} {filler}\n' for mark in marks)

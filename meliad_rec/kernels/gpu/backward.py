@@ -1,14 +1,9 @@
-"""Windowed attention on a GPU, backward (see gpu_tiles).
+"""Windowed attention on a GPU: the backward kernels.
 
-Three kernels, each of which adds up in registers: the gradients of a block of
-queries over the keys that it sees; those of a block of keys over the queries
-that see it; and those of a tile of bias over all blocks and rows. What nobody
-asks for, the compiler leaves out.
-
-Gradient of the bias of windowed attention, on a GPU.
-
-A program has one tile of distances, and adds up what all blocks and rows give
-to it; several share the blocks, so that there are enough of them.
+There are three, and each sums in registers: gradients of a block of queries,
+over the keys that it sees; of a block of keys, over the queries that see it;
+and of a tile of the bias, over all blocks and rows. The compiler removes a
+kernel whose results are not used.
 """
 
 import functools
@@ -21,97 +16,9 @@ from meliad_rec.kernels.blocks import A_TB
 from meliad_rec.kernels.blocks import dot
 from meliad_rec.kernels.blocks import LOG2E
 from meliad_rec.kernels.gpu.tiles import compiler_params
-from meliad_rec.kernels.gpu.tiles import gradients
 from meliad_rec.kernels.gpu.tiles import Tiles
 
-PROGRAMS = 512  # That fill a GPU.
-
-
-def of_bias(tiles, arguments, interpret):
-  """Gradient of the tile of bias, [H, S, X] float32.
-
-  Args:
-    tiles: how blocks are cut.
-    arguments: of the kernels of gpu_backward.
-    interpret: whether to run without a GPU.
-  """
-  q_BTHK, k_BSHK = arguments[:2]
-  (B, T, H, _), (S, X) = q_BTHK.shape, arguments[7].shape[1:]
-  blocks = B * T // S
-  parts = max(1, min(PROGRAMS // (H * X // S), blocks))
-  whole = lambda a, axis, share=1: pl.BlockSpec(
-    tuple(None if n == axis else d for n, d in enumerate(a.shape)),
-    lambda j, part, h: tuple(
-      jax.lax.div(h, share) if n == axis else 0 for n in range(a.ndim)
-    ),
-  )
-  specs = [whole(q_BTHK, 2), *[whole(k_BSHK, 2, tiles.sharing)] * 2]
-  specs += [whole(q_BTHK, 2), *[whole(arguments[4], 1)] * 2]
-  specs += [pl.BlockSpec(arguments[6].shape, lambda j, part, h: (0, 0))]
-  specs += [whole(a, 0) for a in arguments[7:]]
-  part_PHSX = pl.pallas_call(
-    functools.partial(_kernel, tiles=tiles, blocks=blocks, parts=parts),
-    grid=(X // S, parts, H),
-    in_specs=specs,
-    out_specs=pl.BlockSpec(
-      (None, None, S, S), lambda j, part, h: (part, h, 0, j)
-    ),
-    out_shape=jax.ShapeDtypeStruct((parts, H, S, X), jnp.float32),
-    compiler_params=compiler_params(q_BTHK),
-    interpret=interpret,
-    name='window_attention_gpu_of_bias',
-  )(*arguments)
-  return jnp.sum(part_PHSX, 0)
-
-
-def _kernel(
-  q_ref,
-  k_ref,
-  v_ref,
-  do_ref,
-  lse_ref,
-  mean_ref,
-  seen_ref,
-  tile_ref,
-  scale_ref,
-  *rest,
-  tiles,
-  blocks,
-  parts,
-):
-  *keep_ref, dtile_ref = rest
-  S, j, part = tiles.size, pl.program_id(0), pl.program_id(1)
-  in_row = q_ref.shape[1] // S
-  columns = pl.ds(j * S, S)
-  scale, tile = scale_ref[...], tile_ref[:, columns]
-  keep = keep_ref[0][:, columns] if keep_ref else None
-
-  def step(n, dtile):
-    b, i = jax.lax.div(n, in_row), jax.lax.rem(n, in_row)
-    block, near = pl.ds(i * S, S), pl.ds((i + j) * S, S)
-    q, _, _ = tiles.query(q_ref[b, block, :], scale)
-    _, ds = gradients(
-      tiles,
-      q,
-      k_ref[b, near, :],
-      v_ref[b, near, :],
-      do_ref[b, block, :],
-      lse_ref[b, block],
-      mean_ref[b, block],
-      seen_ref[b, near],
-      tile,
-      keep,
-    )
-    return dtile + ds
-
-  share = -(-blocks // parts)
-  first = part * share
-  dtile_ref[...] = jax.lax.fori_loop(
-    first,
-    jnp.minimum(first + share, blocks),
-    step,
-    jnp.zeros((S, S), jnp.float32),
-  )
+PROGRAMS = 512  # Enough to fill a GPU.
 
 
 def backward(
@@ -129,37 +36,32 @@ def backward(
   normalize,
   interpret,
 ):
-  """Gradients, from that of the outputs.
+  """Returns gradients of the inputs, given gradients of the outputs.
 
   Args:
     q_BTHK, k_BSHK, v_BSHK, seen_BS, tile_HSX, scale_H, keep_HSX, normalize,
-      interpret: see gpu_forward.forward.
-    lse_BHT: what it returned.
-    mean_BHT: of each query, the product of its output and of its gradient.
-    do_BTHK: gradient of the outputs.
+      interpret: see `forward`.
+    lse_BHT: logarithms that `forward` returned.
+    mean_BHT: inner product of each query's output and its gradient.
+    do_BTHK: gradients of the outputs.
 
   Returns:
-    Those of q_BTHK, k_BSHK, v_BSHK; of the bias, [H, S, X] float32; of scale_H.
+    Gradients of q_BTHK, k_BSHK, v_BSHK; of the bias, [H, S, X] float32; and of
+    scale_H.
   """
   (B, T, H, K), S = q_BTHK.shape, tile_HSX.shape[1]
   tiles = Tiles(H, K, H // k_BSHK.shape[2], normalize, S)
   arguments = [q_BTHK, k_BSHK, v_BSHK, do_BTHK, lse_BHT, mean_BHT]
   arguments += [seen_BS, tile_HSX, scale_H]
   arguments += [] if keep_HSX is None else [keep_HSX]
-  heads = [tiles.of_head(a) for a in arguments[7:]]
-  rows = tiles.rows(seen_BS)
-  q, kv = tiles.tokens(q_BTHK), tiles.tokens(k_BSHK, of_keys=True)
-  sums, own, own_sums = tiles.sums(lse_BHT), tiles.block(), tiles.block_sums()
-  own_kv = pl.BlockSpec(
-    (None, S, None, K), lambda i, b, h: (b, i, jax.lax.div(h, tiles.sharing), 0)
-  )
+  heads = [tiles.head(a) for a in arguments[7:]]
   shape = jax.ShapeDtypeStruct
 
   def call(kernel, blocks, specs, out_specs, out_shape):
     return pl.pallas_call(
       functools.partial(kernel, tiles=tiles),
       grid=(blocks, B, H),
-      in_specs=[*specs, *heads],
+      in_specs=[*specs, tiles.mask_row(seen_BS), *heads],
       out_specs=out_specs,
       out_shape=out_shape,
       compiler_params=compiler_params(q_BTHK),
@@ -167,37 +69,41 @@ def backward(
       name=f'window_attention_gpu{kernel.__name__}',
     )(*arguments)
 
+  block, sums = tiles.block(), tiles.block_sums()
+  keys = tiles.kv_row(k_BSHK)
   dq_BTHK, radial_BHT = call(
-    _of_queries,
+    _query_gradients,
     T // S,
-    [own, kv, kv, own, own_sums, own_sums, rows],
-    [own, own_sums],
+    [block, keys, keys, block, sums, sums],
+    [block, sums],
     [shape(q_BTHK.shape, q_BTHK.dtype), shape((B, H, T), jnp.float32)],
   )
-  # Key heads that are shared have a gradient of each head that reads them.
+  # Each query head that shares a key head computes its own gradient of it.
   parts = shape((B, k_BSHK.shape[1], H, K), k_BSHK.dtype)
+  queries, row_sums = tiles.row(q_BTHK), tiles.row_sums(lse_BHT)
+  keys = tiles.kv_block()
   dk_BSHK, dv_BSHK = (
-    _shared(a, k_BSHK.shape)
+    _sum_shared_heads(a, k_BSHK.shape)
     for a in call(
-      _of_keys,
+      _key_gradients,
       parts.shape[1] // S,
-      [q, own_kv, own_kv, q, sums, sums, rows],
-      [own, own],
+      [queries, keys, keys, queries, row_sums, row_sums],
+      [block, block],
       [parts, parts],
     )
   )
-  dtile_HSX = of_bias(tiles, arguments, interpret)
+  dtile_HSX = _bias_gradient(tiles, arguments, interpret)
   return dq_BTHK, dk_BSHK, dv_BSHK, dtile_HSX, jnp.sum(radial_BHT, (0, 2))
 
 
-def _shared(a_BSHK, shape):
+def _sum_shared_heads(a_BSHK, shape):
   if a_BSHK.shape == shape:
     return a_BSHK
-  apart = a_BSHK.reshape(*shape[:3], -1, shape[3])
-  return jnp.sum(apart, 3, dtype=jnp.float32).astype(a_BSHK.dtype)
+  parts = a_BSHK.reshape(*shape[:3], -1, shape[3])
+  return jnp.sum(parts, 3, dtype=jnp.float32).astype(a_BSHK.dtype)
 
 
-def _of_queries(
+def _query_gradients(
   q_ref,
   k_ref,
   v_ref,
@@ -215,13 +121,12 @@ def _of_queries(
   scale, do, lse, mean = (
     ref[...] for ref in (scale_ref, do_ref, lse_ref, mean_ref)
   )
-  q, along, factor = tiles.query(q_ref[...], scale)
+  q, unit, factor = tiles.query(q_ref[...], scale)
 
   def step(j, dq):
     near, columns = pl.ds(first + j * S, S), pl.ds(j * S, S)
     k, keep = k_ref[near, :], keep_ref[0][:, columns] if keep_ref else None
-    _, ds = gradients(
-      tiles,
+    _, ds = tiles.logit_gradients(
       q,
       k,
       v_ref[near, :],
@@ -238,13 +143,13 @@ def _of_queries(
   dq = jax.lax.fori_loop(0, tile_ref.shape[1] // S, step, dq)
   radial = jnp.zeros(S, jnp.float32)
   if tiles.normalize:
-    radial = jnp.sum(dq * along, 1)
-    dq = (dq - along * radial[:, None]) * (factor * scale)
+    radial = jnp.sum(dq * unit, 1)
+    dq = (dq - unit * radial[:, None]) * (factor * scale)
   dq_ref[...] = dq.astype(dq_ref.dtype)
   radial_ref[...] = radial
 
 
-def _of_keys(
+def _key_gradients(
   q_ref,
   k_ref,
   v_ref,
@@ -267,8 +172,7 @@ def _of_keys(
     block, columns = pl.ds(i * S, S), pl.ds((c - i) * S, S)
     q, _, _ = tiles.query(q_ref[block, :], scale)
     do, keep = do_ref[block, :], keep_ref[0][:, columns] if keep_ref else None
-    kept, ds = gradients(
-      tiles,
+    kept, ds = tiles.logit_gradients(
       q,
       k,
       v,
@@ -289,6 +193,90 @@ def _of_keys(
   dk, dv = jax.lax.fori_loop(
     jnp.maximum(c - window, 0), jnp.minimum(c, last) + 1, step, (zeros, zeros)
   )
-  # With unit queries, those that keys met were taken to base 2.
+  # Normalized queries were multiplied by log2(e) before they met the keys.
   dk_ref[...] = (dk / LOG2E if tiles.normalize else dk).astype(dk_ref.dtype)
   dv_ref[...] = dv.astype(dv_ref.dtype)
+
+
+def _bias_gradient(tiles, arguments, interpret):
+  """Returns the gradient of the tile of bias, [H, S, X] float32.
+
+  A program of the grid has one tile of distances, and sums over blocks and
+  rows. The blocks are divided among several programs, to fill the GPU.
+  """
+  q_BTHK, k_BSHK = arguments[:2]
+  (B, T, H, _), (S, X) = q_BTHK.shape, arguments[7].shape[1:]
+  blocks = B * T // S
+  parts = max(1, min(PROGRAMS // (H * X // S), blocks))
+  whole = lambda a, axis, share=1: pl.BlockSpec(
+    tuple(None if n == axis else d for n, d in enumerate(a.shape)),
+    lambda j, part, h: tuple(
+      jax.lax.div(h, share) if n == axis else 0 for n in range(a.ndim)
+    ),
+  )
+  specs = [whole(q_BTHK, 2), *[whole(k_BSHK, 2, tiles.sharing)] * 2]
+  specs += [whole(q_BTHK, 2), *[whole(arguments[4], 1)] * 2]
+  specs += [pl.BlockSpec(arguments[6].shape, lambda j, part, h: (0, 0))]
+  specs += [whole(a, 0) for a in arguments[7:]]
+  part_PHSX = pl.pallas_call(
+    functools.partial(_bias_kernel, tiles=tiles, blocks=blocks, parts=parts),
+    grid=(X // S, parts, H),
+    in_specs=specs,
+    out_specs=pl.BlockSpec(
+      (None, None, S, S), lambda j, part, h: (part, h, 0, j)
+    ),
+    out_shape=jax.ShapeDtypeStruct((parts, H, S, X), jnp.float32),
+    compiler_params=compiler_params(q_BTHK),
+    interpret=interpret,
+    name='window_attention_gpu_bias_gradient',
+  )(*arguments)
+  return jnp.sum(part_PHSX, 0)
+
+
+def _bias_kernel(
+  q_ref,
+  k_ref,
+  v_ref,
+  do_ref,
+  lse_ref,
+  mean_ref,
+  seen_ref,
+  tile_ref,
+  scale_ref,
+  *rest,
+  tiles,
+  blocks,
+  parts,
+):
+  *keep_ref, dtile_ref = rest
+  S, j, part = tiles.size, pl.program_id(0), pl.program_id(1)
+  blocks_per_row = q_ref.shape[1] // S
+  columns = pl.ds(j * S, S)
+  scale, tile = scale_ref[...], tile_ref[:, columns]
+  keep = keep_ref[0][:, columns] if keep_ref else None
+
+  def step(n, dtile):
+    b, i = jax.lax.div(n, blocks_per_row), jax.lax.rem(n, blocks_per_row)
+    block, near = pl.ds(i * S, S), pl.ds((i + j) * S, S)
+    q, _, _ = tiles.query(q_ref[b, block, :], scale)
+    _, ds = tiles.logit_gradients(
+      q,
+      k_ref[b, near, :],
+      v_ref[b, near, :],
+      do_ref[b, block, :],
+      lse_ref[b, block],
+      mean_ref[b, block],
+      seen_ref[b, near],
+      tile,
+      keep,
+    )
+    return dtile + ds
+
+  blocks_per_part = -(-blocks // parts)
+  first = part * blocks_per_part
+  dtile_ref[...] = jax.lax.fori_loop(
+    first,
+    jnp.minimum(first + blocks_per_part, blocks),
+    step,
+    jnp.zeros((S, S), jnp.float32),
+  )

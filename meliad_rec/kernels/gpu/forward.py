@@ -1,4 +1,4 @@
-"""Windowed attention on a GPU, forward (see gpu_tiles)."""
+"""Windowed attention on a GPU: the forward kernel."""
 
 import functools
 
@@ -24,17 +24,17 @@ def forward(
   normalize,
   interpret,
 ):
-  """Outputs, and logarithms of each query's sum of exponentials.
+  """Returns outputs, and logarithms of each query's sum of exponentials.
 
   Args:
-    q_BTHK: queries, whole blocks of S.
-    k_BSHK, v_BSHK: W keys of the past, then T own ones; of fewer heads, if each
-      serves several heads of queries.
-    seen_BS: 0, or NEVER at keys that nobody may see.
-    tile_HSX: bias and band of a block, to base 2.
-    scale_H: of unit queries.
-    keep_HSX: factors of the probabilities, for dropout; None: all 1.
-    normalize: whether queries are brought to unit length.
+    q_BTHK: queries, in whole blocks of S.
+    k_BSHK, v_BSHK: W past keys, then T own ones; they may have fewer heads.
+    seen_BS: 0, or NEVER at keys that no query may see.
+    tile_HSX: sum of bias and band for a block of S queries and the X = W + S
+      keys that they see, to base 2.
+    scale_H: scale of normalized queries.
+    keep_HSX: dropout factors of the probabilities; None: all are 1.
+    normalize: whether to L2-normalize the queries.
     interpret: whether to run without a GPU.
 
   Returns:
@@ -42,13 +42,13 @@ def forward(
   """
   B, T, H, K = q_BTHK.shape
   tiles = Tiles(H, K, H // k_BSHK.shape[2], normalize, tile_HSX.shape[1])
-  keys = tiles.tokens(k_BSHK, of_keys=True)
+  keys = tiles.kv_row(k_BSHK)
   arguments = [q_BTHK, k_BSHK, v_BSHK, seen_BS, tile_HSX, scale_H]
-  specs = [tiles.block(), keys, keys, tiles.rows(seen_BS)]
-  specs += [tiles.of_head(tile_HSX), tiles.of_head(scale_H)]
+  specs = [tiles.block(), keys, keys, tiles.mask_row(seen_BS)]
+  specs += [tiles.head(tile_HSX), tiles.head(scale_H)]
   if keep_HSX is not None:
     arguments.append(keep_HSX)
-    specs.append(tiles.of_head(keep_HSX))
+    specs.append(tiles.head(keep_HSX))
   shape = jax.ShapeDtypeStruct
   return pl.pallas_call(
     functools.partial(_kernel, tiles=tiles),
@@ -74,14 +74,14 @@ def _kernel(q_ref, k_ref, v_ref, seen_ref, tile_ref, scale_ref, *rest, tiles):
     o, top, total = carry
     near, columns = pl.ds(first + j * S, S), pl.ds(j * S, S)
     s = tiles.logits(q, k_ref[near, :], tile_ref[:, columns], seen_ref[near])
-    higher = jnp.maximum(top, jnp.max(s, 1))
-    p = jnp.exp2(s - higher[:, None])
-    less = jnp.exp2(top - higher)
-    total = total * less + jnp.sum(p, 1)
+    new_top = jnp.maximum(top, jnp.max(s, 1))
+    p = jnp.exp2(s - new_top[:, None])
+    rescale = jnp.exp2(top - new_top)
+    total = total * rescale + jnp.sum(p, 1)
     if keep_ref:
       p = p * keep_ref[0][:, columns]
-    o = o * less[:, None] + dot(p.astype(v_ref.dtype), v_ref[near, :])
-    return o, higher, total
+    o = o * rescale[:, None] + dot(p.astype(v_ref.dtype), v_ref[near, :])
+    return o, new_top, total
 
   # The floor keeps the exponentials of a row without keys at 0.
   start = (
@@ -90,6 +90,6 @@ def _kernel(q_ref, k_ref, v_ref, seen_ref, tile_ref, scale_ref, *rest, tiles):
     jnp.zeros(S, jnp.float32),
   )
   o, top, total = jax.lax.fori_loop(0, tile_ref.shape[1] // S, step, start)
-  whole = jnp.where(total > 0, total, 1)
-  o_ref[...] = (o / whole[:, None]).astype(o_ref.dtype)
-  lse_ref[...] = jnp.where(total > 0, top + jnp.log2(whole), 0)
+  divisor = jnp.where(total > 0, total, 1)
+  o_ref[...] = (o / divisor[:, None]).astype(o_ref.dtype)
+  lse_ref[...] = jnp.where(total > 0, top + jnp.log2(divisor), 0)

@@ -1,9 +1,9 @@
-"""What the GPU kernels of windowed attention have in common.
+"""Tiles of windowed attention, shared by the kernels for GPU.
 
-A program works on tiles of S queries by S keys. Tile j of a block of queries
-lies S j keys behind the first one that they see, so that bias and band, which
-depend on distance alone, are columns S j to S (j + 1) of one [S, W + S] per
-head, for all blocks and rows.
+A program of the grid works on tiles of S queries by S keys. Tile j of a block
+of S queries begins S j keys after the first key that they see. Bias and band
+depend on distance only, so in every block and row, tile j uses columns S j to
+S (j + 1) of one array [S, W + S] for each head.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from meliad_rec.kernels.blocks import LOG2E
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-  """How programs of a grid (blocks, B, H) see their arrays.
+  """Sizes of the tiles, and block specs for a grid (blocks, B, H).
 
   Attributes:
-    heads: query heads H.
+    num_heads: query heads H.
     head_dim: K.
     sharing: query heads that share one key head.
-    normalize: whether queries are brought to unit length.
+    normalize: whether queries are L2-normalized.
     size: S.
   """
 
@@ -37,71 +37,83 @@ class Tiles:
   size: int
 
   def block(self):
-    """Of [B, T, H, K]: this program's S tokens and head."""
+    """Spec of [B, T, H, K]: S tokens of one head."""
     shape = None, self.size, None, self.head_dim
     return pl.BlockSpec(shape, lambda i, b, h: (b, i, h, 0))
 
-  def tokens(self, a_BTHK, of_keys: bool = False):
-    """Of [B, T, H, K]: all tokens of a row and head."""
-    share = self.sharing if of_keys else 1
+  def kv_block(self):
+    """Spec of [B, S, H, K]: S keys of the key head."""
+    shape = None, self.size, None, self.head_dim
+    share = self.sharing
+    return pl.BlockSpec(shape, lambda i, b, h: (b, i, jax.lax.div(h, share), 0))
+
+  def row(self, a_BTHK):
+    """Spec of [B, T, H, K]: all tokens of one head of a row."""
     shape = None, a_BTHK.shape[1], None, self.head_dim
+    return pl.BlockSpec(shape, lambda i, b, h: (b, 0, h, 0))
+
+  def kv_row(self, a_BSHK):
+    """Spec of [B, S, H, K]: all keys of the key head of a row."""
+    shape = None, a_BSHK.shape[1], None, self.head_dim
+    share = self.sharing
     return pl.BlockSpec(shape, lambda i, b, h: (b, 0, jax.lax.div(h, share), 0))
 
   def block_sums(self):
-    """Of [B, H, T]: this program's S tokens and head."""
+    """Spec of [B, H, T]: S tokens of one head."""
     return pl.BlockSpec((None, None, self.size), lambda i, b, h: (b, h, i))
 
-  def sums(self, a_BHT):
-    """Of [B, H, T]: all tokens of a row and head."""
+  def row_sums(self, a_BHT):
+    """Spec of [B, H, T]: all tokens of one head of a row."""
     return pl.BlockSpec((None, None, a_BHT.shape[2]), lambda i, b, h: (b, h, 0))
 
-  def rows(self, a_BS):
-    """Of [B, S]: all keys of a row."""
+  def mask_row(self, a_BS):
+    """Spec of [B, S]: all keys of a row."""
     return pl.BlockSpec((None, a_BS.shape[1]), lambda i, b, h: (b, 0))
 
-  def of_head(self, a):
-    """Of [H, ...]: this program's head."""
+  def head(self, a):
+    """Spec of [H, ...]: one head."""
     rest = a.shape[1:]
     return pl.BlockSpec((None, *rest), lambda i, b, h: (h, *(0 for _ in rest)))
 
   def query(self, q, scale):
-    """Queries as they meet keys: what products take, unit ones, factors.
+    """Prepares queries for products with keys.
 
-    The last two are None where queries are as they shall be.
+    Returns:
+      The queries to multiply with keys; unit queries; and the factors that
+      normalized them. The last two are None if queries are not normalized.
     """
     if not self.normalize:
       return q, None, None
-    along = q.astype(jnp.float32)
-    square = jnp.sum(along * along, 1, keepdims=True) + 1e-6
+    unit = q.astype(jnp.float32)
+    square = jnp.sum(unit * unit, 1, keepdims=True) + 1e-6
     factor = jax.lax.rsqrt(square)
-    along = along * factor
-    return (along * (scale * LOG2E)).astype(q.dtype), along, factor
+    unit = unit * factor
+    return (unit * (scale * LOG2E)).astype(q.dtype), unit, factor
 
   def logits(self, q, k, tile, seen):
-    """[S queries, S keys], to base 2."""
+    """Returns logits to base 2, [S queries, S keys]."""
     s = dot(q, k, AB_T)
     if not self.normalize:
       s = s * LOG2E
     return s + tile + seen[None, :]
 
+  def logit_gradients(self, q, k, v, do, lse, mean, seen, tile, keep):
+    """Returns probabilities after dropout, and gradients of logits: [S, S]."""
+    p = jnp.exp2(self.logits(q, k, tile, seen) - lse[:, None])
+    dp = dot(do, v, AB_T)
+    if keep is None:
+      return p, p * (dp - mean[:, None])
+    kept = p * keep
+    return kept, kept * dp - p * mean[:, None]
 
-def gradients(tiles, q, k, v, do, lse, mean, seen, tile, keep):
-  """Probabilities that were kept, and gradients of logits; [S, S] each."""
-  p = jnp.exp2(tiles.logits(q, k, tile, seen) - lse[:, None])
-  dp = dot(do, v, AB_T)
-  if keep is None:
-    return p, p * (dp - mean[:, None])
-  kept = p * keep
-  return kept, kept * dp - p * mean[:, None]
 
-
-def size(q_BTHK) -> int:
-  """S: as many rows as registers hold, of a handful of tiles and sums."""
+def tile_size(q_BTHK) -> int:
+  """Returns S, so small that several tiles and sums fit in registers."""
   return 64 if q_BTHK.dtype.itemsize == 2 and q_BTHK.shape[3] <= 128 else 32
 
 
 def compiler_params(q_BTHK) -> plgpu.CompilerParams:
-  """Threads enough to hold the sums, and loads that are under way."""
+  """Returns compiler options: warps to hold sums, stages to overlap loads."""
   row_bytes = q_BTHK.shape[3] * q_BTHK.dtype.itemsize
   return plgpu.CompilerParams(
     num_warps=4 if row_bytes <= 128 else 8,

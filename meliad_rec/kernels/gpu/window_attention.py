@@ -1,10 +1,10 @@
 """Causal sliding-window attention by the kernels for GPU: output and gradients.
 
-They are of Pallas by way of Triton, which serves any GPU since Ampere (2020);
-by Mosaic's way each generation since Hopper (2022) has a kernel of its own.
-Softmax is by a running maximum. A bound (see window_attention_tpu) would spare
-it, but whether it holds is known at run time alone, and a GPU waits for such a
-branch.
+They are compiled by Triton, for any GPU since Ampere (2020). Pallas's other
+compiler, Mosaic, needs a separate kernel for each generation since Hopper
+(2022). The softmax uses a running maximum. An upper bound of the logits (see
+kernels/tpu) would make it unnecessary, but only at run time is it known whether
+the bound can be used, and a GPU waits for such a branch.
 """
 
 import functools
@@ -14,158 +14,149 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.kernels import blocks
-from meliad_rec.kernels.blocks import given_keys
-from meliad_rec.kernels.blocks import laid_out
 from meliad_rec.kernels.blocks import LOG2E
-from meliad_rec.kernels.blocks import whole_blocks
+from meliad_rec.kernels.blocks import pad_to_blocks
+from meliad_rec.kernels.blocks import pad_to_multiple
+from meliad_rec.kernels.blocks import unpad_keys
 from meliad_rec.kernels.gpu.backward import backward
 from meliad_rec.kernels.gpu.forward import forward
-from meliad_rec.kernels.gpu.tiles import size
+from meliad_rec.kernels.gpu.tiles import tile_size
+from meliad_rec.kernels.reference import AttentionInputs
 from meliad_rec.kernels.reference import NEVER
 from meliad_rec.kernels.reference import normalize_own_keys
 from meliad_rec.kernels.xla import band_tile
 
-# Layers that are alike trace the kernels once.
-_once = functools.partial(
-  jax.jit, static_argnames=('include_self', 'normalize_own', 'interpret')
-)
 
-
-@_once
-def attend(
-  q_BTHK,
-  k_BSHK,
-  v_BSHK,
-  mask_BS,
-  bias_HW,
-  scale_H,
-  keep_HSX,
-  *,
-  include_self,
-  normalize_own,
-  interpret,
-):
-  """Outputs, and logarithms to base 2 of sums of exponentials.
+# Compiled once for all layers with equal shapes.
+@functools.partial(jax.jit, static_argnames='interpret')
+def attend(inputs: AttentionInputs, keep_HSX, *, interpret):
+  """Returns outputs, and logarithms to base 2 of sums of exponentials.
 
   Args:
-    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, include_self,
-      normalize_own: see reference.window_attention.
-    keep_HSX: factors of the probabilities of each S queries and the keys
-      they see, for dropout; None: all 1.
+    inputs: see AttentionInputs; keys_WK is None.
+    keep_HSX: dropout factors of the probabilities of a block of S queries and
+      the X = W + S keys that they see; None: all are 1.
     interpret: whether to run without a GPU.
 
   Returns:
     [B, T, H, K], and [B, H, T] float32.
   """
-  T, K = q_BTHK.shape[1::2]
-  W, S, normalize = bias_HW.shape[1], size(q_BTHK), scale_H is not None
-  if normalize_own:
-    k_BSHK = normalize_own_keys(k_BSHK, T)
+  T, K = inputs.q_BTHK.shape[1::2]
+  S, scale_H = tile_size(inputs.q_BTHK), inputs.scale_H
+  if inputs.normalize_own:
+    inputs = inputs.replace(k_BSHK=normalize_own_keys(inputs.k_BSHK, T))
   o_BTHK, lse_BHT = forward(
-    *laid_out(*widened(q_BTHK, k_BSHK, v_BSHK), mask_BS, W, S),
-    band_tile(bias_HW * LOG2E, S, include_self),
-    scale_H if normalize else jnp.ones(len(bias_HW)),
+    *_prepared(inputs, S),
+    band_tile(inputs.bias_HW * LOG2E, S, inputs.include_self),
+    jnp.ones(len(inputs.bias_HW)) if scale_H is None else scale_H,
     keep_HSX,
-    normalize=normalize,
+    normalize=scale_H is not None,
     interpret=interpret,
   )
   return o_BTHK[:, :T, :, :K], lse_BHT[:, :, :T]
 
 
-@_once
+@functools.partial(jax.jit, static_argnames='interpret')
 def gradients(
-  q_BTHK,
-  k_BSHK,
-  v_BSHK,
-  mask_BS,
-  bias_HW,
-  scale_H,
-  keep_HSX,
-  o_BTHK,
-  lse_BHT,
-  do_BTHK,
-  *,
-  include_self,
-  normalize_own,
-  interpret,
-):
-  """Gradients of q_BTHK, k_BSHK, v_BSHK, bias_HW and scale_H (None: None).
+  inputs: AttentionInputs, keep_HSX, o_BTHK, lse_BHT, do_BTHK, *, interpret
+) -> AttentionInputs:
+  """Returns the gradient of each input, None for the mask.
 
   Args:
-    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, keep_HSX, include_self,
-      interpret: see attend.
-    o_BTHK, lse_BHT: what it returned.
-    do_BTHK: gradient of the outputs.
+    inputs, keep_HSX, interpret: see `attend`.
+    o_BTHK, lse_BHT: results of `attend`.
+    do_BTHK: gradients of the outputs.
   """
-  (T, H, K), W = q_BTHK.shape[1:], bias_HW.shape[1]
-  S, normalize = size(q_BTHK), scale_H is not None
-  to_raw = lambda dk: dk
-  if normalize_own:
-    k_BSHK, pull = jax.vjp(lambda k: normalize_own_keys(k, T), k_BSHK)
-    to_raw = lambda dk: pull(dk)[0]
+  (T, H, K), W = inputs.q_BTHK.shape[1:], inputs.window
+  S, scale_H = tile_size(inputs.q_BTHK), inputs.scale_H
+  to_unnormalized = lambda dk: dk
+  if inputs.normalize_own:
+    normalize = lambda k: normalize_own_keys(k, T)
+    k_BSHK, pull = jax.vjp(normalize, inputs.k_BSHK)
+    inputs = inputs.replace(k_BSHK=k_BSHK)
+    to_unnormalized = lambda dk: pull(dk)[0]
   tile_HSX, to_bias = jax.vjp(
-    lambda bias: band_tile(bias, S, include_self), bias_HW * LOG2E
+    lambda bias: band_tile(bias, S, inputs.include_self),
+    inputs.bias_HW * LOG2E,
   )
   mean_BHT = jnp.einsum(
     'bthk,bthk->bht', o_BTHK, do_BTHK, preferred_element_type=jnp.float32
   )
-  pad = lambda a_BHT, filling: jnp.pad(
-    a_BHT, ((0, 0), (0, 0), (0, -T % S)), constant_values=filling
+  pad = lambda a_BHT, value: jnp.pad(
+    a_BHT, ((0, 0), (0, 0), (0, -T % S)), constant_values=value
   )
   dq, dk, dv, dtile_HSX, dscale_H = backward(
-    *laid_out(*widened(q_BTHK, k_BSHK, v_BSHK), mask_BS, W, S),
+    *_prepared(inputs, S),
     tile_HSX,
-    scale_H if normalize else jnp.ones(H),
+    jnp.ones(H) if scale_H is None else scale_H,
     keep_HSX,
-    # Queries that fill a block have probabilities of 0, whatever the bias is.
+    # Padded queries have probabilities of 0, whatever the bias is.
     pad(lse_BHT, -NEVER),
     pad(mean_BHT, 0),
-    whole_blocks(*widened(do_BTHK), S),
-    normalize=normalize,
+    pad_to_multiple(_pad_head_dim(do_BTHK), S),
+    normalize=scale_H is not None,
     interpret=interpret,
   )
-  # Gradients are those of what logits are before they are taken to base 2.
+  # The kernel differentiates by logits to base e, although the tile is to base
+  # 2, so the factor LOG2E is not differentiated.
   (dbias_HW,) = to_bias(dtile_HSX)
-  own = lambda a: given_keys(a, T, W, k_BSHK)[..., :K]
-  return (
-    dq[:, :T, :, :K],
-    to_raw(own(dk)),
-    own(dv),
-    dbias_HW,
-    None if scale_H is None else dscale_H.astype(scale_H.dtype),
+  unpad = lambda a: unpad_keys(a, inputs, W)[..., :K]
+  return inputs.replace(
+    q_BTHK=dq[:, :T, :, :K],
+    k_BSHK=to_unnormalized(unpad(dk)),
+    v_BSHK=unpad(dv),
+    mask_BS=None,
+    bias_HW=dbias_HW,
+    scale_H=None if scale_H is None else dscale_H.astype(scale_H.dtype),
   )
 
 
-def widened(*arrays):
-  """With zeros, to heads of a power of 2: Triton knows no others."""
-  K = arrays[0].shape[3]
-  wider = (1 << (K - 1).bit_length()) - K
-  pads = (0, 0), (0, 0), (0, 0), (0, wider)
-  return [jnp.pad(a, pads) if wider else a for a in arrays]
+def dropout_shape(inputs: AttentionInputs) -> tuple[int, ...]:
+  """Returns the shape of a dropout mask; blocks and rows share one mask."""
+  S = tile_size(inputs.q_BTHK)
+  return len(inputs.bias_HW), S, inputs.window + S
 
 
-def dropout_block(q_BTHK) -> int:
-  """Queries S whose probabilities are dropped by one mask."""
-  return size(q_BTHK)
+def unsupported_reason(inputs: AttentionInputs, dropout=None) -> str | None:
+  """Returns why these kernels do not support the inputs; None if they do."""
+  del dropout
+  T, K = inputs.q_BTHK.shape[1::2]
+  W, S = inputs.window, tile_size(inputs.q_BTHK)
+  if W % S or not 16 <= K <= 256:
+    return (
+      f'the window is {W} and head_dim is {K}; the window must be a multiple '
+      f'of {S}, and head_dim 16 to 256'
+    )
+  if 2 * T < W:
+    return f'{T} queries are less than half a window of {W}'
+  return blocks.unsupported_reason(inputs)
 
 
-def refusal() -> str | None:
-  """Why this machine's GPU runs no such kernels; None: it does, or is none."""
+def device_reason() -> str | None:
+  """Returns why this machine's GPU does not run these kernels.
+
+  None if it does, or if there is no GPU: programs may be compiled without one.
+  """
   device = jax.devices()[0]
-  known = re.match(r'(\d+)\.', getattr(device, 'compute_capability', ''))
-  if known and int(known[1]) < 8:
-    return 'a GPU of before Ampere, for which there is no Triton'
+  capability = getattr(device, 'compute_capability', '')
+  major = re.match(r'(\d+)\.', capability)
+  if major and int(major[1]) < 8:
+    return (
+      'Triton needs a GPU of compute capability 8.0 (Ampere) or higher, got '
+      f'{capability}'
+    )
   return None
 
 
-def unsupported_reason(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
-  """What these kernels do not take; None: they take it all."""
-  K, W, S = q_BTHK.shape[3], bias_HW.shape[1], size(q_BTHK)
-  if W % S or not 16 <= K <= 256:
-    return (
-      f'a window of {W} and heads {K} wide; the window must be a multiple of '
-      f'{S}, the width 16 to 256'
-    )
-  if 2 * q_BTHK.shape[1] < W:
-    return f'{q_BTHK.shape[1]} queries are less than half a window of {W}'
-  return blocks.unsupported_reason(q_BTHK, k_BSHK, bias_HW, keys_WK)
+def _prepared(inputs: AttentionInputs, S: int):
+  """Returns arguments of kernels: q, k and v in whole blocks, and the mask."""
+  q_BTHK, k_BSHK, v_BSHK, seen_BS = pad_to_blocks(inputs, inputs.window, S)
+  return *map(_pad_head_dim, (q_BTHK, k_BSHK, v_BSHK)), seen_BS
+
+
+def _pad_head_dim(a_BTHK):
+  """Pads K with zeros to a power of 2, as Triton requires."""
+  K = a_BTHK.shape[3]
+  missing = (1 << (K - 1).bit_length()) - K
+  pads = (0, 0), (0, 0), (0, 0), (0, missing)
+  return jnp.pad(a_BTHK, pads) if missing else a_BTHK

@@ -6,142 +6,126 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.kernels.blocks import LOG2E
-from meliad_rec.kernels.blocks import whole_blocks
+from meliad_rec.kernels.blocks import pad_to_multiple
+from meliad_rec.kernels.reference import MemoryInputs
 from meliad_rec.kernels.reference import NEVER
-from meliad_rec.kernels.tpu import blocks
 from meliad_rec.kernels.tpu.blocks import LANES
+from meliad_rec.kernels.tpu.blocks import memory_bytes
+from meliad_rec.kernels.tpu.blocks import vmem_shortage
 from meliad_rec.kernels.tpu.memory_kernels import backward
 from meliad_rec.kernels.tpu.memory_kernels import forward
-from meliad_rec.kernels.tpu.window_attention import bound
-from meliad_rec.kernels.tpu.window_attention import RANGE
-from meliad_rec.kernels.tpu.window_attention import side_by_side
-from meliad_rec.kernels.tpu.window_attention import turned
+from meliad_rec.kernels.tpu.window_attention import bounded_or_not
+from meliad_rec.kernels.tpu.window_attention import merge_heads
+from meliad_rec.kernels.tpu.window_attention import transposed
 
-MOST = 4096  # Slots that lie in VMEM together.
-
-# Layers that are alike trace the kernels once.
-_once = functools.partial(jax.jit, static_argnames='interpret')
+MAX_SLOTS = 4096  # All slots of a row are in VMEM together.
 
 
-@_once
-def attend(q_BTHK, k_BSHK, v_BSHK, mask_BS, scale_H, keep_HTS, *, interpret):
-  """Outputs, and logarithms to base 2 of sums of exponentials.
+# Compiled once for all layers with equal shapes.
+@functools.partial(jax.jit, static_argnames='interpret')
+def attend(inputs: MemoryInputs, keep_HTS, *, interpret):
+  """Returns outputs, and logarithms to base 2 of sums of exponentials.
 
   Args:
-    q_BTHK, k_BSHK, v_BSHK, mask_BS, scale_H, keep_HTS: see
-      memory_attention_ref.memory_attention.
-    interpret: False, or how to run without a TPU.
+    inputs: see MemoryInputs.
+    keep_HTS: dropout factors of the probabilities; None: all are 1.
+    interpret: see window_attention.attend.
 
   Returns:
     [B, T, H, K], and [B, H, T] float32.
   """
+  q_BTHK = inputs.q_BTHK
   T, H = q_BTHK.shape[1:3]
-  Q = block(T)
-  arguments = _laid_out(Q, q_BTHK, k_BSHK, v_BSHK, mask_BS)
+  block = block_size(T)
+  arguments = _prepared(inputs, block)
 
-  def softmax(shift_H, bounded):
+  def softmax(shift_H, is_bounded):
     return forward(
       *arguments,
-      scale_H,
+      inputs.scale_H,
       shift_H * LOG2E,
-      _whole(keep_HTS, Q),
-      block=Q,
-      bounded=bounded,
+      _pad_mask(keep_HTS, block),
+      block=block,
+      is_bounded=is_bounded,
       interpret=interpret,
     )
 
-  none_H = jnp.zeros(H)
-  if scale_H is None:
-    o_BTF, lse_BHT = softmax(none_H, False)
-  else:
-    shift_H, range_H = bound(jnp.zeros((H, 1)), scale_H)
-    o_BTF, lse_BHT = jax.lax.cond(
-      jnp.max(range_H) < RANGE,
-      lambda: softmax(shift_H, True),
-      lambda: softmax(none_H, False),
-    )
+  o_BTF, lse_BHT = bounded_or_not(softmax, jnp.zeros((H, 1)), inputs.scale_H)
   return o_BTF[:, :T].reshape(q_BTHK.shape), lse_BHT[:, :, :T]
 
 
-@_once
+@functools.partial(jax.jit, static_argnames='interpret')
 def gradients(
-  q_BTHK,
-  k_BSHK,
-  v_BSHK,
-  mask_BS,
-  scale_H,
-  keep_HTS,
-  o_BTHK,
-  lse_BHT,
-  do_BTHK,
-  *,
-  interpret,
-):
-  """Gradients of q_BTHK, k_BSHK, v_BSHK and scale_H (None: None).
+  inputs: MemoryInputs, keep_HTS, o_BTHK, lse_BHT, do_BTHK, *, interpret
+) -> MemoryInputs:
+  """Returns the gradient of each input, None for the mask.
 
   Args:
-    q_BTHK, k_BSHK, v_BSHK, mask_BS, scale_H, keep_HTS, interpret: see attend.
-    o_BTHK, lse_BHT: what it returned.
-    do_BTHK: gradient of the outputs.
+    inputs, keep_HTS, interpret: see `attend`.
+    o_BTHK, lse_BHT: results of `attend`.
+    do_BTHK: gradients of the outputs.
   """
+  q_BTHK, k_BSHK, scale_H = inputs.q_BTHK, inputs.k_BSHK, inputs.scale_H
   T, S = q_BTHK.shape[1], k_BSHK.shape[1]
-  Q = block(T)
+  block = block_size(T)
   dq, dk, dv, dscale_H = backward(
-    *_laid_out(Q, q_BTHK, k_BSHK, v_BSHK, mask_BS),
+    *_prepared(inputs, block),
     scale_H,
-    turned(_whole(keep_HTS, Q)),
-    whole_blocks(side_by_side(o_BTHK), Q),
-    jnp.pad(lse_BHT, ((0, 0), (0, 0), (0, -T % Q))),
-    whole_blocks(side_by_side(do_BTHK), Q),
-    block=Q,
+    transposed(_pad_mask(keep_HTS, block)),
+    pad_to_multiple(merge_heads(o_BTHK), block),
+    jnp.pad(lse_BHT, ((0, 0), (0, 0), (0, -T % block))),
+    pad_to_multiple(merge_heads(do_BTHK), block),
+    block=block,
     interpret=interpret,
   )
-  own = lambda a: a[:, :S].reshape(k_BSHK.shape)
-  return (
-    dq[:, :T].reshape(q_BTHK.shape),
-    own(dk),
-    own(dv),
-    None if scale_H is None else dscale_H.astype(scale_H.dtype),
+  return MemoryInputs(
+    q_BTHK=dq[:, :T].reshape(q_BTHK.shape),
+    k_BSHK=dk[:, :S].reshape(k_BSHK.shape),
+    v_BSHK=dv[:, :S].reshape(k_BSHK.shape),
+    mask_BS=None,
+    scale_H=None if scale_H is None else dscale_H.astype(scale_H.dtype),
   )
 
 
-def block(T: int) -> int:
-  """Queries of a grid step."""
+def block_size(T: int) -> int:
+  """Returns the number of queries in a grid step."""
   return min(512, T + -T % LANES)
 
 
-def unsupported_reason(q_BTHK, k_BSHK, keep_HTS=None) -> str | None:
-  """What these kernels do not take; None: they take it all."""
+def unsupported_reason(inputs: MemoryInputs, keep_HTS=None) -> str | None:
+  """Returns why these kernels do not support the inputs; None if they do."""
+  q_BTHK, k_BSHK = inputs.q_BTHK, inputs.k_BSHK
   (T, K), S = q_BTHK.shape[1::2], k_BSHK.shape[1]
   if K % 64 or K > 256:
-    return f'heads {K} wide; the width must be 64, 128, 192 or 256'
-  if not LANES // 2 <= S <= MOST or LANES // 2 > T:
+    return f'head_dim is {K}; it must be 64, 128, 192 or 256'
+  if not LANES // 2 <= S <= MAX_SLOTS or LANES // 2 > T:
     return (
-      f'{T} queries of {S} slots; there must be {LANES // 2} of each, or more, '
-      f'and no more than {MOST} slots'
+      f'there are {T} queries and {S} slots; there must be at least '
+      f'{LANES // 2} of each, and at most {MAX_SLOTS} slots'
     )
-  drops = keep_HTS is not None
-  needed = blocks.of_memory(q_BTHK, k_BSHK, block(T), drops)
-  if told := blocks.lacking(needed):
-    return f'{S} slots and heads {K} wide of {q_BTHK.dtype}, {told}'
+  needed = memory_bytes(q_BTHK, k_BSHK, block_size(T), keep_HTS is not None)
+  if shortage := vmem_shortage(needed):
+    return (
+      f'there are {S} slots and head_dim is {K} of {q_BTHK.dtype}, {shortage}'
+    )
   return None
 
 
-def _laid_out(Q: int, q_BTHK, k_BSHK, v_BSHK, mask_BS):
-  """Heads side by side, in whole blocks; and 0 or NEVER for each slot."""
-  slots = lambda a: whole_blocks(side_by_side(a), LANES)
-  seen_BS = jnp.where(whole_blocks(mask_BS, LANES), 0, NEVER)
+def _prepared(inputs: MemoryInputs, block: int):
+  """Returns arguments of kernels: q, k and v in whole blocks, and the mask."""
+  slots = lambda a: pad_to_multiple(merge_heads(a), LANES)
+  seen_BS = jnp.where(pad_to_multiple(inputs.mask_BS, LANES), 0, NEVER)
   return (
-    whole_blocks(side_by_side(q_BTHK), Q),
-    slots(k_BSHK),
-    slots(v_BSHK),
+    pad_to_multiple(merge_heads(inputs.q_BTHK), block),
+    slots(inputs.k_BSHK),
+    slots(inputs.v_BSHK),
     seen_BS.astype(jnp.float32)[:, None],
   )
 
 
-def _whole(keep_HTS, Q: int):
-  """Of whole blocks; None: None."""
+def _pad_mask(keep_HTS, block: int):
+  """Pads a dropout mask to whole blocks; None stays None."""
   if keep_HTS is None:
     return None
   T, S = keep_HTS.shape[1:]
-  return jnp.pad(keep_HTS, ((0, 0), (0, -T % Q), (0, -S % LANES)))
+  return jnp.pad(keep_HTS, ((0, 0), (0, -T % block), (0, -S % LANES)))

@@ -1,6 +1,7 @@
 """Causal sliding-window attention by the kernels for TPU: output and gradients.
 
-They take heads side by side, whole blocks, and a tile of bias and band.
+The kernels take arrays with merged heads, [B, T, H K], in whole blocks; and one
+tile with the bias and the band of a sub-block (see tpu/blocks.py).
 """
 
 import functools
@@ -10,198 +11,172 @@ import jax.numpy as jnp
 
 from meliad_rec.kernels import blocks
 from meliad_rec.kernels.blocks import LOG2E
-from meliad_rec.kernels.blocks import whole_blocks
+from meliad_rec.kernels.blocks import pad_to_blocks
+from meliad_rec.kernels.blocks import pad_to_multiple
+from meliad_rec.kernels.blocks import unpad_keys
+from meliad_rec.kernels.reference import AttentionInputs
 from meliad_rec.kernels.reference import NEVER
-from meliad_rec.kernels.tpu import blocks as tpu_vmem
 from meliad_rec.kernels.tpu.blocks import LANES
+from meliad_rec.kernels.tpu.blocks import vmem_shortage
+from meliad_rec.kernels.tpu.blocks import window_bytes
 from meliad_rec.kernels.tpu.window_backward import backward
 from meliad_rec.kernels.tpu.window_forward import forward
 from meliad_rec.kernels.xla import band_tile
 
-# Below a bound by more than this, an exponential may be lost in float32.
+# If logits are further below a bound, their exponentials underflow in float32.
 RANGE = 80.0
 
-# Layers that are alike trace the kernels once.
-_once = functools.partial(
-  jax.jit, static_argnames=('include_self', 'normalize_own', 'interpret')
-)
 
-
-@_once
-def attend(
-  q_BTHK,
-  k_BSHK,
-  v_BSHK,
-  mask_BS,
-  bias_HW,
-  scale_H,
-  keep_HSX,
-  *,
-  include_self,
-  normalize_own,
-  interpret,
-):
-  """Outputs, and logarithms to base 2 of sums of exponentials.
+# Compiled once for all layers with equal shapes.
+@functools.partial(jax.jit, static_argnames='interpret')
+def attend(inputs: AttentionInputs, keep_HSX, *, interpret):
+  """Returns outputs, and logarithms to base 2 of sums of exponentials.
 
   Args:
-    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, include_self,
-      normalize_own: see reference.window_attention.
-    keep_HSX: factors of the probabilities of each LANES queries and the keys
-      they see, for dropout; None: all 1.
-    interpret: False, or how to run without a TPU.
+    inputs: see AttentionInputs; keys_WK is None.
+    keep_HSX: dropout factors of the probabilities of a sub-block of S = LANES
+      queries and the X = W + S keys that they see; None: all are 1.
+    interpret: as in pallas_call: False, or True or pltpu.InterpretParams to run
+      without a TPU.
 
   Returns:
     [B, T, H, K], and [B, H, T] float32.
   """
-  T, W = q_BTHK.shape[1], bias_HW.shape[1]
-  block = queries_of_block(T, W)
-  q_BTF, *keys = laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W)
+  q_BTHK, bias_HW = inputs.q_BTHK, inputs.bias_HW
+  T, W = q_BTHK.shape[1], inputs.window
+  q_BTF, k_BSF, v_BSF, seen_B1S = _prepared(inputs)
 
-  def softmax(shift_H, bounded):
+  def softmax(shift_H, is_bounded):
     return forward(
       q_BTF,
-      *keys,
-      band_tile((bias_HW - shift_H[:, None]) * LOG2E, LANES, include_self),
-      scale_H,
+      k_BSF,
+      v_BSF,
+      seen_B1S,
+      band_tile(
+        (bias_HW - shift_H[:, None]) * LOG2E, LANES, inputs.include_self
+      ),
+      inputs.scale_H,
       shift_H * LOG2E,
       keep_HSX,
-      block=block,
+      block=block_size(T, W),
       head_dim=q_BTHK.shape[3],
-      normalize_own=normalize_own,
-      bounded=bounded,
+      normalize_own=inputs.normalize_own,
+      is_bounded=is_bounded,
       interpret=interpret,
     )
 
-  none_H = jnp.zeros(len(bias_HW))
-  if scale_H is None:
-    o_BTF, lse_BHT = softmax(none_H, False)
-  else:
-    shift_H, range_H = bound(bias_HW, scale_H)
-    o_BTF, lse_BHT = jax.lax.cond(
-      jnp.max(range_H) < RANGE,
-      lambda: softmax(shift_H, True),
-      lambda: softmax(none_H, False),
-    )
+  o_BTF, lse_BHT = bounded_or_not(softmax, bias_HW, inputs.scale_H)
   return o_BTF[:, :T].reshape(q_BTHK.shape), lse_BHT[:, :, :T]
 
 
-@_once
+@functools.partial(jax.jit, static_argnames='interpret')
 def gradients(
-  q_BTHK,
-  k_BSHK,
-  v_BSHK,
-  mask_BS,
-  bias_HW,
-  scale_H,
-  keep_HSX,
-  o_BTHK,
-  lse_BHT,
-  do_BTHK,
-  *,
-  include_self,
-  normalize_own,
-  interpret,
-):
-  """Gradients of q_BTHK, k_BSHK, v_BSHK, bias_HW and scale_H (None: None).
+  inputs: AttentionInputs, keep_HSX, o_BTHK, lse_BHT, do_BTHK, *, interpret
+) -> AttentionInputs:
+  """Returns the gradient of each input, None for the mask.
 
   Args:
-    q_BTHK, k_BSHK, v_BSHK, mask_BS, bias_HW, scale_H, keep_HSX, include_self,
-      interpret: see attend.
-    o_BTHK, lse_BHT: what it returned.
-    do_BTHK: gradient of the outputs.
+    inputs, keep_HSX, interpret: see `attend`.
+    o_BTHK, lse_BHT: results of `attend`.
+    do_BTHK: gradients of the outputs.
   """
-  T, W = q_BTHK.shape[1], bias_HW.shape[1]
-  block = queries_of_block(T, W)
-  q_BTF, k_BSF, v_BSF, seen = laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W)
+  q_BTHK, scale_H = inputs.q_BTHK, inputs.scale_H
+  T = q_BTHK.shape[1]
+  block = block_size(T, inputs.window)
+  q_BTF, k_BSF, v_BSF, seen_B1S = _prepared(inputs)
   tile_HSX, to_bias = jax.vjp(
-    lambda bias: band_tile(bias, LANES, include_self), bias_HW * LOG2E
+    lambda bias: band_tile(bias, LANES, inputs.include_self),
+    inputs.bias_HW * LOG2E,
   )
   dq, dk, dv, dtile_HXS, dscale_H = backward(
     q_BTF,
     k_BSF,
     v_BSF,
-    seen,
-    turned(tile_HSX),
+    seen_B1S,
+    transposed(tile_HSX),
     scale_H,
-    turned(keep_HSX),
-    whole_blocks(side_by_side(o_BTHK), block),
-    # Queries that fill a block have probabilities of 0, whatever the bias is.
+    transposed(keep_HSX),
+    pad_to_multiple(merge_heads(o_BTHK), block),
+    # Padded queries have probabilities of 0, whatever the bias is.
     jnp.pad(lse_BHT, ((0, 0), (0, 0), (0, -T % block)), constant_values=-NEVER),
-    whole_blocks(side_by_side(do_BTHK), block),
+    pad_to_multiple(merge_heads(do_BTHK), block),
     block=block,
     head_dim=q_BTHK.shape[3],
-    normalize_own=normalize_own,
+    normalize_own=inputs.normalize_own,
     interpret=interpret,
   )
-  # Gradients are those of what logits are before they are taken to base 2.
-  past = past_keys(T, k_BSHK, W)
-  own = lambda a: blocks.given_keys(a, T, past, k_BSHK).reshape(k_BSHK.shape)
-  (dbias_HW,) = to_bias(turned(dtile_HXS))
-  return (
-    dq[:, :T].reshape(q_BTHK.shape),
-    own(dk),
-    own(dv),
-    dbias_HW,
-    None if scale_H is None else dscale_H.astype(scale_H.dtype),
+  # The kernel differentiates by logits to base e, although the tile is to base
+  # 2, so the factor LOG2E is not differentiated.
+  (dbias_HW,) = to_bias(transposed(dtile_HXS))
+  unpad = lambda a: unpad_keys(a, inputs, _past_keys(inputs)).reshape(
+    inputs.k_BSHK.shape
+  )
+  return inputs.replace(
+    q_BTHK=dq[:, :T].reshape(q_BTHK.shape),
+    k_BSHK=unpad(dk),
+    v_BSHK=unpad(dv),
+    mask_BS=None,
+    bias_HW=dbias_HW,
+    scale_H=None if scale_H is None else dscale_H.astype(scale_H.dtype),
   )
 
 
-def dropout_block(q_BTHK) -> int:
-  """Queries whose probabilities are dropped by one mask."""
-  del q_BTHK
-  return LANES
+def dropout_shape(inputs: AttentionInputs) -> tuple[int, ...]:
+  """Returns the shape of a dropout mask; sub-blocks and rows share one mask."""
+  return len(inputs.bias_HW), LANES, inputs.window + LANES
 
 
-def unsupported_reason(q_BTHK, k_BSHK, bias_HW, keys_WK) -> str | None:
-  """What these kernels do not take; None: they take it all."""
-  K, W = q_BTHK.shape[3], bias_HW.shape[1]
+def unsupported_reason(inputs: AttentionInputs, dropout=None) -> str | None:
+  """Returns why these kernels do not support the inputs; None if they do."""
+  del dropout
+  T, K = inputs.q_BTHK.shape[1::2]
+  W = inputs.window
   if W % LANES or K % 64 or K > 256:
     return (
-      f'a window of {W} and heads {K} wide; the window must be a multiple of '
-      f'{LANES}, the width 64, 128, 192 or 256'
+      f'the window is {W} and head_dim is {K}; the window must be a multiple '
+      f'of {LANES}, and head_dim 64, 128, 192 or 256'
     )
-  if q_BTHK.shape[1] < LANES:
-    # Half a block of them costs more than XLA's form does.
-    return f'{q_BTHK.shape[1]} queries, fewer than {LANES}'
-  block = queries_of_block(q_BTHK.shape[1], W)
-  if told := tpu_vmem.lacking(tpu_vmem.of_window(q_BTHK, k_BSHK, W, block)):
-    return f'a window of {W} and heads {K} wide of {q_BTHK.dtype}, {told}'
-  return blocks.unsupported_reason(q_BTHK, k_BSHK, bias_HW, keys_WK)
+  if T < LANES:
+    # XLA is faster for half a block of queries.
+    return f'{T} queries are fewer than {LANES}'
+  needed = window_bytes(inputs.q_BTHK, inputs.k_BSHK, W, block_size(T, W))
+  if shortage := vmem_shortage(needed):
+    dtype = inputs.q_BTHK.dtype
+    return f'the window is {W} and head_dim is {K} of {dtype}, {shortage}'
+  return blocks.unsupported_reason(inputs)
 
 
-def turned(a_HSX):
-  """[H, X, S]; None: None."""
-  return None if a_HSX is None else a_HSX.swapaxes(1, 2)
-
-
-def laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, W: int):
-  """Heads side by side, in whole blocks; and 0 or NEVER for each key."""
-  T = q_BTHK.shape[1]
-  past, block = past_keys(T, k_BSHK, W), queries_of_block(T, W)
-  *qkv, seen_BS = blocks.laid_out(q_BTHK, k_BSHK, v_BSHK, mask_BS, past, block)
-  return *map(side_by_side, qkv), seen_BS[:, None]
-
-
-def queries_of_block(T: int, W: int) -> int:
-  """As many as a window; of fewer queries, the part that leaves least empty."""
+def block_size(T: int, W: int) -> int:
+  """Returns W; if T < W, the divisor of W that needs least padding of T."""
   if T >= W:
     return W
   parts = [n for n in range(LANES, W + 1, LANES) if W % n == 0]
   return min(parts, key=lambda n: (T + -T % n, -n))
 
 
-def past_keys(T: int, k_BSHK, W: int) -> int:
-  """Keys before the queries' own that kernels read: all of them, or none."""
-  return W if k_BSHK.shape[1] > T else 0
+def bounded_or_not(softmax, bias_HW, scale_H):
+  """Returns softmax(shift_H, is_bounded).
 
-
-def side_by_side(a_BSHK):
-  """[B, S, H K]."""
-  return a_BSHK.reshape(*a_BSHK.shape[:2], -1)
+  If queries are normalized and the possible range of the logits is small enough
+  that no exponential underflows, shift_H is an upper bound of the logits, and
+  is_bounded is True. Otherwise shift_H is 0.
+  """
+  zeros_H = jnp.zeros(len(bias_HW))
+  if scale_H is None:
+    return softmax(zeros_H, False)
+  shift_H, range_H = bound(bias_HW, scale_H)
+  return jax.lax.cond(
+    jnp.max(range_H) < RANGE,
+    lambda: softmax(shift_H, True),
+    lambda: softmax(zeros_H, False),
+  )
 
 
 def bound(bias_HW, scale_H):
-  """What no logit of unit vectors exceeds, and how far below it they reach."""
+  """Returns an upper bound of the logits of unit vectors, and their range.
+
+  The range is the difference to a lower bound of visible keys; both are [H].
+  """
   is_seen_HW = bias_HW > NEVER / 2
   highest_H = jnp.max(jnp.where(is_seen_HW, bias_HW, NEVER), 1)
   lowest_H = jnp.min(jnp.where(is_seen_HW, bias_HW, -NEVER), 1)
@@ -209,6 +184,29 @@ def bound(bias_HW, scale_H):
   highest_H, lowest_H = (
     jnp.where(is_any_H, a, 0) for a in (highest_H, lowest_H)
   )
-  # In bfloat16 a unit vector may be a little longer.
+  # In bfloat16 a unit vector may be slightly longer than 1.
   longest_H = 1.02 * jnp.abs(scale_H)
   return longest_H + highest_H, 2 * longest_H + highest_H - lowest_H
+
+
+def merge_heads(a_BSHK):
+  """Reshapes to [B, S, H K]."""
+  return a_BSHK.reshape(*a_BSHK.shape[:2], -1)
+
+
+def transposed(a_HSX):
+  """Swaps the last two axes; None stays None."""
+  return None if a_HSX is None else a_HSX.swapaxes(1, 2)
+
+
+def _prepared(inputs: AttentionInputs):
+  """Returns arguments of kernels: q, k and v in whole blocks, and the mask."""
+  block = block_size(inputs.q_BTHK.shape[1], inputs.window)
+  *qkv, seen_BS = pad_to_blocks(inputs, _past_keys(inputs), block)
+  return *map(merge_heads, qkv), seen_BS[:, None]
+
+
+def _past_keys(inputs: AttentionInputs) -> int:
+  """Returns how many past keys the kernels read: all W of them, or none."""
+  has_past = inputs.k_BSHK.shape[1] > inputs.q_BTHK.shape[1]
+  return inputs.window if has_past else 0

@@ -1,9 +1,9 @@
-"""Windowed attention on a TPU, backward: all gradients in one kernel.
+"""Windowed attention on a TPU: the backward kernel, for all gradients.
 
-Logits are made again, transposed: [X, S], keys by queries. What belongs to a
-query is then a row, and of five products only that of the queries' gradient has
-a transposed operand. Gradients of keys are added up in VMEM until the last
-block that sees them is done (see tpu_blocks).
+Logits are recomputed transposed, [X, S], keys by queries. Values that belong to
+a query, such as its sum, are then rows, and of five products only the one
+for gradients of queries transposes its first operand. Gradients of keys are
+summed in VMEM until the last block of queries that sees them.
 """
 
 import functools
@@ -18,15 +18,15 @@ from meliad_rec.kernels.blocks import AB_T
 from meliad_rec.kernels.blocks import dot
 from meliad_rec.kernels.blocks import LOG2E
 from meliad_rec.kernels.reference import NEVER
-from meliad_rec.kernels.tpu.blocks import across
-from meliad_rec.kernels.tpu.blocks import as_column
 from meliad_rec.kernels.tpu.blocks import backward_heads
-from meliad_rec.kernels.tpu.blocks import bytes_needed
+from meliad_rec.kernels.tpu.blocks import l2_normalize_rows
 from meliad_rec.kernels.tpu.blocks import LANES
-from meliad_rec.kernels.tpu.blocks import unit
+from meliad_rec.kernels.tpu.blocks import to_columns
+from meliad_rec.kernels.tpu.blocks import vmem_limit
+from meliad_rec.kernels.tpu.blocks import widen
 from meliad_rec.kernels.tpu.blocks import WindowBlocks
-from meliad_rec.kernels.tpu.window_forward import pack
-from meliad_rec.kernels.tpu.window_forward import taken_keys
+from meliad_rec.kernels.tpu.window_forward import load_own_keys
+from meliad_rec.kernels.tpu.window_forward import pack_scalars
 
 
 def backward(
@@ -46,65 +46,76 @@ def backward(
   normalize_own,
   interpret,
 ):
-  """Gradients, from that of the outputs.
+  """Returns gradients of the inputs, given gradients of the outputs.
 
   Args:
     q_BTF, k_BSF, v_BSF, seen_B1S, scale_H, block, head_dim, normalize_own,
-      interpret: see tpu_forward.forward.
-    tile_HXS: bias and band of a sub-block, to base 2, not lowered; transposed.
-    keep_HXS: factors of the probabilities, for dropout; None: all 1.
-    o_BTF, lse_BHT: what forward returned.
-    do_BTF: gradient of the outputs.
+      interpret: see `forward`.
+    tile_HXS: sum of bias and band of a sub-block, to base 2, without a shift;
+      transposed.
+    keep_HXS: dropout factors of the probabilities; None: all are 1.
+    o_BTF, lse_BHT: results of `forward`.
+    do_BTF: gradients of the outputs.
 
   Returns:
-    Those of q_BTF, k_BSF, v_BSF; of the bias, [H, X, S] float32; of scale_H,
-    or 0 where it is None.
+    Gradients of q_BTF, k_BSF, v_BSF; of the bias, [H, X, S] float32; and of
+    scale_H, or 0 if it is None.
   """
   (B, T, F), (H, X, S) = q_BTF.shape, tile_HXS.shape
   K, W, Q = head_dim, X - S, block
   sharing = F // k_BSF.shape[2]
   G = backward_heads(H, K, sharing, W, Q, q_BTF.dtype.itemsize)
   blocks = WindowBlocks(Q, K, G, sharing, S, W)
-  last = T // Q - 1
-  width, key_group = blocks.key_width, blocks.key_group
-  ahead = (k_BSF.shape[1] - T) // Q  # Blocks of the past.
-  later = W // Q  # Blocks of queries that see a block of keys, but its own.
-  now = lambda i: jnp.minimum(i, last)
-  here = pl.BlockSpec((1, Q, blocks.width), lambda h, b, i: (b, now(i), h))
-  own = pl.BlockSpec(
-    (1, Q, width), lambda h, b, i: (b, now(i) + ahead, key_group(h))
+  width, kv_group = blocks.kv_width, blocks.kv_group
+  past_blocks = (k_BSF.shape[1] - T) // Q
+  # Steps after the last block of queries finish the keys of the last window.
+  window_blocks = W // Q
+  query_block = lambda i: jnp.minimum(i, T // Q - 1)
+  query_spec = pl.BlockSpec(
+    (1, Q, blocks.width), lambda h, b, i: (b, query_block(i), h)
   )
-  past = pl.BlockSpec((1, W, width), lambda h, b, i: (b, 0, key_group(h)))
-  done = lambda group: pl.BlockSpec(
+  own_spec = pl.BlockSpec(
     (1, Q, width),
-    lambda h, b, i: (b, jnp.maximum(i + ahead - later, 0), group(h)),
+    lambda h, b, i: (b, query_block(i) + past_blocks, kv_group(h)),
   )
-  of_heads = lambda a: pl.BlockSpec(
+  past_spec = pl.BlockSpec((1, W, width), lambda h, b, i: (b, 0, kv_group(h)))
+  finished_spec = lambda group: pl.BlockSpec(
+    (1, Q, width),
+    lambda h, b, i: (
+      b,
+      jnp.maximum(i + past_blocks - window_blocks, 0),
+      group(h),
+    ),
+  )
+  head_spec = lambda a: pl.BlockSpec(
     (G, *a.shape[1:]), lambda h, b, i: (h,) + (0,) * (a.ndim - 1)
   )
   normalize = scale_H is not None
-  scalars_H11 = pack(scale_H if normalize else jnp.ones(H))
+  scalars_H11 = pack_scalars(scale_H if normalize else jnp.ones(H))
   arguments = [q_BTF, do_BTF, o_BTF, k_BSF, v_BSF, seen_B1S]
   arguments += [lse_BHT.reshape(B, H // G, G, T), scalars_H11, tile_HXS]
-  specs = [here, here, here, own, own]
+  specs = [query_spec, query_spec, query_spec, own_spec, own_spec]
   specs += [
-    pl.BlockSpec((1, 1, Q), lambda h, b, i: (b, 0, now(i) + ahead)),
-    pl.BlockSpec((1, 1, G, Q), lambda h, b, i: (b, h, 0, now(i))),
-    of_heads(scalars_H11),
-    of_heads(tile_HXS),
+    pl.BlockSpec(
+      (1, 1, Q), lambda h, b, i: (b, 0, query_block(i) + past_blocks)
+    ),
+    pl.BlockSpec((1, 1, G, Q), lambda h, b, i: (b, h, 0, query_block(i))),
+    head_spec(scalars_H11),
+    head_spec(tile_HXS),
   ]
-  if ahead:
+  if past_blocks:
     arguments += [k_BSF, v_BSF, seen_B1S]
-    specs += [past, past, pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, 0))]
+    specs += [past_spec] * 2
+    specs.append(pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, 0)))
   if keep_HXS is not None:
     arguments.append(keep_HXS)
-    specs.append(of_heads(keep_HXS))
+    specs.append(head_spec(keep_HXS))
   if normalize_own:
     arguments.append(k_BSF)
-    specs.append(done(key_group))
+    specs.append(finished_spec(kv_group))
   shape = jax.ShapeDtypeStruct
-  # Key heads shared by several steps have a gradient of each of them.
-  dk = shape((B, k_BSF.shape[1], H // G * width), k_BSF.dtype)
+  # Each grid step that shares a key head computes its own gradient of it.
+  dk_shape = shape((B, k_BSF.shape[1], H // G * width), k_BSF.dtype)
   tile, scalars = (shape(a.shape, jnp.float32) for a in (tile_HXS, scalars_H11))
   scratch = [
     ((W + Q, width), k_BSF.dtype),
@@ -113,30 +124,34 @@ def backward(
     ((W + Q, width), jnp.float32),
     ((W + Q, width), jnp.float32),
   ]
-  done = done(lambda h: h)
-  written = [here, done, done, of_heads(tile), of_heads(scalars)]
-  results = [shape(q_BTF.shape, q_BTF.dtype), dk, dk, tile, scalars]
-  moved = [
+  dk_spec = finished_spec(lambda h: h)
+  out_specs = [query_spec, dk_spec, dk_spec]
+  out_specs += [head_spec(tile), head_spec(scalars)]
+  dq_shape = shape(q_BTF.shape, q_BTF.dtype)
+  out_shapes = [dq_shape, dk_shape, dk_shape, tile, scalars]
+  vmem_blocks = [
     (spec.block_shape, a.dtype)
-    for spec, a in zip([*specs, *written], [*arguments, *results], strict=True)
+    for spec, a in zip(
+      [*specs, *out_specs], [*arguments, *out_shapes], strict=True
+    )
   ]
   dq_BTF, dk_BSF, dv_BSF, dbias_HXS, dscale_H11 = pl.pallas_call(
     functools.partial(
       _kernel,
       blocks=blocks,
-      has_past=ahead > 0,
-      later=later,
+      has_past=past_blocks > 0,
+      window_blocks=window_blocks,
       normalize=normalize,
       normalize_own=normalize_own,
     ),
-    grid=(H // G, B, T // Q + later),
+    grid=(H // G, B, T // Q + window_blocks),
     in_specs=specs,
-    out_specs=written,
-    out_shape=results,
+    out_specs=out_specs,
+    out_shape=out_shapes,
     scratch_shapes=[pltpu.VMEM(*each) for each in scratch],
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel', 'arbitrary', 'arbitrary'),
-      vmem_limit_bytes=bytes_needed(moved, scratch, 24 * S * X * 4),
+      vmem_limit_bytes=vmem_limit(vmem_blocks, scratch, 24 * S * X * 4),
     ),
     cost_estimate=pl.CostEstimate(
       flops=10 * B * T * F * X,
@@ -146,17 +161,17 @@ def backward(
     interpret=interpret,
     name='window_attention_backward',
   )(*arguments)
-  dk_BSF, dv_BSF = (of_key_heads(a, k_BSF, width) for a in (dk_BSF, dv_BSF))
+  dk_BSF, dv_BSF = (sum_shared_heads(a, k_BSF, width) for a in (dk_BSF, dv_BSF))
   return dq_BTF, dk_BSF, dv_BSF, dbias_HXS, dscale_H11[:, 0, 0]
 
 
-def of_key_heads(parts_BSF, k_BSF, width: int):
-  """Gradients like k_BSF, from those of each step that read a key head."""
+def sum_shared_heads(parts_BSF, k_BSF, width: int):
+  """Sums the gradients that several grid steps computed of one key head."""
   if parts_BSF.shape == k_BSF.shape:
     return parts_BSF
   parts = parts_BSF.shape[2] // k_BSF.shape[2]
-  apart = parts_BSF.reshape(*k_BSF.shape[:2], -1, parts, width)
-  total = jnp.sum(apart, 3, dtype=jnp.float32)
+  split = parts_BSF.reshape(*k_BSF.shape[:2], -1, parts, width)
+  total = jnp.sum(split, 3, dtype=jnp.float32)
   return total.reshape(k_BSF.shape).astype(k_BSF.dtype)
 
 
@@ -173,13 +188,14 @@ def _kernel(
   *rest,
   blocks,
   has_past,
-  later,
+  window_blocks,
   normalize,
   normalize_own,
 ):
+  # The rest: optional inputs, outputs, scratch.
   *rest, keys, values, seen, dkeys, dvalues = rest
   *rest, dq_ref, dk_ref, dv_ref, dbias_ref, dscale_ref = rest
-  *rest, done_ref = rest if normalize_own else (*rest, None)
+  *rest, finished_keys_ref = rest if normalize_own else (*rest, None)
   past, keep_ref = (rest[:3], rest[3:]) if has_past else (None, rest)
   W, Q = blocks.window, blocks.block
   i = pl.program_id(2)
@@ -195,24 +211,24 @@ def _kernel(
   def add_to_bias(head, ds):
     dbias_ref[head] += ds
 
-  @pl.when(i < pl.num_programs(2) - later)
+  @pl.when(i < pl.num_programs(2) - window_blocks)
   def _():
     never = jnp.full((W, LANES), NEVER, seen.dtype)
-    before = as_column(past[2][0]) if past else never
+    before = to_columns(past[2][0]) if past else never
     seen[:W] = jnp.where(i == 0, before, seen[Q:])
     for l, buffer in enumerate((keys, values)):
-      zeros = jnp.zeros((W, blocks.key_width), buffer.dtype)
+      zeros = jnp.zeros((W, blocks.kv_width), buffer.dtype)
       buffer[:W] = jnp.where(i == 0, past[l][0] if past else zeros, buffer[Q:])
     values[W:] = v_ref[0]
-    seen[W:] = as_column(seen_ref[0])
+    seen[W:] = to_columns(seen_ref[0])
     for sums in (dkeys, dvalues):
-      sums[W:] = jnp.zeros((Q, blocks.key_width))
+      sums[W:] = jnp.zeros((Q, blocks.kv_width))
     add_gradients(
       blocks,
       (q_ref, do_ref, o_ref, lse_ref, scalars_ref),
-      (taken_keys(blocks, k_ref, keys, normalize_own), keys, values),
+      (load_own_keys(blocks, k_ref, keys, normalize_own), keys, values),
       lambda j, head: (
-        tile_ref[head] + across(seen[blocks.seen(j)], blocks.sub_block)
+        tile_ref[head] + widen(seen[blocks.seen(j)], blocks.sub_block)
       ),
       (lambda j, head: keep_ref[0][head]) if keep_ref else None,
       (dq_ref, dkeys, dvalues, dscale_ref),
@@ -221,7 +237,7 @@ def _kernel(
     )
 
   dv_ref[0] = dvalues[:Q].astype(dv_ref.dtype)
-  # With unit queries, those that keys met were taken to base 2.
+  # Normalized queries were multiplied by log2(e) before they met the keys.
   factor = 1 / LOG2E if normalize else 1
   if not normalize_own:
     dk_ref[0] = (dkeys[:Q] * factor).astype(dk_ref.dtype)
@@ -229,33 +245,34 @@ def _kernel(
   for head in range(blocks.num_kv_heads):
     columns = blocks.columns(head)
     dk = dkeys[:Q, columns]
-    along, shrunk = unit(done_ref[0][:, columns])
-    # Keys of the past were of unit length as they came.
-    is_raw = i >= later
-    dk -= along * jnp.where(is_raw, jnp.sum(dk * along, 1, keepdims=True), 0)
-    dk *= jnp.where(is_raw, shrunk, 1) * factor
+    unit, shrink = l2_normalize_rows(finished_keys_ref[0][:, columns])
+    # Past keys were already normalized.
+    is_own = i >= window_blocks
+    dk -= unit * jnp.where(is_own, jnp.sum(dk * unit, 1, keepdims=True), 0)
+    dk *= jnp.where(is_own, shrink, 1) * factor
     dk_ref[0, :, columns] = dk.astype(dk_ref.dtype)
 
 
 def add_gradients(
-  blocks, of_queries, of_keys, added, keep, sums, add_to_bias, *, normalize
+  blocks, query_refs, key_refs, added, keep, sums, add_to_bias, *, normalize
 ):
-  """Gradients of one block of queries, and of the keys that it sees.
+  """Computes gradients for one block of queries and the keys that it sees.
 
   Args:
-    blocks, normalize: of the kernel.
-    of_queries: references to queries, gradients of outputs, outputs, logarithms
-      of sums, and scalars.
-    of_keys: (j, head) -> keys that a sub-block sees, called first; all keys
-      that the queries see; and all values.
+    blocks, normalize: see window_forward.write_outputs.
+    query_refs: queries, gradients of outputs, outputs, logarithms of sums, and
+      the scale of each head.
+    key_refs: a function (j, head) -> the keys that sub-block j sees, called
+      before they are read elsewhere; all keys that the queries see; and all
+      values.
     added: (j, head) -> what is added to logits of a sub-block, to base 2.
-    keep: (j, head) -> factors of its probabilities; None: all 1.
-    sums: references to gradients: that of queries is written, those of keys, of
-      values and of scales are added to.
-    add_to_bias: (head, gradient of logits) -> nothing.
+    keep: (j, head) -> dropout factors of its probabilities; None: all are 1.
+    sums: references to gradients of queries, which are overwritten, and of
+      keys, values and scales, which are added to.
+    add_to_bias: called with a head and its gradients of logits.
   """
-  q_ref, do_ref, o_ref, lse_ref, scalars_ref = of_queries
-  seen_keys, keys, values = of_keys
+  q_ref, do_ref, o_ref, lse_ref, scalars_ref = query_refs
+  seen_keys, keys, values = key_refs
   dq_ref, dkeys, dvalues, dscale_ref = sums
   dtype = q_ref.dtype
 
@@ -263,10 +280,10 @@ def add_gradients(
     rows, columns = blocks.queries(j), blocks.columns(head)
     scale = scalars_ref[head, :, :1]
     q, do = q_ref[0, rows, columns], do_ref[0, rows, columns]
-    along = factor = None
+    unit = factor = None
     if normalize:
-      along, factor = unit(q)
-      q = (along * (scale * LOG2E)).astype(dtype)
+      unit, factor = l2_normalize_rows(q)
+      q = (unit * (scale * LOG2E)).astype(dtype)
     s = dot(seen_keys(j, head), q, AB_T)
     if not normalize:
       s = s * LOG2E
@@ -274,24 +291,24 @@ def add_gradients(
     o = o_ref[0, rows, columns].astype(jnp.float32)
     mean = jnp.sum((do.astype(jnp.float32) * o).T, 0, keepdims=True)
     dp = dot(blocks.read(values, j, head), do, AB_T)
-    return s, dp, mean, q, do, along, factor
+    return s, dp, mean, q, do, unit, factor
 
   def gradients(j, head, ahead):
-    s, dp, mean, q, do, along, factor = ahead
+    s, dp, mean, q, do, unit, factor = ahead
     rows, columns = blocks.queries(j), blocks.columns(head)
-    near, key_columns = blocks.seen(j), blocks.key_columns(head)
+    near, kv_columns = blocks.seen(j), blocks.kv_columns(head)
     p = jnp.exp2(s)
     kept = p * keep(j, head) if keep else p
-    dvalues[near, key_columns] += dot(kept.astype(dtype), do)
+    dvalues[near, kv_columns] += dot(kept.astype(dtype), do)
     ds = kept * dp - p * mean if keep else p * (dp - mean)
     add_to_bias(head, ds)
     ds = ds.astype(dtype)
-    dkeys[near, key_columns] += dot(ds, q)
+    dkeys[near, kv_columns] += dot(ds, q)
     dq = dot(ds, blocks.read(keys, j, head), A_TB)
     if normalize:
-      radial = jnp.sum(dq * along, 1, keepdims=True)
+      radial = jnp.sum(dq * unit, 1, keepdims=True)
       dscale_ref[head, :, :1] += jnp.sum(radial, 0, keepdims=True)
-      dq = (dq - along * radial) * (factor * scalars_ref[head, :, :1])
+      dq = (dq - unit * radial) * (factor * scalars_ref[head, :, :1])
     dq_ref[0, rows, columns] = dq.astype(dq_ref.dtype)
 
-  blocks.sub_blocks(logits, gradients)
+  blocks.for_sub_blocks(logits, gradients)

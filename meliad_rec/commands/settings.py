@@ -1,0 +1,174 @@
+"""Lists architectures, sizes, tasks, options, experiments and their settings.
+
+  meliad-rec settings
+  meliad-rec settings LEARNING_RATE
+  meliad-rec settings options/position/rope
+
+With a name, it shows what the file sets, or which files set the macro. The last
+part of a name, such as rope, is enough.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import re
+import textwrap
+
+from absl import flags
+
+from meliad_rec.config import files
+from meliad_rec.config.values import BindingStatement
+from meliad_rec.config.values import IncludeStatement
+from meliad_rec.config.values import statements
+
+_FOLDERS = {
+  'arch': 'Architectures, one in a run',
+  'size': 'Sizes, one in a run',
+  'task': 'Tasks, one in a run',
+  'options': 'Options, any number',
+  'experiments': 'Experiments, complete by themselves',
+}
+_ROW = re.compile(r'\| `([A-Z_]+)` \| (.*) \|')
+
+
+def define_flags() -> None:
+  """Defines no flags."""
+
+
+def main(argv: list[str]) -> None:
+  """Prints all settings, or the details of the names given."""
+  flags.FLAGS.mark_as_parsed()
+  if not argv[1:]:
+    print('\n'.join(overview()))
+  for name in argv[1:]:
+    print('\n\n'.join(details(name)))
+
+
+def meanings() -> dict[str, str]:
+  """Returns the meaning of each macro, from gin/README.md."""
+  text = (files.root() / 'README.md').read_text(encoding='utf-8')
+  return dict(_ROW.findall(text))
+
+
+def overview() -> Iterator[str]:
+  """Yields the lines of the whole table."""
+  yield "Settings, given as --gin_param='NAME = value', and their defaults:"
+  for name, meaning in meanings().items():
+    yield from _entry(name, f'{meaning} [{_default(setters(name))}]')
+  for folder, title in _FOLDERS.items():
+    yield f'\n{title}, given as --gin_file={folder}/NAME:'
+    for name in files.names(folder):
+      file = f'{folder}/{name}'
+      yield from _entry(name, _comment(file)[0])
+      if folder == 'size':
+        sets = [f'{one.selector} {one.value!r}' for one in _statements(file)]
+        yield from _entry('', ', '.join(sets))
+
+
+def details(name: str) -> list[str]:
+  """Returns a text about each file or macro of that name.
+
+  Raises:
+    ValueError: no file and no macro has the name.
+  """
+  known = meanings()
+  if name in known:
+    return [_macro(name, known[name])]
+  short = name.removeprefix('gin/').removesuffix('.gin')
+  found = [
+    file
+    for file in files.names()
+    if file == short or file.endswith(f'/{short}')
+  ]
+  if not found:
+    last = [file.rpartition('/')[2] for file in files.names()]
+    near = files.nearest(short, [*known, *files.names(), *last])
+    raise ValueError(
+      f'There is no setting or gin file called {name!r}{near}; '
+      '`meliad-rec settings` lists them all.'
+    )
+  return [_file(file) for file in found]
+
+
+def setters(macro: str) -> Mapping[str, str]:
+  """Returns {file: value} of the shipped files that set a macro."""
+  found = {}
+  for file in files.names():
+    for one in _statements(file):
+      is_macro = isinstance(one, BindingStatement) and not one.arg_name
+      if is_macro and one.selector == macro:
+        found[file] = repr(one.value)
+  return found
+
+
+def _macro(name, meaning):
+  lines = [f'{name}: {meaning}']
+  lines += [f'  {file:<52} {value}' for file, value in setters(name).items()]
+  return '\n'.join(lines if lines[1:] else [*lines, '  set by no shipped file'])
+
+
+def _file(file):
+  lines = [f'gin/{file}.gin', *(f'  {line}' for line in _comment(file)), '']
+  known = meanings()
+  for one in _statements(file):
+    if isinstance(one, IncludeStatement):
+      lines.append(f'  includes {one.filename}')
+    elif isinstance(one, BindingStatement):
+      scope = f'{one.scope}/' if one.scope else ''
+      path = f'{scope}{one.selector}' + (one.arg_name and f'.{one.arg_name}')
+      meaning = '' if one.arg_name else f'  # {known.get(one.selector, "")}'
+      lines.append(f'  {path} = {one.value!r}{meaning}')
+  return '\n'.join(lines)
+
+
+def _default(found: Mapping[str, str]) -> str:
+  """Returns the default, such as '8192 in arch/memorizing' or 'by size'."""
+  parts = {}
+  kind = lambda file: file.partition('/')[0]
+  first = {'defaults', 'arch', 'size', 'task'}
+  if not any(kind(file) in first for file in found):
+    first = {'options'}
+  for file, value in found.items():
+    if kind(file) == 'size':
+      parts['by size'] = []
+    elif kind(file) in first:
+      value = value.replace('%gin.REQUIRED', 'to be set')
+      parts.setdefault(value, []).append(file)
+  if len(parts) == 1 and ('defaults' in found or len(found) > 2):
+    return next(iter(parts))
+  texts = [
+    f'{value} in {", ".join(of_value)}' if of_value else value
+    for value, of_value in parts.items()
+  ]
+  return '; '.join(texts) or 'no default'
+
+
+def _entry(name, text):
+  """Yields the lines of a name and its text, in two columns."""
+  if len(name) > 21:
+    yield f'  {name}'
+    name = ''
+  yield from textwrap.wrap(
+    text,
+    80,
+    initial_indent=f'  {name:<22}',
+    subsequent_indent=' ' * 24,
+    break_on_hyphens=False,
+  )
+
+
+def _text(file):
+  return (files.root() / f'{file}.gin').read_text(encoding='utf-8')
+
+
+def _comment(file):
+  """Returns the lines of a file's first comment."""
+  lines = _text(file).splitlines()
+  return [line[2:] for line in lines[: _end(lines)]]
+
+
+def _end(lines):
+  return next(i for i, line in enumerate(lines) if not line.startswith('#'))
+
+
+def _statements(file):
+  return statements(_text(file), lambda line: f'{file}.gin:{line}')

@@ -1,0 +1,319 @@
+"""Checks bindings, builds objects from them, and records the values used.
+
+An argument passed by a caller overrides a binding, and a binding overrides a
+default. References nest: `@a/f()` calls `f` inside the scope `a`. There the
+bindings of `a/f` hold, and those of `f` that `a/f` does not override.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from meliad_rec.config.files import nearest
+from meliad_rec.config.values import annotation
+from meliad_rec.config.values import Binding
+from meliad_rec.config.values import ConfigError
+from meliad_rec.config.values import describe
+from meliad_rec.config.values import DYNAMIC
+from meliad_rec.config.values import fits
+from meliad_rec.config.values import Macro
+from meliad_rec.config.values import map_leaves
+from meliad_rec.config.values import Name
+from meliad_rec.config.values import parameters
+from meliad_rec.config.values import Reference
+from meliad_rec.config.values import takes
+
+_RULE = f'# {"=" * 78}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Configured:
+  """A function or class that takes its arguments from a configuration.
+
+  Each call builds its arguments again, so that no two calls share an object.
+  """
+
+  evaluator: 'Evaluator' = dataclasses.field(repr=False)
+  name: Name
+  scope: str = ''
+
+  def __call__(self, *args, **kwargs):
+    return self.evaluator.call(self.name, self.scope, args, kwargs)
+
+
+class Evaluator:
+  """Builds objects from bindings.
+
+  Args:
+    bindings: the configuration; later bindings override earlier ones.
+    find: returns the function or class of a name, or raises ConfigError.
+    advice: ends the message about a binding that does not fit the code.
+  """
+
+  def __init__(
+    self,
+    bindings: Iterable[Binding],
+    find: Callable[[Name], Callable],
+    advice: str = 'correct the name',
+  ):
+    self.find = find
+    self._advice = advice
+    self._bindings = {}  # (scope, name) -> {parameter: binding}.
+    for binding in bindings:
+      of_name = self._bindings.setdefault((binding.scope, binding.name), {})
+      of_name[binding.parameter] = binding
+    self._used = {}  # (scope, name) -> {parameter: value}.
+    self._read = set()  # Keys of bindings.
+
+  def call(
+    self,
+    name: Name,
+    scope: str,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    outer: tuple[Binding, ...] = (),
+  ) -> Any:
+    """Calls a function with its bindings.
+
+    Args:
+      name: name of the function or class.
+      scope: names of the scopes entered, separated by '/'; '' for none.
+      args, kwargs: arguments of the caller.
+      outer: bindings that are being evaluated, to detect cycles.
+
+    Raises:
+      ConfigError: the function lacks a bound parameter, or an argument is
+        missing.
+    """
+    target = self.find(name)
+    known = parameters(target)
+    given = {*list(known or ())[: len(args)], *kwargs}
+    bound = {p: b for p, b in self._of(name, scope).items() if p not in given}
+    for binding in bound.values():
+      self._check_parameter(binding, known)
+    arguments = {p: self.value(b, scope, outer) for p, b in bound.items()}
+    record = {parameter: binding.value for parameter, binding in bound.items()}
+    for parameter, one in (known or {}).items():
+      if parameter in given or parameter in bound:
+        continue
+      if one.default is not one.empty:
+        if _is_literal(one.default):
+          record[parameter] = one.default
+      elif one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+        raise ConfigError(
+          f'{name} needs {parameter!r}, which no gin file and no --gin_param'
+          f' sets; set {name}.{parameter}.'
+        )
+    self._used.setdefault((scope, name), {}).update(record)
+    return target(*args, **arguments, **kwargs)
+
+  def value(
+    self, binding: Binding, scope: str = '', outer: tuple[Binding, ...] = ()
+  ) -> Any:
+    """Returns a binding's value, with macros replaced and references called."""
+    outer = _entered(binding, outer)
+    self._read.add(binding.key)
+
+    def evaluated(leaf):
+      match leaf:
+        case Macro():
+          macro = self._macro(leaf, outer)
+          self._used[macro.scope, macro.name] = {'': macro.value}
+          return self.value(macro, scope, outer)
+        case Reference():
+          inner = f'{scope}/{leaf.scope}'.strip('/')
+          if leaf.called:
+            return self.call(leaf.name, inner, (), {}, outer)
+          self.find(leaf.name)
+          return Configured(self, leaf.name, inner)
+        case _:
+          return leaf
+
+    return map_leaves(evaluated, binding.value)
+
+  def argument(self, name: Name, parameter: str) -> Binding | None:
+    """Returns the binding of a parameter without a scope, or None."""
+    return self._bindings.get(('', name), {}).get(parameter)
+
+  def check(self) -> None:
+    """Checks, before building, that every binding can be used.
+
+    Raises:
+      ConfigError: a macro is not set, a parameter does not exist, or a value
+        does not fit its parameter.
+    """
+    for binding in self._every():
+      value = self._expanded(binding, ())
+      if binding.parameter:
+        target = self.find(binding.name)
+        self._check_parameter(binding, parameters(target))
+        _check_type(binding, target, value)
+
+  def check_read(self) -> None:
+    """Checks that every binding that is not optional has been read.
+
+    Raises:
+      ConfigError: nothing read a binding; names the nearest that was read.
+    """
+    for binding in self._every():
+      if binding.optional or binding.key in self._read:
+        continue
+      peers = [
+        other.path
+        for other in self._every()
+        if other.key in self._read
+        and bool(other.parameter) == bool(binding.parameter)
+      ]
+      raise ConfigError(
+        f'{binding.where}: nothing reads {binding.path}'
+        f'{nearest(binding.path, peers)}; correct the name, or remove the'
+        ' binding if what was built does not use it.'
+      )
+
+  def text(self) -> str:
+    """Returns the bindings read and the defaults used, as gin text.
+
+    Every module gets a unique alias, and the text has no include statement.
+    """
+    aliases = {}
+
+    def short(name):
+      if name.module not in aliases:
+        alias = name.module.rpartition('.')[2]
+        while alias in (*aliases.values(), 'gin'):
+          alias += '_'
+        aliases[name.module] = alias
+      return Name(aliases[name.module], name.inner)
+
+    def shortened(leaf):
+      if isinstance(leaf, Reference):
+        return dataclasses.replace(leaf, name=short(leaf.name))
+      return leaf
+
+    macros, sections = {}, {}
+    for (scope, name), used in self._used.items():
+      title = (f'{scope}/' if scope else '') + str(
+        name if isinstance(name, str) else short(name)
+      )
+      written = {p: repr(map_leaves(shortened, v)) for p, v in used.items()}
+      if isinstance(name, str):
+        macros[title] = written['']
+      elif written:
+        sections[title] = {f'{title}.{p}': v for p, v in written.items()}
+    lines = [DYNAMIC]
+    for module, alias in sorted(aliases.items()):
+      parent, _, last = module.rpartition('.')
+      line = f'from {parent} import {last}' if parent else f'import {last}'
+      lines.append(line if alias == last else f'{line} as {alias}')
+    parts = {'Macros': macros} if macros else {}
+    for title in sorted(sections, key=str.lower):
+      parts[f'Parameters for {title}'] = sections[title]
+    for title, bindings in parts.items():
+      lines += ['', f'# {title}:', _RULE]
+      lines += [f'{path} = {bindings[path]}' for path in sorted(bindings)]
+    return '\n'.join(lines) + '\n'
+
+  def _of(self, name, scope):
+    """Returns {parameter: binding} of a name inside a scope.
+
+    Bindings without a scope are overridden by those of each scope entered.
+    """
+    bound, entered = dict(self._bindings.get(('', name), {})), ''
+    for one in filter(None, scope.split('/')):
+      entered = f'{entered}/{one}'.strip('/')
+      bound |= self._bindings.get((entered, name), {})
+    return bound
+
+  def _every(self):
+    return [b for of_name in self._bindings.values() for b in of_name.values()]
+
+  def _macro(self, leaf, outer):
+    """Returns the binding of a macro that the last binding in `outer` uses."""
+    asking = outer[-1]
+    if leaf.name == 'gin.REQUIRED':
+      raise ConfigError(
+        f'{asking.where}: {asking.path} must be set by another file or by'
+        f" --gin_param='{asking.path} = ...'."
+      )
+    scope, _, name = leaf.name.rpartition('/')
+    found = self._bindings.get((scope, name))
+    if found is None:
+      macros = [b.path for b in self._every() if not b.parameter]
+      raise ConfigError(
+        f'{asking.where}: {asking.path} = {asking.value!r}, but nothing sets'
+        f' {leaf!r}{nearest(leaf.name, macros)}; {self._advice}.'
+      )
+    return found['']
+
+  def _expanded(self, binding, outer):
+    """Returns the value of a binding with macros replaced by their values."""
+    outer = _entered(binding, outer)
+    return map_leaves(
+      lambda leaf: (
+        self._expanded(self._macro(leaf, outer), outer)
+        if isinstance(leaf, Macro)
+        else leaf
+      ),
+      binding.value,
+    )
+
+  def _check_parameter(self, binding, known):
+    if not takes(known, binding.parameter):
+      raise ConfigError(
+        f'{binding.where}: {binding.name} has no parameter'
+        f' {binding.parameter!r}{nearest(binding.parameter, known)};'
+        f' {self._advice}.'
+      )
+
+
+def _entered(binding, outer):
+  """Adds a binding to those under evaluation; ConfigError if it is in them."""
+  if any(one is binding for one in outer):
+    raise ConfigError(f'{binding.where}: {binding.path} is set to itself.')
+  return (*outer, binding)
+
+
+def _check_type(binding, target, value):
+  """Raises ConfigError unless the value fits its parameter or is its default.
+
+  Args:
+    binding: a binding of a parameter.
+    target: the function or class that has the parameter.
+    value: the binding's value with macros replaced.
+  """
+  known = parameters(target) or {}
+  if binding.parameter not in known:
+    return
+  default = known[binding.parameter].default
+  if type(default) is type(value) and default == value:
+    return
+  needed = annotation(target, binding.parameter)
+  if fits(value, needed):
+    return
+  given = repr(value)
+  if repr(binding.value) != given:
+    given = f'{binding.value!r}, which is {given}'
+  if isinstance(value, Reference):
+    other = dataclasses.replace(value, called=not value.called)
+    hint = f'; write {other!r}' if fits(other, needed) else ''
+  else:
+    hint = f', not {describe(type(value))}'
+  raise ConfigError(
+    f'{binding.where}: {binding.path} = {given}, but {binding.parameter} takes'
+    f' {describe(needed)}{hint}.'
+  )
+
+
+def _is_literal(value) -> bool:
+  """Returns whether a value can be written as gin text."""
+  match value:
+    case tuple() | list():
+      return all(map(_is_literal, value))
+    case dict():
+      return all(map(_is_literal, (*value, *value.values())))
+    case float():
+      return value - value == 0  # Neither infinite nor NaN.
+    case _:
+      return value is None or type(value) in (bool, int, str, bytes)

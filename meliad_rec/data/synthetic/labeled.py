@@ -1,0 +1,190 @@
+"""Labeled documents, splits and random numbers for synthetic tasks."""
+
+from collections.abc import Callable
+from collections.abc import Container
+
+import numpy as np
+
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.documents import token_dtype
+from meliad_rec.data.vocabulary import Words
+
+_CHUNK = 2**12  # Documents measured at once, to save memory.
+# `distinct` gives up after drawing this many times the rows that are needed.
+_TRIES = 20
+
+
+def from_rows(
+  split: str,
+  tokens_NX: np.ndarray,
+  labels_NX: np.ndarray,
+  rows_per_document: int,
+  vocabulary: Words,
+) -> Documents:
+  """Returns documents of consecutive rows: episodes, programs, ...
+
+  Args:
+    split: for the documents' names.
+    tokens_NX: ids of each row; zeros are dropped.
+    labels_NX: label of each token; 0 where not scored.
+    rows_per_document: rows of each document; the last may have fewer.
+    vocabulary: the vocabulary of the ids.
+  """
+  real_NX = tokens_NX != 0
+  ends_N = np.cumsum(real_NX.sum(1), dtype=np.int64)
+  ends = ends_N[rows_per_document - 1 :: rows_per_document]
+  starts = np.concatenate([[0], ends])
+  if starts[-1] != ends_N[-1]:
+    starts = np.append(starts, ends_N[-1])
+  return from_tokens(
+    split, tokens_NX[real_NX], starts, labels_NX[real_NX], vocabulary
+  )
+
+
+def from_tokens(
+  split: str,
+  tokens: np.ndarray,
+  starts: np.ndarray,
+  labels: np.ndarray,
+  vocabulary: Words,
+) -> Documents:
+  """Returns documents that are already concatenated; none may be empty.
+
+  Args:
+    split: for the documents' names.
+    tokens: ids of all documents.
+    starts: int64 [documents + 1], where each document begins.
+    labels: label of each token; 0 where not scored.
+    vocabulary: the vocabulary of the ids.
+  """
+  dtype = token_dtype(vocabulary.size)
+  tokens = tokens.astype(dtype, copy=False)
+  # Bytes of each word and one space; the last word of a document has no space.
+  sizes = np.array([0] + [len(word.encode()) + 1 for word in vocabulary.words])
+  bytes_ = np.empty(len(starts) - 1, np.int64)
+  for begin in range(0, len(bytes_), _CHUNK):
+    chunk = starts[begin : begin + _CHUNK + 1]
+    sizes_X = sizes[tokens[chunk[0] : chunk[-1]]]
+    bytes_[begin : begin + _CHUNK] = (
+      np.add.reduceat(sizes_X, chunk[:-1] - chunk[0]) - 1
+    )
+  return Documents(
+    tokens=tokens,
+    starts=starts,
+    bytes_=bytes_,
+    words=np.diff(starts),
+    names=[f'{split}-{number}' for number in range(len(starts) - 1)],
+    labels=labels.astype(dtype, copy=False),
+  )
+
+
+def total_rows(in_train: int) -> int:
+  """Returns the rows of all splits; validation and test have a tenth each."""
+  return in_train + 2 * _tenth(in_train)
+
+
+def split_rows(split: str, in_train: int) -> slice:
+  """Returns the rows of a split.
+
+  Raises:
+    ValueError: there is no such split.
+  """
+  if split not in SPLITS:
+    raise ValueError(
+      f'This task has no split {split!r}; it has {", ".join(SPLITS)}.'
+    )
+  counts = in_train, _tenth(in_train), _tenth(in_train)
+  ends = np.cumsum(counts)
+  i = SPLITS.index(split)
+  return slice(int(ends[i] - counts[i]), int(ends[i]))
+
+
+def _tenth(in_train: int) -> int:
+  return max(in_train // 10, 1)
+
+
+def check_setting(
+  name: str, value: int, least: int, most: int | None = None
+) -> None:
+  """Raises ValueError if a setting is out of range; `name` is its gin name."""
+  if value < least or (most is not None and value > most):
+    needed = f'at least {least}' if most is None else f'from {least} to {most}'
+    raise ValueError(
+      f'{name.rpartition(".")[2]} must be {needed}, got {value}. Set {name}.'
+    )
+
+
+class Draws:
+  """Random integers from a raw stream that NumPy guarantees never to change.
+
+  Args:
+    seed: the seed.
+    stream: further numbers that select an independent stream, such as the index
+      of a split that is drawn without the splits before it.
+
+  Raises:
+    ValueError: the seed is below 0.
+  """
+
+  def __init__(self, seed: int, *stream: int):
+    if seed < 0:
+      raise ValueError(
+        f'The seed of the data must be at least 0, got {seed}. Set the seed of '
+        'the task.'
+      )
+    seeds = np.random.SeedSequence(seed, spawn_key=stream)
+    self._generator = np.random.PCG64(seeds)
+
+  def below(self, end: int | np.ndarray, count: int) -> np.ndarray:
+    """Returns int64 [count] in [0, end); `end` may be an array [count]."""
+    raw = self._generator.random_raw(count)
+    return (raw % np.asarray(end, np.uint64)).astype(np.int64)
+
+  def bits(self, count: int) -> np.ndarray:
+    """Returns uint32 [count], 32 random bits each."""
+    raw = self._generator.random_raw(-(-count // 2)).astype('<u8', copy=False)
+    return raw.view('<u4')[:count]
+
+  def between_0_and_1(self, count: int) -> np.ndarray:
+    """Returns float64 [count] in the open interval (0, 1)."""
+    return (self.bits(count) + 0.5) / 2**32
+
+  def order(self, count: int) -> np.ndarray:
+    """Returns int64 [count], a random permutation of 0, 1, ..., count - 1."""
+    return np.argsort(self._generator.random_raw(count), kind='stable')
+
+
+def distinct(
+  draw: Callable[[int], np.ndarray],
+  count: int,
+  settings: str,
+  excluded: Container[bytes] = (),
+) -> np.ndarray:
+  """Returns different rows [count, ...] in the order drawn.
+
+  Splits made of such rows do not overlap.
+
+  Args:
+    draw: takes a number and returns that many new rows.
+    count: rows needed.
+    settings: names of the settings that limit the number of different rows, for
+      the error.
+    excluded: bytes of rows to leave out.
+
+  Raises:
+    ValueError: too few different rows were found.
+  """
+  rows = draw(count)
+  for _ in range(_TRIES):
+    first_index = {}
+    for i, row in enumerate(rows):
+      first_index.setdefault(row.tobytes(), i)
+    rows = rows[[i for row, i in first_index.items() if row not in excluded]]
+    if len(rows) >= count:
+      return rows[:count]
+    rows = np.concatenate([rows, draw(count)])
+  raise ValueError(
+    f'{count} different rows are needed, but {_TRIES * count} draws gave only '
+    f'{len(rows) - count}. Change {settings}.'
+  )

@@ -1,0 +1,311 @@
+"""Random expressions of ListOps as trees, their words and their values.
+
+  [MAX 2 9 [MIN 4 7 ] 0 ]      has the value 9
+
+The rules are those of the generator published by Nangia and Bowman 2018: with
+probability 1/4 an expression is an operator with 2 or more arguments, which are
+expressions, and otherwise it is a digit. At the greatest depth all expressions
+are digits. MED is the median, rounded down, and SM the sum modulo 10.
+
+Trees are stored level by level. The expressions of a level are in the order of
+their parents, which are in the level before; the last level has only digits.
+
+`grow` draws expressions of any length and `Lengths` those of given lengths.
+Expressions of a thousand words are about one in 100,000, so drawing until one
+is long enough would take hours. `Lengths` draws the length first, then the
+number of arguments that share it, then the length of each argument, and so on,
+from the exact distribution of the expressions that `grow` draws.
+"""
+
+from collections.abc import Callable
+from collections.abc import Container
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from meliad_rec.data.synthetic.labeled import Draws
+from meliad_rec.data.vocabulary import Words
+
+DIGITS = '0123456789'
+OPERATORS = '[MIN', '[MAX', '[MED', '[SM'
+START, END = 'START', 'END'
+VOCABULARY = Words([*DIGITS, *OPERATORS, ']', START, END])
+_DIGIT, _OPERATOR, _CLOSE = VOCABULARY.encode('0 [MIN ]').tolist()
+_BRACKETS = 2  # Words of an operator besides its arguments: itself and `]`.
+# `distinct` gives up if a smaller share of the expressions drawn is new.
+_FEW_NEW = 0.01
+
+
+class Level(NamedTuple):
+  """The expressions of one depth.
+
+  Attributes:
+    word_N: id of the first word of each.
+    arguments_N: number of arguments of each; 0 for a digit.
+  """
+
+  word_N: np.ndarray
+  arguments_N: np.ndarray
+
+
+class Expressions(NamedTuple):
+  """Expressions as ids, concatenated.
+
+  Attributes:
+    tokens: uint8 ids of all expressions.
+    starts: [expressions + 1], where each begins in `tokens`.
+    values_N: the value of each, 0 to 9.
+  """
+
+  tokens: np.ndarray
+  starts: np.ndarray
+  values_N: np.ndarray
+
+
+def grow(
+  draws: Draws, count: int, max_args: int, max_depth: int
+) -> list[Level]:
+  """Draws random expressions.
+
+  Args:
+    draws: the random numbers.
+    count: number of expressions.
+    max_args: maximum arguments of an operator, at least 2.
+    max_depth: depth of the last level, which has only digits; the first is 1.
+  """
+  levels = []
+  for depth in range(1, max_depth + 1):
+    is_operator_N = draws.below(4, count) == 0
+    is_operator_N &= depth < max_depth
+    levels.append(_draw_level(draws, is_operator_N, max_args))
+    count = levels[-1].arguments_N.sum()
+    if not count:
+      break
+  return levels
+
+
+def mean_length(max_args: int, max_depth: int) -> float:
+  """Returns the mean number of words of the expressions that `grow` draws."""
+  arguments = (
+    (2 + max_args) / 2 / 4
+  )  # Mean per expression above the last level.
+  try:
+    levels = [arguments**depth for depth in range(max_depth)]
+  except OverflowError:
+    return math.inf
+  return sum(levels) + sum(levels[:-1]) / 4  # Closing brackets are words too.
+
+
+def _draw_level(
+  draws: Draws, is_operator_N: np.ndarray, max_args: int
+) -> Level:
+  N = len(is_operator_N)
+  arguments_N = 2 + draws.below(max_args - 1, N)
+  choices_N = np.where(is_operator_N, len(OPERATORS), len(DIGITS))
+  first_N = np.where(is_operator_N, _OPERATOR, _DIGIT)
+  return Level(first_N + draws.below(choices_N, N), is_operator_N * arguments_N)
+
+
+def write(levels: list[Level]) -> Expressions:
+  """Returns the words and values of the expressions of the first level."""
+  sizes, value_N = [np.zeros(0, np.int64)], np.zeros(0, np.int64)
+  for word_N, arguments_N in reversed(levels):
+    operators = np.flatnonzero(arguments_N)
+    argument_values = value_N
+    size_N, value_N = np.ones_like(word_N), word_N - _DIGIT
+    if operators.size:
+      arguments = arguments_N[operators]
+      first = np.cumsum(arguments) - arguments
+      size_N[operators] = _BRACKETS + np.add.reduceat(sizes[-1], first)
+      value_N[operators] = _evaluate(
+        word_N[operators] - _OPERATOR, arguments, first, argument_values
+      )
+    sizes.append(size_N)
+  starts = np.concatenate([[0], np.cumsum(sizes[-1])])
+  return Expressions(_words(levels, sizes[::-1], starts), starts, value_N)
+
+
+def _evaluate(operator_N, arguments_N, first_N, value_C):
+  """Returns the results of operators, given all their arguments in order."""
+  sorted_C = np.repeat(10 * np.arange(len(first_N)), arguments_N) + value_C
+  sorted_C = np.sort(sorted_C) % 10  # Sorted within each operator.
+  below_N = sorted_C[first_N + (arguments_N - 1) // 2]
+  above_N = sorted_C[first_N + arguments_N // 2]
+  return np.choose(
+    operator_N,
+    [
+      sorted_C[first_N],
+      sorted_C[first_N + arguments_N - 1],
+      (below_N + above_N) // 2,
+      np.add.reduceat(value_C, first_N) % 10,
+    ],
+  )
+
+
+def _words(levels, sizes, starts):
+  """Returns all ids; each level fills the gaps that its parents leave."""
+  tokens = np.empty(starts[-1], np.uint8)
+  begin_N = starts[:-1]
+  for (word_N, arguments_N), size_N, argument_size_N in zip(
+    levels, sizes[:-1], sizes[1:], strict=True
+  ):
+    tokens[begin_N] = word_N
+    operators = np.flatnonzero(arguments_N)
+    tokens[(begin_N + size_N)[operators] - 1] = _CLOSE
+    arguments = arguments_N[operators]
+    first = np.cumsum(arguments) - arguments
+    before_N = np.cumsum(argument_size_N) - argument_size_N
+    if operators.size:
+      shift = begin_N[operators] + 1 - before_N[first]
+      begin_N = before_N + np.repeat(shift, arguments)
+  return tokens
+
+
+def nesting(tokens: np.ndarray) -> int:
+  """Returns the maximum number of operators around a digit of an expression.
+
+  Args:
+    tokens: ids of one expression; START and END do not count.
+  """
+  opens = (tokens >= _OPERATOR) & (tokens < _CLOSE)
+  closes = tokens == _CLOSE
+  depth = np.cumsum(opens.astype(int) - closes)
+  return int(depth.max(initial=0))
+
+
+def distinct(
+  draw: Callable[[], list[Level]],
+  count: int,
+  settings: str,
+  excluded: Container[bytes] = (),
+) -> dict[bytes, int]:
+  """Returns different expressions and their values, in the order drawn.
+
+  Args:
+    draw: returns new expressions at each call.
+    count: expressions needed.
+    settings: names of the settings that limit the number of different
+      expressions, for the error.
+    excluded: expressions to leave out.
+
+  Returns:
+    Maps ids, one byte each, to the value.
+
+  Raises:
+    ValueError: too few different expressions were found.
+  """
+  found = {}
+  while len(found) < count:
+    count_before = len(found)
+    tokens, starts, values_N = write(draw())
+    text, starts = tokens.tobytes(), starts.tolist()
+    spans = zip(starts, starts[1:], values_N.tolist(), strict=False)
+    for begin, end, value in spans:
+      expression = text[begin:end]
+      if expression not in excluded:
+        found[expression] = value
+    if len(found) - count_before < _FEW_NEW * len(values_N):
+      break
+  if len(found) < count:
+    raise ValueError(
+      f'{count} different expressions are needed, but there are hardly more '
+      f'than {len(found)}. Increase {settings}.'
+    )
+  return dict(itertools.islice(found.items(), count))
+
+
+class Lengths:
+  """The distribution of lengths, and expressions of given lengths.
+
+  Args:
+    max_args: as in `grow`.
+    max_depth: as in `grow`.
+    longest: the greatest length to be asked for, in words.
+  """
+
+  def __init__(self, max_args: int, max_depth: int, longest: int):
+    self._max_args = max_args
+    digit_X = np.zeros(longest + 1)
+    digit_X[1] = 1
+    # From the last depth to the first. one[i][X]: probability that an
+    # expression has X words. several[i][k, X]: probability that k expressions
+    # together have X words.
+    one, several = [digit_X], []
+    for _ in range(max_depth - 1):
+      several.append(_powers(one[-1], max_args))
+      operator_X = np.zeros(longest + 1)
+      operator_X[_BRACKETS:] = several[-1][2:].mean(0)[:-_BRACKETS]
+      one.append((3 * digit_X + operator_X) / 4)
+    self._one, self._several = one[::-1], several[::-1]
+
+  def share(self, shortest: int, longest: int) -> float:
+    """Returns the probability of a length in [shortest, longest]."""
+    return float(self._one[0][shortest : longest + 1].sum())
+
+  def grow(
+    self, draws: Draws, count: int, shortest: int, longest: int
+  ) -> list[Level]:
+    """Draws expressions with lengths in [shortest, longest]."""
+    likely_X = self._one[0].copy()
+    likely_X[:shortest] = likely_X[longest + 1 :] = 0
+    length_N = _pick(draws, likely_X[None], np.zeros(count, np.int64))
+    levels = []
+    for depth in range(len(self._one)):
+      levels.append(_draw_level(draws, length_N > 1, self._max_args))
+      operators = np.flatnonzero(length_N > 1)
+      if not operators.size:
+        break
+      arguments_N = self._draw_arguments(draws, depth, length_N[operators])
+      levels[-1].arguments_N[operators] = arguments_N
+      length_N = self._split(draws, depth, length_N[operators], arguments_N)
+    return levels
+
+  def _draw_arguments(self, draws, depth, length_N):
+    """Draws the number of arguments of operators with these lengths."""
+    lengths, row_N = np.unique(length_N, return_inverse=True)
+    likely_RK = self._several[depth][2:, lengths - _BRACKETS].T
+    return 2 + _pick(draws, likely_RK, row_N)
+
+  def _split(self, draws, depth, length_N, arguments_N):
+    """Draws the lengths of all arguments, in order."""
+    one_X, several_KX = self._one[depth + 1], self._several[depth]
+    length_C = np.empty(arguments_N.sum(), np.int64)
+    next_N = np.cumsum(arguments_N) - arguments_N
+    left_N = length_N - _BRACKETS
+    for k in range(self._max_args, 1, -1):
+      n = np.flatnonzero(arguments_N >= k)
+      if not n.size:
+        continue
+      # Draws the first of the k remaining arguments; the others share the rest.
+      lefts, row_N = np.unique(left_N[n], return_inverse=True)
+      first_X = np.arange(lefts[-1] + 1)
+      rest_RX = lefts[:, None] - first_X
+      others_RX = np.where(rest_RX < 0, 0, several_KX[k - 1][rest_RX])
+      first_N = _pick(draws, one_X[first_X] * others_RX, row_N)
+      length_C[next_N[n]] = first_N
+      left_N[n] -= first_N
+      next_N[n] += 1
+    length_C[next_N] = left_N
+    return length_C
+
+
+def _powers(one_X, most):
+  """Returns [most + 1, X]: probability that k expressions have X words."""
+  powers = [np.zeros_like(one_X), one_X]
+  powers[0][0] = 1
+  for _ in range(most - 1):
+    powers.append(np.convolve(powers[-1], one_X)[: len(one_X)])
+  return np.stack(powers)
+
+
+def _pick(draws, likely_RX, row_N):
+  """Draws a column of the given row for each n; rows need not sum to 1."""
+  upto_RX = np.cumsum(likely_RX, 1)
+  upto_RX /= upto_RX[:, -1:]
+  # A single search: row r covers the interval from r to r + 1.
+  point_N = row_N + draws.between_0_and_1(len(row_N))
+  upto_RX += np.arange(len(upto_RX))[:, None]
+  index_N = np.searchsorted(upto_RX.ravel(), point_N)
+  return index_N - row_N * likely_RX.shape[1]

@@ -1,0 +1,238 @@
+"""Attention by Pallas kernels where they run and support the inputs, else XLA.
+
+The choice is made for the platform that a program is compiled for. The kernels
+for GPU have not been measured on a GPU yet, so they run only on request.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from types import ModuleType
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+import jax.numpy as jnp
+
+from meliad_rec.distributed.per_shard import per_shard
+from meliad_rec.distributed.per_shard import split_kv_heads
+from meliad_rec.kernels import reference
+from meliad_rec.kernels import xla
+from meliad_rec.kernels.blocks import Dropout
+from meliad_rec.kernels.gpu import window_attention as window_attention_gpu
+from meliad_rec.kernels.reference import AttentionInputs
+from meliad_rec.kernels.reference import MemoryInputs
+from meliad_rec.kernels.tpu import memory_attention as memory_attention_tpu
+from meliad_rec.kernels.tpu import window_attention as window_attention_tpu
+
+# Values of LayerConfig.attention, and the platforms whose kernels each uses.
+# Interpreted kernels, for tests, run on any platform.
+FORMS = {
+  'auto': ('tpu',),
+  'xla': (),
+  'gpu': ('tpu', 'cuda'),
+  'tpu_interpreted': ('tpu',),
+  'gpu_interpreted': ('cuda',),
+}
+# Checkpoint names, for policies of remat: the output, and the logarithms of
+# sums of exponentials, which the backward pass reads.
+WINDOW_NAMES = 'window_attention_output', 'window_attention_sums'
+MEMORY_NAMES = 'memory_attention_output', 'memory_attention_sums'
+
+
+def window_attention(
+  inputs: AttentionInputs, dropout: Dropout | None = None, form: str = 'auto'
+):
+  """Returns causal sliding-window attention [B, T, H, K].
+
+  Args:
+    inputs: see AttentionInputs.
+    dropout: see xla.window_attention.
+    form: one of FORMS. 'auto': kernels on a TPU; 'gpu': kernels on a TPU or a
+      GPU; 'xla': no kernels. XLA runs what kernels do not support.
+
+  Raises:
+    ValueError: the form does not exist, interpreted kernels do not support the
+      inputs, or this machine's GPU cannot run the kernels for GPU.
+  """
+  kernels = {'tpu': window_attention_tpu, 'cuda': window_attention_gpu}
+  if form == 'gpu' and (reason := window_attention_gpu.device_reason()):
+    raise ValueError(
+      f'The attention kernels for GPU do not run on this machine: {reason}. '
+      'Set layer_config.LayerConfig.attention to "auto".'
+    )
+  supported = _supported(form, kernels, inputs, dropout)
+  dispatch = Dispatch(supported, form, xla.window_attention, WINDOW_NAMES)
+  return dispatch(inputs, dropout)
+
+
+def memory_attention(
+  inputs: MemoryInputs, dropout: Dropout | None = None, form: str = 'auto'
+):
+  """Returns attention to memory slots [B, T, H, K].
+
+  There are kernels for TPU only. The table shows the compiler's estimates for a
+  TPU v5e, in thousands of cycles: the forward pass, then forward and backward
+  together. The 512 states and 512 tokens of a block of one row attend to the
+  slots (8 heads of width 128, bfloat16). For kernels, the number before the
+  plus sign is an upper bound, and XLA prepares their inputs in the time after
+  it.
+
+      slots    XLA          kernels
+        512    54, 161      10 + 16, 34 + 44
+      1,024    69, 233      19 + 16, 64 + 59
+      2,048    94, 394      37 + 16, 125 + 89
+      4,096    419, 1,216   75 + 16, 247 + 147
+
+  Args:
+    inputs: see MemoryInputs.
+    dropout: one mask [H, T, S] serves all rows.
+    form: see window_attention.
+
+  Raises:
+    ValueError: the form does not exist, or interpreted kernels do not support
+      the inputs.
+  """
+  (T, H), S = inputs.q_BTHK.shape[1:3], inputs.k_BSHK.shape[1]
+  keep_HTS = None if dropout is None else dropout.keep_mask((H, T, S))
+  kernels = {'tpu': memory_attention_tpu}
+  supported = _supported(form, kernels, inputs, keep_HTS)
+  dispatch = Dispatch(supported, form, reference.memory_attention, MEMORY_NAMES)
+  return dispatch(inputs, keep_HTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatch:
+  """Implementations of one call of attention, chosen when the call is traced.
+
+  It is called with `inputs`, AttentionInputs or MemoryInputs, and `dropout`, a
+  Dropout, factors of the probabilities, or None.
+
+  Attributes:
+    kernels: (platform, module) pairs of the kernels that may run.
+    form: one of FORMS.
+    xla: the implementation by XLA, (inputs, dropout) -> [B, T, H, K].
+    names: checkpoint names of the output, and of the logarithms of sums of
+      exponentials.
+  """
+
+  kernels: tuple[tuple[str, ModuleType], ...]
+  form: str
+  xla: Callable
+  names: tuple[str, str]
+
+  def __call__(self, inputs, dropout):
+    if not self.kernels:
+      return checkpoint_name(self.xla(inputs, dropout), self.names[0])
+    H = inputs.q_BTHK.shape[2]
+    inputs = inputs.replace(
+      k_BSHK=split_kv_heads(inputs.k_BSHK, H),
+      v_BSHK=split_kv_heads(inputs.v_BSHK, H),
+    )
+    return _attend(inputs, dropout, self)
+
+  @property
+  def interpret(self) -> bool:
+    """Whether kernels are interpreted, without the chip that they are for."""
+    return self.form.endswith('_interpreted')
+
+  def run(self, by_kernels: Callable[[ModuleType], Callable], by_xla, *args):
+    """Calls one implementation with `args`: the platform's kernels, or XLA.
+
+    Args:
+      by_kernels: module of the kernels -> implementation.
+      by_xla: implementation for platforms without kernels.
+      *args: its arguments.
+    """
+    branches = {name: by_kernels(module) for name, module in self.kernels}
+    if self.interpret:
+      (branch,) = branches.values()
+      return branch(*args)
+    return jax.lax.platform_dependent(*args, **branches, default=by_xla)
+
+
+def _supported(
+  form: str, kernels: dict[str, ModuleType], inputs, dropout: Any
+) -> tuple[tuple[str, ModuleType], ...]:
+  """Returns the kernels that a form uses and that support the inputs."""
+  if form not in FORMS:
+    raise ValueError(
+      f'form must be one of {", ".join(FORMS)}, got {form!r}. Set '
+      'layer_config.LayerConfig.attention.'
+    )
+  reasons = {
+    platform: kernels[platform].unsupported_reason(inputs, dropout)
+    if platform in kernels
+    else 'there are none'
+    for platform in FORMS[form]
+  }
+  if form.endswith('_interpreted'):
+    (reason,) = reasons.values()
+    if reason:
+      raise ValueError(
+        f'The kernels of {form} do not support these inputs: {reason}. Set '
+        'layer_config.LayerConfig.attention to "auto".'
+      )
+  return tuple(
+    (platform, kernels[platform])
+    for platform, reason in reasons.items()
+    if not reason
+  )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _attend(inputs, dropout, dispatch: Dispatch):
+  return _forward(inputs, dropout, dispatch)[0]
+
+
+def _forward(inputs, dropout, dispatch: Dispatch):
+  def by_kernels(module):
+    def attend(inputs, dropout):
+      arguments = inputs, _keep_mask(inputs, dropout, module)
+      call = functools.partial(module.attend, interpret=dispatch.interpret)
+      kinds, results = (inputs.kinds(), 'heads'), ('tokens', 'sums')
+      return per_shard(call, kinds, arguments, results)(*arguments)
+
+    return attend
+
+  def by_xla(inputs, dropout):
+    B, T, H, _ = inputs.q_BTHK.shape
+    return dispatch.xla(inputs, dropout), jnp.zeros((B, H, T))
+
+  results = dispatch.run(by_kernels, by_xla, inputs, dropout)
+  o, lse = map(checkpoint_name, results, dispatch.names)
+  return o, (inputs, dropout, o, lse)
+
+
+def _backward(dispatch: Dispatch, saved, do):
+  """Returns gradients of inputs and dropout; None for the mask and dropout."""
+
+  def by_kernels(module):
+    def gradients(inputs, dropout, o, lse, do):
+      arguments = inputs, _keep_mask(inputs, dropout, module), o, lse, do
+      call = functools.partial(module.gradients, interpret=dispatch.interpret)
+      kinds = inputs.kinds(), 'heads', 'tokens', 'sums', 'tokens'
+      return per_shard(call, kinds, arguments, kinds[0])(*arguments)
+
+    return gradients
+
+  def by_xla(inputs, dropout, o, lse, do):
+    del o, lse
+
+    def attend(differentiable):
+      whole = differentiable.replace(mask_BS=inputs.mask_BS)
+      return dispatch.xla(whole, dropout)
+
+    return jax.vjp(attend, inputs.replace(mask_BS=None))[1](do)[0]
+
+  return dispatch.run(by_kernels, by_xla, *saved, do), None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _keep_mask(inputs, dropout, module: ModuleType):
+  """Returns dropout factors of the probabilities in the kernels' shape."""
+  if not isinstance(dropout, Dropout):
+    return dropout
+  return dropout.keep_mask(module.dropout_shape(inputs))

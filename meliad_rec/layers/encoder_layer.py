@@ -1,0 +1,180 @@
+"""Encoder layer: self-attention, attention to memory, MLP, and GUT's gate.
+
+"Investigating Recurrent Transformers with Dynamic Halt" (2024), section 3 and
+eqs. 9-11. The plain transformer, UT, GUT, TLB and GUTLB consist of this layer.
+"""
+
+import functools
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from meliad_rec.layers import gates
+from meliad_rec.layers.attention import attend
+from meliad_rec.layers.attention import Heads
+from meliad_rec.layers.dropout import attention_keep
+from meliad_rec.layers.experts import ExpertAttention
+from meliad_rec.layers.experts import ExpertMLP
+from meliad_rec.layers.experts import Experts
+from meliad_rec.layers.layer_config import EncoderConfig
+
+XAVIER = nn.initializers.xavier_uniform()
+# The default of linear maps in the authors' framework: uniform within
+# 1 / sqrt(inputs). It draws biases in the same way; here they begin at 0.
+UNIFORM = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+
+
+class EncoderLayer(nn.Module):
+  """Pre-norm self-attention, attention to memory, and an MLP.
+
+  Attributes:
+    config: sizes and choices.
+    reads_memory: whether the layer also attends to memory slots.
+    gated: whether the layer's output passes through a gate, which chooses for
+      each element how much of it replaces the layer's input.
+    experts: experts of self-attention and MLP, which then sow 'routes'. None:
+      there are no experts.
+  """
+
+  config: EncoderConfig
+  reads_memory: bool = False
+  gated: bool = False
+  experts: Experts | None = None
+
+  def setup(self):
+    config = self.config
+    if self.experts and self.experts.in_attention:
+      self.attention = ExpertAttention(config, self.experts)
+    else:
+      self.attention = EncoderAttention(config)
+    if self.reads_memory:
+      self.memory_attention = EncoderAttention(config, cross=True)
+    self.mlp_norm = config.norm(dtype=config.dtype)
+    # As in the authors' code, which initializes the layers of TLB differently.
+    kernel_init = UNIFORM if self.reads_memory else XAVIER
+    if self.experts:
+      self.mlp = ExpertMLP(config, self.experts)
+    else:
+      self.mlp = EncoderMLP(config, config.mlp_dim, kernel_init)
+    if self.gated:
+      self.gate_mlp = EncoderMLP(config, config.mlp_dim, kernel_init)
+
+  def __call__(self, x_BTD, mask_BT, memory_BSD=None, source_BTD=None):
+    """Returns y_BTD.
+
+    Args:
+      x_BTD: the stream.
+      mask_BT: False at padding, which no token attends to.
+      memory_BSD: memory slots; None if the layer reads none.
+      source_BTD: vectors from which self-attention computes keys and values;
+        None: x_BTD.
+
+    Raises:
+      ValueError: memory is given to a layer that reads none, or is missing.
+    """
+    if self.reads_memory != (memory_BSD is not None):
+      raise ValueError(
+        f'reads_memory is {self.reads_memory}, but the layer was given '
+        f'{"no memory" if self.reads_memory else "memory slots"}. Set '
+        'encoder_layer.EncoderLayer.reads_memory to True in a latent '
+        'bottleneck and to False elsewhere.'
+      )
+    source_BTD = x_BTD if source_BTD is None else source_BTD
+    a_BTD = self.attention(x_BTD, source_BTD, mask_BT)
+    if self.reads_memory:
+      seen_BS = jnp.ones(memory_BSD.shape[:2], bool)
+      a_BTD = self.memory_attention(a_BTD, memory_BSD, seen_BS)
+    n_BTD = self.mlp_norm(a_BTD)
+    y_BTD = a_BTD + self.mlp(n_BTD)  # eq. 9
+    if not self.gated:
+      return y_BTD
+    g_BTD = jax.nn.sigmoid(self.gate_mlp(n_BTD).astype(jnp.float32))  # eq. 10
+    y_BTD = g_BTD * y_BTD + (1 - g_BTD) * x_BTD  # eq. 11
+    return y_BTD.astype(x_BTD.dtype)
+
+
+class EncoderAttention(nn.Module):
+  """Pre-norm attention, added to the stream.
+
+  Attributes:
+    config: sizes and choices.
+    cross: whether keys come from another source than the stream. The source
+      then has its own norm and no positions, and every query sees all of it.
+  """
+
+  config: EncoderConfig
+  cross: bool = False
+
+  def setup(self):
+    config = self.config
+    dims = config.num_heads, config.head_dim, False, config.dtype
+    half = nn.initializers.variance_scaling(0.5, 'fan_avg', 'uniform')
+    self.norm = config.norm(dtype=config.dtype)
+    if self.cross:
+      self.source_norm = config.norm(dtype=config.dtype)
+    self.query, self.key = Heads(*dims, half), Heads(*dims, half)
+    self.value = Heads(*dims, half)
+    if not self.cross:
+      self.relative = config.position(config.num_heads)
+    self.output = gates.Residual(
+      config.dtype,
+      config.dropout,
+      config.dropout_kind,
+      kernel_init=nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform'),
+    )
+
+  def __call__(self, x_BTD, source_BSD, mask_BS):
+    """Returns the stream x_BTD plus what it reads from the source.
+
+    Args:
+      x_BTD: the stream.
+      source_BSD: vectors from which keys and values are computed.
+      mask_BS: bool, True at vectors of the source that may be seen.
+    """
+    config = self.config
+    (B, T, _), S = x_BTD.shape, source_BSD.shape[1]
+    n_BTD = self.norm(x_BTD)
+    n_BSD = (self.source_norm if self.cross else self.norm)(source_BSD)
+    y_BTHK = attend(
+      None if self.cross else self.relative,
+      self.query(n_BTD) * config.head_dim**-0.5,
+      self.key(n_BSD),
+      self.value(n_BSD),
+      mask_BS,
+      causal=config.causal,
+      keep=attention_keep(
+        self,
+        config.attention_dropout,
+        (B, config.num_heads, T, S),
+        config.dropout_by_row,
+      ),
+      dropout_rate=config.attention_dropout,
+    )
+    # Heads as one axis, so that the output weights are sharded by heads.
+    return self.output(x_BTD, y_BTHK.reshape(B, T, -1))
+
+
+class EncoderMLP(nn.Module):
+  """Two linear maps, each followed by dropout.
+
+  Attributes:
+    config: choices.
+    width: hidden units.
+    kernel_init: initializer of the weights.
+  """
+
+  config: EncoderConfig
+  width: int
+  kernel_init: nn.initializers.Initializer = UNIFORM
+
+  @nn.compact
+  def __call__(self, n_BTD):
+    config = self.config
+    dense = lambda width, name: nn.Dense(
+      width, dtype=config.dtype, kernel_init=self.kernel_init, name=name
+    )
+    drop = functools.partial(config.dropout_kind, config.dropout)
+    h_BTF = drop()(dense(self.width, 'hidden')(n_BTD))
+    y_BTD = dense(n_BTD.shape[-1], 'output')(config.activation(h_BTF))
+    return drop()(y_BTD)

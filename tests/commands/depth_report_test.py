@@ -1,0 +1,218 @@
+"""Depth in words and in pictures."""
+
+import types
+
+from matplotlib.figure import Figure
+import matplotlib.image
+import numpy as np
+import pytest
+
+from meliad_rec.commands import depth_report
+from meliad_rec.commands.depth_report import Line
+from meliad_rec.data.synthetic import listops
+from meliad_rec.data.synthetic.logical_inference import LogicalInference
+from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.data.vocabulary import Words
+from meliad_rec.evaluation.depth import Depths
+from meliad_rec.evaluation.depth import Group
+from meliad_rec.models import pooling
+from meliad_rec.models.heads import Classifier
+from meliad_rec.models.heads import Matcher
+
+LISTOPS = listops.VOCABULARY
+EXPRESSION = '[MAX 2 [MIN 3 ] ]'
+
+
+def run(vocabulary, head=None, labels=True):
+  sequences = 1 if head is None else head.sequences
+  model = types.SimpleNamespace(head=head, sequences=sequences)
+  return types.SimpleNamespace(
+    vocabulary=vocabulary,
+    labels=labels,
+    sharded=types.SimpleNamespace(model=model),
+  )
+
+
+def line(run, text, steps, begins, answers):
+  documents = depth_report.documents_of(run, [text])
+  facts = map(np.asarray, (steps, begins, answers))
+  return depth_report.line_of(run, Depths(documents, *facts), 0)
+
+
+@pytest.mark.parametrize('given', ['{}', 'START {}', '{} END', 'START {} END'])
+def test_start_and_end_are_put_around_once(given):
+  ids = depth_report.encode(LISTOPS, given.format(EXPRESSION))
+  assert LISTOPS.decode(ids) == f'START {EXPRESSION} END'
+
+
+def test_vocabularies_without_them():
+  words = Words(['START', 'a'])
+  assert words.decode(depth_report.encode(words, 'a')) == 'START a'
+  assert Bytes().decode(depth_report.encode(Bytes(), 'a  b')) == 'a  b'
+
+
+def test_documents_of_labelled_pairs():
+  judges = run(LogicalInference.vocabulary, Matcher(7, pooling.Mean()))
+  found = depth_report.documents_of(judges, ['( a and b ) || a', 'a||b'])
+  assert found.first_lengths.tolist() == [7, 3]
+  assert judges.vocabulary.decode(found[0]) == (
+    'START ( a and b ) END START a END'
+  )
+  assert not found.labels.any()
+  for text in ('a', 'a || b || c'):
+    with pytest.raises(ValueError, match=r'pairs of texts, .* separated by'):
+      depth_report.documents_of(judges, [text])
+
+
+def test_documents_of_text():
+  found = depth_report.documents_of(run(Bytes(), labels=False), ['a bc', 'd'])
+  assert found.labels is None and found.first_lengths is None
+  assert (found.lengths.tolist(), found.words.tolist()) == ([4, 1], [2, 1])
+
+
+def test_texts_that_are_refused():
+  with pytest.raises(ValueError, match="'foo'"):
+    depth_report.documents_of(run(LISTOPS), ['[MAX 2 foo ]'])
+  with pytest.raises(ValueError, match='--text is empty'):
+    depth_report.documents_of(run(Bytes(), labels=False), ['a', ''])
+
+
+def test_all_halt_together_and_are_judged_as_one():
+  judges = run(LISTOPS, Classifier(10, pooling.Mean()))
+  begins = [True] + [False] * 7
+  answers = [9] * 7 + [4]  # The id of a label is that of a word.
+  found = line(judges, EXPRESSION, [5] * 8, begins, answers)
+  assert found.labels is None
+  assert str(found) == (
+    'label 3, 5 steps for all 8 tokens: START [MAX 2 [MIN 3 ] ] END'
+  )
+
+
+def test_each_token_halts_and_is_judged_by_itself():
+  judges = run(LISTOPS, Classifier(14, None))
+  found = line(
+    judges, '[MAX 2 ]', [1, 2, 4, 12, 1], [True] * 5, [1, 11, 1, 2, 3]
+  )
+  assert str(found).splitlines() == [
+    '4.00 steps, 12 at most',
+    '    1  0     START',
+    '    2  [MIN  [MAX',
+    '    4  0       2',
+    '   12  1     ]',
+    '    1  2     END',
+  ]
+  assert list(found.levels) == [0, 0, 1, 0, 0]
+
+
+def test_means_are_over_what_halts():
+  judges = run(LISTOPS, Classifier(10, pooling.Last()))
+  begins = [True, False, False, True, False]
+  found = line(judges, '[MAX 2 ]', [4, 4, 4, 7, 7], begins, [1] * 5)
+  assert found.title == 'label 0, 5.50 steps, 7 at most'
+  assert not found.together
+  assert str(found).count('\n') == 5
+
+
+def test_text_has_no_labels():
+  writes = run(Bytes(), labels=False)
+  found = line(writes, 'a\n b', [1, 2, 3, 4], [True] * 4, [0] * 4)
+  assert found.labels is None
+  assert found.words == ['a', "'\\n'", "' '", 'b']
+  assert list(found.levels) == [0] * 4
+
+
+def test_a_label_that_no_word_has():
+  assert depth_report.named(Words(['a', 'b']), 2) == 'b'
+  assert depth_report.named(Words(['a', 'b']), 3) == '3'
+  assert depth_report.named(Bytes(), 3) == '3'
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """The figures saved; saving itself goes on."""
+  figures, save = [], Figure.savefig
+
+  def spy(figure, *args, **kwargs):
+    figures.append(figure)
+    save(figure, *args, **kwargs)
+
+  monkeypatch.setattr(Figure, 'savefig', spy)
+  return figures
+
+
+def line_of_words(words, levels, steps, title='a title'):
+  return Line(title, words, levels, steps, None, False)
+
+
+def test_texts(drawn, tmp_path):
+  out = tmp_path / 'texts.png'
+  words = ['[MAX', '2', '[MIN', '$', '$', ']', ']']
+  levels, steps = [0, 1, 1, 2, 2, 1, 0], [3, 1, 4, 2, 5, 9, 2]
+  depth_report.draw_lines(
+    [line_of_words(words, levels, steps), line_of_words(['x'], [0], [2])], out
+  )
+  assert not list(tmp_path.glob('*.tmp'))
+  first, second = drawn[0].axes
+  assert [bar.get_height() for bar in first.patches] == steps
+  assert first.get_title('left') == 'a title'
+  assert [text.get_text() for text in first.texts] == words
+  down = [-text.xyann[1] for text in first.texts]
+  indents = [(y - down[0]) / (down[1] - down[0]) for y in down]
+  assert indents == levels and down[1] > down[0]
+  assert [bar.get_height() for bar in second.patches] == [2]
+  assert first.get_ylim() == second.get_ylim()
+  assert first.get_ylim()[0] == 0
+
+
+def test_words_do_not_overlap(drawn, tmp_path):
+  """Hundred tokens, each in a column of its own."""
+  words, levels = ['[MIN'] * 50 + [']'] * 50, [*range(50), *range(49, -1, -1)]
+  out = tmp_path / 'x.png'
+  depth_report.draw_lines([line_of_words(words, levels, [1] * 100)], out)
+  boxes = [text.get_window_extent() for text in drawn[0].axes[0].texts]
+  assert all(a.x1 <= b.x0 for a, b in zip(boxes, boxes[1:], strict=False))
+  height, width, _ = matplotlib.image.imread(out).shape
+  assert min(box.y0 for box in boxes) > -1  # Pixels.
+  assert width < 2400 and height < 1400
+
+
+def test_groups(drawn, tmp_path):
+  by_length = [Group('1-3', 4, 2.5, 6, 0.5), Group('4-90', 4, 3.5, 7, None)]
+  by_nesting = [Group('0', 8, 3.0, 7, 0.25)]
+  out = tmp_path / 'groups.png'
+  depth_report.draw_groups({'tokens': by_length, 'brackets': by_nesting}, out)
+  assert matplotlib.image.imread(out).shape[0] == 600
+  above, nested, below, nested_below = drawn[0].axes
+  assert [bar.get_height() for bar in above.patches] == [2.5, 3.5]
+  assert above.lines[0].get_ydata().tolist() == [6, 7]
+  assert below.lines[0].get_ydata()[0] == 50
+  assert [bar.get_height() for bar in nested.patches] == [3]
+  assert nested_below.lines[0].get_ydata() == [25]
+  assert below.get_xlabel() == 'tokens'
+  assert nested_below.get_xlabel() == 'brackets'
+  names = [label.get_text() for label in below.get_xticklabels()]
+  assert names == ['1-3', '4-90']
+
+
+def test_what_is_too_large_to_be_looked_at(tmp_path):
+  wide = [line_of_words(['x'] * 1100, [0] * 1100, [1] * 1100)]
+  high = [line_of_words(['x'], [0], [1])]
+  for drawn in (wide, 100 * high):
+    with pytest.raises(ValueError, match=r'picture would be \d+ inches wide'):
+      depth_report.draw_lines(drawn, tmp_path / 'x.png')
+  assert not list(tmp_path.iterdir())
+
+
+def test_places_where_no_picture_can_be(tmp_path, monkeypatch):
+  (tmp_path / 'old.png').touch()
+  for name, told in {
+    'old.png': 'old.png exists',
+    'no/x.png': r'The folder of .*no/x\.png does not exist',
+    'x.pdf': 'png',
+  }.items():
+    with pytest.raises(ValueError, match=told):
+      depth_report.check_path(tmp_path / name)
+  depth_report.check_path(str(tmp_path / 'new.png'))
+  monkeypatch.setattr(depth_report.os, 'access', lambda *_: False)
+  with pytest.raises(ValueError, match=r'new\.png cannot be written'):
+    depth_report.check_path(tmp_path / 'new.png')

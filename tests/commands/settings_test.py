@@ -1,0 +1,49 @@
+"""The list of settings is complete, and each name can be looked up."""
+
+import re
+
+import pytest
+
+from meliad_rec.commands import settings
+from meliad_rec.config import files
+
+
+def test_every_macro_of_the_shipped_files_has_a_meaning():
+  used = set()
+  for name in files.names():
+    text = (files.root() / f'{name}.gin').read_text()
+    text = re.sub(r'#.*', '', text)
+    used |= set(re.findall(r'^([A-Z_]+) =|%([A-Z_]+)', text, re.MULTILINE))
+  used = {macro for pair in used for macro in pair if macro}
+  assert used == set(settings.meanings())
+
+
+def test_the_overview_names_every_file():
+  text = '\n'.join(settings.overview())
+  for name in files.names():
+    folder, _, short = name.partition('/')
+    assert name == 'defaults' or short in text.partition(folder)[2], name
+  assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+  ('name', 'parts'),
+  [
+    ('PASSES', ('passes of a staircase', 'arch/staircase', ' 4')),
+    ('options/position/rope', ('gin/options/position/rope.gin', 'RoPE')),
+    ('rope', ('layer_config.LayerConfig.position = @positions.RoPE',)),
+    ('size/tiny', ('WINDOW = 64  # tokens',)),
+    ('recall', ('gin/size/recall.gin', 'includes defaults.gin')),
+  ],
+)
+def test_details(name, parts):
+  text = '\n'.join(settings.details(name))
+  assert all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize(
+  ('name', 'near'), [('PASES', 'PASSES'), ('arch/widow', 'arch/window')]
+)
+def test_an_unknown_name(name, near):
+  with pytest.raises(ValueError, match=f'{name}.*nearest is {near}'):
+    settings.details(name)

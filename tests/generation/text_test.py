@@ -1,0 +1,124 @@
+"""Text generated in pieces is the text of its tokens."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from meliad_rec.data.documents import Document
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.data.vocabulary import SentencePiece
+from meliad_rec.generation.decoder import Decoder
+from meliad_rec.generation.sample import Sample
+from meliad_rec.generation.sampling import Sampler
+from meliad_rec.generation.text import StreamingDetokenizer
+from meliad_rec.generation.text import TextGenerator
+from meliad_rec.models.model import initialize
+from meliad_rec.models.model import Model
+from tests import architectures as tiny
+from tests.data.vocabulary_test import EXACT
+from tests.data.vocabulary_test import SENTENCES
+from tests.pieces import train
+
+TEXT = '  wörds, \u20ac and \U0001d11e, twice wörds \u20ac  \n'
+
+
+@pytest.fixture(scope='module')
+def generator():
+  model = Model(Bytes.size, tiny.windowed(1), tiny.D)
+  params = jax.jit(lambda: initialize(model, jax.random.key(0), 1, tiny.W))()
+  return TextGenerator(Decoder(model, params, tiny.W, chunk=5), Bytes())
+
+
+def test_pieces_are_the_text_of_the_tokens(generator):
+  sampler = Sampler()
+  state = generator.read('é').repeat(2)
+  written = list(generator.write(state, 12, sampler, seed=1))
+  ids = generator.decoder.generate(state, 12, sampler, seed=1)
+  ids_BT = np.concatenate([part for _, part in ids], 1)
+  for row in range(2):
+    text = ''.join(pieces[row] for _, pieces in written)
+    assert text == Bytes().decode(ids_BT[row])
+  assert int(written[-1][0].count) == 14
+  (only,) = generator.write(generator.read(''), 0, sampler, seed=0)
+  assert only[1] == ['']
+
+
+def test_a_text_may_be_read_in_parts(generator):
+  whole = generator.read('a text of more than a window')
+  parts = generator.read(' of more than a window', generator.read('a text'))
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), whole, parts
+  )
+
+
+@pytest.fixture(scope='module')
+def pieces(tmp_path_factory):
+  """A small SentencePiece vocabulary with byte fallback."""
+  path = tmp_path_factory.mktemp('model') / 'exact.model'
+  model = train(SENTENCES, 300, **EXACT, add_dummy_prefix=False)
+  path.write_bytes(model)
+  return SentencePiece(path)
+
+
+@pytest.mark.parametrize('size', [1, 2, 3])
+@pytest.mark.parametrize('kind', ['bytes', 'pieces'])
+def test_detokenized_pieces_are_the_text(kind, size, pieces):
+  vocabulary = Bytes() if kind == 'bytes' else pieces
+  ids = vocabulary.encode(TEXT)
+  stream = StreamingDetokenizer(vocabulary)
+  parts = [stream.add(ids[i : i + size]) for i in range(0, len(ids), size)]
+  assert ''.join(parts) + stream.end() == vocabulary.decode(ids)
+  assert '\ufffd' not in ''.join(parts)
+
+
+@pytest.mark.parametrize('cut', range(1, 20))
+def test_detokenizing_continues_after_recent_tokens(cut, pieces):
+  for vocabulary in (Bytes(), pieces):
+    ids = vocabulary.encode(TEXT)
+    before = StreamingDetokenizer(vocabulary).add(ids[:cut])
+    after = StreamingDetokenizer(vocabulary, ids[:cut][-4:]).add(ids[cut:])
+    assert before + after == vocabulary.decode(ids)
+
+
+def test_a_broken_character_is_replaced():
+  ids = Bytes().encode('\u20ac')
+  stream = StreamingDetokenizer(Bytes())
+  assert stream.add(ids[:2]) == ''
+  assert stream.end() == '\ufffd'
+  twice = np.concatenate([ids[:1], ids])
+  assert StreamingDetokenizer(Bytes()).add(twice) == '\ufffd\u20ac'
+
+
+@dataclasses.dataclass
+class Parrot:
+  """Stands for a decoder: reads the prompt, and generates given text."""
+
+  says: str
+
+  def start(self, rows):
+    assert rows == 1
+
+  def read(self, state, tokens_BT):
+    self.prompt_BT = tokens_BT
+
+  def generate(self, state, length, sampler, seed):
+    self.asked = length, sampler, seed
+    ids_BT = Bytes().encode(self.says)[None]
+    yield None, ids_BT[:, :2]
+    yield None, ids_BT[:, 2:]
+
+
+def test_a_sample_is_the_prompt_a_bar_and_the_continuation():
+  text = 'Once upon a time'
+  ids = Bytes().encode(text)
+  made = Documents.collect([Document('a', ids, len(ids), 1)], Bytes())
+  sampler, parrot = Sampler(temperature=0.5), Parrot('hello')
+  sample = Sample(prompt=4, length=5, sampler=sampler, seed=3)
+  assert sample.write(parrot, made, Bytes()) == 'Once|hello'
+  assert parrot.asked == (5, sampler, 3)
+  np.testing.assert_array_equal(parrot.prompt_BT[0], Bytes().encode('Once'))
+  # The document is shorter than the prompt.
+  assert Sample(100).write(Parrot('!!'), made, Bytes()) == f'{text}|!!'

@@ -1,0 +1,207 @@
+"""Windowed attention on TPU: interpreted against the definition; compiled."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+import pytest
+
+from meliad_rec.distributed import partition
+from meliad_rec.kernels import reference as ref
+from meliad_rec.kernels import xla
+from meliad_rec.kernels.blocks import Dropout
+from meliad_rec.kernels.dispatch import window_attention
+from meliad_rec.kernels.tpu import window_attention as window_attention_tpu
+from meliad_rec.kernels.tpu.blocks import LANES
+from meliad_rec.planning import topology
+from tests.attention_example import assert_close
+from tests.attention_example import assert_near_in_bfloat16
+from tests.attention_example import both
+from tests.attention_example import exactly
+from tests.attention_example import example
+from tests.attention_example import with_raw_own
+from tests.attention_example import without_races
+from tests.libtpu import needs_libtpu
+
+interpreted = functools.partial(window_attention, form='tpu_interpreted')
+
+CASES = {
+  'two blocks': {'T': 256, 'P': 128, 'W': 128},
+  'no past, a last block that is not full': {'T': 200, 'P': 0, 'W': 128},
+  'several sub-blocks': {'T': 256, 'P': 256, 'W': 256},
+  'fewer queries than a window': {'T': 128, 'P': 256, 'W': 256},
+  'four heads share keys': {'T': 128, 'P': 128, 'W': 128, 'H': 4}
+  | {'num_kv_heads': 1},
+  'a scale too large for a bound': {'T': 128, 'P': 128, 'W': 128}
+  | {'scale': 90.0},
+}
+SLOW = {
+  'wide heads, pairs share keys': {'T': 128, 'P': 128, 'W': 128, 'H': 4}
+  | {'K': 128},
+  'a loop over sub-blocks': {'T': 640, 'P': 300, 'W': 640, 'K': 128},
+  'fewer queries than a window, in two blocks': {'T': 256, 'P': 300, 'W': 384},
+  'fewer queries, and no past': {'T': 300, 'P': 0, 'W': 384},
+  'three heads': {'T': 384, 'P': 384, 'W': 384, 'H': 3, 'num_kv_heads': 3},
+}
+ALL = CASES | SLOW
+
+
+def cases(quick, slow):
+  return pytest.mark.parametrize(
+    'case',
+    [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)],
+  )
+
+
+@cases(CASES, SLOW)
+@pytest.mark.parametrize(
+  'include_self', [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_is_the_definition(case, include_self):
+  inputs = example(**ALL[case], include_self=include_self)
+  assert_close(both(interpreted, inputs), exactly(inputs), 3e-5)
+
+
+NORMALIZED = [
+  'no past, a last block that is not full',
+  'four heads share keys',
+]
+
+
+@cases(NORMALIZED, [name for name in ALL if name not in NORMALIZED])
+def test_own_keys_to_normalize(case):
+  inputs = with_raw_own(example(**ALL[case]))
+  found = both(interpreted, inputs)
+  assert_close(found, exactly(inputs), 3e-5)
+  unlike = exactly(inputs.replace(normalize_own=False))
+  assert np.abs(np.asarray(found[0]) - np.asarray(unlike[0])).max() > 0.1
+
+
+@pytest.mark.parametrize(
+  'T, W, block',
+  [
+    *((128, 256, 128), (256, 512, 256), (300, 512, 128)),
+    *((512, 512, 512), (5000, 512, 512), (700, 768, 768)),
+  ],
+)
+def test_blocks_need_little_padding(T, W, block):
+  assert window_attention_tpu.block_size(T, W) == block
+
+
+def test_a_large_bias_where_the_last_block_is_not_full():
+  inputs = example(T=200, P=128, W=128)
+  inputs = inputs.replace(bias_HW=inputs.bias_HW + 100)
+  assert_close(both(interpreted, inputs), exactly(inputs), 3e-5)
+
+
+def test_queries_that_are_already_scaled():
+  inputs = example(T=128, P=128, W=128, scale=None, include_self=True)
+  assert_close(both(interpreted, inputs), exactly(inputs), 3e-5)
+
+
+@pytest.mark.parametrize('normalize_own', [False, True])
+@cases(
+  ['several sub-blocks'], [name for name in ALL if name != 'several sub-blocks']
+)
+def test_bfloat16_is_near_the_definition(case, normalize_own):
+  inputs = example(**ALL[case], dtype='bfloat16')
+  inputs = with_raw_own(inputs) if normalize_own else inputs
+  assert_near_in_bfloat16(interpreted, inputs)
+
+
+def test_dropout_is_that_of_xla():
+  inputs = example(T=256, P=128, W=128)
+  dropout = Dropout(jax.random.key(1), 0.3)
+  found = both(interpreted, inputs, dropout)
+  expected = both(xla.window_attention, inputs, dropout, tile=LANES)
+  assert_close(found, expected, 3e-5)
+  without = both(interpreted, inputs)
+  assert np.abs(np.asarray(found[0]) - np.asarray(without[0])).max() > 0.1
+
+
+def test_bound_and_range_of_the_logits_hold():
+  inputs = example(T=128, P=128, W=128)
+  bias_HW, scale_H = inputs.bias_HW, inputs.scale_H
+  top_H, range_H = window_attention_tpu.bound(bias_HW, scale_H)
+  q_BTHK = ref.normalize_and_scale(inputs.q_BTHK, scale_H)
+  dots_HX = jnp.einsum('bthk,bshk->hbts', q_BTHK, inputs.k_BSHK)
+  visible = [bias_HW[0, :64], bias_HW[1]]
+  for head, bias in enumerate(visible):
+    logits = dots_HX[head].reshape(-1, 1) + bias
+    assert logits.max() <= top_H[head]
+    assert top_H[head] - logits.min() <= range_H[head]
+  _, nothing_H = window_attention_tpu.bound(
+    jnp.full((2, 4), ref.NEVER), jnp.ones(2)
+  )
+  assert (nothing_H < 3).all()
+
+
+RACES = {
+  'pairs share keys': {'T': 384, 'H': 4},
+  'queries that see themselves': {'T': 384, 'H': 4, 'include_self': True},
+  'a scale too large for a bound': {'T': 384, 'scale': 90.0},
+  'a loop over sub-blocks': {'T': 640, 'W': 640, 'P': 300, 'K': 128},
+  'fewer queries than a window': {'T': 256, 'W': 384, 'P': 300},
+  'no past, a last block that is not full': {'T': 200, 'P': 0},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', [0, 1])
+@pytest.mark.parametrize('case', RACES)
+def test_as_a_tpu_would_run_it_without_races(case, seed):
+  inputs = example(**{'P': 128, 'W': 128} | RACES[case])
+  if not inputs.include_self:
+    inputs = with_raw_own(inputs)
+  found = without_races(window_attention_tpu, inputs, None, seed)
+  assert_close(found, exactly(inputs), 3e-5)
+
+
+CHIPS = 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'v7x:2x2x1', 'v4:2x2x1'
+# W, H, key heads, K, dtype.
+SMALLEST = 128, 4, 2, 64, 'bfloat16'
+PAPER = 512, 8, 8, 128, 'bfloat16'
+SHARED = 1024, 2, 1, 128, 'bfloat16'
+# One head of keys, and less than 128 columns of it.
+NARROW = 128, 4, 1, 64, 'bfloat16'
+ODD = 128, 4, 1, 192, 'bfloat16'
+# More than the 16 MiB of VMEM that a v4 has.
+LARGE = (512, 2, 2, 256, 'float32'), (4096, 2, 2, 128, 'bfloat16')
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+  'name, sizes',
+  [(name, NARROW) for name in CHIPS[:2]]
+  + [
+    pytest.param(name, sizes, marks=pytest.mark.slow)
+    for sizes in (SMALLEST, PAPER, SHARED, NARROW, ODD, *LARGE)
+    for name in CHIPS
+    if not (sizes in LARGE and name.startswith('v4'))
+  ],
+)
+def test_compiles_for(name, sizes):
+  W, H, num_kv_heads, K, dtype = sizes
+  mesh = partition.make_mesh(devices=topology.devices(name)[:1])
+  place = NamedSharding(mesh, PartitionSpec())
+  T = 16 * W
+  inputs = example(T, W, W, H, num_kv_heads, K, dtype, normalize_own=True)
+  shapes = jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), inputs
+  )
+  dropout = Dropout(jax.random.key(0), 0.1)
+
+  def gradients(inputs):
+    return both(window_attention, inputs, dropout)[1:]
+
+  with jax.set_mesh(mesh):
+    compiled = jax.jit(gradients).lower(shapes).compile()
+  text = compiled.as_text()
+  assert 'window_attention_forward' in text
+  assert 'window_attention_backward' in text
+  # Less than the logits of all queries, [B, H, T, 2 W], and their gradients.
+  logits = 2 * H * T * 2 * W * 4
+  assert compiled.memory_analysis().temp_size_in_bytes < 2 * logits

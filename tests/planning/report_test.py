@@ -1,0 +1,95 @@
+"""The plan as people read it, and its advice."""
+
+import dataclasses
+
+import pytest
+
+from meliad_rec.planning import report
+from meliad_rec.planning.question import Question
+from tests import planned
+
+QUESTION = Question('v5e:2x4', ('arch/window',), ())
+
+
+def test_a_table_says_that_it_is_an_estimate():
+  first, *_ = report.table([planned.fitting()]).splitlines()
+  assert 'Estimates' in first and 'nothing ran on a TPU' in first
+
+
+def test_columns_are_slices():
+  found = report.table([planned.fitting(), planned.too_large('v5p:2x2x2')])
+  lines = found.splitlines()
+  assert lines[2].split() == ['v5e:2x4', 'v5p:2x2x2']
+  line = lambda name: next(one for one in lines if one.startswith(name))
+  assert '4.25 of 15.75 (27%)' in line('  total')
+  assert '20.00 of 15.75: does not fit' in line('  total')
+  assert line('ms per step').split() == ['ms', 'per', 'step', '1,000.0', 'n/a']
+  assert line('MFU').split() == ['MFU', '25%', 'n/a']
+  assert line('tokens/s').split() == ['tokens/s', '32,768', 'n/a']
+  assert line('hours for 7,200 steps').split()[-2:] == ['2.0', 'n/a']
+  assert 'v5e:2x4: note: a loop counts once' in lines
+  assert any('3 x all-reduce over data, 5.0 MiB' in one for one in lines)
+
+
+def test_without_a_compiler_sizes_are_known():
+  found = report.column(planned.unknown())
+  assert found['parameters'] == '123,456,789'
+  assert found['GiB per device: parameters'] == '0.50'
+  assert found['  total'] == 'n/a of 15.75'
+  assert found['MFU'] == 'n/a'
+
+
+def test_rates_are_in_base_units():
+  found = report.rates(planned.fitting())
+  assert found['step'] == 1.0
+  assert found['MFU'] == pytest.approx(0.25)
+  assert found['hours'] == 2.0
+  assert report.rates(planned.too_large()) is None
+
+
+def test_without_flops_the_rest_is_known():
+  one = planned.fitting()
+  one = dataclasses.replace(one, sizes={**one.sizes, 'flops': None})
+  assert report.rates(one)['MFU'] is None
+  found = report.column(one)
+  assert (found['TFLOP per step'], found['MFU']) == ('n/a', 'n/a')
+  assert found['tokens/s'] == '32,768'
+
+
+def sized(data, fsdp, model, batch):
+  """An answer that does not fit on this mesh."""
+  mesh = {'data': data, 'fsdp': fsdp, 'model': model}
+  answer = planned.too_large()
+  return dataclasses.replace(
+    answer, sizes={**answer.sizes, 'mesh': mesh, 'batch': batch}
+  )
+
+
+@pytest.mark.parametrize(
+  'mesh, batch, changes',
+  [
+    ((4, 1, 2), 32, ['--mesh=data:2,fsdp:2,model:2', "'BATCH = 16'"]),
+    ((256, 1, 1), 256, ['--mesh=data:16,fsdp:16']),
+    ((12, 1, 1), 24, ['--mesh=data:3,fsdp:4', "'BATCH = 12'"]),
+    ((2, 4, 1), 8, ['--mesh=fsdp:8']),
+    ((1, 1, 8), 3, []),
+  ],
+)
+def test_advice_recomputes_shards_more_or_takes_fewer_rows(
+  mesh, batch, changes
+):
+  found = report.advice(QUESTION, sized(*mesh, batch))
+  assert 'v5e:2x4: a step needs 20.00 GiB' in found
+  for change in ['--gin_file=options/remat/full', *changes]:
+    assert change in found
+  assert ('--mesh' in found, 'BATCH' in found) == (
+    any('mesh' in one for one in changes),
+    any('BATCH' in one for one in changes),
+  )
+
+
+def test_advice_is_for_what_does_not_fit_or_is_not_known():
+  assert report.advice(QUESTION, planned.fitting()) is None
+  assert 'not known: no libtpu' in report.advice(QUESTION, planned.unknown())
+  remat = dataclasses.replace(QUESTION, gin_file=(report.REMAT,))
+  assert report.REMAT not in report.advice(remat, planned.too_large())

@@ -1,0 +1,34 @@
+"""The public names of the package, which are imported when they are used."""
+
+import subprocess
+import sys
+
+import pytest
+
+import meliad_rec
+from meliad_rec.layers import gates
+from meliad_rec.runs.trained_run import load_run
+
+
+def test_every_public_name_can_be_imported():
+  assert set(meliad_rec.__all__) <= set(dir(meliad_rec))
+  for name in meliad_rec.__all__:
+    assert getattr(meliad_rec, name) is not None
+  assert meliad_rec.load_run is load_run
+  assert meliad_rec.gates is gates
+  with pytest.raises(AttributeError, match='load_ran'):
+    _ = meliad_rec.load_ran
+
+
+def test_the_package_is_imported_at_once_and_without_jax():
+  code = """
+import sys, time
+began = time.perf_counter()
+import meliad_rec
+dir(meliad_rec)
+assert time.perf_counter() - began < 0.1
+assert 'jax' not in sys.modules
+from meliad_rec import gates
+assert gates.__name__ == 'meliad_rec.layers.gates'
+"""
+  subprocess.run([sys.executable, '-c', code], check=True)

@@ -1,0 +1,169 @@
+"""Scores of steps: which step is best, and steps evaluated later."""
+
+import math
+import shutil
+
+import jax.numpy as jnp
+import pytest
+
+from meliad_rec.storage import saved_step
+from meliad_rec.storage.checkpoints import Best
+from meliad_rec.storage.checkpoints import Checkpoints
+from meliad_rec.storage.checkpoints import comparable
+from meliad_rec.storage.saved_step import CheckpointError
+from tests.storage.checkpoints_test import ABOUT
+from tests.storage.checkpoints_test import flip
+from tests.storage.checkpoints_test import full_disk
+from tests.storage.checkpoints_test import make_state
+from tests.storage.checkpoints_test import save_all
+
+
+@pytest.fixture
+def run(tmp_path):
+  """A run with steps 10 and 20, saved before they were evaluated."""
+  save_all(tmp_path / 'run', 10, 20)
+  return tmp_path / 'run'
+
+
+def contents(folder):
+  return {p: p.read_bytes() for p in folder.rglob('*') if p.is_file()}
+
+
+@pytest.mark.parametrize('best_is, best', [('lowest', 3), ('highest', 1)])
+def test_the_last_and_the_best_are_kept(tmp_path, best_is, best):
+  losses = 9.0, 5.0, 2.0, 4.0, float('nan'), 7.0
+  for first in 0, 3:  # The second half as if in another process.
+    checkpoints = Checkpoints(tmp_path, 2, 'loss', best_is)
+    for step in range(first + 1, first + 4):
+      metrics = {'loss': losses[step - 1]}
+      checkpoints.save(step, {'x': jnp.float32(step)}, {}, {}, metrics)
+    checkpoints.close()
+  assert checkpoints.steps() == [best, 5, 6]
+  target = {'x': jnp.float32(0)}
+  assert Checkpoints(tmp_path).restore(target, 'best')[0] == best
+  flip(tmp_path / str(best) / 'data/metadata')
+  assert Checkpoints(tmp_path).restore(target, 'best')[0] == 6
+
+
+def test_a_changed_score_is_not_used(tmp_path, caplog):
+  checkpoints = Checkpoints(tmp_path, 1, 'loss')
+  for step, loss in (1, 2.0), (2, 5.0):
+    state = {'params': {'x': jnp.float32(step)}}
+    checkpoints.save(step, state, {}, {}, {'loss': loss})
+    checkpoints.wait()
+  path = tmp_path / '2/meta/metadata'
+  text = path.read_text()
+  assert text.count('5.0') == 2
+  path.write_text(text.replace('5.0', '1.0'))
+  target = {'x': jnp.float32(0)}
+  assert Checkpoints(tmp_path).restore_params(target, 'best')[0] == 1
+  checkpoints.save(3, state, {}, {}, {'loss': 9.0})
+  checkpoints.close()
+  assert checkpoints.steps() == [1, 3]
+  assert 'Step 2 of' in caplog.text
+  assert 'meta/metadata was changed' in caplog.text
+
+
+def test_without_an_evaluation_no_step_is_best(run):
+  with pytest.raises(CheckpointError, match='no best step'):
+    Checkpoints(run).restore_params(make_state(), 'best', part='')
+
+
+def test_scores_on_other_validation_data_do_not_count(tmp_path):
+  target = {'x': jnp.float32(0)}
+  checkpoints = Checkpoints(tmp_path, 1, 'loss')
+  judged = (1, 'a', 1.0), (2, 'b', 5.0), (3, 'b', 7.0)
+  for step, validation, loss in judged:
+    x, about = {'x': jnp.float32(step)}, {'validation': validation}
+    checkpoints.save(step, x, {}, about, {'loss': loss})
+  checkpoints.close()
+  assert checkpoints.steps() == [2, 3]
+  assert Checkpoints(tmp_path).restore(target, 'best')[0] == 2
+
+
+def evaluated_later(directory, metrics):
+  """The newest step again, saved before and evaluated now."""
+  checkpoints = Checkpoints(directory, 1, 'loss')
+  assert checkpoints.save(20, make_state(20), {'offset': 21}, ABOUT, metrics)
+  checkpoints.close()
+
+
+def test_a_step_evaluated_after_it_was_saved_is_not_rewritten(run):
+  before = contents(run)
+  evaluated_later(run, {'loss': 0.5})
+  assert contents(run).keys() - before.keys() == {run / 'scores.json'}
+  assert contents(run).items() >= before.items()
+  params = make_state()['params']
+  assert Checkpoints(run).restore_params(params, 'best')[0] == 20
+  step, _, data, _ = Checkpoints(run).restore(make_state())
+  assert (step, data) == (20, {'offset': 21})
+  checkpoints = Checkpoints(run, 1, 'loss')
+  metrics = {'loss': 0.25}
+  assert not checkpoints.save(20, make_state(20), {}, ABOUT, metrics)
+  checkpoints.save(30, make_state(30), {}, ABOUT, {'loss': 0.75})
+  checkpoints.close()
+  assert checkpoints.steps() == [20, 30]
+
+
+def test_a_changed_file_of_scores_is_not_used(run, caplog):
+  evaluated_later(run, {'loss': 0.5})
+  whole = (run / 'scores.json').read_bytes()
+  for position in range(0, len(whole), 7):
+    flipped = bytearray(whole)
+    flipped[position] ^= 1
+    (run / 'scores.json').write_bytes(flipped)
+    caplog.clear()
+    assert Checkpoints(run).restore(make_state())[2] == {'offset': 20}
+    assert 'scores.json is not used' in caplog.text
+
+
+def test_a_score_belongs_to_one_state(run):
+  """Another step 20 in the place of the one that was evaluated."""
+  evaluated_later(run, {'loss': 0.5})
+  shutil.rmtree(run / '20')
+  checkpoints = Checkpoints(run, best_metric='loss')
+  checkpoints.save(20, make_state(21), {'offset': 22}, ABOUT)
+  checkpoints.close()
+  assert checkpoints.restore(make_state())[2] == {'offset': 22}
+  with pytest.raises(CheckpointError, match='no best step'):
+    checkpoints.restore(make_state(), 'best')
+
+
+def test_a_score_on_a_full_disk_stops_nothing(run, monkeypatch, caplog):
+  monkeypatch.setattr(saved_step, 'write_atomically', full_disk)
+  evaluated_later(run, {'loss': 0.5})
+  assert 'its score was not saved (No space left' in caplog.text
+  assert Checkpoints(run).restore(make_state())[0] == 20
+
+
+def test_scores_of_version_0_1_0_are_in_the_steps(tmp_path):
+  checkpoints = Checkpoints(tmp_path, 3, 'loss')
+  for step, loss in (1, 0.5), (2, 2.0):
+    x = {'x': jnp.float32(step)}
+    checkpoints.save(step, x, {}, {'validation': 'v'}, {'loss': loss})
+  checkpoints.close()
+  assert not (tmp_path / 'scores.json').exists()
+  assert checkpoints.restore({'x': jnp.float32(0)}, 'best')[0] == 1
+
+
+def test_an_unknown_metric_is_an_error(tmp_path):
+  checkpoints = Checkpoints(tmp_path, best_metric='loss')
+  with pytest.raises(ValueError, match='set best_metric'):
+    checkpoints.save(1, {'x': jnp.float32(0)}, {}, {}, {'accuracy': 1.0})
+
+
+@pytest.mark.parametrize('best_is, value', [('lowest', 2.0), ('highest', -2.0)])
+def test_lower_scores_are_better(best_is, value):
+  assert Best('loss', best_is).score({'loss': 2.0, 'x': 1.0}) == ['loss', value]
+
+
+def test_no_score():
+  assert Best('loss', 'lowest').score(None) is None
+  assert Best('loss', 'lowest').score({'loss': math.nan}) is None
+  assert Best(None, 'lowest').score({'loss': 2.0}) is None
+
+
+def test_only_scores_on_the_data_of_the_newest_count():
+  scores = {1: (0.5, 'v'), 2: (2.0, 'w'), 3: None, 4: (3.0, 'w'), 5: None}
+  assert comparable(scores) == {1: None, 2: 2.0, 3: None, 4: 3.0, 5: None}
+  assert comparable({1: None}) == {1: None}
