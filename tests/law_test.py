@@ -140,6 +140,29 @@ def test_rows_and_padding(name):
   trees_close(next_a, next_b)
 
 
+@pytest.mark.parametrize(
+  'name',
+  [
+    *('recurrent_fixed_skip', 'recurrent_lstm_dual', 'recurrent_in_scan'),
+    *('block_feedback', 'latent_bottleneck', 'recurrent_memory'),
+  ],
+)
+def test_blocks_of_padding_keep_memory(name):
+  """Law 6: a block without a real token leaves the memory slots as they are."""
+  m = build(name)
+  slots = lambda state: m.model.apply(
+    {'params': m.params},
+    state,
+    method=lambda self, s: self.cell.memory_slots(s),
+  )
+  first = m.tokens_BT[:, :W]
+  short, _ = m.apply(m.carry, first, ALL, real(first))
+  mask = real(m.tokens_BT).at[0, W:].set(False)
+  padded, _ = m.apply(m.carry, m.tokens_BT, ALL, mask)
+  close(slots(padded)[0], slots(short)[0])
+  assert differ(slots(padded)[1], slots(short)[1])
+
+
 @every
 def test_scan_is_loop(name):
   """Law 11: one scan over blocks equals a Python loop over them."""
