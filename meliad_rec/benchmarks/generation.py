@@ -32,7 +32,7 @@ class GenerationCost:
 
   Attributes:
     times: seconds for TOKENS tokens of all texts.
-    ratio: this time divided by that of the baseline.
+    ratio: this time divided by the baseline's time.
     rows: texts generated in parallel.
     state_bytes: size of the state of one text, between two chunks.
     held_bytes: size of its state during generation.

@@ -59,18 +59,7 @@ def define_flags() -> None:
     'Read only this many tokens of each document.',
     lower_bound=1,
   )
-  flags.DEFINE_integer(
-    'batch',
-    None,
-    'Documents read in parallel; affects only speed.',
-    lower_bound=1,
-  )
-  flags.DEFINE_integer(
-    'segment',
-    None,
-    'Tokens read at once; default: as in training.',
-    lower_bound=1,
-  )
+  run_flags.define_reading_flags()
   flags.DEFINE_bool(
     'clear_state', False, 'Clear recurrent states before each segment.'
   )

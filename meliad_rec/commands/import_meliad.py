@@ -320,7 +320,7 @@ def shape_there(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
   """Returns the shape in meliad of a parameter that has `shape` here.
 
   meliad's kernels are matrices. The rows of an output projection hold the heads
-  of self-attention first, then those of cross-attention.
+  of self-attention, followed by the heads of cross-attention.
   """
   if name.endswith('/kernel'):
     return math.prod(shape[:-1]), shape[-1]

@@ -25,6 +25,22 @@ def define_flags() -> None:
   )
 
 
+def define_reading_flags() -> None:
+  """Defines --batch and --segment, for commands that read documents."""
+  flags.DEFINE_integer(
+    'batch',
+    None,
+    'Documents read in parallel; affects only speed.',
+    lower_bound=1,
+  )
+  flags.DEFINE_integer(
+    'segment',
+    None,
+    'Tokens read at once; default: as in training.',
+    lower_bound=1,
+  )
+
+
 def open_run() -> TrainedRun:
   """Opens the run that --workdir and --step name.
 

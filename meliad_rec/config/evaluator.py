@@ -2,7 +2,7 @@
 
 An argument passed by a caller overrides a binding, and a binding overrides a
 default. References nest: `@a/f()` calls `f` inside the scope `a`. There the
-bindings of `a/f` hold, and those of `f` that `a/f` does not override.
+bindings of `f` apply, but a binding of `a/f` overrides the same one of `f`.
 """
 
 from collections.abc import Callable
@@ -218,7 +218,7 @@ class Evaluator:
   def _of(self, name, scope):
     """Returns {parameter: binding} of a name inside a scope.
 
-    Bindings without a scope are overridden by those of each scope entered.
+    A binding of an entered scope overrides the same binding without a scope.
     """
     bound, entered = dict(self._bindings.get(('', name), {})), ''
     for one in filter(None, scope.split('/')):

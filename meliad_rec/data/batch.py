@@ -17,10 +17,10 @@ class Batch(flax.struct.PyTreeNode):
   labels. Label 0 is not scored.
 
   If a document is a pair of sequences, the first half of the segment holds
-  tokens of the first sequence and the second half those of the second, each
-  followed by its padding. The only target is the label of the pair. It is at
-  the last position of the segment in which the longer sequence ends, whether
-  or not that position is padding.
+  tokens of the first sequence, and the second half tokens of the second
+  sequence, each followed by its padding. The only target is the label of the
+  pair. It is at the last position of the segment in which the longer sequence
+  ends, whether or not that position is padding.
 
   Attributes:
     tokens_BT: int32 inputs; 0 at padding.

@@ -39,8 +39,8 @@ class FlipFlop:
   """The flip-flop task, with splits train, validation, test and test_P_T.
 
   In test_P_T, P is the share of ignore instructions (0.1, 0.8 or 0.98) and T
-  the length, once or twice that of train. Every test split also exists as
-  `..._last`, where only the last read has a label. No two sequences are the
+  the length: the length of train or twice as much. Every test split also exists
+  as `..._last`, where only the last read has a label. No two sequences are the
   same, within a split or across splits.
 
   Attributes:

@@ -58,7 +58,7 @@ class ListOps:
   """The ListOps task, with tests like train and out-of-distribution tests.
 
   The split test is like train but includes expressions of all lengths;
-  test_short has only those of the lengths in train. The other tests are
+  test_short has only expressions as short as in train. The other tests are
   length_200_300 to length_900_1000 (bounds excluded); args_5, args_10 and
   args_15, with up to that many arguments, depth 9 and 100 to 1,000 words; and
   lra, with up to 10 arguments, depth 10 and 501 to 1,999 words. No two

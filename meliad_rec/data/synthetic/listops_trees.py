@@ -2,7 +2,7 @@
 
   [MAX 2 9 [MIN 4 7 ] 0 ]      has the value 9
 
-The rules are those of the generator published by Nangia and Bowman 2018: with
+The rules are taken from the generator of Nangia and Bowman (2018): with
 probability 1/4 an expression is an operator with 2 or more arguments, which are
 expressions, and otherwise it is a digit. At the greatest depth all expressions
 are digits. MED is the median, rounded down, and SM the sum modulo 10.
