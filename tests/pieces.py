@@ -1,8 +1,13 @@
 """Small SentencePiece models, trained on the spot."""
 
+import functools
 import io
+from pathlib import Path
+import tempfile
 
 import sentencepiece
+
+from meliad_rec.data.vocabulary import SentencePiece
 
 IDS = {'pad_id': 0, 'unk_id': 2, 'eos_id': 1, 'bos_id': -1}
 
@@ -19,3 +24,13 @@ def train(sentences, size, **settings) -> bytes:
     **{'byte_fallback': True} | settings,
   )
   return out.getvalue()
+
+
+@functools.cache
+def vocabulary() -> SentencePiece:
+  """A vocabulary that keeps texts as they are; its file remains."""
+  path = Path(tempfile.mkdtemp(prefix='pieces')) / 'any.model'
+  sentences = ['two words third', ' naïve end'] * 9
+  model = train(sentences, 290, normalization_rule_name='identity', **IDS)
+  path.write_bytes(model)
+  return SentencePiece(path)

@@ -1,7 +1,12 @@
-"""Laws of lanes: every token is a target once, wherever a run stops."""
+"""Laws of lanes: every token is a target once, wherever a run stops.
+
+And of prefetching: the same items, their error, and a thread that ends.
+"""
 
 import itertools
 import json
+import threading
+import time
 
 import jax
 import numpy as np
@@ -10,9 +15,7 @@ import pytest
 from meliad_rec.data import lanes as lanes_lib
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.lanes import LaneRow
 from meliad_rec.data.lanes import Lanes
-from meliad_rec.data.lanes import read_row
 from meliad_rec.data.lanes import ShorterFirst
 from meliad_rec.data.prefetch import prefetch
 from meliad_rec.data.vocabulary import Bytes
@@ -59,23 +62,20 @@ def take(lanes, count=None):
   return list(itertools.islice(lanes, count))
 
 
-def equal(batch, other):
-  return jax.tree.all(
-    jax.tree.map(
-      lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), batch, other
-    )
-  )
-
-
 def assert_same(items, expected):
   """The same batches and positions."""
   for (batch, position), (other, there) in zip(items, expected, strict=True):
-    assert equal(batch, other) and position == there
+    same = lambda a, b: np.testing.assert_array_equal(a, b, strict=True)
+    jax.tree.map(same, batch, other)
+    assert position == there
 
 
 def assert_resumes(make, steps, depth=None):
   """Lanes continue from every position as if they had not stopped."""
-  begin, whole = make().position, take(make(), steps)
+  lanes = make()
+  begin, whole = lanes.position, take(lanes, steps)
+  lanes.seek(begin)
+  assert_same(take(lanes, len(whole)), whole)
   for step, position in enumerate([begin, *(after for _, after in whole)]):
     lanes = make()
     lanes.seek(json.loads(json.dumps(position)))
@@ -107,42 +107,31 @@ def targets(batches):
       )
 
 
-SIZES = pytest.mark.parametrize(
-  'rows, segment', [(3, 8), (1, 6), (20, 4), (2, 64)]
+SIZES = pytest.mark.parametrize('rows, segment', [(3, 8), (20, 4), (2, 64)])
+
+
+@pytest.mark.parametrize(
+  'labeled, shuffle', [(False, True), (False, False), (True, True)]
 )
-
-
-@pytest.mark.parametrize('shuffle', [True, False])
 @SIZES
-def test_an_epoch_predicts_every_token_once(rows, segment, shuffle):
-  data = documents()
+def test_an_epoch_predicts_every_token_once(rows, segment, labeled, shuffle):
+  """Or has every label once, at its token."""
+  data = documents(labeled=labeled)
   lanes = Lanes(data, rows, segment, seed=1, shuffle=shuffle, repeat=False)
   batches = [batch for batch, _ in lanes]
-  expected = sorted(
-    (i, offset, int(data[i][offset - 1]) if offset else 0, int(token))
-    for i in range(len(data))
-    for offset, token in enumerate(data[i])
-  )
+  expected = []
+  for i in range(len(data)):
+    tokens = data[i].astype(int)
+    shifted = np.append(0, tokens)[:-1]
+    pairs = (tokens, label_of(tokens)) if labeled else (shifted, tokens)
+    for offset, pair in enumerate(zip(*pairs, strict=True)):
+      expected.append((i, offset, *map(int, pair)))
   assert sorted(targets(batches)) == expected
   for batch in batches:
     assert not batch.targets_BT[~batch.mask_BT].any()
     assert not batch.tokens_BT[~batch.mask_BT].any()
     assert batch.tokens_BT.dtype == batch.targets_BT.dtype == np.int32
-    np.testing.assert_array_equal(batch.scored_BT, batch.mask_BT)
-
-
-@SIZES
-def test_an_epoch_has_every_label_once_at_its_token(rows, segment):
-  data = documents(labeled=True)
-  batches = [b for b, _ in Lanes(data, rows, segment, seed=1, repeat=False)]
-  expected = sorted(
-    (i, offset, int(token), int(label_of(token)))
-    for i in range(len(data))
-    for offset, token in enumerate(data[i].astype(int))
-  )
-  assert sorted(targets(batches)) == expected
-  for batch in batches:
-    scored_BT = batch.mask_BT & (batch.tokens_BT % 3 > 0)
+    scored_BT = batch.mask_BT & ((batch.tokens_BT % 3 > 0) | (not labeled))
     np.testing.assert_array_equal(batch.scored_BT, scored_BT)
 
 
@@ -162,18 +151,6 @@ def test_rows_continue_and_only_new_documents_start(mode):
       before[row] = document, offset, length
 
 
-def test_rows_without_a_document_are_masked():
-  lanes = Lanes(documents([20, 3]), 2, 8, seed=0, repeat=False)
-  batches = [batch for batch, _ in lanes]
-  assert len(batches) == 3
-  for batch in batches[1:]:
-    empty = batch.document_B < 0
-    assert empty.sum() == 1
-    assert not batch.mask_BT[empty].any()
-    assert not batch.start_B[empty].any()
-    assert not batch.offset_B[empty].any()
-
-
 def test_the_first_segments_may_be_shorter():
   make = lambda: Lanes(
     documents(), 3, 8, seed=1, repeat=False, shorter_first=ShorterFirst(3, 4)
@@ -191,14 +168,6 @@ def test_the_first_segments_may_be_shorter():
 def test_lanes_resume_from_every_position(mode, depth):
   make = lambda: Lanes(documents(), 3, 8, seed=4, **mode)
   assert_resumes(make, 20, depth)
-
-
-def test_seeking_backward_repeats_the_same_batches():
-  lanes = Lanes(documents(), 3, 8, seed=5)
-  begin = lanes.position
-  batches = take(lanes, 9)
-  lanes.seek(begin)
-  assert_same(take(lanes, 9), batches)
 
 
 @pytest.mark.parametrize('mode', MODES)
@@ -255,7 +224,9 @@ def order(lanes, count):
 
 
 def test_each_epoch_reads_every_document_once_in_its_own_order():
-  read = order(Lanes(documents(), 1, 8, seed=7), 3 * len(FULL))
+  lanes = Lanes(documents(), 1, 8, seed=7)
+  read = order(lanes, 3 * len(FULL))
+  assert lanes.position['epoch'] == 2
   epochs = np.reshape(read, (3, -1)).tolist()
   assert all(sorted(epoch) == FULL for epoch in epochs)
   assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
@@ -281,14 +252,6 @@ def test_orders_are_the_same_on_every_machine():
   assert indices.tolist() == [3, 6, 0, 7, 4, 1, 2, 5]
   indices = lanes_lib.longest_first(np.array(LENGTHS), 8)
   assert indices.tolist() == [4, 2, 9, 6, 0, 3, 5, 7]
-
-
-def test_staggered_rows_are_evenly_spaced():
-  document_B = np.array([2, 0, 1, 2, 1, 2, 2])
-  first_B = lanes_lib.staggered(document_B, np.array([9, 1, 10]))
-  assert first_B.tolist() == [0, 0, 0, 2, 0, 5, 7]
-  first_B = lanes_lib.staggered(np.array([3, 0, 1]), np.full(4, 7))
-  assert first_B.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize('mode', MODES)
@@ -356,6 +319,7 @@ def test_an_epoch_reads_both_sequences_of_each_pair(rows, segment, shuffle):
       offset = int(batch.offset_B[row]) + i
       token = int(batch.tokens_BT[row, column])
       tokens.append((int(batch.document_B[row]), side, offset, token))
+    assert not batch.tokens_BT[~batch.mask_BT].any()
     assert not batch.targets_BT[:, :-1].any()
     np.testing.assert_array_equal(batch.scored_BT, batch.targets_BT > 0)
     for row, document in enumerate(batch.document_B.tolist()):
@@ -382,46 +346,44 @@ def test_lanes_of_pairs_resume_on_all_hosts(mode):
   assert_hosts_share(make, [np.arange(1), np.arange(1, 4)], 9)
 
 
-def lists(row):
-  return [part.tolist() for part in row]
+def threads():
+  return [t for t in threading.enumerate() if t.name == 'prefetch']
 
 
-@pytest.mark.parametrize('length', [1, 4, 12])
-@pytest.mark.parametrize('labeled', [False, True])
-def test_rows_hold_their_document_token_by_token(labeled, length):
-  lengths = (9, 2, 7)
-  data = documents(lengths, labeled)
-  for i, tokens in enumerate(lengths):
-    for offset in range(0, tokens, length):
-      row = read_row(data, i, offset, length)
-      expected = LaneRow.empty(length)
-      for t in range(min(length, tokens - offset)):
-        at = int(data.starts[i]) + offset + t
-        before = data.tokens[at - 1] if offset + t else 0
-        target = data.labels[at] if labeled else data.tokens[at]
-        expected.tokens_T[t] = data.tokens[at] if labeled else before
-        expected.targets_T[t] = target
-        expected.mask_T[t] = True
-      assert lists(row) == lists(expected)
+@pytest.mark.parametrize('depth', [1, 2, 9])
+def test_prefetched_items_are_the_same_in_order(depth):
+  assert list(prefetch(iter(range(7)), depth)) == list(range(7))
+  assert not threads()
 
 
-def test_rows_without_a_document_are_padding():
-  row = read_row(documents(), -1, 0, 5)
-  assert lists(row) == [[0] * 5, [0] * 5, [False] * 5]
-  assert [part.dtype for part in row] == [np.int32, np.int32, bool]
+def test_at_most_depth_items_are_prepared():
+  made = []
+
+  def items():
+    for i in range(9):
+      made.append(i)
+      yield i
+
+  ahead = prefetch(items(), 2)
+  assert next(ahead) == 0
+  time.sleep(0.2)
+  # One is taken, two wait, and the thread holds one more.
+  assert made == [0, 1, 2, 3]
+  # Closing ends the thread, which is blocked.
+  assert len(threads()) == 1
+  ahead.close()
+  assert not threads()
 
 
-@pytest.mark.parametrize('length', [2, 4, 10, 16])
-def test_padding_follows_the_tokens_of_each_sequence(length):
-  data, half = pairs([(3, 6), (1, 1), (6, 1)]), length // 2
-  for i in range(len(data)):
-    u, v = np.split(data[i], [data.first_lengths[i]])
-    for offset in range(0, max(len(u), len(v)), half):
-      row = read_row(data, i, offset, length)
-      for side, part in enumerate((u, v)):
-        tokens = part[offset : offset + half].tolist()
-        padding = [0] * (half - len(tokens))
-        columns = slice(side * half, (side + 1) * half)
-        assert row.tokens_T[columns].tolist() == tokens + padding
-        mask = [True] * len(tokens) + [False] * len(padding)
-        assert row.mask_T[columns].tolist() == mask
+def test_an_error_is_raised_after_the_items_before_it():
+  def items():
+    yield 1
+    raise KeyError('broken')
+
+  ahead = prefetch(items(), 4)
+  assert next(ahead) == 1
+  with pytest.raises(KeyError, match='broken'):
+    next(ahead)
+  assert not threads()
+  with pytest.raises(ValueError, match='got 0'):
+    prefetch(iter([]), 0)

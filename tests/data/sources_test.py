@@ -28,15 +28,10 @@ def test_each_kind_has_its_class():
 @pytest.mark.parametrize(
   'kind, flags, message',
   [
-    ('folder', {}, '--path'),
     ('jsonl', {}, '--path'),
     ('code', {'path': 'x'}, "'code' .*--path"),
     ('folder', {'path': 'x', 'field': 'y'}, "'folder' .*--field"),
-    (
-      'jsonl',
-      {'path': 'x', 'split_file': 'y', 'module': 'z'},
-      '--split_file, ',
-    ),
+    ('jsonl', {'path': 'x', 'split_file': 'y'}, '--split_file'),
     ('foldr', {'path': 'x'}, "'foldr' .*seqio .*--path"),
   ],
 )
@@ -48,7 +43,7 @@ def test_flags_must_fit_the_source(kind, flags, message):
 NAMES = [f'{i}.txt' for i in range(2000)]
 
 
-def test_names_decide_and_a_twentieth_goes_to_each():
+def test_only_names_decide_and_a_twentieth_goes_to_each():
   found = split_by_name(NAMES, 'here', '')
   assert list(found) == NAMES
   counts = collections.Counter(found.values())
@@ -60,30 +55,18 @@ def test_names_decide_and_a_twentieth_goes_to_each():
     'test',
     'train',
   ]
-
-
-def test_a_split_does_not_depend_on_other_documents():
-  found = split_by_name(NAMES, '', '')
+  # Of a document, whatever the others are.
   fewer = split_by_name(NAMES[:100] + NAMES[:99:-3], '', '')
   assert fewer == {name: found[name] for name in fewer}
 
 
-@pytest.mark.parametrize('first', range(40))
-def test_no_split_of_few_documents_is_empty(first):
-  few = split_by_name(NAMES[first : first + 3], '', '')
-  assert sorted(few.values()) == ['test', 'train', 'validation']
-  assert few == split_by_name(NAMES[first : first + 3][::-1], '', '')
-
-
-def test_two_documents_are_too_few(tmp_path):
+def test_no_split_of_few_documents_is_empty():
+  for first in range(40):
+    few = split_by_name(NAMES[first : first + 3], '', '')
+    assert sorted(few.values()) == ['test', 'train', 'validation']
+    assert few == split_by_name(NAMES[first : first + 3][::-1], '', '')
   with pytest.raises(ValueError, match='x holds 2 .* Do it.'):
     split_by_name(NAMES[:2], 'x', 'Do it.')
-  put(tmp_path, 'a.txt', 'b.txt')
-  with pytest.raises(ValueError, match='2 .* --split_file'):
-    _ = Folder(str(tmp_path)).splits
-  write(tmp_path / 'docs.jsonl', {'text': 'a'}, {'text': 'b'})
-  with pytest.raises(ValueError, match='2 .* train.jsonl'):
-    _ = Jsonl(str(tmp_path / 'docs.jsonl')).splits
 
 
 ODD = ' first\r\nsecond\n\n\tthird\rž\ufeff'
@@ -99,40 +82,33 @@ def names(source, split):
   return [name for name, _ in source.read(split)]
 
 
-def test_files_are_read_byte_for_byte(tmp_path):
-  put(tmp_path, 'train/b.txt')
-  (tmp_path / 'train' / 'a.txt').write_bytes(ODD.encode())
-  assert list(Folder(str(tmp_path)).read('train')) == [
-    ('train/a.txt', ODD),
-    ('train/b.txt', 'text of train/b.txt'),
-  ]
-
-
-def test_folders_are_splits(tmp_path, caplog):
+def test_folders_are_splits_and_files_read_byte_for_byte(tmp_path, caplog):
   caplog.set_level('INFO')
-  put(tmp_path, 'train/a.txt', 'train/sub/b', 'test/c', 'README', '.git/d')
+  put(tmp_path, 'train/sub/b', 'test/c', 'README', '.git/d')
+  (tmp_path / 'train' / 'a.txt').write_bytes(ODD.encode())
   source = Folder(str(tmp_path))
   assert source.splits == ('train', 'test')
-  assert names(source, 'train') == ['train/a.txt', 'train/sub/b']
+  assert list(source.read('train')) == [
+    ('train/a.txt', ODD),
+    ('train/sub/b', 'text of train/sub/b'),
+  ]
   assert names(source, 'test') == ['test/c']
   assert '1 files' in caplog.text
+  (tmp_path / 'test' / 'c').write_bytes(b'caf\xe9')
+  with pytest.raises(ValueError, match=r'c is not UTF-8 \(byte 3\)'):
+    list(source.read('test'))
 
 
-def test_a_pattern_chooses_files(tmp_path):
-  put(tmp_path, 'train/a.txt', 'train/b.md', 'train/sub/c.txt', 'test/d.txt')
-  source = Folder(f'{tmp_path}/**/*.txt')
-  assert names(source, 'train') == ['train/a.txt', 'train/sub/c.txt']
-  assert names(source, 'test') == ['test/d.txt']
-
-
-@pytest.mark.parametrize('name', ['old [1]', 'what?', 'a*b'])
+@pytest.mark.parametrize('name', ['old [1]', 'what?', 'a*b', 'plain'])
 def test_an_existing_folder_is_not_a_pattern(tmp_path, name):
-  put(tmp_path / name, 'train/a.txt', 'train/b.md')
+  files = 'train/a.txt', 'train/b.md', 'train/sub/c.txt', 'test/d.txt'
+  put(tmp_path / name, *files)
   put(tmp_path, 'a-b/train/c.txt')
   source = Folder(str(tmp_path / name))
-  assert names(source, 'train') == ['train/a.txt', 'train/b.md']
-  source = Folder(f'{tmp_path / name}/**/*.md')
-  assert names(source, 'train') == ['train/b.md']
+  assert names(source, 'train') == [*files[:3]]
+  source = Folder(f'{tmp_path / name}/**/*.txt')
+  assert names(source, 'train') == ['train/a.txt', 'train/sub/c.txt']
+  assert names(source, 'test') == ['test/d.txt']
 
 
 def test_a_split_file_overrides_folders(tmp_path, caplog):
@@ -150,52 +126,50 @@ def test_a_split_file_overrides_folders(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-  'line, message',
+  'lines, message',
   [
-    ('a.txt\ttrian', "tsv:2 .*'a.txt' .*'trian'"),
-    ('z.txt\ttrain', "tsv:2 .*'z.txt'.* 0"),
-    ('b\ttrain', "tsv:2 .*'b'.* 2"),
-    ('a\ttrain', "tsv:2 .*'a.txt' again"),
+    ('a.txt\ttest\na.txt\ttrian', "tsv:2 .*'a.txt' .*'trian'"),
+    ('a.txt\ttest\nz.txt\ttrain', "tsv:2 .*'z.txt'.* 0"),
+    ('a.txt\ttest\nb\ttrain', "tsv:2 .*'b'.* 2"),
+    ('a.txt\ttest\na\ttrain', "tsv:2 .*'a.txt' again"),
+    # A first line that names a file is not a heading.
+    ('a\ttrian\nx/b.txt\ttest', "tsv:1 .*'a'"),
+    ('a.txt\ttrian\nx/b.txt\ttest', "tsv:1 .*'a.txt'"),
   ],
 )
-def test_errors_in_a_split_file_name_the_line(tmp_path, line, message):
+def test_errors_in_a_split_file_name_the_line(tmp_path, lines, message):
   put(tmp_path, 'a.txt', 'x/b.txt', 'y/b.txt')
-  (tmp_path / 'split.tsv').write_text(f'a.txt\ttest\n{line}\n')
+  (tmp_path / 'split.tsv').write_text(f'{lines}\n')
   with pytest.raises(ValueError, match=message):
     _ = Folder(str(tmp_path), str(tmp_path / 'split.tsv')).splits
 
 
-@pytest.mark.parametrize('name', ['a.txt', 'a'])
-def test_a_first_line_that_names_a_file_is_not_a_heading(tmp_path, name):
-  put(tmp_path, 'a.txt', 'b.txt')
-  (tmp_path / 'split.tsv').write_text(f'{name}\ttrian\nb.txt\ttest\n')
-  with pytest.raises(ValueError, match=f"tsv:1 .*'{name}'"):
-    _ = Folder(str(tmp_path), str(tmp_path / 'split.tsv')).splits
-
-
 def test_without_splits_names_decide(tmp_path):
-  put(tmp_path, *(f'{i}.txt' for i in range(60)))
+  put(tmp_path, *NAMES[:2])
+  with pytest.raises(ValueError, match='2 .* --split_file'):
+    _ = Folder(str(tmp_path)).splits
+  put(tmp_path, *NAMES[:60])
   source = Folder(str(tmp_path))
   parts = {split: names(source, split) for split in source.splits}
   assert {len(part) for part in parts.values()} == {50, 7, 3}
-  assert sorted(sum(parts.values(), [])) == sorted(
-    f'{i}.txt' for i in range(60)
-  )
-  assert parts == {s: names(Folder(str(tmp_path)), s) for s in parts}
+  assert sorted(sum(parts.values(), [])) == sorted(NAMES[:60])
 
 
-def test_missing_files_are_reported(tmp_path):
+def test_files_that_are_missing_or_cannot_be_read_are_reported(
+  tmp_path, monkeypatch
+):
   with pytest.raises(ValueError, match='FOLDER'):
     _ = Folder(str(tmp_path)).splits
   with pytest.raises(ValueError, match='{split}.jsonl .*JSONL'):
     _ = Jsonl(str(tmp_path)).splits
+  write(tmp_path / 'train.jsonl', {'text': 'a'})
 
+  def refuse(*_):
+    raise PermissionError(13, 'Permission denied')
 
-def test_files_that_are_not_utf8_are_named(tmp_path):
-  put(tmp_path, 'train/a.txt')
-  (tmp_path / 'train' / 'b.txt').write_bytes(b'caf\xe9')
-  with pytest.raises(ValueError, match=r'b.txt is not UTF-8 \(byte 3\)'):
-    list(Folder(str(tmp_path)).read('train'))
+  monkeypatch.setattr('pathlib.Path.open', refuse)
+  with pytest.raises(ValueError, match=r'train.jsonl .*\(Permission denied\)'):
+    list(Jsonl(str(tmp_path)).read('train'))
 
 
 def write(path, *lines):
@@ -207,13 +181,9 @@ def test_each_line_is_a_document(tmp_path):
   write(tmp_path / 'test.jsonl', {'text': 'c', 'more': 1})
   source = Jsonl(str(tmp_path))
   assert source.splits == ('train', 'test')
-  assert list(source.read('train')) == [
-    ('train.jsonl:1', 'a\nb é'),
-    ('train.jsonl:2', ''),
-  ]
-
-
-def test_a_pattern_and_a_field_are_used(tmp_path):
+  expected = [('train.jsonl:1', 'a\nb é'), ('train.jsonl:2', '')]
+  assert list(source.read('train')) == expected
+  # A pattern and a field.
   write(tmp_path / 'x-train-2.jsonl', {'body': 'text'})
   source = Jsonl(f'{tmp_path}/x-{{split}}-2.jsonl', field='body')
   assert source.splits == ('train',)
@@ -222,6 +192,9 @@ def test_a_pattern_and_a_field_are_used(tmp_path):
 
 def test_the_lines_of_a_single_file_are_split_by_hash(tmp_path):
   path = tmp_path / 'docs.jsonl'
+  write(path, {'text': 'a'}, {'text': 'b'})
+  with pytest.raises(ValueError, match='2 .* train.jsonl'):
+    _ = Jsonl(str(path)).splits
   write(path, *({'text': f'text {i}'} for i in range(60)))
   source = Jsonl(str(path))
   assert source.description == 'jsonl: docs.jsonl, field text'
@@ -234,36 +207,24 @@ def test_the_lines_of_a_single_file_are_split_by_hash(tmp_path):
     assert name == f'docs.jsonl:{int(text[5:]) + 1}'
 
 
-@pytest.mark.parametrize(
-  'line', ['{', '[]', '7', '{"txt": "a"}', '{"text": 1}', '{"text": "\\ud800"}']
-)
+BAD_LINES = ['{', '7', '{"txt": "a"}', '{"text": 1}', '{"text": "\\ud800"}']
+
+
+@pytest.mark.parametrize('line', BAD_LINES)
 def test_errors_in_a_line_give_its_number(tmp_path, line):
   (tmp_path / 'train.jsonl').write_text(f'{{"text": "good"}}\n{line}\n')
   with pytest.raises(ValueError, match='train.jsonl:2 .* --field'):
     list(Jsonl(str(tmp_path)).read('train'))
 
 
-@pytest.mark.parametrize('name', ['docs', 'train'])
-def test_blank_lines_are_skipped(tmp_path, name):
-  path = tmp_path / f'{name}.jsonl'
-  write(path, *({'text': f'text {i}'} for i in range(9)))
-  path.write_text(path.read_text().replace('\n', '\n \n\n', 2) + '\r\n')
-  source = Jsonl(str(path if name == 'docs' else tmp_path))
-  found = sum((list(source.read(split)) for split in source.splits), [])
-  assert sorted(int(text[5:]) for _, text in found) == [*range(9)]
-  numbers = [int(name.partition(':')[2]) for name, _ in found]
-  assert sorted(numbers) == [1, 4, 7, 8, 9, 10, 11, 12, 13]
-
-
-def test_a_file_that_cannot_be_read_is_reported(tmp_path, monkeypatch):
-  write(tmp_path / 'train.jsonl', {'text': 'a'})
-
-  def refuse(*_):
-    raise PermissionError(13, 'Permission denied')
-
-  monkeypatch.setattr('pathlib.Path.open', refuse)
-  with pytest.raises(ValueError, match=r'train.jsonl .*\(Permission denied\)'):
-    list(Jsonl(str(tmp_path)).read('train'))
+def test_blank_lines_are_skipped(tmp_path):
+  path = tmp_path / 'docs.jsonl'
+  path.write_text('{"text": "0"}\n \n\n{"text": "1"}\n\n{"text": "2"}\r\n')
+  path.with_name('train.jsonl').write_bytes(path.read_bytes())
+  for lines in Jsonl(str(path)), Jsonl(str(tmp_path)):
+    found = sum((list(lines.read(split)) for split in lines.splits), [])
+    numbers = {text: int(name.partition(':')[2]) for name, text in found}
+    assert numbers == {'0': 1, '1': 4, '2': 6}
 
 
 SPLITS = ('train', 'validation', 'test')
@@ -288,6 +249,8 @@ def python(tmp_path, monkeypatch):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
   (site / 'mine' / 'c.py').write_bytes(b'\xff\xfe latin')
+  (site / 'mine' / 'link.py').symlink_to(tmp_path / 'nowhere.py')
+  (site / 'gone.py').symlink_to(tmp_path / 'nowhere.py')
   paths = {'stdlib': stdlib, 'purelib': site, 'platlib': site}
   monkeypatch.setattr(sysconfig, 'get_paths', lambda: paths)
   return tmp_path
@@ -297,7 +260,8 @@ def read(code):
   return {name: text for s in SPLITS for name, text in code.read(s)}
 
 
-def test_a_package_is_one_document_of_sorted_files(python):
+def test_a_package_is_one_document_of_sorted_files(python, caplog):
+  caplog.set_level('INFO')
   found = read(Code(min_bytes=1))
   assert found == {
     'heapq': '# heapq.py\nheap = 1\n\n',
@@ -305,17 +269,9 @@ def test_a_package_is_one_document_of_sorted_files(python):
     'mine': '# mine/a/z.py\nz = 1\n\n# mine/b.py\nb = "é"\n\n',
   }
   assert str(python) not in ''.join(found.values())
-
-
-def test_files_that_cannot_be_read_are_skipped_and_counted(python, caplog):
-  caplog.set_level('INFO')
-  mine = python / 'lib' / 'site-packages' / 'mine'
-  before = read(Code(min_bytes=1))
-  (mine / 'link.py').symlink_to(python / 'nowhere.py')
-  (mine.parent / 'gone.py').symlink_to(python / 'nowhere.py')
-  assert read(Code(min_bytes=1)) == before
-  counts = [int(count) for count in re.findall('(\\d) files', caplog.text)]
-  assert counts[0] == 1 and sum(counts[1:]) == 3
+  # Others cannot be read.
+  skipped = re.findall('skipped (\\d) files', caplog.text)
+  assert sum(map(int, skipped)) == 3
 
 
 def test_the_first_folder_that_has_a_package_counts(python, monkeypatch):
@@ -331,15 +287,12 @@ def test_the_first_folder_that_has_a_package_counts(python, monkeypatch):
   assert f'from_{first.name}' in read(Code(min_bytes=1))['two']
 
 
-def test_the_standard_library_alone_can_be_read(python):
+def test_packages_are_chosen_by_place_and_size(python):
   assert set(read(Code(min_bytes=1, installed=False))) == {'heapq', 'json'}
-
-
-def test_large_packages_are_cut_and_small_ones_left_out(python):
+  assert set(read(Code(min_bytes=30))) == {'json', 'mine'}
   assert read(Code(min_bytes=1, max_bytes=40))['json'] == (
     '# json/__init__.py\nimport this\n\n'
   )
-  assert set(read(Code(min_bytes=30))) == {'json', 'mine'}
 
 
 def test_this_python_has_packages_in_every_split():

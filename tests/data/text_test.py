@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from meliad_rec.data import seqio_tasks
-from meliad_rec.data import store
 from meliad_rec.data.documents import count_words
 from meliad_rec.data.folder import Folder
 from meliad_rec.data.jsonl import Jsonl
@@ -17,22 +16,11 @@ from meliad_rec.data.sources import Registered
 from meliad_rec.data.text import Text
 from meliad_rec.data.text import texts
 from meliad_rec.data.vocabulary import Bytes
-from meliad_rec.data.vocabulary import SentencePiece
-from tests.pieces import IDS
-from tests.pieces import train
+from tests import pieces
 
 seqio = pytest.importorskip('seqio')
 
 DOCUMENTS = ['two words\r\n\n\tthird', '', '  naïve 日本 \U0001f600\0 end ']
-
-
-@pytest.fixture(scope='module')
-def pieces(tmp_path_factory):
-  path = tmp_path_factory.mktemp('pieces') / 'any.model'
-  sentences = ['two words third', ' naïve end'] * 9
-  model = train(sentences, 290, normalization_rule_name='identity', **IDS)
-  path.write_bytes(model)
-  return SentencePiece(path)
 
 
 @pytest.fixture
@@ -43,35 +31,17 @@ def folder(tmp_path):
   return Folder(str(tmp_path))
 
 
-@pytest.mark.parametrize('name', ['bytes', 'pieces'])
-def test_ids_are_those_of_our_own_vocabularies(folder, pieces, name, caplog):
+@pytest.mark.parametrize('make', [Bytes, pieces.vocabulary])
+def test_ids_are_those_of_our_own_vocabularies(folder, make, caplog):
   caplog.set_level('INFO')
-  vocabulary = Bytes() if name == 'bytes' else pieces
+  vocabulary = make()
   documents = Text(folder, vocabulary).documents('train')
   assert documents.names == [f'train/{i}.txt' for i in range(3)]
-  for i, text in enumerate(DOCUMENTS):
-    np.testing.assert_array_equal(documents[i], vocabulary.encode(text))
-    assert documents.bytes_[i] == len(text.encode())
-    assert documents.words[i] == count_words(text)
+  for i, expected in enumerate(DOCUMENTS):
+    np.testing.assert_array_equal(documents[i], vocabulary.encode(expected))
+    assert documents.bytes_[i] == len(expected.encode())
+    assert documents.words[i] == count_words(expected)
   assert 'Tokenized 3 documents' in caplog.text
-
-
-def test_a_store_holds_the_same_documents(folder, pieces, tmp_path):
-  text = Text(folder, pieces)
-  splits = {split: text.stream(split) for split in text.splits}
-  written = store.write(tmp_path / 'store', splits, pieces, 'a test')
-  identity = text.documents('train').identity
-  assert written.documents('train').identity == identity
-
-
-def test_a_mixture_counts_bytes_and_words(folder):
-  seqio.MixtureRegistry.remove('one_folder')
-  seqio.MixtureRegistry.add(
-    'one_folder', [seqio_tasks.register(folder, Bytes())], default_rate=1
-  )
-  mixed = Text(Registered('one_folder'), Bytes()).documents('train')
-  assert mixed.identity == Text(folder, Bytes()).documents('train').identity
-  assert mixed.names == [f'train/{i}.txt' for i in range(3)]
 
 
 def test_unknown_splits_are_refused(folder):
@@ -102,17 +72,6 @@ def make_folder(path, count=2):
   return Folder(str(path))
 
 
-def test_a_registered_source_is_a_seqio_task(tmp_path):
-  name = seqio_tasks.register(make_folder(tmp_path / 'a'), Bytes())
-  task = seqio.TaskRegistry.get(name)
-  (first, second) = task.get_dataset(None, 'train', shuffle=False)
-  assert (
-    first['targets'].numpy().tolist() == Bytes().encode('a 0\r\né').tolist()
-  )
-  assert second['targets_pretokenized'].numpy().decode() == 'a 1\r\né'
-  assert second['name'].numpy() == b'train/1.txt'
-
-
 def test_registering_again_reads_what_is_there_now(tmp_path):
   name = seqio_tasks.register(make_folder(tmp_path / 'a'), Bytes())
   (tmp_path / 'a' / 'train' / '9.txt').write_text('new')
@@ -128,13 +87,12 @@ def test_a_mixture_draws_from_its_tasks(tmp_path, caplog):
   names = [seqio_tasks.register(part, Bytes()) for part in parts]
   seqio.MixtureRegistry.remove('two_folders')
   seqio.MixtureRegistry.add('two_folders', names, default_rate=1)
-  mixture = seqio_tasks.find(Registered('two_folders'), Bytes())
-  texts = [
-    example['targets_pretokenized'].decode()
-    for example in seqio_tasks.examples(mixture, 'train').as_numpy_iterator()
-  ]
+  mixed = Text(Registered('two_folders'), Bytes()).documents('train')
+  texts = [Bytes().decode(mixed[i]) for i in range(len(mixed))]
   assert {text[0] for text in texts} == {'a', 'b'}
   assert len(texts) == len(set(texts)) >= 20
+  assert mixed.bytes_.tolist() == [len(text.encode()) for text in texts]
+  assert {*mixed.names} <= {f'train/{i}.txt' for i in range(20)}
   assert 'two_folders' in caplog.text
 
 
@@ -154,38 +112,30 @@ def test_a_task_of_your_own_is_found_through_its_module(tmp_path, monkeypatch):
     sys.modules.pop('my_tasks', None)
 
 
-def test_unknown_names_and_modules_are_refused():
+def test_unknown_names_and_tasks_that_do_not_fit_are_refused():
   with pytest.raises(ValueError, match="'my_typo'"):
     seqio_tasks.find(Registered('my_typo'), Bytes())
   with pytest.raises(ValueError, match='no_module'):
     seqio_tasks.find(Registered('my_own', 'no_module'), Bytes())
-
-
-@pytest.mark.parametrize(
-  'feature, message',
-  [
-    ({'targets': seqio.Feature(seqio.PassThroughVocabulary(9))}, 'PassThrough'),
-    ({'inputs': seqio.Feature(seqio.ByteVocabulary())}, "no feature 'targets'"),
-  ],
-)
-def test_tasks_that_do_not_fit_are_refused(feature, message):
-  source = seqio.FunctionDataSource(
-    lambda split, shuffle_files: None, splits=['train']
-  )
-  seqio.TaskRegistry.add('odd_task', source, output_features=feature)
-  try:
-    with pytest.raises(ValueError, match=message):
-      seqio_tasks.find(Registered('odd_task'), Bytes())
-  finally:
-    seqio.TaskRegistry.remove('odd_task')
-
-
-def test_missing_pg19_is_reported_with_its_command(tmp_path):
-  with pytest.raises(ValueError, match='tfds build pg19 --data_dir='):
-    seqio_tasks.find(Pg19(str(tmp_path)), Bytes())
+  read = lambda split, shuffle_files: None
+  source = seqio.FunctionDataSource(read, splits=['train'])
+  vocabulary = seqio.PassThroughVocabulary(9)
+  for feature, message in {
+    'targets': 'PassThrough',
+    'inputs': "no feature 'targets'",
+  }.items():
+    features = {feature: seqio.Feature(vocabulary)}
+    seqio.TaskRegistry.add(feature, source, output_features=features)
+    try:
+      with pytest.raises(ValueError, match=message):
+        seqio_tasks.find(Registered(feature), Bytes())
+    finally:
+      seqio.TaskRegistry.remove(feature)
 
 
 def test_pg19_is_read_where_it_was_prepared(tmp_path):
+  with pytest.raises(ValueError, match='tfds build pg19 --data_dir='):
+    seqio_tasks.find(Pg19(str(tmp_path)), Bytes())
   tf = pytest.importorskip('tensorflow')
   tfds = pytest.importorskip('tensorflow_datasets')
   folder = tmp_path / 'pg19' / '0.1.1'

@@ -56,15 +56,6 @@ def test_a_vocabulary_of_words_is_stored_by_name(tmp_path):
   assert vocabulary.words == task.vocabulary.words
 
 
-def test_a_run_from_before_labels_existed(tmp_path, experiment):
-  folder.write(tmp_path, experiment, '')
-  path = tmp_path / folder.FACTS
-  facts = json.loads(path.read_text())
-  del facts['labels']
-  path.write_text(json.dumps(facts))
-  assert folder.read(tmp_path)[1]['labels'] is False
-
-
 def test_files_are_replaced_atomically(tmp_path, experiment, monkeypatch):
   folder.write(tmp_path, experiment, 'old')
 
@@ -84,6 +75,10 @@ def test_damaged_folders(tmp_path, experiment):
   assert folder.read(tmp_path)[0] == '# \u00e9\n'
   config, facts = tmp_path / folder.CONFIG, tmp_path / folder.FACTS
   whole = json.loads(facts.read_text())
+  # Runs from before labels existed.
+  before = {name: whole[name] for name in whole if name != 'labels'}
+  facts.write_text(json.dumps(before))
+  assert folder.read(tmp_path)[1]['labels'] is False
   for text in '{', '[]', '{"vocabulary": 3}', '{"vocabulary": "bytes"}':
     facts.write_text(text)
     with pytest.raises(ValueError, match=r'run\.json'):
@@ -98,9 +93,11 @@ def test_damaged_folders(tmp_path, experiment):
 
 
 def test_a_link_out_of_the_folder(tmp_path, experiment):
-  folder.write(tmp_path / 'run', experiment, '')
   (tmp_path / 'elsewhere').write_text('')
-  (tmp_path / 'run' / folder.CONFIG).unlink()
-  (tmp_path / 'run' / folder.CONFIG).symlink_to(tmp_path / 'elsewhere')
-  with pytest.raises(ValueError, match=r'config\.gin is a link'):
-    folder.read(tmp_path / 'run')
+  for name in folder.CONFIG, folder.MODEL:
+    path = tmp_path / name / name
+    folder.write(path.parent, experiment, '')
+    path.unlink(missing_ok=True)
+    path.symlink_to(tmp_path / 'elsewhere')
+    with pytest.raises(ValueError, match=f'{name} is a link'):
+      folder.read(path.parent)

@@ -15,79 +15,41 @@ from meliad_rec.storage import checksums
 from meliad_rec.storage.checksums import digest
 from meliad_rec.storage.checksums import fingerprints
 
-DTYPES = ('float32', 'bfloat16', 'float16', 'int32', 'uint32', 'int8', 'uint8')
 
-
-def random_array(dtype, shape=(3, 5, 7)):
+def random_array(dtype, shape):
   rng = np.random.default_rng(4)
   count = np.dtype(jnp.dtype(dtype)).itemsize * int(np.prod(shape))
-  raw = rng.integers(0, 256, count, np.uint8)
+  raw = rng.integers(0, 2 if dtype == 'bool' else 256, count, np.uint8)
   return raw.view(jnp.dtype(dtype)).reshape(shape)
 
 
-@pytest.mark.parametrize('dtype', DTYPES)
-def test_every_flipped_bit_of_every_byte_shows(dtype):
-  x = random_array(dtype)
-  raw = x.view(np.uint8).reshape(-1)
-  seen = {fingerprints({'x': x})['x']}
-  for position in range(raw.size):
-    changed = raw.copy()
-    changed[position] ^= 1 << position % 8
-    seen.add(fingerprints({'x': changed.view(x.dtype).reshape(x.shape)})['x'])
-  assert len(seen) == 1 + raw.size
-
-
-def test_a_flipped_boolean_and_a_changed_scalar_show():
-  x = np.zeros(9, bool)
-  y = x.copy()
-  y[4] = True
-  assert fingerprints({'x': x}) != fingerprints({'x': y})
-  assert fingerprints({'x': jnp.int32(7)}) != fingerprints({'x': jnp.int32(6)})
-
-
-@pytest.mark.parametrize('dtype', DTYPES)
-def test_swapped_elements_show(dtype):
-  x = random_array(dtype, (11, 13)).reshape(-1)
-  for i, j in (0, 1), (0, 142), (12, 13), (7, 77):
-    y = x.copy()
-    y[[i, j]] = y[[j, i]]
-    same = x[[i]].tobytes() == x[[j]].tobytes()
-    assert (fingerprints({'x': x}) == fingerprints({'x': y})) == same
-
-
-def test_negative_zero_and_kinds_of_nan_differ():
-  zeros = np.array([0.0, -0.0], np.float32)
-  nans = np.array([0x7FC00000, 0x7FC00001], np.uint32).view(np.float32)
-  for a, b in zeros, nans:
-    assert fingerprints({'x': a}) != fingerprints({'x': b})
-
-
-def test_the_value_follows_the_definition():
-  """Compares with the definition, in Python's integers."""
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8', 'bool'])
+@pytest.mark.parametrize('shape', [(3, 4), ()])
+def test_the_value_follows_the_definition(dtype, shape):
+  """In Python's integers. Each word is mixed by bijections that depend on its
+  place, so every flipped bit and all elements that are swapped show."""
 
   def mix(h):
     h = (h ^ h >> 16) * 0x85EBCA6B % 2**32
     h = (h ^ h >> 13) * 0xC2B2AE35 % 2**32
     return h ^ h >> 16
 
-  x = random_array('uint32', (3, 4))
+  x = random_array(dtype, shape)
+  words = x.view(f'uint{8 * x.itemsize}').ravel().tolist()
   lanes = (0x9E3779B1, 0x85EBCA77), (0xC2B2AE3D, 0x27D4EB2F)
   sums = [
-    sum(mix(int(w) ^ mix((i * a + b) % 2**32)) for i, w in enumerate(x.flat))
-    % 2**32
+    sum(mix(w ^ mix((i * a + b) % 2**32)) for i, w in enumerate(words)) % 2**32
     for a, b in lanes
   ]
   assert fingerprints({'x': x}) == {'x': f'{sums[0]:08x}{sums[1]:08x}'}
 
 
 def test_shardings_do_not_matter():
-  if jax.device_count() < 8:
-    pytest.skip('needs XLA_FLAGS=--xla_force_host_platform_device_count=8')
   x = random_array('float32', (16, 24))
   plain = fingerprints({'x': x})
-  for shape in (8, 1), (4, 2), (1, 8):
+  for shape in (8, 1), (4, 2):
     mesh = jax.make_mesh(shape, ('a', 'b'), axis_types=(AxisType.Auto,) * 2)
-    for spec in ('a', 'b'), ('b', 'a'), (None, ('a', 'b')), ():
+    for spec in ('a', 'b'), (None, ('a', 'b')):
       sharding = NamedSharding(mesh, PartitionSpec(*spec))
       assert fingerprints({'x': jax.device_put(x, sharding)}) == plain
 
@@ -116,7 +78,7 @@ def test_unsupported_dtypes_are_refused():
 def folder(tmp_path):
   folder = tmp_path / '20'
   (folder / 'state' / 'd').mkdir(parents=True)
-  (folder / 'state' / 'd' / 'abc').write_bytes(bytes(range(256)) * 3)
+  (folder / 'state' / 'd' / 'abc').write_bytes(bytes(range(64)))
   (folder / 'state' / 'empty').touch()
   (folder / 'data.json').write_text('{"document": 3}')
   checksums.write(folder)
@@ -125,14 +87,11 @@ def folder(tmp_path):
   return folder
 
 
-def test_an_untouched_folder_has_no_damage(folder):
-  assert checksums.damage(folder) == []
-
-
 @pytest.mark.parametrize('name', ['state/d/abc', 'data.json', 'MANIFEST.json'])
 def test_every_flipped_byte_names_its_file(folder, name):
+  assert checksums.damage(folder) == []
   whole = (folder / name).read_bytes()
-  for position in range(len(whole)):
+  for position in range(0, len(whole), 1 + len(whole) // 99):
     flipped = bytearray(whole)
     flipped[position] ^= 1 << position % 8
     (folder / name).write_bytes(flipped)
@@ -142,28 +101,21 @@ def test_every_flipped_byte_names_its_file(folder, name):
       assert phrases == [f'{name} was changed']
 
 
-@pytest.mark.parametrize('left', [0, 1, 300, 767])
-def test_a_cut_file_is_named_with_its_lengths(folder, left):
-  os.truncate(folder / 'state/d/abc', left)
-  assert checksums.damage(folder) == [f'state/d/abc has {left} of 768 B']
-
-
-def test_a_cut_manifest_is_named(folder):
+def test_cut_files_are_named(folder):
+  for left in 63, 1, 0:
+    os.truncate(folder / 'state/d/abc', left)
+    assert checksums.damage(folder) == [f'state/d/abc has {left} of 64 B']
   size = (folder / checksums.NAME).stat().st_size
-  for left in range(size - 1, 0, -1):
+  for left in range(size - 1, 0, -9):
     os.truncate(folder / checksums.NAME, left)
     assert checksums.damage(folder) == ['MANIFEST.json was changed']
 
 
 def test_missing_and_added_files_are_named(folder):
-  for name in (
-    'state/d/abc',
-    'state/empty',
-    'data.json',
-    'MANIFEST.json',
-    '_CHECKPOINT_METADATA',
-    'commit_success.txt',
-  ):
+  paths = (path for path in folder.rglob('*') if path.is_file())
+  names = [path.relative_to(folder).as_posix() for path in paths]
+  assert len(names) == 6
+  for name in names:
     whole = (folder / name).read_bytes()
     (folder / name).unlink()
     assert checksums.damage(folder) == [f'{name} is missing']

@@ -21,17 +21,18 @@ from meliad_rec.storage.workdir import upload
 from tests import bucket
 
 
-@pytest.mark.parametrize('made', [str, Path])
-@pytest.mark.parametrize('name', ['s3://b', 'file:///a'])
-def test_another_address_is_refused(name, made):
+@pytest.mark.parametrize('path', ['s3://b', Path('s3://b'), 'file:///a'])
+def test_another_address_is_refused(path):
   for opened in place, load_run:
     with pytest.raises(ValueError, match='--workdir'):
-      opened(made(name))
+      opened(path)
   with pytest.raises(ValueError, match='A store'):
-    local(made(name), 'A store')
+    local(path, 'A store')
 
 
-def test_a_bucket():
+def test_a_bucket_and_a_folder():
+  for name in 'runs/a', '/a/b:c', 'a:b', '../x':
+    assert place(name) == local(name, 'A store') == Path(name)
   assert str(place('gs://bucket/run') / 'a') == 'gs://bucket/run/a'
   with pytest.raises(ValueError, match='gs:/bucket/run'):
     place(Path('gs://bucket/run'))
@@ -41,9 +42,7 @@ def test_a_bucket_has_no_lock(caplog, tmp_path, monkeypatch):
   with caplog.at_level(logging.INFO), bucket.served(tmp_path, monkeypatch):
     Lock(place('gs://bucket/run')).release()
   assert 'no other training runs in gs://bucket/run' in caplog.text
-
-
-def test_what_a_bucket_needs_is_reported(monkeypatch):
+  # It needs a library.
   monkeypatch.setitem(sys.modules, 'google.cloud.storage', None)
   with pytest.raises(ValueError, match='install meliad_rec.gcs..'):
     Lock(place('gs://bucket/run'))
@@ -64,11 +63,6 @@ def test_a_bucket_that_cannot_be_read(code, tmp_path, monkeypatch):
   assert ('storage.buckets.get' in str(error.value)) == (code != 503)
 
 
-@pytest.mark.parametrize('name', ['runs/a', '/a/b:c', 'a:b', '../x'])
-def test_a_folder_is_a_path(name):
-  assert place(name) == local(name, 'A store') == Path(name)
-
-
 def test_a_second_lock_is_refused_until_the_first_is_released(tmp_path):
   folder = tmp_path / 'new' / 'run'
   first = Lock(folder)
@@ -81,12 +75,10 @@ def test_a_second_lock_is_refused_until_the_first_is_released(tmp_path):
   with pytest.raises(ValueError, match='Another training'):
     Lock(folder)
   third.release()
-
-
-def test_a_body_that_fails_releases_it(tmp_path):
-  with pytest.raises(KeyError), Lock(tmp_path):
+  # A body that fails releases it.
+  with pytest.raises(KeyError), Lock(folder):
     raise KeyError
-  Lock(tmp_path).release()
+  Lock(folder).release()
 
 
 def test_a_killed_process_releases_it(tmp_path):
@@ -108,13 +100,11 @@ time.sleep(60)
   Lock(tmp_path).release()
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_a_folder_that_cannot_be_made_or_locked(tmp_path, monkeypatch, caplog):
   (tmp_path / 'file').touch()
   with pytest.raises(ValueError, match='--workdir'):
     Lock(tmp_path / 'file' / 'run')
 
-
-def test_a_disk_without_locks_is_reported(tmp_path, monkeypatch, caplog):
   def flock(*_):
     raise OSError(errno.ENOLCK, 'No locks available')
 
