@@ -1,6 +1,10 @@
-"""A cell by itself: what it reads, how it runs, its parameters moved apart."""
+"""A cell by itself: what it reads, how it runs, its parameters drawn."""
+
+import functools
+import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meliad_rec.models.cell import Block
@@ -8,13 +12,23 @@ from meliad_rec.models.cell import run
 from tests import architectures as tiny
 
 
-def example(tokens: int = tiny.T) -> Block:
-  """Random inputs; the last three of row 1 are padding."""
+def example(tokens: int = tiny.T, lengths=None) -> Block:
+  """Random inputs of rows with these lengths.
+
+  Without lengths, row 1 lacks the last three tokens, and row 2 one within.
+  """
+  ends = [tokens, tokens - 3, tokens] if lengths is None else lengths
+  mask_BT = np.arange(tokens) < np.array(ends)[:, None]
+  if lengths is None:
+    mask_BT[2, tokens // 2] = False
   rng = np.random.default_rng(0)
-  mask_BT = np.ones((tiny.B, tokens), bool)
-  mask_BT[1, tokens - 3 :] = False
-  x_BTD = rng.normal(size=(tiny.B, tokens, tiny.D)).astype(np.float32)
+  x_BTD = rng.normal(size=(*mask_BT.shape, tiny.D)).astype(np.float32)
   return Block(x_BTD, mask_BT)
+
+
+def part(block, start, end) -> Block:
+  """The tokens from start to end."""
+  return jax.tree.map(lambda a: a[:, start:end], block)
 
 
 def forward(cell, block):
@@ -22,14 +36,66 @@ def forward(cell, block):
   return run(cell, cell.initial_state(len(block.mask)), block)
 
 
-def parameters(cell, block: Block):
-  """Those it begins with, norms, gates and mixes moved away from 0 and 1."""
-  init = jax.jit(lambda rng: cell.init(rng, block, method=forward))
+def shapes(cell, block: Block | None = None):
+  """Of the parameters; nothing is computed."""
+  init = functools.partial(cell.init, method=forward)
+  return jax.eval_shape(init, jax.random.key(0), block or example())['params']
+
+
+def initial(cell, block: Block | None = None):
+  """The parameters that it begins with."""
+  init = jax.jit(functools.partial(cell.init, method=forward))
+  params = init(jax.random.key(0), block or example())['params']
+  return jax.tree.map(np.asarray, params)
+
+
+def parameters(cell, block: Block | None = None):
+  """Drawn, which is faster: scales are around 1, and none of others is 0."""
   rng = np.random.default_rng(1)
-  moved = lambda a: np.asarray(a) + rng.normal(size=a.shape) * 0.2
-  return jax.tree.map(moved, init(jax.random.key(0))['params'])
+
+  def draw(path, a):
+    x = rng.normal(size=a.shape).astype(np.float32)
+    match path[-1].key:
+      case 'kernel':
+        return x / math.prod(a.shape[:-1]) ** 0.5
+      case 'scale':
+        return 1 + x / 5
+      case _:
+        return x / 5
+
+  return jax.tree_util.tree_map_with_path(draw, shapes(cell, block))
+
+
+def apply(cell, params, block, **options):
+  """The state and the outputs, compiled."""
+  call = functools.partial(cell.apply, method=forward, **options)
+  return jax.jit(call)({'params': params}, block)
+
+
+def outcome(run, params, block, compiled=True):
+  """State and outputs of run(params, block), and gradients of a loss of both.
+
+  Outputs at padding are 0. A cell is run by itself.
+  """
+  if hasattr(run, 'apply'):
+    cell = run
+    run = lambda p, block: cell.apply({'params': p}, block, method=forward)
+
+  def loss(params, x_BTD):
+    state, y_BTD = run(params, block.replace(x=x_BTD))
+    results = state, jnp.where(block.mask[..., None], y_BTD, 0)
+    return sum(jnp.sum(jnp.sin(a)) for a in jax.tree.leaves(results)), results
+
+  grad = jax.grad(loss, (0, 1), has_aux=True)
+  gradients, results = (jax.jit(grad) if compiled else grad)(params, block.x)
+  return results, gradients
 
 
 def assert_close(a, b):
-  """To 2e-5 of the largest number, or of 1."""
-  assert np.abs(a - b).max() <= 2e-5 * max(np.abs(b).max(), 1)
+  """Leaf by leaf, to 2e-5 of the largest number, or of 1."""
+
+  def close(a, b):
+    a, b = (np.asarray(x, np.float64) for x in (a, b))
+    assert np.abs(a - b).max() <= 2e-5 * max(np.abs(b).max(), 1)
+
+  jax.tree.map(close, a, b)

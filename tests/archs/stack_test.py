@@ -1,4 +1,4 @@
-"""Stacks: order, places of special layers, equal layers in one scan."""
+"""Stacks and repeats: order, special layers, equal layers in one scan."""
 
 import functools
 import math
@@ -10,26 +10,36 @@ import numpy as np
 import pytest
 
 from meliad_rec.archs import stack
+from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
 from meliad_rec.archs.stack import Repeat
 from meliad_rec.archs.window import WindowLayer
 from meliad_rec.layers import positions
+from meliad_rec.layers.dropout import TiledDropout
+from meliad_rec.layers.positions import AdaptiveSpan
 from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import Cell
-from meliad_rec.models.cell import run
+from meliad_rec.training.train_step import auxiliary
+from tests import cells
+from tests.architectures import B
 from tests.architectures import config
-from tests.architectures import D
 from tests.architectures import H
 from tests.architectures import recurrent
+from tests.architectures import S
 from tests.architectures import staircase
+from tests.architectures import W
 from tests.architectures import windowed
-
-B, T = 3, 24
+from tests.cells import assert_close
+from tests.cells import example
+from tests.cells import forward
 
 
 class Tag(Cell):
-  """State: number of calls. Appends a digit to its input."""
+  """State: number of calls. Appends a digit to its input; has properties."""
 
   digit: int
+  causal: bool = True
+  needs_whole_document: bool = False
+  is_recurrent: bool = False
 
   def initial_state(self, batch):
     return jnp.zeros(batch)
@@ -37,36 +47,27 @@ class Tag(Cell):
   def __call__(self, state, block):
     return state + 1, 10 * block.x + self.digit
 
-  def clear(self, state):
-    return state - self.digit
+  def memory_slots(self, state):
+    if not self.is_recurrent:
+      return super().memory_slots(state)
+    return state[:, None, None] + self.digit
 
 
-def example():
-  x_BTD = np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)
-  return Block(x_BTD, np.ones((B, T), bool))
-
-
-def forward(cell, block):
-  return run(cell, cell.initial_state(B), block)
+ONES = Block(np.ones((B, 24, 1), np.float32), np.ones((B, 24), bool))
 
 
 def tagged(count, places, scan=False):
   """Returns the cell and the digits that its layers append."""
-  cell = stack.layers(
-    *(count, lambda: Tag(digit=1)),
-    *((lambda: Tag(digit=2)) if places else None, places, scan),
-  )
-  zeros = Block(np.zeros((B, 1, 1), np.float32), np.ones((B, 1), bool))
-  _, y = cell.apply({}, zeros, method=forward)
+  special = (lambda: Tag(digit=2)) if places else None
+  cell = stack.layers(count, lambda: Tag(digit=1), special, places, scan)
+  _, y = cell.apply({}, ONES.replace(x=0 * ONES.x), method=forward)
   return cell, int(y[0, 0, 0])
 
 
-@pytest.mark.parametrize(
-  'places, digits', [((), 11111), ((-3,), 11211), ((0, -1), 21112)]
-)
 @pytest.mark.parametrize('scan', [False, True])
-def test_special_layers_stand_where_they_should(places, digits, scan):
-  assert tagged(5, places, scan)[1] == digits
+def test_special_layers_stand_where_they_should(scan):
+  for places, digits in ((), 11111), ((-3,), 11211), ((0, -1), 21112):
+    assert tagged(5, places, scan)[1] == digits
 
 
 def test_neighbours_that_are_alike_are_scanned():
@@ -76,111 +77,57 @@ def test_neighbours_that_are_alike_are_scanned():
   assert cell.cells[0].count == 4
 
 
-@pytest.mark.parametrize('places', [(5,), (-6,), (1, 1), (1, -4)])
-def test_places_outside_or_twice_are_errors(places):
-  with pytest.raises(ValueError, match='RECURRENT_LAYERS'):
-    tagged(5, places)
-
-
-def test_special_places_need_a_special_layer():
-  with pytest.raises(ValueError, match='stack.layers.special'):
-    stack.layers(5, lambda: Tag(digit=1), special_at=(1,))
-  with pytest.raises(ValueError, match='stack.layers.special'):
-    stack.layers(5, lambda: Tag(digit=1), lambda: Tag(digit=2))
-
-
-def test_a_stack_needs_a_layer():
-  with pytest.raises(ValueError, match='LAYERS'):
-    stack.layers(0, lambda: Tag(digit=1))
-
-
-def test_block_length_fits_all_cells():
-  assert recurrent().block_length == 8
+def test_block_length_and_setting_are_those_of_cells_that_have_blocks():
   assert windowed().block_length is None
-
-
-def test_block_settings_are_those_of_cells_that_have_blocks():
-  assert recurrent().block_setting == 'WINDOW'
   stairs = staircase()
   both = stack.Stack((*recurrent().cells, stairs, Repeat(stairs, 2)))
+  assert both.block_length == 8
+  assert recurrent().block_setting == 'WINDOW'
   assert both.block_setting == 'WINDOW and of WINDOW / PASSES'
 
 
 def test_layers_may_share_one_position_table():
-  def shapes(**shared):
+  def tables(**shared):
     make = functools.partial(WindowLayer, config())
-    cell = stack.layers(3, make, **shared)
-    init = functools.partial(cell.init, method=forward)
-    return jax.eval_shape(init, jax.random.key(0), example())['params']
-
-  def tables(params):
+    params = cells.shapes(stack.layers(3, make, **shared))
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return [a.shape for path, a in leaves if 'table' in str(path)]
 
-  assert tables(shapes()) == 3 * [(H, 32)]
-  one = functools.partial(positions.T5Bias, H)
-  assert tables(shapes(position=one)) == [(H, 32)]
-  with pytest.raises(ValueError, match='stack.layers.position'):
-    shapes(position=one, scan=True)
+  assert tables() == 3 * [(H, 32)]
+  assert tables(position=functools.partial(positions.T5Bias, H)) == [(H, 32)]
 
 
-class Known(Tag):
-  """Cell whose properties are fields."""
-
-  sees_later: bool = False
-  whole: bool = False
-  remembers: bool = False
-
-  @property
-  def causal(self):
-    return not self.sees_later
-
-  @property
-  def needs_whole_document(self):
-    return self.whole
-
-  @property
-  def is_recurrent(self):
-    return self.remembers
-
-  def memory_slots(self, state):
-    if not self.remembers:
-      return super().memory_slots(state)
-    return state[:, None, None] + self.digit
+def test_one_cell_decides_for_the_stack_and_for_its_repeats():
+  opposite = {
+    'causal': False,
+    'needs_whole_document': True,
+    'is_recurrent': True,
+  }
+  plain, other = Tag(1), Tag(2, **opposite)
+  properties = lambda cell: {name: getattr(cell, name) for name in opposite}
+  assert properties(stack.Stack((plain, other))) == opposite
+  assert properties(Repeat(other, 2)) == opposite
+  for cell in stack.Stack((plain, plain)), Repeat(plain, 2):
+    assert properties(cell) == {name: not v for name, v in opposite.items()}
 
 
-def test_one_cell_decides_for_the_stack():
-  """Tests causal, is_recurrent and needs_whole_document."""
-  plain = Known(digit=1)
-  made = lambda **options: stack.Stack((plain, Known(digit=2, **options)))
-  assert (
-    made().causal
-    and not made().needs_whole_document
-    and not made().is_recurrent
-  )
-  assert not made(sees_later=True).causal
-  assert made(whole=True).needs_whole_document
-  assert made(remembers=True).is_recurrent
+def test_memory_slots_are_those_of_the_highest_cell_that_recurs():
+  a, b = Tag(1, is_recurrent=True), Tag(2)
+  c = Repeat(Tag(3, is_recurrent=True), 2)
 
+  def slots(*cells):
+    """The state of cell i is 10 i, and in the last repeat 5 more."""
+    states = [10 * i + np.zeros(B) for i in range(len(cells))]
+    states = [
+      np.stack([s, s + 5], 1) if cell is c else s
+      for cell, s in zip(cells, states, strict=True)
+    ]
+    return stack.Stack(cells).apply({}, tuple(states), method='memory_slots')
 
-def test_the_summary_is_that_of_the_highest_cell_that_recurs():
-  kinds = {'a': Known(digit=1, remembers=True), 'b': Known(digit=2)}
-  kinds['c'] = Known(digit=3, remembers=True)
-  state = jnp.zeros(B)
-
-  def summary(names):
-    cell = stack.Stack(tuple(kinds[name] for name in names))
-    states = tuple(state + 10 * i for i in range(len(names)))
-    return cell.apply({}, states, method='memory_slots')
-
-  np.testing.assert_array_equal(summary('abcb'), np.full((B, 1, 1), 23))
-  np.testing.assert_array_equal(summary('ab'), np.full((B, 1, 1), 1))
-  with pytest.raises(ValueError, match='Known has no memory slots'):
-    summary('b')
-
-
-def chain_forward(cell, block):
-  return run(cell, cell.initial_state(B), block)
+  np.testing.assert_array_equal(slots(a, b, c, b), np.full((B, 1, 1), 28))
+  np.testing.assert_array_equal(slots(a, b), np.full((B, 1, 1), 1))
+  with pytest.raises(ValueError, match='Tag has no memory slots'):
+    slots(b)
 
 
 class Double(Cell):
@@ -197,7 +144,6 @@ class Double(Cell):
 
 DOUBLES = {
   'stack': lambda rate: stack.layers(6, Double, layer_drop=rate),
-  'scan': lambda rate: stack.layers(6, Double, scan=True, layer_drop=rate),
   'mixed': lambda rate: stack.layers(
     6, Double, lambda: Double(), (2,), scan=True, layer_drop=rate
   ),
@@ -207,16 +153,15 @@ DOUBLES = {
 @pytest.mark.parametrize('kind', DOUBLES)
 def test_layers_are_left_out_each_by_itself(kind):
   cell = DOUBLES[kind](0.3)
-  ones = Block(jnp.ones((B, T, 1)), np.ones((B, T), bool))
-  init = jax.jit(functools.partial(cell.init, method=chain_forward))
-  params = init(jax.random.key(0), ones)
+  params = {'params': cells.initial(cell, ONES)}
 
   def used(key):
     rngs = {'dropout': key} if key is not None else {}
-    state, y = cell.apply(params, ones, method=chain_forward, rngs=rngs)
+    state, y = cell.apply(params, ONES, method=forward, rngs=rngs)
     return state, jnp.log2(y)
 
-  state, y = jax.vmap(used)(jax.random.split(jax.random.key(1), 1000))
+  keys = jax.random.split(jax.random.key(1), 1000)
+  state, y = jax.jit(jax.vmap(used))(keys)
   # Each of the 6 layers doubled, or did not, for the whole batch.
   count_N = np.asarray(y).reshape(1000, -1)
   assert np.ptp(count_N, 1).max() == 0
@@ -232,16 +177,147 @@ def test_layers_are_left_out_each_by_itself(kind):
 @pytest.mark.parametrize('kind', DOUBLES)
 def test_a_layer_that_is_left_out_gets_no_gradients(kind):
   cell = DOUBLES[kind](0.5)
-  ones = Block(jnp.ones((B, T, 1)), np.ones((B, T), bool))
-  init = jax.jit(functools.partial(cell.init, method=chain_forward))
-  params = init(jax.random.key(0), ones)
 
   def loss(params):
     rngs = {'dropout': jax.random.key(3)}
-    y = cell.apply(params, ones, method=chain_forward, rngs=rngs)[1]
+    y = cell.apply({'params': params}, ONES, method=forward, rngs=rngs)[1]
     return y.mean(), y[0, 0, 0]
 
-  grads, doubled = jax.grad(loss, has_aux=True)(params)
+  grad = jax.jit(jax.grad(loss, has_aux=True))
+  grads, doubled = grad(cells.initial(cell, ONES))
   grads = np.concatenate([g.ravel() for g in jax.tree.leaves(grads)])
   assert 0 < (grads == 0).sum() < 6
   assert 2.0 ** (grads != 0).sum() == doubled
+
+
+def test_shared_repeats_are_a_loop():
+  """Compares values and gradients; decoding states are of each repeat too."""
+  one, count = BlockRecurrentLayer(config(), S), 2
+
+  def looped(params, block):
+    def loop(cell, block):
+      states, opened = [], []
+      for _ in range(count):
+        state, y_BTD = forward(cell, block)
+        block = block.replace(x=y_BTD)
+        states.append(state)
+        opened.append(cell.to_decode_state(state))
+      stacked = jax.tree.map(lambda *s: jnp.stack(s, 1), *states)
+      return stacked, jax.tree.map(lambda *s: jnp.stack(s, 1), *opened), block.x
+
+    params = {'params': params['cell']}
+    *states, y_BTD = one.apply(params, block, method=loop)
+    return floats((states[0], *states)), y_BTD
+
+  def repeated(params, block):
+    def read(cell, block):
+      state, y_BTD = forward(cell, block)
+      opened = cell.to_decode_state(state)
+      return (cell.to_segment_state(opened), state, opened), y_BTD
+
+    repeat = Repeat(one, count, share=True)
+    states, y_BTD = repeat.apply({'params': params}, block, method=read)
+    return floats(states), y_BTD
+
+  floats = lambda tree: jax.tree.map(lambda a: a.astype(jnp.float32), tree)
+  block = example(W)
+  params = {'cell': cells.parameters(one, block)}
+  assert_close(*(cells.outcome(f, params, block) for f in (repeated, looped)))
+
+
+def test_repeats_with_their_own_parameters_are_a_stack():
+  count, flat = 3, windowed(3)
+  repeat = Repeat(flat.cells[0].clone(), count)
+  (own,) = cells.initial(repeat).values()
+  assert all(a.shape[0] == count for a in jax.tree.leaves(own))
+  # Each layer draws its own.
+  assert all(np.ptp(a, 0).max() > 0 for a in jax.tree.leaves(own) if a.ndim > 2)
+  layers = lambda tree, axis: tuple(
+    jax.tree.map(lambda a, i=i: jnp.take(a, i, axis), tree)
+    for i in range(count)
+  )
+
+  def stacked(params, block):
+    params = {f'cells_{i}': p for i, p in enumerate(layers(params['cell'], 0))}
+    return flat.apply({'params': params}, block, method=forward)
+
+  def repeated(params, block):
+    params = {'params': params}
+    state, y_BTD = repeat.apply(params, block, method=forward)
+    return layers(state, 1), y_BTD
+
+  params = {'cell': own}
+  floats = lambda run: (
+    lambda p, b: jax.tree.map(lambda a: a.astype(jnp.float32), run(p, b))
+  )
+  assert_close(
+    *(cells.outcome(floats(f), params, example()) for f in (repeated, stacked))
+  )
+
+
+def test_a_staircase_of_one_chunk_is_its_layers_repeated():
+  """The Ladder, a staircase of forward size 0 (Ju et al. 2021)."""
+  block = example(W // 4)
+  ladder = Repeat(windowed(2, include_self=True), 4, share=True)
+  params = cells.parameters(ladder, block)
+  # A staircase has one table of biases for all layers.
+  table = np.float32(np.random.default_rng(0).normal(size=(H, 32)))
+  steps = {'position': {'table': table}}
+  for i, repeated in enumerate(params['cell'].values()):
+    attention = repeated['layer']['attention']
+    attention['position']['table'] = table
+    others = {name: a for name, a in attention.items() if name != 'position'}
+    steps[f'layers_{i}'] = repeated['layer'] | {'attention': others}
+  _, expected = cells.apply(ladder, params, block)
+  assert_close(cells.apply(staircase(4), steps, block)[1], expected)
+  _, cached = cells.apply(staircase(4, live=1), steps, block)
+  assert np.abs(expected - cached).max() > 0.01
+
+
+def test_the_program_does_not_grow_with_the_repeats():
+  def size(count):
+    cell = Repeat(windowed(1), count, share=True)
+    apply = functools.partial(cell.apply, method=forward)
+    text = str(jax.make_jaxpr(apply)({'params': params}, example()))
+    return text.count(' = ')
+
+  params = {'cell': cells.parameters(windowed(1))}
+  assert size(2) == size(16)
+
+
+class Drop(Cell):
+  """State: none. Drops half of its inputs; sows a loss of 2."""
+
+  @nn.compact
+  def __call__(self, state, block):
+    self.sow('losses', 'two', jnp.float32(2))
+    return state, TiledDropout(0.5)(block.x)
+
+
+def test_each_repeat_draws_its_own_dropout_and_what_they_share_costs_once():
+  block = Block(np.ones((1, 64, 64), np.float32), np.ones((1, 64), bool))
+  rngs = {'dropout': jax.random.key(0)}
+  for share, total in (True, 2), (False, 4):
+    repeat = Repeat(Drop(), 2, share=share)
+    (_, y), sown = repeat.apply({}, (), block, rngs=rngs, mutable='losses')
+    assert 0.7 < (y == 0).mean() < 0.8
+    assert auxiliary(sown) == pytest.approx(total)
+
+
+def test_adaptive_spans_of_shared_cells_cost_once():
+  """The loss is 5e-7 nats per token of mean span of its one layer."""
+  repeated = Repeat(windowed(1, span=AdaptiveSpan), 4, share=True)
+  halves = lambda a: np.full(a.shape, 0.5, np.float32)
+  params = jax.tree.map(halves, cells.shapes(repeated))
+
+  def penalty(params):
+    _, sown = repeated.apply(
+      {'params': params}, example(), method=forward, mutable='losses'
+    )
+    return auxiliary(sown)
+
+  value, grads = jax.jit(jax.value_and_grad(penalty))(params)
+  assert value == pytest.approx(5e-7 * 0.5 * W)
+  paths = jax.tree_util.tree_leaves_with_path(grads)
+  (grad_H,) = [a for path, a in paths if 'ratio' in jax.tree_util.keystr(path)]
+  np.testing.assert_allclose(grad_H, 5e-7 * W / len(grad_H), rtol=1e-5)

@@ -9,7 +9,6 @@ import pytest
 
 from meliad_rec.benchmarks.halting import masked_loop
 from meliad_rec.recurrence.early_exit import compacted_loop
-from meliad_rec.recurrence.early_exit import split_floats
 from meliad_rec.recurrence.early_exit import while_loop
 from tests.stepping import assert_same
 from tests.stepping import B
@@ -22,8 +21,17 @@ from tests.stepping import Toy
 compiled = functools.cache(
   lambda loop: jax.jit(functools.partial(outcome, loop))
 )
-step = jax.jit(Toy().step)
-every = pytest.mark.parametrize('need', NEEDS)
+calls = []
+
+
+class Counting(Toy):
+  def step(self, shared, rows, l, state):
+    jax.debug.callback(lambda: calls.append(1))
+    return super().step(shared, rows, l, state)
+
+
+def counted_loop(_, *arguments):
+  return while_loop(Counting(), *arguments)
 
 
 def taken(need):
@@ -31,10 +39,12 @@ def taken(need):
   return np.minimum(np.array(NEEDS[need]) * [1, 1, 1, 0], MOST)
 
 
-@every
+@pytest.mark.parametrize('need', ['more than there are', 'mixed'])
 def test_the_reference_is_a_loop_over_rows(need):
   shared, rows, state = given(NEEDS[need])
-  (end, sums, _), _ = compiled(masked_loop)(shared, rows, state)
+  (end, sums, ran_B), _ = compiled(masked_loop)(shared, rows, state)
+  np.testing.assert_array_equal(ran_B, np.full(B, MOST))
+  step = jax.jit(Toy().step)
   for b in range(B):
     one = lambda tree, b=b: jax.tree.map(lambda a: a[b : b + 1], tree)
     row, squares = one(state), 0.0
@@ -47,46 +57,20 @@ def test_the_reference_is_a_loop_over_rows(need):
     )
 
 
-@every
-def test_values_and_gradients(need):
+@pytest.mark.parametrize('need', NEEDS)
+def test_values_gradients_and_the_steps_that_are_computed(need):
   given_ = given(NEEDS[need])
-  (state, sums, _), gradients = compiled(while_loop)(*given_)
-  (expected_state, expected, _), reference = compiled(masked_loop)(*given_)
-  assert_same((state, sums, gradients), (expected_state, expected, reference))
-  assert all(np.abs(g).max() > 0 for g in gradients) == (need != 'none')
-
-
-@every
-def test_steps_that_are_computed(need):
-  """The while loop ends after the step in which the last row halts."""
-  given_ = given(NEEDS[need])
-  ran = lambda loop: compiled(loop)(*given_)[0][2]
-  last = min(max(np.array(NEEDS[need])[:-1]) + 1, MOST)
-  np.testing.assert_array_equal(ran(while_loop), np.full(B, last))
-  np.testing.assert_array_equal(ran(masked_loop), np.full(B, MOST))
-
-
-@every
-def test_the_backward_pass_computes_the_steps_that_some_row_took(need):
-  """The forward pass also computes the step in which all rows halt."""
-  calls = []
-
-  class Counting(Toy):
-    def step(self, shared, rows, l, state):
-      jax.debug.callback(lambda: calls.append(1))
-      return super().step(shared, rows, l, state)
-
-  shared, rows, state = given(NEEDS[need])
-
-  def loss(w):
-    state_, _, ran_B = while_loop(
-      Counting(), shared | {'w': w}, rows, state, MOST
-    )
-    return jnp.sum(state_['h']), ran_B
-
-  _, ran_B = jax.jit(jax.grad(loss, has_aux=True))(shared['w'])
+  calls.clear()
+  (*found, ran_B), gradients = compiled(counted_loop)(*given_)
   jax.effects_barrier()
-  assert len(calls) == ran_B[0] + max(taken(need))
+  (*expected, _), reference = compiled(masked_loop)(*given_)
+  assert_same((found, gradients), (expected, reference))
+  assert all(np.abs(g).max() > 0 for g in gradients) == (need != 'none')
+  # The loop ends after the step in which the last row halts; the backward pass
+  # computes the steps that some row took.
+  last = min(max(np.array(NEEDS[need])[:-1]) + 1, MOST)
+  np.testing.assert_array_equal(ran_B, np.full(B, last))
+  assert len(calls) == last + max(taken(need))
 
 
 def in_chunks(one, loop, chunks=3):
@@ -109,15 +93,11 @@ def in_chunks(one, loop, chunks=3):
   return grad(shared['w'], state['h'])
 
 
-@functools.cache
-def masked_in_chunks():
-  return in_chunks(lambda f: f, masked_loop)
-
-
-@pytest.mark.parametrize('remat', [False, True])
-def test_in_a_scan_over_chunks(remat):
-  one = jax.checkpoint if remat else lambda f: f
-  assert_same(in_chunks(one, while_loop), masked_in_chunks())
+def test_in_a_scan_over_chunks():
+  same = lambda f: f
+  expected = in_chunks(same, masked_loop)
+  for one in same, jax.checkpoint:
+    assert_same(in_chunks(one, while_loop), expected)
 
 
 def test_bfloat16_states_keep_float32_sums():
@@ -186,9 +166,7 @@ def test_memory_is_that_of_one_step():
 ROWS = {
   'eight': [5, 0, 1, 1, 6, 0, 2, 9],
   'seven': [0, 1, 2, 3, 4, 5, 0],
-  'one alone': [3],
   'one alive': [3, 0],
-  'all deep': [9, 9, 9, 9, 9],
   'none': [0, 0, 0],
 }
 
@@ -220,20 +198,3 @@ def test_outputs_are_the_same_and_work_is_what_rows_need(name):
   # A product with one row may be rounded in another order.
   assert_same(found, expected, 2e-7)
   np.testing.assert_array_equal(ran_B, computed(need))
-
-
-def test_join_undoes_split():
-  tree = {
-    'a': jnp.ones(2),
-    'b': (jnp.arange(3), None, jnp.ones(1, jnp.bfloat16)),
-    'c': jnp.array([True, False]),
-  }
-  floats, others, join = split_floats(tree)
-  assert [a.dtype for a in floats] == [jnp.float32, jnp.bfloat16]
-  assert [a.dtype for a in others] == [jnp.int32, jnp.bool_]
-  again = join([2 * a for a in floats], others)
-  np.testing.assert_array_equal(again['a'], [2, 2])
-  np.testing.assert_array_equal(again['b'][0], [0, 1, 2])
-  assert again['b'][1] is None
-  assert again['b'][2].dtype == jnp.bfloat16
-  np.testing.assert_array_equal(again['c'], [True, False])
