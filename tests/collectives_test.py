@@ -5,10 +5,10 @@ never gathered: only parameters are, along fsdp. The compiler may reshard the
 embedding table to look up tokens.
 """
 
-import dataclasses
 import functools
 import math
 import re
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +19,14 @@ import pytest
 from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
 from meliad_rec.distributed import partition
 from meliad_rec.models.model import empty_carry
-from meliad_rec.models.model import initialize
 from meliad_rec.planning import hlo
 from tests import architectures as tiny
 from tests.distributed import partition_test
 from tests.distributed.partition_test import B
 from tests.distributed.partition_test import T
 
-FAST = ('recurrent_fixed_skip', 'universal')
 # Architectures that gather tokens or states along model, and what.
-WHOLE = {
-  'recurrent_fixed_single': 'heads, as its MLP has no projection before it',
-}
+WHOLE = {'recurrent_fixed_single': 'heads: its MLP has no projection before it'}
 # Gathers keys if model shards within the one head that all queries share.
 SHARED = ('recurrent_shared_keys',)
 # Gradients that are resharded: the router's kernel, the LSTM's input kernel.
@@ -38,14 +34,18 @@ RESHARDED = (
   ('sparse_universal', 'collective-permute', (4, 20)),
   ('lstm', 'collective-permute', (160, 20)),
 )
-every = pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
-    for name in tiny.ARCHITECTURES
-  ],
-)
 _OP = re.compile(rf' = .* ({"|".join(hlo.COLLECTIVES)})(?:-start)?\(')
+
+
+def each(*fast):
+  """All architectures; only these are not slow."""
+  return pytest.mark.parametrize(
+    'name',
+    [
+      pytest.param(name, marks=[] if name in fast else pytest.mark.slow)
+      for name in tiny.ARCHITECTURES
+    ],
+  )
 
 
 @pytest.fixture(autouse=True)
@@ -57,17 +57,11 @@ def wide(monkeypatch):
 def program(name, mesh) -> str:
   """Returns a step's gradients and new state, compiled over a mesh."""
   made = partition_test.model(name)
-  key = jax.random.key(0)
-  params = jax.eval_shape(lambda rng: initialize(made, rng, B, T), key)
+  params = partition_test.shapes(name)
   carry = jax.eval_shape(lambda p: empty_carry(made, p, B), params)
   rows = partition.batch_sharding(mesh, B)
 
-  def state_place(path, leaf):
-    name = partition.path_string(path)
-    spec = partition.carry_spec(mesh, name, leaf.shape)
-    return NamedSharding(mesh, spec)
-
-  carried = jax.tree_util.tree_map_with_path(state_place, carry)
+  carried = partition_test.places(carry, mesh, partition.carry_spec)
   places = partition_test.places(params, mesh)
   tokens_BT = jax.ShapeDtypeStruct((B, T), jnp.int32)
   with jax.set_mesh(mesh):
@@ -79,19 +73,12 @@ def program(name, mesh) -> str:
     return step.lower(params, carry, tokens_BT).compile().as_text()
 
 
-@dataclasses.dataclass(frozen=True)
-class Exchange:
-  """A collective in a program.
-
-  Attributes:
-    op: its name.
-    along: the axes along which it runs.
-    shape: shape of its result, or of the first of several.
-  """
+class Exchange(NamedTuple):
+  """A collective in a program."""
 
   op: str
-  along: str
-  shape: tuple[int, ...]
+  along: str  # The axes along which it runs.
+  shape: tuple[int, ...]  # Of its result, or of the first of several.
 
 
 @functools.cache
@@ -126,18 +113,23 @@ def whole_along_fsdp(name, mesh) -> list[tuple[int, ...]]:
   return found
 
 
+def unstacked(exchange) -> tuple[int, ...]:
+  """Returns the shape of the result without leading axes of size 1."""
+  return exchange.shape[exchange.shape.count(1) :]
+
+
 def is_parameter(exchange, whole) -> bool:
   """Whether the result is one of these, or one layer of a scan's stack."""
-  shape = exchange.shape[exchange.shape.count(1) :]
-  return any(shape in (one[i:] for i in range(len(one) - 1)) for one in whole)
+  parts = (one[i:] for one in whole for i in range(len(one) - 1))
+  return unstacked(exchange) in parts
 
 
-@every
+@each('universal')
 def test_replicas_only_sum_gradients(name):
   assert kinds(exchanges(name, (8, 1, 1))) == {('all-reduce', 'data')}
 
 
-@every
+@each('recurrent_fixed_skip', 'window_scanned')
 def test_parameters_are_gathered_once_in_each_direction(name):
   """Nothing else is, if they and the rows are sharded over one axis."""
   found = exchanges(name, (1, 8, 1))
@@ -147,6 +139,8 @@ def test_parameters_are_gathered_once_in_each_direction(name):
   whole = whole_along_fsdp(name, mesh)
   assert len(whole) / 2 < len(gathered) <= 2 * len(whole)
   assert all(is_parameter(found, whole) for found in gathered)
+  if name == 'window_scanned':  # One layer at a time.
+    assert max(len(unstacked(found)) for found in gathered) == 2
 
 
 def of_tokens(name, found) -> list[Exchange]:
@@ -161,7 +155,7 @@ def of_tokens(name, found) -> list[Exchange]:
   ]
 
 
-@every
+@each('recurrent_fixed_skip')
 def test_heads_and_hidden_units_are_summed_and_never_gathered(name):
   found = exchanges(name, (1, 1, 8))
   assert of_tokens(name, found) == [] or name in WHOLE
@@ -188,7 +182,7 @@ def gathered_rows(name, found) -> list[Exchange]:
   return strange
 
 
-@every
+@each('recurrent_fixed_skip', 'universal')
 def test_rows_are_never_gathered_on_a_mesh_of_three_axes(name):
   found = exchanges(name, (2, 2, 2))
   assert ('all-gather', 'fsdp') in kinds(found)  # The parameters.

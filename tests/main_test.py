@@ -1,8 +1,8 @@
 """The training command, as a person sees it: each test starts processes."""
 
-import pathlib
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,9 +16,10 @@ from meliad_rec.report import journal
 from tests import tiny_run
 
 SETTINGS = (
-  ('STEPS', 120),
-  ('EVAL_EVERY', 25),
-  ('SAVE_EVERY', 7),
+  ('LAYERS', 1),
+  ('STEPS', 60),
+  ('EVAL_EVERY', 16),
+  ('SAVE_EVERY', 12),
   ('DROPOUT', 0.1),
   ('optimizer.chain.every', 2),
   ('experiment.Experiment.ema_decay', 0.9),
@@ -77,22 +78,24 @@ def figures(workdir):
   return found
 
 
-def stop(workdir, data, number, at):
-  """Starts or goes on with a run, and sends it a signal at a step."""
-  child = subprocess.Popen(
-    tiny_run.command(workdir, data, *SETTINGS),
-    env=tiny_run.environment(),
+def start(workdir, data, *settings, **environment):
+  """Starts the training command, or resumes a run."""
+  return subprocess.Popen(
+    tiny_run.command(workdir, data, *SETTINGS, *settings),
+    env=tiny_run.environment(**environment),
     cwd='/',
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
   )
+
+
+def wait_for(child, at):
+  """Returns when a run reports a step, or a later one."""
   for line in child.stdout:
-    if re.match(rf'step +{at}/', line):
-      child.send_signal(number)
-      break
-  output, errors = child.communicate(timeout=600)
-  return child.returncode, output, errors
+    step = re.match(r'step +(\d+)/', line)
+    if step and int(step[1]) >= at:
+      return
 
 
 def test_a_run_stopped_any_way_ends_as_one_never_stopped(tmp_path, data, whole):
@@ -101,15 +104,20 @@ def test_a_run_stopped_any_way_ends_as_one_never_stopped(tmp_path, data, whole):
   With dropout, an average of the weights, gradients accumulated over two steps,
   and evaluations before and after each stop.
   """
-  kill, term = random.randint(20, 45), random.randint(55, 100)
-  code, _, _ = stop(tmp_path, data, signal.SIGKILL, kill)
-  assert code == -signal.SIGKILL
-  code, output, errors = stop(tmp_path, data, signal.SIGTERM, term)
-  assert code == 143, errors
+  kill, term = random.randint(18, 26), random.randint(33, 40)
+  child = start(tmp_path, data)
+  wait_for(child, kill)
+  child.kill()
+  child.communicate()
+  assert child.returncode == -signal.SIGKILL
+  child = start(tmp_path, data)
+  wait_for(child, term)
+  child.terminate()
+  output, errors = child.communicate(timeout=600)
+  assert child.returncode == 143, errors
   assert 'Resuming from step' in errors
   assert 'Stopped at step' in output, (kill, term)
-  arguments = tiny_run.command(tmp_path, data, *SETTINGS)
-  done = tiny_run.run(arguments)
+  done = tiny_run.run(tiny_run.command(tmp_path, data, *SETTINGS))
   assert done.returncode == 0, done.stderr
   assert digests(done.stdout) == digests(whole[1].stdout), (kill, term)
   assert figures(tmp_path) == figures(whole[0])
@@ -122,7 +130,7 @@ def test_the_training_step_is_compiled_once_and_its_state_donated(whole):
   assert 'donated' not in done.stderr
 
 
-def test_what_a_run_leaves(whole):
+def test_what_a_run_leaves_and_tells(whole):
   workdir, done = whole
   names = {path.name for path in workdir.iterdir()}
   assert names == {
@@ -130,12 +138,8 @@ def test_what_a_run_leaves(whole):
     *('loss_nats_per_token.png', '.lock', 'profile'),
   }
   steps = {step for step, split in figures(workdir) if split == 'train'}
-  assert steps == set(range(1, 121))
-  assert done.stdout.splitlines()[-1].startswith('Finished step 120 after')
-
-
-def test_where_its_time_went_and_what_was_traced(whole):
-  workdir, done = whole
+  assert steps == set(range(1, 61))
+  assert done.stdout.splitlines()[-1].startswith('Finished step 60 after')
   shares = re.search(r'^Time: (.*), of \d+ s\.$', done.stderr, re.M)[1]
   parts = dict(each.split('% ')[::-1] for each in shares.split(', '))
   names = 'step', 'compile', 'data wait', 'evaluation', 'checkpoint', 'other'
@@ -143,90 +147,57 @@ def test_where_its_time_went_and_what_was_traced(whole):
   assert sum(map(float, parts.values())) == pytest.approx(100, abs=0.5)
   (trace,) = (workdir / 'profile').rglob('*.xplane.pb')
   assert 'The trace for XProf is in' in done.stderr
-  assert trace.stat().st_size > 10_000
+  content = trace.read_bytes()
+  assert b'train' in content and b'step_num' in content
 
 
-def refused(done):
-  """The one sentence of a command that refused."""
-  assert done.returncode == 2, done.stderr
-  last = done.stderr.splitlines()[-1]
-  assert last.startswith('error: ')
-  assert 'Traceback' not in done.stderr
-  return last
-
-
-@pytest.mark.parametrize(
-  'changed, said',
-  [
-    ({'STORE': 'other'}, 'was trained with data'),
-    ({'MLP_DIM': 24}, r'mlp/\S+ with shape'),
-    ({'BATCH': 4}, 'with shape'),
-    ({'optimizer.chain.rule': '@optimizer.adamw'}, 'opt_state'),
-  ],
-)
 @pytest.mark.slow
-def test_another_experiment_in_the_folder_is_refused_and_nothing_lost(
-  data, whole, changed, said, tmp_path
-):
+def test_another_model_in_the_folder_is_refused_and_nothing_lost(data, whole):
   workdir, _ = whole
-  if 'STORE' in changed:
-    tiny_run.write_store(tmp_path / 'other', seed=1)
-    changed = {'STORE': repr(str(tmp_path / 'other'))}
-  before = contents(workdir)
-  settings = dict(SETTINGS) | changed
-  done = tiny_run.run(tiny_run.command(workdir, data, *settings.items()))
-  assert re.search(said, refused(done))
-  assert contents(workdir) == before
-
-
-def contents(folder: pathlib.Path):
-  return {
-    path: path.read_bytes() for path in folder.rglob('*') if path.is_file()
+  contents = lambda: {
+    path: path.read_bytes() for path in workdir.rglob('*') if path.is_file()
   }
+  before = contents()
+  command = tiny_run.command(workdir, data, *SETTINGS, ('MLP_DIM', 24))
+  done = tiny_run.run(command)
+  assert done.returncode == 2, done.stderr
+  assert re.match(r'error: .*mlp/\S+ with shape', done.stderr.splitlines()[-1])
+  assert 'Traceback' not in done.stderr
+  assert contents() == before
 
 
 @pytest.mark.slow
 def test_settings_that_may_change_are_told_and_a_damaged_step_passed_over(
   tmp_path, data, whole
 ):
-  few = dict(SETTINGS) | {'STEPS': 14}
-  first = tiny_run.run(tiny_run.command(tmp_path, data, *few.items()))
-  assert first.returncode == 0, first.stderr
+  workdir = shutil.copytree(whole[0], tmp_path / 'run')
   largest = max(
-    (tmp_path / 'checkpoints' / '14' / 'state').rglob('*'),
+    (workdir / 'checkpoints' / '60' / 'state').rglob('*'),
     key=lambda path: path.stat().st_size if path.is_file() else 0,
   )
   damaged = bytearray(largest.read_bytes())
   damaged[len(damaged) // 2] ^= 1
   largest.write_bytes(damaged)
-  more = few | {'STEPS': 16}
-  done = tiny_run.run(tiny_run.command(tmp_path, data, *more.items()))
+  done = tiny_run.run(tiny_run.command(workdir, data, *SETTINGS, ('STEPS', 62)))
   assert done.returncode == 0, done.stderr
-  assert re.search('error: Step 14 of .* is damaged', done.stderr)
-  assert 'error: Using step 7 in place of [14].' in done.stderr
-  assert 'STEPS was 14 and is 16' in done.stderr
-  assert (tmp_path / 'checkpoints' / '14.corrupt').is_dir()
-  assert 'STEPS = 16' in (tmp_path / 'config.gin').read_text()
-  start = figures(whole[0])
-  for key, loss in figures(tmp_path).items():
+  assert re.search('error: Step 60 of .* is damaged', done.stderr)
+  assert 'error: Using step 48 in place of [60].' in done.stderr
+  assert 'STEPS was 60 and is 62' in done.stderr
+  assert (workdir / 'checkpoints' / '60.corrupt').is_dir()
+  assert 'STEPS = 62' in (workdir / 'config.gin').read_text()
+  found = figures(workdir)
+  assert {(step, 'train') for step in range(1, 63)} <= found.keys()
+  for key, loss in figures(whole[0]).items():
     if key[1] == 'train':
-      assert loss == start[key]
+      assert found[key] == loss
 
 
 def test_a_disk_that_fails_is_no_mistake_of_a_setting(tmp_path, monkeypatch):
   """Exit code 2 would tell launchers not to start the run again."""
 
-  class Run:
-    def __init__(self, *_):
-      self.workdir, self.step = tmp_path, 0
-
-    def begin(self):
-      pass
-
-    def live(self):
-      raise OSError(116, 'Stale file handle', 'metrics.jsonl')
-
-  monkeypatch.setattr(main.trainer, 'Run', Run)
+  run = mock.Mock(workdir=tmp_path, step=0)
+  run.live.side_effect = OSError(116, 'Stale file handle', 'metrics.jsonl')
+  monkeypatch.setattr(main.trainer, 'Run', lambda *_: run)
   monkeypatch.setattr(main.folder, 'write', lambda *_: None)
   monkeypatch.setattr(main.config, 'operative', str)
   with pytest.raises(OSError, match='Stale') as told:
@@ -235,84 +206,57 @@ def test_a_disk_that_fails_is_no_mistake_of_a_setting(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, data):
-  changed = {'LEARNING_RATE': 1e30, 'SAVE_EVERY': 1}
-  settings = dict(SETTINGS) | changed
-  done = tiny_run.run(tiny_run.command(tmp_path, data, *settings.items()))
-  said = re.search(
-    r'Step (\d+).* has loss (nan|inf).* on the batch of document:token \d+:\d+',
-    refused(done),
-  )
-  step = int(said[1])
-  records = journal.read(tmp_path / journal.NAME)
-  assert max(each['step'] for each in records) == step
-  saved = {
-    int(path.name)
-    for path in (tmp_path / 'checkpoints').iterdir()
-    if path.name.isdecimal()
-  }
-  assert saved
-  assert max(saved) < step
-
-
-@pytest.mark.slow
 def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, data):
   arguments = tiny_run.command(tmp_path / 'run', data, *SETTINGS)
-  done = tiny_run.run([*arguments, '--dry_run'])
+  done = tiny_run.run([*arguments, '--dry_run', '--mesh=fsdp:1'])
   assert done.returncode == 0, done.stderr
-  assert 'STEPS = 120' in done.stdout
+  assert 'STEPS = 60' in done.stdout
+  assert 'partition.make_mesh.fsdp = 1' in done.stdout
   assert re.search(r'embed/embedding +\(259, 16\) +4,144', done.stdout)
   assert re.search(r'memory per device.* MiB state', done.stdout)
   assert 'train: 9 documents, 1,062 tokens' in done.stdout
   assert not (tmp_path / 'run').exists()
-
-
-@pytest.mark.slow
-def test_axes_of_the_mesh_are_a_flag(tmp_path, data):
-  arguments = tiny_run.command(tmp_path / 'run', data, *SETTINGS)
-  done = tiny_run.run([*arguments, '--dry_run', '--mesh=fsdp:1'])
-  assert done.returncode == 0, done.stderr
-  assert 'partition.make_mesh.fsdp = 1' in done.stdout
   done = tiny_run.run([*arguments, '--dry_run', '--mesh=model:2'])
   assert done.returncode == 2
   assert 'needs 2 devices; there are 1. Give --mesh' in done.stderr
 
 
-def two_hosts(workdir, datas, settings):
-  """Both processes of a run on two hosts of one device each, finished."""
+def two_hosts(workdir, datas, *settings):
+  """Starts both processes of a run on two hosts of one device each."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
     address = f'localhost:{free.getsockname()[1]}'
-  children = [
-    subprocess.Popen(
-      tiny_run.command(workdir, datas[index], *settings.items()),
-      env=tiny_run.environment(
-        JAX_COORDINATOR_ADDRESS=address,
-        JAX_NUM_PROCESSES='2',
-        JAX_PROCESS_ID=str(index),
-      ),
-      cwd='/',
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
+  return [
+    start(
+      *(workdir, data, *settings),
+      JAX_COORDINATOR_ADDRESS=address,
+      JAX_NUM_PROCESSES='2',
+      JAX_PROCESS_ID=str(index),
     )
-    for index in (0, 1)
+    for index, data in enumerate(datas)
   ]
-  return [child.communicate(timeout=600) for child in children]
 
 
 @pytest.mark.slow
 def test_two_processes_give_the_loss_of_one(tmp_path, data):
-  """Also when they go on, with a sample: pytest -m slow tests/main_test.py"""
-  settings = dict(SETTINGS) | {'EVAL_EVERY': 3, 'SAVE_EVERY': 2}
-  first, more = settings | {'STEPS': 4}, settings | {'STEPS': 6, 'SAMPLE': 3}
+  """Also if Ctrl-C stops one and they resume; with a sample.
+
+  pytest -m slow tests/main_test.py
+  """
   one, two = tmp_path / 'one', tmp_path / 'two'
-  for changed in first, more:
-    done = tiny_run.run(tiny_run.command(one, data, *changed.items()))
-    assert done.returncode == 0, done.stderr
-    outputs = two_hosts(two, (data, data), changed)
-    assert 'Finished step' in outputs[0][0], outputs
-    assert 'Finished step' not in outputs[1][0]
+  sample = 'SAMPLE', 3
+  done = tiny_run.run(tiny_run.command(one, data, *SETTINGS, sample))
+  assert done.returncode == 0, done.stderr
+  children = two_hosts(two, (data, data), sample)
+  wait_for(children[0], 10)
+  children[1].send_signal(signal.SIGINT)
+  outputs = [child.communicate(timeout=600) for child in children]
+  assert [child.returncode for child in children] == [143, 130], outputs
+  assert 'Stopped at step' in outputs[0][0]
+  children = two_hosts(two, (data, data), sample)
+  outputs = [child.communicate(timeout=600) for child in children]
+  assert 'Finished step' in outputs[0][0], outputs
+  assert 'Finished step' not in outputs[1][0]
   expected, found = figures(one), figures(two)
   assert expected.keys() == found.keys()
   for key, loss in expected.items():
@@ -323,8 +267,8 @@ def test_two_processes_give_the_loss_of_one(tmp_path, data):
 def test_hosts_with_other_data_are_refused(tmp_path, data):
   other = tmp_path / 'other'
   tiny_run.write_store(other, seed=1)
-  outputs = two_hosts(tmp_path / 'run', (data, other), dict(SETTINGS))
-  for _, errors in outputs:
+  for child in two_hosts(tmp_path / 'run', (data, other)):
+    _, errors = child.communicate(timeout=600)
     assert 'process 1 has different values than process 0' in errors
     assert 'differ in data, validation, validation split:' in errors
   assert not (tmp_path / 'run').exists()

@@ -100,14 +100,15 @@ def command(workdir, data, *params):
 
 
 def environment(**more):
-  """Returns the environment of a process on one device."""
+  """Returns the environment of a process on one device.
+
+  It keeps compiled programs where these tests keep theirs (conftest.py).
+  """
   return os.environ | {
     'JAX_PLATFORMS': 'cpu',
     'XLA_FLAGS': ' '.join(quick_xla.FLAGS),
     'PYTHON': sys.executable,
     'PYTHONPATH': str(ROOT),
-    'JAX_COMPILATION_CACHE_DIR': '',
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.05',
     **more,
   }
 

@@ -1,10 +1,16 @@
-"""Hosts that must agree (main_test.py has two real ones), and mesh_jit."""
+"""What a process needs before it computes: mesh, agreement, compiled programs.
+
+main_test.py has two real hosts that disagree.
+"""
+
+import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.distributed import compilation_cache
 from meliad_rec.distributed import hosts
 from meliad_rec.distributed.hosts import mesh_jit
 from meliad_rec.distributed.partition import make_mesh
@@ -20,13 +26,10 @@ def two(monkeypatch, other):
   )
 
 
-def test_one_host_agrees_with_itself():
-  hosts.agree({'data': 'a'})
+def test_hosts_that_agree(monkeypatch):
+  hosts.agree({'data': 'a'})  # One host alone.
   assert hosts.any_of(True)
   assert not hosts.any_of(False)
-
-
-def test_hosts_that_agree(monkeypatch):
   two(monkeypatch, lambda mine: mine)
   hosts.agree({'data': 'a', 'step': 'None'})
   assert not hosts.any_of(False)
@@ -41,9 +44,6 @@ def test_hosts_that_differ(monkeypatch):
   two(monkeypatch, other)
   with pytest.raises(ValueError, match='validation: process 1'):
     hosts.agree({'data': 'a', 'validation': 'b', 'step': '3'})
-
-
-def test_a_flag_on_the_other_host(monkeypatch):
   two(monkeypatch, np.logical_not)
   assert hosts.any_of(False)
 
@@ -58,3 +58,35 @@ def test_tracing_knows_the_mesh():
   assert mesh_jit(mesh, double)(jnp.ones(3)).tolist() == [2, 2, 2]
   assert mesh_jit(None, double)(jnp.ones(5)).tolist() == [2] * 5
   assert seen == [dict(mesh.shape), {}]
+
+
+@pytest.fixture
+def cached(monkeypatch):
+  """Returns what is cached where, given the user's cache folder."""
+  before = jax.config.jax_compilation_cache_dir
+
+  def enable(home, given=None):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(home))
+    jax.config.update('jax_compilation_cache_dir', given)
+    compilation_cache.enable()
+    return jax.config.jax_compilation_cache_dir
+
+  yield enable
+  jax.config.update('jax_compilation_cache_dir', before)
+
+
+def test_compiled_programs_are_in_the_users_own_folder(cached, tmp_path):
+  path = pathlib.Path(cached(tmp_path))
+  assert path.parent == tmp_path / 'meliad_rec'
+  assert path.stat().st_mode & 0o777 == 0o700
+  # The variable JAX_COMPILATION_CACHE_DIR wins.
+  mine = str(tmp_path / 'mine')
+  assert cached(tmp_path / 'other', mine) == mine
+  assert not (tmp_path / 'other').exists()
+
+
+def test_a_folder_that_cannot_be_written_is_not_used(cached, tmp_path, caplog):
+  (tmp_path / 'file').write_text('')
+  with caplog.at_level('INFO'):
+    assert cached(tmp_path / 'file') is None
+  assert 'cannot be used' in caplog.text

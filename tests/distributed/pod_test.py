@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import jax
 from jax.experimental import multihost_utils
@@ -28,22 +29,12 @@ def test_a_single_process_just_works():
     pod.together(lambda: {}['x'], cli.guarded)
 
 
-def start(count, what, indices=None, **more):
-  """Starts processes that run this file.
-
-  Args:
-    count: processes of the cluster.
-    what: the argument of each.
-    indices: those that are started; None: all.
-    more: environment variables.
-  """
+def start(what, indices=(0, 1), **more):
+  """Starts these processes of a cluster of two; each runs this file."""
   with socket.socket() as free:
     free.bind(('localhost', 0))
     address = f'localhost:{free.getsockname()[1]}'
-  cluster = {
-    'JAX_COORDINATOR_ADDRESS': address,
-    'JAX_NUM_PROCESSES': str(count),
-  }
+  cluster = {'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': '2'}
   return [
     subprocess.Popen(
       [sys.executable, '-m', 'tests.distributed.pod_test', what],
@@ -56,7 +47,7 @@ def start(count, what, indices=None, **more):
       stderr=subprocess.PIPE,
       text=True,
     )
-    for index in (range(count) if indices is None else indices)
+    for index in indices
   ]
 
 
@@ -67,42 +58,50 @@ def ended(children):
   return list(zip((c.returncode for c in children), lasts, strict=True))
 
 
-def test_processes_that_end_together_report_no_error():
-  for code, last in ended(start(2, 'end')):
+@pytest.fixture(scope='module')
+def ends():
+  """How the processes of two clusters end, which run at once."""
+  started = {what: start(what) for what in ('end', 'fail')}
+  return {what: ended(children) for what, children in started.items()}
+
+
+def test_processes_that_end_together_report_no_error(ends):
+  for code, last in ends['end']:
     assert code == 143
     assert not last.startswith('error: ')
 
 
-def test_one_that_fails_ends_the_others():
+def test_one_that_fails_ends_the_others(ends):
   """Its own message and exit code stay, and none waits for the other."""
-  (code, last), (wrong, mistake) = ended(start(2, 'fail'))
+  (code, last), (wrong, mistake) = ends['fail']
   assert (wrong, mistake) == (2, 'error: Wrong here.')
   assert code not in (0, 2)
   assert last.startswith('error: Process 0 of 2 ')
   assert 'Run the same command' in last
 
 
-@pytest.mark.parametrize(
-  'index, asked', [(0, signal.SIGTERM), (1, signal.SIGTERM), (1, signal.SIGINT)]
-)
-def test_a_signal_ends_a_process_that_waits_for_the_others(index, asked):
-  [child] = start(2, 'end', [index], JAX_LOGGING_LEVEL='INFO')
-  for line in child.stderr:
-    if 'Connecting to JAX distributed service' in line:
-      break
-  time.sleep(0.5)
-  child.send_signal(asked)
+def test_a_signal_ends_a_process_that_waits_for_the_others():
+  given = (0, signal.SIGTERM), (1, signal.SIGINT)
+  children = [
+    start('end', [index], JAX_LOGGING_LEVEL='INFO')[0] for index, _ in given
+  ]
+  for child, (_, asked) in zip(children, given, strict=True):
+    for line in child.stderr:
+      if 'Connecting to JAX distributed service' in line:
+        break
+    time.sleep(0.5)
+    child.send_signal(asked)
   began = time.monotonic()
-  [(code, _)] = ended([child])
+  codes = [code for code, _ in ended(children)]
   assert time.monotonic() - began < 20
-  assert code == -asked
+  assert codes == [-asked for _, asked in given]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('lost', [0, 1])
 def test_one_that_is_killed_ends_those_that_wait_for_it(lost):
   """Even if no computation of theirs fails, as on a TPU."""
-  children = start(2, 'wait')
+  children = start('wait')
   for child in children:
     assert child.stdout.readline() == 'ready\n'
   children[lost].kill()
@@ -113,30 +112,35 @@ def test_one_that_is_killed_ends_those_that_wait_for_it(lost):
   assert all(code != 0 for code, _ in ends)
 
 
+NO_ADDRESS = ValueError('coordinator_address should be defined.')
+NO_COUNT = ValueError('Number of processes must be defined.')
+USED_BEFORE = RuntimeError('It must be called before any JAX calls.')
+
+
 @pytest.mark.parametrize(
-  'given',
+  'given, raised, told',
   [
-    {'JAX_COORDINATOR_ADDRESS': 'localhost:1'},
-    {'JAX_NUM_PROCESSES': '2'},
-    {'JAX_PROCESS_ID': '0'},
-    {'JAX_NUM_PROCESSES': '2', 'JAX_PROCESS_ID': '1'},
-    {'JAX_NUM_PROCESSES': 'two'},
+    # Half a cluster.
+    ({'JAX_COORDINATOR_ADDRESS': 'a:1'}, NO_COUNT, 'ADDRESS is a:1'),
+    ({'JAX_PROCESS_ID': '0'}, NO_ADDRESS, 'JAX_PROCESS_ID is 0'),
+    ({'JAX_NUM_PROCESSES': 'two'}, None, 'JAX_NUM_PROCESSES is two'),
+    # A cluster that cannot be joined, as another process has its port.
+    ({}, NO_COUNT, 'Number of processes'),
+    ({}, RuntimeError('UNKNOWN: Failed to start.\nMore.'), 'to start. Check'),
+    # A notebook that has used jax runs alone.
+    ({}, USED_BEFORE, None),
   ],
 )
-def test_half_a_cluster_is_an_error(monkeypatch, given):
+def test_joining_fails(monkeypatch, given, raised, told):
   for name, value in given.items():
     monkeypatch.setenv(name, value)
-  monkeypatch.setattr(jax.distributed, 'initialize', no_cluster)
-  name, value = next(iter(given.items()))
-  with pytest.raises(ValueError, match=f'{name} is {value}'):
+  initialize = mock.Mock(side_effect=raised)
+  monkeypatch.setattr(jax.distributed, 'initialize', initialize)
+  if told is None:
     initialize_distributed()
-
-
-def no_cluster(num_processes, process_id, **_):
-  """Stands for jax.distributed.initialize without a cluster."""
-  if 'JAX_COORDINATOR_ADDRESS' not in os.environ:
-    raise ValueError('coordinator_address should be defined.')
-  raise ValueError('Number of processes must be defined.')
+  else:
+    with pytest.raises(ValueError, match=told):
+      initialize_distributed()
 
 
 def test_jax_without_a_cluster():
@@ -158,62 +162,30 @@ def test_jax_without_a_cluster():
   assert 'JAX_NUM_PROCESSES is 2: coordinator' in last, done.stderr
 
 
-def test_a_cluster_that_cannot_be_joined_is_an_error(monkeypatch):
-  def broken(**_):
-    raise ValueError('The process id of the current process must be defined.')
+@pytest.mark.parametrize('system', [False, True])
+def test_alone_in_its_cluster_a_process_keeps_its_signals(monkeypatch, system):
+  """jax handles SIGTERM only so that several hosts agree.
 
-  monkeypatch.setattr(jax.distributed, 'initialize', broken)
-  with pytest.raises(ValueError, match='process id'):
-    initialize_distributed()
-
-
-def test_alone_in_its_cluster_a_process_keeps_its_signals(monkeypatch):
-  """jax handles SIGTERM only so that several hosts agree."""
-  before = signal.getsignal(signal.SIGTERM)
-  mine = lambda number, frame: None
-  taken = lambda **_: signal.signal(signal.SIGTERM, signal.SIG_DFL)
+  Also a handler of the system, whatever jax has put in its place.
+  """
+  mine = signal.SIG_DFL if system else (lambda number, frame: None)
+  taken = lambda **_: signal.signal(
+    signal.SIGTERM, signal.SIG_IGN if system else signal.SIG_DFL
+  )
   monkeypatch.setattr(jax.distributed, 'initialize', taken)
-  signal.signal(signal.SIGTERM, mine)
+  before = signal.signal(signal.SIGTERM, mine)
   try:
     initialize_distributed()
-    assert signal.getsignal(signal.SIGTERM) is mine
+    assert signal.getsignal(signal.SIGTERM) == mine
   finally:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_signals_of_the_system_and_other_threads_are_left_alone(monkeypatch):
-  def join(**_):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # As jax does.
-
-  monkeypatch.setattr(jax.distributed, 'initialize', join)
-  before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-  try:
-    initialize_distributed()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-  finally:
-    signal.signal(signal.SIGTERM, before)
+def test_another_thread_may_join(monkeypatch):
+  """Only the main thread has signals."""
   monkeypatch.setattr(jax.distributed, 'initialize', lambda **_: None)
   with futures.ThreadPoolExecutor(1) as pool:
     pool.submit(initialize_distributed).result()
-
-
-def test_a_failed_join_is_an_error(monkeypatch):
-  """For example if another process has the port of the first."""
-
-  def broken(**_):
-    raise RuntimeError('UNKNOWN: Failed to start the service.\nMore.')
-
-  monkeypatch.setattr(jax.distributed, 'initialize', broken)
-  with pytest.raises(ValueError, match='Failed to start the service'):
-    initialize_distributed()
-
-
-def test_a_notebook_that_has_used_jax_runs_alone(monkeypatch):
-  def late(**_):
-    raise RuntimeError('It must be called before any JAX calls.')
-
-  monkeypatch.setattr(jax.distributed, 'initialize', late)
-  initialize_distributed()
 
 
 def work():

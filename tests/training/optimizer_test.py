@@ -1,6 +1,8 @@
-"""Rules by hand, clipping, accumulation, and any optax rule from gin."""
+"""Learning rates, AdamW, clipping, accumulation.
 
-import gin
+Adafactor by hand is in train_step_test.py.
+"""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,194 +13,167 @@ from meliad_rec.training import optimizer
 from meliad_rec.training import schedules
 
 CONSTANT = schedules.constant(0.5)
+RSQRT = schedules.rsqrt(1000)
+COSINE = schedules.cosine(1.0, 100, warmup_steps=10, final=0.1)
+LINEAR = schedules.linear(1.0, 100, warmup_steps=10, final=0.2)
+ONE_CYCLE = schedules.one_cycle(0.5, 21, warmup_steps=5)
+AT_10 = 0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi / 10))  # The cosine at step 10.
 
 
-def step(chained, gradients, params, count=1, tokens=4):
-  state = chained.init(params)
-  for _ in range(count):
-    updates, state = chained.update(gradients, state, params, tokens)
-    params = optax.apply_updates(params, updates)
-  return params
+@pytest.mark.parametrize(
+  'schedule, rates',
+  [
+    # At step 500, half the ramp times 1 / sqrt(1000).
+    (RSQRT, {0: 0, 1: 0.0316228 / 1000, 500: 0.0158114, 1000: 0.0316228}),
+    (RSQRT, {4000: 0.0158114, 500_000: 0.00141421}),
+    (schedules.rsqrt(4, scale=3.0), {9: 1.0}),
+    (COSINE, {0: 0, 5: 0.5 * AT_10, 10: AT_10, 50: 0.55, 100: 0.1, 1000: 0.1}),
+    (LINEAR, {0: 0, 5: 0.46, 10: 0.92, 50: 0.6, 100: 0.2, 300: 0.2}),
+    (ONE_CYCLE, {0: 0.02, 2: 0.26, 4: 0.5, 12: 0.250001, 20: 2e-6, 300: 2e-6}),
+    (schedules.constant(0.4, 4), {0: 0, 1: 0.1, 4: 0.4, 9: 0.4}),
+    # Without a warm-up the first step has the peak.
+    (schedules.cosine(0.3, 7), {0: 0.3}),
+  ],
+)
+def test_learning_rates(schedule, rates):
+  for step, rate in rates.items():
+    found = jax.jit(schedule)(np.int32(step))
+    assert found == pytest.approx(rate, rel=1e-5, abs=1e-9)
 
 
-def test_adafactor_by_hand():
-  # One step from fresh moments: the second moment is g^2, so that the scaled
-  # gradient is sign(g); times lr 0.5, times RMS(w) 5, times 1 - momentum.
-  params = {'w': jnp.array([1.0, -7.0])}
-  gradients = {'w': jnp.array([0.25, -8.0])}
-  new = step(optimizer.chain(optimizer.adafactor, CONSTANT), gradients, params)
-  np.testing.assert_allclose(new['w'], [0.75, -6.75], rtol=1e-5)
+@pytest.mark.parametrize(
+  'make, setting',
+  [
+    (lambda: schedules.rsqrt(0), 'WARMUP_STEPS'),
+    (lambda: schedules.rsqrt(5, scale=0.0), 'LEARNING_RATE'),
+    (lambda: schedules.cosine(0.0, 5), 'LEARNING_RATE'),
+    (lambda: schedules.cosine(0.1, 5, final=0.2), 'final'),
+    (lambda: schedules.linear(0.1, 0), 'STEPS'),
+    (lambda: schedules.linear(0.1, 5, warmup_steps=5), 'WARMUP_STEPS'),
+    (lambda: schedules.constant(0.1, warmup_steps=-1), 'WARMUP_STEPS'),
+    (lambda: schedules.one_cycle(-0.1, 5, warmup_steps=2), 'LEARNING_RATE'),
+    (lambda: schedules.one_cycle(0.1, 5, warmup_steps=1), 'WARMUP_STEPS'),
+    (lambda: optimizer.chain(optax.sgd, CONSTANT, 0.0), 'optim.*clip_norm'),
+    (lambda: optimizer.chain(optax.sgd, CONSTANT, every=0), 'optim.*every'),
+  ],
+)
+def test_settings_out_of_range(make, setting):
+  with pytest.raises(ValueError, match=f'Set {setting}.$'):
+    make()
 
 
-def test_adafactor_second_step_keeps_momentum():
-  params = {'w': jnp.array([1.0, -7.0])}
-  gradients = {'w': jnp.array([0.25, -8.0])}
-  chained = optimizer.chain(optimizer.adafactor, CONSTANT)
-  new = step(chained, gradients, params, count=2)
-  rms = np.sqrt((0.75**2 + 6.75**2) / 2)
-  move = 0.9 * 0.25 + 0.1 * 0.5 * rms
-  np.testing.assert_allclose(new['w'], [0.75 - move, -6.75 + move], rtol=1e-5)
+def trained(chained, params, gradients, tokens=None):
+  """Returns the parameters after each gradient, and the last state."""
+  state, seen = jax.jit(chained.init)(params), []
+
+  @jax.jit
+  def step(gradient, state, params, count):
+    updates, state = chained.update(gradient, state, params, count)
+    return optax.apply_updates(params, updates), state
+
+  for i, gradient in enumerate(gradients):
+    count = tokens[i] if tokens else 4
+    params, state = step(gradient, state, params, count)
+    seen.append(params)
+  return seen, state
+
+
+def of_w(*values):
+  return [{'w': jnp.array(value)} for value in values]
 
 
 def test_adafactor_factors_large_matrices_only():
   params = {'big': jnp.ones((128, 130)), 'small': jnp.ones((3, 130))}
-  state = optimizer.adafactor(CONSTANT).init(params)
-  second = state[0]
+  second, *_ = jax.eval_shape(optimizer.adafactor(CONSTANT).init, params)
   assert second.v_row['big'].shape == (128,)
   assert second.v['small'].shape == (3, 130)
 
 
-def test_adamw_decays_kernels_only():
+def test_adamw_by_hand_decays_kernels_only():
   params = {
+    'w': jnp.array([1.0]),
     'table': jnp.full((3, 2), 2.0),
     'layer': {'kernel': jnp.full((2, 3), 2.0), 'bias': jnp.full(3, 2.0)},
     'norms': {'scale': jnp.full((4, 2), 2.0)},
     'lstm': {'recurrence': jnp.full((4, 2), 2.0)},
   }
-  gradients = jax.tree.map(jnp.zeros_like, params)
+  gradients = jax.tree.map(jnp.zeros_like, params) | {'w': jnp.array([-3.0])}
   rule = lambda schedule: optimizer.adamw(schedule, weight_decay=0.1)
-  new = step(optimizer.chain(rule, CONSTANT), gradients, params)
-  np.testing.assert_allclose(new['layer']['kernel'], 2 - 0.5 * 0.1 * 2)
-  np.testing.assert_allclose(new['lstm']['recurrence'], 2 - 0.5 * 0.1 * 2)
+  [new], _ = trained(optimizer.chain(rule, CONSTANT), params, [gradients])
+  np.testing.assert_allclose(new['w'], 1.5, rtol=1e-5)
+  for decayed in new['layer']['kernel'], new['lstm']['recurrence']:
+    np.testing.assert_allclose(decayed, 2 - 0.5 * 0.1 * 2)
   for same in new['table'], new['layer']['bias'], new['norms']['scale']:
     np.testing.assert_array_equal(same, 2)
 
 
-def test_adamw_by_hand():
-  params, gradients = {'w': jnp.array([1.0])}, {'w': jnp.array([-3.0])}
-  new = step(optimizer.chain(optimizer.adamw, CONSTANT), gradients, params)
-  np.testing.assert_allclose(new['w'], 1.5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-  'clip_norm, moved', [(None, [3.0, 4.0]), (6.0, [3.0, 4.0]), (1.0, [0.6, 0.8])]
-)
-def test_clipping_is_by_the_global_norm(clip_norm, moved):
+def test_clipping_is_by_the_global_norm():
   params = {'a': jnp.zeros(1), 'b': jnp.zeros(1)}
   gradients = {'a': jnp.array([3.0]), 'b': jnp.array([4.0])}
-  chained = optimizer.chain(
-    optax.sgd, schedules.constant(1.0), clip_norm=clip_norm
-  )
-  new = step(chained, gradients, params)
-  np.testing.assert_allclose([-new['a'][0], -new['b'][0]], moved, rtol=1e-6)
-
-
-def test_accumulated_gradients_are_clipped_after_their_mean():
-  chained = optimizer.chain(
-    optax.sgd, schedules.constant(1.0), clip_norm=1.0, every=2
-  )
-  params = {'w': jnp.zeros(2)}
-  state = chained.init(params)
-  for gradient in [10.0, 0.0], [-10.0, 0.5]:
-    gradients = {'w': jnp.array(gradient)}
-    updates, state = chained.update(gradients, state, params, 4)
-  np.testing.assert_allclose(updates['w'], [0, -0.25])
+  chained = optimizer.chain(optax.sgd, schedules.constant(1.0), clip_norm=1.0)
+  [new], _ = trained(chained, params, [gradients])
+  np.testing.assert_allclose([-new['a'][0], -new['b'][0]], [0.6, 0.8])
 
 
 def test_the_rate_reported_is_the_rate_used():
-  schedule = schedules.linear(0.8, 10)
-  params, gradients = {'w': jnp.zeros(1)}, {'w': jnp.ones(1)}
-  chained = optimizer.chain(optax.sgd, schedule, every=3)
-  state = chained.init(params)
-  for number in range(9):
-    updates, state = chained.update(gradients, state, params, 4)
-    if number % 3 == 2:
-      rate = float(chained.learning_rate(number))
-      assert -updates['w'][0] == pytest.approx(rate, rel=1e-6)
-      assert rate == pytest.approx(0.8 - 0.08 * (number - 2))
+  chained = optimizer.chain(optax.sgd, schedules.linear(0.8, 10), every=3)
+  seen, _ = trained(chained, *of_w([0.0]), of_w(*[[1.0]] * 9))
+  moves = -np.diff([float(new['w'][0]) for new in seen])
+  for step in 5, 8:
+    rate = float(chained.learning_rate(step))
+    assert moves[step - 1] == pytest.approx(rate, rel=1e-6)
+    assert rate == pytest.approx(0.8 - 0.08 * (step - 2))
 
 
 def test_a_nan_gradient_reaches_the_parameters():
-  params, gradients = {'w': jnp.ones(2)}, {'w': jnp.array([1.0, jnp.nan])}
   chained = optimizer.chain(optimizer.adafactor, CONSTANT, clip_norm=1.0)
-  assert np.isnan(step(chained, gradients, params)['w']).any()
-
-
-def test_any_rule_of_optax_from_gin():
-  with gin.unlock_config():
-    gin.clear_config()
-    gin.parse_config("""
-      from __gin__ import dynamic_registration
-      from meliad_rec.training import optimizer
-      from meliad_rec.training import schedules
-      import optax
-
-      optimizer.chain.rule = @optax.lion
-      optimizer.chain.schedule = @schedules.constant()
-      schedules.constant.peak = 0.25
-      optax.lion.weight_decay = 0.0
-    """)
-  chained = gin.get_configurable(optimizer.chain)()
-  params, gradients = {'w': jnp.zeros(1)}, {'w': jnp.array([-7.0])}
-  np.testing.assert_allclose(step(chained, gradients, params)['w'], 0.25)
-  assert chained.learning_rate(5) == pytest.approx(0.25)
-  gin.clear_config()
+  [new], _ = trained(chained, *of_w([1.0, 1.0]), of_w([1.0, np.nan]))
+  assert np.isnan(new['w']).any()
 
 
 def test_ema_starts_fast_and_then_keeps_its_decay():
-  ema, params = {'w': jnp.array([0.0])}, {'w': jnp.array([1.0])}
+  ema, params = of_w([0.0], [1.0])
   early = optimizer.ema_update(ema, params, 0.99, jnp.int32(0))
   np.testing.assert_allclose(early['w'], 0.9, rtol=1e-6)
   late = optimizer.ema_update(ema, params, 0.99, jnp.int32(10_000))
   np.testing.assert_allclose(late['w'], 0.01, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-  'settings, named',
-  [({'clip_norm': 0.0}, 'clip_norm'), ({'every': 0}, 'chain.every')],
-)
-def test_settings_out_of_range(settings, named):
-  with pytest.raises(ValueError, match=named):
-    optimizer.chain(optax.sgd, CONSTANT, **settings)
-
-
-GRADS = [jnp.array([1.0, -2.0]), jnp.array([4.0, 1.0]), jnp.array([7.0, 5.0])]
-TOKENS = [3, 1, 0]
-
-
-def accumulated(inner, grads, tokens, every):
-  """Parameters after each step."""
-  init, update = optimizer.accumulate(inner, every)
-  params = {'w': jnp.array([0.5, 0.25])}
-  state, seen = init(params), []
-  for grad, count in zip(grads, tokens, strict=True):
-    updates, state = jax.jit(update)({'w': grad}, state, params, count)
-    params = optax.apply_updates(params, updates)
-    seen.append(params['w'])
-  return seen, state
-
-
 def test_accumulated_segments_are_one_segment():
-  seen, _ = accumulated(optax.sgd(1.0), GRADS, TOKENS, every=3)
-  np.testing.assert_array_equal(seen[0], [0.5, 0.25])
-  np.testing.assert_array_equal(seen[1], [0.5, 0.25])
+  """Clipped after their mean over tokens; some have no token."""
+  make = lambda every, clip_norm=None: optimizer.chain(
+    optax.sgd, schedules.constant(1.0), clip_norm, every
+  )
+  [params] = of_w([0.5, 0.25])
+  gradients = of_w([1.0, -2.0], [4.0, 1.0], [7.0, 5.0])
+  seen, _ = trained(make(3), params, gradients, [3, 1, 0])
+  for unchanged in seen[:2]:
+    np.testing.assert_array_equal(unchanged['w'], params['w'])
   # (3 * 1 + 1 * 4) / 4 = 1.75 and (3 * -2 + 1 * 1) / 4 = -1.25
-  np.testing.assert_allclose(seen[2], [0.5 - 1.75, 0.25 + 1.25])
+  np.testing.assert_allclose(seen[2]['w'], [0.5 - 1.75, 0.25 + 1.25])
+  seen, _ = trained(make(2), params, gradients[:2], [0, 0])
+  np.testing.assert_array_equal(seen[1]['w'], params['w'])
+  seen, _ = trained(make(2, 1.0), params, of_w([10.0, 0.0], [-10.0, 0.5]))
+  np.testing.assert_allclose(seen[1]['w'], [0.5, 0.25 - 0.25])
 
 
-@pytest.mark.parametrize(
-  'inner',
-  [optax.adamw(0.1), optax.lion(0.1), optax.adafactor(0.1, momentum=0.9)],
-  ids=['adamw', 'lion', 'adafactor'],
-)
-def test_two_updates_equal_two_of_the_inner_optimizer(inner):
-  seen, state = accumulated(inner, GRADS[:2] * 2, [3, 1] * 2, every=2)
-  plain, _ = accumulated(inner, [jnp.array([1.75, -1.25])] * 2, [4, 4], every=1)
-  np.testing.assert_allclose(seen[1], plain[0], rtol=1e-6)
-  np.testing.assert_allclose(seen[3], plain[1], rtol=1e-6)
-  assert state.steps == 0
-  assert state.tokens == 0
+def test_two_updates_equal_two_of_the_inner_optimizer():
+  make = lambda every: optimizer.chain(
+    optimizer.adafactor, schedules.constant(0.1), every=every
+  )
+  [params] = of_w([0.5, 0.25])
+  gradients = of_w(*[[1.0, -2.0], [4.0, 1.0]] * 2)
+  seen, state = trained(make(2), params, gradients, [3, 1] * 2)
+  plain, _ = trained(make(1), params, of_w(*[[1.75, -1.25]] * 2))
+  np.testing.assert_allclose(seen[1]['w'], plain[0]['w'], rtol=1e-6)
+  np.testing.assert_allclose(seen[3]['w'], plain[1]['w'], rtol=1e-6)
+  assert (state.steps, state.tokens) == (0, 0)
   assert not np.any(state.gradients['w'])
-
-
-def test_steps_without_a_token_give_a_zero_gradient():
-  seen, _ = accumulated(optax.sgd(1.0), GRADS[:2], [0, 0], every=2)
-  np.testing.assert_array_equal(seen[1], [0.5, 0.25])
 
 
 def test_sums_are_float32_and_updates_have_the_parameters_dtype():
   init, update = optimizer.accumulate(optax.sgd(1.0), 2)
   params = {'w': jnp.ones(2, jnp.bfloat16)}
-  updates, state = update(params, init(params), params, 5)
+  updates, state = jax.eval_shape(update, params, init(params), params, 5)
   assert state.gradients['w'].dtype == jnp.float32
   assert updates['w'].dtype == jnp.bfloat16

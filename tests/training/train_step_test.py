@@ -1,5 +1,9 @@
-"""One training step against a slow and obvious form of it (law 8)."""
+"""One training step against a slow and obvious form of it (law 8).
 
+Then steps compiled over many devices.
+"""
+
+import dataclasses
 import functools
 import types
 
@@ -11,17 +15,20 @@ import optax
 import pytest
 
 from meliad_rec.data.batch import Batch
+from meliad_rec.data.lanes import Lanes
 from meliad_rec.metrics import losses
-from meliad_rec.metrics import metrics
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.model import Model
 from meliad_rec.models.sharded_model import eval_step
+from meliad_rec.storage.checksums import digest
 from meliad_rec.training import optimizer
 from meliad_rec.training import schedules
 from meliad_rec.training.train_step import auxiliary
 from meliad_rec.training.train_step import create_state
 from meliad_rec.training.train_step import train_step
 from tests import architectures as tiny
+from tests import tiny_run
+from tests.counting import Counting
 
 B, T, V = tiny.B, tiny.T, tiny.V
 RATE = 0.05
@@ -49,17 +56,19 @@ def batch(number) -> Batch:
 
 
 @functools.cache
-def compiled(ema_decay=None, every=1, dropout=0.0):
-  """Returns the initial state and the step of Adafactor, constant rate."""
-  model = language_model(dropout)
+def compiled(changes=False):
+  """Returns the initial state and the step of Adafactor, constant rate.
+
+  Args:
+    changes: adds dropout, an average of the weights, and accumulation.
+  """
+  model = language_model(0.3 if changes else 0.0)
   chained = optimizer.chain(
-    optimizer.adafactor, schedules.constant(RATE), every=every
+    optimizer.adafactor, schedules.constant(RATE), every=1 + changes
   )
-  make = functools.partial(
-    create_state, model, chained, 3, B, T, ema=ema_decay is not None
-  )
+  make = functools.partial(create_state, model, chained, 3, B, T, ema=changes)
   step = functools.partial(
-    train_step, model, chained, losses.objective, ema_decay, 0
+    train_step, model, chained, losses.objective, 0.5 if changes else None, 0
   )
   return jax.jit(make)(), jax.jit(step)
 
@@ -73,76 +82,62 @@ def nats_by_hand(logits_BTV, targets_BT):
 
 @functools.cache
 def by_hand():
-  """Returns losses and parameters of two steps; updates in float64 NumPy.
+  """Returns nats_BT of two steps and the parameters; updates in float64 NumPy.
 
   Adafactor without factoring (no axis has 128 places): Shazeer and Stern 2018,
   algorithm 4, and momentum.
   """
-  model = language_model()
+  model, nats = language_model(), []
   state, _ = compiled()
-  params, carry = state.params, state.carry
-  moments = jax.tree.map(lambda p: np.zeros(p.shape), params)
-  second, nats = moments, []
+  carry = state.carry
+  params, tree = jax.tree.flatten(state.params)
+  moments, second = [0.0] * len(params), [0.0] * len(params)
+  rms = lambda a: np.sqrt((a**2).mean())
 
   @jax.jit
   def gradients(params, carry, batch):
     def loss(params):
-      after, logits_BTV = model.apply(
-        {'params': params},
-        carry,
-        batch.tokens_BT,
-        batch.start_B,
-        batch.mask_BT,
-      )
+      read = batch.tokens_BT, batch.start_B, batch.mask_BT
+      after, logits_BTV = model.apply({'params': params}, carry, *read)
       nats_BT = optax.softmax_cross_entropy_with_integer_labels(
         logits_BTV, batch.targets_BT
       )
-      return (nats_BT * batch.mask_BT).sum() / batch.mask_BT.sum(), (
-        after,
-        logits_BTV,
-      )
+      mean = (nats_BT * batch.mask_BT).sum() / batch.mask_BT.sum()
+      return mean, (after, logits_BTV)
 
     return jax.grad(loss, has_aux=True)(params)
 
   for step in (0, 1):
     read = batch(step)
-    grads, (carry, logits_BTV) = gradients(params, carry, read)
-    nats_BT = nats_by_hand(logits_BTV, read.targets_BT)
-    nats.append(nats_BT[read.mask_BT].mean())
+    grads, (carry, logits_BTV) = gradients(
+      jax.tree.unflatten(tree, params), carry, read
+    )
+    nats.append(nats_by_hand(logits_BTV, read.targets_BT))
     decay = 1 - (step + 1) ** -0.8
-    rms = lambda x: np.sqrt((np.asarray(x, np.float64) ** 2).mean())
-    second = jax.tree.map(
-      lambda v, g: (
-        decay * v + (1 - decay) * (np.asarray(g, np.float64) ** 2 + 1e-30)
-      ),
-      second,
-      grads,
-    )
-    scaled = jax.tree.map(lambda g, v: g / np.sqrt(v), grads, second)
-    moments = jax.tree.map(
-      lambda m, u, p: (
-        0.9 * m + 0.1 * RATE * max(rms(p), 1e-3) * u / max(1, rms(u))
-      ),
-      moments,
-      scaled,
-      params,
-    )
-    params = jax.tree.map(
-      lambda p, m: np.float32(np.asarray(p, np.float64) - m), params, moments
-    )
-  return nats, params
+    for i, g in enumerate(jax.tree.leaves(grads)):
+      p, g = np.asarray(params[i], np.float64), np.asarray(g, np.float64)
+      second[i] = decay * second[i] + (1 - decay) * (g**2 + 1e-30)
+      u = g / np.sqrt(second[i])
+      move = RATE * max(rms(p), 1e-3) * u / max(1, rms(u))
+      moments[i] = 0.9 * moments[i] + 0.1 * move
+      params[i] = np.float32(p - moments[i])
+  return nats, jax.tree.unflatten(tree, params)
+
+
+def means(nats):
+  """Returns the mean over the tokens of each step."""
+  return [nats_BT[batch(i).mask_BT].mean() for i, nats_BT in enumerate(nats)]
 
 
 def test_two_steps_equal_their_slow_form():
   """Law 8. The second step continues from the carry of the first."""
   state, step = compiled()
   nats, params = by_hand()
-  for number in (0, 1):
+  for number, mean in enumerate(means(nats)):
     state, sums = step(state, batch(number))
     assert int(sums.tokens) == batch(number).mask_BT.sum()
-    assert float(sums.nats) / int(sums.tokens) == pytest.approx(
-      nats[number], rel=1e-5
-    )
+    assert int(sums.padding) == (~batch(number).mask_BT).sum()
+    assert float(sums.nats) / int(sums.tokens) == pytest.approx(mean, rel=1e-5)
   assert int(state.step) == 2
   # The sign of a gradient as small as its rounding error is random.
   jax.tree.map(
@@ -156,29 +151,8 @@ def test_golden_step():
   """Values of `by_hand`, printed once; a change of the model shows here."""
   nats, params = by_hand()
   size = sum(float((np.float64(p) ** 2).sum()) for p in jax.tree.leaves(params))
-  assert nats == pytest.approx(GOLDEN_NATS, rel=1e-4)
-  assert size == pytest.approx(GOLDEN_SIZE, rel=1e-4)
-
-
-GOLDEN_NATS = [4.113974, 3.961329]
-GOLDEN_SIZE = 1082.956
-
-
-def test_padding_has_no_weight():
-  """The gradient is that of the mean over real tokens."""
-  state, step = compiled()
-  read = batch(0)
-  junk = read.replace(
-    targets_BT=np.where(read.mask_BT, read.targets_BT, 9),
-    tokens_BT=np.where(read.mask_BT, read.tokens_BT, 8),
-  )
-  a, sums = step(state, read)
-  b, same = step(state, junk)
-  assert float(sums.nats) == pytest.approx(float(same.nats), rel=1e-6)
-  assert float(sums.gradient_norm) == pytest.approx(
-    float(same.gradient_norm), rel=1e-5
-  )
-  assert int(sums.padding) == (~read.mask_BT).sum()
+  assert means(nats) == pytest.approx([4.113974, 3.961329], rel=1e-4)
+  assert size == pytest.approx(1082.956, rel=1e-4)
 
 
 def thirds(read):
@@ -186,19 +160,6 @@ def thirds(read):
   third_T = np.arange(T) % 3 == 0
   for scored_T in third_T, ~third_T:
     yield read.replace(scored_BT=read.mask_BT & scored_T)
-
-
-def test_unscored_tokens_are_read_but_not_counted():
-  state, step = compiled()
-  (_, whole), *parts = (
-    step(state, each) for each in (batch(0), *thirds(batch(0)))
-  )
-  for name in ('nats', 'correct', 'scored'):
-    added = sum(float(getattr(sums, name)) for _, sums in parts)
-    assert added == pytest.approx(float(getattr(whole, name)), rel=1e-6), name
-  assert int(whole.scored) == int(whole.tokens)
-  for _, sums in parts:
-    assert 0 < int(sums.scored) < int(sums.tokens) == int(whole.tokens)
 
 
 class Toll(Cell):
@@ -231,7 +192,8 @@ def toll_step(toll, warmup, called):
   step = functools.partial(
     train_step, model, through, losses.objective, None, warmup
   )
-  return create_state(model, through, 3, B, T, ema=False), jax.jit(step)
+  make = functools.partial(create_state, model, through, 3, B, T, ema=False)
+  return jax.jit(make)(), jax.jit(step)
 
 
 def gradients(read, toll=0.0, warmup=0, at=0, called='toll'):
@@ -243,16 +205,25 @@ def gradients(read, toll=0.0, warmup=0, at=0, called='toll'):
 
 
 def test_the_gradient_is_of_the_mean_over_scored_tokens():
-  sums_of = lambda read: jax.tree.map(
-    lambda g: g * read.scored_BT.sum(), gradients(read)[0]
-  )
-  a, b = map(sums_of, thirds(batch(0)))
+  """Others are read, but not counted."""
+  (a, sums_a), (b, sums_b) = (gradients(each) for each in thirds(batch(0)))
+  both, sums = gradients(batch(0))
+  for name in 'nats', 'correct', 'scored':
+    added = float(getattr(sums_a, name)) + float(getattr(sums_b, name))
+    assert added == pytest.approx(float(getattr(sums, name)), rel=1e-6), name
+  assert 0 < sums_a.scored < sums_a.tokens == sums.tokens == sums.scored
   close = functools.partial(np.testing.assert_allclose, atol=1e-4)
-  jax.tree.map(lambda *g: close(g[0] + g[1], g[2]), a, b, sums_of(batch(0)))
+  jax.tree.map(
+    lambda a, b, both: close(
+      a * sums_a.scored + b * sums_b.scored, both * sums.scored
+    ),
+    *(a, b, both),
+  )
   some = next(thirds(batch(0)))
   junk = some.replace(targets_BT=np.where(some.scored_BT, some.targets_BT, 0))
-  jax.tree.map(close, sums_of(junk), a)
-  assert np.abs(a['embed']['embedding']).max() > 0.1
+  exact = functools.partial(np.testing.assert_allclose, atol=1e-6)
+  jax.tree.map(exact, gradients(junk)[0], a)
+  assert np.abs(a['embed']['embedding']).max() > 0.1 / sums_a.scored
 
 
 def test_a_step_without_scored_tokens_has_no_gradient():
@@ -262,29 +233,27 @@ def test_a_step_without_scored_tokens_has_no_gradient():
   assert not any(leaf.any() for leaf in jax.tree.leaves(moved))
 
 
+def assert_taxed(taxed, plain, weight=1):
+  """The gradient of a toll of 0.25 reaches the cell's parameter alone."""
+  expected = np.full(5, weight * 0.25 * 2 * 3)
+  np.testing.assert_allclose(taxed['cell']['w'], expected, rtol=1e-5)
+  tables = (each['embed']['embedding'] for each in (taxed, plain))
+  np.testing.assert_array_equal(*tables)
+
+
 def test_sown_losses_are_minimized_but_not_reported():
   plain, sums = gradients(batch(0))
   taxed, same = gradients(batch(0), toll=0.25)
   assert float(sums.nats) == float(same.nats)
   assert not plain['cell']['w'].any()
-  np.testing.assert_allclose(
-    taxed['cell']['w'], np.full(5, 0.25 * 2 * 3), rtol=1e-5
-  )
-  np.testing.assert_array_equal(
-    taxed['embed']['embedding'], plain['embed']['embedding']
-  )
+  assert_taxed(taxed, plain)
 
 
 def test_the_halting_loss_alone_has_a_warm_up():
   plain, _ = gradients(batch(0))
-  for at, weight in {0: 0.2, 1: 0.4, 3: 0.8, 4: 1, 9: 1}.items():
+  for at, weight in {0: 0.2, 3: 0.8, 4: 1, 9: 1}.items():
     taxed, _ = gradients(batch(0), 0.25, warmup=5, at=at, called='halting')
-    np.testing.assert_allclose(
-      taxed['cell']['w'], np.full(5, weight * 0.25 * 2 * 3), rtol=1e-5
-    )
-    np.testing.assert_array_equal(
-      taxed['embed']['embedding'], plain['embed']['embedding']
-    )
+    assert_taxed(taxed, plain, weight)
   sown = {'a': {'halting': (5.0,), 'balance': (2.0,)}, 'halting': {'x': 7.0}}
   assert auxiliary(sown, 0.2) == 1 + 2 + 7
   with pytest.raises(ValueError, match='HALT_WARMUP is 5'):
@@ -311,60 +280,9 @@ def test_means_of_rows_are_over_the_whole_scan():
   assert auxiliary({}) == 0
 
 
-class Counter(Cell):
-  """State: nothing. Doubles its input, and sows metrics if it `counts`."""
-
-  counts: bool = True
-
-  @property
-  def block_length(self):
-    return tiny.W
-
-  @nn.compact
-  def __call__(self, state, block):
-    w = self.param('w', nn.initializers.constant(2.0), (tiny.D,))
-    if self.counts:
-      real_BT = block.mask * jnp.ones_like(w[0])
-      metrics.sow(self, 'doubled', metrics.MeanMetric(real_BT * w[0], real_BT))
-      metrics.sow(self, 'doubled', metrics.MeanMetric(real_BT * 0, real_BT))
-      metrics.sow(self, 'most', metrics.MaxMetric(real_BT.sum(1)))
-    return state, w * block.x
-
-  def initial_state(self, batch):
-    return np.zeros((batch, 1), np.float32)
-
-
-@pytest.mark.parametrize('remat', ['none', 'full'])
-def test_sown_metrics_count_the_whole_step_and_change_nothing(remat):
-  """In a scan over blocks, in training and in evaluation."""
-  chained = optimizer.chain(optimizer.adamw, schedules.constant(RATE))
-  read, found = batch(0), {}
-  for counts in True, False:
-    model = Model(V, Counter(counts, remat=remat), tiny.D)
-    state = create_state(model, chained, 3, B, T, ema=False)
-    step = functools.partial(
-      train_step, model, chained, losses.objective, None, 0
-    )
-    carry, seen, nats_BT = jax.jit(functools.partial(eval_step, model))(
-      state.params, state.carry, read
-    )
-    after, sums = jax.jit(step)(state, read)
-    found[counts] = (after, sums.replace(sown={}), nats_BT), (sums, seen)
-  same = np.testing.assert_array_equal
-  jax.tree.map(same, found[True][0], found[False][0])
-  for sums in found[True][1]:
-    assert set(sums.sown) == {'doubled', 'most'}
-    real = int(read.mask_BT.sum())
-    assert (sums.sown['doubled'].total, sums.sown['doubled'].count) == (
-      *(2 * real, 2 * real),
-    )
-    assert sums.sown['most'].value == tiny.W
-  assert [sums.sown for sums in found[False][1]] == [{}, {}]
-
-
 def test_gradients_are_accumulated_and_averages_follow():
   """In two steps the parameters change once, and their average twice."""
-  start, step = compiled(ema_decay=0.5, every=2)
+  start, step = compiled(changes=True)
   first, _ = step(start, batch(0))
   second, _ = step(first, batch(1))
   params = [jax.device_get(s.params) for s in (start, first, second)]
@@ -382,7 +300,7 @@ def test_gradients_are_accumulated_and_averages_follow():
 
 
 def test_dropout_depends_on_the_seed_and_the_step():
-  state, step = compiled(dropout=0.3)
+  state, step = compiled(changes=True)
   loss = lambda state: float(step(state, batch(0))[1].nats)
   assert loss(state) == loss(state)
   assert loss(state) != loss(state.replace(step=state.step + 1))
@@ -390,20 +308,91 @@ def test_dropout_depends_on_the_seed_and_the_step():
 
 
 def test_evaluation_gives_each_token_and_has_no_dropout():
-  model = language_model(dropout=0.3)
-  state, _ = compiled(dropout=0.3)
-  step = jax.jit(functools.partial(eval_step, model))
-  carry, sums, nats_BT = step(state.params, state.carry, batch(0))
-  plain, _ = compiled()
-  _, logits_BTV = language_model().apply(
-    {'params': plain.params},
-    plain.carry,
-    *(batch(0).tokens_BT, batch(0).start_B, batch(0).mask_BT),
-  )
-  expected = nats_by_hand(logits_BTV, batch(0).targets_BT)
-  mask_BT = batch(0).mask_BT
-  np.testing.assert_allclose(
-    np.asarray(nats_BT)[mask_BT], expected[mask_BT], rtol=1e-4
-  )
-  assert float(sums.nats) == pytest.approx(expected[mask_BT].sum(), rel=1e-5)
+  state, _ = compiled(changes=True)
+  step = functools.partial(eval_step, language_model(dropout=0.3))
+  carry, sums, nats_BT = jax.jit(step)(state.params, state.carry, batch(0))
+  found = np.asarray(nats_BT)[batch(0).mask_BT]
+  expected = by_hand()[0][0][batch(0).mask_BT]
+  np.testing.assert_allclose(found, expected, rtol=1e-4)
+  assert float(sums.nats) == pytest.approx(expected.sum(), rel=1e-5)
   assert jax.tree.structure(carry) == jax.tree.structure(state.carry)
+
+
+def lanes(program, data):
+  documents = data.documents('train')
+  return Lanes(documents, program.rows, program.segment, seed=0)
+
+
+def test_the_state_is_donated_and_keeps_shapes_and_shardings(data):
+  program = tiny_run.program()
+  state = program.create(1)
+  facts = lambda a: (a.shape, a.dtype, a.sharding)
+  wanted = jax.tree.map(facts, program.shapes)
+  assert jax.tree.map(facts, state) == wanted
+  batch, _ = next(lanes(program, data))
+  after, _ = program.train_step(state, program.put(batch, program.rows))
+  for part in state.carry, state.params:
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(part))
+  assert jax.tree.map(facts, after) == wanted
+
+
+def test_a_seed_gives_the_same_state():
+  program = tiny_run.program()
+  assert digest(program.create(1)) == digest(program.create(1))
+  assert digest(program.create(1).params) != digest(program.create(2).params)
+  assert digest(program.create(2**32 - 1)) != digest(program.create(2**31 - 1))
+
+
+def test_rows_must_divide_over_the_devices():
+  program = tiny_run.program(8, rows=12)
+  with pytest.raises(ValueError, match='12'):
+    _ = program.shapes
+
+
+class Blocks(Counting):
+  """Reads blocks, in a scan over them."""
+
+  @property
+  def block_length(self):
+    return tiny.W
+
+
+@pytest.mark.parametrize(
+  'remat, shape', [('none', (8, 2, 2)), ('full', (1, 1, 1))]
+)
+def test_sown_metrics_count_all_rows_on_every_device(data, remat, shape):
+  """In a scan over blocks, in training and in evaluation."""
+  program = tiny_run.program(*shape, rows=8)
+  model = program.model.clone(cell=Blocks(remat=remat))
+  program = dataclasses.replace(program, model=model)
+  batch, _ = next(lanes(program, data))
+  depth_BT = batch.mask_BT * (1 + np.arange(program.segment) % tiny.W)
+  put = program.put(batch, 8)
+  state = program.create(1)
+  _, evaluated, _ = program.eval_step(
+    state.params, program.empty_carry(state.params, 8), put
+  )
+  _, trained = program.train_step(state, put)
+  for sums in evaluated, trained:
+    assert all(a.is_fully_replicated for a in jax.tree.leaves(sums.sown))
+    mean, peak = sums.sown['halting_depth'], sums.sown['halting_depth_max']
+    assert (mean.total, mean.count) == (depth_BT.sum(), batch.mask_BT.sum())
+    assert peak.value == depth_BT.max()
+
+
+@pytest.mark.slow
+def test_a_sharded_run_equals_one_on_one_device(data):
+  """Two steps, including optimizer and average."""
+  carries, nats = [], []
+  for program in tiny_run.program(rows=8), tiny_run.program(8, 2, 2):
+    state, batches = program.create(1), lanes(program, data)
+    for _ in range(2):
+      batch = program.put(next(batches)[0], 8)
+      state, sums = program.train_step(state, batch)
+      nats.append(float(sums.nats))
+    carries.append(jax.device_get(state.carry))
+  np.testing.assert_allclose(nats[2:], nats[:2], rtol=1e-5)
+  # Adam's initial updates are signs of gradients, even of those near 0.
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3), *carries
+  )
