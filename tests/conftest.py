@@ -10,6 +10,8 @@ import os
 import shutil
 import tempfile
 
+import pytest
+
 from tests import quick_xla
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -27,3 +29,18 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   os.environ['JAX_COMPILATION_CACHE_DIR'] = _kept
   atexit.register(shutil.rmtree, _kept, ignore_errors=True)
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.02')
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """The figures saved; saving itself goes on."""
+  from matplotlib.figure import Figure
+
+  figures, save = [], Figure.savefig
+
+  def spy(figure, *args, **kwargs):
+    figures.append(figure)
+    save(figure, *args, **kwargs)
+
+  monkeypatch.setattr(Figure, 'savefig', spy)
+  return figures

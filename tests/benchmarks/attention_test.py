@@ -1,22 +1,67 @@
-"""Rows of forms of attention, measured and estimated, and TPU schedules."""
+"""Forms of attention: all compute the same; their rows; TPU schedules."""
 
 import json
 import subprocess
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from meliad_rec.benchmarks import attention
 from meliad_rec.benchmarks import attention_compiled
 from meliad_rec.benchmarks import attention_forms as forms
 from meliad_rec.commands import bench
+from meliad_rec.kernels import reference as ref
 from meliad_rec.planning import environment
 from tests.libtpu import needs_libtpu
 
+SETTING = forms.AttentionSizes(2, 24, 3, 5, 8, 'float32')
+
+
+def arguments(setting):
+  rng = np.random.default_rng(0)
+  q, k, v, mask, bias, scale = (
+    jnp.asarray(rng.normal(size=s.shape), s.dtype) for s in setting.shapes()
+  )
+  heads = k.reshape(*k.shape[:2], setting.num_heads, -1)
+  past, own = jnp.split(heads, [setting.window], 1)
+  heads = jnp.concatenate([ref.l2_normalize(past), 3 * own], 1)
+  mask = jnp.asarray(rng.random(mask.shape) < 0.8)
+  return q, heads.reshape(k.shape), v, mask, bias, scale
+
+
+@pytest.mark.parametrize('form', forms.FORMS)
+def test_is_the_definition(form):
+  given = arguments(SETTING)
+  if form == 'jax, no bias':
+    given = *given[:4], jnp.zeros_like(given[4]), given[5]
+  found = forms.programs(form, SETTING)['forward'](*given)
+  heads = lambda a: a.reshape(*a.shape[:2], SETTING.num_heads, -1)
+  inputs = ref.AttentionInputs(
+    *map(heads, given[:3]),
+    *given[3:],
+    # jax's window has the query's own key.
+    include_self=form == 'jax, no bias',
+    normalize_own=True,
+  )
+  expected = ref.window_attention(inputs)
+  np.testing.assert_allclose(heads(found), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_backward_gives_a_gradient_of_each_operand():
+  given = arguments(SETTING)
+  run = forms.programs(forms.BASELINE, SETTING)['forward+backward']
+  y, grads = jax.jit(run)(*given)
+  assert y.shape == given[0].shape
+  operands = *given[:3], *given[4:]
+  assert [g.shape for g in grads] == [a.shape for a in operands]
+  assert all(jnp.abs(g).max() > 0 for g in grads)
+
 
 def test_a_row_for_each_form():
-  rows = attention.measure(
-    forms.AttentionSizes(1, 16, 2, 4, 8, 'float32'), rounds=2
-  )
+  sizes = forms.AttentionSizes(1, 16, 2, 4, 8, 'float32')
+  rows = attention.measure(sizes, rounds=2)
   assert list(rows) == list(forms.FORMS)
   baseline = rows[attention.BASELINE]
   assert baseline.ratios == dict.fromkeys(attention.WAYS, 1.0)
@@ -46,39 +91,18 @@ def test_estimates_for_a_tpu(name, kcycles):
     assert ours.kernels[way] < 1000 * most
 
 
-def test_an_unknown_slice_is_one_sentence():
-  with pytest.raises(ValueError, match="'v5e'"):
-    attention.estimate(forms.SETTINGS['paper'], 'v5e')
-
-
-@pytest.fixture
-def child(monkeypatch):
-  """Sets the exit code, stdout and stderr of the process that compiles."""
+def test_mistakes_of_the_process_are_told_and_failures_are_defects(monkeypatch):
+  ended = subprocess.CompletedProcess
+  tell = lambda done: monkeypatch.setattr(environment, 'run', lambda *_: done)
   monkeypatch.setattr(environment, 'installed', lambda: True)
-
-  def ends(code, out, error):
-    done = subprocess.CompletedProcess([], code, out, error)
-    monkeypatch.setattr(environment, 'run', lambda *_: done)
-
-  return ends
-
-
-@pytest.mark.parametrize(
-  'error',
-  ['', 'a line\n' * 1000 + 'Traceback\nOSError: lost\n\nFor more, see X'],
-)
-def test_a_process_that_fails_is_not_a_mistake(child, error):
-  child(-9, '', error)
-  with pytest.raises(RuntimeError, match='v5e:2x2 ended with -9') as caught:
-    attention.estimate(forms.SETTINGS['small'], 'v5e:2x2')
-  assert ('OSError: lost' in str(caught.value)) == bool(error)
-  assert len(str(caught.value)) < 400
-
-
-def test_a_mistake_in_the_process_is_reported(child):
-  child(0, 'a word\n{"mistake": "libtpu is old; install a new one."}\n', '')
+  tell(ended([], 0, 'a word\n{"mistake": "libtpu is old; update it."}\n', ''))
   with pytest.raises(ValueError, match='^libtpu is old'):
     attention.estimate(forms.SETTINGS['small'], 'v5e:2x2')
+  tell(ended([], -9, '', 'OSError: lost'))
+  with pytest.raises(RuntimeError, match='v5e:2x2 ended with -9:\nOSError'):
+    attention.estimate(forms.SETTINGS['small'], 'v5e:2x2')
+  with pytest.raises(ValueError, match="'v5e'"):
+    attention.estimate(forms.SETTINGS['paper'], 'v5e')
 
 
 def test_the_process_prints_mistakes_and_raises_defects(monkeypatch, capsys):
@@ -111,6 +135,9 @@ SCHEDULE = """
 def test_the_longest_loop_runs_once_per_grid_step():
   body = 6  # Cycles 2 to 6, and one in the branch's delay slot.
   assert attention_compiled.cycles(SCHEDULE) == 9 - body + 8 * body
+  for another in '', SCHEDULE.replace('scmp', 'other'):
+    with pytest.raises(ValueError, match='loop'):
+      attention_compiled.cycles(another)
 
 
 def test_kernels_are_found_by_name(tmp_path):
@@ -122,14 +149,5 @@ def test_kernels_are_found_by_name(tmp_path):
     'attend.1': 51,
     'attend.2': 51,
   }
-
-
-@pytest.mark.parametrize('schedule', ['', SCHEDULE.replace('scmp', 'other')])
-def test_another_format_is_one_sentence(schedule):
-  with pytest.raises(ValueError, match='loop'):
-    attention_compiled.cycles(schedule)
-
-
-def test_no_schedule_is_one_sentence(tmp_path):
-  with pytest.raises(ValueError, match='kernel attend'):
-    attention_compiled.read_cycles(tmp_path, 'attend')
+  with pytest.raises(ValueError, match='kernel none'):
+    attention_compiled.read_cycles(tmp_path, 'none')

@@ -1,7 +1,8 @@
-"""Each setting gives its table."""
+"""Rows halt in the steps that they are told to; each setting has a table."""
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from meliad_rec.benchmarks import halting
@@ -15,22 +16,53 @@ def tiny(name, **changes):
   return dataclasses.replace(halting.SETTINGS[name], **TINY, **changes)
 
 
+def depths(loop, steps, most, **changes):
+  """Steps that each row, or each chunk, took."""
+  program, arguments = compiled(tiny('exit', **changes), loop, steps, most)
+  return np.asarray(program(*arguments)[0])
+
+
+def test_rows_halt_in_turn():
+  found = depths('compacted', (2, 9), 9, trains=False)
+  # What a state says moves on with it, a little.
+  assert found[0] == found[2] < found[1]
+  assert found[1] == found[3]
+
+
+@pytest.mark.slow
+def test_each_chunk_halts():
+  found = depths('while', (3,), 5, chunk=3)
+  assert found.shape == (2, 4, 1) and (found == 2).all()
+
+
+def test_causal_chunks_take_more_steps_than_they_have_tokens():
+  """Which others cannot, whatever is asked of them."""
+  chunks = {'chunk': 3, 'trains': False}
+  found = depths('while', (9,), 8, causal=True, **chunks)
+  assert found.shape == (2, 4, 3) and (found == 8).all()
+  assert (depths('while', (9,), 8, **chunks) == 4).all()
+
+
 def test_a_row_for_each_loop_at_each_depth():
-  depths = ((2,), 5), ((6,), 5)
-  setting = tiny('exit', loops=('masked', 'while'), depths=depths)
+  """The step in which a row finds that it halts does not count."""
+  setting = tiny(
+    'exit', loops=('masked', 'while'), depths=(((4,), 5), ((6,), 5))
+  )
   rows = halting.measure(setting, 1)
   assert {name: row.steps for name, row in rows.items()} == {
-    'masked, 2 of 5': 1,
-    'while, 2 of 5': 1,
+    'masked, 4 of 5': 3,
+    'while, 4 of 5': 3,
     'masked, 6 of 5': 5,
     'while, 6 of 5': 5,
   }
-  assert rows['masked, 2 of 5'].ratio == 1
-  least, most = rows['while, 2 of 5'], rows['masked, 2 of 5']
+  assert rows['masked, 4 of 5'].ratio == 1
+  least, most = rows['while, 4 of 5'], rows['masked, 4 of 5']
   assert least.temporary_bytes < most.temporary_bytes
 
 
-@pytest.mark.parametrize('name, mib', [('exit', 32), ('chunks', 6)])
+@pytest.mark.parametrize(
+  'name, mib', [pytest.param('exit', 32, marks=pytest.mark.slow), ('chunks', 6)]
+)
 def test_what_a_loop_that_ends_needs(name, mib):
   """Of a whole setting, by its plan: 20 steps at most, found in the third.
 
@@ -43,18 +75,13 @@ def test_what_a_loop_that_ends_needs(name, mib):
   assert program.memory_analysis().temp_size_in_bytes <= mib * 2**20
 
 
-def test_what_never_halts_takes_all_steps():
+def test_what_never_halts_takes_all_steps_and_epochs_are_reckoned():
   rows = halting.measure(tiny('depth', depths=(((2,), 4),)), 1)
   assert {name: row.steps for name, row in rows.items()} == {
     'never, 4 of 4': 4,
     'while, 2 of 4': 1,
   }
-
-
-@pytest.mark.slow
-def test_epochs_are_reckoned():
-  depth = tiny('depth', loops=('while',), depths=(((2,), 4),))
-  (row,) = halting.measure(depth, 2).values()
+  row = rows['while, 2 of 4']
   assert row.epoch_seconds == row.times.median * 79_500 / 4
   text = bench.table({'a': row}, halting.BASELINE)
   assert 'epoch min' in text and '/ first' in text

@@ -1,14 +1,11 @@
 """Benchmarks at sizes that compile quickly; attention and halting are apart."""
 
-import ast
-from pathlib import Path
-import re
-
 import jax
 import numpy as np
 import pytest
 
 from meliad_rec.archs.memorizing import Ring
+from meliad_rec.benchmarks import attention
 from meliad_rec.benchmarks import generation
 from meliad_rec.benchmarks import memorizing
 from meliad_rec.benchmarks import recurrence
@@ -16,6 +13,8 @@ from meliad_rec.benchmarks import step
 from meliad_rec.benchmarks import training
 from meliad_rec.benchmarks.round_robin import round_robin
 from meliad_rec.benchmarks.round_robin import Times
+from meliad_rec.config import files
+from meliad_rec.config.values import statements
 from meliad_rec.metrics.flops import forward_flops
 from meliad_rec.models.model import Model
 from tests.architectures import config
@@ -28,7 +27,6 @@ from tests.architectures import V
 from tests.architectures import W
 from tests.architectures import windowed
 
-GIN = Path(__file__).parents[2] / 'gin'
 STEP = step.StepSizes(
   config(dropout=0.1),
   layers=2,
@@ -46,9 +44,6 @@ def test_calls_take_turns_after_one_call_each():
   times = round_robin(calls, rounds=2)
   assert ''.join(order) == 'abc' * 3
   assert all(len(t.wall) == len(t.cpu) == 2 for t in times.values())
-
-
-def test_no_rounds_is_an_error():
   with pytest.raises(ValueError, match='--rounds'):
     round_robin({'a': lambda: None}, 0)
 
@@ -57,9 +52,7 @@ def test_load_on_whole_rounds_cancels_out_of_the_ratio():
   slow, fast = Times([2.0, 20.0, 2.2], []), Times([1.0, 10.0, 1.1], [])
   assert slow.ratio(fast) == pytest.approx(2)
   assert slow.median == 2.2
-
-
-def test_spread_is_the_interquartile_range():
+  # The spread is the interquartile range.
   assert Times([1.0, 2.0, 3.0, 4.0, 5.0], []).spread == pytest.approx(2 / 3)
   assert Times([1.0], []).spread == 0
 
@@ -68,9 +61,21 @@ def program(layers):
   return training.program(Model(V, windowed(layers), D), 2, T)
 
 
-def test_rows_have_the_cost_of_a_step():
-  programs = {f'{n} layers': program(n) for n in (1, 2)}
+def test_rows_have_the_cost_of_a_step(monkeypatch):
+  programs, seen = {f'{n} layers': program(n) for n in (1, 2)}, []
+  compiled = programs['1 layers'].train_step
+
+  class Spy:
+    memory_analysis = compiled.memory_analysis
+
+    def __call__(self, state, batch):
+      seen.append(int(state.step))
+      return compiled(state, batch)
+
+  # Where cached_property stores it.
+  programs['1 layers'].__dict__['train_step'] = Spy()
   one, two = training.measure(programs, '2 layers', rounds=3).values()
+  assert seen == [0, 1, 2, 3]  # Each step continues from the one before.
   assert two.ratio == 1
   assert one.ratio == np.median(np.divide(one.times.wall, two.times.wall))
   for row in (one, two):
@@ -84,31 +89,51 @@ def test_rows_have_the_cost_of_a_step():
   assert two.flops < 2 * one.flops
 
 
-def test_each_step_continues_from_the_one_before():
-  p, seen = program(1), []
-  compiled = p.train_step
+@pytest.fixture
+def unmeasured(monkeypatch):
+  """Rows have the counted FLOP of their program; nothing runs."""
 
-  def train_step(state, batch):
-    seen.append(int(state.step))
-    return compiled(state, batch)
+  def cost(p):
+    shapes, batch = p.shapes, p.batch_shapes(p.rows)
+    counted = forward_flops(p.forward, shapes.params, shapes.carry, batch)
+    tokens = p.rows, p.segment
+    return training.StepCost(None, 1.0, tokens, 3 * counted, 3, 4.0, 5)
 
-  p.__dict__['train_step'] = train_step  # Where cached_property stores it.
-  take_step = training._stepper(p)
-  take_step()
-  take_step()
-  assert seen == [0, 1]
+  def measure(programs, baseline, rounds):
+    assert baseline in programs
+    return {name: cost(p) for name, p in programs.items()}
+
+  monkeypatch.setattr(training, 'measure', measure)
 
 
-def test_rows_are_compared_with_one_more_layer(monkeypatch):
-  given = lambda programs, baseline, rounds: (set(programs), baseline, rounds)
-  monkeypatch.setattr(training, 'measure', given)
-  assert step.measure(STEP, 2) == (set(step.CELLS), 'slide L+1', 2)
+def test_every_row_is_a_model_of_the_same_tokens(unmeasured):
+  rows = step.measure(STEP, 2)
+  shapes = {name: row.tokens for name, row in rows.items()}
+  # XL reads them in segments of one window.
+  assert shapes == dict.fromkeys(step.CELLS, (2, 3 * W)) | {'xl L': (6, W)}
+
+
+def test_counted_flops_are_close_to_the_formula(unmeasured):
+  for row in recurrence.measure(RECURRENCE, 1).values():
+    # Counted in addition: masked parts of blocks, and recomputed keys.
+    assert row.closed_flops <= row.flops <= 1.6 * row.closed_flops
+
+
+def test_settings_are_whole_windows():
+  for s in step.SETTINGS.values():
+    assert s.segment % s.config.window == 0
+  for s in attention.SETTINGS.values():
+    assert s.tokens % s.window == 0
+  for s in recurrence.SETTINGS.values():
+    chunk, rest = divmod(s.config.window, s.passes)
+    assert not rest and not s.segment % chunk
+  for s in memorizing.SETTINGS.values():
+    assert not any(n % s.config.window for n in (*s.memories, s.segment))
 
 
 def test_small_is_gin_size_small():
-  text = (GIN / 'size' / 'small.gin').read_text()
-  macros = re.findall(r'^(\w+) = (.*)$', text, re.MULTILINE)
-  macros = {name: ast.literal_eval(value) for name, value in macros}
+  text = (files.root() / 'size' / 'small.gin').read_text()
+  macros = {one.selector: one.value for one in statements(text, str)}
   s = step.SETTINGS['small']
   assert macros == {
     'D_MODEL': s.config.d_model,
@@ -126,66 +151,9 @@ def test_small_is_gin_size_small():
   }
 
 
-def test_xl_reads_the_same_tokens_in_segments_of_one_window():
-  cell = step.CELLS['xl L'](STEP)
-  program = step.program(STEP, cell, one_window=True)
-  assert (program.rows, program.segment) == (6, W)
-
-
-@pytest.mark.parametrize('name', step.CELLS)
-def test_every_row_is_a_model(name):
-  program = step.program(STEP, step.CELLS[name](STEP))
-  shapes = program.shapes
-  logits = jax.eval_shape(
-    program.forward, shapes.params, shapes.carry, program.batch_shapes(2)
-  )[1]
-  assert logits.shape == (2, 3 * W, 13)
-
-
-def test_step_settings_have_whole_blocks():
-  for setting in step.SETTINGS.values():
-    assert setting.segment % setting.config.window == 0
-
-
 RECURRENCE = recurrence.RecurrenceSizes(
   config(), layers=2, passes=4, rows=2, segment=3 * W, vocab=13
 )
-
-
-@pytest.mark.parametrize('name', recurrence.cells(RECURRENCE))
-def test_counted_flops_are_close_to_the_formula(name):
-  cell = recurrence.cells(RECURRENCE)[name]
-  program = training.program(
-    Model(RECURRENCE.vocab, cell, RECURRENCE.config.d_model),
-    RECURRENCE.rows,
-    RECURRENCE.segment,
-  )
-  shapes = program.shapes
-  batch = program.batch_shapes(RECURRENCE.rows)
-  counted = 3 * forward_flops(
-    program.forward, shapes.params, shapes.carry, batch
-  )
-  closed = recurrence.closed_flops(RECURRENCE)[name]
-  # Counted in addition: masked parts of blocks, and recomputed keys.
-  assert closed <= counted <= 1.6 * closed
-
-
-def test_every_row_has_its_formula(monkeypatch):
-  found = training.StepCost(None, 1.0, 1, 2, 3, 4.0, 5)
-  monkeypatch.setattr(
-    training,
-    'measure',
-    lambda programs, baseline, rounds: dict.fromkeys(programs, found),
-  )
-  rows = recurrence.measure(RECURRENCE, 1)
-  assert recurrence.BASELINE in rows
-  assert all(row.closed_flops > 0 for row in rows.values())
-
-
-def test_recurrence_settings_have_whole_chunks():
-  for setting in recurrence.SETTINGS.values():
-    chunk, rest = divmod(setting.config.window, setting.passes)
-    assert not rest and not setting.segment % chunk
 
 
 MEMORIZING = memorizing.MemorizingSizes(
@@ -200,11 +168,9 @@ MEMORIZING = memorizing.MemorizingSizes(
 )
 
 
-@pytest.mark.slow
-def test_a_row_for_each_search_of_each_memory():
+def test_a_row_for_each_search_of_each_memory(unmeasured):
   rows = memorizing.measure(MEMORIZING, 1)
   xl = rows.pop(memorizing.BASELINE)
-  assert xl.step.ratio == 1
   assert list(rows) == [
     f'{memory}: {search}'
     for memory in MEMORIZING.memories
@@ -222,23 +188,12 @@ def test_a_run_begins_with_full_memories():
   cell = memorizing.cells(MEMORIZING)['72: 5 nearest']
   program = memorizing.program(MEMORIZING, cell)
   state = program.create(1)
-  (ring,) = (
-    leaf
-    for leaf in jax.tree.leaves(
-      state.carry, is_leaf=lambda a: isinstance(a, Ring)
-    )
-    if isinstance(leaf, Ring)
-  )
+  is_ring = lambda node: isinstance(node, Ring)
+  (ring,) = filter(is_ring, jax.tree.leaves(state.carry, is_leaf=is_ring))
   assert ring.mask.all() and ring.keys.shape[2] == 9 * W + 3 * W
   assert np.unique(ring.keys).size > ring.keys.size / 2
   facts = lambda a: (a.shape, a.dtype)
   assert jax.tree.map(facts, state) == jax.tree.map(facts, program.shapes)
-
-
-def test_memorizing_settings_have_whole_windows():
-  for setting in memorizing.SETTINGS.values():
-    for tokens in (*setting.memories, setting.segment):
-      assert tokens % setting.config.window == 0
 
 
 @pytest.mark.slow
@@ -252,15 +207,11 @@ def test_a_row_for_each_model_of_the_recurrence_bench():
 
 
 def test_sizes_of_saved_and_held_states():
-  state, held = (
-    {
-      name: generation.state_bytes(
-        Model(13, cell, D), RECURRENCE.segment, held=held
-      )
-      for name, cell in recurrence.cells(RECURRENCE).items()
-    }
-    for held in (False, True)
-  )
+  of = lambda held: {
+    name: generation.state_bytes(Model(13, cell, D), 3 * W, held)
+    for name, cell in recurrence.cells(RECURRENCE).items()
+  }
+  state, held = of(False), of(True)
   # Keys and values of each layer, or one memory, with masks.
   assert state['xl'] == 2 * W * (2 * 4 * H * K + 1)
   assert state['feedback'] == W * (4 * D + 1)
@@ -280,14 +231,8 @@ def test_sizes_of_saved_and_held_states():
 
 
 def test_columns_are_per_token():
-  row = generation.GenerationCost(
-    generation.Times([0.64, 0.64], [1.0, 1.0]),
-    0.5,
-    rows=4,
-    state_bytes=512,
-    held_bytes=768,
-  )
-  found = row.columns('xl')
+  times = generation.Times([0.64, 0.64], [1.0, 1.0])
+  found = generation.GenerationCost(times, 0.5, 4, 512, 768).columns('xl')
   assert found['ms/token'] == '10.000' and found['tokens/s'] == '400'
   assert found['/ xl'] == '0.500' and found['state KiB'] == '0.5'
   assert found['held KiB'] == '0.8'

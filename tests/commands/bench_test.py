@@ -3,7 +3,6 @@
 import json
 
 from absl import flags
-from absl.testing import flagsaver
 import pytest
 
 from meliad_rec.benchmarks import attention
@@ -11,14 +10,7 @@ from meliad_rec.benchmarks import step
 from meliad_rec.benchmarks import training
 from meliad_rec.benchmarks.round_robin import Times
 from meliad_rec.commands import bench
-
-
-@pytest.fixture
-def given():
-  with flagsaver.flagsaver():  # Removes the flags that are defined here.
-    bench.define_flags()
-    flags.FLAGS(['bench'])
-    yield flags.FLAGS
+from tests import command
 
 
 def row(seconds):
@@ -44,58 +36,46 @@ def test_a_table_has_a_line_per_row():
   assert len(head) == len(baseline) == len(rec)
 
 
-@pytest.mark.parametrize('argv', [['bench'], ['bench', 'stop'], ['bench'] * 3])
-def test_an_unknown_benchmark_is_an_error(argv, given):
-  with pytest.raises(ValueError, match='no benchmark .*step'):
-    bench.main(argv)
+@pytest.mark.parametrize(
+  ('arguments', 'told'),
+  [
+    ([], 'attention'),
+    (['stop'], 'nearest is step'),
+    (['step', '--setting=meliat'], "'meliat' (nearest is meliad)"),
+    (
+      ['recurrence', '--setting=meliad'],
+      'set --setting to one of bench',
+    ),
+    (['step', '--topology=v5e:2x2'], '--topology'),
+  ],
+)
+def test_mistakes(arguments, told):
+  assert told in command.mistake(bench, *arguments)
 
 
-def test_unknown_setting_is_an_error(given):
-  given.setting = 'meliat'
-  with pytest.raises(ValueError, match="'meliat'.*meliad"):
-    bench.main(['bench', 'step'])
-
-
-def test_each_benchmark_has_its_settings(given):
-  given.setting = 'meliad'
-  with pytest.raises(ValueError, match="'meliad'.*bench"):
-    bench.main(['bench', 'recurrence'])
-
-
-def test_rounds_are_checked_before_compiling(given):
+def test_rounds_are_checked_before_compiling():
   with pytest.raises(flags.IllegalFlagValueError, match='--rounds=0'):
-    flags.FLAGS(['bench', '--rounds=0'])
+    command.run(bench, 'step', '--rounds=0')
 
 
-def test_json_has_every_time(given, monkeypatch, capsys):
-  given.json = True
+def test_json_has_every_time(monkeypatch, capsys):
   monkeypatch.setattr(step, 'measure', lambda *_: {'rec': row(0.5)})
-  bench.main(['bench', 'step'])
+  assert command.run(bench, 'step', '--json') == 0
   found = json.loads(capsys.readouterr().out)
   assert len(found['rows']['rec']['times']['wall']) == 2
   assert found['source'] == 'Measured on this machine.'
 
 
-@pytest.fixture
-def estimated(given, monkeypatch):
-  """The flags for an estimate, without compiling."""
+def test_an_estimate_says_that_it_is_one(monkeypatch, capsys):
   ways = dict.fromkeys(attention.WAYS, 3000)
   row = attention.Estimate(ways, ways, 1.5e9, 2**20)
   monkeypatch.setattr(attention, 'estimate', lambda *_: {'ours': row})
-  given.topology = 'v5e:2x2'
-  return given
-
-
-def test_json_says_that_it_is_an_estimate(estimated, capsys):
-  estimated.json = True
-  bench.main(['bench', 'attention'])
-  found = json.loads(capsys.readouterr().out)
-  assert found['source'] == 'Compiler estimates for v5e:2x2, not measured.'
-  assert found['rows']['ours']['kernels']['forward'] == 3000
-
-
-def test_a_table_says_that_it_is_an_estimate(estimated, capsys):
-  bench.main(['bench', 'attention'])
-  head, columns, row = capsys.readouterr().out.splitlines()
+  arguments = 'attention', '--topology=v5e:2x2'
+  command.run(bench, *arguments)
+  head, columns, ours = capsys.readouterr().out.splitlines()
   assert head == 'Compiler estimates for v5e:2x2, not measured.'
-  assert 'forward us' in columns and row.startswith('ours')
+  assert 'forward us' in columns and ours.startswith('ours')
+  command.run(bench, *arguments, '--json')
+  found = json.loads(capsys.readouterr().out)
+  assert found['source'] == head
+  assert found['rows']['ours']['kernels']['forward'] == 3000

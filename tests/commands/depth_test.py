@@ -1,146 +1,117 @@
-"""The command that shows depths, on tiny runs whose configuration was saved."""
+"""The command that shows depths, in words and in pictures."""
 
-import sys
+import functools
+from pathlib import Path
+import tempfile
 import types
 
+import matplotlib.image
 import numpy as np
 import pytest
 
-from meliad_rec import cli
 from meliad_rec.commands import depth
+from meliad_rec.commands import depth_report
+from meliad_rec.commands.depth_report import Line
+from meliad_rec.config import config
 from meliad_rec.config.saved import DATA
+from meliad_rec.data.synthetic import listops
+from meliad_rec.data.synthetic.logical_inference import LogicalInference
 from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.data.vocabulary import Words
+from meliad_rec.evaluation.depth import Depths
+from meliad_rec.evaluation.depth import Group
+from meliad_rec.models import pooling
+from meliad_rec.models.heads import Classifier
+from meliad_rec.models.heads import Matcher
+from meliad_rec.runs import folder as run_folder
 from meliad_rec.runs.trained_run import load_run
+from meliad_rec.training import trainer
 from meliad_rec.training.experiment import Experiment
-from tests import halting_run
-from tests import tiny_run
-from tests import trained
+from tests import command
 
 EXPRESSION = '[MAX 2 [MIN 3 4 ] 0 ]'
-WORDS = f'START {EXPRESSION} END'.split()
+TEXT = f'--text={EXPRESSION}'
+LONG = f'--text=[MAX {"2 " * 30} ]'
+
+
+@functools.cache
+def folder() -> Path:
+  """The folder of a run on expressions of at most 20 tokens, at step 0."""
+  top = Path(tempfile.mkdtemp(prefix='halting'))
+  bindings = 'TREES = 400', 'MAX_LENGTH = 20', 'SEGMENT = 24', 'DEPTH = 7'
+  files = ['arch/gated_universal', 'size/test', 'task/listops']
+  config.parse(files, [*bindings, 'BATCH = 8'])
+  experiment = config.build(Experiment)()
+  run = trainer.Run(experiment, str(top), {})
+  run.state = run.program.create(experiment.seed)
+  run.save(None)
+  run.checkpoints.close()
+  run_folder.write(top, experiment, config.operative())
+  config.reset()
+  return top
 
 
 @pytest.fixture
-def command(capsys, monkeypatch):
-  """Runs the command; returns what it prints, or how it complains."""
+def tell(capsys):
+  """Runs the command; returns what it prints."""
 
-  def run(folder, *rest, **given):
-    capsys.readouterr()  # What training says.
-    settings = {
-      'workdir': folder,
-      'step': None,
-      'trusted': False,
-      'text': [],
-      'split': None,
-      'documents': None,
-      'batch': None,
-      'segment': None,
-      'out': None,
-    }
-    flags = types.SimpleNamespace(**settings | given)
-    monkeypatch.setattr(depth.flags, 'FLAGS', flags)
-    code = cli.guarded(depth.main, ['depth', *rest])
-    out, err = capsys.readouterr()
-    assert (code == 2) == bool(err), err
-    return err or out
+  def run(*arguments):
+    assert command.run(depth, f'--workdir={folder()}', *arguments) == 0
+    return capsys.readouterr().out
 
   return run
 
 
-@pytest.mark.slow
-def test_tokens_halt_one_by_one(command, tmp_path):
+def test_tokens_of_a_text_halt_together(tell, tmp_path):
   out = tmp_path / 'depth.png'
-  texts = [EXPRESSION, '7']
-  told = command(halting_run.folder('universal'), text=texts, out=str(out))
-  *lines, wrote = told.splitlines()
+  told = tell(TEXT, '--text=7', f'--out={out}')
+  first, second, wrote = told.splitlines()
   assert wrote == f'wrote {out}'
   assert out.read_bytes().startswith(b'\x89PNG')
-  heads = [0, 1 + len(WORDS)]
-  for at, words in zip(heads, (WORDS, ['START', '7', 'END']), strict=True):
-    rows = [line.split() for line in lines[at + 1 : at + 1 + len(words)]]
-    assert [word for _, word in rows] == words
-    steps = [int(steps) for steps, _ in rows]
-    assert all(0 <= n <= 7 for n in steps)
-    label, mean, most = lines[at].split(', ')
-    assert label.split()[0] == 'label' and label.split()[1] in '0123456789'
-    assert mean == f'{np.mean(steps):.2f} steps'
-    assert most == f'{max(steps)} at most'
-  assert lines[4].endswith('    [MIN') and lines[5].endswith('      3')
-  assert len(lines) == len(WORDS) + 5
-
-
-def test_all_tokens_halt_together(tmp_path):
-  """The command itself, in a process of its own."""
-  folder = halting_run.folder('gated_universal')
-  python = [sys.executable, '-m', 'meliad_rec', 'depth']
-  arguments = f'--workdir={folder}', f'--text={EXPRESSION}'
-  done = tiny_run.run([*python, *arguments])
-  assert (done.returncode, done.stderr) == (0, '')
-  label, rest = done.stdout.strip().split(', ')
+  label, rest = first.split(', ')
   assert label.removeprefix('label ') in '0123456789'
   steps, text = rest.split(' steps for all 10 tokens: ')
   assert 0 <= int(steps) <= 7
-  assert text.split() == WORDS
+  assert text == f'START {EXPRESSION} END'
+  assert second.endswith(' steps for all 3 tokens: START 7 END')
+  assert 'steps for all 34 tokens' in tell(LONG, '--segment=34')
 
 
-def test_a_split(command, tmp_path):
+def test_a_split(tell, tmp_path):
   """As many as the table has, and as the data have."""
   out = tmp_path / 'depth.png'
-  folder = halting_run.folder('gated_universal')
-  told = command(folder, split='train', batch=16, out=str(out))
+  told = tell('--split=train', '--batch=16', f'--out={out}')
   first, *lines, wrote = told.splitlines()
   assert wrote == f'wrote {out}'
   assert out.read_bytes().startswith(b'\x89PNG')
-  run = load_run(folder)
-  data = run.config.argument(Experiment, 'data', DATA)
+  data = load_run(folder()).config.argument(Experiment, 'data', DATA)
   documents = data.documents('train')
   tokens = len(documents.tokens)
   assert first.endswith(f': {len(documents)} documents, {tokens:,} tokens')
-  heads = [i for i, line in enumerate(lines) if 'documents' in line]
-  assert [lines[i].split()[0] for i in heads] == ['tokens', 'brackets']
-  tables = lines[1 : heads[1]], lines[heads[1] + 1 :]
-  for *groups, all_ in tables:
-    counts = [int(line.split()[1]) for line in groups]
-    assert sum(counts) == len(documents) == int(all_.split()[1])
-    means = [float(line.split()[2]) for line in groups]
-    mean = np.average(means, weights=counts)
-    assert mean == pytest.approx(float(all_.split()[2]), abs=0.01)
-    assert max(line.split()[3] for line in groups) == all_.split()[3]
-  assert tables[0][-1].split() == tables[1][-1].split()
-
-
-def test_the_first_documents(command):
-  folder = halting_run.folder('gated_universal')
-  told = command(folder, split='train', documents=5)
+  heads = [line.split()[0] for line in lines if 'documents' in line]
+  assert heads == ['tokens', 'brackets']
+  told = tell('--split=train', '--documents=5')
   assert ': 5 documents, ' in told.splitlines()[0]
 
 
-def test_what_is_no_run_or_never_halts(command, tmp_path):
-  text = [EXPRESSION]
-  assert '--workdir=DIR' in command(None, text=text)
-  assert 'is not the folder of a run' in command(tmp_path, text=text)
-  told = command(trained.folder(), text=['some text'])
-  assert told.startswith('error: This model does not halt')
-  assert told.count('\n') == 1
-
-
-def test_what_cannot_be_read_or_written(command, tmp_path):
-  text, long = [EXPRESSION], [f'[MAX {"2 " * 30} ]']
-  for rest, given, told in (
-    ([], {}, 'Give one thing to read'),
-    ([], {'text': text, 'split': 'test'}, 'Give one thing to read'),
-    ([], {'text': text, 'documents': 3}, '--documents'),
-    (['more'], {'text': text}, "'more' is not a flag"),
-    ([], {'text': ['[MAX 2 x ]']}, "no word 'x'"),
-    ([], {'split': 'tset'}, "'tset'"),
-    ([], {'text': long}, '--segment must be at least 34'),
-    ([], {'text': text, 'segment': 9}, '--segment must be at least 10'),
-    ([], {'text': text, 'out': f'{tmp_path}/no/x.png'}, 'The folder of '),
-    ([], {'text': text, 'out': 'x.jpg'}, '.png'),
-  ):
-    found = command(halting_run.folder('gated_universal'), *rest, **given)
-    assert found.startswith('error: ') and told in found, found
-    assert found.count('\n') == 1
+@pytest.mark.parametrize(
+  ('arguments', 'told'),
+  [
+    (['--workdir=', TEXT], '--workdir=DIR'),
+    (['--workdir=/', TEXT], 'is not the folder of a run'),
+    ([], 'Give one thing to read'),
+    ([TEXT, '--split=test'], 'Give one thing to read'),
+    ([TEXT, '--documents=3'], '--documents'),
+    ([TEXT, 'more'], "'more' is not a flag"),
+    (['--text=[MAX 2 x ]'], "no word 'x'"),
+    (['--split=tset'], "'tset'"),
+    ([LONG], '--segment must be at least 34'),
+    ([TEXT, '--segment=9'], '--segment must be at least 10'),
+    ([TEXT, '--out=x.jpg'], '.png'),
+  ],
+)
+def test_what_cannot_be_read_or_written(arguments, told):
+  assert told in command.mistake(depth, f'--workdir={folder()}', *arguments)
 
 
 def test_data_of_another_vocabulary():
@@ -152,7 +123,165 @@ def test_data_of_another_vocabulary():
     depth.split_documents(run, 'train')
 
 
-def test_a_longer_segment(command):
-  folder = halting_run.folder('gated_universal')
-  told = command(folder, text=[f'[MAX {"2 " * 30} ]'], segment=34)
-  assert 'steps for all 34 tokens' in told
+LISTOPS = listops.VOCABULARY
+SHORT = '[MAX 2 [MIN 3 ] ]'
+
+
+def stand_in(vocabulary, head=None, labels=True):
+  sequences = 1 if head is None else head.sequences
+  model = types.SimpleNamespace(head=head, sequences=sequences)
+  return types.SimpleNamespace(
+    vocabulary=vocabulary,
+    labels=labels,
+    sharded=types.SimpleNamespace(model=model),
+  )
+
+
+def line(run, text, steps, begins, answers):
+  documents = depth_report.documents_of(run, [text])
+  facts = map(np.asarray, (steps, begins, answers))
+  return depth_report.line_of(run, Depths(documents, *facts), 0)
+
+
+def test_start_and_end_are_put_around_once_where_they_are_words():
+  for given in '{}', 'START {}', '{} END', 'START {} END':
+    ids = depth_report.encode(LISTOPS, given.format(SHORT))
+    assert LISTOPS.decode(ids) == f'START {SHORT} END'
+  words = Words(['START', 'a'])
+  assert words.decode(depth_report.encode(words, 'a')) == 'START a'
+  assert Bytes().decode(depth_report.encode(Bytes(), 'a  b')) == 'a  b'
+
+
+def test_documents_of_labelled_pairs():
+  judges = stand_in(LogicalInference.vocabulary, Matcher(7, pooling.Mean()))
+  found = depth_report.documents_of(judges, ['( a and b ) || a', 'a||b'])
+  assert found.first_lengths.tolist() == [7, 3]
+  assert judges.vocabulary.decode(found[0]) == (
+    'START ( a and b ) END START a END'
+  )
+  assert not found.labels.any()
+  for text in ('a', 'a || b || c'):
+    with pytest.raises(ValueError, match=r'pairs of texts, .* separated by'):
+      depth_report.documents_of(judges, [text])
+
+
+def test_documents_of_text():
+  writes = stand_in(Bytes(), labels=False)
+  found = depth_report.documents_of(writes, ['a bc', 'd'])
+  assert found.labels is None and found.first_lengths is None
+  assert (found.lengths.tolist(), found.words.tolist()) == ([4, 1], [2, 1])
+  with pytest.raises(ValueError, match='--text is empty'):
+    depth_report.documents_of(writes, ['a', ''])
+
+
+def test_all_halt_together_and_are_judged_as_one():
+  judges = stand_in(LISTOPS, Classifier(10, pooling.Mean()))
+  begins = [True] + [False] * 7
+  answers = [9] * 7 + [4]  # The id of a label is that of a word.
+  found = line(judges, SHORT, [5] * 8, begins, answers)
+  assert str(found) == (
+    'label 3, 5 steps for all 8 tokens: START [MAX 2 [MIN 3 ] ] END'
+  )
+
+
+def test_each_token_halts_and_is_judged_by_itself():
+  judges = stand_in(LISTOPS, Classifier(14, None))
+  found = line(
+    judges, '[MAX 2 ]', [1, 2, 4, 12, 1], [True] * 5, [1, 11, 1, 2, 3]
+  )
+  assert str(found).splitlines() == [
+    '4.00 steps, 12 at most',
+    '    1  0     START',
+    '    2  [MIN  [MAX',
+    '    4  0       2',
+    '   12  1     ]',
+    '    1  2     END',
+  ]
+
+
+def test_means_are_over_what_halts():
+  judges = stand_in(LISTOPS, Classifier(10, pooling.Last()))
+  begins = [True, False, False, True, False]
+  found = line(judges, '[MAX 2 ]', [4, 4, 4, 7, 7], begins, [1] * 5)
+  assert found.title == 'label 0, 5.50 steps, 7 at most'
+  assert str(found).count('\n') == 5
+
+
+def test_text_has_no_labels():
+  writes = stand_in(Bytes(), labels=False)
+  found = line(writes, 'a\n b', [1, 2, 3, 4], [True] * 4, [0] * 4)
+  assert found.labels is None
+  assert found.words == ['a', "'\\n'", "' '", 'b']
+  # Labels of words, and such that no word has.
+  assert depth_report.named(Words(['a', 'b']), 2) == 'b'
+  assert depth_report.named(Words(['a', 'b']), 3) == '3'
+  assert depth_report.named(Bytes(), 3) == '3'
+
+
+def line_of_words(words, levels, steps, title='a title'):
+  return Line(title, words, levels, steps, None, False)
+
+
+def test_texts(drawn, tmp_path):
+  out = tmp_path / 'texts.png'
+  words = ['[MAX', '2', '[MIN', '$', '$', ']', ']']
+  levels, steps = [0, 1, 1, 2, 2, 1, 0], [3, 1, 4, 2, 5, 9, 2]
+  depth_report.draw_lines(
+    [line_of_words(words, levels, steps), line_of_words(['x'], [0], [2])], out
+  )
+  first, second = drawn[0].axes
+  assert [bar.get_height() for bar in first.patches] == steps
+  assert first.get_title('left') == 'a title'
+  assert [text.get_text() for text in first.texts] == words
+  down = [-text.xyann[1] for text in first.texts]
+  indents = [(y - down[0]) / (down[1] - down[0]) for y in down]
+  assert indents == levels and down[1] > down[0]
+  assert first.get_ylim() == second.get_ylim()
+  assert first.get_ylim()[0] == 0
+
+
+def test_words_do_not_overlap(drawn, tmp_path):
+  """Hundred tokens, each in a column of its own."""
+  words, levels = ['[MIN'] * 50 + [']'] * 50, [*range(50), *range(49, -1, -1)]
+  out = tmp_path / 'x.png'
+  depth_report.draw_lines([line_of_words(words, levels, [1] * 100)], out)
+  boxes = [text.get_window_extent() for text in drawn[0].axes[0].texts]
+  assert all(a.x1 <= b.x0 for a, b in zip(boxes, boxes[1:], strict=False))
+  height, width, _ = matplotlib.image.imread(out).shape
+  assert min(box.y0 for box in boxes) > -1  # Pixels.
+  assert width < 2400 and height < 1400
+
+
+def test_groups(drawn, tmp_path):
+  by_length = [Group('1-3', 4, 2.5, 6, 0.5), Group('4-90', 4, 3.5, 7, None)]
+  by_nesting = [Group('0', 8, 3.0, 7, 0.25)]
+  groups = {'tokens': by_length, 'brackets': by_nesting}
+  depth_report.draw_groups(groups, tmp_path / 'groups.png')
+  above, nested, below, nested_below = drawn[0].axes
+  assert [bar.get_height() for bar in above.patches] == [2.5, 3.5]
+  assert above.lines[0].get_ydata().tolist() == [6, 7]
+  assert below.lines[0].get_ydata()[0] == 50
+  assert [bar.get_height() for bar in nested.patches] == [3]
+  assert nested_below.lines[0].get_ydata() == [25]
+  assert below.get_xlabel() == 'tokens'
+  names = [label.get_text() for label in below.get_xticklabels()]
+  assert names == ['1-3', '4-90']
+
+
+def test_what_is_too_large_to_be_looked_at(tmp_path):
+  wide = [line_of_words(['x'] * 1100, [0] * 1100, [1] * 1100)]
+  high = [line_of_words(['x'], [0], [1])]
+  for drawn in (wide, 100 * high):
+    with pytest.raises(ValueError, match='inches'):
+      depth_report.draw_lines(drawn, tmp_path / 'x.png')
+
+
+def test_places_where_no_picture_can_be(tmp_path, monkeypatch):
+  (tmp_path / 'old.png').touch()
+  for name, told in ('old.png', 'exists'), ('no/x.png', 'does not exist'):
+    with pytest.raises(ValueError, match=told):
+      depth_report.check_path(tmp_path / name)
+  depth_report.check_path(str(tmp_path / 'new.png'))
+  monkeypatch.setattr(depth_report.os, 'access', lambda *_: False)
+  with pytest.raises(ValueError, match=r'new\.png cannot be written'):
+    depth_report.check_path(tmp_path / 'new.png')

@@ -2,45 +2,27 @@
 
 import types
 
-import jax
 import numpy as np
 import pytest
 
-from meliad_rec.archs import stack
-from meliad_rec.archs.lstm import LSTM
 from meliad_rec.commands import evaluate
-from meliad_rec.data.documents import Document
-from meliad_rec.data.documents import Documents
+from meliad_rec.commands import run_flags
 from meliad_rec.data.store import Store
 from meliad_rec.data.synthetic.random_walk import RandomWalk
-from meliad_rec.data.vocabulary import Bytes
-from meliad_rec.distributed.partition import make_mesh
 from meliad_rec.evaluation.token_losses import TokenLosses
-from meliad_rec.models.heads import Matcher
-from meliad_rec.models.model import initialize
-from meliad_rec.models.model import Model
-from meliad_rec.models.sharded_model import ShardedModel
 from meliad_rec.runs.trained_run import load_run
-from meliad_rec.runs.trained_run import TrainedRun
-from tests import tiny_run
+from tests import command
 from tests import trained
 
 
+class Flags(dict):
+  """The flags of the command; those that are not given are None."""
+
+  __getattr__ = dict.get
+
+
 def flags(**changes):
-  """The flags of the command, as absl would hold them."""
-  settings = {
-    'workdir': 'run',
-    'split': None,
-    'store': None,
-    'file': [],
-    'documents': None,
-    'tokens': None,
-    'batch': None,
-    'segment': None,
-    'clear_state': False,
-    'out': 'x.npz',
-  }
-  return types.SimpleNamespace(**settings | changes)
+  return Flags({'workdir': 'run', 'out': 'x.npz'} | changes)
 
 
 @pytest.fixture(scope='module')
@@ -69,46 +51,62 @@ def test_losses_and_figures_agree(plain, documents):
   assert losses.about['metrics'] == metrics
 
 
-@pytest.mark.parametrize('setting', [{'batch': 16}, {'segment': 20}])
-def test_batch_and_segment_change_nothing(run, documents, plain, setting):
-  metrics, losses = evaluate.measure(run, documents, flags(**setting))
+def test_batch_and_segment_change_nothing(run, documents, plain):
+  given = flags(batch=16, segment=20)
+  metrics, losses = evaluate.measure(run, documents, given)
   np.testing.assert_allclose(losses.nats, plain[1].nats, rtol=1e-3)
   assert metrics['tokens'] == plain[0]['tokens']
-
-
-def test_clear_state_covers_the_same_tokens(run, documents, plain):
-  metrics, losses = evaluate.measure(run, documents, flags(clear_state=True))
-  assert metrics['tokens'] == plain[0]['tokens']
-  np.testing.assert_array_equal(losses.tokens, plain[1].tokens)
-  first = run.sharded.segment
-  for start, (mine, its) in enumerate(
-    zip(losses.parts, plain[1].parts, strict=True)
-  ):
-    np.testing.assert_allclose(mine[:first], its[:first], rtol=1e-4)
-    assert np.abs(mine[first:] - its[first:]).max() > 1e-6, start
-
-
-def test_a_segment_is_whole_blocks(run, documents):
   with pytest.raises(ValueError, match='--segment .* got 6'):
     evaluate.measure(run, documents, flags(segment=6))
+
+
+def test_a_cleared_state_counts_from_the_second_segment_on(
+  run, documents, plain
+):
+  _, losses = evaluate.measure(run, documents, flags(clear_state=True))
+  np.testing.assert_array_equal(losses.tokens, plain[1].tokens)
+  first = run.sharded.segment
+  for mine, its in zip(losses.parts, plain[1].parts, strict=True):
+    np.testing.assert_allclose(mine[:first], its[:first], rtol=1e-4)
+    assert np.abs(mine[first:] - its[first:]).max() > 1e-6
 
 
 def test_what_is_read(run, documents, tmp_path):
   chosen = flags(split='validation', store=str(trained.store()))
   found, trivial = evaluate.choose(run, chosen)
   assert (found.identity, trivial) == (documents.identity, {})
-  for name in ('b.txt', 'a.txt'):
+  (tmp_path / 'deep' / 'er').mkdir(parents=True)
+  for name in ('b.txt', 'a.txt', 'deep/er/c.txt'):
     (tmp_path / name).write_text(f'text ö {name}')
-  chosen = flags(file=[f'{tmp_path}/*.txt', f'{tmp_path}/a.txt'])
-  read, trivial = evaluate.choose(run, chosen)
+  names = f'{tmp_path}/*.txt', f'{tmp_path}/a.txt', f'{tmp_path}/**/*.txt'
+  read, trivial = evaluate.choose(run, flags(file=names))
   assert trivial == {}
-  assert [name[-5:] for name in read.names] == ['a.txt', 'b.txt']
+  assert [name[-5:] for name in read.names] == ['a.txt', 'b.txt', 'c.txt']
   assert run.vocabulary.decode(read[1]) == 'text ö b.txt'
   assert (read.bytes_[0], read.words[0]) == (13, 3)
-  (tmp_path / 'deep' / 'er').mkdir(parents=True)
-  (tmp_path / 'deep' / 'er' / 'c.txt').write_text('c')
-  found, _ = evaluate.choose(run, flags(file=[f'{tmp_path}/**/*.txt']))
-  assert [name[-5:] for name in found.names] == ['a.txt', 'b.txt', 'c.txt']
+  with pytest.raises(ValueError, match=r'--file=/no/\*.txt'):
+    evaluate.choose(run, flags(file=['/no/*.txt']))
+
+
+def test_texts_that_cannot_be_read(tmp_path):
+  (tmp_path / 'a').write_bytes('ö\r\n'.encode())
+  assert run_flags.read_text(tmp_path / 'a') == 'ö\r\n'
+  (tmp_path / 'b').write_bytes(b'ab\xff')
+  with pytest.raises(ValueError, match=r'b is not UTF-8 \(byte 2\)'):
+    run_flags.read_text(tmp_path / 'b')
+  with pytest.raises(ValueError, match=r'cannot be read \(Is a directory\)'):
+    run_flags.read_text(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('known', 'told'), [('books:1', False), (None, False), ('books:0', True)]
+)
+def test_data_that_have_changed_are_told(known, told, caplog):
+  run = types.SimpleNamespace(validation=known)
+  documents = types.SimpleNamespace(identity='books:1')
+  data = types.SimpleNamespace(documents={'validation': documents}.get)
+  run_flags.check_split(run, data)
+  assert ('The data have changed since' in caplog.text) == told
 
 
 def test_labels_are_told_beside_what_trivial_answers_reach(monkeypatch, capsys):
@@ -118,12 +116,9 @@ def test_labels_are_told_beside_what_trivial_answers_reach(monkeypatch, capsys):
     vocabulary=task.vocabulary, config=config, step=7, validation=None
   )
   measured = {'tokens': 30, 'error': 0.125, 'scored_tokens': 27}
-  given = flags(split='test', out=None, compare=None)
-  monkeypatch.setattr(evaluate.flags, 'FLAGS', given)
-  monkeypatch.setattr(evaluate.config_flags, 'refuse', lambda *_: None)
   monkeypatch.setattr(evaluate.run_flags, 'open_run', lambda: run)
   monkeypatch.setattr(evaluate, 'measure', lambda *_: (measured, None))
-  evaluate.main(['evaluate'])
+  command.run(evaluate, '--workdir=run', '--split=test')
   first, error, *trivial = capsys.readouterr().out.splitlines()
   assert first.startswith('step 7 of run: 3 documents, 30 tokens, ')
   assert first.endswith('30 words, 27 scored')
@@ -132,58 +127,7 @@ def test_labels_are_told_beside_what_trivial_answers_reach(monkeypatch, capsys):
   assert found == pytest.approx(task.baselines('test'), abs=1e-5)
 
 
-def pairs():
-  """Documents whose label says whether both sequences begin alike."""
-  rng = np.random.default_rng(0)
-
-  def document(i):
-    sides = rng.integers(1, 20, 2)
-    ids = rng.integers(1, 9, sides.sum())
-    labels = np.zeros(len(ids), int)
-    labels[-1] = 1 + (ids[0] == ids[sides[0]])
-    return Document(f'{i}', ids, len(ids), 1, labels, int(sides[0]))
-
-  return Documents.collect(map(document, range(11)), Bytes())
-
-
-def matching(**changes):
-  """A run, so far as it is asked, that matches pairs."""
-  model = Model(9, stack.layers(1, lambda: LSTM(6)), 6, head=Matcher(2))
-  forward = ShardedModel(model, make_mesh(devices=jax.devices()[:1]), 64)
-  params = initialize(model, jax.random.key(0), 1, 2)
-  facts = {'batch': 3, 'labels': True, 'averages': False}
-  run = TrainedRun(forward, params, Bytes(), None, facts, 7)
-  return evaluate.measure(run, pairs(), flags(out=None, **changes))
-
-
-def test_pairs_give_the_same_figures_in_any_segments():
-  metrics, losses = matching()
-  assert losses is None
-  assert metrics['scored_tokens'] == len(pairs())
-  assert metrics['tokens'] == len(pairs().tokens)
-  for changes in {'segment': 6}, {'segment': 10, 'batch': 11}:
-    again, _ = matching(**changes)
-    for name in 'loss_nats_per_token', 'accuracy', 'tokens', 'scored_tokens':
-      np.testing.assert_allclose(again[name], metrics[name], rtol=1e-5)
-
-
-def test_a_segment_that_pairs_cannot_share_is_told():
-  with pytest.raises(ValueError, match='^--segment .* got 7'):
-    matching(segment=7)
-
-
-def test_a_run_with_a_head_writes_no_text():
-  model = Model(9, stack.layers(1, lambda: LSTM(6)), 6, head=Matcher(2))
-  forward = ShardedModel(model, make_mesh(devices=jax.devices()[:1]), 64)
-  facts = {'batch': 3, 'labels': False, 'averages': False}
-  run = TrainedRun(forward, {}, Bytes(), None, facts, 7)
-  with pytest.raises(ValueError, match='Matcher .* SAMPLE'):
-    run.generate('x')
-  with pytest.raises(ValueError, match='Matcher .* remove model.Model.head'):
-    run.evaluate('x')
-
-
-def test_data_of_another_vocabulary_are_refused(run):
+def test_data_of_another_vocabulary_are_refused():
   other = types.SimpleNamespace(identity='sentencepiece:0', size=9)
   with pytest.raises(ValueError, match='the vocabulary bytes, .* --store'):
     evaluate.choose(
@@ -193,50 +137,36 @@ def test_data_of_another_vocabulary_are_refused(run):
 
 
 @pytest.mark.parametrize(
-  ('changes', 'told'),
+  ('arguments', 'told'),
   [
-    ({}, '--split=validation, or --file'),
-    ({'split': 'test', 'file': ['a']}, '--split=validation, or --file'),
-    ({'file': ['a'], 'store': 'b'}, '--store .* --split'),
-    ({'file': ['a'], 'out': '/no/such/x.npz'}, 'The folder of /no/such/x'),
+    ([], '--split=validation, or --file'),
+    (['--split=test', '--file=a'], '--split=validation, or --file'),
+    (['--file=a', '--store=b'], '--store needs'),
+    (['--file=a', '--out=/no/such/x.npz'], 'The folder of /no/such/x'),
+    (
+      ['--compare=a,b', '--split=test', '--out=c'],
+      '--split, --out cannot',
+    ),
+    (['--compare=a'], 'two files'),
+    (['--split=test', '--top=3'], '--top can'),
   ],
 )
-def test_flags_that_do_not_fit(changes, told):
-  with pytest.raises(ValueError, match=told):
-    evaluate.check_flags(flags(**changes))
+def test_flags_that_do_not_fit(arguments, told):
+  assert told in command.mistake(evaluate, *arguments)
 
 
-def test_files_that_cannot_be_read(run, tmp_path):
-  with pytest.raises(ValueError, match=r'--file=/no/\*.txt'):
-    evaluate.choose(run, flags(file=['/no/*.txt']))
-  (tmp_path / 'latin').write_bytes(b'ab\xe9')
-  with pytest.raises(ValueError, match=r'not UTF-8 \(byte 2\)'):
-    evaluate.choose(run, flags(file=[str(tmp_path / 'latin')]))
-  with pytest.raises(ValueError, match=r'cannot be read \(Is a directory\)'):
-    evaluate.choose(run, flags(file=[str(tmp_path)]))
-
-
-def test_the_command_evaluates_and_compares(tmp_path):
+def test_the_command_evaluates_and_compares(tmp_path, capsys):
   """The run's own data are gone; a store, then two files compared."""
-
-  def command(*arguments):
-    python = tiny_run.command('', '')[0]
-    return tiny_run.run([python, '-m', 'meliad_rec', 'evaluate', *arguments])
-
-  workdir = f'--workdir={trained.folder()}'
-  out = tmp_path / 'a.npz'
-  store = f'--store={trained.store()}'
-  done = command(workdir, '--split=test', store, f'--out={out}', '--step=best')
-  assert done.returncode == 0, done.stderr
-  assert '1 documents, 30 tokens, 30 bytes' in done.stdout
-  assert 'bits/byte' in done.stdout
+  reads = f'--workdir={trained.folder()}', '--split=test'
+  store, out = f'--store={trained.store()}', tmp_path / 'a.npz'
+  given = *reads, store, f'--out={out}', '--step=best'
+  assert command.run(evaluate, *given) == 0
+  told = capsys.readouterr().out
+  assert '1 documents, 30 tokens, 30 bytes' in told and 'bits/byte' in told
   assert len(TokenLosses.load(out).nats) == 30
-  done = command(f'--compare={out},{out}', '--split=test', '--out=b.npz')
-  assert done.returncode == 2
-  assert '--split, --out cannot be combined with --compare' in done.stderr
-  done = command(f'--compare={out},{out}')
-  assert done.returncode == 0, done.stderr
-  assert 'By position in the document' in done.stdout
-  done = command(workdir, '--split=test')
-  assert done.returncode == 2
-  assert done.stderr.startswith(f'error: {trained.store().parent / "store"} is')
+  assert command.run(evaluate, *reads, store) == 0
+  assert 'wrote' not in capsys.readouterr().out
+  assert command.run(evaluate, f'--compare={out},{out}') == 0
+  assert 'By position in the document' in capsys.readouterr().out
+  gone = trained.store().parent / 'store'
+  assert f'error: {gone} is' in command.mistake(evaluate, *reads)

@@ -1,10 +1,12 @@
-"""Weights go from a checkpoint of meliad's into a run that goes on from it."""
+"""Weights go from a checkpoint of meliad's into a run that goes on from it.
+
+Every name meets its counterpart, the logits are meliad's, and what does not
+fit is named.
+"""
 
 import dataclasses
 import functools
 from pathlib import Path
-import subprocess
-import sys
 
 import flax
 import jax
@@ -14,23 +16,29 @@ import orbax.checkpoint as ocp
 import pytest
 
 from meliad_rec.archs import stack
+from meliad_rec.archs.block_feedback import BlockFeedback
+from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
 from meliad_rec.archs.window import VanillaLayer
 from meliad_rec.archs.window import WindowLayer
 from meliad_rec.commands import import_meliad
+from meliad_rec.commands.import_meliad import convert
 from meliad_rec.config import config
-from meliad_rec.data import store
-from meliad_rec.data.documents import Document
-from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.distributed.partition import make_mesh
+from meliad_rec.layers import gates
 from meliad_rec.layers import positions
 from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.models.model import empty_carry
+from meliad_rec.models.model import initialize
 from meliad_rec.models.model import Model
 from meliad_rec.training import trainer
 from meliad_rec.training.experiment import Experiment
+from tests import command
 from tests import meliad_reference
+from tests import tiny_run
+from tests.meliad_reference import Sizes
 
 # meliad's sizes of size/test, and its 260 ids for bytes.
-SIZES = meliad_reference.Sizes(
+SIZES = Sizes(
   vocab=260,
   width=16,
   num_heads=2,
@@ -45,25 +53,15 @@ SIZES = meliad_reference.Sizes(
 ROWS = 3
 
 
-@pytest.fixture(scope='module')
-def data(tmp_path_factory):
-  text = 'Something to read: a book, and another. ' * 3
-  vocabulary = Bytes()
-  book = Document('a', vocabulary.encode(text), len(text), len(text.split()))
-  path = tmp_path_factory.mktemp('data') / 'store'
-  store.write(
-    path, {'train': [book], 'validation': [book]}, vocabulary, 'a book'
-  )
-  return path
-
-
 def experiment(files, params=()):
   config.parse(files, params, kinds=())
   mesh = functools.partial(make_mesh, devices=jax.devices()[:1])
   return dataclasses.replace(config.build(Experiment)(), mesh=mesh)
 
 
-def test_a_run_goes_on_from_the_weights(tmp_path, data, capsys):
+def test_a_run_goes_on_from_the_weights(tmp_path, capsys):
+  data = tmp_path / 'store'
+  tiny_run.write_store(data)
   meliad = meliad_reference.random_params(SIZES, 0)
   source, out = str(tmp_path / 'm.npz'), str(tmp_path / 'run')
   np.savez(source, **{f'params/{k}': v for k, v in meliad.items()})
@@ -73,11 +71,10 @@ def test_a_run_goes_on_from_the_weights(tmp_path, data, capsys):
   import_meliad.import_run(source, built, out)
   printed = capsys.readouterr().out
   assert 'embeddings of the last 1 ids' in printed
-  assert f'wrote {out}: ' in printed
   # As a process that knows only the folder goes on.
   built = experiment([f'{out}/config.gin'])
   run = trainer.Run(built, out, {})
-  run.begin()
+  run.restore()
   run.checkpoints.close()
   assert run.saved == run.step == 0
   tokens_BT = np.random.default_rng(1).integers(1, 259, (ROWS, 12))
@@ -97,25 +94,12 @@ def test_a_run_goes_on_from_the_weights(tmp_path, data, capsys):
     import_meliad.import_run(source, built, out)
 
 
-def test_mistakes_are_one_sentence(tmp_path):
-  flags = [f'--source={tmp_path}', f'--out={tmp_path}/run']
-  done = subprocess.run(
-    [sys.executable, '-m', 'meliad_rec', 'import_meliad', *flags],
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 2
-  assert len(done.stderr.splitlines()) == 1
-  assert 'arch/' in done.stderr
-
-
 def test_orbax_gives_the_parameters_alone(tmp_path):
   meliad = meliad_reference.random_params(SIZES, 1)
   nested = flax.traverse_util.unflatten_dict(meliad, sep='/')
   tree = {
     'target': nested,
     'state': {'step': jnp.int32(7), 'moments': [jnp.ones(3)], 'none': None},
-    'flax_mutables': {'state': {'previous_keys_train': jnp.zeros((2, 3))}},
   }
   manager = ocp.CheckpointManager(
     tmp_path, options=ocp.CheckpointManagerOptions(step_prefix='checkpoint')
@@ -131,6 +115,9 @@ def test_orbax_gives_the_parameters_alone(tmp_path):
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):
+  # The configuration is checked first.
+  flags = f'--source={tmp_path}', f'--out={tmp_path}/run'
+  assert 'arch/' in command.mistake(import_meliad, *flags)
   pickled, text = tmp_path / 'p.npz', tmp_path / 't.npz'
   np.savez(pickled, a=np.array([{}], dtype=object))
   text.write_text('no zip')
@@ -141,24 +128,141 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
       import_meliad.read(str(path))
 
 
-def model(layer=WindowLayer, divisor=None, **changes):
-  settings = LayerConfig(
-    d_model=16,
-    num_heads=2,
-    head_dim=8,
-    mlp_dim=32,
-    window=4,
+B, T = 2, 40
+RECURRENT = (1,)
+CASES = {
+  'window': Sizes(),
+  'feedback': Sizes(recurrent=RECURRENT, feedback=True),
+} | {
+  f'{name}_{config}': Sizes(recurrent=RECURRENT, gate=gate, gate_config=config)
+  for name, gate in (('fixed', 'bias'), ('lstm', 'lstm'))
+  for config in ('skip', 'dual', 'single')
+}
+
+
+def build(sizes, scan=False, layer=WindowLayer, divisor=None, **changes):
+  """Our model of meliad's sizes."""
+  config = LayerConfig(
+    d_model=sizes.width,
+    num_heads=sizes.num_heads,
+    head_dim=sizes.head_dim,
+    mlp_dim=sizes.hidden,
+    window=sizes.window,
     **{'compat_meliad': True} | changes,
   )
-  cell = stack.layers(2, functools.partial(layer, settings))
-  return Model(31, cell, 16, logits_divisor=divisor)
+  gate = {'bias': gates.FixedGate, 'lstm': gates.LSTMGate}[sizes.gate]
+  options = {
+    'slots': sizes.states,
+    'gate': gate,
+    'gate_config': sizes.gate_config,
+  }
+  if sizes.feedback:
+    cell = BlockFeedback(config, sizes.layers, sizes.recurrent, **options)
+  else:
+    recurrent = functools.partial(BlockRecurrentLayer, config, **options)
+    cell = stack.layers(
+      sizes.layers,
+      functools.partial(layer, config),
+      recurrent if sizes.recurrent else None,
+      sizes.recurrent,
+      scan,
+    )
+  return Model(sizes.vocab, cell, sizes.width, logits_divisor=divisor)
+
+
+def shapes(model):
+  return jax.eval_shape(
+    lambda rng: initialize(model, rng, B, T), jax.random.key(0)
+  )
+
+
+def differences(sizes, model):
+  """Largest difference of logits in each of three segments.
+
+  In the second the document of row 1 ends, in the third it begins another.
+  """
+  meliad = meliad_reference.random_params(sizes, 0)
+  reference = meliad_reference.Decoder(meliad, sizes, B)
+  params = convert(meliad, shapes(model))
+  carry = empty_carry(model, params, B)
+  step = jax.jit(functools.partial(model.apply, {'params': params}))
+  rng = np.random.default_rng(1)
+  found = []
+  for start_B, end in ([True, True], T), ([False] * 2, 13), ([False, True], T):
+    start_B = np.array(start_B)
+    mask_BT = np.ones((B, T), bool)
+    mask_BT[1, end:] = False
+    tokens_BT = rng.integers(1, sizes.vocab, (B, T)) * mask_BT
+    carry, logits_BTV = step(carry, tokens_BT, start_B, mask_BT)
+    expected_BTV = reference.segment(tokens_BT, start_B)
+    found.append(np.abs(expected_BTV - logits_BTV)[mask_BT].max())
+  return found
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_logits_are_meliads(name):
+  sizes = CASES[name]
+  assert max(differences(sizes, build(sizes))) < 1e-5
+
+
+def test_layers_in_one_scan_take_theirs_in_order():
+  sizes = Sizes(layers=4, recurrent=(0, 1), gate='lstm', gate_config='dual')
+  assert max(differences(sizes, build(sizes, scan=True))) < 1e-5
+
+
+def test_names_are_taken_from_any_holder():
+  sizes = Sizes(window=4)
+  target = shapes(build(sizes))
+  plain = meliad_reference.random_params(sizes, 2)
+  expected = convert(plain, target)
+  for rename in (
+    lambda name: f'params/{name}',
+    lambda name: f'target/{name}',
+    lambda name: f'optimizer/target/params/decoder/{name}',
+    lambda name: f'target/{name}'.replace(
+      '_kvq/pre_attn_layernorm', 'pre_attn_layernorm'
+    ).replace('target/transformer', 'target/layer_stack/transformer'),
+  ):
+    held = {rename(name): value for name, value in plain.items()}
+    if not rename('').startswith('params/'):
+      held['state/step'] = np.zeros(())
+    found = convert(held, target)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_all_that_does_not_fit_is_named_in_one_error():
+  sizes = CASES['lstm_dual']
+  meliad = meliad_reference.random_params(sizes, 0)
+  norm = 'tbase/pre_ffn_layernorm/scale'
+  for i in 0, 1:
+    del meliad[f'transformer{i}/{norm}']
+  meliad['transformer1/external_memory_bias'] = np.zeros(2)
+  meliad['final_mlp/hidden0/kernel'] = np.zeros((3, 4))
+  meliad['embed/embedding'] = meliad['embed/embedding'].T
+  with pytest.raises(ValueError) as raised:
+    convert(meliad, shapes(build(sizes)))
+  for told in (
+    f'it lacks transformer{{0,1}}/{norm};',
+    'the model has no transformer{1}/external_memory_bias, final_mlp/hidden0/',
+    'it holds embed/embedding of shape (18, 31) for (31, 18).',
+  ):
+    assert told in str(raised.value)
+  with pytest.raises(ValueError, match='no parameter like cell/cells_0/depth'):
+    convert({}, {'cell': {'cells_0': {'depth': np.zeros(3)}}})
+
+
+def test_the_reference_buckets_as_t5():
+  buckets = [meliad_reference.bucket(distance) for distance in range(200)]
+  assert buckets[:17] == [*range(16), 16]
+  assert buckets.index(31) == 113
+  assert buckets == sorted(buckets)
 
 
 @pytest.mark.parametrize(
   'options, told',
   [
     ({'compat_meliad': False}, 'add --gin_file=options/compat_meliad'),
-    ({'include_self': True}, 'include_self False, got T5Bias and True'),
+    ({'include_self': True}, 'got T5Bias and True'),
     ({'position': positions.RoPE}, 'got RoPE and False'),
     (
       {'position': functools.partial(positions.T5Bias, max_distance=64)},
@@ -169,19 +273,20 @@ def model(layer=WindowLayer, divisor=None, **changes):
   ],
 )
 def test_other_numerics_are_refused(options, told):
-  import_meliad.check_numerics(model(), {'embed/embedding': np.ones((31, 16))})
+  meliad = {'embed/embedding': np.ones((31, 16))}
+  import_meliad.check_numerics(build(Sizes(width=16)), meliad)
   with pytest.raises(ValueError, match=told):
-    import_meliad.check_numerics(
-      model(**options), {'embed/embedding': np.ones((31, 16))}
-    )
+    import_meliad.check_numerics(build(Sizes(width=16), **options), meliad)
 
 
 def test_the_release_of_2022_has_its_own_divisor_and_signs():
   meliad = {'target/decoder/embed/embedding': np.ones((31, 16))}
   with pytest.raises(ValueError, match='logits_divisor = 5.5677'):
-    import_meliad.check_numerics(model(), meliad)
-  import_meliad.check_numerics(model(divisor=31**0.5), meliad)
+    import_meliad.check_numerics(build(Sizes(width=16)), meliad)
+  import_meliad.check_numerics(build(Sizes(width=16), divisor=31**0.5), meliad)
   name = 'target/decoder/transformer0/tbase/_kvq/attention_scale'
   meliad[name] = np.array([0.5, -0.1])
   with pytest.raises(ValueError, match=f'{name} is negative'):
-    import_meliad.check_numerics(model(divisor=31**0.5), meliad)
+    import_meliad.check_numerics(
+      build(Sizes(width=16), divisor=31**0.5), meliad
+    )

@@ -1,21 +1,15 @@
 """The plan command: its questions, output and exit codes."""
 
 import json
-import os
-from pathlib import Path
-import subprocess
-import sys
 
-from absl import flags
-from absl.testing import flagsaver
 import pytest
 
 from meliad_rec.commands import plan
 from meliad_rec.planning import environment
+from tests import command
 from tests import planned
 from tests.libtpu import needs_libtpu
 
-ROOT = Path(__file__).parents[2]
 REC = ('--gin_file=arch/block_recurrent', '--gin_file=task/pg19')
 TINY = (*REC, '--gin_file=size/tiny')
 
@@ -38,15 +32,11 @@ def run(monkeypatch, capsys):
   monkeypatch.setattr(environment, 'installed', lambda: True)
 
   def call(*given):
-    flags.FLAGS(['plan', *given])
-    code = plan.main(['plan'])
+    code = command.run(plan, *given)
     out, err = capsys.readouterr()
     return code, out, err, asked
 
-  call.asked = asked
-  with flagsaver.flagsaver():  # Removes the flags that are defined here.
-    plan.define_flags()
-    yield call
+  return call
 
 
 def test_a_plan_that_fits(run):
@@ -58,10 +48,8 @@ def test_a_plan_that_fits(run):
     'meliad_rec.distributed.partition.make_mesh.model = 2' in asked.gin_param
   )
   assert not asked.fast and asked.vocab_size is None
-
-
-def test_without_a_mesh_the_configurations_counts(run):
-  _, _, _, [asked] = run('--topology=v5p:2x2x2', '--gin_param=SLOTS = 4')
+  # Without --mesh, that of the configuration counts.
+  *_, [*_, asked] = run('--topology=v5p:2x2x2', '--gin_param=SLOTS = 4')
   assert asked.gin_param == ('SLOTS = 4',)
 
 
@@ -73,29 +61,7 @@ def test_what_does_not_fit_gets_advice_and_code_3(run):
   assert "'BATCH = 16'" in err and 'remat/full' in err
   assert err.count('Compiling for v5e:2x4') == 1
   assert [one.topology for one in asked] == ['v5e:2x4', 'v5p:2x2x2']
-
-
-@pytest.mark.parametrize('installed', [True, False])
-@pytest.mark.parametrize('more', [(), ('--json',)])
-def test_what_is_not_known_has_code_4(run, monkeypatch, more, installed):
-  monkeypatch.setattr(environment, 'installed', lambda: installed)
-  monkeypatch.setattr(plan, 'ask', lambda q: planned.unknown(q.topology))
-  code, out, err, _ = run('--topology=v5e:2x4', *more)
-  assert code == 4
-  assert 'v5e:2x4: whether it fits is not known: no libtpu.' in err
-  assert 'n/a: no libtpu' in out or json.loads(out)['plans'][0]['fits'] is None
-
-
-def test_not_fitting_wins_over_not_known(run, monkeypatch):
-  answers = {'v5e:2x4': planned.unknown, 'v5e:2x2': planned.too_large}
-  answer = lambda q: answers[q.topology](q.topology)
-  monkeypatch.setattr(plan, 'ask', answer)
-  code, _, err, _ = run('--topology=v5e:2x4,v5e:2x2')
-  assert code == 3
-  assert 'v5e:2x2: a step needs' in err and 'v5e:2x4: whether it' in err
-
-
-def test_json_is_in_base_units(run):
+  # JSON is in base units.
   _, out, _, _ = run('--json', '--topology=v5p:2x2x2,v5e:2x4')
   found = json.loads(out)
   assert 'nothing ran on a TPU' in found['source']
@@ -106,10 +72,26 @@ def test_json_is_in_base_units(run):
   assert fits['advice'] is None and 'BATCH = 16' in large['advice']
 
 
+def test_what_is_not_known_has_code_4(run, monkeypatch):
+  monkeypatch.setattr(environment, 'installed', lambda: False)
+  answers = {'v5e:2x4': planned.unknown, 'v5e:2x2': planned.too_large}
+  answer = lambda q: answers[q.topology](q.topology)
+  monkeypatch.setattr(plan, 'ask', answer)
+  code, out, err, _ = run('--topology=v5e:2x4')
+  assert code == 4
+  assert err == 'v5e:2x4: whether it fits is not known: no libtpu.\n'
+  assert 'n/a: no libtpu' in out
+  code, out, _, _ = run('--topology=v5e:2x4', '--json')
+  assert code == 4 and json.loads(out)['plans'][0]['fits'] is None
+  # One that does not fit counts more.
+  assert run('--topology=v5e:2x4,v5e:2x2')[0] == 3
+
+
 @pytest.mark.parametrize(
   'given, text',
   [
     ((), 'give --topology'),
+    (('v5e:2x4',), "'v5e:2x4' is not a flag"),
     (('--topology=v5e:2x4,v9:2',), "'v9:2'"),
     (('--topology=v5e:2x4', '--mesh=x:2'), 'such as data:64,model:4'),
     (('--topology=v5e:2x4', '--mesh='), 'such as data:64,model:4'),
@@ -120,61 +102,27 @@ def test_json_is_in_base_units(run):
   ],
 )
 def test_mistakes_are_reported_before_compiling(run, given, text):
-  with pytest.raises(ValueError, match=text):
-    run(*given)
-  assert not run.asked
+  code, _, err, asked = run(*given)
+  assert code == 2 and text in err and not asked
 
 
-def test_a_word_that_is_not_a_flag_is_a_mistake(run):
-  with pytest.raises(ValueError, match="'v5e:2x4'"):
-    plan.main(['plan', 'v5e:2x4'])
-
-
-def command(*given):
-  """Runs the command as a person does."""
-  return subprocess.run(
-    [sys.executable, '-m', 'meliad_rec', 'plan', *given],
-    cwd=ROOT,
-    env={**os.environ, 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])},
-    capture_output=True,
-    text=True,
-  )
+def test_a_mistake_of_the_child_is_one_line(capsys):
+  given = *TINY, '--topology=v5e:2x2', '--gin_param=BATCH = 3'
+  assert command.run(plan, *given) == 2
+  out, err = capsys.readouterr()
+  assert err.splitlines()[-1].startswith('error: A batch of 3 rows')
+  assert not out
 
 
 @needs_libtpu
 @pytest.mark.slow
-def test_the_whole_command():
+def test_the_whole_command(capsys):
   """pytest -m slow tests/commands/plan_test.py"""
-  done = command(*TINY, '--topology=v5e:2x2,v5p:2x2x1', '--mesh=data:2,model:2')
-  assert done.returncode == 0, done.stderr
-  assert done.stderr.splitlines() == (
+  slices = '--topology=v5e:2x2,v5p:2x2x1'
+  assert command.run(plan, *TINY, slices, '--mesh=data:2,model:2') == 0
+  out, err = capsys.readouterr()
+  assert err.splitlines() == (
     ['Compiling for v5e:2x2 ...', 'Compiling for v5p:2x2x1 ...']
   )
-  line = next(
-    x for x in done.stdout.splitlines() if x.startswith('ms per step')
-  )
+  line = next(x for x in out.splitlines() if x.startswith('ms per step'))
   assert all(0 < float(cell) < 1e3 for cell in line.split()[3:])
-
-
-@needs_libtpu
-@pytest.mark.slow
-def test_the_whole_command_where_it_does_not_fit():
-  done = command(
-    *TINY,
-    '--topology=v5e:1x1',
-    '--gin_param=BATCH = 1024',
-    '--gin_param=SEGMENT = 1024',
-    '--json',
-    '--fast',
-  )
-  assert done.returncode == 3
-  [found] = json.loads(done.stdout)['plans']
-  assert found['fits'] is False and found['needed'] > found['hbm']
-  assert 'remat_full' in found['advice'] and 'BATCH = 512' in found['advice']
-
-
-def test_a_mistake_of_the_child_is_one_line():
-  done = command(*TINY, '--topology=v5e:2x2', '--gin_param=BATCH = 3')
-  assert done.returncode == 2
-  assert done.stderr.splitlines()[-1].startswith('error: A batch of 3 rows')
-  assert done.stdout == ''

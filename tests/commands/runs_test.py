@@ -1,23 +1,13 @@
 """Runs side by side: the table, its order, its picture, its mistakes."""
 
-from absl import flags
-from absl.testing import flagsaver
 import pytest
 
 from meliad_rec.commands import runs
 from meliad_rec.report import journal
 from tests import bucket
+from tests import command
 
 MORE = ('accuracy', 'tokens_per_second', 'mfu', 'epoch')
-
-
-@pytest.fixture
-def given():
-  if 'split' not in flags.FLAGS:
-    runs.define_flags()
-  flags.FLAGS(['runs'])
-  with flagsaver.flagsaver():
-    yield flags.FLAGS
 
 
 @pytest.fixture
@@ -37,58 +27,56 @@ def folder(tmp_path):
   return write
 
 
-def test_the_best_comes_first(folder, given, capsys):
+@pytest.fixture
+def lines(capsys):
+  """Runs the command; returns the words of each row of its table."""
+
+  def run(*arguments):
+    assert command.run(runs, *arguments) == 0
+    _, head, *lines = capsys.readouterr().out.splitlines()
+    assert {len(head)} == {len(line) for line in lines if line[:6] != 'wrote '}
+    return [line.split() for line in lines]
+
+  return run
+
+
+def test_the_best_comes_first(folder, lines):
   slide = folder('slide', {10: 3.0, 20: 2.5, 60: 2.75})
   rec = folder('rec', {10: 2.5})
-  runs.main(['runs', slide, rec])
-  _, head, *lines = capsys.readouterr().out.splitlines()
-  assert [line.split() for line in lines] == [
+  assert lines(slide, rec) == [
     ['rec', '10', '2.5000', '2.5000', '10', '100.0', '512'],
     ['slide', '60', '2.7500', '2.5000', '20', '200.0', '512'],
   ]
-  assert {len(head)} == set(map(len, lines))
 
 
 @pytest.mark.parametrize('metric', MORE)
-def test_of_these_more_is_better(folder, given, capsys, metric):
-  given.metric = metric
-  runs.main(['runs', folder('a', {1: 0.25}), folder('b', {1: 0.5, 2: 0.375})])
-  lines = capsys.readouterr().out.splitlines()[2:]
-  assert [line.split()[:5] for line in lines] == [
+def test_of_these_more_is_better(folder, lines, metric):
+  a, b = folder('a', {1: 0.25}), folder('b', {1: 0.5, 2: 0.375})
+  assert [line[:5] for line in lines(a, b, f'--metric={metric}')] == [
     ['b', '2', '0.3750', '0.5000', '1'],
     ['a', '1', '0.2500', '0.2500', '1'],
   ]
 
 
-def test_the_curves_are_drawn(folder, given, tmp_path):
-  given.plot = str(tmp_path / 'curves.png')
-  runs.main(['runs', folder('a', {1: 0.5}), folder('b', {1: 0.25})])
-  assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
+def test_the_curves_are_drawn(folder, lines, tmp_path):
+  out = tmp_path / 'curves.png'
+  lines(folder('a', {1: 0.5}), folder('b', {1: 0.25}), f'--plot={out}')
+  assert out.read_bytes().startswith(b'\x89PNG')
 
 
-def test_a_picture_takes_the_place_of_no_text(folder, given, tmp_path):
-  given.plot = str(tmp_path / 'notes.txt')
-  with pytest.raises(ValueError, match='--plot=.*notes.txt'):
-    runs.main(['runs', folder('a', {1: 0.5})])
-
-
-def test_a_run_may_lie_in_a_bucket(
-  folder, given, tmp_path, monkeypatch, capsys
-):
+def test_a_run_may_lie_in_a_bucket(folder, lines, tmp_path, monkeypatch):
   folder('b/runs/far', {100: 2.5})
   with bucket.served(tmp_path, monkeypatch):
-    runs.main(['runs', 'gs://b/runs/far'])
-  assert 'far' in capsys.readouterr().out.splitlines()[-1]
+    assert lines('gs://b/runs/far')[-1][0] == 'far'
 
 
-def test_mistakes_are_sentences(folder, given, tmp_path):
-  a = folder('a', {1: 0.5})
-  with pytest.raises(ValueError, match='No run was given'):
-    runs.main(['runs'])
-  with pytest.raises(ValueError, match='metrics.jsonl'):
-    runs.main(['runs', str(tmp_path)])
-  with pytest.raises(ValueError, match='the same last name'):
-    runs.main(['runs', a, folder('more/a', {1: 0.5})])
-  given.split = 'test'
-  with pytest.raises(ValueError, match='no bits_per_byte on test yet; choose'):
-    runs.main(['runs', a])
+def test_mistakes_are_sentences(folder, tmp_path):
+  a, more = folder('a', {1: 0.5}), folder('more/a', {1: 0.5})
+  for arguments, told in (
+    ([], 'No run was given'),
+    ([tmp_path], 'metrics.jsonl'),
+    ([a, more], 'the same last name'),
+    ([a, '--split=test'], 'no bits_per_byte on test yet; choose'),
+    ([a, '--plot=notes.txt'], '--plot=notes.txt'),
+  ):
+    assert told in command.mistake(runs, *arguments)

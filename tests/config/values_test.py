@@ -1,4 +1,4 @@
-"""Which values fit which annotations."""
+"""Which values fit which annotations; names of older runs."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from typing import Protocol
 
 import pytest
 
+from meliad_rec.config.renames import saved_paths
 from meliad_rec.config.values import annotation
-from meliad_rec.config.values import describe
 from meliad_rec.config.values import fits
 from meliad_rec.config.values import map_leaves
 from meliad_rec.config.values import Reference
@@ -47,13 +47,10 @@ def reference(target, called):
   [
     (1, int, True),
     (True, int, False),
-    (True, bool, True),
     (1, bool, False),
     (1, float, True),
     (True, float, False),
     (1.0, int, False),
-    ('a', str, True),
-    (None, None, True),
     (0, None, False),
     ('a', Any, True),
     ('a', 'Unresolvable', True),
@@ -64,52 +61,30 @@ def reference(target, called):
     (True, Literal[1, 'a'], False),
     ((1, 2), tuple[int, int], True),
     ((1, 2, 3), tuple[int, int], False),
-    ((), tuple[int, ...], True),
     ((1, 2.0), tuple[int, ...], False),
-    ((1, 2.0), tuple, True),
     ([1], tuple, False),
     ([1], Sequence[int], True),
-    ((1,), Sequence[int], True),
     ('a', Sequence[str], False),
     ({'a': 1}, dict[str, int], True),
     ({'a': '1'}, Mapping[str, int], False),
     ('a', Callable, False),
-    ('a', Callable[[int], int], False),
     ('a', Gate, False),
     ('a', Base, False),
     (reference(untold, False), Callable, True),
     (reference(untold, False), Gate, True),
-    (reference(untold, False), int, False),
     (reference(untold, True), int, True),
     (reference(make, True), Base, True),
-    (reference(make, True), int, False),
     (reference(Derived, True), Base, True),
     (reference(Base, True), Derived, False),
     (reference(Derived, False), Base, False),
     (reference(Derived, False), type[Base], True),
-    (reference(Base, False), type[Derived], False),
     (reference(Derived, True), Callable, True),
     (reference(Base, True), Callable, False),
     ((reference(Derived, True),) * 2, tuple[Base, ...], True),
-    ((reference(Derived, False),), tuple[Base, ...], False),
   ],
 )
 def test_fits(value, wanted, expected):
   assert fits(value, wanted) is expected
-
-
-@pytest.mark.parametrize(
-  ('wanted', 'words'),
-  [
-    (int, 'an int'),
-    (float | None, 'a float or None'),
-    (Literal['a', 2], "'a' or 2"),
-    (tuple[int, ...], 'a tuple[int, ...]'),
-    (Callable[[int], int] | None, 'a function or class (@name) or None'),
-  ],
-)
-def test_describe(wanted, words):
-  assert describe(wanted) == words
 
 
 def test_annotations_written_as_strings_are_looked_up_where_they_were_written():
@@ -130,16 +105,52 @@ def test_map_leaves_keeps_the_shape():
   assert map_leaves(double, value) == {'aa': (2, [4, {6: 8}]), 'bb': 10}
 
 
-@pytest.mark.parametrize(
-  ('former', 'current'), [(True, 'auto'), (False, 'xla')]
-)
-def test_a_former_parameter_has_its_current_name_and_value(former, current):
-  text = f"""from __gin__ import dynamic_registration
+FORMER = """
+from __gin__ import dynamic_registration
+from meliad_rec.cores import core_config
+from meliad_rec.cores import layers
+from meliad_rec.cores import universal
 from meliad_rec import layer_config
-
-layer_config.LayerConfig.attention_kernels = {former}
-layer_config.LayerConfig.sees_self = True
+layers.Layers.layer = @a/core_config.CoreConfig
+a/core_config.CoreConfig.heads = 3
+layer_config.LayerConfig.heads = 4
+universal.Universal.together = True
+universal.Universal.loop = 'fixed'
+universal.Universal.exit_per_device = False
+layer_config.LayerConfig.attention_kernels = True
+layer_config.LayerConfig.attention_kernels = False
 """
-  *_, kernels, own = statements(text, str)
-  assert (kernels.arg_name, kernels.value) == ('attention', current)
-  assert (own.arg_name, own.value) == ('include_self', True)
+
+
+def test_configurations_get_current_names():
+  *_, layer, scoped, heads, together, yes, no = statements(FORMER, str)
+  assert layer.selector == 'transformer.EncoderLayers'
+  assert layer.value.name == 'layer_config.EncoderConfig'
+  assert (scoped.scope, scoped.selector, scoped.arg_name) == (
+    *('a', 'layer_config.EncoderConfig', 'num_heads'),
+  )
+  assert (heads.selector, heads.arg_name) == (
+    *('layer_config.LayerConfig', 'num_heads'),
+  )
+  assert together.arg_name == 'global_halt'
+  assert (yes.arg_name, yes.value, no.value) == ('attention', 'auto', 'xla')
+
+
+def test_former_parameters_of_current_modules_stay():
+  """So that they are errors, and not ignored."""
+  text = (
+    'from meliad_rec.archs import universal\nuniversal.Universal.loop = 1\n'
+  )
+  *_, loop = statements(text, str)
+  assert loop.arg_name == 'loop'
+
+
+def test_arrays_are_found_by_former_paths():
+  wanted = ['params/cell/encoder/w', 'mu/encoder/w', 'core/b', 'new']
+  saved = ['params/cell/core/w', 'mu/core/w', 'core/b', 'other/core/c']
+  assert saved_paths(wanted, saved) == {
+    'params/cell/encoder/w': 'params/cell/core/w',
+    'mu/encoder/w': 'mu/core/w',
+    'core/b': 'core/b',
+    'other/core/c': 'other/core/c',
+  }

@@ -4,7 +4,7 @@ import dataclasses
 import types
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import pytest
 
 from meliad_rec.archs import stack
@@ -65,66 +65,32 @@ def test_moments_are_sharded_like_their_parameters():
   held = measure.sizes(experiment(jax.devices(), rule=optimizer.adamw)).held
   counts = 4 * 2  # Steps of Adam and of the schedule.
   assert held['optimizer'] == 2 * held['parameters'] + counts
-  # Adafactor: momentum, and second moments of the embedding and of small
-  # parameters; those of kernels are rows and columns, not sharded.
-  found = measure.sizes(experiment(jax.devices()))
-  held, kernels = found.held, 2 * (4 * D * 128 + 2 * D * 256)
-  rest = found.parameters - kernels - VOCAB * D
-  factors = 2 * (4 * (D + 128) + 2 * (D + 256))
-  second = VOCAB * D // 2 + rest + factors
-  ones = held['optimizer'] - held['parameters'] - 4 * second
-  assert 0 <= ones < 4 * 3 * 50  # Placeholders.
-
-
-def halting(goes_on):
-  """Makes an experiment whose forward pass has a loop over one product."""
-
-  def forward(params, carry, batch):
-    del params, carry, batch
-    more = lambda carry: (carry[0] + 1, carry[1] @ carry[1])
-    return jax.lax.while_loop(goes_on, more, (0, jax.numpy.ones((D, D))))
-
-  return types.SimpleNamespace(
-    program=types.SimpleNamespace(
-      forward=forward,
-      shapes=types.SimpleNamespace(params={}, carry=(), opt_state=(), ema=None),
-      mesh=partition.make_mesh(),
-      rows=ROWS,
-      batch_shapes=lambda rows: (),
-    ),
-    batch=ROWS,
-    segment=SEGMENT,
-    steps=7,
-  )
-
-
-def test_a_loop_that_may_end_early_counts_whole():
-  found = measure.sizes(halting(lambda c: (c[0] < 6) & (c[1].sum() > 0)))
-  assert found.depth == 6
-  assert found.flops == 3 * 6 * 2 * D**3
 
 
 def test_a_loop_of_unknown_length_has_no_flops():
-  found = measure.sizes(halting(lambda c: c[1].sum() > 0))
+  one = experiment(jax.devices())
+  more, square = lambda a: a.sum() > 0, lambda a: a @ a
+  endless = lambda *_: jax.lax.while_loop(more, square, jnp.ones((D, D)))
+  one.program.__dict__['forward'] = endless
+  found = measure.sizes(one)
   assert (found.depth, found.flops) == (None, None)
 
 
-def broken(message):
+@dataclasses.dataclass
+class Broken:
   """A program that does not compile."""
 
-  class Broken:
-    @property
-    def train_step(self):
-      raise jax.errors.JaxRuntimeError(message)
+  message: str
 
-  return Broken()
+  @property
+  def train_step(self):
+    raise jax.errors.JaxRuntimeError(self.message)
 
 
 @pytest.mark.parametrize(
   'message, needed',
   [
     ('RESOURCE_EXHAUSTED: on HBM, the total (367.50G)', 367.5 * 2**30),
-    ('RESOURCE_EXHAUSTED: of memory hbm. Used 16.50G of 15G hbm.', 33 * 2**29),
     # Rounded: one byte more than the chip has.
     (
       'RESOURCE_EXHAUSTED: of memory hbm. Used 15.75G of 15.75G hbm. Exceeded '
@@ -136,34 +102,26 @@ def broken(message):
 def test_a_step_that_does_not_fit_says_what_it_needs(message, needed):
   where = topology.parse('v5e:2x2')
   with pytest.raises(measure.TooLarge, match='GiB on each device') as caught:
-    measure.compiled(broken(message), where, None)
+    measure.compiled(Broken(message), where, None)
   assert caught.value.needed == needed > where.chip.hbm
 
 
-@pytest.mark.parametrize(
-  'message', ['INTERNAL: (4.0G) hbm', 'RESOURCE_EXHAUSTED: of vmem (4.0G)']
-)
-def test_other_errors_stay(message):
-  with pytest.raises(jax.errors.JaxRuntimeError, match=message[:8]):
-    measure.compiled(broken(message), topology.parse('v5e:2x2'), None)
-
-
-class Step:
-  """A compiled step with a text in an unknown format."""
-
-  def memory_analysis(self):
-    return types.SimpleNamespace(
-      argument_size_in_bytes=3,
-      peak_memory_in_bytes=10,
-      generated_code_size_in_bytes=5,
-    )
-
-  def as_text(self):
-    return 'another format'
+def test_other_errors_stay():
+  for message in 'INTERNAL: (4.0G) hbm', 'RESOURCE_EXHAUSTED: of vmem (4.0G)':
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message[:8]):
+      measure.compiled(Broken(message), topology.parse('v5e:2x2'), None)
 
 
 def test_with_an_unknown_format_the_memory_is_known():
-  one = types.SimpleNamespace(train_step=Step(), mesh=None)
+  sizes = types.SimpleNamespace(
+    argument_size_in_bytes=3,
+    peak_memory_in_bytes=10,
+    generated_code_size_in_bytes=5,
+  )
+  step = types.SimpleNamespace(
+    memory_analysis=lambda: sizes, as_text=lambda: 'another format'
+  )
+  one = types.SimpleNamespace(train_step=step, mesh=None)
   found = measure.compiled(one, topology.parse('v5e:2x2'), None)
   assert (found.arguments, found.temporary, found.code) == (3, 7, 5)
   assert found.needed == 15
@@ -181,5 +139,3 @@ def test_the_trainers_step_compiles_for_a_slice():
   assert ('all-reduce', 'data') in kinds and ('all-reduce', 'model') in kinds
   for one in found.exchanges:
     assert one.count > 0 and one.size > 0 and one.seconds > 0
-  assert dataclasses.asdict(found)['seconds']['kernels'] >= 0
-  assert np.isfinite(found.seconds.most)

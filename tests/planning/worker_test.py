@@ -71,23 +71,19 @@ def test_without_libtpu_all_but_the_compilers_is_known(tmp_path, without):
   assert 'install meliad_rec[tpu]' in found.missing
 
 
-@pytest.mark.parametrize(
-  'params, text',
-  [
-    (['NUM_HEADS = 0'], 'Set NUM_HEADS'),
-    (['BATCH = 3'], 'set BATCH to a multiple of 8'),
-    (['BATCHES = 3'], 'nothing reads BATCHES'),
-    (['BATCH = "x"'], 'BATCH'),
-  ],
-)
-def test_mistakes_are_sentences(tmp_path, without, params, text):
-  asked = Question('v5e:2x4', FILES, (*SMALL, *params))
-  found = answered(tmp_path, asked)
-  assert set(found) == {'mistake'}
-  assert text in found['mistake']
+def test_mistakes_are_sentences(tmp_path, without):
+  for param, text in (
+    ('NUM_HEADS = 0', 'Set NUM_HEADS'),
+    ('BATCH = 3', 'set BATCH to a multiple of 8'),
+    ('BATCHES = 3', 'nothing reads BATCHES'),
+    ('BATCH = "x"', 'BATCH'),
+  ):
+    found = answered(tmp_path, Question('v5e:2x4', FILES, (*SMALL, param)))
+    assert set(found) == {'mistake'}
+    assert text in found['mistake']
 
 
-def test_missing_data_are_not_needed(tmp_path, without):
+def test_missing_data_are_not_needed(tmp_path, without, monkeypatch):
   files = (*FILES[:2], 'task/store')
   params = (*SMALL, 'STORE = "/nowhere"')
   asked = Question('v5e:2x4', files, params)
@@ -97,6 +93,12 @@ def test_missing_data_are_not_needed(tmp_path, without):
   grown = more['sizes']['parameters'] - found['sizes']['parameters']
   assert grown == 64
   assert 'settings of the data are not checked' in found['notes'][0]
+  # Data of seqio are not looked up.
+  monkeypatch.setitem(sys.modules, 'seqio', None)  # Importing it fails.
+  files = (*FILES[:2], 'task/pg19')
+  found = answered(tmp_path, Question('v5e:2x4', files, SMALL))
+  assert found['sizes']['parameters'] > 0
+  assert not found['notes']
 
 
 def test_loops_that_may_end_early_count_whole_with_a_note(tmp_path, without):
@@ -107,72 +109,34 @@ def test_loops_that_may_end_early_count_whole_with_a_note(tmp_path, without):
     given = (*params, f'DEPTH = {depth}')
     return Answer(**answered(tmp_path, Question('v5e:2x4', files, given)))
 
-  products = [found(depth).sizes['flops'] for depth in (2, 3, 5)]
-  assert products[2] - products[1] == 2 * (products[1] - products[0]) > 0
-  assert any('maximum of 5' in note for note in found(5).notes)
+  two, three, five = map(found, (2, 3, 5))
+  step = three.sizes['flops'] - two.sizes['flops']
+  assert five.sizes['flops'] - three.sizes['flops'] == 2 * step > 0
+  assert five.sizes['depth'] == 5
+  assert any('maximum of 5' in note for note in five.notes)
 
 
-def test_data_are_not_looked_up(tmp_path, monkeypatch, without):
-  monkeypatch.setitem(sys.modules, 'seqio', None)  # Importing it fails.
-  files = (*FILES[:2], 'task/pg19')
-  found = answered(tmp_path, Question('v5e:2x4', files, SMALL))
-  assert found['sizes']['parameters'] > 0
-  assert not found['notes']
+def test_a_message_of_the_compiler_is_one_short_line():
+  # An error class that jax does not publish.
+  facts = {'__module__': 'jax._src.pallas.mosaic'}
+  MosaicError = type('MosaicError', (Exception,), facts)
 
+  def found(error):
+    with pytest.raises(type(error)) as raised:
+      raise error
+    return worker.compiler_message(raised.value)
 
-def test_no_data_has_a_vocabulary_only():
-  data = worker.NoData(1000)
-  assert (data.vocabulary.size, list(data.splits)) == (1000, [])
-  with pytest.raises(ValueError, match='train'):
-    data.documents('train')
-
-
-class MosaicError(Exception):
-  """Stands for an error class that jax does not publish."""
-
-  __module__ = 'jax._src.pallas.mosaic'
-
-
-@pytest.mark.parametrize(
-  'error, text',
-  [
-    (NotImplementedError('no  dot\nof these'), 'no dot of these'),
-    (NotImplementedError(), 'NotImplementedError'),
-    (ValueError('Block (3, 5) is odd.'), 'Block (3, 5) is odd.'),
-    (MosaicError('unsupported shape cast'), 'unsupported shape cast'),
-    (
-      jax.errors.JaxRuntimeError('EXHAUSTED: E1001:\nRan out of vmem.'),
-      'EXHAUSTED: E1001: Ran out of vmem.',
-    ),
-  ],
-)
-def test_a_message_of_the_compiler_is_one_line(error, text):
-  with pytest.raises(type(error)) as caught:
-    raise error
-  assert worker.compiler_message(caught.value) == text
-
-
-def test_a_long_message_is_cut():
-  text = worker.compiler_message(MosaicError(100 * 'many words\n'))
+  assert found(NotImplementedError('no  dot\nof these')) == 'no dot of these'
+  assert found(NotImplementedError()) == 'NotImplementedError'
+  assert found(ValueError('Block (3, 5) is odd.')) == 'Block (3, 5) is odd.'
+  assert found(jax.errors.JaxRuntimeError('A:\nB')) == 'A: B'
+  text = found(MosaicError(100 * 'many words\n'))
   assert 180 < len(text) <= 200 and text.endswith('[...]')
-
-
-def test_defects_and_mistakes_are_not_of_the_compiler():
-  assert worker.compiler_message(KeyError('x')) is None
-  assert worker.compiler_message(TypeError('x')) is None
+  # Defects and mistakes are not of the compiler.
+  assert found(TypeError('x')) is None
   with pytest.raises(ValueError, match='v9:1') as mistake:
     topology.parse('v9:1')
-  assert worker.compiler_message(mistake.value) is None
-
-
-@needs_libtpu
-def test_a_step_is_compiled_fast(tmp_path):
-  asked = Question('v5e:1x1', FILES, SMALL, fast=True)
-  found = Answer(**answered(tmp_path, asked))
-  assert found.fits and found.missing is None
-  assert found.compiled['seconds'] is None
-  assert found.compiled['exchanges'] == []
-  assert any('little optimization' in note for note in found.notes)
+  assert found(mistake.value) is None
 
 
 @needs_libtpu
@@ -219,7 +183,10 @@ def test_the_trainers_step_runs_the_kernels(monkeypatch, remat):
     vocab_size=32,
     fast=True,
   )
-  assert worker.answer(asked).fits
+  found = worker.answer(asked)
+  assert found.fits and found.missing is None
+  assert found.compiled['seconds'] is None and found.compiled['exchanges']
+  assert any('little optimization' in note for note in found.notes)
   calls = [
     line for line in texts[0].splitlines() if '"tpu_custom_call"' in line
   ]
@@ -243,60 +210,47 @@ ASKED = Question('v7x:2x2x1', ('arch/window',), ('SLOTS = 2',), fast=True)
 
 @pytest.fixture
 def child(monkeypatch):
-  """Stands for the process; it writes what `says` holds."""
+  """Sets what the process says; returns its calls."""
 
-  class Child:
-    says = None
+  def child(says):
     calls = []
 
-    def run(self, module, arguments, devices):
+    def run(module, arguments, devices):
       asked, answered = map(Path, arguments)
-      self.calls.append((module, json.loads(asked.read_text()), devices))
-      if self.says:
-        answered.write_text(json.dumps(self.says))
+      calls.append((module, json.loads(asked.read_text()), devices))
+      if says:
+        answered.write_text(json.dumps(says))
       error = 'a line\n' * 1000 + 'Traceback: lost'
       return subprocess.CompletedProcess([], 3, '', error)
 
-  found = Child()
-  found.calls = []
-  monkeypatch.setattr(environment, 'run', found.run)
-  return found
+    monkeypatch.setattr(environment, 'run', run)
+    return calls
+
+  return child
 
 
-def test_an_answer_comes_back_as_it_was(child):
-  child.says = dataclasses.asdict(planned.fitting())
+@pytest.mark.parametrize('there', [True, False])
+def test_an_answer_comes_back_as_it_was(child, monkeypatch, there):
+  monkeypatch.setattr(environment, 'installed', lambda: there)
+  calls = child(dataclasses.asdict(planned.fitting()))
   answer = question.ask(ASKED)
   assert answer.fits
   assert answer.sizes == dataclasses.asdict(planned.SIZES)
-  [(module, asked, _)] = child.calls
+  [(module, asked, devices)] = calls
   assert module == 'meliad_rec.planning.worker'
   assert Question(**asked) == dataclasses.replace(
     ASKED, gin_file=['arch/window'], gin_param=['SLOTS = 2']
   )
+  # Without libtpu, the CPU has the devices.
+  assert devices == (0 if there else 8)
 
 
-def test_without_libtpu_the_cpu_has_the_devices(child, monkeypatch):
-  child.says = dataclasses.asdict(planned.unknown())
-  for there, devices in ((True, 0), (False, 8)):
-    monkeypatch.setattr(environment, 'installed', lambda there=there: there)
-    question.ask(ASKED)
-    assert child.calls[-1][2] == devices
-
-
-def test_a_mistake_is_reported(child):
-  child.says = {'mistake': 'BATCH is odd; set BATCH.'}
+def test_a_mistake_is_told_and_a_failure_is_a_defect(child):
+  child({'mistake': 'BATCH is odd; set BATCH.'})
   with pytest.raises(ValueError, match='^BATCH is odd'):
     question.ask(ASKED)
-
-
-def test_a_process_that_fails_is_not_a_mistake(child):
+  child(None)
   with pytest.raises(RuntimeError, match='ended with 3:\na line') as caught:
     question.ask(ASKED)
   assert str(caught.value).endswith('Traceback: lost')
   assert len(str(caught.value)) < 400
-
-
-def test_fits_compares_with_the_memory_of_the_chip():
-  assert planned.fitting().fits is True
-  assert planned.too_large().fits is False
-  assert planned.unknown().fits is None

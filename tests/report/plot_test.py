@@ -1,7 +1,5 @@
 """Curves, as they are plotted."""
 
-from matplotlib.figure import Figure
-import matplotlib.image
 import pytest
 
 from meliad_rec.report import journal
@@ -22,25 +20,11 @@ def run(tmp_path):
   return write
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-  """The figures that are saved."""
-  figures, save = [], Figure.savefig
-
-  def spy(figure, *args, **kwargs):
-    figures.append(figure)
-    save(figure, *args, **kwargs)
-
-  monkeypatch.setattr(Figure, 'savefig', spy)
-  return figures
-
-
 def test_a_run_is_drawn_into_its_folder(run, drawn):
   workdir = run('one', {30: 2.0, 10: 4.0, 20: float('nan')})
   run('one', {20: 3.5}, 'validation')
   out = plot.plot(workdir)
   assert out == str(workdir / 'loss_nats_per_token.png')
-  assert matplotlib.image.imread(out).shape == (480, 840, 4)
   (axes,) = drawn[0].axes
   training, validation = axes.lines
   assert training.get_label() == 'one, train'
@@ -56,12 +40,9 @@ def test_runs_are_compared_by_color(run, drawn, tmp_path):
   runs = {'slide': run('a', {1: 2.0}), 'recurrent': run('b', {1: 1.0})}
   plot.compare(runs, tmp_path / 'both.png')
   (axes,) = drawn[0].axes
-  assert [line.get_label() for line in axes.lines] == [
-    'slide, train',
-    'recurrent, train',
-  ]
+  labels = [line.get_label() for line in axes.lines]
+  assert labels == ['slide, train', 'recurrent, train']
   assert len({line.get_color() for line in axes.lines}) == 2
-  assert not (tmp_path / 'both.png.tmp').exists()
 
 
 def test_what_trivial_answers_reach_is_dashed(run, drawn):
@@ -70,18 +51,14 @@ def test_what_trivial_answers_reach_is_dashed(run, drawn):
     run('one', {1: error}, name, metric='error')
   plot.plot(workdir, 'error')
   (axes,) = drawn[0].axes
-  training, a, b = axes.lines
-  assert (training.get_linestyle(), a.get_linestyle()) == ('-', '--')
-  assert b.get_linestyle() == ':'
+  _, a, b = axes.lines
+  assert [line.get_linestyle() for line in axes.lines] == ['-', '--', ':']
   assert (set(a.get_ydata()), set(b.get_ydata())) == ({0.75}, {0.25})
   assert a.get_label() == 'one, trivial/a'
 
 
-def test_a_figure_that_is_not_there(run):
-  with pytest.raises(ValueError, match='bits_per_byte'):
-    plot.plot(run('one', {1: 2.0}), 'bits_per_byte')
-
-
-def test_a_run_that_is_not_there(tmp_path):
+def test_what_is_not_there(run, tmp_path):
   with pytest.raises(ValueError, match='metrics.jsonl'):
     plot.plot(tmp_path)
+  with pytest.raises(ValueError, match='bits_per_byte'):
+    plot.plot(run('one', {1: 2.0}), 'bits_per_byte')

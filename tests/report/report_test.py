@@ -4,7 +4,6 @@ import io
 import struct
 
 import jax
-import pytest
 from tensorboardX.proto import event_pb2
 
 from meliad_rec.report import journal
@@ -29,11 +28,8 @@ def scalars(folder):
   ]
 
 
-def journal_of(workdir):
-  return [
-    (record['step'], record.get('split', 'text'))
-    for record in journal.read(workdir / journal.NAME)
-  ]
+def steps(workdir):
+  return [record['step'] for record in journal.read(workdir / journal.NAME)]
 
 
 def test_metrics_go_to_all_three_places(tmp_path):
@@ -42,6 +38,8 @@ def test_metrics_go_to_all_three_places(tmp_path):
   report.write(2, {'accuracy': 0.5})
   report.write(2, {'accuracy': 0.25}, 'validation')
   report.text(2, 'sample', 'once\nupon')
+  report.write(1, {'error': 0.75}, 'trivial/guess')
+  report.plot('error')
   report.close()
   boards = tmp_path / 'run/tensorboard'
   records = journal.read(tmp_path / 'run' / journal.NAME)
@@ -50,6 +48,8 @@ def test_metrics_go_to_all_three_places(tmp_path):
   assert records[2] == {'step': 2, 'text': {'sample': 'once\nupon'}}
   assert scalars(boards / 'train') == [(2, 'accuracy', 0.5)]
   assert scalars(boards / 'validation') == [(2, 'accuracy', 0.25)]
+  assert scalars(boards / 'trivial' / 'guess') == [(1, 'error', 0.75)]
+  assert (tmp_path / 'run' / 'error.png').exists()
   (text,) = [e for e in events(boards / 'text') if e.summary.value]
   assert b'    once\n    upon' in text.summary.value[0].tensor.string_val[0]
   assert 'step 2/9  validation  accuracy 25.0%' in out.getvalue()
@@ -65,39 +65,19 @@ def test_a_resumed_run_has_each_step_once(tmp_path):
   for step in 3, 4, 5:
     resumed.write(step, {'accuracy': 1.0})
   resumed.close()
-  assert journal_of(tmp_path) == [(s, 'train') for s in (1, 2, 3, 4, 5)]
+  assert steps(tmp_path) == [1, 2, 3, 4, 5]
   assert 'Dropped 2 lines' in out.getvalue()
-  starts = [
-    event.step
-    for event in events(tmp_path / 'tensorboard/train')
-    if event.HasField('session_log')
-  ]
-  assert starts == [3]
+  found = events(tmp_path / 'tensorboard/train')
+  assert [e.step for e in found if e.HasField('session_log')] == [3]
 
 
-@pytest.mark.parametrize('resume_step, kept', [(None, 3), (0, 1)])
-def test_from_the_start_or_adding(tmp_path, resume_step, kept):
-  first = Report(tmp_path, stream=io.StringIO())
-  first.write(0, {'accuracy': 0.0}, 'validation')
-  first.write(1, {'accuracy': 0.0})
-  first.close()
-  second = Report(tmp_path, resume_step=resume_step, stream=io.StringIO())
-  second.write(0, {'accuracy': 0.0}, 'validation')
-  second.close()
-  assert len(journal_of(tmp_path)) == kept
-
-
-def test_any_metric_is_plotted(tmp_path):
-  report = Report(tmp_path, stream=io.StringIO())
-  report.write(1, {'loss_nats_per_token': 2.0, 'error': 0.5})
-  report.write(1, {'error': 0.75}, 'trivial/guess')
-  report.plot()
-  report.plot('error')
-  report.close()
-  drawn = {path.name for path in tmp_path.glob('*.png')}
-  assert drawn == {'error.png', 'loss_nats_per_token.png'}
-  board = tmp_path / 'tensorboard' / 'trivial' / 'guess'
-  assert scalars(board) == [(1, 'error', 0.75)]
+def test_from_the_start_or_adding(tmp_path):
+  for resume_step, kept in (None, [0, 1]), (None, [0, 1, 0, 1]), (0, [0, 1]):
+    report = Report(tmp_path, resume_step=resume_step, stream=io.StringIO())
+    report.write(0, {'accuracy': 0.0}, 'validation')
+    report.write(1, {'accuracy': 0.0})
+    report.close()
+    assert steps(tmp_path) == kept
 
 
 def test_only_the_first_host_writes(tmp_path, monkeypatch):
