@@ -19,6 +19,7 @@ def example(
   dtype='float32',
   scale=3.0,
   keys=False,
+  bias=0,
   **options,
 ) -> ref.AttentionInputs:
   """Returns inputs with P past keys; scale=None leaves queries as drawn."""
@@ -27,7 +28,7 @@ def example(
   B, S = 2, P + T
   mask_BS = rng.random((B, S)) < 0.8
   mask_BS[1, : P + 3] = False  # The first queries of row 1 see no key.
-  bias_HW = jnp.asarray(rng.normal(size=(H, W)), jnp.float32)
+  bias_HW = jnp.asarray(rng.normal(size=(H, W)) + bias, jnp.float32)
   bias_HW = bias_HW.at[0, (W + 1) // 2 :].set(ref.NEVER)  # As a span does.
   scale_H = rng.uniform(1, scale or 1, H)
   return ref.AttentionInputs(
@@ -45,7 +46,7 @@ def example(
 def memory_example(
   T, S, H=2, num_kv_heads=2, K=64, dtype='float32', scale=3.0
 ) -> ref.MemoryInputs:
-  """Returns inputs whose second row sees no slot."""
+  """Returns inputs whose second row sees no slot; scale as in `example`."""
   rng = np.random.default_rng(T + S)
   draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
   B = 2
@@ -56,7 +57,7 @@ def memory_example(
     ref.l2_normalize(draw(B, S, num_kv_heads, K)),
     draw(B, S, num_kv_heads, K),
     jnp.asarray(mask_BS),
-    jnp.asarray(rng.uniform(1, scale, H), jnp.float32),
+    scale and jnp.asarray(rng.uniform(1, scale, H), jnp.float32),
   )
 
 
@@ -103,6 +104,11 @@ def assert_close(found, expected, rate):
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     assert np.isfinite(a).all()
     np.testing.assert_allclose(a, b, atol=rate * np.abs(b).max())
+
+
+def assert_exact(function, inputs, rate):
+  """Checks output and gradients against the definition."""
+  assert_close(both(function, inputs), exactly(inputs), rate)
 
 
 def assert_near_in_bfloat16(function, inputs):

@@ -99,3 +99,8 @@ def assert_close(a, b):
     assert np.abs(a - b).max() <= 2e-5 * max(np.abs(b).max(), 1)
 
   jax.tree.map(close, a, b)
+
+
+def draw(*shape, seed: int = 0):
+  """Normal numbers, float32."""
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)

@@ -41,6 +41,8 @@ TOP = {'setup.py', 'README.md', 'RESULTS.md', 'CHANGELOG.md', 'CITATION.cff'}
 TOP |= {'LICENSE'}
 TOP |= {'meliad_rec', 'gin', 'launch', 'tests', 'colab'}
 
+# Functions import these when they need them, as they do HEAVY.
+LATE = {'matplotlib', 'tensorboardX', 'tqdm'}
 HEAVY = {'tensorflow', 'tensorflow_datasets', 'tensorflow_text', 'seqio'}
 # Files that import these, inside functions.
 TENSORFLOW = {'data/seqio_tasks', 'data/text'}
@@ -146,7 +148,7 @@ print(time.perf_counter() - start)
 import importlib
 for name in {names!r}:
   importlib.import_module(name)
-print(*sorted({HEAVY!r} & set(sys.modules)))
+print(*sorted({HEAVY | LATE!r} & set(sys.modules)))
 """
   done = subprocess.run(
     [sys.executable, '-c', code],

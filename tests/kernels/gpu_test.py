@@ -10,12 +10,7 @@ import pytest
 from meliad_rec.kernels import xla
 from meliad_rec.kernels.blocks import Dropout
 from meliad_rec.kernels.dispatch import window_attention
-from tests.attention_example import assert_close
-from tests.attention_example import assert_near_in_bfloat16
-from tests.attention_example import both
-from tests.attention_example import exactly
-from tests.attention_example import example
-from tests.attention_example import with_raw_own
+from tests import attention_example as examples
 
 interpreted = functools.partial(window_attention, form='gpu_interpreted')
 
@@ -30,15 +25,21 @@ SLOW = {
   'wide heads': {'T': 64, 'P': 40, 'W': 64, 'H': 1, 'num_kv_heads': 1}
   | {'K': 256},
 }
+SCALED_OR_BIASED = {
+  'a large bias where the last block is not full': {'T': 50, 'P': 64, 'W': 64}
+  | {'K': 16, 'bias': 100},
+  'queries that are already scaled': {'T': 64, 'P': 64, 'W': 64, 'K': 16}
+  | {'scale': None},
+}
 ALL = CASES | SLOW
 NOT_FULL, SHARED = CASES
+BIASED, SCALED = SCALED_OR_BIASED
 
 
 @pytest.mark.parametrize(
-  'case, include_self',
+  ('case', 'include_self'),
   [
-    (NOT_FULL, False),
-    (SHARED, True),
+    *((NOT_FULL, False), (SHARED, True), (BIASED, False), (SCALED, True)),
     *(
       pytest.param(name, include_self, marks=pytest.mark.slow)
       for name in ALL
@@ -47,93 +48,76 @@ NOT_FULL, SHARED = CASES
   ],
 )
 def test_is_the_definition(case, include_self):
-  inputs = example(**ALL[case], include_self=include_self)
-  assert_close(both(interpreted, inputs), exactly(inputs), 1e-5)
+  sizes = (ALL | SCALED_OR_BIASED)[case]
+  examples.assert_exact(
+    interpreted, examples.example(**sizes, include_self=include_self), 1e-5
+  )
 
 
 @pytest.mark.parametrize(
   'case', [NOT_FULL, pytest.param('several blocks', marks=pytest.mark.slow)]
 )
 def test_own_keys_to_normalize(case):
-  inputs = with_raw_own(example(**ALL[case]))
-  found = both(interpreted, inputs)
-  assert_close(found, exactly(inputs), 1e-5)
-  unlike = exactly(inputs.replace(normalize_own=False))
-  assert np.abs(np.asarray(found[0]) - np.asarray(unlike[0])).max() > 0.1
+  examples.assert_exact(
+    interpreted, examples.with_raw_own(examples.example(**ALL[case])), 1e-5
+  )
 
 
-def test_a_large_bias_where_the_last_block_is_not_full():
-  inputs = example(T=50, P=64, W=64, K=16)
-  inputs = inputs.replace(bias_HW=inputs.bias_HW + 100)
-  assert_close(both(interpreted, inputs), exactly(inputs), 1e-5)
-
-
-def test_queries_that_are_already_scaled():
-  inputs = example(T=64, P=64, W=64, K=16, scale=None, include_self=True)
-  assert_close(both(interpreted, inputs), exactly(inputs), 1e-5)
-
-
-@pytest.mark.parametrize('normalize_own', [False, True])
 @pytest.mark.parametrize(
-  'case',
+  ('case', 'normalize_own'),
   [
-    pytest.param(name, marks=() if name == SHARED else pytest.mark.slow)
-    for name in ALL
+    *((SHARED, True), (NOT_FULL, False)),
+    *(
+      pytest.param(name, normalize_own, marks=pytest.mark.slow)
+      for name in ALL
+      for normalize_own in (False, True)
+    ),
   ],
 )
 def test_bfloat16_is_near_the_definition(case, normalize_own):
-  inputs = example(**ALL[case], dtype='bfloat16')
-  inputs = with_raw_own(inputs) if normalize_own else inputs
-  assert_near_in_bfloat16(interpreted, inputs)
+  inputs = examples.example(**ALL[case], dtype='bfloat16')
+  inputs = examples.with_raw_own(inputs) if normalize_own else inputs
+  examples.assert_near_in_bfloat16(interpreted, inputs)
 
 
 def test_dropout_is_that_of_xla():
-  inputs = example(T=128, P=64, W=64, K=16)
+  inputs = examples.example(T=128, P=64, W=64, K=16)
   dropout = Dropout(jax.random.key(1), 0.3)
-  found = both(interpreted, inputs, dropout)
-  expected = both(xla.window_attention, inputs, dropout, tile=32)
-  assert_close(found, expected, 1e-5)
-  without = both(interpreted, inputs)
+  found = examples.both(interpreted, inputs, dropout)
+  expected = examples.both(xla.window_attention, inputs, dropout, tile=32)
+  examples.assert_close(found, expected, 1e-5)
+  without = examples.both(interpreted, inputs)
   assert np.abs(np.asarray(found[0]) - np.asarray(without[0])).max() > 0.1
 
 
-@pytest.mark.parametrize(
-  ('capability', 'is_old'),
-  [('7.5', True), ('8.0', False), ('10.0', False), (None, False)],
-)
-def test_gpus_before_ampere_are_an_error(capability, is_old, monkeypatch):
+@pytest.mark.parametrize('capability', ['7.5', '8.0', '10.0', None])
+def test_gpus_before_ampere_are_an_error(capability, monkeypatch):
   device = types.SimpleNamespace()
   if capability:
     device.compute_capability = capability
   monkeypatch.setattr(jax, 'devices', lambda: [device])
-  inputs = example(T=64, P=64, W=64, K=16)
-  attend = lambda form: jax.eval_shape(
-    lambda inputs: window_attention(inputs, form=form), inputs
-  )
-  if is_old:
-    with pytest.raises(ValueError, match='7.5.*LayerConfig.attention'):
-      attend('gpu')
-  else:
-    attend('gpu')
-  attend('gpu_interpreted')
-  attend('auto')
+  inputs = examples.example(T=64, P=64, W=64, K=16)
+  for form in 'gpu', 'gpu_interpreted', 'auto':
+    attend = functools.partial(window_attention, form=form)
+    if capability == '7.5' and form == 'gpu':
+      with pytest.raises(ValueError, match='7.5.*LayerConfig.attention'):
+        jax.eval_shape(attend, inputs)
+    else:
+      jax.eval_shape(attend, inputs)
 
 
 @pytest.mark.parametrize(
-  'K, dtype', [(64, 'bfloat16'), (192, 'bfloat16'), (256, 'float32')]
+  ('K', 'dtype', 'form'),
+  [
+    *((64, 'bfloat16', 'gpu'), (192, 'bfloat16', 'gpu')),
+    *((256, 'float32', 'gpu'), (64, 'bfloat16', 'auto')),
+  ],
 )
-def test_it_is_lowered_for_a_gpu_without_one(K, dtype):
+def test_it_is_lowered_for_a_gpu_without_one(K, dtype, form):
   """Forward, and the gradients of queries, keys and the bias."""
-  inputs = example(T=256, P=128, W=128, K=K, dtype=dtype)
-
-  def kernels(form):
-    run = lambda inputs: both(window_attention, inputs, form=form)
-    lowered = jax.jit(run).trace(inputs).lower(lowering_platforms=('cuda',))
-    return {
-      name
-      for name in ('forward', 'query', 'key', 'bias')
-      if f'window_attention_gpu_{name}' in lowered.as_text()
-    }
-
-  assert kernels('gpu') == {'forward', 'query', 'key', 'bias'}
-  assert kernels('auto') == set()
+  inputs = examples.example(T=256, P=128, W=128, K=K, dtype=dtype)
+  run = lambda inputs: examples.both(window_attention, inputs, form=form)
+  lowered = jax.jit(run).trace(inputs).lower(lowering_platforms=('cuda',))
+  text = lowered.as_text()
+  for name in 'forward', 'query', 'key', 'bias':
+    assert (f'window_attention_gpu_{name}' in text) == (form == 'gpu')

@@ -10,11 +10,7 @@ from meliad_rec.kernels.blocks import Dropout
 from meliad_rec.kernels.dispatch import memory_attention
 from meliad_rec.kernels.tpu import memory_attention as memory_attention_tpu
 from meliad_rec.planning import topology
-from tests.attention_example import assert_close
-from tests.attention_example import both
-from tests.attention_example import exactly
-from tests.attention_example import memory_example
-from tests.attention_example import without_races
+from tests import attention_example as examples
 from tests.libtpu import needs_libtpu
 
 interpreted = functools.partial(memory_attention, form='tpu_interpreted')
@@ -29,6 +25,11 @@ CASES = {
   ),
   'a scale too large for a bound': ({'T': 64, 'S': 64, 'scale': 90.0}, False),
 }
+MANY = {
+  f'{S} slots': ({'T': 64, 'S': S, 'H': 1, 'num_kv_heads': 1}, False)
+  for S in (1500, 4096)
+}
+SCALED = {'scaled queries': ({'T': 128, 'S': 128, 'scale': None}, False)}
 
 
 def keep_of(inputs):
@@ -36,19 +37,13 @@ def keep_of(inputs):
   return DROPOUT.keep_mask((H, T, S))
 
 
-@pytest.mark.parametrize('S', [1500, 4096])
-def test_many_slots(S):
-  inputs = memory_example(T=64, S=S, H=1, num_kv_heads=1)
-  assert_close(both(interpreted, inputs), exactly(inputs), 3e-5)
-
-
-@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('case', CASES | MANY | SCALED)
 def test_is_the_definition(case):
-  sizes, drops = CASES[case]
-  inputs = memory_example(**sizes)
-  found = both(interpreted, inputs, DROPOUT if drops else None)
-  expected = exactly(inputs, keep_of(inputs) if drops else None)
-  assert_close(found, expected, 3e-5)
+  sizes, drops = (CASES | MANY | SCALED)[case]
+  inputs = examples.memory_example(**sizes)
+  found = examples.both(interpreted, inputs, DROPOUT if drops else None)
+  expected = examples.exactly(inputs, keep_of(inputs) if drops else None)
+  examples.assert_close(found, expected, 3e-5)
 
 
 @pytest.mark.slow
@@ -56,15 +51,10 @@ def test_is_the_definition(case):
 @pytest.mark.parametrize('case', CASES)
 def test_as_a_tpu_would_run_it_without_races(case, seed):
   sizes, drops = CASES[case]
-  inputs = memory_example(**sizes)
+  inputs = examples.memory_example(**sizes)
   keep = keep_of(inputs) if drops else None
-  found = without_races(memory_attention_tpu, inputs, keep, seed)
-  assert_close(found, exactly(inputs, keep), 3e-5)
-
-
-def test_queries_that_are_already_scaled():
-  inputs = memory_example(T=128, S=128).replace(scale_H=None)
-  assert_close(both(interpreted, inputs), exactly(inputs), 3e-5)
+  found = examples.without_races(memory_attention_tpu, inputs, keep, seed)
+  examples.assert_close(found, examples.exactly(inputs, keep), 3e-5)
 
 
 # More than 1,024 slots, or those of heads 256 wide, need more than the 16 MiB
@@ -74,14 +64,15 @@ CHIPS = 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'v7x:2x2x1', 'v4:2x2x1'
 
 @needs_libtpu
 @pytest.mark.parametrize(
-  'name, S, K, dtype',
+  ('name', 'S', 'K', 'dtype'),
   [
-    ('v5e:2x2', 640, 256, 'float32'),
+    ('v5e:2x2', 256, 64, 'bfloat16'),
     *(
       pytest.param(name, S, K, dtype, marks=pytest.mark.slow)
       for name in CHIPS
       for S, K, dtype in (
         (512, 64, 'bfloat16'),
+        (640, 256, 'float32'),
         (1024, 128, 'bfloat16'),
         (1024, 256, 'bfloat16'),
         (1024, 256, 'float32'),
@@ -94,11 +85,11 @@ CHIPS = 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'v7x:2x2x1', 'v4:2x2x1'
 )
 def test_compiles_for(name, S, K, dtype):
   place = SingleDeviceSharding(topology.devices(name)[0])
-  inputs = memory_example(512, S, 4, 4, K, dtype)
+  inputs = examples.memory_example(512, S, 4, 4, K, dtype)
   shapes = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), inputs
   )
-  run = jax.jit(lambda inputs: both(memory_attention, inputs))
+  run = jax.jit(lambda inputs: examples.both(memory_attention, inputs))
   text = run.lower(shapes).compile().as_text()
   assert 'memory_attention_forward' in text
   assert 'memory_attention_backward' in text

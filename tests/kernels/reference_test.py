@@ -49,7 +49,7 @@ def test_window_attention_is_the_loop(include_self, with_keys):
   inputs = window_inputs(include_self=include_self)
   if not with_keys:
     inputs = inputs.replace(keys_WK=None)
-  found = ref.window_attention(inputs)
+  found = jax.jit(ref.window_attention)(inputs)
   np.testing.assert_allclose(found, window_loop(inputs), rtol=1e-5, atol=1e-6)
   assert (found[1, 0] == 0).all()
 
@@ -59,7 +59,7 @@ def test_a_bias_of_never_hides_a_key():
   mask = np.arange(W + T) == np.array([[1], [W], [W + 1]])  # One key a row.
   inputs.bias_HW[0, 2:] = ref.NEVER
   inputs = inputs.replace(mask_BS=mask, keys_WK=None)
-  found = ref.window_attention(inputs)
+  found = jax.jit(ref.window_attention)(inputs)
   np.testing.assert_allclose(found, window_loop(inputs), rtol=1e-5, atol=1e-6)
   assert (found[1, 3, 0] == 0).all()  # Head 0 does not see what head 1 sees.
   assert (found[1, 3, 1] == inputs.v_BSHK[1, W, 1]).all()
@@ -104,19 +104,25 @@ def test_memory_attention_is_the_loop():
     (ref.memory_attention, memory_inputs()),
   ],
 )
-def test_scaled_queries_and_shared_keys(attend, inputs):
+def test_scaled_queries_shared_keys_and_own_keys(attend, inputs):
+  attend = jax.jit(attend)
+
+  def assert_alike(a, b):
+    a, b = (attend(inputs.replace(**changes)) for changes in (a, b))
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
   scale_H = np.array([2.0, 3.0])
   scaled = ref.normalize_and_scale(inputs.q_BTHK, scale_H)
-  np.testing.assert_array_equal(
-    attend(inputs.replace(scale_H=scale_H)),
-    attend(inputs.replace(q_BTHK=scaled)),
-  )
-  shared = inputs.k_BSHK[:, :, :1], inputs.v_BSHK[:, :, :1]
-  k, v = (np.repeat(a, H, 2) for a in shared)
-  np.testing.assert_array_equal(
-    attend(inputs.replace(k_BSHK=shared[0], v_BSHK=shared[1])),
-    attend(inputs.replace(k_BSHK=k, v_BSHK=v)),
-  )
+  assert_alike({'scale_H': scale_H}, {'q_BTHK': scaled})
+  shared = {
+    'k_BSHK': inputs.k_BSHK[:, :, :1],
+    'v_BSHK': inputs.v_BSHK[:, :, :1],
+  }
+  assert_alike(shared, {k: np.repeat(a, H, 2) for k, a in shared.items()})
+  if isinstance(inputs, ref.AttentionInputs):
+    k_BSHK = inputs.k_BSHK.copy()
+    k_BSHK[:, W:] /= np.linalg.norm(k_BSHK[:, W:], axis=-1, keepdims=True)
+    assert_alike({'normalize_own': True}, {'k_BSHK': k_BSHK})
 
 
 def test_without_slots_zeros_and_finite_gradients():

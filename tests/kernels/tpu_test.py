@@ -17,13 +17,7 @@ from meliad_rec.kernels.dispatch import window_attention
 from meliad_rec.kernels.tpu import window_attention as window_attention_tpu
 from meliad_rec.kernels.tpu.blocks import LANES
 from meliad_rec.planning import topology
-from tests.attention_example import assert_close
-from tests.attention_example import assert_near_in_bfloat16
-from tests.attention_example import both
-from tests.attention_example import exactly
-from tests.attention_example import example
-from tests.attention_example import with_raw_own
-from tests.attention_example import without_races
+from tests import attention_example as examples
 from tests.libtpu import needs_libtpu
 
 interpreted = functools.partial(window_attention, form='tpu_interpreted')
@@ -46,6 +40,12 @@ SLOW = {
   'fewer queries, and no past': {'T': 300, 'P': 0, 'W': 384},
   'three heads': {'T': 384, 'P': 384, 'W': 384, 'H': 3, 'num_kv_heads': 3},
 }
+SCALED_OR_BIASED = {
+  'a large bias where the last block is not full': {'T': 200, 'P': 128}
+  | {'W': 128, 'bias': 100},
+  'queries that are already scaled': {'T': 128, 'P': 128, 'W': 128}
+  | {'scale': None, 'include_self': True},
+}
 ALL = CASES | SLOW
 
 
@@ -56,13 +56,13 @@ def cases(quick, slow):
   )
 
 
-@cases(CASES, SLOW)
+@cases(CASES | SCALED_OR_BIASED, SLOW)
 @pytest.mark.parametrize(
   'include_self', [False, pytest.param(True, marks=pytest.mark.slow)]
 )
 def test_is_the_definition(case, include_self):
-  inputs = example(**ALL[case], include_self=include_self)
-  assert_close(both(interpreted, inputs), exactly(inputs), 3e-5)
+  sizes = {'include_self': include_self} | (ALL | SCALED_OR_BIASED)[case]
+  examples.assert_exact(interpreted, examples.example(**sizes), 3e-5)
 
 
 NORMALIZED = [
@@ -73,15 +73,13 @@ NORMALIZED = [
 
 @cases(NORMALIZED, [name for name in ALL if name not in NORMALIZED])
 def test_own_keys_to_normalize(case):
-  inputs = with_raw_own(example(**ALL[case]))
-  found = both(interpreted, inputs)
-  assert_close(found, exactly(inputs), 3e-5)
-  unlike = exactly(inputs.replace(normalize_own=False))
-  assert np.abs(np.asarray(found[0]) - np.asarray(unlike[0])).max() > 0.1
+  examples.assert_exact(
+    interpreted, examples.with_raw_own(examples.example(**ALL[case])), 3e-5
+  )
 
 
 @pytest.mark.parametrize(
-  'T, W, block',
+  ('T', 'W', 'block'),
   [
     *((128, 256, 128), (256, 512, 256), (300, 512, 128)),
     *((512, 512, 512), (5000, 512, 512), (700, 768, 768)),
@@ -91,39 +89,30 @@ def test_blocks_need_little_padding(T, W, block):
   assert window_attention_tpu.block_size(T, W) == block
 
 
-def test_a_large_bias_where_the_last_block_is_not_full():
-  inputs = example(T=200, P=128, W=128)
-  inputs = inputs.replace(bias_HW=inputs.bias_HW + 100)
-  assert_close(both(interpreted, inputs), exactly(inputs), 3e-5)
-
-
-def test_queries_that_are_already_scaled():
-  inputs = example(T=128, P=128, W=128, scale=None, include_self=True)
-  assert_close(both(interpreted, inputs), exactly(inputs), 3e-5)
-
-
-@pytest.mark.parametrize('normalize_own', [False, True])
+@pytest.mark.parametrize(
+  'normalize_own', [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 @cases(
   ['several sub-blocks'], [name for name in ALL if name != 'several sub-blocks']
 )
 def test_bfloat16_is_near_the_definition(case, normalize_own):
-  inputs = example(**ALL[case], dtype='bfloat16')
-  inputs = with_raw_own(inputs) if normalize_own else inputs
-  assert_near_in_bfloat16(interpreted, inputs)
+  inputs = examples.example(**ALL[case], dtype='bfloat16')
+  inputs = examples.with_raw_own(inputs) if normalize_own else inputs
+  examples.assert_near_in_bfloat16(interpreted, inputs)
 
 
 def test_dropout_is_that_of_xla():
-  inputs = example(T=256, P=128, W=128)
+  inputs = examples.example(T=256, P=128, W=128)
   dropout = Dropout(jax.random.key(1), 0.3)
-  found = both(interpreted, inputs, dropout)
-  expected = both(xla.window_attention, inputs, dropout, tile=LANES)
-  assert_close(found, expected, 3e-5)
-  without = both(interpreted, inputs)
+  found = examples.both(interpreted, inputs, dropout)
+  expected = examples.both(xla.window_attention, inputs, dropout, tile=LANES)
+  examples.assert_close(found, expected, 3e-5)
+  without = examples.both(interpreted, inputs)
   assert np.abs(np.asarray(found[0]) - np.asarray(without[0])).max() > 0.1
 
 
 def test_bound_and_range_of_the_logits_hold():
-  inputs = example(T=128, P=128, W=128)
+  inputs = examples.example(T=128, P=128, W=128)
   bias_HW, scale_H = inputs.bias_HW, inputs.scale_H
   top_H, range_H = window_attention_tpu.bound(bias_HW, scale_H)
   q_BTHK = ref.normalize_and_scale(inputs.q_BTHK, scale_H)
@@ -153,11 +142,11 @@ RACES = {
 @pytest.mark.parametrize('seed', [0, 1])
 @pytest.mark.parametrize('case', RACES)
 def test_as_a_tpu_would_run_it_without_races(case, seed):
-  inputs = example(**{'P': 128, 'W': 128} | RACES[case])
+  inputs = examples.example(**{'P': 128, 'W': 128} | RACES[case])
   if not inputs.include_self:
-    inputs = with_raw_own(inputs)
-  found = without_races(window_attention_tpu, inputs, None, seed)
-  assert_close(found, exactly(inputs), 3e-5)
+    inputs = examples.with_raw_own(inputs)
+  found = examples.without_races(window_attention_tpu, inputs, None, seed)
+  examples.assert_close(found, examples.exactly(inputs), 3e-5)
 
 
 CHIPS = 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2', 'v7x:2x2x1', 'v4:2x2x1'
@@ -174,8 +163,8 @@ LARGE = (512, 2, 2, 256, 'float32'), (4096, 2, 2, 128, 'bfloat16')
 
 @needs_libtpu
 @pytest.mark.parametrize(
-  'name, sizes',
-  [(name, NARROW) for name in CHIPS[:2]]
+  ('name', 'sizes'),
+  [(CHIPS[0], NARROW)]
   + [
     pytest.param(name, sizes, marks=pytest.mark.slow)
     for sizes in (SMALLEST, PAPER, SHARED, NARROW, ODD, *LARGE)
@@ -188,14 +177,16 @@ def test_compiles_for(name, sizes):
   mesh = partition.make_mesh(devices=topology.devices(name)[:1])
   place = NamedSharding(mesh, PartitionSpec())
   T = 16 * W
-  inputs = example(T, W, W, H, num_kv_heads, K, dtype, normalize_own=True)
+  inputs = examples.example(
+    T, W, W, H, num_kv_heads, K, dtype, normalize_own=True
+  )
   shapes = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), inputs
   )
   dropout = Dropout(jax.random.key(0), 0.1)
 
   def gradients(inputs):
-    return both(window_attention, inputs, dropout)[1:]
+    return examples.both(window_attention, inputs, dropout)[1:]
 
   with jax.set_mesh(mesh):
     compiled = jax.jit(gradients).lower(shapes).compile()

@@ -15,7 +15,6 @@ from tests.libtpu import needs_libtpu
 
 # MiB of a core, window, heads, head_dim, dtype; whether it compiled.
 WINDOWS = [
-  (16, 256, 8, 128, 'float32', True),
   (16, 512, 8, 128, 'bfloat16', True),
   (16, 512, 8, 128, 'float32', False),
   (16, 1024, 8, 128, 'bfloat16', True),
@@ -23,7 +22,6 @@ WINDOWS = [
   (64, 512, 8, 256, 'float32', True),
   (64, 4096, 2, 128, 'bfloat16', True),
   (64, 4096, 8, 128, 'float32', False),
-  (64, 4096, 2, 256, 'float32', False),
   (128, 8192, 2, 128, 'bfloat16', True),
 ]
 # MiB of a core, slots, head_dim of 8 heads, dtype, dropout; as above.
@@ -33,19 +31,14 @@ SLOTS = [
   (16, 512, 128, 'float32', True, False),
   (16, 1024, 128, 'bfloat16', False, True),
   (16, 1024, 128, 'bfloat16', True, False),
-  (16, 1024, 128, 'float32', False, False),
-  (64, 1024, 128, 'float32', True, True),
   (64, 1536, 256, 'float32', False, True),
   (64, 1536, 256, 'float32', True, False),
-  (64, 2048, 128, 'float32', True, True),
-  (64, 2048, 256, 'bfloat16', False, True),
   (64, 2048, 256, 'float32', False, False),
   (64, 4096, 128, 'bfloat16', False, True),
   (64, 4096, 128, 'bfloat16', True, False),
   (128, 4096, 128, 'float32', True, True),
   (128, 4096, 256, 'bfloat16', False, True),
   (128, 4096, 256, 'bfloat16', True, False),
-  (128, 4096, 256, 'float32', False, False),
 ]
 
 
@@ -77,14 +70,7 @@ def test_slots(core, S, K, dtype, drops, fits, monkeypatch):
 
 @needs_libtpu
 @pytest.mark.parametrize(
-  ('name', 'core'),
-  [
-    ('v4:2x2x1', 16),
-    ('v5p:2x2x1', 64),
-    ('v7x:2x2x1', 64),
-    ('v5e:2x2', 128),
-    ('v6e:2x2', 128),
-  ],
+  ('name', 'core'), [('v4:2x2x1', 16), ('v5p:2x2x1', 64), ('v5e:2x2', 128)]
 )
 def test_capacity_is_that_of_the_mesh(name, core):
   with jax.set_mesh(partition.make_mesh(devices=topology.devices(name))):
@@ -92,17 +78,18 @@ def test_capacity_is_that_of_the_mesh(name, core):
 
 
 @pytest.mark.parametrize(
-  ('heads', 'num_kv_heads', 'alone'), [(12, 12, 3), (8, 2, 2), (6, 6, 6)]
+  ('heads', 'alone'), [((12, 12), (3, 3)), ((8, 2), (2, 1)), ((6, 6), (6, 6))]
 )
-def test_heads_are_those_of_one_device(heads, num_kv_heads, alone):
+def test_heads_are_those_of_one_device(heads, alone):
   """With 12 heads on 4 devices, a step has all 3 heads of a device."""
-  of = lambda H, keys: (shape(1, 2048, n, 64) for n in (H, keys))
-  whole = blocks.window_bytes(*of(heads, num_kv_heads), 1024, 1024)
+
+  def needed(heads):
+    shapes = (shape(1, 2048, n, 64) for n in heads)
+    return blocks.window_bytes(*shapes, 1024, 1024)
+
   with jax.set_mesh(partition.make_mesh(1, 2, 4)):
-    cut = blocks.window_bytes(*of(heads, num_kv_heads), 1024, 1024)
-  keys = {12: 3, 8: 1, 6: 6}[heads]
-  assert cut == blocks.window_bytes(*of(alone, keys), 1024, 1024)
-  assert (cut == whole) == (heads == 6)
+    cut = needed(heads)
+  assert cut == needed(alone)
 
 
 def test_capacity_without_a_tpu_is_that_of_the_largest_chip():

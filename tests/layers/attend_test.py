@@ -17,6 +17,7 @@ from tests import plain_encoder
 from tests.architectures import H
 from tests.architectures import K
 from tests.cells import assert_close
+from tests.cells import draw
 
 B, T = 3, 6
 LONG = 2 * attention.QUERY_BLOCK + 50
@@ -24,17 +25,20 @@ LONG = 2 * attention.QUERY_BLOCK + 50
 
 def long_example():
   """Returns queries, keys, values and a mask with a gap and an empty row."""
-  rng = np.random.default_rng(0)
-  q, k, v = rng.normal(size=(3, B, LONG, H, K)).astype(np.float32)
   mask_BS = np.arange(LONG) < np.array([[LONG], [130], [0]])
   mask_BS[0, 5] = False
-  return q, k, v, mask_BS
+  return *draw(3, B, LONG, H, K), mask_BS
 
 
-@pytest.mark.parametrize('dropped', [None, (H,), (B, H)])
-@pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize(
-  'position', [positions.XPos, positions.SymmetricXPos, None]
+  ('position', 'causal', 'dropped'),
+  [
+    (positions.XPos, True, None),
+    (positions.SymmetricXPos, False, (B, H)),
+    (positions.SymmetricXPos, True, (H,)),
+    (None, True, None),
+    (None, False, (H,)),
+  ],
 )
 def test_blocks_are_all_at_once(position, causal, dropped, monkeypatch):
   """Compares values and gradients; position None: memory slots."""
@@ -63,30 +67,33 @@ def test_blocks_are_all_at_once(position, causal, dropped, monkeypatch):
   np.testing.assert_array_equal(found[1][2], 0)
 
 
-@pytest.mark.parametrize('by_row', [False, True])
-def test_what_is_kept_counts_so_much_more(by_row):
+@pytest.mark.parametrize('rows', [(), (B,)])
+def test_what_is_kept_counts_so_much_more(rows):
   """Compares a single block with the definition."""
   q, k, v, mask_BS = (a[:, :T] for a in long_example())
-  rng = np.random.default_rng(1)
-  kept = rng.random((B, H, T, T) if by_row else (H, T, T)) < 0.7
-  found = attention.attend(
-    None, q, k, v, mask_BS, causal=True, keep=kept, dropout_rate=0.3
+  kept = np.random.default_rng(1).random((*rows, H, T, T)) < 0.7
+  attend = jax.jit(
+    functools.partial(
+      attention.attend, None, causal=True, keep=kept, dropout_rate=0.3
+    )
   )
   e_BHTS = np.exp(plain_encoder.plain_logits(q, k)) * mask_BS[:, None, None]
   total_BHT1 = e_BHTS.sum(-1, keepdims=True)
   p_BHTS = e_BHTS / np.where(total_BHT1 > 0, total_BHT1, 1) * kept / 0.7
-  assert_close(found, np.einsum('bhts,bshk->bthk', p_BHTS, v))
+  expected = np.einsum('bhts,bshk->bthk', p_BHTS, v)
+  assert_close(attend(q, k, v, mask_BS), expected)
 
 
-@pytest.mark.parametrize('dropped', [False, True])
-@pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize(
+  ('axes', 'dropped'), [((8, 1, 1), False), ((2, 2, 2), True)]
+)
 def test_rows_and_heads_stay_on_their_devices(axes, dropped):
   """Nothing is gathered, even where rows run one after another."""
   mesh = partition.make_mesh(*axes)
   rows = 8
   spec = NamedSharding(mesh, PartitionSpec(('data', 'fsdp'), None, 'model'))
   rng = np.random.default_rng(0)
-  qkv = rng.normal(size=(3, rows, LONG, H, K)).astype(np.float32)
+  qkv = draw(3, rows, LONG, H, K)
   mask_BS = np.ones((rows, LONG), bool)
   kept = rng.random((rows, H, LONG, LONG)) < 0.7 if dropped else None
 
@@ -103,10 +110,10 @@ def test_rows_and_heads_stay_on_their_devices(axes, dropped):
     heads = NamedSharding(mesh, PartitionSpec(('data', 'fsdp'), 'model'))
     kept = jax.device_put(kept, heads)
   with jax.set_mesh(mesh):
-    text = gradients.lower(*cut, kept).compile().as_text()
-    jax.tree.map(assert_close, gradients(*cut, kept), expected)
+    compiled = gradients.lower(*cut, kept).compile()
+    jax.tree.map(assert_close, compiled(*cut, kept), expected)
   assert not {'all-gather', 'all-to-all', 'collective-permute'} & set(
-    re.findall(r'[a-z-]+(?=\()', text)
+    re.findall(r'[a-z-]+(?=\()', compiled.as_text())
   )
 
 
@@ -121,83 +128,37 @@ def test_no_array_of_all_queries_by_all_keys():
   assert used < 8 * 4 * 1024**2 * 4 / 2
 
 
-def logits_of(position, causal=False, dtype='float32'):
-  """Returns random queries, keys and their function of logits."""
-  rng = np.random.default_rng(0)
-  pair = rng.normal(size=(2, B, T, H, K)).astype(np.float32)
+def rope_logits(q_BTHK, k_BTHK):
+  turn = lambda a: positions.RoPE(H).apply({}, a, 0, method='rotate')
+  return plain_encoder.plain_logits(turn(q_BTHK), turn(k_BTHK))
 
+
+@pytest.mark.parametrize(
+  ('position', 'causal', 'definition'),
+  [
+    (positions.NoPosition, False, plain_encoder.plain_logits),
+    (positions.RoPE, False, rope_logits),
+    (positions.XPos, False, plain_encoder.xpos_logits),
+    (positions.SymmetricXPos, True, plain_encoder.xpos_logits),
+    (
+      positions.SymmetricXPos,
+      False,
+      functools.partial(plain_encoder.xpos_logits, two_sided=True),
+    ),
+  ],
+)
+def test_logits_are_those_of_the_papers(position, causal, definition):
+  """They are float32, even those of bfloat16."""
+
+  @jax.jit
   def logits(q_BTHK, k_BTHK):
     pairs = attention.rotated_pairs(position(H), q_BTHK, k_BTHK, causal)
     heads_first = jax.tree.map(lambda a: a.swapaxes(1, 2), pairs)
-    return attention.attention_logits(
-      heads_first, ~np.tri(q_BTHK.shape[1], dtype=bool)
-    )
+    return attention.attention_logits(heads_first, ~np.tri(T, dtype=bool))
 
-  return *pair.astype(dtype), logits
-
-
-def test_xpos_is_its_definition():
-  """Sun et al. 2022: pairs turned by n theta, times and by zeta^(n / 512)."""
-  q_BTHK, k_BTHK, logits = logits_of(positions.XPos)
-  found = logits(q_BTHK, k_BTHK)
-  i = np.arange(K // 2)
-  theta_I, zeta_I = 10_000.0 ** (-i / (K / 2)), (2 * i + 0.4 * K) / (1.4 * K)
-  pairs = lambda a: a[..., : K // 2] + 1j * a[..., K // 2 :]
-  for n, m in np.ndindex(T, T):
-    q = pairs(q_BTHK[:, n]) * np.exp(1j * n * theta_I) * zeta_I ** (n / 512)
-    k = pairs(k_BTHK[:, m]) * np.exp(1j * m * theta_I) / zeta_I ** (m / 512)
-    expected = (q * np.conj(k)).real.sum(-1)
-    np.testing.assert_allclose(found[:, :, n, m], expected, atol=1e-5)
-
-
-def flipped(a_BTHK):
-  """Mirrors pairs, so that they rotate the other way."""
-  return a_BTHK * np.where(np.arange(K) < K // 2, 1, -1).astype(np.float32)
-
-
-def test_symmetric_xpos_has_no_direction():
-  """A mirrored sequence has mirrored logits, except with XPos."""
-
-  def mirrored(position):
-    q_BTHK, k_BTHK, logits = logits_of(position)
-    # Far enough for the decay to show.
-    far = lambda a: np.repeat(a, 40, 1)
-    q_BTHK, k_BTHK = far(q_BTHK), far(k_BTHK)
-    there = logits(q_BTHK, k_BTHK)
-    back = logits(flipped(q_BTHK)[:, ::-1], flipped(k_BTHK)[:, ::-1])
-    return np.abs(there - back[..., ::-1, ::-1]).max()
-
-  assert mirrored(positions.SymmetricXPos) < 1e-4
-  assert mirrored(positions.RoPE) < 1e-4
-  assert mirrored(positions.XPos) > 0.1
-
-
-def test_both_kinds_of_xpos_agree_on_the_past():
-  *inputs, logits = logits_of(positions.XPos)
-  *_, symmetric = logits_of(positions.SymmetricXPos)
-  *_, causal = logits_of(positions.SymmetricXPos, causal=True)
-  past = np.tri(T, dtype=bool)
-  a, b = logits(*inputs), symmetric(*inputs)
-  np.testing.assert_array_equal(a[..., past], b[..., past])
-  assert (a != b)[..., ~past].any()
-  np.testing.assert_array_equal(causal(*inputs), a)
-
-
-def test_no_position_and_rope():
-  q_BTHK, k_BTHK, logits = logits_of(positions.NoPosition)
-  expected = plain_encoder.plain_logits(q_BTHK, k_BTHK)
-  assert_close(logits(q_BTHK, k_BTHK), expected)
-  *_, logits = logits_of(positions.RoPE)
-  turn = lambda a: positions.RoPE(H).apply({}, a, 0, method='rotate')
-  expected = plain_encoder.plain_logits(turn(q_BTHK), turn(k_BTHK))
-  assert_close(logits(q_BTHK, k_BTHK), expected)
-
-
-def test_logits_of_bfloat16_are_float32():
-  q_BTHK, k_BTHK, logits = logits_of(positions.XPos, dtype='bfloat16')
-  found = logits(q_BTHK, k_BTHK)
-  assert found.dtype == jnp.float32
-  expected = plain_encoder.xpos_logits(
-    q_BTHK.astype(np.float32), k_BTHK.astype(np.float32)
-  )
-  assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+  pair = draw(2, B, T, H, K)
+  expected = np.asarray(definition(*pair))
+  np.testing.assert_allclose(logits(*pair), expected, atol=1e-5)
+  low = logits(*pair.astype('bfloat16'))
+  assert low.dtype == jnp.float32
+  assert np.abs(low - expected).max() < 0.05 * np.abs(expected).max()

@@ -10,76 +10,77 @@ import numpy as np
 import pytest
 
 from meliad_rec.distributed import partition
-from meliad_rec.kernels.blocks import keep_mask
+from meliad_rec.layers.dropout import attention_keep
 from meliad_rec.layers.dropout import drop_layer
 from meliad_rec.layers.dropout import keep_by_row
 from meliad_rec.layers.dropout import LockedDropout
 from meliad_rec.layers.dropout import RowDropout
 from meliad_rec.layers.dropout import TiledDropout
 
-B, T, D = 3, 10, 17
+B, T, D = 3, 200, 1000
 
 
-def dropped(x, rate=0.3, tile=4, seed=0):
-  module = TiledDropout(rate, tile)
-  return module.apply({}, x, rngs={'dropout': jax.random.key(seed)})
+def dropped(kind, rate=0.3, seed=0, tokens=T, dtype='float32', **options):
+  """Ones [B, tokens, D], after dropout."""
+  x_BTD, rngs = jnp.ones((B, tokens, D), dtype), {}
+  if seed is not None:
+    rngs['dropout'] = jax.random.key(seed)
+  return np.asarray(kind(rate, **options).apply({}, x_BTD, rngs=rngs))
 
 
-def test_keep_mask_has_the_rate_and_mean_1():
-  keep = np.asarray(keep_mask(jax.random.key(0), 0.3, (100, 200)))
-  np.testing.assert_allclose(np.unique(keep), [0, 1 / 0.7], rtol=1e-6)
-  np.testing.assert_allclose((keep == 0).mean(), 0.3, atol=0.01)
+@pytest.mark.parametrize('kind', [TiledDropout, LockedDropout, RowDropout])
+def test_rate_scale_rng_and_dtype(kind):
+  y = dropped(kind)
+  np.testing.assert_allclose(np.unique(y), [0, 1 / 0.7], rtol=1e-6)
+  np.testing.assert_allclose((y == 0).mean(), 0.3, atol=0.01)
+  assert (dropped(kind, seed=1) != y).any()
+  for nothing in {'rate': 0.0}, {'seed': None}:
+    np.testing.assert_array_equal(dropped(kind, **nothing), 1)
+  assert dropped(kind, dtype='bfloat16').dtype == jnp.bfloat16
 
 
 def test_one_mask_serves_all_rows_and_repeats_along_the_tokens():
-  y = np.asarray(dropped(jnp.ones((B, T, D))))
+  y = dropped(TiledDropout, tokens=10, tile=4)
   np.testing.assert_array_equal(y[0], y[1])
   np.testing.assert_array_equal(y[:, :4], y[:, 4:8])
   np.testing.assert_array_equal(y[:, :2], y[:, 8:])
   assert (y[0, 0] != y[0, 1]).any()
-  assert set(np.unique(y == 0)) == {False, True}
-
-
-def test_another_rng_gives_another_mask():
-  x = jnp.ones((B, T, D))
-  assert (dropped(x, seed=1) != dropped(x, seed=2)).any()
-
-
-def locked(x, rate=0.3, seed=0):
-  rngs = {'dropout': jax.random.key(seed)}
-  return np.asarray(LockedDropout(rate).apply({}, x, rngs=rngs))
 
 
 def test_a_locked_mask_is_of_the_row_and_not_of_the_tokens():
-  one, many = locked(jnp.ones((B, 1, D))), locked(jnp.ones((B, 64, D)))
-  np.testing.assert_array_equal(many, np.repeat(one, 64, 1))
+  one, many = dropped(LockedDropout, tokens=1), dropped(LockedDropout)
+  np.testing.assert_array_equal(many, np.repeat(one, T, 1))
   assert (one[0] != one[1]).any()
-  assert (one != locked(jnp.ones((B, 1, D)), seed=1)).any()
-  wide = locked(jnp.ones((100, 1, 200)))
-  np.testing.assert_allclose(np.unique(wide), [0, 1 / 0.7], rtol=1e-6)
-  np.testing.assert_allclose((wide == 0).mean(), 0.3, atol=0.01)
-
-
-def by_row(x, rate=0.3, seed=0):
-  rngs = {'dropout': jax.random.key(seed)}
-  return np.asarray(RowDropout(rate).apply({}, x, rngs=rngs))
 
 
 def test_each_row_drops_numbers_of_its_own():
-  y = by_row(jnp.ones((B, 200, D)))
-  np.testing.assert_allclose(np.unique(y), [0, 1 / 0.7], rtol=1e-6)
-  np.testing.assert_allclose((y == 0).mean(), 0.3, atol=0.02)
+  y = dropped(RowDropout)
   for a, b in ((y[0], y[1]), (y[1], y[2]), (y[:, :72], y[:, 128:])):
     # As often alike as two that have nothing to do with each other.
     np.testing.assert_allclose((a == b).mean(), 0.58, atol=0.03)
-  np.testing.assert_array_equal(by_row(jnp.ones((2, 200, D))), y[:2])
-  assert (by_row(jnp.ones((B, 200, D)), seed=1) != y).any()
 
 
-@pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
+@pytest.mark.parametrize('by_row', [False, True])
+def test_dropout_of_probabilities(by_row):
+  """Heads and queries have their own masks; rows have or share them."""
+
+  class Reader(nn.Module):
+    def __call__(self):
+      return attention_keep(self, 0.3, (B, 2, 40, 50), by_row)
+
+  found = np.asarray(Reader().apply({}, rngs={'dropout': jax.random.key(0)}))
+  assert found.shape == ((B,) if by_row else ()) + (2, 40, 50)
+  assert abs(found.mean() - 0.7) < 0.02
+  for axis in range(found.ndim):
+    a, b = np.moveaxis(found, axis, 0)[:2]
+    assert abs((a == b).mean() - 0.58) < 0.15
+  assert Reader().apply({}) is None
+
+
+@pytest.mark.parametrize('axes', [(8, 1, 1), (2, 2, 2)])
 def test_a_row_keeps_the_same_on_any_device(axes):
   """Devices that draw for their own rows draw differently."""
-  draw = lambda rng, rows: keep_by_row(rng, 0.3, (rows, T, D))
+  draw = lambda rng, rows: keep_by_row(rng, 0.3, (rows, 10, 17))
   expected = draw(jax.random.key(0), 8)
   mesh = partition.make_mesh(*axes)
   cut = tuple(a for a in partition.BATCH_AXES if mesh.shape[a] > 1)
@@ -106,35 +107,20 @@ class Twice(nn.Module):
     return drop_layer(self, self.rate, x_BTD, 2 * x_BTD)
 
 
-def test_a_layer_is_left_out_as_often_as_it_should_for_the_whole_batch():
-  x = jnp.ones((B, T, D))
+def test_a_layer_is_left_out_for_the_whole_batch_in_training_alone():
+  x = jnp.ones((B, 10, 17))
   apply = lambda key: Twice(0.3).apply({}, x, rngs={'dropout': key})
-  y = jax.vmap(apply)(jax.random.split(jax.random.key(0), 2000))
+  y = jax.jit(jax.vmap(apply))(jax.random.split(jax.random.key(0), 2000))
   flat = np.asarray(y).reshape(2000, -1)
   assert np.ptp(flat, 1).max() == 0
   assert set(flat[:, 0]) == {1, 2}
   np.testing.assert_allclose((flat[:, 0] == 1).mean(), 0.3, atol=0.03)
-
-
-def test_a_layer_is_left_out_in_training_alone():
-  x = jnp.ones((B, T, D))
   np.testing.assert_array_equal(Twice(0.999).apply({}, x), 2 * x)
   rngs = {'dropout': jax.random.key(0)}
-  np.testing.assert_array_equal(Twice(0.999).apply({}, x, rngs=rngs), x)
   np.testing.assert_array_equal(Twice(0.0).apply({}, x, rngs=rngs), 2 * x)
 
 
 @pytest.mark.parametrize('rate', [1.0, -0.1])
 def test_a_share_of_layers_that_cannot_be(rate):
   with pytest.raises(ValueError, match='LAYER_DROP'):
-    Twice(rate).apply({}, jnp.ones((B, T, D)))
-
-
-@pytest.mark.parametrize('kind', [TiledDropout, LockedDropout, RowDropout])
-def test_dropout_needs_rate_and_rng_and_keeps_the_dtype(kind):
-  x = jnp.ones((3, 5, 7), jnp.bfloat16)
-  rngs = {'dropout': jax.random.key(0)}
-  np.testing.assert_array_equal(kind(0.5).apply({}, x), x)
-  np.testing.assert_array_equal(kind(0.0).apply({}, x, rngs=rngs), x)
-  dropped = kind(0.5).apply({}, x, rngs=rngs)
-  assert dropped.dtype == x.dtype and (dropped != x).any()
+    Twice(rate).apply({}, jnp.ones((B, 10, 17)))

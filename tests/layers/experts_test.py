@@ -1,4 +1,4 @@
-"""Experts: choice, sorting, balance; MLP and attention of experts."""
+"""Experts: balance, MLP and attention of experts, and their dropout."""
 
 import jax
 import jax.numpy as jnp
@@ -12,74 +12,35 @@ from meliad_rec.layers.encoder_layer import EncoderLayer
 from meliad_rec.layers.experts import ExpertAttention
 from meliad_rec.layers.experts import ExpertMLP
 from meliad_rec.layers.experts import Experts
-from meliad_rec.layers.experts import Grouped
-from meliad_rec.layers.experts import Router
 from tests import plain_encoder
-from tests.architectures import D as LAYERS_D
+from tests.architectures import D
 from tests.architectures import encoder_config
 from tests.architectures import F
 from tests.architectures import H
 from tests.architectures import K
 from tests.cells import assert_close
+from tests.cells import draw
 
-B, T, D, E, C, Y = 3, 5, 7, 6, 2, 4
-MIX = Experts(E, C)
+B, T = 3, 6
+MIX = Experts(5, 2)
 
 
 def example():
-  return np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)
-
-
-def choose(n_BTD):
-  router = Router(MIX)
-  params = router.init(jax.random.key(0), n_BTD)['params']
-  p_BTE, sown = router.apply({'params': params}, n_BTD, mutable=['routes'])
-  np.testing.assert_array_equal(p_BTE, sown['routes']['p'][0])
-  return experts.choose(p_BTE, C), np.asarray(p_BTE)
-
-
-def test_each_token_is_mixed_of_its_likeliest_experts():
-  n_BTD = example()
-  chosen, p_BTE = choose(n_BTD)
-  kernels = Grouped(E, Y, 'float32', experts.fan_in(1.0))
-  kernel_EDY, _ = kernels.init_with_output(jax.random.key(1), D)
-  y_MY = experts.grouped(chosen.spread(n_BTD), kernel_EDY, chosen.size_E)
-  found_BTY = chosen.mix(y_MY)
-  for b, t in np.ndindex(B, T):
-    likeliest = np.argsort(-p_BTE[b, t])[:C]
-    expected_Y = sum(
-      p_BTE[b, t, e] * n_BTD[b, t] @ kernel_EDY[e] for e in likeliest
-    )
-    np.testing.assert_allclose(found_BTY[b, t], expected_Y, atol=1e-6)
-
-
-def test_gather_undoes_sort():
-  chosen, _ = choose(example())
-  x_BTCY = np.random.default_rng(1).normal(size=(B, T, C, Y))
-  np.testing.assert_array_equal(
-    chosen.gather(chosen.sort(jnp.asarray(x_BTCY))), x_BTCY.astype(np.float32)
-  )
-  assert int(chosen.size_E.sum()) == B * T * C
+  x_BTD = jnp.asarray(draw(B, T, D))
+  return x_BTD, np.arange(T) < np.array([T, 4, 1])[:, None]
 
 
 def test_only_tokens_that_took_a_step_count():
-  p_BTE = jax.nn.softmax(np.random.default_rng(2).normal(size=(B, T, E)))
+  p_BTE = np.asarray(jax.nn.softmax(draw(B, T, 5)))
   taken_BT = np.arange(B * T).reshape(B, T) % 3 == 0
   (found,) = experts.routes({'p': (p_BTE,)}, jnp.asarray(taken_BT))
-  p_NE = np.asarray(p_BTE)[taken_BT]
+  p_NE = p_BTE[taken_BT]
   entropy = -(p_NE * np.log(p_NE)).sum(1).mean()
   mean_E = p_NE.mean(0)
   expected = entropy + (mean_E * np.log(mean_E)).sum()
   np.testing.assert_allclose(
     experts.mean_imbalance([found, found]), expected, atol=1e-6
   )
-
-
-def test_imbalance_is_least_where_tokens_are_sure_and_experts_alike():
-  even_E = jnp.full(E, 1 / E)
-  np.testing.assert_allclose(experts.imbalance(even_E, 0.0), -np.log(E), 1e-6)
-  one_E = jnp.eye(E)[2]
-  assert experts.imbalance(one_E, 0.0) == 0
 
 
 def test_first_weights_have_the_variance_of_their_own_inputs():
@@ -94,61 +55,55 @@ def test_settings_are_checked():
     Experts(6, 2, balance=-1)
 
 
-LAYERS_T = 6
-LAYERS_MIX = Experts(5, 2)
-
-
-def layers_example():
-  x_BTD = (
-    np.random.default_rng(0)
-    .normal(size=(B, LAYERS_T, LAYERS_D))
-    .astype(np.float32)
-  )
-  return x_BTD, np.arange(LAYERS_T) < np.array([LAYERS_T, 4, 1])[:, None]
+def run(module, *inputs):
+  """Returns parameters, outputs, and what the router sowed."""
+  params = jax.jit(module.init)(jax.random.key(0), *inputs)['params']
+  apply = jax.jit(lambda p: module.apply(p, *inputs, mutable=['routes']))
+  y_BTD, sown = apply({'params': params})
+  return params, y_BTD, *jax.tree.leaves(sown)
 
 
 def weights(params, n_BTD):
-  """Returns the weight of each expert for each token, 0 if not chosen."""
+  """Returns p_BTE, and the weight of each expert, 0 if not chosen."""
   p_BTE = jax.nn.softmax(n_BTD @ params['choice']['router']['kernel'])
-  least_BT1 = jnp.sort(p_BTE)[..., -LAYERS_MIX.chosen :][..., :1]
-  return jnp.where(p_BTE >= least_BT1, p_BTE, 0)
+  least_BT1 = jnp.sort(p_BTE)[..., -MIX.chosen :][..., :1]
+  return p_BTE, jnp.where(p_BTE >= least_BT1, p_BTE, 0)
 
 
 def test_mlp():
-  n_BTD, _ = layers_example()
-  mlp = ExpertMLP(encoder_config(), LAYERS_MIX)
-  params = jax.jit(mlp.init)(jax.random.key(0), n_BTD)['params']
-  weight_BTE = weights(params, n_BTD)
+  n_BTD, _ = example()
+  params, found, sown_BTE = run(ExpertMLP(encoder_config(), MIX), n_BTD)
+  p_BTE, weight_BTE = weights(params, n_BTD)
   expected = 0
-  for e in range(LAYERS_MIX.count):
+  for e in range(MIX.count):
     hidden = plain_encoder.gelu(n_BTD @ params['hidden']['kernel'][e])
     y_BTD = hidden @ params['output']['kernel'][e]
     expected += weight_BTE[..., e, None] * y_BTD
-  assert_close(mlp.apply({'params': params}, n_BTD), expected)
+  assert_close(found, expected)
+  assert_close(sown_BTE, p_BTE)
 
 
 @pytest.mark.parametrize('causal', [True, False])
 def test_attention(causal):
-  x_BTD, mask_BT = layers_example()
+  x_BTD, mask_BT = example()
   config = encoder_config(causal=causal)
-  attention = ExpertAttention(config, LAYERS_MIX)
-  params = jax.jit(attention.init)(jax.random.key(0), x_BTD, x_BTD, mask_BT)
-  params = params['params']
+  attention = ExpertAttention(config, MIX)
+  params, found, sown_BTE = run(attention, x_BTD, x_BTD, mask_BT)
   n_BTD = plain_encoder.norm(params['norm'], x_BTD)
-  weight_BTE = weights(params, n_BTD)
-  heads = lambda kernel: (n_BTD @ kernel).reshape(B, LAYERS_T, H, K)
+  p_BTE, weight_BTE = weights(params, n_BTD)
+  heads = lambda kernel: (n_BTD @ kernel).reshape(B, T, H, K)
   k_BTHK, v_BTHK = (heads(params[n]['kernel']) for n in ('key', 'value'))
   expected = x_BTD
-  for e in range(LAYERS_MIX.count):
+  for e in range(MIX.count):
     q_BTHK = heads(params['query']['kernel'][e]) * K**-0.5
     y_BTHK = attend(
       *(config.position(H), q_BTHK, k_BTHK, v_BTHK, mask_BT), causal=causal
     )
-    y_BTD = y_BTHK.reshape(B, LAYERS_T, -1) @ params['output']['kernel'][e]
+    y_BTD = y_BTHK.reshape(B, T, -1) @ params['output']['kernel'][e]
     expected = expected + weight_BTE[..., e, None] * y_BTD
-  found = attention.apply({'params': params}, x_BTD, x_BTD, mask_BT)
   seen_BT1 = mask_BT[..., None]
   assert_close(np.where(seen_BT1, found, 0), np.where(seen_BT1, expected, 0))
+  assert_close(sown_BTE, p_BTE)
 
 
 @pytest.mark.parametrize('by_row', [False, True])
@@ -156,14 +111,14 @@ def test_the_mlp_drops_hidden_units_and_at_its_end(by_row):
   """Dropout precedes the activation, separately for each expert."""
   shift = lambda h: h + 5
   config = encoder_config(activation=shift, dropout=0.5, dropout_by_row=by_row)
-  n_BTD = np.ones((B, LAYERS_T, LAYERS_D), np.float32)
+  n_BTD = np.ones((B, T, D), np.float32)
   params = {
     # All are as likely, and so each of the two counts a half.
-    'choice': {'router': {'kernel': np.zeros((LAYERS_D, 2), np.float32)}},
-    'hidden': {'kernel': np.full((2, LAYERS_D, F), 3 / LAYERS_D, np.float32)},
-    'output': {'kernel': np.stack([np.eye(F, LAYERS_D, dtype=np.float32)] * 2)},
+    'choice': {'router': {'kernel': np.zeros((D, 2), np.float32)}},
+    'hidden': {'kernel': np.full((2, D, F), 3 / D, np.float32)},
+    'output': {'kernel': np.stack([np.eye(F, D, dtype=np.float32)] * 2)},
   }
-  apply = ExpertMLP(config, Experts(2, 2)).apply
+  apply = jax.jit(ExpertMLP(config, Experts(2, 2)).apply)
   rngs = {'dropout': jax.random.key(0)}
   y_BTD = apply({'params': params}, n_BTD, rngs=rngs)
   # Of each 0 or 2 * 3, and 5; half of both; 0 or twice as much.
@@ -174,24 +129,21 @@ def test_the_mlp_drops_hidden_units_and_at_its_end(by_row):
 
 
 @pytest.mark.parametrize('by_row', [False, True])
-def test_dropout_of_attention(by_row):
-  x_BTD, mask_BT = layers_example()
-  made = lambda rate: ExpertAttention(
-    encoder_config(attention_dropout=rate, dropout_by_row=by_row), LAYERS_MIX
+def test_attention_drops_probabilities_alike_in_equal_rows_or_not(by_row):
+  x_BTD = np.repeat(draw(1, T, D), B, 0)
+  inputs = x_BTD, x_BTD, np.ones((B, T), bool)
+  config = encoder_config(attention_dropout=0.5, dropout_by_row=by_row)
+  attention = ExpertAttention(config, MIX)
+  params, dry, _ = run(attention, *inputs)
+  y_BTD = jax.jit(attention.apply)(
+    {'params': params}, *inputs, rngs={'dropout': jax.random.key(0)}
   )
-  init = jax.jit(made(0.0).init)
-  params = init(jax.random.key(0), x_BTD, x_BTD, mask_BT)
-  apply = lambda rate, rngs: made(rate).apply(
-    params, x_BTD, x_BTD, mask_BT, rngs=rngs
-  )
-  dry, rngs = apply(0.0, {}), {'dropout': jax.random.key(0)}
-  np.testing.assert_array_equal(apply(0.5, {}), dry)
-  assert np.abs(apply(0.5, rngs) - dry).max() > 0.01
+  assert np.abs(y_BTD - dry).max() > 0.01
+  assert_close(dry[0], dry[1])
+  assert (np.abs(y_BTD[0] - y_BTD[1]).max() > 0.01) == by_row
 
 
 def test_layers_of_their_own_have_none():
-  encoder = EncoderLayers(
-    lambda: EncoderLayer(encoder_config(), experts=LAYERS_MIX), 2
-  )
+  make = lambda: EncoderLayer(encoder_config(), experts=MIX)
   with pytest.raises(ValueError, match='options/layer/experts'):
-    encoder.init(jax.random.key(0), *layers_example())
+    EncoderLayers(make, 2).init(jax.random.key(0), *example())

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from meliad_rec.layers import gates
-from meliad_rec.layers.dropout import LockedDropout
 
 B, S, D, C, F = 3, 4, 5, 2, 7
 
@@ -19,12 +18,13 @@ def example(join):
   rng = np.random.default_rng(0)
   x_BSD = rng.normal(size=(B, S, D)).astype(np.float32)
   h_BSCF = rng.normal(size=(B, S, C, F)).astype(np.float32)
-  params = join.init(jax.random.key(0), x_BSD, h_BSCF)['params']
+  params = jax.jit(join.init)(jax.random.key(0), x_BSD, h_BSCF)['params']
   # Every parameter far from its small first value.
   params = jax.tree.map(
     lambda a: rng.normal(size=a.shape).astype(np.float32), params
   )
-  return x_BSD, h_BSCF, params, join.apply({'params': params}, x_BSD, h_BSCF)
+  y_BSD = jax.jit(join.apply)({'params': params}, x_BSD, h_BSCF)
+  return x_BSD, h_BSCF, params, y_BSD
 
 
 def linear(params, h_BSCF):
@@ -32,40 +32,12 @@ def linear(params, h_BSCF):
   return y + params.get('bias', 0)
 
 
-def test_residual():
-  x, h, params, y = example(gates.Residual())
-  np.testing.assert_allclose(y, x + linear(params['linear'], h), rtol=1e-4)
-
-
-def test_a_residual_may_begin_smaller():
-  x, h = jnp.zeros((1, 1, 9)), jnp.zeros((1, 1, 4, 50))
-  first = lambda **options: gates.Residual(use_bias=True, **options).init(
-    jax.random.key(0), x, h
-  )['params']['linear']
-  np.testing.assert_allclose(
-    first(scale=0.25)['kernel'], first()['kernel'] / 4, rtol=1e-5
-  )
-  np.testing.assert_allclose(first()['kernel'].std(), 200**-0.5, rtol=0.1)
-
-
-def test_a_residual_may_drop_the_same_at_all_tokens():
-  x, h = jnp.zeros((B, S, D)), jnp.ones((B, S, F))
-  join = gates.Residual(rate=0.5, dropout=LockedDropout)
-  params = join.init(jax.random.key(0), x, h)
-  dropped = lambda T: np.asarray(
-    join.apply(params, x[:, :T], h[:, :T], rngs={'dropout': jax.random.key(1)})
-  )
-  one = np.repeat(dropped(1), S, 1)
-  np.testing.assert_allclose(dropped(S), one, rtol=1e-6)
-  assert 0 < (dropped(1) == 0).mean() < 1
-
-
-@pytest.mark.parametrize('tanh', [False, True])
-@pytest.mark.parametrize('use_bias', [False, True])
-def test_fixed_gate(tanh, use_bias):
-  join = gates.FixedGate(tanh=tanh, use_bias=use_bias)
-  x, h, params, y = example(join)
-  assert ('bias' in params['z']) == use_bias
+@pytest.mark.parametrize(
+  ('options', 'tanh'), [({}, False), ({'tanh': True, 'use_bias': True}, True)]
+)
+def test_fixed_gate(options, tanh):
+  x, h, params, y = example(gates.FixedGate(**options))
+  assert ('bias' in params['z']) == ('use_bias' in options)
   z = linear(params['z'], h)  # eq. 1
   z = np.tanh(z) if tanh else z
   g = sigmoid(params['gate'])  # eq. 2
@@ -73,9 +45,12 @@ def test_fixed_gate(tanh, use_bias):
   np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('tanh', [False, True])
-def test_lstm_gate(tanh):
-  x, h, params, y = example(gates.LSTMGate(tanh=tanh))
+@pytest.mark.parametrize(
+  ('options', 'tanh'), [({}, True), ({'tanh': False, 'use_bias': True}, False)]
+)
+def test_lstm_gate(options, tanh):
+  x, h, params, y = example(gates.LSTMGate(**options))
+  assert ('bias' in params['z']) == ('use_bias' in options)
   z = linear(params['z'], h)
   z = np.tanh(z) if tanh else z  # eq. 4
   i = sigmoid(linear(params['i'], h) - 1)  # eq. 5
@@ -84,44 +59,31 @@ def test_lstm_gate(tanh):
   np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_tanh_by_default_as_in_the_paper():
-  assert not gates.FixedGate().tanh
-  assert gates.LSTMGate().tanh
-
-
 def test_first_parameters():
-  wide = jnp.zeros((1, 1, 300))
-  h = jnp.zeros((1, 1, 200))
-  params = gates.LSTMGate().init(jax.random.key(0), wide, h)['params']
-  np.testing.assert_allclose(
-    params['i']['kernel'].std(), (0.1 / 200) ** 0.5, rtol=0.05
-  )
-  np.testing.assert_allclose(params['f']['bias'].std(), 0.1, rtol=0.2)
-  np.testing.assert_allclose(params['z']['kernel'].std(), 200**-0.5, rtol=0.05)
-  fixed = gates.FixedGate().init(jax.random.key(0), wide, h)['params']
-  np.testing.assert_allclose(fixed['gate'].std(), 0.1, rtol=0.2)
+  wide, h = jnp.zeros((1, 1, 300)), jnp.zeros((1, 1, 4, 50))
+  first = lambda join: jax.jit(join.init)(jax.random.key(0), wide, h)['params']
+  close = np.testing.assert_allclose
+  lstm = first(gates.LSTMGate())
+  close(lstm['i']['kernel'].std(), (0.1 / 200) ** 0.5, rtol=0.05)
+  close(lstm['f']['bias'].std(), 0.1, rtol=0.2)
+  close(lstm['z']['kernel'].std(), 200**-0.5, rtol=0.05)
+  close(first(gates.FixedGate())['gate'].std(), 0.1, rtol=0.2)
+  residual = first(gates.Residual(scale=0.25))['linear']['kernel']
+  close(residual.std(), 200**-0.5 / 4, rtol=0.05)
 
 
-@pytest.mark.parametrize(
-  'join', [gates.Residual, gates.FixedGate, gates.LSTMGate]
-)
-def test_the_stream_keeps_its_dtype(join):
-  x, h = jnp.ones((B, S, D), 'bfloat16'), jnp.ones((B, S, F), 'bfloat16')
-  y, params = join(dtype='bfloat16').init_with_output(jax.random.key(0), x, h)
-  assert y.dtype == jnp.bfloat16
-  assert all(a.dtype == jnp.float32 for a in jax.tree.leaves(params))
-
-
-def test_a_gate_sums_in_float32_whatever_the_activations():
+@pytest.mark.parametrize('join', [gates.FixedGate, gates.LSTMGate])
+def test_a_gate_sums_in_float32_whatever_the_activations(join):
   """With the same bfloat16 inputs, only the output is rounded."""
   rng = np.random.default_rng(0)
   x, h = (jnp.asarray(rng.normal(size=(B, S, n)), 'bfloat16') for n in (64, 96))
-  low, high = gates.LSTMGate('bfloat16'), gates.LSTMGate('float32')
-  params = low.init(jax.random.key(0), x, h)
+  params = jax.jit(join('bfloat16').init)(jax.random.key(0), x, h)
+  assert {a.dtype for a in jax.tree.leaves(params)} == {jnp.dtype('float32')}
   params = jax.tree.map(
     lambda a: a.astype('bfloat16').astype('float32'), params
   )
-  exact = high.apply(params, x.astype('float32'), h.astype('float32'))
-  rounded = exact.astype('bfloat16').astype('float32')
-  found = low.apply(params, x, h).astype('float32')
-  assert (found == rounded).mean() > 0.99
+  found = jax.jit(join('bfloat16').apply)(params, x, h)
+  assert found.dtype == jnp.bfloat16
+  x, h = x.astype('float32'), h.astype('float32')
+  exact = jax.jit(join('float32').apply)(params, x, h)
+  assert (found == exact.astype('bfloat16')).mean() > 0.99

@@ -1,4 +1,10 @@
-"""The layer: pre-norm attention, then a pre-norm MLP, each with a residual."""
+"""The layer: pre-norm attention, then a pre-norm MLP, each with a residual.
+
+Also its norms and activations, and what the backward pass keeps of it.
+"""
+
+import functools
+import math
 
 from flax import linen as nn
 import jax
@@ -10,28 +16,27 @@ from meliad_rec.layers import activations
 from meliad_rec.layers import norms
 from meliad_rec.layers import positions
 from meliad_rec.layers.layer import Layer
-from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.layers.remat import remat
-from meliad_rec.models.cell import Cell
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D
 from tests.architectures import F
 from tests.architectures import H
 from tests.architectures import K
+from tests.cells import draw
+
+T = 6
+MASK = np.ones((B, T), bool)
 
 
 @pytest.mark.parametrize('has_memory', [False, True])
 def test_layer_is_two_residual_blocks(has_memory):
-  T, S = 6, 4
-  rng = np.random.default_rng(0)
-  draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
-  x, slots = draw(B, T, D), draw(B, S, D)
+  x, slots = draw(B, T, D), draw(B, 4, D, seed=1)
   layer = Layer(config(), has_memory)
 
   def forward(m):
     n = m.pre_norm(x)
-    past = m.attention.config.empty_past(B).append(m.kv(n, np.ones((B, T))))
+    past = m.attention.config.empty_past(B).append(m.kv(n, MASK))
     memory = m.attention.kv(slots) if has_memory else None
     heads = [m.attention.attend_window(n, past)]
     if has_memory:
@@ -52,22 +57,18 @@ def test_layer_is_two_residual_blocks(has_memory):
 
 def test_three_dropouts_change_what_they_should():
   """After the first norm, on probabilities, and after the MLP."""
-  T = 6
-  x = np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)
-  layer = Layer(config(dropout=0.5))
-  mask = np.ones((B, T), bool)
+  x, layer = draw(B, T, D), Layer(config(dropout=0.5))
 
   def parts(m):
     n = m.pre_norm(x)
-    past = m.attention.config.empty_past(B).append(m.kv(n, mask))
+    past = m.attention.config.empty_past(B).append(m.kv(n, MASK))
     heads = m.attention.attend_window(n, past)
     between = m.attention.project(x, heads)
     return n, between - x, m.output(x, heads) - between
 
   params = jax.jit(lambda r: layer.init(r, method=parts))(jax.random.key(0))
-  n, attended, added = layer.apply(
-    params, method=parts, rngs={'dropout': jax.random.key(1)}
-  )
+  apply = jax.jit(functools.partial(layer.apply, method=parts))
+  n, attended, added = apply(params, rngs={'dropout': jax.random.key(1)})
   share = lambda a: float((np.asarray(a)[0, 1:] == 0).mean())
   assert 0.3 < share(n) < 0.7
   assert share(attended) == 0  # The output of attention is not dropped.
@@ -85,11 +86,11 @@ BLOCK = USUAL | {
 
 def test_the_block_of_the_feedback_transformer():
   """Norms, biases, activation and initial weights follow the config."""
-  x = np.random.default_rng(0).normal(size=(B, 6, D)).astype(np.float32)
+  x = draw(B, T, D)
 
   def parts(m):
     n = m.pre_norm(x)
-    past = m.config.empty_past(B).append(m.kv(n, np.ones(x.shape[:2], bool)))
+    past = m.config.empty_past(B).append(m.kv(n, MASK))
     between = m.attention.project(x, m.attention.attend_window(n, past))
     return between, m(x, n, past)
 
@@ -107,10 +108,9 @@ def test_the_block_of_the_feedback_transformer():
   assert sum(a.size for a in jax.tree.leaves(params)) == (
     4 * D * H * K + 2 * D * F + F + D + 2 * 2 * D
   )
-  params = jax.tree.map(
-    lambda a: np.random.default_rng(a.size).normal(size=a.shape), params
-  )
-  x_mid, y = Layer(config(**BLOCK)).apply({'params': params}, method=parts)
+  params = jax.tree.map(lambda a: draw(*a.shape, seed=a.size), params)
+  apply = jax.jit(functools.partial(Layer(config(**BLOCK)).apply, method=parts))
+  x_mid, y = apply({'params': params})
   mlp, norm = params['mlp'], params['mlp_norm']
   n = x_mid - x_mid.mean(-1, keepdims=True)
   n = n / np.sqrt((n**2).mean(-1, keepdims=True) + 1e-5)
@@ -124,51 +124,32 @@ def test_the_block_of_the_feedback_transformer():
 def test_locked_dropout_is_the_same_for_one_token_and_for_many():
   """Cells that read token by token, all with one rng, need this."""
   T, settings = 64, config(dropout=0.4, locked_dropout=True, window=64)
-  layer = Layer(settings)
-  x = np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)
+  layer, x = Layer(settings), draw(B, 64, D)
 
   def read(m, first, x, kv):
     """Tokens from `first` on, of which kv holds those before."""
     n = m.pre_norm(x)
-    past = jax.tree.map(lambda a: a[:, first : first + T], kv)
+    past = jax.tree.map(
+      lambda a: jax.lax.dynamic_slice_in_dim(a, first, T, 1), kv
+    )
     past = past.append(m.kv(n, np.ones(x.shape[:2], bool)))
     return past, m(x, n, past)
 
   whole = 0, x, settings.empty_past(B)
-  params = layer.init(jax.random.key(0), *whole, method=read)
-  apply = lambda *args: layer.apply(
-    params, *args, method=read, rngs={'dropout': jax.random.key(2)}
+  params = jax.jit(functools.partial(layer.init, method=read))(
+    jax.random.key(0), *whole
   )
-  kv, many = apply(*whole)
+  apply = jax.jit(functools.partial(layer.apply, params, method=read))
+  rngs = {'dropout': jax.random.key(2)}
+  kv, many = apply(*whole, rngs=rngs)
   for t in 0, 1, 40, 63:
-    _, one = apply(t, x[:, t : t + 1], kv)
+    _, one = apply(t, x[:, t : t + 1], kv, rngs=rngs)
     np.testing.assert_allclose(one[:, 0], many[:, t], rtol=1e-4, atol=1e-5)
-  _, plain = layer.apply(params, *whole, method=read)
+  _, plain = apply(*whole)
   assert np.abs(plain - many).max() > 0.1
 
 
-class Two(Cell):
-  """State: none. Two layers that share a position module, or not."""
-
-  config: LayerConfig
-  shared: bool
-
-  def setup(self):
-    self.position = self.config.position(self.config.num_heads)
-    given = self.position if self.shared else None
-    self.layers = [Layer(self.config, position=given) for _ in range(2)]
-
-  def __call__(self, state, block):
-    x_BTD = block.x
-    for layer in self.layers:
-      n_BTD = layer.pre_norm(x_BTD)
-      past = self.config.empty_past(len(x_BTD))
-      past = past.append(layer.kv(n_BTD, block.mask))
-      x_BTD = layer(x_BTD, n_BTD, past)
-    return state, x_BTD
-
-
-X = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+X = draw(3, 5)
 
 
 class Twice(nn.Module):
@@ -185,34 +166,50 @@ class Twice(nn.Module):
     return nn.Dense(2, name='output')(hidden)
 
 
-def gradient(policy):
+@pytest.mark.parametrize(
+  ('policy', 'tanhs'), [('none', 1), ('dots', 2), ('sublayers', 2), ('full', 2)]
+)
+def test_what_is_not_kept_is_computed_again(policy, tanhs):
   module = Twice(policy)
   params = Twice('none').init(jax.random.key(0), X)
-  return jax.grad(lambda p: jnp.sum(jnp.sin(module.apply(p, X)))), params
-
-
-@pytest.mark.parametrize(
-  'policy, tanhs',
-  [
-    ('none', 1),
-    ('dots', 2),
-    ('projections', 2),
-    ('attention', 2),
-    ('sublayers', 2),
-    ('full', 2),
-  ],
-)
-def test_values_stay_and_what_is_not_kept_is_computed_again(policy, tanhs):
-  gradient_of, params = gradient(policy)
-  expected, _ = gradient('none')
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    jax.jit(gradient_of)(params),
-    jax.jit(expected)(params),
-  )
-  assert str(jax.make_jaxpr(gradient_of)(params)).count('= tanh') == tanhs
+  gradient = jax.grad(lambda p: jnp.sum(jnp.sin(module.apply(p, X))))
+  assert str(jax.make_jaxpr(gradient)(params)).count('= tanh') == tanhs
 
 
 def test_unknown_remat_is_an_error():
   with pytest.raises(ValueError, match="remat .*'all'"):
     remat(lambda c: c, 'all')
+
+
+SCALE, BIAS = draw(2, 5, seed=1)
+
+
+@pytest.mark.parametrize('x', [3 * X + 2, X * 1e-3])
+def test_norms(x):
+  """1e-6 is added to the mean square, or 1e-5 to the variance."""
+  y = norms.RMSNorm().apply({'params': {'scale': SCALE}}, x)
+  expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * SCALE
+  np.testing.assert_allclose(y, expected, rtol=1e-5)
+  y = norms.LayerNorm().apply({'params': {'scale': SCALE, 'bias': BIAS}}, x)
+  centred = x - x.mean(-1, keepdims=True)
+  expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+  np.testing.assert_allclose(y, expected * SCALE + BIAS, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('norm', [norms.RMSNorm, norms.LayerNorm, norms.NoNorm])
+def test_statistics_and_parameters_are_float32(norm):
+  x = jnp.asarray(X * 1e-3 + 1, jnp.bfloat16)
+  low = norm(dtype='bfloat16')
+  y, params = low.init_with_output(jax.random.key(0), x)
+  assert all(a.dtype == jnp.float32 for a in jax.tree.leaves(params))
+  x = x.astype(jnp.float32)
+  exact = norm().apply(params, x)
+  for found in y, low.apply(params, x):
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found, exact.astype(jnp.bfloat16))
+
+
+def test_gelu_is_the_exact_one():
+  h = np.linspace(-4, 4, 23, dtype=np.float32)
+  below = [(1 + math.erf(h / math.sqrt(2))) / 2 for h in h.tolist()]
+  np.testing.assert_allclose(activations.gelu(h), h * below, atol=2e-6)

@@ -1,7 +1,7 @@
-"""The model: logits, heads, resets, initialization."""
+"""The model: logits, heads, resets, shardings, and what it refuses."""
 
+import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,11 @@ import pytest
 
 from meliad_rec.archs import stack
 from meliad_rec.archs.window import WindowLayer
-from meliad_rec.distributed.partition import BATCH_AXES
-from meliad_rec.distributed.partition import make_mesh
-from meliad_rec.distributed.partition import param_spec
-from meliad_rec.distributed.partition import path_string
+from meliad_rec.distributed import partition
 from meliad_rec.layers import norms
-from meliad_rec.layers import positions
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.models import pooling
+from meliad_rec.models import sharded_model
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.embedding import AdaptiveEmbedding
 from meliad_rec.models.embedding import UntiedEmbedding
@@ -28,7 +25,11 @@ from meliad_rec.models.heads import Matcher
 from meliad_rec.models.model import empty_carry
 from meliad_rec.models.model import initialize
 from meliad_rec.models.model import Model
+from meliad_rec.planning import topology
 from tests import architectures
+from tests import tiny_run
+from tests.cells import draw
+from tests.libtpu import needs_libtpu
 
 V, D, B, T = 13, 6, 3, 5
 
@@ -53,11 +54,14 @@ class Adder(Cell):
 
 TOKENS = np.random.default_rng(0).integers(1, V, (B, T))
 REAL = np.ones((B, T), bool)
+NONE = np.zeros(B, bool)
 
 
-def built(**options):
-  model = Model(V, Adder(), D, **options)
-  return model, {'params': initialize(model, jax.random.key(0), B, T)}
+def built(cell=None, tokens=T, **options):
+  """Returns a model, its parameters, and its compiled `apply`."""
+  model = Model(V, cell or Adder(), D, **options)
+  init = jax.jit(lambda rng: initialize(model, rng, B, tokens))
+  return model, init(jax.random.key(0)), jax.jit(model.apply)
 
 
 def normed(y):
@@ -66,112 +70,45 @@ def normed(y):
 
 @pytest.mark.parametrize('divisor', [None, 4.0])
 def test_logits_are_products_with_the_embedding(divisor):
-  model, params = built(logits_divisor=divisor)
-  table_VD = np.asarray(params['params']['embed']['embedding'])
+  _, params, apply = built(logits_divisor=divisor)
+  table_VD = np.asarray(params['embed']['embedding'])
   state = np.full((B, D), 2.0, np.float32)
   start = np.array([True, False, False])
-  end, logits = model.apply(params, state, TOKENS, start, REAL)
+  end, logits = apply({'params': params}, state, TOKENS, start, REAL)
   begin = np.where(start[:, None], 1, state)
   y = begin[:, None] + np.cumsum(table_VD[TOKENS], 1)
   expected = normed(y) @ table_VD.T / (divisor or D**0.5)
   np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(end, y[:, -1], rtol=1e-5)
-  assert logits.dtype == jnp.float32
 
 
 def test_another_embedding_and_another_norm():
-  model, params = built(embedding=UntiedEmbedding, final_norm=norms.LayerNorm)
-  draw = lambda a: np.random.default_rng(a.size).normal(size=a.shape)
-  params = jax.tree.map(lambda a: draw(a).astype(np.float32), params)
-  p, state = params['params'], np.zeros((B, D), np.float32)
-  _, logits = model.apply(params, state, TOKENS, np.zeros(B, bool), REAL)
+  _, p, apply = built(embedding=UntiedEmbedding, final_norm=norms.LayerNorm)
+  p = jax.tree.map(lambda a: draw(*a.shape, seed=a.size), p)
+  _, logits = apply({'params': p}, np.zeros((B, D)), TOKENS, NONE, REAL)
   y = np.cumsum(p['embed']['embedding'][TOKENS], 1)
   y = (y - y.mean(-1, keepdims=True)) / (y.std(-1, keepdims=True) + 1e-5)
   y = y * p['norm']['scale'] + p['norm']['bias']
   output = p['embed']['output']
   expected = y @ output['kernel'] + output['bias']
   np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3)
-  assert logits.dtype == jnp.float32
-
-
-@pytest.mark.parametrize('layers, total', [(8, 6_330_138), (4, 3_175_194)])
-def test_sizes_of_the_papers_transformer_xl(layers, total):
-  """Fan et al. 2020 and Ju et al. 2021, as their code counts; 26 ids."""
-  vocab, width, num_heads = 26, 256, 4
-  config = LayerConfig(
-    d_model=width,
-    num_heads=num_heads,
-    head_dim=64,
-    mlp_dim=1024,
-    window=100,
-    normalize_qk=False,
-    norm=norms.LayerNorm,
-    mlp_bias=True,
-    depth=layers,
-  )
-  cell = stack.layers(
-    layers,
-    functools.partial(WindowLayer, config),
-    position=functools.partial(positions.RelativeKeys, num_heads),
-  )
-  model = Model(
-    *(vocab, cell, width),
-    embedding=UntiedEmbedding,
-    final_norm=norms.LayerNorm,
-  )
-  shapes = jax.eval_shape(
-    lambda rng: initialize(model, rng, 1, 64), jax.random.key(0)
-  )
-  found = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
-  assert found == total
 
 
 def test_clear_state_forgets_before_the_segment():
-  model, params = built(clear_state=True)
-  none = np.zeros(B, bool)
-  run = lambda s: model.apply(params, np.full((B, D), s), TOKENS, none, REAL)[1]
+  _, params, apply = built(clear_state=True)
+  run = lambda value: apply(
+    {'params': params}, np.full((B, D), value), TOKENS, NONE, REAL
+  )[1]
   np.testing.assert_array_equal(run(1.0), run(7.0))
 
 
-def test_clear_state_needs_something_to_clear():
-  window = architectures.windowed()
-  with pytest.raises(ValueError, match='clear_state'):
-    initialize(
-      Model(V, window, architectures.D, clear_state=True),
-      *(jax.random.key(0), B, architectures.T),
-    )
-
-
-def test_steps_are_the_segment():
-  model, params = built()
-  state = model.apply(params, B, method='initial_state')
-  end, logits = model.apply(params, state, TOKENS, np.ones(B, bool), REAL)
-  opened = model.apply(params, state, method='to_decode_state')
-  for t in range(T):
-    opened, logits_BV = model.apply(
-      params, opened, TOKENS[:, t], method='decode_step'
-    )
-    np.testing.assert_allclose(logits_BV, logits[:, t], rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(
-    model.apply(params, opened, method='to_segment_state'), end, rtol=1e-5
-  )
-
-
 def test_dropout_comes_before_the_logits_and_needs_an_rng():
-  model, params = built(dropout=0.5)
-  state, start = np.ones((B, D), np.float32), np.zeros(B, bool)
-  call = lambda **o: model.apply(params, state, TOKENS, start, REAL, **o)
-  end, plain = call()
-  dropped_end, dropped = call(rngs={'dropout': jax.random.key(1)})
+  _, params, apply = built(dropout=0.5)
+  given = {'params': params}, np.ones((B, D), np.float32), TOKENS, NONE, REAL
+  end, plain = apply(*given)
+  dropped_end, dropped = apply(*given, rngs={'dropout': jax.random.key(1)})
   np.testing.assert_array_equal(end, dropped_end)
   assert (plain != dropped).any()
-
-
-def test_empty_carry_has_the_state_shapes():
-  model, params = built()
-  carry = empty_carry(model, params['params'], 4)
-  assert carry.shape == (4, D)
-  assert not carry.any()
 
 
 def test_bfloat16_activations_and_float32_logits():
@@ -183,11 +120,11 @@ def test_bfloat16_activations_and_float32_logits():
       return super().__call__(state, block)
 
   model = Model(V, Spy(), D, dtype='bfloat16')
-  params = initialize(model, jax.random.key(0), B, T)
-  assert set(seen) == {jnp.dtype('bfloat16')}
-  _, logits = model.apply(
-    {'params': params}, np.ones((B, D)), TOKENS, np.ones(B, bool), REAL
+  given = np.ones((B, D), np.float32), TOKENS, NONE, REAL
+  (_, logits), _ = jax.eval_shape(
+    lambda rng: model.init_with_output(rng, *given), jax.random.key(0)
   )
+  assert set(seen) == {jnp.dtype('bfloat16')}
   assert logits.dtype == jnp.float32
 
 
@@ -202,27 +139,26 @@ class Noter(Adder):
     return jnp.stack([state, 3 - state], 1)
 
 
-def test_a_model_of_the_next_token_must_not_see_it():
-  with pytest.raises(ValueError, match='CAUSAL'):
-    initialize(Model(V, Noter(), D), jax.random.key(0), B, T)
-  head = Classifier(3, None)
-  assert initialize(Model(V, Noter(), D, head=head), jax.random.key(0), B, T)
+JUDGES = {'head': Classifier(3)}
+RECURRENT = architectures.recurrent(1, (0,))
+ADAPTIVE = functools.partial(AdaptiveEmbedding, cutoffs=(2,), tied=False)
 
 
-def test_a_head_divides_no_logits():
-  model = Model(V, Adder(), D, logits_divisor=2.0, head=Classifier(3))
-  with pytest.raises(ValueError, match='logits_divisor'):
-    initialize(model, jax.random.key(0), B, T)
-
-
-def test_a_head_takes_no_parameters_for_logits_of_tokens():
-  for embedding in (
-    UntiedEmbedding,
-    functools.partial(AdaptiveEmbedding, cutoffs=(2,), tied=False),
-  ):
-    model = Model(V, Adder(), D, embedding=embedding, head=Classifier(3))
-    with pytest.raises(ValueError, match='options/embedding/untied'):
-      initialize(model, jax.random.key(0), B, T)
+@pytest.mark.parametrize(
+  ('cell', 'options', 'message'),
+  [
+    (architectures.windowed(), {'clear_state': True}, 'clear_state'),
+    (Noter(), {}, 'CAUSAL'),
+    (Adder(), JUDGES | {'logits_divisor': 2.0}, 'logits_divisor'),
+    (Adder(), JUDGES | {'embedding': UntiedEmbedding}, 'embedding/untied'),
+    (Adder(), JUDGES | {'embedding': ADAPTIVE}, 'embedding/untied'),
+    (Adder(), {'head': Matcher(3)}, '2 .* 15. Set SEGMENT'),
+    (RECURRENT, {'head': Matcher(3)}, '16 .* 15. Set SEGMENT'),
+  ],
+)
+def test_settings_that_do_not_fit_each_other(cell, options, message):
+  with pytest.raises(ValueError, match=message):
+    built(cell, tokens=15, **options)
 
 
 def head_of(params, h):
@@ -233,44 +169,36 @@ def head_of(params, h):
   return h
 
 
-def test_a_head_judges_normed_outputs_and_slots():
-  for pool in pooling.Mean(), pooling.Slots():
-    model = Model(V, Noter(), D, head=Classifier(3, pool))
-    params = initialize(model, jax.random.key(0), B, T)
-    assert set(params) == {'embed', 'head', 'norm'}
-    params['norm']['scale'] = params['norm']['scale'] + np.arange(D)
-    carry = empty_carry(model, params, B)
-    state, logits = model.apply(
-      {'params': params}, carry, TOKENS, np.ones(B, bool), REAL
-    )
-    y = 1 + np.cumsum(params['embed']['embedding'][TOKENS], 1)
-    np.testing.assert_allclose(state['cell'], y[:, -1], rtol=1e-5)
-    h = np.stack([y[:, -1], 3 - y[:, -1]], 1) if pool.at_end else y
-    pooled = (normed(h) * (1 + np.arange(D))).mean(1)
-    expected = head_of(params, pooled)
-    np.testing.assert_allclose(logits[:, -1, 1:], expected, rtol=1e-3)
-    assert set(state) == set(carry) == {'cell', 'head'}
-
-
-def pairs(**options):
-  """Returns a model of pairs and its parameters."""
-  model = Model(V, Adder(), D, head=Matcher(3, pooling.Last()), **options)
-  return model, initialize(model, jax.random.key(0), B, 2 * T)
+@pytest.mark.parametrize('pool', [pooling.Mean(), pooling.Slots()])
+def test_a_head_judges_normed_outputs_and_slots(pool):
+  model, params, apply = built(Noter(), head=Classifier(3, pool))
+  assert set(params) == {'embed', 'head', 'norm'}
+  params['norm']['scale'] = params['norm']['scale'] + np.arange(D)
+  carry = empty_carry(model, params, B)
+  state, logits = apply({'params': params}, carry, TOKENS, ~NONE, REAL)
+  y = 1 + np.cumsum(params['embed']['embedding'][TOKENS], 1)
+  np.testing.assert_allclose(state['cell'], y[:, -1], rtol=1e-5)
+  h = np.stack([y[:, -1], 3 - y[:, -1]], 1) if pool.at_end else y
+  pooled = (normed(h) * (1 + np.arange(D))).mean(1)
+  expected = head_of(params, pooled)
+  np.testing.assert_allclose(logits[:, -1, 1:], expected, rtol=1e-3)
+  assert set(state) == set(carry) == {'cell', 'head'}
 
 
 PAIRS = np.random.default_rng(1).integers(1, V, (B, 2 * T))
 PAIRED = np.ones((B, 2 * T), bool)
+LAST = Matcher(3, pooling.Last())
 
 
 def test_the_halves_of_a_row_are_read_as_two_sequences():
-  model, params = pairs()
+  model, params, apply = built(tokens=2 * T, head=LAST)
   carry = empty_carry(model, params, B)
   assert carry['cell'].shape == carry['head'].shape == (B, 2, D)
   carry = jax.tree.map(lambda a: a + 2, carry)
   start = np.array([True, False, False])
-  state, logits = model.apply({'params': params}, carry, PAIRS, start, PAIRED)
+  state, logits = apply({'params': params}, carry, PAIRS, start, PAIRED)
   begin = np.where(start, 1, 2)[:, None, None]
-  x = params['embed']['embedding'][PAIRS].reshape(B, 2, T, D)
+  x = np.reshape(params['embed']['embedding'][PAIRS], (B, 2, T, D))
   y = begin + x.sum(2)
   np.testing.assert_allclose(state['cell'], y, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(state['head'], normed(y), rtol=1e-4, atol=1e-5)
@@ -299,10 +227,9 @@ class Strict(Adder):
 
 
 def test_a_cell_is_asked_about_rows_of_single_sequences():
-  model, params = pairs()
-  model = model.clone(cell=Strict())
+  model, params, _ = built(Strict(), tokens=2 * T, head=LAST)
   state = jax.tree.map(
-    lambda a: a + np.arange(a.size).reshape(a.shape),
+    lambda a: np.arange(a.size, dtype=a.dtype).reshape(a.shape),
     empty_carry(model, params, B),
   )
   for name, cell in (
@@ -315,46 +242,66 @@ def test_a_cell_is_asked_about_rows_of_single_sequences():
     np.testing.assert_array_equal(changed['head'], state['head'])
 
 
-def test_clear_state_keeps_the_pool():
-  model, params = pairs(clear_state=True)
-  none = np.zeros(B, bool)
-  empty = np.zeros_like(PAIRED)
-  seven = np.full((B, 2, D), 7, np.float32)
-  state = {'cell': seven, 'head': seven}
-  after, _ = model.apply({'params': params}, state, PAIRS, none, empty)
-  np.testing.assert_array_equal(after['head'], state['head'])
-
-
-@pytest.mark.parametrize(
-  ('cell', 'segment', 'block'),
-  [(Adder(), 7, 2), (architectures.recurrent(1, (0,)), 24, 16)],
-)
-def test_halves_of_a_segment_are_whole_blocks(cell, segment, block):
-  model = Model(V, cell, architectures.D, head=Matcher(3))
-  with pytest.raises(ValueError, match=f'{block} .* {segment}. Set SEGMENT'):
-    initialize(model, jax.random.key(0), B, segment)
-
-
 def test_pairs_of_many_devices_are_those_of_one():
+  model, params, apply = built(tokens=2 * T, head=Matcher(3))
   rows = 8
-  model = Model(V, Adder(), D, head=Matcher(3))
-  params = initialize(model, jax.random.key(0), rows, 2 * T)
   rng = np.random.default_rng(2)
   tokens = rng.integers(1, V, (rows, 2 * T))
   mask = rng.random((rows, 2 * T)) < 0.8
   start = np.arange(rows) % 3 == 0
-  carry = jax.tree.map(lambda a: a + 1, empty_carry(model, params, rows))
-  apply = jax.jit(model.apply)
-  expected = apply({'params': params}, carry, tokens, start, mask)
-  mesh = make_mesh(fsdp=2, model=2)
-  place = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-  put = jax.device_put((carry, tokens, start, mask), place)
-  places = jax.tree_util.tree_map_with_path(
-    lambda path, a: NamedSharding(
-      mesh, param_spec(mesh, path_string(path), a.shape)
-    ),
-    params,
+  carry = jax.tree.map(
+    lambda a: np.ones(a.shape, a.dtype), empty_carry(model, params, rows)
   )
+  given = carry, tokens, start, mask
+  expected = apply({'params': params}, *given)
+  mesh = partition.make_mesh(fsdp=2, model=2)
+  put = jax.device_put(
+    given, NamedSharding(mesh, PartitionSpec(partition.BATCH_AXES))
+  )
+  shapes = sharded_model.ShardedModel(model, mesh, 2 * T).param_shapes
+  places = jax.tree.map(lambda a: a.sharding, shapes)
   found = apply({'params': jax.device_put(params, places)}, *put)
   close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
   jax.tree.map(close, found, expected)
+
+
+def test_parameters_have_the_shapes_and_places_of_training():
+  program = tiny_run.program(devices=8, fsdp=2, model=2)
+  forward = sharded_model.ShardedModel(
+    program.model, program.mesh, program.segment
+  )
+  facts = lambda a: (a.shape, a.dtype, a.sharding.spec)
+  mine = jax.tree.map(facts, forward.param_shapes)
+  assert mine == jax.tree.map(facts, program.shapes.params)
+  specs = {a.sharding.spec for a in jax.tree.leaves(forward.param_shapes)}
+  assert len(specs) > 2
+
+
+@needs_libtpu
+def test_evaluation_compiles_for_many_chips_with_kernels():
+  """Kernels compile for several chips only under a mesh."""
+  mesh = partition.make_mesh(1, 2, 2, devices=topology.devices('v5e:2x2'))
+  config = LayerConfig(
+    d_model=128,
+    num_heads=4,
+    head_dim=64,
+    mlp_dim=128,
+    window=128,
+    dtype='bfloat16',
+  )
+  cell = stack.layers(1, functools.partial(WindowLayer, config))
+  model, rows = Model(64, cell, 128, dtype='bfloat16'), 8
+  shapes = sharded_model.ShardedModel(model, mesh, 256).param_shapes
+  program = dataclasses.replace(
+    tiny_run.program(), model=model, mesh=mesh, segment=256, rows=rows
+  )
+  place = partition.batch_sharding(mesh, rows)
+  carry = jax.tree.map(
+    lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
+    jax.eval_shape(lambda p: empty_carry(model, p, rows), shapes),
+  )
+  step = functools.partial(sharded_model.eval_step, model)
+  with jax.set_mesh(mesh):
+    lowered = jax.jit(step).lower(shapes, carry, program.batch_shapes(rows))
+    text = lowered.compile().as_text()
+  assert 'window_attention_forward' in text
