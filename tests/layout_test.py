@@ -1,6 +1,7 @@
 """The layout: which folder imports which, and what lies where."""
 
 import ast
+import functools
 import os
 from pathlib import Path
 import shutil
@@ -49,6 +50,7 @@ TENSORFLOW = {'data/seqio_tasks', 'data/text'}
 GIN = {'config/config', 'config/renames', 'config/values'}
 
 
+@functools.cache
 def files():
   """Names of the package's files: 'cell', 'data/lanes'."""
   return sorted(
@@ -58,6 +60,7 @@ def files():
   )
 
 
+@functools.cache
 def tree(name):
   return ast.parse((PACKAGE / f'{name}.py').read_text(encoding='utf-8'))
 
@@ -72,13 +75,15 @@ def imports(nodes):
         yield from (f'{node.module}.{alias.name}' for alias in node.names)
 
 
+@functools.cache
 def own_imports(name):
   """Names of the package's files that a file imports, wherever it does so."""
-  for dotted in imports(ast.walk(tree(name))):
-    first, *parts = dotted.split('.')
-    if first == 'meliad_rec':
-      whole = '/'.join(parts)
-      yield whole if whole in files() else whole.rpartition('/')[0]
+  own = 'meliad_rec.'
+  found = {d for d in imports(ast.walk(tree(name))) if d.startswith(own)}
+  paths = {dotted.removeprefix(own).replace('.', '/') for dotted in found}
+  known = set(files())
+  paths = {path if path in known else path.rpartition('/')[0] for path in paths}
+  return paths - {''}
 
 
 def room(name):
@@ -87,18 +92,15 @@ def room(name):
   return 'kernels' if folder.startswith('kernels/') else folder
 
 
-@pytest.mark.parametrize('name', files())
-def test_imports_point_down(name):
-  for other in filter(None, own_imports(name)):
-    if room(other) == room(name):
-      assert name not in own_imports(other), (
-        f'{name} and {other} import each other.'
-      )
-    else:
-      assert ROOMS.index(room(other)) > ROOMS.index(room(name)), (
-        f'meliad_rec/{name}.py imports {other}, from a folder that ROOMS of '
-        'tests/layout_test.py has above its own.'
-      )
+def test_imports_point_down():
+  """Where this fails, see ROOMS."""
+  for name in files():
+    for other in own_imports(name):
+      if room(other) == room(name):
+        assert name not in own_imports(other), f'{name} and {other}'
+      else:
+        above = ROOMS.index(room(other)) < ROOMS.index(room(name))
+        assert not above, f'{name} imports {other}'
 
 
 def test_only_the_two_doors_lie_loose():
@@ -106,32 +108,27 @@ def test_only_the_two_doors_lie_loose():
   assert loose == {'__init__', '__main__', 'cli', 'main'}
 
 
-@pytest.mark.parametrize('name', files())
-def test_only_the_configuration_knows_gin(name):
-  found = {dotted.split('.')[0] for dotted in imports(ast.walk(tree(name)))}
-  assert name in GIN or 'gin' not in found
+def test_gin_and_tensorflow_are_known_to_few_files():
+  """TensorFlow is imported in functions of these files only."""
+  top = lambda nodes: {dotted.split('.')[0] for dotted in imports(nodes)}
+  for name in files():
+    whole = tree(name)
+    found = top(ast.walk(whole))
+    assert name in GIN or 'gin' not in found, name
+    assert name in TENSORFLOW or not found & HEAVY, name
+    nodes = [
+      node
+      for statement in whole.body
+      if not isinstance(statement, ast.FunctionDef | ast.ClassDef)
+      for node in ast.walk(statement)
+    ]
+    assert not top(nodes) & HEAVY, name
 
 
-@pytest.mark.parametrize('name', files())
-def test_tensorflow_is_imported_in_functions_of_the_data_files_only(name):
-  whole = tree(name)
-  found = {dotted.split('.')[0] for dotted in imports(ast.walk(whole))}
-  assert name in TENSORFLOW or not found & HEAVY
-  nodes = [
-    node
-    for statement in whole.body
-    if not isinstance(statement, ast.FunctionDef | ast.ClassDef)
-    for node in ast.walk(statement)
-  ]
-  assert not {dotted.split('.')[0] for dotted in imports(nodes)} & HEAVY
-
-
-@pytest.mark.parametrize('name', files())
-def test_files_are_short(name):
-  length = len((PACKAGE / f'{name}.py').read_text().splitlines())
-  assert length < 500, (
-    f'meliad_rec/{name}.py has {length} lines, and the limit is 500.'
-  )
+def test_files_are_short():
+  for name in files():
+    length = len((PACKAGE / f'{name}.py').read_text().splitlines())
+    assert length < 500, f'{name} has {length} lines, and the limit is 500.'
 
 
 def test_importing_the_package_is_quick_and_without_tensorflow():
@@ -163,29 +160,27 @@ print(*sorted({HEAVY | LATE!r} & set(sys.modules)))
   assert heavy == ''
 
 
-def test_nothing_else_lies_at_the_top():
-  known = subprocess.run(
+def known():
+  """Names of all files that belong to the checkout."""
+  listed = subprocess.run(
     ['git', 'ls-files', '-co', '--exclude-standard'],
     cwd=ROOT,
     capture_output=True,
     text=True,
   )
-  if known.returncode:
+  if listed.returncode:
     pytest.skip('not a git checkout')
-  top = {line.split('/')[0] for line in known.stdout.splitlines()}
+  return listed.stdout.splitlines()
+
+
+def test_nothing_else_lies_at_the_top():
+  top = {name.split('/')[0] for name in known()}
   assert {name for name in top - TOP if not name.startswith('.')} == set()
 
 
 @pytest.mark.slow
 def test_gin_files_are_found_from_an_installed_wheel(tmp_path):
-  names = subprocess.run(
-    ['git', 'ls-files', '-co', '--exclude-standard'],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout.splitlines()
-  for name in names:
+  for name in known():
     if (ROOT / name).is_file() and name.startswith(
       ('meliad_rec', 'gin', 'set')
     ):

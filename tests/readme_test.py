@@ -1,18 +1,18 @@
 """The READMEs are true: the example trains, and all that they name exists."""
 
-import os
 from pathlib import Path
 import re
-import subprocess
-import sys
 
 import pytest
 
 from meliad_rec import cli
+from meliad_rec import main
+from meliad_rec.config import config
 from meliad_rec.config import files
 from meliad_rec.data import store
 from meliad_rec.data.documents import Document
 from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.training.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'meliad_rec'
@@ -38,7 +38,7 @@ def block(start):
   return only
 
 
-def test_the_architecture_of_the_readme_trains(tmp_path):
+def test_the_architecture_of_the_readme_trains(tmp_path, monkeypatch):
   (tmp_path / 'leaky.py').write_text(block('"""A layer'))
   (tmp_path / 'arch').mkdir()
   (tmp_path / 'arch' / 'leaky.gin').write_text(block('from __gin__'))
@@ -48,21 +48,15 @@ def test_the_architecture_of_the_readme_trains(tmp_path):
     for split in ('train', 'validation')
   }
   store.write(tmp_path / 'store', splits, Bytes(), 'test')
-  done = subprocess.run(
-    [
-      *(sys.executable, '-m', 'meliad_rec', 'train', '--workdir=run'),
-      *('--gin_file=arch/leaky.gin', '--gin_file=size/test'),
-      *('--gin_file=task/store', '--gin_param=STORE = "store"'),
-      *('--gin_param=STEPS = 2', '--gin_param=SAMPLE = 5'),
-    ],
-    cwd=tmp_path,
-    env={**os.environ, 'PYTHONPATH': str(ROOT), 'XLA_FLAGS': ''},
-    capture_output=True,
-    text=True,
-    timeout=300,
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+  config.parse(
+    ['arch/leaky.gin', 'size/test', 'task/store'],
+    ['STORE = "store"', 'STEPS = 2', 'SAMPLE = 5', 'BATCH = 8'],
   )
-  assert done.returncode == 0, done.stderr
-  assert 'Finished step 2' in done.stdout
+  run, reason = main.train(config.build(Experiment)(), 'run')
+  config.reset()
+  assert (run.step, reason) == (2, None)
 
 
 def test_the_readme_is_short():

@@ -1,6 +1,5 @@
 """Halting depth: measured for each token, grouped, and by nesting."""
 
-import dataclasses
 import functools
 
 import jax
@@ -58,11 +57,13 @@ MODELS = {
   'chunks': (Chunks(cell=bottleneck(None), count=5), Classifier(4, None)),
   'text': (Encoder(universal(False, True), 8), None),
 }
+# Tokens that halt together.
+UNITS = {'gated': SEGMENT, 'pairs': 1, 'bottleneck': 4, 'chunks': 5, 'text': 1}
 every = pytest.mark.parametrize(
   'name',
   [
     name
-    if name in ('gated', 'chunks')
+    if name in ('pairs', 'bottleneck', 'text')
     else pytest.param(name, marks=pytest.mark.slow)
     for name in MODELS
   ],
@@ -104,107 +105,59 @@ def program(name):
   return build(Model(tiny.V, cell, tiny.D, head=head))
 
 
-@functools.cache
-def depths(name, rows=ROWS):
-  return depth.measure(*program(name), documents(name), rows)
-
-
-@functools.cache
-def applied(name):
-  model = program(name)[0].model
-
-  def apply(params, tokens_1T, mask_1T):
-    state = model.apply({'params': params}, 1, method='initial_state')
-    (_, logits_1TV), sown = model.apply(
-      {'params': params},
-      state,
-      tokens_1T,
-      jnp.ones(1, bool),
-      mask_1T,
-      mutable=['pictures'],
-    )
-    return sown, jnp.argmax(logits_1TV[0], -1)
-
-  return jax.jit(apply)
-
-
-def alone(name, i):
-  """Returns steps and answers of a document read alone, in one segment."""
+def alone(name):
+  """Yields steps and answers of documents read alone, in one segment each."""
   read, places = documents(name), 64 if name in LONG else SEGMENT
-  ids, n = read[i], len(read[i])
-  at = np.arange(n)
-  if read.labels is None:
-    ids = np.concatenate([[0], ids[:-1]])
-  if read.first_lengths is not None:
-    at[read.first_lengths[i] :] += places // 2 - read.first_lengths[i]
-  row, mask = np.zeros((1, places), int), np.zeros((1, places), bool)
-  row[0, at], mask[0, at] = ids, True
-  sown, answers = applied(name)(program(name)[1], row, mask)
-  (sowed,) = jax.tree.leaves(sown)
-  match name:
-    case 'gated':
-      steps = np.repeat(sowed, places)
-    case 'pairs':
-      steps = np.concatenate([sowed[0], sowed[1]])
-    case 'text':
-      steps = np.concatenate([block[0] for block in sowed])
-    case 'bottleneck':
-      steps = np.repeat([chunk[0, 0] for chunk in sowed], 4)
-    case 'chunks':
-      steps = np.repeat([chunk[0, 0] for chunk in sowed], 5)
-  answers = answers[at]
-  return steps[at], answers if read.labels is None else answers[-1:]
+  forward, params = program(name)
+  variables = {'params': params}
+  state = forward.model.apply(variables, 1, method='initial_state')
+  start = np.ones(1, bool)
+  apply = jax.jit(
+    lambda row, mask: forward.model.apply(
+      variables, state, row, start, mask, mutable=['pictures']
+    )
+  )
+  for i in range(len(read)):
+    ids, at = read[i], np.arange(len(read[i]))
+    if read.labels is None:
+      ids = np.concatenate([[0], ids[:-1]])
+    if read.first_lengths is not None:
+      at[read.first_lengths[i] :] += places // 2 - read.first_lengths[i]
+    row, mask = np.zeros((1, places), int), np.zeros((1, places), bool)
+    row[0, at], mask[0, at] = ids, True
+    (_, logits_1TV), sown = apply(row, mask)
+    (sowed,) = map(np.asarray, jax.tree.leaves(sown))
+    match name:
+      case 'gated':
+        steps = np.repeat(sowed, places)
+      case 'pairs':
+        steps = np.concatenate([sowed[0], sowed[1]])
+      case 'text':
+        steps = np.concatenate([block[0] for block in sowed])
+      case 'bottleneck' | 'chunks':
+        steps = np.repeat(sowed[:, 0, 0], UNITS[name])
+    answers = np.argmax(logits_1TV[0], -1)[at]
+    yield steps[at], answers if read.labels is None else answers[-1:]
 
 
 @every
-def test_other_documents_have_no_influence(name):
-  found, read = depths(name), documents(name)
-  for i in range(len(read)):
-    steps, answers = alone(name, i)
-    got, _, answered = found.of(i)
+def test_each_document_is_read_as_if_it_were_alone(name):
+  """The steps, where units begin, and means, which are those of evaluation."""
+  read, seen = documents(name), []
+  found = depth.measure(*program(name), read, ROWS, seen.append)
+  for i, (steps, answers) in enumerate(alone(name)):
+    got, begins, answered = found.of(i)
     np.testing.assert_array_equal(got, steps)
     np.testing.assert_array_equal(answered[-len(answers) :], answers)
+    first = np.arange(len(got)) % UNITS[name] == 0
+    np.testing.assert_array_equal(begins, first)
   assert len(np.unique(found.steps)) > 1
-
-
-@every
-def test_means_are_those_of_evaluation(name):
-  found = depth.everything(depths(name))
-  metrics = evaluate(*program(name), documents(name), ROWS)
-  assert found.mean == pytest.approx(metrics['halting_depth'], rel=1e-6)
-  assert found.most == metrics['halting_depth_max']
-  assert found.accuracy == pytest.approx(metrics['accuracy'], rel=1e-6)
-
-
-def test_where_units_begin():
-  starts = documents('gated').starts[:-1]
-  assert np.flatnonzero(depths('gated').begins).tolist() == starts.tolist()
-  for name, chunk in {
-    'bottleneck': 4,
-    'chunks': 5,
-    'pairs': 1,
-    'text': 1,
-  }.items():
-    lengths = documents(name).lengths
-    first = np.concatenate([np.arange(n) % chunk == 0 for n in lengths])
-    np.testing.assert_array_equal(depths(name).begins, first)
-
-
-def test_rows_and_segments_change_nothing():
-  one = depths('bottleneck', 1)
-  forward, params = program('bottleneck')
-  forward = dataclasses.replace(forward, segment=8)
-  two = depth.measure(forward, params, documents('bottleneck'), 5)
-  for other in (one, two):
-    np.testing.assert_array_equal(other.steps, depths('bottleneck').steps)
-    np.testing.assert_array_equal(other.begins, depths('bottleneck').begins)
-
-
-def test_progress_is_reported():
-  seen = []
-  depth.measure(*program('text'), documents('text'), 4, seen.append)
-  assert seen[-1] == len(documents('text').tokens)
-  assert seen == sorted(set(seen))
+  assert seen == sorted(set(seen)) and seen[-1] == len(read.tokens)
+  whole = depth.everything(found)
+  metrics = evaluate(*program(name), read, ROWS)
+  assert whole.mean == pytest.approx(metrics['halting_depth'], rel=1e-6)
+  assert whole.most == metrics['halting_depth_max']
+  assert whole.accuracy == pytest.approx(metrics['accuracy'], rel=1e-6)
 
 
 def test_spread_over_chunks_and_pairs():
@@ -288,31 +241,34 @@ def by_hand(depths, chosen):
   return len(chosen), mean, max(steps), sum(right) / len(right)
 
 
-@pytest.mark.parametrize('labelled', [True, False])
-def test_the_group_of_all(labelled):
-  depths = of_listops(labelled)
-  read = np.flatnonzero(depths.documents.lengths)
-  assert len(read) == len(depths.documents) - 1
-  found = depth.everything(depths)
-  assert found.name == 'all'
-  assert found[1:] == pytest.approx(by_hand(depths, read))
-
-
-def test_by_length():
-  depths = of_listops()
-  lengths = depths.documents.lengths
-  found = depth.by_length(depths)
-  spans, seen = [], []
-  for each in found:
-    first, *_, last = [int(n) for n in 2 * each.name.split('-')]
-    spans.append((first, last))
-    inside = np.flatnonzero((lengths >= first) & (lengths <= last))
-    assert each[1:] == pytest.approx(by_hand(depths, inside))
-    seen += inside.tolist()
-  assert sorted(seen) == np.flatnonzero(lengths).tolist()
-  assert spans == sorted(spans)
-  assert 2 < len(found) <= 8
-  assert spans[0][0] == 1 and spans[-1][1] == lengths.max()
+def test_groups():
+  """All documents, then by length, about equally many, and by nesting."""
+  found = of_listops(labelled=False)
+  lengths = found.documents.lengths
+  read = np.flatnonzero(lengths)
+  for each in found, of_listops():
+    whole = depth.everything(each)
+    assert whole.name == 'all'
+    assert whole[1:] == pytest.approx(by_hand(each, read))
+  found = of_listops()
+  by_length = depth.by_length(found)
+  spans = [[int(n) for n in each.name.split('-')] for each in by_length]
+  for each, span in zip(by_length, spans, strict=True):
+    inside = np.flatnonzero((lengths >= span[0]) & (lengths <= span[-1]))
+    assert each[1:] == pytest.approx(by_hand(found, inside))
+  assert sum(each.documents for each in by_length) == len(read)
+  assert spans == sorted(spans) and 2 < len(spans) <= 8
+  assert (spans[0][0], spans[-1][-1]) == (1, lengths.max())
+  by_nesting = depth.by_nesting(found, BRACKETS)
+  nesting = np.array([listops_trees.nesting(d) for d in found.documents])
+  for i, each in enumerate(by_nesting):
+    inside = np.flatnonzero((nesting == i) & (lengths > 0))
+    assert each.name == str(i)
+    assert each[1:] == pytest.approx(by_hand(found, inside))
+  assert sum(each.documents for each in by_nesting) == len(read)
+  assert len(by_nesting) > 3
+  found.documents.labels[:] = 0
+  assert depth.everything(found).accuracy is None
 
 
 def test_groups_by_length_have_about_equal_sizes():
@@ -323,34 +279,6 @@ def test_groups_by_length_have_about_equal_sizes():
   depths = Depths(documents, np.ones(N), np.ones(N, bool), np.ones(N))
   found = depth.by_length(depths)
   assert [each.documents for each in found] == pytest.approx([10] * 8, abs=1)
-  assert found[0].name.startswith('1-')
-
-
-def test_by_nesting():
-  depths = of_listops()
-  documents = depths.documents
-  found = depth.by_nesting(depths, BRACKETS)
-  seen = 0
-  for each in found:
-    inside = [
-      i
-      for i in range(len(documents))
-      if len(documents[i])
-      and listops_trees.nesting(documents[i]) == int(each.name)
-    ]
-    assert each[1:] == pytest.approx(by_hand(depths, inside))
-    seen += len(inside)
-  assert seen == len(documents) - 1
-  assert [int(each.name) for each in found] == list(range(len(found)))
-  assert len(found) > 3
-
-
-def test_without_labels():
-  depths = of_listops()
-  depths.documents.labels[:] = 0
-  assert depth.everything(depths).accuracy is None
-  line = depth.table('tokens', [depth.everything(depths)]).splitlines()[1]
-  assert line.split()[-1] == '-'
 
 
 def test_the_table():
@@ -365,40 +293,30 @@ def test_the_table():
   ]
 
 
-def test_levels_of_an_expression():
-  ids = listops_trees.VOCABULARY.encode('START [MAX 2 [MIN 4 7 ] 0 ] END')
-  assert depth.levels(BRACKETS, ids).tolist() == [0, 0, 1, 1, 2, 2, 1, 1, 0, 0]
-  assert depth.deepest(BRACKETS, ids) == 2
+FORMULA = ['a', '(', ')', 'or']
 
 
-def test_levels_of_a_formula():
-  words = Words(['a', '(', ')', 'or'])
-  steps = depth.bracket_steps(words)
-  ids = words.encode(') ( a or ( a ) ) a')
-  assert depth.levels(steps, ids).tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0]
-  ids = words.encode('( ( a ) or a )')
-  assert depth.levels(steps, ids).tolist() == [0, 1, 2, 1, 1, 1, 0]
-
-
-def test_a_word_with_both_brackets_opens_none():
-  assert depth.bracket_steps(Words(['(a)', 'b'])) is None
-  steps = depth.bracket_steps(Words(['(a)', '[', 'b]']))
-  assert steps.tolist() == [0, 0, 1, -1]
+@pytest.mark.parametrize(
+  ('words', 'text', 'expected'),
+  [
+    (None, 'START [MAX 2 [MIN 4 7 ] 0 ] END', [0, 0, 1, 1, 2, 2, 1, 1, 0, 0]),
+    (FORMULA, ') ( a or ( a ) ) a', [0, 0, 0, 0, 0, 1, 0, 0, 0]),
+    (FORMULA, '( ( a ) or a )', [0, 1, 2, 1, 1, 1, 0]),
+    # A word with both brackets opens none.
+    (['(a)', '[', 'b]'], '(a) [ (a) b]', [0, 0, 1, 0]),
+  ],
+)
+def test_levels(words, text, expected):
+  vocabulary = Words(words) if words else listops_trees.VOCABULARY
+  steps, ids = depth.bracket_steps(vocabulary), vocabulary.encode(text)
+  assert depth.levels(steps, ids).tolist() == expected
 
 
 def test_the_deepest_level_is_the_nesting_of_the_task():
-  levels = listops_trees.grow(Draws(0), 300, 4, 6)
-  tokens, starts, _ = listops_trees.write(levels)
-  found = set()
-  for begin, end in zip(starts, starts[1:], strict=False):
-    expected = listops_trees.nesting(tokens[begin:end])
-    assert depth.deepest(BRACKETS, tokens[begin:end]) == expected
-    assert depth.levels(BRACKETS, tokens[begin:end]).max() == expected
-    found.add(expected)
-  assert len(found) > 4
-
-
-def test_words_without_brackets():
-  assert depth.bracket_steps(Words(['a', 'b'])) is None
-  assert depth.bracket_steps(Bytes()) is None
-  assert depth.deepest(BRACKETS, np.zeros(0, int)) == 0
+  for expression in of_listops().documents:
+    expected = listops_trees.nesting(expression)
+    assert depth.deepest(BRACKETS, expression) == expected
+    levels = depth.levels(BRACKETS, expression)
+    assert levels.max(initial=0) == expected
+  for vocabulary in Bytes(), Words(['(a)', 'b']):
+    assert depth.bracket_steps(vocabulary) is None

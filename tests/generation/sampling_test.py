@@ -23,18 +23,18 @@ def test_greedy_takes_the_likeliest_except_padding():
   assert sets == [{1}, {4}]
 
 
-def test_top_k():
-  sets, _ = drawn(Sampler(top_k=2))
-  assert sets == [{1, 2}, {4, 3}]
-
-
 @pytest.mark.parametrize(
-  ('top_p', 'kept'), [(0.3, {1}), (0.5, {1, 2}), (0.71, {1, 2, 3})]
+  ('settings', 'kept'),
+  [
+    ({'top_k': 2}, {1, 2}),
+    *(({'top_p': 0.3}, {1}), ({'top_p': 0.71}, {1, 2, 3})),
+    ({'top_k': 3, 'top_p': 0.5}, {1, 2}),
+  ],
 )
-def test_top_p(top_p, kept):
+def test_filters(settings, kept):
   """Without token 0 the probabilities are 0.4, 0.3, 0.2 and 0.1."""
-  sets, _ = drawn(Sampler(top_p=top_p))
-  assert sets[0] == kept
+  sets, _ = drawn(Sampler(**settings))
+  assert sets == [kept, {5 - token for token in kept}]
 
 
 def test_temperature_sharpens():

@@ -1,10 +1,10 @@
 """Text generated in pieces is the text of its tokens."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
-import pytest
 
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
@@ -25,14 +25,10 @@ from tests.pieces import train
 TEXT = '  wörds, \u20ac and \U0001d11e, twice wörds \u20ac  \n'
 
 
-@pytest.fixture(scope='module')
-def generator():
+def test_pieces_are_the_text_of_the_tokens_and_prompts_may_come_in_parts():
   model = Model(Bytes.size, tiny.windowed(1), tiny.D)
   params = jax.jit(lambda: initialize(model, jax.random.key(0), 1, tiny.W))()
-  return TextGenerator(Decoder(model, params, tiny.W, chunk=5), Bytes())
-
-
-def test_pieces_are_the_text_of_the_tokens(generator):
+  generator = TextGenerator(Decoder(model, params, tiny.W, chunk=5), Bytes())
   sampler = Sampler()
   state = generator.read('é').repeat(2)
   written = list(generator.write(state, 12, sampler, seed=1))
@@ -44,43 +40,28 @@ def test_pieces_are_the_text_of_the_tokens(generator):
   assert int(written[-1][0].count) == 14
   (only,) = generator.write(generator.read(''), 0, sampler, seed=0)
   assert only[1] == ['']
-
-
-def test_a_text_may_be_read_in_parts(generator):
   whole = generator.read('a text of more than a window')
   parts = generator.read(' of more than a window', generator.read('a text'))
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), whole, parts
-  )
+  close = functools.partial(np.testing.assert_allclose, atol=2e-5)
+  jax.tree.map(close, whole, parts)
 
 
-@pytest.fixture(scope='module')
-def pieces(tmp_path_factory):
-  """A small SentencePiece vocabulary with byte fallback."""
-  path = tmp_path_factory.mktemp('model') / 'exact.model'
-  model = train(SENTENCES, 300, **EXACT, add_dummy_prefix=False)
-  path.write_bytes(model)
-  return SentencePiece(path)
-
-
-@pytest.mark.parametrize('size', [1, 2, 3])
-@pytest.mark.parametrize('kind', ['bytes', 'pieces'])
-def test_detokenized_pieces_are_the_text(kind, size, pieces):
-  vocabulary = Bytes() if kind == 'bytes' else pieces
-  ids = vocabulary.encode(TEXT)
-  stream = StreamingDetokenizer(vocabulary)
-  parts = [stream.add(ids[i : i + size]) for i in range(0, len(ids), size)]
-  assert ''.join(parts) + stream.end() == vocabulary.decode(ids)
-  assert '\ufffd' not in ''.join(parts)
-
-
-@pytest.mark.parametrize('cut', range(1, 20))
-def test_detokenizing_continues_after_recent_tokens(cut, pieces):
-  for vocabulary in (Bytes(), pieces):
+def test_detokenized_pieces_are_the_text(tmp_path):
+  """Of bytes, and of pieces that fall back to bytes."""
+  path = tmp_path / 'exact.model'
+  path.write_bytes(train(SENTENCES, 300, **EXACT, add_dummy_prefix=False))
+  for vocabulary in Bytes(), SentencePiece(path):
     ids = vocabulary.encode(TEXT)
-    before = StreamingDetokenizer(vocabulary).add(ids[:cut])
-    after = StreamingDetokenizer(vocabulary, ids[:cut][-4:]).add(ids[cut:])
-    assert before + after == vocabulary.decode(ids)
+    for size in (1, 2, 3):
+      stream = StreamingDetokenizer(vocabulary)
+      parts = [stream.add(ids[i : i + size]) for i in range(0, len(ids), size)]
+      assert ''.join(parts) + stream.end() == vocabulary.decode(ids)
+      assert '\ufffd' not in ''.join(parts)
+    for cut in range(1, 20):
+      # It goes on after recent tokens.
+      before = StreamingDetokenizer(vocabulary).add(ids[:cut])
+      after = StreamingDetokenizer(vocabulary, ids[:cut][-4:]).add(ids[cut:])
+      assert before + after == vocabulary.decode(ids)
 
 
 def test_a_broken_character_is_replaced():

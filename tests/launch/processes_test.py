@@ -13,7 +13,6 @@ from tests.stand_ins import StandIns
 PYTHON = """
 [ "$1" != -c ] || { echo 1; exit; }
 trap "echo $JAX_PROCESS_ID >>told; on_term; exit 143" TERM
-on_term() { :; }
 [ ! -e body ] || source ./body
 echo $$ >>begun
 for _ in {1..400}; do
@@ -52,9 +51,8 @@ def until(path, count=1):
   raise AssertionError(lines(path))
 
 
-def stop(script):
-  """Stops the script and returns its exit code."""
-  script.send_signal(signal.SIGTERM)
+def end(script):
+  """Waits for the end of the script and returns its exit code."""
   try:
     script.communicate(timeout=15)
   finally:
@@ -62,33 +60,46 @@ def stop(script):
   return script.returncode
 
 
-def is_alive(number):
-  try:
-    os.kill(int(number), 0)
-  except ProcessLookupError:
-    return False
-  return True
+def told(tmp_path, on_term=':'):
+  """Stops pods of both kinds; yields the processes asked, in order."""
+  scripts = {}
+  for pod in PODS:
+    folder = tmp_path / pod[0]
+    folder.mkdir()
+    (folder / 'body').write_text(f'on_term() {{ {on_term}; }}\n')
+    scripts[folder] = start(StandIns(folder, python=PYTHON, ssh=SSH), *pod)
+  for folder, script in scripts.items():
+    until(folder / 'begun', 3)
+    script.send_signal(signal.SIGTERM)
+  for folder, script in scripts.items():
+    assert end(script) == 143
+    yield lines(folder / 'told')
 
 
-@pytest.mark.parametrize('pod', PODS)
-def test_processes_that_have_not_joined_are_asked_after_process_0(
-  machines, tmp_path, pod
-):
-  script = start(machines, *pod)
-  until(tmp_path / 'begun', 3)
-  assert stop(script) == 143
-  first, *rest = lines(tmp_path / 'told')
-  assert first == '0' and sorted(rest) == ['1', '2']
+def test_processes_that_have_not_joined_are_asked_after_process_0(tmp_path):
+  for first, *rest in told(tmp_path):
+    assert first == '0' and sorted(rest) == ['1', '2']
 
 
-@pytest.mark.parametrize('pod', PODS)
-def test_a_pod_that_saves_is_asked_once(machines, tmp_path, pod):
+def test_a_pod_that_saves_is_asked_once(tmp_path):
   """The save takes longer than the grace period after process 0."""
-  (tmp_path / 'body').write_text('on_term() { sleep 3.5; touch saved; }\n')
-  script = start(machines, *pod)
-  until(tmp_path / 'begun', 3)
-  assert stop(script) == 143
-  assert lines(tmp_path / 'told') == ['0']
+  for asked in told(tmp_path, 'sleep 3.5; touch saved'):
+    assert asked == ['0']
+
+
+@pytest.mark.parametrize('pod', PODS)
+def test_a_mistake_of_any_process_is_the_exit_code(machines, tmp_path, pod):
+  """Otherwise the first failure is. Lines of all but process 0 are numbered."""
+  for codes, expected in ('143 3 2', 2), ('0 3 143', 3):
+    (tmp_path / 'body').write_text(
+      f'codes=({codes})\necho "$@" >&2\nexit "${{codes[$JAX_PROCESS_ID]}}"\n'
+    )
+    done = machines.run(*pod, '--gin_param=A = 1', PORT='99')
+    assert done.returncode == expected
+    said = '-m meliad_rec.main --gin_param=A = 1'
+    numbers = ['', '[1] ', '[2] '] if pod[0] == 'local_pod.sh' else [''] * 3
+    found = [each for each in done.stderr.splitlines() if said in each]
+    assert sorted(found) == sorted(number + said for number in numbers)
 
 
 def test_a_signal_during_the_start_leaves_no_process(machines, tmp_path):
@@ -97,19 +108,20 @@ def test_a_signal_during_the_start_leaves_no_process(machines, tmp_path):
   script = start(machines, 'local_pod.sh', '40')
   _, errors = script.communicate(timeout=15)
   assert script.returncode == 143, errors
-  assert not any(map(is_alive, lines(tmp_path / 'begun')))
+  for number in lines(tmp_path / 'begun'):
+    with pytest.raises(ProcessLookupError):
+      os.kill(int(number), 0)
 
 
 def test_a_process_that_has_not_begun_is_asked_when_it_has(machines, tmp_path):
   """The pid file of an earlier run is not used."""
   (tmp_path / 'slow').touch()
-  other = subprocess.Popen(['sleep', '30'])
-  try:
+  with subprocess.Popen(['sleep', '30']) as other:
     (tmp_path / 'a.pid').write_text(f'{other.pid}\n')
     script = start(machines, 'gpu.sh', 'a')
     until(tmp_path / 'record')
-    assert stop(script) == 143
-    assert other.poll() is None
-  finally:
+    script.send_signal(signal.SIGTERM)
+    code = end(script)
+    ended = other.poll()
     other.kill()
-    other.wait()
+  assert (code, ended) == (143, None)

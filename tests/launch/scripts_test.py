@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 
 from tests.stand_ins import LAUNCH
+from tests.stand_ins import StandIns
 
 SCRIPTS = sorted(LAUNCH.glob('*.sh'))
 # These check the version of bash, or run on Linux hosts only.
@@ -69,63 +70,57 @@ def test_shellcheck_finds_nothing():
   assert done.returncode == 0, done.stdout
 
 
-FOLDERS = ('WORKDIR', 'STORE')
-PYTHON = """#!/bin/sh
-echo "$*"
-case "$*" in *'meliad_rec tokenize'*) mkdir -p runs/quickstart_text ;; esac
-"""
+@pytest.mark.parametrize(
+  'words',
+  [
+    *('tpu.sh', 'gke.sh start a', 'slurm.sh 2 x runs/a', 'slurm.sh 0 8 runs/a'),
+    *('slurm.sh 2 8', 'gpu.sh', 'gpu.sh a,--gin_file=x', 'gpu.sh --help'),
+    *('local_pod.sh', 'local_pod.sh 0', 'local_pod.sh --workdir=a'),
+  ],
+)
+def test_without_what_a_launcher_needs_it_shows_its_head(tmp_path, words):
+  done = StandIns(tmp_path).run(*words.split())
+  text = (LAUNCH / words.split()[0]).read_text()
+  head = re.search(r'\n(# .*?\n)set ', text, re.S)[1]
+  assert done.returncode == 2
+  assert done.stderr == re.sub('(?m)^# ?', '', head)
 
 
-@pytest.fixture
-def checkout(tmp_path):
+def test_the_quickstart_tokenizes_once_and_says_how_to_go_on(tmp_path):
+  """Packages that are installed later do not change the data of a run."""
   (tmp_path / 'launch').mkdir()
   shutil.copy(LAUNCH / 'quickstart.sh', tmp_path / 'launch')
   (tmp_path / 'launch' / 'environment.sh').write_text('')
   python = tmp_path / '.venv' / 'bin' / 'python'
   python.parent.mkdir(parents=True)
-  python.write_text(PYTHON)
+  made = 'case "$3" in tokenize) mkdir -p "${5#--out=}" ;; esac'
+  python.write_text(f'#!/bin/sh\necho "$*"\n{made}\n')
   python.chmod(0o755)
-  return tmp_path
 
+  def said(**folders):
+    done = StandIns(tmp_path).run(
+      str(tmp_path / 'launch' / 'quickstart.sh'),
+      '--dry_run',
+      **{'WORKDIR': '', 'STORE': ''} | folders,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
-def quickstart(checkout, *arguments, **folders):
-  inherited = {k: v for k, v in os.environ.items() if k not in FOLDERS}
-  return subprocess.run(
-    ['bash', checkout / 'launch' / 'quickstart.sh', *arguments],
-    env=inherited | folders,
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout
-
-
-def test_the_quickstart_tokenizes_once(checkout):
-  """Packages that are installed later do not change the data of a run."""
-  train = '-m meliad_rec.main --gin_file=experiments/quickstart '
-  train += "--gin_param=STORE = 'runs/quickstart_text' "
-  train += '--workdir=runs/quickstart --dry_run\n'
-  first, again = (quickstart(checkout, '--dry_run') for _ in range(2))
-  assert train in first and train in again
-  assert first.count('-m meliad_rec tokenize --source=code') == 1
-  assert 'tokenize' not in again
-
-
-def test_the_command_to_train_longer_uses_the_same_folders(checkout):
-  last = quickstart(checkout).splitlines()[-1]
-  assert last.split(maxsplit=2)[2] == (
-    "bash launch/quickstart.sh --gin_param='STEPS = 2_000'"
+  train = (
+    '-m meliad_rec.main --gin_file=experiments/quickstart '
+    "--gin_param=STORE = 'runs/quickstart_text' "
+    '--workdir=runs/quickstart --dry_run'
   )
-  last = quickstart(checkout, WORKDIR='a b', STORE='c').splitlines()[-1]
-  assert "WORKDIR='a b' STORE='c' bash launch/quickstart.sh" in last
+  more = "bash launch/quickstart.sh --gin_param='STEPS = 2_000'"
+  first, again = said(), said()
+  assert train in first and train in again
+  tokenize = '-m meliad_rec tokenize --source=code --out=runs/quickstart_text'
+  assert tokenize in first and 'tokenize' not in ' '.join(again)
+  assert first[-1].split(maxsplit=2)[2] == more
+  assert f"WORKDIR='a b' STORE='c' {more}" in said(WORKDIR='a b', STORE='c')[-1]
 
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / 'launch' / 'Dockerfile').read_text()
-
-
-def instructions(name):
-  """Returns the arguments of every such instruction."""
-  return re.findall(rf'^{name} (.*)$', TEXT, re.M)
 
 
 def package(root):
@@ -135,37 +130,28 @@ def package(root):
   return setup.call_args.kwargs
 
 
-def test_the_image_copies_the_whole_package(tmp_path):
-  for line in instructions('COPY'):
+def test_the_image_has_the_whole_package_and_its_extras(tmp_path):
+  text = (LAUNCH / 'Dockerfile').read_text()
+  of = lambda name: re.findall(rf'^{name} (.*)$', text, re.M)
+  for line in of('COPY'):
     *sources, target = line.split()
     for source in sources:
       path = ROOT / source
-      assert path.exists(), source
       if path.is_dir():
         ignored = shutil.ignore_patterns('__pycache__')
         shutil.copytree(path, tmp_path / target, ignore=ignored)
       else:
         shutil.copy(path, tmp_path / target)
-  assert package(tmp_path) == package(ROOT)
-
-
-def test_the_image_installs_known_extras():
-  [default] = instructions('ARG')
-  named = [default, *re.findall(r'EXTRA=[\w,]+', TEXT)]
+  whole = package(ROOT)
+  assert package(tmp_path) == whole
+  [default] = of('ARG')
+  named = [default, *re.findall(r'EXTRA=[\w,]+', text)]
   extras = {e for each in named for e in each.split('=')[1].split(',')}
-  assert {'tpu', 'gcs', 'cuda'} <= extras
-  assert extras <= package(ROOT)['extras_require'].keys()
-
-
-def test_the_image_has_a_supported_python():
-  [image] = instructions('FROM')
+  assert {'tpu', 'gcs', 'cuda'} <= extras <= whole['extras_require'].keys()
+  [image] = of('FROM')
   version = re.fullmatch(r'python:(\d+\.\d+)-slim', image)[1]
-  known = package(ROOT)['classifiers']
-  assert f'Programming Language :: Python :: {version}' in known
-
-
-def test_the_image_runs_a_module():
-  [command] = instructions('ENTRYPOINT')
+  python = f'Programming Language :: Python :: {version}'
+  assert python in whole['classifiers']
+  [command] = of('ENTRYPOINT')
   *python, module = json.loads(command)
-  assert python == ['python', '-m']
-  assert importlib.util.find_spec(module)
+  assert python == ['python', '-m'] and importlib.util.find_spec(module)
