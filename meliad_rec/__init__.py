@@ -8,6 +8,24 @@ with it, when it is first used.
 """
 
 import importlib
+from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # The same names for type checkers and editors.
+  from meliad_rec.archs import stack as stack
+  from meliad_rec.generation.sampling import Sampler as Sampler
+  from meliad_rec.layers import gates as gates
+  from meliad_rec.layers import positions as positions
+  from meliad_rec.layers.layer import FeedForward as FeedForward
+  from meliad_rec.metrics import losses as losses
+  from meliad_rec.models.cell import Block as Block
+  from meliad_rec.models.cell import Cell as Cell
+  from meliad_rec.models.model import Model as Model
+  from meliad_rec.runs.trained_run import load_run as load_run
+  from meliad_rec.runs.trained_run import TrainedRun as TrainedRun
+  from meliad_rec.training import optimizer as optimizer
+  from meliad_rec.training import schedules as schedules
+  from meliad_rec.training.experiment import Experiment as Experiment
 
 __version__ = '0.1.0'
 
@@ -34,17 +52,19 @@ _PUBLIC = {
 __all__ = [*_PUBLIC]
 
 
-def __getattr__(name: str):
-  """Imports a public name when it is first used (PEP 562)."""
-  if name not in _PUBLIC:
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  module, _, attribute = _PUBLIC[name].partition(':')
-  value = importlib.import_module(f'{__name__}.{module}')
-  if attribute:
-    value = getattr(value, attribute)
-  globals()[name] = value
-  return value
+if not TYPE_CHECKING:  # A type checker would believe in any name.
+
+  def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used (PEP 562)."""
+    if name not in _PUBLIC:
+      raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    module, _, attribute = _PUBLIC[name].partition(':')
+    value = importlib.import_module(f'{__name__}.{module}')
+    if attribute:
+      value = getattr(value, attribute)
+    globals()[name] = value
+    return value
 
 
-def __dir__():
+def __dir__() -> list[str]:
   return sorted({*globals(), *_PUBLIC})

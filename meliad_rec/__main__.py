@@ -1,4 +1,4 @@
-"""`python -m meliad_rec COMMAND`, as `meliad-rec COMMAND`."""
+"""`python -m meliad_rec COMMAND` does the same as `meliad-rec COMMAND`."""
 
 from meliad_rec.cli import main
 

@@ -12,14 +12,17 @@ import importlib
 import importlib.util
 import os
 from pathlib import Path
+import re
 import signal
 import sys
 
 from absl import app
 from absl import flags
 
+import meliad_rec
 from meliad_rec.config import config
 from meliad_rec.config.files import nearest
+from meliad_rec.report import console
 
 # Names of commands, and their modules inside the package.
 COMMANDS = {
@@ -27,6 +30,7 @@ COMMANDS = {
   'evaluate': 'commands.evaluate',
   'depth': 'commands.depth',
   'generate': 'commands.generate',
+  'export': 'commands.export',
   'runs': 'commands.runs',
   'settings': 'commands.settings',
   'tokenize': 'commands.tokenize',
@@ -36,8 +40,10 @@ COMMANDS = {
   'bench': 'commands.bench',
 }
 
-# Write errors without a file name: the disk is full, or the quota used up.
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REPEAT = '; repeat this option to specify a list of values'  # Added by absl.
+# Write errors without a file name: the disk is full or defective, the quota
+# used up, the file larger than allowed.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def run_main(
@@ -49,10 +55,12 @@ def run_main(
 
   0, or what the command returns.
   2: a user's mistake (a ValueError raised by this package, an unknown flag, a
-    file that cannot be read or written), as one line on stderr. An error with
-    its own `exit_code` sets 1 if the same command may succeed later.
+    file that cannot be read or written, sizes for which the memory is not
+    enough), as one line on stderr. An error with its own `exit_code` sets 1 if
+    the same command may succeed later.
   1, with a traceback: a bug.
-  130: Control-C. 143: SIGTERM. Both clean up first.
+  130: Control-C. 143: SIGTERM. Both clean up first. A run that is still
+    compiling ends at once, by the signal itself.
   141: the reader of stdout has left.
 
   Characters that the encoding of stdout lacks are written as `?`.
@@ -65,6 +73,7 @@ def run_main(
   define_flags()
   signal.signal(signal.SIGTERM, _terminate)
   sys.stdout.reconfigure(errors='replace')
+  console.plain()
 
   def parse(args):
     if {'--help', '-h'} & set(args[1:]):
@@ -73,10 +82,9 @@ def run_main(
     try:
       return flags.FLAGS(args)
     except flags.UnrecognizedFlagError as error:
-      near = nearest(error.flagname, flags.FLAGS)
-      sys.exit(_fail(f'There is no flag --{error.flagname}{near}.'))
+      sys.exit(_fail(_unknown_flag(error)))
     except flags.Error as error:
-      sys.exit(_fail(str(error)))
+      sys.exit(_fail(_wrong_flag(str(error))))
 
   app.run(functools.partial(guarded, main), argv=argv, flags_parser=parse)
 
@@ -96,11 +104,17 @@ def guarded(
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr)
     return 130
+  except MemoryError as error:
+    return _fail(
+      f'The memory is not enough ({error or "an allocation failed"}); give '
+      'smaller sizes.'
+    )
   except (ValueError, OSError) as error:
     message = _file_sentence(error) or config.sentence(error)
     if message is None:
       raise
-    return _fail(message, getattr(error, 'exit_code', 2))
+    code = getattr(error, 'exit_code', 2)
+    return code if getattr(error, 'told', False) else _fail(message, code)
 
 
 def summary(command: str) -> str:
@@ -111,8 +125,15 @@ def summary(command: str) -> str:
 def main() -> None:
   """Runs the console command: `meliad-rec COMMAND ARGUMENTS`."""
   program, *arguments = sys.argv
+  if arguments[:1] == ['--version']:
+    print(f'meliad_rec {meliad_rec.__version__}')
+    sys.exit(0)
+  # As `python -m` does, so that modules of the user's own are found here too.
+  if os.getcwd() not in map(os.path.abspath, sys.path):
+    sys.path.append(os.getcwd())
   if not arguments or arguments[0] in ('--help', '-h', 'help'):
-    print('Usage: meliad-rec COMMAND [--help] [FLAGS]\n')
+    print('Usage: meliad-rec COMMAND [--help] [FLAGS]')
+    print('       meliad-rec --version\n')
     for command in COMMANDS:
       print(f'  {command:<14} {summary(command)}')
     sys.exit(0)
@@ -146,6 +167,35 @@ def _file_sentence(error) -> str | None:
   )
 
 
+def _unknown_flag(error: flags.UnrecognizedFlagError) -> str:
+  """Returns the message for a flag that does not exist.
+
+  If it is the name of a setting, the message is the --gin_param to type.
+  """
+  from meliad_rec.commands import settings
+
+  name = error.flagname.upper().replace('-', '_')
+  if 'gin_param' in flags.FLAGS and name in settings.meanings():
+    value = error.flagvalue.partition('=')[2] or 'VALUE'
+    return (
+      f'There is no flag --{error.flagname}, but {name} is a setting; write'
+      f" --gin_param='{name} = {value}'."
+    )
+  near = nearest(error.flagname, flags.FLAGS)
+  return f'There is no flag --{error.flagname}{near}.'
+
+
+def _wrong_flag(text: str) -> str:
+  """Returns absl's message for a wrong or missing value, as one sentence."""
+  if missing := re.findall(r'flag (--\w+)=None: ', text):
+    return f'{" and ".join(missing)} must be given; see --help.'
+  if found := re.match(r"flag (--(\w+)=.*): \('Non-boolean", text):
+    return (
+      f'{found[1]} is not true or false; give --{found[2]} or leave it out.'
+    )
+  return text
+
+
 def _terminate(number, frame):
   del number, frame
   os.write(sys.__stderr__.fileno(), b'terminated\n')
@@ -165,13 +215,17 @@ def _docstring(module) -> str:
 def _usage(program, main) -> str:
   """Returns the docstring of the command and its flags."""
   module = sys.modules[main.__module__]
+  if program.endswith('.py') and module.__spec__:
+    program = f'python -m {module.__spec__.name}'
   lines = [f'Usage: {program} [FLAGS]\n', module.__doc__.strip(), '\nFlags:']
   for name, defined in flags.FLAGS.flags_by_module_dict().items():
     # absl names the started module by its path.
     if name in (module.__name__, sys.argv[0]) or name.startswith(__package__):
-      lines += [
-        f'  --{flag.name}: {" ".join(flag.help.split())}'
-        f' (default {flag.default!r})'
-        for flag in defined
-      ]
+      lines += map(_flag_line, defined)
   return '\n'.join(lines)
+
+
+def _flag_line(flag: flags.Flag) -> str:
+  words = ' '.join(flag.help.split()).removesuffix(_REPEAT)
+  default = f' (default {flag.default!r})' if flag.default else ''
+  return f'  --{flag.name}: {words}{default}'

@@ -1,7 +1,9 @@
 r"""Trains a model, or resumes training where it stopped.
 
-  python -m meliad_rec.main --gin_file=arch/block_recurrent \
-    --gin_file=size/tiny --gin_file=task/code --workdir=runs/tiny
+  meliad-rec train --gin_file=arch/block_recurrent --gin_file=size/tiny \
+    --gin_file=task/code --workdir=runs/tiny
+
+`python -m meliad_rec.main` takes the same flags.
 
 Ctrl-C or SIGTERM saves and stops, with exit code 130 or 143. --dry_run prints
 what would be done. `meliad-rec settings` lists what can be set.
@@ -21,13 +23,20 @@ from meliad_rec.config import config_flags
 from meliad_rec.distributed import compilation_cache
 from meliad_rec.distributed import pod
 from meliad_rec.report import console
+from meliad_rec.runs import exported
 from meliad_rec.runs import folder
+from meliad_rec.runs import initial
+from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.checksums import digest
+from meliad_rec.storage.workdir import check_writable
 from meliad_rec.storage.workdir import in_bucket
+from meliad_rec.storage.workdir import place
 from meliad_rec.training import profile
 from meliad_rec.training import summary
 from meliad_rec.training import trainer
 from meliad_rec.training.experiment import Experiment
+
+DOES_NOT_FIT = 3  # Exit code of --dry_run, as of `plan`.
 
 
 def define_flags() -> None:
@@ -35,6 +44,12 @@ def define_flags() -> None:
   config_flags.define_mesh_flag()
   flags.DEFINE_string(
     'workdir', None, 'Folder of the run; created if it does not exist.'
+  )
+  flags.DEFINE_string(
+    'init_from',
+    None,
+    'Begin a new run with the parameters of another: the folder of a run or an '
+    'exported model; RUN:STEP or RUN:best for another step than the newest.',
   )
   flags.DEFINE_bool(
     'dry_run',
@@ -46,6 +61,12 @@ def define_flags() -> None:
     None,
     'First and last step to trace with the profiler, such as 10:15; the traces '
     'are in the folder profile of the run, for XProf.',
+  )
+  flags.DEFINE_bool(
+    'verbose',
+    False,
+    'Print at the end the sha256 of parameters, optimizer, carry and data, to '
+    'compare two runs bit for bit.',
   )
 
 
@@ -64,20 +85,32 @@ def work() -> int:
   """Trains, or prints what --dry_run promises; returns the exit code."""
   args = flags.FLAGS
   traced = profile.steps(args.profile) if args.profile else range(0)
+  source = open_source(args.init_from, args.workdir)
   config.parse(args.gin_file, [*args.gin_param, *config_flags.given_mesh()])
+  if args.workdir and not args.dry_run:
+    check_writable(place(args.workdir))  # Before any data are read.
   experiment = config.build(Experiment)()
   _ = experiment.program.shapes  # Builds all layers, which read settings.
   config.check_read()
+  account = source and source.account(
+    experiment.program.shapes.params, experiment.data.vocabulary
+  )
   if args.dry_run:
     print(config.operative())
     summary.show(experiment)
+    if account:
+      print(account)
+    if problem := summary.shortage(experiment.program):
+      print(problem)
+      return DOES_NOT_FIT
     return 0
   logging.info('%s', summary.sentence(experiment))
-  run, reason = train(experiment, args.workdir, traced)
-  digests = all_digests(run)
+  run, reason = train(experiment, args.workdir, traced, source)
+  digests = all_digests(run) if args.verbose else []
   if jax.process_index() == 0:
     logging.info('%s', run.goodput.sentence())
-    print(*digests, sep='\n')
+    for line in digests:
+      print(line)
     print(
       f'{"Stopped at" if reason else "Finished"} step {run.step} after '
       f'{run.goodput.whole:.0f} s{": " + reason if reason else ""}. Results: '
@@ -86,10 +119,38 @@ def work() -> int:
   return run.checkpoints.exit_code
 
 
+def open_source(
+  init_from: str | None, workdir: str | None
+) -> initial.Source | None:
+  """Opens what --init_from names, unless the run in the folder has begun.
+
+  Raises:
+    ValueError: it cannot be opened, or the folder holds an exported model.
+  """
+  if workdir and exported.is_in(place(workdir)):
+    raise ValueError(
+      f'{workdir} holds an exported model; to begin with it, add '
+      f'--init_from={workdir}, and give another --workdir.'
+    )
+  if not init_from:
+    return None
+  if workdir:
+    steps = Checkpoints(place(workdir) / folder.CHECKPOINTS)
+    if (newest := steps.latest()) is not None:
+      logging.info(
+        'This run continues from its own step %d; --init_from=%s is not read.',
+        newest,
+        init_from,
+      )
+      return None
+  return initial.Source(init_from)
+
+
 def train(
   experiment: Experiment,
   workdir: str | pathlib.Path,
   traced: range = range(0),
+  source: initial.Source | None = None,
 ) -> tuple[trainer.Run, str | None]:
   """Trains a new run, or resumes the run in the folder.
 
@@ -97,16 +158,21 @@ def train(
     experiment: built by `config.build`; the run saves the configuration.
     workdir: folder of the run.
     traced: steps to trace with the profiler.
+    source: what a new run begins with; None: initial parameters.
 
   Returns:
     The run, and the reason if it stopped before its last step, else None.
 
   Raises:
-    ValueError: the folder holds another run, or a loss is not finite.
+    ValueError: the folder holds another run, the source does not fit, or a loss
+      is not finite.
   """
   _ = experiment.program.shapes  # Builds all layers, which read settings.
   operative = config.operative()
-  run = trainer.Run(experiment, str(workdir), {'config': operative})
+  fill = source and (
+    lambda params: source.fill(params, experiment.data.vocabulary)
+  )
+  run = trainer.Run(experiment, str(workdir), {'config': operative}, fill)
   run.profile = profile.Profile(run.workdir / 'profile', traced)
   try:
     run.begin()

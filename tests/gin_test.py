@@ -226,6 +226,7 @@ def test_adamw_and_another_schedule_are_refused(schedule, order):
 @pytest.mark.parametrize('task', TASKS)
 def test_every_task_builds(task, tmp_path):
   needs = {
+    'hf': ["DATASET = 'someone/books'"],
     'folder': [f'FOLDER = {str(tmp_path)!r}'],
     'jsonl': [f'JSONL = {str(tmp_path / "x.jsonl")!r}'],
     'seqio': ["TASK = 'mine'"],

@@ -12,6 +12,7 @@ from meliad_rec.archs.transformer import EncoderLayers
 from meliad_rec.metrics.losses import cross_entropy
 from meliad_rec.models.model import empty_carry
 from tests import architectures as tiny
+from tests import cells
 from tests.architectures import ALL
 from tests.architectures import ARCHITECTURES
 from tests.architectures import build
@@ -138,22 +139,47 @@ def test_clear_forgets_the_recurrent_state_alone(name):
   assert differ(logits, fresh) != ARCHITECTURES[name].forgets_all
 
 
-@every
-def test_gradients(name):
-  """Law 4: every parameter gets a finite, non-zero gradient."""
+@functools.cache
+def gradients(name, *cuts):
+  """Gradients of the loss of a document, read in segments."""
   m = build(name)
 
   def loss(params):
-    _, logits = m.model.apply(
-      {'params': params}, m.carry, m.tokens_BT, ALL, real(m.tokens_BT)
-    )
-    return cross_entropy(logits, jnp.roll(m.tokens_BT, -1, 1)).mean()
+    state, start_B, found = m.carry, ALL, []
+    for part_BT in jnp.split(m.tokens_BT, cuts, 1):
+      arguments = state, part_BT, start_B, real(part_BT)
+      state, logits = m.model.apply({'params': params}, *arguments)
+      start_B = NONE
+      found.append(logits)
+    targets_BT = jnp.roll(m.tokens_BT, -1, 1)
+    return cross_entropy(jnp.concatenate(found, 1), targets_BT).mean()
 
-  for path, g in jax.tree_util.tree_leaves_with_path(
-    jax.jit(jax.grad(loss))(m.params)
-  ):
+  # Spans outside of [0, 1], which is where their gradients are special.
+  outside = lambda path, a: (
+    jnp.linspace(-0.1, 1.1, len(a)) if path[-1].key == 'ratio' else a
+  )
+  params = jax.tree_util.tree_map_with_path(outside, m.params)
+  return jax.jit(jax.grad(loss))(params)
+
+
+@every
+def test_gradients(name):
+  """Law 4: every parameter gets a finite, non-zero gradient."""
+  for path, g in jax.tree_util.tree_leaves_with_path(gradients(name)):
     assert np.isfinite(g).all(), path
     assert np.abs(g).max() > 0, path
+
+
+@with_state
+def test_gradients_do_not_depend_on_the_cut(name):
+  """Law 1, for gradients, which pass from segment to segment."""
+  cells.assert_close(gradients(name, W), gradients(name))
+
+
+def test_gradients_of_spans_do_not_depend_on_the_cut():
+  """Their layers are not in QUICK."""
+  for name in 'window_span', 'feedback_own_and_below':
+    cells.assert_close(gradients(name, W), gradients(name))
 
 
 @every

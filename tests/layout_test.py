@@ -46,7 +46,7 @@ TOP |= {'meliad_rec', 'gin', 'launch', 'tests', 'colab'}
 LATE = {'matplotlib', 'tensorboardX', 'tqdm'}
 HEAVY = {'tensorflow', 'tensorflow_datasets', 'tensorflow_text', 'seqio'}
 # Files that import these, inside functions.
-TENSORFLOW = {'data/seqio_tasks', 'data/text'}
+TENSORFLOW = {'data/pg19', 'data/seqio_tasks'}
 GIN = {'config/config', 'config/renames', 'config/values'}
 
 

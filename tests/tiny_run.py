@@ -94,7 +94,7 @@ def command(workdir, data, *params):
   return [
     *(sys.executable, '-m', 'meliad_rec.main', f'--workdir={workdir}'),
     *('--gin_file=arch/block_recurrent', '--gin_file=size/test'),
-    '--gin_file=task/store',
+    *('--gin_file=task/store', '--verbose'),
     *(f'--gin_param={name} = {value}' for name, value in bindings.items()),
   ]
 

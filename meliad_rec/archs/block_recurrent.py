@@ -168,7 +168,7 @@ class BlockRecurrentLayer(Cell):
     ), y_B1D
 
   def next_block(self, decode_state: BlockDecodeState) -> BlockDecodeState:
-    """Closes a full block and opens the next one."""
+    """Updates the state vectors after a full block, and begins the next one."""
     s_BSD, kv = decode_state.states_BSD, decode_state.kv
     n_BSD = self.states.pre_norm(s_BSD)
     s_BSD = self.update(s_BSD, n_BSD, decode_state.memory, kv)

@@ -20,7 +20,8 @@ class Memory(struct.PyTreeNode):
   """The memory that the last A tokens wrote.
 
   Attributes:
-    written: a pytree; every leaf is [B, A or fewer, ...].
+    written: a pytree; every leaf is [B, n, ...], for the last n of these
+      tokens. n is at most A, and may differ between leaves.
     mask_BA: bool, False at padding and before the document.
   """
 

@@ -37,9 +37,8 @@ class Staircase(MemoryCell):
 
   If M < N, also the outputs of frozen chunks. The state stores the inputs of
   layers; the authors' code stores their outputs. With inputs, splitting a
-  document changes nothing: on a CPU with default XLA settings, a small model
-  gives the same outputs and states bit for bit. Elsewhere, matrix products of
-  other sizes may round differently.
+  document changes nothing but the rounding of matrix products of other sizes;
+  on some CPUs, with default XLA settings, not even that.
 
   Attributes:
     config: sizes and choices of the layers; the window is N C, the paper's step
@@ -120,9 +119,9 @@ class Staircase(MemoryCell):
         return run_diagonal(self, state, block)
       if self.diagonal and (self.chunk < T or self.has_rng('dropout')):
         raise ValueError(
-          f'With diagonal, a segment needs at least {least} tokens, a chunk '
-          f'for each pass except one, got {T}. Increase SEGMENT, or remove '
-          'staircase.Staircase.diagonal.'
+          f'With diagonal = True, a segment needs at least {least} tokens (one '
+          f'chunk for each live pass but one), got {T}. Increase SEGMENT, or '
+          'remove staircase.Staircase.diagonal.'
         )
     return super().__call__(state, block)
 

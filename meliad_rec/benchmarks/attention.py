@@ -1,6 +1,6 @@
 """Compares implementations of windowed attention.
 
-  python -m meliad_rec bench attention [--setting=small] [--topology=v5e:2x2]
+  meliad-rec bench attention [--setting=small] [--topology=v5e:2x2]
 
 Times are measured on this machine or, with --topology, estimated by the TPU
 compiler. Row `ours` has the Pallas kernels on a TPU, and the blocked form

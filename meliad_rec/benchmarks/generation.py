@@ -1,6 +1,6 @@
 """Compares generation, token by token, with the models of bench recurrence.
 
-  python -m meliad_rec bench generation
+  meliad-rec bench generation
 
 A staircase makes its N passes over each token separately: N times the work of
 XL. The table shows two sizes of a text's state: between two chunks of text, and

@@ -1,12 +1,14 @@
 """Compares a recurrence in depth that halts early with one that does not.
 
-  python -m meliad_rec bench halting [--setting=inference]
+  meliad-rec bench halting [--setting=inference]
 
-Each row of the table is a loop over the steps of a recurrence, with halting
-forced in a certain step (see `forced`). The settings are:
+GUT is the Gated Universal Transformer, and GUTLB the Temporal Latent Bottleneck
+with a GUT in each chunk. Each row of the table is a loop over the steps of a
+recurrence, with halting forced in a certain step (see `forced`). The settings
+are:
 
 - exit: GUT over a sequence, forward and backward.
-- global: the same, with a gate that reads only the state before a step.
+- global: the same, but the halting gate reads only the state before a step.
 - chunks: GUT in each chunk (GUTLB), forward and backward.
 - inference: GUT without gradients; the rows of a batch halt in different steps.
 - depth: GUT with several maximum numbers of steps, with and without halting;

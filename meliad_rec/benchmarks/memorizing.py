@@ -1,6 +1,6 @@
 """Compares training steps of Memorizing Transformers by size of the memory.
 
-  python -m meliad_rec bench memorizing
+  meliad-rec bench memorizing
 
 The last layer attends to older keys: all of them, the nearest, or approximately
 the nearest. The baseline is Transformer-XL of the same sizes. Memories are full
@@ -27,7 +27,7 @@ from meliad_rec.training.train_step import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class MemorizingSizes:
-  """Sizes that all models share.
+  """Sizes of the models; only their memories differ.
 
   Attributes:
     config: configuration of every layer.

@@ -1,6 +1,6 @@
 """Compares training steps of the models of the Staircase and Feedback papers.
 
-  python -m meliad_rec bench recurrence
+  meliad-rec bench recurrence
 
 The baseline is Transformer-XL of the same sizes. Besides the FLOP counted from
 the program, a column has the FLOP by closed formulas (`closed_flops`), which

@@ -1,6 +1,6 @@
 """Compares training steps of the models of the Block-Recurrent paper's Table 1.
 
-  python -m meliad_rec bench step [--setting=small]
+  meliad-rec bench step [--setting=small]
 
 All models have the same sizes. By section 4.2 of Hutchins et al. 2022, a
 recurrent layer costs about as much as an additional ordinary layer, so the

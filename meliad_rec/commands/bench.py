@@ -1,7 +1,7 @@
-r"""Measures the library on this machine: python -m meliad_rec bench NAME.
+r"""Measures the library on this machine: meliad-rec bench NAME.
 
-  python -m meliad_rec bench step --setting=meliad --rounds=20
-  python -m meliad_rec bench recurrence
+  meliad-rec bench step --setting=meliad --rounds=20
+  meliad-rec bench recurrence
 
 NAME is one of:
 

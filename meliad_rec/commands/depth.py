@@ -1,7 +1,7 @@
 r"""Shows the number of steps that a halting model takes, token by token.
 
-  python -m meliad_rec depth --workdir=RUN --text='[MAX 2 [MIN 3 4 ] 0 ]'
-  python -m meliad_rec depth --workdir=RUN --split=test --out=depth.png
+  meliad-rec depth --workdir=RUN --text='[MAX 2 [MIN 3 4 ] 0 ]'
+  meliad-rec depth --workdir=RUN --split=test --out=depth.png
 
 For --text it prints the steps of each token, and the label that the model
 predicts. For --split it prints the mean and maximum of steps and the share of
@@ -16,7 +16,6 @@ from absl import flags
 
 from meliad_rec.commands import depth_report
 from meliad_rec.commands import run_flags
-from meliad_rec.config.saved import DATA
 from meliad_rec.data.documents import Documents
 from meliad_rec.evaluation import depth
 from meliad_rec.evaluation.depth import bracket_steps
@@ -26,7 +25,6 @@ from meliad_rec.models.checks import check_data_compatible
 from meliad_rec.report.console import Countdown
 from meliad_rec.report.console import printable
 from meliad_rec.runs.trained_run import TrainedRun
-from meliad_rec.training.experiment import Experiment
 
 
 def define_flags() -> None:
@@ -36,7 +34,7 @@ def define_flags() -> None:
     [],
     'Text to read, repeatable; for a run on pairs, two texts separated by ||.',
   )
-  flags.DEFINE_string('split', None, 'Split to read: validation, test, ...')
+  run_flags.define_data_flags()
   flags.DEFINE_integer(
     'documents',
     None,
@@ -63,7 +61,8 @@ def main(argv: list[str]) -> None:
     if args.out:
       depth_report.draw_lines(lines, args.out)
   else:
-    documents = split_documents(run, args.split).head(args.documents)
+    data = run_flags.open_data(run, args)
+    documents = data.documents(args.split).head(args.documents)
     depths = read(run, documents, args)
     print(
       f'step {run.step} of {args.workdir}: {len(documents):,} documents, '
@@ -84,23 +83,11 @@ def check_flags(args) -> None:
     raise ValueError(
       "Give one thing to read: either --text='...' or --split=validation."
     )
+  run_flags.check_data_flags(args)
   if args.documents and args.text:
     raise ValueError('--documents has no effect with --text; remove it.')
   if args.out:
     depth_report.check_path(args.out)
-
-
-def split_documents(run: TrainedRun, split: str) -> Documents:
-  """Returns the documents of a split of the run's own data."""
-  data = run.config.argument(Experiment, 'data', DATA)
-  if data.vocabulary.identity != run.vocabulary.identity:
-    raise ValueError(
-      f'The data have the vocabulary {data.vocabulary.identity}, but the run '
-      f'was trained with {run.vocabulary.identity}; restore its data, or give '
-      '--text.'
-    )
-  run_flags.check_split(run, data)
-  return data.documents(split)
 
 
 def read(run: TrainedRun, documents: Documents, args) -> Depths:

@@ -1,8 +1,8 @@
 r"""Evaluates a trained model on a split or on text files, every token once.
 
-  python -m meliad_rec evaluate --workdir=RUN --split=test --out=A.npz
-  python -m meliad_rec evaluate --workdir=RUN --file='books/*.txt'
-  python -m meliad_rec evaluate --compare=A.npz,B.npz
+  meliad-rec evaluate --workdir=RUN --split=test --out=A.npz
+  meliad-rec evaluate --workdir=RUN --file='books/*.txt'
+  meliad-rec evaluate --compare=A.npz,B.npz
 
 --out writes the loss of every token with its text. --compare shows what the
 second of two such files gains over the first: by position in the document, and
@@ -18,10 +18,8 @@ from absl import flags
 
 from meliad_rec.commands import run_flags
 from meliad_rec.config import config_flags
-from meliad_rec.config.saved import DATA
 from meliad_rec.data.dataset import baselines
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.store import Store
 from meliad_rec.evaluation.compare import compare
 from meliad_rec.evaluation.evaluation import evaluate
 from meliad_rec.evaluation.evaluation import Part
@@ -31,22 +29,18 @@ from meliad_rec.models.checks import check_data_compatible
 from meliad_rec.report.console import Countdown
 from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.storage import array_file
-from meliad_rec.training.experiment import Experiment
 
 SCORED = 'scored_tokens'  # A metric that only labeled documents have.
 # Flags that --compare does not take.
 _READING = (
-  *('workdir', 'step', 'trusted', 'split', 'store', 'file', 'documents'),
-  *('tokens', 'batch', 'segment', 'clear_state', 'out'),
+  *('workdir', 'step', 'trusted', 'split', 'store', 'path', 'split_file'),
+  *('file', 'documents', 'tokens', 'batch', 'segment', 'clear_state', 'out'),
 )
 
 
 def define_flags() -> None:
   run_flags.define_flags()
-  flags.DEFINE_string('split', None, 'Split to read: validation, test, ...')
-  flags.DEFINE_string(
-    'store', None, "Token store that has --split; default: the run's own data."
-  )
+  run_flags.define_data_flags()
   flags.DEFINE_multi_string(
     'file', [], 'Text file or pattern, repeatable; one file is one document.'
   )
@@ -116,8 +110,7 @@ def check_flags(args) -> None:
     raise ValueError(
       'Give one thing to evaluate: --split=validation, or --file=TEXT.'
     )
-  if args.store and not args.split:
-    raise ValueError('--store needs the name of a split; add --split.')
+  run_flags.check_data_flags(args)
   if args.out:
     array_file.check_place(args.out)
 
@@ -128,18 +121,7 @@ def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
     names = find(args.file)
     texts = [run_flags.read_text(name) for name in names]
     return run.documents(texts, names), {}
-  if args.store:
-    data = Store(args.store)
-  else:
-    data = run.config.argument(Experiment, 'data', DATA)
-  if data.vocabulary.identity != run.vocabulary.identity:
-    raise ValueError(
-      f'The data have the vocabulary {data.vocabulary.identity}, but the run '
-      f'was trained with {run.vocabulary.identity}; give another --store, or '
-      '--file.'
-    )
-  if not args.store:
-    run_flags.check_split(run, data)
+  data = run_flags.open_data(run, args)
   return data.documents(args.split), baselines(data, args.split)
 
 

@@ -1,9 +1,9 @@
 r"""Generates text with a trained model, and prints it as it is generated.
 
-  python -m meliad_rec generate --workdir=RUN --prompt='def main(' --tokens=300
-  python -m meliad_rec generate --workdir=RUN --prompt_file=BOOK --tokens=0 \
+  meliad-rec generate --workdir=RUN --prompt='def main(' --tokens=300
+  meliad-rec generate --workdir=RUN --prompt_file=BOOK --tokens=0 \
     --save_state=S.npz
-  python -m meliad_rec generate --workdir=RUN --load_state=S.npz --prompt='Who'
+  meliad-rec generate --workdir=RUN --load_state=S.npz --prompt='Who'
 
 A prompt may be a whole book: the cost of a generated token does not grow with
 the length of the prompt.
@@ -41,7 +41,9 @@ def define_flags() -> None:
     'Sample from the most likely tokens whose probabilities reach this sum.',
   )
   flags.DEFINE_bool('greedy', False, 'Take the most likely token each time.')
-  flags.DEFINE_integer('seed', 0, 'Seed of sampling.')
+  flags.DEFINE_integer(
+    'seed', 0, 'Seed of sampling.', lower_bound=0, upper_bound=2**32 - 1
+  )
   flags.DEFINE_integer('samples', 1, 'Texts to generate.', lower_bound=1)
   flags.DEFINE_string(
     'save_state',

@@ -1,6 +1,6 @@
 r"""Makes a run from weights trained by google-research/meliad.
 
-  python -m meliad_rec import_meliad --source=CHECKPOINT --out=RUN \
+  meliad-rec import_meliad --source=CHECKPOINT --out=RUN \
     --gin_file=arch/block_recurrent --gin_file=size/150m \
     --gin_file=task/pg19 --gin_file=options/compat_meliad
 
@@ -44,7 +44,6 @@ from meliad_rec.archs.window import WindowLayer
 from meliad_rec.config import config
 from meliad_rec.config import config_flags
 from meliad_rec.distributed.partition import path_string
-from meliad_rec.layers import activations
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.layers.positions import T5Bias
 from meliad_rec.models.cell import Cell
@@ -146,16 +145,12 @@ def import_run(source: str, experiment: Experiment, out: str) -> None:
     print(f'ignored the embeddings of the last {unused} ids, which are unused')
     meliad = meliad | {name: meliad[name][: program.model.vocab]}
   params = convert(meliad, program.shapes.params)
-  places = jax.tree.map(lambda a: a.sharding, program.shapes)
-  params = jax.device_put(params, places.params)
-  state = program.create(experiment.seed)
-  state = state.replace(
-    params=params,
-    opt_state=jax.jit(
-      experiment.optimizer.init, out_shardings=places.opt_state
-    )(params),
-    ema=None if state.ema is None else params,
+  params = jax.tree.map(
+    lambda array, like: jax.device_put(array, like.sharding),
+    params,
+    program.shapes.params,
   )
+  state = program.begin_with(program.create(experiment.seed), params)
   run_folder.write(out, experiment, config.operative())
   run = trainer.Run(experiment, out, {'config': config.operative()})
   run.state = state
@@ -219,8 +214,12 @@ def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
         f'False, got {type(position).__name__} and {layer.include_self}. Set '
         'position and include_self of layer_config.LayerConfig.'
       )
-    if layer.activation is not activations.relu:
-      raise ValueError('meliad uses ReLU; remove options/layer/gelu.')
+    h = np.linspace(-2, 2, 9)
+    if not np.array_equal(layer.activation(h), np.maximum(h, 0)):
+      raise ValueError(
+        'meliad uses ReLU; set layer_config.LayerConfig.activation to '
+        '@jax.nn.relu.'
+      )
   names = parameters(meliad)
   width = divided_by = model.d_model
   if any(RELEASE_2022 in name for name in names.values()):

@@ -1,6 +1,6 @@
 r"""Predicts memory and step time of training on TPUs, on any machine.
 
-  python -m meliad_rec plan --topology=v5e:16x16 --mesh=data:64,model:4 \
+  meliad-rec plan --topology=v5e:16x16 --mesh=data:64,model:4 \
     --gin_file=arch/block_recurrent --gin_file=size/150m --gin_file=task/pg19
 
 Compiles the trainer's own step for the slice, in a minute or two. This needs
@@ -96,7 +96,7 @@ def answer(one: Question) -> Answer:
 
 
 def as_json(answers: Sequence[Answer], advice: Sequence[str | None]) -> dict:
-  """Returns all answers as JSON values, in bytes, seconds and FLOP."""
+  """Returns the plans of all slices as JSON, in bytes, seconds and FLOP."""
   return {
     'source': report.SOURCE,
     'plans': [

@@ -8,6 +8,7 @@ from absl import logging
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.distributed import compilation_cache
 from meliad_rec.report import console
+from meliad_rec.runs import run_data
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.runs.trained_run import TrainedRun
 
@@ -22,6 +23,23 @@ def define_flags() -> None:
     False,
     'Let the configuration in --workdir import and call any code; only for '
     'folders from sources that you trust.',
+  )
+
+
+def define_data_flags() -> None:
+  """Defines the flags that name the data of --split."""
+  flags.DEFINE_string('split', None, 'Split to read: validation, test, ...')
+  flags.DEFINE_string(
+    'store', None, "Token store that has --split; default: the run's own data."
+  )
+  flags.DEFINE_string(
+    'path',
+    None,
+    "New place of the folder, files or data_dir that are the run's own data; "
+    'default: where they were in training.',
+  )
+  flags.DEFINE_string(
+    'split_file', None, "New place of the split file of the run's own data."
   )
 
 
@@ -62,6 +80,28 @@ def open_run() -> TrainedRun:
   console.plain()
   compilation_cache.enable()
   return load_run(args.workdir, step, args.trusted)
+
+
+def check_data_flags(args) -> None:
+  """Raises ValueError if a flag of the data is given without --split."""
+  names = ('store', 'path', 'split_file')
+  given = [f'--{name}' for name in names if getattr(args, name)]
+  if given and not args.split:
+    raise ValueError(
+      f'{", ".join(given)} needs the name of a split; add --split.'
+    )
+
+
+def open_data(run: TrainedRun, args) -> Dataset:
+  """Opens the data that the flags of `define_data_flags` name.
+
+  Raises:
+    ValueError: the data are not there, or have another vocabulary.
+  """
+  data = run_data.open_data(run, args.store, args.path, args.split_file)
+  if not args.store:
+    check_split(run, data)
+  return data
 
 
 def check_split(run: TrainedRun, data: Dataset) -> None:

@@ -1,6 +1,8 @@
 r"""Compares runs: their steps, metrics and speed, and a plot.
 
-  python -m meliad_rec runs runs/slide runs/rec --plot=curves.png
+  meliad-rec runs runs/slide runs/rec --plot=curves.png
+  meliad-rec runs runs/rec --plot=all.png \
+    --metric=loss_nats_per_token,learning_rate,tokens_per_second
 
 Step times are medians over the training lines of metrics.jsonl.
 """
@@ -18,9 +20,16 @@ _MORE_IS_BETTER = ('accuracy', 'tokens_per_second', 'mfu', 'epoch')
 
 
 def define_flags() -> None:
-  flags.DEFINE_string('metric', 'bits_per_byte', 'Metric to compare.')
+  flags.DEFINE_list(
+    'metric',
+    ['bits_per_byte'],
+    'Metric to compare; more than one, separated by commas, to plot.',
+  )
   flags.DEFINE_string(
-    'split', 'validation', 'Split on which the metric was measured.'
+    'split',
+    None,
+    'Split on which the metric was measured; default: validation or, if the '
+    'metric was not measured there, train.',
   )
   flags.DEFINE_string('plot', None, 'Plot of the curves to write, a .png file.')
 
@@ -39,23 +48,36 @@ def main(argv: list[str]) -> None:
     raise ValueError(
       f'--plot={args.plot} is not a .png file; give a name that ends in .png.'
     )
-  print(table(runs, args.metric, args.split))
+  if len(args.metric) > 1 and not args.plot:
+    raise ValueError(
+      f'--metric={",".join(args.metric)} are several metrics, which can only '
+      'be plotted; add --plot=FILE.png, or give one metric.'
+    )
+  print(table(runs, args.metric[0], args.split))
   if args.plot:
-    plot.compare(runs, args.plot, args.metric)
+    plot.compare(runs, args.plot, *args.metric)
     print(f'wrote {args.plot}')
 
 
-def table(runs: dict[str, str], metric: str, split: str) -> str:
+def table(runs: dict[str, str], metric: str, split: str | None) -> str:
   """Returns a table of runs, the best last value of the metric first.
 
   Args:
     runs: {name: folder}.
     metric: name of a metric in metrics.jsonl.
-    split: split on which it was measured.
+    split: split on which it was measured; None: validation, or else train.
 
   Raises:
     ValueError: a run has no such metric.
   """
+  if split is None:
+    measured = [
+      record.get('split')
+      for folder in runs.values()
+      for record in journal.read(journal.path(folder))
+      if metric in record
+    ]
+    split = 'validation' if 'validation' in measured else 'train'
   rows = {name: row(folder, metric, split) for name, folder in runs.items()}
   sign = -1 if metric in _MORE_IS_BETTER else 1
   width = max(map(len, rows))

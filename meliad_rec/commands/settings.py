@@ -10,6 +10,7 @@ part of a name, such as rope, is enough.
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+import functools
 import re
 import textwrap
 
@@ -170,5 +171,7 @@ def _end(lines):
   return next(i for i, line in enumerate(lines) if not line.startswith('#'))
 
 
+@functools.cache
 def _statements(file):
-  return statements(_text(file), lambda line: f'{file}.gin:{line}')
+  """Returns the statements of a shipped file, which does not change."""
+  return list(statements(_text(file), lambda line: f'{file}.gin:{line}'))

@@ -1,8 +1,10 @@
 r"""Tokenizes a source once into a token store, which training then opens.
 
-  python -m meliad_rec tokenize --source=folder --path=BOOKS \
+  meliad-rec tokenize --source=folder --path=BOOKS \
     --vocabulary=bytes --out=STORE
-  python -m meliad_rec tokenize --verify=STORE
+  meliad-rec tokenize --source=hf --path='rows/*.parquet' \
+    --vocabulary=tokenizer.json --out=STORE
+  meliad-rec tokenize --verify=STORE
 
 Prints the documents, tokens, bytes and words of each split. --verify reads
 every file of a store and checks that none has changed.
@@ -19,11 +21,12 @@ from meliad_rec.data import store
 from meliad_rec.data.documents import Document
 from meliad_rec.data.text import Text
 from meliad_rec.data.vocabulary import open_vocabulary
+from meliad_rec.report import console
 
 # Flags that cannot be combined with --verify.
 _WRITE_FLAGS = (
-  *('source', 'path', 'field', 'split_file', 'module', 'splits'),
-  *('vocabulary', 'out', 'force'),
+  *('source', 'path', 'field', 'split_file', 'module', 'subset', 'limit'),
+  *('splits_from', 'stream', 'splits', 'vocabulary', 'out', 'force'),
 )
 
 
@@ -35,7 +38,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'vocabulary',
     'bytes',
-    'bytes, or the path of a SentencePiece .model file (see train_vocab).',
+    'bytes, or the path of a SentencePiece .model file (see train_vocab) or of '
+    'a tokenizer.json of Hugging Face.',
   )
   flags.DEFINE_string('out', None, 'Folder of the store.')
   flags.DEFINE_bool('force', False, 'Replace the store in --out.')
@@ -47,6 +51,7 @@ def define_flags() -> None:
 def main(argv: list[str]) -> None:
   if argv[1:]:
     raise ValueError(f'{argv[1]!r} is not a flag. Write --flag=value.')
+  console.plain()
   args = flags.FLAGS
   if args.verify:
     config_flags.refuse(_WRITE_FLAGS, 'cannot be combined with --verify')

@@ -1,6 +1,6 @@
 r"""Trains a SentencePiece vocabulary on any source.
 
-  python -m meliad_rec train_vocab --source=folder --path=BOOKS --size=32000 \
+  meliad-rec train_vocab --source=folder --path=BOOKS --size=32000 \
     --out=books.model
 
 The vocabulary is lossless: text is not normalized, spaces and newlines are
@@ -22,6 +22,7 @@ import sentencepiece
 from meliad_rec.data import sources
 from meliad_rec.data.text import texts
 from meliad_rec.data.vocabulary import SentencePiece
+from meliad_rec.report import console
 from meliad_rec.storage import array_file
 from meliad_rec.storage.workdir import local
 
@@ -54,6 +55,7 @@ def define_flags() -> None:
 def main(argv: list[str]) -> None:
   if argv[1:]:
     raise ValueError(f'{argv[1]!r} is not a flag. Write --flag=value.')
+  console.plain()
   args = flags.FLAGS
   out = local(args.out, 'A vocabulary')
   if out.suffix != '.model':
@@ -137,6 +139,9 @@ def train(sentences: Iterator[str], size: int) -> bytes:
     if original:
       raise ValueError(original[1]) from error
     reason = str(error).rpartition('] ')[2] or 'The text is empty.'
+    # Its advice names a flag of its own.
+    if few := re.search(r'required_chars\. \d+ vs (\d+)', reason):
+      reason = f'The characters of the text alone need {few[1]}.'
     raise ValueError(
       f'Training a vocabulary of {size} ids failed: {reason} Change --size or '
       'add text.'

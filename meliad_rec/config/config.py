@@ -12,6 +12,7 @@ package knows gin. `reader.py` reads files, and `evaluator.py` builds objects.
 from collections.abc import Callable
 from pathlib import Path
 import traceback
+from typing import Any
 
 from meliad_rec.config import files as gin_files
 from meliad_rec.config.evaluator import Configured
@@ -132,20 +133,44 @@ def operative() -> str:
 
 
 def differences(before: str, after: str) -> list[str]:
-  """Returns a line for each change between operative configurations."""
-  old, new = _values(before), _values(after)
+  """Returns a line for each change between operative configurations.
+
+  A new setting is no change if it is None: an older version did not have it,
+  and None turns it off.
+  """
+  old, new = (
+    {path: repr(value) for path, value in _values(text).items()}
+    for text in (before, after)
+  )
   return [
     f'{path} was {old.get(path, "not set")} and is {new.get(path, "not set")}'
     for path in sorted(old.keys() | new.keys())
-    if old.get(path) != new.get(path)
+    if old.get(path, 'None') != new.get(path)
   ]
 
 
+def settings(text: str) -> dict[str, Any]:
+  """Returns the settings of a gin text by name; imports nothing that it names.
+
+  Numbers, strings, None and tuples and lists of them are values, and everything
+  else is the text that stands in the file.
+  """
+  return {
+    name: value if _is_plain(value) else repr(value)
+    for name, value in _values(text).items()
+  }
+
+
+def _is_plain(value) -> bool:
+  if isinstance(value, tuple | list):
+    return all(map(_is_plain, value))
+  return value is None or isinstance(value, bool | int | float | str)
+
+
 def _values(text):
-  """Returns {path: value as written}; imports nothing that the text names."""
   return {
     '/'.join(filter(None, (each.scope, each.selector)))
-    + (each.arg_name and f'.{each.arg_name}'): repr(each.value)
+    + (each.arg_name and f'.{each.arg_name}'): each.value
     for each in statements(text, lambda line: f'config.gin:{line}')
     if isinstance(each, BindingStatement)
   }

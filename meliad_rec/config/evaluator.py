@@ -26,6 +26,9 @@ from meliad_rec.config.values import Reference
 from meliad_rec.config.values import takes
 
 _RULE = f'# {"=" * 78}'
+# Macros that one value may use, directly or through others. Macros that use
+# others twice, twenty deep, would take a million.
+_MACROS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Evaluator:
       of_name[binding.parameter] = binding
     self._used = {}  # (scope, name) -> {parameter: value}.
     self._read = set()  # Keys of bindings.
+    self._macros = 0  # Used so far by the value being evaluated.
 
   def call(
     self,
@@ -113,7 +117,7 @@ class Evaluator:
     self, binding: Binding, scope: str = '', outer: tuple[Binding, ...] = ()
   ) -> Any:
     """Returns a binding's value, with macros replaced and references called."""
-    outer = _entered(binding, outer)
+    outer = self._entered(binding, outer)
     self._read.add(binding.key)
 
     def evaluated(leaf):
@@ -169,7 +173,7 @@ class Evaluator:
       raise ConfigError(
         f'{binding.where}: nothing reads {binding.path}'
         f'{nearest(binding.path, peers)}; correct the name, or remove the'
-        ' binding if what was built does not use it.'
+        ' binding.'
       )
 
   def text(self) -> str:
@@ -249,7 +253,7 @@ class Evaluator:
 
   def _expanded(self, binding, outer):
     """Returns the value of a binding with macros replaced by their values."""
-    outer = _entered(binding, outer)
+    outer = self._entered(binding, outer)
     return map_leaves(
       lambda leaf: (
         self._expanded(self._macro(leaf, outer), outer)
@@ -259,6 +263,22 @@ class Evaluator:
       binding.value,
     )
 
+  def _entered(self, binding, outer):
+    """Adds a binding to those under evaluation.
+
+    Raises:
+      ConfigError: it is among them already, or they use too many macros.
+    """
+    if any(one is binding for one in outer):
+      raise ConfigError(f'{binding.where}: {binding.path} is set to itself.')
+    self._macros = self._macros + 1 if outer else 0
+    if self._macros > _MACROS:
+      raise ConfigError(
+        f'{outer[0].where}: {outer[0].path} uses more than {_MACROS} macros;'
+        ' remove macros that use others again and again.'
+      )
+    return (*outer, binding)
+
   def _check_parameter(self, binding, known):
     if not takes(known, binding.parameter):
       raise ConfigError(
@@ -266,13 +286,6 @@ class Evaluator:
         f' {binding.parameter!r}{nearest(binding.parameter, known)};'
         f' {self._advice}.'
       )
-
-
-def _entered(binding, outer):
-  """Adds a binding to those under evaluation; ConfigError if it is in them."""
-  if any(one is binding for one in outer):
-    raise ConfigError(f'{binding.where}: {binding.path} is set to itself.')
-  return (*outer, binding)
 
 
 def _check_type(binding, target, value):

@@ -27,8 +27,9 @@ def root() -> Path:
 
 def nearest(name: str, names) -> str:
   """Returns ' (nearest is X)', or '' if no name is near."""
-  close = difflib.get_close_matches(name, sorted(set(names)), 1)
-  return f' (nearest is {close[0]})' if close else ''
+  by_lower = {one.lower(): one for one in sorted(names, reverse=True)}
+  close = difflib.get_close_matches(name.lower(), by_lower, 1)
+  return f' (nearest is {by_lower[close[0]]})' if close else ''
 
 
 def names(kind: str = '') -> list[str]:
@@ -63,9 +64,12 @@ def find(name: str, where: str) -> Path:
   for own in (Path(name).expanduser(), Path(f'{name}.gin').expanduser()):
     if own.is_file():
       return own.resolve()
+  folder, _, _ = short.partition('/')
+  there = ', '.join(f'{folder}/{one}' for one in names(folder))
   raise ConfigError(
     f'{where} names the gin file {name!r}, which is neither a shipped file in'
-    f' {root()} nor a file relative to {Path.cwd()}{nearest(short, names())}.'
+    f' {root()} nor a file relative to {Path.cwd()}{nearest(short, names())}'
+    f'{f"; choose one of {there}" if there else ""}.'
   )
 
 

@@ -29,6 +29,9 @@ from meliad_rec.config.values import Name
 from meliad_rec.config.values import Reference
 from meliad_rec.config.values import statements
 
+# Modules whose names need no import statement.
+_KNOWN = 'meliad_rec', 'jax', 'optax'
+
 
 class Reader:
   """Reads statements; a later binding replaces an earlier one.
@@ -45,7 +48,7 @@ class Reader:
   def __init__(self):
     self.bindings = {}
     self.chains = []
-    self.modules = {'meliad_rec': sys.modules['meliad_rec']}
+    self.modules = {}
     self.targets = {}
     self._names = {}
 
@@ -72,7 +75,8 @@ class Reader:
 
   def param(self, text: str) -> None:
     """Reads one binding, which may use all modules that the files import."""
-    where = f'--gin_param {text!r}'
+    shown = text if len(text) <= 80 else f'{text[:77]}...'
+    where = f'--gin_param {shown!r}'
     if not re.match(r'[^=#]+=', text):
       raise ConfigError(f'{where} has no "="; write NAME = value.')
     clear = {name: one for name, one in self.modules.items() if one}
@@ -166,6 +170,8 @@ class Reader:
       ConfigError: a part of the name does not exist.
     """
     first, *rest = dotted.split('.')
+    if first in _KNOWN:
+      here.setdefault(first, _load(first, where))
     if first not in here:
       raise ConfigError(
         f'{where}: nothing imported is called {first!r} in {dotted}'

@@ -15,7 +15,7 @@ from gin.config_parser import ImportStatement
 
 # Names in version 0.1.0, without `meliad_rec.`, and current names.
 MODULES = {
-  'activations': 'layers.activations',
+  'activations': 'layers.layer_config',
   'archs.chunks': 'archs.latent_bottleneck',
   'archs.encode': 'archs.transformer',
   'archs.feedback_memory': 'archs.feedback',
@@ -39,6 +39,7 @@ MODULES = {
   'halting.halt': 'recurrence.halt',
   'heads': 'models.heads',
   'layer_config': 'layers.layer_config',
+  'layers.activations': 'layers.layer_config',
   'losses': 'metrics.losses',
   'model': 'models.model',
   'norms': 'layers.norms',
@@ -56,6 +57,8 @@ CLASSES = {
   'layers.encoder_layer.CoreLayer': 'EncoderLayer',
   'layers.layer_config.CoreConfig': 'EncoderConfig',
 }
+# Functions that another library has: name in the current module, full name.
+FUNCTIONS = {'layers.layer_config.relu': 'jax.nn.relu'}
 # Parameters: current module and class, former name, current name. None: the
 # parameter was removed, and none of its values changed a result.
 PARAMETERS = {
@@ -117,7 +120,7 @@ class Renamer:
     alias, dot, rest = dotted.partition('.')
     alias = self._aliases.get(alias, alias)
     path = f'{self._modules.get(alias, alias)}.{rest}'
-    return alias + dot + CLASSES.get(path, rest)
+    return FUNCTIONS.get(path, alias + dot + CLASSES.get(path, rest))
 
   def parameter(self, selector: str, name: str) -> str | None:
     """Returns the current name of a parameter of a current selector.

@@ -23,6 +23,7 @@ MODEL = (
   'meliad_rec.layers',
   'meliad_rec.models',
   'meliad_rec.recurrence',
+  'jax.nn',
 )
 DATA = (
   'meliad_rec.data.synthetic',
@@ -31,6 +32,7 @@ DATA = (
   'meliad_rec.data.sources.Code',
   'meliad_rec.data.sources.Folder',
   'meliad_rec.data.sources.Jsonl',
+  'meliad_rec.data.sources.HuggingFace',
   'meliad_rec.data.sources.Pg19',
   'meliad_rec.data.vocabulary',
 )
@@ -94,15 +96,25 @@ class SavedConfig:
     return self._evaluator(parts, name).call(name, '', (), given)
 
   def argument(
-    self, function: Callable, parameter: str, parts: tuple[str, ...]
+    self,
+    function: Callable,
+    parameter: str,
+    parts: tuple[str, ...],
+    adapted: Callable[[Callable], Callable] = lambda found: found,
   ) -> Any:
     """Returns one argument that the configuration gives a function.
+
+    Args:
+      function: a function or class of this package.
+      parameter: name of the argument.
+      parts: full names of functions, classes or modules that may be called.
+      adapted: maps each function or class to what is called in its place.
 
     Raises:
       ConfigError: as `build`, or the argument is not set.
     """
     name = _name(function)
-    evaluator = self._evaluator(parts, name)
+    evaluator = self._evaluator(parts, name, adapted)
     binding = evaluator.argument(name, parameter)
     if binding is None:
       raise ConfigError(
@@ -110,10 +122,10 @@ class SavedConfig:
       )
     return evaluator.value(binding)
 
-  def _evaluator(self, parts, asked):
+  def _evaluator(self, parts, asked, adapted=lambda found: found):
     """Returns an evaluator that may call `asked` and names in `parts`."""
     parts = (*parts, asked.full)
-    find = lambda name: self._find(name, parts)
+    find = lambda name: adapted(self._find(name, parts))
     return Evaluator(self._bindings, find, _VERSION)
 
   def _find(self, name, parts):
@@ -128,11 +140,15 @@ class SavedConfig:
     try:
       found = getattr(importlib.import_module(name.module), name.inner)
     except (ImportError, AttributeError):
+      advice = _VERSION
+      if not full.startswith('meliad_rec.'):
+        advice = 'start the command in the folder of that module'
       raise ConfigError(
-        f'{self.where} names {full}, which does not exist; {_VERSION}.'
+        f'{self.where} names {full}, which is not there; {advice}.'
       ) from None
     # A module of ours may also hold names that it imports from elsewhere.
     own = getattr(found, '__module__', '').startswith('meliad_rec.')
+    own = own or name.module == 'jax.nn'
     if not (callable(found) and (own or self.trusted)):
       raise ConfigError(
         f'{self.where} calls {full}, which is not a part of meliad_rec; '

@@ -279,6 +279,10 @@ def statements(text: str, place):
       statement = renamer.statement(statement, lambda v: map_leaves(current, v))
       if statement is not None:
         yield statement
+  except RecursionError as error:
+    raise ConfigError(
+      f'{place(1)}: a value is nested too deeply; write fewer brackets.'
+    ) from error
   except tokenize.TokenError as error:
     reason, (line, _) = error.args
     raise ConfigError(f'{place(line)}: not valid gin, {reason}.') from error

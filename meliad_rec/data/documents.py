@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import hashlib
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +57,8 @@ class Documents:
       scored. None: the target is the next token.
     first_lengths: int64 [documents], tokens in the first sequence of each pair;
       the rest is the second sequence. None: documents are not pairs.
+    vocabulary_size: ids are checked against it as they are read. None: they
+      have been checked.
 
   Raises:
     ValueError: labels or first_lengths do not fit the documents.
@@ -69,6 +72,7 @@ class Documents:
   tokens_sha256: str | None = None
   labels: np.ndarray | None = None
   first_lengths: np.ndarray | None = None
+  vocabulary_size: int | None = None
 
   def __post_init__(self):
     if self.labels is not None and self.labels.shape != self.tokens.shape:
@@ -140,12 +144,22 @@ class Documents:
     return len(self.names)
 
   def __getitem__(self, i: int) -> np.ndarray:
-    """Returns the ids of document i."""
+    """Returns the ids of document i.
+
+    Raises:
+      ValueError: an id is 0 or outside the vocabulary.
+    """
     if not 0 <= i < len(self):
       raise IndexError(
         f'There is no document {i}; the split has {len(self)} documents.'
       )
-    return self.tokens[self.starts[i] : self.starts[i + 1]]
+    return self._ids(slice(*self.starts[i : i + 2]))
+
+  def _ids(self, which: slice | np.ndarray) -> np.ndarray:
+    ids = self.tokens[which]
+    if self.vocabulary_size is not None:
+      check_range(ids, self.vocabulary_size, self.tokens.filename)
+    return ids
 
   def read(
     self, i: int, offset: int, count: int
@@ -154,9 +168,12 @@ class Documents:
 
     The inputs of text are its tokens shifted by one, beginning with 0. The
     inputs of labeled tokens are the tokens themselves.
+
+    Raises:
+      ValueError: an id is 0 or outside the vocabulary.
     """
     begin = self.starts[i] + offset
-    tokens = self.tokens[begin : begin + count]
+    tokens = self._ids(slice(begin, begin + count))
     if self.labels is not None:
       return tokens, self.labels[begin : begin + count]
     before = self.tokens[begin - 1] if offset else 0
@@ -227,13 +244,14 @@ class Documents:
     indices = np.concatenate([np.arange(*span) for span in spans])
     cut = dataclasses.replace(
       part,
-      tokens=part.tokens[indices],
+      tokens=part._ids(indices),
       starts=np.cumsum([0, *kept.sum(1)]),
       bytes_=part.bytes_.copy(),
       words=part.words.copy(),
       tokens_sha256=None,
       labels=None if part.labels is None else part.labels[indices],
       first_lengths=None if part.first_lengths is None else kept[:, 0],
+      vocabulary_size=None,
     )
     for i in np.flatnonzero((lengths > kept).any(1)):
       text = b''.join(vocabulary.token_bytes(cut[i]))
@@ -253,6 +271,7 @@ class Documents:
       tokens_sha256=self.tokens_sha256 if end == len(self.tokens) else None,
       labels=None if self.labels is None else self.labels[:end],
       first_lengths=None if pairs is None else pairs[:count],
+      vocabulary_size=self.vocabulary_size,
     )
 
 
@@ -276,6 +295,26 @@ def check_ids(document: Document, vocabulary: Vocabulary) -> None:
     )
 
 
+def check_range(ids: np.ndarray, size: int, path: str | Path) -> None:
+  """Checks the ids of a file.
+
+  Args:
+    ids: ids in the file.
+    size: size of their vocabulary.
+    path: the file, for the message.
+
+  Raises:
+    ValueError: an id is 0 (padding) or outside the vocabulary.
+  """
+  if not len(ids) or (ids.min() > 0 and ids.max() < size):
+    return
+  wrong = ids[(ids < 1) | (ids >= size)][0]
+  raise ValueError(
+    f'{path} has the id {wrong}, but the ids of its vocabulary are 1 to '
+    f'{size - 1}. Write the store again.'
+  )
+
+
 def _collect_labels(
   documents: Sequence[Document], lengths: Sequence[int]
 ) -> np.ndarray | None:
@@ -285,9 +324,10 @@ def _collect_labels(
     return None
   if [*map(len, labels)] != [*lengths]:
     raise ValueError(
-      f'{len(labels)} of {len(lengths)} documents have labels, '
-      f'{sum(map(len, labels))} for {sum(lengths)} tokens. Give every token of '
-      'the split a label, 0 where it is not scored, or none of them.'
+      f'Labels do not match tokens: {len(labels)} of {len(lengths)} documents '
+      f'have labels, in all {sum(map(len, labels))} labels for {sum(lengths)} '
+      'tokens. Give a label to every token of the split (0 where it is not '
+      'scored), or to none.'
     )
   return np.concatenate(labels)
 

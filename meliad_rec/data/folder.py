@@ -82,8 +82,9 @@ class Folder:
     }
     if not files:
       raise ValueError(
-        f'There are no files in {self.path}. Set --path (in gin: FOLDER) to a '
-        "folder of text files or a pattern such as 'texts/**/*.txt'."
+        f'There are no files in {Path(self.path).absolute()}. Set --path (in '
+        'gin: FOLDER) to a folder of text files or a pattern such as '
+        "'texts/**/*.txt'."
       )
     return files
 

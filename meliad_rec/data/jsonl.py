@@ -9,6 +9,15 @@ from pathlib import Path
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.splits import split_by_name
 
+# Raised by a line that is not an object with a string, or is very deep.
+_READ_ERRORS = (
+  ValueError,
+  TypeError,
+  KeyError,
+  AttributeError,
+  RecursionError,
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Jsonl:
@@ -44,8 +53,9 @@ class Jsonl:
       return tuple(s for s in SPLITS if s in set(self._split_of.values()))
     found = tuple(split for split in SPLITS if self._file(split).is_file())
     if not found:
+      pattern = Path(self._pattern).absolute()
       raise ValueError(
-        f'There is no file {self._pattern} where {{split}} is one of '
+        f'There is no file {pattern} where {{split}} is one of '
         f'{", ".join(SPLITS)}. Set --path (in gin: JSONL) to a file, a folder '
         'of such files or a pattern that contains {split}.'
       )
@@ -61,7 +71,7 @@ class Jsonl:
       try:
         text = json.loads(line)[self.field]
         text.encode()
-      except (ValueError, TypeError, KeyError, AttributeError):
+      except _READ_ERRORS:
         text = None
       if text is None:
         raise ValueError(

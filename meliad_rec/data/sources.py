@@ -1,6 +1,7 @@
 """Sources of text, and the command-line flags that choose one."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 import dataclasses
 from typing import Protocol
 
@@ -8,32 +9,19 @@ from absl import flags
 
 from meliad_rec.data.code import Code
 from meliad_rec.data.folder import Folder
+from meliad_rec.data.huggingface import HuggingFace
 from meliad_rec.data.jsonl import Jsonl
+from meliad_rec.data.pg19 import Pg19
 
 
 class TextReader(Protocol):
-  """A source in plain Python: Code, Folder, Jsonl or a class of your own."""
+  """A source of texts, such as Folder, or a class of your own."""
 
   description: str
   splits: tuple[str, ...]
 
   def read(self, split: str) -> Iterator[tuple[str, str]]:
-    """Yields the (name, text) of every document of a split in a fixed order."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Pg19:
-  """The PG-19 books (Rae et al. 2020), prepared by tensorflow-datasets.
-
-  Attributes:
-    data_dir: folder in which `tfds build` wrote the books. None: the default of
-      tensorflow-datasets.
-  """
-
-  data_dir: str | None = None
-
-  name = 'pg19:0.1.1'
-  description = 'pg19: tensorflow-datasets pg19 0.1.1'
+    """Yields the (name, text) of each document of a split in a fixed order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +42,14 @@ class Registered:
     return f'seqio: {self.name}'
 
 
-Source = TextReader | Pg19 | Registered
+Source = TextReader | Registered
 
 # The flags that each kind of source uses; any other kind is a seqio task.
 _FLAGS = {
   'code': (),
   'folder': ('path', 'split_file'),
   'jsonl': ('path', 'field'),
+  'hf': ('path', 'field', 'subset', 'splits_from', 'stream', 'limit'),
   'pg19': ('path',),
 }
 
@@ -71,15 +60,23 @@ def source(
   field: str | None = None,
   split_file: str | None = None,
   module: str | None = None,
+  subset: str | None = None,
+  splits_from: Sequence[str] | None = None,
+  stream: bool | None = None,
+  limit: int | None = None,
 ) -> Source:
   """Returns the source that the flags of a command describe.
 
   Args:
-    kind: code, folder, jsonl, pg19, or the name of a seqio task or mixture.
-    path: a folder, file or pattern for folder and jsonl; the data_dir for pg19.
-    field: name of the field that holds the text, for jsonl. None: 'text'.
+    kind: code, folder, jsonl, hf, pg19, or the name of a seqio task or mixture.
+    path: a folder, file or pattern for folder and jsonl; the data_dir for pg19;
+      for hf one of these, or the name of a dataset on the Hub.
+    field: name of the field that holds the text, for jsonl and hf. None:
+      'text'.
     split_file: a file with lines of name, tab and split, for folder.
     module: the Python module that registers a seqio task.
+    subset, stream, limit: see HuggingFace.
+    splits_from: 'SPLIT=NAME' for each split of HuggingFace.splits_from.
 
   Raises:
     ValueError: a flag is missing or does not apply to this kind of source.
@@ -89,6 +86,10 @@ def source(
     'field': field,
     'split_file': split_file,
     'module': module,
+    'subset': subset,
+    'splits_from': splits_from,
+    'stream': stream,
+    'limit': limit,
   }
   unused = [
     f'--{name}'
@@ -101,7 +102,7 @@ def source(
       f'The source {kind!r}{"" if kind in _FLAGS else note} does not use '
       f'{", ".join(unused)}. Remove it, or correct --source.'
     )
-  if kind in ('folder', 'jsonl') and not path:
+  if kind in ('folder', 'jsonl', 'hf') and not path:
     raise ValueError(f'The source {kind!r} needs --path.')
   match kind:
     case 'code':
@@ -110,10 +111,23 @@ def source(
       return Folder(path, split_file)
     case 'jsonl':
       return Jsonl(path, field or 'text')
+    case 'hf':
+      names = splits_from and dict(map(_pair, splits_from))
+      field = field or 'text'
+      return HuggingFace(path, field, subset, names, bool(stream), limit)
     case 'pg19':
       return Pg19(path)
     case _:
       return Registered(kind, module)
+
+
+def _pair(text: str) -> tuple[str, str]:
+  split, equals, name = text.partition('=')
+  if not equals:
+    raise ValueError(
+      f'--splits_from takes SPLIT=NAME, such as validation=dev, got {text!r}.'
+    )
+  return split, name
 
 
 def define_flags() -> None:
@@ -122,17 +136,19 @@ def define_flags() -> None:
     'source',
     None,
     'The source: code (the Python packages of this machine), folder, jsonl, '
-    'pg19, or the name of a seqio task or mixture.',
+    'hf (a dataset of Hugging Face), pg19, or the name of a seqio task or '
+    'mixture.',
   )
   flags.DEFINE_string(
     'path',
     None,
     'folder: a folder of UTF-8 files or a pattern, one document per file. '
     'jsonl: a file, a folder with train.jsonl etc. or a pattern with {split}. '
+    'hf: a file, folder or pattern, or the name of a dataset on the Hub. '
     'pg19: the data_dir of tensorflow-datasets.',
   )
   flags.DEFINE_string(
-    'field', None, "jsonl: the field that holds the text; default: 'text'."
+    'field', None, "jsonl, hf: the field that holds the text; default: 'text'."
   )
   flags.DEFINE_string(
     'split_file',
@@ -142,6 +158,20 @@ def define_flags() -> None:
   )
   flags.DEFINE_string(
     'module', None, 'seqio task: the Python module that registers it.'
+  )
+  flags.DEFINE_string(
+    'subset', None, 'hf: the configuration of the dataset, if it has several.'
+  )
+  flags.DEFINE_list(
+    'splits_from',
+    None,
+    'hf: names of the splits in the dataset, such as validation=dev,test=eval.',
+  )
+  flags.DEFINE_bool(
+    'stream', None, 'hf: read rows as they arrive, without a copy on the disk.'
+  )
+  flags.DEFINE_integer(
+    'limit', None, 'hf: rows to read of each split.', lower_bound=1
   )
 
 
@@ -157,6 +187,5 @@ def from_flags() -> Source:
       f'--source is missing. Set it to {", ".join(_FLAGS)} or the name of a '
       'seqio task.'
     )
-  return source(
-    args.source, args.path, args.field, args.split_file, args.module
-  )
+  names = 'path', 'field', 'split_file', 'module', *_FLAGS['hf'][2:]
+  return source(args.source, **{name: getattr(args, name) for name in names})

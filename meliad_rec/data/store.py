@@ -1,10 +1,14 @@
 """A token store: documents tokenized once and memory-mapped afterwards.
 
-A store is a folder with manifest.json, the SentencePiece model if there is one,
-and for each split the ids (raw, little-endian), the starts, bytes and words of
-its documents (.npy) and their names (JSON). The manifest has the size and
-sha256 of every file. Nothing is ever unpickled, and no file name in a manifest
-can point outside the folder.
+A store is a folder with manifest.json, the file of its vocabulary unless that
+is bytes, and for each split the ids (raw, little-endian), the starts, bytes and
+words of its documents (.npy) and their names (JSON). The manifest has the size
+and sha256 of every file. Nothing is ever unpickled, and no file name in a
+manifest can point outside the folder.
+
+What has changed since a split was written is noticed when it is opened: in
+every file that is read whole, and in a sample of the pages of many ids.
+`verify` reads everything.
 """
 
 from collections.abc import Iterable
@@ -19,28 +23,35 @@ import tempfile
 import numpy as np
 
 from meliad_rec.data.documents import check_ids
+from meliad_rec.data.documents import check_range
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import token_dtype
 from meliad_rec.data.vocabulary import open_vocabulary
-from meliad_rec.data.vocabulary import SentencePiece
 from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.data.vocabulary import vocabulary_files
 from meliad_rec.storage.workdir import local
 
 FORMAT = 1
 MANIFEST = 'manifest.json'
-_MODEL = 'vocabulary.model'
+# Ids in bytes that are read whole when a split is opened; of more, only pages.
+_WHOLE = 1 << 24
+_PAGES, _PAGE = 64, 1 << 13  # Number of pages, and ids of each.
+# What is raised for a file that is not JSON, or nested too deeply.
+_JSON_ERRORS = (ValueError, RecursionError)
 
-# The keys of a manifest and the types of their values; '*' is any key.
+# The keys of a manifest and the types of their values; '*' is any key, and '?'
+# marks one that may be missing. `pages` is the sha256 of a sample.
 _FILE = {'name': str, 'size': int, 'sha256': str}
 _SPLIT = {
   'documents': int,
   'tokens': int,
   'bytes': int,
   'words': int,
-  'files': dict.fromkeys(
-    ('tokens', 'starts', 'bytes', 'words', 'names'), _FILE
-  ),
+  'files': {
+    **dict.fromkeys(('starts', 'bytes', 'words', 'names'), _FILE),
+    'tokens': _FILE | {'pages?': str},
+  },
 }
 _MANIFEST = {
   'format': int,
@@ -65,6 +76,7 @@ class Store:
 
   def __init__(self, path: str | Path):
     self.path = local(path, 'A token store')
+    self._documents = {}
     self.manifest = read_manifest(self.path)
     entry = self.manifest['vocabulary']
     models = [find_file(self.path, file) for file in entry['files'].values()]
@@ -82,14 +94,20 @@ class Store:
     return list(self.manifest['splits'])
 
   def documents(self, split: str) -> Documents:
-    """Returns the documents of a split, memory-mapped."""
+    """Returns the documents of a split, memory-mapped.
+
+    Raises:
+      ValueError: there is no such split, or its files are missing or damaged.
+    """
     if split not in self.splits:
       raise ValueError(
         f'The store {self.path} has no split {split!r}; '
         f'it has {", ".join(self.splits)}.'
       )
-    entry = self.manifest['splits'][split]
-    return read_split(self.path, entry, self.vocabulary)
+    if split not in self._documents:
+      entry = self.manifest['splits'][split]
+      self._documents[split] = read_split(self.path, entry, self.vocabulary)
+    return self._documents[split]
 
 
 def write(
@@ -104,7 +122,7 @@ def write(
   Args:
     path: the folder to create.
     splits: the documents of each split; splits are read one after the other.
-    vocabulary: the vocabulary of the ids; a SentencePiece model is copied.
+    vocabulary: the vocabulary of the ids; its file is copied.
     source: description of the source, for the manifest.
     force: whether to replace an existing store.
 
@@ -120,9 +138,9 @@ def write(
   folder = Path(tempfile.mkdtemp(prefix=f'.{path.name}.', dir=path.parent))
   try:
     files = {}
-    if isinstance(vocabulary, SentencePiece):
-      (folder / _MODEL).write_bytes(vocabulary.model)
-      files['model'] = file_entry(folder / _MODEL)
+    for name, content in vocabulary_files(vocabulary).items():
+      (folder / name).write_bytes(content)
+      files['model'] = file_entry(folder / name)
     manifest = {
       'format': FORMAT,
       'source': source,
@@ -152,17 +170,18 @@ def verify(path: str | Path) -> None:
   """Reads every file of a store and compares its sha256 with the manifest.
 
   Raises:
-    ValueError: a file changed; the message names the first one.
+    ValueError: a file changed or has an id that is not in the vocabulary; the
+      message names the first one.
   """
   store = Store(path)
-  for entry in store.manifest['splits'].values():
+  for split, entry in store.manifest['splits'].items():
     for file in entry['files'].values():
       file_path = find_file(store.path, file)
-      if _sha256(file_path) != file['sha256']:
-        raise ValueError(
-          f'The content of {file_path} changed since the store was written '
-          '(sha256 differs). Write the store again.'
-        )
+      _check_sum(file_path, _sha256(file_path), file['sha256'])
+    ids = store.documents(split).tokens
+    for begin in range(0, len(ids), _WHOLE):
+      part = ids[begin : begin + _WHOLE]
+      check_range(part, store.vocabulary.size, ids.filename)
 
 
 def check_free(path: str | Path, force: bool) -> None:
@@ -202,18 +221,30 @@ def read_split(folder: Path, entry: dict, vocabulary: Vocabulary) -> Documents:
   """
   files = {k: find_file(folder, f) for k, f in entry['files'].items()}
   dtype = token_dtype(vocabulary.size)
-  if files['tokens'].stat().st_size != entry['tokens'] * dtype.itemsize:
+  size = files['tokens'].stat().st_size
+  if not 0 < size == entry['tokens'] * dtype.itemsize:
     raise ValueError(
       f'{files["tokens"]} does not hold {entry["tokens"]} tokens of '
       f'{dtype.itemsize} bytes. Write the store again.'
     )
+  tokens = np.memmap(files['tokens'], dtype, mode='r')
+  checked, file = _sample(tokens), entry['files']['tokens']
+  is_whole = len(checked) == len(tokens)
+  # Stores of version 0.1.0 have no sum of the sample.
+  if needed := file['sha256'] if is_whole else file.get('pages'):
+    _check_sum(files['tokens'], hashlib.sha256(checked).hexdigest(), needed)
+  check_range(checked, vocabulary.size, files['tokens'])
+  for kind in ('starts', 'bytes', 'words', 'names'):
+    needed = entry['files'][kind]['sha256']
+    _check_sum(files[kind], _sha256(files[kind]), needed)
   documents = Documents(
-    tokens=np.memmap(files['tokens'], dtype, mode='r'),
+    tokens=tokens,
     starts=_read_array(files['starts'], entry['documents'] + 1),
     bytes_=_read_array(files['bytes'], entry['documents']),
     words=_read_array(files['words'], entry['documents']),
     names=_read_names(files['names'], entry['documents']),
-    tokens_sha256=entry['files']['tokens']['sha256'],
+    tokens_sha256=file['sha256'],
+    vocabulary_size=vocabulary.size,
   )
   ends = documents.starts[[0, -1]].tolist()
   if ends != [0, entry['tokens']] or (documents.lengths < 0).any():
@@ -221,6 +252,12 @@ def read_split(folder: Path, entry: dict, vocabulary: Vocabulary) -> Documents:
       f'The document starts in {files["starts"]} do not match the '
       f'{entry["tokens"]} tokens of the split. Write the store again.'
     )
+  for kind, counts in ('bytes', documents.bytes_), ('words', documents.words):
+    if counts.sum() != entry[kind] or counts.min() < 0:
+      raise ValueError(
+        f'The {kind} of the documents in {files[kind]} do not add up to the '
+        f'{entry[kind]} of the split. Write the store again.'
+      )
   return documents
 
 
@@ -268,19 +305,41 @@ def write_split(
     np.save(paths[kind], array, allow_pickle=False)
   paths['names'] = folder / f'{split}.names.json'
   paths['names'].write_text(json.dumps(names))
+  files = {kind: file_entry(path) for kind, path in paths.items()}
+  ids = np.memmap(tokens, dtype, mode='r')
+  if len(pages := _sample(ids)) < len(ids):
+    files['tokens']['pages'] = hashlib.sha256(pages).hexdigest()
   return {
     'documents': len(names),
     'tokens': sum(lengths),
     'bytes': sum(bytes_),
     'words': sum(words),
-    'files': {kind: file_entry(path) for kind, path in paths.items()},
+    'files': files,
   }
 
 
+def _sample(ids: np.ndarray) -> np.ndarray:
+  """Returns pages spread evenly over many ids, or all if they are few."""
+  if ids.nbytes <= _WHOLE:
+    return ids
+  begins = np.arange(_PAGES) * (len(ids) - _PAGE) // (_PAGES - 1)
+  return np.concatenate([ids[begin : begin + _PAGE] for begin in begins])
+
+
+def _check_sum(path: Path, found: str, needed: str) -> None:
+  if found != needed:
+    raise ValueError(
+      f'The content of {path} changed since the store was written (sha256 '
+      'differs). Write the store again.'
+    )
+
+
 def _read_array(path: Path, length: int) -> np.ndarray:
+  # Mapped, so that no memory is allocated for entries that are not there. The
+  # header is a Python expression, and NumPy raises whatever its parser does.
   try:
-    array = np.load(path, allow_pickle=False)
-  except (ValueError, EOFError, OSError):
+    array = np.lib.format.open_memmap(path, 'r')
+  except Exception:
     raise ValueError(
       f'{path} is not a NumPy array file. Write the store again.'
     ) from None
@@ -289,15 +348,16 @@ def _read_array(path: Path, length: int) -> np.ndarray:
       f'{path} holds {array.dtype}{list(array.shape)}, not int64[{length}]. '
       'Write the store again.'
     )
-  return array
+  return np.array(array)
 
 
 def _read_names(path: Path, length: int) -> list[str]:
   try:
     names = json.loads(path.read_bytes())
-  except ValueError:
+  except _JSON_ERRORS:
     raise ValueError(f'{path} is not JSON. Write the store again.') from None
-  if not isinstance(names, list) or len(names) != length:
+  right = isinstance(names, list) and {*map(type, names)} <= {str}
+  if not right or len(names) != length:
     raise ValueError(
       f'{path} does not hold the names of {length} documents. '
       'Write the store again.'
@@ -316,10 +376,10 @@ def read_manifest(folder: Path) -> dict:
     manifest = json.loads(path.read_bytes())
   except OSError as error:
     raise ValueError(
-      f'{folder} is not a token store: {MANIFEST} cannot be read '
-      f'({error.strerror}). Make one with python -m meliad_rec tokenize.'
+      f'{folder.absolute()} is not a token store: {MANIFEST} cannot be read '
+      f'({error.strerror}). Make one with meliad-rec tokenize.'
     ) from None
-  except ValueError:
+  except _JSON_ERRORS:
     raise ValueError(f'{path} is not JSON. Write the store again.') from None
   if not _matches(manifest, _MANIFEST) or manifest['format'] != FORMAT:
     raise ValueError(
@@ -375,8 +435,10 @@ def _matches(value: object, shape: type | dict) -> bool:
     return False
   if '*' in shape:
     return all(_matches(item, shape['*']) for item in value.values())
-  return value.keys() == shape.keys() and all(
-    _matches(value[key], shape[key]) for key in shape
+  known = {key.removesuffix('?'): inner for key, inner in shape.items()}
+  needed = {key for key in shape if key in known}
+  return needed <= value.keys() <= known.keys() and all(
+    _matches(item, known[key]) for key, item in value.items()
   )
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+import contextlib
 import functools
-import re
 import time
 
 from absl import logging
@@ -13,10 +13,10 @@ from meliad_rec.data.documents import count_words
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
-from meliad_rec.data.sources import Pg19
 from meliad_rec.data.sources import Registered
 from meliad_rec.data.sources import Source
 from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.report.console import Countdown
 
 
 class Text:
@@ -43,7 +43,8 @@ class Text:
 
   @functools.cached_property
   def splits(self) -> list[str]:
-    found = self._task.splits
+    is_task = isinstance(self.source, Registered)
+    found = (self._task if is_task else self.source).splits
     return [
       *(split for split in SPLITS if split in found),
       *(split for split in found if split not in SPLITS),
@@ -58,8 +59,8 @@ class Text:
   def _tokenize(self, split: str) -> Documents:
     began = time.monotonic()
     logging.info(
-      'Tokenizing %s, split %s, in memory. Write a store with python -m '
-      'meliad_rec tokenize to do this once for all runs.',
+      'Tokenizing %s, split %s, in memory. Write a store with '
+      'meliad-rec tokenize to do this once for all runs.',
       self.source.description,
       split,
     )
@@ -79,9 +80,14 @@ class Text:
       ValueError: there is no such split, or the source cannot be read.
     """
     _check_split(self.source, self.splits, split)
-    return (
+    if not isinstance(self.source, Registered):
+      return _shown(
+        document(name, text, self.vocabulary)
+        for name, text in self.source.read(split)
+      )
+    return _shown(
       self._document(f'{split}-{number}', example)
-      for number, example in enumerate(_examples(self._task, split))
+      for number, example in enumerate(seqio_tasks.examples(self._task, split))
     )
 
   def _document(self, number: str, example: dict) -> Document:
@@ -94,19 +100,36 @@ class Text:
     return Document(name, ids, len(text), words)
 
 
+def document(name: str, text: str, vocabulary: Vocabulary) -> Document:
+  """Returns a document of a text."""
+  return Document(
+    name, vocabulary.encode(text), len(text.encode()), count_words(text)
+  )
+
+
+def _shown(documents: Iterator[Document]) -> Iterator[Document]:
+  """Yields the same documents, and shows how many tokens they have so far."""
+  tokens = 0
+  with contextlib.closing(Countdown(None, 'tokens')) as countdown:
+    for one in documents:
+      yield one
+      tokens += len(one.tokens)
+      countdown.show(tokens)
+
+
 def texts(source: Source, split: str) -> Iterator[str]:
   """Yields the texts of a split without tokenizing them.
 
   Raises:
     ValueError: there is no such split, or the source cannot be read.
   """
-  if not isinstance(source, Pg19 | Registered):
+  if not isinstance(source, Registered):
     _check_split(source, source.splits, split)
     yield from (text for _, text in source.read(split))
     return
   task = seqio_tasks.find(source, None)
   _check_split(source, task.splits, split)
-  for example in _examples(task, split):
+  for example in seqio_tasks.examples(task, split):
     if 'targets_pretokenized' not in example:
       raise ValueError(
         f"{source.description} has no feature 'targets_pretokenized', the text "
@@ -121,16 +144,3 @@ def _check_split(source: Source, splits: Iterable[str], split: str) -> None:
       f'{source.description} has no split {split!r}; '
       f'it has {", ".join(splits)}.'
     )
-
-
-def _examples(task, split: str) -> Iterator[dict]:
-  import tensorflow as tf
-
-  try:
-    yield from seqio_tasks.examples(task, split).as_numpy_iterator()
-  except tf.errors.OpError as error:
-    # TensorFlow wraps the error of the source in its own message.
-    original = re.search(r'ValueError: (.*)', str(error))
-    if not original:
-      raise
-    raise ValueError(original[1]) from error

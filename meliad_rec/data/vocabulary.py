@@ -3,14 +3,21 @@
 Id 0 is padding in every vocabulary and never occurs in a document.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 import hashlib
+import json
 from pathlib import Path
+import re
 from typing import Protocol
 
 from etils import epath
 import numpy as np
 import sentencepiece
+
+# Files in which the folder of a store or run keeps a vocabulary.
+MODEL = 'vocabulary.model'
+TOKENIZER = 'tokenizer.json'
 
 # Prefix of the identities of `Words` vocabularies, and of no others.
 WORDS_PREFIX = 'words: '
@@ -42,8 +49,20 @@ class Vocabulary(Protocol):
 
 
 def open_vocabulary(name: str | Path) -> Vocabulary:
-  """Opens the vocabulary 'bytes' or a SentencePiece .model file."""
-  return Bytes() if name == 'bytes' else SentencePiece(name)
+  """Opens 'bytes', a SentencePiece .model or a Hugging Face tokenizer.json."""
+  if name == 'bytes':
+    return Bytes()
+  return (Tokenizer if Path(name).suffix == '.json' else SentencePiece)(name)
+
+
+def vocabulary_files(vocabulary: Vocabulary) -> Mapping[str, bytes]:
+  """Returns {name: content} of the file from which it is opened, if any."""
+  match vocabulary:
+    case SentencePiece():
+      return {MODEL: vocabulary.model}
+    case Tokenizer():
+      return {TOKENIZER: vocabulary.model}
+  return {}
 
 
 class Bytes:
@@ -84,13 +103,7 @@ class SentencePiece:
 
   def __init__(self, path: str | Path):
     self.path = str(path)
-    try:
-      self.model = epath.Path(path).read_bytes()
-    except OSError as error:
-      raise ValueError(
-        f'The vocabulary file {path} cannot be read ({error.strerror}). '
-        "Give 'bytes' or the path of a SentencePiece .model file."
-      ) from None
+    self.model = _read(path)
     self.identity = f'sentencepiece:{hashlib.sha256(self.model).hexdigest()}'
     try:
       self._processor = sentencepiece.SentencePieceProcessor(
@@ -99,7 +112,7 @@ class SentencePiece:
     except (RuntimeError, ValueError):
       raise ValueError(
         f'The vocabulary file {path} is not a SentencePiece model. '
-        'Make one with python -m meliad_rec train_vocab.'
+        'Make one with meliad-rec train_vocab.'
       ) from None
     self.size = self._processor.get_piece_size()
     self._bytes = [self._piece_bytes(i) for i in range(self.size)]
@@ -107,7 +120,7 @@ class SentencePiece:
       raise ValueError(
         f'The SentencePiece model {path} can map text to id 0 '
         f'({self._processor.id_to_piece(0)!r}), which is padding here. '
-        'Train one with python -m meliad_rec train_vocab or with pad_id=0.'
+        'Train one with meliad-rec train_vocab or with pad_id=0.'
       )
 
   def encode(self, text: str) -> np.ndarray:
@@ -153,6 +166,121 @@ class SentencePiece:
     return not (self._processor.is_unknown(0) and has_bytes)
 
 
+class Tokenizer:
+  """A tokenizer of Hugging Face: a file tokenizer.json.
+
+  Ids are those of the file plus 1, because 0 is padding. Text that looks like a
+  special token, such as '<s>', is read as any other text, so no special token
+  occurs in a document. The text comes back exactly if the tokenizer does not
+  normalize it; one that adds a space at the beginning of a text drops a space
+  that was there.
+
+  Args:
+    path: the file. Its decoder must be ByteLevel (GPT-2, Llama 3), or that of
+      SentencePiece: Metaspace, or Replace with ByteFallback (Llama 2).
+
+  Raises:
+    ValueError: the file is not such a tokenizer, or the package `tokenizers` is
+      not installed.
+  """
+
+  def __init__(self, path: str | Path):
+    try:
+      import tokenizers
+    except ImportError:
+      raise ValueError(
+        f'{path} needs the package tokenizers; install meliad_rec[hf].'
+      ) from None
+    self.path = str(path)
+    self.model = _read(path)
+    self.identity = f'tokenizer:{hashlib.sha256(self.model).hexdigest()}'
+    try:
+      settings = json.loads(self.model)
+      self._tokenizer = tokenizers.Tokenizer.from_buffer(self.model)
+      decoders = _decoders(settings['decoder'])
+      unknown = settings['model'].get('unk_token')
+    # The package raises Exception itself.
+    except Exception:
+      raise ValueError(
+        f'The vocabulary file {path} is not a tokenizer of Hugging Face that '
+        'this version of tokenizers reads; save it again with '
+        'tokenizer.save_pretrained.'
+      ) from None
+    if not decoders or not decoders <= _KNOWN_DECODERS:
+      raise ValueError(
+        f'The tokenizer {path} has the decoder '
+        f'{"+".join(sorted(decoders)) or None}, whose tokens cannot be spelled '
+        'one by one; give one with the decoder ByteLevel, Metaspace or '
+        'ByteFallback.'
+      )
+    self._tokenizer.no_truncation()
+    self._tokenizer.no_padding()
+    self._tokenizer.encode_special_tokens = True
+    if getattr(self._tokenizer.model, 'dropout', None):
+      self._tokenizer.model.dropout = None
+    pieces = {i: piece for piece, i in self._tokenizer.get_vocab().items()}
+    self.size = max(pieces) + 2
+    added = {
+      i: b'' if token.special else token.content.encode()
+      for i, token in self._tokenizer.get_added_tokens_decoder().items()
+    }
+    spell = _byte_level if 'ByteLevel' in decoders else _sentencepiece
+    spelled = {i: spell(pieces[i]) for i in pieces if i not in added} | added
+    if unknown is not None:
+      spelled[self._tokenizer.token_to_id(unknown)] = '\ufffd'.encode()
+    self._bytes = [spelled.get(i, b'') for i in range(-1, self.size - 1)]
+    # Whether a space is added at the beginning of a text.
+    self._adds_space = False
+    self._adds_space = self.decode(self.encode('a')) == ' a'
+
+  def encode(self, text: str) -> np.ndarray:
+    ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+    return np.asarray(ids, np.int32) + 1
+
+  def decode(self, ids: np.ndarray) -> str:
+    return b''.join(self.token_bytes(ids)).decode('utf-8', 'replace')
+
+  def token_bytes(self, ids: np.ndarray) -> list[bytes]:
+    spelled = [self._bytes[i] for i in np.asarray(ids).tolist()]
+    first = next((n for n, piece in enumerate(spelled) if piece), None)
+    if self._adds_space and first is not None:
+      spelled[first] = spelled[first].removeprefix(b' ')
+    return spelled
+
+
+_KNOWN_DECODERS = {
+  *('ByteLevel', 'Metaspace', 'Replace', 'ByteFallback', 'Fuse', 'Strip')
+}
+
+# The bytes that GPT-2 writes as characters: a printable byte as itself, and the
+# n-th other byte as U+0100 + n.
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE}
+_BYTE_OF |= {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
+
+
+def _decoders(setting: Mapping | None) -> set[str]:
+  """Returns the types of the decoders in a tokenizer.json."""
+  if setting is None:
+    return set()
+  if setting['type'] == 'Sequence':
+    return set().union(*map(_decoders, setting['decoders']))
+  return {setting['type']}
+
+
+def _byte_level(piece: str) -> bytes:
+  if not {*piece} <= _BYTE_OF.keys():
+    return piece.encode()
+  return bytes(map(_BYTE_OF.get, piece))
+
+
+def _sentencepiece(piece: str) -> bytes:
+  if re.fullmatch('<0x[0-9A-F]{2}>', piece):
+    return bytes([int(piece[3:5], 16)])
+  return piece.replace('\u2581', ' ').encode()
+
+
 class Words:
   """Space-separated words of a synthetic task; ids count from 1 in their order.
 
@@ -187,8 +315,8 @@ class Words:
     """
     if not identity.startswith(WORDS_PREFIX):
       raise ValueError(
-        f'{identity!r} is not the identity of a vocabulary of words, which '
-        f'begins with {WORDS_PREFIX!r}.'
+        f'The identity of a vocabulary of words must begin with '
+        f'{WORDS_PREFIX!r}, got {identity!r}. Give the identity of a Words.'
       )
     return cls(identity.removeprefix(WORDS_PREFIX).split())
 
@@ -220,3 +348,14 @@ class Words:
     if first is not None:
       spelled[first] = spelled[first][1:]
     return spelled
+
+
+def _read(path: str | Path) -> bytes:
+  try:
+    return epath.Path(path).read_bytes()
+  except OSError as error:
+    raise ValueError(
+      f'The vocabulary file {path} cannot be read ({error.strerror}). Give '
+      "'bytes', or the path of a SentencePiece .model file or of a "
+      'tokenizer.json.'
+    ) from None

@@ -156,8 +156,9 @@ def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:
   shards = np.prod([mesh.shape[axis] for axis in BATCH_AXES])
   if rows % shards:
     raise ValueError(
-      f'A batch of {rows} rows does not divide evenly over {shards} devices; '
-      f'set BATCH to a multiple of {shards}.'
+      f'A batch of {rows} rows does not divide evenly into {shards} parts, the '
+      'product of the mesh axes data and fsdp; set BATCH to a multiple of '
+      f'{shards}.'
     )
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 

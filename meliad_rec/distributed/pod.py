@@ -138,8 +138,9 @@ def initialize_distributed() -> None:
     if not used_before:
       first = str(error).strip().partition('\n')[0]
       raise ValueError(
-        f'This process cannot join the others of its run: {first} Check that'
-        ' each was started once, and that the port of the first is free.'
+        f'This process cannot join the others of its run ({first.rstrip(".")}).'
+        ' Check that each process was started exactly once, and that the port'
+        ' of process 0 is free.'
       ) from error
     if given or jax.process_count() > 1:
       raise

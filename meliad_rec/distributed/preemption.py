@@ -5,6 +5,7 @@ catches SIGTERM and makes all hosts agree on one step; Ctrl-C is passed on to it
 as SIGTERM.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -12,6 +13,29 @@ import threading
 
 import jax
 from jax.experimental import multihost_utils
+
+
+@contextlib.contextmanager
+def at_once():
+  """Lets Ctrl-C and SIGTERM end the process at once within a `with` body.
+
+  For long work in C++, such as compilation, where Python's handlers are not
+  called. On several hosts, and in notebooks, handlers stay as they are.
+  """
+  numbers = signal.SIGINT, signal.SIGTERM
+  previous = {}
+  is_main = threading.current_thread() is threading.main_thread()
+  if is_main and jax.process_count() == 1 and 'ipykernel' not in sys.modules:
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    # Not a signal that is ignored, or handled by other than Python.
+    previous = {n: each for n, each in handlers.items() if callable(each)}
+  for number in previous:
+    signal.signal(number, signal.SIG_DFL)
+  try:
+    yield
+  finally:
+    for number, handler in previous.items():
+      signal.signal(number, handler)
 
 
 class StopRequest:
@@ -72,7 +96,7 @@ class StopRequest:
     name = signal.Signals(number).name
     again = ''
     if number == signal.SIGINT:
-      signal.signal(signal.SIGINT, signal.default_int_handler)
+      signal.signal(signal.SIGINT, self._previous[signal.SIGINT])
       again = ' Press Ctrl-C again to stop at once.'
       if jax.process_count() > 1:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -100,7 +100,10 @@ def measure(
 
 
 def depth_step(model: Model, params, carry, batch: Batch):
-  """Returns the next carry, then steps, begins and answers, all [B, T]."""
+  """Returns the next carry, and the batch's `steps`, `begins` and `answers`.
+
+  The last three are [B, T]; see Depths.
+  """
   (carry, logits_BTV), sown = model.apply(
     {'params': params},
     carry,
@@ -270,7 +273,7 @@ def by_length(depths: Depths) -> list[Group]:
 
 
 def by_nesting(depths: Depths, bracket_steps: np.ndarray) -> list[Group]:
-  """Groups documents by the brackets around their innermost token.
+  """Groups documents by the brackets around their most deeply nested token.
 
   Args:
     depths: steps and answers of the documents.

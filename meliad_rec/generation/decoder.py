@@ -10,6 +10,7 @@ tokens have the same logits as with teacher forcing. Long texts are read segment
 by segment.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -155,8 +156,19 @@ class Decoder:
       count=jnp.int32(0),
     )
 
-  def read(self, state: DecoderState, tokens_BT: np.ndarray) -> DecoderState:
-    """Returns the state after reading any number of further tokens."""
+  def read(
+    self,
+    state: DecoderState,
+    tokens_BT: np.ndarray,
+    on_progress: Callable[[int], None] = lambda tokens: None,
+  ) -> DecoderState:
+    """Returns the state after reading any number of further tokens.
+
+    Args:
+      state: the state before them.
+      tokens_BT: the tokens.
+      on_progress: called after each part with the tokens of a row read so far.
+    """
     tokens_BT = np.asarray(tokens_BT, np.int32)
     all_BT = np.concatenate([np.asarray(state.recent_BN), tokens_BT], 1)
     # The model reads the pending token first, and the last one stays pending.
@@ -175,6 +187,7 @@ class Decoder:
         part_BT = line_BT[:, at : at + take]
         state = self._read_blocks(self.variables, state, part_BT)
       at += take
+      on_progress(at)
     return state.replace(recent_BN=jnp.asarray(all_BT[:, -RECENT:]))
 
   def generate(

@@ -1,5 +1,6 @@
 """A sample of text, generated while a model trains."""
 
+from collections.abc import Callable
 import dataclasses
 
 import numpy as np
@@ -27,17 +28,30 @@ class Sample:
   seed: int = 0
 
   def write(
-    self, decoder: Decoder, documents: Documents, vocabulary: Vocabulary
-  ) -> str:
-    """Returns the prompt, a '|', and the text that the model generates."""
+    self,
+    decoder: Decoder,
+    documents: Documents,
+    vocabulary: Vocabulary,
+    stop: Callable[[], bool] = lambda: False,
+  ) -> str | None:
+    """Returns the prompt, a '|', and the text that the model generates.
+
+    Args:
+      decoder: generates the text.
+      documents: the first of them begins with the prompt.
+      vocabulary: of the documents.
+      stop: called after every few tokens; True ends the sample, and None is
+        returned.
+    """
     prompt_T = np.asarray(documents[0][: self.prompt], np.int32)
     state = decoder.read(decoder.start(1), prompt_T[None])
-    generated = [
-      tokens_BT[0]
-      for _, tokens_BT in decoder.generate(
-        state, self.length, self.sampler, self.seed
-      )
-    ]
+    generated = []
+    for _, tokens_BT in decoder.generate(
+      state, self.length, self.sampler, self.seed
+    ):
+      generated.append(tokens_BT[0])
+      if stop():
+        return None
     before = vocabulary.decode(prompt_T)
     after = vocabulary.decode(np.concatenate([prompt_T, *generated]))
     return f'{before}|{after[len(before) :]}'

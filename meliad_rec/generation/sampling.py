@@ -2,9 +2,12 @@
 
 import dataclasses
 import math
+import numbers
 
 import jax
 import jax.numpy as jnp
+
+_GREEDY = 1e-30  # Logits divided by less may overflow.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,7 +15,8 @@ class Sampler:
   """Draws a token for each row, but never id 0, which is padding.
 
   Attributes:
-    temperature: divides the logits; 0 takes the most likely token.
+    temperature: divides the logits; 0, and anything below 1e-30, takes the most
+      likely token.
     top_k: number of most likely tokens to draw from; None: all.
     top_p: tokens are drawn from the smallest set of most likely tokens with at
       least this probability (nucleus sampling, Holtzman et al. 2020); 1: all.
@@ -23,19 +27,23 @@ class Sampler:
   top_p: float = 1.0
 
   def __post_init__(self):
-    if not 0 <= self.temperature < math.inf:
+    warm, p = _number(self.temperature), _number(self.top_p)
+    if not (warm and 0 <= self.temperature < math.inf):
       raise ValueError(
-        f'temperature must be finite and at least 0, got {self.temperature}.'
+        'temperature must be a finite number of at least 0, got '
+        f'{self.temperature!r}.'
       )
-    if self.top_k is not None and self.top_k < 1:
-      raise ValueError(f'top_k must be at least 1, got {self.top_k}.')
-    if not 0 < self.top_p <= 1:
-      raise ValueError(f'top_p must be in (0, 1], got {self.top_p}.')
+    if self.top_k is not None:
+      check_count('top_k', self.top_k, 1)
+    if not (p and 0 < self.top_p <= 1):
+      raise ValueError(
+        f'top_p must be a number above 0 and at most 1, got {self.top_p!r}.'
+      )
 
   def __call__(self, rng_B, logits_BV):
     """Returns one id for each row, [B], drawn with the row's own key."""
     logits_BV = logits_BV.at[:, 0].set(-jnp.inf)
-    if self.temperature == 0:
+    if self.temperature < _GREEDY:
       return jnp.argmax(logits_BV, -1)
     logits_BV = self.keep_likely(logits_BV / self.temperature)
     return jax.vmap(jax.random.categorical)(rng_B, logits_BV)
@@ -56,3 +64,20 @@ class Sampler:
       )
       logits_BV = jnp.where(logits_BV < least_B1, -jnp.inf, logits_BV)
     return logits_BV
+
+
+def check_count(
+  name: str, value: int, least: int, below: float = math.inf
+) -> None:
+  """Raises ValueError unless a value is a whole number in a range."""
+  whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  if not (whole and least <= value < below):
+    limit = '' if below == math.inf else f' and below {below:,}'
+    raise ValueError(
+      f'{name} must be a whole number of at least {least}{limit}, got '
+      f'{value!r}.'
+    )
+
+
+def _number(value) -> bool:
+  return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -3,6 +3,7 @@
 import codecs
 from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.decoder import DecoderState
 from meliad_rec.generation.sampling import Sampler
+from meliad_rec.report.console import Countdown
 
 
 class TextGenerator:
@@ -29,7 +31,10 @@ class TextGenerator:
     state = self.decoder.start(1) if state is None else state
     ids_T = self.vocabulary.encode(text)
     rows = len(state.recent_BN)
-    return self.decoder.read(state, np.tile(ids_T, (rows, 1)))
+    countdown = Countdown(len(ids_T), 'tokens')
+    with contextlib.closing(countdown):
+      ids_BT = np.tile(ids_T, (rows, 1))
+      return self.decoder.read(state, ids_BT, countdown.show)
 
   def write(
     self, state: DecoderState, tokens: int, sampler: Sampler, seed: int

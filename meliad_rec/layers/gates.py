@@ -52,7 +52,7 @@ class Residual(nn.Module):
 
 
 class FixedGate(nn.Module):
-  """A learned convex combination, the same for all states and blocks.
+  """A convex combination of x and W h; its learned weights do not depend on h.
 
   Attributes:
     dtype: dtype of the product's operands.

@@ -4,6 +4,7 @@ from collections.abc import Callable
 import functools
 
 from flax import linen as nn
+import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,6 @@ from meliad_rec.kernels.dispatch import window_attention
 from meliad_rec.kernels.reference import AttentionInputs
 from meliad_rec.kernels.reference import MemoryInputs
 from meliad_rec.kernels.reference import normalize_and_scale
-from meliad_rec.layers import activations
 from meliad_rec.layers import gates
 from meliad_rec.layers.attention import Heads
 from meliad_rec.layers.attention import KV
@@ -242,14 +242,14 @@ class FeedForward(nn.Module):
     width: hidden units.
     dtype: dtype of activations.
     join: a class of gates.py, which includes the output map.
-    activation: a function of activations.py.
+    activation: such as jax.nn.relu.
     use_bias: whether hidden units have a bias.
   """
 
   width: int
   dtype: str
   join: Callable[..., nn.Module]
-  activation: Callable = activations.relu
+  activation: Callable = jax.nn.relu
   use_bias: bool = False
 
   @nn.compact

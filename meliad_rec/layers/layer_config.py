@@ -9,15 +9,23 @@ from collections.abc import Callable
 import dataclasses
 
 from flax import linen as nn
+import jax
 
 from meliad_rec.kernels.dispatch import FORMS
-from meliad_rec.layers import activations
 from meliad_rec.layers import norms
 from meliad_rec.layers import positions
 from meliad_rec.layers.attention import KV
 from meliad_rec.layers.dropout import LockedDropout
 from meliad_rec.layers.dropout import RowDropout
 from meliad_rec.layers.dropout import TiledDropout
+
+
+def gelu(h):
+  """Returns h times the normal CDF at h, which jax.nn.gelu approximates.
+
+  Hendrycks and Gimpel 2016.
+  """
+  return jax.nn.gelu(h, approximate=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +39,7 @@ class TransformerConfig:
     mlp_dim: hidden units of the MLP.
     position: a class of positions.py.
     norm: a class of norms.py, for all norms of a layer.
-    activation: a function of activations.py, for the MLP.
+    activation: of the MLP, such as jax.nn.relu.
     dropout: rate of dropout.
     dtype: dtype of activations: float32 or bfloat16. Parameters, softmax,
       norms, gates and halting are float32.
@@ -109,7 +117,7 @@ class LayerConfig(TransformerConfig):
   include_self: bool = False
   attention: str = 'auto'
   norm: Callable[..., nn.Module] = norms.RMSNorm
-  activation: Callable = activations.relu
+  activation: Callable = jax.nn.relu
   mlp_bias: bool = False
   depth: int | None = None
   locked_dropout: bool = False
@@ -181,7 +189,7 @@ class EncoderConfig(TransformerConfig):
     causal: whether tokens attend only to themselves and to earlier tokens.
     mlp_dim: hidden units, of the MLP and of the gate.
     position: one of ENCODER_POSITIONS, for self-attention.
-    activation: a function of activations.py, for the MLP and the gate.
+    activation: of the MLP and the gate.
     dropout: rate of dropout on embeddings, hidden units and the outputs of
       sublayers.
     attention_dropout: rate of dropout on attention probabilities.
@@ -194,7 +202,7 @@ class EncoderConfig(TransformerConfig):
   causal: bool
   position: Callable[..., nn.Module] = positions.XPos
   norm: Callable[..., nn.Module] = norms.LayerNorm
-  activation: Callable = activations.gelu
+  activation: Callable = gelu
   attention_dropout: float = 0.0
   dropout_by_row: bool = False
 

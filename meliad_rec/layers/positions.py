@@ -54,17 +54,41 @@ class NoPosition(nn.Module):
 
 
 class T5Bias(NoPosition):
-  """Learned bias by logarithmic buckets of distance (Raffel et al. 2020)."""
+  """Learned bias by logarithmic buckets of distance (Raffel et al. 2020).
+
+  Attributes:
+    buckets: entries of the table per head.
+    max_distance: distances from here on share the last bucket.
+    start: initial table: 'alibi', the mean bias of ALiBi in each bucket, or
+      'normal', random numbers, as published. With random numbers, a small model
+      learns for some thousand steps to look at near tokens first, and the
+      longer the wider its window.
+  """
 
   buckets: int = 32
   max_distance: int = 128
+  start: str = 'alibi'
 
   def setup(self):
-    self.table_HN = self.param(
-      'table',
-      nn.initializers.normal(self.buckets**-0.5),
-      (self.num_heads, self.buckets),
-    )
+    match self.start:
+      case 'alibi':
+        init = lambda _, shape: self._alibi_table()
+      case 'normal':
+        init = nn.initializers.normal(self.buckets**-0.5)
+      case _:
+        raise ValueError(
+          f"start must be 'alibi' or 'normal', got {self.start!r}. Set "
+          'positions.T5Bias.start.'
+        )
+    shape = self.num_heads, self.buckets
+    self.table_HN = self.param('table', init, shape)
+
+  def _alibi_table(self):
+    back = np.arange(max(self.max_distance, self.buckets))
+    bucket = t5_bucket(back, self.buckets, self.max_distance)
+    count_N = np.maximum(np.bincount(bucket, minlength=self.buckets), 1)
+    mean_N = np.bincount(bucket, back, self.buckets) / count_N
+    return ALiBi(self.num_heads).bias(mean_N)
 
   def bias(self, steps_back):
     bucket_W = t5_bucket(steps_back, self.buckets, self.max_distance)
@@ -189,7 +213,7 @@ class AdaptiveSpan(nn.Module):
   def bias(self, window: int):
     """Returns log m by distance, [H, W] float32; NEVER for m = 0."""
     self.penalize(window)
-    z_HW = inward(self.ratio_H)[:, None] * window
+    z_HW = clipped(self.ratio_H)[:, None] * window
     m_HW = (z_HW - np.arange(window)) / self.ramp + 1
     # Off the ramp, 1 takes the place of m: gradients must be finite there too,
     # even if `where` drops them.
@@ -205,30 +229,29 @@ class AdaptiveSpan(nn.Module):
     """
     if self.is_initializing():
       return
-    span = window * jnp.mean(inward(self.ratio_H))
+    span = window * jnp.mean(clipped(self.ratio_H))
     last = {'reduce_fn': lambda _, new: new, 'init_fn': lambda: None}
     self.sow('losses', 'span', self.penalty * span, **last)
 
 
-@jax.custom_vjp
-def inward(z):
-  """Clips z to [0, 1]; gradients never move z further outside.
+def clipped(z):
+  """Clips z to [0, 1]; its gradient is that of the identity.
 
-  The authors' code clips the parameter z after each training step; optimizers
-  here do not. With the gradient of the clip, a z outside [0, 1] would never
-  return. With the gradient of the identity, the task could push it below 0
-  forever. Here, outside [0, 1], only gradients that lead back pass.
+  A gradient that depended on its own sign would depend on how a scan divides
+  the sum that it belongs to. What keeps z from drifting is `clip_spans`.
   """
-  return jnp.clip(z, 0, 1)
+  return z + jax.lax.stop_gradient(jnp.clip(z, 0, 1) - z)
 
 
-def _forward(z):
-  return inward(z), z
+def clip_spans(params):
+  """Returns the parameters with the ratios of adaptive spans in [0, 1].
 
+  Every training step ends with this, as in the authors' code: otherwise
+  gradients could move a ratio ever further outside.
+  """
 
-def _backward(z, g):
-  g = jnp.where(z < 0, jnp.minimum(g, 0), g)
-  return (jnp.where(z > 1, jnp.maximum(g, 0), g),)
+  def clip(path, leaf):
+    name = jax.tree_util.keystr(path[-2:], simple=True, separator='/')
+    return jnp.clip(leaf, 0, 1) if name == 'span/ratio' else leaf
 
-
-inward.defvjp(_forward, _backward)
+  return jax.tree_util.tree_map_with_path(clip, params)

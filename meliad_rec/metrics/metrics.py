@@ -19,7 +19,7 @@ UNITS: Mapping[str, str] = {
   'loss_nats_per_token': 'nats/token',
   'bits_per_token': 'bits/token',
   'bits_per_byte': 'bits/byte',
-  'word_perplexity': 'exp(nats/word)',
+  'word_perplexity': 'per word, split at whitespace',
   'accuracy': 'share of tokens',
   'error': 'share of scored tokens',
   'padding_share': 'share of positions',
@@ -41,6 +41,22 @@ SOWN_UNITS: Mapping[str, str] = {
   'halting_p': 'probability',
   'expert_imbalance': 'nats',
 }
+
+
+# Metrics whose names say more, or less, than their words.
+_WORDS = {
+  'loss_nats_per_token': 'loss',
+  'word_perplexity': 'perplexity',
+  'step_seconds': 'time of a training step',
+  'mfu': 'model FLOPs utilization',
+}
+
+
+def label(name: str) -> str:
+  """Returns a metric and its unit in words, such as 'loss (nats per token)'."""
+  words = _WORDS.get(name, name.replace('_', ' '))
+  of = unit(name).replace('/', ' per ')
+  return f'{words} ({of})' if of and of != words else words
 
 
 def unit(name: str) -> str:

@@ -4,8 +4,12 @@ Progress is a bar on a terminal and lines elsewhere. Log messages are plain
 lines on stderr.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
+import contextlib
 import logging
+import os
 import sys
 import time
 from typing import TextIO
@@ -16,7 +20,7 @@ from absl import logging as absl_logging
 _SHOWN = {
   'loss_nats_per_token': lambda x: f'loss {x:.4f} nats/token',
   'bits_per_byte': lambda x: f'{x:.4f} bits/byte',
-  'word_perplexity': lambda x: f'word perplexity {x:.4g}',
+  'word_perplexity': lambda x: f'perplexity {x:.4g} per word',
   'accuracy': lambda x: f'accuracy {x:.1%}',
   'error': lambda x: f'error {x:.2%}',
   'learning_rate': lambda x: f'lr {x:.2e}',
@@ -29,6 +33,12 @@ _SHOWN = {
   'halting_depth_max': lambda x: f'at most {x:.0f}',
 }
 
+_TICK = 5.0  # Seconds between lines of single steps, at least.
+_BAR = 0.5  # Seconds between updates of the bar.
+_FREE_LINES = 20  # Lines of training that do not wait for an interval.
+_ANNOUNCED = 10.0  # Seconds that a run must take to be announced.
+_TIMED = 3  # Steps that are timed before the length of the run is announced.
+
 _CONTROL = dict.fromkeys((*range(32), *range(127, 160)), '\ufffd')
 del _CONTROL[ord('\n')], _CONTROL[ord('\t')]
 
@@ -39,7 +49,10 @@ def printable(text: str) -> str:
 
 
 class Console:
-  """Progress of a run.
+  """Progress of a run: a bar on a terminal, lines elsewhere.
+
+  The first lines appear whenever they are written; later ones at intervals that
+  grow with the time that the run has taken.
 
   Args:
     total_steps: steps of the run; None: not known.
@@ -55,6 +68,10 @@ class Console:
   ):
     self._stream = stream or sys.stdout
     self._total = total_steps
+    self._lines = 0
+    self._last = time.monotonic()
+    self._first = None  # Step and time of the first call of `tick`.
+    self._announced = False
     self._bar = None
     if self._stream.isatty():
       import tqdm
@@ -67,21 +84,45 @@ class Console:
         dynamic_ncols=True,
       )
 
+  def tick(
+    self, step: int, loss: float, learning_rate: Callable[[], float]
+  ) -> None:
+    """Shows that a training step is done, at most every few seconds.
+
+    Args:
+      step: training steps done.
+      loss: loss of the step, in nats per token.
+      learning_rate: returns the learning rate; called only if it is shown.
+    """
+    now = time.monotonic()
+    self._first = self._first or (step, now)
+    self._announce(step, now)
+    if self._bar is not None:
+      if now - self._last >= _BAR:
+        self._last = now
+        shown = self._shown(loss, learning_rate(), ', ')
+        self._bar.set_postfix_str(shown, refresh=False)
+        self._bar.update(step - self._bar.n)
+      return
+    # Half as often as `write`, whose lines say more.
+    if now - self._last < max(_TICK, 2 * self._interval(now)):
+      return
+    self._train_line(step, self._shown(loss, learning_rate(), '  '))
+
   def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
     """Shows metrics: of training in the bar, of other splits above it."""
-    if self._bar is not None:
-      self._bar.update(step - self._bar.n)
-      if split == 'train':
-        loss = values.get('loss_nats_per_token')
-        if loss is not None:
-          self._bar.set_postfix_str(f'{loss:.4f} nats/token')
-        return
-    total = f'/{self._total}' if self._total else ''
-    width = len(str(self._total or ''))
     shown = '  '.join(
       form(values[name]) for name, form in _SHOWN.items() if name in values
     )
-    self.line(f'step {step:>{width}}{total}  {split:<10}  {shown}')
+    if split != 'train':
+      self.line(self._line(step, split, shown))
+    elif self._bar is not None:
+      self._bar.update(step - self._bar.n)
+    else:
+      now = time.monotonic()
+      few = self._lines < _FREE_LINES or step == self._total
+      if few or now - self._last >= self._interval(now):
+        self._train_line(step, shown)
 
   def line(self, text: str) -> None:
     """Shows text, above the bar if there is one, without control codes."""
@@ -96,17 +137,89 @@ class Console:
     if self._bar is not None:
       self._bar.close()
 
+  def _shown(self, loss, learning_rate, between):
+    values = {'loss_nats_per_token': loss, 'learning_rate': learning_rate}
+    return between.join(_SHOWN[name](x) for name, x in values.items())
+
+  def _train_line(self, step, shown):
+    left = self._left(step, time.monotonic())
+    self.line(self._line(step, 'train', f'{shown}{left and f"  {left} left"}'))
+    self._lines += 1
+    self._last = time.monotonic()
+
+  def _line(self, step, split, shown):
+    total = f'/{self._total}' if self._total else ''
+    width = len(str(self._total or ''))
+    return f'step {step:>{width}}{total}  {split:<10}  {shown}'
+
+  def _interval(self, now):
+    """Returns the seconds that must pass between two lines."""
+    return (now - self._first[1]) / 50 if self._first else 0.0
+
+  def _left(self, step, now) -> str:
+    """Returns the time that the remaining steps will take, '' if unknown."""
+    first = self._first
+    if not (first and self._total and first[0] < step < self._total):
+      return ''
+    seconds = (now - first[1]) / (step - first[0])
+    return duration(seconds * (self._total - step))
+
+  def _announce(self, step, now):
+    """Says once, after some steps, how long the run will take."""
+    done = step - self._first[0]
+    if self._announced or done < _TIMED or now - self._first[1] < 1:
+      return
+    self._announced = True
+    seconds = (now - self._first[1]) / done
+    left = self._left(step, now)
+    if left and seconds * (self._total - step) >= _ANNOUNCED:
+      self.line(
+        f'A step takes {seconds:.3g} s: {self._total - step:,} more steps will '
+        f'take about {left}, evaluations not included.'
+      )
+
+
+def duration(seconds: float) -> str:
+  """Returns a time as '45 s', '12 min', '3 h 20 min' or '5 d 7 h'."""
+  if seconds < 90:
+    return f'{seconds:.0f} s'
+  minutes = round(seconds / 60)
+  if minutes < 90:
+    return f'{minutes} min'
+  hours, minutes = divmod(minutes, 60)
+  if hours < 48:
+    return f'{hours} h {minutes} min'
+  return f'{hours // 24} d {hours % 24} h'
+
 
 def plain() -> None:
   """Formats every log message of the process as a plain line.
 
-  Messages of level INFO from other libraries are dropped. A second call does
-  nothing.
+  Messages of level INFO from other libraries are dropped, and all messages of
+  orbax, whose failures storage/ reports. A second call does nothing.
   """
   absl_logging.use_absl_handler()
   handler = absl_logging.get_absl_handler()
   handler.setFormatter(_Plain())
   handler.filters = [_is_for_people]
+  sys.unraisablehook = _unraisable
+
+
+@contextlib.contextmanager
+def suppress_stderr() -> Iterator[None]:
+  """Discards everything written to file descriptor 2 inside the context.
+
+  During its import, TensorFlow's C++ code reports missing GPUs before it reads
+  the settings that would silence it. Exceptions propagate as usual.
+  """
+  saved = os.dup(2)
+  try:
+    with open(os.devnull, 'wb') as null:
+      os.dup2(null.fileno(), 2)
+    yield
+  finally:
+    os.dup2(saved, 2)
+    os.close(saved)
 
 
 class _Plain(logging.Formatter):
@@ -119,7 +232,17 @@ class _Plain(logging.Formatter):
     return f'{record.levelname.lower()}: {text}'
 
 
+def _unraisable(ignored):
+  # After a save that failed, tensorstore's other writes find no event loop.
+  if str(ignored.exc_value) != 'Event loop is closed':
+    sys.__unraisablehook__(ignored)
+
+
 def _is_for_people(record):
+  # What orbax reports in the background, with tracebacks, storage/ says in a
+  # sentence.
+  if record.name == 'asyncio' or '/orbax/' in record.pathname:
+    return False
   return record.name == 'absl' or record.levelno > logging.INFO
 
 
@@ -127,7 +250,7 @@ class Countdown:
   """Progress of a long pass: a bar on a terminal, lines elsewhere.
 
   Args:
-    total: number of units in the whole pass.
+    total: number of units in the whole pass; None: not known.
     unit: plural name of what is counted, such as 'tokens'.
     every: seconds between lines.
     stream: where to write; None: standard error.
@@ -135,7 +258,7 @@ class Countdown:
 
   def __init__(
     self,
-    total: int,
+    total: int | None,
     unit: str,
     every: float = 30.0,
     stream: TextIO | None = None,
@@ -166,10 +289,12 @@ class Countdown:
       return
     self._last = now
     rate = done / (now - self._began)
-    left = (self._total - done) / rate
+    whole = left = ''
+    if self._total is not None:
+      whole = f' of {self._total:,}'
+      left = f', {duration((self._total - done) / rate)} left'
     print(
-      f'{done:,} of {self._total:,} {self._unit}, {rate:,.0f} {self._unit}/s, '
-      f'{left:.0f} s left',
+      f'{done:,}{whole} {self._unit}, {rate:,.0f} {self._unit}/s{left}',
       file=self._stream,
       flush=True,
     )

@@ -26,9 +26,9 @@ def plot(workdir: PathLike, metric: str = 'loss_nats_per_token') -> str:
 def compare(
   runs: Mapping[str, PathLike],
   out: PathLike,
-  metric: str = 'loss_nats_per_token',
+  *names: str,
 ) -> None:
-  """Draws the curves of several runs into one plot.
+  """Draws the curves of several runs, one panel for each metric.
 
   Each run has a color. Training is a thin line, every other split a thick one
   with a mark at each evaluation. Errors of trivial answers are dashed lines.
@@ -36,7 +36,7 @@ def compare(
   Args:
     runs: folders by their names in the legend.
     out: path of the PNG, written whole or not at all.
-    metric: name of a metric that the runs have written.
+    names: metrics that the runs have written.
 
   Raises:
     ValueError: a run has no such metric.
@@ -44,8 +44,16 @@ def compare(
   # A Figure without pyplot draws with Agg and needs no display.
   from matplotlib.figure import Figure
 
-  figure = Figure(figsize=(7, 4), layout='constrained')
-  axes = figure.add_subplot()
+  figure = Figure(figsize=(7, 4 * len(names)), layout='constrained')
+  panels = figure.subplots(len(names), squeeze=False)[:, 0]
+  for axes, name in zip(panels, names, strict=True):
+    _draw(axes, runs, name)
+  new = pathlib.Path(f'{out}.tmp')
+  figure.savefig(new, format='png', dpi=120)
+  os.replace(new, out)
+
+
+def _draw(axes, runs, metric):
   for number, (name, workdir) in enumerate(runs.items()):
     dashes = itertools.cycle(['--', ':', '-.'])
     for split, points in _curves(workdir, metric).items():
@@ -66,13 +74,9 @@ def compare(
         label=label,
       )
   axes.set_xlabel('training steps')
-  unit = metrics.unit(metric)
-  axes.set_ylabel(f'{metric} ({unit})' if unit else metric)
+  axes.set_ylabel(metrics.label(metric))
   axes.grid(alpha=0.3)
   axes.legend()
-  new = pathlib.Path(f'{out}.tmp')
-  figure.savefig(new, format='png', dpi=120)
-  os.replace(new, out)
 
 
 def _curves(workdir, metric):

@@ -4,11 +4,13 @@ The run's folder holds metrics.jsonl (journal.py) and `tensorboard/SPLIT`, one
 folder per split, so that training and validation share a chart.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 import os
 from pathlib import Path
 import tempfile
 import time
+from typing import Any
 from typing import TextIO
 
 import jax
@@ -16,6 +18,8 @@ import jax
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.report.console import Console
+from meliad_rec.report.loggers import Guarded
+from meliad_rec.report.loggers import MetricsLogger
 from meliad_rec.storage.workdir import in_bucket
 from meliad_rec.storage.workdir import place
 from meliad_rec.storage.workdir import upload
@@ -39,6 +43,8 @@ class Report:
       dropped, for commands that add to a finished run.
     total_steps: steps of the run, for the progress bar; None: not known.
     stream: the screen; None: standard output.
+    logger: also receives the metrics; None: nothing does.
+    config: settings of the run, for the logger.
 
   Raises:
     ValueError: a line of metrics.jsonl is not a record.
@@ -50,6 +56,8 @@ class Report:
     resume_step: int | None = None,
     total_steps: int | None = None,
     stream: TextIO | None = None,
+    logger: MetricsLogger | None = None,
+    config: Mapping[str, Any] | None = None,
   ):
     self._on = jax.process_index() == 0
     if not self._on:
@@ -69,6 +77,9 @@ class Report:
       dropped = journal.truncate(path, resume_step)
     self._journal = journal.Journal(path)
     self._console = Console(total_steps, resume_step or 0, stream)
+    self._logger = Guarded(logger) if logger else None
+    if self._logger:
+      self._logger.start(os.fspath(workdir), resume_step or 0, config or {})
     if dropped:
       self._console.line(
         f'Dropped {dropped} lines of {os.fspath(workdir)}/{journal.NAME}: they'
@@ -96,6 +107,15 @@ class Report:
     for name, value in values.items():
       board.add_scalar(name, value, step)
     self._console.write(step, split, values)
+    if self._logger:
+      self._logger.log(step, {f'{split}/{k}': v for k, v in values.items()})
+
+  def tick(
+    self, step: int, loss: float, learning_rate: Callable[[], float]
+  ) -> None:
+    """Shows a training step on the screen only; see Console.tick."""
+    if self._on:
+      self._console.tick(step, loss, learning_rate)
 
   def text(self, step: int, name: str, text: str) -> None:
     """Writes a named text, such as a sample."""
@@ -125,6 +145,8 @@ class Report:
       board.close()
     self._journal.close()
     self._console.close()
+    if self._logger:
+      self._logger.close()
     self.sync()
 
   def _board(self, split):

@@ -1,28 +1,35 @@
 """The folder of a run, which can be opened without the training data.
 
 config.gin is the complete configuration, run.json has the other facts that are
-needed to open the run, vocabulary.model is the SentencePiece model if the run
-has one, and checkpoints/ has the states.
+needed to open the run, vocabulary.model or tokenizer.json is the vocabulary if
+it has a file, and checkpoints/ has the states. In the folder of an exported
+model, model.safetensors is in place of checkpoints/ (exported.py).
 """
 
+from collections.abc import Mapping
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 import jax
 
+from meliad_rec.data.vocabulary import MODEL
 from meliad_rec.data.vocabulary import open_vocabulary
-from meliad_rec.data.vocabulary import SentencePiece
+from meliad_rec.data.vocabulary import TOKENIZER
 from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.data.vocabulary import vocabulary_files
 from meliad_rec.data.vocabulary import Words
 from meliad_rec.data.vocabulary import WORDS_PREFIX
+from meliad_rec.runs import exported
+from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.workdir import place
 from meliad_rec.training.experiment import Experiment
 
 CONFIG = 'config.gin'
 FACTS = 'run.json'
-MODEL = 'vocabulary.model'
+VOCABULARIES = MODEL, TOKENIZER
 CHECKPOINTS = 'checkpoints'
 
 _Path = Path | epath.Path
@@ -34,13 +41,20 @@ _TYPES = {
   'averages': bool,
   'best_metric': str,
   'labels': bool,
+  'started_in': str,
 }
+# What runs of version 0.1.0 lack.
+_DEFAULTS = {'labels': False, 'started_in': ''}
+_SIZES = 'vocabulary_size', 'batch', 'segment'
+_LARGEST = 2**24  # A larger size is damage, and might use up the memory.
 
 
 def write(
   workdir: str | os.PathLike, experiment: Experiment, config: str
 ) -> None:
-  """Writes config.gin, run.json and vocabulary.model, replacing earlier ones.
+  """Writes config.gin, run.json and the vocabulary, replacing earlier ones.
+
+  run.json has the current folder, to which paths in config.gin are relative.
 
   Call this only after the checkpoints in the folder were found to belong to
   this experiment.
@@ -58,11 +72,14 @@ def write(
     'averages': experiment.ema_decay is not None,
     'best_metric': experiment.best_metric,
     'labels': experiment.data.documents('validation').labels is not None,
+    'started_in': os.getcwd(),
   }
-  if isinstance(vocabulary, SentencePiece):
-    _replace(folder / MODEL, vocabulary.model)
-  else:
-    (folder / MODEL).unlink(missing_ok=True)
+  files = vocabulary_files(vocabulary)
+  for name in VOCABULARIES:
+    if name in files:
+      _replace(folder / name, files[name])
+    else:
+      (folder / name).unlink(missing_ok=True)
   _replace(folder / FACTS, json.dumps(facts, indent=1).encode() + b'\n')
   _replace(folder / CONFIG, config.encode())
 
@@ -80,21 +97,75 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
         f'{folder} is not the folder of a run: it has no {name}. Give the '
         '--workdir of a training run.'
       )
-  for name in (CONFIG, FACTS, MODEL, CHECKPOINTS):
+  for name in (
+    *(CONFIG, FACTS, *VOCABULARIES, CHECKPOINTS),
+    exported.PARAMETERS,
+  ):
     if not (folder / name).resolve().is_relative_to(folder.resolve()):
       raise ValueError(
         f'{folder / name} is a link to a place outside the folder of the run. '
         'Replace the link with the file.'
       )
   facts = _facts(folder / FACTS)
-  vocabulary = _vocabulary(folder / MODEL, facts['vocabulary'])
+  vocabulary = _vocabulary(folder, facts['vocabulary'])
   if vocabulary.identity != facts['vocabulary']:
     raise ValueError(
       f'The run {folder} was trained with the vocabulary '
       f'{facts["vocabulary"]}, but the folder has {vocabulary.identity}. '
-      f'Restore its {MODEL}.'
+      f'Restore its {" or ".join(VOCABULARIES)}.'
     )
   return _config(folder / CONFIG), facts, vocabulary
+
+
+def check_step(step: int) -> None:
+  """Raises ValueError unless a step is a whole number, as a checkpoint's is."""
+  if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+    raise ValueError(
+      f"step must be the number of a checkpoint or 'best', got {step!r}."
+    )
+
+
+def read_params(
+  folder: _Path, facts: Mapping[str, Any], target: Any, step: int | str | None
+) -> tuple[int, Any, dict[str, Any]]:
+  """Reads the parameters of a run, or their average if it keeps one.
+
+  Args:
+    folder: folder of a run or of an exported model.
+    facts: from `read`.
+    target: the parameters as jax.ShapeDtypeStruct with shardings, or a function
+      that chooses some; see SavedStep.load.
+    step: step of a checkpoint, 'best', or None for the newest.
+
+  Returns:
+    (step, parameters, facts about the training).
+
+  Raises:
+    ValueError: there is no such step, or it is damaged or differs.
+  """
+  match = {'tokenizer': facts['vocabulary']}
+  if exported.is_in(folder):
+    params, about = exported.read(folder, target, match)
+    if step not in (None, about['step']):
+      raise ValueError(
+        f'{folder} is an exported model of step {about["step"]} only, got '
+        f'{step!r}; leave out the step.'
+      )
+    return about['step'], params, about
+  checkpoints = Checkpoints(
+    folder / CHECKPOINTS, best_metric=facts['best_metric']
+  )
+  if checkpoints.latest() is None:
+    raise ValueError(
+      f'{folder} has no checkpoint. Train until the first one is saved.'
+    )
+  part = 'ema' if facts['averages'] else 'params'
+  return checkpoints.restore_params(target, step, match, part)
+
+
+def files(folder: _Path) -> list[_Path]:
+  """Returns the files that a model needs beside its parameters."""
+  return [folder / CONFIG, folder / FACTS, *folder.glob('vocabulary.*')]
 
 
 def check_text(labels: bool) -> None:
@@ -106,10 +177,13 @@ def check_text(labels: bool) -> None:
     )
 
 
-def _vocabulary(model: _Path, identity: str) -> Vocabulary:
+def _vocabulary(folder: _Path, identity: str) -> Vocabulary:
   if identity.startswith(WORDS_PREFIX):
     return Words.from_identity(identity)
-  return open_vocabulary(model if model.is_file() else 'bytes')
+  for name in VOCABULARIES:
+    if (folder / name).is_file():
+      return open_vocabulary(folder / name)
+  return open_vocabulary('bytes')
 
 
 def _replace(path: _Path, content: bytes) -> None:
@@ -130,10 +204,10 @@ def _config(path: _Path) -> str:
 
 def _facts(path: _Path) -> dict:
   try:
-    # Runs from before labels existed lack the entry.
-    facts = {'labels': False} | json.loads(path.read_bytes())
-    if {name: type(facts[name]) for name in _TYPES} == _TYPES:
+    facts = _DEFAULTS | json.loads(path.read_bytes())
+    right = {name: type(facts[name]) for name in _TYPES} == _TYPES
+    if right and all(0 < facts[name] <= _LARGEST for name in _SIZES):
       return facts
-  except (ValueError, KeyError, TypeError):
+  except (ValueError, KeyError, TypeError, RecursionError):
     pass
   raise ValueError(f'{path} is damaged. Restore the file, or train again.')

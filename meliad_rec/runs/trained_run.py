@@ -5,43 +5,57 @@ run.generate('def main(', tokens=100)[0]
 run.evaluate(open('book.txt').read())['bits_per_byte']
 """
 
+from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
+import os
 from pathlib import Path
+from typing import Any
 
+from etils import epath
+import jax
 import numpy as np
 
 from meliad_rec.config.saved import MODEL
 from meliad_rec.config.saved import SavedConfig
-from meliad_rec.data.documents import count_words
-from meliad_rec.data.documents import Document
+from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.documents import Documents
+from meliad_rec.data.text import document
+from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.distributed import partition
 from meliad_rec.evaluation.evaluation import evaluate
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.generation import saved_state
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.decoder import DecoderState
+from meliad_rec.generation.sampling import check_count
 from meliad_rec.generation.sampling import Sampler
 from meliad_rec.generation.text import TextGenerator
 from meliad_rec.models.checks import check_can_generate
 from meliad_rec.models.checks import check_data_compatible
 from meliad_rec.models.model import Model
 from meliad_rec.models.sharded_model import ShardedModel
+from meliad_rec.runs import display
+from meliad_rec.runs import exported
 from meliad_rec.runs import folder as run_folder
-from meliad_rec.storage.checkpoints import Checkpoints
+from meliad_rec.runs.run_data import open_data
 from meliad_rec.storage.checksums import digest
 from meliad_rec.storage.workdir import place
 
 
 def load_run(
-  workdir: str | Path, step: int | str | None = None, trusted: bool = False
+  workdir: str | os.PathLike[str],
+  step: int | str | None = None,
+  trusted: bool = False,
 ) -> 'TrainedRun':
-  """Opens a run. The data it was trained on are not needed.
+  """Opens a run, or a model that was exported from one.
+
+  The data that it was trained on are not needed.
 
   Args:
-    workdir: folder that training wrote.
+    workdir: folder that training or `TrainedRun.export` wrote.
     step: step of a checkpoint, or 'best' by the run's own metric. None: the
       newest checkpoint.
     trusted: whether config.gin may import and call modules outside meliad_rec.
@@ -50,30 +64,28 @@ def load_run(
   Raises:
     ValueError: the folder has no run or no such checkpoint, or is damaged.
   """
+  if not isinstance(workdir, str | os.PathLike):
+    raise ValueError(f'workdir must be the path of a folder, got {workdir!r}.')
+  if step not in (None, 'best'):
+    run_folder.check_step(step)
   folder = place(workdir)
   text, facts, vocabulary = run_folder.read(folder)
   config = SavedConfig(text, str(folder / run_folder.CONFIG), trusted)
   model = config.build(Model, {'vocab': vocabulary.size}, MODEL)
   sharded = ShardedModel(model, partition.make_mesh(), facts['segment'])
-  checkpoints = Checkpoints(
-    folder / run_folder.CHECKPOINTS, best_metric=facts['best_metric']
+  step, params, about = run_folder.read_params(
+    folder, facts, sharded.param_shapes, step
   )
-  if checkpoints.latest() is None:
-    raise ValueError(
-      f'{folder} has no checkpoint. Train until the first one is saved.'
-    )
-  part = 'ema' if facts['averages'] else 'params'
-  step, params, about = checkpoints.restore_params(
-    sharded.param_shapes, step, {'tokenizer': vocabulary.identity}, part
+  return TrainedRun(
+    sharded, params, vocabulary, config, about | facts, step, folder
   )
-  facts = about | facts
-  return TrainedRun(sharded, params, vocabulary, config, facts, step)
 
 
 class TrainedRun:
-  """A model with its parameters and vocabulary.
+  """A model with its parameters and vocabulary; `load_run` opens one.
 
   Attributes:
+    workdir: the folder that it was opened from.
     sharded: the model on a mesh of all devices.
     params: its parameters, or their moving average if the run keeps one.
     vocabulary: converts text to tokens and back.
@@ -81,15 +93,51 @@ class TrainedRun:
     batch: documents that training read in parallel.
     labels: whether the model predicts labels instead of text.
     validation: identity of the validation split in training. None if unknown.
+    started_in: folder in which training was started, to which the paths of its
+      data are relative; '' if unknown.
     step: training step of the checkpoint.
   """
 
-  def __init__(self, sharded, params, vocabulary, config, facts, step):
+  def __init__(
+    self,
+    sharded: ShardedModel,
+    params: Any,
+    vocabulary: Vocabulary,
+    config: SavedConfig,
+    facts: Mapping[str, Any],
+    step: int,
+    workdir: Path | epath.Path = Path(),
+  ):
     self.sharded, self.params = sharded, params
     self.vocabulary, self.config = vocabulary, config
-    self.batch, self.labels = facts['batch'], facts['labels']
-    self.validation = facts.get('validation split')
-    self.step = step
+    self.batch: int = facts['batch']
+    self.labels: bool = facts['labels']
+    self.validation: str | None = facts.get('validation split')
+    self.started_in: str = facts.get('started_in', '')
+    self.step, self.workdir = step, workdir
+    self._facts = facts
+
+  def __repr__(self) -> str:
+    return display.as_text(self._title, self._rows)
+
+  def _repr_html_(self) -> str:
+    """Returns a table and the loss curves, which notebooks show."""
+    return display.as_html(self._title, self._rows, self.workdir)
+
+  @property
+  def _title(self) -> str:
+    return f'{type(self).__name__} of {self.workdir}, step {self.step:,}'
+
+  @property
+  def _rows(self) -> dict[str, str]:
+    count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+    name = self.vocabulary.identity
+    name = name if len(name) <= 32 else f'{name[:29]}...'
+    return {
+      'model': display.describe(self.sharded.model),
+      'parameters': f'{count:,}',
+      'vocabulary': f'{name}, {self.vocabulary.size:,} ids',
+    }
 
   @functools.cached_property
   def text_generator(self) -> TextGenerator:
@@ -123,14 +171,18 @@ class TrainedRun:
       prompt: any length; '' begins a document.
       tokens: number of tokens to generate.
       temperature, top_k, top_p: see Sampler; temperature 0 is greedy.
-      seed: equal seeds give equal texts.
+      seed: at least 0 and below 2**32; equal seeds give equal texts.
       samples: number of different texts. The first texts do not depend on this
         number.
+
+    Raises:
+      ValueError: an argument is out of its range, or the model predicts labels
+        or reads whole documents.
     """
-    texts = [''] * samples
+    check_count('samples', samples, 1)
     sampler = Sampler(temperature, top_k, top_p)
-    state = self.read(prompt).repeat(samples)
-    for _, pieces in self.text_generator.write(state, tokens, sampler, seed):
+    texts = [''] * samples
+    for pieces in self._pieces(prompt, tokens, sampler, seed, samples):
       texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
     return texts
 
@@ -146,27 +198,55 @@ class TrainedRun:
   ) -> Iterator[str]:
     """Yields the text of `generate` in pieces, as it is generated."""
     sampler = Sampler(temperature, top_k, top_p)
-    state = self.read(prompt)
-    for _, pieces in self.text_generator.write(state, tokens, sampler, seed):
-      yield pieces[0]
+    return (piece for [piece] in self._pieces(prompt, tokens, sampler, seed, 1))
+
+  def _pieces(
+    self, prompt: str, tokens: int, sampler: Sampler, seed: int, samples: int
+  ) -> Iterator[list[str]]:
+    """Reads the prompt; the result yields the next piece of each text."""
+    check_count('tokens', tokens, 0)
+    check_count('seed', seed, 0, 2**32)
+    state = self.read(prompt).repeat(samples)
+    steps = self.text_generator.write(state, tokens, sampler, seed)
+    return (pieces for _, pieces in steps)
 
   def read(self, text: str, state: DecoderState | None = None) -> DecoderState:
     """Returns the state after a text; see TextGenerator.read."""
+    if state is not None and not isinstance(state, DecoderState):
+      raise ValueError(
+        f'state must be a state that `read` returned, got {state!r}.'
+      )
+    _check_text('The prompt', text)
     return self.text_generator.read(text, state)
 
-  def save_state(self, path: str | Path, state: DecoderState) -> None:
-    """Writes a state to a file."""
+  def save_state(
+    self, path: str | os.PathLike[str], state: DecoderState
+  ) -> None:
+    """Writes a state to a file, an .npz; ValueError if that is impossible."""
     saved_state.save(path, state, self.identity)
 
-  def load_state(self, path: str | Path) -> DecoderState:
-    """Returns a state that `save_state` of the same run and step wrote."""
+  def load_state(self, path: str | os.PathLike[str]) -> DecoderState:
+    """Returns a state that `save_state` of the same run and step wrote.
+
+    Raises:
+      ValueError: the file is missing, damaged, or of another run or step.
+    """
     like = self.text_generator.decoder.start(1)
     return saved_state.load(path, like, self.identity)
 
   def evaluate(self, texts: str | Sequence[str]) -> dict[str, float]:
-    """Returns metrics over documents; see evaluation.evaluate."""
-    texts = [texts] if isinstance(texts, str) else texts
-    return self._evaluate(self.documents(texts))
+    """Returns metrics over documents, by name: 'bits_per_byte', and so on.
+
+    Args:
+      texts: a document, or several; every token of each is predicted once.
+
+    Raises:
+      ValueError: a document is not a string, all are empty, or the model
+        predicts labels.
+    """
+    return self._evaluate(
+      self.documents([texts] if isinstance(texts, str) else texts)
+    )
 
   def nats(self, text: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns -ln p of each token of a text, and the byte where it begins."""
@@ -175,20 +255,71 @@ class TrainedRun:
     self._evaluate(documents, losses.parts)
     return losses.nats, losses.bytes_[:-1]
 
-  def _evaluate(self, documents, nats_of=None):
+  def export(self, out: str | os.PathLike[str]) -> None:
+    """Writes the model to a new folder, which `load_run` opens.
+
+    The folder has the parameters as model.safetensors, bit for bit, the
+    configuration, the vocabulary, and a model card to complete. Parameters are
+    the moving average if the run keeps one, as for `generate`.
+
+    Args:
+      out: a new or empty folder on a disk.
+
+    Raises:
+      ValueError: the folder is not empty or cannot be written, or the package
+        safetensors is missing: install meliad_rec[export].
+    """
+    step = {'step': f'{self.step:,}'}
+    rows = self._rows | step | display.quality(self.workdir, self.step)
+    name = Path(out).absolute().name
+    facts = {k: v for k, v in self._facts.items() if k != 'config'}
+    facts |= {'step': self.step, 'tokenizer': self.vocabulary.identity}
+    card = display.as_card(name, rows, self.labels)
+    files = run_folder.files(self.workdir)
+    exported.write(out, files, self.params, facts, card)
+
+  def _evaluate(
+    self, documents: Documents, nats_of: list | None = None
+  ) -> dict[str, float]:
     sharded, rows = self.sharded, self.rows(len(documents))
     check_data_compatible(sharded.model, documents, sharded.segment, 'SEGMENT')
     return evaluate(sharded, self.params, documents, rows, nats_of=nats_of)
 
+  def data(self, **moved: str) -> Dataset:
+    """Returns the data of the run; see open_data if they have been moved."""
+    return open_data(self, **moved)
+
   def documents(
     self, texts: Sequence[str], names: Sequence[str] | None = None
   ) -> Documents:
-    """Tokenizes texts as documents; ValueError if the model predicts labels."""
+    """Tokenizes texts as documents.
+
+    Args:
+      texts: one string for each document.
+      names: names of the documents, for messages.
+
+    Raises:
+      ValueError: the model predicts labels, a text is not a string, or the
+        numbers of texts and names differ.
+    """
     run_folder.check_text(self.labels)
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+      raise ValueError(
+        f'texts must be a list of strings, got {type(texts).__name__}.'
+      )
+    texts = list(texts)
+    for number, text in enumerate(texts):
+      _check_text(f'Text {number}', text)
     names = names or [f'text {i}' for i in range(len(texts))]
-    encode = self.vocabulary.encode
+    if not texts:
+      raise ValueError('There is no text to read; give at least one.')
+    if len(names) != len(texts):
+      raise ValueError(
+        f'Each text needs one name, got {len(texts)} texts and {len(names)} '
+        'names.'
+      )
     documents = (
-      Document(name, encode(text), len(text.encode()), count_words(text))
+      document(name, text, self.vocabulary)
       for name, text in zip(names, texts, strict=True)
     )
     return Documents.collect(documents, self.vocabulary)
@@ -203,3 +334,15 @@ class TrainedRun:
     shards = np.prod([mesh.shape[axis] for axis in partition.BATCH_AXES])
     wanted = min(self.batch, documents)
     return int(-(-wanted // shards) * shards)
+
+
+def _check_text(what: str, text: str) -> None:
+  if not isinstance(text, str):
+    raise ValueError(f'{what} must be a string, got {type(text).__name__}.')
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError(
+      f'{what} has a lone surrogate at character {error.start}, which UTF-8 '
+      'cannot represent; remove it.'
+    ) from None

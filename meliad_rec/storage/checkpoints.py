@@ -26,6 +26,8 @@ from meliad_rec.storage.step_writer import committed_steps
 from meliad_rec.storage.step_writer import StepWriter
 from meliad_rec.storage.workdir import in_bucket
 
+_DELETED = 20  # Steps that may be deleted while they are read, one by one.
+
 
 class Checkpoints:
   """The steps saved in one directory, on a disk or in a bucket.
@@ -85,7 +87,9 @@ class Checkpoints:
         f'{self.directory} already holds step {newest}, so step {step} cannot'
         ' be saved there; restore the newest step or choose another workdir.'
       )
-    args = saved_step.save_args(state, leaves, data, meta, metrics or {}, score)
+    args = saved_step.save_args(
+      step, state, leaves, data, meta, metrics or {}, score
+    )
     scores = self._scores() | {
       step: score and (score[1], meta.get('validation'))
     }
@@ -152,7 +156,8 @@ class Checkpoints:
   def restore_params(self, target, step=None, match=None, part='params'):
     """Restores only the parameters (part 'params') or their average ('ema').
 
-    Arguments and errors as in `restore`; nothing on disk is changed.
+    Arguments and errors as in `restore`; nothing on disk is changed. The target
+    may also be a function that chooses parameters; see SavedStep.load.
 
     Returns:
       (step, parameters, meta).
@@ -163,14 +168,24 @@ class Checkpoints:
 
   def _first_good(self, target, step, match, part):
     """Returns ((step, tree, data, meta), damaged steps that were skipped)."""
-    damaged = {}
-    for each in self._candidates(step):
+    damaged, deleted = {}, set()
+    while remaining := [
+      each for each in self._candidates(step) if each not in damaged
+    ]:
+      each = remaining[0]
       try:
         loaded = self._at(each).load(target, match or {}, part)
-      except DamagedError as error:
-        logging.error('%s', error)
+      except Exception as error:
+        # A run that trains deletes steps as it saves newer ones.
+        if each not in self.steps() and len(deleted) < _DELETED:
+          deleted.add(each)
+          continue
+        if not isinstance(error, DamagedError):
+          raise
         damaged[each] = error
         continue
+      for error in damaged.values():
+        logging.error('%s', error)
       if damaged:
         logging.error('Using step %d in place of %s.', each, list(damaged))
       return (each, *loaded), list(damaged)
@@ -202,9 +217,11 @@ class Checkpoints:
 
   def _scores(self):
     """Returns {step: (value, validation data) or None}, oldest first."""
-    steps = committed_steps(self.directory)
     metric = self._best.metric
-    return {step: SavedStep(each).score(metric) for step, each in steps.items()}
+    return {
+      step: SavedStep(folder).score(metric)
+      for step, folder in committed_steps(self.directory).items()
+    }
 
   def _at(self, step):
     return SavedStep(self.directory / str(step))

@@ -156,7 +156,7 @@ def damage(folder, part=''):
     }
     sealed = manifest['sha256'] == sha256(listed)
     listed = {n: facts for n, facts in listed.items() if n.startswith(part)}
-  except (ValueError, KeyError, TypeError, AttributeError):
+  except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
     sealed = False
   if not sealed:
     return [f'{NAME} was changed']
@@ -189,7 +189,7 @@ def unseal(text: str):
     sealed = json.loads(text)
     if sealed['sha256'] == sha256(sealed['value']):
       return sealed['value']
-  except (ValueError, KeyError, TypeError):
+  except (ValueError, KeyError, TypeError, RecursionError):
     pass
   raise ValueError('its content has changed since it was written')
 

@@ -47,10 +47,11 @@ def leaf_table(state):
   }
 
 
-def save_args(state, leaves, data, about, metrics, score):
+def save_args(step, state, leaves, data, about, metrics, score):
   """Returns the arguments with which orbax writes one step.
 
   Args:
+    step: its number.
     state: pytree of arrays.
     leaves: its `leaf_table`.
     data: JSON-able position in the data.
@@ -60,6 +61,7 @@ def save_args(state, leaves, data, about, metrics, score):
   """
   meta = {
     'format': _FORMAT,
+    'step': step,
     'leaves': leaves,
     'metrics': metrics,
     'score': score,
@@ -87,7 +89,9 @@ class SavedStep:
     """Reads and verifies the step.
 
     Args:
-      target: pytree of arrays or jax.ShapeDtypeStruct with shardings.
+      target: pytree of arrays or jax.ShapeDtypeStruct with shardings; or a
+        function that chooses: {saved path: (shape, dtype name)} -> {saved path:
+        jax.ShapeDtypeStruct}, and only these arrays are read.
       match: entries that the saved `about` must have.
       part: path of `target` within the state, ending in a slash, such as
         'params/'; '' for the whole state.
@@ -108,28 +112,20 @@ class SavedStep:
         f'{self._where} has format {meta["format"]}, but this version reads'
         f' format {_FORMAT}; install the version of meliad_rec that wrote it.'
       )
+    # Steps of version 0.1.0 do not say their number.
+    if str(number := meta.get('step', self.folder.name)) != self.folder.name:
+      self._verify([f'it is a copy of step {number}'])
     check_about(self._where, meta['about'], match)
-    wanted = {
-      part + path: _abstract(leaf)
-      for path, leaf in leaves_by_path(target).items()
-    }
     leaves = {k: v for k, v in meta['leaves'].items() if k.startswith(part)}
-    # Older versions saved some arrays by other names.
-    former = saved_paths(wanted, leaves)
-    saved = {path: leaves[name] for path, name in former.items()}
-    check_leaves(
-      self._where,
-      {k: (tuple(shape), dtype) for k, (shape, dtype, _) in saved.items()},
-      {k: (leaf.shape, str(leaf.dtype)) for k, leaf in wanted.items()},
-    )
-    stored = self._arrays({former[k]: leaf for k, leaf in wanted.items()})
+    target, wanted, former = match_leaves(self._where, leaves, target, part)
+    stored = {}
+    if wanted:  # Nothing, if the target only looks at the shapes.
+      stored = self._arrays({former[k]: leaf for k, leaf in wanted.items()})
     restored = {k: stored[former[k]] for k in wanted}
-    found = fingerprints(restored)
-    self._verify(
-      [f'{k} has changed values' for k in saved if found[k] != saved[k][2]]
+    self._verify(changed(restored, leaves, former))
+    filled = jax.tree.unflatten(
+      jax.tree.structure(target), [restored[path] for path in wanted]
     )
-    leaves = [restored[path] for path in wanted]
-    filled = jax.tree.unflatten(jax.tree.structure(target), leaves)
     data = ocp.JsonCheckpointHandler().restore(self.folder / 'data')
     if later := self._later(meta):
       data = later['data']
@@ -148,12 +144,17 @@ class SavedStep:
     Args:
       metric: name of the metric; None: any.
     """
-    if phrases := checksums.damage(self.folder, 'meta/'):
-      logging.error(
-        '%s: its score is not used: %s.', self._where, '; '.join(phrases)
-      )
+    try:
+      phrases = checksums.damage(self.folder, 'meta/')
+      meta = None if phrases else self.meta()
+    except OSError as error:
+      phrases = [first_line(error)]
+    if phrases:
+      if self.folder.exists():  # Not deleted by a run that trains.
+        logging.error(
+          '%s: its score is not used: %s.', self._where, '; '.join(phrases)
+        )
       return None
-    meta = self.meta()
     later = self._later(meta)
     name, value = (later or meta)['score'] or (None, None)
     if value is None or metric not in (None, name):
@@ -268,6 +269,52 @@ def check_about(where, about, match):
         f'{where} was trained with {key} {_short(about.get(key))}, but this run'
         f' has {_short(needed)}; {remedy}.'
       )
+
+
+def match_leaves(where, leaves, target, part=''):
+  """Finds the saved arrays that a target needs.
+
+  Args:
+    where: 'Step 20 of DIR', for the message.
+    leaves: the `leaf_table` of what is saved.
+    target, part: as in SavedStep.load.
+
+  Returns:
+    (the target, {path: jax.ShapeDtypeStruct} of its leaves, {path: saved path},
+    which differs for arrays that older versions saved by other names).
+
+  Raises:
+    CheckpointError: the leaves, shapes or dtypes differ.
+  """
+  shapes = {k: (tuple(shape), dtype) for k, (shape, dtype, _) in leaves.items()}
+  if callable(target):
+    target = target({k.removeprefix(part): v for k, v in shapes.items()})
+    shapes = {part + k: shapes[part + k] for k in target}
+  wanted = {
+    part + k: _abstract(leaf) for k, leaf in leaves_by_path(target).items()
+  }
+  former = saved_paths(wanted, shapes)
+  check_leaves(
+    where,
+    {path: shapes[name] for path, name in former.items()},
+    {path: (leaf.shape, str(leaf.dtype)) for path, leaf in wanted.items()},
+  )
+  return target, wanted, former
+
+
+def changed(restored, leaves, former):
+  """Returns a phrase for each array that is not as it was saved.
+
+  Args:
+    restored: {path: array}.
+    leaves: the `leaf_table` of what was saved.
+    former: {path: path in `leaves`}.
+  """
+  return [
+    f'{former[path]} has changed values'
+    for path, mark in fingerprints(restored).items()
+    if mark != leaves[former[path]][2]
+  ]
 
 
 def check_leaves(where, saved, wanted):

@@ -11,6 +11,7 @@ commits it.
 
 import dataclasses
 import logging as standard_logging
+import shutil
 
 from absl import logging
 import jax
@@ -20,6 +21,7 @@ from meliad_rec.distributed import hosts
 from meliad_rec.storage import checksums
 from meliad_rec.storage.saved_step import CheckpointError
 from meliad_rec.storage.saved_step import first_line
+from meliad_rec.storage.workdir import in_bucket
 
 
 def committed_steps(directory):
@@ -47,6 +49,7 @@ class SaveError(CheckpointError):
   """
 
   exit_code = 1
+  told = False  # Whether it has been logged.
 
 
 class StepWriter:
@@ -90,11 +93,24 @@ class StepWriter:
     # orbax and tensorstore raise errors of many classes. None of them should
     # end a run whose state in memory is good.
     try:
+      self._check_space(args)
       self._open().save(step, args=args, force=True)
     except Exception as error:
       self._fail(error)
       if jax.process_count() > 1:
         raise self._failure from error
+
+  def _check_space(self, args):
+    """Raises OSError if a step certainly does not fit on the disk.
+
+    Orbax would print a traceback for each array.
+    """
+    if in_bucket(self._directory):
+      return
+    there = next(f for f in self._directory.parents if f.exists())
+    needed = sum(a.nbytes for a in jax.tree.leaves(args['state'].item))
+    if needed > (free := shutil.disk_usage(there).free):
+      raise OSError(f'{needed:,} bytes do not fit into the {free:,} left')
 
   def finish(self):
     """Blocks until the current save has been committed or has failed."""
@@ -154,6 +170,7 @@ class StepWriter:
       f' ({first_line(error)}); check that it can be written and has space.'
     )
     logging.error('%s', self._failure)
+    self._failure.told = True
     # The manager's state after a failed save would make the next one fail too.
     self._manager = None
 

@@ -29,7 +29,7 @@ def in_bucket(workdir: str | os.PathLike) -> bool:
 
 
 def local(path: str | os.PathLike, what: str) -> Path:
-  """Returns a local path as a pathlib.Path; rejects addresses.
+  """Returns a local path as a pathlib.Path; rejects addresses such as gs://X.
 
   Args:
     path: path or address that the user gave.
@@ -62,6 +62,23 @@ def place(workdir: str | os.PathLike) -> Path | epath.Path:
   return epath.Path(workdir) if in_bucket(name) else Path(workdir)
 
 
+def check_writable(folder: Path | epath.Path) -> None:
+  """Checks quickly that a run can write to a folder; creates nothing.
+
+  Raises:
+    ValueError: it, or a folder around it, is a file or may not be written.
+  """
+  if in_bucket(folder):
+    return
+  there = next(f for f in (folder, *folder.absolute().parents) if f.exists())
+  if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+    why = 'cannot be written' if there.is_dir() else 'is not a folder'
+    raise ValueError(
+      f'A run cannot be stored in {folder}: {there} {why}; give another'
+      ' --workdir.'
+    )
+
+
 def write_atomically(path: Path | epath.Path, text: str) -> None:
   """Writes a file whole or not at all; an existing one is replaced."""
   if in_bucket(path):
@@ -90,6 +107,12 @@ def upload(source: Path, target: epath.Path) -> None:
         logging.error('%s was not written: %s', copy, error)
 
 
+class RemovedError(ValueError):
+  """The folder of a run has disappeared while the run trained."""
+
+  exit_code = 1
+
+
 class Lock:
   """Lets only one training use a folder; creates the folder if needed.
 
@@ -105,7 +128,7 @@ class Lock:
   """
 
   def __init__(self, folder: Path | epath.Path):
-    self._file = None
+    self._file, self._folder = None, folder
     problem = self._take(folder) if jax.process_index() == 0 else None
     if hosts.any_of(problem is not None):
       self.release()
@@ -119,6 +142,29 @@ class Lock:
   def __exit__(self, kind, *_):
     if kind is not None:
       self.release()
+
+  def check(self) -> None:
+    """Checks that the folder is the one that was locked.
+
+    Otherwise a run would write to files that nobody can find.
+
+    Raises:
+      RemovedError: it was removed, renamed or replaced.
+    """
+    if self._file is None:
+      return
+    try:
+      there = os.path.samestat(
+        (self._folder / LOCK).stat(), os.fstat(self._file.fileno())
+      )
+    except FileNotFoundError:
+      there = False
+    if not there:
+      raise RemovedError(
+        f'The folder {self._folder} was removed, renamed or replaced while a'
+        ' run trained in it, and the run has ended; put it back, or start the'
+        ' run again in another --workdir.'
+      )
 
   def release(self) -> None:
     """Releases the lock; a second call does nothing."""

@@ -13,6 +13,7 @@ from meliad_rec.evaluation.evaluation import Part
 from meliad_rec.generation.sample import Sample
 from meliad_rec.metrics import losses
 from meliad_rec.models.model import Model
+from meliad_rec.report.loggers import MetricsLogger
 from meliad_rec.training.optimizer import Optimizer
 from meliad_rec.training.program import TrainProgram
 
@@ -54,6 +55,8 @@ class Experiment:
     best_metric: validation metric that selects the best checkpoint: a key of
       BEST that the data provide. Only text has bytes and words; only labels
       have an error.
+    metrics_logger: also receives all metrics, such as loggers.WandB; None: they
+      are in the folder of the run only.
     patience: evaluations without a new best after which the run ends; None:
       no limit.
   """
@@ -78,6 +81,7 @@ class Experiment:
   keep: int = 3
   best_metric: str = 'bits_per_byte'
   patience: int | None = None
+  metrics_logger: MetricsLogger | None = None
 
   def __post_init__(self):
     positive = ('batch', 'segment', 'steps', 'keep', 'patience')
@@ -93,6 +97,11 @@ class Experiment:
       raise _wrong('ema_decay', self.ema_decay, 'None or between 0 and 1')
     if self.best_metric not in BEST:
       raise _wrong('best_metric', self.best_metric, f'one of {", ".join(BEST)}')
+    logger = self.metrics_logger
+    is_logger = isinstance(logger, MetricsLogger | None)
+    if not is_logger or isinstance(logger, type):
+      needed = 'None or an object with start, log and close, as @NAME() makes'
+      raise _wrong('metrics_logger', logger, needed)
     first = self.shorter_first
     if first and (first.segment >= self.segment or first.steps >= self.steps):
       raise ValueError(

@@ -65,15 +65,18 @@ class Meter:
     self.pause()
     totals, seconds = self.totals, self.seconds
     self.totals, self.seconds = Totals(), 0.0
-    rate = self.program.optimizer.learning_rate(step - 1)
     return {
       **self._quality(totals),
       **totals.sown,
       **speed(totals, seconds, self._flops(totals), self.peak_flops),
-      'learning_rate': float(rate),
+      'learning_rate': self.learning_rate(step),
       'gradient_norm': totals.gradient_norm,
       'epoch': tokens / self.tokens_per_epoch,
     }
+
+  def learning_rate(self, step: int) -> float:
+    """Returns the learning rate that a step used; steps count from 1."""
+    return float(self.program.optimizer.learning_rate(step - 1))
 
   def _flops(self, totals: Totals) -> float | None:
     """Returns FLOPs of forward and backward pass per token or padding."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,10 +68,37 @@ class TrainProgram(ShardedModel):
       offset_B=shape(jnp.int32),
     )
 
+  def empty_batch(self, rows: int) -> Batch:
+    """Returns a batch of padding on the host."""
+    return jax.tree.map(
+      lambda a: np.zeros((rows, *a.shape[1:]), a.dtype),
+      self.batch_shapes(self.rows),
+    )
+
   def create(self, seed: int) -> TrainState:
     """Creates the state of a new run, sharded from the start."""
     with jax.set_mesh(self.mesh):
       return self._create_sharded(np.uint32(seed))
+
+  def begin_with(self, state: TrainState, params: Any) -> TrainState:
+    """Returns the state of a new run with other parameters.
+
+    The optimizer begins with them, and so does their average.
+
+    Args:
+      state: from `create`.
+      params: parameters of the same shapes, sharded like those of the state.
+    """
+
+    def begin(params):
+      ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
+      return self.optimizer.init(params), ema
+
+    places = self._shardings
+    with jax.set_mesh(self.mesh):
+      begun = jax.jit(begin, out_shardings=(places.opt_state, places.ema))
+      opt_state, ema = begun(params)
+    return state.replace(params=params, opt_state=opt_state, ema=ema)
 
   @functools.cached_property
   def traced(self) -> jax.stages.Traced:

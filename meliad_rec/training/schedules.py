@@ -16,28 +16,48 @@ import jax.numpy as jnp
 Schedule = Callable[[jax.Array], jax.Array]
 
 
-def rsqrt(warmup_steps: int, scale: float = 1.0) -> Schedule:
-  """Returns scale / sqrt(step), for any number of steps.
+def rsqrt(
+  warmup_steps: int | None = None,
+  scale: float = 1.0,
+  total_steps: int | None = None,
+) -> Schedule:
+  """Returns scale / sqrt(step), for any number of steps, or to the run's end.
 
-  With scale 1 and 1000 steps of warm-up, the rate is 0.0316 at its peak and
-  0.0014 at step 500,000: Hutchins et al. 2022 and Wu et al. 2022, for Adafactor
-  with parameter scaling.
+  With scale 1, 1000 steps of warm-up and no end, the rate is 0.0316 at its peak
+  and 0.0014 at step 500,000: Hutchins et al. 2022 and Wu et al. 2022, for
+  Adafactor with parameter scaling. With an end, the rate is also multiplied by
+  a line from 1 to 0, and it is never above scale / 10, so that a run of a few
+  hundred steps does not start too high.
 
   Args:
-    warmup_steps: step of the peak, scale / sqrt(warmup_steps).
-    scale: the rate at step 1 if there were no warm-up.
+    warmup_steps: step of the peak, at most scale / sqrt(warmup_steps); None:
+      see default_warmup.
+    scale: the rate at step 1 if there were neither warm-up nor end.
+    total_steps: step at which the rate reaches 0; None: it never does.
 
   Raises:
     ValueError: scale is not above 0, or warmup_steps is below 1, so that the
-      curve has no peak.
+      curve has no peak, or not below total_steps.
   """
+  warmup_steps = default_warmup(warmup_steps, total_steps)
   _need(warmup_steps >= 1, 'warmup_steps', warmup_steps, 'at least 1')
   _need(scale > 0, 'scale', scale, 'above 0')
-  return _warm(warmup_steps, lambda step: scale * jax.lax.rsqrt(step))
+  if total_steps is None:
+    return _warm(warmup_steps, lambda step: scale * jax.lax.rsqrt(step))
+  _need_order(scale, 0, total_steps, warmup_steps)
+
+  def curve(step):
+    left = 1 - jnp.minimum(step / total_steps, 1)
+    return scale * jax.lax.rsqrt(jnp.maximum(step, 100)) * left
+
+  return _warm(warmup_steps, curve)
 
 
 def cosine(
-  peak: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0
+  peak: float,
+  total_steps: int,
+  warmup_steps: int | None = 0,
+  final: float = 0.0,
 ) -> Schedule:
   """Returns half a cosine from `peak` at step 0 to `final` at `total_steps`.
 
@@ -45,7 +65,7 @@ def cosine(
     peak: the rate at step 0 if there were no warm-up. With one, the highest
       rate is a little lower, because the curve falls during the warm-up.
     total_steps: training steps; after them the rate stays at `final`.
-    warmup_steps: fewer than total_steps.
+    warmup_steps: fewer than total_steps; None: see default_warmup.
     final: the last rate, at most `peak`.
 
   Raises:
@@ -54,6 +74,7 @@ def cosine(
   Hoffmann et al. 2022, appendix B; the paper's figure 3 with peak 0.01, final
   0.001 and 1000 steps of warm-up.
   """
+  warmup_steps = default_warmup(warmup_steps, total_steps)
   _need_order(peak, final, total_steps, warmup_steps)
 
   def curve(step):
@@ -64,19 +85,23 @@ def cosine(
 
 
 def linear(
-  peak: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0
+  peak: float,
+  total_steps: int,
+  warmup_steps: int | None = 0,
+  final: float = 0.0,
 ) -> Schedule:
   """Returns a line from `peak` at step 0 to `final` at `total_steps`.
 
   Args:
     peak: the rate at step 0 if there were no warm-up.
     total_steps: training steps; after them the rate stays at `final`.
-    warmup_steps: fewer than total_steps.
+    warmup_steps: fewer than total_steps; None: see default_warmup.
     final: the last rate, at most `peak`.
 
   Raises:
     ValueError: rates or steps are out of range.
   """
+  warmup_steps = default_warmup(warmup_steps, total_steps)
   _need_order(peak, final, total_steps, warmup_steps)
 
   def curve(step):
@@ -122,6 +147,26 @@ def constant(peak: float, warmup_steps: int = 0) -> Schedule:
   _need(peak > 0, 'peak', peak, 'above 0')
   _need(warmup_steps >= 0, 'warmup_steps', warmup_steps, 'at least 0')
   return _warm(warmup_steps, lambda step: jnp.full_like(step, peak))
+
+
+def default_warmup(warmup_steps: int | None, total_steps: int | None) -> int:
+  """Returns the steps of warm-up; None: 5 % of all steps, from 1 to 1000.
+
+  Raises:
+    ValueError: both are None, or there is no step.
+  """
+  if total_steps is not None and total_steps < 1:
+    raise ValueError(
+      f'A run has at least 1 step, got {total_steps}. Set STEPS.'
+    )
+  if warmup_steps is not None:
+    return warmup_steps
+  if total_steps is None:
+    raise ValueError(
+      'A schedule without an end needs a number of steps of warm-up. Set '
+      'WARMUP_STEPS.'
+    )
+  return min(max(total_steps // 20, 1), 1000, total_steps - 1)
 
 
 def _warm(warmup_steps, curve):

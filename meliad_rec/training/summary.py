@@ -1,12 +1,15 @@
 """Summary of a run before it starts: parameters, memory and data."""
 
 import math
+import os
+import sys
 
 import jax
 
 from meliad_rec.data.documents import Documents
 from meliad_rec.distributed.partition import path_string
 from meliad_rec.training.experiment import Experiment
+from meliad_rec.training.program import TrainProgram
 
 
 def show(experiment: Experiment) -> None:
@@ -73,11 +76,53 @@ def parameter_table(params) -> str:
   return '\n'.join(lines)
 
 
-def memory(program) -> str:
-  """Returns the memory of the train step per device, from the compiler."""
+def step_bytes(program: TrainProgram) -> tuple[int, int]:
+  """Returns the bytes of a train step per device, from the compiler.
+
+  They are those of state and batch, and those of temporary values.
+  """
   stats = program.train_step.memory_analysis()
-  mib = lambda size: f'{size / 2**20:,.1f} MiB'
+  return stats.argument_size_in_bytes, stats.temp_size_in_bytes
+
+
+def memory(program: TrainProgram) -> str:
+  """Returns a line about the memory of a train step."""
+  state, temporary = map(_mib, step_bytes(program))
   return (
-    f'memory per device, by the compiler: {mib(stats.argument_size_in_bytes)} '
-    f'state and batch, {mib(stats.temp_size_in_bytes)} temporary'
+    f'memory per device, by the compiler: {state} state and batch, '
+    f'{temporary} temporary'
   )
+
+
+def shortage(program: TrainProgram) -> str | None:
+  """Returns a sentence if a train step does not fit in memory, else None."""
+  needed = sum(step_bytes(program))
+  here = [
+    d
+    for d in program.mesh.devices.flat
+    if d.process_index == jax.process_index()
+  ]
+  limit = memory_limit(here[0], len(here))
+  if needed <= limit:
+    return None
+  return (
+    f'A step needs {_mib(needed)} per device, but a device has {_mib(limit)}; '
+    'lower BATCH or SEGMENT, or choose a smaller size or a mesh of more '
+    'devices.'
+  )
+
+
+def memory_limit(device: jax.Device, sharing: int) -> int:
+  """Returns the bytes that a device may use.
+
+  Args:
+    device: a device of this host.
+    sharing: the number of CPU devices that share the memory of this host.
+  """
+  if device.platform != 'cpu':
+    return (device.memory_stats() or {}).get('bytes_limit', sys.maxsize)
+  return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // sharing
+
+
+def _mib(size: int) -> str:
+  return f'{size / 2**20:,.1f} MiB'

@@ -17,6 +17,7 @@ import optax
 
 from meliad_rec.data.batch import Batch
 from meliad_rec.distributed.fsdp import all_gather_params
+from meliad_rec.layers.positions import clip_spans
 from meliad_rec.metrics import losses
 from meliad_rec.metrics import metrics
 from meliad_rec.metrics.metrics import Sums
@@ -118,7 +119,7 @@ def train_step(
   updates, opt_state = optimizer.update(
     grads, state.opt_state, state.params, sums.scored
   )
-  params = optax.apply_updates(state.params, updates)
+  params = clip_spans(optax.apply_updates(state.params, updates))
   ema = state.ema
   if ema_decay is not None:
     ema = ema_update(ema, params, ema_decay, state.step)

@@ -9,18 +9,23 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 from dataclasses import asdict
+from typing import Any
 
 from absl import logging
 
+from meliad_rec.config import config
 from meliad_rec.data.batch import Batch
 from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.lanes import Position
 from meliad_rec.data.prefetch import prefetch
 from meliad_rec.distributed import hosts
 from meliad_rec.distributed.partition import local_rows
+from meliad_rec.distributed.preemption import at_once
 from meliad_rec.evaluation.evaluation import probe
+from meliad_rec.metrics.metrics import Sums
 from meliad_rec.report.report import Report
 from meliad_rec.storage.checkpoints import Checkpoints
+from meliad_rec.storage.checksums import fingerprints
 from meliad_rec.storage.workdir import Lock
 from meliad_rec.storage.workdir import place
 from meliad_rec.training import meter
@@ -38,14 +43,24 @@ class Run:
     experiment: defines the run.
     workdir: folder that the run writes to.
     about: JSON-able facts, saved with each checkpoint.
+    fill: initial parameters -> (the parameters to begin with, where they are
+      from); called only if the folder has no checkpoint. None: the initial
+      ones.
 
   Raises:
     ValueError: workdir is not a folder on a disk or in gs://, or the hosts have
       different data.
   """
 
-  def __init__(self, experiment: Experiment, workdir: str, about: dict):
+  def __init__(
+    self,
+    experiment: Experiment,
+    workdir: str,
+    about: dict,
+    fill: Callable[[Any], tuple[Any, Any]] | None = None,
+  ):
     self.experiment, self.goodput = experiment, Goodput()
+    self._fill = fill
     self.workdir = place(workdir)
     self.program = experiment.program
     documents = experiment.data.documents('train')
@@ -83,31 +98,60 @@ class Run:
   def begin(self) -> None:
     """Restores the newest checkpoint or creates a new state, and compiles.
 
+    Everything that `save` needs is compiled too, because a request to stop
+    must not wait for it.
+
     Raises:
       ValueError: the checkpoint belongs to another experiment, or another run
         is using the folder.
     """
     with Lock(self.workdir) as self.lock:
       if self.checkpoints.latest() is None:
-        self.state = self.program.create(self.experiment.seed)
+        self.create()
       else:
         self.restore()
       self.progress = self.progress.judged_by(
         self.experiment.best_metric, self.about['validation']
       )
-      with self.goodput.on('compile'):
-        for step in {self.step, self.experiment.steps}:
-          _ = self.experiment.program_of(step).train_step
-      logging.info('Compiled in %.1f s.', self.goodput.seconds['compile'])
-      self.report = Report(self.workdir, self.step, self.experiment.steps)
+      if self.step < self.experiment.steps:
+        with self.goodput.on('compile'), at_once():
+          for step in {self.step, self.experiment.steps}:
+            program = self.experiment.program_of(step)
+            _ = program.train_step
+            self.probe(program.empty_batch(len(self.lanes.local_rows)))
+          _ = fingerprints(self.state)
+        logging.info('Compiled in %.1f s.', self.goodput.seconds['compile'])
+      self.report = Report(
+        self.workdir,
+        self.step,
+        self.experiment.steps,
+        logger=self.experiment.metrics_logger,
+        config=config.settings(self.about.get('config', '')),
+      )
+
+  def create(self) -> None:
+    """Creates the state of a new run.
+
+    With parameters from elsewhere it is saved at once, so that the run never
+    needs their source again.
+    """
+    self.state = self.program.create(self.experiment.seed)
+    if self._fill is not None:
+      params, source = self._fill(self.state.params)
+      self.state = self.program.begin_with(self.state, params)
+      for line in f'{source}'.splitlines():
+        logging.info('%s', line)
+      self.about['began with'] = f'{source}'
+      self.save(None)
 
   def restore(self) -> None:
     """Continues from the newest checkpoint."""
     names = 'tokenizer', 'data', 'steps an update'
     match = {name: self.about[name] for name in names}
-    self.step, self.state, data, _ = self.checkpoints.restore(
+    self.step, self.state, data, about = self.checkpoints.restore(
       self.program.shapes, match=match
     )
+    self.about = about | self.about  # Also what the run began with.
     self.saved, self.position = self.step, data['position']
     self.lanes.seek(self.position)
     self.progress = Progress(**data['progress'])
@@ -120,7 +164,8 @@ class Run:
       The reason why it ended before the last step, or None if it did not.
 
     Raises:
-      ValueError: a loss or gradient is not finite, or a save failed.
+      ValueError: a loss or gradient is not finite, a save failed, or the folder
+        was removed.
     """
     batches = self.goodput.waiting(prefetch(self.lanes, 2))
     with contextlib.ExitStack() as stack:
@@ -132,17 +177,26 @@ class Run:
         batches.close,
       ):
         stack.push(_log_later_error(close))
-      while True:
-        reason = self.evaluate_and_save()
-        if reason or self.step >= self.experiment.steps:
-          return reason
-        self.train(batches)
+      try:
+        return self.train_to_end(batches)
+      except (OSError, ValueError):
+        self.lock.check()  # Without its folder, a run fails in many ways.
+        raise
+
+  def train_to_end(self, batches: Iterator) -> str | None:
+    """Alternates training with `evaluate_and_save`; returns as `live`."""
+    while True:
+      reason = self.evaluate_and_save()
+      if reason or self.step >= self.experiment.steps:
+        return reason
+      self.train(batches)
 
   def evaluate_and_save(self) -> str | None:
     """Evaluates and saves if due; returns a reason to stop, or None."""
     stop, metrics = self.checkpoints.preempted(), None
     evaluates = self.is_due(self.experiment.eval_every)
     if stop or evaluates or self.is_due(self.experiment.save_every):
+      self.lock.check()
       with self.goodput.on('step'):
         self.read(at_once=True)
       self.meter.pause()
@@ -186,6 +240,9 @@ class Run:
       return
     (step, tokens, batch, sums), self.unread = self.unread, None
     sums = self.meter.add(sums)
+    if sums.scored:
+      rate = lambda: self.meter.learning_rate(step)
+      self.report.tick(step, sums.nats / sums.scored, rate)
     due = at_once or step % self.experiment.log_every == 0
     if due or not meter.is_finite(sums):
       self.report.write(step, self.meter.metrics(step, tokens))
@@ -208,6 +265,10 @@ class Run:
       self.progress = self.progress.after(self.step, value, best_is)
     return metrics
 
+  def probe(self, batch: Batch) -> Sums:
+    """Evaluates the parameters on one batch; compiled by `begin`."""
+    return probe(self.program, self.state.params, batch, self.experiment.batch)
+
   def save(self, metrics: dict[str, float] | None) -> None:
     """Starts saving the run, unless its current step is already saved.
 
@@ -218,12 +279,8 @@ class Run:
       return
     # The reported loss is from before the update, which may have ruined it.
     if self.batch is not None:
-      sums = probe(
-        self.program, self.state.params, self.batch, self.experiment.batch
-      )
-      meter.check_finite(
-        f'Step {self.step}, after its update,', self.batch, sums
-      )
+      what = f'Step {self.step}, after its update,'
+      meter.check_finite(what, self.batch, self.probe(self.batch))
     data = {'position': self.position, 'progress': asdict(self.progress)}
     self.checkpoints.save(self.step, self.state, data, self.about, metrics)
     self.saved = self.step
@@ -241,6 +298,7 @@ def _log_later_error(close: Callable[[], None]) -> Callable:
     except BaseException as later:
       if error is None:
         raise
-      logging.error('Another error while closing the run: %s', later)
+      if not getattr(later, 'told', False):
+        logging.error('Another error while closing the run: %s', later)
 
   return exit_

@@ -1,6 +1,7 @@
 """Evaluation during a run: metrics of the validation split, and a sample."""
 
 from collections.abc import Callable
+import contextlib
 
 from absl import logging
 
@@ -11,6 +12,7 @@ from meliad_rec.evaluation.evaluation import metrics_given
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.models.checks import check_can_generate
 from meliad_rec.models.checks import check_data_compatible
+from meliad_rec.report.console import Countdown
 from meliad_rec.report.journal import TRIVIAL
 from meliad_rec.report.report import Report
 from meliad_rec.training.experiment import BEST
@@ -54,22 +56,34 @@ class Validation:
       params: parameters to evaluate.
       step: training steps so far.
       report: where metrics and sample are written.
-      stop: called before each segment; returns True to end the evaluation.
+      stop: called before each segment and after every few tokens of the
+        sample; returns True to end the evaluation.
     """
     experiment = self._experiment
-    metrics = evaluate(
-      experiment.program, params, self.documents, experiment.batch, stop
-    )
+    countdown = Countdown(int(self.documents.lengths.sum()), 'tokens')
+    with contextlib.closing(countdown):
+      metrics = evaluate(
+        experiment.program,
+        params,
+        self.documents,
+        experiment.batch,
+        stop,
+        on_progress=countdown.show,
+      )
     if metrics is None:
       return None
-    report.write(step, metrics, 'validation')
-    for name, error in self.baselines.items():
-      report.write(step, {'error': error}, TRIVIAL + name)
+    text = None
     if experiment.sample.length:
       self._decoder.variables = {'params': params}
       text = experiment.sample.write(
-        self._decoder, self.documents, self._vocabulary
+        self._decoder, self.documents, self._vocabulary, stop
       )
+      if text is None:
+        return None
+    report.write(step, metrics, 'validation')
+    for name, error in self.baselines.items():
+      report.write(step, {'error': error}, TRIVIAL + name)
+    if text is not None:
       report.text(step, 'sample', text)
     report.plot()
     if 'error' in metrics:

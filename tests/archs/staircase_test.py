@@ -1,10 +1,6 @@
 """Staircases against the paper's equations, chunk by chunk and step by step."""
 
 import functools
-import os
-from pathlib import Path
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +26,6 @@ from tests.cells import part
 from tests.plain_layer import heads
 from tests.plain_layer import norm
 
-ROOT = Path(__file__).parents[2]
 N = 4
 C = W // N
 slow = pytest.mark.slow
@@ -169,34 +164,6 @@ def test_one_chunk_per_segment(live):
   cell = tiny.staircase(live=live, diagonal=False)
   params = {'params': parameters(live)}
   assert_close(read(cell, params, C), read(cell, params, T))
-
-
-# Passes M until a chunk is frozen, of 4; and whether it is read step by step.
-FORMS = (4, True), (4, False), (2, False), (1, False), (0, False)
-
-
-def compare_bit_for_bit():
-  for live, diagonal in FORMS:
-    cell = tiny.staircase(live=live, diagonal=diagonal)
-    params = {'params': parameters(live)}
-    whole = read(cell, params, T)
-    for length in (6, 8, 12):
-      told = f'live = {live}, diagonal = {diagonal}, segments of {length}'
-      same = functools.partial(np.testing.assert_array_equal, err_msg=told)
-      jax.tree.map(same, read(cell, params, length), whole)
-  print('the same')
-
-
-@slow
-def test_split_is_whole_bit_for_bit():
-  """In a process with the default XLA settings; those of tests do less."""
-  env = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'}
-  call = 'from tests.archs import staircase_test as t; t.compare_bit_for_bit()'
-  command = [sys.executable, '-c', call]
-  done = subprocess.run(
-    command, env=env, cwd=ROOT, capture_output=True, text=True, check=False
-  )
-  assert done.stdout == 'the same\n', done.stderr
 
 
 def test_which_form_a_segment_is_read_in(monkeypatch):

@@ -24,6 +24,7 @@ from meliad_rec.models import pooling
 from meliad_rec.models.heads import Classifier
 from meliad_rec.models.heads import Matcher
 from meliad_rec.runs import folder as run_folder
+from meliad_rec.runs.run_data import open_data
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.training import trainer
 from meliad_rec.training.experiment import Experiment
@@ -119,8 +120,8 @@ def test_data_of_another_vocabulary():
   config = types.SimpleNamespace(argument=lambda *_: data)
   words = types.SimpleNamespace(identity='words: a')
   run = types.SimpleNamespace(vocabulary=words, config=config)
-  with pytest.raises(ValueError, match='the vocabulary bytes, .* --text'):
-    depth.split_documents(run, 'train')
+  with pytest.raises(ValueError, match='the vocabulary bytes, .* --store'):
+    open_data(run)
 
 
 LISTOPS = listops.VOCABULARY

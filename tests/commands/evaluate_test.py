@@ -169,4 +169,4 @@ def test_the_command_evaluates_and_compares(tmp_path, capsys):
   assert command.run(evaluate, f'--compare={out},{out}') == 0
   assert 'By position in the document' in capsys.readouterr().out
   gone = trained.store().parent / 'store'
-  assert f'error: {gone} is' in command.mistake(evaluate, *reads)
+  assert f'{gone}, which does not' in command.mistake(evaluate, *reads)

@@ -76,7 +76,9 @@ def test_nothing_but_what_is_asked_for_is_imported():
   with pytest.raises(ValueError, match='calls no_such_module.Data, which is'):
     saved.argument(Experiment, 'data', DATA)
   trusting = SavedConfig(text, 'config.gin', trusted=True)
-  with pytest.raises(ValueError, match='no_such_module.Data, which does'):
+  with pytest.raises(
+    ValueError, match='no_such_module.Data, which is not there'
+  ):
     trusting.argument(Experiment, 'data', DATA)
 
 
@@ -111,11 +113,14 @@ def test_a_name_set_to_itself_is_a_sentence(value, more):
   ('value', 'told'),
   [
     ('@os.system()', 'calls os.system'),
-    ('@stack.functools.partial()', 'stack.functools.partial, which does not'),
+    (
+      '@stack.functools.partial()',
+      'stack.functools.partial, which is not there',
+    ),
     ('@stack.Callable()', 'not a part of meliad_rec; restore'),
     ('@store.shutil.rmtree()', 'calls meliad_rec.data.store.shutil.rmtree'),
     ('@store.write()', 'calls meliad_rec.data.store.write'),
-    ('@stack.no_such()', 'stack.no_such, which does not'),
+    ('@stack.no_such()', 'stack.no_such, which is not there'),
     ('%NOWHERE', 'nothing sets %NOWHERE'),
     ('1\nmodel.Model.celll = 2', "no parameter 'celll' .nearest is"),
     ("1\ninclude 'other.gin'", 'includes other.gin'),

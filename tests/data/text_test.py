@@ -10,12 +10,12 @@ from meliad_rec.data import seqio_tasks
 from meliad_rec.data.documents import count_words
 from meliad_rec.data.folder import Folder
 from meliad_rec.data.jsonl import Jsonl
-from meliad_rec.data.seqio_tasks import suppress_stderr
 from meliad_rec.data.sources import Pg19
 from meliad_rec.data.sources import Registered
 from meliad_rec.data.text import Text
 from meliad_rec.data.text import texts
 from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.report.console import suppress_stderr
 from tests import pieces
 
 seqio = pytest.importorskip('seqio')
@@ -29,6 +29,28 @@ def folder(tmp_path):
   for i, text in enumerate(DOCUMENTS):
     (tmp_path / 'train' / f'{i}.txt').write_bytes(text.encode())
   return Folder(str(tmp_path))
+
+
+def register(name, folder):
+  """Registers a seqio task that reads a folder; returns its name."""
+  import tensorflow as tf
+
+  def read(split, shuffle_files):
+    del shuffle_files
+    names, found = zip(*folder.read(split), strict=True)
+    columns = {'name': list(names), 'targets': list(found)}
+    return tf.data.Dataset.from_tensor_slices(columns)
+
+  seqio.TaskRegistry.remove(name)
+  seqio.TaskRegistry.add(
+    name,
+    source=seqio.FunctionDataSource(read, splits=folder.splits),
+    preprocessors=[seqio.preprocessors.tokenize],
+    output_features={
+      'targets': seqio.Feature(seqio.ByteVocabulary(), add_eos=False)
+    },
+  )
+  return name
 
 
 @pytest.mark.parametrize('make', [Bytes, pieces.vocabulary])
@@ -61,7 +83,7 @@ def test_errors_of_a_source_are_not_wrapped(tmp_path):
 
 def test_texts_are_read_with_and_without_seqio(folder):
   assert list(texts(folder, 'train')) == DOCUMENTS
-  registered = Registered(seqio_tasks.register(folder, Bytes()))
+  registered = Registered(register('its_task', folder))
   assert list(texts(registered, 'train')) == DOCUMENTS
 
 
@@ -72,19 +94,9 @@ def make_folder(path, count=2):
   return Folder(str(path))
 
 
-def test_registering_again_reads_what_is_there_now(tmp_path):
-  name = seqio_tasks.register(make_folder(tmp_path / 'a'), Bytes())
-  (tmp_path / 'a' / 'train' / '9.txt').write_text('new')
-  assert seqio_tasks.register(Folder(str(tmp_path / 'a')), Bytes()) == name
-  other = make_folder(tmp_path / 'b')
-  assert seqio_tasks.register(other, Bytes()) != name
-  found = seqio_tasks.examples(seqio.TaskRegistry.get(name), 'train')
-  assert len(list(found)) == 3
-
-
 def test_a_mixture_draws_from_its_tasks(tmp_path, caplog):
   parts = [make_folder(tmp_path / name, 20) for name in ('a', 'b')]
-  names = [seqio_tasks.register(part, Bytes()) for part in parts]
+  names = [register(f'task_{i}', part) for i, part in enumerate(parts)]
   seqio.MixtureRegistry.remove('two_folders')
   seqio.MixtureRegistry.add('two_folders', names, default_rate=1)
   mixed = Text(Registered('two_folders'), Bytes()).documents('train')
@@ -133,9 +145,12 @@ def test_unknown_names_and_tasks_that_do_not_fit_are_refused():
       seqio.TaskRegistry.remove(feature)
 
 
-def test_pg19_is_read_where_it_was_prepared(tmp_path):
+def test_missing_pg19_is_reported_with_its_command(tmp_path):
   with pytest.raises(ValueError, match='tfds build pg19 --data_dir='):
-    seqio_tasks.find(Pg19(str(tmp_path)), Bytes())
+    list(Pg19(str(tmp_path)).read('test'))
+
+
+def test_pg19_is_read_where_it_was_prepared(tmp_path):
   tf = pytest.importorskip('tensorflow')
   tfds = pytest.importorskip('tensorflow_datasets')
   folder = tmp_path / 'pg19' / '0.1.1'
@@ -166,10 +181,9 @@ def test_pg19_is_read_where_it_was_prepared(tmp_path):
     split_infos=splits,
     filename_template='{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}',
   )
-  task = seqio_tasks.find(Pg19(str(tmp_path)), Bytes())
-  (found,) = seqio_tasks.examples(task, 'validation').as_numpy_iterator()
-  assert found['name'] == b'1022'
-  assert Bytes().decode(found['targets']) == 'A book\r\nof validation é'
+  assert list(Pg19(str(tmp_path)).read('validation')) == [
+    ('1022', 'A book\r\nof validation é')
+  ]
 
 
 def test_stderr_is_suppressed_only_in_the_context(capfd):

@@ -204,7 +204,7 @@ def test_the_mesh_must_match_the_devices():
 
 
 def test_rows_must_divide():
-  with pytest.raises(ValueError, match='12 rows does not divide evenly over 8'):
+  with pytest.raises(ValueError, match='12 rows does not divide evenly into 8'):
     partition.batch_sharding(partition.make_mesh(4, 2, 1), 12)
   mesh = partition.make_mesh(2, 2, 2)
   assert partition.local_rows(mesh, 12).tolist() == list(range(12))

@@ -126,7 +126,11 @@ USED_BEFORE = RuntimeError('It must be called before any JAX calls.')
     ({'JAX_NUM_PROCESSES': 'two'}, None, 'JAX_NUM_PROCESSES is two'),
     # A cluster that cannot be joined, as another process has its port.
     ({}, NO_COUNT, 'Number of processes'),
-    ({}, RuntimeError('UNKNOWN: Failed to start.\nMore.'), 'to start. Check'),
+    (
+      {},
+      RuntimeError('UNKNOWN: Failed to start.\nMore.'),
+      'to start\\). Check',
+    ),
     # A notebook that has used jax runs alone.
     ({}, USED_BEFORE, None),
   ],

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.layers import activations
 from meliad_rec.layers import norms
 from meliad_rec.layers import positions
 from meliad_rec.layers.layer import Layer
+from meliad_rec.layers.layer_config import gelu
 from meliad_rec.layers.remat import remat
 from tests.architectures import B
 from tests.architectures import config
@@ -78,7 +78,7 @@ def test_three_dropouts_change_what_they_should():
 USUAL = {'normalize_qk': False, 'position': positions.NoPosition}
 BLOCK = USUAL | {
   'norm': norms.LayerNorm,
-  'activation': activations.gelu,
+  'activation': gelu,
   'mlp_bias': True,
   'depth': 8,
 }
@@ -115,7 +115,7 @@ def test_the_block_of_the_feedback_transformer():
   n = x_mid - x_mid.mean(-1, keepdims=True)
   n = n / np.sqrt((n**2).mean(-1, keepdims=True) + 1e-5)
   n = n * norm['scale'] + norm['bias']
-  units = activations.gelu(n @ mlp['hidden']['kernel'] + mlp['hidden']['bias'])
+  units = gelu(n @ mlp['hidden']['kernel'] + mlp['hidden']['bias'])
   linear = mlp['output']['linear']
   expected = x_mid + units @ linear['kernel'] + linear['bias']
   np.testing.assert_allclose(y, expected, rtol=1e-3, atol=1e-3)
@@ -212,4 +212,4 @@ def test_statistics_and_parameters_are_float32(norm):
 def test_gelu_is_the_exact_one():
   h = np.linspace(-4, 4, 23, dtype=np.float32)
   below = [(1 + math.erf(h / math.sqrt(2))) / 2 for h in h.tolist()]
-  np.testing.assert_allclose(activations.gelu(h), h * below, atol=2e-6)
+  np.testing.assert_allclose(gelu(h), h * below, atol=2e-6)

@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
+
 from meliad_rec.report import console
 from meliad_rec.report.console import Console
 from meliad_rec.report.console import Countdown
@@ -48,21 +50,47 @@ def test_lines_without_a_terminal():
   )
 
 
-def test_a_bar_on_a_terminal():
+def test_a_bar_on_a_terminal(monkeypatch):
   out = Terminal()
   shown = Console(total_steps=50, step=10, stream=out)
+  monkeypatch.setattr(console.time, 'monotonic', lambda: 1e9)
+  shown.tick(20, 2.3456789, lambda: 0.01)
   shown.write(20, 'train', {'loss_nats_per_token': 2.3456789})
   shown.write(20, 'validation', {'loss_nats_per_token': 3.5})
   shown.close()
   text = out.getvalue()
   assert '10/50' in text and '20/50' in text
-  assert '2.3457 nats/token' in text
+  assert '2.3457 nats/token, lr 1.00e-02' in text
   assert 'step 20/50  validation  loss 3.5000 nats/token\n' in text
   out = Terminal()
   counted = Countdown(50, 'tokens', stream=out)
   counted.show(50)
   counted.close()
   assert '0/50.0' in out.getvalue().replace('0.00/', '0/')
+
+
+def test_lines_appear_at_growing_intervals(monkeypatch):
+  """Steps of 1 s: each is shown at first, few of them in the end."""
+  now = [0.0]
+  monkeypatch.setattr(console.time, 'monotonic', lambda: now[0])
+  out = io.StringIO()
+  shown = Console(total_steps=1000, stream=out)
+  for step in range(1, 1001):
+    now[0] += 1
+    shown.tick(step, 2.0, lambda: 0.5)
+    if step % 10 == 0:
+      shown.write(step, 'train', {'loss_nats_per_token': 2.0})
+  lines = out.getvalue().splitlines()
+  announced = [line for line in lines if line.startswith('A step takes 1 s: ')]
+  assert announced == [
+    'A step takes 1 s: 996 more steps will take about 17 min, evaluations not '
+    'included.'
+  ]
+  steps = [int(one.split('/')[0].split()[1]) for one in lines if '/' in one]
+  steps = [step for step in steps if step > 4]
+  gaps = np.diff(steps)
+  assert max(gaps[:10]) <= 5 and min(gaps[-10:-1]) >= 15 and steps[-1] == 1000
+  assert all('left' in line for line in lines[2:-1])
 
 
 def test_control_codes_are_not_shown():

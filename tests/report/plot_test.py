@@ -33,12 +33,12 @@ def test_a_run_is_drawn_into_its_folder(run, drawn):
   assert validation.get_xydata().tolist() == [[20, 3.5]]
   assert validation.get_marker() == 'o'
   assert axes.get_xlabel() == 'training steps'
-  assert axes.get_ylabel() == 'loss_nats_per_token (nats/token)'
+  assert axes.get_ylabel() == 'loss (nats per token)'
 
 
 def test_runs_are_compared_by_color(run, drawn, tmp_path):
   runs = {'slide': run('a', {1: 2.0}), 'recurrent': run('b', {1: 1.0})}
-  plot.compare(runs, tmp_path / 'both.png')
+  plot.compare(runs, tmp_path / 'both.png', 'loss_nats_per_token')
   (axes,) = drawn[0].axes
   labels = [line.get_label() for line in axes.lines]
   assert labels == ['slide, train', 'recurrent, train']

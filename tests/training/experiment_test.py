@@ -139,7 +139,7 @@ class Sample:
 
   length: int = 5
 
-  def write(self, decoder, documents: Documents, vocabulary):
+  def write(self, decoder, documents: Documents, vocabulary, stop):
     assert decoder.variables['params'] is not None
     return vocabulary.decode(documents[0][: self.length])
 

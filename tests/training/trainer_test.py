@@ -180,7 +180,7 @@ def test_a_non_finite_loss_is_reported_and_ends_the_run(tmp_path, data):
 def scripted(monkeypatch, scores, name='bits_per_byte'):
   """Replaces evaluations by given scores."""
   given = iter([{'loss_nats_per_token': 1.0, name: score} for score in scores])
-  monkeypatch.setattr(validation, 'evaluate', lambda *_: next(given))
+  monkeypatch.setattr(validation, 'evaluate', lambda *_, **__: next(given))
 
 
 def best(run):

@@ -11,10 +11,10 @@ Trees are stored level by level. The expressions of a level are in the order of
 their parents, which are in the level before; the last level has only digits.
 
 `grow` draws expressions of any length and `Lengths` those of given lengths.
-Expressions of a thousand words are about one in 100,000, so drawing until one
-is long enough would take hours. `Lengths` draws the length first, then the
-number of arguments that share it, then the length of each argument, and so on,
-from the exact distribution of the expressions that `grow` draws.
+Only about one expression in 100,000 has a thousand words, so drawing until an
+expression is long enough would take hours. `Lengths` draws the length first,
+then the number of arguments that share it, then the length of each argument,
+and so on, from the exact distribution of the expressions that `grow` draws.
 """
 
 from collections.abc import Callable

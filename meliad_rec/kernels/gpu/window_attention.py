@@ -3,8 +3,8 @@
 They are compiled by Triton, for any GPU since Ampere (2020). Pallas's other
 compiler, Mosaic, needs a separate kernel for each generation since Hopper
 (2022). The softmax uses a running maximum. An upper bound of the logits (see
-kernels/tpu) would make it unnecessary, but only at run time is it known whether
-the bound can be used, and a GPU waits for such a branch.
+kernels/tpu) would make it unnecessary. But whether the bound can be used is
+known only at run time, and a GPU is idle until the host has decided the branch.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """Windowed attention on a TPU: the forward kernel.
 
-If the logits have a known upper bound, from the lengths of queries and keys, it
-is subtracted from the tile in advance, and no maximum is computed. Otherwise
-each row's maximum is subtracted.
+If the norms of queries and keys give an upper bound of the logits, the bound is
+subtracted in advance, from the tile of bias and mask that is added to the
+logits, and no maximum is computed. Otherwise each row's maximum is subtracted.
 """
 
 import functools

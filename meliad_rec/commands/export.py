@@ -1,0 +1,34 @@
+r"""Exports a trained model: parameters as safetensors, and all they need.
+
+  meliad-rec export --workdir=RUN --step=best --out=DIR
+
+DIR then has model.safetensors, config.gin, run.json, the vocabulary, and
+README.md, a model card to complete. `evaluate`, `generate` and
+meliad_rec.load_run open DIR as they open a run, and
+`meliad-rec train --init_from=DIR` begins a new run with these parameters.
+"""
+
+from absl import flags
+
+from meliad_rec.commands import run_flags
+from meliad_rec.runs import exported
+
+
+def define_flags() -> None:
+  run_flags.define_flags()
+  flags.DEFINE_string(
+    'out', None, 'Folder to write; must be empty or not exist.'
+  )
+
+
+def main(argv: list[str]) -> None:
+  if argv[1:]:
+    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
+  if not flags.FLAGS.out:
+    raise ValueError('No folder was given; add --out=DIR, a new folder.')
+  out = exported.check_new(flags.FLAGS.out)
+  run = run_flags.open_run()
+  run.export(out)
+  size = (out / exported.PARAMETERS).stat().st_size
+  print(run)
+  print(f'wrote {out}: {size:,} bytes of parameters; complete its README.md')

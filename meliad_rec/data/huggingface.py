@@ -1,0 +1,193 @@
+"""Documents from a dataset of Hugging Face: local files, or its Hub."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import dataclasses
+import functools
+import itertools
+from pathlib import Path
+
+from absl import logging
+
+from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.splits import split_by_name
+from meliad_rec.data.splits import split_of
+
+# Kinds of files, by suffix, and the builders of `datasets` that read them.
+_BUILDERS = {
+  '.parquet': 'parquet',
+  '.arrow': 'arrow',
+  '.csv': 'csv',
+  '.json': 'json',
+  '.jsonl': 'json',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFace:
+  """Rows of a dataset of Hugging Face, one document each, in its order.
+
+  The splits train, validation and test are those of the dataset with these
+  names, unless `splits_from` says otherwise. If only train is there, a hash of
+  the row's number decides: one row in twenty goes to validation and one to
+  test.
+
+  Documents are tokenized once, in memory or into a token store. From then on
+  their order is fixed, and a run resumes only with the same documents. Nothing
+  guarantees that a stream gives the same documents when it is read again: a run
+  that reads one in memory may find, when it resumes, that they differ, and
+  stop. A run that reads a store of the stream always resumes.
+
+  Attributes:
+    path: a folder that `save_to_disk` wrote; a file or pattern of Parquet,
+      Arrow, CSV or JSON lines; a folder of such files; or the name of a
+      dataset on the Hub.
+    field: name of the column that holds the text, a string.
+    subset: name of a configuration of the dataset. None: its only one.
+    splits_from: {split: name in the dataset}, for train, validation or test.
+      None: names are the same.
+    stream: whether to read rows as they arrive, without a copy on the disk.
+    limit: rows to read of each split. None: all.
+
+  Raises:
+    ValueError: the dataset, a split or the column is not there, or the package
+      `datasets` is not installed.
+  """
+
+  path: str
+  field: str = 'text'
+  subset: str | None = None
+  splits_from: Mapping[str, str] | None = None
+  stream: bool = False
+  limit: int | None = None
+
+  @property
+  def description(self) -> str:
+    name = Path(self.path).name if Path(self.path).exists() else self.path
+    subset = f', subset {self.subset}' if self.subset else ''
+    return f'hf: {name}{subset}, field {self.field}'
+
+  @functools.cached_property
+  def splits(self) -> tuple[str, ...]:
+    if self._hashed:
+      return SPLITS
+    return tuple(split for split in SPLITS if split in self._name_of)
+
+  def read(self, split: str) -> Iterator[tuple[str, str]]:
+    """Yields the (split:number, text) of every row of a split."""
+    name = self._name_of.get(split, 'train')
+    part = self._parts[name]
+    columns = part.column_names or ()
+    if columns and self.field not in columns:
+      raise ValueError(
+        f'{self.path} has no column {self.field!r}; its columns are '
+        f'{", ".join(columns)}. Set --field (in gin: FIELD).'
+      )
+    if columns:
+      part = part.select_columns([self.field])
+    rows = ((f'{name}:{i}', row) for i, row in enumerate(part))
+    if self._hashed:
+      rows = (row for row in rows if self._split_of(row[0]) == split)
+    for number, row in itertools.islice(_told(rows, self.path), self.limit):
+      yield number, self._text(number, row)
+
+  def _text(self, number: str, row: Mapping) -> str:
+    text = row.get(self.field)
+    if not isinstance(text, str):
+      raise ValueError(
+        f'Row {number} of {self.path} has no text in {self.field!r}. Set '
+        '--field (in gin: FIELD) to a column of strings.'
+      )
+    return text
+
+  @functools.cached_property
+  def _parts(self) -> Mapping[str, Iterable[Mapping]]:
+    """The splits of the dataset by their own names."""
+    try:
+      import datasets
+      import huggingface_hub
+    except ImportError:
+      raise ValueError(
+        f'{self.path} needs the package datasets; install meliad_rec[hf].'
+      ) from None
+    # What goes wrong is told in one sentence below.
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    huggingface_hub.logging.set_verbosity(huggingface_hub.logging.CRITICAL)
+    if self.stream:
+      logging.info(
+        '%s: a stream may give other documents when it is read again, and a '
+        'run then cannot resume. Write a store with meliad-rec tokenize to be '
+        'sure.',
+        self.path,
+      )
+    path = Path(self.path)
+    builder = _BUILDERS.get(path.suffix)
+    marks = path / 'state.json', path / 'dataset_dict.json'
+    # The package and what it builds on raise errors of many classes.
+    try:
+      if any(mark.exists() for mark in marks):
+        found = datasets.load_from_disk(self.path)
+      else:
+        found = datasets.load_dataset(
+          builder or self.path,
+          self.subset,
+          data_files=self.path if builder else None,
+          streaming=self.stream,
+        )
+    except Exception as error:
+      raise _unreadable(self.path, error) from None
+    return found if isinstance(found, Mapping) else {'train': found}
+
+  @functools.cached_property
+  def _name_of(self) -> Mapping[str, str]:
+    """The name in the dataset of each split."""
+    if self.splits_from is None:
+      if not {*SPLITS} & {*self._parts}:
+        raise ValueError(
+          f'{self.path} has the splits {", ".join(self._parts)}. Set '
+          '--splits_from=train=NAME,validation=NAME (in gin: '
+          'sources.HuggingFace.splits_from).'
+        )
+      return {split: split for split in SPLITS if split in self._parts}
+    for split, name in self.splits_from.items():
+      if split not in SPLITS or name not in self._parts:
+        raise ValueError(
+          f'splits_from of {self.path} has {split}={name}, but {split} must be '
+          f'one of {", ".join(SPLITS)}, and {name} of '
+          f'{", ".join(self._parts)}. Set --splits_from (in gin: '
+          'sources.HuggingFace.splits_from).'
+        )
+    return self.splits_from
+
+  @functools.cached_property
+  def _hashed(self) -> bool:
+    """Whether the rows of one split are distributed over all splits."""
+    return self.splits_from is None and [*self._name_of] == ['train']
+
+  @functools.cached_property
+  def _split_of(self) -> Callable[[str], str]:
+    if self.stream:
+      return split_of
+    names = [f'train:{i}' for i in range(len(self._parts['train']))]
+    return split_by_name(
+      names, self.path, 'Name its splits with --splits_from.'
+    ).get
+
+
+def _told(rows: Iterator, path: str) -> Iterator:
+  """Yields rows; an error of the package becomes one sentence."""
+  try:
+    yield from rows
+  except Exception as error:
+    raise _unreadable(path, error) from None
+
+
+def _unreadable(path: str, error: Exception) -> ValueError:
+  first = str(error).strip().partition('\n')[0] or type(error).__name__
+  return ValueError(
+    f'The dataset {path} cannot be read ({first.rstrip(".")}). Give --path (in '
+    'gin: DATASET) a local file or folder, or the name of a dataset on the Hub.'
+  )

@@ -1,0 +1,159 @@
+"""Where a run sends its metrics, besides its own folder.
+
+A gin file binds a logger, such as Weights & Biases (options/report/wandb.gin),
+or any class with the three methods of MetricsLogger:
+
+    import my_loggers  # A module in the folder where training starts.
+
+    experiment.Experiment.metrics_logger = @my_loggers.MLflow()
+
+    class MLflow:
+      def start(self, workdir, step, config):
+        mlflow.start_run(run_name=workdir)
+        mlflow.log_params(config)
+
+      def log(self, step, metrics):
+        mlflow.log_metrics(metrics, step)
+
+      def close(self):
+        mlflow.end_run()
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import dataclasses
+import importlib.util
+import secrets
+import tempfile
+from typing import Any
+from typing import Literal
+from typing import Protocol
+from typing import runtime_checkable
+
+from absl import logging
+
+from meliad_rec.storage.workdir import in_bucket
+from meliad_rec.storage.workdir import place
+
+
+@runtime_checkable
+class MetricsLogger(Protocol):
+  """What receives the metrics of a run, on the first host only."""
+
+  def start(self, workdir: str, step: int, config: Mapping[str, Any]) -> None:
+    """Begins, before the first step.
+
+    Args:
+      workdir: folder of the run.
+      step: training steps already done; 0 for a new run.
+      config: every setting by its name; numbers, strings, tuples and None as
+        such, and anything else as it is written in gin.
+    """
+
+  def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    """Takes metrics by name, 'train/loss_nats_per_token' for instance.
+
+    A run that resumes after a crash may log some steps for a second time.
+    """
+
+  def close(self) -> None:
+    """Ends, after the last step; also when the run is stopped or fails."""
+
+
+class Guarded:
+  """A MetricsLogger whose errors do not end the run; the first one is logged.
+
+  If it cannot start, it is not called again.
+  """
+
+  def __init__(self, logger: MetricsLogger):
+    self._logger = logger
+    self._started = self._failed = False
+
+  def start(self, workdir: str, step: int, config: Mapping[str, Any]) -> None:
+    self._started = self._call(self._logger.start, workdir, step, config)
+
+  def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    if self._started:
+      self._call(self._logger.log, step, metrics)
+
+  def close(self) -> None:
+    if self._started:
+      self._call(self._logger.close)
+
+  def _call(self, method: Callable, *args) -> bool:
+    """Returns whether a call succeeded."""
+    # Any library may be called here.
+    try:
+      method(*args)
+    except Exception as error:
+      if not self._failed:
+        first, *_ = f'{error}'.splitlines() or ['']
+        logging.error(
+          'The metrics logger %s failed (%s: %s); the run continues, and later'
+          ' errors of the logger are not shown.',
+          type(self._logger).__name__,
+          type(error).__name__,
+          first,
+        )
+      self._failed = True
+      return False
+    return True
+
+
+@dataclasses.dataclass
+class WandB:
+  """Sends metrics to Weights & Biases; needs meliad_rec[wandb].
+
+  A run that resumes continues the same W&B run, whose id is in the file
+  wandb_id of its folder.
+
+  Attributes:
+    project: name of the project.
+    entity: user or team; None: the default of the account.
+    mode: 'offline' writes to the folder of the run, for `wandb sync` later.
+    tags: tags of the run.
+
+  Raises:
+    ValueError: wandb is not installed.
+  """
+
+  project: str
+  entity: str | None = None
+  mode: Literal['online', 'offline'] = 'online'
+  tags: tuple[str, ...] = ()
+
+  def __post_init__(self):
+    if importlib.util.find_spec('wandb') is None:
+      raise ValueError(
+        'loggers.WandB needs the package wandb; install meliad_rec[wandb], or '
+        'leave out options/report/wandb.'
+      )
+
+  def start(self, workdir: str, step: int, config: Mapping[str, Any]) -> None:
+    import wandb
+
+    folder = place(workdir)
+    id_file = folder / 'wandb_id'
+    if step == 0 or not id_file.is_file():
+      id_file.write_text(secrets.token_hex(4))
+    self._run = wandb.init(
+      project=self.project,
+      entity=self.entity,
+      mode=self.mode,
+      tags=self.tags,
+      id=id_file.read_text(),
+      resume='allow',
+      name=folder.name,
+      config=dict(config),
+      dir=tempfile.mkdtemp() if in_bucket(folder) else str(folder),
+      settings=wandb.Settings(console='off'),
+    )
+    # With steps of its own, W&B would drop those that a resumed run repeats.
+    self._run.define_metric('*', step_metric='step')
+
+  def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    self._run.log({**metrics, 'step': step})
+
+  def close(self) -> None:
+    self._run.finish()

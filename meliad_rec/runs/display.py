@@ -1,0 +1,149 @@
+"""How a trained run shows itself: in Python, in a notebook, as a model card."""
+
+import base64
+from collections import Counter
+from collections.abc import Mapping
+import html
+import os
+from pathlib import Path
+import tempfile
+
+from etils import epath
+
+from meliad_rec.archs.stack import Repeat
+from meliad_rec.archs.stack import Stack
+from meliad_rec.metrics import metrics
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.model import Model
+from meliad_rec.report import journal
+from meliad_rec.report import plot
+
+# The metric that is drawn: the first that the run has written.
+_CURVES = 'loss_nats_per_token', 'error'
+_QUALITY = (
+  *('bits_per_byte', 'loss_nats_per_token', 'word_perplexity'),
+  *('accuracy', 'error'),
+)
+
+
+def describe(model: Model) -> str:
+  """Returns the layers in words, such as '11 WindowLayer, 1 LSTM, width 512'.
+
+  Repeated layers are counted as often as they run.
+  """
+  parts = [
+    f'{count} {name}' if count > 1 else name
+    for name, count in _layers(model.cell).items()
+  ]
+  head = '' if model.head is None else f', {type(model.head).__name__}'
+  return f'{", ".join(parts)}{head}, width {model.d_model}'
+
+
+def _layers(cell: Cell) -> Counter[str]:
+  match cell:
+    case Stack():
+      return sum(map(_layers, cell.cells), Counter())
+    case Repeat():
+      inner = _layers(cell.cell)
+      return Counter({name: cell.count * n for name, n in inner.items()})
+    case _:
+      return Counter([type(cell).__name__])
+
+
+def as_text(title: str, rows: Mapping[str, str]) -> str:
+  """Returns a title and an indented table."""
+  width = max(map(len, rows))
+  return '\n'.join([title, *(f'  {k:<{width}}  {v}' for k, v in rows.items())])
+
+
+def as_html(title: str, rows: Mapping[str, str], workdir: os.PathLike) -> str:
+  """Returns a table, and the curves of the run if it has written metrics."""
+  lines = [f'<b>{html.escape(title)}</b>', '<table>']
+  lines += [
+    f'<tr><th style="text-align:left">{html.escape(name)}</th>'
+    f'<td style="text-align:left">{html.escape(value)}</td></tr>'
+    for name, value in rows.items()
+  ]
+  lines.append('</table>')
+  if png := _curve(workdir):
+    data = base64.b64encode(png).decode()
+    lines.append(f'<img alt="metrics" src="data:image/png;base64,{data}">')
+  return '\n'.join(lines)
+
+
+def as_card(title: str, rows: Mapping[str, str], labels: bool) -> str:
+  """Returns a model card for the hub of Hugging Face, in Markdown."""
+  task = 'text-classification' if labels else 'text-generation'
+  table = '\n'.join(f'| {name} | {value} |' for name, value in rows.items())
+  return f"""---
+library_name: meliad_rec
+pipeline_tag: {task}
+tags:
+- jax
+- flax
+- recurrent
+---
+
+# {title}
+
+A recurrent transformer for long documents, trained with meliad_rec.
+
+| | |
+|---|---|
+{table}
+
+## Use
+
+```python
+import meliad_rec
+
+run = meliad_rec.load_run('FOLDER')  # this folder; needs meliad_rec[export]
+{_use(labels)}
+```
+
+`meliad-rec train --init_from=FOLDER` begins a new run with these parameters.
+`config.gin` has all settings of the training, paths of its data included.
+
+## Data, license and limits
+
+To be written by the author of the model.
+"""
+
+
+def _use(labels: bool) -> str:
+  if labels:
+    return 'run.params  # predicts labels: meliad-rec evaluate --split=test'
+  return """print(run.generate('Once upon a time', tokens=200)[0])
+run.evaluate('some text')['bits_per_byte']"""
+
+
+def quality(workdir: Path | epath.Path, step: int) -> dict[str, str]:
+  """Returns the validation metrics of a step, in words; {} if unknown."""
+  for record in reversed(_records(workdir)):
+    if record['step'] == step and record.get('split') == 'validation':
+      return {
+        f'validation {name}': f'{record[name]:.5g} {metrics.unit(name)}'.strip()
+        for name in _QUALITY
+        if name in record
+      }
+  return {}
+
+
+def _records(workdir) -> list[dict]:
+  try:
+    return journal.read(journal.path(workdir))
+  except (ValueError, OSError):  # None yet, or damaged: nothing to show.
+    return []
+
+
+def _curve(workdir: os.PathLike) -> bytes | None:
+  """Returns the PNG of a run's loss or error, or None if it has neither."""
+  records = _records(workdir)
+  for metric in _CURVES:
+    if any(metric in record for record in records):
+      with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, 'curve.png')
+        name = Path(workdir).absolute().name
+        plot.compare({name: workdir}, path, metric)
+        return path.read_bytes()
+  return None

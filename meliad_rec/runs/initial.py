@@ -1,0 +1,156 @@
+"""The parameters of one run as the beginning of another: --init_from.
+
+The new run may have other data, another schedule, another head, more layers or
+a longer memory. Parameters with the same path are taken. A path that only the
+new model has keeps its initial value, and one that only the source has is left.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+import dataclasses
+import math
+from typing import Any
+
+import jax
+
+from meliad_rec.config.renames import saved_paths
+from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.runs import folder as run_folder
+from meliad_rec.storage.checksums import leaves_by_path
+from meliad_rec.storage.saved_step import check_leaves
+from meliad_rec.storage.workdir import place
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+  """What a new run has taken from another one.
+
+  Attributes:
+    source: the step and folder that the parameters are from.
+    taken: parameters in each array that was taken, by path.
+    new: the same for arrays that the source does not have.
+    left: paths that only the source has.
+  """
+
+  source: str
+  taken: dict[str, int]
+  new: dict[str, int]
+  left: list[str]
+
+  def __str__(self) -> str:
+    taken = sum(self.taken.values())
+    lines = [
+      f'Took {taken:,} of {taken + sum(self.new.values()):,} parameters from '
+      f'{self.source}: {len(self.taken)} of {len(self.taken) + len(self.new)} '
+      'arrays.'
+    ]
+    if self.new:
+      lines.append(f'New, with their own initial values: {_grouped(self.new)}.')
+    if self.left:
+      lines.append(
+        f'Left, because the model has no such: {_grouped(self.left)}.'
+      )
+    return '\n'.join(lines)
+
+
+class Source:
+  """A run, or an exported model, whose parameters a new run begins with.
+
+  No code that its configuration names is imported.
+
+  Args:
+    name: its folder; or FOLDER:STEP, where STEP is the number of a checkpoint
+      or 'best'. Without a step, the newest is used. If the run keeps an average
+      of its parameters, the average is used.
+
+  Raises:
+    ValueError: the folder has no run, or is damaged.
+  """
+
+  def __init__(self, name: str):
+    self.name, self._step = name, None
+    folder, _, step = name.rpartition(':')
+    if (step.isdecimal() or step == 'best') and not place(name).exists():
+      self.name = folder
+      self._step = step if step == 'best' else int(step)
+    self._folder = place(self.name)
+    _, self._facts, _ = run_folder.read(self._folder)
+
+  def account(self, params: Any, vocabulary: Vocabulary) -> Account:
+    """Returns what `fill` would take; arguments and errors are the same."""
+    return self._read(params, vocabulary, lambda _: {})[1]
+
+  def fill(self, params: Any, vocabulary: Vocabulary) -> tuple[Any, Account]:
+    """Returns a model's parameters with those of the source in their places.
+
+    Args:
+      params: initial parameters, or jax.ShapeDtypeStruct with shardings.
+      vocabulary: vocabulary of the new run.
+
+    Raises:
+      ValueError: the vocabularies differ, no parameter has the same path, or
+        one with the same path has another shape or dtype; or the source is
+        damaged or has no such step.
+    """
+    found, account = self._read(params, vocabulary, lambda shapes: shapes)
+    filled = [found.get(k, leaf) for k, leaf in leaves_by_path(params).items()]
+    return jax.tree.unflatten(jax.tree.structure(params), filled), account
+
+  def _read(self, params, vocabulary, choose):
+    """Returns ({path: array}, the account).
+
+    Args:
+      params, vocabulary: as in `fill`.
+      choose: {saved path: shape} of all that fit -> the same of those to read.
+    """
+    known = self._facts['vocabulary']
+    if vocabulary.identity != known:
+      raise ValueError(
+        f'--init_from={self.name} was trained with the vocabulary {known}, but '
+        f'this run has {vocabulary.identity}; set the same vocabulary.'
+      )
+    wanted = leaves_by_path(params)
+    former, left = {}, []
+
+    def fitting(saved):
+      for path, name in saved_paths(wanted, saved).items():
+        if path in wanted:
+          former[path] = name
+        else:
+          left.append(path)
+      if not former:
+        raise ValueError(
+          f'--init_from={self.name} has no parameter that this model has; '
+          'choose the arch and options of that run.'
+        )
+      check_leaves(
+        f'--init_from={self.name}',
+        {path: saved[name] for path, name in former.items()},
+        {k: (wanted[k].shape, str(wanted[k].dtype)) for k in former},
+      )
+      return choose({name: _shape(wanted[k]) for k, name in former.items()})
+
+    step, found, _ = run_folder.read_params(
+      self._folder, self._facts, fitting, self._step
+    )
+    sizes = {path: math.prod(leaf.shape) for path, leaf in wanted.items()}
+    account = Account(
+      source=f'step {step} of {self.name}',
+      taken={path: sizes[path] for path in former},
+      new={path: n for path, n in sizes.items() if path not in former},
+      left=left,
+    )
+    return {k: found[n] for k, n in former.items() if n in found}, account
+
+
+def _shape(leaf) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def _grouped(paths: Iterable[str]) -> str:
+  """Returns paths in words; those of one layer are counted together."""
+  groups = Counter('/'.join(path.split('/')[:2]) for path in paths)
+  return ', '.join(
+    f'{group} ({count} arrays)' if count > 1 else group
+    for group, count in groups.items()
+  )

@@ -1,0 +1,110 @@
+"""The data of a trained run, found where they were or where they are now.
+
+Paths in the configuration of a run are relative to the folder in which the run
+was started.
+"""
+
+import functools
+import glob
+from pathlib import Path
+
+from meliad_rec.config.saved import DATA
+from meliad_rec.data import sources
+from meliad_rec.data import vocabulary
+from meliad_rec.data.dataset import Dataset
+from meliad_rec.data.store import Store
+from meliad_rec.storage.workdir import is_address
+from meliad_rec.training.experiment import Experiment
+
+# Parameters that are paths, and the flags that name them anew.
+_FLAGS = {
+  Store: {'path': 'store'},
+  sources.Folder: {'path': 'path', 'split_file': 'split_file'},
+  sources.Jsonl: {'path': 'path'},
+  sources.Pg19: {'data_dir': 'path'},
+  sources.HuggingFace: {'path': 'path'},
+}
+# Replaced by the vocabulary in the folder of the run.
+_VOCABULARIES = (
+  vocabulary.open_vocabulary,
+  vocabulary.SentencePiece,
+  vocabulary.Tokenizer,
+)
+
+
+def open_data(
+  run,
+  store: str | None = None,
+  path: str | None = None,
+  split_file: str | None = None,
+) -> Dataset:
+  """Opens the data of a run, or a token store in their place.
+
+  Args:
+    run: a TrainedRun.
+    store: a token store to open instead. None: the run's own data.
+    path: new place of the folder, files or data_dir of the run. None: where
+      they were.
+    split_file: new place of the run's split file. None: where it was.
+
+  Raises:
+    ValueError: the data are not there, cannot be moved this way, or have
+      another vocabulary.
+  """
+  moved = {'path': path, 'split_file': split_file}
+  unused = {f'--{flag}' for flag, place in moved.items() if place}
+
+  def adapted(found):
+    if found in _VOCABULARIES:
+      return lambda *_, **__: run.vocabulary
+
+    @functools.wraps(found)
+    def at_its_place(**arguments):
+      for name, flag in _FLAGS[found].items():
+        if moved.get(flag):
+          unused.discard(f'--{flag}')
+          arguments[name] = moved[flag]
+        elif arguments.get(name):
+          # A dataset on the Hub has a name instead of a path.
+          needed = found is not sources.HuggingFace
+          arguments[name] = _place(
+            arguments[name], run.started_in, flag, needed
+          )
+      return found(**arguments)
+
+    return at_its_place if found in _FLAGS else found
+
+  if store:
+    data = Store(store)
+  else:
+    data = run.config.argument(Experiment, 'data', DATA, adapted)
+  if unused:
+    raise ValueError(
+      f'{" and ".join(sorted(unused))} cannot be used with '
+      f'{"--store" if store else "the data of this run"}; remove it.'
+    )
+  if data.vocabulary.identity != run.vocabulary.identity:
+    raise ValueError(
+      f'The data have the vocabulary {data.vocabulary.identity}, but the run '
+      f'was trained with {run.vocabulary.identity}; give another --store.'
+    )
+  return data
+
+
+def _place(path: str, started_in: str, flag: str, needed: bool) -> str:
+  """Returns a path of a run as one from the current folder.
+
+  Raises:
+    ValueError: nothing is there, but it is needed.
+  """
+  if is_address(path):
+    return path
+  place = Path(started_in, path)
+  if glob.has_magic(path) or '{split}' in path or place.exists():
+    return str(place)
+  if not needed:
+    return path
+  raise ValueError(
+    f'The data of this run were in {place}, which does not exist; give their '
+    f'new place as --{flag}.'
+  )

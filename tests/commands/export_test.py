@@ -1,0 +1,42 @@
+"""The command that exports a model."""
+
+from absl import flags
+from absl.testing import flagsaver
+import pytest
+
+from meliad_rec.commands import export
+from meliad_rec.runs.trained_run import load_run
+from tests import trained
+
+
+def call(*arguments):
+  with flagsaver.flagsaver():  # Removes the flags that are defined here.
+    export.define_flags()
+    return export.main(flags.FLAGS(['export', *arguments]))
+
+
+def test_the_command_exports_a_step_and_says_what(tmp_path, capsys):
+  out = tmp_path / 'model'
+  trained.folder()
+  capsys.readouterr()
+  call(f'--workdir={trained.folder()}', '--step=2', f'--out={out}')
+  first, *_, last = capsys.readouterr().out.splitlines()
+  assert first == f'TrainedRun of {trained.folder()}, step 2'
+  assert last.startswith(f'wrote {out}: ')
+  assert load_run(out).step == 2
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'expected'),
+  [
+    (['--workdir={run}'], 'add --out=DIR'),
+    (['--workdir={run}', '--out={run}'], 'not empty'),
+    (['--out=x'], 'add --workdir=DIR'),
+  ],
+)
+def test_mistakes_are_one_sentence(arguments, expected, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  arguments = [each.format(run=trained.folder()) for each in arguments]
+  with pytest.raises(ValueError, match=expected):
+    call(*arguments)
+  assert list(tmp_path.iterdir()) == []

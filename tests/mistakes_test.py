@@ -1,0 +1,343 @@
+"""Mistakes made on purpose: one sentence answers each, and nothing is lost.
+
+`python -m tests.mistakes_test` prints the table in mistakes.md.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+from pathlib import Path
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# A run of `size/test`; {store}, {run} and {tmp} are folders.
+TRAIN = (
+  'train --gin_file=arch/block_recurrent --gin_file=size/test'
+  " --gin_file=task/store --gin_param='LAYERS = 2'"
+  " --gin_param='RECURRENT_LAYERS = (-1,)' --gin_param='SAMPLE = 0'"
+  " --gin_param='STEPS = 4'"
+)
+STORED = f'{TRAIN} --gin_param=\'STORE = "{{store}}"\''
+NEW = f'{STORED} --workdir={{tmp}}/new'
+ARCH = 'train --workdir={tmp}/new --gin_file=arch/block_recurrent'
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+  """A command line, or Python code if it begins with 'python:'."""
+
+  command: str
+  says: str  # Pattern of the answer.
+  code: int = 2
+  shell: str = ''  # Commands that prepare it.
+
+
+def broken(part, change):
+  """Shell commands that copy the run to {tmp}/bad and change a part of it."""
+  return f'cp -r {{run}} {{tmp}}/bad; cd {{tmp}}/bad/{part}; {change}'
+
+
+def overwrite(file):
+  """A shell command that changes a few bytes of a file."""
+  return f'printf xxxx | dd of=$(ls {file}) bs=1 seek=99 conv=notrunc 2> err'
+
+
+MISTAKES = [
+  # The command line.
+  Mistake('trian', 'nearest is train'),
+  Mistake('train', 'add --workdir=DIR'),
+  Mistake('train --workdir={tmp}/new', 'No file of arch/ was given'),
+  Mistake('train runs/x', "'runs/x' is not a flag"),
+  Mistake('train --steps=100', "--gin_param='STEPS = 100'"),
+  Mistake('train --wrkdir=x', 'nearest is workdir'),
+  Mistake('train --dry_run=perhaps', 'not true or false'),
+  Mistake('evaluate --workdir={run}', 'Give one thing to evaluate'),
+  Mistake('evaluate --split=test', 'add --workdir=DIR'),
+  Mistake('evaluate --workdir={run} --split=test --batch=0', 'batch'),
+  Mistake('evaluate --workdir={run} --split=test --step=x', "got 'x'"),
+  Mistake('evaluate --workdir={run} --split=test --top=3', '--compare'),
+  Mistake('evaluate --compare=a.npz', 'takes two files'),
+  Mistake('evaluate --compare={tmp}/a.npz,{tmp}/b.npz', 'a.npz'),
+  Mistake('evaluate --workdir={run} --file={tmp}/none', 'No file matches'),
+  Mistake('evaluate --workdir={run} --split=tset', 'tset'),
+  Mistake('evaluate --workdir={run} --split=test --store={tmp}/no', 'no'),
+  Mistake('evaluate --workdir={run} --store={store} --file=x', 'add --split'),
+  Mistake('evaluate --workdir={run} --split=test --out=/no/a.npz', '/no'),
+  Mistake('generate --workdir={run} --prompt=a --prompt_file=b', 'not both'),
+  Mistake('generate --workdir={run} --prompt_file={tmp}/no', 'cannot be read'),
+  Mistake('generate --workdir={run} --temperature=-1', 'temperature'),
+  Mistake('generate --workdir={run} --top_p=2', 'top_p'),
+  Mistake('generate --workdir={run} --tokens=-1', 'tokens'),
+  Mistake('generate --workdir={run} --greedy --top_k=3', '--greedy'),
+  Mistake('generate --workdir={run} --load_state={tmp}/s.npz', 's.npz'),
+  Mistake('generate --workdir={run} --step=3', 'has no step 3'),
+  Mistake('depth --workdir={run} --split=test', 'halt|depth'),
+  Mistake('depth --workdir={run}', 'Give one thing to read'),
+  Mistake('runs', 'No run was given'),
+  Mistake('runs {tmp}', 'metrics.jsonl'),
+  Mistake('runs {run} --metric=bits', 'has no bits'),
+  Mistake('runs {run} --plot={tmp}/x.jpg', 'png'),
+  Mistake('settings LEARNING_RAT', 'nearest is LEARNING_RATE'),
+  Mistake('bench halitng', 'halting'),
+  Mistake('plan', 'give --topology'),
+  Mistake('plan --topology=v9:2x2', 'v9'),
+  Mistake('import_meliad', '--source and --out must be given'),
+  # Configuration.
+  Mistake(f'{NEW} --gin_param=BATCH', 'BATCH'),
+  Mistake(f"{NEW} --gin_param='BATCH = two'", "'two' for a string"),
+  Mistake(f"{NEW} --gin_param='BATCH = 0'", 'at least 1'),
+  Mistake(f"{NEW} --gin_param='BATCH = 2.5'", 'an int'),
+  Mistake(f"{NEW} --gin_param='STEPS = 0'", 'at least 1 step'),
+  Mistake(f"{NEW} --gin_param='steps = 5'", 'STEPS'),
+  Mistake(f"{NEW} --gin_param='SEGMENT = 13'", 'SEGMENT'),
+  Mistake(f'{NEW} --gin_param=\'DTYPE = "float31"\'', 'float31'),
+  Mistake(f"{NEW} --gin_param='optimizer.chain.clip = 1.0'", 'clip_norm'),
+  Mistake(f'{NEW} --gin_param=\'LEARNING_RATE = "high"\'', 'high'),
+  Mistake(f'{NEW} --gin_file=size/tiny', '2 files of size/'),
+  Mistake(f'{NEW} --gin_file=options/position/ropes', 'rope'),
+  Mistake(f'{ARCH} --gin_file=size/tyni --gin_file=task/code', 'size/tiny'),
+  Mistake(f'{ARCH} --gin_file=size/test', 'No file of task/'),
+  Mistake(
+    f'{NEW} --gin_file={{tmp}}/a.gin',
+    'a.gin:3',
+    shell='printf "STEPS = 4\\nSTEPS = (" > {tmp}/a.gin',
+  ),
+  Mistake(f'{NEW} --mesh=model:3', '--mesh'),
+  Mistake(f'{NEW} --mesh=row:2', 'row'),
+  Mistake(f'{NEW} --profile=3', '--profile'),
+  # Data.
+  Mistake(f'{TRAIN} --workdir={{tmp}}/new', 'STORE'),
+  Mistake(
+    f'{TRAIN} --workdir={{tmp}}/new --gin_param=\'STORE = "/no"\'', '/no'
+  ),
+  Mistake(
+    'tokenize --source=folder --path={tmp} --out={tmp}/s',
+    'no files|split',
+    shell='rm -rf {tmp}/*',
+  ),
+  Mistake('tokenize --path={tmp} --out={tmp}/s', '--source'),
+  Mistake('tokenize --source=folder --out={tmp}/s', 'needs --path'),
+  Mistake(
+    'tokenize --source=folder --path={tmp} --field=x --out={tmp}/s', 'field'
+  ),
+  Mistake(
+    'tokenize --source=code --vocabulary={tmp}/v.model --out={tmp}/s', 'v.model'
+  ),
+  Mistake('tokenize --source=code --out={store}', 'force'),
+  Mistake('tokenize --verify={tmp}', 'store|json'),
+  Mistake(
+    'tokenize --verify={tmp}/s',
+    'changed|differ|damaged',
+    shell='cp -r {store} {tmp}/s; cd {tmp}/s; ' + overwrite('train.tok*'),
+  ),
+  Mistake(
+    'train_vocab --source=folder --path={tmp}/b --size=300 --out={tmp}/v',
+    'end in .model',
+  ),
+  Mistake(
+    'train_vocab --source=folder --path={tmp}/b --size=9 --out={tmp}/v.model',
+    'size',
+    shell='mkdir {tmp}/b; for i in 1 2 3 4 5; do echo a$i > {tmp}/b/$i; done',
+  ),
+  # Checkpoints and folders.
+  Mistake('generate --workdir={tmp}', 'not the folder of a run'),
+  Mistake(f'{STORED} --workdir=/dev/null/x', '/dev/null'),
+  Mistake(
+    f"{STORED} --workdir={{run}} --gin_param='MLP_DIM = 24'"
+    " --gin_param='STEPS = 5'",
+    'shape',
+  ),
+  Mistake(f'{STORED} --workdir=s3://a/b', 's3://a/b'),
+  Mistake(
+    'generate --workdir={tmp}/bad',
+    'damaged|changed',
+    shell=broken(
+      'checkpoints/4',
+      overwrite('meta/metadata'),
+    ),
+  ),
+  Mistake(
+    'generate --workdir={tmp}/bad',
+    'copy of step 4',
+    shell=broken('checkpoints', 'mv 4 9'),
+  ),
+  Mistake(
+    'generate --workdir={tmp}/bad',
+    'has no checkpoint',
+    shell=broken('', 'rm -rf checkpoints/*'),
+  ),
+  Mistake(
+    'generate --workdir={tmp}/bad',
+    'run.json',
+    shell=broken('', 'echo "{{" > run.json'),
+  ),
+  Mistake(
+    'generate --workdir={tmp}/bad',
+    'config.gin',
+    shell=broken('', 'echo "A = (" > config.gin'),
+  ),
+  Mistake(
+    'generate --workdir={tmp}/bad',
+    'os.system',
+    shell=broken(
+      '',
+      'sed -i -e "/import model$/a import os"'
+      ' -e "s/^model.Model.cell = .*/model.Model.cell = @os.system()/"'
+      ' config.gin',
+    ),
+  ),
+  Mistake(
+    'runs {tmp}/bad', 'Line 1', shell=broken('', 'echo "{{" > metrics.jsonl')
+  ),
+  # Python.
+  Mistake("python: meliad_rec.load_run('{tmp}')", 'not the folder of a run'),
+  Mistake("python: meliad_rec.load_run('{run}', step=3)", 'has no step 3'),
+  Mistake("python: meliad_rec.load_run('{run}', step='bset')", 'bset'),
+  Mistake("python: meliad_rec.load_run('{run}').generate(123)", '123|str'),
+  Mistake(
+    "python: meliad_rec.load_run('{run}').generate('a', tokens=-1)", '-1'
+  ),
+  Mistake(
+    "python: meliad_rec.load_run('{run}').generate('a', temperature=-1.0)",
+    'temperature',
+  ),
+  Mistake(
+    "python: meliad_rec.load_run('{run}').evaluate('')", 'Nothing to read'
+  ),
+  Mistake('python: meliad_rec.Attention', 'Attention'),
+]
+
+
+def contents(folder):
+  return {
+    path: hashlib.sha256(path.read_bytes()).hexdigest()
+    for path in sorted(folder.rglob('*'))
+    if path.is_file()
+  }
+
+
+def called(arguments, out, err):
+  """The exit code of a command in a child of this process."""
+  child = os.fork()
+  if child:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+  for path, number in (out, 1), (err, 2):
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+  code = 1
+  try:
+    code = _act(arguments)
+  except SystemExit as end:
+    code = end.code or 0
+  except BaseException:
+    traceback.print_exc()
+  with contextlib.suppress(Exception):
+    sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code)
+
+
+def _act(arguments):
+  if isinstance(arguments, list):
+    from meliad_rec import cli
+
+    sys.argv = ['meliad-rec', *arguments]
+    return cli.main() or 0
+  import meliad_rec
+
+  try:
+    exec(arguments, {'meliad_rec': meliad_rec})
+  except (ValueError, AttributeError) as error:
+    if isinstance(error, AttributeError) and 'meliad_rec' not in str(error):
+      raise
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  return 0
+
+
+def answers():
+  """Yields (mistake, its command, exit code, stderr, what has changed)."""
+  sys.path.insert(0, str(ROOT))
+  import meliad_rec.commands.evaluate
+  import meliad_rec.main  # noqa: F401  # Imported once, for all children.
+
+  with tempfile.TemporaryDirectory() as name:
+    base = Path(name)
+    run, store, log = base / 'run', base / 'store', base / 'log'
+    os.chdir(base)
+    # Computations stay out of this process: JAX cannot be forked afterwards.
+    make = 'from tests import tiny_run; tiny_run.write_store({!r})'
+    call = [sys.executable, '-c', make.format(str(store))]
+    subprocess.run(call, cwd=ROOT, check=True)
+    first = shlex.split(STORED.format(store=store)) + [f'--workdir={run}']
+    if called(first, log, log):
+      raise RuntimeError(log.read_text())
+    before = contents(run), contents(store)
+    for number, mistake in enumerate(MISTAKES):
+      tmp = base / f'tmp{number}'
+      tmp.mkdir()
+      where = {'run': run, 'store': store, 'tmp': tmp}
+      if mistake.shell:
+        shell = mistake.shell.format(**where)
+        subprocess.run(['bash', '-c', shell], check=True)
+      command = mistake.command.format(**where)
+      arguments = shlex.split(command)
+      if command.startswith('python:'):
+        arguments = command.removeprefix('python: ')
+      code = called(arguments, os.devnull, log)
+      text = log.read_text().replace(str(tmp), 'TMP').replace(name, '')
+      lost = before != (contents(run), contents(store))
+      yield mistake, mistake.command, code, text, lost
+      shutil.rmtree(tmp)
+
+
+def problem(mistake, code, text, lost):
+  """What is wrong with an answer, or None."""
+  lines = text.splitlines()
+  said = [line for line in lines if line.startswith('error: ')]
+  if code != mistake.code:
+    return f'exit code {code}'
+  if 'Traceback' in text or len(said) != 1 or lines[-1:] != said:
+    return f'{len(said)} sentences in {len(lines)} lines'
+  if not re.search(mistake.says, said[0]):
+    return f'does not say {mistake.says}'
+  return 'something was lost' if lost else None
+
+
+@pytest.mark.slow
+def test_each_mistake_is_answered_in_one_sentence():
+  done = subprocess.run(
+    [sys.executable, '-m', 'tests.mistakes_test'],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=1800,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  assert len(MISTAKES) >= 60
+
+
+def main():
+  wrong = 0
+  print('| mistake | answer |\n|---|---|')
+  for mistake, command, code, text, lost in answers():
+    said = text.strip().splitlines()
+    short = command.replace(STORED, 'train ...').replace(TRAIN, 'train ...')
+    answer = ' '.join(said[-1:]).removeprefix('error: ').replace('|', '\\|')
+    print(f'| `{short}` | {answer} |'.replace(str(ROOT), ''), flush=True)
+    if found := problem(mistake, code, text, lost):
+      wrong += 1
+      print(f'WRONG: {found}\n{text[-1500:]}', flush=True)
+  return 1 if wrong else 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

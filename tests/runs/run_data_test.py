@@ -1,0 +1,130 @@
+"""The data of a run, found from any folder or where they have been moved."""
+
+import json
+import types
+
+import pytest
+
+from meliad_rec.config.saved import SavedConfig
+from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.data.vocabulary import SentencePiece
+from meliad_rec.runs.run_data import open_data
+from tests import pieces
+from tests import tiny_run
+
+HEAD = """
+from __gin__ import dynamic_registration
+from meliad_rec.data import sources
+from meliad_rec.data import store
+from meliad_rec.data import text
+from meliad_rec.data import vocabulary
+from meliad_rec.training import experiment
+"""
+TEXT = """
+experiment.Experiment.data = @text.Text()
+text.Text.vocabulary = @vocabulary.open_vocabulary()
+vocabulary.open_vocabulary.name = 'words.model'
+text.Text.source = @sources.{0}()
+sources.{0}.path = '{1}'
+"""
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+  """Opens the data of a run that was started in the folder `start`."""
+  (tmp_path / 'start').mkdir()
+  (tmp_path / 'elsewhere').mkdir()
+  monkeypatch.chdir(tmp_path / 'elsewhere')
+
+  def run(config, vocabulary=None, **moved):
+    return open_data(
+      types.SimpleNamespace(
+        config=SavedConfig(HEAD + config, 'config.gin'),
+        vocabulary=vocabulary or Bytes(),
+        started_in=str(tmp_path / 'start'),
+      ),
+      **moved,
+    )
+
+  return run
+
+
+STORE = """
+experiment.Experiment.data = @store.Store()
+store.Store.path = 'data/STORE'
+"""
+
+
+def test_a_store(opened, tmp_path):
+  where = tmp_path / 'start' / 'data' / 'STORE'
+  written = tiny_run.write_store(where)
+  identity = written.documents('train').identity
+  assert opened(STORE).documents('train').identity == identity
+  where.rename(tmp_path / 'elsewhere' / 'moved')
+  with pytest.raises(
+    ValueError, match=f'{where}, which does not .* as --store'
+  ):
+    opened(STORE)
+  found = opened(STORE, store='moved')
+  assert found.documents('train').identity == identity
+  with pytest.raises(ValueError, match='--path cannot be used with --store'):
+    opened(STORE, store='moved', path='x')
+  (tmp_path / 'elsewhere' / 'moved').rename(where)
+  with pytest.raises(ValueError, match='--path .* the data of this run'):
+    opened(STORE, path='moved')
+
+
+def test_files_their_split_file_and_the_vocabulary(opened, tmp_path):
+  """The vocabulary is the one in the folder of the run; its file is gone."""
+  texts = tmp_path / 'start' / 'texts'
+  texts.mkdir()
+  for name in 'abc':
+    (texts / f'{name}.txt').write_text(f'text {name}')
+  split = tmp_path / 'start' / 'split.tsv'
+  split.write_text('a\ttrain\nb\tvalidation\nc\ttest\n')
+  (tmp_path / 'words.model').write_bytes(
+    pieces.train(['text'] * 9, 270, **pieces.IDS)
+  )
+  vocabulary = SentencePiece(tmp_path / 'words.model')
+  (tmp_path / 'words.model').unlink()
+  config = TEXT.format('Folder', 'texts')
+  config += "sources.Folder.split_file = 'split.tsv'\n"
+
+  def names(**moved):
+    data = opened(config, vocabulary, **moved)
+    assert data.vocabulary is vocabulary
+    return [data.documents(part).names for part in data.splits]
+
+  expected = [['a.txt'], ['b.txt'], ['c.txt']]
+  assert names() == expected
+  texts.rename(tmp_path / 'elsewhere' / 'here')
+  with pytest.raises(ValueError, match='start/texts, .* as --path'):
+    names()
+  assert names(path='here') == expected
+  split.rename(tmp_path / 'elsewhere' / 'other.tsv')
+  with pytest.raises(ValueError, match='start/split.tsv, .* as --split_file'):
+    names(path='here')
+  assert names(path='here', split_file='other.tsv') == expected
+
+
+@pytest.mark.parametrize('path', ['lines/{split}.jsonl', 'lines'])
+def test_lines(opened, tmp_path, path):
+  (tmp_path / 'start' / 'lines').mkdir()
+  for split in 'train', 'validation':
+    line = json.dumps({'text': split})
+    (tmp_path / 'start' / 'lines' / f'{split}.jsonl').write_text(line)
+  data = opened(TEXT.format('Jsonl', path))
+  assert Bytes().decode(data.documents('validation')[0]) == 'validation'
+
+
+def test_the_name_of_a_dataset_is_not_a_path(opened):
+  data = opened(TEXT.format('HuggingFace', 'someone/books'))
+  assert data.source.path == 'someone/books'
+
+
+def test_runs_that_do_not_say_where_they_were_started(opened, tmp_path):
+  where = tmp_path / 'elsewhere' / 'data' / 'STORE'
+  tiny_run.write_store(where)
+  config = SavedConfig(HEAD + STORE, 'config.gin')
+  run = types.SimpleNamespace(config=config, vocabulary=Bytes(), started_in='')
+  assert 'train' in open_data(run).splits
