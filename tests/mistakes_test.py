@@ -18,6 +18,8 @@ import traceback
 
 import pytest
 
+from tests import tiny_run
+
 ROOT = Path(__file__).parents[1]
 # A run of `size/test`; {store}, {run} and {tmp} are folders.
 TRAIN = (
@@ -317,6 +319,7 @@ def test_each_mistake_is_answered_in_one_sentence():
   done = subprocess.run(
     [sys.executable, '-m', 'tests.mistakes_test'],
     cwd=ROOT,
+    env=tiny_run.environment(),
     capture_output=True,
     text=True,
     timeout=1800,

@@ -90,6 +90,9 @@ def command(workdir, data, *params):
     'RECURRENT_LAYERS': '(-1,)',
     'LOG_EVERY': 1,
     'SAMPLE': 0,
+    # A schedule that does not depend on STEPS.
+    'WARMUP_STEPS': 1000,
+    'meliad_rec.training.schedules.rsqrt.total_steps': None,
   } | dict(params)
   return [
     *(sys.executable, '-m', 'meliad_rec.main', f'--workdir={workdir}'),
