@@ -112,7 +112,7 @@ class HuggingFace:
       raise ValueError(
         f'{self.path} needs the package datasets; install meliad_rec[hf].'
       ) from None
-    # What goes wrong is told in one sentence below.
+    # Errors are reported in one sentence below.
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     huggingface_hub.logging.set_verbosity(huggingface_hub.logging.CRITICAL)

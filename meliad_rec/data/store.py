@@ -37,7 +37,7 @@ MANIFEST = 'manifest.json'
 # Ids in bytes that are read whole when a split is opened; of more, only pages.
 _WHOLE = 1 << 24
 _PAGES, _PAGE = 64, 1 << 13  # Number of pages, and ids of each.
-# What is raised for a file that is not JSON, or nested too deeply.
+# Errors of reading a file that is not JSON, or is nested too deeply.
 _JSON_ERRORS = (ValueError, RecursionError)
 
 # The keys of a manifest and the types of their values; '*' is any key, and '?'

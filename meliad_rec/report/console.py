@@ -239,8 +239,8 @@ def _unraisable(ignored):
 
 
 def _is_for_people(record):
-  # What orbax reports in the background, with tracebacks, storage/ says in a
-  # sentence.
+  # orbax reports errors of background saves with tracebacks; storage/ reports
+  # the same errors in one sentence.
   if record.name == 'asyncio' or '/orbax/' in record.pathname:
     return False
   return record.name == 'absl' or record.levelno > logging.INFO
