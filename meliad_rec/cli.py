@@ -22,6 +22,7 @@ from absl import flags
 import meliad_rec
 from meliad_rec.config import config
 from meliad_rec.config.files import nearest
+from meliad_rec.planning import environment
 from meliad_rec.report import console
 
 # Names of commands, and their modules inside the package.
@@ -93,6 +94,7 @@ def guarded(
   main: Callable[[list[str]], int | None], rest: list[str]
 ) -> int | None:
   """Returns a command's exit code (None: 0); prints a mistake in one line."""
+  environment.silence_libtpu()
   try:
     code = main(rest)
     sys.stdout.flush()

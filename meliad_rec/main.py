@@ -71,8 +71,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> int:
-  if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
+  config_flags.check_no_arguments(argv)
   args = flags.FLAGS
   if not (args.workdir or args.dry_run):
     raise ValueError('A run needs a folder; add --workdir=DIR.')

@@ -30,7 +30,7 @@ def example(
   mask_BS[1, : P + 3] = False  # The first queries of row 1 see no key.
   bias_HW = jnp.asarray(rng.normal(size=(H, W)) + bias, jnp.float32)
   bias_HW = bias_HW.at[0, (W + 1) // 2 :].set(ref.NEVER)  # As a span does.
-  scale_H = rng.uniform(1, scale or 1, H)
+  scale_H = np.linspace(scale or 1, 1, H)
   return ref.AttentionInputs(
     draw(B, T, H, K),
     ref.l2_normalize(draw(B, S, num_kv_heads, K)),
@@ -57,7 +57,7 @@ def memory_example(
     ref.l2_normalize(draw(B, S, num_kv_heads, K)),
     draw(B, S, num_kv_heads, K),
     jnp.asarray(mask_BS),
-    scale and jnp.asarray(rng.uniform(1, scale, H), jnp.float32),
+    scale and jnp.linspace(scale, 1, H),
   )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from meliad_rec import cli
 from meliad_rec.config import config
+from tests.libtpu import needs_libtpu
 
 ROOT = Path(cli.__file__).parents[1]
 COMMAND = '''
@@ -200,6 +201,22 @@ def test_each_command_is_an_entry_point():
     assert len(cli.summary(command)) <= 80
     assert '\ndef main(' in text
     assert '\ndef define_flags(' in text or 'import define_flags' in text
+
+
+@needs_libtpu
+def test_nothing_is_printed_about_an_absent_tpu():
+  call = """import jax
+from meliad_rec import cli; cli.guarded(lambda _: len(jax.devices()), [])"""
+  environment = {k: v for k, v in os.environ.items() if 'TPU' not in k}
+  environment.pop('JAX_PLATFORMS', None)
+  done = subprocess.run(
+    [sys.executable, '-c', call],
+    cwd=ROOT,
+    env=environment,
+    capture_output=True,
+    text=True,
+  )
+  assert (done.returncode, done.stderr) == (0, '')
 
 
 def test_help_lists_every_command_without_heavy_imports():

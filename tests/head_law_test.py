@@ -1,6 +1,5 @@
 """The laws of law_test.py for models with heads, over the same list."""
 
-import dataclasses
 import functools
 
 import jax
@@ -85,15 +84,8 @@ encoding_too = of(FAST + ENCODED)
 BEHIND_STATES = 'layers_1/tokens', 'layers_2', 'norm'
 
 
-@dataclasses.dataclass(frozen=True)
-class Built:
+class Built(tiny.Built):
   """A model with a head; each sequence of its rows has T tokens."""
-
-  model: Model
-  params: dict
-  carry: object
-  tokens_BT: jax.Array
-  apply: object  # (state, tokens_BT, start_B, mask_BT) -> state, logits_BTV
 
   @property
   def head(self) -> Head:
@@ -313,10 +305,13 @@ def judgements(m, documents, segment):
 
 
 @of(
-  [('lstm', 'last'), ('lstm', 'pairs_mean'), ('latent_bottleneck', 'slots')],
   [
-    *(('lstm', 'mean'), ('lstm', 'pairs_last')),
-    *(('recurrent_fixed_skip', 'slots'), ('latent_bottleneck', 'pairs_slots')),
+    *(('lstm', 'last'), ('lstm', 'pairs_last'), ('lstm', 'pairs_mean')),
+    ('latent_bottleneck', 'slots'),
+  ],
+  [
+    *(('lstm', 'mean'), ('recurrent_fixed_skip', 'slots')),
+    ('latent_bottleneck', 'pairs_slots'),
     *(('recurrent_memory', 'slots'), ('block_feedback', 'pairs_slots')),
   ],
 )

@@ -3,10 +3,9 @@
 `python -m tests.mistakes_test` prints the table in mistakes.md.
 """
 
-import contextlib
+import concurrent.futures
 import dataclasses
 import hashlib
-import os
 from pathlib import Path
 import re
 import shlex
@@ -14,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import traceback
 
 import pytest
 
@@ -227,78 +225,62 @@ def contents(folder):
   }
 
 
-def called(arguments, out, err):
-  """The exit code of a command in a child of this process."""
-  child = os.fork()
-  if child:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-  for path, number in (out, 1), (err, 2):
-    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-  code = 1
-  try:
-    code = _act(arguments)
-  except SystemExit as end:
-    code = end.code or 0
-  except BaseException:
-    traceback.print_exc()
-  with contextlib.suppress(Exception):
-    sys.stdout.flush()
-  sys.stderr.flush()
-  os._exit(code)
+# What a Python user does, with the answer where a command would print it.
+PYTHON = """
+import sys
+import meliad_rec
+try:
+  {}
+except (ValueError, AttributeError) as error:
+  if isinstance(error, AttributeError) and 'meliad_rec' not in str(error):
+    raise
+  print(f'error: {{error}}', file=sys.stderr)
+  sys.exit(2)
+"""
 
 
-def _act(arguments):
-  if isinstance(arguments, list):
-    from meliad_rec import cli
-
-    sys.argv = ['meliad-rec', *arguments]
-    return cli.main() or 0
-  import meliad_rec
-
-  try:
-    exec(arguments, {'meliad_rec': meliad_rec})
-  except (ValueError, AttributeError) as error:
-    if isinstance(error, AttributeError) and 'meliad_rec' not in str(error):
-      raise
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  return 0
+def called(command, cwd):
+  """Returns exit code and stderr of a command in a new process."""
+  if command.startswith('python: '):
+    arguments = ['-c', PYTHON.format(command.removeprefix('python: '))]
+  else:
+    arguments = ['-m', 'meliad_rec', *shlex.split(command)]
+  done = subprocess.run(
+    [sys.executable, *arguments],
+    cwd=cwd,
+    env=tiny_run.environment(),
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  return done.returncode, done.stderr
 
 
 def answers():
-  """Yields (mistake, its command, exit code, stderr, what has changed)."""
-  sys.path.insert(0, str(ROOT))
-  import meliad_rec.commands.evaluate
-  import meliad_rec.main  # noqa: F401  # Imported once, for all children.
-
+  """Yields (mistake, exit code, stderr, whether a run or store has changed)."""
   with tempfile.TemporaryDirectory() as name:
     base = Path(name)
-    run, store, log = base / 'run', base / 'store', base / 'log'
-    os.chdir(base)
-    # Computations stay out of this process: JAX cannot be forked afterwards.
-    make = 'from tests import tiny_run; tiny_run.write_store({!r})'
-    call = [sys.executable, '-c', make.format(str(store))]
-    subprocess.run(call, cwd=ROOT, check=True)
-    first = shlex.split(STORED.format(store=store)) + [f'--workdir={run}']
-    if called(first, log, log):
-      raise RuntimeError(log.read_text())
+    run, store = base / 'run', base / 'store'
+    tiny_run.write_store(str(store))
+    code, text = called(f'{STORED.format(store=store)} --workdir={run}', base)
+    if code:
+      raise RuntimeError(text)
     before = contents(run), contents(store)
-    for number, mistake in enumerate(MISTAKES):
-      tmp = base / f'tmp{number}'
+
+    def answer(number):
+      mistake, tmp = MISTAKES[number], base / f'tmp{number}'
       tmp.mkdir()
       where = {'run': run, 'store': store, 'tmp': tmp}
       if mistake.shell:
         shell = mistake.shell.format(**where)
-        subprocess.run(['bash', '-c', shell], check=True)
-      command = mistake.command.format(**where)
-      arguments = shlex.split(command)
-      if command.startswith('python:'):
-        arguments = command.removeprefix('python: ')
-      code = called(arguments, os.devnull, log)
-      text = log.read_text().replace(str(tmp), 'TMP').replace(name, '')
-      lost = before != (contents(run), contents(store))
-      yield mistake, mistake.command, code, text, lost
+        subprocess.run(['bash', '-c', shell], check=True, cwd=base)
+      code, text = called(mistake.command.format(**where), base)
+      text = text.replace(str(tmp), 'TMP').replace(name, '')
       shutil.rmtree(tmp)
+      return mistake, code, text, before != (contents(run), contents(store))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+      yield from pool.map(answer, range(len(MISTAKES)))
 
 
 def problem(mistake, code, text, lost):
@@ -331,9 +313,11 @@ def test_each_mistake_is_answered_in_one_sentence():
 def main():
   wrong = 0
   print('| mistake | answer |\n|---|---|')
-  for mistake, command, code, text, lost in answers():
+  for mistake, code, text, lost in answers():
     said = text.strip().splitlines()
-    short = command.replace(STORED, 'train ...').replace(TRAIN, 'train ...')
+    short = mistake.command.replace(STORED, 'train ...').replace(
+      TRAIN, 'train ...'
+    )
     answer = ' '.join(said[-1:]).removeprefix('error: ').replace('|', '\\|')
     print(f'| `{short}` | {answer} |'.replace(str(ROOT), ''), flush=True)
     if found := problem(mistake, code, text, lost):

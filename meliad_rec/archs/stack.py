@@ -9,6 +9,7 @@ their number.
 
 from collections.abc import Callable
 import functools
+import itertools
 import math
 
 from flax import linen as nn
@@ -258,18 +259,15 @@ def layers(
   if position:
     layer = functools.partial(layer, position=position())
   special_at = special_places(count, special_at)
-  kinds = [special if i in special_at else layer for i in range(count)]
   cells = []
-  while kinds:
-    kind = kinds.pop(0)
-    repeats = 1
-    while scan and kinds and kinds[0] is kind:
-      kinds.pop(0)
-      repeats += 1
-    cell = kind()
-    if repeats > 1:
-      cell = Repeat(cell, repeats, layer_drop=layer_drop)
-    cells.append(cell)
+  for is_special, group in itertools.groupby(
+    range(count), set(special_at).__contains__
+  ):
+    kind, repeats = special if is_special else layer, len(list(group))
+    if scan and repeats > 1:
+      cells.append(Repeat(kind(), repeats, layer_drop=layer_drop))
+    else:
+      cells += [kind() for _ in range(repeats)]
   return Stack(tuple(cells), layer_drop=layer_drop)
 
 

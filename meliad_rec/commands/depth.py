@@ -16,6 +16,7 @@ from absl import flags
 
 from meliad_rec.commands import depth_report
 from meliad_rec.commands import run_flags
+from meliad_rec.config import config_flags
 from meliad_rec.data.documents import Documents
 from meliad_rec.evaluation import depth
 from meliad_rec.evaluation.depth import bracket_steps
@@ -46,8 +47,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-  if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
+  config_flags.check_no_arguments(argv)
   args = flags.FLAGS
   check_flags(args)
   run = run_flags.open_run()

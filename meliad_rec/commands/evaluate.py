@@ -68,8 +68,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-  if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
+  config_flags.check_no_arguments(argv)
   args = flags.FLAGS
   if args.compare is not None:
     config_flags.refuse(_READING, 'cannot be combined with --compare')

@@ -11,6 +11,7 @@ meliad_rec.load_run open DIR as they open a run, and
 from absl import flags
 
 from meliad_rec.commands import run_flags
+from meliad_rec.config import config_flags
 from meliad_rec.runs import exported
 
 
@@ -22,8 +23,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-  if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
+  config_flags.check_no_arguments(argv)
   if not flags.FLAGS.out:
     raise ValueError('No folder was given; add --out=DIR, a new folder.')
   out = exported.check_new(flags.FLAGS.out)

@@ -57,8 +57,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-  if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
+  config_flags.check_no_arguments(argv)
   args = flags.FLAGS
   if args.save_state and args.samples > 1:
     raise ValueError(

@@ -112,8 +112,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-  if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
+  config_flags.check_no_arguments(argv)
   args = flags.FLAGS
   config.parse(args.gin_file, args.gin_param)
   experiment = config.build(Experiment)()

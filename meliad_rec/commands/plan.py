@@ -52,8 +52,7 @@ def define_flags() -> None:
 
 def main(argv: list[str]) -> int:
   args = flags.FLAGS
-  if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
+  config_flags.check_no_arguments(argv)
   if not args.topology:
     raise ValueError(
       'A plan needs a slice of TPUs; give --topology, such as v5e:16x16.'

@@ -49,8 +49,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-  if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is not a flag. Write --flag=value.')
+  config_flags.check_no_arguments(argv)
   console.plain()
   args = flags.FLAGS
   if args.verify:
@@ -59,7 +58,7 @@ def main(argv: list[str]) -> None:
     print(f'{args.verify} is unchanged')
     return
   if not args.out:
-    raise ValueError('--out is missing. Set it to the folder of the new store.')
+    raise ValueError('--out is missing; set it to the folder of the new store.')
   store.check_free(args.out, args.force)
   text = Text(sources.from_flags(), open_vocabulary(args.vocabulary))
   splits = {
@@ -85,7 +84,7 @@ def _report_counts(
     words += document.words
     yield document
   print(
-    f'{split}: {count} documents, {tokens} tokens, {bytes_} bytes, '
-    f'{words} words, {time.monotonic() - began:.1f} seconds',
+    f'{split}: {count:,} documents, {tokens:,} tokens, {bytes_:,} bytes, '
+    f'{words:,} words, {time.monotonic() - began:.1f} seconds',
     flush=True,
   )

@@ -19,6 +19,7 @@ import time
 from absl import flags
 import sentencepiece
 
+from meliad_rec.config import config_flags
 from meliad_rec.data import sources
 from meliad_rec.data.text import texts
 from meliad_rec.data.vocabulary import SentencePiece
@@ -53,8 +54,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-  if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is not a flag. Write --flag=value.')
+  config_flags.check_no_arguments(argv)
   console.plain()
   args = flags.FLAGS
   out = local(args.out, 'A vocabulary')

@@ -28,6 +28,12 @@ def define_flags() -> None:
   )
 
 
+def check_no_arguments(argv: list[str]) -> None:
+  """Raises ValueError if a command was given words that are not flags."""
+  if argv[1:]:
+    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
+
+
 def refuse(names: Iterable[str], why: str) -> None:
   """Raises ValueError if any of these flags is given; `why` is the reason."""
   given = [f'--{name}' for name in names if flags.FLAGS[name].present]

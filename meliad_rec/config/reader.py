@@ -20,6 +20,7 @@ from meliad_rec.config.values import Binding
 from meliad_rec.config.values import BindingStatement
 from meliad_rec.config.values import BlockDeclaration
 from meliad_rec.config.values import ConfigError
+from meliad_rec.config.values import cut
 from meliad_rec.config.values import describe
 from meliad_rec.config.values import DYNAMIC
 from meliad_rec.config.values import ImportStatement
@@ -75,8 +76,7 @@ class Reader:
 
   def param(self, text: str) -> None:
     """Reads one binding, which may use all modules that the files import."""
-    shown = text if len(text) <= 80 else f'{text[:77]}...'
-    where = f'--gin_param {shown!r}'
+    where = f'--gin_param {cut(text)!r}'
     if not re.match(r'[^=#]+=', text):
       raise ConfigError(f'{where} has no "="; write NAME = value.')
     clear = {name: one for name, one in self.modules.items() if one}

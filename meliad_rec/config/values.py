@@ -228,6 +228,11 @@ def _reference_fits(reference, annotation, origin, args) -> bool:
   return issubclass(result, (int, float) if kind is float else kind)
 
 
+def cut(text: str) -> str:
+  """Returns a text for a message, without its end if it is long."""
+  return text if len(text) <= 80 else f'{text[:77]}...'
+
+
 def describe(annotation) -> str:
   """Returns the annotation in words, such as 'an int or None'."""
   origin = typing.get_origin(annotation)
@@ -296,6 +301,6 @@ def statements(text: str, place):
       )
     else:
       reason = f'not valid gin, {error.msg.splitlines()[0].rstrip(".")}'
-    line = (error.text or '').strip()
+    line = cut((error.text or '').strip())
     reason += f', in "{line}"' if line else ''
     raise ConfigError(f'{place(error.lineno)}: {reason}.') from error

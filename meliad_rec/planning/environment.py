@@ -54,6 +54,17 @@ def ensure() -> None:
       os.environ.setdefault(name, value)
 
 
+def silence_libtpu() -> None:
+  """Keeps an installed libtpu from reporting that the machine has no TPU.
+
+  Call it after JAX was imported, which finds out whether there is one, and
+  before the first computation.
+  """
+  if os.environ.get('TPU_SKIP_MDS_QUERY') == '1':  # JAX found no TPU.
+    for name in ('TPU_WORKER_HOSTNAMES', 'TPU_ACCELERATOR_TYPE'):
+      os.environ.setdefault(name, VARIABLES[name])
+
+
 def installed() -> bool:
   """Returns whether libtpu, the compiler for TPUs, is installed."""
   return importlib.util.find_spec('libtpu') is not None

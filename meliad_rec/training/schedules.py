@@ -207,5 +207,5 @@ def _need(condition, name, value, needed):
   if not condition:
     raise ValueError(
       f'{name} of the schedule must be {needed}, got {value}. Set '
-      f'{_SETTINGS.get(name, name)}.'
+      f'{_SETTINGS.get(name, f"the argument {name} of the schedule")}.'
     )

@@ -268,6 +268,7 @@ def test_the_reference_buckets_as_t5():
       {'position': functools.partial(positions.T5Bias, max_distance=64)},
       'T5Bias with max_distance 128',
     ),
+    ({'activation': jax.nn.gelu}, 'meliad uses ReLU'),
     ({'layer': VanillaLayer}, 'VanillaLayer'),
     ({'divisor': 31**0.5}, 'logits_divisor = 4.0'),
   ],
