@@ -20,7 +20,7 @@ CASES = {
 }
 SLOW = {
   'several blocks': {'T': 192, 'P': 128, 'W': 128, 'K': 32},
-  'a large scale': {'T': 64, 'P': 64, 'W': 64, 'scale': 90.0},
+  'a large scale': {'T': 64, 'P': 64, 'W': 64, 'scale': 45.0},
   'heads 24 wide': {'T': 64, 'P': 64, 'W': 64, 'K': 24},
   'wide heads': {'T': 64, 'P': 40, 'W': 64, 'H': 1, 'num_kv_heads': 1}
   | {'K': 256},
