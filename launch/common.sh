@@ -18,12 +18,12 @@ usage() {
 asks_dry() {
   case $1 in
     --dry_run) dry_run=yes ;;
-    --dry_run=*) fail "$1 has a value; write --dry_run, or leave it out." ;;
+    --dry_run=*) fail "$1 has a value. Write --dry_run, or leave it out." ;;
     *) return 1 ;;
   esac
 }
 
-# doing COMMAND...: runs it, or with --dry_run prints it.
+# doing COMMAND...: runs the command, or with --dry_run prints it.
 doing() {
   local line
   if [ -n "$dry_run" ]; then
@@ -34,8 +34,8 @@ doing() {
   fi
 }
 
-# need_train FLAGS...: fails without flags of meliad_rec.main.
+# need_train FLAGS...: fails unless there are flags for meliad_rec.main.
 need_train() {
-  [ $# -gt 0 ] || fail 'There is nothing to train; give flags of' \
+  [ $# -gt 0 ] || fail 'There is nothing to train. Give flags of' \
     'meliad_rec.main after --.'
 }

@@ -46,10 +46,10 @@ if ! [ -x $bin/python ] || ! is_suitable $bin/python; then
     fi
   done
   [ -n "$found" ] || fail "Python 3.11, 3.12 or 3.13 is needed, but none is on" \
-    "the PATH; install one, or name one: PYTHON=/path/to/python3 bash $0."
+    "the PATH. Install one, or name one: PYTHON=/path/to/python3 bash $0."
   echo "Creating .venv with $("$found" --version)."
   "$found" -m venv --clear .venv || fail "$found cannot create a virtual" \
-    "environment; install its module venv (on Debian and Ubuntu: apt install" \
+    "environment. Install its module venv (on Debian and Ubuntu: apt install" \
     "python3-venv), or name another Python in PYTHON."
 fi
 
@@ -57,6 +57,6 @@ if ! is_installed "$extra"; then
   echo "Installing meliad_rec${extra:+ for $extra} into .venv (takes minutes, once)."
   $bin/python -m pip install -qq --disable-pip-version-check \
     -e ".${extra:+[$extra]}" \
-    || fail "pip could not install meliad_rec; see above."
+    || fail "pip could not install meliad_rec. See above."
   cp setup.py ".venv/installed${extra:+-$extra}"
 fi

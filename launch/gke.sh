@@ -25,7 +25,8 @@ case $action in
   *) usage ;;
 esac
 [[ $name =~ ^[a-z][a-z0-9-]*$ ]] \
-  || fail "The name of the run is '$name'; use lowercase letters, digits and -."
+  || fail "'$name' is not a name for a run. Use lowercase letters, digits and" \
+    "-, and a letter first."
 shift 2
 case $action in
   create)
@@ -66,7 +67,7 @@ case $action in
       echo "$pod"
       pod=POD
     fi
-    [ -n "$pod" ] || fail "No pod of $name is running; check that it was created."
+    [ -n "$pod" ] || fail "No pod of $name is running. Check that it was created."
     doing kubectl exec --stdin --tty "$pod" --container=jax-tpu -- bash
     ;;
   delete) doing xpk workload delete "--workload=$name" "${where[@]}" --force ;;

@@ -3,10 +3,11 @@
 #
 #   bash launch/gpu.sh HOST,HOST,... [--dry_run] [flags of meliad_rec.main]
 #
-# All machines need the same folders: PYTHON (default python) runs in this one.
-# The others reach the first HOST by its name, at PORT (default 8476). Ctrl-C
-# saves and ends the run on all of them. A single machine needs no script:
-# meliad_rec.main uses all of its GPUs. --dry_run (or DRY_RUN=1) prints the commands.
+# Each machine runs PYTHON (default python) in the folder where this script is
+# started, which all of them must have under the same path. The others reach the
+# first HOST by its name, at PORT (default 8476). Ctrl-C saves and ends the run on
+# all of them. A single machine needs no script: meliad_rec.main uses all of its
+# GPUs. --dry_run (or DRY_RUN=1) prints the commands.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/common.sh

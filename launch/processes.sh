@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Functions of local_pod.sh and gpu.sh: processes that end together. The scripts
-# set `pids`, start no process once `asked` to stop, and define `tell INDEX`,
+# set `pids`, start no process once `asked` is set, and define `tell INDEX`,
 # which asks a process to stop.
 
 pids=()

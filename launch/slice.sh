@@ -5,7 +5,7 @@
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) \
-  || fail "${0##*/} needs bash 4.4 or later, but this is $BASH_VERSION; install a" \
+  || fail "${0##*/} needs bash 4.4 or later, but this is $BASH_VERSION. Install a" \
     "newer one (on macOS: brew install bash) and run the script with it."
 
 python=${PYTHON:-python}
@@ -29,20 +29,20 @@ parse() {
         ;;
       --*=?*) given=${1#--} && flag[${given%%=*}]=${given#*=} ;;
       --?*) given=${1#--} && flag[${given%=}]=yes ;;
-      *) fail "'$1' is not a flag; write --flag=value, and flags of" \
+      *) fail "'$1' is not a flag. Write --flag=value, and flags of" \
         "meliad_rec.main after --." ;;
     esac
     [[ $allowed == *" ${given%%=*} "* ]] \
-      || fail "There is no flag --${given%%=*} of $action, which takes$allowed;" \
-        "flags of meliad_rec.main come after --."
+      || fail "There is no flag --${given%%=*} of $action, which takes${allowed% }." \
+        "Flags of meliad_rec.main come after --."
     case ${given%%=*} in
       spot | reserved | keep | no_plan)
         [ "$given" = "${given%%=*}" ] \
-          || fail "--$given has a value; write --${given%%=*}, or leave it out."
+          || fail "--$given has a value. Write --${given%%=*}, or leave it out."
         ;;
       *)
         [[ $1 == --*=?* ]] \
-          || fail "--${given%%=*} has no value; write --${given%%=*}=..., or" \
+          || fail "--${given%%=*} has no value. Write --${given%%=*}=..., or" \
             "leave it out."
         ;;
     esac
@@ -55,7 +55,7 @@ need() {
   local each
   for each; do
     [[ -n ${flag[$each]:-} ]] \
-      || fail "$action needs --$each=...; see the head of $0."
+      || fail "$action needs --$each. Add --$each=..., as at the head of $0."
   done
 }
 
@@ -65,13 +65,14 @@ slice() {
   local kind shape size prefix
   [[ ${flag[topology]} =~ ^(v5e|v6e):([0-9]+x[0-9]+)$ ||
     ${flag[topology]} =~ ^(v4|v5p):([0-9]+x[0-9]+x[0-9]+)$ ]] \
-    || fail "--topology is '${flag[topology]}'; give a slice of v4, v5e, v5p or" \
-      "v6e, such as v5e:16x16 or v5p:4x4x4."
+    || fail "--topology must be a slice of v4, v5e, v5p or v6e, got" \
+      "'${flag[topology]}'. Write it like v5e:16x16 or v5p:4x4x4."
   kind=${BASH_REMATCH[1]} shape=${BASH_REMATCH[2]} chips=1
   for size in ${shape//x/ }; do
     chips=$((chips * size))
   done
-  ((chips > 0)) || fail "--topology is '${flag[topology]}'; no side may be 0."
+  ((chips > 0)) || fail "--topology must have no side of 0, got" \
+    "'${flag[topology]}'. Give sides of at least 1."
   # The names of v4 and v5p count cores, two per chip, and leave the shape open.
   # A request for TPU VMs can name the shape instead.
   [ "$kind" = v5e ] && prefix=v5litepod || prefix=$kind
@@ -94,8 +95,8 @@ mesh() {
   [ -n "${flag[mesh]:-}" ] || return 0
   for part in ${flag[mesh]//,/ }; do
     [[ $part =~ ^(data|fsdp|model):([1-9][0-9]*)$ ]] \
-      || fail "--mesh has the part '$part'; give sizes of data, fsdp and model," \
-        "such as data:64,model:4."
+      || fail "--mesh must have sizes of data, fsdp and model, got '$part'." \
+        "Write it like data:64,model:4."
   done
   train+=("--mesh=${flag[mesh]}")
 }
@@ -116,16 +117,16 @@ plan() {
     0) ;;
     3)
       echo "error: The step does not fit in ${flag[topology]}, so nothing was" \
-        "requested; follow the advice above, or give --no_plan." >&2
+        "requested. Follow the advice above, or give --no_plan." >&2
       exit 3
       ;;
     4)
       echo "error: It is not known whether the step fits in ${flag[topology]} (see" \
-        "above), so nothing was requested; fix the cause, or give --no_plan." >&2
+        "above), so nothing was requested. Fix the cause, or give --no_plan." >&2
       exit 4
       ;;
     *)
-      echo "error: Planning failed (see above), so nothing was requested; fix the" \
+      echo "error: Planning failed (see above), so nothing was requested. Fix the" \
         "cause, or give --no_plan." >&2
       exit "$code"
       ;;
@@ -135,8 +136,8 @@ plan() {
 # Checks that --workdir is in a bucket.
 address() {
   [[ ${flag[workdir]} =~ ^gs://[^/]+/.*[^/]$ ]] \
-    || fail "--workdir is '${flag[workdir]}'; give a folder of a bucket that the" \
-      "slice can reach, such as gs://BUCKET/runs/$name."
+    || fail "--workdir must be a folder of a bucket, got '${flag[workdir]}'." \
+      "Give one that the slice can reach, such as gs://BUCKET/runs/$name."
 }
 
 # record FILE: writes what will run to --workdir, which checks that it can be
@@ -144,5 +145,5 @@ address() {
 record() {
   doing gcloud storage cp "$1" "${flag[workdir]}/launch/${1##*/}" \
     || fail "${flag[workdir]} cannot be written (see above), so nothing was" \
-      "requested; give another --workdir, or the permission to write to it."
+      "requested. Give another --workdir, or the permission to write to it."
 }

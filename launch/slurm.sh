@@ -20,12 +20,13 @@ nodes=$1 gpus=$2 given=$3
 shift 3
 workdir=${given%"${given##*[!/]}"}
 name=${workdir##*/}
-[ -n "$name" ] || fail "WORKDIR is '$given'; give a folder for this run."
+[ -n "$name" ] || fail "WORKDIR must have a name, got '$given'. Give a folder" \
+  "for this run."
 log=$workdir/slurm.log
 if [[ $given =~ ^[A-Za-z][A-Za-z0-9+.-]*:/ ]]; then
   [[ $workdir =~ ^gs://[^/]+/.*[^/]$ ]] \
-    || fail "WORKDIR is '$given'; give a folder on a disk that all nodes share," \
-      "or one of a bucket, such as gs://BUCKET/runs/a."
+    || fail "WORKDIR must be on a disk or in a bucket (gs://), got '$given'. Give a" \
+      "folder that all nodes share, or one like gs://BUCKET/runs/a."
   log=slurm-$name.log
 fi
 options=()
@@ -36,7 +37,7 @@ done
 need_train "${@:2}"
 shift
 if [ -z "$dry_run" ] && [[ $workdir != gs://* ]]; then
-  mkdir -p "$workdir" || fail "$workdir cannot be created; give another WORKDIR."
+  mkdir -p "$workdir" || fail "$workdir cannot be created. Give another WORKDIR."
 fi
 doing sbatch "--nodes=$nodes" "--ntasks-per-node=$gpus" \
   "--gpus-per-node=$gpus" --requeue --open-mode=append --signal=TERM@300 \

@@ -29,7 +29,8 @@ case $action in
   *) usage ;;
 esac
 [[ $name =~ ^[a-z][a-z0-9-]*$ ]] \
-  || fail "The name of the slice is '$name'; use lowercase letters, digits and -."
+  || fail "'$name' is not a name for a slice. Use lowercase letters, digits" \
+    "and -, and a letter first."
 shift 2
 case $action in
   create)
@@ -93,7 +94,7 @@ keep() {
 case $action in
   create)
     [ -z "${flag[spot]:-}" ] || [ -z "${flag[reserved]:-}" ] \
-      || fail '--spot and --reserved exclude each other; give one of them.'
+      || fail '--spot and --reserved exclude each other. Give one of them.'
     address
     slice
     mesh

@@ -52,7 +52,7 @@ _PUBLIC = {
 __all__ = [*_PUBLIC]
 
 
-if not TYPE_CHECKING:  # A type checker would believe in any name.
+if not TYPE_CHECKING:  # A type checker would accept any name.
 
   def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used (PEP 562)."""

@@ -57,12 +57,12 @@ def run_main(
   0, or what the command returns.
   2: a user's mistake (a ValueError raised by this package, an unknown flag, a
     file that cannot be read or written, sizes for which the memory is not
-    enough), as one line on stderr. An error with its own `exit_code` sets 1 if
-    the same command may succeed later.
+    enough), as one line on stderr. An error with an attribute `exit_code` exits
+    with that code instead: 1 if the same command may succeed later.
   1, with a traceback: a bug.
   130: Control-C. 143: SIGTERM. Both clean up first. A run that is still
     compiling ends at once, by the signal itself.
-  141: the reader of stdout has left.
+  141: the program that reads stdout, such as `head`, has ended.
 
   Characters that the encoding of stdout lacks are written as `?`.
 
@@ -93,7 +93,7 @@ def run_main(
 def guarded(
   main: Callable[[list[str]], int | None], rest: list[str]
 ) -> int | None:
-  """Returns a command's exit code (None: 0); prints a mistake in one line."""
+  """Returns a command's exit code (None: 0); prints mistakes as one line."""
   environment.silence_libtpu()
   try:
     code = main(rest)
@@ -108,14 +108,15 @@ def guarded(
     return 130
   except MemoryError as error:
     return _fail(
-      f'The memory is not enough ({error or "an allocation failed"}); give '
-      'smaller sizes.'
+      f'There is not enough memory ({error or "an allocation failed"}). Reduce '
+      'the batch, the segment or the model.'
     )
   except (ValueError, OSError) as error:
     message = _file_sentence(error) or config.sentence(error)
     if message is None:
       raise
     code = getattr(error, 'exit_code', 2)
+    # An error is `told` if it was printed already, as by a background save.
     return code if getattr(error, 'told', False) else _fail(message, code)
 
 
@@ -130,7 +131,7 @@ def main() -> None:
   if arguments[:1] == ['--version']:
     print(f'meliad_rec {meliad_rec.__version__}')
     sys.exit(0)
-  # As `python -m` does, so that modules of the user's own are found here too.
+  # Like `python -m`: the user's modules in the current folder are found too.
   if os.getcwd() not in map(os.path.abspath, sys.path):
     sys.path.append(os.getcwd())
   if not arguments or arguments[0] in ('--help', '-h', 'help'):
@@ -143,7 +144,7 @@ def main() -> None:
   if command not in COMMANDS:
     sys.exit(
       _fail(
-        f'There is no command {command!r}{nearest(command, COMMANDS)}; the'
+        f'There is no command {command!r}{nearest(command, COMMANDS)}. The'
         f' commands are {", ".join(COMMANDS)}.'
       )
     )
@@ -164,7 +165,7 @@ def _file_sentence(error) -> str | None:
     case _:
       return None
   return (
-    f'{name} cannot be read or written ({error.strerror}); fix that, or give '
+    f'{name} cannot be read or written ({error.strerror}). Fix that, or give '
     'another path.'
   )
 
@@ -180,22 +181,22 @@ def _unknown_flag(error: flags.UnrecognizedFlagError) -> str:
   if 'gin_param' in flags.FLAGS and name in settings.meanings():
     value = error.flagvalue.partition('=')[2] or 'VALUE'
     return (
-      f'There is no flag --{error.flagname}, but {name} is a setting; write'
+      f'There is no flag --{error.flagname}, but {name} is a setting. Write'
       f" --gin_param='{name} = {value}'."
     )
   near = nearest(error.flagname, flags.FLAGS)
-  return f'There is no flag --{error.flagname}{near}.'
+  return f'There is no flag --{error.flagname}{near}. See --help.'
 
 
 def _wrong_flag(text: str) -> str:
   """Returns absl's message for a wrong or missing value, as one sentence."""
   if missing := re.findall(r'flag (--\w+)=None: ', text):
-    return f'{" and ".join(missing)} must be given; see --help.'
+    return f'{" and ".join(missing)} must be given. See --help.'
   if found := re.match(r"flag (--(\w+)=.*): \('Non-boolean", text):
     return (
-      f'{found[1]} is not true or false; give --{found[2]} or leave it out.'
+      f'{found[1]} is not true or false. Give --{found[2]} or leave it out.'
     )
-  return text
+  return f'{text.removeprefix("flag ").rstrip(".")}. See --help.'
 
 
 def _terminate(number, frame):

@@ -36,7 +36,7 @@ from meliad_rec.training import summary
 from meliad_rec.training import trainer
 from meliad_rec.training.experiment import Experiment
 
-DOES_NOT_FIT = 3  # Exit code of --dry_run, as of `plan`.
+DOES_NOT_FIT = 3  # Exit code of --dry_run, the same as that of `plan`.
 
 
 def define_flags() -> None:
@@ -65,8 +65,9 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     'verbose',
     False,
-    'Print at the end the sha256 of parameters, optimizer, carry and data, to '
-    'compare two runs bit for bit.',
+    'Print at the end the sha256 of the parameters, the optimizer, the carry '
+    '(recurrent state) and the position in the data, to compare two runs bit '
+    'for bit.',
   )
 
 
@@ -74,14 +75,14 @@ def main(argv: list[str]) -> int:
   config_flags.check_no_arguments(argv)
   args = flags.FLAGS
   if not (args.workdir or args.dry_run):
-    raise ValueError('A run needs a folder; add --workdir=DIR.')
+    raise ValueError('A run needs a folder. Add --workdir=DIR.')
   console.plain()
   compilation_cache.enable()
   return pod.together(work, cli.guarded)
 
 
 def work() -> int:
-  """Trains, or prints what --dry_run promises; returns the exit code."""
+  """Trains, or prints the report of --dry_run; returns the exit code."""
   args = flags.FLAGS
   traced = profile.steps(args.profile) if args.profile else range(0)
   source = open_source(args.init_from, args.workdir)
@@ -121,14 +122,17 @@ def work() -> int:
 def open_source(
   init_from: str | None, workdir: str | None
 ) -> initial.Source | None:
-  """Opens what --init_from names, unless the run in the folder has begun.
+  """Opens the run or model that --init_from names.
+
+  Returns None if --init_from is not given, or if the run in workdir already has
+  a checkpoint, from which it continues.
 
   Raises:
-    ValueError: it cannot be opened, or the folder holds an exported model.
+    ValueError: the source cannot be opened, or workdir holds an exported model.
   """
   if workdir and exported.is_in(place(workdir)):
     raise ValueError(
-      f'{workdir} holds an exported model; to begin with it, add '
+      f'{workdir} holds an exported model. To train from it, add '
       f'--init_from={workdir}, and give another --workdir.'
     )
   if not init_from:
@@ -157,7 +161,8 @@ def train(
     experiment: built by `config.build`; the run saves the configuration.
     workdir: folder of the run.
     traced: steps to trace with the profiler.
-    source: what a new run begins with; None: initial parameters.
+    source: run or model whose parameters a new run begins with. None: random
+      initial parameters.
 
   Returns:
     The run, and the reason if it stopped before its last step, else None.
@@ -193,7 +198,7 @@ def tell_changes(path: pathlib.Path, operative: str) -> None:
     changes = config.differences(path.read_text(encoding='utf-8'), operative)
   except ValueError as error:
     logging.warning(
-      'The settings of the run so far cannot be compared: %s', error
+      'The settings cannot be compared with those of the run so far: %s', error
     )
     return
   for line in changes:

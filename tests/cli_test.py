@@ -102,7 +102,7 @@ AGAIN.exit_code = 1
   [
     (raised(KeyboardInterrupt), 130, '^interrupted$'),
     (lambda _: config.parse([], ['WIDTH']), 2, '^error: .*--gin_file=arch/'),
-    (raised(FULL), 2, r'written \(No space left on device\); '),
+    (raised(FULL), 2, r'written \(No space left on device\)\. '),
     # What may do better if it is tried again.
     (raised(AGAIN), 1, 'metrics.jsonl cannot be read or written'),
   ],
@@ -124,7 +124,7 @@ def test_a_file_that_the_system_refuses_is_one_line(tmp_path, capsys):
     assert cli.guarded(use, []) == 2
     assert re.fullmatch(
       rf'error: {tmp_path}\S* cannot be read or written '
-      r'\([A-Z][a-z ]+\); .*\n',
+      r'\([A-Z][a-z ]+\)\. .*\n',
       capsys.readouterr().err,
     )
 
@@ -167,8 +167,14 @@ def test_whole_numbers_have_a_lower_bound():
 @pytest.mark.parametrize(
   ('flag', 'message'),
   [
-    ('--gin_fil=arch/x', 'There is no flag --gin_fil (nearest is gin_file).'),
-    ('--upto=x', "flag --upto=x: invalid literal for int() with base 10: 'x'"),
+    (
+      '--gin_fil=arch/x',
+      'There is no flag --gin_fil (nearest is gin_file). See --help.',
+    ),
+    (
+      '--upto=x',
+      "--upto=x: invalid literal for int() with base 10: 'x'. See --help.",
+    ),
   ],
 )
 def test_wrong_flags_are_one_line(count, flag, message):
@@ -190,7 +196,7 @@ def test_unknown_command_names_the_nearest(monkeypatch, capsys):
   out, err = capsys.readouterr()
   assert out == ''
   assert err.startswith(
-    "error: There is no command 'trian' (nearest is train);"
+    "error: There is no command 'trian' (nearest is train)."
   )
 
 

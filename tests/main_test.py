@@ -44,7 +44,7 @@ def test_an_old_configuration_that_cannot_be_read_stops_nothing(
     caplog.clear()
     old.write_bytes(content)
     main.tell_changes(old, 'A = 2\n')
-    assert 'cannot be compared: ' in caplog.text
+    assert 'cannot be compared with ' in caplog.text
     assert caplog.text.count('\n') == 1
 
 

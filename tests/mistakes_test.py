@@ -54,14 +54,14 @@ def overwrite(file):
 MISTAKES = [
   # The command line.
   Mistake('trian', 'nearest is train'),
-  Mistake('train', 'add --workdir=DIR'),
+  Mistake('train', 'Add --workdir=DIR'),
   Mistake('train --workdir={tmp}/new', 'No file of arch/ was given'),
   Mistake('train runs/x', "'runs/x' is not a flag"),
   Mistake('train --steps=100', "--gin_param='STEPS = 100'"),
   Mistake('train --wrkdir=x', 'nearest is workdir'),
   Mistake('train --dry_run=perhaps', 'not true or false'),
   Mistake('evaluate --workdir={run}', 'Give one thing to evaluate'),
-  Mistake('evaluate --split=test', 'add --workdir=DIR'),
+  Mistake('evaluate --split=test', 'Add --workdir=DIR'),
   Mistake('evaluate --workdir={run} --split=test --batch=0', 'batch'),
   Mistake('evaluate --workdir={run} --split=test --step=x', "got 'x'"),
   Mistake('evaluate --workdir={run} --split=test --top=3', '--compare'),
@@ -70,7 +70,7 @@ MISTAKES = [
   Mistake('evaluate --workdir={run} --file={tmp}/none', 'No file matches'),
   Mistake('evaluate --workdir={run} --split=tset', 'tset'),
   Mistake('evaluate --workdir={run} --split=test --store={tmp}/no', 'no'),
-  Mistake('evaluate --workdir={run} --store={store} --file=x', 'add --split'),
+  Mistake('evaluate --workdir={run} --store={store} --file=x', 'Add --split'),
   Mistake('evaluate --workdir={run} --split=test --out=/no/a.npz', '/no'),
   Mistake('generate --workdir={run} --prompt=a --prompt_file=b', 'not both'),
   Mistake('generate --workdir={run} --prompt_file={tmp}/no', 'cannot be read'),
@@ -88,7 +88,7 @@ MISTAKES = [
   Mistake('runs {run} --plot={tmp}/x.jpg', 'png'),
   Mistake('settings LEARNING_RAT', 'nearest is LEARNING_RATE'),
   Mistake('bench halitng', 'halting'),
-  Mistake('plan', 'give --topology'),
+  Mistake('plan', 'Give --topology'),
   Mistake('plan --topology=v9:2x2', 'v9'),
   Mistake('import_meliad', '--source and --out must be given'),
   # Configuration.
@@ -125,7 +125,7 @@ MISTAKES = [
     shell='rm -rf {tmp}/*',
   ),
   Mistake('tokenize --path={tmp} --out={tmp}/s', '--source'),
-  Mistake('tokenize --source=folder --out={tmp}/s', 'needs --path'),
+  Mistake('tokenize --source=folder --out={tmp}/s', 'Set --path'),
   Mistake(
     'tokenize --source=folder --path={tmp} --field=x --out={tmp}/s', 'field'
   ),

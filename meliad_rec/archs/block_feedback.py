@@ -1,9 +1,9 @@
-"""Block feedback: every layer also reads the recurrent states.
+"""Block feedback: every layer also reads the state vectors.
 
-Hutchins et al. 2022, section 4.4: each layer attends to the states of the
-recurrent layer after the previous block. The layers up to the recurrent one
-therefore run block by block; the layers above it, whose outputs do not feed
-back, take the whole segment at once.
+Hutchins et al. 2022, section 4.4: each layer attends to the state vectors that
+the recurrent layer had after the previous block. The layers up to the recurrent
+one therefore run block by block. The layers above it, whose outputs do not feed
+back, read the whole segment at once.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class ReadingLayer(nn.Module):
 
 
 class BlockFeedback(Cell):
-  """State: a window cache per plain layer, a state per recurrent layer.
+  """State: for each layer, a window cache, or the state if it is recurrent.
 
   Attributes:
     config: sizes and choices.
@@ -74,7 +74,8 @@ class BlockFeedback(Cell):
   def setup(self):
     if not self.recurrent_at:
       raise ValueError(
-        'Block feedback needs a recurrent layer. Set RECURRENT_LAYERS.'
+        'recurrent_at is empty, but block feedback needs a recurrent layer. '
+        'Set RECURRENT_LAYERS to one or more indices, such as (-3,).'
       )
     self.places = special_places(self.count, self.recurrent_at)
     self.last = self.places[-1]
@@ -115,11 +116,13 @@ class BlockFeedback(Cell):
     return (*scanned, *rest), y_BTD
 
   def recur(self, state, block):
-    """Runs a block up to the layer that feeds back.
+    """Runs a block up to the layer whose state vectors feed back.
+
+    That layer stops after attention; `__call__` computes its outputs.
 
     Returns:
-      The states of these layers; and the inputs of the last of them, its
-      tokens' attention heads, and the memory that all layers read.
+      The new states of these layers; and a tuple of that layer's inputs, its
+      attention heads, and the memory that all layers read.
     """
     fed_back, s = self.layers[self.last], state[self.last]
     n_BSD, memory = fed_back.seen(s)
@@ -136,7 +139,7 @@ class BlockFeedback(Cell):
     read: Callable = lambda layer, s, b, m: layer(s, b, m),
     recur: Callable = lambda layer, s, b: layer(s, b),
   ):
-    """Runs layers one after another; each plain one reads the memory.
+    """Runs layers one after another; each plain layer reads the memory.
 
     Args:
       places: indices of the layers.

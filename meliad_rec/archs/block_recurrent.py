@@ -1,8 +1,8 @@
 """Block-Recurrent Transformer layer (Hutchins et al. 2022, sections 3.1-3.5).
 
-Vertical direction: tokens attend to their window and to the state vectors as
-they were before the block. Horizontal direction: state vectors attend to
-themselves and to the tokens of the previous block and this one, and pass
+In the vertical direction, tokens attend to their window and to the state
+vectors from before the block. In the horizontal direction, state vectors attend
+to themselves and to the tokens of the previous block and this one, and pass
 through gates.
 """
 
@@ -30,11 +30,11 @@ class BlockDecodeState(struct.PyTreeNode):
   """State within a block, while decoding token by token.
 
   Attributes:
-    kv: keys and values of the previous block and the open one; tokens of the
-      open block that are not yet read are masked.
-    states_BSD: states before the open block.
-    memory: keys and values of these states.
-    filled_B: tokens in the open block; the same in every row.
+    kv: keys and values of the previous block and of this one, where tokens that
+      are not yet read are masked.
+    states_BSD: state vectors before this block.
+    memory: keys and values of these state vectors.
+    filled_B: number of tokens read in this block, the same in every row.
   """
 
   kv: KV
@@ -48,9 +48,10 @@ class BlockRecurrentLayer(Cell):
 
   Attributes:
     config, slots, gate, gate_config: see StateVectors.
-    hoist: whether the tokens' output map and MLP, which do not recur, run for
-      the whole segment at once, after the scan over blocks. Their activations
-      are then kept for the backward pass, whatever `remat` is.
+    hoist: whether the output map and the MLP of tokens, which are not part of
+      the recurrence, run for the whole segment at once, after the scan over
+      blocks. Their activations are then kept for the backward pass, whatever
+      `remat` is.
   """
 
   config: LayerConfig
@@ -105,7 +106,7 @@ class BlockRecurrentLayer(Cell):
     return state, self.output(block, heads)
 
   def seen(self, state):
-    """Returns the normalized states n_BSD, and their keys and values."""
+    """Returns the normalized state vectors n_BSD, their keys and values."""
     n_BSD = self.states.pre_norm(state[1])
     return n_BSD, self.states.kv(n_BSD)
 
@@ -118,8 +119,8 @@ class BlockRecurrentLayer(Cell):
       n_BSD, memory: results of `seen`.
 
     Returns:
-      The state; and the heads over the window and over the states, each
-      [B, W, H K].
+      The state; and the results of attention to the window and to the state
+      vectors, each [B, W, H K].
     """
     past, s_BSD = state
     n_BWD = self.tokens.pre_norm(block.x)
@@ -133,13 +134,13 @@ class BlockRecurrentLayer(Cell):
     return (kv.last(self.config.window), s_BSD), heads
 
   def update(self, s_BSD, n_BSD, memory: KV, kv: KV):
-    """Returns the states after a block, unchanged where it is all padding."""
+    """Returns the state vectors after a block, unchanged if it is padding."""
     new_BSD = self.states.update(s_BSD, n_BSD, memory, kv)
     real_B = jnp.any(kv.mask[:, self.config.window :], 1)
     return jnp.where(real_B[:, None, None], new_BSD, s_BSD)
 
   def output(self, block, heads):
-    """Returns y_BTD from the heads that `recur` returned; has no recurrence."""
+    """Returns y_BTD from the heads that `recur` returned."""
     return self.tokens.output(block.x, *heads)
 
   def to_decode_state(self, state):
@@ -168,7 +169,7 @@ class BlockRecurrentLayer(Cell):
     ), y_B1D
 
   def next_block(self, decode_state: BlockDecodeState) -> BlockDecodeState:
-    """Updates the state vectors after a full block, and begins the next one."""
+    """Updates the state vectors after a full block, and begins the next."""
     s_BSD, kv = decode_state.states_BSD, decode_state.kv
     n_BSD = self.states.pre_norm(s_BSD)
     s_BSD = self.update(s_BSD, n_BSD, decode_state.memory, kv)
@@ -182,13 +183,13 @@ class BlockRecurrentLayer(Cell):
 
 
 class StateVectors(nn.Module):
-  """Horizontal direction: S state vectors and their update.
+  """The S state vectors and their update, the horizontal direction.
 
   State vectors attend to themselves and to the tokens of two blocks, and pass
   through gates.
 
   Attributes:
-    config: sizes, shared with the tokens.
+    config: sizes and choices, the same as for tokens.
     slots: number of state vectors S.
     gate: a gate of gates.py; section 3.3.
     gate_config: 'dual' (attention, gate, MLP, gate), 'single' (attention, MLP,
@@ -239,24 +240,24 @@ class StateVectors(nn.Module):
     self.initial_states_SD = self.param('first', init, shape)
 
   def initial_states(self, batch: int):
-    """Returns the learned states at the start of a document, s_BSD float32."""
+    """Returns the learned initial state vectors, s_BSD float32."""
     shape = batch, *self.initial_states_SD.shape
     return jnp.broadcast_to(self.initial_states_SD, shape)
 
   def pre_norm(self, s_BSD):
-    """Returns the normalized states plus their learned identities, n_BSD."""
+    """Returns n_BSD: the normalized state vectors plus their learned IDs."""
     n_BSD = self.attention.pre_norm(s_BSD)
     return n_BSD + self.ids_SD.astype(n_BSD.dtype)
 
   def kv(self, n_BSD) -> KV:
-    """Returns keys and values of the states; n_BSD is from `pre_norm`."""
+    """Returns keys and values of the state vectors from their `pre_norm`."""
     return self.attention.kv(n_BSD)
 
   def update(self, s_BSD, n_BSD, kv_states: KV, kv_tokens: KV):
-    """Returns the states after a block.
+    """Returns the state vectors after a block.
 
     Args:
-      s_BSD: states before the block.
+      s_BSD: state vectors before the block.
       n_BSD: their `pre_norm`.
       kv_states: their `kv`, which the tokens read too. Computing it twice would
         cost as much as a gate, since XLA never merges the two backward passes.

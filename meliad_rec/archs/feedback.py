@@ -22,7 +22,7 @@ from meliad_rec.layers.layer import Attention
 
 
 class Composition(nn.Module):
-  """Base class of modules that compute what tokens write to memory.
+  """Base class of modules that compute the vectors that tokens write to memory.
 
   A composition takes the hidden vectors of tokens, layer by layer, with the
   embedding first: L + 1 arrays [B, T, D]. It returns a list of arrays to write:
@@ -36,7 +36,7 @@ class Composition(nn.Module):
 
 
 class WeightedSum(Composition):
-  """Sum of all layers by learned weights that add up to 1: equation 1."""
+  """Sum of all layers with learned weights that add up to 1: equation 1."""
 
   @nn.compact
   def __call__(self, hidden):
@@ -66,7 +66,7 @@ class OneLayer(Composition):
 
 
 class OwnAndBelow(Composition):
-  """For each layer, a weighted sum of its own output and those below it.
+  """For each layer, a weighted sum of its output and the outputs below it.
 
   The paper's "recurrent" Transformer: nothing comes from the layers above.
   """
@@ -88,7 +88,12 @@ def _mix(module, name: str, hidden):
 
 
 class FeedbackDecodeState(struct.PyTreeNode):
-  """Memory with its keys, while decoding token by token."""
+  """State while decoding token by token.
+
+  Attributes:
+    memory: the memory.
+    kv: its keys and values, followed by zeros for the next token.
+  """
 
   memory: Memory
   kv: Any
@@ -98,11 +103,12 @@ class Feedback(MemoryCell):
   """State: the memory that the last `window` tokens wrote.
 
   Attributes:
-    config: sizes and choices of the layers. Dropout is locked: all tokens of a
-      row share one mask. It follows the first norm of a layer, for queries and
+    config: sizes and choices of the layers. All tokens of a row share one
+      dropout mask. Dropout follows the first norm of a layer, for queries and
       memory alike, and the MLP; attention probabilities have no dropout.
     count, share_position, layer_drop, span: see MemoryCell.
-    compose: a subclass of Composition, which computes what a token writes.
+    compose: a subclass of Composition, which computes the vectors that a token
+      writes.
     share_keys: whether all layers share the projections of memory to keys and
       values. If False, each layer has its own.
   """
@@ -115,8 +121,9 @@ class Feedback(MemoryCell):
   def setup(self):
     if self.config.include_self:
       raise ValueError(
-        'include_self is set, but a Feedback Transformer writes a token to '
-        'memory only after its last layer. Remove include_self.'
+        'include_self is True, but a token of a Feedback Transformer cannot '
+        'attend to itself: it is written to memory only after the last layer. '
+        'Remove layer_config.LayerConfig.include_self.'
       )
     config = dataclasses.replace(self.config, locked_dropout=True)
     self.layers = self.make_layers(config)

@@ -1,9 +1,10 @@
 """Temporal Latent Bottleneck: an encoder in chunks, with a memory between them.
 
 Didolkar et al. 2022; "Investigating Recurrent Transformers with Dynamic Halt"
-(2024), algorithms 2 and 4. In TLB the encoder is a stack of layers with their
-own parameters (transformer.EncoderLayers); in GUTLB it is one gated layer that
-is repeated until it halts (universal.Universal).
+(2024), algorithms 2 and 4. In the Temporal Latent Bottleneck (TLB) the encoder
+is a stack of layers with separate parameters (transformer.EncoderLayers). In
+GUTLB it is one gated layer that is repeated until it halts
+(universal.Universal).
 """
 
 from flax import linen as nn
@@ -21,7 +22,7 @@ from meliad_rec.models.cell import to_blocks
 
 
 def zeros(rng, shape, dtype=jnp.float32):
-  """Returns initial memory slots of zeros, as in the authors' code."""
+  """Initializes memory slots with zeros, as in the authors' code."""
   del rng
   return jnp.zeros(shape, dtype)
 
@@ -29,15 +30,17 @@ def zeros(rng, shape, dtype=jnp.float32):
 class LatentBottleneck(Cell):
   """State: S memory slots, [B, S, D] float32; the initial ones are learned.
 
-  A chunk of padding leaves a row's memory unchanged.
+  Chunks are the blocks of this cell. If a chunk of a row is all padding, the
+  memory of that row does not change.
 
   Attributes:
-    config: sizes and choices of the writers.
+    config: sizes and choices of the layers that write to the memory.
     encoder: module (x_BWD, mask_BW, memory_BSD) -> y_BWD, which reads the
       memory.
     slots: number of memory slots S.
     writers: number of layers that write to the memory.
-    chunk: tokens of a chunk W; None: each call is one chunk, see Chunks.
+    chunk: number of tokens of a chunk W; None: each call is one chunk, see
+      Chunks.
     slots_init: initializer of the initial slots. The authors' code has zeros
       (see `zeros`), but slots that begin equal stay equal, unless dropout makes
       them differ.
@@ -70,7 +73,7 @@ class LatentBottleneck(Cell):
       )
     if self.chunk is not None and self.chunk < 1:
       raise ValueError(
-        f'chunk must be at least 1, got {self.chunk}. Set WINDOW.'
+        f'chunk must be None or at least 1, got {self.chunk}. Set WINDOW.'
       )
     self.update = [MemoryWriter(self.config) for _ in range(self.writers)]
     shape = self.slots, self.config.d_model
@@ -101,7 +104,7 @@ class MemoryWriter(nn.Module):
   """Layer that writes a chunk into the memory: the slots attend to the chunk.
 
   Attributes:
-    config: sizes and choices; the MLP is as wide as the memory.
+    config: sizes and choices; but the MLP has d_model hidden units.
   """
 
   config: EncoderConfig
@@ -113,7 +116,13 @@ class MemoryWriter(nn.Module):
     self.mlp = EncoderMLP(config, config.d_model)
 
   def __call__(self, m_BSD, y_BWD, mask_BW):
-    """Returns the memory plus what it reads from the chunk."""
+    """Returns the memory [B, S, D] after a chunk.
+
+    Args:
+      m_BSD: the memory before the chunk.
+      y_BWD: outputs of the encoder for the chunk.
+      mask_BW: bool, False at padding.
+    """
     m_BSD = self.attention(m_BSD, y_BWD, mask_BW)
     return m_BSD + self.mlp(self.mlp_norm(m_BSD))
 
@@ -121,16 +130,16 @@ class MemoryWriter(nn.Module):
 class Chunks(Cell):
   """State: the state of `cell`, which reads a document in equal chunks.
 
-  A segment is a whole document.
+  A segment must hold a whole document.
 
   Attributes:
     cell: a cell that takes any number of tokens.
-    length: upper bound on the tokens of a chunk. The document is cut into as
-      few chunks as possible, all equally long, as in the code of the
-      dynamic-halt paper. The length of a chunk thus depends on the segment's:
-      with a bound of 100 it is 86 for 512 tokens and 94 for 1,024.
-    count: number of chunks, whatever the length of the document; set it instead
-      of `length`. TLB-FR of the paper has 5.
+    length: maximum number of tokens of a chunk. The segment is cut into as few
+      chunks as possible, all equally long, as in the code of the dynamic-halt
+      paper. Their length thus depends on that of the segment: with a maximum
+      of 100 it is 86 for 512 tokens and 94 for 1,024.
+    count: number of chunks, whatever the length of the segment. Set either
+      `length` or `count`. TLB-FR of the paper has 5 chunks.
   """
 
   cell: Cell
@@ -155,8 +164,8 @@ class Chunks(Cell):
     if len(given) != 1 or given[0] < 1:
       raise ValueError(
         'Chunks needs either length or count, at least 1, got length='
-        f'{self.length}, count={self.count}. Set one of '
-        'latent_bottleneck.Chunks.length and count.'
+        f'{self.length}, count={self.count}. Set either '
+        'latent_bottleneck.Chunks.length or latent_bottleneck.Chunks.count.'
       )
     if self.cell.block_length is not None:
       raise ValueError(

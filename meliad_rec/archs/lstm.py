@@ -1,4 +1,8 @@
-"""LSTM layer (Hochreiter and Schmidhuber 1997), with forget gates."""
+"""LSTM layer (Hochreiter and Schmidhuber 1997), with forget gates.
+
+Letters of this file: F = 4 D, for the input gate, the forget gate, the new
+values and the output gate.
+"""
 
 from collections.abc import Callable
 
@@ -57,8 +61,8 @@ def recur(kernel_DF, state, z_BTF, mask_BT):
   """Steps through a segment; padding leaves the state unchanged.
 
   Args:
-    kernel_DF: maps the hidden vector to the gates.
-    state: cell and hidden vector, c_BD and h_BD.
+    kernel_DF: matrix from the hidden vector to the gates.
+    state: cell and hidden vectors, c_BD and h_BD.
     z_BTF: contribution of the tokens to the gates, before the nonlinearity.
     mask_BT: False at padding.
 
@@ -88,8 +92,8 @@ def forward(kernel_DF, state, z_BTF, mask_BT):
 def backward(residuals, gradients):
   """Returns the gradients of `recur`.
 
-  The kernel's gradient is one product after the scan. JAX's own gradient of the
-  scan would add to it in each step.
+  The gradient of the kernel is one product after the scan. In the gradient that
+  JAX derives from the scan, each step would add to it.
   """
   kernel_DF, steps, mask_TB = residuals
   d_state, d_y_BTD = gradients

@@ -1,11 +1,11 @@
 """Memorizing Transformer layer (Wu et al. 2022, section 3).
 
 Each token attends to its window and to the nearest of many older keys, which
-get no gradients; a gate for each head mixes the two. Two differences from
-google-research/meliad: there the layer has no position bias, even within its
-window, while here its config sets one (options/memorizing/position_none removes
-it); and there keys are searched by buckets and then gathered, while here the
-search finds the lowest score that a query attends to (see `recall_target`).
+get no gradients; a gate for each head mixes the two. There are two differences
+from google-research/meliad. Its layer has no position bias, even within the
+window; here the config sets one, which options/memorizing/position_none
+removes. Its search takes the best key of each of several buckets; the search
+here finds the lowest score that a query attends to (see `recall_target`).
 """
 
 import functools
@@ -27,22 +27,22 @@ from meliad_rec.models.cell import Resettable
 
 
 class MemorizingLayer(Cell):
-  """State: keys and values of the last `window` tokens, and a Ring of memory.
+  """State: the window's keys and values, and a Ring of older ones.
 
   Attributes:
     config: sizes and choices.
     memory: number of tokens before its block that a token may recall; a
       multiple of the window.
     neighbors: number of recalled keys that a query attends to: those with the
-      highest scores, plus any that tie with the last. None: all.
+      highest scores, plus any that tie with the last. None attends to all.
     room: maximum number of tokens written to the ring at once, a multiple of
       the window; the ring holds memory + room tokens. Longer segments are cut
       into parts, and the backward pass keeps a copy of the ring for each part.
-    recall_target: share of the highest scores that jax.lax.approx_max_k must
-      find, which is faster on a TPU; None: an exact search. A query attends to
-      every key that scores at least as high as the last of the `neighbors`
-      found, including keys that the search missed. There may be more than
-      `neighbors`, but none of the nearest is lost.
+    recall_target: share, above 0 and up to 1, of the highest scores that
+      jax.lax.approx_max_k must find, which is faster on a TPU; None: an exact
+      search. A query attends to every key that scores at least as high as the
+      last of the `neighbors` found, including keys that the search missed.
+      There may be more than `neighbors`, but none of the nearest is lost.
     tile: maximum number of queries compared with the ring at once.
   """
 
@@ -72,14 +72,14 @@ class MemorizingLayer(Cell):
         )
     if neighbors is not None and not 1 <= neighbors <= self.memory:
       raise ValueError(
-        f'neighbors must be from 1 to the {self.memory} tokens in memory, got '
-        f'{neighbors}. Set NEIGHBORS.'
+        f'neighbors must be None or from 1 to {self.memory}, the tokens in '
+        f'memory, got {neighbors}. Set NEIGHBORS.'
       )
     if self.recall_target is not None and neighbors is None:
       raise ValueError(
         f'recall_target is {self.recall_target}, but queries attend to the '
-        'whole memory without a search. Remove recall_target, or set NEIGHBORS '
-        'to a number.'
+        'whole memory without a search. Set NEIGHBORS to a number, or remove '
+        'memorizing.MemorizingLayer.recall_target.'
       )
     if self.recall_target is not None and not 0 < self.recall_target <= 1:
       raise ValueError(
@@ -117,10 +117,10 @@ class MemorizingLayer(Cell):
     return (past.last(self.config.window), ring), y_BTD
 
   def recall(self, q_BTHK, ring: 'Ring'):
-    """Returns attention to memory, [B, T, H, K].
+    """Returns the result of attention to memory, [B, T, H, K].
 
     Args:
-      q_BTHK: scaled queries of the last T tokens in the ring.
+      q_BTHK: scaled queries of the newest T tokens in the ring.
       ring: the ring, which gets no gradients.
     """
     W, (B, T, _, K) = self.config.window, q_BTHK.shape
@@ -195,11 +195,11 @@ class Ring(Resettable):
   """Ring buffer of the last S keys and values, too large to copy.
 
   A segment first overwrites entries that are too old for all of its queries,
-  and then reads the ring. No older version of the ring is thus needed, neither
-  by a later block nor by the backward pass.
+  and then reads the ring. Neither later blocks nor the backward pass therefore
+  need an older version of the ring.
 
   Attributes:
-    keys, values: [B, H, S, K]; heads first, as they are multiplied.
+    keys, values: [B, H, S, K]; heads come first, as in their products.
     mask: [B, 1, S, 1] bool, False at keys that no query may see.
     next_B: int32, place of the next key; the same in every row.
   """
@@ -251,6 +251,6 @@ class Ring(Resettable):
     return Ring(*slots, (self.next_B + T) % S)
 
   def age_S(self):
-    """Returns how many tokens were written after each place of the ring."""
+    """Returns the age of each entry: the number of tokens written after it."""
     S = self.mask.shape[2]
     return (self.next_B[0] - 1 - jnp.arange(S)) % S

@@ -1,4 +1,7 @@
-"""Base class of cells that read a memory which they write chunk by chunk."""
+"""Base class of cells that read a memory which they write chunk by chunk.
+
+Letters of this file: A tokens of memory before a segment, C tokens of a chunk.
+"""
 
 from typing import Any
 
@@ -20,9 +23,10 @@ class Memory(struct.PyTreeNode):
   """The memory that the last A tokens wrote.
 
   Attributes:
-    written: a pytree; every leaf is [B, n, ...], for the last n of these
-      tokens. n is at most A, and may differ between leaves.
-    mask_BA: bool, False at padding and before the document.
+    written: pytree of the vectors that they wrote. Every leaf is [B, n, ...],
+      for the last n of these tokens. n is at most A, and may differ between
+      leaves.
+    mask_BA: bool, False at padding and before the start of the document.
   """
 
   written: Any
@@ -39,15 +43,15 @@ class MemoryCell(Cell, kw_only=True):
     layer_drop: fraction of training steps in which a layer is skipped.
     span: tokens that the backward pass processes at once; see memory_scan.
       Fewer tokens need less memory, but fewer than 32 take more time.
-    remat: a name in remat.POLICIES, for each chunk, or for each step of several
+    remat: name in remat.POLICIES, for each chunk, or for each step of several
       chunks. None: 'sublayers'; policies that keep more are slower, since the
-      scan copies all that is kept. Must be None if `parallel`.
-    chunk: tokens C that read the same memory, and write together.
+      scan copies all that is kept. It must be None if `parallel`.
+    chunk: number of tokens C that read the same memory and write together.
     parallel: whether `read` takes any number of chunks, of one token each. All
-      tokens of a row must then share one dropout mask, which `keys` applies
-      too. If False, masks depend on which tokens are processed at once. Since
-      `keys` is called again with other groups of tokens, it must then apply no
-      dropout.
+      tokens of a row must then share one dropout mask, in `keys` too. If False,
+      dropout masks depend on which tokens are processed at once. `keys` must
+      then apply no dropout, because it is called with the same tokens in
+      different groups.
     by_steps: whether segments are read in steps of several chunks.
   """
 
@@ -66,13 +70,16 @@ class MemoryCell(Cell, kw_only=True):
   is_recurrent = True
 
   def empty(self, batch: int):
-    """Returns the memory before a document: zeros, leaves [B, A, ...]."""
+    """Returns Memory.written at the start of a document: zeros."""
     raise NotImplementedError
 
   def keys(self, written):
-    """Returns keys and values of what was written.
+    """Returns keys and values of the vectors that any number of tokens wrote.
 
-    The keys and values of a token depend only on what that token wrote.
+    Those of a token depend only on the vectors of that token.
+
+    Args:
+      written: pytree like Memory.written.
     """
     raise NotImplementedError
 
@@ -81,20 +88,21 @@ class MemoryCell(Cell, kw_only=True):
 
     Args:
       kv: keys and values of the A tokens before the first chunk, then of the
-        chunks. Those of the last chunk may hold anything: no token reads them.
-      mask_BS: False at padding; S = A + n C.
+        chunks. Those of the last chunk are never read and may be anything.
+      mask_BS: bool, False at padding; S = A + n C.
       x_BTD: the n C tokens.
 
     Returns:
-      What the chunks write, and y_BTD.
+      The vectors that the chunks write, a pytree like Memory.written; and
+      y_BTD.
     """
     raise NotImplementedError
 
   def make_layers(self, config: LayerConfig) -> list[Layer]:
-    """Returns new layers, to be assigned in `setup`.
+    """Returns new layers; `setup` must assign them to an attribute.
 
     Raises:
-      ValueError: count is below 1, or an option does not apply to these cells.
+      ValueError: count is below 1, or a setting does not apply to this cell.
     """
     if self.count < 1:
       raise ValueError(
@@ -102,13 +110,14 @@ class MemoryCell(Cell, kw_only=True):
       )
     if config.compat_meliad:
       raise ValueError(
-        f'compat_meliad is set, but google-research/meliad has no '
-        f'{type(self).__name__}. Remove compat_meliad.'
+        f'compat_meliad is True, but google-research/meliad has no '
+        f'{type(self).__name__} model. Remove '
+        'layer_config.LayerConfig.compat_meliad.'
       )
     if self.remat and self.parallel:
       raise ValueError(
         f'remat is {self.remat!r}, but {type(self).__name__} has a fixed '
-        'policy. Remove remat.'
+        f'policy of rematerialization. Remove {type(self).__name__}.remat.'
       )
     position = None
     if self.share_position:
@@ -116,13 +125,13 @@ class MemoryCell(Cell, kw_only=True):
     return [Layer(config, position=position) for _ in range(self.count)]
 
   def apply_layer(self, layer: Layer, x_BTD, n_BTD, kv):
-    """Returns a layer's outputs, or its inputs if LayerDrop skips it."""
+    """Returns the outputs of a layer, or its inputs if LayerDrop skips it."""
     y_BTD = layer(x_BTD, n_BTD, kv)
     return drop_layer(self, self.layer_drop, x_BTD, y_BTD)
 
   @property
   def policy(self) -> str:
-    """The policy in use: a name in remat.POLICIES."""
+    """Name in remat.POLICIES of the policy in use."""
     return self.remat or 'sublayers'
 
   @property
@@ -157,7 +166,7 @@ class MemoryCell(Cell, kw_only=True):
     return Memory(written, mask_BS[:, mask_BS.shape[1] - A :]), y_BTD
 
   def penalize_spans(self):
-    """Sows the losses of adaptive spans; those sown in the scan are lost."""
+    """Sows the losses of adaptive spans, which cannot be sown in the scan."""
     if self.config.span:
       for layer in self.layers:
         layer.attention.span.penalize(self.config.window)

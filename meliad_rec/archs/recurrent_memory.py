@@ -1,10 +1,10 @@
 """Recurrent Memory Transformer (Bulatov et al. 2022, section 3.2).
 
-A plain causal transformer over [memory ; block of tokens ; memory]: tokens read
-the memory before them, the memory after them attends to everything, and its
-outputs are the memory of the next block. Bulatov et al. pass it on unchanged.
-Here it is normalized first, since the layers add to it in every block and it
-would grow throughout a long document.
+A plain causal transformer reads [memory ; block of tokens ; memory]. Tokens
+attend to the memory before them. The memory after them attends to everything,
+and its outputs are the memory of the next block. Bulatov et al. pass these on
+unchanged. Here they are normalized, because the layers add to the memory in
+every block and it would grow throughout a long document.
 """
 
 import dataclasses

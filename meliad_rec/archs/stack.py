@@ -1,9 +1,9 @@
 """Cells on top of one another: a stack, or one cell repeated by a scan.
 
 `Repeat` with shared parameters is the Universal Transformer that Ju et al. 2021
-use as a baseline: unlike in Dehghani et al. 2019, the number of repeats is
-fixed, and no embedding tells the layer which repeat it is. With separate
-parameters it is a stack of equal layers whose compile time does not grow with
+use as a baseline. Unlike in Dehghani et al. 2019, the number of repeats is
+fixed, and the layer does not know which repeat it is in. `Repeat` with separate
+parameters is a stack of equal layers whose compile time does not grow with
 their number.
 """
 
@@ -27,9 +27,9 @@ class Chain(Cell, kw_only=True):
   Subclasses implement `pass_through` and `map_cells`.
 
   Attributes:
-    layer_drop: fraction of training steps in which a cell is skipped, drawn for
-      each cell; see dropout.drop_layer. A Chain within this one is never
-      skipped as a whole; it uses its own layer_drop.
+    layer_drop: fraction of training steps in which a cell is skipped, drawn
+      separately for each cell; see dropout.drop_layer. If a cell is itself a
+      Chain, it is never skipped as a whole; its own layer_drop applies.
   """
 
   layer_drop: float = 0.0
@@ -77,11 +77,12 @@ class Chain(Cell, kw_only=True):
     raise NotImplementedError
 
   def map_cells(self, call: Callable, *state):
-    """Returns a state of results: call(cell, *parts) for each cell.
+    """Returns call(cell, *parts) for each cell, combined like a state.
 
     Args:
       call: the function.
-      *state: none or more states of all cells; `parts` are the cell's own.
+      *state: any number of states of the whole chain. `parts` are the parts of
+        these states that belong to the cell.
     """
     raise NotImplementedError
 
@@ -92,7 +93,7 @@ class Repeat(Chain):
   Attributes:
     cell: the repeated cell.
     count: how many times it runs.
-    share: whether all repeats share their parameters; the losses that they sow
+    share: whether all repeats share their parameters. The losses that they sow
       are then averaged over repeats. If False, the parameters of all repeats
       are stacked along axis 0, and losses are summed.
     layer_drop: see Chain.
@@ -231,8 +232,8 @@ def layers(
     count: number of layers.
     layer: makes an ordinary layer.
     special: makes a special layer, such as a recurrent one.
-    special_at: indices of the special layers, from 0; negative ones count from
-      the top.
+    special_at: indices of the special layers, from 0 at the bottom; negative
+      ones count from the top, which is -1.
     scan: whether consecutive layers of the same kind become one `Repeat`.
     layer_drop: fraction of training steps in which a layer is skipped.
     position: makes one position module that all ordinary layers share; None:
@@ -240,8 +241,8 @@ def layers(
 
   Raises:
     ValueError: there are no layers; only one of special and special_at is
-      given; an index is outside the stack or given twice; or scanned layers
-      are to share a position module.
+      given; an index is outside the stack or given twice; or both scan and
+      position are set.
   """
   if count < 1:
     raise ValueError(f'count must be at least 1, got {count}. Set LAYERS.')
@@ -253,8 +254,8 @@ def layers(
     )
   if position and scan:
     raise ValueError(
-      'Scanned layers cannot share a position module. Remove stack.layers.scan '
-      'or stack.layers.position.'
+      'Scanned layers cannot share a position module. Remove either '
+      'stack.layers.scan or stack.layers.position.'
     )
   if position:
     layer = functools.partial(layer, position=position())

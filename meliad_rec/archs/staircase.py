@@ -4,8 +4,8 @@ A stack of L layers runs N times over each chunk of C tokens. In pass n a chunk
 attends to itself and to N - 1 - n chunks before it: to the previous chunk as it
 is in pass n + 1, to the one before that as it is in pass n + 2, and so on. A
 chunk can thus make all its passes in a row, since everything it attends to
-exists already. In the Cached Staircase a chunk is frozen after M passes; from
-then on all layers of later chunks attend to its final vectors.
+exists already. In the Cached Staircase a chunk is frozen after M passes: all
+layers of later chunks attend to the vectors that it had then.
 
 M = N is the Staircase, M = 1 the Cached Staircase of the paper's experiments,
 and M = 0 a memory network, in which older chunks are seen as their embeddings.
@@ -35,25 +35,24 @@ from meliad_rec.recurrence.memory_scan import slice_tokens
 class Staircase(MemoryCell):
   """State: the inputs of all layers in passes 1 to M - 1 of older chunks.
 
-  If M < N, also the outputs of frozen chunks. The state stores the inputs of
-  layers; the authors' code stores their outputs. With inputs, splitting a
-  document changes nothing but the rounding of matrix products of other sizes;
-  on some CPUs, with default XLA settings, not even that.
+  If M < N, the state also holds the outputs of frozen chunks. The authors' code
+  stores the outputs of layers in place of their inputs. With inputs, the
+  results do not depend on how a document is split, except for rounding.
 
   Attributes:
-    config: sizes and choices of the layers; the window is N C, the paper's step
-      size. Dropout is as in LayerConfig, with one exception: if segments are
-      read chunk by chunk, the normalized vectors of older chunks have no
-      dropout; if they are read in steps, they have it.
+    config: sizes and choices of the layers; the window is N C tokens, the
+      paper's step size. Dropout is as in LayerConfig, with one exception: if
+      segments are read chunk by chunk, the normalized vectors of older chunks
+      have no dropout.
     count, share_position, layer_drop, span: see MemoryCell.
-    passes: N.
-    live: passes M after which a chunk is frozen; None: N.
+    passes: number of passes N.
+    live: number of passes M after which a chunk is frozen; None: N.
     diagonal: whether segments are read in steps of several chunks (see
-      run_diagonal) instead of chunk by chunk. True: always; a segment of fewer
+      run_diagonal) instead of chunk by chunk. None: only if M > 1, N <= 2 M and
+      the segment has M - 1 chunks or more. True: always; a segment of fewer
       than M - 1 chunks is then an error, except for a single chunk outside of
-      training, such as the end of a prompt. None: if M > 1, N <= 2 M and the
-      segment has M - 1 chunks or more. Steps have larger matrix products, but
-      with N > 2 M the frozen chunks copied for each step would take most of
+      training, such as the end of a prompt. Steps have larger matrix products,
+      but with N > 2 M the frozen chunks copied for each step would take most of
       the memory.
   """
 
@@ -70,12 +69,12 @@ class Staircase(MemoryCell):
 
   @property
   def live_passes(self) -> int:
-    """M: `live`, or N if it is None."""
+    """Number of passes M: `live`, or N if it is None."""
     return self.passes if self.live is None else self.live
 
   @property
   def freezes(self) -> bool:
-    """Whether M < N."""
+    """Whether chunks are frozen: M < N."""
     return self.passes > self.live_passes
 
   @property
@@ -89,7 +88,7 @@ class Staircase(MemoryCell):
     if N < 1 or window % N:
       raise ValueError(
         f'passes must divide the window of {window} tokens, got {N}. Set '
-        'PASSES and WINDOW.'
+        'PASSES or WINDOW.'
       )
     if not 0 <= self.live_passes <= N:
       raise ValueError(
@@ -98,7 +97,7 @@ class Staircase(MemoryCell):
       )
     if self.diagonal and not self.live_passes:
       raise ValueError(
-        'diagonal is set, but with live = 0 there are no live passes to run in '
+        'diagonal is True, but with live = 0 there are no passes to run in '
         'parallel. Remove staircase.Staircase.diagonal.'
       )
     self.layers = self.make_layers(self.config)
@@ -119,9 +118,9 @@ class Staircase(MemoryCell):
         return run_diagonal(self, state, block)
       if self.diagonal and (self.chunk < T or self.has_rng('dropout')):
         raise ValueError(
-          f'With diagonal = True, a segment needs at least {least} tokens (one '
-          f'chunk for each live pass but one), got {T}. Increase SEGMENT, or '
-          'remove staircase.Staircase.diagonal.'
+          f'With diagonal = True, a segment must have at least {least} tokens '
+          f'(live - 1 chunks), got {T}. Increase SEGMENT, or remove '
+          'staircase.Staircase.diagonal.'
         )
     return super().__call__(state, block)
 
@@ -155,10 +154,10 @@ class Staircase(MemoryCell):
     return self.to_write(inputs, y_BCD), y_BCD
 
   def to_write(self, inputs, y_BCD):
-    """Selects what a chunk writes to memory.
+    """Returns the vectors that a chunk writes to memory.
 
     Args:
-      inputs: inputs of each layer in each pass.
+      inputs: inputs of each layer in each pass, as inputs[pass][layer].
       y_BCD: outputs of the last pass.
     """
     M = self.live_passes
@@ -166,9 +165,12 @@ class Staircase(MemoryCell):
     return inputs[1:M], frozen
 
   def older(self, kv, n: int, i: int):
-    """Returns keys and values of older chunks for layer i in pass n.
+    """Returns a list of (keys, values) of older chunks, oldest first.
 
-    They are a list of (keys, values), oldest first.
+    Args:
+      kv: results of `keys` for the memory.
+      n: the pass, from 0.
+      i: the layer, from 0.
     """
     live, frozen = kv
     C, N, M = self.chunk, self.passes, self.live_passes
@@ -191,14 +193,16 @@ class Staircase(MemoryCell):
 
 
 def run_diagonal(cell: Staircase, state: Memory, block):
-  """Reads a segment of T chunks, T >= M - 1, as the paper runs it (eq. 3).
+  """Reads a segment of T chunks, T >= M - 1, in the steps of eq. 3.
 
   Step i processes chunk i in its first pass, chunk i - 1 in its second, and so
   on, all in parallel. These are T + M - 1 steps of up to M C tokens, where
   reading chunk by chunk takes T M steps of C tokens. Both give the same result
-  (except for dropout), but this one uses fewer, larger matrix products. The
-  first M - 1 steps process fewer chunks of this segment, which attend to chunks
-  of earlier segments; the last M - 1 steps also process fewer.
+  (except for dropout), but steps use fewer, larger matrix products. The first
+  M - 1 steps and the last M - 1 steps process fewer chunks of this segment; in
+  the first ones, these also attend to live chunks of earlier segments.
+
+  The letter T counts chunks here, and X the tokens of this segment in a step.
 
   Args:
     cell: the staircase, with M at least 1.
@@ -216,7 +220,7 @@ def run_diagonal(cell: Staircase, state: Memory, block):
   mask_BS = jnp.concatenate([state.mask_BA, block.mask], 1)
 
   def step(cell, carry, new, known=None):
-    """Runs one step; its shapes differ at the ends of the segment."""
+    """Runs one step, whose shapes differ at both ends of the segment."""
     x_BXD, past = carry
     i, x_BCD = new
     x_BXD = jnp.concatenate([x_BXD, x_BCD], 1)
@@ -271,7 +275,7 @@ def _run_pass(cell, i, x_BXD, known, past, mask_BS):
     cell: the staircase.
     i: the step; its window begins N - 1 chunks before chunk i.
     x_BXD: live chunks of this segment.
-    known: for each layer, the inputs of the live chunks of earlier segments,
+    known: for each layer, its inputs from the live chunks of earlier segments,
       which precede x_BXD; None: there are none.
     past: outputs of the frozen chunks, which precede `known`; None: there are
       none.
@@ -339,19 +343,19 @@ def _push(past, new):
 class StaircaseDecodeState(struct.PyTreeNode):
   """State within a chunk, while decoding token by token.
 
-  Within its chunk too, a token sees in each pass only tokens up to itself. The
-  keys of these tokens are kept, by pass and layer, until the chunk is full. A
+  In each pass, a token sees no later token of its chunk. The keys of the tokens
+  read so far are therefore kept, by pass and layer, until the chunk is full. A
   new token thus costs M passes over one token (one pass if M is 0), rather than
   over a chunk.
 
   Attributes:
     memory: the memory before the chunk.
-    kv: keys and values by pass and layer: C - 1 unused places, then older
-      chunks, then the open chunk.
-    mask_BS: bool, for tokens before the chunk, then its own.
-    written: what the chunk writes; like memory.written, with leaves
+    kv: keys and values, as kv[pass][layer]: C - 1 unused places, then older
+      chunks, then this chunk.
+    mask_BS: bool, False at padding, for tokens before the chunk, then its own.
+    written: the vectors that the chunk writes: like memory.written, with leaves
       [B, C, ...].
-    filled_B: int32, tokens in the chunk so far, the same in each row.
+    filled_B: int32, number of tokens read in the chunk, the same in each row.
   """
 
   memory: Memory

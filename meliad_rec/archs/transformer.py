@@ -1,8 +1,9 @@
-"""The plain transformer, and the cell that holds any encoder.
+"""The plain transformer, and the cell that wraps any encoder.
 
-"Investigating Recurrent Transformers with Dynamic Halt" (2024), section 3.
-`Encoder` is a cell whose tokens are encoded by a module: `EncoderLayers`, the
-plain transformer, or `universal.Universal`, which is UT or GUT.
+"Investigating Recurrent Transformers with Dynamic Halt" (2024), section 3. The
+cell `Encoder` passes its tokens to a module: `EncoderLayers`, which is the
+plain transformer, or `universal.Universal`, which is the Universal Transformer
+(UT) or its gated form (GUT).
 """
 
 from collections.abc import Callable
@@ -22,9 +23,10 @@ class Encoder(Cell):
   Attributes:
     encoder: module (x_BTD, mask_BT) -> y_BTD: EncoderLayers or
       universal.Universal.
-    window: tokens of a block; None: a block is a whole document.
+    window: number of tokens of a block; None: a block is a whole document.
     dropout: rate of dropout on the encoder's input.
-    dropout_by_row: see layer_config.EncoderConfig.
+    dropout_by_row: whether each row has its own dropout mask; see
+      layer_config.EncoderConfig.
   """
 
   encoder: nn.Module
@@ -50,7 +52,7 @@ class Encoder(Cell):
   def setup(self):
     if self.window is not None and self.window < 1:
       raise ValueError(
-        f'window must be at least 1 or None, got {self.window}. Set BLOCK.'
+        f'window must be None or at least 1, got {self.window}. Set BLOCK.'
       )
     kind = RowDropout if self.dropout_by_row else TiledDropout
     self.drop = kind(self.dropout)
@@ -66,7 +68,7 @@ class EncoderLayers(nn.Module):
   """A stack of layers, each with its own parameters.
 
   Attributes:
-    layer: makes a layer.
+    layer: function or class that makes a layer.
     count: number of layers.
     layer_drop: fraction of training steps in which a layer is skipped.
   """
@@ -93,7 +95,7 @@ class EncoderLayers(nn.Module):
     return self.layer().config.causal
 
   def __call__(self, x_BTD, mask_BT, memory_BSD=None):
-    """Returns y_BTD; arguments as in EncoderLayer."""
+    """Returns y_BTD; the arguments are those of EncoderLayer."""
     for layer in self.layers:
       y_BTD = layer(x_BTD, mask_BT, memory_BSD)
       x_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)

@@ -1,15 +1,16 @@
 """Universal and Gated Universal Transformer: one layer, run until it halts.
 
 "Investigating Recurrent Transformers with Dynamic Halt" (2024), algorithms 1
-and 3. In UT (Dehghani et al. 2019) each token halts on its own, depending on
-its state; keys and values are computed from the output so far (see `mix`). In
-GUT the layer is gated, and all tokens of a row halt together, depending on the
-means of the states before and after the layer. In a causal GUT each position
-halts on its own, depending on the means over the tokens up to it.
+and 3. In the Universal Transformer (UT, Dehghani et al. 2019) each token halts
+on its own, depending on its state; keys and values are computed from the output
+so far (see `mix`). In the gated one (GUT) all tokens of a row halt together,
+depending on the means of the states before and after the layer. In a causal GUT
+each position halts on its own, depending on the means over the tokens up to it.
 
 `Universal` is the module; `Recurrence` is its step as a function of arrays,
-which the loops of recurrence/early_exit.py repeat. A unit halts as a whole: it
-is a token, or all of a row. Letters of this file: U units of a row, L steps.
+which the loops of recurrence/early_exit.py repeat. A unit is what halts as a
+whole: a token, or all tokens of a row. Letters of this file: U units of a row,
+L steps.
 """
 
 from collections.abc import Callable
@@ -50,17 +51,18 @@ class Universal(nn.Module):
     layer: the layer.
     steps: maximum number of steps, in training and, if eval_steps is None, in
       evaluation.
-    global_halt: whether all tokens halt together (GUT), or each one alone (UT).
+    global_halt: whether all tokens of a row halt together (GUT), or each one on
+      its own (UT).
     transition: whether the halting gate reads the states before and after the
       layer (GUT), or only the state before it (UT).
     halt: settings of halting; None: all steps run, and the last state is the
       output.
     eval_steps: maximum number of steps in evaluation.
-    inference: loop of evaluation, a name in INFERENCE_LOOPS: 'compacted' lets
-      rows leave the batch as they halt.
-    layer_drop: fraction of training steps in which a step of the recurrence
-      skips the layer, drawn for each step and the same in all chunks. A skipped
-      layer does not stop halting, which goes on as usual.
+    inference: name in INFERENCE_LOOPS of the loop outside of training. In
+      'compacted', rows leave the batch as they halt.
+    layer_drop: probability in training that a step in depth skips the layer,
+      drawn for each step, the same in all rows and chunks. Halting goes on in
+      skipped steps too.
   """
 
   layer: EncoderLayer
@@ -75,8 +77,8 @@ class Universal(nn.Module):
   def setup(self):
     if min(self.steps, self.max_steps(False)) < 1:
       raise ValueError(
-        f'steps and eval_steps must be at least 1, got {self.steps} and '
-        f'{self.eval_steps}. Set DEPTH and EVAL_DEPTH.'
+        f'steps and eval_steps must be at least 1, got steps={self.steps}, '
+        f'eval_steps={self.eval_steps}. Set DEPTH and EVAL_DEPTH.'
       )
     if self.inference not in INFERENCE_LOOPS:
       raise ValueError(
@@ -93,7 +95,7 @@ class Universal(nn.Module):
     return self.layer.config.causal
 
   def __call__(self, x_BTD, mask_BT, memory_BSD=None):
-    """Returns y_BTD; arguments as in EncoderLayer."""
+    """Returns y_BTD; the arguments are those of EncoderLayer."""
     if self.is_initializing():
       return self.run_once(x_BTD, mask_BT, memory_BSD)
     training = self.has_rng('dropout')
@@ -117,7 +119,7 @@ class Universal(nn.Module):
     return mix(mixed_BTD, state)
 
   def loop(self, training: bool) -> Callable:
-    """Returns the loop to use: a function of early_exit.py."""
+    """Returns a loop: a function of early_exit.py."""
     return while_loop if training else INFERENCE_LOOPS[self.inference]
 
   def max_steps(self, training: bool) -> int:
@@ -154,9 +156,15 @@ class Universal(nn.Module):
   def report(self, rows: 'Rows', remainder_BU, counts: Counts, ran_B):
     """Sows the loss of halting, its metrics, and the depth of each token.
 
-    The loss is the mean over the units of a row that are not padding, and then
+    The loss is a mean over the units of a row that are not padding, and then
     over rows. In a cell that reads chunks, it is also a mean over the chunks of
     a row that hold tokens.
+
+    Args:
+      rows: the rows.
+      remainder_BU: weight that no step has given to a state.
+      counts: counts of all steps.
+      ran_B: number of steps computed for each row.
     """
     if not self.halt:
       return
@@ -192,7 +200,7 @@ class Shared(struct.PyTreeNode):
   Attributes:
     layer: parameters of the layer.
     gate: parameters of the halting gate; None: nothing halts.
-    rng: key data of dropout; None: no dropout.
+    rng: data of the random key of dropout; None: there is no dropout.
   """
 
   layer: dict
@@ -204,7 +212,7 @@ class Rows(struct.PyTreeNode):
   """Values of each row that steps read but do not change.
 
   Attributes:
-    mask_BT: False at padding.
+    mask_BT: bool, False at padding.
     memory_BSD: memory slots; None: there are none.
     max_steps_B1: int32, index of the last step that a unit may take.
   """
@@ -215,9 +223,9 @@ class Rows(struct.PyTreeNode):
 
   @classmethod
   def of(cls, mask_BT, memory_BSD, causal: bool) -> 'Rows':
-    """Returns rows that may take one step more than they have tokens.
+    """Returns Rows, limited to one step more than a row has tokens.
 
-    A causal layer has no such limit, as it would reveal how many tokens follow.
+    A causal layer has no such limit, which would reveal how many tokens follow.
     """
     max_steps_B1 = jnp.sum(mask_BT, 1, keepdims=True, dtype=jnp.int32)
     if causal:
@@ -229,12 +237,12 @@ class DepthState(struct.PyTreeNode):
   """State between two steps.
 
   Attributes:
-    h_BTD: hidden states.
+    h_BTD: state of each token.
     units: progress of halting.
     p_BU: halting probability at h_BTD; None if the gate also reads the state
       after the layer, or if nothing halts.
-    mixed_BTD: weighted sum of the states so far, from which keys are computed;
-      None if all tokens halt together.
+    mixed_BTD: weighted sum of the states so far, float32, from which keys are
+      computed; None if all tokens halt together.
   """
 
   h_BTD: jax.Array
@@ -249,7 +257,7 @@ class Added(struct.PyTreeNode):
   Attributes:
     counts: counts of halting.
     mixed_BTD: weighted states; None if DepthState holds their sum.
-    routes: sums of each router; empty without experts.
+    routes: sums of each router of experts; empty without experts.
   """
 
   counts: Counts
@@ -259,7 +267,7 @@ class Added(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recurrence:
-  """The step and the initial state; implements early_exit.Steps.
+  """The step in depth and the initial state; implements early_exit.Steps.
 
   Attributes:
     layer: unbound module (without parameters).
@@ -277,10 +285,10 @@ class Recurrence:
   layer_drop: float = 0.0
 
   def initial_state(self, shared: Shared, rows: Rows, x_BTD):
-    """Returns the state before step 0, and the counts before it.
+    """Returns the state and the counts before step 0.
 
-    The counts include the halting probabilities of step 0 if they are known in
-    advance; else they are zeros. The loop does not include these counts.
+    The counts hold the halting probabilities of step 0 if they are known before
+    the step, and otherwise zeros. The sums of the loop do not include them.
     """
     active_BU = rows.mask_BT
     if self.global_halt and not self.layer.config.causal:
@@ -295,7 +303,7 @@ class Recurrence:
     return DepthState(x_BTD, units, p_BU, mixed_BTD), counts
 
   def active(self, state: DepthState):
-    """Returns which rows continue, [B] bool."""
+    """Returns which rows have units that continue, [B] bool."""
     return state.units.active_B
 
   def changed(self, added: Added):
@@ -340,7 +348,7 @@ class Recurrence:
     return state, Added(counts, None, routes)
 
   def run_layer(self, shared, rows, l, state):
-    """Returns the layer's output, and its collection 'routes'.
+    """Returns the layer's output, and the collection 'routes' that it sows.
 
     If each token halts on its own, keys are computed from the output so far.
     """
@@ -381,8 +389,8 @@ class Recurrence:
     """Computes the halting probabilities of step l before the step.
 
     Returns:
-      The units, no longer active where step l would halt them; p_BU; and its
-      counts.
+      The units, no longer active if step l would halt them; p_BU; and counts
+      that hold p_BU.
     """
     p_BU = self.ask(shared, rows, h_BTD)
     counts = self.count_asked(self.zero_counts(units), p_BU, units, l)
@@ -402,6 +410,11 @@ class Recurrence:
 
 
 def mix(mixed_BTD, state: DepthState):
-  """Returns the output as if this state were the last."""
+  """Returns y_BTD, the output as if this state were the last.
+
+  Args:
+    mixed_BTD: weighted sum of the states before it.
+    state: the state.
+  """
   last_BTD = state.units.remainder[..., None] * state.h_BTD.astype(jnp.float32)
   return (mixed_BTD + last_BTD).astype(state.h_BTD.dtype)

@@ -2,7 +2,7 @@
 
 Hutchins et al. 2022, section 3. `WindowLayer` is a Transformer-XL if a segment
 is as long as the window, and the paper's Sliding Window model if it is longer.
-`VanillaLayer` sees nothing before its own block.
+Tokens of a `VanillaLayer` see nothing before their block.
 """
 
 from flax import linen as nn

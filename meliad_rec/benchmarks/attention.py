@@ -3,8 +3,9 @@
   meliad-rec bench attention [--setting=small] [--topology=v5e:2x2]
 
 Times are measured on this machine or, with --topology, estimated by the TPU
-compiler. Row `ours` has the Pallas kernels on a TPU, and the blocked form
-elsewhere. On a GPU, our GPU kernels have a row of their own.
+compiler. Each row is one implementation (form). `ours` has the Pallas kernels
+on a TPU, and the same XLA code as `blocked` elsewhere. On a GPU, our GPU
+kernels have a row of their own.
 """
 
 import dataclasses
@@ -32,8 +33,8 @@ class AttentionCost:
   """Cost of one form.
 
   Attributes:
-    times: seconds of each call, by WAYS.
-    ratios: times divided by the times of the baseline, by WAYS.
+    times: seconds of each call, for each of WAYS.
+    ratios: times divided by the times of the baseline, for each of WAYS.
     temporary_bytes: temporary memory of forward and backward.
   """
 

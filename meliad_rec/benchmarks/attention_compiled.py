@@ -38,8 +38,8 @@ class Estimate:
   """Estimated cost of one form on a TPU.
 
   Attributes:
-    cycles: XLA's estimates, by WAYS.
-    kernels: upper bound for the cycles of Pallas kernels, by WAYS.
+    cycles: XLA's estimates, for each of WAYS.
+    kernels: upper bound for the cycles of Pallas kernels, for each of WAYS.
     clock: cycles per second.
     temporary_bytes: temporary memory of forward and backward.
   """
@@ -123,7 +123,7 @@ def read_cycles(folder: str | Path, name: str) -> dict[str, int]:
     found[whole] = cycles(path.read_text(encoding='utf-8', errors='replace'))
   if not found:
     raise ValueError(
-      f'libtpu has written no schedule of a kernel {name}; install the version '
+      f'libtpu has written no schedule of a kernel {name}. Install the version '
       'of libtpu that meliad_rec[tpu] requires.'
     )
   return found
@@ -151,7 +151,7 @@ def cycles(schedule: str) -> int:
         loops.append((last - int(target) + 2, register))
   if not loops or max(loops)[1] not in compared:
     raise ValueError(
-      'the schedule of a kernel has no known loop over grid steps; install '
+      'the schedule of a kernel has no known loop over grid steps. Install '
       'the version of libtpu that meliad_rec[tpu] requires.'
     )
   body, register = max(loops)

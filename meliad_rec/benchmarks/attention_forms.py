@@ -1,9 +1,10 @@
 """Implementations of windowed attention to compare, with one signature.
 
 Each gets queries q_BTF, keys k_BSF and values v_BSF with merged heads, as
-projections return them, and mask_BS, bias_HW and scale_H. Keys of the previous
-window are already normalized, and keys of the queries' own tokens are not. Our
-kernels normalize them as they read them; the other forms need a pass before.
+projections return them, and mask_BS, bias_HW and scale_H. F is H K, S is W + T,
+and W the window. Keys of the previous window are already normalized, and keys
+of the queries' own tokens are not. Our kernels normalize these keys as they
+read them; the other forms need a separate pass.
 """
 
 import dataclasses
@@ -58,7 +59,7 @@ WAYS = 'forward', 'forward+backward'
 
 
 def whole_blocks(inputs: AttentionInputs):
-  """Blocks of W queries by 2 W keys, with a bias for each pair of tokens."""
+  """Attends in blocks of W queries by 2 W keys, with a bias for each pair."""
   (B, T, H, K), W = inputs.q_BTHK.shape, inputs.window
   n = T // W
   blocks = lambda a: a.reshape(B, -1, W, *a.shape[2:])
@@ -85,7 +86,7 @@ def whole_blocks(inputs: AttentionInputs):
 
 
 def of_jax(inputs: AttentionInputs):
-  """jax.nn.dot_product_attention with a local window; without the bias."""
+  """Calls jax.nn.dot_product_attention with a local window, without bias."""
   W = inputs.window
   q = normalize_and_scale(inputs.q_BTHK, inputs.scale_H)
   # With a local window, it needs as many queries as keys.
@@ -102,7 +103,7 @@ def of_jax(inputs: AttentionInputs):
 
 
 def splash(inputs: AttentionInputs):
-  """Splash attention, the TPU kernels of jax; without the bias and the mask."""
+  """Calls splash attention, the TPU kernels of JAX, without bias and mask."""
   (T, H), W = inputs.q_BTHK.shape[1:3], inputs.window
   S = inputs.k_BSHK.shape[1]
   near = splash_attention.LocalMask((T, S), (W - 1, 0), S - T)
@@ -117,7 +118,7 @@ def splash(inputs: AttentionInputs):
 
 
 def gpu_kernels(inputs: AttentionInputs):
-  """Our kernels for GPU."""
+  """Calls our kernels for GPU."""
   return window_attention(inputs, form='gpu')
 
 

@@ -3,9 +3,9 @@
   meliad-rec bench generation
 
 A staircase makes its N passes over each token separately: N times the work of
-XL. The table shows two sizes of a text's state: between two chunks of text, and
-during generation, when a model also holds the keys of that state instead of
-computing them for each token.
+Transformer-XL (row `xl`). The table shows two sizes of a text's state: between
+two chunks of text, and during generation, when a model also holds the keys of
+that state instead of computing them for each token.
 """
 
 from collections.abc import Callable

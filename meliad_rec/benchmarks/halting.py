@@ -64,7 +64,9 @@ class Setting:
     rows: batch size.
     tokens: tokens per row of the batch.
     d_model: width of the model, with 4 heads and an MLP of width 2 d_model.
-    loops: 'masked', 'while' or, for inference, 'compacted'; or NEVER.
+    loops: names of loops: 'masked' runs all steps and ignores those after
+      halting, 'while' ends when all rows have halted, 'compacted' (inference
+      only) also drops rows that have halted. NEVER has no halting.
     depths: pairs of the steps in which rows halt (see `forced`) and the maximum
       number of steps.
     chunk: tokens per chunk; None: the row is one chunk.

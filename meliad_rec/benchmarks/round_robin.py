@@ -52,7 +52,7 @@ def round_robin(
     ValueError: rounds is below 1.
   """
   if rounds < 1:
-    raise ValueError(f'rounds must be at least 1, got {rounds}; set --rounds.')
+    raise ValueError(f'rounds must be at least 1, got {rounds}. Set --rounds.')
   times = {name: Times([], []) for name in calls}
   for call in calls.values():
     call()

@@ -2,9 +2,10 @@
 
   meliad-rec bench step [--setting=small]
 
-All models have the same sizes. By section 4.2 of Hutchins et al. 2022, a
-recurrent layer costs about as much as an additional ordinary layer, so the
-baseline is Slide with L + 1 layers.
+All models have the same sizes. `slide` has a sliding window, in segments of
+several windows; `xl` is the same with segments of one window. By section 4.2 of
+Hutchins et al. 2022, a recurrent layer costs about as much as an additional
+ordinary layer, so the baseline is `slide` with L + 1 layers.
 """
 
 from collections.abc import Callable
@@ -68,10 +69,12 @@ SETTINGS = {
 
 
 def slide(s: StepSizes, more: int = 0) -> Cell:
+  """Returns L + more layers with a sliding window."""
   return stack.layers(s.layers + more, lambda: WindowLayer(s.config))
 
 
 def recurrent(s: StepSizes, gate: Callable, gate_config: str) -> Cell:
+  """Returns L layers, of which one is recurrent; see BlockRecurrentLayer."""
   special = functools.partial(
     BlockRecurrentLayer, s.config, s.slots, gate, gate_config, remat='full'
   )
@@ -80,6 +83,7 @@ def recurrent(s: StepSizes, gate: Callable, gate_config: str) -> Cell:
 
 
 def feedback(s: StepSizes) -> Cell:
+  """Returns L layers with block feedback."""
   return BlockFeedback(
     s.config, s.layers, (s.recurrent_at,), s.slots, remat='full'
   )

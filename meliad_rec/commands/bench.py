@@ -40,12 +40,19 @@ BENCHES = {
 def define_flags() -> None:
   settings = (f'{name}: {", ".join(b.SETTINGS)}' for name, b in BENCHES.items())
   flags.DEFINE_string(
-    'setting', None, f'Sizes; the first is the default. {"; ".join(settings)}.'
+    'setting',
+    None,
+    f'Named sizes; the first is the default. {"; ".join(settings)}.',
   )
   flags.DEFINE_integer(
-    'rounds', 20, 'Times that each row of the table is timed.', lower_bound=1
+    'rounds',
+    20,
+    'Number of times that each row of the table is timed.',
+    lower_bound=1,
   )
-  flags.DEFINE_bool('json', False, 'Print JSON with all times, in base units.')
+  flags.DEFINE_bool(
+    'json', False, 'Print JSON with all times, in seconds and bytes.'
+  )
   flags.DEFINE_string(
     'topology',
     None,
@@ -58,19 +65,19 @@ def main(argv: list[str]) -> None:
   if len(argv) != 2 or argv[1] not in BENCHES:
     given = ' '.join(argv[1:])
     raise ValueError(
-      f'There is no benchmark {given!r}{nearest(given, BENCHES)}; give one of '
+      f'There is no benchmark {given!r}{nearest(given, BENCHES)}. Give one of '
       f'{", ".join(BENCHES)}.'
     )
   args, bench = flags.FLAGS, BENCHES[argv[1]]
   setting = args.setting or next(iter(bench.SETTINGS))
   if setting not in bench.SETTINGS:
     raise ValueError(
-      f'There is no setting {setting!r}{nearest(setting, bench.SETTINGS)}; set '
+      f'There is no setting {setting!r}{nearest(setting, bench.SETTINGS)}. Set '
       f'--setting to one of {", ".join(bench.SETTINGS)}.'
     )
   if args.topology and bench is not attention:
     raise ValueError(
-      f'Benchmark {argv[1]} does not use --topology; remove it, or choose '
+      f'Benchmark {argv[1]} does not use --topology. Remove it, or choose '
       'attention.'
     )
   source = 'Measured on this machine.'

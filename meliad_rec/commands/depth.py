@@ -3,11 +3,12 @@ r"""Shows the number of steps that a halting model takes, token by token.
   meliad-rec depth --workdir=RUN --text='[MAX 2 [MIN 3 4 ] 0 ]'
   meliad-rec depth --workdir=RUN --split=test --out=depth.png
 
-For --text it prints the steps of each token, and the label that the model
-predicts. For --split it prints the mean and maximum of steps and the share of
-correct answers, by length of the document and, if some words are brackets, by
-depth of nesting. Tokens that halt together, as a chunk or a document, count
-once. --out plots the result.
+A halting model decides by itself how many times it applies its layer (steps) to
+a token, a chunk or a document. For --text, this prints the steps of each token,
+and the label that the model predicts. For --split it prints the mean and
+maximum of steps and the share of correct answers, by length of the document
+and, if some words are brackets, by depth of nesting. Tokens that halt together,
+as a chunk or a document, count once. --out plots the result.
 """
 
 import dataclasses
@@ -85,7 +86,7 @@ def check_flags(args) -> None:
     )
   run_flags.check_data_flags(args)
   if args.documents and args.text:
-    raise ValueError('--documents has no effect with --text; remove it.')
+    raise ValueError('--documents has no effect with --text. Remove it.')
   if args.out:
     depth_report.check_path(args.out)
 
@@ -105,7 +106,7 @@ def read(run: TrainedRun, documents: Documents, args) -> Depths:
 
 
 def grouped(run: TrainedRun, depths: Depths) -> dict[str, list[depth.Group]]:
-  """Returns groups of documents by length, and by nesting of brackets."""
+  """Returns {heading: groups} by length and, with brackets, by nesting."""
   found = {'tokens': depth.by_length(depths)}
   brackets = bracket_steps(run.vocabulary)
   if brackets is not None:

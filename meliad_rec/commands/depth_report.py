@@ -30,7 +30,7 @@ class Line:
   Attributes:
     title: summary of the steps, and the label of the text if it has one.
     words: the text of each token.
-    levels: brackets around each token; 0 without brackets.
+    levels: number of brackets that are open around each token.
     steps: steps taken at each token.
     labels: predicted label of each token, or None.
     together: whether all tokens halt together.
@@ -65,7 +65,10 @@ class Line:
 
 
 def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
-  """Returns texts as documents like the run's: labeled or not, pairs or not.
+  """Returns texts as documents in the form of the run's data.
+
+  A run that classifies pairs takes two texts with || between them. If the run
+  has labels, those of the documents are 0.
 
   Raises:
     ValueError: a text is empty, has unknown words, or is not a pair although
@@ -77,13 +80,13 @@ def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
     parts = text.split(_BETWEEN) if pairs else [text]
     if pairs and len(parts) != 2:
       raise ValueError(
-        f'The run classifies pairs of texts, got {text!r}; write two, '
+        f'The run classifies pairs of texts, got {text!r}. Write two, '
         f'separated by {_BETWEEN}.'
       )
     sides = [encode(run.vocabulary, part) for part in parts]
     tokens = np.concatenate(sides)
     if not tokens.size:
-      raise ValueError('--text is empty; give it at least one token.')
+      raise ValueError('--text is empty. Give it at least one token.')
     labels = np.zeros_like(tokens) if run.labels else None
     middle = len(sides[0]) if pairs else None
     size, words = len(text.encode()), count_words(text)
@@ -148,19 +151,19 @@ _MOST = 160  # Largest side in inches, for about 1000 tokens.
 
 
 def check_path(out: str | Path) -> None:
-  """Raises ValueError if a plot cannot be written there, or a file exists."""
+  """Raises ValueError if `out` is not a new .png file in a writable folder."""
   out = Path(out)
   if out.suffix != '.png':
     raise ValueError(
-      f'{out} is not a .png file; give a name that ends in .png.'
+      f'--out={out} is not a .png file. Give a name that ends in .png.'
     )
   if out.exists():
-    raise ValueError(f'{out} exists; remove it, or give another path.')
+    raise ValueError(f'--out={out} exists. Remove it, or give another path.')
   folder = out.absolute().parent
   if not folder.is_dir():
-    raise ValueError(f'The folder of {out} does not exist; create it first.')
+    raise ValueError(f'The folder of {out} does not exist. Create it first.')
   if not os.access(folder, os.W_OK):
-    raise ValueError(f'{out} cannot be written; give another folder.')
+    raise ValueError(f'--out={out} cannot be written. Give another folder.')
 
 
 def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
@@ -181,7 +184,7 @@ def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
   if max(width, height) > _MOST:
     raise ValueError(
       f'The picture would be {width:.0f} inches wide and {height:.0f} high, '
-      f'but at most {_MOST} are possible; give shorter or fewer texts, or '
+      f'but at most {_MOST} are possible. Give shorter or fewer texts, or '
       'remove --out.'
     )
   figure = _figure(width, height)

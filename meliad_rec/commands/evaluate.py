@@ -31,7 +31,7 @@ from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.storage import array_file
 
 SCORED = 'scored_tokens'  # A metric that only labeled documents have.
-# Flags that --compare does not take.
+# Flags that cannot be combined with --compare.
 _READING = (
   *('workdir', 'step', 'trusted', 'split', 'store', 'path', 'split_file'),
   *('file', 'documents', 'tokens', 'batch', 'segment', 'clear_state', 'out'),
@@ -61,9 +61,11 @@ def define_flags() -> None:
     'out', None, 'File to write the loss of each token to, an .npz.'
   )
   flags.DEFINE_list('compare', None, 'Two files written by --out: A.npz,B.npz.')
-  flags.DEFINE_integer('top', 20, 'Tokens that --compare shows.', lower_bound=1)
+  flags.DEFINE_integer(
+    'top', 20, 'Tokens or words that --compare shows.', lower_bound=1
+  )
   flags.DEFINE_string(
-    'unit', 'token', 'What --compare compares: token or word.'
+    'unit', 'token', 'Unit that --compare compares: token or word.'
   )
 
 
@@ -107,7 +109,7 @@ def check_flags(args) -> None:
   """Checks that there is one thing to read, and that --out can be written."""
   if bool(args.split) == bool(args.file):
     raise ValueError(
-      'Give one thing to evaluate: --split=validation, or --file=TEXT.'
+      'Give one thing to evaluate: either --split=validation, or --file=TEXT.'
     )
   run_flags.check_data_flags(args)
   if args.out:
@@ -115,7 +117,7 @@ def check_flags(args) -> None:
 
 
 def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
-  """Returns the documents that the flags name, and baselines of the split."""
+  """Returns the documents that the flags name, and trivial answers' errors."""
   if args.file:
     names = find(args.file)
     texts = [run_flags.read_text(name) for name in names]
@@ -133,7 +135,7 @@ def find(patterns: list[str]) -> list[str]:
       found = map(Path, glob.glob(pattern, recursive=True))
       found = sorted(filter(Path.is_file, found))
     if not found:
-      raise ValueError(f'No file matches --file={pattern}; give a text file.')
+      raise ValueError(f'No file matches --file={pattern}. Give a text file.')
     names |= dict.fromkeys(map(str, found))
   return list(names)
 

@@ -1,4 +1,4 @@
-r"""Exports a trained model: parameters as safetensors, and all they need.
+r"""Exports a trained model: parameters as safetensors, and files to load them.
 
   meliad-rec export --workdir=RUN --step=best --out=DIR
 
@@ -25,7 +25,7 @@ def define_flags() -> None:
 def main(argv: list[str]) -> None:
   config_flags.check_no_arguments(argv)
   if not flags.FLAGS.out:
-    raise ValueError('No folder was given; add --out=DIR, a new folder.')
+    raise ValueError('No folder was given. Add --out=DIR, a new folder.')
   out = exported.check_new(flags.FLAGS.out)
   run = run_flags.open_run()
   run.export(out)

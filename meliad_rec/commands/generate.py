@@ -30,7 +30,9 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'prompt_file', None, 'File that holds the prompt; - for stdin.'
   )
-  flags.DEFINE_integer('tokens', 200, 'Tokens to generate.', lower_bound=0)
+  flags.DEFINE_integer(
+    'tokens', 200, 'Number of tokens to generate.', lower_bound=0
+  )
   flags.DEFINE_float('temperature', 0.8, 'Temperature of sampling.')
   flags.DEFINE_integer(
     'top_k', None, 'Sample from the TOP_K most likely tokens.', lower_bound=1
@@ -44,14 +46,16 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'seed', 0, 'Seed of sampling.', lower_bound=0, upper_bound=2**32 - 1
   )
-  flags.DEFINE_integer('samples', 1, 'Texts to generate.', lower_bound=1)
+  flags.DEFINE_integer(
+    'samples', 1, 'Number of texts to generate.', lower_bound=1
+  )
   flags.DEFINE_string(
     'save_state',
     None,
     'File to write the final state of the model to, an .npz.',
   )
   flags.DEFINE_string(
-    'load_state', None, 'Continue from a file of --save_state.'
+    'load_state', None, 'File written by --save_state, to continue from.'
   )
   flags.DEFINE_bool('show_speed', False, 'Print tokens per second to stderr.')
 
@@ -62,7 +66,7 @@ def main(argv: list[str]) -> None:
   if args.save_state and args.samples > 1:
     raise ValueError(
       f'--save_state writes the state of one text, but --samples is '
-      f'{args.samples}; remove one of the two.'
+      f'{args.samples}. Remove one of the two.'
     )
   if args.save_state:
     array_file.check_place(args.save_state)
@@ -98,7 +102,8 @@ def read_prompt(args) -> str:
       return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
       raise ValueError(
-        f'The prompt on stdin is not UTF-8 (byte {error.start}); convert it.'
+        f'The prompt on stdin is not UTF-8 (byte {error.start}). Convert it to '
+        'UTF-8.'
       ) from None
   if args.prompt_file is not None:
     return run_flags.read_text(args.prompt_file)
@@ -106,8 +111,8 @@ def read_prompt(args) -> str:
     (args.prompt or '').encode()
   except UnicodeEncodeError:
     raise ValueError(
-      'The text of --prompt is not UTF-8; put it in a file and give '
-      '--prompt_file.'
+      'The text of --prompt is not UTF-8. Put it in a UTF-8 file and '
+      'give --prompt_file.'
     ) from None
   return args.prompt or ''
 

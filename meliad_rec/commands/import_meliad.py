@@ -56,11 +56,12 @@ HOLDERS = ('optimizer/', 'target/', 'params/')
 RELEASE_2022 = 'decoder/'
 EMBEDDING = 'embed/embedding'
 
+# {path of our parameter: meliad's name}, outside the layers.
 TOP = {
   'embed/embedding': 'embed/embedding',
   'norm/scale': 'final_layernorm/scale',
 }
-# Names in a layer that are equal for the token and the state direction.
+# The same inside a layer, for the token and the state direction alike.
 COMMON = {
   'attention/norm/scale': '_kvq/pre_attn_layernorm/scale',
   'attention/key/kernel': '_kvq/keys_layer/kernel',
@@ -73,6 +74,7 @@ COMMON = {
   'mlp_norm/scale': 'pre_ffn_layernorm/scale',
   'mlp/hidden/kernel': 'ffn/hidden0/kernel',
 }
+# Output projections, where a gate joins them to the residual stream.
 JOINS = {
   'linear/kernel': 'output_layer/kernel',
   'z/kernel': 'output_layer/kernel',
@@ -86,6 +88,7 @@ COMMON |= {
   f'attention/output/{k}': f'post_attn_mlp/{v}' for k, v in JOINS.items()
 }
 COMMON |= {f'mlp/output/{k}': f'ffn/{v}' for k, v in JOINS.items()}
+# Our prefixes and meliad's, by direction.
 SIDES = {'layer': 'tbase', 'tokens': 'tbase', 'states': 'recurrent_tbase'}
 LAYER = {
   f'{ours}/{k}': f'{theirs}/{v}'
@@ -134,7 +137,7 @@ def import_run(source: str, experiment: Experiment, out: str) -> None:
       not empty.
   """
   if Path(out).exists() and any(Path(out).iterdir()):
-    raise ValueError(f'--out={out} is not empty; give a new folder.')
+    raise ValueError(f'--out={out} is not empty. Give a new folder.')
   meliad = read(source)
   program = experiment.program
   check_numerics(program.model, meliad)
@@ -175,11 +178,11 @@ def read(source: str) -> dict[str, np.ndarray]:
         return dict(arrays)
     except ValueError as error:
       raise ValueError(
-        f'{path} contains more than arrays ({error}); write it with '
+        f'{path} contains more than arrays ({error}). Write it with '
         'np.savez(path, **arrays).'
       ) from None
   raise ValueError(
-    f'--source={path} is not a checkpoint; give an .npz file, or a folder with '
+    f'--source={path} is not a checkpoint. Give an .npz file, or a folder with '
     '_METADATA or tstate/_METADATA, such as checkpoint_N.'
   )
 
@@ -203,7 +206,7 @@ def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
     position = layer.position(layer.num_heads)
     if not layer.compat_meliad:
       raise ValueError(
-        'meliad computes attention differently; add '
+        'meliad computes attention differently. Add '
         '--gin_file=options/compat_meliad.'
       )
     is_t5 = isinstance(position, T5Bias) and position.max_distance == 128
@@ -216,7 +219,7 @@ def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
     h = np.linspace(-2, 2, 9)
     if not np.array_equal(layer.activation(h), np.maximum(h, 0)):
       raise ValueError(
-        'meliad uses ReLU; set layer_config.LayerConfig.activation to '
+        'meliad uses ReLU. Set layer_config.LayerConfig.activation to '
         '@jax.nn.relu.'
       )
   names = parameters(meliad)
@@ -227,14 +230,14 @@ def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
     negative = [name for name in scales if np.min(meliad[name]) < 0]
     if negative:
       raise ValueError(
-        f'{negative[0]} is negative, which only the release of 2022 supports; '
-        'this model takes its absolute value, so it cannot be imported.'
+        f'{negative[0]} is negative, which only the release of 2022 supports. '
+        'This model takes its absolute value, so it cannot be imported.'
       )
   divisor = model.logits_divisor or width**0.5
   if not np.isclose(divisor, divided_by**0.5, rtol=1e-3):
     raise ValueError(
       f'The checkpoint was trained with logits divided by {divided_by**0.5:.5g}'
-      f', but this model divides them by {divisor:.5g}; set '
+      f', but this model divides them by {divisor:.5g}. Set '
       f'model.Model.logits_divisor = {divided_by**0.5!r}.'
     )
 
@@ -249,7 +252,7 @@ def layer_configs(cell: Cell) -> list[LayerConfig]:
     case WindowLayer() | BlockRecurrentLayer() | BlockFeedback():
       return [cell.config]
   raise ValueError(
-    f'meliad has no {type(cell).__name__}; choose arch/window, '
+    f'meliad has no {type(cell).__name__}. Choose arch/window, '
     'arch/block_recurrent or arch/block_feedback.'
   )
 
@@ -257,7 +260,7 @@ def layer_configs(cell: Cell) -> list[LayerConfig]:
 def parameters(names: Iterable[str]) -> dict[str, str]:
   """Returns {name without the prefixes of meliad's forms: full name}.
 
-  Arrays of a checkpoint that are no parameters are left out.
+  Other arrays of a checkpoint are left out.
   """
   found = {name: name for name in names}
   for holder in HOLDERS:
@@ -308,7 +311,7 @@ def sources(target) -> dict[str, list[str]]:
       ]
     else:
       raise ValueError(
-        f'meliad has no parameter like {path} of this model; choose'
+        f'meliad has no parameter like {path} of this model. Choose'
         ' arch/window, arch/block_recurrent or arch/block_feedback.'
       )
   return found
@@ -351,7 +354,7 @@ def convert(meliad: Mapping[str, np.ndarray], target):
       if name not in known:
         missing.append(name)
       elif (given := meliad[known[name]].shape) != needed:
-        differ.append(f'{name} of shape {given} for {needed}')
+        differ.append(f'{name} of shape {given} instead of {needed}')
       else:
         arrays.append(np.asarray(meliad[known[name]]).reshape(each))
     if len(arrays) == len(names):

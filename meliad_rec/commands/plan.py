@@ -25,7 +25,7 @@ from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import ask
 from meliad_rec.planning.question import Question
 
-# Exit codes that nothing else returns.
+# Exit codes in addition to those of cli.run_main.
 DOES_NOT_FIT = 3
 UNKNOWN = 4
 
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
   config_flags.check_no_arguments(argv)
   if not args.topology:
     raise ValueError(
-      'A plan needs a slice of TPUs; give --topology, such as v5e:16x16.'
+      'A plan needs a slice of TPUs. Give --topology, such as v5e:16x16.'
     )
   slices = list(map(topology.parse, args.topology))
   for where in slices:
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 
 def question(name: str) -> Question:
-  """Returns the Question about a slice that the flags describe."""
+  """Returns the question that the flags ask about a slice."""
   args = flags.FLAGS
   return Question(
     topology=name,
@@ -88,7 +88,7 @@ def question(name: str) -> Question:
 
 
 def answer(one: Question) -> Answer:
-  """Calls `ask`; says on stderr that compilation has begun."""
+  """Compiles for a slice; says on stderr that compilation has begun."""
   if environment.installed():
     print(f'Compiling for {one.topology} ...', file=sys.stderr)
   return ask(one)

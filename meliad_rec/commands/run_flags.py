@@ -35,11 +35,11 @@ def define_data_flags() -> None:
   flags.DEFINE_string(
     'path',
     None,
-    "New place of the folder, files or data_dir that are the run's own data; "
-    'default: where they were in training.',
+    "New path (folder, files or data_dir) of the run's own data; default: the "
+    'path in training.',
   )
   flags.DEFINE_string(
-    'split_file', None, "New place of the split file of the run's own data."
+    'split_file', None, "New path of the split file of the run's own data."
   )
 
 
@@ -48,13 +48,14 @@ def define_reading_flags() -> None:
   flags.DEFINE_integer(
     'batch',
     None,
-    'Documents read in parallel; affects only speed.',
+    'Number of documents read in parallel; affects only speed and memory; '
+    'default: as in training.',
     lower_bound=1,
   )
   flags.DEFINE_integer(
     'segment',
     None,
-    'Tokens read at once; default: as in training.',
+    'Number of tokens read at once; default: as in training.',
     lower_bound=1,
   )
 
@@ -63,12 +64,13 @@ def open_run() -> TrainedRun:
   """Opens the run that --workdir and --step name.
 
   Raises:
-    ValueError: --workdir is missing or no run, or --step is not a checkpoint.
+    ValueError: --workdir is missing or is not a run, or --step has no
+      checkpoint.
   """
   args = flags.FLAGS
   if not args.workdir:
     raise ValueError(
-      'No run was given; add --workdir=DIR, the folder of a run.'
+      'No run was given. Add --workdir=DIR, the folder of a run.'
     )
   step = args.step
   if step not in (None, 'best'):
@@ -88,7 +90,7 @@ def check_data_flags(args) -> None:
   given = [f'--{name}' for name in names if getattr(args, name)]
   if given and not args.split:
     raise ValueError(
-      f'{", ".join(given)} needs the name of a split; add --split.'
+      f'{", ".join(given)} needs the name of a split. Add --split.'
     )
 
 
@@ -96,7 +98,7 @@ def open_data(run: TrainedRun, args) -> Dataset:
   """Opens the data that the flags of `define_data_flags` name.
 
   Raises:
-    ValueError: the data are not there, or have another vocabulary.
+    ValueError: the data do not exist, or have another vocabulary.
   """
   data = run_data.open_data(run, args.store, args.path, args.split_file)
   if not args.store:
@@ -111,7 +113,7 @@ def check_split(run: TrainedRun, data: Dataset) -> None:
     logging.warning(
       'The data have changed since the run began. If splits depend on the '
       'names of all documents, the model may have been trained on some of '
-      'these documents; restore the data, or give other data.'
+      'these documents. Restore the data, or give other data.'
     )
 
 
@@ -121,9 +123,9 @@ def read_text(path: str | Path) -> str:
     return Path(path).read_bytes().decode()
   except OSError as error:
     raise ValueError(
-      f'{path} cannot be read ({error.strerror}); give the path of a text file.'
+      f'{path} cannot be read ({error.strerror}). Give the path of a text file.'
     ) from None
   except UnicodeDecodeError as error:
     raise ValueError(
-      f'{path} is not UTF-8 (byte {error.start}); convert it.'
+      f'{path} is not UTF-8 (byte {error.start}). Convert it to UTF-8.'
     ) from None

@@ -37,21 +37,21 @@ def define_flags() -> None:
 def main(argv: list[str]) -> None:
   args = flags.FLAGS
   if not argv[1:]:
-    raise ValueError('No run was given; give folders of runs.')
+    raise ValueError('No run was given. Give one or more folders of runs.')
   runs = {Path(each).resolve().name: each for each in argv[1:]}
   if len(runs) < len(argv[1:]):
     raise ValueError(
-      'Two folders have the same last name, which identifies a run here; '
-      'rename one.'
+      'Two folders have the same last name, which identifies a run here. '
+      'Rename one.'
     )
   if args.plot and Path(args.plot).suffix != '.png':
     raise ValueError(
-      f'--plot={args.plot} is not a .png file; give a name that ends in .png.'
+      f'--plot={args.plot} is not a .png file. Give a name that ends in .png.'
     )
   if len(args.metric) > 1 and not args.plot:
     raise ValueError(
       f'--metric={",".join(args.metric)} are several metrics, which can only '
-      'be plotted; add --plot=FILE.png, or give one metric.'
+      'be plotted. Add --plot=FILE.png, or give one metric.'
     )
   print(table(runs, args.metric[0], args.split))
   if args.plot:
@@ -83,7 +83,7 @@ def table(runs: dict[str, str], metric: str, split: str | None) -> str:
   width = max(map(len, rows))
   lines = [
     f'{metric} ({unit(metric) or "?"}) on {split}; '
-    'training steps: medians of their times',
+    'step ms and tokens/s: medians of training',
     f'{"":<{width}} {"step":>9} {"last":>9} {"best":>9} {"at step":>9} '
     f'{"step ms":>9} {"tokens/s":>9}',
   ]
@@ -112,7 +112,7 @@ def row(folder: str, metric: str, split: str) -> dict:
   ]
   if not points:
     raise ValueError(
-      f'{folder} has no {metric} on {split} yet; choose another --metric or '
+      f'{folder} has no {metric} on {split} yet. Choose another --metric or '
       '--split.'
     )
   training = [r for r in records if 'step_seconds' in r]

@@ -4,8 +4,8 @@
   meliad-rec settings LEARNING_RATE
   meliad-rec settings options/position/rope
 
-With a name, it shows what the file sets, or which files set the macro. The last
-part of a name, such as rope, is enough.
+With a name, it shows what that gin file sets, or which files set that macro (a
+setting in capitals). The last part of a file's name, such as rope, is enough.
 """
 
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def overview() -> Iterator[str]:
 
 
 def details(name: str) -> list[str]:
-  """Returns a text about each file or macro of that name.
+  """Returns a description of each file or macro with that name.
 
   Raises:
     ValueError: no file and no macro has the name.
@@ -84,7 +84,7 @@ def details(name: str) -> list[str]:
     last = [file.rpartition('/')[2] for file in files.names()]
     near = files.nearest(short, [*known, *files.names(), *last])
     raise ValueError(
-      f'There is no setting or gin file called {name!r}{near}; '
+      f'There is no setting or gin file called {name!r}{near}. '
       '`meliad-rec settings` lists them all.'
     )
   return [_file(file) for file in found]

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> None:
     print(f'{args.verify} is unchanged')
     return
   if not args.out:
-    raise ValueError('--out is missing; set it to the folder of the new store.')
+    raise ValueError('--out is missing. Set it to the folder of the new store.')
   store.check_free(args.out, args.force)
   text = Text(sources.from_flags(), open_vocabulary(args.vocabulary))
   splits = {

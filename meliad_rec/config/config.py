@@ -4,8 +4,8 @@
   experiment = config.build(Experiment)()
   config.check_read()
 
-A mistake raises a ConfigError of one sentence: the file and line, the value
-given, what is needed, and the nearest known name. No other folder of the
+A mistake raises a ConfigError with the file and line, the value given, what is
+needed, and the nearest known name. No other folder of the
 package knows gin. `reader.py` reads files, and `evaluator.py` builds objects.
 """
 
@@ -74,7 +74,10 @@ def parse(
 def read(
   files: list[str], params: list[str], kinds: tuple = gin_files.KINDS
 ) -> Reader:
-  """Reads as `parse` does, without checking values."""
+  """Reads files and single bindings as `parse` does, without checking values.
+
+  The configuration of the process does not change.
+  """
   reader, options = Reader(), {}
   for name in gin_files.in_order(files):
     before = reader.bindings.copy()
@@ -100,7 +103,7 @@ def _check_options(options: dict[str, dict]) -> None:
     others = ', '.join(dict.fromkeys(last[key].where for key in set_))
     raise ConfigError(
       f'--gin_file={name} has no effect: all its settings ({paths}) are'
-      f' overridden by {others}; remove one of the two.'
+      f' overridden by {others}. Remove one of the two.'
     )
 
 
@@ -122,7 +125,8 @@ def check_read() -> None:
   unread, because an architecture need not have memory slots, for instance.
 
   Raises:
-    ConfigError: nothing read a binding; names the nearest that was read.
+    ConfigError: a binding was not read. The message names the nearest one that
+      was.
   """
   _Current.evaluator.check_read()
 
@@ -135,8 +139,8 @@ def operative() -> str:
 def differences(before: str, after: str) -> list[str]:
   """Returns a line for each change between operative configurations.
 
-  A new setting is no change if it is None: an older version did not have it,
-  and None turns it off.
+  A new setting that is None does not count as a change: an older version did
+  not have it, and None turns it off.
   """
   old, new = (
     {path: repr(value) for path, value in _values(text).items()}
@@ -152,8 +156,8 @@ def differences(before: str, after: str) -> list[str]:
 def settings(text: str) -> dict[str, Any]:
   """Returns the settings of a gin text by name; imports nothing that it names.
 
-  Numbers, strings, None and tuples and lists of them are values, and everything
-  else is the text that stands in the file.
+  A number, string or None, or a tuple or list of these, is returned as a value.
+  Anything else is returned as its gin text.
   """
   return {
     name: value if _is_plain(value) else repr(value)

@@ -18,27 +18,27 @@ def define_flags() -> None:
   flags.DEFINE_multi_string(
     'gin_file',
     [],
-    'Gin file, repeatable: one each of arch/, size/ and task/, any of options/,'
-    ' or a path.',
+    'Gin file, repeatable: one each of arch/, size/ and task/, any number of '
+    'options/, or the path of another file.',
   )
   flags.DEFINE_multi_string(
     'gin_param',
     [],
-    "Single binding 'NAME = value', repeatable; overrides the files.",
+    "One setting 'NAME = value', repeatable; overrides the files.",
   )
 
 
 def check_no_arguments(argv: list[str]) -> None:
   """Raises ValueError if a command was given words that are not flags."""
   if argv[1:]:
-    raise ValueError(f'{argv[1]!r} is not a flag; write --flag=value.')
+    raise ValueError(f'{argv[1]!r} is not a flag. Write --flag=value.')
 
 
 def refuse(names: Iterable[str], why: str) -> None:
   """Raises ValueError if any of these flags is given; `why` is the reason."""
   given = [f'--{name}' for name in names if flags.FLAGS[name].present]
   if given:
-    raise ValueError(f'{", ".join(given)} {why}; remove it.')
+    raise ValueError(f'{", ".join(given)} {why}. Remove it.')
 
 
 def define_mesh_flag() -> None:
@@ -53,7 +53,7 @@ def define_mesh_flag() -> None:
 
 
 def given_mesh() -> tuple[str, ...]:
-  """Returns the bindings that --mesh stands for, or () without the flag."""
+  """Returns --gin_param values equivalent to --mesh; () without the flag."""
   text = flags.FLAGS.mesh
   return () if text is None else mesh_bindings(parse_mesh(text))
 
@@ -71,7 +71,7 @@ def parse_mesh(text: str) -> dict[str, int]:
       name not in AXES or name in found or not size.isdecimal() or not int(size)
     ):
       raise ValueError(
-        f'--mesh={text} contains {part!r}{nearest(name, AXES)}; give sizes of '
+        f'--mesh={text} contains {part!r}{nearest(name, AXES)}. Give sizes of '
         f'axes among {", ".join(AXES)}, such as data:64,model:4.'
       )
     found[name] = int(size)
@@ -88,12 +88,12 @@ def check_mesh(devices: int, slice_name: str) -> None:
   if devices % product or ('data' in sizes and devices != product):
     raise ValueError(
       f'--mesh={mesh_text(sizes)} takes {product} devices, but {slice_name} '
-      f'has {devices}; give sizes whose product is {devices}.'
+      f'has {devices}. Give sizes whose product is {devices}.'
     )
 
 
 def mesh_bindings(sizes: Mapping[str, int]) -> tuple[str, ...]:
-  """Returns --gin_param values that set the mesh of the experiment.
+  """Returns the --gin_param values that set the mesh of the experiment.
 
   If data is not named, it takes the remaining devices.
   """

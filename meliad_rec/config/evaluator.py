@@ -1,8 +1,9 @@
 """Checks bindings, builds objects from them, and records the values used.
 
-An argument passed by a caller overrides a binding, and a binding overrides a
-default. References nest: `@a/f()` calls `f` inside the scope `a`. There the
-bindings of `f` apply, but a binding of `a/f` overrides the same one of `f`.
+A binding is a line `function.parameter = value` of a gin file. An argument
+passed by a caller overrides a binding, and a binding overrides a default.
+`@a/f()` calls `f` inside the scope `a`: the bindings of `f` apply, but a
+binding of `a/f` overrides the binding of `f` for the same parameter.
 """
 
 from collections.abc import Callable
@@ -52,14 +53,15 @@ class Evaluator:
   Args:
     bindings: the configuration; later bindings override earlier ones.
     find: returns the function or class of a name, or raises ConfigError.
-    advice: ends the message about a binding that does not fit the code.
+    advice: last sentence, without its period, of the message about a binding
+      that does not fit the code.
   """
 
   def __init__(
     self,
     bindings: Iterable[Binding],
     find: Callable[[Name], Callable],
-    advice: str = 'correct the name',
+    advice: str = 'Correct the name',
   ):
     self.find = find
     self._advice = advice
@@ -85,7 +87,7 @@ class Evaluator:
       name: name of the function or class.
       scope: names of the scopes entered, separated by '/'; '' for none.
       args, kwargs: arguments of the caller.
-      outer: bindings that are being evaluated, to detect cycles.
+      outer: bindings whose values are being evaluated, to detect cycles.
 
     Raises:
       ConfigError: the function lacks a bound parameter, or an argument is
@@ -108,7 +110,7 @@ class Evaluator:
       elif one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
         raise ConfigError(
           f'{name} needs {parameter!r}, which no gin file and no --gin_param'
-          f' sets; set {name}.{parameter}.'
+          f' sets. Set {name}.{parameter}.'
         )
     self._used.setdefault((scope, name), {}).update(record)
     return target(*args, **arguments, **kwargs)
@@ -116,7 +118,7 @@ class Evaluator:
   def value(
     self, binding: Binding, scope: str = '', outer: tuple[Binding, ...] = ()
   ) -> Any:
-    """Returns a binding's value, with macros replaced and references called."""
+    """Returns a binding's value; replaces macros and calls references."""
     outer = self._entered(binding, outer)
     self._read.add(binding.key)
 
@@ -159,7 +161,8 @@ class Evaluator:
     """Checks that every binding that is not optional has been read.
 
     Raises:
-      ConfigError: nothing read a binding; names the nearest that was read.
+      ConfigError: a binding was not read. The message names the nearest one
+        that was.
     """
     for binding in self._every():
       if binding.optional or binding.key in self._read:
@@ -172,14 +175,14 @@ class Evaluator:
       ]
       raise ConfigError(
         f'{binding.where}: nothing reads {binding.path}'
-        f'{nearest(binding.path, peers)}; correct the name, or remove the'
+        f'{nearest(binding.path, peers)}. Correct the name, or remove the'
         ' binding.'
       )
 
   def text(self) -> str:
     """Returns the bindings read and the defaults used, as gin text.
 
-    Every module gets a unique alias, and the text has no include statement.
+    Every module gets a unique alias. The text includes no other file.
     """
     aliases = {}
 
@@ -247,7 +250,7 @@ class Evaluator:
       macros = [b.path for b in self._every() if not b.parameter]
       raise ConfigError(
         f'{asking.where}: {asking.path} = {asking.value!r}, but nothing sets'
-        f' {leaf!r}{nearest(leaf.name, macros)}; {self._advice}.'
+        f' {leaf!r}{nearest(leaf.name, macros)}. {self._advice}.'
       )
     return found['']
 
@@ -270,12 +273,14 @@ class Evaluator:
       ConfigError: it is among them already, or they use too many macros.
     """
     if any(one is binding for one in outer):
-      raise ConfigError(f'{binding.where}: {binding.path} is set to itself.')
+      raise ConfigError(
+        f'{binding.where}: {binding.path} is set to itself. Set it to a value.'
+      )
     self._macros = self._macros + 1 if outer else 0
     if self._macros > _MACROS:
       raise ConfigError(
-        f'{outer[0].where}: {outer[0].path} uses more than {_MACROS} macros;'
-        ' remove macros that use others again and again.'
+        f'{outer[0].where}: {outer[0].path} uses more than {_MACROS} macros.'
+        ' Write some of their values out.'
       )
     return (*outer, binding)
 
@@ -283,7 +288,7 @@ class Evaluator:
     if not takes(known, binding.parameter):
       raise ConfigError(
         f'{binding.where}: {binding.name} has no parameter'
-        f' {binding.parameter!r}{nearest(binding.parameter, known)};'
+        f' {binding.parameter!r}{nearest(binding.parameter, known)}.'
         f' {self._advice}.'
       )
 
@@ -310,7 +315,7 @@ def _check_type(binding, target, value):
     given = f'{binding.value!r}, which is {given}'
   if isinstance(value, Reference):
     other = dataclasses.replace(value, called=not value.called)
-    hint = f'; write {other!r}' if fits(other, needed) else ''
+    hint = f'. Write {other!r}' if fits(other, needed) else ''
   else:
     hint = f', not {describe(type(value))}'
   raise ConfigError(

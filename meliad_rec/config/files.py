@@ -26,7 +26,7 @@ def root() -> Path:
 
 
 def nearest(name: str, names) -> str:
-  """Returns ' (nearest is X)', or '' if no name is near."""
+  """Returns ' (nearest is X)', or '' if no name is similar."""
   by_lower = {one.lower(): one for one in sorted(names, reverse=True)}
   close = difflib.get_close_matches(name.lower(), by_lower, 1)
   return f' (nearest is {by_lower[close[0]]})' if close else ''
@@ -69,7 +69,7 @@ def find(name: str, where: str) -> Path:
   raise ConfigError(
     f'{where} names the gin file {name!r}, which is neither a shipped file in'
     f' {root()} nor a file relative to {Path.cwd()}{nearest(short, names())}'
-    f'{f"; choose one of {there}" if there else ""}.'
+    f'{f". Choose one of {there}" if there else ""}.'
   )
 
 
@@ -153,7 +153,7 @@ def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:
     if len(files) > 1:
       raise ConfigError(
         f'{" and ".join(files.values())} are {len(files)} files of {one}/, but'
-        ' a run takes exactly one; remove the others.'
+        ' a run takes exactly one. Remove the others.'
       )
   own = any(not is_shipped(path) for *_, path in chains)
   if own and not any(chosen.values()):
@@ -161,7 +161,7 @@ def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:
   for one in kinds:
     if not chosen[one]:
       raise ConfigError(
-        f'No file of {one}/ was given, but a run takes exactly one; add'
+        f'No file of {one}/ was given, but a run takes exactly one. Add'
         f' --gin_file={one}/NAME, where NAME is one of'
         f' {", ".join(names(one)) or "(none is shipped)"}, or a file of your'
         f' own in a folder called {one}.'

@@ -35,7 +35,7 @@ _KNOWN = 'meliad_rec', 'jax', 'optax'
 
 
 class Reader:
-  """Reads statements; a later binding replaces an earlier one.
+  """Reads gin statements; a later binding replaces an earlier one.
 
   Attributes:
     bindings: {Binding.key: binding}.
@@ -63,14 +63,19 @@ class Reader:
     """
     path = gin_files.find(name, where)
     if path in outer:
-      raise ConfigError(f'{where} includes {name}, which includes it again.')
+      raise ConfigError(
+        f'{where} includes {name}, which includes it again. '
+        'Remove one of the two include statements.'
+      )
     chain = (*outer, path)
     self.chains.append(chain)
     label = gin_files.label(path)
     try:
       text = path.read_text(encoding='utf-8')
     except UnicodeDecodeError as error:
-      raise ConfigError(f'{where}: {label} is not UTF-8 text.') from error
+      raise ConfigError(
+        f'{where}: {label} is not UTF-8 text. Convert it.'
+      ) from error
     optional = gin_files.is_shipped(path) and gin_files.is_optional(path)
     self.text(text, lambda line: f'{label}:{line}', {}, optional, chain)
 
@@ -78,7 +83,7 @@ class Reader:
     """Reads one binding, which may use all modules that the files import."""
     where = f'--gin_param {cut(text)!r}'
     if not re.match(r'[^=#]+=', text):
-      raise ConfigError(f'{where} has no "="; write NAME = value.')
+      raise ConfigError(f'{where} has no "=". Write NAME = value.')
     clear = {name: one for name, one in self.modules.items() if one}
     self.text(text, lambda _: where, clear)
 
@@ -90,7 +95,7 @@ class Reader:
   def called(self, function: Callable, parameter: str) -> Callable | None:
     """Returns the function or class that a parameter's value `@name()` calls.
 
-    None if the parameter is not bound, or to something else.
+    Returns None if the parameter is not bound, or is bound to something else.
     """
     binding = self.bindings.get(('', self.name(function), parameter))
     match binding and binding.value:
@@ -129,7 +134,7 @@ class Reader:
           if binding.key in set_here:
             raise ConfigError(
               f'{where} sets {binding.path} again, after'
-              f' {set_here[binding.key]}; keep one of the two.'
+              f' {set_here[binding.key]}. Keep one of the two.'
             )
           set_here[binding.key] = where
           self.bindings[binding.key] = binding
@@ -159,7 +164,7 @@ class Reader:
     return Binding(scope, name, parameter, value, where, optional)
 
   def look_up(self, dotted, where, here):
-    """Finds the function or class of a dotted name; returns its Name and it.
+    """Returns the Name and the object of a function or class.
 
     Args:
       dotted: a name such as 'window.WindowLayer'.
@@ -174,8 +179,8 @@ class Reader:
       here.setdefault(first, _load(first, where))
     if first not in here:
       raise ConfigError(
-        f'{where}: nothing imported is called {first!r} in {dotted}'
-        f'{nearest(first, here)}; import it, or in a --gin_param write its full'
+        f'{where}: {first!r} in {dotted} is not an imported module'
+        f'{nearest(first, here)}. Import it, or in a --gin_param write its full'
         ' name.'
       )
     module = thing = here[first]
@@ -187,7 +192,8 @@ class Reader:
         known = [name for name in dir(thing) if not name.startswith('_')]
         owner = getattr(thing, '__name__', type(thing).__name__)
         raise ConfigError(
-          f'{where}: {owner} has no {part!r}{nearest(part, known)}.'
+          f'{where}: {owner} has no {part!r}{nearest(part, known)}. Correct the'
+          ' name.'
         )
       thing = getattr(thing, part)
       if isinstance(thing, types.ModuleType):
@@ -225,7 +231,7 @@ def _load(name: str, where: str) -> types.ModuleType:
       known = pkgutil.iter_modules(getattr(parent, '__path__', None))
       raise ConfigError(
         f'{where}: there is no module {module}'
-        f'{nearest(part, [one.name for one in known])}.'
+        f'{nearest(part, [one.name for one in known])}. Correct the name.'
       ) from error
   return module
 

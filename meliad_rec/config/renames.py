@@ -1,8 +1,8 @@
 """Former names of modules, classes and parameters, so that older runs load.
 
-A run keeps the gin text that it was trained with. `Renamer` rewrites such a
-text, statement by statement, to the current names. `saved_paths` finds the
-arrays of the run's checkpoints.
+A run keeps its configuration, a gin text, in config.gin. `Renamer` rewrites
+such a text, statement by statement, to the current names. `saved_paths` finds
+the arrays of the run's checkpoints.
 """
 
 from collections.abc import Callable
@@ -123,9 +123,11 @@ class Renamer:
     return FUNCTIONS.get(path, alias + dot + CLASSES.get(path, rest))
 
   def parameter(self, selector: str, name: str) -> str | None:
-    """Returns the current name of a parameter of a current selector.
+    """Returns the current name of a parameter.
 
-    None if a text of an older version sets a parameter that was removed.
+    The selector is 'module.name' of its function or class, in current names.
+    Returns None if a text of an older version sets a parameter that was
+    removed.
     """
     current = PARAMETERS.get(self._path(selector, name), name)
     is_former = selector.partition('.')[0] in self._former
@@ -179,7 +181,7 @@ def saved_paths(wanted: Iterable[str], saved: Iterable[str]) -> dict[str, str]:
     saved: paths of the checkpoint's arrays.
 
   Returns:
-    {current path: path in the checkpoint}, for every path in the checkpoint.
+    {path in this version: path in the checkpoint}, for every saved path.
   """
   wanted, found = set(wanted), {}
   for path in saved:

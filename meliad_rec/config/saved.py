@@ -1,7 +1,7 @@
 """Builds parts of a run from its saved config.gin, which may be untrusted.
 
-Only the objects needed are imported, and only from a list of modules, so that
-the run folder of someone else cannot execute its own code. A notebook may train
+Only the objects needed are imported, and only from a list of modules, so that a
+run folder from someone else cannot execute code. A notebook may train
 one run and open others, each with its own configuration.
 """
 
@@ -36,8 +36,8 @@ DATA = (
   'meliad_rec.data.sources.Pg19',
   'meliad_rec.data.vocabulary',
 )
-_RESTORE = 'restore the file that was saved'
-_VERSION = 'use the version of meliad_rec that trained the run'
+_RESTORE = 'Restore the file that was saved'
+_VERSION = 'Use the version of meliad_rec that trained the run'
 
 
 class _NameReader(Reader):
@@ -46,7 +46,7 @@ class _NameReader(Reader):
   def file(self, name, where, outer=()):
     raise ConfigError(
       f'{where} includes {name}, but the configuration of a run is complete by '
-      f'itself; {_RESTORE}.'
+      f'itself. {_RESTORE}.'
     )
 
   def import_module(self, statement, where, here):
@@ -111,14 +111,14 @@ class SavedConfig:
       adapted: maps each function or class to what is called in its place.
 
     Raises:
-      ConfigError: as `build`, or the argument is not set.
+      ConfigError: as in `build`, or the argument is not set.
     """
     name = _name(function)
     evaluator = self._evaluator(parts, name, adapted)
     binding = evaluator.argument(name, parameter)
     if binding is None:
       raise ConfigError(
-        f'{self.where} does not set {name}.{parameter}; {_RESTORE}.'
+        f'{self.where} does not set {name}.{parameter}. {_RESTORE}.'
       )
     return evaluator.value(binding)
 
@@ -135,23 +135,23 @@ class SavedConfig:
     if not (inside or self.trusted):
       raise ConfigError(
         f'{self.where} calls {full}, which is not a part of meliad_rec that a '
-        'saved run may call; if you trust the folder, add --trusted.'
+        'saved run may call. If you trust the folder, add --trusted.'
       )
     try:
       found = getattr(importlib.import_module(name.module), name.inner)
     except (ImportError, AttributeError):
       advice = _VERSION
       if not full.startswith('meliad_rec.'):
-        advice = 'start the command in the folder of that module'
+        advice = 'Start the command in the folder of that module'
       raise ConfigError(
-        f'{self.where} names {full}, which is not there; {advice}.'
+        f'{self.where} names {full}, which does not exist here. {advice}.'
       ) from None
     # A module of ours may also hold names that it imports from elsewhere.
     own = getattr(found, '__module__', '').startswith('meliad_rec.')
     own = own or name.module == 'jax.nn'
     if not (callable(found) and (own or self.trusted)):
       raise ConfigError(
-        f'{self.where} calls {full}, which is not a part of meliad_rec; '
+        f'{self.where} calls {full}, which is not a part of meliad_rec. '
         f'{_RESTORE}.'
       )
     return found

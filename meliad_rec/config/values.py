@@ -27,7 +27,7 @@ DYNAMIC = 'from __gin__ import dynamic_registration'
 
 
 class ConfigError(ValueError):
-  """A mistake in the configuration, described in one sentence."""
+  """A mistake in the configuration; the message says how to correct it."""
 
 
 class Name(NamedTuple):
@@ -46,7 +46,7 @@ class Name(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Macro:
-  """`%NAME`: the value that NAME is bound to."""
+  """`%NAME` in a gin file: the value that the line `NAME = value` sets."""
 
   name: str
 
@@ -141,7 +141,7 @@ def takes(known: dict[str, inspect.Parameter] | None, name: str) -> bool:
 def annotation(target, name: str):
   """Returns the annotation of a parameter; `Parameter.empty` if unknown.
 
-  A string is evaluated in the module of the class or function that wrote it.
+  An annotation in quotes is evaluated in the module that defines it.
   An annotation that only a type checker can resolve counts as unknown.
   """
   found = parameters(target)[name].annotation
@@ -229,7 +229,7 @@ def _reference_fits(reference, annotation, origin, args) -> bool:
 
 
 def cut(text: str) -> str:
-  """Returns a text for a message, without its end if it is long."""
+  """Returns a text for a message, at most 80 characters of it."""
   return text if len(text) <= 80 else f'{text[:77]}...'
 
 
@@ -263,7 +263,7 @@ class _Values(ParserDelegate):
 
 
 def statements(text: str, place):
-  """Yields the statements of a text, with former names made current.
+  """Yields the statements of a gin text, with former names made current.
 
   Args:
     text: content of one file.
@@ -286,7 +286,7 @@ def statements(text: str, place):
         yield statement
   except RecursionError as error:
     raise ConfigError(
-      f'{place(1)}: a value is nested too deeply; write fewer brackets.'
+      f'{place(1)}: a value is nested too deeply. Write fewer brackets.'
     ) from error
   except tokenize.TokenError as error:
     reason, (line, _) = error.args
@@ -296,7 +296,7 @@ def statements(text: str, place):
     if word:
       word = word[1]
       reason = (
-        f"{word} is not a value; write '{word}' for a string, %{word} for a"
+        f"{word} is not a value. Write '{word}' for a string, %{word} for a"
         f' macro, @{word} for a function or class'
       )
     else:

@@ -6,12 +6,12 @@ import numpy as np
 
 
 class Batch(flax.struct.PyTreeNode):
-  """The next segment of each row, with a target for each of its tokens.
+  """The next segment of each row, and its targets.
 
-  A document d_0 .. d_{n-1} is read as inputs 0, d_0 .. d_{n-2} with targets
-  d_0 .. d_{n-1}: id 0 is padding and also precedes the first token. The first
-  input of a later segment is the last token of the segment before it, so every
-  token is a target exactly once.
+  B rows have T tokens each. A document d_0 .. d_{n-1} is read as inputs 0, d_0
+  .. d_{n-2} with targets d_0 .. d_{n-1}: id 0 is padding and also precedes the
+  first token. The first input of a later segment is the last token of the
+  segment before it, so every token is a target exactly once.
 
   If tokens have labels, the inputs are d_0 .. d_{n-1} and the targets their
   labels. Label 0 is not scored.

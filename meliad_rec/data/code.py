@@ -25,9 +25,9 @@ class Code:
 
   90 % of packages are in train, 5 % in validation and 5 % in test.
 
-  A document is the .py files of a package in sorted order, each after a comment
-  line with its path. Files that are not UTF-8 or cannot be read, such as broken
-  links, are skipped and counted.
+  A document holds the .py files of a package in sorted order, each after a
+  comment line with its path. Files that are not UTF-8 or cannot be read, such
+  as broken links, are skipped and counted.
 
   Attributes:
     max_bytes: maximum bytes of a package; the first file that would exceed it

@@ -15,7 +15,7 @@ class Dataset(Protocol):
 
   Attributes:
     vocabulary: the vocabulary of the ids.
-    splits: names of the splits; a run reads train and validation.
+    splits: names of the splits. A run reads train and validation.
   """
 
   vocabulary: Vocabulary

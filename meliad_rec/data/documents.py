@@ -25,10 +25,10 @@ class Document(NamedTuple):
   """One tokenized document.
 
   Attributes:
-    name: its name in the source.
-    tokens: ids, [n].
-    bytes_: UTF-8 bytes of the text.
-    words: whitespace-separated words of the text.
+    name: name of the document in its source.
+    tokens: token ids, [n].
+    bytes_: number of UTF-8 bytes of the text.
+    words: number of whitespace-separated words of the text.
     labels: ids, [n], 0 where not scored. None: the target is the next token.
     first_length: tokens in the first sequence of a pair. None: not a pair.
   """
@@ -49,16 +49,16 @@ class Documents:
     tokens: 1-d array of the ids of all documents in order; may be
       memory-mapped.
     starts: int64 [documents + 1], where each document begins in `tokens`.
-    bytes_: int64 [documents], UTF-8 bytes of each text.
-    words: int64 [documents], whitespace-separated words of each text.
+    bytes_: int64 [documents], number of UTF-8 bytes of each text.
+    words: int64 [documents], number of whitespace-separated words of each text.
     names: [documents], the name of each in its source.
     tokens_sha256: sha256 of the bytes of `tokens`. None: computed on demand.
     labels: 1-d array like `tokens`, the label of each token, 0 where not
       scored. None: the target is the next token.
     first_lengths: int64 [documents], tokens in the first sequence of each pair;
       the rest is the second sequence. None: documents are not pairs.
-    vocabulary_size: ids are checked against it as they are read. None: they
-      have been checked.
+    vocabulary_size: size of the vocabulary; ids are checked against it when
+      they are read. None: the ids have been checked already.
 
   Raises:
     ValueError: labels or first_lengths do not fit the documents.
@@ -151,7 +151,7 @@ class Documents:
     """
     if not 0 <= i < len(self):
       raise IndexError(
-        f'There is no document {i}; the split has {len(self)} documents.'
+        f'There is no document {i}. Give an index from 0 to {len(self) - 1}.'
       )
     return self._ids(slice(*self.starts[i : i + 2]))
 
@@ -164,7 +164,7 @@ class Documents:
   def read(
     self, i: int, offset: int, count: int
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `count` inputs and targets of document i, starting at `offset`.
+    """Returns inputs and targets, the next `count` of document i at `offset`.
 
     The inputs of text are its tokens shifted by one, beginning with 0. The
     inputs of labeled tokens are the tokens themselves.
@@ -210,7 +210,7 @@ class Documents:
     tokens: int | None = None,
     vocabulary: Vocabulary | None = None,
   ) -> 'Documents':
-    """Returns the first documents, or the first tokens of each, or both.
+    """Returns only the first documents, the first tokens of each, or both.
 
     Args:
       count: documents to keep. None: all.
@@ -296,12 +296,12 @@ def check_ids(document: Document, vocabulary: Vocabulary) -> None:
 
 
 def check_range(ids: np.ndarray, size: int, path: str | Path) -> None:
-  """Checks the ids of a file.
+  """Checks that ids of a file are in the vocabulary.
 
   Args:
     ids: ids in the file.
-    size: size of their vocabulary.
-    path: the file, for the message.
+    size: size of the vocabulary.
+    path: path of the file, for the message.
 
   Raises:
     ValueError: an id is 0 (padding) or outside the vocabulary.

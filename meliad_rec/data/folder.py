@@ -16,7 +16,7 @@ _DROP = 'drop'
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-  """UTF-8 files, one document each, byte for byte.
+  """UTF-8 files, one document each, without any change to their bytes.
 
   The split of a file is determined by the first of these that applies:
   - split_file, if given; files that it marks "drop" or omits are left out;
@@ -145,7 +145,7 @@ class Folder:
     chosen = {name: split for name, split in chosen.items() if split in SPLITS}
     if not chosen:
       raise ValueError(
-        f'{self.split_file} lists no file. '
+        f'{self.split_file} assigns no file to a split. '
         f'Write lines of name, tab and one of {", ".join(SPLITS)}.'
       )
     logging.info(

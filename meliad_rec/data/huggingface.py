@@ -1,4 +1,4 @@
-"""Documents from a dataset of Hugging Face: local files, or its Hub."""
+"""Documents from a Hugging Face dataset: local files, or one of the Hub."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -27,12 +27,12 @@ _BUILDERS = {
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFace:
-  """Rows of a dataset of Hugging Face, one document each, in its order.
+  """Rows of a Hugging Face dataset in their order, one document each.
 
-  The splits train, validation and test are those of the dataset with these
-  names, unless `splits_from` says otherwise. If only train is there, a hash of
-  the row's number decides: one row in twenty goes to validation and one to
-  test.
+  The splits train, validation and test are the splits of the dataset with these
+  names, unless `splits_from` gives other names. If the dataset has only train,
+  a hash of the row's number decides: one row in twenty goes to validation and
+  one to test.
 
   Documents are tokenized once, in memory or into a token store. From then on
   their order is fixed, and a run resumes only with the same documents. Nothing
@@ -45,15 +45,17 @@ class HuggingFace:
       Arrow, CSV or JSON lines; a folder of such files; or the name of a
       dataset on the Hub.
     field: name of the column that holds the text, a string.
-    subset: name of a configuration of the dataset. None: its only one.
+    subset: name of a configuration of the dataset. None: the dataset has only
+      one.
     splits_from: {split: name in the dataset}, for train, validation or test.
       None: names are the same.
-    stream: whether to read rows as they arrive, without a copy on the disk.
-    limit: rows to read of each split. None: all.
+    stream: whether to read rows as they are downloaded, without a copy on the
+      disk.
+    limit: maximum rows to read of each split. None: all.
 
   Raises:
-    ValueError: the dataset, a split or the column is not there, or the package
-      `datasets` is not installed.
+    ValueError: the dataset, a split or the column does not exist, or the
+      package `datasets` is not installed.
   """
 
   path: str
@@ -82,8 +84,8 @@ class HuggingFace:
     columns = part.column_names or ()
     if columns and self.field not in columns:
       raise ValueError(
-        f'{self.path} has no column {self.field!r}; its columns are '
-        f'{", ".join(columns)}. Set --field (in gin: FIELD).'
+        f'{self.path} has no column {self.field!r}. Set --field (in gin: '
+        f'FIELD) to one of {", ".join(columns)}.'
       )
     if columns:
       part = part.select_columns([self.field])
@@ -104,13 +106,13 @@ class HuggingFace:
 
   @functools.cached_property
   def _parts(self) -> Mapping[str, Iterable[Mapping]]:
-    """The splits of the dataset by their own names."""
+    """The splits of the dataset, by their names in the dataset."""
     try:
       import datasets
       import huggingface_hub
     except ImportError:
       raise ValueError(
-        f'{self.path} needs the package datasets; install meliad_rec[hf].'
+        f'{self.path} needs the package datasets. Install meliad_rec[hf].'
       ) from None
     # Errors are reported in one sentence below.
     datasets.disable_progress_bars()
@@ -118,9 +120,9 @@ class HuggingFace:
     huggingface_hub.logging.set_verbosity(huggingface_hub.logging.CRITICAL)
     if self.stream:
       logging.info(
-        '%s: a stream may give other documents when it is read again, and a '
-        'run then cannot resume. Write a store with meliad-rec tokenize to be '
-        'sure.',
+        '%s: a stream may give other documents when it is read again. A run '
+        'then cannot resume. Write a store with meliad-rec tokenize to avoid '
+        'this.',
         self.path,
       )
     path = Path(self.path)
@@ -147,7 +149,8 @@ class HuggingFace:
     if self.splits_from is None:
       if not {*SPLITS} & {*self._parts}:
         raise ValueError(
-          f'{self.path} has the splits {", ".join(self._parts)}. Set '
+          f'{self.path} has none of the splits {", ".join(SPLITS)}, but '
+          f'{", ".join(self._parts)}. Set '
           '--splits_from=train=NAME,validation=NAME (in gin: '
           'sources.HuggingFace.splits_from).'
         )

@@ -1,4 +1,7 @@
-"""Lanes: each batch row reads one document after another, segment by segment.
+"""Lanes: the batch rows, each of which reads documents one after another.
+
+A row reads a document segment by segment; a segment is the tokens that a row
+has in one batch.
 
 When a row finishes its document, it takes the next one from a queue that all
 rows share; rows that finish together take theirs in row order. The assignment
@@ -6,9 +9,9 @@ depends only on the lengths of the documents, so any number of hosts sees the
 same batches. A document begins at the start of a segment, and its last segment
 is padded. Each sequence of a pair gets half of the segment.
 
-If there are fewer documents than rows, rows that share a document start at
-different segments of it. Documents with labels are always read from the
-beginning, because labels may depend on the beginning.
+If there are fewer documents than rows, several rows read the same document and
+start at different segments of it. Documents with labels are always read from
+the beginning, because labels may depend on the beginning.
 """
 
 import dataclasses
@@ -49,15 +52,15 @@ class ShorterFirst:
 
 
 class Lanes:
-  """Iterates over (Batch, position of the next batch).
+  """Iterates over pairs of a Batch and the position of the batch after it.
 
   Args:
     documents: the documents to read; empty ones are skipped.
     rows: documents read in parallel, over all hosts.
     segment: tokens per row in a batch.
     seed: seed of the order of documents; each epoch has a different order.
-    shorter_first: overrides `segment` in the first batches. None: `segment`
-      holds for all batches.
+    shorter_first: overrides `segment` in the first batches. None: all batches
+      have `segment` tokens per row.
     shuffle: whether to shuffle documents. If not, they are read in the given
       order or, if repeat is False, longest first, so that rows end together.
     repeat: whether to continue after one epoch. If not, iteration ends when
@@ -138,9 +141,10 @@ class Lanes:
   def position(self) -> Position:
     """The position of the next batch in the data, as a small JSON object.
 
-    `step` counts batches, `tokens` and `padding` count tokens and padding of
-    all rows since the beginning, and `epoch` is the current pass over the
-    documents, of which `next` have been taken.
+    `step` counts batches. `tokens` and `padding` count the tokens and the
+    padding positions of all rows since the beginning. `epoch` is the current
+    pass over the documents, counted from 0, and `next` is the number of
+    documents that rows have taken in it.
     """
     return {
       **self._settings,

@@ -35,7 +35,7 @@ class Pg19:
     if not builder.data_path.exists():
       folder = self.data_dir or builder.data_path.parents[1]
       raise ValueError(
-        f'pg19 is not in {builder.data_path}; run `tfds build pg19 '
+        f'pg19 is not in {builder.data_path}. Run `tfds build pg19 '
         f'--data_dir={folder}` (11 GB), or set --path (in gin: '
         'sources.Pg19.data_dir) to the data_dir it was built in.'
       )

@@ -11,8 +11,9 @@ Item = TypeVar('Item')
 def prefetch(items: Iterator[Item], depth: int) -> Iterator[Item]:
   """Yields the same items, preparing up to `depth` of them in a thread.
 
-  The thread ends when `items` ends, when `items` raises, or when this iterator
-  is closed. An error of `items` is raised here, after the items before it.
+  The thread ends when `items` ends or raises, or when this iterator is closed.
+  An error that `items` raises is raised to the caller after the items before
+  it.
 
   Raises:
     ValueError: depth is below 1.

@@ -25,7 +25,8 @@ def find(source: Registered, vocabulary: Vocabulary | None):
       callers that use only the texts.
 
   Raises:
-    ValueError: the source is missing, or has another vocabulary.
+    ValueError: the task is not registered, has no feature 'targets', or has
+      another vocabulary.
   """
   with suppress_stderr():
     import seqio
@@ -49,7 +50,7 @@ def find(source: Registered, vocabulary: Vocabulary | None):
   task = seqio.get_mixture_or_task(name)
   if 'targets' not in task.output_features:
     raise ValueError(
-      f"The seqio task {name!r} has no feature 'targets'; its features are "
+      f"The seqio task {name!r} has no feature 'targets', only "
       f'{", ".join(task.output_features)}. Rename the feature that holds the '
       "ids to 'targets'."
     )
@@ -69,8 +70,8 @@ def examples(task, split: str) -> Iterator[dict]:
   mixing = {}
   if not isinstance(task, seqio.Task):
     logging.warning(
-      'The mixture %s ends as soon as one of its tasks has no more documents; '
-      'the mixing rates determine how many documents of the others are read.',
+      'The mixture %s ends as soon as one of its tasks has no more documents. '
+      'The mixing rates determine how many documents of the others are read.',
       task.name,
     )
     mixing = {'copy_pretokenized': True, 'passthrough_features': ['name']}

@@ -44,7 +44,7 @@ class Registered:
 
 Source = TextReader | Registered
 
-# The flags that each kind of source uses; any other kind is a seqio task.
+# The flags that each kind of source uses. Any other kind is a seqio task.
 _FLAGS = {
   'code': (),
   'folder': ('path', 'split_file'),
@@ -76,7 +76,7 @@ def source(
     split_file: a file with lines of name, tab and split, for folder.
     module: the Python module that registers a seqio task.
     subset, stream, limit: see HuggingFace.
-    splits_from: 'SPLIT=NAME' for each split of HuggingFace.splits_from.
+    splits_from: see HuggingFace; an entry 'SPLIT=NAME' for each split.
 
   Raises:
     ValueError: a flag is missing or does not apply to this kind of source.
@@ -103,7 +103,7 @@ def source(
       f'{", ".join(unused)}. Remove it, or correct --source.'
     )
   if kind in ('folder', 'jsonl', 'hf') and not path:
-    raise ValueError(f'The source {kind!r} needs --path.')
+    raise ValueError(f'The source {kind!r} needs a path. Set --path.')
   match kind:
     case 'code':
       return Code()
@@ -165,13 +165,16 @@ def define_flags() -> None:
   flags.DEFINE_list(
     'splits_from',
     None,
-    'hf: names of the splits in the dataset, such as validation=dev,test=eval.',
+    'hf: for each split, its name in the dataset, such as '
+    'validation=dev,test=eval.',
   )
   flags.DEFINE_bool(
-    'stream', None, 'hf: read rows as they arrive, without a copy on the disk.'
+    'stream',
+    None,
+    'hf: read rows as they are downloaded, without a copy on the disk.',
   )
   flags.DEFINE_integer(
-    'limit', None, 'hf: rows to read of each split.', lower_bound=1
+    'limit', None, 'hf: maximum rows to read of each split.', lower_bound=1
   )
 
 

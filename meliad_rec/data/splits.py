@@ -24,7 +24,7 @@ def split_by_name(
   Args:
     names: names of the documents, all different.
     location: path of the documents, for messages.
-    remedy: sentence that ends the message if there are too few documents.
+    remedy: last sentence of the message if there are too few documents.
 
   Raises:
     ValueError: there are fewer than three names.
@@ -41,7 +41,7 @@ def split_by_name(
       largest = max(map(members, SPLITS), key=len)
       splits[min(largest, key=_hash)] = split
   logging.info(
-    '%s has no splits of its own. By a hash of the names, %d of its %d '
+    '%s is not divided into splits. By a hash of the names, %d of its %d '
     'documents go to validation and %d to test.',
     location,
     len(members('validation')),

@@ -6,9 +6,8 @@ words of its documents (.npy) and their names (JSON). The manifest has the size
 and sha256 of every file. Nothing is ever unpickled, and no file name in a
 manifest can point outside the folder.
 
-What has changed since a split was written is noticed when it is opened: in
-every file that is read whole, and in a sample of the pages of many ids.
-`verify` reads everything.
+Opening a split checks the sha256 of its files. Of more than 16 MiB of ids it
+checks only a sample of pages. `verify` reads and checks everything.
 """
 
 from collections.abc import Iterable
@@ -34,7 +33,8 @@ from meliad_rec.storage.workdir import local
 
 FORMAT = 1
 MANIFEST = 'manifest.json'
-# Ids in bytes that are read whole when a split is opened; of more, only pages.
+# Bytes of ids that are read whole when a split is opened. Of more bytes, only a
+# sample of pages is read.
 _WHOLE = 1 << 24
 _PAGES, _PAGE = 64, 1 << 13  # Number of pages, and ids of each.
 # Errors of reading a file that is not JSON, or is nested too deeply.
@@ -101,8 +101,8 @@ class Store:
     """
     if split not in self.splits:
       raise ValueError(
-        f'The store {self.path} has no split {split!r}; '
-        f'it has {", ".join(self.splits)}.'
+        f'The store {self.path} has no split {split!r}. '
+        f'Choose one of {", ".join(self.splits)}.'
       )
     if split not in self._documents:
       entry = self.manifest['splits'][split]
@@ -117,7 +117,7 @@ def write(
   source: str,
   force: bool = False,
 ) -> Store:
-  """Writes a store completely or not at all, one document at a time.
+  """Writes the whole store or nothing, one document at a time.
 
   Args:
     path: the folder to create.
@@ -170,8 +170,8 @@ def verify(path: str | Path) -> None:
   """Reads every file of a store and compares its sha256 with the manifest.
 
   Raises:
-    ValueError: a file changed or has an id that is not in the vocabulary; the
-      message names the first one.
+    ValueError: a file has changed or has an id that is not in the vocabulary.
+      The message names the first such file.
   """
   store = Store(path)
   for split, entry in store.manifest['splits'].items():
@@ -185,7 +185,7 @@ def verify(path: str | Path) -> None:
 
 
 def check_free(path: str | Path, force: bool) -> None:
-  """Checks that a store may be written at a path.
+  """Checks that a store may be written to a path.
 
   Raises:
     ValueError: path is an existing store and force is False, path is a file or

@@ -20,7 +20,7 @@ from meliad_rec.report.console import Countdown
 
 
 class Text:
-  """A dataset of a source, each split tokenized in memory on first use.
+  """The dataset of a text source; a split is tokenized when it is first used.
 
   Attributes:
     source: the source of the documents.
@@ -28,7 +28,8 @@ class Text:
     splits: the splits of the source.
 
   Raises:
-    ValueError: the source is missing, or has another vocabulary.
+    ValueError: the source does not exist, or is a seqio task with another
+      vocabulary. Raised on first use.
   """
 
   def __init__(self, source: Source, vocabulary: Vocabulary):
@@ -101,7 +102,7 @@ class Text:
 
 
 def document(name: str, text: str, vocabulary: Vocabulary) -> Document:
-  """Returns a document of a text."""
+  """Returns a text as a tokenized document."""
   return Document(
     name, vocabulary.encode(text), len(text.encode()), count_words(text)
   )
@@ -141,6 +142,6 @@ def texts(source: Source, split: str) -> Iterator[str]:
 def _check_split(source: Source, splits: Iterable[str], split: str) -> None:
   if split not in splits:
     raise ValueError(
-      f'{source.description} has no split {split!r}; '
-      f'it has {", ".join(splits)}.'
+      f'{source.description} has no split {split!r}. '
+      f'Choose one of {", ".join(splits)}.'
     )

@@ -39,13 +39,16 @@ class Vocabulary(Protocol):
     """Returns the int32 ids of a text, with nothing added at either end."""
 
   def decode(self, ids: np.ndarray) -> str:
-    """Returns the text of ids that are the beginning of a document.
+    """Returns the text of ids, which must be the beginning of a document.
 
     Invalid UTF-8 becomes U+FFFD.
     """
 
   def token_bytes(self, ids: np.ndarray) -> list[bytes]:
-    """Returns the UTF-8 bytes of each id; ids begin at a document's start."""
+    """Returns the UTF-8 bytes of each id.
+
+    The ids must be the beginning of a document.
+    """
 
 
 def open_vocabulary(name: str | Path) -> Vocabulary:
@@ -56,7 +59,7 @@ def open_vocabulary(name: str | Path) -> Vocabulary:
 
 
 def vocabulary_files(vocabulary: Vocabulary) -> Mapping[str, bytes]:
-  """Returns {name: content} of the file from which it is opened, if any."""
+  """Returns {name: content} of the file of a vocabulary; {} if it has none."""
   match vocabulary:
     case SentencePiece():
       return {MODEL: vocabulary.model}
@@ -90,7 +93,7 @@ class Bytes:
 class SentencePiece:
   """A SentencePiece model file (Kudo and Richardson 2018).
 
-  U+2581 is SentencePiece's own mark for a space and is read as a space. A model
+  U+2581 is SentencePiece's mark for a space and is read as a space. A model
   made by `meliad_rec.commands.train_vocab` preserves all other text exactly.
 
   Args:
@@ -167,21 +170,21 @@ class SentencePiece:
 
 
 class Tokenizer:
-  """A tokenizer of Hugging Face: a file tokenizer.json.
+  """A Hugging Face tokenizer, read from a file tokenizer.json.
 
   Ids are those of the file plus 1, because 0 is padding. Text that looks like a
   special token, such as '<s>', is read as any other text, so no special token
-  occurs in a document. The text comes back exactly if the tokenizer does not
-  normalize it; one that adds a space at the beginning of a text drops a space
-  that was there.
+  occurs in a document. Decoding returns exactly the text that was encoded if
+  the tokenizer does not normalize text. A tokenizer that adds a space at the
+  beginning of a text drops a space that was there.
 
   Args:
     path: the file. Its decoder must be ByteLevel (GPT-2, Llama 3), or that of
       SentencePiece: Metaspace, or Replace with ByteFallback (Llama 2).
 
   Raises:
-    ValueError: the file is not such a tokenizer, or the package `tokenizers` is
-      not installed.
+    ValueError: the file is not a tokenizer with such a decoder, or the package
+      `tokenizers` is not installed.
   """
 
   def __init__(self, path: str | Path):
@@ -189,7 +192,7 @@ class Tokenizer:
       import tokenizers
     except ImportError:
       raise ValueError(
-        f'{path} needs the package tokenizers; install meliad_rec[hf].'
+        f'{path} needs the package tokenizers. Install meliad_rec[hf].'
       ) from None
     self.path = str(path)
     self.model = _read(path)
@@ -203,14 +206,14 @@ class Tokenizer:
     except Exception:
       raise ValueError(
         f'The vocabulary file {path} is not a tokenizer of Hugging Face that '
-        'this version of tokenizers reads; save it again with '
+        'this version of tokenizers reads. Save it again with '
         'tokenizer.save_pretrained.'
       ) from None
     if not decoders or not decoders <= _KNOWN_DECODERS:
       raise ValueError(
         f'The tokenizer {path} has the decoder '
         f'{"+".join(sorted(decoders)) or None}, whose tokens cannot be spelled '
-        'one by one; give one with the decoder ByteLevel, Metaspace or '
+        'one by one. Give one with the decoder ByteLevel, Metaspace or '
         'ByteFallback.'
       )
     self._tokenizer.no_truncation()
@@ -330,8 +333,8 @@ class Words:
     unknown = [word for word in words if word not in self._id_of]
     if unknown:
       raise ValueError(
-        f'The vocabulary has no word {unknown[0]!r}; its words are '
-        f'{" ".join(self.words)}.'
+        f'The vocabulary has no word {unknown[0]!r}. Use only '
+        f'its words: {" ".join(self.words)}.'
       )
     return np.fromiter(map(self._id_of.get, words), np.int32, len(words))
 

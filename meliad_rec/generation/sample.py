@@ -16,10 +16,11 @@ class Sample:
   """Settings of the sample that is generated at each evaluation.
 
   Attributes:
-    prompt: tokens of the first document to continue; at least 1.
-    length: tokens to generate; 0 disables the sample.
+    prompt: number of tokens, at least 1, at the start of the first document,
+      which the sample continues.
+    length: number of tokens to generate; 0 disables the sample.
     sampler: draws the tokens.
-    seed: seed for drawing the tokens.
+    seed: seed of the draws.
   """
 
   prompt: int = 200
@@ -37,11 +38,11 @@ class Sample:
     """Returns the prompt, a '|', and the text that the model generates.
 
     Args:
-      decoder: generates the text.
+      decoder: decoder of the model.
       documents: the first of them begins with the prompt.
-      vocabulary: of the documents.
-      stop: called after every few tokens; True ends the sample, and None is
-        returned.
+      vocabulary: vocabulary of the documents.
+      stop: called after every few tokens; if it returns True, the sample ends
+        and None is returned.
     """
     prompt_T = np.asarray(documents[0][: self.prompt], np.int32)
     state = decoder.read(decoder.start(1), prompt_T[None])

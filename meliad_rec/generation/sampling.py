@@ -15,11 +15,12 @@ class Sampler:
   """Draws a token for each row, but never id 0, which is padding.
 
   Attributes:
-    temperature: divides the logits; 0, and anything below 1e-30, takes the most
-      likely token.
-    top_k: number of most likely tokens to draw from; None: all.
-    top_p: tokens are drawn from the smallest set of most likely tokens with at
-      least this probability (nucleus sampling, Holtzman et al. 2020); 1: all.
+    temperature: number by which logits are divided. At 0, or below 1e-30, the
+      most likely token is taken.
+    top_k: number of most likely tokens to draw from; None draws from all.
+    top_p: draws from the smallest set of most likely tokens whose probabilities
+      add up to at least this number (nucleus sampling, Holtzman et al. 2020); 1
+      draws from all.
   """
 
   temperature: float = 1.0
@@ -41,7 +42,12 @@ class Sampler:
       )
 
   def __call__(self, rng_B, logits_BV):
-    """Returns one id for each row, [B], drawn with the row's own key."""
+    """Returns one id for each row, [B].
+
+    Args:
+      rng_B: a random key for each row.
+      logits_BV: logits of the next token.
+    """
     logits_BV = logits_BV.at[:, 0].set(-jnp.inf)
     if self.temperature < _GREEDY:
       return jnp.argmax(logits_BV, -1)
@@ -69,7 +75,7 @@ class Sampler:
 def check_count(
   name: str, value: int, least: int, below: float = math.inf
 ) -> None:
-  """Raises ValueError unless a value is a whole number in a range."""
+  """Raises ValueError unless value is an integer, least <= value < below."""
   whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
   if not (whole and least <= value < below):
     limit = '' if below == math.inf else f' and below {below:,}'

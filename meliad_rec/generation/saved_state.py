@@ -1,10 +1,10 @@
-"""Decoder states as files: read a book once, continue it later.
+"""Decoder states as files, to read a long text once and continue it later.
 
 A file holds every array of a DecoderState by its path (`decode_state/...`,
-`recent_BN`, `count`), their dtypes, and facts that must match when it is
-loaded: the vocabulary and a digest of the parameters. A state cannot be used
-with other parameters. Arrays of dtypes that NumPy lacks, such as bfloat16, are
-stored as unsigned integers with the same bits.
+`recent_BN`, `count`), the dtypes of these arrays, and facts that must match
+when the file is loaded: the vocabulary and a digest of the parameters. A state
+cannot be used with other parameters. Arrays of dtypes that NumPy lacks, such as
+bfloat16, are stored as unsigned integers with the same bits.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ _OLD_PREFIX = 'opened'  # Version 0.1.0's name of `decode_state`.
 
 
 def save(path: str | Path, state: DecoderState, about: dict[str, str]) -> None:
-  """Writes the file, completely or not at all.
+  """Writes a state to a file, completely or not at all.
 
   Args:
     path: path of the file; an existing file is replaced.
@@ -49,8 +49,9 @@ def load(
 
   Args:
     path: path of the file.
-    like: a state of the same model with one row, for structure and shapes.
-    about: must equal the facts that were saved.
+    like: a state of the same model with one row, which gives the structure and
+      shapes.
+    about: facts that must equal those that were saved.
 
   Raises:
     ValueError: the file is not a saved state, is damaged, or belongs to another

@@ -15,17 +15,24 @@ from meliad_rec.report.console import Countdown
 
 
 class TextGenerator:
-  """Reads text and generates its continuation."""
+  """Reads text and generates its continuation.
+
+  Args:
+    decoder: decoder of the model.
+    vocabulary: vocabulary of the model.
+  """
 
   def __init__(self, decoder: Decoder, vocabulary: Vocabulary):
     self.decoder = decoder
     self.vocabulary = vocabulary
 
   def read(self, text: str, state: DecoderState | None = None) -> DecoderState:
-    """Returns the state after a text; the cost depends only on its length.
+    """Returns the state after a text.
+
+    The cost depends on the length of this text, not of the text before it.
 
     Args:
-      text: any length.
+      text: text of any length.
       state: state after the preceding text; None: the text begins a document.
     """
     state = self.decoder.start(1) if state is None else state
@@ -39,7 +46,14 @@ class TextGenerator:
   def write(
     self, state: DecoderState, tokens: int, sampler: Sampler, seed: int
   ) -> Iterator[tuple[DecoderState, list[str]]]:
-    """Yields the state and each row's next piece of text, chunk by chunk."""
+    """Yields the state and each row's next piece of text, chunk by chunk.
+
+    Args:
+      state: the state after the prompt.
+      tokens: number of tokens to generate for each row.
+      sampler: draws the tokens.
+      seed: seed of the draws.
+    """
     rows = [
       StreamingDetokenizer(self.vocabulary, [i for i in row if i])
       for row in np.asarray(state.recent_BN).tolist()

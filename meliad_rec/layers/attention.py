@@ -1,6 +1,6 @@
 """Caches of keys and values, maps to heads, and attention of encoders.
 
-Encoders attend to all tokens that they are given, by blocks of queries.
+In an encoder, queries attend to all tokens of a call rather than to a window.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,9 @@ class KV(struct.PyTreeNode):
   Attributes:
     k, v: [B, S, H, K].
     mask: [B, S] bool, False at keys that no query may see.
-    unnormalized: number of newest keys that are not yet L2-normalized; whoever
-      reads them must do it. Kernels for TPU do so as they read, which is faster
-      if most keys are read only by their own segment.
+    unnormalized: number of newest keys that are not yet L2-normalized, so that
+      each reader must normalize them. Kernels for TPU do so as they read, which
+      is faster if most keys are read only by their own segment.
   """
 
   k: jax.Array
@@ -38,12 +38,12 @@ class KV(struct.PyTreeNode):
 
   @classmethod
   def empty(cls, batch, length, heads, head_dim, dtype, visible=False):
-    """Returns zeros: masked, or visible as in meliad (see LayerConfig)."""
+    """Returns zeros, masked unless visible; see LayerConfig.compat_meliad."""
     zeros = jnp.zeros((batch, length, heads, head_dim), dtype)
     return cls(zeros, zeros, jnp.full((batch, length), visible))
 
   def append(self, new: 'KV') -> 'KV':
-    """Returns these keys, all of them normalized, followed by the new ones."""
+    """Returns these keys, which must be normalized, followed by new ones."""
     joined = lambda a, b: jnp.concatenate([a, b], 1)
     return jax.tree.map(joined, self, new.replace(unnormalized=0)).replace(
       unnormalized=new.unnormalized
@@ -57,7 +57,7 @@ class KV(struct.PyTreeNode):
     ).normalized()
 
   def normalized(self) -> 'KV':
-    """Returns the same with every key normalized."""
+    """Returns the same keys and values, with every key normalized."""
     if not self.unnormalized:
       return self
     return self.replace(
@@ -69,10 +69,10 @@ class Heads(nn.Module):
   """Linear map to heads, without bias: [B, S, D] -> [B, S, H, K].
 
   Attributes:
-    num_heads: H.
-    head_dim: K.
-    normalize: whether to L2-normalize each head, unless a call asks for
-      unnormalized ones.
+    num_heads: number of heads H.
+    head_dim: width of a head K.
+    normalize: whether to L2-normalize each head, unless a call sets
+      `unnormalized`.
     dtype: dtype of the product.
     kernel_init: initializer of the weights.
   """
@@ -113,12 +113,12 @@ def attend(
   Args:
     relative: position module of positions.py. None: keys are memory slots
       without positions, and `causal` has no effect.
-    q_BTHK: queries, scaled.
+    q_BTHK: queries, already scaled.
     k_BSHK, v_BSHK: keys and values.
     mask_BS: bool, True at keys that may be seen.
     causal: whether a query sees no key at a later position.
-    keep: bool, probabilities that dropout keeps: [H, T, S], or [B, H, T, S] if
-      each row has its own. None keeps all.
+    keep: bool, True at probabilities that dropout keeps: [H, T, S], or
+      [B, H, T, S] if each row has its own mask. None keeps all.
     dropout_rate: rate at which `keep` was drawn.
   """
   pairs = rotated_pairs(relative, q_BTHK, k_BSHK, causal)
@@ -133,7 +133,7 @@ def attend(
 
 
 def rotated_pairs(relative: nn.Module | None, q_BTHK, k_BSHK, causal: bool):
-  """Returns the pairs that `attention_logits` takes, rotated by position."""
+  """Returns (queries, keys) rotated by position, as attention_logits takes."""
   if relative is None:
     return [(q_BTHK, k_BSHK)]
   rotate, rotate_keys = relative.rotate, relative.rotate_keys
@@ -192,9 +192,9 @@ def _attend_on_device(
 
 
 def _attend_by_blocks(causal: bool, rate: float, rows, shared_keep_HTS):
-  """Returns attention [..., H, T, K], of all rows or of a single one.
+  """Returns attention [..., H, T, K].
 
-  In place of `...`, arrays have the axis of rows, or none for a single row.
+  `...` is the axis of rows, or nothing for a single row.
   """
   (pairs, v_HSK), _, _ = rows
   T, S = pairs[0][0].shape[-2], v_HSK.shape[-2]

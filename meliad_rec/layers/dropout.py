@@ -1,6 +1,6 @@
 """Dropout of activations, of attention probabilities, and of whole layers.
 
-Active only where an rng named 'dropout' is given.
+It is active only in calls that are given an rng named 'dropout'.
 """
 
 from flax import linen as nn
@@ -13,10 +13,10 @@ from meliad_rec.kernels.blocks import keep_mask
 
 
 class TiledDropout(nn.Module):
-  """Dropout whose mask [min(T, 128), D] serves all rows and repeats along T.
+  """Dropout whose mask [min(T, tile), D] serves all rows and repeats along T.
 
-  As in meliad. On some machines, drawing random bits for every element costs
-  more than the layer's own arithmetic.
+  As in google-research/meliad. On some machines, drawing random bits for every
+  element costs more than the arithmetic of the layer.
   """
 
   rate: float
@@ -53,7 +53,7 @@ class LockedDropout(nn.Module):
 
 
 class RowDropout(nn.Module):
-  """Usual dropout: a mask [B, T, D] drawn for every element.
+  """Ordinary dropout, whose mask [B, T, D] is drawn for every element.
 
   The mask of a row depends on its place in the batch, not on other rows.
   """
@@ -77,7 +77,7 @@ def attention_keep(
   Args:
     module: module whose rng is used.
     rate: fraction of the probabilities that is dropped.
-    shape: B, H, T, S.
+    shape: B, H, T and S.
     by_row: whether each row has its own mask.
 
   Returns:
@@ -119,7 +119,7 @@ def drop_layer(layer: nn.Module, rate: float, x_BTD, y_BTD):
     layer: module whose rng is used.
     rate: probability that the layer is skipped.
     x_BTD: the layer's input, returned if the layer is skipped.
-    y_BTD: the layer's output, including the residual, returned otherwise.
+    y_BTD: the layer's output, including the residual, returned if it is not.
 
   Raises:
     ValueError: rate is outside [0, 1).
@@ -131,7 +131,7 @@ def drop_layer(layer: nn.Module, rate: float, x_BTD, y_BTD):
 
 
 def drop_by(rng, rate: float, x_BTD, y_BTD):
-  """Applies LayerDrop with a given key."""
+  """Applies LayerDrop with a given random key; see `drop_layer`."""
   keep = jax.random.bernoulli(rng, 1 - rate)
   return jnp.where(keep, y_BTD, x_BTD)
 

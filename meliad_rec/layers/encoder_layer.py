@@ -1,7 +1,9 @@
-"""Encoder layer: self-attention, attention to memory, MLP, and GUT's gate.
+"""Encoder layer: self-attention, attention to memory, MLP, and a gate.
 
 "Investigating Recurrent Transformers with Dynamic Halt" (2024), section 3 and
-eqs. 9-11. The plain transformer, UT, GUT, TLB and GUTLB consist of this layer.
+eqs. 9-11. The plain transformer, the Universal Transformer (UT), its gated form
+(GUT), and the Temporal Latent Bottleneck without and with GUT (TLB, GUTLB)
+consist of this layer.
 """
 
 import functools
@@ -33,8 +35,8 @@ class EncoderLayer(nn.Module):
     reads_memory: whether the layer also attends to memory slots.
     gated: whether the layer's output passes through a gate, which chooses for
       each element how much of it replaces the layer's input.
-    experts: experts of self-attention and MLP, which then sow 'routes'. None:
-      there are no experts.
+    experts: settings of the experts of self-attention and MLP, whose routers
+      sow 'routes'; see experts.py. None: there are no experts.
   """
 
   config: EncoderConfig
@@ -64,8 +66,8 @@ class EncoderLayer(nn.Module):
     """Returns y_BTD.
 
     Args:
-      x_BTD: the stream.
-      mask_BT: False at padding, which no token attends to.
+      x_BTD: the residual stream.
+      mask_BT: bool, False at padding, to which no token attends.
       memory_BSD: memory slots; None if the layer reads none.
       source_BTD: vectors from which self-attention computes keys and values;
         None: x_BTD.
@@ -95,12 +97,13 @@ class EncoderLayer(nn.Module):
 
 
 class EncoderAttention(nn.Module):
-  """Pre-norm attention, added to the stream.
+  """Pre-norm attention, added to the residual stream.
 
   Attributes:
     config: sizes and choices.
-    cross: whether keys come from another source than the stream. The source
-      then has its own norm and no positions, and every query sees all of it.
+    cross: whether keys are computed from another source than the stream. The
+      source then has its own norm and no positions, and every query sees all
+      of it.
   """
 
   config: EncoderConfig
@@ -125,10 +128,10 @@ class EncoderAttention(nn.Module):
     )
 
   def __call__(self, x_BTD, source_BSD, mask_BS):
-    """Returns the stream x_BTD plus what it reads from the source.
+    """Returns the stream plus the result of attention, [B, T, D].
 
     Args:
-      x_BTD: the stream.
+      x_BTD: the residual stream.
       source_BSD: vectors from which keys and values are computed.
       mask_BS: bool, True at vectors of the source that may be seen.
     """
@@ -156,10 +159,10 @@ class EncoderAttention(nn.Module):
 
 
 class EncoderMLP(nn.Module):
-  """Two linear maps, each followed by dropout.
+  """MLP with one hidden layer; dropout follows both of its linear maps.
 
   Attributes:
-    config: choices.
+    config: activation, dropout and dtype.
     width: hidden units.
     kernel_init: initializer of the weights.
   """

@@ -1,10 +1,11 @@
 """Sparse mixtures of experts: each token uses a few of many sets of weights.
 
-Tan et al. 2023, "Sparse Universal Transformer", section 3: more parameters for
-a layer that is shared in depth, at the same cost per token. Sections 3.1 and
-3.3 describe the MLP and self-attention. In attention all experts share the keys
-and values; each has its own maps of queries and outputs. Letters of this file:
-E experts, C chosen for a token, N all tokens, M = N C choices.
+Tan et al. 2023, "Sparse Universal Transformer", section 3. A layer that is
+repeated in depth gets more parameters, at the same cost per token. Sections 3.1
+and 3.3 describe the MLP and self-attention. In attention all experts share the
+keys and values; each has its own maps to queries and outputs. Letters of this
+file: E experts, C experts chosen for a token, N all tokens, M = N C choices, X
+and Y any widths.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from meliad_rec.layers.layer_config import EncoderConfig
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-  """Settings of a mixture.
+  """Settings of a mixture of experts.
 
   Attributes:
     count: number of experts E, in the MLP and in self-attention.
@@ -42,8 +43,8 @@ class Experts:
   def __post_init__(self):
     if not 1 <= self.chosen <= self.count:
       raise ValueError(
-        f'chosen must be from 1 to count, got {self.chosen} of {self.count} '
-        'experts. Set CHOSEN and EXPERTS.'
+        f'chosen must be from 1 to the number of experts, {self.count}, got '
+        f'{self.chosen}. Set CHOSEN or EXPERTS.'
       )
     if self.balance < 0:
       raise ValueError(
@@ -57,7 +58,7 @@ class Chosen(struct.PyTreeNode):
   Attributes:
     weight_BTC: float32, probabilities of the chosen experts.
     order_M: int, indices of the choices, sorted by expert.
-    size_E: int32, choices of each expert.
+    size_E: int32, number of choices of each expert.
   """
 
   weight_BTC: jax.Array
@@ -66,20 +67,20 @@ class Chosen(struct.PyTreeNode):
 
   @property
   def count(self) -> int:
-    """Number of experts of a token, C."""
+    """Number C of experts chosen for a token."""
     return self.weight_BTC.shape[-1]
 
   def spread(self, x_BTX):
-    """Returns [M, X]: each token's vector for each of its experts, sorted."""
+    """Returns [M, X]: one copy of a token per choice, sorted by expert."""
     x_NX = x_BTX.reshape(-1, x_BTX.shape[-1])
     return x_NX[self.order_M // self.count]
 
   def sort(self, x_BTCX):
-    """Returns [M, X]: the vector of each choice, sorted."""
+    """Returns [M, X]: the vector of each choice, sorted by expert."""
     return x_BTCX.reshape(-1, x_BTCX.shape[-1])[self.order_M]
 
   def gather(self, y_MX):
-    """Returns [B, T, C, X] of sorted vectors; undoes `sort`."""
+    """Undoes `sort`: returns the vectors by token, [B, T, C, X]."""
     shape = *self.weight_BTC.shape, y_MX.shape[-1]
     # order_M is a permutation, so argsort inverts it.
     places_M = jnp.argsort(self.order_M)
@@ -92,7 +93,7 @@ class Chosen(struct.PyTreeNode):
 
 
 class Router(nn.Module):
-  """Returns p_BTE float32, the probability of each expert; sows 'routes'."""
+  """Maps n_BTD to p_BTE float32, probabilities of experts; sows 'routes'."""
 
   experts: Experts
 
@@ -106,10 +107,10 @@ class Router(nn.Module):
 
 
 def choose(p_BTE, count: int) -> Chosen:
-  """Returns the most probable experts of each token.
+  """Returns the `count` most probable experts of each token.
 
-  This sorts all tokens. Call it under per_shard.per_row, or the devices of a
-  mesh exchange them.
+  This sorts all tokens. Call it under per_shard.per_row; without it, the
+  devices of a mesh would exchange tokens.
   """
   weight_BTC, expert_BTC = jax.lax.top_k(p_BTE, count)
   expert_M = expert_BTC.reshape(-1)
@@ -120,11 +121,11 @@ def choose(p_BTE, count: int) -> Chosen:
 
 
 class Grouped(nn.Module):
-  """Returns a matrix for each expert, [E, X, Y], for `grouped`.
+  """Parameter [E, X, Y]: a matrix for each expert, as `grouped` takes it.
 
   Attributes:
-    count: E.
-    width: Y; X is the argument of the call.
+    count: number of experts E.
+    width: output width Y; the input width X is the argument of the call.
     dtype: dtype of the result.
     kernel_init: initializer of the matrices.
   """
@@ -141,10 +142,15 @@ class Grouped(nn.Module):
 
 
 def grouped(x_MX, kernel_EXY, size_E):
-  """Multiplies rows, sorted by expert, by the matrix of their expert: [M, Y].
+  """Multiplies each row by the matrix of its expert: returns [M, Y].
 
   On a TPU, XLA computes only these products. On a CPU it multiplies every row
   by the matrix of every expert.
+
+  Args:
+    x_MX: rows, sorted by expert.
+    kernel_EXY: matrices of the experts.
+    size_E: number of rows of each expert.
   """
   dtype = kernel_EXY.dtype
   return jax.lax.ragged_dot(
@@ -163,12 +169,12 @@ def fan_in(scale: float) -> nn.initializers.Initializer:
 
 
 class Routes(struct.PyTreeNode):
-  """One router's sums over the tokens of a row that took a step.
+  """One router's sums over the tokens of each row that took a step in depth.
 
   Attributes:
-    p_BE: probabilities.
-    entropy_B: entropy of each token's probabilities, nats.
-    count_B: tokens.
+    p_BE: sum of the probabilities of each expert.
+    entropy_B: sum of the entropies of the tokens' probabilities, nats.
+    count_B: number of tokens.
   """
 
   p_BE: jax.Array
@@ -180,8 +186,8 @@ def routes(sown, taken_BT) -> list[Routes]:
   """Returns the sums of each router of a layer.
 
   Args:
-    sown: the collection 'routes'.
-    taken_BT: bool, tokens that count.
+    sown: the collection 'routes', which the routers of the layer sow.
+    taken_BT: bool, True at tokens to include in the sums.
   """
   taken_BT = taken_BT.astype(jnp.float32)
   return [
@@ -195,7 +201,7 @@ def routes(sown, taken_BT) -> list[Routes]:
 
 
 def mean_imbalance(all_routes: list[Routes]) -> jax.Array:
-  """Returns the mean over routers of `imbalance`, each over all its tokens."""
+  """Returns the mean of `imbalance` over routers, in nats."""
   values = []
   for router in all_routes:
     total = jax.tree.map(lambda a: jnp.sum(a, 0), router)
@@ -205,7 +211,7 @@ def mean_imbalance(all_routes: list[Routes]) -> jax.Array:
 
 
 def imbalance(p_E, entropy):
-  """Returns the negative mutual information of token and expert, nats.
+  """Returns the negative mutual information of token and expert, in nats.
 
   It is the mean entropy of a token's probabilities, minus the entropy of the
   mean probabilities; section 3.2. It is lowest, -ln E, if each token chooses
@@ -213,17 +219,17 @@ def imbalance(p_E, entropy):
   tokens have the same probabilities.
 
   Args:
-    p_E: probabilities, mean over tokens.
-    entropy: of each token's probabilities, mean over tokens, nats.
+    p_E: probability of each expert, mean over tokens.
+    entropy: entropy of a token's probabilities in nats, mean over tokens.
   """
   return entropy - jnp.sum(jax.scipy.special.entr(p_E))
 
 
 class ExpertMLP(nn.Module):
-  """Maps n_BTD to y_BTD; each expert is as wide as an MLP without experts.
+  """MLP with experts, from n_BTD to y_BTD.
 
-  Dropout follows both linear maps, as without experts: it applies to the hidden
-  units of each expert that a token chose, and to the mixed output.
+  Each expert has `mlp_dim` hidden units. Dropout applies to the hidden units of
+  the chosen experts and to the mixed output.
   """
 
   config: EncoderConfig
@@ -263,7 +269,7 @@ class ExpertMLP(nn.Module):
 
 
 class ExpertAttention(nn.Module):
-  """Pre-norm self-attention with experts, added to the stream."""
+  """Pre-norm self-attention with experts, added to the residual stream."""
 
   config: EncoderConfig
   experts: Experts
@@ -282,7 +288,7 @@ class ExpertAttention(nn.Module):
     self.drop = config.dropout_kind(config.dropout)
 
   def __call__(self, x_BTD, source_BSD, mask_BS):
-    """Returns the stream; arguments as in EncoderAttention."""
+    """Returns the stream; the arguments are those of EncoderAttention."""
     config, C = self.config, self.experts.chosen
     (B, T, _), H, K = x_BTD.shape, config.num_heads, config.head_dim
     n_BTD, n_BSD = self.norm(x_BTD), self.norm(source_BSD)

@@ -1,8 +1,9 @@
-"""Joins of a sublayer's input x and the values h that it computed: sum or gate.
+"""Joins, which add or gate the result of a sublayer into its input.
 
-Every join is a module called as join(x_BSD, h) with h [B, S, ...], whose axes
-after the first two (heads, or hidden units) are contracted with a matrix W.
-Gates compute in float32. Hutchins et al. 2022, section 3.3.
+A join is a module called as join(x_BSD, h), where x is the sublayer's input and
+h [B, S, ...] its result before the last linear map: attention heads or hidden
+units. The join multiplies them by the matrix W of that map, and returns
+[B, S, D]. Gates compute in float32. Hutchins et al. 2022, section 3.3.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from meliad_rec.layers.dropout import TiledDropout
 
 
 class Residual(nn.Module):
-  """x + W h.
+  """Residual connection: x + W h.
 
   Attributes:
     dtype: dtype of the product.
@@ -52,7 +53,7 @@ class Residual(nn.Module):
 
 
 class FixedGate(nn.Module):
-  """A convex combination of x and W h; its learned weights do not depend on h.
+  """Convex combination of x and W h, whose learned weights ignore x and h.
 
   Attributes:
     dtype: dtype of the product's operands.
@@ -77,7 +78,7 @@ class FixedGate(nn.Module):
 
 
 class LSTMGate(nn.Module):
-  """Input and forget gates that depend on h.
+  """Input and forget gates that depend on h, as in an LSTM.
 
   Attributes:
     dtype, tanh, use_bias: see FixedGate.

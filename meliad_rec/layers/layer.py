@@ -68,9 +68,9 @@ class Layer(nn.Module):
     """Returns y_BTD.
 
     Args:
-      x_BTD: the stream.
+      x_BTD: the residual stream.
       n_BTD: its `pre_norm`.
-      past: keys and values of the window; it ends with the tokens' own.
+      past: keys and values of the window, which ends with these tokens.
       memory: keys and values of memory slots; None: there are none.
     """
     heads = [self.attention.attend_window(n_BTD, past)]
@@ -88,10 +88,10 @@ class Layer(nn.Module):
 
 
 class Query(nn.Module):
-  """Returns queries [B, T, H, K], and their scale.
+  """Map from n_BTD to queries [B, T, H, K] and their scale.
 
-  The scale [H] applies after L2-normalizing the queries. None: the queries are
-  already scaled.
+  The scale [H] applies after the queries are L2-normalized. If it is None, the
+  queries are already scaled.
   """
 
   config: LayerConfig
@@ -108,19 +108,19 @@ class Query(nn.Module):
 
 
 class Attention(nn.Module):
-  """Pre-norm attention over past and memory, joined with the stream.
+  """Pre-norm attention to past and memory, joined with the residual stream.
 
   There are two kinds of keys: `past` has positions relative to the queries
-  (window, position bias), `memory` are slots without positions. Architectures
-  differ in what fills the two, and in what is written back.
+  (window, position bias), and `memory` consists of slots without positions.
+  Architectures differ in what they store in each of the two.
 
   Attributes:
     config: sizes and choices, shared by the layers.
     has_memory: whether there is a second set of queries, for memory.
-    in_order: whether `past` has positions; if not, every query sees all its
-      unmasked keys.
-    rate: rate of dropout.
-    join: a class of gates.py; None: heads are not joined with the stream.
+    in_order: whether `past` has positions. If False, every query sees all of
+      its unmasked keys.
+    rate: rate of dropout of `pre_norm` and of attention probabilities.
+    join: a class of gates.py; None: `project` returns only the heads.
     position: position module that layers share; None: the layer makes its own.
   """
 
@@ -169,7 +169,7 @@ class Attention(nn.Module):
     return KV(self.key(n_BTD, unnormalized), self.value(n_BTD), mask_BT, newest)
 
   def attend_window(self, n_BTD, past: KV):
-    """Returns heads [B, T, H K] over `past`.
+    """Returns heads [B, T, H K]: the result of attention to `past`.
 
     `past` ends with the keys of the tokens themselves.
     """
@@ -202,10 +202,10 @@ class Attention(nn.Module):
     return merge_heads(window_attention(inputs, dropout, config.attention))
 
   def attend_memory(self, n_BTD, memory: KV):
-    """Returns heads [B, T, H K] over memory slots.
+    """Returns heads [B, T, H K]: the result of attention to memory slots.
 
-    If memory has n times as many rows as the tokens, these are cut into n
-    blocks, and each block reads its own row of memory.
+    If memory has n B rows, the tokens of each row are cut into n blocks, and
+    each block reads one row of memory.
     """
     B, T, _ = n_BTD.shape
     rows = len(memory.mask)
@@ -215,14 +215,14 @@ class Attention(nn.Module):
     return self.attend_slots(q_BWHK, scale_H, memory).reshape(B, T, -1)
 
   def attend_slots(self, q_BTHK, scale_H, kv: KV):
-    """Returns heads [B, T, H K] over keys without positions."""
+    """Returns heads [B, T, H K]: attention to keys without positions."""
     dropout, kv = self.probability_dropout(), kv.normalized()
     inputs = MemoryInputs(q_BTHK, kv.k, kv.v, kv.mask, scale_H)
     form = self.config.attention
     return merge_heads(memory_attention(inputs, dropout, form))
 
   def project(self, x_BTD, *heads_BTF):
-    """Returns the stream joined with the heads of one or two kinds of keys."""
+    """Returns the residual stream joined with one or two sets of heads."""
     h = heads_BTF[0] if len(heads_BTF) == 1 else jnp.stack(heads_BTF, 2)
     return self.output(x_BTD, h) if self.join else h
 
@@ -236,13 +236,13 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-  """MLP of h [B, T, any width], joined with x.
+  """MLP that maps h [B, T, any width] and joins the result with x_BTD.
 
   Attributes:
     width: hidden units.
     dtype: dtype of activations.
-    join: a class of gates.py, which includes the output map.
-    activation: such as jax.nn.relu.
+    join: a class of gates.py, which contains the second linear map.
+    activation: function of the hidden units, such as jax.nn.relu.
     use_bias: whether hidden units have a bias.
   """
 
@@ -262,7 +262,7 @@ class FeedForward(nn.Module):
 
 
 def scaled(q_BTHK, scale_H):
-  """Returns scaled queries; arguments as `Query` returns them."""
+  """Returns scaled queries; the arguments are the results of `Query`."""
   return q_BTHK if scale_H is None else normalize_and_scale(q_BTHK, scale_H)
 
 

@@ -39,7 +39,7 @@ class TransformerConfig:
     mlp_dim: hidden units of the MLP.
     position: a class of positions.py.
     norm: a class of norms.py, for all norms of a layer.
-    activation: of the MLP, such as jax.nn.relu.
+    activation: function of the hidden units, such as jax.nn.relu.
     dropout: rate of dropout.
     dtype: dtype of activations: float32 or bfloat16. Parameters, softmax,
       norms, gates and halting are float32.
@@ -86,16 +86,17 @@ class LayerConfig(TransformerConfig):
   """Sizes and choices of layers that attend to a window.
 
   Attributes:
-    window: number of tokens that attention sees, and of tokens in a block.
+    window: number of tokens to which a token attends; also the length of a
+      block.
     span: positions.AdaptiveSpan; None: heads see the whole window.
     num_kv_heads: heads of keys and values, each shared by equally many query
       heads (Ainslie et al. 2023); None: one per query head.
     normalize_qk: whether queries and keys have unit length; each head then
       learns a scale.
-    include_self: whether a token is the last of its own window.
+    include_self: whether a token attends to itself, the last of its window.
     attention: 'auto' uses kernels on a TPU and XLA elsewhere; 'gpu' uses
       kernels on a CUDA GPU too; 'xla' uses XLA only (see kernels/dispatch.py).
-    mlp_bias: whether the MLP has biases. A gate after it has its own setting.
+    mlp_bias: whether the MLP has biases. Gates have a separate `use_bias`.
     depth: number of layers L in the stack; the initial weights of output maps
       are divided by sqrt(2 L), except in gates. None: they are not divided.
     dropout: rate of dropout after the first norm, of attention probabilities,
@@ -130,8 +131,8 @@ class LayerConfig(TransformerConfig):
       self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads
     ):
       raise ValueError(
-        f'num_kv_heads must divide num_heads, got {self.num_kv_heads} and '
-        f'{self.num_heads}. Set layer_config.LayerConfig.num_kv_heads.'
+        f'num_kv_heads must divide num_heads, got {self.num_kv_heads} for '
+        f'{self.num_heads} heads. Set layer_config.LayerConfig.num_kv_heads.'
       )
     if self.attention not in FORMS:
       raise ValueError(
@@ -156,7 +157,7 @@ class LayerConfig(TransformerConfig):
 
   @property
   def dropout_kind(self) -> Callable[..., nn.Module]:
-    """A class of dropout.py."""
+    """Class of dropout.py for activations."""
     return LockedDropout if self.locked_dropout else TiledDropout
 
   def empty_past(self, batch: int) -> KV:
@@ -187,16 +188,16 @@ class EncoderConfig(TransformerConfig):
 
   Attributes:
     causal: whether tokens attend only to themselves and to earlier tokens.
-    mlp_dim: hidden units, of the MLP and of the gate.
+    mlp_dim: hidden units of the MLP and of the MLP that computes the gate.
     position: one of ENCODER_POSITIONS, for self-attention.
-    activation: of the MLP and the gate.
+    activation: function of the hidden units of both.
     dropout: rate of dropout on embeddings, hidden units and the outputs of
       sublayers.
     attention_dropout: rate of dropout on attention probabilities.
     dropout_by_row: whether each row of a batch (and each sequence of a pair)
-      has its own dropout mask, as in the authors' code. If False, all rows
-      share one, which takes less time and memory. Either way, chunks of a row
-      share their masks (see cell.scan_blocks).
+      has its own dropout mask, as in the code of Ray Chowdhury and Caragea
+      2024. If False, all rows share one, which takes less time and memory. In
+      both cases, the chunks of a row share one mask (see cell.scan_blocks).
   """
 
   causal: bool
@@ -214,11 +215,11 @@ class EncoderConfig(TransformerConfig):
     if built.bias is not plain.bias or built.keys is not plain.keys:
       names = ', '.join(p.__name__ for p in ENCODER_POSITIONS)
       raise ValueError(
-        f'position must be one of {names} in an encoder, got {self.position}. '
+        f'position must be one of {names} in an encoder, got {built.__name__}. '
         'Set layer_config.EncoderConfig.position.'
       )
 
   @property
   def dropout_kind(self) -> Callable[..., nn.Module]:
-    """A class of dropout.py."""
+    """Class of dropout.py for activations."""
     return RowDropout if self.dropout_by_row else TiledDropout

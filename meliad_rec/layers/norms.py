@@ -4,7 +4,10 @@ from flax import linen as nn
 
 
 class RMSNorm(nn.RMSNorm):
-  """x over its root mean square, times a scale (Zhang and Sennrich 2019)."""
+  """x divided by its root mean square, times a learned scale.
+
+  Zhang and Sennrich 2019.
+  """
 
 
 class LayerNorm(nn.LayerNorm):
@@ -14,7 +17,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class NoNorm(nn.Module):
-  """Returns x unchanged, in the dtype of a norm; has no parameters."""
+  """Identity in place of a norm: casts x to `dtype`; has no parameters."""
 
   dtype: str | None = None
 

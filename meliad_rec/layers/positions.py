@@ -15,12 +15,12 @@ from meliad_rec.kernels.reference import NEVER
 
 
 class NoPosition(nn.Module):
-  """Positions change nothing; also the base class of positions that do.
+  """Module that ignores positions; base class of all position modules.
 
   Attributes:
-    num_heads: attention heads.
-    two_sided: whether, for keys later than a query, `rotate` and `rotate_keys`
-      swap roles.
+    num_heads: number of attention heads H.
+    two_sided: whether queries and keys exchange `rotate` and `rotate_keys` for
+      keys later than the query.
     keeps_length: whether `rotate` and `rotate_keys` keep the length of vectors.
   """
 
@@ -37,11 +37,11 @@ class NoPosition(nn.Module):
     return jnp.zeros((self.num_heads, len(steps_back)))
 
   def rotate(self, x_BSHK, first):
-    """Rotates queries, the first of them at position `first`."""
+    """Returns rotated queries; the first of them is at position `first`."""
     return x_BSHK
 
   def rotate_keys(self, x_BSHK, first):
-    """Rotates keys, the first of them at position `first`."""
+    """Returns rotated keys; the first of them is at position `first`."""
     return self.rotate(x_BSHK, first)
 
   def keys(self, steps_back, head_dim):
@@ -49,7 +49,7 @@ class NoPosition(nn.Module):
 
     Args:
       steps_back: see `bias`.
-      head_dim: K.
+      head_dim: width of a head K.
     """
 
 
@@ -57,12 +57,12 @@ class T5Bias(NoPosition):
   """Learned bias by logarithmic buckets of distance (Raffel et al. 2020).
 
   Attributes:
-    buckets: entries of the table per head.
-    max_distance: distances from here on share the last bucket.
+    buckets: number of buckets, each with one learned bias per head.
+    max_distance: distances from this one on share the last bucket.
     start: initial table: 'alibi', the mean bias of ALiBi in each bucket, or
       'normal', random numbers, as published. With random numbers, a small model
-      learns for some thousand steps to look at near tokens first, and the
-      longer the wider its window.
+      needs some thousand training steps to learn to prefer near tokens, and
+      more if its window is wider.
   """
 
   buckets: int = 32
@@ -98,7 +98,7 @@ class T5Bias(NoPosition):
 
 
 class ALiBi(NoPosition):
-  """Bias that falls with distance, by a fixed slope for each head.
+  """Bias that falls linearly with distance, with a fixed slope for each head.
 
   Press et al. 2022.
   """
@@ -130,10 +130,10 @@ class RoPE(NoPosition):
 class XPos(RoPE):
   """RoPE with a decay by distance, slower for pairs that rotate slowly.
 
-  Sun et al. 2022, section 2. The decay is one-sided: keys later than a query
-  (of which causal attention has none) grow with distance instead. The fastest
-  pairs grow 1.3 times at 100 tokens, 11.5 times at 1,000 and 22,500 times at
-  4,096. Use SymmetricXPos for long texts and attention that is not causal.
+  Sun et al. 2022, section 2. The decay is one-sided: for keys later than a
+  query, which causal attention does not see, products grow with distance. The
+  fastest pairs grow by a factor of 1.3 at 100 tokens, 11.5 at 1,000 and 22,500
+  at 4,096. For long texts with attention that is not causal, use SymmetricXPos.
   """
 
   keeps_length: ClassVar[bool] = False
@@ -155,7 +155,7 @@ class XPos(RoPE):
 
 
 class SymmetricXPos(XPos):
-  """XPos with a decay on both sides of a query."""
+  """XPos whose products decay with distance on both sides of a query."""
 
   two_sided: ClassVar[bool] = True
 
@@ -173,7 +173,10 @@ class RelativeKeys(NoPosition):
 
 
 def t5_bucket(steps_back, buckets: int, max_distance: int):
-  """Returns causal T5 buckets: half of them exact, the rest logarithmic."""
+  """Returns the T5 bucket of each distance back from a query.
+
+  Half of the buckets hold one distance each; the others are logarithmic.
+  """
   exact = buckets // 2
   far = np.log(np.maximum(steps_back, 1) / exact) / np.log(max_distance / exact)
   far = exact + (far * (buckets - exact)).astype(int)
@@ -185,16 +188,16 @@ def t5_bucket(steps_back, buckets: int, max_distance: int):
 class AdaptiveSpan(nn.Module):
   """Attention span that each head learns (Sukhbaatar et al. 2019).
 
-  A key x steps from the nearest one has the weight m(x), which is 1 up to the
-  span z W of the head, and falls to 0 over the next R keys. Multiplying
-  probabilities by m and renormalizing them equals adding log m to the logits.
-  The share z of the window is 0 initially.
+  A key x tokens before the nearest one has the weight m(x), which is 1 up to
+  the span z W of the head, and falls to 0 over the next R keys. Multiplying
+  probabilities by m and renormalizing them equals adding log m to the logits. W
+  is the window; its learned share z is 0 initially.
 
   Attributes:
-    num_heads: attention heads.
-    ramp: keys R over which the weight falls from 1 to 0.
-    penalty: loss per token of span, in nats per token. It is sown in 'losses'
-      where that collection is mutable.
+    num_heads: number of attention heads H.
+    ramp: number of keys R over which the weight falls from 1 to 0.
+    penalty: loss in nats per token, for each token of the mean span. It is sown
+      in 'losses' if that collection is mutable.
   """
 
   num_heads: int
@@ -206,7 +209,7 @@ class AdaptiveSpan(nn.Module):
       raise ValueError(
         'ramp must be at least 1 and penalty at least 0, got '
         f'ramp={self.ramp}, penalty={self.penalty}. Set '
-        'positions.AdaptiveSpan.ramp and penalty.'
+        'positions.AdaptiveSpan.ramp or positions.AdaptiveSpan.penalty.'
       )
     self.ratio_H = self.param('ratio', nn.initializers.zeros, (self.num_heads,))
 
@@ -223,9 +226,9 @@ class AdaptiveSpan(nn.Module):
   def penalize(self, window: int):
     """Sows the loss. `bias` calls this method.
 
-    Cells whose calls of `bias` cannot sow must call it themselves. The loss
-    counts once for each call of the model, however often the bias is read:
-    scans over blocks, and over repeats that share it, average it.
+    Cells that call `bias` where nothing can be sown must call it themselves.
+    The loss counts once per call of the model, however often the bias is read:
+    scans over blocks, and over repeats that share parameters, average it.
     """
     if self.is_initializing():
       return
@@ -237,8 +240,8 @@ class AdaptiveSpan(nn.Module):
 def clipped(z):
   """Clips z to [0, 1]; its gradient is that of the identity.
 
-  A gradient that depended on its own sign would depend on how a scan divides
-  the sum that it belongs to. What keeps z from drifting is `clip_spans`.
+  If gradients that point out of [0, 1] were dropped, the result would depend on
+  how a scan splits the sum of gradients. `clip_spans` keeps z from drifting.
   """
   return z + jax.lax.stop_gradient(jnp.clip(z, 0, 1) - z)
 
@@ -246,8 +249,8 @@ def clipped(z):
 def clip_spans(params):
   """Returns the parameters with the ratios of adaptive spans in [0, 1].
 
-  Every training step ends with this, as in the authors' code: otherwise
-  gradients could move a ratio ever further outside.
+  Every training step ends with this, as in the authors' code. Without it,
+  gradients could move a ratio further and further outside.
   """
 
   def clip(path, leaf):

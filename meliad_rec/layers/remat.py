@@ -7,7 +7,7 @@ import jax
 
 from meliad_rec.kernels import dispatch
 
-# Checkpoint names in layer.py: the stream after each sublayer.
+# Checkpoint names in layer.py: the residual stream after each sublayer.
 SUMS = 'layer_attended', 'layer_output'
 # Checkpoint names of the results of attention.
 _ATTENTION = *dispatch.WINDOW_NAMES, *dispatch.MEMORY_NAMES
@@ -25,13 +25,13 @@ POLICIES = {
 
 
 def remat(body: Callable, policy: str, in_scan: bool = False) -> Callable:
-  """Returns `body` with a policy for the values its backward pass keeps.
+  """Returns `body` with a policy for the values that its backward pass keeps.
 
   Args:
     body: a function of a module and arrays.
     policy: a name in POLICIES.
-    in_scan: whether a scan calls it. Elsewhere XLA must be kept from merging
-      the recomputation with the first computation.
+    in_scan: whether a scan calls it. If False, XLA is kept from merging the
+      recomputation with the first computation.
   """
   checkpoint_policy = kept(policy)
   if checkpoint_policy is None:

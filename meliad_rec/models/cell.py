@@ -1,8 +1,10 @@
 """The one interface that every architecture implements, and how to run it.
 
-A cell maps (state, block of tokens) to (state, outputs for the same tokens).
-Every cell obeys the splitting law: running a segment from a state gives the
-same as running its first part, then the rest from the state after that part.
+A cell maps (state, block of tokens) to (state, outputs for the same tokens). A
+segment is the tokens of each row that one training step reads; it holds one or
+more blocks. Every cell obeys the splitting law: reading a segment at once gives
+the same results as reading its first part, and then the rest from the state
+after that part.
 
 Shape letters in names, here and everywhere:
 
@@ -45,20 +47,21 @@ class Cell(nn.Module, kw_only=True):
 
   Attributes:
     unroll: blocks in one iteration of the scan over blocks, if there is one.
-    remat: a name in remat.POLICIES, applied to each call, or to each block if
-      the call scans over blocks.
+    remat: name in remat.POLICIES, which says which activations the backward
+      pass keeps. It applies to each call, or to each block if the call scans
+      over blocks.
     block_length: tokens of a block; calls take whole blocks. None: a call takes
       any number of tokens.
     block_setting: names of the settings that determine block_length.
-    takes_segments: whether one call may take several blocks. If not, `run`
-      scans them. By default, whether block_length is None.
+    takes_segments: whether one call may take several blocks. If False, `run`
+      scans over them. By default, True if block_length is None.
     scans_blocks: whether a call of several blocks scans them, and applies
       `remat` to each.
     causal: whether no output depends on a later token.
     needs_whole_document: whether a segment must hold a whole document.
     is_recurrent: whether `clear` forgets anything.
-    can_step: whether `decode_step` reads one token at a time. By default,
-      whether block_length is None.
+    can_step: whether `decode_step` reads one token at a time. By default, True
+      if block_length is None.
   """
 
   unroll: int = 1
@@ -91,7 +94,7 @@ class Cell(nn.Module, kw_only=True):
     """Returns vectors [B, S, D] of the state that summarize what was read.
 
     Raises:
-      ValueError: the cell has none.
+      ValueError: the cell has no such vectors.
     """
     raise ValueError(
       f'{type(self).__name__} has no memory slots to pool. Choose another of '
@@ -101,15 +104,15 @@ class Cell(nn.Module, kw_only=True):
   def clear(self, state: State) -> State:
     """Returns the state with its recurrent part as at the start of a document.
 
-    Attention caches stay. For the ablation that clears the state at each
-    segment (Hutchins et al. 2022, section 4.6).
+    Attention caches are kept. The ablation of Hutchins et al. 2022, section
+    4.6, clears the state at the start of each segment.
     """
     return state
 
   # The three methods below read token by token, for generation. A cell that
   # takes any number of tokens inherits them. One that takes whole blocks may
-  # implement them; otherwise generation runs the whole open block for each
-  # token.
+  # implement them; if it does not, generation runs the whole unfinished block
+  # again for each token.
 
   def to_decode_state(self, state: State) -> State:
     """Converts a state at a block boundary to one that `decode_step` takes."""
@@ -118,9 +121,12 @@ class Cell(nn.Module, kw_only=True):
   def decode_step(
     self, decode_state: State, block: Block
   ) -> tuple[State, jax.Array]:
-    """Reads a block of one token; returns the new state and its outputs.
+    """Reads a block of one token.
 
-    Reading a whole block in this way equals one call with that block.
+    Reading a block token by token gives the same results as one call.
+
+    Returns:
+      The new decode state, and the outputs y_B1D.
     """
     return self(decode_state, block)
 
@@ -130,7 +136,7 @@ class Cell(nn.Module, kw_only=True):
 
 
 def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
-  """Runs a cell over a segment, block by block if it takes one at a time.
+  """Runs a cell over a segment, block by block if it takes single blocks.
 
   Args:
     cell: any cell.
@@ -162,10 +168,14 @@ def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
 def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
   """Scans body(cell, state, block) over axis 1 of every leaf of `blocks`.
 
-  It is a scan of Flax, because tracers leak from a scan of JAX over a module.
-  Blocks share their dropout masks, as in the authors' code: drawing new ones in
-  each block would cost more than some of its matrix products. Losses that
-  blocks sow are averaged over blocks.
+  It uses nn.scan, because jax.lax.scan would leak tracers out of the module.
+  All blocks share their dropout masks, as in the authors' code: drawing new
+  masks for each block would cost more than some of its matrix products. Losses
+  that blocks sow are averaged over blocks.
+
+  Returns:
+    The state after the last block, and the outputs of all blocks, stacked along
+    axis 1.
   """
   count = jax.tree.leaves(blocks)[0].shape[1]
   scan = nn.scan(
@@ -184,7 +194,7 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
 
 
 def mean_of_losses(body: Callable, count: int) -> Callable:
-  """Returns `body` with its sown losses divided by `count`, its runs."""
+  """Returns `body` with sown losses divided by `count`, the number of runs."""
   share = lambda losses: jax.tree.map(lambda a: a / count, losses)
   return nn.map_variables(body, 'losses', trans_out_fn=share, mutable=True)
 
@@ -196,18 +206,18 @@ def to_blocks(a_BT: jax.Array, W: int) -> jax.Array:
 
 
 class Resettable(struct.PyTreeNode):
-  """Part of a state that is too large to copy: it resets rows by masking."""
+  """Part of a state that is too large to copy, so rows are reset by masking."""
 
   def reset(self, start_B: jax.Array, fresh: 'Resettable') -> 'Resettable':
-    """Returns the part, equivalent to `fresh` in rows that begin a document."""
+    """Returns the part; in rows that begin a document it acts like `fresh`."""
     raise NotImplementedError
 
 
 def reset(start_B: jax.Array, fresh: State, state: State) -> State:
-  """Returns the state, initialized in rows that begin a new document.
+  """Returns the state, reset to `fresh` in rows that begin a document.
 
   Args:
-    start_B: bool, rows that begin a document.
+    start_B: bool, True at rows that begin a document.
     fresh: the state at the start of a document.
     state: the state so far.
   """

@@ -1,4 +1,4 @@
-"""Checks of a model against its data, before anything is read."""
+"""Checks, before any data are read, that a model fits its data."""
 
 import numpy as np
 
@@ -9,13 +9,13 @@ from meliad_rec.models.model import Model
 def check_data_compatible(
   model: Model, documents: Documents, segment: int, setting: str
 ) -> None:
-  """Raises ValueError if a model cannot read documents.
+  """Raises ValueError if a model cannot read these documents.
 
   Args:
     model: the model.
     documents: all documents that it will read.
-    segment: tokens of a row that it reads at once.
-    setting: name of the setting of the segment, such as SEGMENT.
+    segment: number of tokens of each row that it reads at once.
+    setting: name of the setting that gives `segment`, such as SEGMENT.
   """
   if model.head is not None:
     _check_labels(model.head, documents)
@@ -26,10 +26,11 @@ def check_data_compatible(
     )
   block = (model.cell.block_length or 1) * model.sequences
   if segment % block:
-    pair = ' (half of it for each sequence of a pair)'
+    unit = 'one block'
+    if model.sequences > 1:
+      unit = 'one block for each sequence of a pair'
     raise ValueError(
-      f'{setting} must be a multiple of {block}, the block of this model'
-      f'{pair if model.sequences > 1 else ""}, got {segment}.'
+      f'{setting} must be a multiple of {block} tokens ({unit}), got {segment}.'
     )
   if not model.cell.needs_whole_document:
     return
@@ -37,8 +38,9 @@ def check_data_compatible(
   needed = -(-longest * model.sequences // block) * block
   if segment < needed:
     raise ValueError(
-      f'{type(model.cell).__name__} reads a whole document at once. {setting} '
-      f'must be at least {needed}, for the longest document, got {segment}.'
+      f'{type(model.cell).__name__} reads a whole document at once, so '
+      f'{setting} must be at least {needed} tokens, enough for the longest '
+      f'document, got {segment}.'
     )
 
 
@@ -46,13 +48,15 @@ def check_can_generate(model: Model) -> None:
   """Raises ValueError if a model cannot generate text."""
   if model.head is not None:
     raise ValueError(
-      f'The model has a {type(model.head).__name__} for labels and cannot '
-      'generate text. Set SAMPLE = 0, and evaluate it with --split.'
+      f'The model has a {type(model.head).__name__}, which predicts labels, '
+      'and cannot generate text. Set SAMPLE = 0 for training, or measure its '
+      'accuracy with meliad-rec evaluate.'
     )
   if model.cell.needs_whole_document:
     raise ValueError(
       f'{type(model.cell).__name__} reads a whole document at once and cannot '
-      'generate text. Set SAMPLE = 0, or BLOCK to a number of tokens.'
+      'generate text. Set SAMPLE = 0, or train with BLOCK set to a number of '
+      'tokens and without options/chunks/balanced and options/chunks/count_5.'
     )
 
 
@@ -60,8 +64,8 @@ def _check_labels(head, documents):
   name = type(head).__name__
   if documents.labels is None:
     raise ValueError(
-      f'The model has a {name} for labels, but these documents have none. '
-      'Choose a task with labels, or remove model.Model.head.'
+      f'The model has a {name}, which predicts labels, but these documents '
+      'have no labels. Choose a task with labels, or remove model.Model.head.'
     )
   pairs = documents.first_lengths is not None
   if pairs != (head.sequences == 2):
@@ -83,7 +87,7 @@ def _check_labels(head, documents):
   ends = documents.starts[1:][documents.lengths > 0] - 1
   if np.delete(documents.labels, ends).any():
     raise ValueError(
-      f'{type(head.pool).__name__} pools after a segment, but some of these '
-      'documents have labels before their last token. Set POOL to another '
-      'class of pooling.py.'
+      f'{type(head.pool).__name__} pools only at the end of a segment, but '
+      'some of these documents have labels before their last token. Set POOL, '
+      'for example with --gin_file=options/pool/mean.'
     )

@@ -17,9 +17,9 @@ class Embedding(nn.Module):
   Attributes:
     vocab: number of ids V.
     d_model: width D.
-    logits_divisor: divisor of the products of outputs and vectors; None: the
-      default of the class.
-    deviation: standard deviation of the initial vectors of inputs.
+    logits_divisor: number by which the products of outputs and vectors are
+      divided; None takes the default of the class.
+    deviation: standard deviation of the initial input vectors.
     own_logits: whether logits have parameters that inputs do not have.
   """
 
@@ -43,7 +43,12 @@ class Embedding(nn.Module):
     return default if self.logits_divisor is None else self.logits_divisor
 
   def vectors(self, name: str, *shape: int, deviation: float = 1.0):
-    """Returns a parameter drawn with this standard deviation.
+    """Returns a new parameter with random initial values.
+
+    Args:
+      name: name of the parameter.
+      *shape: its shape.
+      deviation: standard deviation of the initial values.
 
     Raises:
       ValueError: the deviation is not above 0.
@@ -62,9 +67,10 @@ class Embedding(nn.Module):
 
 
 class TiedEmbedding(Embedding):
-  """Logits are products with the input vectors, by default divided by sqrt(D).
+  """Embedding whose logits are products with the input vectors.
 
-  The same table of vectors serves inputs and outputs.
+  The same table of vectors is used for inputs and outputs. By default, logits
+  are divided by sqrt(D).
   """
 
   def setup(self):
@@ -79,7 +85,10 @@ class TiedEmbedding(Embedding):
 
 
 class UntiedEmbedding(Embedding):
-  """Logits have their own matrix and bias, and by default are not divided."""
+  """Embedding whose logits have a separate matrix and bias.
+
+  By default, logits are not divided.
+  """
 
   own_logits = True
 
@@ -95,21 +104,21 @@ class UntiedEmbedding(Embedding):
 
 
 class AdaptiveEmbedding(Embedding, kw_only=True):
-  """Narrow vectors for rare ids, and logits in two steps.
+  """Embedding with narrow vectors for rare ids, and logits in two steps.
 
-  Useful only if the vocabulary sorts ids by frequency, the most frequent first.
-  Cluster i holds the ids between two cutoffs; its vectors have D / k^i numbers,
-  which a matrix maps to D (Baevski and Auli 2019, section 3). The first step
-  chooses an id of cluster 0 or another cluster; the second chooses an id within
-  that cluster (Grave et al. 2017, section 4). Logits are normalized log
-  probabilities, so a z-loss has no effect.
+  It is useful only if the vocabulary sorts ids by frequency, the most frequent
+  first. Cluster i holds the ids between two cutoffs; its vectors have D / k^i
+  numbers, which a matrix maps to D (Baevski and Auli 2019, section 3). The
+  first step chooses an id of cluster 0 or another cluster; the second chooses
+  an id within that cluster (Grave et al. 2017, section 4). Logits are
+  normalized log probabilities, so a z-loss has no effect.
 
   Attributes:
     cutoffs: first id of each cluster except cluster 0, increasing.
-    width_divisor: k.
+    width_divisor: k, by which the width falls from each cluster to the next.
     tied: whether both steps use the vectors and matrices of the input, except
-      for the matrix of cluster 0. If not, they have their own. Products are
-      divided by sqrt(D) by default either way.
+      for the matrix of cluster 0. If False, they have separate ones. In both
+      cases, products are divided by sqrt(D) by default.
   """
 
   cutoffs: tuple[int, ...]
@@ -130,9 +139,9 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
       )
     if k < 1 or k ** len(self.cutoffs) > D:
       raise ValueError(
-        f'width_divisor must be from 1 to the {len(self.cutoffs)}-th root of '
-        f'{D}, the width, got {k}. Set embedding.AdaptiveEmbedding.'
-        'width_divisor.'
+        'width_divisor must be at least 1, and width_divisor to the power of '
+        f'{len(self.cutoffs)}, the number of cutoffs, at most {D}, the width '
+        f'of the model, got {k}. Set embedding.AdaptiveEmbedding.width_divisor.'
       )
     shapes = [(n, D // k**i) for i, n in enumerate(np.diff(edges).tolist())]
     tables = lambda name, deviation: [
@@ -176,7 +185,7 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
 
 
 class Map(nn.Module):
-  """Matrix that maps vectors of a cluster to width D, and back."""
+  """Matrix [E, D] that maps vectors of a cluster to width D, and back."""
 
   width: int
   d_model: int

@@ -1,8 +1,9 @@
 """Heads: logits of labels, for tokens or sequences, instead of the next token.
 
-Ray Chowdhury and Caragea 2024, as in their code: linear map, ReLU, linear map;
-one logit for two classes. Logits are for the label ids 0 to `classes`, where 0
-means no label. Gradients stop at the start of a segment, also within a pool.
+A head is a linear map, a ReLU and a linear map, as in the code of Ray Chowdhury
+and Caragea 2024; for two classes the last map has a single output. Logits are
+for the label ids 0 to `classes`, where 0 means no label. Gradients stop at the
+start of a segment, so a pool passes none to earlier segments.
 """
 
 from collections.abc import Callable
@@ -22,8 +23,9 @@ class Head(nn.Module):
   """Base class of heads. State: the state of the pool.
 
   Attributes:
-    classes: number of classes; labels are the ids from 1 on.
-    pool: a pool of pooling.py; None: each token has a label.
+    classes: number of classes; their labels are the ids from 1 to `classes`.
+    pool: a pool of pooling.py, which reduces a sequence to one vector; None:
+      each token has a label.
     sequences: number of sequences in a row of a segment, side by side.
   """
 
@@ -37,7 +39,7 @@ class Head(nn.Module):
     if embed.logits_divisor is not None:
       raise ValueError(
         f'logits_divisor is {embed.logits_divisor}, but the logits of a head '
-        'are not divided. Remove logits_divisor.'
+        'are not divided. Remove model.Model.logits_divisor.'
       )
     if embed.own_logits:
       raise ValueError(
@@ -68,7 +70,15 @@ class Head(nn.Module):
 
   @nn.compact
   def logits(self, features_BTF: jax.Array, width: int) -> jax.Array:
-    """Returns logits_BTV of label ids, from a hidden layer of this width."""
+    """Returns logits_BTV of label ids.
+
+    Args:
+      features_BTF: input vectors of any width.
+      width: hidden units.
+
+    Raises:
+      ValueError: there are fewer than 2 classes.
+    """
     if self.classes < 2:
       raise ValueError(
         f'classes must be at least 2, got {self.classes}. Set CLASSES.'
@@ -83,7 +93,7 @@ class Head(nn.Module):
 
 
 class Classifier(Head):
-  """Labels of a sequence, or of its tokens."""
+  """Head that labels a sequence, or each of its tokens if `pool` is None."""
 
   def __call__(self, state, y_BTD, mask_BT, slots):
     if self.pool is not None:
@@ -92,10 +102,11 @@ class Classifier(Head):
 
 
 class Matcher(Head):
-  """Label of two sequences u and v, from [u; v; u * v; |u - v|].
+  """Head that labels a pair of sequences.
 
-  Rows 2 b and 2 b + 1 of the outputs are a pair. The logits after the segment
-  are repeated at each of the T tokens of both sequences.
+  It reads [u; v; u * v; |u - v|], where u and v are the pooled vectors of the
+  sequences. Rows 2 b and 2 b + 1 of the outputs are pair b. The logits after
+  the segment are repeated at each of the T tokens of both sequences.
   """
 
   sequences = 2
@@ -103,7 +114,8 @@ class Matcher(Head):
   def __call__(self, state, y_BTD, mask_BT, slots):
     if self.pool is None:
       raise ValueError(
-        'A Matcher needs a pool, got None. Set POOL to a class of pooling.py.'
+        'A Matcher needs a pool, got None. Set POOL, for example with '
+        '--gin_file=options/pool/mean.'
       )
     state, pooled_BTD = self.pool(state, y_BTD, mask_BT, slots)
     D = y_BTD.shape[-1]

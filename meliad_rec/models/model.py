@@ -1,8 +1,10 @@
 """The model: token ids in, logits of the next token or of labels out.
 
-A row of a segment may hold the two sequences of a pair, side by side; each is
-then a separate row for cell and head. With a head, the state is {'cell': ...,
-'head': ...}. Every leaf is [B, ...], or [B, 2, ...] for pairs.
+A segment is the tokens of each row that one call reads. In tasks that compare
+two sequences (pairs), each half of a row holds one of them, and cell and head
+treat the halves as separate rows. The state of a model is that of its cell, or
+{'cell': ..., 'head': ...} with a head. Every leaf is [B, ...], or [B, 2, ...]
+for pairs.
 """
 
 from collections.abc import Callable
@@ -23,22 +25,23 @@ from meliad_rec.models.heads import Head
 
 
 class Model(nn.Module):
-  """Embedding, a cell, a norm, and logits by the embedding or a head.
+  """Embedding, cell, norm, and logits from the embedding or from a head.
 
   Attributes:
     vocab: number of token ids; 0 is padding, and the input before a document's
       first token.
-    cell: the architecture.
+    cell: the architecture, see cell.Cell.
     d_model: width D.
     dropout: rate of dropout before the logits.
     dtype: dtype of activations; logits are float32.
     embedding: a class of embedding.py.
-    logits_divisor: see embedding.Embedding; None: the default of the class.
+    logits_divisor: see embedding.Embedding.
     final_norm: a class of norms.py; also applied to memory slots that a head
       pools.
     clear_state: whether to clear the recurrent part of the state at the start
       of each segment, an ablation; see Cell.clear.
-    head: a head of heads.py; None: logits of the next token.
+    head: a head of heads.py, which predicts labels. None: the model predicts
+      the next token.
   """
 
   vocab: int
@@ -55,13 +58,15 @@ class Model(nn.Module):
   def setup(self):
     if self.clear_state and not self.cell.is_recurrent:
       raise ValueError(
-        f'clear_state is set, but {type(self.cell).__name__} has no recurrent '
-        'state. Remove clear_state, or choose a recurrent architecture.'
+        f'clear_state is True, but {type(self.cell).__name__} has no recurrent '
+        'state. Remove model.Model.clear_state, or choose a recurrent '
+        'architecture.'
       )
     if self.head is None and not self.cell.causal:
       raise ValueError(
         f'{type(self.cell).__name__} attends to future tokens, so it cannot '
-        'predict the next token. Set CAUSAL = True, or give the model a head.'
+        'predict the next token. Set CAUSAL = True, or choose a task with '
+        'labels.'
       )
     self.embed = self.embedding(self.vocab, self.d_model, self.logits_divisor)
     if self.head is not None:
@@ -86,8 +91,8 @@ class Model(nn.Module):
 
     Args:
       state: the state before the segment.
-      tokens_BT: int ids; for pairs, one sequence in each half.
-      start_B: bool, rows that begin a new document; their state is reset.
+      tokens_BT: int ids; for pairs, one sequence in each half of a row.
+      start_B: bool, True at rows that begin a document; their state is reset.
       mask_BT: bool, False at padding.
 
     Returns:
@@ -95,7 +100,8 @@ class Model(nn.Module):
       of labels as the head defines them.
 
     Raises:
-      ValueError: the halves of a segment of pairs are not whole blocks.
+      ValueError: the segment, or each of its halves for pairs, is not a
+        multiple of the block length.
     """
     B, T = tokens_BT.shape
     blocks = self.sequences * (self.cell.block_length or 1)
@@ -119,7 +125,7 @@ class Model(nn.Module):
     return self.join_state(cell, head), logits_BTV
 
   def clear(self, state: State) -> State:
-    """Clears the cell's state, see Cell.clear; the state of a pool stays."""
+    """Clears the cell's state (see Cell.clear), but not that of the head."""
     cell, head = self.split_state(state)
     return self.join_state(self.cell.clear(cell), head)
 
@@ -129,10 +135,15 @@ class Model(nn.Module):
     return self.join_state(self.cell.to_decode_state(cell), head)
 
   def decode_step(self, decode_state: State, tokens_B):
-    """Reads one token of each document: tokens_B, or [B, 2] for pairs.
+    """Reads the next token of each document.
 
-    Returns the new state, and logits_BV. Memory slots that a head pools are
-    correct only at block boundaries.
+    Args:
+      decode_state: from `to_decode_state`, or from the previous step.
+      tokens_B: int ids; [B, 2] for pairs.
+
+    Returns:
+      The new decode state, and logits_BV. If the head pools memory slots, the
+      logits are correct only at block boundaries.
     """
     tokens_B1 = tokens_B.reshape(-1, 1)
     block = self.block(tokens_B1, jnp.ones(tokens_B1.shape, bool))
@@ -148,7 +159,7 @@ class Model(nn.Module):
     return self.join_state(self.cell.to_segment_state(cell), head)
 
   def block(self, tokens_BT, mask_BT) -> Block:
-    """Returns the cell's input."""
+    """Embeds tokens and returns the cell's input."""
     x_BTD = self.embed(tokens_BT).astype(self.dtype)
     return Block(x_BTD, mask_BT)
 
@@ -156,7 +167,7 @@ class Model(nn.Module):
     """Computes logits from the cell's outputs.
 
     Args:
-      head: state of the head; None without a head.
+      head: state of the head; None if the model has no head.
       y_BTD: outputs of the cell.
       mask_BT: bool, False at padding.
       summary: returns the cell's memory slots after these tokens.
@@ -199,9 +210,10 @@ def initialize(model: Model, rng: jax.Array, batch: int, segment: int):
 
 
 def empty_carry(model: Model, params, batch: int) -> State:
-  """Returns zeros in the shape of the model's state.
+  """Returns the carry before the first step: zeros shaped as the model's state.
 
-  Their values never matter: the first segment of every row begins a document.
+  Training passes the carry from segment to segment. The zeros are never used,
+  because the first segment of every row begins a document.
   """
   shapes = jax.eval_shape(
     lambda p: model.apply({'params': p}, batch, method='initial_state'), params

@@ -15,10 +15,10 @@ from meliad_rec.models.cell import State
 
 
 class Pool:
-  """Base class.
+  """Base class of pools.
 
   Attributes:
-    at_end: whether vectors are correct only after a segment, not at each token.
+    at_end: whether pooled vectors are correct only at the end of a segment.
   """
 
   at_end = False
@@ -34,11 +34,11 @@ class Pool:
     mask_BT: jax.Array,
     slots: Callable[[], jax.Array],
   ) -> tuple[State, jax.Array]:
-    """Returns the state after a segment, and the pool up to each token.
+    """Returns the state after a segment, and the pooled vector at each token.
 
     Args:
       state: the state before the segment.
-      y_BTD: outputs, float32.
+      y_BTD: outputs of the cell, float32.
       mask_BT: bool, False at padding.
       slots: returns the memory slots [B, S, D] after the segment.
 
@@ -50,7 +50,7 @@ class Pool:
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Pool):
-  """Mean of outputs. State: their sum [B, D] and number [B]."""
+  """Mean of all outputs so far. State: their sum [B, D] and number [B]."""
 
   def initial_state(self, batch, width):
     return jnp.zeros((batch, width)), jnp.zeros(batch, jnp.int32)
@@ -66,7 +66,7 @@ class Mean(Pool):
 
 @dataclasses.dataclass(frozen=True)
 class First(Pool):
-  """First output. State: that output [B, D], and whether it is known [B]."""
+  """First output. State: that output [B, D], and bool [B]: has it been read?"""
 
   def initial_state(self, batch, width):
     return jnp.zeros((batch, width)), jnp.zeros(batch, bool)

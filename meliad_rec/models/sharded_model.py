@@ -25,12 +25,14 @@ from meliad_rec.models.model import Model
 
 @dataclasses.dataclass(frozen=True)
 class ShardedModel:
-  """A model and the mesh that it runs on.
+  """A model and the mesh of devices that it runs on.
+
+  A carry is the state of the model between two steps.
 
   Attributes:
     model: the model.
     mesh: from partition.make_mesh.
-    segment: tokens of each row in one step.
+    segment: number of tokens of each row in one step.
   """
 
   model: Model
@@ -39,7 +41,7 @@ class ShardedModel:
 
   @functools.cached_property
   def param_shapes(self):
-    """The parameters as jax.ShapeDtypeStruct with shardings."""
+    """Shapes, dtypes and shardings of the parameters: jax.ShapeDtypeStruct."""
     shapes = jax.eval_shape(
       lambda rng: initialize(self.model, rng, 1, self.segment),
       jax.random.key(0),
@@ -79,7 +81,11 @@ class ShardedModel:
 
   @functools.cached_property
   def eval_step(self) -> Callable:
-    """(params, carry, batch) -> (carry, Sums, nats_BT); carry is donated."""
+    """Compiled (params, carry, batch) -> (carry, Sums, nats_BT).
+
+    The argument `carry` is donated: its memory is reused, so it cannot be read
+    afterward.
+    """
     rows = NamedSharding(self.mesh, PartitionSpec(partition.BATCH_AXES))
     replicated = NamedSharding(self.mesh, PartitionSpec())
     return mesh_jit(
@@ -91,7 +97,7 @@ class ShardedModel:
     )
 
   def forward(self, params, carry, batch: Batch):
-    """Returns the next carry and logits_BTV, with dropout as in training."""
+    """Returns the next carry and logits_BTV, with one fixed key of dropout."""
     return self.model.apply(
       {'params': params},
       carry,
@@ -105,7 +111,17 @@ class ShardedModel:
 def eval_step(
   model: Model, params, carry: State, batch: Batch
 ) -> tuple[State, Sums, jax.Array]:
-  """Returns the next carry, the sums of a segment, and nats_BT, its losses."""
+  """Returns the next carry, the metrics of a segment, and its losses.
+
+  Args:
+    model: the model.
+    params: its parameters.
+    carry: state of the model before the segment.
+    batch: the segment.
+
+  Returns:
+    The carry; Sums of the metrics; and nats_BT, the loss of each token.
+  """
   (carry, logits_BTV), sown = model.apply(
     {'params': all_gather_params(params, stacked=False)},
     carry,
@@ -119,12 +135,12 @@ def eval_step(
 
 
 def count(logits_BTV, batch: Batch, sown) -> Sums:
-  """Returns the sums of a segment.
+  """Returns the sums of a segment's metrics.
 
   Args:
     logits_BTV: the model's outputs.
     batch: the segment.
-    sown: the collections that `apply` returned.
+    sown: the collections that the model's `apply` returned.
   """
   return Sums.of_step(
     losses.cross_entropy(logits_BTV, batch.targets_BT),

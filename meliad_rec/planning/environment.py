@@ -1,7 +1,7 @@
 """Environment variables for compiling for TPUs on a machine without one.
 
 libtpu reads them once, when it is loaded. So a command starts a child process
-with them, and a test calls `ensure` before it makes the first topology.
+with them, and a test calls `ensure` before it first uses libtpu.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def variables(libtpu: Sequence[str] = (), devices: int = 0) -> dict[str, str]:
 
   Args:
     libtpu: flags of libtpu, '--xla_...=...', added to those already set.
-    devices: number of CPU devices that take the place of TPUs; 0: unchanged.
+    devices: number of CPU devices that replace the TPUs; 0: XLA's default.
   """
   found = {**os.environ, **VARIABLES}
   count = f'--xla_force_host_platform_device_count={devices}'
@@ -57,7 +57,7 @@ def ensure() -> None:
 def silence_libtpu() -> None:
   """Keeps an installed libtpu from reporting that the machine has no TPU.
 
-  Call it after JAX was imported, which finds out whether there is one, and
+  Call it after the import of JAX, which finds out whether there is a TPU, and
   before the first computation.
   """
   if os.environ.get('TPU_SKIP_MDS_QUERY') == '1':  # JAX found no TPU.
@@ -74,7 +74,7 @@ def check() -> None:
   """Raises ValueError if libtpu is not installed."""
   if not installed():
     raise ValueError(
-      'Compiling for a TPU needs libtpu, which is not installed; install '
+      'Compiling for a TPU needs libtpu, which is not installed. Install '
       'meliad_rec[tpu].'
     )
 
@@ -83,7 +83,7 @@ def failed(task: str, done: subprocess.CompletedProcess) -> RuntimeError:
   """Returns the error for a child process that ended without a result.
 
   Args:
-    task: what it does, such as 'compiles for v5e:2x2'.
+    task: what the process does, such as 'compiles for v5e:2x2'.
     done: the finished process.
   """
   # JAX may print a whole program before the error itself.

@@ -1,9 +1,10 @@
 """Estimates the time of a step from its compiled program.
 
-Operations for which the compiler estimates cycles run one after another. Pallas
-kernels have no such estimate: they take the FLOP and bytes that they declare,
-at the chip's peak. An exchange takes the time that its bytes need on the links
-between neighbors (Austin et al. 2025, How to Scale Your Model, part 3). None of
+The estimate assumes that operations run one after another, each for the cycles
+that the compiler estimates. Pallas kernels have no such estimate: they take the
+time that the FLOP and bytes which they declare need at the chip's peak. An
+exchange (a collective) takes the time that its bytes need on the links between
+neighboring chips (Austin et al. 2025, How to Scale Your Model, part 3). None of
 this was measured on a TPU.
 """
 
@@ -18,7 +19,7 @@ from meliad_rec.planning import hlo
 from meliad_rec.planning.topology import Chip
 from meliad_rec.planning.topology import Slice
 
-HOP = 1e-6  # Seconds that an exchange takes at least, per hop.
+HOP = 1e-6  # Least seconds of an exchange per hop, a link between two chips.
 # Number of times that an exchange among n devices sends (n - 1) / n of its
 # array; 1 if it is not listed.
 _SENT = {'all-reduce': 2}

@@ -220,8 +220,8 @@ def read(text: str, depth: int | None = None) -> Program:
   bodies, entry = computations(text)
   if entry is None or '"estimated_cycles":' not in text:
     raise ValueError(
-      'the compiled program has no cycles where libtpu 0.0.42 writes them; '
-      'install the version of libtpu that meliad_rec[tpu] requires.'
+      'the compiled program has no cycles where libtpu 0.0.42 writes them. '
+      'Install the version of libtpu that meliad_rec[tpu] requires.'
     )
   return _Reader(bodies, depth).total(entry)
 
@@ -389,6 +389,6 @@ def _unknown(instruction: str) -> ValueError:
   written = re.search(r'replica_groups=\S*', instruction)
   return ValueError(
     'the groups of a collective are written in an unknown way, '
-    f'{written and written[0]!r}; install the version of libtpu that '
+    f'{written and written[0]!r}. Install the version of libtpu that '
     'meliad_rec[tpu] requires.'
   )

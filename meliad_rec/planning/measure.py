@@ -1,4 +1,4 @@
-"""Compiles the trainer's own step for a slice, and reads what it needs."""
+"""Compiles the training step for a slice, and reads its memory and times."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -29,10 +29,10 @@ class Sizes:
     flops: FLOP of a step's matrix products, 3 times those of the forward pass;
       recomputation by remat does not count. None: the length of a loop is not
       known.
-    held: bytes on each device of parameters, optimizer, carry, average and
-      batch.
-    depth: maximum iterations of data-dependent loops, all of which count; None:
-      there are no such loops, or their length is not known.
+    held: bytes on each device of parameters, optimizer, carry (recurrent
+      state), average of the parameters, and batch.
+    depth: maximum iterations of data-dependent loops; `flops` counts all of
+      them. None: there are no such loops, or their length is not known.
   """
 
   mesh: Mapping[str, int]
@@ -60,7 +60,8 @@ class Compiled:
   """Results of the compiler.
 
   Attributes:
-    arguments: bytes on each device of state and batch, in their layouts.
+    arguments: bytes on each device of state and batch, padded as the compiler
+      lays them out.
     temporary: bytes of activations and other temporary arrays.
     code: bytes of the program.
     needed: the sum of these three.
@@ -81,7 +82,7 @@ class Compiled:
 
 
 def sizes(experiment: Experiment) -> Sizes:
-  """Returns what is known before compiling, on the mesh of the experiment."""
+  """Returns the sizes that are known before compiling."""
   program = experiment.program
   state, mesh = program.shapes, program.mesh
   batch = program.batch_shapes(program.rows)
@@ -128,7 +129,7 @@ def compiled(
   Args:
     program: a program on a mesh of the slice's devices.
     where: the slice.
-    depth: Sizes.depth.
+    depth: see Sizes.depth.
 
   Raises:
     TooLarge: the step needs more memory than a device has.

@@ -1,4 +1,4 @@
-"""The question to the process that compiles, and its answer."""
+"""Asks another process to compile a training step, and returns its answer."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -39,8 +39,10 @@ class Answer:
     hbm: bytes that a program may use on each device.
     sizes: fields of measure.Sizes.
     compiled: fields of measure.Compiled; None: not compiled, or does not fit.
-    needed: bytes on each device, by the compiler; None: not known.
-    missing: why the compiler's figures are missing; None: they are not missing.
+    needed: bytes that the step needs on each device, by the compiler; None: not
+      known.
+    missing: why the compiler's figures are missing; None: they
+      are known.
     notes: what else the user should know.
   """
 

@@ -11,7 +11,7 @@ from meliad_rec.planning.estimate import Seconds
 from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import Question
 
-SOURCE = 'Estimates by the compiler and from its program; nothing ran on a TPU.'
+SOURCE = 'Estimates from the compiler and its output; nothing ran on a TPU.'
 GIB = topology.GIB
 REMAT = 'options/remat/full'
 
@@ -51,7 +51,7 @@ def column(answer: Answer) -> dict[str, str]:
     '  carry': gib(held['carry']),
     '  average of parameters': gib(held['average']),
     '  batch': gib(held['batch']),
-    '  these in their layouts': gib(compiled.get('arguments')),
+    '  all of these, padded': gib(compiled.get('arguments')),
     '  activations, temporaries': gib(compiled.get('temporary')),
     '  program': gib(compiled.get('code')),
     '  total': f'{gib(answer.needed)} of {gib(answer.hbm)}{_verdict(answer)}',
@@ -99,7 +99,7 @@ def _times(answer: Answer) -> dict[str, str]:
 
 
 def exchange_lines(answer: Answer) -> list[str]:
-  """Returns a line per kind of collective."""
+  """Returns a line for each kind of collective and its mesh axes."""
   listed = answer.compiled and answer.compiled['exchanges']
   return [
     f'{one.count} x {one.op} over {one.axes}, {one.size / 2**20:,.1f} MiB per '
@@ -143,5 +143,5 @@ def advice(question: Question, answer: Answer) -> str | None:
   changes.append('a larger slice')
   return (
     f'{name}: a step needs {answer.needed / GIB:.2f} GiB per device, of '
-    f'{answer.hbm / GIB:.2f} GiB; try {" or ".join(changes)}.'
+    f'{answer.hbm / GIB:.2f} GiB. Try {" or ".join(changes)}.'
   )

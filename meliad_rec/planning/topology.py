@@ -146,14 +146,14 @@ def parse(name: str) -> Slice:
   shape = tuple(map(int, found[2].split('x'))) if found else ()
   if chip is None or not all(shape):
     raise ValueError(
-      f'{name!r} is not a slice of TPUs; give GENERATION:SHAPE, such as '
+      f'{name!r} is not a slice of TPUs. Give GENERATION:SHAPE, such as '
       f'v5e:16x16 or v5p:4x4x4, with one of {", ".join(CHIPS)}.'
     )
   if len(shape) != chip.axes:
     example = 'x'.join(['4'] * chip.axes)
     raise ValueError(
       f'{name!r} has {len(shape)} axes, but slices of {chip.name} have '
-      f'{chip.axes}; give one such as {chip.name}:{example}.'
+      f'{chip.axes}. Give one such as {chip.name}:{example}.'
     )
   return Slice(chip, shape)
 
@@ -182,6 +182,6 @@ def devices(name: str) -> list[jax.Device]:
     ).devices
   except jax.errors.JaxRuntimeError:
     raise ValueError(
-      f'libtpu does not support the slice {name!r}; give one whose first two '
+      f'libtpu does not support the slice {name!r}. Give one whose first two '
       'axes are even or 1.'
     ) from None

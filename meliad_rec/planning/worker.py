@@ -26,7 +26,7 @@ class NoData:
   """Replaces a Dataset that is not on this machine.
 
   Attributes:
-    vocab_size: size of their vocabulary.
+    vocab_size: size of its vocabulary.
   """
 
   vocab_size: int
@@ -55,7 +55,7 @@ def answer(question: Question) -> Answer:
   except ValueError:
     if environment.installed():
       raise
-    missing = 'libtpu is not installed; install meliad_rec[tpu]'
+    missing = 'libtpu is not installed. Install meliad_rec[tpu]'
   mesh = experiment.mesh(devices=devices)
   experiment = dataclasses.replace(experiment, mesh=lambda: mesh)
   sizes = measure.sizes(experiment)
@@ -150,7 +150,7 @@ def compiler_message(error: Exception) -> str | None:
   """Returns an error of the compiler as one line of at most 200 characters.
 
   Kernels are lowered before the compiler sees them, with errors of many types.
-  None: the error is a defect of this package or a mistake in the question.
+  Returns None for a defect of this package or a mistake in the question.
   """
   if type(error).__module__.partition('.')[0] not in ('jax', 'jaxlib'):
     common = isinstance(error, ValueError | RuntimeError)

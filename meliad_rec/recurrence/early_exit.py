@@ -1,9 +1,9 @@
 """Loops over the steps of a recurrence in depth; they end when all rows halt.
 
 JAX has no gradient of a loop of unknown length. In `while_loop` the forward
-pass is a while loop that records the state before each step, and the backward
-pass is another, which computes each step again. It takes the time of the steps
-that ran, and the memory of one step plus the recorded states.
+pass is a while loop that records the state before each step. The backward pass
+is another while loop, which computes each step again. It takes at most as many
+steps as the forward pass, and the memory of one step and the recorded states.
 
 For inference, `compacted_loop` lets rows leave the batch as they halt. As soon
 as half of the rows have halted, the others continue in an array of half the
@@ -11,10 +11,11 @@ size, and so on down to one row. All shapes are static, so this is one compiled
 program.
 
 Every loop takes (steps, shared, rows, state, max_steps). `shared` holds
-parameters and random keys, without a row axis. Every leaf of `rows`, of the
-state and of the sums is [B, ...]; states and sums are floats. Loops return
-(state, sums, ran_B): `sums` are the sums of what the steps add, and ran_B
-float32 counts the steps computed for each row.
+parameters and random keys, without a row axis. `rows` holds inputs of each row
+that do not change. Every leaf of `rows`, of the state and of the sums is
+[B, ...]; states and sums are floats. Loops return (state, sums, ran_B): the
+last state, the sums over steps of the values that steps return beside the
+state, and float32 numbers of steps computed for each row.
 """
 
 from collections.abc import Callable
@@ -27,33 +28,39 @@ import jax.numpy as jnp
 
 
 class Steps(Protocol):
-  """The repeated step. It must hold no arrays: they are passed to `step`."""
+  """The repeated step. It holds no arrays; `step` receives them all."""
 
   def step(self, shared, rows, l, state) -> tuple[Any, Any]:
-    """Returns the state after step l, and what the step adds to the sums.
+    """Returns the state after step l, and the values that it adds to the sums.
 
-    A row that is not active keeps its state, and adds 0.
+    A row that is not active keeps its state and adds 0. Steps count from 0.
     """
 
   def active(self, state) -> jax.Array:
     """Returns which rows continue, [B] bool."""
 
   def changed(self, added) -> jax.Array:
-    """Returns which rows a step has changed, [B] bool, given what it added.
+    """Returns which rows a step has changed, [B] bool.
 
-    Last steps that change no row, but only find that rows halt, need no
+    The last steps may change no row, but only find that rows halt. They need no
     gradient.
+
+    Args:
+      added: the values that the step added to the sums.
     """
 
 
 def while_loop(steps: Steps, shared, rows, state, max_steps: int):
-  """Runs steps until no row is active; has no forward-mode gradient."""
+  """Runs steps until no row is active, or max_steps; see the module.
+
+  It has a gradient in reverse mode only.
+  """
   floats, others, join = split_floats((shared, rows))
   return _while(_Static(steps, join, max_steps), floats, others, state)
 
 
 def compacted_loop(steps: Steps, shared, rows, state, max_steps: int):
-  """Runs steps as while_loop does; rows leave as they halt. No gradient."""
+  """Runs the loop of while_loop, but rows leave as they halt. No gradient."""
   carry = initial_carry(steps.step, shared, rows, state)
   l = jnp.zeros((), jnp.int32)
   return _compact(steps, shared, rows, l, carry, max_steps)
@@ -163,7 +170,7 @@ _while.defvjp(_forward, _backward)
 
 
 def _compact(steps, shared, rows, l, carry, max_steps):
-  """Runs steps while over half of the rows are active, then on half of them."""
+  """Runs steps until half of the rows have halted, then on the other half."""
   half = len(carry[2]) // 2
 
   def continues(carry):

@@ -1,8 +1,8 @@
 """Arithmetic of halting: when a recurrence in depth halts, and its output.
 
 "Investigating Recurrent Transformers with Dynamic Halt" (2024), eqs. 5-8 and
-13-17, with the indices of its algorithms corrected. A unit halts as a whole: it
-is a token, or a whole sequence. U is the number of units in a row, L the
+13-17, with the indices of its algorithms corrected. A unit is what halts as a
+whole: a token, or a whole sequence. U is the number of units in a row, L the
 maximum number of steps. At step l a unit has the state h_l, where h_0 is the
 input, and it halts with probability p_l:
 
@@ -29,10 +29,10 @@ class Halt:
 
   Attributes:
     threshold: sum of weights at which a unit halts.
-    ponder_cost: weight of the expected number of steps in the loss.
+    ponder_cost: weight in the loss of the expected number of steps.
     bias_init: see HaltingGate.
     keep_crossing: whether the step in which a unit crosses the threshold still
-      counts, as in the paper's text. The authors' code discards it.
+      counts, as in the paper's text. The authors' code discards that step.
     leftover: whether the remainder after the last step adds to the ponder cost.
       In the paper's eq. 8 it costs nothing.
   """
@@ -46,18 +46,18 @@ class Halt:
   def __post_init__(self):
     if not 0 < self.threshold < 1:
       raise ValueError(
-        f'threshold must be between 0 and 1, got {self.threshold}. '
+        f'threshold must be above 0 and below 1, got {self.threshold}. '
         'Set HALT_THRESHOLD.'
       )
     if self.ponder_cost < 0:
       raise ValueError(
-        f'ponder_cost must be 0 or more, got {self.ponder_cost}. '
+        f'ponder_cost must be at least 0, got {self.ponder_cost}. '
         'Set PONDER_COST.'
       )
 
 
 class Units(struct.PyTreeNode):
-  """Progress of each unit: all [B, U] float32.
+  """Progress of each unit; both arrays are [B, U] float32.
 
   Attributes:
     remainder: weight not yet given to any state.
@@ -80,13 +80,13 @@ class Units(struct.PyTreeNode):
 
 
 class Counts(struct.PyTreeNode):
-  """Sums over steps, float32.
+  """Sums over steps, all float32.
 
   Attributes:
-    ponder_cost: [B, U], sums of weight_l (l + 1).
-    depth: [B, U], steps taken.
-    p: [B, L], p_l, summed over the units for which it was computed.
-    asked: [B, L], the number of these units.
+    ponder_cost: [B, U], sum over steps of weight_l (l + 1).
+    depth: [B, U], number of steps taken.
+    p: [B, L], sum of p_l over the units for which it was computed.
+    asked: [B, L], number of these units.
   """
 
   ponder_cost: jax.Array
@@ -108,8 +108,8 @@ def advance(
     max_steps_B1: int, index of the last step that units of a row may take.
 
   Returns:
-    Units after the step; bool [B, U], units that take the new state; and the
-    weight of h_l, [B, U], 0 for the other units.
+    Units after the step; bool [B, U], True at units that take the new state;
+    and the weight of h_l, [B, U], 0 at the other units.
   """
   remainder_BU = units.remainder * (1 - p_BU)
   active_BU = units.active > 0
@@ -123,11 +123,11 @@ def advance(
 
 
 def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
-  """Returns the units before step l, not active where the step would halt them.
+  """Returns the units, no longer active if step l would halt them.
 
   If p_l is known before the step, this saves steps in which units would only
-  find that they halt. With keep_crossing these steps count, so the units stay
-  as they are.
+  find that they halt. With keep_crossing these steps count, so the units are
+  returned unchanged. The arguments are those of `advance`.
   """
   if halt.keep_crossing:
     return units
@@ -136,7 +136,7 @@ def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
 
 
 def at_step(a_BU, l, steps: int):
-  """Returns [B, L], L = steps: sums over units in column l, zeros elsewhere."""
+  """Returns [B, L] for L = steps: the sum over units in column l, else 0."""
   at_L = (jnp.arange(steps) == l).astype(jnp.float32)
   return jnp.sum(a_BU, 1, keepdims=True) * at_L
 
@@ -157,7 +157,7 @@ class HaltingGate(nn.Module):
     width: hidden units.
     bias_init: initial value of the last bias. At 0, as in the paper, p is about
       0.5, and three quarters of the output come from the first two states; at
-      -3 a new model runs deep, and learns to halt earlier.
+      -3 a new model takes many steps, and learns to halt earlier.
   """
 
   width: int

@@ -1,15 +1,20 @@
-"""Recurrence over a memory that a model writes itself, stored once.
+"""Scan over chunks of tokens which read a memory that earlier chunks wrote.
 
-Chunk by chunk, a model reads the memory that earlier chunks wrote, and writes
-its own part (Fan et al. 2020; Ju et al. 2021). A plain scan would store the
-window of keys and values of every chunk for its backward pass, which is many
-times the size of the text. This one stores what was written, once, and computes
-the keys again. Its backward pass runs from the last chunk to the first, and
-finds the gradients of what was written; no others are recurrent. A policy
-chooses which values of each `read` are kept. For chunks of one token the
-gradients of parameters are computed later: once everything written is known, a
-span of tokens is read in parallel, as by a Transformer-XL, in a few products of
-many rows. K is the number of tokens in a span here.
+Each chunk reads the memory, and appends the vectors that it writes (Fan et al.
+2020; Ju et al. 2021). For its backward pass, a plain scan would store the
+window of keys and values of every chunk, many times the size of the text. This
+scan stores the written vectors once, and computes their keys and values again.
+Its backward pass runs from the last chunk to the first, because the gradients
+of the written vectors are recurrent. A policy chooses which values of each
+`read` are kept.
+
+All other gradients are not recurrent. If a chunk is one token, they can be
+computed in parallel: once the gradients of the vectors that a span of tokens
+wrote are known, the span is read at once, as in a Transformer-XL, in a few
+products of many rows.
+
+Letters of this file: A tokens of memory before the segment, C tokens of a
+chunk, K tokens of a span, n chunks. A name with d_ is a gradient.
 """
 
 from collections.abc import Callable
@@ -27,15 +32,16 @@ class MemoryScanBody(NamedTuple):
   """Functions that read and write, and how the backward pass treats them.
 
   Attributes:
-    keys: (params, written, inputs) -> kv. Keys and values of what any number of
-      tokens wrote; each token's depend on no other token.
+    keys: (params, written, inputs) -> kv, the keys and values of the vectors
+      that any number of tokens wrote. Those of a token depend on no other
+      token.
     read: (params, kv, x_BTD, inputs, first) -> (written, y_BTD). Reads n
       chunks; `first` is the position of their first token in the segment. Of
       each leaf of kv [B, A + n C, ...], chunk i sees the A tokens from i C on.
-    chunk: tokens of a chunk C.
+    chunk: number of tokens of a chunk C.
     span: maximum number of tokens whose keys the backward pass holds at once.
     parallel: whether gradients of parameters are computed for all tokens of a
-      span at once, which computes everything twice. If False, they are computed
+      span at once, which computes each token twice. If False, they are computed
       chunk by chunk.
     policy: jax.checkpoint policy for the values of `read` to keep, in addition
       to its arguments. Not used if `parallel`.
@@ -55,9 +61,10 @@ def memory_scan(body: MemoryScanBody, params, memory: Tree, x_BTD, inputs):
   Args:
     body: functions that read and write.
     params: their parameters.
-    memory: what was written before; each leaf [B, A, ...], with its own A.
-    x_BTD: the segment's tokens, whole chunks.
-    inputs: arguments without gradients: masks, keys of dropout.
+    memory: vectors written before the segment. Leaves are [B, A, ...]; A may
+      differ between leaves.
+    x_BTD: the tokens of the segment; T is a multiple of C.
+    inputs: arguments without gradients, such as masks and keys of dropout.
 
   Returns:
     The memory after the segment, and y_BTD.
@@ -70,7 +77,7 @@ def memory_scan(body: MemoryScanBody, params, memory: Tree, x_BTD, inputs):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _scan(model, params, memory, x_BTD, inputs):
-  """Returns the memory followed by everything written, and y_BTD."""
+  """Returns the memory followed by all vectors written, and y_BTD."""
   read = lambda *arguments: (model.read(*arguments), ())
   return _sweep(model, read, params, memory, x_BTD, inputs)[0]
 
@@ -122,8 +129,8 @@ def _sweep(model, read, params, memory, x_BTD, inputs):
 def read_with_pullback(model, *arguments):
   """Returns the results of `model.read`, and its pullback unless parallel.
 
-  The pullback does not store the arguments, which `_by_chunks` inserts again:
-  windows of keys overlap, and every chunk has the same parameters.
+  The pullback does not store the arguments, because windows of keys overlap and
+  every chunk has the same parameters. `_by_chunks` inserts them again.
   """
   if model.parallel:
     return model.read(*arguments), ()
@@ -138,9 +145,9 @@ def _backward(model, residuals, gradients):
 
   Args:
     model: MemoryScanBody.
-    residuals: params; seen, which is the memory followed by everything written;
-      x_BTD; inputs; and the pullback of each chunk of each span.
-    gradients: of seen, and of y_BTD.
+    residuals: params; seen, which is the memory followed by all vectors
+      written; x_BTD; inputs; and the pullback of each chunk of each span.
+    gradients: those of seen and of y_BTD.
   """
   params, seen, x_BTD, inputs, pulls = residuals
   d_seen, d_y_BTD = gradients
@@ -195,15 +202,15 @@ def _like(gradients, tree):
 
 
 class _Span(NamedTuple):
-  """K tokens of the segment, and what their backward pass needs.
+  """K tokens of the segment, and the inputs of their backward pass.
 
   Attributes:
     at: position of the first token in the segment.
-    seen: what the A tokens before the span wrote, followed by what its own
-      tokens wrote.
+    seen: vectors written by the A tokens before the span, then by its tokens.
     x_BKD: the tokens.
-    d_written: gradients, from outside of the scan, of what they wrote.
-    d_y_BKD: gradients of their outputs.
+    d_written: gradients of the vectors that the span wrote, as far as they come
+      from outside of the scan.
+    d_y_BKD: gradients of the span's outputs.
     pulls: pullback of each chunk.
   """
 
@@ -216,13 +223,13 @@ class _Span(NamedTuple):
 
 
 def _in_parallel(model, params, inputs, span, d_kv):
-  """Computes a span's gradients: recurrent ones first, the rest in parallel.
+  """Computes a span's gradients: recurrent ones first, others in parallel.
 
   Args:
     model, params, inputs: as in memory_scan.
     span: the span.
-    d_kv: gradients of the keys of the A tokens before the span's end, so far as
-      later tokens read them.
+    d_kv: gradients of the keys of the A tokens before the span's end, as far as
+      they come from tokens after the span.
 
   Returns:
     Gradients of the parameters, of the keys of the A tokens before the span,
@@ -251,7 +258,7 @@ def _in_parallel(model, params, inputs, span, d_kv):
 
 
 def _by_chunks(model, params, inputs, span, d_kv):
-  """Computes the gradients of _in_parallel, all of them chunk by chunk."""
+  """Returns the gradients that _in_parallel returns, chunk by chunk."""
 
   def pull(pullback, now, window, x_BCD, cotangents):
     pullback.args_res[:] = [params, window, x_BCD, inputs, now]
@@ -271,15 +278,15 @@ def _by_chunks(model, params, inputs, span, d_kv):
 def _backward_sweep(
   model, params, inputs, span, d_kv, d_params, pull, pull_keys
 ):
-  """Runs the recurrence of a span's gradients, from its last chunk backward.
+  """Runs the recurrence of a span's gradients from its last chunk to the first.
 
   Args:
     model, params, inputs, span, d_kv: see _in_parallel.
     d_params: zeros to which gradients of parameters are added; () for none.
-    pull: (pullback, position, keys, tokens, gradients of what `read` returned)
-      -> gradients of (params, keys, tokens), of one chunk.
+    pull: (pullback, position, keys, tokens, gradients of the results of `read`)
+      -> gradients of (params, keys, tokens), for one chunk.
     pull_keys: (written, gradients of its keys) -> gradients of (params,
-      written), of one chunk.
+      written), for one chunk.
 
   Returns:
     d_params; d_kv of the A tokens before the span; d_written, now including

@@ -31,7 +31,7 @@ def path(workdir: str | os.PathLike) -> pathlib.Path | epath.Path:
   found = place(workdir) / NAME
   if not found.is_file():
     raise ValueError(
-      f'{found}, which holds the metrics of a run, does not exist; give the '
+      f'{found}, which holds the metrics of a run, does not exist. Give the '
       'folder of a run that has written some.'
     )
   return found
@@ -50,7 +50,7 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
       int(record['step'])
     except (ValueError, KeyError, TypeError) as error:
       raise ValueError(
-        f'Line {number} of {path} is not a JSON object with a step; repair '
+        f'Line {number} of {path} is not a JSON object with a step. Repair '
         'or remove that line.'
       ) from error
     records.append({k: _to_float(v) for k, v in record.items()})

@@ -1,4 +1,4 @@
-"""Where a run sends its metrics, besides its own folder.
+"""Loggers, to which a run sends its metrics besides its own folder.
 
 A gin file binds a logger, such as Weights & Biases (options/report/wandb.gin),
 or any class with the three methods of MetricsLogger:
@@ -38,10 +38,10 @@ from meliad_rec.storage.workdir import place
 
 @runtime_checkable
 class MetricsLogger(Protocol):
-  """What receives the metrics of a run, on the first host only."""
+  """Receives the metrics of a run, on the first host only."""
 
   def start(self, workdir: str, step: int, config: Mapping[str, Any]) -> None:
-    """Begins, before the first step.
+    """Begins logging; called before the first step.
 
     Args:
       workdir: folder of the run.
@@ -51,13 +51,13 @@ class MetricsLogger(Protocol):
     """
 
   def log(self, step: int, metrics: Mapping[str, float]) -> None:
-    """Takes metrics by name, 'train/loss_nats_per_token' for instance.
+    """Receives metrics by name, such as 'train/loss_nats_per_token'.
 
     A run that resumes after a crash may log some steps for a second time.
     """
 
   def close(self) -> None:
-    """Ends, after the last step; also when the run is stopped or fails."""
+    """Ends logging; called also when the run is stopped or fails."""
 
 
 class Guarded:
@@ -90,7 +90,7 @@ class Guarded:
       if not self._failed:
         first, *_ = f'{error}'.splitlines() or ['']
         logging.error(
-          'The metrics logger %s failed (%s: %s); the run continues, and later'
+          'The metrics logger %s failed (%s: %s). The run continues, and later'
           ' errors of the logger are not shown.',
           type(self._logger).__name__,
           type(error).__name__,
@@ -126,7 +126,7 @@ class WandB:
   def __post_init__(self):
     if importlib.util.find_spec('wandb') is None:
       raise ValueError(
-        'loggers.WandB needs the package wandb; install meliad_rec[wandb], or '
+        'loggers.WandB needs the package wandb. Install meliad_rec[wandb], or '
         'leave out options/report/wandb.'
       )
 

@@ -89,6 +89,6 @@ def _curves(workdir, metric):
       curves.setdefault(record['split'], []).append(point)
   if not curves:
     raise ValueError(
-      f'{path} has no {metric}; choose a metric that the run has written.'
+      f'{path} has no {metric}. Choose a metric that the run has written.'
     )
   return curves

@@ -43,7 +43,7 @@ class Report:
       dropped, for commands that add to a finished run.
     total_steps: steps of the run, for the progress bar; None: not known.
     stream: the screen; None: standard output.
-    logger: also receives the metrics; None: nothing does.
+    logger: also receives the metrics; None disables it.
     config: settings of the run, for the logger.
 
   Raises:

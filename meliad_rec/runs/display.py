@@ -1,4 +1,4 @@
-"""How a trained run shows itself: in Python, in a notebook, as a model card."""
+"""Describes a trained run: in Python, in a notebook, in a model card."""
 
 import base64
 from collections import Counter
@@ -18,7 +18,7 @@ from meliad_rec.models.model import Model
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 
-# The metric that is drawn: the first that the run has written.
+# The first of these metrics that the run has written is drawn.
 _CURVES = 'loss_nats_per_token', 'error'
 _QUALITY = (
   *('bits_per_byte', 'loss_nats_per_token', 'word_perplexity'),
@@ -102,7 +102,7 @@ run = meliad_rec.load_run('FOLDER')  # this folder; needs meliad_rec[export]
 ```
 
 `meliad-rec train --init_from=FOLDER` begins a new run with these parameters.
-`config.gin` has all settings of the training, paths of its data included.
+`config.gin` has all settings of the training, including the paths of its data.
 
 ## Data, license and limits
 
@@ -118,7 +118,7 @@ run.evaluate('some text')['bits_per_byte']"""
 
 
 def quality(workdir: Path | epath.Path, step: int) -> dict[str, str]:
-  """Returns the validation metrics of a step, in words; {} if unknown."""
+  """Returns {name: value with its unit} of a step's validation metrics."""
   for record in reversed(_records(workdir)):
     if record['step'] == step and record.get('split') == 'validation':
       return {
@@ -132,7 +132,7 @@ def quality(workdir: Path | epath.Path, step: int) -> dict[str, str]:
 def _records(workdir) -> list[dict]:
   try:
     return journal.read(journal.path(workdir))
-  except (ValueError, OSError):  # None yet, or damaged: nothing to show.
+  except (ValueError, OSError):  # There are none yet, or they are damaged.
     return []
 
 

@@ -1,8 +1,8 @@
-"""A trained model in a folder of its own, to keep or to publish.
+"""Writes and reads exported models: folders to keep or to publish.
 
   model.safetensors     the parameters, by their paths in the model
   config.gin, run.json  as in the folder of the run (folder.py)
-  vocabulary.*          as there, if the run has such a file
+  vocabulary.*          the same, if the vocabulary has a file
   README.md             a model card
 
 The header of model.safetensors holds the step, facts about the training, and
@@ -35,7 +35,7 @@ from meliad_rec.storage.workdir import local
 
 PARAMETERS = 'model.safetensors'
 CARD = 'README.md'
-_KEY = 'meliad_rec'  # Of the header, where our facts are.
+_KEY = 'meliad_rec'  # Entry of the file's header that holds our facts.
 
 
 def is_in(folder: Path | epath.Path) -> bool:
@@ -47,18 +47,18 @@ def check_new(out: str | os.PathLike) -> Path:
   """Returns the folder to export to; call this before long work.
 
   Raises:
-    ValueError: it is an address, it is not empty, it cannot be created, or the
-      package safetensors is missing.
+    ValueError: `out` is an address such as gs://X, is not empty or cannot be
+      created, or the package safetensors is missing.
   """
   _library()
   folder = local(out, 'An exported model')
   if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-    raise ValueError(f'{folder} exists and is not empty; give a new folder.')
+    raise ValueError(f'{folder} exists and is not empty. Give a new folder.')
   parent = folder.absolute().parent
   if not (parent.is_dir() and os.access(parent, os.W_OK)):
     raise ValueError(
       f'{folder} cannot be created, because {parent} is not a folder that can '
-      'be written; create that folder, or give another one.'
+      'be written. Create that folder, or give another one.'
     )
   return folder
 
@@ -80,7 +80,7 @@ def write(
     card: text of README.md.
 
   Raises:
-    ValueError: as `check_new`, or the file of the parameters cannot be written.
+    ValueError: as for `check_new`, or model.safetensors cannot be written.
   """
   folder, library = check_new(out), _library()
   header = checksums.seal({'leaves': leaf_table(params), 'facts': dict(facts)})
@@ -101,7 +101,7 @@ def write(
     new.replace(folder)
   except library.SafetensorError as error:
     raise ValueError(
-      f'{folder / PARAMETERS} cannot be written ({error}); free some space, or '
+      f'{folder / PARAMETERS} cannot be written ({error}). Free some space, or '
       'give another folder.'
     ) from None
   finally:
@@ -154,7 +154,7 @@ def _header(file, where) -> tuple[dict[str, Any], dict[str, Any]]:
   sealed = (file.metadata() or {}).get(_KEY)
   if sealed is None:
     raise ValueError(
-      f'{where} was not written by meliad-rec export; give the folder of a run '
+      f'{where} was not written by meliad-rec export. Give the folder of a run '
       'or of a model that it exported.'
     )
   try:
@@ -169,8 +169,8 @@ def _opened(folder) -> Iterator[Any]:
   """Opens the file of parameters, as safetensors.safe_open does."""
   if in_bucket(folder):
     raise ValueError(
-      f'{folder} holds an exported model, which is read from a disk only; copy '
-      'the folder to one.'
+      f'{folder} holds an exported model, which can be read only from a '
+      'disk. Copy the folder to one.'
     )
   library = _library()
   try:
@@ -182,7 +182,7 @@ def _opened(folder) -> Iterator[Any]:
 
 def _damaged(where, why: str) -> DamagedError:
   return DamagedError(
-    f'{where} is damaged ({why}); copy the folder again, or export the run '
+    f'{where} is damaged ({why}). Copy the folder again, or export the run '
     'again.'
   )
 
@@ -193,7 +193,7 @@ def _library():
     import safetensors.numpy
   except ImportError:
     raise ValueError(
-      'Exported models need the package safetensors; install '
+      'Exported models need the package safetensors. Install '
       'meliad_rec[export].'
     ) from None
   return safetensors

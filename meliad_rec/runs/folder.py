@@ -2,8 +2,8 @@
 
 config.gin is the complete configuration, run.json has the other facts that are
 needed to open the run, vocabulary.model or tokenizer.json is the vocabulary if
-it has a file, and checkpoints/ has the states. In the folder of an exported
-model, model.safetensors is in place of checkpoints/ (exported.py).
+it has a file, and checkpoints/ has the training states. In the folder of an
+exported model, model.safetensors is in place of checkpoints/ (exported.py).
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ _TYPES = {
   'labels': bool,
   'started_in': str,
 }
-# What runs of version 0.1.0 lack.
+# Values of the facts that runs of version 0.1.0 lack.
 _DEFAULTS = {'labels': False, 'started_in': ''}
 _SIZES = 'vocabulary_size', 'batch', 'segment'
 _LARGEST = 2**24  # A larger size is damage, and might use up the memory.
@@ -54,7 +54,8 @@ def write(
 ) -> None:
   """Writes config.gin, run.json and the vocabulary, replacing earlier ones.
 
-  run.json has the current folder, to which paths in config.gin are relative.
+  run.json records the current folder, to which paths in config.gin are
+  relative.
 
   Call this only after the checkpoints in the folder were found to belong to
   this experiment.
@@ -85,7 +86,7 @@ def write(
 
 
 def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
-  """Returns the configuration, the facts and the vocabulary of a run.
+  """Returns the text of config.gin, the facts of run.json, and the vocabulary.
 
   Raises:
     ValueError: this is not the folder of a run, or its vocabulary was changed.
@@ -141,7 +142,8 @@ def read_params(
     (step, parameters, facts about the training).
 
   Raises:
-    ValueError: there is no such step, or it is damaged or differs.
+    ValueError: there is no such step, or it is damaged or does not match
+      `target`.
   """
   match = {'tokenizer': facts['vocabulary']}
   if exported.is_in(folder):
@@ -149,7 +151,7 @@ def read_params(
     if step not in (None, about['step']):
       raise ValueError(
         f'{folder} is an exported model of step {about["step"]} only, got '
-        f'{step!r}; leave out the step.'
+        f'{step!r}. Leave out the step.'
       )
     return about['step'], params, about
   checkpoints = Checkpoints(

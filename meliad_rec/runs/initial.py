@@ -1,8 +1,9 @@
-"""The parameters of one run as the beginning of another: --init_from.
+"""Begins a run with the parameters of another run (--init_from).
 
 The new run may have other data, another schedule, another head, more layers or
 a longer memory. Parameters with the same path are taken. A path that only the
-new model has keeps its initial value, and one that only the source has is left.
+new model has keeps its initial value, and one that only the source has is
+ignored.
 """
 
 from collections import Counter
@@ -28,7 +29,7 @@ class Account:
   Attributes:
     source: the step and folder that the parameters are from.
     taken: parameters in each array that was taken, by path.
-    new: the same for arrays that the source does not have.
+    new: parameters in each array that the source does not have, by path.
     left: paths that only the source has.
   """
 
@@ -45,10 +46,12 @@ class Account:
       'arrays.'
     ]
     if self.new:
-      lines.append(f'New, with their own initial values: {_grouped(self.new)}.')
+      lines.append(
+        f'New, with initial values of their own: {_grouped(self.new)}.'
+      )
     if self.left:
       lines.append(
-        f'Left, because the model has no such: {_grouped(self.left)}.'
+        f'Ignored, because the model does not have them: {_grouped(self.left)}.'
       )
     return '\n'.join(lines)
 
@@ -77,11 +80,11 @@ class Source:
     _, self._facts, _ = run_folder.read(self._folder)
 
   def account(self, params: Any, vocabulary: Vocabulary) -> Account:
-    """Returns what `fill` would take; arguments and errors are the same."""
+    """Returns the Account of `fill`, with the same arguments and errors."""
     return self._read(params, vocabulary, lambda _: {})[1]
 
   def fill(self, params: Any, vocabulary: Vocabulary) -> tuple[Any, Account]:
-    """Returns a model's parameters with those of the source in their places.
+    """Returns a model's parameters, replaced by the source's where paths match.
 
     Args:
       params: initial parameters, or jax.ShapeDtypeStruct with shardings.
@@ -101,13 +104,14 @@ class Source:
 
     Args:
       params, vocabulary: as in `fill`.
-      choose: {saved path: shape} of all that fit -> the same of those to read.
+      choose: takes {saved path: shape} of all arrays that fit, and returns
+        those to read.
     """
     known = self._facts['vocabulary']
     if vocabulary.identity != known:
       raise ValueError(
         f'--init_from={self.name} was trained with the vocabulary {known}, but '
-        f'this run has {vocabulary.identity}; set the same vocabulary.'
+        f'this run has {vocabulary.identity}. Set the same vocabulary.'
       )
     wanted = leaves_by_path(params)
     former, left = {}, []
@@ -120,8 +124,8 @@ class Source:
           left.append(path)
       if not former:
         raise ValueError(
-          f'--init_from={self.name} has no parameter that this model has; '
-          'choose the arch and options of that run.'
+          f'--init_from={self.name} has no parameter that this model has. '
+          'Choose the arch and options of that run.'
         )
       check_leaves(
         f'--init_from={self.name}',

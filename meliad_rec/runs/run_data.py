@@ -1,4 +1,4 @@
-"""The data of a trained run, found where they were or where they are now.
+"""Opens the data of a trained run, also after they were moved.
 
 Paths in the configuration of a run are relative to the folder in which the run
 was started.
@@ -16,7 +16,7 @@ from meliad_rec.data.store import Store
 from meliad_rec.storage.workdir import is_address
 from meliad_rec.training.experiment import Experiment
 
-# Parameters that are paths, and the flags that name them anew.
+# {class: {parameter that is a path: flag that replaces it}}.
 _FLAGS = {
   Store: {'path': 'store'},
   sources.Folder: {'path': 'path', 'split_file': 'split_file'},
@@ -48,8 +48,8 @@ def open_data(
     split_file: new place of the run's split file. None: where it was.
 
   Raises:
-    ValueError: the data are not there, cannot be moved this way, or have
-      another vocabulary.
+    ValueError: the data do not exist or have another vocabulary, or they
+      have no path of this kind.
   """
   moved = {'path': path, 'split_file': split_file}
   unused = {f'--{flag}' for flag, place in moved.items() if place}
@@ -81,12 +81,12 @@ def open_data(
   if unused:
     raise ValueError(
       f'{" and ".join(sorted(unused))} cannot be used with '
-      f'{"--store" if store else "the data of this run"}; remove it.'
+      f'{"--store" if store else "the data of this run"}. Remove it.'
     )
   if data.vocabulary.identity != run.vocabulary.identity:
     raise ValueError(
       f'The data have the vocabulary {data.vocabulary.identity}, but the run '
-      f'was trained with {run.vocabulary.identity}; give another --store.'
+      f'was trained with {run.vocabulary.identity}. Give another --store.'
     )
   return data
 
@@ -105,6 +105,6 @@ def _place(path: str, started_in: str, flag: str, needed: bool) -> str:
   if not needed:
     return path
   raise ValueError(
-    f'The data of this run were in {place}, which does not exist; give their '
+    f'The data of this run were in {place}, which does not exist. Give their '
     f'new place as --{flag}.'
   )

@@ -56,7 +56,7 @@ def load_run(
 
   Args:
     workdir: folder that training or `TrainedRun.export` wrote.
-    step: step of a checkpoint, or 'best' by the run's own metric. None: the
+    step: step of a checkpoint, or 'best' for the best on validation. None: the
       newest checkpoint.
     trusted: whether config.gin may import and call modules outside meliad_rec.
       Set it only for folders whose author you trust.
@@ -211,7 +211,16 @@ class TrainedRun:
     return (pieces for _, pieces in steps)
 
   def read(self, text: str, state: DecoderState | None = None) -> DecoderState:
-    """Returns the state after a text; see TextGenerator.read."""
+    """Returns the model's state after a text, for `text_generator.write`.
+
+    Args:
+      text: text to read.
+      state: state to continue from. None begins a document.
+
+    Raises:
+      ValueError: text is not a string, state is not a state, or the model
+        cannot generate.
+    """
     if state is not None and not isinstance(state, DecoderState):
       raise ValueError(
         f'state must be a state that `read` returned, got {state!r}.'
@@ -222,7 +231,7 @@ class TrainedRun:
   def save_state(
     self, path: str | os.PathLike[str], state: DecoderState
   ) -> None:
-    """Writes a state to a file, an .npz; ValueError if that is impossible."""
+    """Writes a state to an .npz file; ValueError if it cannot be written."""
     saved_state.save(path, state, self.identity)
 
   def load_state(self, path: str | os.PathLike[str]) -> DecoderState:
@@ -249,7 +258,7 @@ class TrainedRun:
     )
 
   def nats(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns -ln p of each token of a text, and the byte where it begins."""
+    """Returns -ln p of each token [T], and the byte [T] where it begins."""
     documents = self.documents([text])
     losses = TokenLosses.of(documents, self.vocabulary)
     self._evaluate(documents, losses.parts)
@@ -286,7 +295,12 @@ class TrainedRun:
     return evaluate(sharded, self.params, documents, rows, nats_of=nats_of)
 
   def data(self, **moved: str) -> Dataset:
-    """Returns the data of the run; see open_data if they have been moved."""
+    """Returns the data of the run.
+
+    Args:
+      **moved: `store`, `path` or `split_file` of run_data.open_data, if the
+        data were moved.
+    """
     return open_data(self, **moved)
 
   def documents(
@@ -312,7 +326,7 @@ class TrainedRun:
       _check_text(f'Text {number}', text)
     names = names or [f'text {i}' for i in range(len(texts))]
     if not texts:
-      raise ValueError('There is no text to read; give at least one.')
+      raise ValueError('There is no text to read. Give at least one.')
     if len(names) != len(texts):
       raise ValueError(
         f'Each text needs one name, got {len(texts)} texts and {len(names)} '
@@ -344,5 +358,5 @@ def _check_text(what: str, text: str) -> None:
   except UnicodeEncodeError as error:
     raise ValueError(
       f'{what} has a lone surrogate at character {error.start}, which UTF-8 '
-      'cannot represent; remove it.'
+      'cannot represent. Remove it.'
     ) from None

@@ -12,43 +12,43 @@ _META = 'meta'
 
 
 def check_place(path: str | Path) -> None:
-  """Checks that `write` can write the file; call it before long work.
+  """Checks that `write` can write the file, before long work begins.
 
   Raises:
-    ValueError: it cannot be written, or its name does not end in .npz.
+    ValueError: the file cannot be written, or its name does not end in .npz.
   """
   if Path(path).suffix != '.npz':
     # Otherwise a text file given by mistake would be overwritten.
-    raise ValueError(f'{path} does not end in .npz; give a name that does.')
+    raise ValueError(f'{path} does not end in .npz. Give a name that does.')
   check_writable(path)
 
 
 def check_writable(path: str | Path) -> None:
-  """Checks that a file can be written; call it before long work.
+  """Checks that a file can be written, before long work begins.
 
   Raises:
-    ValueError: it cannot be written.
+    ValueError: the file cannot be written.
   """
   folder = Path(path).absolute().parent
   if not folder.is_dir():
-    raise ValueError(f'The folder of {path} does not exist; create it first.')
+    raise ValueError(f'The folder of {path} does not exist. Create it first.')
   if Path(path).is_dir() or not os.access(folder, os.W_OK):
-    raise ValueError(f'{path} cannot be written; choose another file.')
+    raise ValueError(f'{path} cannot be written. Choose another file.')
 
 
 def write(
   path: str | Path, kind: str, arrays: Mapping[str, np.ndarray], facts: dict
 ) -> None:
-  """Writes a file whole or not at all; an existing one is replaced.
+  """Writes the whole file or nothing; replaces an existing file.
 
   Args:
     path: path of the file.
     kind: what the file holds, such as 'saved state'.
     arrays: arrays by name, of numpy's own dtypes.
-    facts: JSON-able values by name.
+    facts: values by name that JSON can hold.
 
   Raises:
-    ValueError: it cannot be written.
+    ValueError: the file cannot be written.
   """
   text = json.dumps({'kind': kind, 'facts': facts})
   meta = {_META: np.frombuffer(text.encode(), np.uint8)}
@@ -64,7 +64,7 @@ def write(
       new.unlink(missing_ok=True)
   except OSError as error:
     raise ValueError(
-      f'{path} cannot be written ({error.strerror}); choose another file.'
+      f'{path} cannot be written ({error.strerror}). Choose another file.'
     ) from None
 
 
@@ -89,7 +89,7 @@ def read(
         return arrays, dict(meta['facts'])
   except FileNotFoundError:
     raise ValueError(
-      f'The file {path} does not exist; write it with {command}.'
+      f'The file {path} does not exist. Write it with {command}.'
     ) from None
   # numpy and zipfile raise errors of a dozen classes for a file that is empty,
   # cut, encrypted, nested too deeply, or claims more than it holds.
@@ -101,5 +101,6 @@ def read(
 def damaged(path: str | Path, kind: str, command: str) -> ValueError:
   """Returns the error for a damaged file or one of another kind."""
   return ValueError(
-    f'{path} holds no {kind}, or is damaged; write it again with {command}.'
+    f'{path} is damaged, or is not a file of {kind}. '
+    f'Write it again with {command}.'
   )

@@ -32,8 +32,8 @@ _DELETED = 20  # Steps that may be deleted while they are read, one by one.
 class Checkpoints:
   """The steps saved in one directory, on a disk or in a bucket.
 
-  Creating this object changes nothing on disk; others may read the directory
-  while a run trains.
+  Creating this object changes nothing on disk. Other processes may read the
+  directory while a run trains.
 
   Args:
     directory: path; created by the first save.
@@ -54,17 +54,17 @@ class Checkpoints:
     self._writer = StepWriter(self.directory, keep)
 
   def save(self, step, state, data, meta, metrics=None):
-    """Starts saving; returns as soon as `state` may be donated.
+    """Starts a save; returns as soon as `state` may be donated or changed.
 
     A save that fails is logged as an error and training can continue; `wait`
     raises if the last save failed.
 
     Args:
-      step: later than every step in the directory; or the newest step with the
-        same state, if it has been evaluated since it was saved.
+      step: number of the step, above all in the directory; or the newest step
+        with the same state, if it has been evaluated since it was saved.
       state: pytree of arrays.
-      data: JSON-able position in the data.
-      meta: JSON-able facts about the run: tokenizer, data, model.
+      data: position in the data, as JSON values.
+      meta: facts about the run, as JSON values: tokenizer, data, model.
       metrics: {name: float} of this state, including `best_metric`.
 
     Returns:
@@ -85,7 +85,7 @@ class Checkpoints:
     if newest is not None and step <= newest:
       raise CheckpointError(
         f'{self.directory} already holds step {newest}, so step {step} cannot'
-        ' be saved there; restore the newest step or choose another workdir.'
+        ' be saved there. Restore the newest step, or choose another workdir.'
       )
     args = saved_step.save_args(
       step, state, leaves, data, meta, metrics or {}, score
@@ -206,12 +206,12 @@ class Checkpoints:
       if steps and not scored:
         raise CheckpointError(
           f'{self.directory} has no best step: no evaluation has been saved'
-          ' yet; leave out the step to use the newest.'
+          ' yet. Leave out the step to use the newest.'
         )
       return sorted(scored, key=scores.get)
     if step not in steps:
       raise CheckpointError(
-        f'{self.directory} has no step {step}; give one of {steps[::-1]}.'
+        f'{self.directory} has no step {step}. Give one of {steps[::-1]}.'
       )
     return [step]
 
@@ -231,7 +231,7 @@ class Best:
   """The metric by which steps are compared.
 
   Args:
-    metric: name of the metric; None: any metric that the steps have.
+    metric: name of the metric. None: any metric that the steps have.
     best_is: 'lowest' or 'highest'.
   """
 
@@ -256,7 +256,7 @@ class Best:
     if self.metric not in metrics:
       raise ValueError(
         f'best_metric is {self.metric!r}, but the metrics are'
-        f' {sorted(metrics)}; set best_metric to one of them.'
+        f' {sorted(metrics)}. Set best_metric to one of them.'
       )
     value = self._sign * float(metrics[self.metric])
     return [self.metric, value] if math.isfinite(value) else None

@@ -1,12 +1,12 @@
 """Checksums of arrays and of files.
 
-An array has a fingerprint of 64 bits that does not depend on its sharding. It
-consists of two sums modulo 2^32, the lanes. Each 32-bit word w at global index
-i adds mix(w, i) to a lane, where mix is a bijection of w for every i and lane.
-Changing one element always changes both sums, and swapping two elements goes
-unnoticed with probability 2^-64. Integer addition is commutative, so devices,
-hosts and layouts do not matter. The sums are computed on the devices, and two
-numbers per array are sent to the host.
+The fingerprint of an array has 64 bits and does not depend on its sharding. It
+consists of two sums modulo 2^32, here called lanes. Each 32-bit word w at
+global index i adds mix(w, i) to a lane, where mix is a bijection of w for every
+i and lane. Changing one element always changes both sums, and swapping two
+elements goes unnoticed with probability 2^-64. Integer addition is commutative,
+so devices, hosts and layouts do not matter. The sums are computed on the
+devices, and two numbers per array are sent to the host.
 
 A folder has a manifest with the length and sha256 of every file. It is written
 before the folder is committed, so that every byte that is later flipped, cut
@@ -38,20 +38,20 @@ def leaves_by_path(tree):
 
 
 def fingerprints(tree):
-  """Returns the fingerprint of every array, {path: 16 hex digits}.
+  """Returns {path: fingerprint, 16 hex digits} of every array.
 
   Args:
     tree: pytree of arrays; random keys must be `jax.random.key_data`.
 
   Raises:
-    ValueError: a leaf is a typed key, is complex, or has 64 bits while jax is
+    ValueError: a leaf is a typed key, is complex, or has 64 bits while JAX is
       limited to 32.
   """
   leaves = leaves_by_path(tree)
   for path, leaf in leaves.items():
     if not _has_words(leaf.dtype):
       raise ValueError(
-        f'{path} has dtype {leaf.dtype}, which has no fingerprint; store'
+        f'{path} has dtype {leaf.dtype}, which has no fingerprint. Store'
         ' booleans, integers, floats or jax.random.key_data in the state.'
       )
   # One after another: many programs at once, each with a sum over all devices,
@@ -114,7 +114,7 @@ def _words(x):
 
 
 def _mix(h):
-  """A bijection of uint32 (MurmurHash3's finalizer, Appleby 2011)."""
+  """Maps uint32 one to one (MurmurHash3's finalizer, Appleby 2011)."""
   h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
   h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
   return h ^ (h >> 16)
@@ -127,7 +127,7 @@ _CHUNK = 1 << 22
 
 
 def write(folder):
-  """Writes the manifest of all files that are now in the folder."""
+  """Writes the manifest of all files that the folder holds now."""
   folder = epath.Path(folder)
   files = {name: _measure(path) for name, path in sorted(_files(folder))}
   text = json.dumps({'files': files, 'sha256': sha256(files)}, indent=1)
@@ -142,7 +142,7 @@ def damage(folder, part=''):
     part: prefix of the names that are checked; other files are not read.
 
   Returns:
-    A phrase for each file that differs; empty if no byte has changed.
+    A phrase for each file that differs. The list is empty if none does.
   """
   folder = epath.Path(folder)
   for name in (NAME, *_LATER):
@@ -183,7 +183,7 @@ def unseal(text: str):
   """Returns the value that was passed to `seal`.
 
   Raises:
-    ValueError: the text has changed since.
+    ValueError: the text has changed since `seal` returned it.
   """
   try:
     sealed = json.loads(text)

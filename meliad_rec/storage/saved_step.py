@@ -1,14 +1,14 @@
-"""One saved step: writes its parts, and verifies them when it is read.
+"""One saved training step: how it is written, read and verified.
 
 A step is a folder with three items, state (arrays), data and meta (JSON), and a
-manifest of its files. The state is a nested dict of plain names, whatever
-classes hold it in memory, so that reading it needs no class and runs no code. A
-step that is committed is never rewritten: if it is evaluated afterwards, its
-score and data are written to scores.json, beside the steps.
+manifest of its files. The state is a nested dict with strings as keys, whatever
+classes hold it in memory, so that reading it runs no code of a class. A step
+that is committed is never rewritten: if it is evaluated afterwards, its score
+and data are written to scores.json, beside the steps.
 
 `SavedStep.load` never casts a dtype or fills in a missing leaf. Any difference
 between the saved state and the requested one is an error: tokenizer, data,
-names of leaves, shapes, dtypes.
+names of leaves (the arrays of the state), shapes, dtypes.
 """
 
 from absl import logging
@@ -51,11 +51,11 @@ def save_args(step, state, leaves, data, about, metrics, score):
   """Returns the arguments with which orbax writes one step.
 
   Args:
-    step: its number.
+    step: number of the step.
     state: pytree of arrays.
-    leaves: its `leaf_table`.
-    data: JSON-able position in the data.
-    about: JSON-able facts about the run.
+    leaves: the `leaf_table` of the state.
+    data: position in the data, as JSON values.
+    about: facts about the run, as JSON values.
     metrics: {name: float}.
     score: [name of the metric, value; lower is better], or None.
   """
@@ -90,8 +90,8 @@ class SavedStep:
 
     Args:
       target: pytree of arrays or jax.ShapeDtypeStruct with shardings; or a
-        function that chooses: {saved path: (shape, dtype name)} -> {saved path:
-        jax.ShapeDtypeStruct}, and only these arrays are read.
+        function that chooses the arrays to read: it maps {saved path: (shape,
+        dtype name)} to {saved path: jax.ShapeDtypeStruct}.
       match: entries that the saved `about` must have.
       part: path of `target` within the state, ending in a slash, such as
         'params/'; '' for the whole state.
@@ -110,7 +110,7 @@ class SavedStep:
     if meta['format'] != _FORMAT:
       raise CheckpointError(
         f'{self._where} has format {meta["format"]}, but this version reads'
-        f' format {_FORMAT}; install the version of meliad_rec that wrote it.'
+        f' format {_FORMAT}. Install the version of meliad_rec that wrote it.'
       )
     # Steps of version 0.1.0 do not say their number.
     if str(number := meta.get('step', self.folder.name)) != self.folder.name:
@@ -142,7 +142,7 @@ class SavedStep:
     error and not used.
 
     Args:
-      metric: name of the metric; None: any.
+      metric: name of the metric. None: any metric.
     """
     try:
       phrases = checksums.damage(self.folder, 'meta/')
@@ -193,7 +193,7 @@ class SavedStep:
     multihost_utils.sync_global_devices(f'{self._where} has a score')
 
   def put_aside(self):
-    """Renames the folder to STEP.corrupt, in place of any earlier one."""
+    """Renames the folder to STEP.corrupt; replaces an earlier such folder."""
     aside = self.folder.parent / f'{self.folder.name}.corrupt'
     if jax.process_index() == 0:
       if aside.exists():
@@ -249,7 +249,7 @@ def check_about(where, about, match):
   """Checks that a step was saved by a run like this one.
 
   Args:
-    where: 'Step 20 of DIR', for the message.
+    where: the step, such as 'Step 20 of DIR', for the message.
     about: facts written by the run that saved the step.
     match: facts of this run that must be equal in `about`.
 
@@ -257,17 +257,17 @@ def check_about(where, about, match):
     CheckpointError: a fact differs.
   """
   advice = {
-    'tokenizer': 'set the vocabulary of that run, or start in another workdir',
-    'data': 'give the source of that run, or start in another workdir',
-    'steps an update': 'set optimizer.chain.every as in that run, or start in '
-    'another workdir',
+    'tokenizer': 'Set VOCABULARY as in that run, or give another --workdir',
+    'data': 'Give the source of that run, or give another --workdir',
+    'steps an update': 'Set optimizer.chain.every as in that run, or give '
+    'another --workdir',
   }
   for key, needed in match.items():
     if about.get(key) != needed:
-      remedy = advice.get(key, 'start in another workdir')
+      remedy = advice.get(key, 'Give another --workdir')
       raise CheckpointError(
         f'{where} was trained with {key} {_short(about.get(key))}, but this run'
-        f' has {_short(needed)}; {remedy}.'
+        f' has {_short(needed)}. {remedy}.'
       )
 
 
@@ -275,7 +275,7 @@ def match_leaves(where, leaves, target, part=''):
   """Finds the saved arrays that a target needs.
 
   Args:
-    where: 'Step 20 of DIR', for the message.
+    where: the step, such as 'Step 20 of DIR', for the message.
     leaves: the `leaf_table` of what is saved.
     target, part: as in SavedStep.load.
 
@@ -303,7 +303,7 @@ def match_leaves(where, leaves, target, part=''):
 
 
 def changed(restored, leaves, former):
-  """Returns a phrase for each array that is not as it was saved.
+  """Returns a phrase for each array whose values differ from those saved.
 
   Args:
     restored: {path: array}.
@@ -321,7 +321,7 @@ def check_leaves(where, saved, wanted):
   """Checks that two states have the same leaves, shapes and dtypes.
 
   Args:
-    where: 'Step 20 of DIR', for the message.
+    where: the step, such as 'Step 20 of DIR', for the message.
     saved: {path: (shape, dtype name)} of the checkpoint.
     wanted: {path: (shape, dtype name)} of this run's model.
 
@@ -329,14 +329,14 @@ def check_leaves(where, saved, wanted):
     CheckpointError: they differ; the message names the first few leaves.
   """
   both = [path for path in wanted if path in saved]
-  settings = 'use the settings of config.gin of that run'
+  settings = 'Use the settings in the config.gin of that run'
   if missing := [path for path in wanted if path not in saved]:
     raise CheckpointError(
-      f'{where} lacks {_list(missing)}, which this model needs; {settings}.'
+      f'{where} lacks {_list(missing)}, which this model needs. {settings}.'
     )
   if extra := [path for path in saved if path not in wanted]:
     raise CheckpointError(
-      f'{where} holds {_list(extra)}, which this model does not have;'
+      f'{where} holds {_list(extra)}, which this model does not have.'
       f' {settings}.'
     )
   for kind, index in ('shape', 0), ('dtype', 1):
@@ -347,7 +347,7 @@ def check_leaves(where, saved, wanted):
       for path in both
       if given[path] != needed[path]
     ]:
-      raise CheckpointError(f'{where} holds {_list(differ)}; {settings}.')
+      raise CheckpointError(f'{where} holds {_list(differ)}. {settings}.')
 
 
 def first_line(error):

@@ -1,11 +1,12 @@
-"""Writes steps in the background of training; a rename commits each of them.
+"""Writes the checkpoints of training steps in the background.
 
-orbax's manager does the work. This module writes the manifest before the commit
-and decides which steps are kept. A save that fails neither ends the run nor
-affects the next save, unless it could not begin on one of several hosts.
+orbax's manager does the work. This module writes the manifest of a step before
+it is committed, and decides which steps are kept. A save that fails neither
+ends the run nor affects the next save, unless it could not begin on one of
+several hosts.
 
-On a disk, a step is complete whenever its folder has its final name. In a
-bucket, which cannot rename, a step is written in place and its last file
+On a disk, a rename commits a step: its folder is complete once it has its name.
+In a bucket, which cannot rename, a step is written in place and its last file
 commits it.
 """
 
@@ -25,10 +26,10 @@ from meliad_rec.storage.workdir import in_bucket
 
 
 def committed_steps(directory):
-  """Returns {step: its folder}, oldest first; changes nothing.
+  """Returns {step: folder} of all complete steps, oldest first.
 
   Args:
-    directory: epath.Path of all steps; it may be missing.
+    directory: epath.Path of the folder of all steps; it need not exist.
   """
   # `exists` raises for a bucket that cannot be read; `is_dir` returns False.
   if not (directory.exists() and directory.is_dir()):
@@ -49,7 +50,7 @@ class SaveError(CheckpointError):
   """
 
   exit_code = 1
-  told = False  # Whether it has been logged.
+  told = False  # Whether the message has been logged.
 
 
 class StepWriter:
@@ -75,7 +76,7 @@ class StepWriter:
     raised, because the other hosts wait for this one.
 
     Args:
-      step: later than every step in the directory.
+      step: number of the step, above all in the directory.
       args: from saved_step.save_args.
       scores: {step: value or None} of all steps; the step with the lowest value
         is kept.
@@ -167,7 +168,7 @@ class StepWriter:
   def _fail(self, error):
     self._failure = SaveError(
       f'Step {self._step} was not saved in {self._directory}'
-      f' ({first_line(error)}); check that it can be written and has space.'
+      f' ({first_line(error)}). Check that it can be written and has space.'
     )
     logging.error('%s', self._failure)
     self._failure.told = True

@@ -1,4 +1,4 @@
-"""Folders of runs, on a disk or in a bucket; one training at a time."""
+"""Folders of runs, on a disk or in a bucket, and the lock on each of them."""
 
 import fcntl
 import importlib
@@ -16,15 +16,15 @@ LOCK = '.lock'
 
 
 def is_address(path: str | os.PathLike) -> bool:
-  """Returns whether this is an address, such as gs://BUCKET/FOLDER.
+  """Returns whether a path is a remote address, such as gs://BUCKET/FOLDER.
 
-  Also recognizes gs:/BUCKET/FOLDER, which pathlib makes of it.
+  Also recognizes gs:/BUCKET/FOLDER, into which pathlib turns such an address.
   """
   return bool(re.match(r'[A-Za-z][A-Za-z0-9+.-]*:/', os.fspath(path)))
 
 
 def in_bucket(workdir: str | os.PathLike) -> bool:
-  """Returns whether this is an address in Google Cloud Storage (gs://)."""
+  """Returns whether a folder is in Google Cloud Storage (gs://)."""
   return os.fspath(workdir).startswith('gs://')
 
 
@@ -33,15 +33,15 @@ def local(path: str | os.PathLike, what: str) -> Path:
 
   Args:
     path: path or address that the user gave.
-    what: what it holds, for the error message, such as 'A store'.
+    what: the first words of the error message, such as 'A store'.
 
   Raises:
-    ValueError: it is an address.
+    ValueError: the path is an address.
   """
   if is_address(path):
     raise ValueError(
       f'{what} must be in a local or mounted folder, but {os.fspath(path)} is '
-      'an address; give a local path, and copy the content separately.'
+      'an address. Give a local path, and copy the content separately.'
     )
   return Path(path)
 
@@ -57,7 +57,7 @@ def place(workdir: str | os.PathLike) -> Path | epath.Path:
   if is_address(name) and not in_bucket(name):
     raise ValueError(
       f'--workdir is {name}, but a run is stored in a local or mounted folder'
-      ' or in gs://BUCKET/FOLDER; give one of these.'
+      ' or in gs://BUCKET/FOLDER. Give one of these.'
     )
   return epath.Path(workdir) if in_bucket(name) else Path(workdir)
 
@@ -66,7 +66,7 @@ def check_writable(folder: Path | epath.Path) -> None:
   """Checks quickly that a run can write to a folder; creates nothing.
 
   Raises:
-    ValueError: it, or a folder around it, is a file or may not be written.
+    ValueError: the folder, or one that contains it, is a file or not writable.
   """
   if in_bucket(folder):
     return
@@ -74,13 +74,13 @@ def check_writable(folder: Path | epath.Path) -> None:
   if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
     why = 'cannot be written' if there.is_dir() else 'is not a folder'
     raise ValueError(
-      f'A run cannot be stored in {folder}: {there} {why}; give another'
+      f'A run cannot be stored in {folder}: {there} {why}. Give another'
       ' --workdir.'
     )
 
 
 def write_atomically(path: Path | epath.Path, text: str) -> None:
-  """Writes a file whole or not at all; an existing one is replaced."""
+  """Writes the whole file or nothing; replaces an existing file."""
   if in_bucket(path):
     path.write_text(text)  # An object appears when it is complete.
     return
@@ -116,15 +116,17 @@ class RemovedError(ValueError):
 class Lock:
   """Lets only one training use a folder; creates the folder if needed.
 
-  The lock is held until `release`, until the process ends for any reason, or
-  until the body of its `with` raises; a body that succeeds leaves it held. On
-  several hosts, process 0 holds it, and every host must create one.
+  The lock is held until `release` is called, until the process ends for any
+  reason, or until the body of a `with` statement raises. A body that succeeds
+  does not release it. On several hosts, every host must create a Lock, and
+  process 0 holds it.
 
   Args:
     folder: the folder of the run.
 
   Raises:
-    ValueError: another training holds it, or the folder cannot be written.
+    ValueError: another training holds the lock, or the folder cannot be
+      written.
   """
 
   def __init__(self, folder: Path | epath.Path):
@@ -133,7 +135,7 @@ class Lock:
     if hosts.any_of(problem is not None):
       self.release()
       raise ValueError(
-        problem or f'Process 0 cannot train in {folder}; see its error.'
+        problem or f'Process 0 cannot train in {folder}. See its error.'
       )
 
   def __enter__(self):
@@ -144,12 +146,13 @@ class Lock:
       self.release()
 
   def check(self) -> None:
-    """Checks that the folder is the one that was locked.
+    """Checks that the folder still is the one that was locked.
 
-    Otherwise a run would write to files that nobody can find.
+    A run in a folder that was removed would write to files that nobody can
+    find.
 
     Raises:
-      RemovedError: it was removed, renamed or replaced.
+      RemovedError: the folder was removed, renamed or replaced.
     """
     if self._file is None:
       return
@@ -162,7 +165,7 @@ class Lock:
     if not there:
       raise RemovedError(
         f'The folder {self._folder} was removed, renamed or replaced while a'
-        ' run trained in it, and the run has ended; put it back, or start the'
+        ' run trained in it, and the run has ended. Put it back, or start the'
         ' run again in another --workdir.'
       )
 
@@ -176,7 +179,7 @@ class Lock:
     """Takes the lock, or returns why that is impossible."""
     if in_bucket(folder):
       logging.info(
-        'Buckets have no locks: make sure that no other training runs in %s.',
+        'Buckets have no locks. Make sure that no other training runs in %s.',
         folder,
       )
       return _bucket_problem(folder)
@@ -185,19 +188,19 @@ class Lock:
       self._file = (folder / LOCK).open('a')
     except OSError as error:
       return (
-        f'The folder {folder} cannot be written ({error.strerror}); give'
+        f'The folder {folder} cannot be written ({error.strerror}). Give'
         ' another --workdir.'
       )
     try:
       fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       return (
-        f'Another training is running in {folder}; stop it, or give another'
+        f'Another training is running in {folder}. Stop it, or give another'
         ' --workdir.'
       )
     except OSError as error:  # Some mounted disks have no locks.
       logging.warning(
-        '%s cannot be locked (%s): make sure that no other training runs'
+        '%s cannot be locked (%s). Make sure that no other training runs'
         ' there.',
         folder,
         error.strerror,
@@ -212,7 +215,7 @@ def _bucket_problem(folder) -> str | None:
     storage = importlib.import_module('google.cloud.storage')
   except ImportError:
     return (
-      'A run in a bucket needs google-cloud-storage; install meliad_rec[gcs].'
+      'A run in a bucket needs google-cloud-storage. Install meliad_rec[gcs].'
     )
   try:
     storage.Client().get_bucket(bucket)  # As orbax does before each save.
@@ -220,7 +223,7 @@ def _bucket_problem(folder) -> str | None:
     if getattr(error, 'code', None) not in (403, 404):
       raise  # The problem may be temporary.
     return (
-      f'The bucket {bucket} cannot be read ({error.code}); give another'
+      f'The bucket {bucket} cannot be read ({error.code}). Give another'
       ' --workdir, or give the account the permission storage.buckets.get'
       ' in addition to those for objects.'
     )

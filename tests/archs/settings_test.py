@@ -48,7 +48,7 @@ def bottleneck(**changes):
 
 REFUSED = {
   'BLOCK': [lambda: Encoder(tiny.transformer(), 0)],
-  'Chunks.length and count': [
+  'Chunks.length or': [
     lambda: Chunks(tiny.windowed()),
     lambda: Chunks(tiny.windowed(), length=4, count=2),
     lambda: Chunks(tiny.windowed(), length=0),

@@ -44,7 +44,7 @@ def test_a_table_has_a_line_per_row():
     (['step', '--setting=meliat'], "'meliat' (nearest is meliad)"),
     (
       ['recurrence', '--setting=meliad'],
-      'set --setting to one of bench',
+      'Set --setting to one of bench',
     ),
     (['step', '--topology=v5e:2x2'], '--topology'),
   ],

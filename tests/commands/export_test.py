@@ -29,9 +29,9 @@ def test_the_command_exports_a_step_and_says_what(tmp_path, capsys):
 @pytest.mark.parametrize(
   ('arguments', 'expected'),
   [
-    (['--workdir={run}'], 'add --out=DIR'),
+    (['--workdir={run}'], 'Add --out=DIR'),
     (['--workdir={run}', '--out={run}'], 'not empty'),
-    (['--out=x'], 'add --workdir=DIR'),
+    (['--out=x'], 'Add --workdir=DIR'),
   ],
 )
 def test_mistakes_are_one_sentence(arguments, expected, tmp_path, monkeypatch):

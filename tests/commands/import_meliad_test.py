@@ -244,7 +244,7 @@ def test_all_that_does_not_fit_is_named_in_one_error():
   for told in (
     f'it lacks transformer{{0,1}}/{norm};',
     'the model has no transformer{1}/external_memory_bias, final_mlp/hidden0/',
-    'it holds embed/embedding of shape (18, 31) for (31, 18).',
+    'it holds embed/embedding of shape (18, 31) instead of (31, 18).',
   ):
     assert told in str(raised.value)
   with pytest.raises(ValueError, match='no parameter like cell/cells_0/depth'):
@@ -261,7 +261,7 @@ def test_the_reference_buckets_as_t5():
 @pytest.mark.parametrize(
   'options, told',
   [
-    ({'compat_meliad': False}, 'add --gin_file=options/compat_meliad'),
+    ({'compat_meliad': False}, 'Add --gin_file=options/compat_meliad'),
     ({'include_self': True}, 'got T5Bias and True'),
     ({'position': positions.RoPE}, 'got RoPE and False'),
     (

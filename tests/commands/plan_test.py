@@ -90,7 +90,7 @@ def test_what_is_not_known_has_code_4(run, monkeypatch):
 @pytest.mark.parametrize(
   'given, text',
   [
-    ((), 'give --topology'),
+    ((), 'Give --topology'),
     (('v5e:2x4',), "'v5e:2x4' is not a flag"),
     (('--topology=v5e:2x4,v9:2',), "'v9:2'"),
     (('--topology=v5e:2x4', '--mesh=x:2'), 'such as data:64,model:4'),

@@ -76,7 +76,7 @@ def test_mistakes_are_sentences(folder, tmp_path):
     ([], 'No run was given'),
     ([tmp_path], 'metrics.jsonl'),
     ([a, more], 'the same last name'),
-    ([a, '--split=test'], 'no bits_per_byte on test yet; choose'),
+    ([a, '--split=test'], 'no bits_per_byte on test yet. Choose'),
     ([a, '--plot=notes.txt'], '--plot=notes.txt'),
   ):
     assert told in command.mistake(runs, *arguments)

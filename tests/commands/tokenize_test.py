@@ -134,7 +134,7 @@ def test_the_command_writes_a_model(tmp_path, capsys):
   assert '--force' in command.mistake(*given, '--size=290')
   assert SentencePiece(out).size == 280
   told = command.mistake(*given, '--size=290', '--split=dev', '--force')
-  assert "'dev'; it has train" in told
+  assert "'dev'. Choose one of train" in told
 
 
 def test_an_unwritable_path_is_reported_before_reading(tmp_path):

@@ -230,7 +230,7 @@ def test_wrong_files():
     ('toy.repeat.layer = @toy.Layr()', (':3', "'Layr'", 'nearest is Layer')),
     ('toy.size.x = 1', (':3', 'toy.size is an int')),
     ('toy.Layer:\n  widht = 3', (':4', "'widht'", 'nearest is width')),
-    ('toy.Layer.kind = single', (':3', "write 'single'", '@single')),
+    ('toy.Layer.kind = single', (':3', "Write 'single'", '@single')),
     ('WIDTH = 1 2', (':3', 'Expected newline')),
     ('toy.Layer:\nwidth = 3', (':4', 'Expected indentation')),
     ('WIDTH = 3\nSLOTS = 4\nWIDTH = 5', (':5', 'WIDTH', ':3')),
@@ -279,8 +279,8 @@ def test_mistakes_in_a_single_binding(param, parts):
     ('Layer.limit = 1.5', 'an int or None, not a float'),
     ("Layer.gate = 'sigmoid'", '(@name), not a str'),
     ('Layer.width = @toy.repeat', 'an int'),
-    ('repeat.layer = @toy.Layer', 'a Layer; write @toy.Layer()'),
-    ('Layer.gate = @toy.repeat()', 'write @toy.repeat'),
+    ('repeat.layer = @toy.Layer', 'a Layer. Write @toy.Layer()'),
+    ('Layer.gate = @toy.repeat()', 'Write @toy.repeat'),
   ],
 )
 def test_ill_typed_value(binding, message):

@@ -77,7 +77,7 @@ def test_nothing_but_what_is_asked_for_is_imported():
     saved.argument(Experiment, 'data', DATA)
   trusting = SavedConfig(text, 'config.gin', trusted=True)
   with pytest.raises(
-    ValueError, match='no_such_module.Data, which is not there'
+    ValueError, match='no_such_module.Data, which does not exist here'
   ):
     trusting.argument(Experiment, 'data', DATA)
 
@@ -115,12 +115,12 @@ def test_a_name_set_to_itself_is_a_sentence(value, more):
     ('@os.system()', 'calls os.system'),
     (
       '@stack.functools.partial()',
-      'stack.functools.partial, which is not there',
+      'stack.functools.partial, which does not exist here',
     ),
-    ('@stack.Callable()', 'not a part of meliad_rec; restore'),
+    ('@stack.Callable()', 'not a part of meliad_rec. Restore'),
     ('@store.shutil.rmtree()', 'calls meliad_rec.data.store.shutil.rmtree'),
     ('@store.write()', 'calls meliad_rec.data.store.write'),
-    ('@stack.no_such()', 'stack.no_such, which is not there'),
+    ('@stack.no_such()', 'stack.no_such, which does not exist here'),
     ('%NOWHERE', 'nothing sets %NOWHERE'),
     ('1\nmodel.Model.celll = 2', "no parameter 'celll' .nearest is"),
     ("1\ninclude 'other.gin'", 'includes other.gin'),

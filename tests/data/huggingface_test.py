@@ -93,7 +93,7 @@ def test_flags():
 @pytest.mark.parametrize(
   ('settings', 'told'),
   [
-    ({'field': 'txt'}, "no column 'txt'; its columns are text, number"),
+    ({'field': 'txt'}, "no column 'txt'. Set --field"),
     ({'field': 'number'}, "train:0 .*no text in 'number'"),
     ({'splits_from': {'train': 'x'}}, 'train=x, .* train, dev, validation'),
     ({'path': 'broken.parquet'}, 'broken.parquet cannot be read'),
@@ -113,5 +113,5 @@ def test_what_cannot_be_read_is_told(saved, tmp_path, settings, told, capfd):
 
 def test_a_missing_package_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'datasets', None)
-  with pytest.raises(ValueError, match=r'install meliad_rec\[hf\]'):
+  with pytest.raises(ValueError, match=r'Install meliad_rec\[hf\]'):
     _ = HuggingFace('a/b').splits

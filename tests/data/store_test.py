@@ -45,7 +45,7 @@ def test_a_store_is_read_as_it_was_written(tmp_path):
     assert documents.names == expected.names
     assert [moved.vocabulary.decode(ids) for ids in documents] == texts
   store.verify(tmp_path / 'moved')
-  with pytest.raises(ValueError, match="'dev'; it has train, test"):
+  with pytest.raises(ValueError, match="'dev'. Choose one of train, test"):
     moved.documents('dev')
 
 

@@ -67,9 +67,9 @@ def test_ids_are_those_of_our_own_vocabularies(folder, make, caplog):
 
 
 def test_unknown_splits_are_refused(folder):
-  with pytest.raises(ValueError, match="'test'; it has train"):
+  with pytest.raises(ValueError, match="'test'. Choose one of train"):
     next(Text(folder, Bytes()).stream('test'))
-  with pytest.raises(ValueError, match="'test'; it has train"):
+  with pytest.raises(ValueError, match="'test'. Choose one of train"):
     next(texts(folder, 'test'))
 
 

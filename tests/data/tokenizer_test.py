@@ -178,5 +178,5 @@ def test_other_files_are_refused(tmp_path, content, told):
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'tokenizers', None)
-  with pytest.raises(ValueError, match=r'install meliad_rec\[hf\]'):
+  with pytest.raises(ValueError, match=r'Install meliad_rec\[hf\]'):
     open_vocabulary(tmp_path / 'tokenizer.json')

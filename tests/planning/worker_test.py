@@ -68,7 +68,7 @@ def test_without_libtpu_all_but_the_compilers_is_known(tmp_path, without):
   assert found.sizes['mesh'] == {'data': 8, 'fsdp': 1, 'model': 1}
   assert found.sizes['parameters'] > 0
   assert found.compiled is None and found.fits is None
-  assert 'install meliad_rec[tpu]' in found.missing
+  assert 'Install meliad_rec[tpu]' in found.missing
 
 
 def test_mistakes_are_sentences(tmp_path, without):

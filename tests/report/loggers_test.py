@@ -52,7 +52,7 @@ def test_a_run_logs_everything_and_outlives_every_error(tmp_path, caplog):
     assert all(name.startswith(f'{split}/') for name in metrics)
   assert close == ('close',)
   assert caplog.text.count('Recording failed') == 1
-  assert '(RuntimeError: no log); the run continues' in caplog.text
+  assert '(RuntimeError: no log). The run continues' in caplog.text
   assert 'and more' not in caplog.text
 
 
@@ -101,5 +101,5 @@ def test_wandb_offline_continues_its_run(tmp_path, monkeypatch):
 
 def test_wandb_must_be_installed(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(ValueError, match=r'install meliad_rec\[wandb\]'):
+  with pytest.raises(ValueError, match=r'Install meliad_rec\[wandb\]'):
     loggers.WandB('books')

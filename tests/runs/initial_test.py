@@ -67,8 +67,8 @@ def test_what_fits_is_taken_and_the_rest_is_told(tmp_path, kind):
     f'{sum(a.size for a in new.values()):,} parameters from step '
     f'{run.step} of {name.removesuffix(":best")}: {len(old)} of {len(new)} '
     'arrays.',
-    'New, with their own initial values: cell/cells_2 (10 arrays), head/hidden '
-    '(2 arrays), head/output (2 arrays).',
+    'New, with initial values of their own: cell/cells_2 (10 arrays), '
+    'head/hidden (2 arrays), head/output (2 arrays).',
   ]
 
 
@@ -79,7 +79,7 @@ def test_what_the_model_does_not_have_is_left():
   account = Source(f'{trained.folder()}').account(sharded.param_shapes, Bytes())
   assert not account.new
   assert {path.split('/')[1] for path in account.left} == {'cells_1'}
-  assert 'Left, because the model has no such: cell/cells_1 (' in f'{account}'
+  assert 'the model does not have them: cell/cells_1 (' in f'{account}'
 
 
 @pytest.mark.parametrize(

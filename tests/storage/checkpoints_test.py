@@ -78,7 +78,7 @@ def test_round_trip_is_exact(saved):
 def test_readers_write_nothing(saved, tmp_path):
   before = sorted(str(path) for path in saved.rglob('*'))
   assert Checkpoints(saved).restore(make_state(), step=10)[0] == 10
-  with pytest.raises(CheckpointError, match=r'no step 15; .*\[10, 20\]'):
+  with pytest.raises(CheckpointError, match=r'no step 15\. .*\[10, 20\]'):
     Checkpoints(saved).restore(make_state(), step=15)
   params = make_state()['params']
   step, restored, about = Checkpoints(saved).restore_params(params)
@@ -100,7 +100,9 @@ def test_another_model_or_run_is_refused_and_nothing_put_aside(saved):
   with pytest.raises(CheckpointError, match=f'^Step 20 of {saved} '):
     Checkpoints(saved).restore(other)
   for key in ABOUT:
-    with pytest.raises(CheckpointError, match=f'{key} {ABOUT[key]}.* other;'):
+    with pytest.raises(
+      CheckpointError, match=rf'{key} {ABOUT[key]}.* other\. '
+    ):
       Checkpoints(saved).restore(make_state(), match={key: 'other'})
   assert Checkpoints(saved).steps() == [10, 20]
   assert Checkpoints(saved).restore(make_state(), match=ABOUT)[0] == 20

@@ -205,6 +205,6 @@ def test_a_score_on_a_full_disk_stops_nothing(run, monkeypatch, caplog):
 
 def test_an_unknown_metric_is_an_error_and_none_is_not(tmp_path):
   checkpoints = Checkpoints(tmp_path, best_metric='loss')
-  with pytest.raises(ValueError, match='set best_metric'):
+  with pytest.raises(ValueError, match='Set best_metric'):
     checkpoints.save(1, {'x': jnp.float32(0)}, {}, {}, {'accuracy': 1.0})
   assert Best(None, 'lowest').score({'loss': 2.0}) is None

@@ -44,7 +44,7 @@ def test_a_bucket_has_no_lock(caplog, tmp_path, monkeypatch):
   assert 'no other training runs in gs://bucket/run' in caplog.text
   # It needs a library.
   monkeypatch.setitem(sys.modules, 'google.cloud.storage', None)
-  with pytest.raises(ValueError, match='install meliad_rec.gcs..'):
+  with pytest.raises(ValueError, match='Install meliad_rec.gcs..'):
     Lock(place('gs://bucket/run'))
 
 
@@ -66,7 +66,7 @@ def test_a_bucket_that_cannot_be_read(code, tmp_path, monkeypatch):
 def test_a_second_lock_is_refused_until_the_first_is_released(tmp_path):
   folder = tmp_path / 'new' / 'run'
   first = Lock(folder)
-  with pytest.raises(ValueError, match=f'Another training .* in {folder};'):
+  with pytest.raises(ValueError, match=f'Another training .* in {folder}[.]'):
     Lock(folder)
   first.release()
   first.release()

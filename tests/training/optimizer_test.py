@@ -47,7 +47,10 @@ def test_learning_rates(schedule, rates):
     (lambda: schedules.rsqrt(0), 'WARMUP_STEPS'),
     (lambda: schedules.rsqrt(5, scale=0.0), 'LEARNING_RATE'),
     (lambda: schedules.cosine(0.0, 5), 'LEARNING_RATE'),
-    (lambda: schedules.cosine(0.1, 5, final=0.2), 'final'),
+    (
+      lambda: schedules.cosine(0.1, 5, final=0.2),
+      'the argument final of the schedule',
+    ),
     (lambda: schedules.linear(0.1, 0), 'STEPS'),
     (lambda: schedules.linear(0.1, 5, warmup_steps=5), 'WARMUP_STEPS'),
     (lambda: schedules.constant(0.1, warmup_steps=-1), 'WARMUP_STEPS'),

@@ -9,11 +9,12 @@ bit:
 The bit after `r` is the bit written last, and it is the label of that `r`. The
 labels in the second line, 1 and 2, are the ids of the bits 0 and 1.
 
-Liu et al. 2023, with the sizes and splits of the code of Ray Chowdhury and
-Caragea 2024, where validation has a tenth as many sequences of each test
-setting. Every read has a label. The published error rates count only the last
-read of a sequence, as the splits `..._last` do. The authors predict the next
-token from inputs shifted by one; the labels here need no shift.
+The task is that of Liu et al. 2023. Sizes and splits are those of the code of
+Ray Chowdhury and Caragea 2024, where validation has a tenth as many sequences
+of each test setting. Every read has a label. The published error rates count
+only the last read of a sequence, as the splits `..._last` do. The authors
+predict the next token from inputs shifted by one; the labels here need no
+shift.
 """
 
 from collections.abc import Mapping
@@ -99,7 +100,7 @@ class FlipFlop:
     return {'uniform': 0.5, 'last_bit': float(wrong / reads)}
 
   def _documents(self, split):
-    # Alternates between the pools, so that the first documents are of each.
+    # Alternates between the pools, so that the first documents are from each.
     rounds = zip(*self._split(split), strict=True)
     sequences = [pairs_P for one_of_each in rounds for pairs_P in one_of_each]
     starts = np.cumsum([0] + [2 * len(pairs_P) for pairs_P in sequences])
@@ -143,7 +144,8 @@ class FlipFlop:
     """Returns the pools of a split."""
     if split not in self.splits:
       raise ValueError(
-        f'This task has no split {split!r}; it has {", ".join(self.splits)}.'
+        f'This task has no split {split!r}. '
+        f'Choose one of {", ".join(self.splits)}.'
       )
     if split == 'train':
       return [self._pool(0)]

@@ -22,10 +22,10 @@ def from_rows(
   rows_per_document: int,
   vocabulary: Words,
 ) -> Documents:
-  """Returns documents of consecutive rows: episodes, programs, ...
+  """Returns documents, each made of consecutive rows such as episodes.
 
   Args:
-    split: for the documents' names.
+    split: name of the split; it begins the names of the documents.
     tokens_NX: ids of each row; zeros are dropped.
     labels_NX: label of each token; 0 where not scored.
     rows_per_document: rows of each document; the last may have fewer.
@@ -52,7 +52,7 @@ def from_tokens(
   """Returns documents that are already concatenated; none may be empty.
 
   Args:
-    split: for the documents' names.
+    split: name of the split; it begins the names of the documents.
     tokens: ids of all documents.
     starts: int64 [documents + 1], where each document begins.
     labels: label of each token; 0 where not scored.
@@ -80,19 +80,22 @@ def from_tokens(
 
 
 def total_rows(in_train: int) -> int:
-  """Returns the rows of all splits; validation and test have a tenth each."""
+  """Returns the number of rows of all splits together.
+
+  Validation and test have a tenth as many rows each as train.
+  """
   return in_train + 2 * _tenth(in_train)
 
 
 def split_rows(split: str, in_train: int) -> slice:
-  """Returns the rows of a split.
+  """Returns the slice of all rows that a split consists of.
 
   Raises:
     ValueError: there is no such split.
   """
   if split not in SPLITS:
     raise ValueError(
-      f'This task has no split {split!r}; it has {", ".join(SPLITS)}.'
+      f'This task has no split {split!r}. Choose one of {", ".join(SPLITS)}.'
     )
   counts = in_train, _tenth(in_train), _tenth(in_train)
   ends = np.cumsum(counts)
@@ -120,8 +123,8 @@ class Draws:
 
   Args:
     seed: the seed.
-    stream: further numbers that select an independent stream, such as the index
-      of a split that is drawn without the splits before it.
+    stream: further numbers, such as the index of a split; each choice gives an
+      independent stream.
 
   Raises:
     ValueError: the seed is below 0.

@@ -13,9 +13,10 @@ expressions of the training set are validation, and there are test splits with
 longer expressions, with more arguments, and as in the Long Range Arena (Tay et
 al. 2021).
 
-One difference: validation here, like train, leaves out expressions of more than
-100 words, because they do not fit in a segment of train. 891 of the 1,000
-expressions remain, and they are easier. The test split has all lengths.
+One difference from their splits: validation here, like train, leaves out
+expressions of more than 100 words, because they do not fit in a segment of
+train. 891 of the 1,000 expressions remain, and they are easier. The test split
+has all lengths.
 """
 
 from collections.abc import Mapping
@@ -147,7 +148,8 @@ class ListOps:
     """Returns the expressions of a split, one byte per id, and their values."""
     if split not in self.splits:
       raise ValueError(
-        f'This task has no split {split!r}; it has {", ".join(self.splits)}.'
+        f'This task has no split {split!r}. '
+        f'Choose one of {", ".join(self.splits)}.'
       )
     if split in _TESTS:
       return self._test(split)

@@ -151,7 +151,8 @@ class LogicalInference:
     """Returns the indices of the pairs of a split."""
     if split not in self.splits:
       raise ValueError(
-        f'This task has no split {split!r}; it has {", ".join(self.splits)}.'
+        f'This task has no split {split!r}. '
+        f'Choose one of {", ".join(self.splits)}.'
       )
     by_bin = [np.flatnonzero(self._bin_N == number) for number in range(BINS)]
     ends = [len(n) * 85 // 100 for n in by_bin]

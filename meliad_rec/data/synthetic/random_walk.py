@@ -5,7 +5,8 @@ An episode, with its labels below, reads
   RESET F   L   F   R   F   F
         0,1 0,1 0,1 0,1 0,2 0,3
 
-Fan et al. 2020, section 7.1, with 100 actions; Ju et al. 2021 have 400. The
+The task of Fan et al. 2020, section 7.1, with 100 actions; Ju et al. 2021 have
+400. The
 papers do not say where an agent starts, which way it faces, or how a reset is
 written. Here it starts in the corner 0,0 facing along the row, and each episode
 begins with a word RESET that is not scored.
@@ -80,9 +81,10 @@ class RandomWalk:
     )
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns error rates of a random cell and of train's most common cell.
+    """Returns error rates of a random cell and of common cells of train.
 
-    likeliest_by_action is the most common cell after as many actions.
+    `likeliest` predicts the most common cell of train, and
+    `likeliest_by_action` the most common one after the same number of actions.
     """
     train_NT, cells_NT = (
       walk(self._actions[labeled.split_rows(name, self.episodes)], self.grid)

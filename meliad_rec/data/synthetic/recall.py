@@ -1,4 +1,4 @@
-r"""Recall: a name is given once and asked for again outside the window.
+r"""Recall: a name is given once and asked for when attention no longer sees it.
 
 With two letters and a countdown from 3, a document reads
 
@@ -31,7 +31,7 @@ class Recall:
     questions: number of times the name is asked for.
     letters: letters in a name, at most 6; each is one of 16.
     countdown: numbers between a name and the next question, at most 99; each
-      has 3 tokens. Attention without a state reaches window * layers tokens.
+      has 3 tokens. Attention to a window reaches back window * layers tokens.
     seed: seed of the names.
   """
 

@@ -57,7 +57,7 @@ def test_tasks_are_datasets_with_the_same_data_on_every_machine(name):
   other = dataclasses.replace(task, seed=1)
   assert task.documents(split).identity.startswith(identity)
   assert not other.documents(split).identity.startswith(identity)
-  with pytest.raises(ValueError, match="'dev'; it has train"):
+  with pytest.raises(ValueError, match="'dev'. Choose one of train"):
     task.documents('dev')
   found = dataset.baselines(task, split)
   assert found == (task.baselines(split) if name != 'recall' else {})
