@@ -218,7 +218,7 @@ def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, data):
   assert not (tmp_path / 'run').exists()
   done = tiny_run.run([*arguments, '--dry_run', '--mesh=model:2'])
   assert done.returncode == 2
-  assert 'needs 2 devices; there are 1. Give --mesh' in done.stderr
+  assert 'needs 2 devices, but there are 1. Give --mesh' in done.stderr
 
 
 def two_hosts(workdir, datas, *settings):

@@ -11,8 +11,9 @@ import jax
 def enable() -> None:
   """Caches programs that take a second or more to compile.
 
-  They are kept in the user's cache folder. JAX_COMPILATION_CACHE_DIR names
-  another folder, and JAX_ENABLE_COMPILATION_CACHE=0 disables the cache.
+  They are kept in ~/.cache/meliad_rec, where XDG_CACHE_HOME replaces ~/.cache.
+  JAX_COMPILATION_CACHE_DIR names another folder, and
+  JAX_ENABLE_COMPILATION_CACHE=0 disables the cache.
   """
   if jax.config.jax_compilation_cache_dir is not None:
     return
@@ -23,13 +24,17 @@ def enable() -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
   except OSError:
-    logging.info('%s cannot be used: compiled programs are not cached.', folder)
+    logging.info(
+      'Compiled programs are not cached, because %s cannot be written. Set'
+      ' JAX_COMPILATION_CACHE_DIR to another folder.',
+      folder,
+    )
     return
   jax.config.update('jax_compilation_cache_dir', str(folder))
 
 
 def _processor() -> str:
-  """Returns a hash of the processor's features.
+  """Returns a hash of the instruction sets that the processor supports.
 
   Machines may share a home folder, and code compiled for one processor may not
   run on another.

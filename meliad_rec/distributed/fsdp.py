@@ -1,7 +1,7 @@
-"""Gathers parameters that are sharded over fsdp before they are used.
+"""Gathers parameters before their use, if they are sharded over the axis fsdp.
 
-Rows of a batch are sharded over fsdp too. On its own, the compiler may gather
-the activations of all rows instead of a layer's parameters.
+Rows of a batch are sharded over fsdp too. Without an explicit gather, the
+compiler may gather the activations of all rows instead of the parameters.
 """
 
 import functools
@@ -27,8 +27,8 @@ def all_gather_params(params, stacked: bool = True):
       are returned unchanged.
     stacked: whether to gather the stacked parameters of a scan over layers, all
       layers at once. If False, they stay sharded, and the scan gathers one
-      layer at a time. Other parameters are always gathered, and stay so from
-      the forward to the backward pass.
+      layer at a time. Other parameters are always gathered, and stay gathered
+      until the backward pass has used them.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if dict(mesh.shape).get('fsdp', 1) == 1:

@@ -21,7 +21,8 @@ def agree(facts: dict[str, str]) -> None:
   """Checks that all hosts have the same facts; every host must call this.
 
   Args:
-    facts: facts by name, with the same names on all hosts.
+    facts: texts by name, such as the hash of the data; every host gives the
+      same names in the same order.
 
   Raises:
     ValueError: on all hosts, if a fact differs between hosts.
@@ -38,20 +39,20 @@ def agree(facts: dict[str, str]) -> None:
   others = [str(host) for host in np.flatnonzero(differs.any(axis=1))]
   raise ValueError(
     f'The hosts differ in {", ".join(names)}: process {", ".join(others)} has'
-    ' different values than process 0; give all of them the same data,'
-    ' settings and --workdir.'
+    ' different values than process 0. Give all hosts the same data, settings'
+    ' and --workdir.'
   )
 
 
 def mesh_jit(mesh: Mesh | None, function: Callable, **options) -> Callable:
   """Returns jax.jit(function), with the mesh set during calls.
 
-  Sharded arguments alone do not tell a trace which mesh it is on, but Pallas
-  kernels must know it (see per_shard.py).
+  A function that is traced cannot read the mesh from its sharded arguments, but
+  Pallas kernels need it (see per_shard.py).
 
   Args:
     mesh: mesh of the arguments; None returns plain jax.jit(function).
-    function: function to compile, of positional arguments.
+    function: function to compile; it takes positional arguments only.
     **options: options of jax.jit.
   """
   jitted = jax.jit(function, **options)

@@ -1,6 +1,7 @@
 """Sharding of every array of a run over a mesh, defined outside the models.
 
-The mesh has the axes data, fsdp and model. The path of a parameter matches
+The mesh has the axes data (replicas), fsdp (shards of parameters) and model
+(shards of heads, hidden units and vocabulary). The path of a parameter matches
 exactly one rule of RULES, which names its last axes; MESH_AXES maps these names
 to axes of the mesh. Earlier axes, such as that of stacked layers, are not
 sharded. The optimizer's moments are sharded like their parameters. A batch is
@@ -56,7 +57,7 @@ MESH_AXES = {
   'mlp': 'model',
 }
 BATCH_AXES = ('data', 'fsdp')
-# Last axes of the carry's leaves that have heads.
+# Names of the last axes of those leaves of the carry that have heads.
 CARRY_RULES = (
   (r'(^|/)(k|v)$', ('heads', None)),
   (r'(^|/)(keys|values)$', ('heads', None, None)),
@@ -69,10 +70,11 @@ def make_mesh(
   """Returns a mesh of all devices.
 
   Args:
-    data: number of replicas; None: number of devices / (fsdp * model).
-    fsdp: shards of each parameter along its embedding axis.
-    model: shards of heads, hidden units and vocabulary.
-    devices: devices to use; None: all of them.
+    data: number of replicas. None uses all devices: their number divided by
+      fsdp * model.
+    fsdp: number of shards of each parameter along its embedding axis.
+    model: number of shards of heads, hidden units and vocabulary.
+    devices: devices to use. None uses all devices.
 
   Raises:
     ValueError: an axis is below 1, or the product of the axes is not the number
@@ -91,8 +93,8 @@ def make_mesh(
   if np.prod(shape) != len(devices):
     raise ValueError(
       f'The mesh data {data} x fsdp {fsdp} x model {model} needs '
-      f'{np.prod(shape)} devices; there are {len(devices)}. Give --mesh axes '
-      'with that product.'
+      f'{np.prod(shape)} devices, but there are {len(devices)}. Give --mesh '
+      f'axes whose product is {len(devices)}.'
     )
   # Auto: with Explicit axes, a sharding constraint would be an assertion.
   types = (AxisType.Auto,) * 3
@@ -117,14 +119,14 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
   found = [axes for pattern, axes in RULES if re.search(pattern, path)]
   if len(found) != 1:
     raise ValueError(
-      f'Parameter {path} matches {len(found)} sharding rules; it needs exactly '
-      'one. Add it to partition.RULES.'
+      f'Parameter {path} must match exactly one sharding rule, but matches '
+      f'{len(found)}. Correct partition.RULES.'
     )
   return found[0]
 
 
 def param_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
-  """Returns the PartitionSpec of a parameter."""
+  """Returns the PartitionSpec of the parameter with this path and shape."""
   return PartitionSpec(*mesh_axes(mesh, logical_axes(path), shape))
 
 
@@ -151,33 +153,37 @@ def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:
   """Returns the sharding of rows over data and fsdp.
 
   Raises:
-    ValueError: the rows do not divide evenly.
+    ValueError: rows is not a multiple of the product of both axes.
   """
   shards = np.prod([mesh.shape[axis] for axis in BATCH_AXES])
   if rows % shards:
     raise ValueError(
       f'A batch of {rows} rows does not divide evenly into {shards} parts, the '
-      'product of the mesh axes data and fsdp; set BATCH to a multiple of '
+      'product of the mesh axes data and fsdp. Set BATCH to a multiple of '
       f'{shards}.'
     )
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def local_rows(mesh: Mesh, rows: int) -> np.ndarray:
-  """Returns the rows of a batch that this host reads, in order.
+  """Returns the ascending indices of the rows of a batch that this host reads.
 
   These are the rows of its devices. They need not be consecutive: the devices
-  of a host are neighbors in the network, but not always in the mesh. Hosts
-  along a model axis read the same rows.
+  of a host are neighbors in the network, but not always in the mesh. Hosts that
+  differ only along the axis model read the same rows.
+
+  Args:
+    mesh: the mesh.
+    rows: rows of the batch, over all hosts.
 
   Raises:
-    ValueError: the rows do not divide evenly.
+    ValueError: rows is not a multiple of data * fsdp.
   """
   return rows_of(mesh, rows, jax.process_index())
 
 
 def rows_of(mesh: Mesh, rows: int, host: int) -> np.ndarray:
-  """Returns `local_rows` of any host."""
+  """Returns `local_rows` of the host with this process index."""
   indices = batch_sharding(mesh, rows).devices_indices_map((rows,))
   held = [
     np.arange(rows)[part]
@@ -188,10 +194,11 @@ def rows_of(mesh: Mesh, rows: int, host: int) -> np.ndarray:
 
 
 def state_shardings(mesh: Mesh, state, rows: int):
-  """Returns the NamedSharding of every leaf of a train state.
+  """Returns the NamedSharding of every leaf of a train_step.TrainState.
 
-  A moment is sharded like the parameter whose path and shape it shares;
-  other leaves are replicated. Every leaf has a sharding from the start, because
+  Parameters follow RULES. A moment is sharded like the parameter whose shape it
+  has and with whose path its own ends. The carry is sharded by rows. All other
+  leaves are replicated. Every leaf has a sharding from the start, because
   a restored run would otherwise mix arrays on incompatible sets of devices.
   """
   params = {

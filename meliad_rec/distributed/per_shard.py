@@ -22,15 +22,16 @@ _HEAD_AXES = {'tokens': 2, 'sums': 1}
 def per_shard(call: Callable, kinds, arguments, results) -> Callable:
   """Wraps `call` so that each device runs it on its own rows and heads.
 
-  Without a mesh, `call` itself is returned. An array is of one of the kinds
-  'tokens' [B, T, H, K], 'rows' [B, S], 'sums' [B, H, ...] and 'heads' [H, ...].
-  An array may be None.
+  Without a mesh, `call` itself is returned. Each array has one of four kinds:
+  'tokens' [B, T, H, K], 'rows' [B, S], 'sums' [B, H, ...] or 'heads' [H, ...].
+  An array may also be None.
 
   Args:
     call: a function of arrays.
     kinds: the kind of each argument of `call`, or a pytree of kinds; at least
       one is 'tokens' or 'sums'.
-    arguments: the arguments, with all rows and heads; only shapes are read.
+    arguments: arguments of `call`, with all rows and heads. Only their shapes
+      are read.
     results: pytree of the kinds of the results of `call`. Results of the kind
       'heads' are summed over the devices that have different rows.
   """
@@ -74,17 +75,17 @@ def per_shard(call: Callable, kinds, arguments, results) -> Callable:
 
 
 def split_kv_heads(a_BSHK, num_heads: int):
-  """Repeats the heads of keys or values until the devices can divide them.
+  """Repeats heads of keys or values until they divide evenly over the mesh.
 
-  If query heads can be divided and key heads cannot, attention would otherwise
-  run with all heads on each device.
+  If the query heads divide evenly over the mesh axis model, but the key heads
+  do not, attention would otherwise run with all heads on each device.
   """
   repeats = _split_heads(num_heads, a_BSHK.shape[2]) // a_BSHK.shape[2]
   return a_BSHK if repeats == 1 else jnp.repeat(a_BSHK, repeats, 2)
 
 
 def heads_of_device(num_heads: int, num_kv_heads: int) -> tuple[int, int]:
-  """Returns the numbers of query heads and of key heads on each device."""
+  """Returns how many query heads and how many key heads each device has."""
   size = _heads_axis_size()
   if num_heads % size:
     return num_heads, num_kv_heads
@@ -108,8 +109,8 @@ def per_row(call: Callable, batch, shared):
   Args:
     call: a function whose results are also arrays [B, ...].
     batch: a pytree of arrays [B, ...].
-    shared: a pytree of arrays that all rows read; they are not sharded along
-      the axes of rows.
+    shared: a pytree of arrays that all rows read; they are not sharded over
+      data and fsdp.
   """
   mesh = jax.sharding.get_abstract_mesh()
   rows = _row_axes(_auto_axes(mesh), len(jax.tree.leaves(batch)[0]))

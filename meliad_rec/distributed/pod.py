@@ -1,7 +1,8 @@
 """Starts and ends one process of a run that may have several.
 
 If one process fails, the others cannot continue. They may be waiting for it in
-C++; when its heartbeats stop, jax aborts them and prints why.
+C++, where Python cannot stop them. When its heartbeats stop, jax aborts them
+and prints the reason.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import traceback
 from absl import logging
 import jax
 
-# How long a process waits until all others have been started.
+# How long a process waits for all others to start.
 _JOIN_SECONDS = 300
 # A process without a heartbeat for this long counts as lost, and jax ends the
 # others.
@@ -31,7 +32,7 @@ def together(
   work: Callable[[], int],
   guarded: Callable[[Callable, list[str]], int | None],
 ) -> int:
-  """Joins the other processes of the run, runs `work`, returns its exit code.
+  """Joins the other processes of the run, and returns the exit code of `work`.
 
   A single process just runs `work`. A process that fails exits at once, without
   waiting for the others; they stop within a minute.
@@ -41,7 +42,7 @@ def together(
     guarded: cli.guarded, which prints errors that a user can correct.
 
   Raises:
-    ValueError: the environment variables do not name a cluster.
+    ValueError: see initialize_distributed.
   """
   initialize_distributed()
   if jax.process_count() == 1:
@@ -74,8 +75,8 @@ def _work(work, name):
     if not re.match(f'({_LOST}): ', first):
       raise
     print(
-      f'error: {name} stopped because a joint computation failed ({first});'
-      ' most likely another process was lost. Run the same command on all hosts'
+      f'error: {name} stopped because a joint computation failed ({first}).'
+      ' Most likely another process was lost. Run the same command on all hosts'
       ' again to resume.',
       file=sys.stderr,
     )
@@ -87,8 +88,8 @@ def _work(work, name):
 def initialize_distributed() -> None:
   """Joins the cluster in which this process was started, if there is one.
 
-  Call this before any other use of jax; a second call does nothing. SIGTERM and
-  Ctrl-C end the process at once while it waits for the others. jax detects
+  Call this before any other use of jax; a second call does nothing. While the
+  process waits for the others, SIGTERM and Ctrl-C end it at once. jax detects
   Cloud TPU, Slurm, Open MPI and Kubernetes. Elsewhere, the environment
   variables JAX_COORDINATOR_ADDRESS (host:port), JAX_NUM_PROCESSES and
   JAX_PROCESS_ID name the cluster.
@@ -127,7 +128,8 @@ def initialize_distributed() -> None:
     if given:
       values = ', '.join(f'{name} is {value}' for name, value in given.items())
       raise ValueError(
-        f'{values}: {error} Set {names[0]}, {names[1]} and {names[2]}, or none.'
+        f'{values}: {error} Set {names[0]}, {names[1]} and {names[2]}, or none'
+        ' of them.'
       ) from error
     # Any other message means that jax detected a cluster and cannot join it.
     if 'coordinator_address should be defined' not in str(error):

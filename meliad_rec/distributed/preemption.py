@@ -1,8 +1,8 @@
 """Requests to stop: SIGTERM or Ctrl-C ends a run after its current step.
 
-On one host, the signals are caught here. On several, jax's preemption service
-catches SIGTERM and makes all hosts agree on one step; Ctrl-C is passed on to it
-as SIGTERM.
+On one host, the signals are caught here. On several hosts, jax's preemption
+service catches SIGTERM and makes all hosts agree on the step after which they
+stop. Ctrl-C is passed on to this service as SIGTERM.
 """
 
 import contextlib
@@ -19,15 +19,16 @@ from jax.experimental import multihost_utils
 def at_once():
   """Lets Ctrl-C and SIGTERM end the process at once within a `with` body.
 
-  For long work in C++, such as compilation, where Python's handlers are not
-  called. On several hosts, and in notebooks, handlers stay as they are.
+  Use it around long work in C++, such as compilation, during which Python does
+  not call its signal handlers. On several hosts, and in notebooks, it changes
+  nothing.
   """
   numbers = signal.SIGINT, signal.SIGTERM
   previous = {}
   is_main = threading.current_thread() is threading.main_thread()
   if is_main and jax.process_count() == 1 and 'ipykernel' not in sys.modules:
     handlers = {number: signal.getsignal(number) for number in numbers}
-    # Not a signal that is ignored, or handled by other than Python.
+    # Signals that are ignored, or not handled by Python, stay unchanged.
     previous = {n: each for n, each in handlers.items() if callable(each)}
   for number in previous:
     signal.signal(number, signal.SIG_DFL)
@@ -48,7 +49,7 @@ class StopRequest:
     self._previous = None
 
   def reached(self):
-    """Returns True if all hosts should save and stop now.
+    """Returns whether all hosts should save and stop now.
 
     Every host must call this at the same points: after each step, and after
     each segment of an evaluation.
@@ -63,9 +64,10 @@ class StopRequest:
 
   @property
   def exit_code(self):
-    """0, or as in shells 128 plus the signal: 130 for Ctrl-C, 143 for SIGTERM.
+    """Exit code of the run: 0 if it was not asked to stop.
 
-    Also 143 on a host that stops because another host was asked to.
+    Otherwise it is 128 plus the signal's number, as in shells: 130 for Ctrl-C,
+    143 for SIGTERM, and 143 if another host received the signal.
     """
     number = self._number or (signal.SIGTERM if self._agreed else None)
     return 0 if number is None else 128 + number

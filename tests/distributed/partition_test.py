@@ -192,9 +192,9 @@ def test_sharded_equals_unsharded(name, shape):
 
 
 def test_the_mesh_must_match_the_devices():
-  with pytest.raises(ValueError, match='needs 6 devices; there are 8'):
+  with pytest.raises(ValueError, match='needs 6 devices, but there are 8'):
     partition.make_mesh(2, 3, 1)
-  with pytest.raises(ValueError, match='needs 16 devices; there are 8'):
+  with pytest.raises(ValueError, match='needs 16 devices, but there are 8'):
     partition.make_mesh(fsdp=16)
   for axis, size in ('fsdp', 0), ('model', -8), ('data', 0):
     with pytest.raises(ValueError, match=f'{axis} .* got {size}'):

@@ -74,7 +74,7 @@ def test_without_libtpu_all_but_the_compilers_is_known(tmp_path, without):
 def test_mistakes_are_sentences(tmp_path, without):
   for param, text in (
     ('NUM_HEADS = 0', 'Set NUM_HEADS'),
-    ('BATCH = 3', 'set BATCH to a multiple of 8'),
+    ('BATCH = 3', 'Set BATCH to a multiple of 8'),
     ('BATCHES = 3', 'nothing reads BATCHES'),
     ('BATCH = "x"', 'BATCH'),
   ):
