@@ -64,8 +64,9 @@ def define_flags() -> None:
 def main(argv: list[str]) -> None:
   if len(argv) != 2 or argv[1] not in BENCHES:
     given = ' '.join(argv[1:])
+    wrong = f'There is no benchmark {given!r}{nearest(given, BENCHES)}.'
     raise ValueError(
-      f'There is no benchmark {given!r}{nearest(given, BENCHES)}. Give one of '
+      f'{wrong if given else "No benchmark was named."} Give one of '
       f'{", ".join(BENCHES)}.'
     )
   args, bench = flags.FLAGS, BENCHES[argv[1]]

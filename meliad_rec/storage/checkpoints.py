@@ -85,7 +85,7 @@ class Checkpoints:
     if newest is not None and step <= newest:
       raise CheckpointError(
         f'{self.directory} already holds step {newest}, so step {step} cannot'
-        ' be saved there. Restore the newest step, or choose another workdir.'
+        ' be saved there. Restore the newest step, or give another --workdir.'
       )
     args = saved_step.save_args(
       step, state, leaves, data, meta, metrics or {}, score
@@ -191,8 +191,8 @@ class Checkpoints:
       return (each, *loaded), list(damaged)
     reasons = ' '.join(map(str, damaged.values())) or 'there is none.'
     raise CheckpointError(
-      f'{self.directory} holds no step that can be used: {reasons} Choose'
-      ' another workdir.'
+      f'{self.directory} holds no step that can be used: {reasons} Give'
+      ' another --workdir.'
     )
 
   def _candidates(self, step):

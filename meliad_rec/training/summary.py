@@ -106,8 +106,8 @@ def shortage(program: TrainProgram) -> str | None:
   if needed <= limit:
     return None
   return (
-    f'A step needs {_mib(needed)} per device, but a device has {_mib(limit)}; '
-    'lower BATCH or SEGMENT, or choose a smaller size or a mesh of more '
+    f'A step needs {_mib(needed)} per device, but a device has {_mib(limit)}. '
+    'Lower BATCH or SEGMENT, or choose a smaller size or a mesh of more '
     'devices.'
   )
 
