@@ -4,7 +4,7 @@
 #   bash launch/quickstart.sh [--gin_param='STEPS = 2_000' ...]
 #
 # Creates the virtual environment .venv, tokenizes the Python packages in it once,
-# trains for about four minutes on two CPU cores, and shows losses, an evaluation
+# trains for about five minutes on two CPU cores, and shows losses, an evaluation
 # on unseen code, and a sample. Run again, it resumes where it was stopped.
 # WORKDIR is the folder of the run, STORE that of the tokens; arguments are passed
 # to `python -m meliad_rec.main`.
@@ -18,7 +18,7 @@ bash launch/environment.sh
 # Training on a CPU allocates a lot of memory: huge pages avoid page faults.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 
-# TensorFlow, which reads the text, prints many messages without a GPU.
+# Hides the log lines of XLA, and of TensorFlow where a library loads it.
 export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-3}"
 export TF_ENABLE_ONEDNN_OPTS="${TF_ENABLE_ONEDNN_OPTS:-0}"
 workdir="${WORKDIR:-runs/quickstart}"

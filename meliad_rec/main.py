@@ -206,7 +206,7 @@ def tell_changes(path: pathlib.Path, operative: str) -> None:
 
 
 def all_digests(run: trainer.Run) -> list[str]:
-  """Returns a line with the sha256 of each part of a run, to compare runs."""
+  """Returns one line for each part of a run, with its sha256."""
   position = json.dumps(run.position, sort_keys=True).encode()
   marks = {
     'parameters': digest(run.state.params),

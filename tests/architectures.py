@@ -104,7 +104,7 @@ def transformer(count=2, memory=False, **changes):
 
 
 def universal(gated=False, memory=False, experts=None, **options):
-  """UT; GUT where it has a gate. Its tokens halt at different steps."""
+  """Returns a UT, or a GUT if `gated`; its tokens halt at different steps."""
   layer = EncoderLayer(encoder_config(), memory, gated, experts)
   halt = Halt(threshold=0.99, bias_init=-0.5)
   settings = {'global_halt': gated, 'transition': gated, 'halt': halt}
@@ -124,9 +124,9 @@ class Architecture:
   Attributes:
     cell: makes the tiny cell.
     gin: the file in gin/arch that builds it.
-    has_state: False where nothing crosses from block to block.
+    has_state: whether anything is carried from block to block.
     recurrent: whether `clear` forgets something.
-    forgets_all: whether it forgets everything, there being no cache beside.
+    forgets_all: whether `clear` forgets the whole state; then it has no cache.
   """
 
   cell: Callable[[], Cell]

@@ -1,4 +1,4 @@
-"""A cell by itself: what it reads, how it runs, its parameters drawn."""
+"""Runs a cell by itself: example inputs, random parameters, comparisons."""
 
 import functools
 import math
@@ -13,9 +13,9 @@ from tests import architectures as tiny
 
 
 def example(tokens: int = tiny.T, lengths=None) -> Block:
-  """Random inputs of rows with these lengths.
+  """Returns random inputs of rows with these lengths.
 
-  Without lengths, row 1 lacks the last three tokens, and row 2 one within.
+  Without lengths, row 1 lacks the last three tokens, and row 2 a middle one.
   """
   ends = [tokens, tokens - 3, tokens] if lengths is None else lengths
   mask_BT = np.arange(tokens) < np.array(ends)[:, None]
@@ -32,25 +32,28 @@ def part(block, start, end) -> Block:
 
 
 def forward(cell, block):
-  """The state behind a document that begins with a segment, and outputs."""
+  """Returns the state after the first segment of a document, and outputs."""
   return run(cell, cell.initial_state(len(block.mask)), block)
 
 
 def shapes(cell, block: Block | None = None):
-  """Of the parameters; nothing is computed."""
+  """Returns the shapes of the parameters; nothing is computed."""
   init = functools.partial(cell.init, method=forward)
   return jax.eval_shape(init, jax.random.key(0), block or example())['params']
 
 
 def initial(cell, block: Block | None = None):
-  """The parameters that it begins with."""
+  """Returns the initial parameters of a cell."""
   init = jax.jit(functools.partial(cell.init, method=forward))
   params = init(jax.random.key(0), block or example())['params']
   return jax.tree.map(np.asarray, params)
 
 
 def parameters(cell, block: Block | None = None):
-  """Drawn, which is faster: scales are around 1, and none of others is 0."""
+  """Returns random parameters: scales around 1, the others not 0.
+
+  Drawing them is faster than initializing the cell.
+  """
   rng = np.random.default_rng(1)
 
   def draw(path, a):
@@ -73,9 +76,9 @@ def apply(cell, params, block, **options):
 
 
 def outcome(run, params, block, compiled=True):
-  """State and outputs of run(params, block), and gradients of a loss of both.
+  """Returns state and outputs of run(params, block), and gradients of a loss.
 
-  Outputs at padding are 0. A cell is run by itself.
+  The loss depends on both. Outputs at padding are 0. `run` may be a cell.
   """
   if hasattr(run, 'apply'):
     cell = run
@@ -92,7 +95,7 @@ def outcome(run, params, block, compiled=True):
 
 
 def assert_close(a, b):
-  """Leaf by leaf, to 2e-5 of the largest number, or of 1."""
+  """Compares leaf by leaf, to 2e-5 of the largest number or of 1."""
 
   def close(a, b):
     a, b = (np.asarray(x, np.float64) for x in (a, b))

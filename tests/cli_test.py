@@ -68,7 +68,7 @@ def count(tmp_path):
 
 
 def test_flags_repeat_and_the_rest_is_left(count, monkeypatch):
-  """Letters that the encoding of stdout lacks end nothing."""
+  """Characters that stdout cannot encode do not end the command."""
   monkeypatch.setenv('PYTHONIOENCODING', 'ascii')
   found = count('--gin_param=A = 1', '--gin_param', 'B = 2', 'é', '\u2028')
   assert found == (0, "3 ['A = 1', 'B = 2'] ['?', '\\u2028']\n", '')

@@ -131,7 +131,7 @@ def test_replicas_only_sum_gradients(name):
 
 @each('recurrent_fixed_skip', 'window_scanned')
 def test_parameters_are_gathered_once_in_each_direction(name):
-  """Nothing else is, if they and the rows are sharded over one axis."""
+  """Nothing else is gathered if they and the rows are sharded over one axis."""
   found = exchanges(name, (1, 8, 1))
   assert kinds(found) == {('all-gather', 'fsdp'), ('all-reduce', 'fsdp')}
   mesh = partition.make_mesh(1, 8, 1)
@@ -144,7 +144,7 @@ def test_parameters_are_gathered_once_in_each_direction(name):
 
 
 def of_tokens(name, found) -> list[Exchange]:
-  """Drops sums, and what has no tokens: distance biases, whole tables."""
+  """Drops sums and exchanges without tokens: distance biases, whole tables."""
   params = {leaf.shape for leaf in jax.tree.leaves(partition_test.shapes(name))}
   return [
     exchange

@@ -1,8 +1,8 @@
 """Eight fake devices, so that every test may shard; set before JAX starts.
 
-Tests compile much and run little. So they do not optimise, and fuse by the way
-that compiles in less than half of the time (quick_xla.py), and what is
-compiled is kept, for all tests and processes of one call of pytest.
+Tests compile much and run little. So XLA does not optimize, and fuses in the
+way that compiles in less than half of the time (quick_xla.py). Compiled
+programs are kept for all tests and processes of one call of pytest.
 """
 
 import atexit
@@ -33,7 +33,7 @@ os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.02')
 
 @pytest.fixture
 def drawn(monkeypatch):
-  """The figures saved; saving itself goes on."""
+  """Returns a list of the figures that are saved; they are saved as usual."""
   from matplotlib.figure import Figure
 
   figures, save = [], Figure.savefig

@@ -1,4 +1,4 @@
-"""Tests that compile for TPUs, and are left out where libtpu is not there."""
+"""Marks tests that compile for TPUs, which are skipped without libtpu."""
 
 import pytest
 

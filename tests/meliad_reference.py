@@ -178,7 +178,7 @@ class Decoder:
     return outputs
 
   def states(self, name, states, keys, values):
-    """What tokens see of the states before the block; states after it."""
+    """Returns what tokens see of the states before a block; states after it."""
     side = f'{name}/recurrent_tbase'
     own = self.kvq(side, states)
     itself = self.attend(
@@ -222,7 +222,7 @@ class Decoder:
     return found
 
   def attend(self, queries, keys, values, scale_H, bias_HN=None):
-    """[T, H, K]; a bias stands for a causal window as well."""
+    """Returns heads [T, H, K]; a bias implies a causal window."""
     out = np.zeros_like(queries)
     for t in range(len(queries)):
       for h in range(self.z.num_heads):
@@ -245,7 +245,7 @@ class Decoder:
     return out
 
   def join(self, name, h, old, gate, activation=lambda z: z):
-    """What an MLP's last hidden layer h makes of the old value."""
+    """Joins the old value with the output of an MLP whose hidden layer is h."""
     z = activation(h @ self.p[f'{name}/output_layer/kernel'])
     match gate:
       case 'residual':
@@ -270,7 +270,7 @@ def sigmoid(x):
 
 
 def bucket(distance: int) -> int:
-  """T5's, unidirectional: 0 to 15 exact, then 16 spaced by logarithm."""
+  """Returns T5's bucket: 0 to 15 exact, then 16 at logarithmic distances."""
   exact = BUCKETS // 2
   if distance < exact:
     return max(distance, 0)

@@ -1,4 +1,4 @@
-"""Mistakes made on purpose: one sentence answers each, and nothing is lost.
+"""Mistakes made on purpose: a short message answers each; nothing is lost.
 
 `python -m tests.mistakes_test` prints the table in mistakes.md.
 """

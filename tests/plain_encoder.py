@@ -1,7 +1,7 @@
 """Encoders and halting as plain equations of arrays.
 
-"Investigating Recurrent Transformers with Dynamic Halt" (2024), its algorithms'
-indices put right.
+"Investigating Recurrent Transformers with Dynamic Halt" (2024), with the
+indices of its algorithms corrected.
 """
 
 import functools
@@ -74,7 +74,7 @@ def mlp(p, n_BTD):
 # compiled.
 @functools.partial(jax.jit, static_argnums=1)
 def layer(p, config, x_BTD, mask_BT, memory_BSD=None, source_BTD=None):
-  """With a gate where there are parameters of one."""
+  """Returns the outputs of a layer, gated if there are parameters of a gate."""
   B, T, _ = x_BTD.shape
   order_TS = np.tri(T, dtype=bool) if config.causal else np.ones((T, T), bool)
   seen_BTS = mask_BT[:, None] & order_TS
@@ -95,7 +95,7 @@ def layer(p, config, x_BTD, mask_BT, memory_BSD=None, source_BTD=None):
 
 
 def mean(h_BTD, mask_BT, causal):
-  """Of the tokens that are read, or at each token of those up to it."""
+  """Returns the mean over all tokens or, if causal, over those up to each."""
   order_TS = (
     np.tri(mask_BT.shape[1]) if causal else np.ones((1, len(mask_BT.T)))
   )
@@ -105,7 +105,7 @@ def mean(h_BTD, mask_BT, causal):
 
 
 def universal(made, p, x_BTD, mask_BT, memory_BSD=None):
-  """Algorithms 1 and 3: y_BTD, the penalty of each row, steps of each unit.
+  """Algorithms 1 and 3: y_BTD, ponder cost of each row, steps of each unit.
 
   Args:
     made: the Universal whose parameters these are.

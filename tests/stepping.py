@@ -18,10 +18,10 @@ NEEDS = {
 
 
 class Toy:
-  """Steps: h = tanh(h w + m + memory), numbers of h dropped alike in all rows.
+  """Steps: h = tanh(h w + m + memory), with the same dropout of h in all rows.
 
-  A row takes `need` steps. That it has is found in one more, as in GUT, which
-  must see the next state before it knows that it does not take it.
+  A row takes `need` steps. One more step finds out that it halts, as in GUT,
+  which must compute the next state before it knows that it does not take it.
   """
 
   def step(self, shared, rows, l, state):
@@ -48,7 +48,7 @@ class Toy:
 
 
 def given(need, rows=B, dtype='float32'):
-  """What a loop takes, floats and other leaves mixed; the last row is dead."""
+  """Returns arguments of a loop, not only floats; the last row is inactive."""
   rng = np.random.default_rng(0)
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
   shared = {
@@ -88,7 +88,7 @@ def outcome(loop, shared, rows, state, most=MOST):
 
 
 def assert_same(found, expected, by=1e-6):
-  """Leaf by leaf, to a part of the largest number or of 1."""
+  """Compares leaf by leaf, to the share `by` of the largest number or of 1."""
 
   def same(a, b):
     a, b = (np.asarray(x, np.float32) for x in (a, b))

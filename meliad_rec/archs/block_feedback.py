@@ -50,7 +50,7 @@ class BlockFeedback(Cell):
     recurrent_at: indices of the recurrent layers; negative ones count from the
       top. All layers read the state vectors of the last one.
     slots, gate, gate_config: see block_recurrent.StateVectors.
-    layer_drop: fraction of training steps in which a layer is skipped; its
+    layer_drop: probability that each layer is skipped in a training step; its
       state is still updated.
   """
 

@@ -106,7 +106,7 @@ class BlockRecurrentLayer(Cell):
     return state, self.output(block, heads)
 
   def seen(self, state):
-    """Returns the normalized state vectors n_BSD, their keys and values."""
+    """Returns the normalized state vectors n_BSD, and their keys and values."""
     n_BSD = self.states.pre_norm(state[1])
     return n_BSD, self.states.kv(n_BSD)
 

@@ -104,8 +104,8 @@ class Feedback(MemoryCell):
 
   Attributes:
     config: sizes and choices of the layers. All tokens of a row share one
-      dropout mask. Dropout follows the first norm of a layer, for queries and
-      memory alike, and the MLP; attention probabilities have no dropout.
+      dropout mask. Dropout follows the first norm of a layer (for queries and
+      memory alike) and the MLP; attention probabilities have no dropout.
     count, share_position, layer_drop, span: see MemoryCell.
     compose: a subclass of Composition, which computes the vectors that a token
       writes.

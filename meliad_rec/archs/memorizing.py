@@ -6,6 +6,7 @@ from google-research/meliad. Its layer has no position bias, even within the
 window; here the config sets one, which options/memorizing/position_none
 removes. Its search takes the best key of each of several buckets; the search
 here finds the lowest score that a query attends to (see `recall_target`).
+Letters of this file: N tiles of Q queries.
 """
 
 import functools
@@ -38,10 +39,11 @@ class MemorizingLayer(Cell):
     room: maximum number of tokens written to the ring at once, a multiple of
       the window; the ring holds memory + room tokens. Longer segments are cut
       into parts, and the backward pass keeps a copy of the ring for each part.
-    recall_target: share, above 0 and up to 1, of the highest scores that
-      jax.lax.approx_max_k must find, which is faster on a TPU; None: an exact
-      search. A query attends to every key that scores at least as high as the
-      last of the `neighbors` found, including keys that the search missed.
+    recall_target: share of the highest scores, above 0 and up to 1, that an
+      approximate search, jax.lax.approx_max_k, should find. It is faster on a
+      TPU than the exact search that None selects. A query attends to every key
+      that scores at least as high as the last of the `neighbors` found,
+      including keys that the search missed.
       There may be more than `neighbors`, but none of the nearest is lost.
     tile: maximum number of queries compared with the ring at once.
   """

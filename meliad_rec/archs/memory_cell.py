@@ -40,7 +40,7 @@ class MemoryCell(Cell, kw_only=True):
     config: sizes and choices of the layers.
     count: number of layers L.
     share_position: whether the layers share one position module.
-    layer_drop: fraction of training steps in which a layer is skipped.
+    layer_drop: probability that each layer is skipped in a training step.
     span: tokens that the backward pass processes at once; see memory_scan.
       Fewer tokens need less memory, but fewer than 32 take more time.
     remat: name in remat.POLICIES, for each chunk, or for each step of several

@@ -3,8 +3,8 @@
 A plain causal transformer reads [memory ; block of tokens ; memory]. Tokens
 attend to the memory before them. The memory after them attends to everything,
 and its outputs are the memory of the next block. Bulatov et al. pass these on
-unchanged. Here they are normalized, because the layers add to the memory in
-every block and it would grow throughout a long document.
+unchanged. Here they are normalized: the layers add to the memory in every
+block, so that it would otherwise grow throughout a long document.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class RecurrentMemory(Cell):
     config: sizes and choices; a block is `window` tokens.
     count: number of layers.
     slots: number of memory vectors S.
-    layer_drop: fraction of training steps in which a layer is skipped.
+    layer_drop: probability that each layer is skipped in a training step.
   """
 
   config: LayerConfig

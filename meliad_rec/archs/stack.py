@@ -27,7 +27,7 @@ class Chain(Cell, kw_only=True):
   Subclasses implement `pass_through` and `map_cells`.
 
   Attributes:
-    layer_drop: fraction of training steps in which a cell is skipped, drawn
+    layer_drop: probability that each cell is skipped in a training step, drawn
       separately for each cell; see dropout.drop_layer. If a cell is itself a
       Chain, it is never skipped as a whole; its own layer_drop applies.
   """
@@ -235,7 +235,7 @@ def layers(
     special_at: indices of the special layers, from 0 at the bottom; negative
       ones count from the top, which is -1.
     scan: whether consecutive layers of the same kind become one `Repeat`.
-    layer_drop: fraction of training steps in which a layer is skipped.
+    layer_drop: probability that each layer is skipped in a training step.
     position: makes one position module that all ordinary layers share; None:
       each layer makes its own.
 

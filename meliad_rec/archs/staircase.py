@@ -199,8 +199,8 @@ def run_diagonal(cell: Staircase, state: Memory, block):
   on, all in parallel. These are T + M - 1 steps of up to M C tokens, where
   reading chunk by chunk takes T M steps of C tokens. Both give the same result
   (except for dropout), but steps use fewer, larger matrix products. The first
-  M - 1 steps and the last M - 1 steps process fewer chunks of this segment; in
-  the first ones, these also attend to live chunks of earlier segments.
+  M - 1 steps and the last M - 1 steps process fewer chunks of this segment. In
+  the first M - 1, these chunks also attend to live chunks of earlier segments.
 
   The letter T counts chunks here, and X the tokens of this segment in a step.
 
@@ -352,7 +352,8 @@ class StaircaseDecodeState(struct.PyTreeNode):
     memory: the memory before the chunk.
     kv: keys and values, as kv[pass][layer]: C - 1 unused places, then older
       chunks, then this chunk.
-    mask_BS: bool, False at padding, for tokens before the chunk, then its own.
+    mask_BS: bool, the tokens before the chunk, then those of the chunk; False
+      at padding.
     written: the vectors that the chunk writes: like memory.written, with leaves
       [B, C, ...].
     filled_B: int32, number of tokens read in the chunk, the same in each row.

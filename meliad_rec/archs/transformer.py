@@ -70,7 +70,7 @@ class EncoderLayers(nn.Module):
   Attributes:
     layer: function or class that makes a layer.
     count: number of layers.
-    layer_drop: fraction of training steps in which a layer is skipped.
+    layer_drop: probability that each layer is skipped in a training step.
   """
 
   layer: Callable[[], EncoderLayer]

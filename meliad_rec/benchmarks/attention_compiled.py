@@ -151,7 +151,7 @@ def cycles(schedule: str) -> int:
         loops.append((last - int(target) + 2, register))
   if not loops or max(loops)[1] not in compared:
     raise ValueError(
-      'the schedule of a kernel has no known loop over grid steps. Install '
+      'The schedule of a kernel has no known loop over grid steps. Install '
       'the version of libtpu that meliad_rec[tpu] requires.'
     )
   body, register = max(loops)

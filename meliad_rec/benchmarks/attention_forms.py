@@ -59,7 +59,7 @@ WAYS = 'forward', 'forward+backward'
 
 
 def whole_blocks(inputs: AttentionInputs):
-  """Attends in blocks of W queries by 2 W keys, with a bias for each pair."""
+  """Attends in blocks of W queries by X = 2 W keys, with a bias per pair."""
   (B, T, H, K), W = inputs.q_BTHK.shape, inputs.window
   n = T // W
   blocks = lambda a: a.reshape(B, -1, W, *a.shape[2:])

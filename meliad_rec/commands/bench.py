@@ -42,7 +42,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'setting',
     None,
-    f'Named sizes; the first is the default. {"; ".join(settings)}.',
+    'Sizes to measure, by name; the first of a benchmark is its default. '
+    f'{"; ".join(settings)}.',
   )
   flags.DEFINE_integer(
     'rounds',

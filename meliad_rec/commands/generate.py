@@ -84,7 +84,8 @@ def main(argv: list[str]) -> None:
   on_progress = [_speed('read', len(run.vocabulary.encode(prompt)), began)]
   reading, speed = write(run, reading.repeat(args.samples), sampler, args)
   if args.show_speed:
-    print(*on_progress, f'{speed}, after {seen:,}', sep='\n', file=sys.stderr)
+    speed = f'{speed}, after {seen:,} tokens'
+    print(*on_progress, speed, sep='\n', file=sys.stderr)
   if args.save_state:
     run.save_state(args.save_state, reading)
 

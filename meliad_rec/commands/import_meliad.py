@@ -209,12 +209,15 @@ def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
         'meliad computes attention differently. Add '
         '--gin_file=options/compat_meliad.'
       )
-    is_t5 = isinstance(position, T5Bias) and position.max_distance == 128
-    if layer.include_self or not is_t5:
+    is_t5 = isinstance(position, T5Bias)
+    distance = f' with max_distance {position.max_distance}' if is_t5 else ''
+    is_same = is_t5 and position.max_distance == 128
+    if layer.include_self or not is_same:
       raise ValueError(
-        f'meliad has position T5Bias with max_distance 128 and include_self '
-        f'False, got {type(position).__name__} and {layer.include_self}. Set '
-        'position and include_self of layer_config.LayerConfig.'
+        'meliad has position T5Bias with max_distance 128 and include_self '
+        f'False, got {type(position).__name__}{distance} and include_self '
+        f'{layer.include_self}. Set position and include_self of '
+        'layer_config.LayerConfig, and positions.T5Bias.max_distance.'
       )
     h = np.linspace(-2, 2, 9)
     if not np.array_equal(layer.activation(h), np.maximum(h, 0)):

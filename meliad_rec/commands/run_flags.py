@@ -90,7 +90,8 @@ def check_data_flags(args) -> None:
   given = [f'--{name}' for name in names if getattr(args, name)]
   if given and not args.split:
     raise ValueError(
-      f'{", ".join(given)} needs the name of a split. Add --split.'
+      f'{" and ".join(given)} can only be used with the name of a split. Add '
+      '--split.'
     )
 
 

@@ -41,8 +41,8 @@ def main(argv: list[str]) -> None:
   runs = {Path(each).resolve().name: each for each in argv[1:]}
   if len(runs) < len(argv[1:]):
     raise ValueError(
-      'Two folders have the same last name, which identifies a run here. '
-      'Rename one.'
+      'Two folders have the same last name in their paths, which identifies a '
+      'run here. Rename one, or give each folder once.'
     )
   if args.plot and Path(args.plot).suffix != '.png':
     raise ValueError(

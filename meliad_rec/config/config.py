@@ -5,8 +5,8 @@
   config.check_read()
 
 A mistake raises a ConfigError with the file and line, the value given, what is
-needed, and the nearest known name. No other folder of the
-package knows gin. `reader.py` reads files, and `evaluator.py` builds objects.
+needed, and the nearest known name. No other folder of the package knows gin.
+`reader.py` reads files, and `evaluator.py` builds objects.
 """
 
 from collections.abc import Callable
@@ -77,6 +77,9 @@ def read(
   """Reads files and single bindings as `parse` does, without checking values.
 
   The configuration of the process does not change.
+
+  Raises:
+    ConfigError: a file is missing, or a file or binding has a mistake.
   """
   reader, options = Reader(), {}
   for name in gin_files.in_order(files):
@@ -141,6 +144,9 @@ def differences(before: str, after: str) -> list[str]:
 
   A new setting that is None does not count as a change: an older version did
   not have it, and None turns it off.
+
+  Raises:
+    ConfigError: a text is not valid gin.
   """
   old, new = (
     {path: repr(value) for path, value in _values(text).items()}
@@ -158,6 +164,9 @@ def settings(text: str) -> dict[str, Any]:
 
   A number, string or None, or a tuple or list of these, is returned as a value.
   Anything else is returned as its gin text.
+
+  Raises:
+    ConfigError: the text is not valid gin.
   """
   return {
     name: value if _is_plain(value) else repr(value)

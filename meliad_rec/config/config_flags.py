@@ -35,10 +35,17 @@ def check_no_arguments(argv: list[str]) -> None:
 
 
 def refuse(names: Iterable[str], why: str) -> None:
-  """Raises ValueError if any of these flags is given; `why` is the reason."""
+  """Raises ValueError if any of these flags is given.
+
+  Args:
+    names: names of flags.
+    why: end of the sentence that begins with the flags, such as 'cannot be
+      combined with --greedy'.
+  """
   given = [f'--{name}' for name in names if flags.FLAGS[name].present]
   if given:
-    raise ValueError(f'{", ".join(given)} {why}. Remove it.')
+    listed = ' and '.join(given)
+    raise ValueError(f'{listed} {why}. Remove {listed}.')
 
 
 def define_mesh_flag() -> None:
@@ -70,9 +77,11 @@ def parse_mesh(text: str) -> dict[str, int]:
     if (
       name not in AXES or name in found or not size.isdecimal() or not int(size)
     ):
+      near = '' if name in AXES else nearest(name, AXES)
       raise ValueError(
-        f'--mesh={text} contains {part!r}{nearest(name, AXES)}. Give sizes of '
-        f'axes among {", ".join(AXES)}, such as data:64,model:4.'
+        f'--mesh={text} contains {part!r}{near}. Give AXIS:SIZE for each of '
+        f'{", ".join(AXES)} at most once, with sizes of at least 1, such as '
+        'data:64,model:4.'
       )
     found[name] = int(size)
   return found

@@ -27,8 +27,8 @@ from meliad_rec.config.values import Reference
 from meliad_rec.config.values import takes
 
 _RULE = f'# {"=" * 78}'
-# Macros that one value may use, directly or through others. Macros that use
-# others twice, twenty deep, would take a million.
+# Number of macros that one value may use, directly or through others. If each
+# macro uses the next one twice, twenty macros take a million.
 _MACROS = 10_000
 
 
@@ -90,8 +90,8 @@ class Evaluator:
       outer: bindings whose values are being evaluated, to detect cycles.
 
     Raises:
-      ConfigError: the function lacks a bound parameter, or an argument is
-        missing.
+      ConfigError: the function lacks a bound parameter, an argument is missing,
+        a macro is not set, or a binding depends on itself.
     """
     target = self.find(name)
     known = parameters(target)
@@ -118,7 +118,15 @@ class Evaluator:
   def value(
     self, binding: Binding, scope: str = '', outer: tuple[Binding, ...] = ()
   ) -> Any:
-    """Returns a binding's value; replaces macros and calls references."""
+    """Returns a binding's value; replaces macros and calls references.
+
+    Args:
+      binding: the binding.
+      scope, outer: as in `call`.
+
+    Raises:
+      ConfigError: as in `call`.
+    """
     outer = self._entered(binding, outer)
     self._read.add(binding.key)
 
@@ -147,8 +155,8 @@ class Evaluator:
     """Checks, before building, that every binding can be used.
 
     Raises:
-      ConfigError: a macro is not set, a parameter does not exist, or a value
-        does not fit its parameter.
+      ConfigError: a macro is not set or depends on itself, a parameter does
+        not exist, or a value does not fit its parameter.
     """
     for binding in self._every():
       value = self._expanded(binding, ())
@@ -270,17 +278,21 @@ class Evaluator:
     """Adds a binding to those under evaluation.
 
     Raises:
-      ConfigError: it is among them already, or they use too many macros.
+      ConfigError: it is among them already, or the value uses too many macros.
     """
-    if any(one is binding for one in outer):
-      raise ConfigError(
-        f'{binding.where}: {binding.path} is set to itself. Set it to a value.'
-      )
+    for start, one in enumerate(outer):
+      if one is binding:
+        cycle = [each.path for each in (*outer[start:], binding)]
+        raise ConfigError(
+          f'{binding.where}: {binding.path} depends on itself'
+          f' ({" -> ".join(cycle)}). Set'
+          f' {"one of them" if len(cycle) > 2 else "it"} to a value.'
+        )
     self._macros = self._macros + 1 if outer else 0
     if self._macros > _MACROS:
       raise ConfigError(
-        f'{outer[0].where}: {outer[0].path} uses more than {_MACROS} macros.'
-        ' Write some of their values out.'
+        f'{outer[0].where}: {outer[0].path} uses more than {_MACROS:,} macros.'
+        ' Replace some of them by their values.'
       )
     return (*outer, binding)
 

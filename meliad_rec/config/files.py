@@ -64,12 +64,15 @@ def find(name: str, where: str) -> Path:
   for own in (Path(name).expanduser(), Path(f'{name}.gin').expanduser()):
     if own.is_file():
       return own.resolve()
-  folder, _, _ = short.partition('/')
-  there = ', '.join(f'{folder}/{one}' for one in names(folder))
+  folder, _, _ = short.rpartition('/')
+  inside = [one for one in names() if one.startswith(f'{folder}/')]
+  rest = [one.removeprefix(f'{folder}/').partition('/') for one in inside]
+  there = ', '.join(dict.fromkeys(first + slash for first, slash, _ in rest))
   raise ConfigError(
-    f'{where} names the gin file {name!r}, which is neither a shipped file in'
-    f' {root()} nor a file relative to {Path.cwd()}{nearest(short, names())}'
-    f'{f". Choose one of {there}" if there else ""}.'
+    f'{where}: there is no gin file {name!r}, neither among the shipped files'
+    f'{nearest(short, names())} nor at {Path(name).expanduser().absolute()}.'
+    f'{f" Shipped in {folder}/: {there}." if there else ""} Correct the path,'
+    ' or see meliad-rec settings.'
   )
 
 

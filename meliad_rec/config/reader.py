@@ -60,6 +60,9 @@ class Reader:
       name: name or path of the file; see files.find.
       where: the flag, or the file and line, that names it; for messages.
       outer: files that include this one, outermost first.
+
+    Raises:
+      ConfigError: the file does not exist or has a mistake.
     """
     path = gin_files.find(name, where)
     if path in outer:
@@ -74,13 +77,17 @@ class Reader:
       text = path.read_text(encoding='utf-8')
     except UnicodeDecodeError as error:
       raise ConfigError(
-        f'{where}: {label} is not UTF-8 text. Convert it.'
+        f'{where}: {label} is not UTF-8 text. Convert it to UTF-8.'
       ) from error
     optional = gin_files.is_shipped(path) and gin_files.is_optional(path)
     self.text(text, lambda line: f'{label}:{line}', {}, optional, chain)
 
   def param(self, text: str) -> None:
-    """Reads one binding, which may use all modules that the files import."""
+    """Reads one binding, which may use all modules that the files import.
+
+    Raises:
+      ConfigError: the text is not a binding, or has a mistake.
+    """
     where = f'--gin_param {cut(text)!r}'
     if not re.match(r'[^=#]+=', text):
       raise ConfigError(f'{where} has no "=". Write NAME = value.')
@@ -111,6 +118,9 @@ class Reader:
       here: {alias: module}; filled by import statements.
       optional: whether the bindings of this text may stay unread.
       chain: the files that include this one, then this one.
+
+    Raises:
+      ConfigError: the text has a mistake.
     """
     set_here = {}
     dynamic = False
@@ -164,7 +174,9 @@ class Reader:
     return Binding(scope, name, parameter, value, where, optional)
 
   def look_up(self, dotted, where, here):
-    """Returns the Name and the object of a function or class.
+    """Looks up a function or class.
+
+    Returns its Name and the function or class itself.
 
     Args:
       dotted: a name such as 'window.WindowLayer'.
@@ -172,7 +184,8 @@ class Reader:
       here: {alias: module}.
 
     Raises:
-      ConfigError: a part of the name does not exist.
+      ConfigError: a part of the name does not exist or cannot be imported, or
+        the name is not the name of a function or class.
     """
     first, *rest = dotted.split('.')
     if first in _KNOWN:
@@ -203,7 +216,7 @@ class Reader:
     if not (inner and callable(thing) and hasattr(thing, '__name__')):
       raise ConfigError(
         f'{where}: {dotted} is {describe(type(thing))}, but a function or class'
-        ' is needed.'
+        ' is needed. Correct the name.'
       )
     name = self._names.setdefault(thing, Name(module.__name__, '.'.join(inner)))
     self.targets[name] = thing
@@ -225,8 +238,9 @@ def _load(name: str, where: str) -> types.ModuleType:
       if not isinstance(error, ModuleNotFoundError) or error.name != module:
         first, *_ = str(error).splitlines() or ['']
         raise ConfigError(
-          f'{where}: {module} cannot be imported,'
-          f' {type(error).__name__}: {first}'
+          f'{where}: {module} cannot be imported'
+          f' ({type(error).__name__}: {first}). Correct that module, or install'
+          ' what it imports.'
         ) from error
       known = pkgutil.iter_modules(getattr(parent, '__path__', None))
       raise ConfigError(

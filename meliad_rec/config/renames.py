@@ -57,7 +57,8 @@ CLASSES = {
   'layers.encoder_layer.CoreLayer': 'EncoderLayer',
   'layers.layer_config.CoreConfig': 'EncoderConfig',
 }
-# Functions that another library has: name in the current module, full name.
+# Functions that now come from another library: name in the current module, and
+# full name there.
 FUNCTIONS = {'layers.layer_config.relu': 'jax.nn.relu'}
 # Parameters: current module and class, former name, current name. None: the
 # parameter was removed, and none of its values changed a result.
@@ -86,7 +87,8 @@ PARAMETERS = {
   },
   'recurrence.halt.Halt.penalty': 'ponder_cost',
 }
-# Values of a former parameter: former value -> current value.
+# Values that changed: current module and class with the former parameter, and
+# {former value: current value}.
 VALUES = {
   'archs.universal.Universal.inference': dict.fromkeys(
     ('cond', 'fixed', 'masked'), 'while'

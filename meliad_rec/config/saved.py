@@ -1,8 +1,8 @@
 """Builds parts of a run from its saved config.gin, which may be untrusted.
 
 Only the objects needed are imported, and only from a list of modules, so that a
-run folder from someone else cannot execute code. A notebook may train
-one run and open others, each with its own configuration.
+run folder from someone else cannot execute code. A notebook may train one run
+and open others, each with its own configuration.
 """
 
 from collections.abc import Callable
@@ -90,7 +90,7 @@ class SavedConfig:
 
     Raises:
       ConfigError: the configuration calls a name outside of `parts`, or one
-        that does not exist, or sets a name to itself.
+        that does not exist, or a setting depends on itself.
     """
     name = _name(function)
     return self._evaluator(parts, name).call(name, '', (), given)
@@ -135,7 +135,8 @@ class SavedConfig:
     if not (inside or self.trusted):
       raise ConfigError(
         f'{self.where} calls {full}, which is not a part of meliad_rec that a '
-        'saved run may call. If you trust the folder, add --trusted.'
+        'saved run may call. If you trust the folder, add --trusted (in '
+        'Python, trusted=True).'
       )
     try:
       found = getattr(importlib.import_module(name.module), name.inner)

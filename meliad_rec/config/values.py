@@ -270,7 +270,7 @@ def statements(text: str, place):
     place: maps a line number to its description in messages.
 
   Raises:
-    ConfigError: a statement is not valid gin.
+    ConfigError: a statement is not valid gin, or a value is nested too deeply.
   """
   renamer = Renamer()
 
@@ -280,13 +280,16 @@ def statements(text: str, place):
     return leaf
 
   try:
-    for statement in ConfigParser(text, _Values()):
+    parser = ConfigParser(text, _Values())
+    for statement in parser:
       statement = renamer.statement(statement, lambda v: map_leaves(current, v))
       if statement is not None:
         yield statement
   except RecursionError as error:
+    line, _ = parser.current_token.start
     raise ConfigError(
-      f'{place(1)}: a value is nested too deeply. Write fewer brackets.'
+      f'{place(line)}: a value is nested too deeply. Use fewer levels of'
+      ' brackets.'
     ) from error
   except tokenize.TokenError as error:
     reason, (line, _) = error.args

@@ -22,7 +22,11 @@ class Dataset(Protocol):
   splits: Sequence[str]
 
   def documents(self, split: str) -> Documents:
-    """Returns the documents of a split."""
+    """Returns the documents of a split.
+
+    Raises:
+      ValueError: there is no such split, or it cannot be read or generated.
+    """
 
 
 @runtime_checkable

@@ -147,6 +147,7 @@ class Documents:
     """Returns the ids of document i.
 
     Raises:
+      IndexError: there is no document i.
       ValueError: an id is 0 or outside the vocabulary.
     """
     if not 0 <= i < len(self):
@@ -164,10 +165,11 @@ class Documents:
   def read(
     self, i: int, offset: int, count: int
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs and targets, the next `count` of document i at `offset`.
+    """Returns `count` inputs and targets of document i, from `offset` on.
 
-    The inputs of text are its tokens shifted by one, beginning with 0. The
-    inputs of labeled tokens are the tokens themselves.
+    In text, the targets are the tokens, and the inputs are the tokens shifted
+    by one, beginning with 0. In labeled documents, the inputs are the tokens,
+    and the targets are their labels.
 
     Raises:
       ValueError: an id is 0 or outside the vocabulary.
@@ -186,7 +188,7 @@ class Documents:
 
   @property
   def sequence_lengths(self) -> np.ndarray:
-    """int64 [documents, 1 or 2 for pairs], tokens in each sequence."""
+    """int64 [documents, 1 or, for pairs, 2]: tokens in each sequence."""
     if self.first_lengths is None:
       return self.lengths[:, None]
     return np.stack([self.first_lengths, self.lengths - self.first_lengths], 1)

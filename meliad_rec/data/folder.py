@@ -25,6 +25,8 @@ class Folder:
   - a hash of the file's name: one file in twenty goes to validation and one to
     test, at least one each.
 
+  Files and folders whose names begin with a dot are skipped.
+
   Attributes:
     path: a folder, read with its subfolders, or a pattern such as 'a/**/*.md'.
       If a folder has this exact name, it is not treated as a pattern.
@@ -149,7 +151,7 @@ class Folder:
         f'Write lines of name, tab and one of {", ".join(SPLITS)}.'
       )
     logging.info(
-      '%s: %d files, %d of them listed in %s.',
+      '%s: %d files, %d of them assigned to a split by %s.',
       self.path,
       len(self._files),
       len(chosen),

@@ -1,4 +1,4 @@
-"""Documents from a Hugging Face dataset: local files, or one of the Hub."""
+"""Documents from a Hugging Face dataset: local files, or one on the Hub."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -145,7 +145,7 @@ class HuggingFace:
 
   @functools.cached_property
   def _name_of(self) -> Mapping[str, str]:
-    """The name in the dataset of each split."""
+    """{split: its name in the dataset}."""
     if self.splits_from is None:
       if not {*SPLITS} & {*self._parts}:
         raise ValueError(
@@ -159,7 +159,7 @@ class HuggingFace:
       if split not in SPLITS or name not in self._parts:
         raise ValueError(
           f'splits_from of {self.path} has {split}={name}, but {split} must be '
-          f'one of {", ".join(SPLITS)}, and {name} of '
+          f'one of {", ".join(SPLITS)}, and {name} one of '
           f'{", ".join(self._parts)}. Set --splits_from (in gin: '
           'sources.HuggingFace.splits_from).'
         )
@@ -181,7 +181,7 @@ class HuggingFace:
 
 
 def _told(rows: Iterator, path: str) -> Iterator:
-  """Yields rows; an error of the package becomes one sentence."""
+  """Yields rows; an error of the package becomes a ValueError."""
   try:
     yield from rows
   except Exception as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.splits import split_by_name
 
-# Raised by a line that is not an object with a string, or is very deep.
+# Raised by a line that is not an object with a string, or is nested too deeply.
 _READ_ERRORS = (
   ValueError,
   TypeError,
@@ -33,8 +33,8 @@ class Jsonl:
     field: name of the field that holds the text, a string.
 
   Raises:
-    ValueError: there is no such file, a single file has fewer than three lines,
-      or a line lacks the field.
+    ValueError: there is no such file, it cannot be read, a single file has
+      fewer than three lines, or a line is not an object with this field.
   """
 
   path: str

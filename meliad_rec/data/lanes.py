@@ -52,7 +52,7 @@ class ShorterFirst:
 
 
 class Lanes:
-  """Iterates over pairs of a Batch and the position of the batch after it.
+  """Iterator of (Batch, position of the next batch in the data).
 
   Args:
     documents: the documents to read; empty ones are skipped.

@@ -85,7 +85,7 @@ def examples(task, split: str) -> Iterator[dict]:
       **mixing,
     )
     found = dataset.as_numpy_iterator()
-    # The tokenizer of TensorFlow tells about its model when it is first used.
+    # TensorFlow's tokenizer prints a message when it is first used.
     first = list(itertools.islice(found, 1))
   yield from first
   yield from found

@@ -69,8 +69,8 @@ def source(
 
   Args:
     kind: code, folder, jsonl, hf, pg19, or the name of a seqio task or mixture.
-    path: a folder, file or pattern for folder and jsonl; the data_dir for pg19;
-      for hf one of these, or the name of a dataset on the Hub.
+    path: for folder and jsonl, a folder, file or pattern; for hf, one of these
+      or the name of a dataset on the Hub; for pg19, the data_dir.
     field: name of the field that holds the text, for jsonl and hf. None:
       'text'.
     split_file: a file with lines of name, tab and split, for folder.

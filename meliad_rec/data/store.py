@@ -1,13 +1,13 @@
 """A token store: documents tokenized once and memory-mapped afterwards.
 
-A store is a folder with manifest.json, the file of its vocabulary unless that
-is bytes, and for each split the ids (raw, little-endian), the starts, bytes and
+A store is a folder with manifest.json, the file of its vocabulary (none for
+bytes), and for each split the ids (raw, little-endian), the starts, bytes and
 words of its documents (.npy) and their names (JSON). The manifest has the size
 and sha256 of every file. Nothing is ever unpickled, and no file name in a
 manifest can point outside the folder.
 
-Opening a split checks the sha256 of its files. Of more than 16 MiB of ids it
-checks only a sample of pages. `verify` reads and checks everything.
+Opening a split checks the sha256 of its files. If a split has more than 16 MiB
+of ids, only a sample of them is checked. `verify` reads and checks everything.
 """
 
 from collections.abc import Iterable
@@ -33,15 +33,15 @@ from meliad_rec.storage.workdir import local
 
 FORMAT = 1
 MANIFEST = 'manifest.json'
-# Bytes of ids that are read whole when a split is opened. Of more bytes, only a
-# sample of pages is read.
+# Opening a split reads all of its ids if they have at most this many bytes, and
+# otherwise only a sample of pages.
 _WHOLE = 1 << 24
 _PAGES, _PAGE = 64, 1 << 13  # Number of pages, and ids of each.
 # Errors of reading a file that is not JSON, or is nested too deeply.
 _JSON_ERRORS = (ValueError, RecursionError)
 
 # The keys of a manifest and the types of their values; '*' is any key, and '?'
-# marks one that may be missing. `pages` is the sha256 of a sample.
+# marks one that may be missing. `pages` is the sha256 of the sample of pages.
 _FILE = {'name': str, 'size': int, 'sha256': str}
 _SPLIT = {
   'documents': int,
@@ -71,7 +71,8 @@ class Store:
     manifest: the content of manifest.json: source, counts, sizes, sha256 sums.
 
   Raises:
-    ValueError: a file is missing, has another size or has invalid content.
+    ValueError: a file is missing, has another size or has invalid content, or
+      path is a remote address.
   """
 
   def __init__(self, path: str | Path):
@@ -117,18 +118,22 @@ def write(
   source: str,
   force: bool = False,
 ) -> Store:
-  """Writes the whole store or nothing, one document at a time.
+  """Writes a store, reading one document at a time.
+
+  If a document cannot be read or written, no store is created, and an existing
+  one is left intact.
 
   Args:
-    path: the folder to create.
+    path: the folder to create. It may exist if it is empty.
     splits: the documents of each split; splits are read one after the other.
     vocabulary: the vocabulary of the ids; its file is copied.
     source: description of the source, for the manifest.
     force: whether to replace an existing store.
 
   Raises:
-    ValueError: path exists and is not a store, path is a store and force is
-      False, a split is empty, or an id is 0 or outside the vocabulary.
+    ValueError: path exists and is neither an empty folder nor a store, path is
+      a store and force is False, path is a remote address, a split is empty, a
+      document has labels, or an id is 0 or outside the vocabulary.
   """
   # Resolved, so that a link is followed and the folder itself is replaced.
   path = local(path, 'A token store').resolve()
@@ -217,7 +222,7 @@ def read_split(folder: Path, entry: dict, vocabulary: Vocabulary) -> Documents:
     vocabulary: the vocabulary of the ids.
 
   Raises:
-    ValueError: a file is missing, has another size or has invalid content.
+    ValueError: a file is missing, has changed or has invalid content.
   """
   files = {k: find_file(folder, f) for k, f in entry['files'].items()}
   dtype = token_dtype(vocabulary.size)
@@ -230,7 +235,7 @@ def read_split(folder: Path, entry: dict, vocabulary: Vocabulary) -> Documents:
   tokens = np.memmap(files['tokens'], dtype, mode='r')
   checked, file = _sample(tokens), entry['files']['tokens']
   is_whole = len(checked) == len(tokens)
-  # Stores of version 0.1.0 have no sum of the sample.
+  # Stores of version 0.1.0 have no sha256 of the sample.
   if needed := file['sha256'] if is_whole else file.get('pages'):
     _check_sum(files['tokens'], hashlib.sha256(checked).hexdigest(), needed)
   check_range(checked, vocabulary.size, files['tokens'])
@@ -369,7 +374,8 @@ def read_manifest(folder: Path) -> dict:
   """Reads and checks the manifest of a folder.
 
   Raises:
-    ValueError: there is no manifest, or it has another store format.
+    ValueError: there is no manifest, it is damaged, or it has another store
+      format.
   """
   path = folder / MANIFEST
   try:

@@ -175,11 +175,11 @@ class Tokenizer:
   Ids are those of the file plus 1, because 0 is padding. Text that looks like a
   special token, such as '<s>', is read as any other text, so no special token
   occurs in a document. Decoding returns exactly the text that was encoded if
-  the tokenizer does not normalize text. A tokenizer that adds a space at the
-  beginning of a text drops a space that was there.
+  the tokenizer does not normalize text. If the tokenizer adds a space at the
+  beginning of a text, a space that was already there is lost.
 
   Args:
-    path: the file. Its decoder must be ByteLevel (GPT-2, Llama 3), or that of
+    path: the file. Its decoder must be ByteLevel (GPT-2, Llama 3), or one for
       SentencePiece: Metaspace, or Replace with ByteFallback (Llama 2).
 
   Raises:
@@ -212,8 +212,8 @@ class Tokenizer:
     if not decoders or not decoders <= _KNOWN_DECODERS:
       raise ValueError(
         f'The tokenizer {path} has the decoder '
-        f'{"+".join(sorted(decoders)) or None}, whose tokens cannot be spelled '
-        'one by one. Give one with the decoder ByteLevel, Metaspace or '
+        f'{"+".join(sorted(decoders)) or None}, which cannot turn tokens into '
+        'text one by one. Give one with the decoder ByteLevel, Metaspace or '
         'ByteFallback.'
       )
     self._tokenizer.no_truncation()

@@ -37,7 +37,7 @@ RULES = (
   (r'output/(linear|i|f|z)/bias$|output/gate$', (None,)),
   # An LSTM is not sharded over model: each token would wait for hidden units of
   # other devices. Its recurrence is not sharded over fsdp either: XLA of jaxlib
-  # 0.10.2 sums h u incorrectly on a mesh with all three axes.
+  # 0.10.2 sums its products incorrectly on a mesh with all three axes.
   (r'input_kernel$', ('embed', None)),
   (r'recurrence$', (None, None)),
   (r'gate_bias$', (None,)),
@@ -196,10 +196,14 @@ def rows_of(mesh: Mesh, rows: int, host: int) -> np.ndarray:
 def state_shardings(mesh: Mesh, state, rows: int):
   """Returns the NamedSharding of every leaf of a train_step.TrainState.
 
-  Parameters follow RULES. A moment is sharded like the parameter whose shape it
-  has and with whose path its own ends. The carry is sharded by rows. All other
-  leaves are replicated. Every leaf has a sharding from the start, because
-  a restored run would otherwise mix arrays on incompatible sets of devices.
+  Parameters follow RULES. A moment is sharded like the parameter that has the
+  same shape and whose path is the end of the moment's path. The carry is
+  sharded by rows, and its keys and values also by heads. All other leaves are
+  replicated. Every leaf has a sharding from the start, because a restored run
+  would otherwise mix arrays on incompatible sets of devices.
+
+  Raises:
+    ValueError: rows is not a multiple of data * fsdp.
   """
   params = {
     path_string(path): (

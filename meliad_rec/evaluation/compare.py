@@ -18,12 +18,12 @@ _BEFORE, _AFTER = 90, 20  # Bytes of text shown around a token.
 def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
   """Reports how much better b is than a, in bits, as several tables.
 
-  Terminal control characters in the texts are escaped.
+  Terminal control characters in the texts are replaced.
 
   Args:
     a, b: losses on the same tokens.
-    top: number of units to show with the largest gain, and with the largest
-      loss.
+    top: number of units to show where b gains most, and as many where it loses
+      most.
     unit: 'token', or 'word' for text between whitespace.
 
   Raises:

@@ -2,14 +2,17 @@
 
 `measure` reads documents and returns their `Depths`: the steps and the answer
 at each token. A unit is a group of tokens that halt together: one token, a
-chunk of a sequence, or a whole sequence. `everything`, `by_length`
-and `by_nesting` summarize documents as `Group`s, which `table` prints.
+chunk of a sequence, or a whole sequence. `everything`, `by_length` and
+`by_nesting` summarize documents as `Group`s, which `table` prints.
 
-The nesting of a document counts brackets: `[MAX` and `(` open one, `]` and `)`
-close one.
+The nesting of a token is the number of brackets around it: `[MAX` and `(` open
+one, `]` and `)` close one.
 
     [MAX 2 [MIN 4 7 ] 0 ]
        0 1    1 2 2 1 1 0
+
+Letters of this file: N tokens or documents, R sequences of a batch, n chunks of
+a sequence, U units of a chunk, X positions of a sequence.
 """
 
 from collections.abc import Callable
@@ -176,13 +179,15 @@ def _keep(depths, batch, steps_BT, begins_BT, answers_BT):
 
 
 def _token_indices(documents, i, at, places):
-  """Returns the indices, among the tokens of all documents, of a row's tokens.
+  """Returns where a batch row's tokens are among the tokens of all documents.
 
   Args:
     documents: all documents.
-    i: the document of the row.
-    at: offset of the row's first token in the document.
-    places: positions in the row.
+    i: index of the row's document.
+    at: offset of the row's first token in the document, or in each sequence of
+      a pair.
+    places: number of positions in the row; a pair has half of them for each
+      sequence.
   """
   begin, end = documents.starts[i : i + 2]
   edges = [begin, end]
@@ -200,9 +205,9 @@ _OPEN, _CLOSE = ('[', '('), (']', ')')
 
 
 def bracket_steps(vocabulary: Vocabulary) -> np.ndarray | None:
-  """Returns int64 [ids]: 1 if an id opens a bracket, -1 if it closes one.
+  """Returns int64 [ids]: 1 if an id opens a bracket, -1 if it closes one, or 0.
 
-  None if this is not a vocabulary of words, or if no word is a bracket.
+  Returns None if this is not a vocabulary of words, or if no word is a bracket.
   """
   if not isinstance(vocabulary, Words):
     return None
@@ -215,11 +220,11 @@ def bracket_steps(vocabulary: Vocabulary) -> np.ndarray | None:
 def levels(steps: np.ndarray, tokens: np.ndarray) -> np.ndarray:
   """Returns int64 [tokens]: the number of brackets around each token.
 
-  A bracket has the level of the text around it.
+  A bracket has the level of the text around it. Levels below 0 count as 0.
 
   Args:
     steps: as returned by `bracket_steps`.
-    tokens: ids of one document. Levels below 0 count as 0.
+    tokens: ids of one document.
   """
   step_N = steps[tokens]
   return np.maximum(np.cumsum(step_N) - (step_N > 0), 0)

@@ -88,7 +88,10 @@ def unsupported_reason(inputs: AttentionInputs) -> str | None:
   """Returns why no kernel supports the inputs; None if some kernel may."""
   T, S, W = inputs.q_BTHK.shape[1], inputs.k_BSHK.shape[1], inputs.window
   if inputs.keys_WK is not None:
-    return 'vectors by distance are added to the keys'
+    return 'the position module adds vectors to the keys'
   if S > W + T:
-    return f'{S} keys are more than the window of {W} and {T} queries'
+    return (
+      f'there are {S} keys; there can be at most {W + T}, a window of {W} '
+      f'before {T} queries'
+    )
   return None

@@ -73,10 +73,10 @@ def memory_attention(
 
   There are kernels for TPU only. The table shows the compiler's estimates for a
   TPU v5e, in thousands of cycles: the forward pass, then forward and backward
-  together. The 512 states and 512 tokens of a block of one row attend to the
-  slots (8 heads of width 128, bfloat16). For kernels, the number before the
-  plus sign is an upper bound, and XLA prepares their inputs in the time after
-  it.
+  together. The queries are 512 state vectors and a block of 512 tokens of one
+  row (8 heads of width 128, bfloat16). For kernels, the number before the plus
+  sign is an upper bound of the time that they take themselves; the number after
+  it is the time that XLA takes to prepare their inputs.
 
       slots    XLA          kernels
         512    54, 161      10 + 16, 34 + 44
@@ -103,10 +103,12 @@ def memory_attention(
 
 @dataclasses.dataclass(frozen=True)
 class Dispatch:
-  """Implementations of one call of attention, chosen when the call is traced.
+  """Implementations of one call of attention: kernels, and XLA.
 
-  It is called with `inputs`, AttentionInputs or MemoryInputs, and `dropout`, a
-  Dropout, factors of the probabilities, or None.
+  Kernels that support the inputs are chosen when the call is traced. One of
+  them or XLA is chosen when it is compiled for a platform. The object is called
+  with `inputs` and `dropout`. The inputs are AttentionInputs or MemoryInputs.
+  `dropout` is a Dropout, an array that multiplies the probabilities, or None.
 
   Attributes:
     kernels: (platform, module) pairs of the kernels that may run.
@@ -163,7 +165,7 @@ def _supported(
   reasons = {
     platform: kernels[platform].unsupported_reason(inputs, dropout)
     if platform in kernels
-    else 'there are none'
+    else f'this kind of attention has no kernels for {platform}'
     for platform in FORMS[form]
   }
   if form.endswith('_interpreted'):
@@ -205,7 +207,10 @@ def _forward(inputs, dropout, dispatch: Dispatch):
 
 
 def _backward(dispatch: Dispatch, saved, do):
-  """Returns gradients of inputs and dropout; None for the mask and dropout."""
+  """Returns the gradients of inputs and dropout.
+
+  Those of the mask and of dropout are None.
+  """
 
   def by_kernels(module):
     def gradients(inputs, dropout, o, lse, do):

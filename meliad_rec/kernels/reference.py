@@ -25,11 +25,12 @@ class AttentionInputs(struct.PyTreeNode):
       several heads of queries.
     v_BSHK: values.
     mask_BS: bool, False at keys that no query may see.
-    bias_HW: added to the logits, by steps back among the visible keys; NEVER
-      hides a key.
+    bias_HW: added to the logits, by distance: index 0 is for the nearest
+      visible key. NEVER hides a key.
     scale_H: per-head scale applied after L2-normalizing the queries; keys are
       normalized too. None: the queries are already scaled.
-    keys_WK: added to the keys of all heads, by steps back; None adds nothing.
+    keys_WK: added to the keys of all heads, by distance as bias_HW; None adds
+      nothing.
     include_self: whether the nearest visible key is the query's own.
     normalize_own: whether to L2-normalize the T own keys.
   """

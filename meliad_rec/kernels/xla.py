@@ -1,10 +1,11 @@
 """Causal sliding-window attention in plain XLA: a scan over skewed sub-blocks.
 
-A sub-block of Q queries sees one contiguous slice of W + Q keys, so the band
-costs W + Q keys per query instead of 2 W. Its backward pass recomputes the
-logits: nothing of size T x W is ever stored. Bias and band depend on distance
-only, so one [Q, W + Q] tile per head serves every sub-block. Vectors added to
-keys by distance are multiplied with the queries of each sub-block, then skewed.
+A sub-block of Q queries sees one contiguous slice of X = W + Q keys. A query is
+thus multiplied with W + Q keys; in a block of W queries it would be 2 W. The
+backward pass recomputes the logits: nothing of size T x W is ever stored. Bias
+and band (see kernels/blocks.py) depend on distance only, so one [Q, X] tile per
+head serves every sub-block. Vectors added to keys by distance are multiplied
+with the queries of each sub-block, and the products are skewed (see `skew`).
 """
 
 import jax
@@ -27,10 +28,10 @@ def window_attention(
 
   Args:
     inputs: see AttentionInputs.
-    dropout: one mask [H, tile, W + tile] serves all rows and sub-blocks, as in
-      the authors' code.
+    dropout: one mask [H, Q, X] serves all rows and sub-blocks, as in the
+      authors' code.
     tile: queries in a sub-block; None: see default_tile. If there are fewer
-      past keys than the window has, one sub-block takes all queries.
+      than W past keys, one sub-block takes all queries.
   """
   q_BTHK, k_BSHK, mask_BS = inputs.q_BTHK, inputs.k_BSHK, inputs.mask_BS
   keys_WK, include_self = inputs.keys_WK, inputs.include_self
@@ -106,7 +107,8 @@ def window_attention(
       )
 
     def body(_, j):
-      # Recompute the slices too: kept, they would be W / Q times k and v.
+      # Recompute the slices too. If kept, they would take (W + Q) / Q times the
+      # memory of k and v.
       return None, jax.checkpoint(sliced_sub_block, prevent_cse=False)(j)
 
     _, y = jax.lax.scan(body, None, jnp.arange(n))  # [n, B, H, Q, K]
@@ -115,7 +117,7 @@ def window_attention(
 
 
 def default_tile(W: int) -> int:
-  """Returns the queries in a sub-block.
+  """Returns the number of queries in a sub-block.
 
   It is W / 4 if that is a whole number of at least 16, else W.
   """

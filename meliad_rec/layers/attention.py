@@ -111,8 +111,8 @@ def attend(
   of a block stay in the CPU's cache.
 
   Args:
-    relative: position module of positions.py. None: keys are memory slots
-      without positions, and `causal` has no effect.
+    relative: position module of positions.py. None: keys have no positions,
+      and `causal` has no effect.
     q_BTHK: queries, already scaled.
     k_BSHK, v_BSHK: keys and values.
     mask_BS: bool, True at keys that may be seen.
@@ -133,11 +133,15 @@ def attend(
 
 
 def rotated_pairs(relative: nn.Module | None, q_BTHK, k_BSHK, causal: bool):
-  """Returns (queries, keys) rotated by position, as attention_logits takes."""
+  """Returns the argument `pairs` of attention_logits.
+
+  Queries and keys are rotated by their positions, unless relative is None.
+  """
   if relative is None:
     return [(q_BTHK, k_BSHK)]
   rotate, rotate_keys = relative.rotate, relative.rotate_keys
-  # Only distances matter. Positions from the middle keep decays closest to 1.
+  # Only distances matter. Positions counted from the middle keep decays closest
+  # to 1.
   first = -(q_BTHK.shape[1] // 2)
   pairs = [(rotate(q_BTHK, first), rotate_keys(k_BSHK, first))]
   if relative.two_sided and not causal:

@@ -94,7 +94,7 @@ def attention_keep(
 def keep_by_row(rng, rate: float, shape: tuple[int, ...]):
   """Draws booleans, False with probability `rate`; each row has its own key.
 
-  Rows are the first axis. What is drawn for a row does not depend on how
+  Rows are the first axis of `shape`. The booleans of a row do not depend on how
   shard_map distributes the rows over devices.
   """
   mesh, rows = jax.sharding.get_abstract_mesh(), shape[0]

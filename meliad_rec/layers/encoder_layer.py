@@ -101,7 +101,7 @@ class EncoderAttention(nn.Module):
 
   Attributes:
     config: sizes and choices.
-    cross: whether keys are computed from another source than the stream. The
+    cross: whether keys are computed from a source other than the stream. The
       source then has its own norm and no positions, and every query sees all
       of it.
   """

@@ -4,8 +4,8 @@ Tan et al. 2023, "Sparse Universal Transformer", section 3. A layer that is
 repeated in depth gets more parameters, at the same cost per token. Sections 3.1
 and 3.3 describe the MLP and self-attention. In attention all experts share the
 keys and values; each has its own maps to queries and outputs. Letters of this
-file: E experts, C experts chosen for a token, N all tokens, M = N C choices, X
-and Y any widths.
+file: E experts, C experts chosen for a token, N all tokens, M = N C choices,
+G = H C heads of all chosen experts, X and Y any widths.
 """
 
 import dataclasses

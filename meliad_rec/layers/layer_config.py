@@ -21,9 +21,9 @@ from meliad_rec.layers.dropout import TiledDropout
 
 
 def gelu(h):
-  """Returns h times the normal CDF at h, which jax.nn.gelu approximates.
+  """Returns h times the normal CDF at h (Hendrycks and Gimpel 2016).
 
-  Hendrycks and Gimpel 2016.
+  By default, jax.nn.gelu only approximates it.
   """
   return jax.nn.gelu(h, approximate=False)
 
@@ -190,7 +190,7 @@ class EncoderConfig(TransformerConfig):
     causal: whether tokens attend only to themselves and to earlier tokens.
     mlp_dim: hidden units of the MLP and of the MLP that computes the gate.
     position: one of ENCODER_POSITIONS, for self-attention.
-    activation: function of the hidden units of both.
+    activation: function of the hidden units of both MLPs.
     dropout: rate of dropout on embeddings, hidden units and the outputs of
       sublayers.
     attention_dropout: rate of dropout on attention probabilities.

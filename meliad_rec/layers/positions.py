@@ -61,7 +61,7 @@ class T5Bias(NoPosition):
     max_distance: distances from this one on share the last bucket.
     start: initial table: 'alibi', the mean bias of ALiBi in each bucket, or
       'normal', random numbers, as published. With random numbers, a small model
-      needs some thousand training steps to learn to prefer near tokens, and
+      needs about a thousand training steps to learn to prefer near tokens, and
       more if its window is wider.
   """
 
@@ -226,9 +226,10 @@ class AdaptiveSpan(nn.Module):
   def penalize(self, window: int):
     """Sows the loss. `bias` calls this method.
 
-    Cells that call `bias` where nothing can be sown must call it themselves.
-    The loss counts once per call of the model, however often the bias is read:
-    scans over blocks, and over repeats that share parameters, average it.
+    Cells that call `bias` where nothing can be sown must call `penalize`
+    themselves. The loss counts once per call of the model, however often the
+    bias is read: scans over blocks, and over repeats that share parameters,
+    average it.
     """
     if self.is_initializing():
       return

@@ -43,7 +43,7 @@ SOWN_UNITS: Mapping[str, str] = {
 }
 
 
-# Metrics whose names say more, or less, than their words.
+# Metrics that `label` describes by other words than their names.
 _WORDS = {
   'loss_nats_per_token': 'loss',
   'word_perplexity': 'perplexity',

@@ -66,7 +66,7 @@ class Mean(Pool):
 
 @dataclasses.dataclass(frozen=True)
 class First(Pool):
-  """First output. State: that output [B, D], and bool [B]: has it been read?"""
+  """First output. State: that output [B, D], and bool [B], True once read."""
 
   def initial_state(self, batch, width):
     return jnp.zeros((batch, width)), jnp.zeros(batch, bool)

@@ -97,7 +97,7 @@ class ShardedModel:
     )
 
   def forward(self, params, carry, batch: Batch):
-    """Returns the next carry and logits_BTV, with one fixed key of dropout."""
+    """Returns the next carry and logits_BTV, with dropout from a fixed key."""
     return self.model.apply(
       {'params': params},
       carry,

@@ -88,8 +88,11 @@ def failed(task: str, done: subprocess.CompletedProcess) -> RuntimeError:
   """
   # JAX may print a whole program before the error itself.
   last = '\n'.join(done.stderr.splitlines()[-30:])
+  code = done.returncode
+  killed = ' (negative: killed by that signal)' if code < 0 else ''
   return RuntimeError(
-    f'The process that {task} ended with {done.returncode}:\n{last}'
+    f'The process that {task} failed with exit code {code}{killed}. The end of '
+    f'its output:\n{last}'
   )
 
 

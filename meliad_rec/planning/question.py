@@ -41,8 +41,7 @@ class Answer:
     compiled: fields of measure.Compiled; None: not compiled, or does not fit.
     needed: bytes that the step needs on each device, by the compiler; None: not
       known.
-    missing: why the compiler's figures are missing; None: they
-      are known.
+    missing: why the compiler's figures are missing; None: they are known.
     notes: what else the user should know.
   """
 

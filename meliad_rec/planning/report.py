@@ -126,7 +126,7 @@ def advice(question: Question, answer: Answer) -> str | None:
   """
   name = answer.topology
   if answer.needed is None:
-    return f'{name}: whether it fits is not known: {answer.missing}.'
+    return f'{name}: whether a step fits is not known: {answer.missing}.'
   if answer.fits:
     return None
   mesh, batch = answer.sizes['mesh'], answer.sizes['batch']

@@ -3,7 +3,8 @@
 JAX has no gradient of a loop of unknown length. In `while_loop` the forward
 pass is a while loop that records the state before each step. The backward pass
 is another while loop, which computes each step again. It takes at most as many
-steps as the forward pass, and the memory of one step and the recorded states.
+steps as the forward pass. It needs the memory of one step and of the recorded
+states.
 
 For inference, `compacted_loop` lets rows leave the batch as they halt. As soon
 as half of the rows have halted, the others continue in an array of half the
@@ -12,10 +13,10 @@ program.
 
 Every loop takes (steps, shared, rows, state, max_steps). `shared` holds
 parameters and random keys, without a row axis. `rows` holds inputs of each row
-that do not change. Every leaf of `rows`, of the state and of the sums is
-[B, ...]; states and sums are floats. Loops return (state, sums, ran_B): the
-last state, the sums over steps of the values that steps return beside the
-state, and float32 numbers of steps computed for each row.
+that do not change. Loops return (state, sums, ran_B): the last state; the sums,
+over all steps, of the values that a step returns beside the state; and the
+number of steps computed for each row, in float32. Every leaf of `rows`, the
+state and the sums is [B, ...]; states and sums are floats.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,7 @@ class Steps(Protocol):
 
 
 def while_loop(steps: Steps, shared, rows, state, max_steps: int):
-  """Runs steps until no row is active, or max_steps; see the module.
+  """Runs steps until no row is active, at most max_steps; see the module.
 
   It has a gradient in reverse mode only.
   """
@@ -60,7 +61,10 @@ def while_loop(steps: Steps, shared, rows, state, max_steps: int):
 
 
 def compacted_loop(steps: Steps, shared, rows, state, max_steps: int):
-  """Runs the loop of while_loop, but rows leave as they halt. No gradient."""
+  """Runs steps like while_loop, but rows leave the batch as they halt.
+
+  It has no gradient.
+  """
   carry = initial_carry(steps.step, shared, rows, state)
   l = jnp.zeros((), jnp.int32)
   return _compact(steps, shared, rows, l, carry, max_steps)

@@ -8,7 +8,7 @@ input, and it halts with probability p_l:
 
   weight_l = remainder_l p_l        remainder_0 = 1
   remainder_{l+1} = remainder_l (1 - p_l)
-  output = sum over l of weight_l h_l, plus remainder_n h_n at the end
+  output after n steps = sum over l < n of weight_l h_l, plus remainder_n h_n
 
 so that the weights of all states add up to 1. Everything is float32, and a unit
 halts when its remainder is small: in bfloat16 the sum of its weights would
@@ -29,7 +29,7 @@ class Halt:
 
   Attributes:
     threshold: sum of weights at which a unit halts.
-    ponder_cost: weight in the loss of the expected number of steps.
+    ponder_cost: weight of the expected number of steps in the loss.
     bias_init: see HaltingGate.
     keep_crossing: whether the step in which a unit crosses the threshold still
       counts, as in the paper's text. The authors' code discards that step.
@@ -136,13 +136,13 @@ def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
 
 
 def at_step(a_BU, l, steps: int):
-  """Returns [B, L] for L = steps: the sum over units in column l, else 0."""
+  """Returns [B, L], L = steps: column l is the sum over units, others are 0."""
   at_L = (jnp.arange(steps) == l).astype(jnp.float32)
   return jnp.sum(a_BU, 1, keepdims=True) * at_L
 
 
 def cost(halt: Halt, remainder_BU, counts: Counts):
-  """Returns the expected steps of each unit, [B, U]; see Halt.leftover."""
+  """Returns each unit's expected number of steps, [B, U]; see Halt.leftover."""
   if not halt.leftover:
     return counts.ponder_cost
   return counts.ponder_cost + remainder_BU * counts.depth
@@ -180,7 +180,7 @@ def mean(h_BTD, mask_BT, causal: bool):
   Args:
     h_BTD: vectors.
     mask_BT: False at padding.
-    causal: whether the mean at each token covers it and earlier tokens.
+    causal: whether the mean at each token covers only it and earlier tokens.
 
   Returns:
     [B, T, D] if causal, else [B, 1, D]; zeros where there is no token.

@@ -1,4 +1,4 @@
-"""Scan over chunks of tokens which read a memory that earlier chunks wrote.
+"""Scan over chunks of tokens, which read a memory that earlier chunks wrote.
 
 Each chunk reads the memory, and appends the vectors that it writes (Fan et al.
 2020; Ju et al. 2021). For its backward pass, a plain scan would store the
@@ -10,8 +10,8 @@ of the written vectors are recurrent. A policy chooses which values of each
 
 All other gradients are not recurrent. If a chunk is one token, they can be
 computed in parallel: once the gradients of the vectors that a span of tokens
-wrote are known, the span is read at once, as in a Transformer-XL, in a few
-products of many rows.
+wrote are known, the whole span is read at once, as in a Transformer-XL, in a
+few products of many rows.
 
 Letters of this file: A tokens of memory before the segment, C tokens of a
 chunk, K tokens of a span, n chunks. A name with d_ is a gradient.

@@ -110,7 +110,10 @@ class Console:
     self._train_line(step, self._shown(loss, learning_rate(), '  '))
 
   def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
-    """Shows metrics: of training in the bar, of other splits above it."""
+    """Shows metrics as a line.
+
+    With a bar, training metrics only advance it; `tick` shows the loss in it.
+    """
     shown = '  '.join(
       form(values[name]) for name, form in _SHOWN.items() if name in values
     )

@@ -1,4 +1,4 @@
-"""Loggers, to which a run sends its metrics besides its own folder.
+"""Loggers that receive a run's metrics, in addition to its own folder.
 
 A gin file binds a logger, such as Weights & Biases (options/report/wandb.gin),
 or any class with the three methods of MetricsLogger:
@@ -6,6 +6,8 @@ or any class with the three methods of MetricsLogger:
     import my_loggers  # A module in the folder where training starts.
 
     experiment.Experiment.metrics_logger = @my_loggers.MLflow()
+
+The class in my_loggers.py:
 
     class MLflow:
       def start(self, workdir, step, config):

@@ -81,10 +81,15 @@ class Report:
     if self._logger:
       self._logger.start(os.fspath(workdir), resume_step or 0, config or {})
     if dropped:
+      why = 'their run saved no checkpoint, so this run begins at step 0'
+      if resume_step:
+        why = (
+          f'they were written after the checkpoint of step {resume_step}, from'
+          ' which this run resumes'
+        )
       self._console.line(
-        f'Dropped {dropped} lines of {os.fspath(workdir)}/{journal.NAME}: they'
-        ' were written after the checkpoint of step'
-        f' {resume_step}, from which this run resumes.'
+        f'Dropped {dropped} lines of {os.fspath(workdir)}/{journal.NAME}:'
+        f' {why}.'
       )
 
   def write(

@@ -112,7 +112,8 @@ To be written by the author of the model.
 
 def _use(labels: bool) -> str:
   if labels:
-    return 'run.params  # predicts labels: meliad-rec evaluate --split=test'
+    return """run.params
+# `meliad-rec evaluate --workdir=FOLDER --split=test` measures its accuracy."""
   return """print(run.generate('Once upon a time', tokens=200)[0])
 run.evaluate('some text')['bits_per_byte']"""
 

@@ -89,7 +89,8 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
   """Returns the text of config.gin, the facts of run.json, and the vocabulary.
 
   Raises:
-    ValueError: this is not the folder of a run, or its vocabulary was changed.
+    ValueError: this is not the folder of a run, one of its files is damaged or
+      is a link to another folder, or its vocabulary was changed.
   """
   folder = place(workdir)
   for name in (CONFIG, FACTS):

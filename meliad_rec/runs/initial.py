@@ -24,12 +24,13 @@ from meliad_rec.storage.workdir import place
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-  """What a new run has taken from another one.
+  """The parameters that a new run takes from another one.
 
   Attributes:
     source: the step and folder that the parameters are from.
-    taken: parameters in each array that was taken, by path.
-    new: parameters in each array that the source does not have, by path.
+    taken: number of parameters in each array that was taken, by path.
+    new: number of parameters in each array that the source does not have, by
+      path.
     left: paths that only the source has.
   """
 

@@ -79,9 +79,10 @@ def open_data(
   else:
     data = run.config.argument(Experiment, 'data', DATA, adapted)
   if unused:
+    listed = ' and '.join(sorted(unused))
     raise ValueError(
-      f'{" and ".join(sorted(unused))} cannot be used with '
-      f'{"--store" if store else "the data of this run"}. Remove it.'
+      f'{listed} cannot be used with '
+      f'{"--store" if store else "the data of this run"}. Remove {listed}.'
     )
   if data.vocabulary.identity != run.vocabulary.identity:
     raise ValueError(
@@ -92,7 +93,7 @@ def open_data(
 
 
 def _place(path: str, started_in: str, flag: str, needed: bool) -> str:
-  """Returns a path of a run as one from the current folder.
+  """Returns a path in a run's configuration as one from the current folder.
 
   Raises:
     ValueError: nothing is there, but it is needed.

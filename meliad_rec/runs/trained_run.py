@@ -342,7 +342,7 @@ class TrainedRun:
     """Returns the number of batch rows with which to read some documents.
 
     It is the batch of training or the number of documents, if that is less,
-    rounded up to a multiple of the devices that share rows.
+    rounded up to a multiple of the devices among which rows are divided.
     """
     mesh = self.sharded.mesh
     shards = np.prod([mesh.shape[axis] for axis in partition.BATCH_AXES])

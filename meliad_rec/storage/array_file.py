@@ -76,7 +76,8 @@ def read(
   Args:
     path: path of the file.
     kind: the kind that was given to `write`.
-    command: the command that writes such files, for error messages.
+    command: the command that writes such files, without 'meliad-rec', such as
+      'evaluate --out'; for error messages.
 
   Raises:
     ValueError: the file is missing, damaged or of another kind.
@@ -89,7 +90,7 @@ def read(
         return arrays, dict(meta['facts'])
   except FileNotFoundError:
     raise ValueError(
-      f'The file {path} does not exist. Write it with {command}.'
+      f'The file {path} does not exist. Write it with meliad-rec {command}.'
     ) from None
   # numpy and zipfile raise errors of a dozen classes for a file that is empty,
   # cut, encrypted, nested too deeply, or claims more than it holds.
@@ -102,5 +103,5 @@ def damaged(path: str | Path, kind: str, command: str) -> ValueError:
   """Returns the error for a damaged file or one of another kind."""
   return ValueError(
     f'{path} is damaged, or is not a file of {kind}. '
-    f'Write it again with {command}.'
+    f'Write it again with meliad-rec {command}.'
   )

@@ -26,7 +26,7 @@ from meliad_rec.storage.step_writer import committed_steps
 from meliad_rec.storage.step_writer import StepWriter
 from meliad_rec.storage.workdir import in_bucket
 
-_DELETED = 20  # Steps that may be deleted while they are read, one by one.
+_DELETED = 20  # A read fails if more steps than this are deleted during it.
 
 
 class Checkpoints:
@@ -38,16 +38,20 @@ class Checkpoints:
   Args:
     directory: path; created by the first save.
     keep: number of last steps to keep, in addition to the best one.
-    best_metric: name in the `metrics` of `save` that decides which step is
-      best, among those whose `meta` has the same 'validation' as the newest.
+    best_metric: name of the metric, among the `metrics` of `save`, that decides
+      which step is best. Only steps whose `meta` has the same 'validation' as
+      the newest step with this metric are compared.
     best_is: 'lowest' or 'highest'.
+
+  Raises:
+    ValueError: keep is below 1, or best_is is unknown.
   """
 
   def __init__(self, directory, keep=3, best_metric=None, best_is='lowest'):
     if keep < 1:
       raise ValueError(f'keep must be at least 1, got {keep}.')
     self._best = Best(best_metric, best_is)
-    # orbax needs an absolute path; an address is one.
+    # orbax needs an absolute path. The address of a bucket is one.
     path = epath.Path(directory)
     self.directory = path if in_bucket(path) else path.absolute()
     self._stop = StopRequest()
@@ -60,8 +64,8 @@ class Checkpoints:
     raises if the last save failed.
 
     Args:
-      step: number of the step, above all in the directory; or the newest step
-        with the same state, if it has been evaluated since it was saved.
+      step: number of the step, greater than all in the directory; or the newest
+        step with the same state, if it has been evaluated since it was saved.
       state: pytree of arrays.
       data: position in the data, as JSON values.
       meta: facts about the run, as JSON values: tokenizer, data, model.
@@ -145,7 +149,8 @@ class Checkpoints:
       (step, state, data, meta).
 
     Raises:
-      CheckpointError: no step can be verified, or it differs from `target`.
+      CheckpointError: there is no such step, none can be verified, or it
+        differs from `target`.
     """
     self._writer.close()  # orbax does not notice a renamed step.
     found, damaged = self._first_good(target, step, match, part='')
@@ -189,11 +194,20 @@ class Checkpoints:
       if damaged:
         logging.error('Using step %d in place of %s.', each, list(damaged))
       return (each, *loaded), list(damaged)
-    reasons = ' '.join(map(str, damaged.values())) or 'there is none.'
-    raise CheckpointError(
-      f'{self.directory} holds no step that can be used: {reasons} Give'
-      ' another --workdir.'
-    )
+    reasons = ' '.join(map(str, damaged.values()))
+    if not damaged:
+      message = (
+        f'{self.directory} holds no checkpoint. Give the --workdir of a run'
+        ' that has saved one.'
+      )
+    elif step is None:
+      message = (
+        f'{self.directory} holds no step that can be used: {reasons} Give'
+        ' another --workdir.'
+      )
+    else:
+      message = f'{reasons} Give another --step, or leave it out.'
+    raise CheckpointError(message)
 
   def _candidates(self, step):
     """Returns the steps to try, in order."""
@@ -206,7 +220,7 @@ class Checkpoints:
       if steps and not scored:
         raise CheckpointError(
           f'{self.directory} has no best step: no evaluation has been saved'
-          ' yet. Leave out the step to use the newest.'
+          ' yet. Leave out --step to use the newest.'
         )
       return sorted(scored, key=scores.get)
     if step not in steps:

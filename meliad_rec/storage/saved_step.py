@@ -119,7 +119,7 @@ class SavedStep:
     leaves = {k: v for k, v in meta['leaves'].items() if k.startswith(part)}
     target, wanted, former = match_leaves(self._where, leaves, target, part)
     stored = {}
-    if wanted:  # Nothing, if the target only looks at the shapes.
+    if wanted:  # Empty if the target is a function that only looks at shapes.
       stored = self._arrays({former[k]: leaf for k, leaf in wanted.items()})
     restored = {k: stored[former[k]] for k in wanted}
     self._verify(changed(restored, leaves, former))
@@ -136,10 +136,10 @@ class SavedStep:
     return ocp.JsonCheckpointHandler().restore(self.folder / 'meta')
 
   def score(self, metric):
-    """Returns (value, validation data), or None if there is no score.
+    """Returns (value, identity of the validation data), or None.
 
-    Lower values are better. A score whose bytes have changed is logged as an
-    error and not used.
+    None means that there is no score. Lower values are better. A score whose
+    bytes have changed is logged as an error and not used.
 
     Args:
       metric: name of the metric. None: any metric.

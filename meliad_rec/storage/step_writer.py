@@ -46,7 +46,7 @@ class SaveError(CheckpointError):
   """A step was not saved.
 
   The cause may be temporary. If the run is started again, it resumes from the
-  previous step.
+  last step that was saved.
   """
 
   exit_code = 1
@@ -72,11 +72,11 @@ class StepWriter:
   def save(self, step, args, scores):
     """Starts a save.
 
-    A save that cannot begin is logged as an error. On several hosts it is
-    raised, because the other hosts wait for this one.
+    A save that cannot begin is logged as an error. On several hosts the error
+    is also raised, because the other hosts wait for this one.
 
     Args:
-      step: number of the step, above all in the directory.
+      step: number of the step, greater than all in the directory.
       args: from saved_step.save_args.
       scores: {step: value or None} of all steps; the step with the lowest value
         is kept.
@@ -104,7 +104,7 @@ class StepWriter:
   def _check_space(self, args):
     """Raises OSError if a step certainly does not fit on the disk.
 
-    Orbax would print a traceback for each array.
+    Without this check, orbax would print a traceback for each array.
     """
     if in_bucket(self._directory):
       return
@@ -168,7 +168,8 @@ class StepWriter:
   def _fail(self, error):
     self._failure = SaveError(
       f'Step {self._step} was not saved in {self._directory}'
-      f' ({first_line(error)}). Check that it can be written and has space.'
+      f' ({first_line(error)}). Check that this folder can be written and that'
+      ' its disk has space.'
     )
     logging.error('%s', self._failure)
     self._failure.told = True
@@ -179,7 +180,8 @@ class StepWriter:
 class _Manager(ocp.CheckpointManager):
   """orbax's manager, except that it does not ask whether the run should stop.
 
-  Hosts agree on a stop by counting such questions, and preemption.py asks them.
+  All hosts stop at the same question, identified by its number. preemption.py
+  asks and numbers these questions; those of orbax would have other numbers.
   """
 
   def reached_preemption(self, step):

@@ -114,7 +114,7 @@ class RemovedError(ValueError):
 
 
 class Lock:
-  """Lets only one training use a folder; creates the folder if needed.
+  """Lets only one training run use a folder; creates the folder if needed.
 
   The lock is held until `release` is called, until the process ends for any
   reason, or until the body of a `with` statement raises. A body that succeeds
@@ -125,7 +125,7 @@ class Lock:
     folder: the folder of the run.
 
   Raises:
-    ValueError: another training holds the lock, or the folder cannot be
+    ValueError: another training run holds the lock, or the folder cannot be
       written.
   """
 
@@ -146,7 +146,7 @@ class Lock:
       self.release()
 
   def check(self) -> None:
-    """Checks that the folder still is the one that was locked.
+    """Checks that the folder is still the one that was locked.
 
     A run in a folder that was removed would write to files that nobody can
     find.
@@ -179,7 +179,7 @@ class Lock:
     """Takes the lock, or returns why that is impossible."""
     if in_bucket(folder):
       logging.info(
-        'Buckets have no locks. Make sure that no other training runs in %s.',
+        'Buckets have no locks. Make sure that no other run trains in %s.',
         folder,
       )
       return _bucket_problem(folder)
@@ -195,13 +195,12 @@ class Lock:
       fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       return (
-        f'Another training is running in {folder}. Stop it, or give another'
-        ' --workdir.'
+        f'Another training run is in progress in {folder}. Stop it, or give'
+        ' another --workdir.'
       )
     except OSError as error:  # Some mounted disks have no locks.
       logging.warning(
-        '%s cannot be locked (%s). Make sure that no other training runs'
-        ' there.',
+        '%s cannot be locked (%s). Make sure that no other run trains there.',
         folder,
         error.strerror,
       )

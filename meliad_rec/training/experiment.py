@@ -55,8 +55,8 @@ class Experiment:
     best_metric: validation metric that selects the best checkpoint: a key of
       BEST that the data provide. Only text has bytes and words; only labels
       have an error.
-    metrics_logger: also receives all metrics, such as loggers.WandB; None: they
-      are in the folder of the run only.
+    metrics_logger: object that also receives all metrics, such as a
+      loggers.WandB; None: they are written only to the folder of the run.
     patience: evaluations without a new best after which the run ends; None:
       no limit.
   """

@@ -93,5 +93,5 @@ class _Compilations:
 
 @functools.cache
 def _compilations():
-  """Returns the only one of this process, since listeners stay registered."""
+  """Returns the only one of this process, as jax keeps its listener forever."""
   return _Compilations()

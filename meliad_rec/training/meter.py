@@ -79,7 +79,10 @@ class Meter:
     return float(self.program.optimizer.learning_rate(step - 1))
 
   def _flops(self, totals: Totals) -> float | None:
-    """Returns FLOPs of forward and backward pass per token or padding."""
+    """Returns the FLOPs of forward and backward pass per token.
+
+    Padding counts as tokens. None: the peak FLOP/s of the devices is not known.
+    """
     if self.traced is None:
       return None
     # A `while` loop counts as many iterations as the mean halting depth. Work
@@ -114,8 +117,8 @@ def check_finite(what: str, batch: Batch, sums: Sums) -> None:
   rows = zip(batch.document_B.tolist(), batch.offset_B.tolist(), strict=True)
   raise ValueError(
     f'{what} has loss {sums.nats / max(sums.scored, 1):.4g} and gradient '
-    f'norm {sums.gradient_norm:.4g} on the batch of document:token '
-    f'{", ".join(f"{d}:{t}" for d, t in rows)}. The run stopped; its last '
-    'checkpoint is from before this step. Lower LEARNING_RATE, set '
-    'optimizer.chain.clip_norm, or use DTYPE = "float32".'
+    f'norm {sums.gradient_norm:.4g} on the batch whose rows begin at '
+    f'document:token {", ".join(f"{d}:{t}" for d, t in rows)}. The run '
+    'stopped; its last checkpoint is from before this step. Lower '
+    'LEARNING_RATE, set optimizer.chain.clip_norm, or use DTYPE = "float32".'
   )

@@ -111,7 +111,8 @@ def adafactor(
   Args:
     schedule: relative learning rate.
     momentum: decay of the float32 average of updates; None: no average.
-    decay_rate: second moments decay with 1 - t^-decay_rate.
+    decay_rate: at update t, second moments decay by the factor
+      1 - t^-decay_rate.
 
   Shazeer and Stern 2018; settings of Hutchins et al. 2022.
   """
@@ -166,8 +167,8 @@ def accumulate(
   """Accumulates the gradients of several segments into one update.
 
   The segments are consecutive: each training step reads the next segment and
-  updates the carry, while the parameters stay the same. So accumulating K
-  segments is like reading segments K times as long, except that gradients are
+  updates the carry, while the parameters stay the same. So accumulating n
+  segments is like reading segments n times as long, except that gradients are
   stopped between them. Each token has the same weight, whereas optax.MultiSteps
   weights each segment equally, even if few of its tokens are scored.
 

@@ -21,7 +21,7 @@ def rsqrt(
   scale: float = 1.0,
   total_steps: int | None = None,
 ) -> Schedule:
-  """Returns scale / sqrt(step), for any number of steps, or to the run's end.
+  """Returns scale / sqrt(step), with or without an end at `total_steps`.
 
   With scale 1, 1000 steps of warm-up and no end, the rate is 0.0316 at its peak
   and 0.0014 at step 500,000: Hutchins et al. 2022 and Wu et al. 2022, for
@@ -30,14 +30,14 @@ def rsqrt(
   hundred steps does not start too high.
 
   Args:
-    warmup_steps: step of the peak, at most scale / sqrt(warmup_steps); None:
-      see default_warmup.
+    warmup_steps: step of the highest rate, which is at most
+      scale / sqrt(warmup_steps); None: see default_warmup.
     scale: the rate at step 1 if there were neither warm-up nor end.
     total_steps: step at which the rate reaches 0; None: it never does.
 
   Raises:
-    ValueError: scale is not above 0, or warmup_steps is below 1, so that the
-      curve has no peak, or not below total_steps.
+    ValueError: scale is not above 0, warmup_steps is below 1 or not below
+      total_steps, or both warmup_steps and total_steps are None.
   """
   warmup_steps = default_warmup(warmup_steps, total_steps)
   _need(warmup_steps >= 1, 'warmup_steps', warmup_steps, 'at least 1')
@@ -63,7 +63,7 @@ def cosine(
 
   Args:
     peak: the rate at step 0 if there were no warm-up. With one, the highest
-      rate is a little lower, because the curve falls during the warm-up.
+      rate is the curve's value at `warmup_steps`, a little below `peak`.
     total_steps: training steps; after them the rate stays at `final`.
     warmup_steps: fewer than total_steps; None: see default_warmup.
     final: the last rate, at most `peak`.
@@ -71,8 +71,8 @@ def cosine(
   Raises:
     ValueError: rates or steps are out of range.
 
-  Hoffmann et al. 2022, appendix B; the paper's figure 3 with peak 0.01, final
-  0.001 and 1000 steps of warm-up.
+  Hoffmann et al. 2022, appendix B. Figure 3 of Hutchins et al. 2022 has peak
+  0.01, final 0.001 and 1000 steps of warm-up.
   """
   warmup_steps = default_warmup(warmup_steps, total_steps)
   _need_order(peak, final, total_steps, warmup_steps)
@@ -93,7 +93,8 @@ def linear(
   """Returns a line from `peak` at step 0 to `final` at `total_steps`.
 
   Args:
-    peak: the rate at step 0 if there were no warm-up.
+    peak: the rate at step 0 if there were no warm-up. With one, the highest
+      rate is the line's value at `warmup_steps`.
     total_steps: training steps; after them the rate stays at `final`.
     warmup_steps: fewer than total_steps; None: see default_warmup.
     final: the last rate, at most `peak`.
@@ -151,6 +152,8 @@ def constant(peak: float, warmup_steps: int = 0) -> Schedule:
 
 def default_warmup(warmup_steps: int | None, total_steps: int | None) -> int:
   """Returns the steps of warm-up; None: 5 % of all steps, from 1 to 1000.
+
+  A run of a single step has none.
 
   Raises:
     ValueError: both are None, or there is no step.

@@ -77,9 +77,10 @@ def parameter_table(params) -> str:
 
 
 def step_bytes(program: TrainProgram) -> tuple[int, int]:
-  """Returns the bytes of a train step per device, from the compiler.
+  """Returns the memory of a train step per device, from the compiler.
 
-  They are those of state and batch, and those of temporary values.
+  Returns:
+    (bytes of state and batch, bytes of temporary values).
   """
   stats = program.train_step.memory_analysis()
   return stats.argument_size_in_bytes, stats.temp_size_in_bytes

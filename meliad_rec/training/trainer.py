@@ -184,7 +184,10 @@ class Run:
         raise
 
   def train_to_end(self, batches: Iterator) -> str | None:
-    """Alternates training with `evaluate_and_save`; returns as `live`."""
+    """Alternates `evaluate_and_save` and `train` until the run ends.
+
+    Returns what `live` returns.
+    """
     while True:
       reason = self.evaluate_and_save()
       if reason or self.step >= self.experiment.steps:

@@ -25,7 +25,7 @@ class Validation:
   Attributes:
     split: identity of the whole validation split.
     documents: the part of the split that is read.
-    baselines: error on the whole split of each trivial answer, by name.
+    baselines: error of each trivial answer on the whole split, by name.
 
   Raises:
     ValueError: the documents do not provide best_metric or a sample, or the

@@ -108,7 +108,7 @@ def slow(p, gate, gate_config, block):
   [('fixed', 'skip'), ('fixed', 'single'), ('lstm', 'dual')],
 )
 def test_is_the_papers_equations(gate, gate_config):
-  """The other pairs are those of meliad: meliad_names_test.py."""
+  """commands/import_meliad_test.py compares other pairs with meliad."""
   params, block = parameters(gate, gate_config), example()
   (_, state), y = cells.apply(layer(gate, gate_config), params, block)
   expected_state, expected = slow(params, gate, gate_config, block)

@@ -184,7 +184,7 @@ def test_how_long_chunks_are(tokens, options, length, filled):
 
 
 def test_chunks_are_those_of_a_fixed_length():
-  """Padding comes last if it does not divide."""
+  """If the length does not divide the tokens, padding comes last."""
   params, block = parameters('tlb'), cells.example(T - 1, [T - 1, W + 1])
 
   def chunks(params, block):

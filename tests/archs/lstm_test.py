@@ -22,7 +22,7 @@ def apply(params, block, **options):
 
 
 def slow(params, block):
-  """Computes the LSTM token by token, and of a token gate by gate."""
+  """Computes the LSTM token by token, and each token gate by gate."""
   (c_BD, h_BD), p = params['state'], params['params']
   names = 'input_kernel', 'recurrence', 'gate_bias'
   of_gates = [*zip(*(jnp.split(p[n], 4, -1) for n in names), strict=True)]

@@ -173,9 +173,10 @@ def temporary_bytes(memory, tokens, train, rows=B):
 
 
 def test_the_ring_is_never_copied():
-  """Neither for the backward pass, be it once or per block, nor per token.
+  """It is copied neither per block of the backward pass nor per token.
 
-  One row is a case of its own: XLA drops its axis.
+  Nor is it copied once for the whole backward pass. A single row is a case of
+  its own, because XLA drops its axis.
   """
   memory = 1000 * W
   ring = 2 * B * H * K * memory * 4
@@ -188,7 +189,7 @@ def test_the_ring_is_never_copied():
 
 
 def test_reset_hides_rows_and_leaves_the_arrays_alone():
-  """Those of layers in one scan, stacked along axis 1, are hidden too."""
+  """Layers in one scan stack their arrays along axis 1; this hides rows too."""
   fresh = Ring.empty(B, 12, H, K, 'float32')
   k = np.ones((B, W, H, K), np.float32)
   ring = fresh.write(KV(k, 2 * k, example(W).mask), 4)

@@ -191,7 +191,7 @@ def test_a_layer_that_is_left_out_gets_no_gradients(kind):
 
 
 def test_shared_repeats_are_a_loop():
-  """Compares values and gradients; decoding states are of each repeat too."""
+  """Compares values and gradients; each repeat has its own decode state."""
   one, count = BlockRecurrentLayer(config(), S), 2
 
   def looped(params, block):

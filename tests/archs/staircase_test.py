@@ -123,7 +123,7 @@ def test_it_is_the_paper_s(live, N, C):
   ],
 )
 def test_both_forms_compute_the_same(live, remat):
-  """Compares outputs, states and gradients behind a memory, masked in part."""
+  """Compares outputs, states and gradients after a partly masked memory."""
   rng, block = np.random.default_rng(3), example(FEW_T)
   settings = config(include_self=True, window=FEW_W)
   cell = tiny.staircase(3, live=live).clone(config=settings)
@@ -147,7 +147,7 @@ def test_both_forms_compute_the_same(live, remat):
 
 
 def read(cell, params, length):
-  """The state behind all segments of so many tokens, and all outputs."""
+  """Returns the state after all segments of so many tokens, and all outputs."""
   apply = jax.jit(
     lambda state, part: cell.apply(params, state, part, method=run)
   )

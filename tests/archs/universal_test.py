@@ -59,7 +59,7 @@ def example():
 
 @functools.cache
 def parameters(kind, halts=True):
-  """Returns parameters with larger weights in the gates, that halt late."""
+  """Returns parameters with larger halting gates, so that units halt late."""
   made = encoder(kind, halt=OFFICIAL if halts else None)
   params = cells.parameters(made, example())
   if halts:
@@ -70,9 +70,9 @@ def parameters(kind, halts=True):
 
 
 def trained(made):
-  """Returns a function that returns as in training.
+  """Returns a function that runs the cell as in training.
 
-  Ponder cost, steps of each unit, and outputs.
+  It returns ponder cost, steps of each unit, and outputs.
   """
 
   def run(params, block):
@@ -142,10 +142,10 @@ VARIANTS = {
 
 @pytest.mark.parametrize('variant', VARIANTS)
 def test_early_exit_changes_nothing(variant):
-  """Compares values and gradients, to 1e-6 of the length of each.
+  """Compares values and gradients, as vectors, to 1e-6 of their norm.
 
-  Each array to 4e-6 of its own largest number, or of 1: sums that cancel are
-  less exact where programs are compiled as quickly as those of tests.
+  Each array is also compared to 4e-6 of its largest number or of 1: sums that
+  cancel are less exact in programs that are compiled as quickly as in tests.
   """
   found = outcome('gut', Universal, variant=variant)
   reference = outcome('gut', MaskedUniversal, variant=variant)
@@ -169,7 +169,7 @@ def evaluated(made, params, block=None, **options):
 
 @pytest.mark.parametrize('kind', ['ut', 'gut', slow('gut causal')])
 def test_inference_is_training_without_dropout(kind):
-  """And compacted, each row is computed little longer than it goes on."""
+  """In 'compacted', few steps of a row are computed after it has halted."""
   ((_, (depth_BU,)), expected), _ = algorithm(kind)
   mask_BT, ran = example().mask, {}
   depths = np.asarray(depth_BU)[mask_BT[:, : depth_BU.shape[1]]]

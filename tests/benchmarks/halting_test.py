@@ -36,7 +36,7 @@ def test_each_chunk_halts():
 
 
 def test_causal_chunks_take_more_steps_than_they_have_tokens():
-  """Which others cannot, whatever is asked of them."""
+  """Chunks that are not causal cannot, even if more steps are asked for."""
   chunks = {'chunk': 3, 'trains': False}
   found = depths('while', (9,), 8, causal=True, **chunks)
   assert found.shape == (2, 4, 3) and (found == 8).all()
@@ -64,10 +64,10 @@ def test_a_row_for_each_loop_at_each_depth():
   'name, mib', [pytest.param('exit', 32, marks=pytest.mark.slow), ('chunks', 6)]
 )
 def test_what_a_loop_that_ends_needs(name, mib):
-  """Of a whole setting, by its plan: 20 steps at most, found in the third.
+  """Checks the memory of a whole setting: at most 20 steps, halting in step 3.
 
-  Each of the 16 chunks has the notes of 20 steps, as it is causal: others of 4
-  tokens take 5 at most.
+  Each of the 16 chunks records 20 steps, because it is causal: other chunks of
+  4 tokens take at most 5.
   """
   setting = halting.SETTINGS[name]
   assert setting.causal or setting.tokens >= 20

@@ -1,4 +1,4 @@
-"""Benchmarks at sizes that compile quickly; attention and halting are apart."""
+"""Benchmarks at sizes that compile quickly, except attention and halting."""
 
 import jax
 import numpy as np

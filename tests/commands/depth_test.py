@@ -79,7 +79,7 @@ def test_tokens_of_a_text_halt_together(tell, tmp_path):
 
 
 def test_a_split(tell, tmp_path):
-  """As many as the table has, and as the data have."""
+  """The line counts the documents and tokens of the data."""
   out = tmp_path / 'depth.png'
   told = tell('--split=train', '--batch=16', f'--out={out}')
   first, *lines, wrote = told.splitlines()
@@ -242,7 +242,7 @@ def test_texts(drawn, tmp_path):
 
 
 def test_words_do_not_overlap(drawn, tmp_path):
-  """Hundred tokens, each in a column of its own."""
+  """A hundred tokens are drawn, each in a column of its own."""
   words, levels = ['[MIN'] * 50 + [']'] * 50, [*range(50), *range(49, -1, -1)]
   out = tmp_path / 'x.png'
   depth_report.draw_lines([line_of_words(words, levels, [1] * 100)], out)

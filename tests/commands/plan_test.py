@@ -79,7 +79,7 @@ def test_what_is_not_known_has_code_4(run, monkeypatch):
   monkeypatch.setattr(plan, 'ask', answer)
   code, out, err, _ = run('--topology=v5e:2x4')
   assert code == 4
-  assert err == 'v5e:2x4: whether it fits is not known: no libtpu.\n'
+  assert err == 'v5e:2x4: whether a step fits is not known: no libtpu.\n'
   assert 'n/a: no libtpu' in out
   code, out, _, _ = run('--topology=v5e:2x4', '--json')
   assert code == 4 and json.loads(out)['plans'][0]['fits'] is None

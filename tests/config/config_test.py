@@ -222,7 +222,7 @@ def test_wrong_files():
     ("include 'arch/windoe.gin'", (':3', 'windoe', 'nearest is arch/window')),
     ("include 'own.gin'", (':3', 'includes it again')),
     ('toy.Layer.places = (1, %WIDHT)', (':3', '(1, %WIDHT)', 'is WIDTH')),
-    ('WIDTH = %DOUBLE\nDOUBLE = %WIDTH', ('set to itself',)),
+    ('WIDTH = %DOUBLE\nDOUBLE = %WIDTH', ('WIDTH -> DOUBLE -> WIDTH',)),
     ('TOP = %gin.REQUIRED\ntoy.Layer.limit = %TOP', (':3', "'TOP = ...'")),
     ('from meliad_rec import confg', (':3', 'confg', 'nearest is config')),
     ('import twice', (':3', 'ValueError: on purpose')),

@@ -103,9 +103,9 @@ def test_a_name_set_to_itself_is_a_sentence(value, more):
   text = f'{HEAD}model.Model.cell = {value}\n{more}\n'
   text += f'experiment.Experiment.model = {value}\n'
   saved = SavedConfig(text, 'config.gin')
-  with pytest.raises(ValueError, match='config.gin:.* is set to itself'):
+  with pytest.raises(ValueError, match='config.gin:.* depends on itself'):
     saved.build(Model, {}, MODEL)
-  with pytest.raises(ValueError, match='config.gin:.* is set to itself'):
+  with pytest.raises(ValueError, match='config.gin:.* depends on itself'):
     saved.argument(Experiment, 'model', MODEL)
 
 

@@ -122,7 +122,7 @@ def test_a_split_file_overrides_folders(tmp_path, caplog):
   assert source.splits == ('train', 'validation')
   assert names(source, 'train') == ['test/c.txt']
   assert names(source, 'validation') == ['train/a.txt']
-  assert '6 files, 2 of them listed' in caplog.text
+  assert '6 files, 2 of them assigned' in caplog.text
 
 
 @pytest.mark.parametrize(

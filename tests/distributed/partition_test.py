@@ -98,7 +98,7 @@ def places(tree, mesh, spec=partition.param_spec):
 
 
 def test_parameters_are_gathered_along_fsdp_only():
-  """Of layers stacked for a scan, only if that is wanted."""
+  """Those of layers stacked for a scan are gathered only if `stacked`."""
   mesh = partition.make_mesh(2, 2, 2)
   rng = np.random.default_rng(0)
   params = {

@@ -170,7 +170,7 @@ def test_jax_without_a_cluster():
 def test_alone_in_its_cluster_a_process_keeps_its_signals(monkeypatch, system):
   """jax handles SIGTERM only so that several hosts agree.
 
-  Also a handler of the system, whatever jax has put in its place.
+  The former handler is restored, also if it is the default of the system.
   """
   mine = signal.SIG_DFL if system else (lambda number, frame: None)
   taken = lambda **_: signal.signal(

@@ -48,7 +48,7 @@ def shape(*sizes, dtype='float32'):
 
 def check(reason, core, fits):
   assert (reason is None) == fits
-  assert fits or f'MiB of VMEM where a core has {core}' in reason
+  assert fits or f'a core has {core} MiB' in reason
 
 
 @pytest.mark.parametrize(('core', 'W', 'H', 'K', 'dtype', 'fits'), WINDOWS)

@@ -109,7 +109,7 @@ def test_default_tile(window, tile):
 
 
 def test_dropout_is_one_mask_for_all_rows_and_tiles_and_keeps_the_mean():
-  """Of equal logits and values of 1, outputs sum what is kept."""
+  """With equal logits and values of 1, an output is the sum of what is kept."""
   inputs = jax.tree.map(jnp.zeros_like, inputs_of(2 * W, keys=False))
   inputs = inputs.replace(
     mask_BS=jnp.ones_like(inputs.mask_BS), v_BSHK=jnp.ones_like(inputs.v_BSHK)

@@ -166,7 +166,7 @@ def test_without_order_every_key_is_visible():
 
 @pytest.mark.parametrize('locked', [False, True])
 def test_dropout_of_inputs_or_of_probabilities_too(locked):
-  """It needs an rng; a locked one is of inputs alone, and of all tokens."""
+  """Locked dropout drops inputs only, and the same at all tokens."""
   module, params, x = attention(locked_dropout=locked)
   module = module.clone(rate=0.5)
   rngs = {'dropout': jax.random.key(1)}

@@ -127,7 +127,7 @@ def test_locked_dropout_is_the_same_for_one_token_and_for_many():
   layer, x = Layer(settings), draw(B, 64, D)
 
   def read(m, first, x, kv):
-    """Tokens from `first` on, of which kv holds those before."""
+    """Reads the tokens from `first` on; kv holds the earlier ones."""
     n = m.pre_norm(x)
     past = jax.tree.map(
       lambda a: jax.lax.dynamic_slice_in_dim(a, first, T, 1), kv

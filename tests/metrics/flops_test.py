@@ -61,7 +61,7 @@ def test_a_while_of_unknown_length_counts_once_or_as_often_as_is_said(turns):
 
 
 def counted(goes_on, turn):
-  """Loops (turns so far, state) from 0, inside of what is jitted."""
+  """Returns a jitted loop over (turns so far, state), from 0 turns."""
 
   def loop(x):
     after = lambda carry: (turn(carry[0]), carry[1] @ square)

@@ -90,7 +90,7 @@ def test_readers_write_nothing(saved, tmp_path):
   assert sorted(str(path) for path in saved.rglob('*')) == before
   missing = Checkpoints(tmp_path / 'none')
   assert missing.latest() is None
-  with pytest.raises(CheckpointError, match='none'):
+  with pytest.raises(CheckpointError, match='none .*--workdir'):
     missing.restore(make_state())
   assert not (tmp_path / 'none').exists()
 
@@ -153,7 +153,7 @@ def test_damage_to_any_file_is_named_and_the_step_before_used(
 def test_when_nothing_verifies_all_is_left_in_place(run):
   for step in '10', '20':
     flip(run / step / 'meta/metadata')
-  with pytest.raises(CheckpointError, match='meta/metadata was changed'):
+  with pytest.raises(CheckpointError, match=r'metadata was changed\..*--step'):
     Checkpoints(run).restore(make_state(), step=20)
   with pytest.raises(CheckpointError, match='holds no step that can be used'):
     Checkpoints(run).restore(make_state())

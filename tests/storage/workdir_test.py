@@ -41,7 +41,7 @@ def test_a_bucket_and_a_folder():
 def test_a_bucket_has_no_lock(caplog, tmp_path, monkeypatch):
   with caplog.at_level(logging.INFO), bucket.served(tmp_path, monkeypatch):
     Lock(place('gs://bucket/run')).release()
-  assert 'no other training runs in gs://bucket/run' in caplog.text
+  assert 'no other run trains in gs://bucket/run' in caplog.text
   # It needs a library.
   monkeypatch.setitem(sys.modules, 'google.cloud.storage', None)
   with pytest.raises(ValueError, match='Install meliad_rec.gcs..'):

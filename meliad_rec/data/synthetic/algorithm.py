@@ -7,13 +7,16 @@ A program, with its labels below, reads
 
 The task of Fan et al. 2020 and Ju et al. 2021, with the rules of the generator
 published by Ju et al. An answer depends on all changes of a variable since it
-was set. Repeating the variable's value that was last set or printed is right in
-47.0 % of cases with 3 variables and 48.5 % with 5 (measured: the mean over 6
-seeds of 10,000 programs each, which differ by 0.1 %).
+was set. Answering with the value last set or printed for the variable is right
+in 47.0 % of cases with 3 variables and in 48.5 % with 5 (measured: the mean
+over 6 seeds with 10,000 programs each; the seeds differ by 0.1 %).
 
 Statements are drawn one after another. An impossible statement is drawn again
 as a whole, including its kind. A condition is drawn before the statement it
 guards, which must be possible even if the condition is false.
+
+Letters of this file: P programs, S statements, V variables, X words, N programs
+for which a statement is drawn.
 """
 
 from collections.abc import Mapping
@@ -73,7 +76,7 @@ class Algorithm:
 
   @property
   def vocabulary(self) -> Words:
-    """Variables, then values, then all other words of programs."""
+    """The words of programs: variables, then values, then all others."""
     return self._language.vocabulary
 
   def documents(self, split: str) -> Documents:
@@ -132,7 +135,7 @@ _STATEMENT = np.dtype(
     ('guarded', '?'),  # Whether there is a condition, `left < right`.
     ('left', 'i1'),  # A variable.
     ('less', '?'),  # Whether the operator is < rather than >.
-    ('by_variable', '?'),  # Whether `right` is a variable or a value.
+    ('by_variable', '?'),  # Whether `right` is a variable rather than a value.
     ('right', 'i2'),
     ('runs', '?'),  # Whether the statement is executed.
   ]
@@ -156,7 +159,7 @@ class Programs:
 
   @functools.cached_property
   def vocabulary(self) -> Words:
-    """Variables, then values, then all other words."""
+    """The words of programs: variables, then values, then all others."""
     values = map(str, range(1, self.values + 1))
     return Words([*VARIABLES[: self.variables], *values, *_SYMBOLS])
 
@@ -191,10 +194,14 @@ class Programs:
       todo = todo[~possible_N]
 
   def _simple(self, draws, kind_N, values_NV):
-    """Draws statements of the given kinds; returns them and bool [N], possible.
+    """Draws statements of the given kinds.
 
-    A statement is impossible if no variable can be used in it, or if its result
-    is not from 1 to `values`.
+    A statement is impossible if there is no variable for it (SET needs one
+    without a value, all others one with a value), or if its result is not from
+    1 to `values`.
+
+    Returns:
+      The statements [N], and bool [N], whether each is possible.
     """
     statement_N = np.zeros(len(kind_N), _STATEMENT)
     is_set_N = kind_N == SET
@@ -271,7 +278,7 @@ class Programs:
 def _pick(
   draws: Draws, candidate_NV: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the index of a random candidate in each row, and if it has any."""
+  """Returns a random candidate of each row, and whether the row has any."""
   count_N = candidate_NV.sum(1)
   nth_N = draws.below(np.maximum(count_N, 1), len(candidate_NV)) + 1
   is_nth_NV = np.cumsum(candidate_NV, 1) == nth_N[:, None]

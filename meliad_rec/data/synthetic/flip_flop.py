@@ -10,11 +10,13 @@ The bit after `r` is the bit written last, and it is the label of that `r`. The
 labels in the second line, 1 and 2, are the ids of the bits 0 and 1.
 
 The task is that of Liu et al. 2023. Sizes and splits are those of the code of
-Ray Chowdhury and Caragea 2024, where validation has a tenth as many sequences
-of each test setting. Every read has a label. The published error rates count
-only the last read of a sequence, as the splits `..._last` do. The authors
-predict the next token from inputs shifted by one; the labels here need no
-shift.
+Ray Chowdhury and Caragea 2024, where validation mixes the settings of all test
+splits, with a tenth as many sequences of each. Every read has a label. The
+published error rates count only the last read of a sequence, as the splits
+`..._last` do. The authors predict the next token from inputs shifted by one;
+the labels here need no shift.
+
+Letters of this file: N sequences, P pairs in a sequence, X all pairs.
 """
 
 from collections.abc import Mapping
@@ -50,7 +52,7 @@ class FlipFlop:
     ignore: share of ignore instructions in train and test; writes and reads
       are equally frequent.
     test_sequences: sequences in each test split; validation has a tenth as many
-      of each setting.
+      with the settings of each.
     seed: seed of the sequences.
   """
 

@@ -14,9 +14,9 @@ longer expressions, with more arguments, and as in the Long Range Arena (Tay et
 al. 2021).
 
 One difference from their splits: validation here, like train, leaves out
-expressions of more than 100 words, because they do not fit in a segment of
-train. 891 of the 1,000 expressions remain, and they are easier. The test split
-has all lengths.
+expressions of more than 100 words, because they do not fit in a training
+segment. 891 of the 1,000 expressions remain, and they are easier. The test
+split has all lengths.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ _MEAN_LENGTH = 2**16  # Limit for the mean length of an expression.
 
 @dataclasses.dataclass(frozen=True)
 class ListOps:
-  """The ListOps task, with tests like train and out-of-distribution tests.
+  """The ListOps task, with in-distribution and out-of-distribution tests.
 
   The split test is like train but includes expressions of all lengths;
   test_short has only expressions as short as in train. The other tests are
@@ -71,8 +71,8 @@ class ListOps:
       long ones are left out of train and validation.
     max_args: maximum arguments of an operator.
     max_depth: depth of the deepest digits; a digit alone has depth 1.
-    max_length: maximum words of an expression in train and validation; brackets
-      count, START and END do not.
+    max_length: maximum words of an expression in train, validation and
+      test_short; brackets count, START and END do not.
     test_trees: expressions in each out-of-distribution test.
     seed: seed of the expressions.
     ends: whether documents and vocabulary have START and END.

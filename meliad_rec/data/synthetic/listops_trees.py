@@ -10,11 +10,15 @@ are digits. MED is the median, rounded down, and SM the sum modulo 10.
 Trees are stored level by level. The expressions of a level are in the order of
 their parents, which are in the level before; the last level has only digits.
 
-`grow` draws expressions of any length and `Lengths` those of given lengths.
-Only about one expression in 100,000 has a thousand words, so drawing until an
-expression is long enough would take hours. `Lengths` draws the length first,
-then the number of arguments that share it, then the length of each argument,
-and so on, from the exact distribution of the expressions that `grow` draws.
+`grow` draws expressions of any length, and `Lengths.grow` draws expressions of
+given lengths. Only about one expression in 100,000 has a thousand words, so
+drawing until an expression is long enough would take hours. `Lengths` draws the
+length first, then the number of arguments that share it, then the length of
+each argument, and so on, from the exact distribution of the expressions that
+`grow` draws.
+
+Letters of this file: N expressions of a level, C their arguments, X lengths in
+words, K numbers of arguments, R rows of a table.
 """
 
 from collections.abc import Callable
@@ -88,9 +92,8 @@ def grow(
 
 def mean_length(max_args: int, max_depth: int) -> float:
   """Returns the mean number of words of the expressions that `grow` draws."""
-  arguments = (
-    (2 + max_args) / 2 / 4
-  )  # Mean per expression above the last level.
+  # Mean number of arguments of an expression above the last level.
+  arguments = (2 + max_args) / 2 / 4
   try:
     levels = [arguments**depth for depth in range(max_depth)]
   except OverflowError:
@@ -217,12 +220,12 @@ def distinct(
 
 
 class Lengths:
-  """The distribution of lengths, and expressions of given lengths.
+  """Draws expressions of given lengths, distributed as those that `grow` draws.
 
   Args:
     max_args: as in `grow`.
     max_depth: as in `grow`.
-    longest: the greatest length to be asked for, in words.
+    longest: maximum length, in words, that the methods may be given.
   """
 
   def __init__(self, max_args: int, max_depth: int, longest: int):

@@ -9,15 +9,19 @@ relations:
 Here the left formula holds in a proper subset of the worlds (assignments of the
 variables) in which the right one holds.
 
-Formulas are drawn by the rules of Bowman et al. 2015, to depth 3: a formula is
-one of the 4 variables of the pair with probability 5/9, and otherwise `and` or
-`or` of two formulas; at depth 3 it is a variable. It is negated with
-probability 1/3. Splits as in Ray Chowdhury and Caragea 2024: training pairs
-have up to 6 operators, and test pairs any number, grouped by that number.
+Formulas are drawn by the rules of Bowman et al. 2015, to depth 3. Each pair has
+its own 4 of the 6 variables. A formula is one of these 4 with probability 5/9,
+and otherwise `and` or `or` of two formulas; at depth 3 it is always a variable.
+It is negated with probability 1/3. Splits as in Ray Chowdhury and Caragea 2024:
+training pairs have up to 6 operators, and test pairs any number, grouped by
+that number.
 
 A formula is stored as the 15 nodes of a binary tree, where the children of node
 i are 2 i + 1 and 2 i + 2. A node is a variable from 1 to 6, AND or OR, plus NOT
 if it is negated; 0 is an empty node.
+
+Letters of this file: P nodes of a formula, N pairs, V variables, X words or any
+axes.
 """
 
 from collections.abc import Mapping
@@ -66,12 +70,13 @@ _CHUNK = 2**16  # Pairs drawn at once.
 class LogicalInference:
   """The task, with splits train, validation, test and bin_0 to bin_12.
 
-  The bin of a pair is the greater number of operators of its two formulas. In
-  each bin, the first 85 % of the pairs drawn are for training and the others
-  are in test; the splits bin_0 to bin_12 are the parts of test. Every tenth
-  pair for training is in validation. Validation and test are shuffled, so that
-  their first documents are of all bins. Apart from the parts of test, no two
-  pairs are the same, within a split or across splits.
+  The bin of a pair is the greater number of operators of its two formulas; bin
+  12 also has the pairs with more. In each bin, the last 15 % of the pairs drawn
+  are in test; the splits bin_0 to bin_12 are the parts of test. The other pairs
+  are for training in bins up to `train_operators`, and unused in later bins.
+  Every tenth pair for training is in validation. Validation and test are
+  shuffled, so that their first documents are of all bins. Apart from the parts
+  of test, no two pairs are the same, within a split or across splits.
 
   Attributes:
     pairs: pairs to draw; about half of them are duplicates, which are dropped.
@@ -261,7 +266,7 @@ def operators(tree_PX: np.ndarray) -> np.ndarray:
 
 
 def write(tree_PN: np.ndarray, ids: np.ndarray) -> np.ndarray:
-  """Returns uint8 [N, LONGEST], the words of formulas, followed by zeros.
+  """Returns uint8 [N, LONGEST], the word ids of formulas, followed by zeros.
 
   Args:
     tree_PN: formulas, [15, N].

@@ -193,7 +193,7 @@ def _key_gradients(
   dk, dv = jax.lax.fori_loop(
     jnp.maximum(c - window, 0), jnp.minimum(c, last) + 1, step, (zeros, zeros)
   )
-  # Normalized queries were multiplied by log2(e) before they met the keys.
+  # Normalized queries were multiplied by log2(e) before the product with keys.
   dk_ref[...] = (dk / LOG2E if tiles.normalize else dk).astype(dk_ref.dtype)
   dv_ref[...] = dv.astype(dv_ref.dtype)
 

@@ -42,7 +42,7 @@ class Tiles:
     return pl.BlockSpec(shape, lambda i, b, h: (b, i, h, 0))
 
   def kv_block(self):
-    """Spec of [B, S, H, K]: S keys of the key head."""
+    """Spec of [B, S, H, K]: one block of keys of the key head."""
     shape = None, self.size, None, self.head_dim
     share = self.sharing
     return pl.BlockSpec(shape, lambda i, b, h: (b, i, jax.lax.div(h, share), 0))

@@ -97,8 +97,8 @@ def gradients(
     normalize=scale_H is not None,
     interpret=interpret,
   )
-  # The kernel differentiates by logits to base e, although the tile is to base
-  # 2, so the factor LOG2E is not differentiated.
+  # The kernel's gradient is with respect to logits to base e, although the tile
+  # is to base 2, so the factor LOG2E is not differentiated.
   (dbias_HW,) = to_bias(dtile_HSX)
   unpad = lambda a: unpad_keys(a, inputs, W)[..., :K]
   return inputs.replace(
@@ -128,7 +128,10 @@ def unsupported_reason(inputs: AttentionInputs, dropout=None) -> str | None:
       f'of {S}, and head_dim 16 to 256'
     )
   if 2 * T < W:
-    return f'{T} queries are less than half a window of {W}'
+    return (
+      f'there are {T} queries; there must be at least {W // 2}, half of the '
+      'window'
+    )
   return blocks.unsupported_reason(inputs)
 
 

@@ -4,8 +4,9 @@ A grid step reads one block of Q queries of several heads. The W keys before it
 are still in VMEM from earlier steps, so every key is read once. The block is
 cut into sub-blocks of S queries, each of which sees one contiguous slice of
 X = W + S keys. Bias and band depend on distance only: one tile [S, X] per head
-serves all sub-blocks, blocks and rows. Q is W, or a part of it if there are
-fewer queries.
+serves all sub-blocks, blocks and rows. Q is W, or a divisor of W if there are
+fewer than W queries. Other letters of this folder: G query heads of a grid
+step, F columns of merged heads (H K).
 
 The compiler rejects a kernel that needs more VMEM than a core has. The
 estimates here add up all arrays that a kernel holds, and count each block twice
@@ -88,11 +89,11 @@ class Blocks:
     return jax.lax.div(group, self.sharing // self.num_heads)
 
   def for_sub_blocks(self, first: Callable, second: Callable) -> None:
-    """Calls second(j, head, first(j, head)) for each sub-block and head.
+    """Calls second(j, head, first(j, head)) for each sub-block j and head.
 
-    `first` of each sub-block and head is issued before `second` of the one
-    before it, so that products overlap with exponentials. More than 4
-    sub-blocks run in a loop, because their unrolled code would not fit.
+    `first` of a pair (j, head) is issued before `second` of the pair before it,
+    so that products overlap with exponentials. More than 4 sub-blocks run in a
+    loop, because their unrolled code would not fit.
     """
     count = self.block // self.sub_block
     if count <= 4:
@@ -189,17 +190,19 @@ def heads_per_step(
 ) -> int:
   """Returns the number of query heads in a grid step.
 
-  It is at most `preferred`, unless more heads are needed to fill LANES columns.
+  It is at most `preferred` and at most half of the heads, or 1 if the window is
+  longer than 512. It is more only if fewer heads would not fill LANES columns.
 
   Args:
     num_heads: query heads H.
     head_dim: K.
     sharing: query heads that share one key head.
     window: number of keys that a query sees.
-    preferred: preferred number of heads; 1 if the window is longer than 512.
+    preferred: preferred number of heads.
     backward: whether the kernel computes gradients.
   """
-  # A chip may have two cores, which need heads each; code and tiles must fit.
+  # A chip may have two cores, and each needs its own heads. With a long window,
+  # code and tiles of several heads would not fit.
   preferred = min(preferred, num_heads // 2) if window <= 512 else 1
   fills_lanes = lambda n, total: n * head_dim % LANES == 0 or n == total
 
@@ -263,12 +266,15 @@ def vmem_capacity() -> int:
 
 
 def vmem_shortage(needed: int) -> str | None:
-  """Returns why a core cannot hold `needed` bytes; None if it can."""
+  """Returns the end of a sentence if a core cannot hold this many bytes.
+
+  The sentence begins with what needs the bytes. None if a core can hold them.
+  """
   if needed <= vmem_capacity():
     return None
   return (
-    f'which need {needed / _MIB:.1f} MiB of VMEM where a core has '
-    f'{vmem_capacity() / _MIB:.0f}'
+    f'need {needed / _MIB:.1f} MiB of VMEM, but a core has '
+    f'{vmem_capacity() / _MIB:.0f} MiB'
   )
 
 
@@ -287,9 +293,10 @@ def vmem_limit(blocks: Sequence, scratch: Sequence, tiles: int) -> int:
 
 
 def window_bytes(q_BTHK, k_BSHK, W: int, Q: int) -> int:
-  """Returns the bytes of VMEM that windowed attention with dropout needs.
+  """Returns the bytes of VMEM that windowed attention needs.
 
-  It is the larger number of the forward and the backward kernel.
+  They are those of the forward or the backward kernel, whichever needs more.
+  Dropout is always counted.
 
   Args:
     q_BTHK, k_BSHK: queries and keys.
@@ -306,11 +313,14 @@ def window_bytes(q_BTHK, k_BSHK, W: int, Q: int) -> int:
 
 
 def _window_step_bytes(G, K, sharing, W, Q, size, backward: bool) -> int:
-  """Returns the bytes of VMEM for one direction, with G heads in a step."""
+  """Returns the bytes of VMEM of the forward or the backward kernel.
+
+  G is the number of query heads in a grid step.
+  """
   width = max(1, G // sharing) * K
   tile = G * LANES * (W + LANES)
-  # Arrays like a block of queries, and like a block of keys; tiles; and bytes
-  # of scratch for each number of the keys.
+  # The number of arrays like a block of queries, of arrays like a block of
+  # keys, and of tiles; and the bytes of scratch for each element of the keys.
   queries, keys, tiles, kept = (
     (4, 5, 2, 2 * size + 8) if backward else (2, 2, 1, 2 * size)
   )
@@ -323,7 +333,7 @@ def _window_step_bytes(G, K, sharing, W, Q, size, backward: bool) -> int:
 def memory_bytes(q_BTHK, k_BSHK, Q: int, has_dropout: bool) -> int:
   """Returns the bytes of VMEM that attention to memory slots needs.
 
-  It is the larger number of the forward and the backward kernel.
+  They are those of the forward or the backward kernel, whichever needs more.
 
   Args:
     q_BTHK, k_BSHK: queries, and keys of slots.

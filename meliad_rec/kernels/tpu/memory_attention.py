@@ -105,9 +105,7 @@ def unsupported_reason(inputs: MemoryInputs, keep_HTS=None) -> str | None:
     )
   needed = memory_bytes(q_BTHK, k_BSHK, block_size(T), keep_HTS is not None)
   if shortage := vmem_shortage(needed):
-    return (
-      f'there are {S} slots and head_dim is {K} of {q_BTHK.dtype}, {shortage}'
-    )
+    return f'{S} slots and head_dim {K} in {q_BTHK.dtype} {shortage}'
   return None
 
 

@@ -1,8 +1,9 @@
 """Attention to memory slots on a TPU: the forward and the backward kernel.
 
 A grid step reads one block of queries of several heads; all slots of a row stay
-in VMEM for all of its blocks. The work on a block is shared with windowed
-attention: see window_forward.py and window_backward.py.
+in VMEM for all of its blocks. A block is processed by the same code as in
+windowed attention: see window_forward.py and window_backward.py. Letters as in
+tpu/blocks.py.
 """
 
 import functools
@@ -268,17 +269,18 @@ def _backward(
 
   @pl.when(i == pl.num_programs(2) - 1)
   def _():
-    # Normalized queries were multiplied by log2(e) before they met the keys.
+    # Normalized queries were multiplied by log2(e) before their products with
+    # keys.
     factor = 1 / LOG2E if normalize else 1
     dk_ref[0] = (dkeys[...] * factor).astype(dk_ref.dtype)
     dv_ref[0] = dvalues[...].astype(dv_ref.dtype)
 
 
 def _keep(keep_ref, read):
-  """Returns (j, head) -> dropout factors of sub-block j; None without any.
+  """Returns (j, head) -> dropout factors of sub-block j; None without dropout.
 
   Args:
-    keep_ref: a list of one reference, or of none without dropout.
+    keep_ref: a list of one reference; empty without dropout.
     read: (reference, j, head) -> dropout factors.
   """
   return functools.partial(read, keep_ref[0]) if keep_ref else None

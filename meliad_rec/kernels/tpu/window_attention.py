@@ -1,7 +1,8 @@
 """Causal sliding-window attention by the kernels for TPU: output and gradients.
 
 The kernels take arrays with merged heads, [B, T, H K], in whole blocks; and one
-tile with the bias and the band of a sub-block (see tpu/blocks.py).
+tile with the bias and the band of a sub-block. See tpu/blocks.py, also for the
+letters.
 """
 
 import functools
@@ -23,7 +24,7 @@ from meliad_rec.kernels.tpu.window_backward import backward
 from meliad_rec.kernels.tpu.window_forward import forward
 from meliad_rec.kernels.xla import band_tile
 
-# If logits are further below a bound, their exponentials underflow in float32.
+# Exponentials of logits further than this below a bound underflow in float32.
 RANGE = 80.0
 
 
@@ -105,8 +106,8 @@ def gradients(
     normalize_own=inputs.normalize_own,
     interpret=interpret,
   )
-  # The kernel differentiates by logits to base e, although the tile is to base
-  # 2, so the factor LOG2E is not differentiated.
+  # The kernel's gradient is with respect to logits to base e, although the tile
+  # is to base 2, so the factor LOG2E is not differentiated.
   (dbias_HW,) = to_bias(transposed(dtile_HXS))
   unpad = lambda a: unpad_keys(a, inputs, _past_keys(inputs)).reshape(
     inputs.k_BSHK.shape
@@ -138,11 +139,11 @@ def unsupported_reason(inputs: AttentionInputs, dropout=None) -> str | None:
     )
   if T < LANES:
     # XLA is faster for half a block of queries.
-    return f'{T} queries are fewer than {LANES}'
+    return f'there are {T} queries; there must be at least {LANES}'
   needed = window_bytes(inputs.q_BTHK, inputs.k_BSHK, W, block_size(T, W))
   if shortage := vmem_shortage(needed):
     dtype = inputs.q_BTHK.dtype
-    return f'the window is {W} and head_dim is {K} of {dtype}, {shortage}'
+    return f'a window of {W} and head_dim {K} in {dtype} {shortage}'
   return blocks.unsupported_reason(inputs)
 
 
@@ -175,7 +176,8 @@ def bounded_or_not(softmax, bias_HW, scale_H):
 def bound(bias_HW, scale_H):
   """Returns an upper bound of the logits of unit vectors, and their range.
 
-  The range is the difference to a lower bound of visible keys; both are [H].
+  The range is the upper bound minus a lower bound of the logits of visible
+  keys. Both results are [H].
   """
   is_seen_HW = bias_HW > NEVER / 2
   highest_H = jnp.max(jnp.where(is_seen_HW, bias_HW, NEVER), 1)

@@ -1,9 +1,10 @@
 """Windowed attention on a TPU: the backward kernel, for all gradients.
 
-Logits are recomputed transposed, [X, S], keys by queries. Values that belong to
-a query, such as its sum, are then rows, and of five products only the one
-for gradients of queries transposes its first operand. Gradients of keys are
-summed in VMEM until the last block of queries that sees them.
+Logits are recomputed transposed, [X, S], keys by queries. Numbers of which each
+query has one, such as its sum of exponentials, then form a row. Of the five
+products, only the one for gradients of queries transposes its first operand.
+Gradients of keys are summed in VMEM until the last block of queries that sees
+them. Letters as in tpu/blocks.py.
 """
 
 import functools
@@ -166,7 +167,7 @@ def backward(
 
 
 def sum_shared_heads(parts_BSF, k_BSF, width: int):
-  """Sums the gradients that several grid steps computed of one key head."""
+  """Sums the gradients that several grid steps computed for one key head."""
   if parts_BSF.shape == k_BSF.shape:
     return parts_BSF
   parts = parts_BSF.shape[2] // k_BSF.shape[2]
@@ -237,7 +238,7 @@ def _kernel(
     )
 
   dv_ref[0] = dvalues[:Q].astype(dv_ref.dtype)
-  # Normalized queries were multiplied by log2(e) before they met the keys.
+  # Normalized queries were multiplied by log2(e) before the product with keys.
   factor = 1 / LOG2E if normalize else 1
   if not normalize_own:
     dk_ref[0] = (dkeys[:Q] * factor).astype(dk_ref.dtype)

@@ -3,6 +3,7 @@
 If the norms of queries and keys give an upper bound of the logits, the bound is
 subtracted in advance, from the tile of bias and mask that is added to the
 logits, and no maximum is computed. Otherwise each row's maximum is subtracted.
+Letters as in tpu/blocks.py.
 """
 
 import functools

@@ -79,7 +79,7 @@ def test_shares_of_0_and_1(ignore, kinds):
 
 
 def test_short_sequences_do_not_repeat():
-  """If nearly all are ignored, there are few more than 64."""
+  """If nearly all bits are ignored, hardly more than 64 sequences exist."""
   small = FlipFlop(sequences=60, length=14, test_sequences=20)
   texts = [
     ''.join(words)
