@@ -141,12 +141,9 @@ def test_data_of_another_vocabulary_are_refused():
   [
     ([], '--split=validation, or --file'),
     (['--split=test', '--file=a'], '--split=validation, or --file'),
-    (['--file=a', '--store=b'], '--store needs'),
+    (['--file=a', '--store=b'], 'Add --split'),
     (['--file=a', '--out=/no/such/x.npz'], 'The folder of /no/such/x'),
-    (
-      ['--compare=a,b', '--split=test', '--out=c'],
-      '--split, --out cannot',
-    ),
+    (['--compare=a,b', '--split=test', '--out=c'], 'Remove --split and --out'),
     (['--compare=a'], 'two files'),
     (['--split=test', '--top=3'], '--top can'),
   ],

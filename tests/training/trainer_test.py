@@ -251,7 +251,7 @@ def test_runs_that_cannot_begin(tmp_path, data, straight):
     (straight.workdir, other, {}, 'data'),
     (straight.workdir, data, {'seed': 7}, 'seed'),
     (straight.workdir, data, {'seed': 7}, 'seed'),
-    (running.workdir, data, {}, 'is running'),
+    (running.workdir, data, {}, 'Another training run'),
     ('s3://bucket/run', data, {}, 's3://bucket/run'),
   ):
     with pytest.raises(ValueError, match=named):
