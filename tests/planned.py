@@ -3,7 +3,7 @@
 import dataclasses
 
 from meliad_rec.planning.estimate import Exchange
-from meliad_rec.planning.estimate import Seconds
+from meliad_rec.planning.estimate import Part
 from meliad_rec.planning.measure import Compiled
 from meliad_rec.planning.measure import Sizes
 from meliad_rec.planning.question import Answer
@@ -35,7 +35,12 @@ COMPILED = Compiled(
     Exchange('all-reduce', 'data', 3, 5 * 2**20, 0.125),
     Exchange('all-to-all', 'model', 2, 2**20, 0.125),
   ],
-  seconds=Seconds(compute=0.625, kernels=0.125, exchange=0.25),
+  parts=[
+    Part('products', 'forward cell/mlp', 0.5),
+    Part('collectives', 'over data', 0.25),
+    Part('kernels', 'forward cell/attention', 0.125),
+    Part('copies', 'forward cell/mlp', 0.125),
+  ],
   notes=('a loop counts once',),
 )
 

@@ -17,6 +17,7 @@ from meliad_rec.benchmarks import training
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.model import Model
+from meliad_rec.training.program import TrainProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +89,9 @@ def closed_flops(s: RecurrenceSizes) -> dict[str, int]:
   return {n: int(3 * tokens * (f + logits)) for n, f in of_layers.items()}
 
 
-def measure(
-  setting: RecurrenceSizes, rounds: int
-) -> dict[str, training.StepCost]:
-  """Returns the cost of each model's training step, by name."""
-  programs = {
+def programs(setting: RecurrenceSizes) -> dict[str, TrainProgram]:
+  """Returns the training program of each model, by name."""
+  return {
     name: training.program(
       Model(setting.vocab, cell, setting.config.d_model),
       setting.rows,
@@ -100,7 +99,13 @@ def measure(
     )
     for name, cell in cells(setting).items()
   }
-  rows = training.measure(programs, BASELINE, rounds)
+
+
+def measure(
+  setting: RecurrenceSizes, rounds: int
+) -> dict[str, training.StepCost]:
+  """Returns the cost of each model's training step, by name."""
+  rows = training.measure(programs(setting), BASELINE, rounds)
   closed = closed_flops(setting)
   return {
     name: dataclasses.replace(row, closed_flops=closed[name])

@@ -107,15 +107,21 @@ CELLS = {
 }
 
 
+def programs(
+  setting: StepSizes, cells: dict[str, Callable] = CELLS
+) -> dict[str, TrainProgram]:
+  """Returns the training program of each model, by name."""
+  return {
+    name: program(setting, cell(setting), name.startswith('xl'))
+    for name, cell in cells.items()
+  }
+
+
 def measure(
   setting: StepSizes, rounds: int, cells: dict[str, Callable] = CELLS
 ) -> dict[str, training.StepCost]:
   """Returns the cost of each model by name; `cells` must have BASELINE."""
-  programs = {
-    name: program(setting, cell(setting), name.startswith('xl'))
-    for name, cell in cells.items()
-  }
-  return training.measure(programs, BASELINE, rounds)
+  return training.measure(programs(setting, cells), BASELINE, rounds)
 
 
 def program(

@@ -74,7 +74,7 @@ def measure(
     rounds: number of times that each is timed.
   """
   compile_seconds = {name: _compile(p) for name, p in programs.items()}
-  times = round_robin({n: _stepper(p) for n, p in programs.items()}, rounds)
+  times = round_robin({n: stepper(p) for n, p in programs.items()}, rounds)
   return {
     name: StepCost(
       times=times[name],
@@ -110,7 +110,7 @@ def _compile(p: TrainProgram) -> float:
   return time.perf_counter() - began
 
 
-def _stepper(p: TrainProgram) -> Callable[[], None]:
+def stepper(p: TrainProgram) -> Callable[[], None]:
   """Returns a function that takes the next training step."""
   shape = p.rows, p.segment
   vocab = p.model.vocab

@@ -25,6 +25,8 @@ from meliad_rec.benchmarks import halting
 from meliad_rec.benchmarks import memorizing
 from meliad_rec.benchmarks import recurrence
 from meliad_rec.benchmarks import step
+from meliad_rec.benchmarks import trace
+from meliad_rec.benchmarks import training
 from meliad_rec.config.files import nearest
 
 BENCHES = {
@@ -50,6 +52,14 @@ def define_flags() -> None:
     20,
     'Number of times that each row of the table is timed.',
     lower_bound=1,
+  )
+  flags.DEFINE_enum(
+    'by',
+    None,
+    ['kind', 'place'],
+    f'Print where the time of each training step goes, from a trace of '
+    f'{trace.STEPS} steps, instead of timing them: by kind of operation, or by '
+    'place in the model. For step and recurrence.',
   )
   flags.DEFINE_bool(
     'json', False, 'Print JSON with all times, in seconds and bytes.'
@@ -82,6 +92,17 @@ def main(argv: list[str]) -> None:
       f'Benchmark {argv[1]} does not use --topology. Remove it, or choose '
       'attention.'
     )
+  if args.by:
+    if not hasattr(bench, 'programs'):
+      raise ValueError(
+        f'Benchmark {argv[1]} does not use --by. Remove it, or choose step or '
+        'recurrence.'
+      )
+    for name, program in bench.programs(bench.SETTINGS[setting]).items():
+      text = program.train_step.as_text()
+      seconds = trace.measure(training.stepper(program), text)
+      print(trace.table(name, seconds, args.by), end='\n\n', flush=True)
+    return
   source = 'Measured on this machine.'
   if args.topology:
     source = f'Compiler estimates for {args.topology}, not measured.'

@@ -47,6 +47,13 @@ def define_flags() -> None:
     False,
     'Compile faster, with little optimization: no step times are reported.',
   )
+  flags.DEFINE_enum(
+    'by',
+    None,
+    ['kind', 'place'],
+    'Also print where the time of a step goes: by kind of operation, or by '
+    'place in the model.',
+  )
   flags.DEFINE_bool('json', False, 'Print JSON, in bytes, seconds and FLOP.')
 
 
@@ -67,6 +74,8 @@ def main(argv: list[str]) -> int:
     print(json.dumps(as_json(answers, advice), indent=1))
   else:
     print(report.table(answers), flush=True)
+    if args.by:
+      print(report.breakdown(answers, args.by), flush=True)
   for sentence in filter(None, advice):
     print(sentence, file=sys.stderr)
   fits = {one.fits for one in answers}

@@ -177,7 +177,8 @@ class Model(nn.Module):
     """
     y_BTD = self.drop(self.norm(y_BTD)).astype(jnp.float32)
     if self.head is None:
-      return None, self.embed.logits(y_BTD)
+      with jax.named_scope('logits'):
+        return None, self.embed.logits(y_BTD)
     slots = lambda: self.norm(summary()).astype(jnp.float32)
     return self.head(head, y_BTD, mask_BT, slots)
 

@@ -142,10 +142,11 @@ def count(logits_BTV, batch: Batch, sown) -> Sums:
     batch: the segment.
     sown: the collections that the model's `apply` returned.
   """
-  return Sums.of_step(
-    losses.cross_entropy(logits_BTV, batch.targets_BT),
-    losses.correct(logits_BTV, batch.targets_BT),
-    batch.mask_BT,
-    batch.scored_BT,
-    sown=metrics.collect(sown.get(metrics.COLLECTION, {})),
-  )
+  with jax.named_scope('metrics'):
+    return Sums.of_step(
+      losses.cross_entropy(logits_BTV, batch.targets_BT),
+      losses.correct(logits_BTV, batch.targets_BT),
+      batch.mask_BT,
+      batch.scored_BT,
+      sown=metrics.collect(sown.get(metrics.COLLECTION, {})),
+    )

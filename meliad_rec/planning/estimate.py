@@ -155,23 +155,48 @@ def wraps(where: Slice, size: int) -> bool:
   return all(side % 4 == 0 for side in where.shape)
 
 
-def seconds(
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """Part of a step's time.
+
+  Attributes:
+    kind: kind of operations, such as 'products'; see hlo.Label.
+    place: where they belong, such as 'backward cell/mlp', or the mesh axes of
+      collectives.
+    seconds: their time on each device.
+  """
+
+  kind: str
+  place: str
+  seconds: float
+
+
+def parts(
   program: hlo.Program, exchanged: Sequence[Exchange], chip: Chip
-) -> Seconds:
-  """Returns the seconds of a step.
+) -> list[Part]:
+  """Returns the parts of a step's time.
 
   Args:
     program: the compiled step.
     exchanged: collectives of the step, from `exchanges`.
     chip: the chip it runs on.
   """
-  kernels = sum(
-    count * max(one.flops / chip.peak_flops, (one.size or 0) / chip.bandwidth)
-    for one, count in program.kernels.items()
-    if one.flops is not None
-  )
-  return Seconds(
-    compute=program.cycles / chip.clock,
-    kernels=kernels,
-    exchange=sum(one.seconds for one in exchanged),
-  )
+  found = Counter()
+  for label, cycles in program.work.items():
+    found[label.kind, label.place] += cycles / chip.clock
+  for one, count in program.kernels.items():
+    if one.flops is not None:
+      time = max(one.flops / chip.peak_flops, (one.size or 0) / chip.bandwidth)
+      found['kernels', one.place] += count * time
+  for one in exchanged:
+    found['collectives', f'over {one.axes}'] += one.seconds
+  return [Part(*key, time) for key, time in found.most_common()]
+
+
+def seconds(parts: Sequence[Part]) -> Seconds:
+  """Returns the seconds of a step, from its parts."""
+  found = Counter()
+  for part in parts:
+    found[part.kind] += part.seconds
+  kernels, exchange = found.pop('kernels', 0.0), found.pop('collectives', 0.0)
+  return Seconds(sum(found.values(), 0.0), kernels, exchange)

@@ -1,9 +1,10 @@
-"""Reads the HLO text of a compiled TPU program: cycles, kernels, collectives.
+"""Reads the HLO text of a compiled program: cycles, kernels, collectives.
 
-XLA writes its estimate of cycles for each fusion, product and copy, but not for
-collectives, Pallas kernels and a few small operations. The maximum number of
-iterations of a loop is the constant that its condition compares with. The lines
-of collectives also say which devices exchange with which.
+XLA for TPUs writes its estimate of cycles for each fusion, product and copy,
+but not for collectives, Pallas kernels and a few small operations. The maximum
+number of iterations of a loop is the constant that its condition compares with.
+The lines of collectives also say which devices exchange with which. The kind of
+an operation, and its place in the model, are read from the text of any backend.
 """
 
 from collections import Counter
@@ -161,11 +162,13 @@ class Kernel:
   Attributes:
     name: name of the instruction.
     flops, size: operations and bytes that the kernel declares, or None.
+    place: see Label.
   """
 
   name: str
   flops: int | None
   size: int | None
+  place: str = 'unnamed'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,21 +176,26 @@ class Program:
   """Work of a program on each device.
 
   Attributes:
-    cycles: sum of the compiler's estimates.
+    work: the compiler's estimates of cycles, by Label.
     collectives, kernels: number of executions of each.
     unpriced: executions of larger operations without an estimate, by name.
     endless: loops of unknown length, which count as one iteration.
   """
 
-  cycles: int = 0
+  work: Counter = dataclasses.field(default_factory=Counter)
   collectives: Counter = dataclasses.field(default_factory=Counter)
   kernels: Counter = dataclasses.field(default_factory=Counter)
   unpriced: Counter = dataclasses.field(default_factory=Counter)
   endless: int = 0
 
+  @property
+  def cycles(self) -> int:
+    """Sum of the compiler's estimates."""
+    return sum(self.work.values())
+
   def __add__(self, other: 'Program') -> 'Program':
     return Program(
-      self.cycles + other.cycles,
+      self.work + other.work,
       self.collectives + other.collectives,
       self.kernels + other.kernels,
       self.unpriced + other.unpriced,
@@ -198,7 +206,7 @@ class Program:
     """Returns this program repeated by a loop."""
     more = lambda counter: Counter({k: count * n for k, n in counter.items()})
     return Program(
-      count * self.cycles,
+      more(self.work),
       more(self.collectives),
       more(self.kernels),
       more(self.unpriced),
@@ -224,6 +232,100 @@ def read(text: str, depth: int | None = None) -> Program:
       'Install the version of libtpu that meliad_rec[tpu] requires.'
     )
   return _Reader(bodies, depth).total(entry)
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+  """What an operation does, and for which part of a training step.
+
+  Attributes:
+    kind: a name in KINDS, or 'arithmetic' of single elements.
+    place: direction and modules, such as 'backward cells/layer/mlp/hidden'.
+  """
+
+  kind: str
+  place: str
+
+
+# Names of kinds, and the operations in a fusion that show them; the first one
+# found counts.
+KINDS = {
+  'products': {'dot', 'convolution'},
+  'random numbers': {'rng-bit-generator', 'shift-right-logical'},
+  'sums': {'reduce', 'reduce-window'},
+  'lookups': {'gather', 'scatter', 'sort'},
+}
+_ARITHMETIC = {
+  'add',
+  'divide',
+  'exponential',
+  'maximum',
+  'multiply',
+  'subtract',
+}
+# Parts of names that say nothing about the place in the model: methods, loops
+# and calls.
+_NOISE = re.compile(
+  r'.*\.\w*|.*->.*|while|body|cond|branch_\d+_fun|closed_call|checkpoint|remat'
+  r'|rematted_computation|shard_map|custom_\w*|jit\(.*|jvp\(.*|transpose\(.*'
+)
+
+
+def label(bodies: Mapping[str, Sequence[str]], line: str) -> Label:
+  """Returns the label of an instruction.
+
+  Args:
+    bodies: lines of the program's computations, by name.
+    line: the instruction.
+  """
+  operations = _operations(bodies, line)
+  kind = next(
+    (kind for kind, shown in KINDS.items() if operations & shown),
+    # Addresses are computed too, but of few operations.
+    'arithmetic' if operations & _ARITHMETIC else 'copies',
+  )
+  return Label(kind, _place_of(line))
+
+
+def _operations(bodies, line: str) -> set[str]:
+  """Returns the operations that an instruction and its fusions consist of."""
+  found = instruction(line)
+  if found is None:
+    return set()
+  _, _, op, rest = found
+  if op not in ('fusion', 'call'):
+    return {op}
+  lines = bodies.get(called(rest, 'calls' if op == 'fusion' else 'to_apply'))
+  return set().union(*(_operations(bodies, line) for line in lines or ()))
+
+
+def _place_of(line: str) -> str:
+  named = re.search(r'op_name="([^"]*)"', line)
+  return place(named[1]) if named else 'unnamed'
+
+
+def place(op_name: str) -> str:
+  """Returns the place in the model that the metadata of an operation names.
+
+  Args:
+    op_name: such as 'jit(train_step)/transpose(jvp(Model))/cell/mlp/dot'.
+  """
+  parts = op_name.split('/')
+  directions = {
+    'recomputed': 'rematted_computation' in parts,
+    'backward': 'transpose(' in op_name,
+    'forward': 'jvp(' in op_name,
+  }
+  direction = next((name for name, here in directions.items() if here), '')
+  # A scope at the top, such as the loss, is inside: jvp(loss).
+  scope = re.search(r'jvp\(([a-z]\w*)\)', op_name)
+  modules = [scope[1]] if scope else []
+  modules += [
+    re.sub(r'_?\d+$', '', part)
+    for part in parts[:-1]
+    if not _NOISE.fullmatch(part)
+  ]
+  return f'{direction} {"/".join(dict.fromkeys(modules))}'.strip() or 'step'
 
 
 class _Reader:
@@ -269,7 +371,9 @@ class _Reader:
       case 'custom-call' if '"tpu_custom_call"' in rest:
         return Program(kernels=Counter([_kernel(name, rest)]))
     priced = re.search(r'"estimated_cycles":"(\d+)"', rest)
-    cycles = int(priced[1]) if priced else 0
+    work = Counter()
+    if priced:
+      work[label(self.bodies, line)] = int(priced[1])
     if kind == 'fusion':
       body = called(rest, 'calls')
       exchanged = self.total(body).collectives
@@ -277,10 +381,10 @@ class _Reader:
         exchanged = _scattered(exchanged, shape)
       waits = name.startswith('async-collective-done')
       if exchanged or priced or waits:
-        return Program(cycles=cycles, collectives=exchanged)
+        return Program(work, exchanged)
     large = op == kind and op not in CHEAP and array_bytes(shape) >= _LARGE
     unpriced = Counter([op] if large and not priced else [])
-    return Program(cycles=cycles, unpriced=unpriced)
+    return Program(work, unpriced=unpriced)
 
   def iterations(self, rest: str) -> int | None:
     """Returns the maximum iterations of a loop; None: not known."""
@@ -307,7 +411,8 @@ def _kernel(name: str, rest: str) -> Kernel:
     re.search(rf'"{what}":"(\d+)"', rest)
     for what in ('flops', 'bytes_accessed')
   ]
-  return Kernel(name, *(int(one[1]) if one else None for one in found))
+  numbers = (int(one[1]) if one else None for one in found)
+  return Kernel(name, *numbers, _place_of(rest))
 
 
 def groups(instruction: str, devices: int) -> np.ndarray:

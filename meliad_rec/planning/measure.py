@@ -67,7 +67,7 @@ class Compiled:
     needed: the sum of these three.
     compile_seconds: time of tracing and compiling.
     exchanges: collectives of a step; None: the program cannot be read.
-    seconds: time of a step; None: the program cannot be read.
+    parts: parts of the time of a step; None: the program cannot be read.
     notes: sentences on what the figures leave out.
   """
 
@@ -77,7 +77,7 @@ class Compiled:
   needed: int
   compile_seconds: float
   exchanges: list[estimate.Exchange] | None
-  seconds: estimate.Seconds | None
+  parts: list[estimate.Part] | None
   notes: tuple[str, ...]
 
 
@@ -145,14 +145,14 @@ def compiled(
     raise TooLarge(max(needed, int(where.chip.hbm) + 1)) from None
   took = time.perf_counter() - began
   stats = step.memory_analysis()
-  notes, exchanges, seconds = [], None, None
+  notes, exchanges, parts = [], None, None
   try:
     read = hlo.read(step.as_text(), depth)
     exchanges = estimate.exchanges(read, program.mesh, where)
     if jax.config.jax_exec_time_optimization_effort < 0:
       notes.append('compiled with little optimization, so times are n/a')
     else:
-      seconds = estimate.seconds(read, exchanges, where.chip)
+      parts = estimate.parts(read, exchanges, where.chip)
       notes += _left_out(read)
   except ValueError as error:
     notes.append(f'times and collectives are n/a: {error}')
@@ -163,7 +163,7 @@ def compiled(
     needed=stats.peak_memory_in_bytes + stats.generated_code_size_in_bytes,
     compile_seconds=took,
     exchanges=exchanges,
-    seconds=seconds,
+    parts=parts,
     notes=tuple(notes),
   )
 

@@ -1,13 +1,15 @@
 """Formats a plan: a table with a column per slice, and what to change."""
 
+from collections import Counter
 from collections.abc import Sequence
 import math
 
 from meliad_rec.config import config_flags
+from meliad_rec.planning import estimate
 from meliad_rec.planning import measure
 from meliad_rec.planning import topology
 from meliad_rec.planning.estimate import Exchange
-from meliad_rec.planning.estimate import Seconds
+from meliad_rec.planning.estimate import Part
 from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import Question
 
@@ -62,10 +64,10 @@ def column(answer: Answer) -> dict[str, str]:
 
 def rates(answer: Answer) -> dict[str, float | None] | None:
   """Returns step times in seconds, MFU, tokens/s and hours; None: not known."""
-  found = answer.compiled and answer.compiled['seconds']
-  if not found:
+  parts = parts_of(answer)
+  if parts is None:
     return None
-  step, sizes = Seconds(**found), measure.Sizes(**answer.sizes)
+  step, sizes = estimate.seconds(parts), measure.Sizes(**answer.sizes)
   peak = sizes.devices * topology.parse(answer.topology).chip.peak_flops
   return {
     'step': step.most,
@@ -96,6 +98,35 @@ def _times(answer: Answer) -> dict[str, str]:
     'tokens/s': text('tokens/s', ',.0f'),
     f'hours for {answer.sizes["steps"]:,} steps': text('hours', ',.1f'),
   }
+
+
+def parts_of(answer: Answer) -> list[Part] | None:
+  """Returns the parts of the time of a step; None: not known."""
+  found = answer.compiled and answer.compiled['parts']
+  return [Part(**fields) for fields in found] if found else None
+
+
+def breakdown(answers: Sequence[Answer], by: str) -> str:
+  """Returns tables of where the time of a step goes, the longest first.
+
+  Args:
+    answers: plans of one or more slices.
+    by: 'kind' or 'place', fields of estimate.Part.
+  """
+  lines = []
+  for answer in answers:
+    parts, times = parts_of(answer), Counter()
+    for part in parts or ():
+      times[getattr(part, by)] += part.seconds
+    clock = topology.parse(answer.topology).chip.clock
+    lines += ['', f'{answer.topology}: time of a step by {by}']
+    lines += [] if parts else ['n/a']
+    lines += [
+      f'{1e3 * time:9.2f} ms {clock * time / 1e6:8.2f} M cycles '
+      f'{time / times.total():6.1%}  {name}'
+      for name, time in times.most_common()
+    ]
+  return '\n'.join(lines)
 
 
 def exchange_lines(answer: Answer) -> list[str]:

@@ -103,8 +103,9 @@ def train_step(
       rngs={'dropout': rng},
       mutable=['losses', metrics.COLLECTION],
     )
-    nats_BT = objective(logits_BTV, batch.targets_BT)
-    total = losses.masked_mean(nats_BT, batch.scored_BT)
+    with jax.named_scope('loss'):
+      nats_BT = objective(logits_BTV, batch.targets_BT)
+      total = losses.masked_mean(nats_BT, batch.scored_BT)
     sown_losses = sown.get('losses', {})
     if halting_warmup and losses.HALTING not in dict(by_name(sown_losses)):
       raise ValueError(
@@ -115,14 +116,15 @@ def train_step(
     return total, (carry, count(logits_BTV, batch, sown))
 
   grads, (carry, sums) = jax.grad(loss, has_aux=True)(state.params)
-  sums = sums.replace(gradient_norm=optax.global_norm(grads))
-  updates, opt_state = optimizer.update(
-    grads, state.opt_state, state.params, sums.scored
-  )
-  params = clip_spans(optax.apply_updates(state.params, updates))
-  ema = state.ema
-  if ema_decay is not None:
-    ema = ema_update(ema, params, ema_decay, state.step)
+  with jax.named_scope('optimizer'):
+    sums = sums.replace(gradient_norm=optax.global_norm(grads))
+    updates, opt_state = optimizer.update(
+      grads, state.opt_state, state.params, sums.scored
+    )
+    params = clip_spans(optax.apply_updates(state.params, updates))
+    ema = state.ema
+    if ema_decay is not None:
+      ema = ema_update(ema, params, ema_decay, state.step)
   state = state.replace(
     step=state.step + 1,
     params=params,

@@ -127,7 +127,7 @@ def test_exchanges_of_one_kind_are_one_line():
 
 def test_seconds_of_a_step():
   program = hlo.Program(
-    cycles=3 * 10**9,
+    work=Counter({hlo.Label('products', 'step'): 3 * 10**9}),
     kernels=Counter(
       {
         hlo.Kernel('products', 197 * 10**12, 8): 2,
@@ -137,6 +137,7 @@ def test_seconds_of_a_step():
     ),
   )
   exchange = estimate.Exchange('all-reduce', 'data', 1, 1, 0.25)
-  found = estimate.seconds(program, [exchange], V5E)
+  parts = estimate.parts(program, [exchange], V5E)
+  found = estimate.seconds(parts)
   assert (found.compute, found.kernels, found.exchange) == (2, 3, 0.25)
   assert (found.most, found.least) == (5.25, 5)

@@ -77,6 +77,48 @@ ENTRY %main (x: f32[8]) -> f32[8] {{
 """
 
 
+FUSED = {
+  'product': ['  %d = f32[8,8]{1,0} dot(%a, %b), metadata={}'],
+  'nested': ['  %f = f32[8,8]{1,0} fusion(%a), kind=kLoop, calls=%product'],
+  'moved': ['  %t = f32[8,8]{0,1} transpose(%a)'],
+  'added': ['  %t = f32[8]{0} add(%a, %b)', '  %c = f32[8]{0} copy(%t)'],
+}
+
+
+@pytest.mark.parametrize(
+  'body, kind',
+  [
+    ('nested', 'products'),
+    ('moved', 'copies'),
+    ('added', 'arithmetic'),
+  ],
+)
+def test_kind_of_an_operation(body, kind):
+  line = f'  %x.1 = f32[8]{{0}} fusion(%a), kind=kLoop, calls=%{body}'
+  assert hlo.label(FUSED, line) == hlo.Label(kind, 'unnamed')
+
+
+@pytest.mark.parametrize(
+  'op_name, place',
+  [
+    (
+      'jit(train_step)/jvp(Model)/cell/cell.run/cells_3/layer/mlp/hidden/dot',
+      'forward cell/cells/layer/mlp/hidden',
+    ),
+    (
+      'jit(train_step)/transpose(jvp(Model))/cell/while/body/closed_call/'
+      'checkpoint/rematted_computation/cells_12/bhqk,bhxk->bhqx/dot_general',
+      'recomputed cell/cells',
+    ),
+    ('jit(train_step)/transpose(jvp(loss))/mul', 'backward loss'),
+    ('jit(train_step)/optimizer/reduce_sum', 'optimizer'),
+    ('jit(train_step)/add', 'step'),
+  ],
+)
+def test_place_of_an_operation(op_name, place):
+  assert hlo.place(op_name) == place
+
+
 def test_all_iterations_of_loops_count_and_each_exchange_once():
   found = hlo.read(TEXT)
   assert found.cycles == (5 + 1) * 100 + 40 + 30 + 1 + 2

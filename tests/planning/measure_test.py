@@ -125,7 +125,7 @@ def test_with_an_unknown_format_the_memory_is_known():
   found = measure.compiled(one, topology.parse('v5e:2x2'), None)
   assert (found.arguments, found.temporary, found.code) == (3, 7, 5)
   assert found.needed == 15
-  assert found.seconds is None and found.exchanges is None
+  assert found.parts is None and found.exchanges is None
   assert 'n/a: the compiled program' in found.notes[0]
 
 
@@ -134,7 +134,10 @@ def test_the_trainers_step_compiles_for_a_slice():
   one = program(topology.devices('v5e:2x2'), dtype='bfloat16')
   found = measure.compiled(one, topology.parse('v5e:2x2'), None)
   assert 0 < found.needed < 2**30
-  assert found.seconds.compute > 0
+  parts = {(part.kind, part.place): part.seconds for part in found.parts}
+  assert parts['products', 'backward logits'] > 0
+  assert all(seconds >= 0 for seconds in parts.values())
+  assert any(place == 'optimizer' for _, place in parts)
   kinds = {(e.op, e.axes) for e in found.exchanges}
   assert ('all-reduce', 'data') in kinds and ('all-reduce', 'model') in kinds
   for one in found.exchanges:

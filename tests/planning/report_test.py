@@ -27,6 +27,21 @@ def test_columns_are_slices():
   assert any('3 x all-reduce over data, 5.0 MiB' in one for one in lines)
 
 
+def test_time_by_kind_and_by_place():
+  lines = report.breakdown([planned.fitting()], 'place').splitlines()
+  assert lines[1] == 'v5e:2x4: time of a step by place'
+  ms, _, _, _, _, share, place = lines[2].split(maxsplit=6)
+  assert (ms, share, place) == ('625.00', '62.5%', 'forward cell/mlp')
+  kinds = report.breakdown([planned.fitting()], 'kind')
+  assert [line.split()[-1] for line in kinds.splitlines()[2:]] == [
+    'products',
+    'collectives',
+    'kernels',
+    'copies',
+  ]
+  assert report.breakdown([planned.unknown()], 'kind').endswith('n/a')
+
+
 def test_the_rest_is_known_without_a_compiler_or_flops():
   found = report.column(planned.unknown())
   assert found['parameters'] == '123,456,789'

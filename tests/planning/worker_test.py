@@ -185,7 +185,7 @@ def test_the_trainers_step_runs_the_kernels(monkeypatch, remat):
   )
   found = worker.answer(asked)
   assert found.fits and found.missing is None
-  assert found.compiled['seconds'] is None and found.compiled['exchanges']
+  assert found.compiled['parts'] is None and found.compiled['exchanges']
   assert any('little optimization' in note for note in found.notes)
   calls = [
     line for line in texts[0].splitlines() if '"tpu_custom_call"' in line

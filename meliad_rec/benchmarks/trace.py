@@ -1,0 +1,77 @@
+"""Where the time of a training step goes on this machine, from a trace.
+
+Each operation of the compiled program is an event of the trace. Kinds and
+places are those of `meliad-rec plan --by`; see planning/hlo.py.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+import tempfile
+
+import jax
+
+from meliad_rec.planning import hlo
+from meliad_rec.planning.hlo import Label
+
+STEPS = 5
+# Their events contain those of other operations.
+OUTER = {'while', 'conditional', 'call'}
+
+
+def measure(step: Callable[[], None], text: str) -> Counter[Label]:
+  """Returns the seconds of one step, by label.
+
+  Operations that run at the same time count separately, so the sum may exceed
+  the time of a step.
+
+  Args:
+    step: runs a step to its end; already compiled.
+    text: HLO text of the compiled step.
+  """
+  step()
+  with tempfile.TemporaryDirectory(prefix='meliad_rec_trace_') as folder:
+    with jax.profiler.trace(folder):
+      for _ in range(STEPS):
+        step()
+    [file] = Path(folder).rglob('*.xplane.pb')
+    data = jax.profiler.ProfileData.from_file(str(file))
+    labels, found = _labels(text), Counter()
+    for plane in data.planes:
+      for line in plane.lines:
+        for event in line.events:
+          if event.name in labels:
+            found[labels[event.name]] += event.duration_ns / 1e9 / STEPS
+  return found
+
+
+def _labels(text: str) -> dict[str, Label]:
+  """Returns the label of each operation of a program, by its name."""
+  bodies, _ = hlo.computations(text)
+  labels = {}
+  for lines in bodies.values():
+    for line in lines:
+      found = hlo.instruction(line)
+      if found and found[2] not in OUTER:
+        labels[found[0]] = hlo.label(bodies, line)
+  return labels
+
+
+def table(name: str, seconds: Counter[Label], by: str) -> str:
+  """Returns a text table, the longest first.
+
+  Args:
+    name: name of the program.
+    seconds: result of `measure`.
+    by: 'kind' or 'place', fields of Label.
+  """
+  times = Counter()
+  for label, time in seconds.items():
+    times[getattr(label, by)] += time
+  total = max(times.total(), 1e-9)
+  lines = [f'{name}: time of a step by {by}']
+  lines += [
+    f'{1e3 * time:9.2f} ms {time / total:6.1%}  {key}'
+    for key, time in times.most_common()
+  ]
+  return '\n'.join(lines)
