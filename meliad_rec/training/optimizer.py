@@ -116,14 +116,35 @@ def adafactor(
 
   Shazeer and Stern 2018; settings of Hutchins et al. 2022.
   """
-  return optax.adafactor(
-    schedule,
-    decay_rate=decay_rate,
-    multiply_by_parameter_scale=True,
-    momentum=momentum,
-    dtype_momentum=jnp.float32,
-    weight_decay_rate=None,
-  )
+  steps = [
+    optax.scale_by_factored_rms(decay_rate=decay_rate),
+    optax.clip_by_block_rms(1.0),
+    optax.scale_by_learning_rate(schedule, flip_sign=False),
+    scale_by_param_rms(),
+  ]
+  if momentum is not None:
+    steps.append(
+      optax.ema(momentum, debias=False, accumulator_dtype=jnp.float32)
+    )
+  return optax.chain(*steps, optax.scale(-1))
+
+
+def scale_by_param_rms(minimum: float = 1e-3) -> optax.GradientTransformation:
+  """Multiplies each update by the root mean square of its parameter.
+
+  The same as optax.scale_by_param_block_rms, which reads all parameters twice
+  so that it can be differentiated.
+
+  Args:
+    minimum: the least factor.
+  """
+
+  def update(updates, state, params):
+    rms = lambda p: jnp.sqrt(jnp.mean(jnp.square(p)))
+    scale = lambda u, p: u * jnp.maximum(rms(p), minimum)
+    return jax.tree.map(scale, updates, params), state
+
+  return optax.GradientTransformation(optax.init_empty_state, update)
 
 
 def adamw(

@@ -85,6 +85,42 @@ def of_w(*values):
   return [{'w': jnp.array(value)} for value in values]
 
 
+def test_adafactor_is_that_of_optax():
+  """Also for tiny parameters, and for those stacked by a scan."""
+  rng = np.random.default_rng(0)
+  shapes = {'large': (130, 200), 'stacked': (2, 130, 140), 'small': (7,)}
+  draw = lambda scale: {
+    name: (scale * rng.normal(size=shape)).astype(np.float32)
+    for name, shape in shapes.items()
+  }
+  first = draw(0.3) | {'tiny': np.full((3,), 1e-5, np.float32)}
+  ours = optimizer.adafactor(RSQRT)
+  theirs = optax.adafactor(
+    RSQRT,
+    multiply_by_parameter_scale=True,
+    momentum=0.9,
+    dtype_momentum=jnp.float32,
+    weight_decay_rate=None,
+  )
+  found = {}
+  for name, rule in {'ours': ours, 'theirs': theirs}.items():
+    rng = np.random.default_rng(1)
+    params, state = first, rule.init(first)
+    for _ in range(3):
+      gradients = draw(4.0) | {'tiny': np.ones(3, np.float32)}
+      updates, state = rule.update(gradients, state, params)
+      params = optax.apply_updates(params, updates)
+    found[name] = params, state
+  # The structure is the same too, so checkpoints of either fit the other.
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-12),
+    found['ours'],
+    found['theirs'],
+  )
+  moved = np.abs(found['ours'][0]['large'] - first['large'])
+  assert moved.max() > 1e-6
+
+
 def test_adafactor_factors_large_matrices_only():
   params = {'big': jnp.ones((128, 130)), 'small': jnp.ones((3, 130))}
   second, *_ = jax.eval_shape(optimizer.adafactor(CONSTANT).init, params)
