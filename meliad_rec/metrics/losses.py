@@ -70,8 +70,18 @@ def objective(
 
 
 def correct(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
-  """Returns whether the most likely token is the target: bool [B, T]."""
-  return jnp.argmax(logits_BTV, axis=-1) == targets_BT
+  """Returns whether the most likely token is the target: bool [B, T].
+
+  Of equally likely tokens, the first one counts, as in argmax. Comparisons fuse
+  with the sums of `cross_entropy`; an argmax reads the logits once more.
+  """
+  logits_BTV = logits_BTV.astype(jnp.float32)
+  target_BT1 = _target_logits(logits_BTV, targets_BT)[..., None]
+  is_earlier_BTV = jnp.arange(logits_BTV.shape[-1]) < targets_BT[..., None]
+  loses_BTV = jnp.where(
+    is_earlier_BTV, logits_BTV < target_BT1, logits_BTV <= target_BT1
+  )
+  return jnp.all(loses_BTV, axis=-1)
 
 
 def masked_sum(values_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
@@ -111,11 +121,16 @@ class RowMeans(struct.PyTreeNode):
 def _parts(logits_BTV, targets_BT):
   """Returns ln Z and the target's logit, both float32 [B, T]."""
   logits_BTV = logits_BTV.astype(jnp.float32)
+  log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
+  return log_z_BT, _target_logits(logits_BTV, targets_BT)
+
+
+def _target_logits(logits_BTV, targets_BT):
+  """Returns the targets' logits [B, T], NaN for an unknown id."""
   V = logits_BTV.shape[-1]
   # A comparison fuses with the sum and shards over V; a gather's gradient
   # would be a scatter into [B, T, V].
   is_target_BTV = jnp.arange(V) == targets_BT[..., None]
   target_BT = jnp.sum(jnp.where(is_target_BTV, logits_BTV, 0), axis=-1)
-  known_BT = (targets_BT >= 0) & (targets_BT < V)
-  target_BT = jnp.where(known_BT, target_BT, jnp.nan)
-  return jax.nn.logsumexp(logits_BTV, axis=-1), target_BT
+  is_known_BT = (targets_BT >= 0) & (targets_BT < V)
+  return jnp.where(is_known_BT, target_BT, jnp.nan)

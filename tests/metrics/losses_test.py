@@ -33,6 +33,18 @@ def test_cross_entropy_by_hand():
     np.testing.assert_allclose(found, [[nats]], rtol=1e-6)
 
 
+def test_correct_is_argmax():
+  """Of equal logits the first wins; NaN and unknown targets are wrong."""
+  rng = np.random.default_rng(1)
+  logits_BTV = rng.integers(4, size=(40, T, V)).astype(np.float32)
+  targets_BT = rng.integers(V, size=(40, T))
+  found_BT = losses.correct(logits_BTV, targets_BT)
+  np.testing.assert_array_equal(found_BT, logits_BTV.argmax(-1) == targets_BT)
+  assert found_BT.any() and not found_BT.all()
+  assert not losses.correct(jnp.full((1, 1, V), jnp.nan), jnp.zeros((1, 1)))
+  assert not losses.correct(jnp.zeros((1, 2, V)), jnp.array([[-1, V]])).any()
+
+
 @pytest.mark.parametrize('weights', [(0, 0), (0.3, 0), (0, 0.2)])
 def test_objective_is_the_slow_form(weights):
   found = losses.objective(LOGITS, TARGETS, *weights)
