@@ -16,6 +16,7 @@ from meliad_rec.distributed.per_shard import per_shard
 from meliad_rec.kernels.reference import l2_normalize
 from meliad_rec.kernels.reference import NEVER
 from meliad_rec.kernels.reference import normalize_own_keys
+from meliad_rec.layers.linear import dot_general
 
 QUERY_BLOCK = 128  # Queries that `attend` processes at once.
 
@@ -45,13 +46,13 @@ class KV(struct.PyTreeNode):
   def append(self, new: 'KV') -> 'KV':
     """Returns these keys, which must be normalized, followed by new ones."""
     joined = lambda a, b: jnp.concatenate([a, b], 1)
-    return jax.tree.map(joined, self, new.replace(unnormalized=0)).replace(
+    return _by_token(joined, self, new.replace(unnormalized=0)).replace(
       unnormalized=new.unnormalized
     )
 
   def last(self, length: int) -> 'KV':
     """Returns the `length` newest keys and values, all keys normalized."""
-    part = jax.tree.map(lambda a: a[:, a.shape[1] - length :], self)
+    part = _by_token(lambda a: a[:, a.shape[1] - length :], self)
     return part.replace(
       unnormalized=min(self.unnormalized, length)
     ).normalized()
@@ -63,6 +64,21 @@ class KV(struct.PyTreeNode):
     return self.replace(
       k=normalize_own_keys(self.k, self.unnormalized), unnormalized=0
     )
+
+
+def _by_token(call: Callable, *kvs: KV) -> KV:
+  """Returns a KV whose leaves are `call` of the leaves of KVs, along axis 1.
+
+  Heads are merged during the call. On a TPU, arrays with and without an axis of
+  heads have different layouts, and kernels take the latter.
+  """
+
+  def merged(*arrays):
+    heads = arrays[0].shape[2:]
+    a = call(*(a.reshape(*a.shape[:2], -1) for a in arrays))
+    return a.reshape(*a.shape[:2], *heads)
+
+  return jax.tree.map(merged, *kvs)
 
 
 class Heads(nn.Module):
@@ -87,7 +103,11 @@ class Heads(nn.Module):
   def __call__(self, x_BSD, unnormalized=False):
     shape = x_BSD.shape[-1], self.num_heads * self.head_dim
     kernel_DF = self.param('kernel', self.kernel_init, shape)
-    y = x_BSD.astype(self.dtype) @ kernel_DF.astype(self.dtype)
+    y = dot_general(
+      x_BSD.astype(self.dtype),
+      kernel_DF.astype(self.dtype),
+      (((2,), (0,)), ((), ())),
+    )
     y = y.reshape(*y.shape[:2], self.num_heads, self.head_dim)
     return l2_normalize(y) if self.normalize and not unnormalized else y
 

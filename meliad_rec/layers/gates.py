@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.layers.dropout import TiledDropout
+from meliad_rec.layers.linear import dot_general
 
 
 class Residual(nn.Module):
@@ -109,6 +110,7 @@ class LSTMGate(nn.Module):
 
 def contract(features: int, h, dtype, **options) -> nn.DenseGeneral:
   """Returns a linear map of all axes of h after the first two."""
+  options = {'dot_general': dot_general} | options
   return nn.DenseGeneral(
     features, tuple(range(2, h.ndim)), dtype=dtype, **options
   )
@@ -116,7 +118,5 @@ def contract(features: int, h, dtype, **options) -> nn.DenseGeneral:
 
 def contract32(features: int, h, dtype, **options) -> nn.DenseGeneral:
   """Returns the map of `contract` with float32 sums and results."""
-  sums = functools.partial(
-    jax.lax.dot_general, preferred_element_type=jnp.float32
-  )
+  sums = functools.partial(dot_general, preferred_element_type=jnp.float32)
   return contract(features, h, dtype, dot_general=sums, **options)

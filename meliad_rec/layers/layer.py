@@ -19,6 +19,7 @@ from meliad_rec.layers import gates
 from meliad_rec.layers.attention import Heads
 from meliad_rec.layers.attention import KV
 from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.layers.linear import dot_general
 from meliad_rec.layers.remat import SUMS
 
 
@@ -255,7 +256,11 @@ class FeedForward(nn.Module):
   @nn.compact
   def __call__(self, x_BTD, h):
     hidden = nn.Dense(
-      self.width, use_bias=self.use_bias, dtype=self.dtype, name='hidden'
+      self.width,
+      use_bias=self.use_bias,
+      dtype=self.dtype,
+      dot_general=dot_general,
+      name='hidden',
     )
     join = self.join(dtype=self.dtype, name='output')
     return join(x_BTD, self.activation(hidden(h)))

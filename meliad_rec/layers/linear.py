@@ -1,0 +1,62 @@
+"""Products of activations and weights, with few copies in their gradients.
+
+XLA for CPUs transposes the first operand of a product that sums over tokens, by
+a copy. In the gradient of the weights, JAX makes that the gradient of the
+outputs, even if the inputs are narrower, or shared by several products.
+"""
+
+import functools
+
+import jax
+from jax import lax
+
+
+def dot_general(
+  x, w, dimension_numbers, precision=None, preferred_element_type=None
+):
+  """Returns lax.dot_general of the same arguments.
+
+  The sums are those of lax.dot_general too, and so are the gradients, except
+  for rounding. `x` contracts its last axes with the first axes of `w`.
+  """
+  (axes, first_axes), batch = dimension_numbers
+  count = len(axes)
+  last_axes = tuple(range(x.ndim - count, x.ndim))
+  if (
+    tuple(axes) != last_axes
+    or tuple(first_axes) != tuple(range(count))
+    or any(batch)
+    or w.ndim != count + 1
+    or precision is not None
+  ):
+    raise ValueError(
+      'linear.dot_general contracts the last axes of x with the first axes of '
+      f'w, got {dimension_numbers} for shapes {x.shape} and {w.shape}.'
+    )
+  return _product(x, w, count, preferred_element_type)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _product(x, w, count, dtype):
+  axes = tuple(range(x.ndim - count, x.ndim)), tuple(range(count))
+  return lax.dot_general(x, w, (axes, ((), ())), preferred_element_type=dtype)
+
+
+def _forward(x, w, count, dtype):
+  return _product(x, w, count, dtype), (x, w)
+
+
+def _backward(count, dtype, saved, g):
+  x, w = saved
+  dot = functools.partial(lax.dot_general, preferred_element_type=dtype)
+  dx = dot(g, w, (((g.ndim - 1,), (w.ndim - 1,)), ((), ())))
+  tokens = tuple(range(x.ndim - count))
+  over_tokens = (tokens, tokens), ((), ())
+  if w.size // w.shape[-1] <= w.shape[-1]:
+    dw = dot(x, g, over_tokens)
+  else:
+    dw = jax.numpy.moveaxis(dot(g, x, over_tokens), 0, -1)
+  return dx.astype(x.dtype), dw.astype(w.dtype)
+
+
+_product.defvjp(_forward, _backward)

@@ -1,0 +1,71 @@
+"""Products of activations and weights."""
+
+from functools import partial
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec.layers.linear import dot_general
+
+# Shapes of x and w, and the width of the operand that a copy transposes.
+SHAPES = {
+  'to a wider': ((2, 3, 4), (4, 9), 4),
+  'to a narrower': ((2, 3, 9), (9, 4), 4),
+  'of heads': ((2, 3, 2, 5), (2, 5, 7), 7),
+}
+
+
+def contraction(x, w):
+  axes = tuple(range(w.ndim - 1))
+  return (tuple(a + 2 for a in axes), axes), ((), ())
+
+
+def draws(shapes):
+  keys = jax.random.split(jax.random.key(0), 3)
+  x, w = (jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=False))
+  return x, w, jax.random.normal(keys[2], (*x.shape[:2], w.shape[-1]))
+
+
+@pytest.mark.parametrize('name', SHAPES)
+def test_values_and_gradients_are_those_of_lax(name):
+  x, w, g = draws(SHAPES[name][:2])
+  numbers = contraction(x, w)
+  y, back = jax.vjp(partial(dot_general, dimension_numbers=numbers), x, w)
+  y2, back2 = jax.vjp(partial(lax.dot_general, dimension_numbers=numbers), x, w)
+  np.testing.assert_array_equal(y, y2)
+  for ours, expected in zip(back(g), back2(g), strict=True):
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', SHAPES)
+def test_the_gradient_of_weights_transposes_the_narrower_operand(name):
+  *shapes, width = SHAPES[name]
+  x, w, g = draws(shapes)
+  _, back = jax.vjp(
+    partial(dot_general, dimension_numbers=contraction(x, w)), x, w
+  )
+  equations = jax.make_jaxpr(back)(g).eqns
+  _, product = (e for e in equations if e.primitive is lax.dot_general_p)
+  first = product.invars[0].aval.shape
+  assert int(np.prod(first[2:])) == width
+
+
+def test_bfloat16_sums_in_float32():
+  x, w, g = (a.astype(jnp.bfloat16) for a in draws(((2, 3, 4), (4, 9))))
+  product = partial(
+    dot_general,
+    dimension_numbers=contraction(x, w),
+    preferred_element_type=jnp.float32,
+  )
+  y, back = jax.vjp(product, x, w)
+  assert y.dtype == jnp.float32
+  assert [d.dtype for d in back(g.astype(y.dtype))] == [jnp.bfloat16] * 2
+
+
+def test_other_contractions_are_refused():
+  x, w, _ = draws(((2, 3, 4), (4, 9)))
+  with pytest.raises(ValueError, match='last axes'):
+    dot_general(x, w.T, (((2,), (1,)), ((), ())))
