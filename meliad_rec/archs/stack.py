@@ -152,6 +152,8 @@ class Repeat(Chain):
       out_axes=1,
       length=self.count,
     )
+    if not self.share and not self.is_initializing():
+      scan = nn.map_variables(scan, 'params', trans_in_fn=self.cell.cast_params)
     y_BTD, state = scan(self.cell, block.x, state)
     return state, y_BTD
 

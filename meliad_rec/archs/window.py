@@ -6,6 +6,7 @@ Tokens of a `VanillaLayer` see nothing before their block.
 """
 
 from flax import linen as nn
+import jax
 import jax.numpy as jnp
 
 from meliad_rec.layers.layer import Layer
@@ -29,6 +30,12 @@ class WindowLayer(Cell):
 
   def initial_state(self, batch):
     return self.config.empty_past(batch)
+
+  def cast_params(self, params):
+    cast = lambda path, leaf: (
+      leaf.astype(self.config.dtype) if path[-1].key == 'kernel' else leaf
+    )
+    return jax.tree_util.tree_map_with_path(cast, params)
 
   def __call__(self, past, block):
     n_BTD = self.layer.pre_norm(block.x)

@@ -90,6 +90,16 @@ class Cell(nn.Module, kw_only=True):
     """Returns the state after the block, and the outputs y_BTD."""
     raise NotImplementedError
 
+  def cast_params(self, params):
+    """Returns the cell's parameters in the dtypes that its products take.
+
+    A scan over layers calls it once for all layers. Gradients are then stacked
+    in these dtypes too, which halves what the scan writes and the optimizer
+    reads. Only a parameter that one product of a call reads may be cast, since
+    the gradients of several products are summed in float32.
+    """
+    return params
+
   def memory_slots(self, state: State) -> jax.Array:
     """Returns vectors [B, S, D] of the state that summarize what was read.
 

@@ -322,3 +322,24 @@ def test_adaptive_spans_of_shared_cells_cost_once():
   paths = jax.tree_util.tree_leaves_with_path(grads)
   (grad_H,) = [a for path, a in paths if 'ratio' in jax.tree_util.keystr(path)]
   np.testing.assert_allclose(grad_H, 5e-7 * W / len(grad_H), rtol=1e-5)
+
+
+def test_casting_before_the_scan_changes_no_gradient(monkeypatch):
+  """The scan over layers stacks gradients of kernels in bfloat16."""
+  repeat = Repeat(WindowLayer(config(dtype='bfloat16')), 3)
+  block = example()
+  params = cells.parameters(repeat, block)
+  found = cells.outcome(repeat, params, block)
+  hidden = params['cell']['layer']['mlp']['hidden']['kernel']
+  sizes = ','.join(map(str, hidden.shape))
+
+  def gradients_are_stacked_in(dtype):
+    loss = lambda p: cells.apply(repeat, p, block)[1].sum().astype(jnp.float32)
+    text = str(jax.make_jaxpr(jax.grad(loss))(params))
+    return f'{dtype}[{sizes}] = convert_element_type' in text
+
+  assert gradients_are_stacked_in('f32')
+  monkeypatch.setattr(WindowLayer, 'cast_params', Cell.cast_params)
+  assert not gradients_are_stacked_in('f32')
+  expected = cells.outcome(repeat, params, block)
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
