@@ -1,5 +1,7 @@
 """Examples of attention, and comparisons of its implementations."""
 
+import functools
+
 import jax
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
@@ -7,6 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from meliad_rec.kernels import reference as ref
+from meliad_rec.kernels import xla
+from meliad_rec.kernels.dispatch import Dispatch
+from meliad_rec.kernels.dispatch import WINDOW_NAMES
 
 
 def example(
@@ -59,6 +64,15 @@ def memory_example(
     jnp.asarray(mask_BS),
     scale and jnp.linspace(scale, 1, H),
   )
+
+
+def window_by_xla(inputs, dropout=None, tile=None):
+  """Windowed attention in XLA with `tile` queries in a sub-block."""
+  by_xla = (
+    functools.partial(xla.window_attend, tile=tile),
+    functools.partial(xla.window_gradients, tile=tile),
+  )
+  return Dispatch((), 'xla', by_xla, WINDOW_NAMES)(inputs, dropout)
 
 
 def with_raw_own(inputs):

@@ -12,11 +12,9 @@ from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
-import jax.numpy as jnp
 
 from meliad_rec.distributed.per_shard import per_shard
 from meliad_rec.distributed.per_shard import split_kv_heads
-from meliad_rec.kernels import reference
 from meliad_rec.kernels import xla
 from meliad_rec.kernels.blocks import Dropout
 from meliad_rec.kernels.gpu import window_attention as window_attention_gpu
@@ -62,8 +60,8 @@ def window_attention(
       'Set layer_config.LayerConfig.attention to "auto".'
     )
   supported = _supported(form, kernels, inputs, dropout)
-  dispatch = Dispatch(supported, form, xla.window_attention, WINDOW_NAMES)
-  return dispatch(inputs, dropout)
+  by_xla = xla.window_attend, xla.window_gradients
+  return Dispatch(supported, form, by_xla, WINDOW_NAMES)(inputs, dropout)
 
 
 def memory_attention(
@@ -97,8 +95,8 @@ def memory_attention(
   keep_HTS = None if dropout is None else dropout.keep_mask((H, T, S))
   kernels = {'tpu': memory_attention_tpu}
   supported = _supported(form, kernels, inputs, keep_HTS)
-  dispatch = Dispatch(supported, form, reference.memory_attention, MEMORY_NAMES)
-  return dispatch(inputs, keep_HTS)
+  by_xla = xla.memory_attend, xla.memory_gradients
+  return Dispatch(supported, form, by_xla, MEMORY_NAMES)(inputs, keep_HTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,24 +111,24 @@ class Dispatch:
   Attributes:
     kernels: (platform, module) pairs of the kernels that may run.
     form: one of FORMS.
-    xla: the implementation by XLA, (inputs, dropout) -> [B, T, H, K].
+    by_xla: attend and gradients by XLA, such as xla.window_attend and
+      xla.window_gradients.
     names: checkpoint names of the output, and of the logarithms of sums of
       exponentials.
   """
 
   kernels: tuple[tuple[str, ModuleType], ...]
   form: str
-  xla: Callable
+  by_xla: tuple[Callable, Callable]
   names: tuple[str, str]
 
   def __call__(self, inputs, dropout):
-    if not self.kernels:
-      return checkpoint_name(self.xla(inputs, dropout), self.names[0])
-    H = inputs.q_BTHK.shape[2]
-    inputs = inputs.replace(
-      k_BSHK=split_kv_heads(inputs.k_BSHK, H),
-      v_BSHK=split_kv_heads(inputs.v_BSHK, H),
-    )
+    if self.kernels:
+      H = inputs.q_BTHK.shape[2]
+      inputs = inputs.replace(
+        k_BSHK=split_kv_heads(inputs.k_BSHK, H),
+        v_BSHK=split_kv_heads(inputs.v_BSHK, H),
+      )
     return _attend(inputs, dropout, self)
 
   @property
@@ -147,6 +145,8 @@ class Dispatch:
       *args: its arguments.
     """
     branches = {name: by_kernels(module) for name, module in self.kernels}
+    if not branches:
+      return by_xla(*args)
     if self.interpret:
       (branch,) = branches.values()
       return branch(*args)
@@ -197,11 +197,8 @@ def _forward(inputs, dropout, dispatch: Dispatch):
 
     return attend
 
-  def by_xla(inputs, dropout):
-    B, T, H, _ = inputs.q_BTHK.shape
-    return dispatch.xla(inputs, dropout), jnp.zeros((B, H, T))
-
-  results = dispatch.run(by_kernels, by_xla, inputs, dropout)
+  attend, _ = dispatch.by_xla
+  results = dispatch.run(by_kernels, attend, inputs, dropout)
   o, lse = map(checkpoint_name, results, dispatch.names)
   return o, (inputs, dropout, o, lse)
 
@@ -221,16 +218,8 @@ def _backward(dispatch: Dispatch, saved, do):
 
     return gradients
 
-  def by_xla(inputs, dropout, o, lse, do):
-    del o, lse
-
-    def attend(differentiable):
-      whole = differentiable.replace(mask_BS=inputs.mask_BS)
-      return dispatch.xla(whole, dropout)
-
-    return jax.vjp(attend, inputs.replace(mask_BS=None))[1](do)[0]
-
-  return dispatch.run(by_kernels, by_xla, *saved, do), None
+  _, gradients = dispatch.by_xla
+  return dispatch.run(by_kernels, gradients, *saved, do), None
 
 
 _attend.defvjp(_forward, _backward)

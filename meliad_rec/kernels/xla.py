@@ -1,30 +1,39 @@
-"""Causal sliding-window attention in plain XLA: a scan over skewed sub-blocks.
+"""Attention in plain XLA: outputs, and gradients that store no probabilities.
 
-A sub-block of Q queries sees one contiguous slice of X = W + Q keys. A query is
-thus multiplied with W + Q keys; in a block of W queries it would be 2 W. The
-backward pass recomputes the logits: nothing of size T x W is ever stored. Bias
-and band (see kernels/blocks.py) depend on distance only, so one [Q, X] tile per
-head serves every sub-block. Vectors added to keys by distance are multiplied
-with the queries of each sub-block, and the products are skewed (see `skew`).
+Windowed attention is a scan over skewed sub-blocks. A sub-block of Q queries
+sees one contiguous slice of X = W + Q keys. A query is thus multiplied with
+W + Q keys; in a block of W queries it would be 2 W. Bias and band (see
+kernels/blocks.py) depend on distance only, so one [Q, X] tile per head serves
+every sub-block. Vectors added to keys by distance are multiplied with the
+queries of each sub-block, and the products are skewed (see `skew`).
+
+Backward passes compute the logits again, and from them and the logarithms of
+their sums the probabilities: nothing of size T x W is ever stored, and maxima,
+sums and quotients are not differentiated (Dao et al. 2022, section 3.1).
+
+Arrays in this file have heads first: [B, H, T, K].
 """
+
+import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
 from meliad_rec.kernels.blocks import Dropout
 from meliad_rec.kernels.reference import AttentionInputs
+from meliad_rec.kernels.reference import MemoryInputs
 from meliad_rec.kernels.reference import NEVER
 from meliad_rec.kernels.reference import normalize_and_scale
 from meliad_rec.kernels.reference import normalize_own_keys
 from meliad_rec.kernels.reference import repeat_kv_heads
+from meliad_rec.kernels.reference import sum_dtype
 
 
-def window_attention(
-  inputs: AttentionInputs,
-  dropout: Dropout | None = None,
-  tile: int | None = None,
+def window_attend(
+  inputs: AttentionInputs, dropout: Dropout | None, tile: int | None = None
 ):
-  """Returns attention [B, T, H, K]; zeros for a query that sees no key.
+  """Returns outputs, and logarithms of each query's sum of exponentials.
 
   Args:
     inputs: see AttentionInputs.
@@ -32,88 +41,305 @@ def window_attention(
       authors' code.
     tile: queries in a sub-block; None: see default_tile. If there are fewer
       than W past keys, one sub-block takes all queries.
+
+  Returns:
+    [B, T, H, K], zeros for a query that sees no key; and [B, H, T] float32.
   """
-  q_BTHK, k_BSHK, mask_BS = inputs.q_BTHK, inputs.k_BSHK, inputs.mask_BS
-  keys_WK, include_self = inputs.keys_WK, inputs.include_self
-  B, T, H, K = q_BTHK.shape
-  W = inputs.window
-  if inputs.normalize_own:
-    k_BSHK = normalize_own_keys(k_BSHK, T)
+  bands = _Bands.of(inputs, tile)
+  q, k, v, bias_HQX, keys_WK = bands.arrays(inputs)
+  mask_BS, keep_HQX = bands.mask(inputs), _keep_mask(dropout, bias_HQX.shape)
+
+  def sub_block(j):
+    k_BHXK, mask_BX = bands.keys(j, k, 2), bands.keys(j, mask_BS, 1)
+    logits = bands.logits(
+      bands.queries(j, q), k_BHXK, bias_HQX, keys_WK, mask_BX
+    )
+    return _attend(logits, bands.keys(j, v, 2), keep_HQX)
+
+  if bands.count == 1:
+    o, lse = sub_block(0)
+  else:
+    step = lambda _, j: (None, sub_block(j))
+    _, stacked = jax.lax.scan(step, None, jnp.arange(bands.count))
+    o, lse = map(bands.join, stacked)
+  return o[:, :, : bands.T].swapaxes(1, 2), lse[:, :, : bands.T]
+
+
+def window_gradients(
+  inputs: AttentionInputs,
+  dropout: Dropout | None,
+  o_BTHK,
+  lse_BHT,
+  do_BTHK,
+  tile: int | None = None,
+) -> AttentionInputs:
+  """Returns the gradient of each input, None for the mask.
+
+  Args:
+    inputs, dropout, tile: see window_attend.
+    o_BTHK, lse_BHT: results of window_attend.
+    do_BTHK: gradients of the outputs.
+  """
+  bands = _Bands.of(inputs, tile)
+  arrays, to_inputs = jax.vjp(bands.arrays, inputs.replace(mask_BS=None))
+  q, k, v, bias_HQX, keys_WK = arrays
+  mask_BS, keep_HQX = bands.mask(inputs), _keep_mask(dropout, bias_HQX.shape)
+  do, mean_BHT = bands.pad(_heads_first(do_BTHK)), _mean(o_BTHK, do_BTHK)
+  # Padded queries have probabilities of 0.
+  pads = (0, 0), (0, 0), (0, bands.count * bands.Q - bands.T)
+  lse_BHT = jnp.pad(lse_BHT, pads, constant_values=-NEVER)
+  mean_BHT = jnp.pad(mean_BHT, pads)
+
+  def sub_block(sums, j):
+    dk, dv, *dshared = sums
+    mask_BX, v_BHXK = bands.keys(j, mask_BS, 1), bands.keys(j, v, 2)
+    logits, to_operands = jax.vjp(
+      functools.partial(bands.logits, mask_BX=mask_BX),
+      bands.queries(j, q),
+      bands.keys(j, k, 2),
+      bias_HQX,
+      keys_WK,
+    )
+    dlogits, dv_BHXK = _gradients(
+      logits,
+      v_BHXK,
+      keep_HQX,
+      bands.queries(j, lse_BHT),
+      bands.queries(j, mean_BHT),
+      bands.queries(j, do),
+    )
+    dq, dk_BHXK, *more = to_operands(dlogits)
+    dshared = jax.tree.map(jnp.add, dshared, more)
+    return (bands.add(j, dk, dk_BHXK), bands.add(j, dv, dv_BHXK), *dshared), dq
+
+  zeros = lambda a: jnp.zeros(a.shape, sum_dtype(a))
+  sums = jax.tree.map(zeros, (k, v, bias_HQX, keys_WK))
+  if bands.count == 1:
+    sums, dq = sub_block(sums, 0)
+  else:
+    sums, stacked = jax.lax.scan(sub_block, sums, jnp.arange(bands.count))
+    dq = bands.join(stacked)
+  cast = lambda sum, a: sum.astype(a.dtype)
+  gradients = jax.tree.map(cast, (dq, *sums), arrays)
+  return to_inputs(gradients)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bands:
+  """Sub-blocks of windowed attention.
+
+  Attributes:
+    T: number of queries.
+    W: the window.
+    Q: queries of a sub-block.
+    missing: past keys, of W, that are not given.
+    first: oldest visible key of the first query.
+    single: whether one query sees one slice of keys, so that there is no band.
+  """
+
+  T: int
+  W: int
+  Q: int
+  missing: int
+  first: int
+  single: bool
+
+  @classmethod
+  def of(cls, inputs: AttentionInputs, tile: int | None) -> '_Bands':
+    T, W = inputs.q_BTHK.shape[1], inputs.window
+    missing = W + T - inputs.k_BSHK.shape[1]
+    Q = T if missing else min(tile or default_tile(W), T)
+    first = 1 if inputs.include_self else 0
+    return cls(T, W, Q, missing, first, T == 1 and first + W > missing)
+
+  @property
+  def count(self) -> int:
+    """Number of sub-blocks; the last one may be padded."""
+    return -(-self.T // self.Q)
+
+  def arrays(self, inputs: AttentionInputs):
+    """Returns queries, keys, values, bias tile and keys by distance."""
+    q_BTHK, k_BSHK, keys_WK = inputs.q_BTHK, inputs.k_BSHK, inputs.keys_WK
+    if inputs.normalize_own:
+      k_BSHK = normalize_own_keys(k_BSHK, self.T)
+    if inputs.scale_H is not None:
+      q_BTHK = normalize_and_scale(q_BTHK, inputs.scale_H)
+    k_BSHK, v_BSHK = repeat_kv_heads(q_BTHK.shape[2], k_BSHK, inputs.v_BSHK)
+    bias_HW = inputs.bias_HW.astype(jnp.float32)
+    if self.single:
+      k_BSHK, v_BSHK = k_BSHK[:, self._near], v_BSHK[:, self._near]
+      bias_HQX = self._to_band(bias_HW[:, None, ::-1])
+    else:
+      include_self = inputs.include_self
+      bias_HQX = band_tile(bias_HW, self.Q, include_self)[..., self.missing :]
+    if keys_WK is not None:
+      keys_WK = keys_WK[::-1]  # Oldest first, as the keys.
+    qkv = (self.pad(_heads_first(a)) for a in (q_BTHK, k_BSHK, v_BSHK))
+    return *qkv, bias_HQX, keys_WK
+
+  def mask(self, inputs: AttentionInputs):
+    """Returns the mask of the keys of `arrays`, [B, S] bool."""
+    mask_BS = inputs.mask_BS
+    if self.single:
+      mask_BS = mask_BS[:, self._near]
+    return jnp.pad(mask_BS, ((0, 0), (0, self.count * self.Q - self.T)))
+
+  def logits(self, q_BHQK, k_BHXK, bias_HQX, keys_WK, mask_BX):
+    """Returns logits [B, H, Q, X] float32 of a sub-block."""
+    multiply = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    logits = multiply('bhqk,bhxk->bhqx', q_BHQK, k_BHXK)
+    if keys_WK is not None:
+      keys_WK = keys_WK.astype(q_BHQK.dtype)
+      logits += self._to_band(multiply('bhqk,wk->bhqw', q_BHQK, keys_WK))
+    return jnp.where(mask_BX[:, None, None], logits + bias_HQX, NEVER)
+
+  def queries(self, j, a_BHT):
+    """Returns the part [B, H, Q, ...] of sub-block j."""
+    if self.count == 1:
+      return a_BHT
+    return jax.lax.dynamic_slice_in_dim(a_BHT, j * self.Q, self.Q, 2)
+
+  def keys(self, j, a_S, axis: int):
+    """Returns the keys that sub-block j sees, or anything that belongs to them.
+
+    Args:
+      j: index of the sub-block.
+      a_S: array of all keys.
+      axis: axis of the keys.
+    """
+    if self.count == 1:
+      return a_S
+    X = self.W + self.Q
+    return jax.lax.dynamic_slice_in_dim(a_S, j * self.Q, X, axis)
+
+  def add(self, j, sum_BHSK, part_BHXK):
+    """Adds gradients of the keys that sub-block j sees to those of all keys."""
+    if self.count == 1:
+      return sum_BHSK + part_BHXK
+    return jax.lax.dynamic_update_slice_in_dim(
+      sum_BHSK, self.keys(j, sum_BHSK, 2) + part_BHXK, j * self.Q, 2
+    )
+
+  def join(self, a_NBHQ):
+    """Joins the results of all sub-blocks: [B, H, N Q, ...]."""
+    a_BHNQ = jnp.moveaxis(a_NBHQ, 0, 2)
+    B, H, N, Q = a_BHNQ.shape[:4]
+    return a_BHNQ.reshape(B, H, N * Q, *a_BHNQ.shape[4:])
+
+  def pad(self, a_BHTK):
+    """Appends zeros, so that the last sub-block is full."""
+    pad = self.count * self.Q - self.T
+    return jnp.pad(a_BHTK, ((0, 0), (0, 0), (0, pad), (0, 0)))
+
+  @property
+  def _near(self) -> slice:
+    start = max(self.first - self.missing, 0)
+    return slice(start, self.first + self.W - self.missing)
+
+  def _to_band(self, r_HQW):
+    """Moves values by distance to the columns of their keys."""
+    if self.single:
+      return r_HQW[..., max(self.missing - self.first, 0) :]
+    return band(r_HQW, self.first == 1)[..., self.missing :]
+
+
+def memory_attend(inputs: MemoryInputs, keep_HTS=None):
+  """Returns outputs, and logarithms of each query's sum of exponentials.
+
+  Args:
+    inputs: see MemoryInputs.
+    keep_HTS: dropout factors of the probabilities, 0 or 1 / (1 - rate), the
+      same for all rows; None: all are 1.
+
+  Returns:
+    [B, T, H, K], zeros where no slot is visible; and [B, H, T] float32.
+  """
+  q, k, v = _memory_arrays(inputs)
+  o, lse_BHT = _attend(_memory_logits(q, k, inputs.mask_BS), v, keep_HTS)
+  return o.swapaxes(1, 2), lse_BHT
+
+
+def memory_gradients(
+  inputs: MemoryInputs, keep_HTS, o_BTHK, lse_BHT, do_BTHK
+) -> MemoryInputs:
+  """Returns the gradient of each input, None for the mask.
+
+  Args:
+    inputs, keep_HTS: see memory_attend.
+    o_BTHK, lse_BHT: results of memory_attend.
+    do_BTHK: gradients of the outputs.
+  """
+  arrays, to_inputs = jax.vjp(_memory_arrays, inputs.replace(mask_BS=None))
+  q, k, v = arrays
+  logits, to_operands = jax.vjp(
+    functools.partial(_memory_logits, mask_BS=inputs.mask_BS), q, k
+  )
+  mean_BHT, do = _mean(o_BTHK, do_BTHK), _heads_first(do_BTHK)
+  dlogits, dv = _gradients(logits, v, keep_HTS, lse_BHT, mean_BHT, do)
+  dq, dk = to_operands(dlogits)
+  return to_inputs((dq, dk, dv.astype(v.dtype)))[0]
+
+
+def _memory_arrays(inputs: MemoryInputs):
+  q_BTHK = inputs.q_BTHK
   if inputs.scale_H is not None:
     q_BTHK = normalize_and_scale(q_BTHK, inputs.scale_H)
-  k_BSHK, v_BSHK = repeat_kv_heads(H, k_BSHK, inputs.v_BSHK)
-  missing = W + T - k_BSHK.shape[1]  # Past keys that are not given.
-  Q = T if missing else min(tile or default_tile(W), T)
-  pad = -T % Q
-  n = (T + pad) // Q
-  first = 1 if include_self else 0  # Oldest visible key of the first query.
-  bias_HW = inputs.bias_HW.astype(jnp.float32)
-  if T == 1 and first + W > missing:
-    # One query sees one slice of keys: there is no band to lay out.
-    near = slice(max(first - missing, 0), first + W - missing)
-    k_BSHK, v_BSHK, mask_BS = (a[:, near] for a in (k_BSHK, v_BSHK, mask_BS))
-    to_band = lambda r: r[..., max(missing - first, 0) :]
-    bias_HQX = to_band(bias_HW[:, None, ::-1])
-  else:
-    bias_HQX = band_tile(bias_HW, Q, include_self)[..., missing:]
-    to_band = lambda r: band(r, include_self)[..., missing:]
-  if keys_WK is not None:
-    keys_WK = keys_WK[::-1]  # Oldest first, as the keys.
-  keep_HQX = None if dropout is None else dropout.keep_mask(bias_HQX.shape)
+  kv = repeat_kv_heads(q_BTHK.shape[2], inputs.k_BSHK, inputs.v_BSHK)
+  return tuple(map(_heads_first, (q_BTHK, *kv)))
 
-  def sub_block(q_BHQK, k_BHXK, v_BHXK, mask_BX):
-    logits = jnp.einsum(
-      'bhqk,bhxk->bhqx', q_BHQK, k_BHXK, preferred_element_type=jnp.float32
-    )
-    if keys_WK is not None:
-      logits += to_band(
-        jnp.einsum(
-          'bhqk,wk->bhqw',
-          q_BHQK,
-          keys_WK.astype(q_BHQK.dtype),
-          preferred_element_type=jnp.float32,
-        )
-      )
-    logits = jnp.where(mask_BX[:, None, None], logits + bias_HQX, NEVER)
-    # The floor keeps the exponentials of a row without keys at 0.
-    top = jnp.maximum(jnp.max(logits, -1, keepdims=True), NEVER / 2)
-    p = jnp.exp(logits - jax.lax.stop_gradient(top))
-    total = jnp.sum(p, -1, keepdims=True)
-    total = jnp.where(total > 0, total, 1)
-    if keep_HQX is not None:
-      p = p * keep_HQX
-    o = jnp.einsum('bhqx,bhxk->bhqk', p.astype(v_BHXK.dtype), v_BHXK)
-    return (o / total).astype(v_BHXK.dtype)
 
-  heads_first = lambda a: jnp.pad(
-    a.swapaxes(1, 2), ((0, 0), (0, 0), (0, pad), (0, 0))
+def _memory_logits(q, k, mask_BS):
+  logits = jnp.einsum(
+    'bhtk,bhsk->bhts', q, k, preferred_element_type=sum_dtype(q)
   )
-  q, k, v = heads_first(q_BTHK), heads_first(k_BSHK), heads_first(v_BSHK)
-  mask_BS = jnp.pad(mask_BS, ((0, 0), (0, pad)))
-  if n == 1:
-    # Recompute probabilities here too: a surrounding scan would keep them all.
-    if T > 1:
-      sub_block = jax.checkpoint(sub_block, prevent_cse=False)
-    y_BHTK = sub_block(q, k, v, mask_BS)
-  else:
-    cut = jax.lax.dynamic_slice_in_dim
+  return jnp.where(mask_BS[:, None, None], logits, NEVER)
 
-    def sliced_sub_block(j):
-      return sub_block(
-        cut(q, j * Q, Q, 2),
-        cut(k, j * Q, W + Q, 2),
-        cut(v, j * Q, W + Q, 2),
-        cut(mask_BS, j * Q, W + Q, 1),
-      )
 
-    def body(_, j):
-      # Recompute the slices too. If kept, they would take (W + Q) / Q times the
-      # memory of k and v.
-      return None, jax.checkpoint(sliced_sub_block, prevent_cse=False)(j)
+def _attend(logits_BHQX, v_BHXK, keep_HQX):
+  """Returns outputs, and logarithms of each query's sum of exponentials."""
+  # The floor keeps the exponentials of a row without keys at 0.
+  top = jnp.maximum(jnp.max(logits_BHQX, -1, keepdims=True), NEVER / 2)
+  p = jnp.exp(logits_BHQX - top)
+  total = jnp.sum(p, -1, keepdims=True)
+  total = jnp.where(total > 0, total, 1)
+  if keep_HQX is not None:
+    p = p * keep_HQX
+  o = jnp.einsum('bhqx,bhxk->bhqk', p.astype(v_BHXK.dtype), v_BHXK)
+  return (o / total).astype(v_BHXK.dtype), (top + jnp.log(total))[..., 0]
 
-    _, y = jax.lax.scan(body, None, jnp.arange(n))  # [n, B, H, Q, K]
-    y_BHTK = jnp.moveaxis(y, 0, 2).reshape(B, H, n * Q, K)
-  return y_BHTK[:, :, :T].swapaxes(1, 2)
+
+def _gradients(logits_BHQX, v_BHXK, keep_HQX, lse_BHQ, mean_BHQ, do_BHQK):
+  """Returns gradients of logits and values.
+
+  Args:
+    logits_BHQX, v_BHXK, keep_HQX: arguments of `_attend`.
+    lse_BHQ: logarithms of sums of exponentials.
+    mean_BHQ: result of `_mean`.
+    do_BHQK: gradients of the outputs.
+  """
+  multiply = functools.partial(
+    jnp.einsum, preferred_element_type=logits_BHQX.dtype
+  )
+  p = jnp.exp(logits_BHQX - lse_BHQ[..., None])
+  kept = p if keep_HQX is None else p * keep_HQX
+  dp = multiply('bhqk,bhxk->bhqx', do_BHQK, v_BHXK)
+  dv = multiply('bhqx,bhqk->bhxk', kept.astype(v_BHXK.dtype), do_BHQK)
+  return kept * dp - p * mean_BHQ[..., None], dv
+
+
+def _mean(o_BTHK, do_BTHK):
+  """Returns the mean of each query's gradients of probabilities, [B, H, T]."""
+  return jnp.einsum(
+    'bthk,bthk->bht', o_BTHK, do_BTHK, preferred_element_type=sum_dtype(o_BTHK)
+  )
+
+
+def _heads_first(a_BTHK):
+  return a_BTHK.swapaxes(1, 2)
+
+
+def _keep_mask(dropout: Dropout | None, shape):
+  return None if dropout is None else dropout.keep_mask(shape)
 
 
 def default_tile(W: int) -> int:

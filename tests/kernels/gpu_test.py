@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from meliad_rec.kernels import xla
 from meliad_rec.kernels.blocks import Dropout
 from meliad_rec.kernels.dispatch import window_attention
 from tests import attention_example as examples
@@ -84,7 +83,7 @@ def test_dropout_is_that_of_xla():
   inputs = examples.example(T=128, P=64, W=64, K=16)
   dropout = Dropout(jax.random.key(1), 0.3)
   found = examples.both(interpreted, inputs, dropout)
-  expected = examples.both(xla.window_attention, inputs, dropout, tile=32)
+  expected = examples.both(examples.window_by_xla, inputs, dropout, tile=32)
   examples.assert_close(found, expected, 1e-5)
   without = examples.both(interpreted, inputs)
   assert np.abs(np.asarray(found[0]) - np.asarray(without[0])).max() > 0.1

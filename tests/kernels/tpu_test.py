@@ -11,7 +11,6 @@ import pytest
 
 from meliad_rec.distributed import partition
 from meliad_rec.kernels import reference as ref
-from meliad_rec.kernels import xla
 from meliad_rec.kernels.blocks import Dropout
 from meliad_rec.kernels.dispatch import window_attention
 from meliad_rec.kernels.tpu import window_attention as window_attention_tpu
@@ -105,7 +104,7 @@ def test_dropout_is_that_of_xla():
   inputs = examples.example(T=256, P=128, W=128)
   dropout = Dropout(jax.random.key(1), 0.3)
   found = examples.both(interpreted, inputs, dropout)
-  expected = examples.both(xla.window_attention, inputs, dropout, tile=LANES)
+  expected = examples.both(examples.window_by_xla, inputs, dropout, tile=LANES)
   examples.assert_close(found, expected, 3e-5)
   without = examples.both(interpreted, inputs)
   assert np.abs(np.asarray(found[0]) - np.asarray(without[0])).max() > 0.1

@@ -35,14 +35,14 @@ FORMS = [(False, False), (True, True)], [(False, True), (True, False)]
 )
 def test_is_the_definition(T, tile, W, include_self, keys):
   inputs = inputs_of(T, W, keys=keys, include_self=include_self)
-  attend = functools.partial(xla.window_attention, tile=tile)
+  attend = functools.partial(examples.window_by_xla, tile=tile)
   examples.assert_exact(attend, inputs, 3e-5)
 
 
 @pytest.mark.parametrize(('T', 'tile'), [(1, None), (11, 4)])
 def test_keys_and_queries_to_normalize(T, tile):
   inputs = examples.with_raw_own(inputs_of(T, scale=3.0))
-  attend = functools.partial(xla.window_attention, tile=tile)
+  attend = functools.partial(examples.window_by_xla, tile=tile)
   examples.assert_exact(attend, inputs, 3e-5)
 
 
@@ -65,7 +65,7 @@ def test_a_shorter_past_is_one_whose_first_keys_are_masked(
     v_BSHK=inputs.v_BSHK[:, there],
     mask_BS=inputs.mask_BS[:, there],
   )
-  for function in (ref.window_attention, xla.window_attention):
+  for function in (ref.window_attention, examples.window_by_xla):
     found = jax.jit(function)(short)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
 
@@ -76,7 +76,7 @@ def test_huge_logits_are_finite_and_queries_without_keys_zero(T):
   inputs = inputs.replace(q_BTHK=inputs.q_BTHK * 1e4)
   run = jax.jit(
     lambda mask_BS: examples.both(
-      xla.window_attention, inputs.replace(mask_BS=mask_BS), tile=4
+      examples.window_by_xla, inputs.replace(mask_BS=mask_BS), tile=4
     )
   )
   assert all(np.isfinite(a).all() for a in run(inputs.mask_BS))
@@ -85,7 +85,7 @@ def test_huge_logits_are_finite_and_queries_without_keys_zero(T):
 
 def test_bfloat16_in_and_out():
   inputs = inputs_of(21, dtype='bfloat16')
-  found = examples.both(xla.window_attention, inputs)
+  found = examples.both(examples.window_by_xla, inputs)
   assert found[0].dtype == jnp.bfloat16
   examples.assert_close(found, examples.exactly(inputs), 0.02)
 
@@ -94,7 +94,7 @@ def test_bfloat16_in_and_out():
 def test_nothing_of_all_queries_by_the_window_is_stored(keys):
   T, W = 256, 32
   inputs = inputs_of(T, W, keys=keys)
-  grad, arrays = examples.grad_of(xla.window_attention, inputs, tile=8)
+  grad, arrays = examples.grad_of(examples.window_by_xla, inputs, tile=8)
   text = jax.jit(grad).lower(arrays).as_text()
   shapes = [s.split('x') for s in re.findall(r'tensor<((?:\d+x)+)', text)]
   most = max(math.prod(int(n) for n in shape if n) for shape in shapes)
@@ -115,7 +115,7 @@ def test_dropout_is_one_mask_for_all_rows_and_tiles_and_keeps_the_mean():
     mask_BS=jnp.ones_like(inputs.mask_BS), v_BSHK=jnp.ones_like(inputs.v_BSHK)
   )
   call = jax.jit(
-    lambda rng: xla.window_attention(inputs, Dropout(rng, 0.4), tile=W)
+    lambda rng: examples.window_by_xla(inputs, Dropout(rng, 0.4), tile=W)
   )
   y = np.stack([call(r) for r in jax.random.split(jax.random.key(0), 200)])
   np.testing.assert_allclose(y.mean(), 1, atol=0.02)
