@@ -7,7 +7,7 @@
 # trains for about five minutes on two CPU cores, and shows losses, an evaluation
 # on unseen code, and a sample. Run again, it resumes where it was stopped.
 # WORKDIR is the folder of the run, STORE that of the tokens; arguments are passed
-# to `python -m meliad_rec.main`.
+# to `meliad-rec train`.
 set -euo pipefail
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
   sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$0"
@@ -15,8 +15,6 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash launch/environment.sh
-# Training on a CPU allocates a lot of memory: huge pages avoid page faults.
-export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 
 # Hides the log lines of XLA, and of TensorFlow where a library loads it.
 export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-3}"
@@ -28,7 +26,7 @@ if ! [ -e "$store" ]; then
   echo "Tokenizing the source code of this machine into $store (once)."
   .venv/bin/python -m meliad_rec tokenize --source=code --out="$store"
 fi
-.venv/bin/python -m meliad_rec.main --gin_file=experiments/quickstart \
+.venv/bin/python -m meliad_rec train --gin_file=experiments/quickstart \
   --gin_param="STORE = '$store'" --workdir="$workdir" "$@"
 
 # shellcheck disable=SC2016  # The here-document expands everything.

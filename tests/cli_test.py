@@ -232,3 +232,27 @@ from meliad_rec import cli; cli.main()"""
   assert (code, err) == (0, '')
   for command in cli.COMMANDS:
     assert f'\n  {command} ' in out
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='an option of glibc')
+@pytest.mark.parametrize('given', [None, 'glibc.malloc.check=0'])
+def test_large_arrays_lie_on_huge_pages(given):
+  """The program starts anew, with the same arguments, in the same process."""
+  call = """import os, sys
+from meliad_rec import cli
+cli.importlib.import_module = lambda _: cli
+cli.run_main = lambda *call: print(os.getpid(), os.environ['GLIBC_TUNABLES'])
+cli.define_flags = None
+cli.main()"""
+  environment = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
+  if given:
+    environment['GLIBC_TUNABLES'] = given
+  started = subprocess.Popen(
+    [sys.executable, '-c', call, 'train', '--a=b c'],
+    cwd=ROOT,
+    env=environment,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  out, _ = started.communicate()
+  assert out == f'{started.pid} {given or "glibc.malloc.hugetlb=1"}\n'
