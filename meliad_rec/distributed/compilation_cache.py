@@ -8,8 +8,11 @@ from absl import logging
 import jax
 
 
+_MIN_SECONDS = 0.02
+
+
 def enable() -> None:
-  """Caches programs that take a second or more to compile.
+  """Caches compiled programs, except those that compile in no time.
 
   They are kept in ~/.cache/meliad_rec, where XDG_CACHE_HOME replaces ~/.cache.
   JAX_COMPILATION_CACHE_DIR names another folder, and
@@ -31,6 +34,8 @@ def enable() -> None:
     )
     return
   jax.config.update('jax_compilation_cache_dir', str(folder))
+  # JAX's default, 1 s, leaves out the dozens of small programs of a start.
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', _MIN_SECONDS)
 
 
 def _processor() -> str:

@@ -144,18 +144,14 @@ class Decoder:
       )
     can_step = model.cell.can_step
     self._stepper = (TokenStepper if can_step else BlockStepper)(model)
+    self._start = mesh_jit(mesh, self._traced_start, static_argnums=1)
     self._read_blocks = mesh_jit(mesh, self._traced_blocks)
     self._read_tokens = mesh_jit(mesh, self._traced_tokens)
     self._generate = mesh_jit(mesh, self._traced_chunk, static_argnums=1)
 
   def start(self, rows: int) -> DecoderState:
     """Returns the state at the beginning of `rows` documents."""
-    state = self.model.apply(self.variables, rows, method='initial_state')
-    return DecoderState(
-      self._stepper.to_decode_state(self.variables, state, rows),
-      recent_BN=jnp.zeros((rows, RECENT), jnp.int32),
-      count=jnp.int32(0),
-    )
+    return self._start(self.variables, rows)
 
   def read(
     self,
@@ -214,6 +210,15 @@ class Decoder:
       )
       count -= take
       yield state, np.asarray(tokens_BC)[:, :take]
+
+  def _traced_start(self, variables, rows):
+    """Returns the state before the first token."""
+    state = self.model.apply(variables, rows, method='initial_state')
+    return DecoderState(
+      self._stepper.to_decode_state(variables, state, rows),
+      recent_BN=jnp.zeros((rows, RECENT), jnp.int32),
+      count=jnp.int32(0),
+    )
 
   def _traced_blocks(self, variables, state, tokens_BT):
     """Returns the state after whole blocks within one segment."""
