@@ -174,4 +174,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  main(sys.argv[1:])
+  # Configurations name NoData by its module, which is not __main__.
+  from meliad_rec.planning import worker
+
+  worker.main(sys.argv[1:])

@@ -245,6 +245,12 @@ def test_an_answer_comes_back_as_it_was(child, monkeypatch, there):
   assert devices == (0 if there else 8)
 
 
+def test_a_real_process_builds_an_experiment_without_its_data():
+  asked = Question('v5e:2x4', FILES, (*SMALL, 'BATCH = 3'), vocab_size=32)
+  with pytest.raises(ValueError, match='Set BATCH to a multiple of 8'):
+    question.ask(asked)
+
+
 def test_a_mistake_is_told_and_a_failure_is_a_defect(child):
   child({'mistake': 'BATCH is odd; set BATCH.'})
   with pytest.raises(ValueError, match='^BATCH is odd'):
