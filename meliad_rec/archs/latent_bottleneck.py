@@ -104,7 +104,7 @@ class MemoryWriter(nn.Module):
   """Layer that writes a chunk into the memory: the slots attend to the chunk.
 
   Attributes:
-    config: sizes and choices; but the MLP has d_model hidden units.
+    config: sizes and choices, except that the MLP has d_model hidden units.
   """
 
   config: EncoderConfig

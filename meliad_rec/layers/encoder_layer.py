@@ -63,7 +63,7 @@ class EncoderLayer(nn.Module):
       self.gate_mlp = EncoderMLP(config, config.mlp_dim, kernel_init)
 
   def __call__(self, x_BTD, mask_BT, memory_BSD=None, source_BTD=None):
-    """Returns y_BTD.
+    """Returns y_BTD, the residual stream after the layer.
 
     Args:
       x_BTD: the residual stream.

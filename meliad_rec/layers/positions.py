@@ -19,8 +19,8 @@ class NoPosition(nn.Module):
 
   Attributes:
     num_heads: number of attention heads H.
-    two_sided: whether queries and keys exchange `rotate` and `rotate_keys` for
-      keys later than the query.
+    two_sided: whether `rotate_keys` applies to queries, and `rotate` to keys,
+      where a key is later than the query.
     keeps_length: whether `rotate` and `rotate_keys` keep the length of vectors.
   """
 

@@ -52,14 +52,15 @@ class Cell(nn.Module, kw_only=True):
       over blocks.
     block_length: tokens of a block; calls take whole blocks. None: a call takes
       any number of tokens.
-    block_setting: names of the settings that determine block_length.
+    block_setting: settings that determine block_length, as error messages name
+      them.
     takes_segments: whether one call may take several blocks. If False, `run`
       scans over them. By default, True if block_length is None.
     scans_blocks: whether a call of several blocks scans them, and applies
       `remat` to each.
     causal: whether no output depends on a later token.
     needs_whole_document: whether a segment must hold a whole document.
-    is_recurrent: whether `clear` forgets anything.
+    is_recurrent: whether the state has a recurrent part, which `clear` resets.
     can_step: whether `decode_step` reads one token at a time. By default, True
       if block_length is None.
   """
