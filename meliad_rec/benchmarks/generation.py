@@ -1,4 +1,4 @@
-"""Compares generation, token by token, with the models of bench recurrence.
+"""Times the token-by-token generation of the models of `bench recurrence`.
 
   meliad-rec bench generation
 

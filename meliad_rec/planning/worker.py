@@ -38,7 +38,10 @@ class NoData:
 
   def documents(self, split: str):
     """Raises ValueError, because there are no documents."""
-    raise ValueError(f'A plan reads no data, got a request for {split!r}.')
+    raise ValueError(
+      f'With --vocab_size, a plan reads no data, but {split!r} was requested. '
+      'Remove --vocab_size.'
+    )
 
 
 def answer(question: Question) -> Answer:
@@ -132,10 +135,17 @@ def build(question: Question) -> Experiment:
 
 
 def check_read(without_data: bool) -> tuple[str, ...]:
-  """Checks that the model uses every setting.
+  """Checks that something reads every setting of the configuration.
 
-  Without data, an unused setting may be one of the data. The message is then
-  returned as a note.
+  Args:
+    without_data: whether NoData replaces the data. A setting that nothing reads
+      may then be a setting of the data.
+
+  Returns:
+    Notes for the answer: without data, the message of the error, if any.
+
+  Raises:
+    ConfigError: nothing reads a setting, and the data are there.
   """
   try:
     config.check_read()
