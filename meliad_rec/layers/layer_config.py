@@ -100,7 +100,7 @@ class LayerConfig(TransformerConfig):
     depth: number of layers L in the stack; the initial weights of output maps
       are divided by sqrt(2 L), except in gates. None: they are not divided.
     dropout: rate of dropout after the first norm, of attention probabilities,
-      and after the MLP. State vectors have none, as in the authors' code.
+      and after the MLP. State vectors have none, as in google-research/meliad.
     locked_dropout: whether all tokens of a row share one dropout mask, for
       cells that read token by token; attention probabilities then have no
       dropout.

@@ -250,8 +250,8 @@ def clipped(z):
 def clip_spans(params):
   """Returns the parameters with the ratios of adaptive spans in [0, 1].
 
-  Every training step ends with this, as in the authors' code. Without it,
-  gradients could move a ratio further and further outside.
+  Every training step ends with this, as in the code of Sukhbaatar et al.
+  Without it, gradients could move a ratio further and further outside.
   """
 
   def clip(path, leaf):

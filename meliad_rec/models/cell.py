@@ -170,9 +170,9 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
   """Scans body(cell, state, block) over axis 1 of every leaf of `blocks`.
 
   It uses nn.scan, because jax.lax.scan would leak tracers out of the module.
-  All blocks share their dropout masks, as in the authors' code: drawing new
-  masks for each block would cost more than some of its matrix products. Losses
-  that blocks sow are averaged over blocks.
+  All blocks share their dropout masks, as in google-research/meliad: drawing
+  new masks for each block would cost more than some of its matrix products.
+  Losses that blocks sow are averaged over blocks.
 
   Returns:
     The state after the last block, and the outputs of all blocks, stacked along
