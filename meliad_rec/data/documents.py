@@ -108,10 +108,10 @@ class Documents:
       early = np.setdiff1d(np.flatnonzero(self.labels), self.starts[1:] - 1)[0]
       i = np.searchsorted(self.starts, early, 'right') - 1
       raise ValueError(
-        f'Document {self.names[i]!r} is a pair of sequences: only its last '
-        f'token, number {lengths[i] - 1} counted from 0, may have a label, but '
-        f'token {early - self.starts[i]} has the label {self.labels[early]}. '
-        'Set that label to 0.'
+        f'Document {self.names[i]!r} is a pair of sequences, so only its last '
+        f'token may have a label, but token {early - self.starts[i]} (of 0 to '
+        f'{lengths[i] - 1}) has the label {self.labels[early]}. Set that label '
+        'to 0.'
       )
 
   @classmethod

@@ -49,8 +49,9 @@ class Algorithm:
     variables: variables in a program, at most 5; the papers have 3 and 5.
     statements: statements in a program, before its END.
     values: the greatest value of a variable; the least is 1.
-    programs_per_document: consecutive programs in a document. The published
-      trainer cuts one stream into 512 batch rows of about 20 programs each.
+    programs_per_document: consecutive programs in a document. The trainer
+      of Ju et al. cuts one stream into 512 batch rows of about 20 programs
+      each.
     seed: seed of the programs.
   """
 

@@ -41,7 +41,7 @@ class RandomWalk:
     episodes: episodes in train; validation and test have a tenth each.
     actions: actions in an episode.
     grid: side of the square grid; a step into its wall is ignored.
-    episodes_per_document: consecutive episodes in a document. The paper cuts
+    episodes_per_document: consecutive episodes in a document. Fan et al. cut
       one stream into 512 batch rows of 20 episodes each.
     seed: seed of the actions.
   """
