@@ -112,7 +112,8 @@ class Source:
     if vocabulary.identity != known:
       raise ValueError(
         f'--init_from={self.name} was trained with the vocabulary {known}, but '
-        f'this run has {vocabulary.identity}. Set the same vocabulary.'
+        f'this run has {vocabulary.identity}. Give data with the vocabulary of '
+        'that run.'
       )
     wanted = leaves_by_path(params)
     former, left = {}, []
