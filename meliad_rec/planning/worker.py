@@ -64,14 +64,16 @@ def answer(question: Question) -> Answer:
   sizes = measure.sizes(experiment)
   notes = check_read(question.vocab_size is not None)
   if experiment.shorter_first:
-    notes += ('initial steps with shorter segments count like the others',)
+    notes += ('the first FIRST_STEPS steps count as steps of full segments',)
   if sizes.depth is not None:
     notes += (
-      'FLOP and times count loops that may end early at their maximum of '
-      f'{sizes.depth} iterations',
+      'FLOP and times assume that loops that may end early run for their '
+      f'maximum of {sizes.depth} iterations',
     )
   if sizes.flops is None:
-    notes += ('TFLOP and MFU are n/a: the length of a loop is not known',)
+    notes += (
+      'TFLOP and MFU are n/a, because the iterations of a loop are not known',
+    )
   known = Answer(
     topology=where.name,
     hbm=where.chip.hbm,
