@@ -50,7 +50,7 @@ class Estimate:
   temporary_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns names and values for a table."""
+    """Returns {column: value}; no value depends on the baseline."""
     del baseline
     found = {}
     for way in forms.WAYS:
