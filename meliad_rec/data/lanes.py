@@ -29,7 +29,7 @@ _REMEDIES = {
   'segment': 'Set SEGMENT to the saved value',
   'seed': 'Set experiment.Experiment.seed to the saved value',
   'shorter_first': 'Set FIRST_SEGMENT and FIRST_STEPS to the saved values',
-  'documents': 'Give the same data, of which this is a hash',
+  'documents': 'Give the same data (these are its hashes)',
 }
 # The position of Lanes in the data, as JSON values.
 Position = dict[str, int | bool | str | list[int]]
