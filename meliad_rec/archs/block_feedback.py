@@ -42,7 +42,7 @@ class ReadingLayer(nn.Module):
 
 
 class BlockFeedback(Cell):
-  """State: for each layer, a window cache, or the state if it is recurrent.
+  """State: a window cache for each layer, with state vectors if recurrent.
 
   Attributes:
     config: sizes and choices.

@@ -185,8 +185,8 @@ class BlockRecurrentLayer(Cell):
 class StateVectors(nn.Module):
   """The S state vectors and their update, the horizontal direction.
 
-  State vectors attend to themselves and to the tokens of two blocks, and pass
-  through gates.
+  State vectors attend to themselves and to the tokens of the previous block and
+  this one, and pass through gates.
 
   Attributes:
     config: sizes and choices, the same as for tokens.

@@ -1,10 +1,10 @@
 """Temporal Latent Bottleneck: an encoder in chunks, with a memory between them.
 
 Didolkar et al. 2022; "Investigating Recurrent Transformers with Dynamic Halt"
-(2024), algorithms 2 and 4. In the Temporal Latent Bottleneck (TLB) the encoder
-is a stack of layers with separate parameters (transformer.EncoderLayers). In
-GUTLB it is one gated layer that is repeated until it halts
-(universal.Universal).
+(2024; here the dynamic-halt paper), algorithms 2 and 4. In the Temporal Latent
+Bottleneck (TLB) the encoder is a stack of layers with separate parameters
+(transformer.EncoderLayers). In GUTLB it is one gated layer that is repeated
+until it halts (universal.Universal).
 """
 
 from flax import linen as nn
@@ -22,7 +22,7 @@ from meliad_rec.models.cell import to_blocks
 
 
 def zeros(rng, shape, dtype=jnp.float32):
-  """Initializes memory slots with zeros, as in the authors' code."""
+  """Initializes memory slots with zeros, like the dynamic-halt paper's code."""
   del rng
   return jnp.zeros(shape, dtype)
 
@@ -41,9 +41,9 @@ class LatentBottleneck(Cell):
     writers: number of layers that write to the memory.
     chunk: number of tokens of a chunk W; None: each call is one chunk, see
       Chunks.
-    slots_init: initializer of the initial slots. The authors' code has zeros
-      (see `zeros`), but slots that begin equal stay equal, unless dropout makes
-      them differ.
+    slots_init: initializer of the initial slots. The code of the dynamic-halt
+      paper has zeros (see `zeros`), but slots that begin equal stay equal,
+      unless dropout makes them differ.
   """
 
   config: EncoderConfig
@@ -104,7 +104,7 @@ class MemoryWriter(nn.Module):
   """Layer that writes a chunk into the memory: the slots attend to the chunk.
 
   Attributes:
-    config: sizes and choices; but the MLP has d_model hidden units.
+    config: sizes and choices, except that the MLP has d_model hidden units.
   """
 
   config: EncoderConfig
@@ -139,7 +139,7 @@ class Chunks(Cell):
       paper. Their length thus depends on that of the segment: with a maximum
       of 100 it is 86 for 512 tokens and 94 for 1,024.
     count: number of chunks, whatever the length of the segment. Set either
-      `length` or `count`. TLB-FR of the paper has 5 chunks.
+      `length` or `count`. TLB-FR of that paper has 5 chunks.
   """
 
   cell: Cell

@@ -43,8 +43,8 @@ class MemorizingLayer(Cell):
       approximate search, jax.lax.approx_max_k, should find. It is faster on a
       TPU than the exact search that None selects. A query attends to every key
       that scores at least as high as the last of the `neighbors` found,
-      including keys that the search missed.
-      There may be more than `neighbors`, but none of the nearest is lost.
+      including keys that the search missed. It may thus attend to more than
+      `neighbors` keys, but never misses one of the nearest.
     tile: maximum number of queries compared with the ring at once.
   """
 

@@ -76,7 +76,7 @@ class MemoryCell(Cell, kw_only=True):
   def keys(self, written):
     """Returns keys and values of the vectors that any number of tokens wrote.
 
-    Those of a token depend only on the vectors of that token.
+    The keys and values of a token depend only on the vectors of that token.
 
     Args:
       written: pytree like Memory.written.
@@ -87,8 +87,8 @@ class MemoryCell(Cell, kw_only=True):
     """Reads n chunks; n is 1 unless `parallel`.
 
     Args:
-      kv: keys and values of the A tokens before the first chunk, then of the
-        chunks. Those of the last chunk are never read and may be anything.
+      kv: keys and values of the A tokens before the first chunk, then of the n
+        chunks; the ones of the last chunk are never read and may be anything.
       mask_BS: bool, False at padding; S = A + n C.
       x_BTD: the n C tokens.
 

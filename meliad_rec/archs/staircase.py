@@ -1,11 +1,11 @@
 """Staircase and Cached Staircase (Ju et al. 2021, sections 3.2 and 3.3).
 
-A stack of L layers runs N times over each chunk of C tokens. In pass n a chunk
-attends to itself and to N - 1 - n chunks before it: to the previous chunk as it
-is in pass n + 1, to the one before that as it is in pass n + 2, and so on. A
-chunk can thus make all its passes in a row, since everything it attends to
-exists already. In the Cached Staircase a chunk is frozen after M passes: all
-layers of later chunks attend to the vectors that it had then.
+A stack of L layers runs N times over each chunk of C tokens. In pass n, counted
+from 0, a chunk attends to itself and to N - 1 - n chunks before it: to the
+previous chunk as it is in pass n + 1, to the one before that as it is in pass
+n + 2, and so on. A chunk can thus make all its passes in a row, since
+everything it attends to exists already. In the Cached Staircase a chunk is
+frozen after M passes: all layers of later chunks attend to its last outputs.
 
 M = N is the Staircase, M = 1 the Cached Staircase of the paper's experiments,
 and M = 0 a memory network, in which older chunks are seen as their embeddings.

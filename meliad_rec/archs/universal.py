@@ -154,7 +154,7 @@ class Universal(nn.Module):
     return Shared(params['layer'], params.get('gate'), rng)
 
   def report(self, rows: 'Rows', remainder_BU, counts: Counts, ran_B):
-    """Sows the loss of halting, its metrics, and the depth of each token.
+    """Sows the loss of halting, its metrics, and the depth [B, U] of each unit.
 
     The loss is a mean over the units of a row that are not padding, and then
     over rows. In a cell that reads chunks, it is also a mean over the chunks of
@@ -223,7 +223,7 @@ class Rows(struct.PyTreeNode):
 
   @classmethod
   def of(cls, mask_BT, memory_BSD, causal: bool) -> 'Rows':
-    """Returns Rows, limited to one step more than a row has tokens.
+    """Returns Rows that allow one step more than a row has tokens.
 
     A causal layer has no such limit, which would reveal how many tokens follow.
     """

@@ -43,7 +43,7 @@ class AttentionCost:
   temporary_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns names and values for a table."""
+    """Returns {column: value}; ratios are to the row named `baseline`."""
     found = {}
     for way in WAYS:
       found[f'{way} ms'] = f'{self.times[way].median * 1e3:.2f}'

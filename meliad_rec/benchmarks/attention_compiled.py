@@ -50,7 +50,7 @@ class Estimate:
   temporary_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns names and values for a table."""
+    """Returns {column: value}; no value depends on the baseline."""
     del baseline
     found = {}
     for way in forms.WAYS:
@@ -113,7 +113,8 @@ def read_cycles(folder: str | Path, name: str) -> dict[str, int]:
   """Returns the cycles of each kernel with this prefix, by its full name.
 
   Raises:
-    ValueError: there is no such kernel, or its format is unknown.
+    ValueError: there is no such kernel, or its schedule cannot be read; see
+      `cycles`.
   """
   found = {}
   for path in sorted(Path(folder).glob(f'*-{name}*-{_PASS}.txt')):
@@ -133,7 +134,8 @@ def cycles(schedule: str) -> int:
   """Returns the cycles of a kernel that runs its grid steps in one loop.
 
   Raises:
-    ValueError: there is no loop, or its length is not found.
+    ValueError: the schedule has no loop, or does not compare a counter of the
+      loop with a constant, from which the number of iterations is read.
   """
   last, loops, compared = 0, [], {}
   for line in schedule.splitlines():
@@ -151,8 +153,9 @@ def cycles(schedule: str) -> int:
         loops.append((last - int(target) + 2, register))
   if not loops or max(loops)[1] not in compared:
     raise ValueError(
-      'The schedule of a kernel has no known loop over grid steps. Install '
-      'the version of libtpu that meliad_rec[tpu] requires.'
+      'The schedule of a kernel has no loop over grid steps, or the number of '
+      'iterations cannot be read from it. Install the version of libtpu that '
+      'meliad_rec[tpu] requires.'
     )
   body, register = max(loops)
   # Two more iterations fill and empty the loop's pipeline.

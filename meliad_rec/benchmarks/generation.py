@@ -1,4 +1,4 @@
-"""Compares generation, token by token, with the models of bench recurrence.
+"""Times the token-by-token generation of the models of `bench recurrence`.
 
   meliad-rec bench generation
 
@@ -45,7 +45,7 @@ class GenerationCost:
   held_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns names and values for a table."""
+    """Returns {column: value}; ratios are to the row named `baseline`."""
     seconds = self.times.median
     return {
       'ms/token': f'{seconds / TOKENS * 1e3:.3f}',

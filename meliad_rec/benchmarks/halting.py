@@ -93,7 +93,13 @@ class Setting:
 
 
 def cell(setting: Setting, loop: str, most: int) -> Cell:
-  """Returns GUT over the sequence, or GUTLB over its chunks."""
+  """Returns GUT over the sequence, or GUTLB over its chunks.
+
+  Args:
+    setting: sizes.
+    loop: one of Setting.loops.
+    most: maximum number of steps.
+  """
   D = setting.d_model
   config = EncoderConfig(
     d_model=D,
@@ -131,6 +137,9 @@ def forced(params, rows: int, steps: tuple[int, ...]):
     params: parameters of the cell.
     rows: batch size.
     steps: steps, counted from 1, in which rows halt; repeated over the rows.
+
+  Returns:
+    The parameters; and the first features of the input, 0 or [rows, 1] float32.
   """
   # The remainder falls below 0.001 halfway between two steps.
   p_N = 1 - 0.001 ** (1 / (np.array(steps) - 0.5))
@@ -149,7 +158,14 @@ def forced(params, rows: int, steps: tuple[int, ...]):
 def compiled(setting: Setting, loop: str, steps: tuple[int, ...], most: int):
   """Returns a compiled program and its arguments.
 
-  The first result of the program is the number of steps of each row.
+  The first result of the program is the number of steps of each unit: a row, or
+  in causal settings a token.
+
+  Args:
+    setting: sizes.
+    loop: one of Setting.loops.
+    steps: steps in which rows halt; see `forced`.
+    most: maximum number of steps.
   """
   made, D = cell(setting, loop, most), setting.d_model
   shape = setting.rows, setting.tokens
@@ -239,7 +255,7 @@ class HaltingCost:
   epoch_seconds: float | None
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns names and values for a table."""
+    """Returns {column: value}; ratios are to the first row of the table."""
     found = {
       'ms': f'{self.times.median * 1e3:.0f}',
       'spread': f'{self.times.spread:.0%}',

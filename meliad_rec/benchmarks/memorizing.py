@@ -78,7 +78,7 @@ class MemorizingCost:
   state_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns names and values for a table."""
+    """Returns {column: value}; ratios are to the row named `baseline`."""
     columns = self.step.columns(baseline)
     shown = 'step ms', 'spread', f'/ {baseline}', 'cpu ms', 'temp MiB'
     state = {'state MiB': f'{self.state_bytes / 2**20:.1f}'}

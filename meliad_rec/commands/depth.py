@@ -79,10 +79,17 @@ def main(argv: list[str]) -> None:
 
 
 def check_flags(args) -> None:
-  """Checks that there is one thing to read, and that --out can be written."""
+  """Checks the combination of flags, and that --out can be written.
+
+  Raises:
+    ValueError: not exactly one of --split and --text is given, a flag has no
+      effect with the others, or --out cannot be written.
+  """
   if bool(args.split) == bool(args.text):
+    given = 'both' if args.split else 'neither'
     raise ValueError(
-      "Give one thing to read: either --text='...' or --split=validation."
+      "Give one thing to read: either --text='...' or --split=validation, got "
+      f'{given}.'
     )
   run_flags.check_data_flags(args)
   if args.documents and args.text:

@@ -68,7 +68,7 @@ def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
   """Returns texts as documents in the form of the run's data.
 
   A run that classifies pairs takes two texts with || between them. If the run
-  has labels, those of the documents are 0.
+  predicts labels, every token of the documents has the label 0.
 
   Raises:
     ValueError: a text is empty, has unknown words, or is not a pair although

@@ -62,7 +62,11 @@ def define_flags() -> None:
   )
   flags.DEFINE_list('compare', None, 'Two files written by --out: A.npz,B.npz.')
   flags.DEFINE_integer(
-    'top', 20, 'Tokens or words that --compare shows.', lower_bound=1
+    'top',
+    20,
+    'Number of tokens or words that --compare shows where the second file '
+    'gains most, and as many where it loses most.',
+    lower_bound=1,
   )
   flags.DEFINE_string(
     'unit', 'token', 'Unit that --compare compares: token or word.'
@@ -106,10 +110,17 @@ def main(argv: list[str]) -> None:
 
 
 def check_flags(args) -> None:
-  """Checks that there is one thing to read, and that --out can be written."""
+  """Checks the combination of flags, and that --out can be written.
+
+  Raises:
+    ValueError: not exactly one of --split and --file is given, a flag has no
+      effect with the others, or --out cannot be written.
+  """
   if bool(args.split) == bool(args.file):
+    given = 'both' if args.split else 'neither'
     raise ValueError(
-      'Give one thing to evaluate: either --split=validation, or --file=TEXT.'
+      'Give one thing to evaluate: either --split=validation or --file=TEXT, '
+      f'got {given}.'
     )
   run_flags.check_data_flags(args)
   if args.out:
@@ -117,7 +128,7 @@ def check_flags(args) -> None:
 
 
 def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
-  """Returns the documents that the flags name, and trivial answers' errors."""
+  """Returns the documents that the flags name, and {trivial answer: error}."""
   if args.file:
     names = find(args.file)
     texts = [run_flags.read_text(name) for name in names]

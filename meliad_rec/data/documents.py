@@ -1,9 +1,9 @@
 """Tokenized documents: one `Document`, and the `Documents` of a whole split.
 
-Most documents are text, and the next token is the target. Synthetic tasks have
-labels instead: an id for each token, or one for a pair of sequences. A pair is
-one document: the second sequence follows the first, and the label of the pair
-is on its last token.
+Most documents are text, and the next token is the target. Most synthetic tasks
+have labels instead, one for each scored token or for a pair of sequences. A
+pair is one document: the second sequence follows the first, and the label of
+the pair is on its last token.
 """
 
 from collections.abc import Iterable
@@ -94,9 +94,9 @@ class Documents:
     if len(wrong):
       i = wrong[0]
       raise ValueError(
-        f'The first_length of document {i} is {first_lengths[i]}, and the '
-        f'document has {lengths[i]} tokens. Each sequence of a pair needs at '
-        'least 1 token.'
+        f'Document {self.names[i]!r} has {lengths[i]} tokens and first_length '
+        f'{first_lengths[i]}, but both sequences of a pair need at least 1 '
+        'token. Correct its first_length, or leave the document out.'
       )
     if self.labels is None:
       raise ValueError(
@@ -105,9 +105,13 @@ class Documents:
       )
     last_labels = self.labels[self.starts[1:] - 1]
     if np.count_nonzero(self.labels) > np.count_nonzero(last_labels):
+      early = np.setdiff1d(np.flatnonzero(self.labels), self.starts[1:] - 1)[0]
+      i = np.searchsorted(self.starts, early, 'right') - 1
       raise ValueError(
-        'A pair of sequences has a label before its last token. Set that '
-        'label to 0.'
+        f'Document {self.names[i]!r} is a pair of sequences, so only its last '
+        f'token may have a label, but token {early - self.starts[i]} (of 0 to '
+        f'{lengths[i] - 1}) has the label {self.labels[early]}. Set that label '
+        'to 0.'
       )
 
   @classmethod
@@ -228,7 +232,7 @@ class Documents:
     for name, value in (('count', count), ('tokens', tokens)):
       if value is not None and value < 1:
         raise ValueError(
-          f'{name} must be at least 1, got {name} = {value}. Give None to keep '
+          f'{name} must be None or at least 1, got {value}. Give None to keep '
           'all.'
         )
     part = self._first(len(self) if count is None else min(count, len(self)))
@@ -238,7 +242,7 @@ class Documents:
     if vocabulary is None:
       raise ValueError(
         f'Cutting documents to {tokens} tokens needs their vocabulary, to '
-        'count the bytes and words that remain. Give vocabulary.'
+        'count the bytes and words that remain. Set the argument vocabulary.'
       )
     kept = np.minimum(lengths, tokens)
     begins = np.cumsum(lengths) - lengths.ravel()
@@ -291,9 +295,11 @@ def check_ids(document: Document, vocabulary: Vocabulary) -> None:
   """Raises ValueError if an id is 0 (padding) or outside the vocabulary."""
   ids = document.tokens
   if len(ids) and not (ids.min() > 0 and ids.max() < vocabulary.size):
+    wrong = ids[(ids < 1) | (ids >= vocabulary.size)][0]
     raise ValueError(
-      f'Document {document.name!r} has an id outside 1 to '
-      f'{vocabulary.size - 1}. Tokenize it with the given vocabulary.'
+      f'Document {document.name!r} has the id {wrong}, but the ids of the '
+      f'vocabulary are 1 to {vocabulary.size - 1}. Tokenize it with the given '
+      'vocabulary.'
     )
 
 
@@ -320,7 +326,15 @@ def check_range(ids: np.ndarray, size: int, path: str | Path) -> None:
 def _collect_labels(
   documents: Sequence[Document], lengths: Sequence[int]
 ) -> np.ndarray | None:
-  """Concatenates labels; `documents` need no tokens, `lengths` counts them."""
+  """Concatenates the labels of documents; None if no document has labels.
+
+  Args:
+    documents: documents, whose tokens are not read.
+    lengths: number of tokens of each document.
+
+  Raises:
+    ValueError: the number of labels differs from the number of tokens.
+  """
   labels = [d.labels for d in documents if d.labels is not None]
   if not labels:
     return None

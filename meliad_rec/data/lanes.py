@@ -23,6 +23,14 @@ import numpy as np
 from meliad_rec.data.batch import Batch
 from meliad_rec.data.documents import Documents
 
+# What to do if an entry of a saved position differs from this run.
+_REMEDIES = {
+  'rows': 'Set BATCH to the saved value',
+  'segment': 'Set SEGMENT to the saved value',
+  'seed': 'Set experiment.Experiment.seed to the saved value',
+  'shorter_first': 'Set FIRST_SEGMENT and FIRST_STEPS to the saved values',
+  'documents': 'Give the same data (these are its hashes)',
+}
 # The position of Lanes in the data, as JSON values.
 Position = dict[str, int | bool | str | list[int]]
 
@@ -144,7 +152,7 @@ class Lanes:
     `step` counts batches. `tokens` and `padding` count the tokens and the
     padding positions of all rows since the beginning. `epoch` is the current
     pass over the documents, counted from 0, and `next` is the number of
-    documents that rows have taken in it.
+    documents that rows have taken in this pass.
     """
     return {
       **self._settings,
@@ -176,7 +184,8 @@ class Lanes:
         raise ValueError(
           f'The data position was saved with {name} = {position[name]}, but '
           f'this run reads with {name} = {current[name]}. '
-          f'Set {name} to the saved value, or start a new run.'
+          f'{_REMEDIES.get(name, f"Set {name} to the saved value")}, or start '
+          'a new run.'
         )
     for name in 'step', 'epoch', 'next', 'tokens', 'padding':
       setattr(self, f'_{name}', position[name])

@@ -31,8 +31,8 @@ def split_by_name(
   """
   if len(names) < 3:
     raise ValueError(
-      f'{location} holds {len(names)} documents, too few to split by name. '
-      f'{remedy}'
+      f'{location} holds {len(names)} documents, but splitting them by name '
+      f'needs at least 3. {remedy}'
     )
   splits = {name: split_of(name) for name in names}
   members = lambda split: [name for name in splits if splits[name] == split]

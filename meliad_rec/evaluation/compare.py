@@ -44,7 +44,7 @@ def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
     case 'word':
       firsts = word_starts(a)
     case _:
-      raise ValueError(f'unit must be token or word, got {unit!r}.')
+      raise ValueError(f'unit must be token or word, got {unit!r}. Set --unit.')
   lines = [
     *_totals(a, b),
     '',

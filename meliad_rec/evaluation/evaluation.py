@@ -27,10 +27,22 @@ class Part:
   Attributes:
     documents: number of documents, from the beginning of the split. None: all.
     tokens: number of tokens of each document, from its beginning. None: all.
+
+  Raises:
+    ValueError: one of them is below 1.
   """
 
   documents: int | None = None
   tokens: int | None = None
+
+  def __post_init__(self):
+    for name in 'documents', 'tokens':
+      value = getattr(self, name)
+      if value is not None and value < 1:
+        raise ValueError(
+          f'EVAL_{name.upper()} must be None or at least 1, got {value}. None '
+          f'reads all {name}.'
+        )
 
   def of(self, documents: Documents, vocabulary) -> Documents:
     """Returns this part of the documents."""
@@ -122,8 +134,8 @@ def evaluate(
     on_progress: called after each segment with the tokens read so far.
 
   Returns:
-    The metrics of totals.quality or totals.label_quality and those that modules
-    sowed; None if the pass was stopped.
+    The metrics of totals.quality or totals.label_quality and the metrics that
+    modules sowed; None if the pass was stopped.
   """
   totals = Totals()
 

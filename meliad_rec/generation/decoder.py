@@ -46,7 +46,9 @@ class TokenStepper:
 
 
 class BlockStepper:
-  """Decode steps of any other cell; each step runs the unfinished block again.
+  """Decode steps of a cell without `can_step`, which takes only whole blocks.
+
+  Each step runs the unfinished block again.
 
   The decode state is the state at the last block boundary, the tokens of the
   unfinished block, and their number. Logits are exact, but each token costs as
@@ -272,7 +274,7 @@ class Decoder:
     return state, logits_BV
 
   def _begin_segment(self, variables, state):
-    """Clears the state at the start of a segment, if the model does so."""
+    """Clears the state at the start of a segment if clear_state is set."""
     if not self.clear_state:
       return state
 

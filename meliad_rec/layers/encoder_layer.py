@@ -22,8 +22,8 @@ from meliad_rec.layers.experts import Experts
 from meliad_rec.layers.layer_config import EncoderConfig
 
 XAVIER = nn.initializers.xavier_uniform()
-# The default of linear maps in the authors' framework: uniform within
-# 1 / sqrt(inputs). It draws biases in the same way; here they begin at 0.
+# The default of linear maps in PyTorch, which the authors use: uniform within
+# 1 / sqrt(inputs). PyTorch draws biases in the same way; here they begin at 0.
 UNIFORM = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 
 
@@ -63,7 +63,7 @@ class EncoderLayer(nn.Module):
       self.gate_mlp = EncoderMLP(config, config.mlp_dim, kernel_init)
 
   def __call__(self, x_BTD, mask_BT, memory_BSD=None, source_BTD=None):
-    """Returns y_BTD.
+    """Returns y_BTD, the residual stream after the layer.
 
     Args:
       x_BTD: the residual stream.

@@ -1,11 +1,13 @@
 """Sparse mixtures of experts: each token uses a few of many sets of weights.
 
 Tan et al. 2023, "Sparse Universal Transformer", section 3. A layer that is
-repeated in depth gets more parameters, at the same cost per token. Sections 3.1
-and 3.3 describe the MLP and self-attention. In attention all experts share the
-keys and values; each has its own maps to queries and outputs. Letters of this
-file: E experts, C experts chosen for a token, N all tokens, M = N C choices,
-G = H C heads of all chosen experts, X and Y any widths.
+repeated in depth gets more parameters. Its cost per token grows with the number
+of experts chosen for a token, not with their total number; on a CPU it grows
+with the total number (see `grouped`). Sections 3.1 and 3.3 describe the MLP and
+self-attention. In attention all experts share the keys and values; each has its
+own maps to queries and outputs. Letters of this file: E experts, C experts
+chosen for a token, N all tokens, M = N C choices, G = H C heads of all chosen
+experts, X and Y any widths.
 """
 
 import dataclasses
@@ -306,8 +308,8 @@ class ExpertAttention(nn.Module):
 
     kernel = self.query(n_BTD.shape[-1])
     q_BTCF = per_row(queries, (n_BTD, p_BTE), kernel) * K**-0.5
-    # The C experts of a token multiply its queries per head. Heads come first,
-    # since they are sharded over devices.
+    # Each of its C experts gives a token one query per head. Heads are the
+    # first of these axes, since they are sharded over devices.
     q_BTHCK = q_BTCF.reshape(B, T, C, H, K).swapaxes(2, 3)
     q_BTGK = q_BTHCK.reshape(B, T, H * C, K)
     repeated = lambda kv_BSHK: jnp.repeat(kv_BSHK, C, 2)

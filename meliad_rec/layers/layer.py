@@ -66,7 +66,7 @@ class Layer(nn.Module):
     return self.attention.kv(n_BTD, mask_BT, unnormalized)
 
   def __call__(self, x_BTD, n_BTD, past: KV, memory: KV | None = None):
-    """Returns y_BTD.
+    """Returns y_BTD, the residual stream after the layer.
 
     Args:
       x_BTD: the residual stream.

@@ -30,7 +30,7 @@ def gelu(h):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-  """Base class of both configurations.
+  """Base class of LayerConfig and EncoderConfig.
 
   Attributes:
     d_model: width of the residual stream.
@@ -86,8 +86,8 @@ class LayerConfig(TransformerConfig):
   """Sizes and choices of layers that attend to a window.
 
   Attributes:
-    window: number of tokens to which a token attends; also the length of a
-      block.
+    window: number of tokens to which a token attends; in most cells that read
+      blocks, also the length of a block (see Cell.block_length).
     span: positions.AdaptiveSpan; None: heads see the whole window.
     num_kv_heads: heads of keys and values, each shared by equally many query
       heads (Ainslie et al. 2023); None: one per query head.
@@ -100,7 +100,7 @@ class LayerConfig(TransformerConfig):
     depth: number of layers L in the stack; the initial weights of output maps
       are divided by sqrt(2 L), except in gates. None: they are not divided.
     dropout: rate of dropout after the first norm, of attention probabilities,
-      and after the MLP. State vectors have none, as in the authors' code.
+      and after the MLP. State vectors have none, as in google-research/meliad.
     locked_dropout: whether all tokens of a row share one dropout mask, for
       cells that read token by token; attention probabilities then have no
       dropout.

@@ -19,8 +19,8 @@ class NoPosition(nn.Module):
 
   Attributes:
     num_heads: number of attention heads H.
-    two_sided: whether queries and keys exchange `rotate` and `rotate_keys` for
-      keys later than the query.
+    two_sided: whether `rotate_keys` applies to queries, and `rotate` to keys,
+      where a key is later than the query.
     keeps_length: whether `rotate` and `rotate_keys` keep the length of vectors.
   """
 
@@ -250,8 +250,8 @@ def clipped(z):
 def clip_spans(params):
   """Returns the parameters with the ratios of adaptive spans in [0, 1].
 
-  Every training step ends with this, as in the authors' code. Without it,
-  gradients could move a ratio further and further outside.
+  Every training step ends with this, as in the code of Sukhbaatar et al.
+  Without it, gradients could move a ratio further and further outside.
   """
 
   def clip(path, leaf):

@@ -47,7 +47,7 @@ def kept(policy: str) -> Callable | None:
   """
   if policy not in POLICIES:
     raise ValueError(
-      f'remat must be one of {", ".join(POLICIES)}, got {policy!r}. Set remat '
-      "to one of these names where the model's cell is configured."
+      f'remat must be one of {", ".join(POLICIES)}, got {policy!r}. Set the '
+      "remat of the model's cell, such as window.WindowLayer.remat."
     )
   return POLICIES[policy]

@@ -99,7 +99,7 @@ def quality(
   if not totals.scored:
     raise ValueError(
       f'No scored token was counted in {totals.steps} steps, but metrics need '
-      'at least one. Set the task to a split that holds text or labels.'
+      'at least one. Choose a split that has text or scored labels.'
     )
   nats, bits = totals.nats, totals.nats / math.log(2)
   metrics = {

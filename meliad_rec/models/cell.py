@@ -52,14 +52,15 @@ class Cell(nn.Module, kw_only=True):
       over blocks.
     block_length: tokens of a block; calls take whole blocks. None: a call takes
       any number of tokens.
-    block_setting: names of the settings that determine block_length.
+    block_setting: settings that determine block_length, as error messages name
+      them.
     takes_segments: whether one call may take several blocks. If False, `run`
       scans over them. By default, True if block_length is None.
     scans_blocks: whether a call of several blocks scans them, and applies
       `remat` to each.
     causal: whether no output depends on a later token.
     needs_whole_document: whether a segment must hold a whole document.
-    is_recurrent: whether `clear` forgets anything.
+    is_recurrent: whether the state has a recurrent part, which `clear` resets.
     can_step: whether `decode_step` reads one token at a time. By default, True
       if block_length is None.
   """
@@ -179,9 +180,9 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
   """Scans body(cell, state, block) over axis 1 of every leaf of `blocks`.
 
   It uses nn.scan, because jax.lax.scan would leak tracers out of the module.
-  All blocks share their dropout masks, as in the authors' code: drawing new
-  masks for each block would cost more than some of its matrix products. Losses
-  that blocks sow are averaged over blocks.
+  All blocks share their dropout masks, as in google-research/meliad: drawing
+  new masks for each block would cost more than some of its matrix products.
+  Losses that blocks sow are averaged over blocks.
 
   Returns:
     The state after the last block, and the outputs of all blocks, stacked along

@@ -105,8 +105,9 @@ class Matcher(Head):
   """Head that labels a pair of sequences.
 
   It reads [u; v; u * v; |u - v|], where u and v are the pooled vectors of the
-  sequences. Rows 2 b and 2 b + 1 of the outputs are pair b. The logits after
-  the segment are repeated at each of the T tokens of both sequences.
+  sequences. Rows 2 b and 2 b + 1 of y_BTD are the two sequences of pair b. The
+  result has one row per pair: the logits after the segment, repeated at the
+  positions of both sequences, [B, 2 T, V].
   """
 
   sequences = 2

@@ -97,7 +97,10 @@ class ShardedModel:
     )
 
   def forward(self, params, carry, batch: Batch):
-    """Returns the next carry and logits_BTV, with dropout from a fixed key."""
+    """Returns the next carry and logits_BTV of training, dropout included.
+
+    The key of dropout is fixed.
+    """
     return self.model.apply(
       {'params': params},
       carry,

@@ -2,7 +2,7 @@
 
 'v5e:16x16' is 256 chips of v5e, 'v5p:4x4x4' 64 of v5p. The devices of a slice
 can be compiled for, but hold no arrays. A device, in the sense of JAX, is a
-chip or half of a v7x.
+chip, or half of a v7x chip.
 """
 
 import dataclasses

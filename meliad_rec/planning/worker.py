@@ -38,7 +38,10 @@ class NoData:
 
   def documents(self, split: str):
     """Raises ValueError, because there are no documents."""
-    raise ValueError(f'A plan reads no data, got a request for {split!r}.')
+    raise ValueError(
+      f'With --vocab_size, a plan reads no data, but {split!r} was requested. '
+      'Remove --vocab_size.'
+    )
 
 
 def answer(question: Question) -> Answer:
@@ -61,14 +64,16 @@ def answer(question: Question) -> Answer:
   sizes = measure.sizes(experiment)
   notes = check_read(question.vocab_size is not None)
   if experiment.shorter_first:
-    notes += ('initial steps with shorter segments count like the others',)
+    notes += ('the first FIRST_STEPS steps count as steps of full segments',)
   if sizes.depth is not None:
     notes += (
-      'FLOP and times count loops that may end early at their maximum of '
-      f'{sizes.depth} iterations',
+      'FLOP and times assume that loops that may end early run for their '
+      f'maximum of {sizes.depth} iterations',
     )
   if sizes.flops is None:
-    notes += ('TFLOP and MFU are n/a: the length of a loop is not known',)
+    notes += (
+      'TFLOP and MFU are n/a, because the iterations of a loop are not known',
+    )
   known = Answer(
     topology=where.name,
     hbm=where.chip.hbm,
@@ -132,10 +137,17 @@ def build(question: Question) -> Experiment:
 
 
 def check_read(without_data: bool) -> tuple[str, ...]:
-  """Checks that the model uses every setting.
+  """Checks that something reads every setting of the configuration.
 
-  Without data, an unused setting may be one of the data. The message is then
-  returned as a note.
+  Args:
+    without_data: whether NoData replaces the data. A setting that nothing reads
+      may then be a setting of the data.
+
+  Returns:
+    Notes for the answer: without data, the message of the error, if any.
+
+  Raises:
+    ConfigError: nothing reads a setting, and the data are there.
   """
   try:
     config.check_read()

@@ -174,7 +174,7 @@ _while.defvjp(_forward, _backward)
 
 
 def _compact(steps, shared, rows, l, carry, max_steps):
-  """Runs steps until half of the rows have halted, then on the other half."""
+  """Runs steps until half of the rows have halted, then on the others alone."""
   half = len(carry[2]) // 2
 
   def continues(carry):

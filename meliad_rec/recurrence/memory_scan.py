@@ -33,7 +33,7 @@ class MemoryScanBody(NamedTuple):
 
   Attributes:
     keys: (params, written, inputs) -> kv, the keys and values of the vectors
-      that any number of tokens wrote. Those of a token depend on no other
+      that any number of tokens wrote. The keys of a token depend on no other
       token.
     read: (params, kv, x_BTD, inputs, first) -> (written, y_BTD). Reads n
       chunks; `first` is the position of their first token in the segment. Of
@@ -56,7 +56,7 @@ class MemoryScanBody(NamedTuple):
 
 
 def memory_scan(body: MemoryScanBody, params, memory: Tree, x_BTD, inputs):
-  """Reads a segment.
+  """Reads a segment chunk by chunk.
 
   Args:
     body: functions that read and write.
@@ -147,7 +147,7 @@ def _backward(model, residuals, gradients):
     model: MemoryScanBody.
     residuals: params; seen, which is the memory followed by all vectors
       written; x_BTD; inputs; and the pullback of each chunk of each span.
-    gradients: those of seen and of y_BTD.
+    gradients: the gradients of seen and of y_BTD.
   """
   params, seen, x_BTD, inputs, pulls = residuals
   d_seen, d_y_BTD = gradients

@@ -151,7 +151,8 @@ class WandB:
       dir=tempfile.mkdtemp() if in_bucket(folder) else str(folder),
       settings=wandb.Settings(console='off'),
     )
-    # With steps of its own, W&B would drop those that a resumed run repeats.
+    # W&B drops values logged for one of its own steps that has passed, so a
+    # resumed run could not repeat steps. Here the step is a metric.
     self._run.define_metric('*', step_metric='step')
 
   def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -80,15 +80,17 @@ def _draw(axes, runs, metric):
 
 
 def _curves(workdir, metric):
-  """Returns {split: [(step, value), ...]}."""
+  """Returns {split: [(step, value), ...]} of a metric of one run."""
   path = journal.path(workdir)
-  curves = {}
+  curves, names = {}, set()
   for record in journal.read(path):
+    names.update(record.keys() - {'step', 'split', 'text'})
     if metric in record:
       point = record['step'], record[metric]
       curves.setdefault(record['split'], []).append(point)
   if not curves:
+    listed = ', '.join(sorted(names)) or 'none yet'
     raise ValueError(
-      f'{path} has no {metric}. Choose a metric that the run has written.'
+      f'{path} has no {metric}. Choose one of its metrics: {listed}.'
     )
   return curves

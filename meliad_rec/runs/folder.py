@@ -90,7 +90,7 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
 
   Raises:
     ValueError: this is not the folder of a run, one of its files is damaged or
-      is a link to another folder, or its vocabulary was changed.
+      is a link to a place outside the folder, or its vocabulary was changed.
   """
   folder = place(workdir)
   for name in (CONFIG, FACTS):
@@ -106,7 +106,7 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
     if not (folder / name).resolve().is_relative_to(folder.resolve()):
       raise ValueError(
         f'{folder / name} is a link to a place outside the folder of the run. '
-        'Replace the link with the file.'
+        'Replace the link with a copy of what it points to.'
       )
   facts = _facts(folder / FACTS)
   vocabulary = _vocabulary(folder, facts['vocabulary'])
@@ -114,7 +114,8 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
     raise ValueError(
       f'The run {folder} was trained with the vocabulary '
       f'{facts["vocabulary"]}, but the folder has {vocabulary.identity}. '
-      f'Restore its {" or ".join(VOCABULARIES)}.'
+      f'Restore the {" or ".join(VOCABULARIES)} that training wrote, and '
+      "remove any other; the vocabulary 'bytes' has no file."
     )
   return _config(folder / CONFIG), facts, vocabulary
 

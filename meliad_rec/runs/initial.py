@@ -1,8 +1,8 @@
 """Begins a run with the parameters of another run (--init_from).
 
 The new run may have other data, another schedule, another head, more layers or
-a longer memory. Parameters with the same path are taken. A path that only the
-new model has keeps its initial value, and one that only the source has is
+a longer memory. Parameters with the same path are taken. A parameter that only
+the new model has keeps its initial value, and one that only the source has is
 ignored.
 """
 
@@ -112,7 +112,8 @@ class Source:
     if vocabulary.identity != known:
       raise ValueError(
         f'--init_from={self.name} was trained with the vocabulary {known}, but '
-        f'this run has {vocabulary.identity}. Set the same vocabulary.'
+        f'this run has {vocabulary.identity}. Give data with the vocabulary of '
+        'that run.'
       )
     wanted = leaves_by_path(params)
     former, left = {}, []

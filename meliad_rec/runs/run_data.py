@@ -87,7 +87,8 @@ def open_data(
   if data.vocabulary.identity != run.vocabulary.identity:
     raise ValueError(
       f'The data have the vocabulary {data.vocabulary.identity}, but the run '
-      f'was trained with {run.vocabulary.identity}. Give another --store.'
+      f'was trained with {run.vocabulary.identity}. Give a --store with the '
+      'vocabulary of the run.'
     )
   return data
 

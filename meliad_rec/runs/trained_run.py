@@ -218,8 +218,8 @@ class TrainedRun:
       state: state to continue from. None begins a document.
 
     Raises:
-      ValueError: text is not a string, state is not a state, or the model
-        cannot generate.
+      ValueError: text is not a string, `read` did not return this state, or
+        the model cannot generate.
     """
     if state is not None and not isinstance(state, DecoderState):
       raise ValueError(

@@ -1,4 +1,4 @@
-"""Folders of runs, on a disk or in a bucket, and the lock on each of them."""
+"""Folders of runs, on a disk or in a bucket; the lock on those on a disk."""
 
 import fcntl
 import importlib

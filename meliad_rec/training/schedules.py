@@ -151,7 +151,7 @@ def constant(peak: float, warmup_steps: int = 0) -> Schedule:
 
 
 def default_warmup(warmup_steps: int | None, total_steps: int | None) -> int:
-  """Returns the steps of warm-up; None: 5 % of all steps, from 1 to 1000.
+  """Returns warmup_steps; if None, 5 % of total_steps, from 1 to 1000.
 
   A run of a single step has none.
 

@@ -138,9 +138,9 @@ def train_step(
 def auxiliary(sown, halting_weight=1.0) -> jax.Array:
   """Adds up the losses that modules sowed.
 
-  A losses.RowMeans contributes its mean over everything that a scan counted. If
-  the means of chunks were added, tokens in chunks with padding would have more
-  weight than others.
+  A losses.RowMeans contributes its mean over all chunks of a row together, and
+  then over rows. If the means of chunks were added, tokens in chunks with
+  padding would have more weight than others.
 
   Args:
     sown: the variable collection 'losses'.

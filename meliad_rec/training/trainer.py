@@ -276,7 +276,8 @@ class Run:
     """Starts saving the run, unless its current step is already saved.
 
     Raises:
-      ValueError: after the last update, the loss of its batch is not finite.
+      ValueError: with the parameters after the last update, the loss of the
+        batch of that step is not finite.
     """
     if self.step == self.saved and metrics is None:
       return

@@ -50,7 +50,7 @@ class Validation:
   def evaluate(
     self, params, step: int, report: Report, stop: Callable[[], bool]
   ) -> dict[str, float] | None:
-    """Reports metrics and a sample; returns the metrics; None: it was stopped.
+    """Reports and returns metrics, None if stopped; also reports a sample.
 
     Args:
       params: parameters to evaluate.

@@ -139,8 +139,8 @@ def test_data_of_another_vocabulary_are_refused():
 @pytest.mark.parametrize(
   ('arguments', 'told'),
   [
-    ([], '--split=validation, or --file'),
-    (['--split=test', '--file=a'], '--split=validation, or --file'),
+    ([], 'got neither'),
+    (['--split=test', '--file=a'], 'got both'),
     (['--file=a', '--store=b'], 'Add --split'),
     (['--file=a', '--out=/no/such/x.npz'], 'The folder of /no/such/x'),
     (['--compare=a,b', '--split=test', '--out=c'], 'Remove --split and --out'),

@@ -48,7 +48,7 @@ def test_a_folder_becomes_a_store(tmp_path, capsys, monkeypatch):
     (['--source=code', '--vocabulary=x.model'], 'x.model'),
     (['--source=code', 'folder'], "'folder'"),
     (['--source=code', '--out='], '--out is missing'),
-    (['--verify=a', '--splits=b', '--force'], 'Remove --splits'),
+    (['--verify=a', '--splits=b', '--force'], '--splits and --out and --force'),
   ],
 )
 def test_mistakes_are_told_before_anything_is_written(

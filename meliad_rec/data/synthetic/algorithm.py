@@ -5,11 +5,11 @@ A program, with its labels below, reads
   x = 3 ; x ++ ; if x > 2 : y = 9 ; y -- ; print y ; ... END
                                                    8
 
-The task of Fan et al. 2020 and Ju et al. 2021, with the rules of the generator
-published by Ju et al. An answer depends on all changes of a variable since it
-was set. Answering with the value last set or printed for the variable is right
-in 47.0 % of cases with 3 variables and in 48.5 % with 5 (measured: the mean
-over 6 seeds with 10,000 programs each; the seeds differ by 0.1 %).
+This is the task of Fan et al. 2020 and Ju et al. 2021, with the rules of the
+generator published by Ju et al. An answer depends on all changes of a variable
+since it was set. Answering with the value last set or printed for the variable
+is right in 47.0 % of cases with 3 variables and in 48.5 % with 5 (measured: the
+mean over 6 seeds with 10,000 programs each; the seeds differ by 0.1 %).
 
 Statements are drawn one after another. An impossible statement is drawn again
 as a whole, including its kind. A condition is drawn before the statement it
@@ -49,8 +49,9 @@ class Algorithm:
     variables: variables in a program, at most 5; the papers have 3 and 5.
     statements: statements in a program, before its END.
     values: the greatest value of a variable; the least is 1.
-    programs_per_document: consecutive programs in a document. The published
-      trainer cuts one stream into 512 batch rows of about 20 programs each.
+    programs_per_document: consecutive programs in a document. The trainer
+      of Ju et al. cuts one stream into 512 batch rows of about 20 programs
+      each.
     seed: seed of the programs.
   """
 
@@ -116,7 +117,7 @@ class Algorithm:
 
   @functools.cached_property
   def _all(self) -> np.ndarray:
-    """The programs of all splits: [programs, statements] of _STATEMENT."""
+    """Programs of all splits: [programs, statements] of dtype _STATEMENT."""
     draws = Draws(self.seed)
     return distinct(
       lambda count: self._language.draw(draws, count),

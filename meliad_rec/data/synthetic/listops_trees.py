@@ -46,8 +46,8 @@ class Level(NamedTuple):
   """The expressions of one depth.
 
   Attributes:
-    word_N: id of the first word of each.
-    arguments_N: number of arguments of each; 0 for a digit.
+    word_N: id of the first word of each expression: an operator or a digit.
+    arguments_N: number of arguments of each expression; 0 for a digit.
   """
 
   word_N: np.ndarray

@@ -5,10 +5,10 @@ An episode, with its labels below, reads
   RESET F   L   F   R   F   F
         0,1 0,1 0,1 0,1 0,2 0,3
 
-The task of Fan et al. 2020, section 7.1, with 100 actions; Ju et al. 2021 have
-400. The papers do not say where an agent starts, which way it faces, or how a
-reset is written. Here it starts in the corner 0,0 facing along the row, and
-each episode begins with a word RESET that is not scored.
+This is the task of Fan et al. 2020, section 7.1, with 100 actions; Ju et al.
+2021 have 400. The papers do not say where an agent starts, which way it faces,
+or how a reset is written. Here it starts in the corner 0,0 facing along the
+row, and each episode begins with a word RESET that is not scored.
 
 Letters of this file: N episodes, T actions, X tokens, P cells of the grid.
 """
@@ -41,7 +41,7 @@ class RandomWalk:
     episodes: episodes in train; validation and test have a tenth each.
     actions: actions in an episode.
     grid: side of the square grid; a step into its wall is ignored.
-    episodes_per_document: consecutive episodes in a document. The paper cuts
+    episodes_per_document: consecutive episodes in a document. Fan et al. cut
       one stream into 512 batch rows of 20 episodes each.
     seed: seed of the actions.
   """

@@ -66,7 +66,7 @@ class Recall:
     if total > len(names):
       raise ValueError(
         f'{total} documents need as many names, but {self.letters} letters '
-        f'give only {len(names)}. Set recall.Recall.letters.'
+        f'give only {len(names)}. Increase recall.Recall.letters.'
       )
     return Documents.collect(map(self._document, names[rows]), self.vocabulary)
 
