@@ -7,7 +7,6 @@ from pathlib import Path
 from absl import logging
 import jax
 
-
 _MIN_SECONDS = 0.02
 
 
