@@ -72,16 +72,15 @@ def objective(
 def correct(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
   """Returns whether the most likely token is the target: bool [B, T].
 
-  Of equally likely tokens, the first one counts, as in argmax. Comparisons fuse
-  with the sums of `cross_entropy`; an argmax reads the logits once more.
+  Of equally likely tokens, the first one counts, as in argmax. An argmax would
+  read the logits once more, whereas XLA fuses these maxima with other work.
   """
   logits_BTV = logits_BTV.astype(jnp.float32)
-  target_BT1 = _target_logits(logits_BTV, targets_BT)[..., None]
   is_earlier_BTV = jnp.arange(logits_BTV.shape[-1]) < targets_BT[..., None]
-  loses_BTV = jnp.where(
-    is_earlier_BTV, logits_BTV < target_BT1, logits_BTV <= target_BT1
-  )
-  return jnp.all(loses_BTV, axis=-1)
+  earlier_BTV = jnp.where(is_earlier_BTV, logits_BTV, -jnp.inf)
+  target_BT = _target_logits(logits_BTV, targets_BT)
+  beats_earlier_BT = target_BT > jnp.max(earlier_BTV, axis=-1)
+  return beats_earlier_BT & (target_BT >= jnp.max(logits_BTV, axis=-1))
 
 
 def masked_sum(values_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
