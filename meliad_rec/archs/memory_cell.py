@@ -43,15 +43,15 @@ class MemoryCell(Cell, kw_only=True):
     layer_drop: probability that each layer is skipped in a training step.
     span: tokens that the backward pass processes at once; see memory_scan.
       Fewer tokens need less memory, but fewer than 32 take more time.
-    remat: name in remat.POLICIES, for each chunk, or for each step of several
-      chunks. None: 'sublayers'; policies that keep more are slower, since the
-      scan copies all that is kept. It must be None if `parallel`.
+    remat: name in remat.POLICIES, applied to a chunk, or to a step of several
+      chunks if `by_steps`. None: 'sublayers'; policies that keep more are
+      slower, since the scan copies all that is kept. None if `parallel`.
     chunk: number of tokens C that read the same memory and write together.
-    parallel: whether `read` takes any number of chunks, of one token each. All
-      tokens of a row must then share one dropout mask, in `keys` too. If False,
-      dropout masks depend on which tokens are processed at once. `keys` must
-      then apply no dropout, because it is called with the same tokens in
-      different groups.
+    parallel: whether `read` can process any number of tokens at once, each of
+      them a chunk. If True, all tokens of a row must share one dropout mask, in
+      `keys` too. If False, masks depend on which tokens are processed at once,
+      so `keys`, which sees the same tokens in different groups, must apply no
+      dropout.
     by_steps: whether segments are read in steps of several chunks.
   """
 

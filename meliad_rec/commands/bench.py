@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
   if args.topology and bench is not attention:
     raise ValueError(
       f'Benchmark {argv[1]} does not use --topology. Remove it, or choose '
-      'attention.'
+      'the benchmark attention.'
     )
   if args.by:
     if not hasattr(bench, 'programs'):

@@ -233,8 +233,9 @@ def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
     negative = [name for name in scales if np.min(meliad[name]) < 0]
     if negative:
       raise ValueError(
-        f'{negative[0]} is negative, which only the release of 2022 supports. '
-        'This model takes its absolute value, so it cannot be imported.'
+        f'{negative[0]} is negative, which only the meliad release of 2022 '
+        'supports. This model takes its absolute value, so it cannot be '
+        'imported.'
       )
   divisor = model.logits_divisor or width**0.5
   if not np.isclose(divisor, divided_by**0.5, rtol=1e-3):

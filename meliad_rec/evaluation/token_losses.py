@@ -109,7 +109,7 @@ class TokenLosses:
     return losses
 
   def is_sound(self) -> bool:
-    """Returns whether dtypes and shapes are as documented and consistent."""
+    """Returns whether the arrays have the documented dtypes and shapes."""
     arrays = self.tokens, self.nats, self.starts, self.bytes_, self.text
     kinds = [(a.ndim, a.dtype) for a in arrays] == [
       (1, dtype) for dtype in _DTYPES.values()

@@ -1,4 +1,4 @@
-"""Caches of keys and values, maps to heads, and attention of encoders.
+"""Caches of keys and values, projections to heads, and encoder attention.
 
 In an encoder, queries attend to all tokens of a call rather than to a window.
 """
@@ -67,10 +67,10 @@ class KV(struct.PyTreeNode):
 
 
 def _by_token(call: Callable, *kvs: KV) -> KV:
-  """Returns a KV whose leaves are `call` of the leaves of KVs, along axis 1.
+  """Applies `call`, which works along axis 1, to the arrays of several KVs.
 
-  Heads are merged during the call. On a TPU, arrays with and without an axis of
-  heads have different layouts, and kernels take the latter.
+  During the call, arrays have no axis of heads. On a TPU, it would change their
+  layout, and kernels take arrays without it.
   """
 
   def merged(*arrays):

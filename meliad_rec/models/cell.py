@@ -205,7 +205,7 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
 
 
 def mean_of_losses(body: Callable, count: int) -> Callable:
-  """Returns `body` with sown losses divided by `count`, the number of runs."""
+  """Returns `body` with sown losses divided by `count`, its number of calls."""
   share = lambda losses: jax.tree.map(lambda a: a / count, losses)
   return nn.map_variables(body, 'losses', trans_out_fn=share, mutable=True)
 

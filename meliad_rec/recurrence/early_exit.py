@@ -32,7 +32,7 @@ class Steps(Protocol):
   """The repeated step. It holds no arrays; `step` receives them all."""
 
   def step(self, shared, rows, l, state) -> tuple[Any, Any]:
-    """Returns the state after step l, and the values that it adds to the sums.
+    """Returns the state after step l, and the terms for the loop's sums.
 
     A row that is not active keeps its state and adds 0. Steps count from 0.
     """

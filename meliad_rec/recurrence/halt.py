@@ -136,7 +136,7 @@ def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
 
 
 def at_step(a_BU, l, steps: int):
-  """Returns [B, L], L = steps: column l is the sum over units, others are 0."""
+  """Returns [B, steps]: column l is the sum of a_BU over U, others are 0."""
   at_L = (jnp.arange(steps) == l).astype(jnp.float32)
   return jnp.sum(a_BU, 1, keepdims=True) * at_L
 

@@ -58,7 +58,7 @@ def check_new(out: str | os.PathLike) -> Path:
   if not (parent.is_dir() and os.access(parent, os.W_OK)):
     raise ValueError(
       f'{folder} cannot be created, because {parent} is not a folder that can '
-      'be written. Create that folder, or give another one.'
+      'be written. Give another folder.'
     )
   return folder
 

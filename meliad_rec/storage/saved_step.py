@@ -237,7 +237,7 @@ class SavedStep:
     return leaves_by_path(tree)
 
   def _verify(self, phrases):
-    """Raises DamagedError on all hosts if `phrases` is not empty on one."""
+    """Raises DamagedError on all hosts if one host found damage (`phrases`)."""
     if hosts.any_of(bool(phrases)):
       phrases = phrases or ['another host found damage']
       named = '; '.join(phrases[:3])

@@ -93,5 +93,5 @@ class _Compilations:
 
 @functools.cache
 def _compilations():
-  """Returns the only one of this process, as jax keeps its listener forever."""
+  """Returns this process's only counter: jax cannot remove its listener."""
   return _Compilations()

@@ -115,7 +115,7 @@ class LogicalInference:
     return self._cache[split]
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns error rates of a random and of train's most common relation."""
+    """Returns error rates of random guesses and of the most common relation."""
     train_N, relation_N = (
       self._relation_N[self._split(name)] for name in ('train', split)
     )

@@ -108,7 +108,7 @@ class Tiles:
 
 
 def tile_size(q_BTHK) -> int:
-  """Returns S, so small that several tiles and sums fit in registers."""
+  """Returns S, small enough for the tiles and sums to fit in registers."""
   return 64 if q_BTHK.dtype.itemsize == 2 and q_BTHK.shape[3] <= 128 else 32
 
 
