@@ -255,9 +255,9 @@ class Added(struct.PyTreeNode):
   """Values that each step returns and the loop adds up.
 
   Attributes:
-    counts: counts of halting.
+    counts: terms of the halting loss and of the depth; see Counts.
     mixed_BTD: weighted states; None if DepthState holds their sum.
-    routes: sums of each router of experts; empty without experts.
+    routes: for each router, terms of its loss; empty without experts.
   """
 
   counts: Counts

@@ -278,7 +278,7 @@ def by_length(depths: Depths) -> list[Group]:
 
 
 def by_nesting(depths: Depths, bracket_steps: np.ndarray) -> list[Group]:
-  """Groups documents by the brackets around their most deeply nested token.
+  """Groups documents by the number of brackets around their deepest token.
 
   Args:
     depths: steps and answers of the documents.

@@ -328,7 +328,10 @@ def _gradients(logits_BHQX, v_BHXK, keep_HQX, lse_BHQ, mean_BHQ, do_BHQK):
 
 
 def _mean(o_BTHK, do_BTHK):
-  """Returns the mean of each query's gradients of probabilities, [B, H, T]."""
+  """Returns [B, H, T]: the sum over keys of probability times its gradient.
+
+  It equals the product of the outputs and their gradients.
+  """
   return jnp.einsum(
     'bthk,bthk->bht', o_BTHK, do_BTHK, preferred_element_type=sum_dtype(o_BTHK)
   )

@@ -203,7 +203,7 @@ class Program:
     )
 
   def times(self, count: int) -> 'Program':
-    """Returns this program repeated by a loop."""
+    """Returns the sums of this program run `count` times, as by a loop."""
     more = lambda counter: Counter({k: count * n for k, n in counter.items()})
     return Program(
       more(self.work),

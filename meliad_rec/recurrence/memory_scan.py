@@ -337,7 +337,7 @@ _scan.defvjp(_forward, _backward)
 
 
 def divisor(T: int, C: int, most: int) -> int:
-  """Returns the largest multiple of C up to `most` that divides T; else C."""
+  """Returns the largest multiple of C, at most `most`, that divides T; or C."""
   multiples = range(C, min(most, T) + 1, C)
   return max((K for K in multiples if T % K == 0), default=C)
 

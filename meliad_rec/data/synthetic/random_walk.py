@@ -82,7 +82,7 @@ class RandomWalk:
     )
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns error rates of a random cell and of common cells of train.
+    """Returns error rates of guessing a grid cell, or the most common one.
 
     `likeliest` predicts the most common cell of train, and
     `likeliest_by_action` the most common one after the same number of actions.
