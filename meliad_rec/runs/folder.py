@@ -168,7 +168,11 @@ def read_params(
 
 def files(folder: _Path) -> list[_Path]:
   """Returns the files that a model needs beside its parameters."""
-  return [folder / CONFIG, folder / FACTS, *folder.glob('vocabulary.*')]
+  vocabularies = [folder / name for name in VOCABULARIES]
+  return [
+    *(folder / CONFIG, folder / FACTS),
+    *(path for path in vocabularies if path.is_file()),
+  ]
 
 
 def check_text(labels: bool) -> None:
