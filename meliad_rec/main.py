@@ -20,6 +20,7 @@ import jax
 from meliad_rec import cli
 from meliad_rec.config import config
 from meliad_rec.config import config_flags
+from meliad_rec.data import store
 from meliad_rec.distributed import compilation_cache
 from meliad_rec.distributed import pod
 from meliad_rec.report import console
@@ -128,8 +129,14 @@ def open_source(
   a checkpoint, from which it continues.
 
   Raises:
-    ValueError: the source cannot be opened, or workdir holds an exported model.
+    ValueError: the source cannot be opened, or workdir holds an exported model
+      or a token store.
   """
+  if workdir and (place(workdir) / store.MANIFEST).is_file():
+    raise ValueError(
+      f'{workdir} holds a token store, and a run needs a folder of its own. '
+      'Give another --workdir.'
+    )
   if workdir and exported.is_in(place(workdir)):
     raise ValueError(
       f'{workdir} holds an exported model. To train from it, add '
