@@ -9,6 +9,11 @@ Ctrl-C or SIGTERM saves and stops, with exit code 130 or 143. --dry_run prints
 what would be done. `meliad-rec settings` lists what can be set.
 """
 
+from meliad_rec.distributed import interrupts
+
+if __name__ == '__main__':
+  interrupts.end_at_once()  # Before the imports, which take seconds.
+
 import hashlib
 import json
 import pathlib

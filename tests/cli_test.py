@@ -232,3 +232,25 @@ from meliad_rec import cli; cli.main()"""
   assert (code, err) == (0, '')
   for command in cli.COMMANDS:
     assert f'\n  {command} ' in out
+
+
+@pytest.mark.parametrize('module', ['meliad_rec', 'meliad_rec.main'])
+def test_control_c_during_the_start_is_one_line(module, tmp_path):
+  # Python imports sitecustomize when it starts.
+  (tmp_path / 'sitecustomize.py').write_text(
+    'import os, signal, sys\n'
+    'class Hook:\n'
+    '  def find_spec(self, name, *_):\n'
+    '    if name == os.environ["AT"]:\n'
+    '      os.kill(os.getpid(), signal.SIGINT)\n'
+    'sys.meta_path.insert(0, Hook())\n'
+  )
+  for at in 'meliad_rec.cli', 'jax', 'jax.numpy', 'flax':
+    done = subprocess.run(
+      [sys.executable, '-m', module, 'train'],
+      env=os.environ | {'PYTHONPATH': f'{tmp_path}:{ROOT}', 'AT': at},
+      capture_output=True,
+      text=True,
+      timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (130, 'interrupted\n'), at
