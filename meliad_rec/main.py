@@ -117,6 +117,12 @@ def work() -> int:
     logging.info('%s', run.goodput.sentence())
     for line in digests:
       print(line)
+    if run.finished and not reason:
+      print(
+        f'Nothing was left to do: this run has trained {run.step:,} steps, and '
+        f'STEPS is {experiment.steps:,}. The folder of the run is unchanged. A '
+        'larger STEPS trains it further.'
+      )
     print(
       f'{"Stopped at" if reason else "Finished"} step {run.step} after '
       f'{run.goodput.whole:.0f} s{": " + reason if reason else ""}. Results: '
@@ -192,9 +198,12 @@ def train(
   run.profile = profile.Profile(run.workdir / 'profile', traced)
   try:
     run.begin()
-    if run.step:
-      tell_changes(run.workdir / folder.CONFIG, operative)
-    folder.write(run.workdir, experiment, operative)
+    saved = run.workdir / folder.CONFIG
+    # A run that trains no further keeps the settings that it was trained with.
+    if not (run.finished and saved.is_file()):
+      if run.step:
+        tell_changes(saved, operative)
+      folder.write(run.workdir, experiment, operative)
     return run, run.live()
   except OSError as error:
     # Not a wrong setting: a disk or bucket failed, and may recover.

@@ -205,6 +205,18 @@ def test_a_disk_that_fails_is_no_mistake_of_a_setting(tmp_path, monkeypatch):
   assert told.value.exit_code == 1
 
 
+@pytest.mark.parametrize('finished', [False, True])
+def test_a_finished_run_keeps_its_settings(tmp_path, monkeypatch, finished):
+  run = mock.Mock(workdir=tmp_path, step=6, finished=finished)
+  monkeypatch.setattr(main.trainer, 'Run', lambda *_: run)
+  write = mock.Mock()
+  monkeypatch.setattr(main.folder, 'write', write)
+  monkeypatch.setattr(main.config, 'operative', lambda: 'STEPS = 4\n')
+  (tmp_path / 'config.gin').write_text('STEPS = 6\n')
+  main.train(mock.Mock(), tmp_path)
+  assert write.called != finished
+
+
 @pytest.mark.slow
 def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, data):
   arguments = tiny_run.command(tmp_path / 'run', data, *SETTINGS)

@@ -39,6 +39,9 @@ from meliad_rec.training.validation import Validation
 class Run:
   """A run on this host. Call `begin`, then `live`.
 
+  Attributes:
+    finished: whether nothing was left to do when it began.
+
   Args:
     experiment: defines the run.
     workdir: folder that the run writes to.
@@ -93,6 +96,7 @@ class Run:
     self.step, self.position = 0, self.lanes.position
     self.progress, self.profile = Progress(), Profile()
     self.state = self.batch = self.saved = None
+    self.finished = False
     self.unread = None  # The last step, whose metrics are still on the devices.
 
   def begin(self) -> None:
@@ -113,6 +117,7 @@ class Run:
       self.progress = self.progress.judged_by(
         self.experiment.best_metric, self.about['validation']
       )
+      self.finished = self.step == self.saved and self._is_at_end()
       if self.step < self.experiment.steps:
         with self.goodput.on('compile'), at_once():
           for step in {self.step, self.experiment.steps}:
@@ -256,6 +261,14 @@ class Run:
     """Returns whether this step is the last one or a multiple of `every`."""
     last = self.step == self.experiment.steps
     return self.step > 0 and (self.step % every == 0 or last)
+
+  def _is_at_end(self) -> bool:
+    """Returns whether no step and no evaluation is left."""
+    due = self.is_due(self.experiment.eval_every)
+    if due and self.step > self.progress.evaluated:
+      return False
+    stale = self.progress.is_stale(self.experiment.patience)
+    return stale or self.step >= self.experiment.steps
 
   def evaluate(self) -> dict[str, float] | None:
     """Returns validation metrics, or None after a request to stop."""

@@ -106,7 +106,9 @@ def test_shorter_segments_first(tmp_path, data, straight):
 
 def test_a_finished_run_is_left_as_it_is(data, straight):
   before = records(straight.workdir)
-  assert whole(straight.workdir, data).step == straight.step
+  again = whole(straight.workdir, data)
+  assert again.step == straight.step and again.finished
+  assert not straight.finished
   assert records(straight.workdir) == before
   goodput = straight.goodput
   for part in 'step', 'data wait', 'evaluation', 'checkpoint':
