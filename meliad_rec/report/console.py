@@ -89,6 +89,8 @@ class Console:
   ) -> None:
     """Shows that a training step is done, at most every few seconds.
 
+    The metrics of `write` are means over several steps, so call this after it.
+
     Args:
       step: training steps done.
       loss: loss of the step, in nats per token.
@@ -107,7 +109,9 @@ class Console:
     # Half as often as `write`, whose lines say more.
     if now - self._last < max(_TICK, 2 * self._interval(now)):
       return
-    self._train_line(step, self._shown(loss, learning_rate(), '  '))
+    self._train_line(
+      step, self._shown(loss, learning_rate(), ' in this step  ')
+    )
 
   def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
     """Shows metrics as a line.

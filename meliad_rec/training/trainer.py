@@ -248,13 +248,14 @@ class Run:
       return
     (step, tokens, batch, sums), self.unread = self.unread, None
     sums = self.meter.add(sums)
-    if sums.scored:
-      rate = lambda: self.meter.learning_rate(step)
-      self.report.tick(step, sums.nats / sums.scored, rate)
     due = at_once or step % self.experiment.log_every == 0
     if due or not meter.is_finite(sums):
       self.report.write(step, self.meter.metrics(step, tokens))
       self.meter.start()
+    if sums.scored:
+      # After `write`, so that the screen shows one of the two losses of a step.
+      rate = lambda: self.meter.learning_rate(step)
+      self.report.tick(step, sums.nats / sums.scored, rate)
     meter.check_finite(f'Step {step}', batch, sums)
 
   def is_due(self, every: int) -> bool:
