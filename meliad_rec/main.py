@@ -14,6 +14,8 @@ from meliad_rec.distributed import interrupts
 if __name__ == '__main__':
   interrupts.end_at_once()  # Before the imports, which take seconds.
 
+from collections.abc import Iterator
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -95,9 +97,10 @@ def work() -> int:
   config.parse(args.gin_file, [*args.gin_param, *config_flags.given_mesh()])
   if args.workdir and not args.dry_run:
     check_writable(place(args.workdir))  # Before any data are read.
-  experiment = config.build(Experiment)()
-  _ = experiment.program.shapes  # Builds all layers, which read settings.
-  config.check_read()
+  with advising(args.workdir):
+    experiment = config.build(Experiment)()
+    _ = experiment.program.shapes  # Builds all layers, which read settings.
+    config.check_read()
   account = source and source.account(
     experiment.program.shapes.params, experiment.data.vocabulary
   )
@@ -110,7 +113,8 @@ def work() -> int:
       print(problem)
       return DOES_NOT_FIT
     return 0
-  logging.info('%s', summary.sentence(experiment))
+  with advising(args.workdir):  # Reads the documents.
+    logging.info('%s', summary.sentence(experiment))
   run, reason = train(experiment, args.workdir, traced, source)
   digests = all_digests(run) if args.verbose else []
   if jax.process_index() == 0:
@@ -129,6 +133,18 @@ def work() -> int:
       f'{run.workdir if in_bucket(run.workdir) else run.workdir.resolve()}'
     )
   return run.checkpoints.exit_code
+
+
+@contextlib.contextmanager
+def advising(workdir: str | pathlib.Path | None) -> Iterator[None]:
+  """Adds to a mistake that paths of the run are relative to another folder."""
+  try:
+    yield
+  except ValueError as error:
+    advice = workdir and folder.left_behind(workdir)
+    if not (advice and config.sentence(error)):
+      raise
+    raise ValueError(f'{error} {advice}') from error
 
 
 def open_source(
@@ -194,7 +210,8 @@ def train(
   fill = source and (
     lambda params: source.fill(params, experiment.data.vocabulary)
   )
-  run = trainer.Run(experiment, str(workdir), {'config': operative}, fill)
+  with advising(workdir):
+    run = trainer.Run(experiment, str(workdir), {'config': operative}, fill)
   run.profile = profile.Profile(run.workdir / 'profile', traced)
   try:
     run.begin()

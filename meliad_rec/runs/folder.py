@@ -15,6 +15,7 @@ from typing import Any
 from etils import epath
 import jax
 
+from meliad_rec.config.config import settings
 from meliad_rec.data.vocabulary import MODEL
 from meliad_rec.data.vocabulary import open_vocabulary
 from meliad_rec.data.vocabulary import TOKENIZER
@@ -117,6 +118,30 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
       f'Restore its {" or ".join(VOCABULARIES)}.'
     )
   return _config(folder / CONFIG), facts, vocabulary
+
+
+def left_behind(workdir: str | os.PathLike) -> str:
+  """Returns advice if a run is resumed in another folder than its paths need.
+
+  Paths in config.gin are relative to the folder in which the run was started.
+  '' if every path of an existing run is found from the current folder.
+  """
+  folder = place(workdir)
+  try:
+    started_in = _facts(folder / FACTS)['started_in']
+    saved = settings(_config(folder / CONFIG))
+  except (OSError, ValueError):
+    return ''
+  for name, value in saved.items():
+    if not isinstance(value, str) or not value or '\n' in value:
+      continue
+    there = os.path.join(started_in, value)
+    if os.path.exists(there) and not os.path.exists(value):
+      return (
+        f'{name} = {value!r} is relative to {started_in}, where this run was '
+        'started. Start the command in that folder, or give an absolute path.'
+      )
+  return ''
 
 
 def check_step(step: int) -> None:
