@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 import json
 import pathlib
+import shlex
 
 from absl import flags
 from absl import logging
@@ -132,6 +133,15 @@ def work() -> int:
       f'{run.goodput.whole:.0f} s{": " + reason if reason else ""}. Results: '
       f'{run.workdir if in_bucket(run.workdir) else run.workdir.resolve()}'
     )
+    if reason and run.checkpoints.exit_code:
+      again = 'Repeat the command to resume'
+      if not in_bucket(run.workdir):
+        saved = shlex.quote(f'{run.workdir / folder.CONFIG}')
+        given = shlex.quote(f'{run.workdir}')
+        again += (
+          f', or start meliad-rec train --gin_file={saved} --workdir={given}'
+        )
+      print(f'{again}.')
   return run.checkpoints.exit_code
 
 

@@ -117,7 +117,9 @@ def test_a_run_stopped_any_way_ends_as_one_never_stopped(tmp_path, data, whole):
   assert child.returncode == 143, errors
   assert 'Resuming from step' in errors
   assert 'Stopped at step' in output, (kill, term)
-  done = tiny_run.run(tiny_run.command(tmp_path, data, *SETTINGS))
+  again = re.search('train (--gin_file=.*) (--workdir=.*)[.]\n', output)
+  python = tiny_run.command(tmp_path, data)[:3]
+  done = tiny_run.run([*python, *again.groups(), '--verbose'])
   assert done.returncode == 0, done.stderr
   assert digests(done.stdout) == digests(whole[1].stdout), (kill, term)
   assert figures(tmp_path) == figures(whole[0])
