@@ -229,8 +229,18 @@ def _terminate(number, frame):
 
 
 def _fail(text, code=2) -> int:
-  print(f'error: {text}', file=sys.stderr)
+  print(f'error: {_addressed(text)}', file=sys.stderr)
   return code
+
+
+def _addressed(text: str) -> str:
+  """Keeps of '--path (in gin: FOLDER)' what this command takes."""
+  kept = r'\g<0>'
+  if 'gin_param' in flags.FLAGS:
+    kept = r'\2'
+  elif 'source' in flags.FLAGS:
+    kept = r'\1'
+  return re.sub(r'(--\S+) \(in gin: ([\w.]+)\)', kept, text)
 
 
 def _docstring(module) -> str:

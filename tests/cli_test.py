@@ -12,6 +12,7 @@ import pytest
 
 from meliad_rec import cli
 from meliad_rec.config import config
+from meliad_rec.data.folder import Folder
 from tests.libtpu import needs_libtpu
 
 ROOT = Path(cli.__file__).parents[1]
@@ -101,6 +102,7 @@ AGAIN.exit_code = 1
   ('command', 'code', 'said'),
   [
     (raised(KeyboardInterrupt), 130, '^interrupted$'),
+    (lambda _: Folder('/no/such').splits, 2, r'Set --path \(in gin: FOLDER\)'),
     (lambda _: config.parse([], ['WIDTH']), 2, '^error: .*--gin_file=arch/'),
     (raised(FULL), 2, r'written \(No space left on device\)\. '),
     # What may do better if it is tried again.

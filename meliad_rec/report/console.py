@@ -199,6 +199,11 @@ def duration(seconds: float) -> str:
   return f'{hours // 24} d {hours % 24} h'
 
 
+def counted(number: int, noun: str) -> str:
+  """Returns '1 document', '2 documents' or '1,000 documents'."""
+  return f'{number:,} {noun}{"" if number == 1 else "s"}'
+
+
 def plain() -> None:
   """Formats every log message of the process as a plain line.
 
