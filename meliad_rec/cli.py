@@ -219,6 +219,9 @@ def _wrong_flag(text: str) -> str:
     return (
       f'{found[1]} is not true or false. Give --{found[2]} or leave it out.'
     )
+  if found := re.match(r'flag (--.*): (invalid literal|could not conv)', text):
+    kind = 'a whole number' if found[2][0] == 'i' else 'a number'
+    return f'{found[1]} is not {kind}. See --help.'
   return f'{text.removeprefix("flag ").rstrip(".")}. See --help.'
 
 

@@ -175,7 +175,7 @@ def test_whole_numbers_have_a_lower_bound():
     ),
     (
       '--upto=x',
-      "--upto=x: invalid literal for int() with base 10: 'x'. See --help.",
+      '--upto=x is not a whole number. See --help.',
     ),
   ],
 )

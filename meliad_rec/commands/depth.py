@@ -83,6 +83,7 @@ def main(argv: list[str]) -> None:
 def check_flags(args) -> None:
   """Checks that there is one thing to read, and that --out can be written."""
   if bool(args.split) == bool(args.text):
+    run_flags.check_workdir(args)
     raise ValueError(
       "Give one thing to read: either --text='...' or --split=validation."
     )

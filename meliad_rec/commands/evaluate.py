@@ -114,6 +114,7 @@ def main(argv: list[str]) -> None:
 def check_flags(args) -> None:
   """Checks that there is one thing to read, and that --out can be written."""
   if bool(args.split) == bool(args.file):
+    run_flags.check_workdir(args)
     raise ValueError(
       'Give one thing to evaluate: either --split=validation, or --file=TEXT.'
     )

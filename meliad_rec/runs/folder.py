@@ -94,12 +94,7 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
       is a link to another folder, or its vocabulary was changed.
   """
   folder = place(workdir)
-  for name in (CONFIG, FACTS):
-    if not (folder / name).is_file():
-      raise ValueError(
-        f'{folder} is not the folder of a run: it has no {name}. Give the '
-        '--workdir of a training run.'
-      )
+  check_is_run(folder)
   for name in (
     *(CONFIG, FACTS, *VOCABULARIES, CHECKPOINTS),
     exported.PARAMETERS,
@@ -142,6 +137,16 @@ def left_behind(workdir: str | os.PathLike) -> str:
         'started. Start the command in that folder, or give an absolute path.'
       )
   return ''
+
+
+def check_is_run(folder: _Path) -> None:
+  """Raises ValueError unless a folder has the files of a run."""
+  for name in (CONFIG, FACTS):
+    if not (folder / name).is_file():
+      raise ValueError(
+        f'{folder} is not the folder of a run: it has no {name}. Give the '
+        '--workdir of a training run.'
+      )
 
 
 def check_step(step: int) -> None:

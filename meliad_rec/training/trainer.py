@@ -96,7 +96,7 @@ class Run:
     self.step, self.position = 0, self.lanes.position
     self.progress, self.profile = Progress(), Profile()
     self.state = self.batch = self.saved = None
-    self.finished = False
+    self.finished = self._same_split = False
     self.unread = None  # The last step, whose metrics are still on the devices.
 
   def begin(self) -> None:
@@ -115,7 +115,9 @@ class Run:
       else:
         self.restore()
       self.progress = self.progress.judged_by(
-        self.experiment.best_metric, self.about['validation']
+        self.experiment.best_metric,
+        self.about['validation'],
+        self._same_split,
       )
       self.finished = self.step == self.saved and self._is_at_end()
       if self.step < self.experiment.steps:
@@ -156,6 +158,8 @@ class Run:
     self.step, self.state, data, about = self.checkpoints.restore(
       self.program.shapes, match=match
     )
+    known = about.get('validation split')
+    self._same_split = known == self.about['validation split']
     self.about = about | self.about  # Also what the run began with.
     self.saved, self.position = self.step, data['position']
     self.lanes.seek(self.position)

@@ -214,7 +214,7 @@ def test_other_validation_documents_restart_the_search(
   assert (run.progress.best, run.progress.since_best) == (1.0, 1)
   part = Part(documents=2)
   run = start(tmp_path, data, steps=4, part=part, **settings)
-  assert 'validation data of this run' in caplog.text
+  assert 'EVAL_DOCUMENTS or EVAL_TOKENS of this run' in caplog.text
   assert run.live() is None
   assert (run.progress.best, run.progress.since_best) == (8.0, 0)
   assert best(run) == 4
