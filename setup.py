@@ -86,7 +86,7 @@ setup(
       *WANDB,
     ],
   },
-  entry_points={'console_scripts': ['meliad-rec = meliad_rec.cli:main']},
+  entry_points={'console_scripts': ['meliad-rec = meliad_rec.__main__:main']},
   classifiers=[
     'Programming Language :: Python :: 3.11',
     'Programming Language :: Python :: 3.12',

@@ -60,6 +60,8 @@ if not TYPE_CHECKING:  # A type checker would accept any name.
       raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     module, _, attribute = _PUBLIC[name].partition(':')
     value = importlib.import_module(f'{__name__}.{module}')
+    # Whatever it is, the first use of jax may follow.
+    importlib.import_module(f'{__name__}.planning.environment').silence_libtpu()
     if attribute:
       value = getattr(value, attribute)
     globals()[name] = value

@@ -7,7 +7,6 @@ once. The first line of its docstring is its summary.
 import ast
 from collections.abc import Callable
 import errno
-import functools
 import importlib
 import importlib.util
 import os
@@ -22,6 +21,7 @@ from absl import flags
 import meliad_rec
 from meliad_rec.config import config
 from meliad_rec.config.files import nearest
+from meliad_rec.distributed import interrupts
 from meliad_rec.planning import environment
 from meliad_rec.report import console
 
@@ -62,7 +62,8 @@ def run_main(
     with that code instead: 1 if the same command may succeed later.
   1, with a traceback: a bug.
   130: Control-C. 143: SIGTERM. Both clean up first. A run that is still
-    compiling ends at once, by the signal itself.
+    compiling ends at once, by the signal itself; a command that is still
+    starting has nothing to clean up.
   141: the program that reads stdout, such as `head`, has ended.
 
   Characters that the encoding of stdout lacks are written as `?`.
@@ -72,6 +73,7 @@ def run_main(
     define_flags: defines the flags of the command.
     argv: the program's name and its arguments; None for those of the process.
   """
+  interrupts.end_at_once()
   define_flags()
   signal.signal(signal.SIGTERM, _terminate)
   sys.stdout.reconfigure(errors='replace')
@@ -88,7 +90,27 @@ def run_main(
     except flags.Error as error:
       sys.exit(_fail(_wrong_flag(str(error))))
 
-  app.run(functools.partial(guarded, main), argv=argv, flags_parser=parse)
+  stopped = []
+
+  def watched(rest):
+    try:
+      return main(rest)
+    except (KeyboardInterrupt, SystemExit):
+      stopped.append(True)
+      raise
+
+  def run(rest):
+    with interrupts.raising():
+      try:
+        code = guarded(watched, rest)
+      except SystemExit as stop:
+        code = stop.code
+    if stopped and isinstance(code, int):
+      # XLA may crash when Python ends while a computation is interrupted.
+      interrupts.leave(code)
+    return code
+
+  app.run(run, argv=argv, flags_parser=parse)
 
 
 def guarded(
@@ -128,6 +150,7 @@ def summary(command: str) -> str:
 
 def main() -> None:
   """Runs the console command: `meliad-rec COMMAND ARGUMENTS`."""
+  interrupts.end_at_once()
   program, *arguments = sys.argv
   if arguments[:1] == ['--version']:
     print(f'meliad_rec {meliad_rec.__version__}')
@@ -211,6 +234,9 @@ def _wrong_flag(text: str) -> str:
     return (
       f'{found[1]} is not true or false. Give --{found[2]} or leave it out.'
     )
+  if found := re.match(r'flag (--.*): (invalid literal|could not conv)', text):
+    kind = 'a whole number' if found[2][0] == 'i' else 'a number'
+    return f'{found[1]} is not {kind}. See --help.'
   return f'{text.removeprefix("flag ").rstrip(".")}. See --help.'
 
 
@@ -221,8 +247,18 @@ def _terminate(number, frame):
 
 
 def _fail(text, code=2) -> int:
-  print(f'error: {text}', file=sys.stderr)
+  print(f'error: {_addressed(text)}', file=sys.stderr)
   return code
+
+
+def _addressed(text: str) -> str:
+  """Keeps of '--path (in gin: FOLDER)' what this command takes."""
+  kept = r'\g<0>'
+  if 'gin_param' in flags.FLAGS:
+    kept = r'\2'
+  elif 'source' in flags.FLAGS:
+    kept = r'\1'
+  return re.sub(r'(--\S+) \(in gin: ([\w.]+)\)', kept, text)
 
 
 def _docstring(module) -> str:

@@ -9,9 +9,17 @@ Ctrl-C or SIGTERM saves and stops, with exit code 130 or 143. --dry_run prints
 what would be done. `meliad-rec settings` lists what can be set.
 """
 
+from meliad_rec.distributed import interrupts
+
+if __name__ == '__main__':
+  interrupts.end_at_once()  # Before the imports, which take seconds.
+
+from collections.abc import Iterator
+import contextlib
 import hashlib
 import json
 import pathlib
+import shlex
 
 from absl import flags
 from absl import logging
@@ -20,6 +28,7 @@ import jax
 from meliad_rec import cli
 from meliad_rec.config import config
 from meliad_rec.config import config_flags
+from meliad_rec.data import store
 from meliad_rec.distributed import compilation_cache
 from meliad_rec.distributed import pod
 from meliad_rec.report import console
@@ -89,9 +98,10 @@ def work() -> int:
   config.parse(args.gin_file, [*args.gin_param, *config_flags.given_mesh()])
   if args.workdir and not args.dry_run:
     check_writable(place(args.workdir))  # Before any data are read.
-  experiment = config.build(Experiment)()
-  _ = experiment.program.shapes  # Builds all layers, which read settings.
-  config.check_read()
+  with advising(args.workdir):
+    experiment = config.build(Experiment)()
+    _ = experiment.program.shapes  # Builds all layers, which read settings.
+    config.check_read()
   account = source and source.account(
     experiment.program.shapes.params, experiment.data.vocabulary
   )
@@ -104,19 +114,47 @@ def work() -> int:
       print(problem)
       return DOES_NOT_FIT
     return 0
-  logging.info('%s', summary.sentence(experiment))
+  with advising(args.workdir):  # Reads the documents.
+    logging.info('%s', summary.sentence(experiment))
   run, reason = train(experiment, args.workdir, traced, source)
   digests = all_digests(run) if args.verbose else []
   if jax.process_index() == 0:
     logging.info('%s', run.goodput.sentence())
     for line in digests:
       print(line)
+    if run.finished and not reason:
+      print(
+        f'Nothing was left to do: this run has trained {run.step:,} steps, and '
+        f'STEPS is {experiment.steps:,}. The folder of the run is unchanged. A '
+        'larger STEPS trains it further.'
+      )
     print(
       f'{"Stopped at" if reason else "Finished"} step {run.step} after '
       f'{run.goodput.whole:.0f} s{": " + reason if reason else ""}. Results: '
       f'{run.workdir if in_bucket(run.workdir) else run.workdir.resolve()}'
     )
+    if reason and run.checkpoints.exit_code:
+      again = 'Repeat the command to resume'
+      if not in_bucket(run.workdir):
+        saved = shlex.quote(f'{run.workdir / folder.CONFIG}')
+        given = shlex.quote(f'{run.workdir}')
+        again += (
+          f', or start meliad-rec train --gin_file={saved} --workdir={given}'
+        )
+      print(f'{again}.')
   return run.checkpoints.exit_code
+
+
+@contextlib.contextmanager
+def advising(workdir: str | pathlib.Path | None) -> Iterator[None]:
+  """Adds to a mistake that paths of the run are relative to another folder."""
+  try:
+    yield
+  except ValueError as error:
+    advice = workdir and folder.left_behind(workdir)
+    if not (advice and config.sentence(error)):
+      raise
+    raise ValueError(f'{error} {advice}') from error
 
 
 def open_source(
@@ -128,8 +166,14 @@ def open_source(
   a checkpoint, from which it continues.
 
   Raises:
-    ValueError: the source cannot be opened, or workdir holds an exported model.
+    ValueError: the source cannot be opened, or workdir holds an exported model
+      or a token store.
   """
+  if workdir and (place(workdir) / store.MANIFEST).is_file():
+    raise ValueError(
+      f'{workdir} holds a token store, and a run needs a folder of its own. '
+      'Give another --workdir.'
+    )
   if workdir and exported.is_in(place(workdir)):
     raise ValueError(
       f'{workdir} holds an exported model. To train from it, add '
@@ -176,13 +220,17 @@ def train(
   fill = source and (
     lambda params: source.fill(params, experiment.data.vocabulary)
   )
-  run = trainer.Run(experiment, str(workdir), {'config': operative}, fill)
+  with advising(workdir):
+    run = trainer.Run(experiment, str(workdir), {'config': operative}, fill)
   run.profile = profile.Profile(run.workdir / 'profile', traced)
   try:
     run.begin()
-    if run.step:
-      tell_changes(run.workdir / folder.CONFIG, operative)
-    folder.write(run.workdir, experiment, operative)
+    saved = run.workdir / folder.CONFIG
+    # A run that trains no further keeps the settings that it was trained with.
+    if not (run.finished and saved.is_file()):
+      if run.step:
+        tell_changes(saved, operative)
+      folder.write(run.workdir, experiment, operative)
     return run, run.live()
   except OSError as error:
     # Not a wrong setting: a disk or bucket failed, and may recover.

@@ -12,6 +12,7 @@ import pytest
 
 from meliad_rec import cli
 from meliad_rec.config import config
+from meliad_rec.data.folder import Folder
 from tests.libtpu import needs_libtpu
 
 ROOT = Path(cli.__file__).parents[1]
@@ -101,6 +102,7 @@ AGAIN.exit_code = 1
   ('command', 'code', 'said'),
   [
     (raised(KeyboardInterrupt), 130, '^interrupted$'),
+    (lambda _: Folder('/no/such').splits, 2, r'Set --path \(in gin: FOLDER\)'),
     (lambda _: config.parse([], ['WIDTH']), 2, '^error: .*--gin_file=arch/'),
     (raised(FULL), 2, r'written \(No space left on device\)\. '),
     # What may do better if it is tried again.
@@ -173,7 +175,7 @@ def test_whole_numbers_have_a_lower_bound():
     ),
     (
       '--upto=x',
-      "--upto=x: invalid literal for int() with base 10: 'x'. See --help.",
+      '--upto=x is not a whole number. See --help.',
     ),
   ],
 )
@@ -256,3 +258,25 @@ cli.main()"""
   )
   out, _ = started.communicate()
   assert out == f'{started.pid} {given or "glibc.malloc.hugetlb=1"}\n'
+
+
+@pytest.mark.parametrize('module', ['meliad_rec', 'meliad_rec.main'])
+def test_control_c_during_the_start_is_one_line(module, tmp_path):
+  # Python imports sitecustomize when it starts.
+  (tmp_path / 'sitecustomize.py').write_text(
+    'import os, signal, sys\n'
+    'class Hook:\n'
+    '  def find_spec(self, name, *_):\n'
+    '    if name == os.environ["AT"]:\n'
+    '      os.kill(os.getpid(), signal.SIGINT)\n'
+    'sys.meta_path.insert(0, Hook())\n'
+  )
+  for at in 'meliad_rec.cli', 'jax', 'jax.numpy', 'flax':
+    done = subprocess.run(
+      [sys.executable, '-m', module, 'train'],
+      env=os.environ | {'PYTHONPATH': f'{tmp_path}:{ROOT}', 'AT': at},
+      capture_output=True,
+      text=True,
+      timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (130, 'interrupted\n'), at

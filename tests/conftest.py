@@ -16,6 +16,8 @@ from tests import quick_xla
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+# Commands that find it set do not start again (cli._use_huge_pages).
+os.environ.setdefault('GLIBC_TUNABLES', 'glibc.malloc.hugetlb=1')
 os.environ['XLA_FLAGS'] = ' '.join(
   [
     os.environ.get('XLA_FLAGS', ''),

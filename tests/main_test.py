@@ -117,7 +117,9 @@ def test_a_run_stopped_any_way_ends_as_one_never_stopped(tmp_path, data, whole):
   assert child.returncode == 143, errors
   assert 'Resuming from step' in errors
   assert 'Stopped at step' in output, (kill, term)
-  done = tiny_run.run(tiny_run.command(tmp_path, data, *SETTINGS))
+  again = re.search('train (--gin_file=.*) (--workdir=.*)[.]\n', output)
+  python = tiny_run.command(tmp_path, data)[:3]
+  done = tiny_run.run([*python, *again.groups(), '--verbose'])
   assert done.returncode == 0, done.stderr
   assert digests(done.stdout) == digests(whole[1].stdout), (kill, term)
   assert figures(tmp_path) == figures(whole[0])
@@ -203,6 +205,18 @@ def test_a_disk_that_fails_is_no_mistake_of_a_setting(tmp_path, monkeypatch):
   with pytest.raises(OSError, match='Stale') as told:
     main.train(mock.Mock(), tmp_path)
   assert told.value.exit_code == 1
+
+
+@pytest.mark.parametrize('finished', [False, True])
+def test_a_finished_run_keeps_its_settings(tmp_path, monkeypatch, finished):
+  run = mock.Mock(workdir=tmp_path, step=6, finished=finished)
+  monkeypatch.setattr(main.trainer, 'Run', lambda *_: run)
+  write = mock.Mock()
+  monkeypatch.setattr(main.folder, 'write', write)
+  monkeypatch.setattr(main.config, 'operative', lambda: 'STEPS = 4\n')
+  (tmp_path / 'config.gin').write_text('STEPS = 6\n')
+  main.train(mock.Mock(), tmp_path)
+  assert write.called != finished
 
 
 @pytest.mark.slow

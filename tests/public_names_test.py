@@ -1,5 +1,6 @@
 """The public names of the package, which are imported when they are used."""
 
+import os
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 import meliad_rec
 from meliad_rec.layers import gates
 from meliad_rec.runs.trained_run import load_run
+from tests.libtpu import needs_libtpu
 
 
 def test_every_public_name_can_be_imported():
@@ -32,3 +34,14 @@ from meliad_rec import gates
 assert gates.__name__ == 'meliad_rec.layers.gates'
 """
   subprocess.run([sys.executable, '-c', code], check=True)
+
+
+@needs_libtpu
+def test_libtpu_does_not_report_that_there_is_no_tpu():
+  code = 'import meliad_rec; meliad_rec.schedules.rsqrt(total_steps=4)(1)'
+  known = {k: v for k, v in os.environ.items() if 'TPU' not in k}
+  known.pop('JAX_PLATFORMS', None)
+  done = subprocess.run(
+    [sys.executable, '-c', code], env=known, capture_output=True, text=True
+  )
+  assert (done.returncode, done.stderr) == (0, '')

@@ -25,6 +25,7 @@ from meliad_rec.evaluation.depth import Depths
 from meliad_rec.evaluation.depth import measure
 from meliad_rec.models.checks import check_data_compatible
 from meliad_rec.report.console import Countdown
+from meliad_rec.report.console import counted
 from meliad_rec.report.console import printable
 from meliad_rec.runs.trained_run import TrainedRun
 
@@ -66,8 +67,9 @@ def main(argv: list[str]) -> None:
     documents = data.documents(args.split).head(args.documents)
     depths = read(run, documents, args)
     print(
-      f'step {run.step} of {args.workdir}: {len(documents):,} documents, '
-      f'{len(documents.tokens):,} tokens'
+      f'step {run.step} of {args.workdir}: '
+      f'{counted(len(documents), "document")}, '
+      f'{counted(len(documents.tokens), "token")}'
     )
     found = grouped(run, depths)
     for heading, each in found.items():
@@ -86,6 +88,7 @@ def check_flags(args) -> None:
       effect with the others, or --out cannot be written.
   """
   if bool(args.split) == bool(args.text):
+    run_flags.check_workdir(args)
     given = 'both' if args.split else 'neither'
     raise ValueError(
       "Give one thing to read: either --text='...' or --split=validation, got "

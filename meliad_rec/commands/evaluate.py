@@ -27,6 +27,7 @@ from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.metrics.metrics import unit
 from meliad_rec.models.checks import check_data_compatible
 from meliad_rec.report.console import Countdown
+from meliad_rec.report.console import counted
 from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.storage import array_file
 
@@ -91,10 +92,15 @@ def main(argv: list[str]) -> None:
   chosen, trivial = choose(run, args)
   documents = Part(args.documents, args.tokens).of(chosen, run.vocabulary)
   metrics, losses = measure(run, documents, args)
+  counts = {
+    'document': len(documents),
+    'token': metrics['tokens'],
+    'byte': documents.bytes_.sum(),
+    'word': documents.words.sum(),
+  }
   print(
-    f'step {run.step} of {args.workdir}: {len(documents):,} documents, '
-    f'{metrics["tokens"]:,} tokens, {documents.bytes_.sum():,} bytes, '
-    f'{documents.words.sum():,} words'
+    f'step {run.step} of {args.workdir}: '
+    + ', '.join(counted(n, noun) for noun, n in counts.items())
     + (f', {metrics[SCORED]:,} scored' if SCORED in metrics else '')
   )
   for name, value in metrics.items():
@@ -117,6 +123,7 @@ def check_flags(args) -> None:
       effect with the others, or --out cannot be written.
   """
   if bool(args.split) == bool(args.file):
+    run_flags.check_workdir(args)
     given = 'both' if args.split else 'neither'
     raise ValueError(
       'Give one thing to evaluate: either --split=validation or --file=TEXT, '

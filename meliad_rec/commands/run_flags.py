@@ -8,9 +8,11 @@ from absl import logging
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.distributed import compilation_cache
 from meliad_rec.report import console
+from meliad_rec.runs import folder
 from meliad_rec.runs import run_data
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.runs.trained_run import TrainedRun
+from meliad_rec.storage.workdir import place
 
 
 def define_flags() -> None:
@@ -82,6 +84,12 @@ def open_run() -> TrainedRun:
   console.plain()
   compilation_cache.enable()
   return load_run(args.workdir, step, args.trusted)
+
+
+def check_workdir(args) -> None:
+  """Raises ValueError if --workdir is given and is not a run."""
+  if args.workdir:
+    folder.check_is_run(place(args.workdir))
 
 
 def check_data_flags(args) -> None:

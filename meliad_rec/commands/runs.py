@@ -15,6 +15,7 @@ from absl import flags
 from meliad_rec.metrics.metrics import unit
 from meliad_rec.report import journal
 from meliad_rec.report import plot
+from meliad_rec.storage import array_file
 
 _MORE_IS_BETTER = ('accuracy', 'tokens_per_second', 'mfu', 'epoch')
 
@@ -48,6 +49,8 @@ def main(argv: list[str]) -> None:
     raise ValueError(
       f'--plot={args.plot} is not a .png file. Give a name that ends in .png.'
     )
+  if args.plot:
+    array_file.check_writable(args.plot)
   if len(args.metric) > 1 and not args.plot:
     raise ValueError(
       f'--metric={",".join(args.metric)} are several metrics, which can only '
@@ -111,9 +114,18 @@ def row(folder: str, metric: str, split: str) -> dict:
     if r.get('split') == split and metric in r
   ]
   if not points:
+    measured = {}  # In order of appearance.
+    for record in records:
+      if 'split' in record:
+        names = record.keys() - {'step', 'split', 'time'}
+        measured.setdefault(record['split'], set()).update(names)
+    listed = '; '.join(
+      f'{", ".join(sorted(names))} on {each}'
+      for each, names in measured.items()
+    )
     raise ValueError(
-      f'{folder} has no {metric} on {split} yet. Choose another --metric or '
-      '--split.'
+      f'{folder} has no {metric} on {split}. Choose another --metric or '
+      f'--split. It has {listed or "no metrics yet"}.'
     )
   training = [r for r in records if 'step_seconds' in r]
   median = lambda name: statistics.median(

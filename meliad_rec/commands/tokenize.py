@@ -83,8 +83,7 @@ def _report_counts(
     bytes_ += document.bytes_
     words += document.words
     yield document
-  print(
-    f'{split}: {count:,} documents, {tokens:,} tokens, {bytes_:,} bytes, '
-    f'{words:,} words, {time.monotonic() - began:.1f} seconds',
-    flush=True,
-  )
+  counts = {'document': count, 'token': tokens, 'byte': bytes_, 'word': words}
+  listed = ', '.join(console.counted(n, noun) for noun, n in counts.items())
+  seconds = time.monotonic() - began
+  print(f'{split}: {listed}, {seconds:.1f} seconds', flush=True)

@@ -44,7 +44,7 @@ def refuse(names: Iterable[str], why: str) -> None:
   """
   given = [f'--{name}' for name in names if flags.FLAGS[name].present]
   if given:
-    listed = ' and '.join(given)
+    listed = ' and '.join(filter(None, [', '.join(given[:-1]), given[-1]]))
     raise ValueError(f'{listed} {why}. Remove {listed}.')
 
 

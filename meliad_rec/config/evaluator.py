@@ -90,11 +90,12 @@ class Evaluator:
       outer: bindings whose values are being evaluated, to detect cycles.
 
     Raises:
-      ConfigError: the function lacks a bound parameter, an argument is missing,
-        a macro is not set, or a binding depends on itself.
+      ConfigError: the function lacks a bound or given parameter, an argument is
+        missing, a macro is not set, or a binding depends on itself.
     """
     target = self.find(name)
     known = parameters(target)
+    self._check_given(name, known, kwargs)
     given = {*list(known or ())[: len(args)], *kwargs}
     bound = {p: b for p, b in self._of(name, scope).items() if p not in given}
     for binding in bound.values():
@@ -295,6 +296,19 @@ class Evaluator:
         ' Replace some of them by their values.'
       )
     return (*outer, binding)
+
+  def _check_given(self, name, known, kwargs):
+    """Checks that a function takes what its caller gives it by name."""
+    for parameter in kwargs:
+      if takes(known, parameter):
+        continue
+      # The caller may pass on a binding of its own.
+      found = [b for b in self._every() if b.parameter == parameter]
+      source = ''.join(f' ({b.where}: {b.path})' for b in found[:1])
+      raise ConfigError(
+        f'{name} has no parameter {parameter!r}, but another setting gives it'
+        f' one{source}. Remove that setting, or replace {name}.'
+      )
 
   def _check_parameter(self, binding, known):
     if not takes(known, binding.parameter):

@@ -6,6 +6,7 @@ Options and experiments are grouped in folders: 'options/position/rope'.
 """
 
 import difflib
+import os
 from pathlib import Path
 
 from meliad_rec.config.values import ConfigError
@@ -61,7 +62,8 @@ def find(name: str, where: str) -> Path:
   inside = (root() / f'{short}.gin').resolve()
   if inside.is_relative_to(root().resolve()) and inside.is_file():
     return inside
-  for own in (Path(name).expanduser(), Path(f'{name}.gin').expanduser()):
+  home = Path(os.path.expanduser(name))  # Unknown users remain as they are.
+  for own in (home, Path(f'{home}.gin')):
     if own.is_file():
       return own.resolve()
   folder, _, _ = short.rpartition('/')
@@ -70,7 +72,7 @@ def find(name: str, where: str) -> Path:
   there = ', '.join(dict.fromkeys(first + slash for first, slash, _ in rest))
   raise ConfigError(
     f'{where}: there is no gin file {name!r}, neither among the shipped files'
-    f'{nearest(short, names())} nor at {Path(name).expanduser().absolute()}.'
+    f'{nearest(short, names())} nor at {home.absolute()}.'
     f'{f" Shipped in {folder}/: {there}." if there else ""} Correct the path,'
     ' or see meliad-rec settings.'
   )

@@ -77,18 +77,25 @@ class Folder:
       for path in found
       if path.is_file()
     }
-    files = {
+    shown = {
       name: path
       for name, path in sorted(files.items())
       if not any(part.startswith('.') for part in Path(name).parts)
     }
-    if not files:
+    if not shown:
+      place = Path(self.path).absolute()
+      what = f'There are no files in {place}'
+      if place.is_file():
+        what = f'{place} is a file'
+      elif not place.exists() and not glob.has_magic(self.path):
+        what = f'There is no folder {place}'
+      elif files:
+        what = f'All files in {place} are hidden by a dot in their paths'
       raise ValueError(
-        f'There are no files in {Path(self.path).absolute()}. Set --path (in '
-        'gin: FOLDER) to a folder of text files or a pattern such as '
-        "'texts/**/*.txt'."
+        f'{what}. Set --path (in gin: FOLDER) to a folder of text files or a '
+        "pattern such as 'texts/**/*.txt'."
       )
-    return files
+    return shown
 
   @functools.cached_property
   def _split_of(self) -> dict[str, str]:

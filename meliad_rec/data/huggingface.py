@@ -176,7 +176,10 @@ class HuggingFace:
       return split_of
     names = [f'train:{i}' for i in range(len(self._parts['train']))]
     return split_by_name(
-      names, self.path, 'Name its splits with --splits_from.'
+      names,
+      self.path,
+      'Name its splits with --splits_from (in gin: '
+      'sources.HuggingFace.splits_from).',
     ).get
 
 

@@ -101,9 +101,12 @@ class Lanes:
     self.documents = documents
     self.local_rows = np.arange(rows) if local_rows is None else local_rows
     if not documents.lengths.any():
+      number = len(documents)
+      which = (
+        'the document is' if number == 1 else f'all {number} documents are'
+      )
       raise ValueError(
-        f'Nothing to read: all {len(documents)} documents are empty. Choose '
-        'another split or source.'
+        f'Nothing to read: {which} empty. Choose another split or source.'
       )
     first = shorter_first.segment if shorter_first else segment
     if documents.first_lengths is not None and (segment % 2 or first % 2):

@@ -38,14 +38,15 @@ def find(source: Registered, vocabulary: Vocabulary | None):
     except ModuleNotFoundError as error:
       raise ValueError(
         f'The module {source.module} cannot be imported ({error}). Set '
-        '--module to an importable module that registers your task.'
+        '--module (in gin: MODULE) to an importable module that registers your '
+        'task.'
       ) from None
   known = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
   if name not in known:
     raise ValueError(
       f'{name!r} is not code, folder, jsonl, hf, pg19 or a registered seqio '
-      'task or mixture. Correct --source, or set --module to the Python module '
-      'that registers it.'
+      'task or mixture. Correct --source (in gin: TASK), or set --module (in '
+      'gin: MODULE) to the Python module that registers it.'
     )
   task = seqio.get_mixture_or_task(name)
   if 'targets' not in task.output_features:
@@ -58,7 +59,8 @@ def find(source: Registered, vocabulary: Vocabulary | None):
   if vocabulary and identity != vocabulary.identity:
     raise ValueError(
       f'The seqio task {name!r} has the vocabulary {identity}, but '
-      f"{vocabulary.identity} was given. Set --vocabulary to the task's."
+      f'{vocabulary.identity} was given. Set --vocabulary (in '
+      "gin: VOCABULARY) to the task's."
     )
   return task
 

@@ -6,6 +6,7 @@ import hashlib
 from absl import logging
 
 from meliad_rec.data.documents import SPLITS
+from meliad_rec.report.console import counted
 
 
 def split_of(name: str) -> str:
@@ -31,8 +32,8 @@ def split_by_name(
   """
   if len(names) < 3:
     raise ValueError(
-      f'{location} holds {len(names)} documents, but splitting them by name '
-      f'needs at least 3. {remedy}'
+      f'{location} holds {counted(len(names), "document")}, but splitting '
+      f'them by name needs at least 3. {remedy}'
     )
   splits = {name: split_of(name) for name in names}
   members = lambda split: [name for name in splits if splits[name] == split]

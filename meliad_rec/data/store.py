@@ -131,9 +131,8 @@ def write(
     force: whether to replace an existing store.
 
   Raises:
-    ValueError: path exists and is neither an empty folder nor a store, path is
-      a store and force is False, path is a remote address, a split is empty, a
-      document has labels, or an id is 0 or outside the vocabulary.
+    ValueError: as for `check_free`, or a split is empty, a document has labels,
+      or an id is 0 or outside the vocabulary.
   """
   # Resolved, so that a link is followed and the folder itself is replaced.
   path = local(path, 'A token store').resolve()
@@ -162,13 +161,29 @@ def write(
     }
     write_manifest(folder, manifest)
     folder.chmod(0o777 & ~_umask())
-    if path.exists():
-      check_free(path, force)
-      shutil.rmtree(path)
-    os.rename(folder, path)
+    check_free(path, force)
+    _swap(folder, path)
   finally:
     shutil.rmtree(folder, ignore_errors=True)
   return Store(path)
+
+
+def _swap(folder: Path, path: Path) -> None:
+  """Renames a folder to `path`, in place of a store that may be there.
+
+  A store is never partly deleted at `path`, even if the process is killed.
+  """
+  if not path.exists():
+    os.rename(folder, path)
+    return
+  old = folder.with_name(f'{folder.name}.old')
+  os.rename(path, old)
+  try:
+    os.rename(folder, path)
+  except BaseException:
+    os.rename(old, path)
+    raise
+  shutil.rmtree(old)
 
 
 def verify(path: str | Path) -> None:
@@ -194,18 +209,23 @@ def check_free(path: str | Path, force: bool) -> None:
 
   Raises:
     ValueError: path is an existing store and force is False, path is a file or
-      a folder that is neither empty nor a store, or path is a remote address
-      such as gs://bucket/store.
+      a folder that is neither empty nor a store, path is a store in which there
+      are other files, or path is a remote address such as gs://bucket/store.
   """
   path = local(path, 'A token store')
   if not path.exists() or (path.is_dir() and not any(path.iterdir())):
     return
   try:
-    read_manifest(path)
+    manifest = read_manifest(path)
   except ValueError:
     raise ValueError(
       f'{path} exists and is not a token store. Choose another folder.'
     ) from None
+  if others := {each.name for each in path.iterdir()} - _names(manifest):
+    raise ValueError(
+      f'{path} holds {min(others)!r}, which is not part of the token store '
+      'there. Move it elsewhere, or choose another folder.'
+    )
   if not force:
     raise ValueError(
       f'The store {path} exists. Choose another folder, or replace it with '
@@ -432,6 +452,14 @@ def find_file(folder: Path, entry: dict) -> Path:
       'Write the store again.'
     )
   return path
+
+
+def _names(manifest: dict) -> set[str]:
+  """Returns the names of all files of a store."""
+  entries = [*manifest['vocabulary']['files'].values()]
+  for split in manifest['splits'].values():
+    entries += split['files'].values()
+  return {MANIFEST, *(entry['name'] for entry in entries)}
 
 
 def _matches(value: object, shape: type | dict) -> bool:

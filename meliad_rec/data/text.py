@@ -17,6 +17,7 @@ from meliad_rec.data.sources import Registered
 from meliad_rec.data.sources import Source
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.report.console import Countdown
+from meliad_rec.report.console import counted
 
 
 class Text:
@@ -67,8 +68,8 @@ class Text:
     )
     documents = Documents.collect(self.stream(split), self.vocabulary)
     logging.info(
-      'Tokenized %d documents, %d tokens, in %.0f s.',
-      len(documents),
+      'Tokenized %s, %d tokens, in %.0f s.',
+      counted(len(documents), 'document'),
       len(documents.tokens),
       time.monotonic() - began,
     )

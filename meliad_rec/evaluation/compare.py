@@ -120,8 +120,12 @@ def _places(word, a, b, firsts, top, sign):
   )
   gain = sign * (nats_a - nats_b)
   best = np.argsort(-gain, kind='stable')[:top]
+  relation = '>' if sign > 0 else '<'
   if len(best):
-    yield f'\nWhere B {word} most (bits A > B, document, byte, text):'
+    yield (
+      f'\nWhere B {word} most (bits of A {relation} bits of B, document:byte, '
+      'text):'
+    )
   for i in best:
     if gain[i] <= 0:
       return
@@ -135,7 +139,7 @@ def _places(word, a, b, firsts, top, sign):
     there = _shown(a.text[low:high])
     after = _shown(a.text[high : min(last, high + _AFTER)])
     yield (
-      f'{_bits(nats_a[i]):7.2f} > {_bits(nats_b[i]):5.2f}  '
+      f'{_bits(nats_a[i]):7.2f} {relation} {_bits(nats_b[i]):5.2f}  '
       f'{a.names[document]}:{low - begin}  {before}[{there}]{after}'
     )
 

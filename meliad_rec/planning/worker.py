@@ -18,6 +18,7 @@ from meliad_rec.planning import measure
 from meliad_rec.planning import topology
 from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import Question
+from meliad_rec.planning.question import WORKER
 from meliad_rec.training.experiment import Experiment
 
 
@@ -117,7 +118,8 @@ def build(question: Question) -> Experiment:
   files, params = list(question.gin_file), list(question.gin_param)
   config.parse(files, params)  # Reports mistakes before data are replaced.
   if question.vocab_size is not None:
-    data = f'{NoData.__module__}.{NoData.__qualname__}'
+    # In the process that `ask` starts, NoData.__module__ is '__main__'.
+    data = f'{WORKER}.{NoData.__qualname__}'
     target = f'{Experiment.__module__}.{Experiment.__qualname__}'
     params += [
       f'{target}.data = @{data}()',
@@ -186,7 +188,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  # Configurations name NoData by its module, which is not __main__.
-  from meliad_rec.planning import worker
-
-  worker.main(sys.argv[1:])
+  main(sys.argv[1:])

@@ -89,6 +89,8 @@ class Console:
   ) -> None:
     """Shows that a training step is done, at most every few seconds.
 
+    The metrics of `write` are means over several steps, so call this after it.
+
     Args:
       step: training steps done.
       loss: loss of the step, in nats per token.
@@ -107,7 +109,9 @@ class Console:
     # Half as often as `write`, whose lines say more.
     if now - self._last < max(_TICK, 2 * self._interval(now)):
       return
-    self._train_line(step, self._shown(loss, learning_rate(), '  '))
+    self._train_line(
+      step, self._shown(loss, learning_rate(), ' in this step  ')
+    )
 
   def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
     """Shows metrics as a line.
@@ -193,6 +197,11 @@ def duration(seconds: float) -> str:
   if hours < 48:
     return f'{hours} h {minutes} min'
   return f'{hours // 24} d {hours % 24} h'
+
+
+def counted(number: int, noun: str) -> str:
+  """Returns '1 document', '2 documents' or '1,000 documents'."""
+  return f'{number:,} {noun}{"" if number == 1 else "s"}'
 
 
 def plain() -> None:

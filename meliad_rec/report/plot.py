@@ -69,7 +69,8 @@ def _draw(axes, runs, metric):
         color=color,
         alpha=0.5 if training else 1,
         linewidth=1 if training else 2,
-        marker=None if training else 'o',
+        # A line of a single point would not be seen.
+        marker=None if training and len(steps) > 1 else 'o',
         markersize=4,
         label=label,
       )

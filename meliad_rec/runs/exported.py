@@ -2,7 +2,8 @@
 
   model.safetensors     the parameters, by their paths in the model
   config.gin, run.json  as in the folder of the run (folder.py)
-  vocabulary.*          the same, if the vocabulary has a file
+  vocabulary.model or
+  tokenizer.json        the same, if the vocabulary has a file
   README.md             a model card
 
 The header of model.safetensors holds the step, facts about the training, and

@@ -15,6 +15,7 @@ from typing import Any
 from etils import epath
 import jax
 
+from meliad_rec.config.config import settings
 from meliad_rec.data.vocabulary import MODEL
 from meliad_rec.data.vocabulary import open_vocabulary
 from meliad_rec.data.vocabulary import TOKENIZER
@@ -93,12 +94,7 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
       is a link to a place outside the folder, or its vocabulary was changed.
   """
   folder = place(workdir)
-  for name in (CONFIG, FACTS):
-    if not (folder / name).is_file():
-      raise ValueError(
-        f'{folder} is not the folder of a run: it has no {name}. Give the '
-        '--workdir of a training run.'
-      )
+  check_is_run(folder)
   for name in (
     *(CONFIG, FACTS, *VOCABULARIES, CHECKPOINTS),
     exported.PARAMETERS,
@@ -118,6 +114,40 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
       "remove any other; the vocabulary 'bytes' has no file."
     )
   return _config(folder / CONFIG), facts, vocabulary
+
+
+def left_behind(workdir: str | os.PathLike) -> str:
+  """Returns advice if a run is resumed in another folder than its paths need.
+
+  Paths in config.gin are relative to the folder in which the run was started.
+  '' if every path of an existing run is found from the current folder.
+  """
+  folder = place(workdir)
+  try:
+    started_in = _facts(folder / FACTS)['started_in']
+    saved = settings(_config(folder / CONFIG))
+  except (OSError, ValueError):
+    return ''
+  for name, value in saved.items():
+    if not isinstance(value, str) or not value or '\n' in value:
+      continue
+    there = os.path.join(started_in, value)
+    if os.path.exists(there) and not os.path.exists(value):
+      return (
+        f'{name} = {value!r} is relative to {started_in}, where this run was '
+        'started. Start the command in that folder, or give an absolute path.'
+      )
+  return ''
+
+
+def check_is_run(folder: _Path) -> None:
+  """Raises ValueError unless a folder has the files of a run."""
+  for name in (CONFIG, FACTS):
+    if not (folder / name).is_file():
+      raise ValueError(
+        f'{folder} is not the folder of a run: it has no {name}. Give the '
+        '--workdir of a training run.'
+      )
 
 
 def check_step(step: int) -> None:
@@ -169,7 +199,11 @@ def read_params(
 
 def files(folder: _Path) -> list[_Path]:
   """Returns the files that a model needs beside its parameters."""
-  return [folder / CONFIG, folder / FACTS, *folder.glob('vocabulary.*')]
+  vocabularies = [folder / name for name in VOCABULARIES]
+  return [
+    *(folder / CONFIG, folder / FACTS),
+    *(path for path in vocabularies if path.is_file()),
+  ]
 
 
 def check_text(labels: bool) -> None:

@@ -258,7 +258,8 @@ def check_about(where, about, match):
   """
   advice = {
     'tokenizer': 'Set VOCABULARY as in that run, or give another --workdir',
-    'data': 'Give the source of that run, or give another --workdir',
+    'data': 'The training documents have changed, or another source was given. '
+    'Restore those of that run, or give another --workdir',
     'steps an update': 'Set optimizer.chain.every as in that run, or give '
     'another --workdir',
   }

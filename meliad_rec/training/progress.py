@@ -24,12 +24,24 @@ class Progress:
   best: float | None = None
   since_best: int = 0
 
-  def judged_by(self, metric: str, validation: str) -> 'Progress':
-    """Returns this progress, without `best` if it was measured differently."""
+  def judged_by(
+    self, metric: str, validation: str, same_split: bool = False
+  ) -> 'Progress':
+    """Returns this progress, without `best` if it was measured differently.
+
+    Args:
+      metric: metric that selects the best step.
+      validation: identity of the documents that evaluations read.
+      same_split: whether the whole validation split is the same as before.
+    """
     if (self.metric, self.validation) == (metric, validation):
       return self
     if self.metric is not None:
-      changed = 'best_metric' if self.metric != metric else 'validation data'
+      changed = 'validation data'
+      if self.metric != metric:
+        changed = 'best_metric'
+      elif same_split:
+        changed = 'EVAL_DOCUMENTS or EVAL_TOKENS'
       logging.warning(
         'The %s of this run changed: the search for the best step restarts.',
         changed,

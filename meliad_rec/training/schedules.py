@@ -31,18 +31,19 @@ def rsqrt(
 
   Args:
     warmup_steps: step of the highest rate, which is at most
-      scale / sqrt(warmup_steps); None: see default_warmup.
+      scale / sqrt(warmup_steps); 0, only with an end: no warm-up; None: see
+      default_warmup.
     scale: the rate at step 1 if there were neither warm-up nor end.
     total_steps: step at which the rate reaches 0; None: it never does.
 
   Raises:
-    ValueError: scale is not above 0, warmup_steps is below 1 or not below
-      total_steps, or both warmup_steps and total_steps are None.
+    ValueError: scale is not above 0, warmup_steps is not below total_steps, or
+      below 1 without an end, or both warmup_steps and total_steps are None.
   """
   warmup_steps = default_warmup(warmup_steps, total_steps)
-  _need(warmup_steps >= 1, 'warmup_steps', warmup_steps, 'at least 1')
   _need(scale > 0, 'scale', scale, 'above 0')
   if total_steps is None:
+    _need(warmup_steps >= 1, 'warmup_steps', warmup_steps, 'at least 1')
     return _warm(warmup_steps, lambda step: scale * jax.lax.rsqrt(step))
   _need_order(scale, 0, total_steps, warmup_steps)
 

@@ -8,6 +8,7 @@ import jax
 
 from meliad_rec.data.documents import Documents
 from meliad_rec.distributed.partition import path_string
+from meliad_rec.report.console import counted
 from meliad_rec.training.experiment import Experiment
 from meliad_rec.training.program import TrainProgram
 
@@ -43,7 +44,7 @@ def sentence(experiment: Experiment) -> str:
 def _count(documents: Documents) -> str:
   empty = int((documents.lengths == 0).sum())
   left_out = f' ({empty:,} empty left out)' if empty else ''
-  return f'{len(documents) - empty:,} documents{left_out}'
+  return f'{counted(len(documents) - empty, "document")}{left_out}'
 
 
 def _amount(documents: Documents) -> str:

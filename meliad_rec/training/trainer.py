@@ -39,6 +39,9 @@ from meliad_rec.training.validation import Validation
 class Run:
   """A run on this host. Call `begin`, then `live`.
 
+  Attributes:
+    finished: whether nothing was left to do when it began.
+
   Args:
     experiment: defines the run.
     workdir: folder that the run writes to.
@@ -93,6 +96,7 @@ class Run:
     self.step, self.position = 0, self.lanes.position
     self.progress, self.profile = Progress(), Profile()
     self.state = self.batch = self.saved = None
+    self.finished = self._same_split = False
     self.unread = None  # The last step, whose metrics are still on the devices.
 
   def begin(self) -> None:
@@ -111,8 +115,11 @@ class Run:
       else:
         self.restore()
       self.progress = self.progress.judged_by(
-        self.experiment.best_metric, self.about['validation']
+        self.experiment.best_metric,
+        self.about['validation'],
+        self._same_split,
       )
+      self.finished = self.step == self.saved and self._is_at_end()
       if self.step < self.experiment.steps:
         with self.goodput.on('compile'), at_once():
           for step in {self.step, self.experiment.steps}:
@@ -151,6 +158,8 @@ class Run:
     self.step, self.state, data, about = self.checkpoints.restore(
       self.program.shapes, match=match
     )
+    known = about.get('validation split')
+    self._same_split = known == self.about['validation split']
     self.about = about | self.about  # Also what the run began with.
     self.saved, self.position = self.step, data['position']
     self.lanes.seek(self.position)
@@ -243,19 +252,28 @@ class Run:
       return
     (step, tokens, batch, sums), self.unread = self.unread, None
     sums = self.meter.add(sums)
-    if sums.scored:
-      rate = lambda: self.meter.learning_rate(step)
-      self.report.tick(step, sums.nats / sums.scored, rate)
     due = at_once or step % self.experiment.log_every == 0
     if due or not meter.is_finite(sums):
       self.report.write(step, self.meter.metrics(step, tokens))
       self.meter.start()
+    if sums.scored:
+      # After `write`, so that the screen shows one of the two losses of a step.
+      rate = lambda: self.meter.learning_rate(step)
+      self.report.tick(step, sums.nats / sums.scored, rate)
     meter.check_finite(f'Step {step}', batch, sums)
 
   def is_due(self, every: int) -> bool:
     """Returns whether this step is the last one or a multiple of `every`."""
     last = self.step == self.experiment.steps
     return self.step > 0 and (self.step % every == 0 or last)
+
+  def _is_at_end(self) -> bool:
+    """Returns whether no step and no evaluation is left."""
+    due = self.is_due(self.experiment.eval_every)
+    if due and self.step > self.progress.evaluated:
+      return False
+    stale = self.progress.is_stale(self.experiment.patience)
+    return stale or self.step >= self.experiment.steps
 
   def evaluate(self) -> dict[str, float] | None:
     """Returns validation metrics, or None after a request to stop."""

@@ -97,6 +97,11 @@ def _check(experiment: Experiment, documents: Documents) -> None:
       'The validation documents have no scored label. Set EVAL_DOCUMENTS and '
       'EVAL_TOKENS to a part that has some.'
     )
+  if not len(documents.tokens):
+    raise ValueError(
+      'The validation split has no text: its documents are empty. Give data '
+      'with a validation split that has some.'
+    )
   given = [name for name in metrics_given(documents) if name in BEST]
   if experiment.best_metric not in given:
     raise ValueError(

@@ -159,7 +159,7 @@ def test_the_command_evaluates_and_compares(tmp_path, capsys):
   given = *reads, store, f'--out={out}', '--step=best'
   assert command.run(evaluate, *given) == 0
   told = capsys.readouterr().out
-  assert '1 documents, 30 tokens, 30 bytes' in told and 'bits/byte' in told
+  assert '1 document, 30 tokens, 30 bytes' in told and 'bits/byte' in told
   assert len(TokenLosses.load(out).nats) == 30
   assert command.run(evaluate, *reads, store) == 0
   assert 'wrote' not in capsys.readouterr().out

@@ -32,8 +32,8 @@ def test_a_folder_becomes_a_store(tmp_path, capsys, monkeypatch):
   args = '--source=folder', f'--path={tmp_path}', f'--out={tmp_path}/store'
   assert command.run(tokenize, *args, '--vocabulary=bytes') == 0
   lines = capsys.readouterr().out.splitlines()
-  assert lines[0].startswith('train: 1 documents, 12 tokens, 12 bytes, 2 words')
-  assert lines[1].startswith('test: 1 documents, 3 tokens, 3 bytes, 1 words')
+  assert lines[0].startswith('train: 1 document, 12 tokens, 12 bytes, 2 words')
+  assert lines[1].startswith('test: 1 document, 3 tokens, 3 bytes, 1 word,')
   found = Store(tmp_path / 'store')
   assert found.vocabulary.decode(found.documents('train')[0]) == 'two wörds\r\n'
   assert '--force' in command.mistake(tokenize, *args)
@@ -44,11 +44,12 @@ def test_a_folder_becomes_a_store(tmp_path, capsys, monkeypatch):
   [
     ([], '--source'),
     (['--source=folder'], '--path'),
-    (['--source=folder', '--path=/no/such'], '/no/such'),
+    (['--source=folder', '--path=/no/such'], '/no/such. Set --path to a'),
+    (['--source=folder', f'--path={__file__}'], '_test.py is a file'),
     (['--source=code', '--vocabulary=x.model'], 'x.model'),
     (['--source=code', 'folder'], "'folder'"),
     (['--source=code', '--out='], '--out is missing'),
-    (['--verify=a', '--splits=b', '--force'], '--splits and --out and --force'),
+    (['--verify=a', '--splits=b', '--force'], '--splits, --out and --force'),
   ],
 )
 def test_mistakes_are_told_before_anything_is_written(

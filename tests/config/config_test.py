@@ -198,6 +198,14 @@ def test_a_reference_without_a_call_builds_its_arguments_for_each_call():
   assert first[2] == second[2] and first[2] is not second[2]
 
 
+def test_an_argument_that_the_chosen_function_lacks_is_named():
+  sys.modules['toy'].wrap = lambda layer: layer(position=1)
+  sys.modules['toy'].wrap.__name__ = 'wrap'
+  config.parse(USUAL, ['toy.wrap.layer = @toy.Layer'])
+  with pytest.raises(config.ConfigError, match=r"toy\.Layer .*'position'"):
+    config.build(sys.modules['toy'].wrap)()
+
+
 def test_an_option_that_others_override_entirely_is_refused():
   found = mistake([*USUAL, 'options/wide', 'options/wider'])
   assert all(part in found for part in ('options/wide ', 'WIDTH', 'wider.gin'))
@@ -211,6 +219,7 @@ def test_wrong_files():
     (['arch/windw', *USUAL[1:]], ("'arch/windw'", 'nearest is arch/window')),
     (['arch/window', 'task/copy'], ('size/', 'small, tiny')),
     ([*USUAL, 'size/small'], ('size/tiny.gin', 'size/small.gin', '2 files')),
+    ([*USUAL, '~nobody/x'], ("'~nobody/x'",)),
   ):
     found = mistake(files)
     assert all(part in found for part in parts), found

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 
 import numpy as np
 import pytest
@@ -81,6 +82,28 @@ def test_only_a_store_is_replaced_and_only_with_force(tmp_path):
   with pytest.raises(ValueError, match='thesis'):
     write(tmp_path / 'thesis', Bytes(), force=True)
   assert (tmp_path / 'thesis' / 'manifest.json').exists()
+  (tmp_path / 'store' / 'checkpoints').mkdir()
+  with pytest.raises(ValueError, match='checkpoints'):
+    write(tmp_path / 'store', pieces.vocabulary(), force=True)
+
+
+def test_a_store_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+  path, vocabulary = tmp_path / 'store', pieces.vocabulary()
+  write(path, Bytes())
+
+  def killed(*_, **__):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    patched.setattr(store.shutil, 'rmtree', killed)
+    write(path, vocabulary, force=True)
+  assert Store(path).vocabulary.identity == vocabulary.identity
+  rename = iter([os.rename, killed, os.rename])
+  with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    patched.setattr(store.os, 'rename', lambda *a: next(rename)(*a))
+    write(path, Bytes(), force=True)
+  assert Store(path).vocabulary.identity == vocabulary.identity
+  store.verify(path)
 
 
 def test_links_and_the_current_folder_can_be_written(tmp_path, monkeypatch):

@@ -150,6 +150,8 @@ def test_stores_and_runs_keep_the_tokenizer(tmp_path):
   experiment = tiny_run.experiment(data, tiny_run.program())
   folder.write(tmp_path / 'run', experiment, '')
   assert folder.read(tmp_path / 'run')[2].identity == vocabulary.identity
+  files = [path.name for path in folder.files(tmp_path / 'run')]
+  assert files == ['config.gin', 'run.json', 'tokenizer.json']  # To export.
   (tmp_path / 'run' / 'tokenizer.json').write_bytes(vocabulary.model + b' ')
   with pytest.raises(ValueError, match='trained with the vocabulary tokenizer'):
     folder.read(tmp_path / 'run')

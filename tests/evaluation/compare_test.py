@@ -45,6 +45,7 @@ def test_the_token_that_gained_most_is_shown_in_context():
   assert 'was [A]da' in gained
   assert gained.count('doc') == 2  # The heading, and one place.
   assert 'doc0:2  on[c]e upon\u23cea time' in lost
+  assert ' < ' in lost and ' > ' not in lost
 
 
 def test_texts_and_names_cannot_control_the_terminal():

@@ -77,9 +77,9 @@ def test_lines_appear_at_growing_intervals(monkeypatch):
   shown = Console(total_steps=1000, stream=out)
   for step in range(1, 1001):
     now[0] += 1
-    shown.tick(step, 2.0, lambda: 0.5)
     if step % 10 == 0:
       shown.write(step, 'train', {'loss_nats_per_token': 2.0})
+    shown.tick(step, 3.0, lambda: 0.5)
   lines = out.getvalue().splitlines()
   announced = [line for line in lines if line.startswith('A step takes 1 s: ')]
   assert announced == [
@@ -91,6 +91,12 @@ def test_lines_appear_at_growing_intervals(monkeypatch):
   gaps = np.diff(steps)
   assert max(gaps[:10]) <= 5 and min(gaps[-10:-1]) >= 15 and steps[-1] == 1000
   assert all('left' in line for line in lines[2:-1])
+  assert len(set(steps)) == len(steps)  # Each step has one loss.
+  assert all(
+    ('loss 3.0000 nats/token in this step' in one) == (int(one[5:9]) % 10 > 0)
+    for one in lines
+    if '/' in one
+  )
 
 
 def test_control_codes_are_not_shown():

@@ -34,6 +34,16 @@ def test_a_folder_is_read_as_it_was_written(tmp_path, experiment):
   assert vocabulary.identity == 'bytes'
 
 
+def test_a_path_of_another_folder_is_named(tmp_path, experiment, monkeypatch):
+  (tmp_path / 'here' / 'STORE').mkdir(parents=True)
+  monkeypatch.chdir(tmp_path / 'here')
+  folder.write('run', experiment, "STORE = 'STORE'\nSTEPS = 3\n")
+  assert folder.left_behind('run') == folder.left_behind('new') == ''
+  monkeypatch.chdir(tmp_path)
+  advice = folder.left_behind('here/run')
+  assert "STORE = 'STORE'" in advice and f'{tmp_path}/here,' in advice
+
+
 def test_a_bucket(tmp_path, experiment, monkeypatch):
   folder.write(tmp_path / 'here', experiment, '# a\n')
   with bucket.served(tmp_path, monkeypatch):

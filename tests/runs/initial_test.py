@@ -137,3 +137,6 @@ def test_the_flag_is_checked_before_the_data(tmp_path, caplog):
   load_run(trained.folder()).export(tmp_path / 'exported')
   with pytest.raises(ValueError, match='--init_from'):
     main.open_source(None, str(tmp_path / 'exported'))
+  tiny_run.write_store(tmp_path / 'store')
+  with pytest.raises(ValueError, match='--workdir'):
+    main.open_source(None, str(tmp_path / 'store'))

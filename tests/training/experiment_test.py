@@ -130,7 +130,7 @@ def test_data_and_memory_are_shown(data, capsys):
   walk = tiny_run.experiment(RandomWalk(10, 9), tiny_run.program())
   summary.show(walk)
   shown = capsys.readouterr().out
-  assert 'train: 1 documents, 100 tokens, 90 scored\n' in shown
+  assert 'train: 1 document, 100 tokens, 90 scored\n' in shown
 
 
 @dataclasses.dataclass

@@ -33,6 +33,8 @@ AT_10 = 0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi / 10))  # The cosine at step 10.
     (schedules.constant(0.4, 4), {0: 0, 1: 0.1, 4: 0.4, 9: 0.4}),
     # Without a warm-up the first step has the peak.
     (schedules.cosine(0.3, 7), {0: 0.3}),
+    # A run of a single step has none.
+    (schedules.rsqrt(total_steps=1), {0: 0.1}),
   ],
 )
 def test_learning_rates(schedule, rates):

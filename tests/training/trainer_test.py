@@ -106,7 +106,9 @@ def test_shorter_segments_first(tmp_path, data, straight):
 
 def test_a_finished_run_is_left_as_it_is(data, straight):
   before = records(straight.workdir)
-  assert whole(straight.workdir, data).step == straight.step
+  again = whole(straight.workdir, data)
+  assert again.step == straight.step and again.finished
+  assert not straight.finished
   assert records(straight.workdir) == before
   goodput = straight.goodput
   for part in 'step', 'data wait', 'evaluation', 'checkpoint':
@@ -212,7 +214,7 @@ def test_other_validation_documents_restart_the_search(
   assert (run.progress.best, run.progress.since_best) == (1.0, 1)
   part = Part(documents=2)
   run = start(tmp_path, data, steps=4, part=part, **settings)
-  assert 'validation data of this run' in caplog.text
+  assert 'EVAL_DOCUMENTS or EVAL_TOKENS of this run' in caplog.text
   assert run.live() is None
   assert (run.progress.best, run.progress.since_best) == (8.0, 0)
   assert best(run) == 4
