@@ -84,7 +84,7 @@ def run_main(
       print(_usage(args[0], main))
       sys.exit(0)
     try:
-      return flags.FLAGS(args)
+      return flags.FLAGS([*map(_expand_home, args)])
     except flags.UnrecognizedFlagError as error:
       sys.exit(_fail(_unknown_flag(error)))
     except flags.Error as error:
@@ -191,6 +191,14 @@ def _use_huge_pages() -> None:
   if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
     os.environ['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=1'
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _expand_home(argument: str) -> str:
+  """Replaces the ~ of --FLAG=~/PATH by the home folder, as shells do not."""
+  flag, equals, value = argument.partition('=')
+  if not flag.startswith('--') or not value.startswith('~/'):
+    return argument
+  return flag + equals + os.path.expanduser(value)
 
 
 def _file_sentence(error) -> str | None:

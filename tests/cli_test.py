@@ -75,6 +75,12 @@ def test_flags_repeat_and_the_rest_is_left(count, monkeypatch):
   assert found == (0, "3 ['A = 1', 'B = 2'] ['?', '\\u2028']\n", '')
 
 
+def test_the_home_folder_is_found_in_a_flag(count, monkeypatch):
+  monkeypatch.setenv('HOME', '/home/a')
+  _, out, _ = count('--gin_param=~/x', '--gin_param=~a = 1')
+  assert "['/home/a/x', '~a = 1']" in out
+
+
 def test_exit_codes_of_a_command(count):
   assert count('--upto=4') == (7, '', '')
   assert count('--upto=6') == (143, 'cleaned up\n', 'terminated\n')
