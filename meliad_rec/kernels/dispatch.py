@@ -45,7 +45,7 @@ def window_attention(
 
   Args:
     inputs: see AttentionInputs.
-    dropout: see xla.window_attention.
+    dropout: see xla.window_attend.
     form: one of FORMS. 'auto': kernels on a TPU; 'gpu': kernels on a TPU or a
       GPU; 'xla': no kernels. XLA runs what kernels do not support.
 
