@@ -150,7 +150,7 @@ class Reader:
           self.bindings[binding.key] = binding
 
   def import_module(self, statement, where, here):
-    module = _load(statement.module, where)
+    module = load(statement.module, where)
     alias = statement.bound_name()
     if not (statement.is_from or statement.alias):
       module = sys.modules[alias]
@@ -189,7 +189,7 @@ class Reader:
     """
     first, *rest = dotted.split('.')
     if first in _KNOWN:
-      here.setdefault(first, _load(first, where))
+      here.setdefault(first, load(first, where))
     if first not in here:
       raise ConfigError(
         f'{where}: {first!r} in {dotted} is not an imported module'
@@ -200,7 +200,7 @@ class Reader:
     inner = []
     for part in rest:
       if not hasattr(thing, part) and _is_submodule(thing, part):
-        _load(f'{thing.__name__}.{part}', where)
+        load(f'{thing.__name__}.{part}', where)
       if not hasattr(thing, part):
         known = [name for name in dir(thing) if not name.startswith('_')]
         owner = getattr(thing, '__name__', type(thing).__name__)
@@ -223,7 +223,7 @@ class Reader:
     return name, thing
 
 
-def _load(name: str, where: str) -> types.ModuleType:
+def load(name: str, where: str) -> types.ModuleType:
   """Imports a module by its dotted name.
 
   Raises:
@@ -243,9 +243,15 @@ def _load(name: str, where: str) -> types.ModuleType:
           ' what it imports.'
         ) from error
       known = pkgutil.iter_modules(getattr(parent, '__path__', None))
+      advice = 'Correct the name'
+      if not parent:
+        advice += (
+          ', start the command in the folder of that module, or add the folder'
+          ' to PYTHONPATH'
+        )
       raise ConfigError(
         f'{where}: there is no module {module}'
-        f'{nearest(part, [one.name for one in known])}. Correct the name.'
+        f'{nearest(part, [one.name for one in known])}. {advice}.'
       ) from error
   return module
 

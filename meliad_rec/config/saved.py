@@ -11,6 +11,8 @@ import importlib
 from typing import Any
 
 from meliad_rec.config.evaluator import Evaluator
+from meliad_rec.config.files import nearest
+from meliad_rec.config.reader import load
 from meliad_rec.config.reader import Reader
 from meliad_rec.config.values import ConfigError
 from meliad_rec.config.values import Name
@@ -138,15 +140,15 @@ class SavedConfig:
         'saved run may call. If you trust the folder, add --trusted (in '
         'Python, trusted=True).'
       )
-    try:
-      found = getattr(importlib.import_module(name.module), name.inner)
-    except (ImportError, AttributeError):
-      advice = _VERSION
-      if not full.startswith('meliad_rec.'):
-        advice = 'Start the command in the folder of that module'
-      raise ConfigError(
-        f'{self.where} names {full}, which does not exist here. {advice}.'
-      ) from None
+    if full.startswith('meliad_rec.'):
+      try:
+        found = getattr(importlib.import_module(name.module), name.inner)
+      except (ImportError, AttributeError):
+        raise ConfigError(
+          f'{self.where} names {full}, which does not exist here. {_VERSION}.'
+        ) from None
+    else:
+      found = self._elsewhere(name)
     # A module of ours may also hold names that it imports from elsewhere.
     own = getattr(found, '__module__', '').startswith('meliad_rec.')
     own = own or name.module == 'jax.nn'
@@ -156,6 +158,17 @@ class SavedConfig:
         f'{_RESTORE}.'
       )
     return found
+
+  def _elsewhere(self, name):
+    """Imports the function or class of a Name from a module of the user."""
+    module = load(name.module, self.where)
+    if not hasattr(module, name.inner):
+      raise ConfigError(
+        f'{self.where} names {name.full}, but {name.module} has no'
+        f' {name.inner!r}{nearest(name.inner, vars(module))}. Give it that name'
+        ' again, or use the version of that module that trained the run.'
+      )
+    return getattr(module, name.inner)
 
 
 def _name(function):

@@ -76,10 +76,27 @@ def test_nothing_but_what_is_asked_for_is_imported():
   with pytest.raises(ValueError, match='calls no_such_module.Data, which is'):
     saved.argument(Experiment, 'data', DATA)
   trusting = SavedConfig(text, 'config.gin', trusted=True)
-  with pytest.raises(
-    ValueError, match='no_such_module.Data, which does not exist here'
-  ):
+  with pytest.raises(ValueError, match='no module no_such_module.*PYTHONPATH'):
     trusting.argument(Experiment, 'data', DATA)
+
+
+@pytest.mark.parametrize(
+  ('module', 'told'),
+  [
+    ('class Data(:', 'cannot be imported .SyntaxError'),
+    ('1 / 0', 'cannot be imported .ZeroDivisionError'),
+    ('import no_such_package', "No module named 'no_such_package'"),
+    ('class Daten: pass', "has no 'Data' .nearest is Daten"),
+  ],
+)
+def test_a_broken_module_is_a_sentence(module, told, tmp_path, monkeypatch):
+  name = f'users_{abs(hash(module))}'
+  (tmp_path / f'{name}.py').write_text(module)
+  monkeypatch.syspath_prepend(tmp_path)
+  text = f'{HEAD}import {name}\nexperiment.Experiment.data = @{name}.Data()\n'
+  saved = SavedConfig(text, 'config.gin', trusted=True)
+  with pytest.raises(ValueError, match=told):
+    saved.argument(Experiment, 'data', DATA)
 
 
 def test_scopes_are_entered():
