@@ -17,6 +17,7 @@ from etils import epath
 from meliad_rec.storage.workdir import place
 
 NAME = 'metrics.jsonl'
+OLD = 'metrics.jsonl.old'
 # Prefix of the pseudo-split that holds the error of a trivial answer, such as
 # always the most likely label.
 TRIVIAL = 'trivial/'
@@ -62,13 +63,18 @@ def truncate(path: str | os.PathLike, step: int) -> int:
 
   Args:
     path: a journal; it may be missing.
-    step: the last step whose records are kept; 0 drops all records.
+    step: the last step whose records are kept; 0 drops all records, but adds
+      them to the file OLD beside the journal, because they may be of a run
+      whose checkpoints were lost.
   """
   path = pathlib.Path(path)
   if not path.exists():
     return 0
   records = read(path)
   kept = [r for r in records if step > 0 and r['step'] <= step]
+  if records and step == 0:
+    with path.with_name(OLD).open('a', encoding='utf-8') as file:
+      file.writelines(map(_line, records))
   # Also drops an incomplete last line, which the next record would extend.
   new = path.with_name(path.name + '.tmp')
   with new.open('w', encoding='utf-8') as file:

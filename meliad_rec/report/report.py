@@ -39,8 +39,9 @@ class Report:
   Args:
     workdir: the run's folder.
     resume_step: training steps done in the restored checkpoint; lines of later
-      steps are dropped. 0: a new run, all lines are dropped. None: nothing is
-      dropped, for commands that add to a finished run.
+      steps are dropped. 0: a new run, all lines are moved to another file; see
+      journal.truncate. None: nothing is dropped, for commands that add to a
+      finished run.
     total_steps: steps of the run, for the progress bar; None: not known.
     stream: the screen; None: standard output.
     logger: also receives the metrics; None disables it.
@@ -68,8 +69,11 @@ class Report:
       self._folder = Path(self._temporary.name, self._workdir.name)
     self._folder.mkdir(parents=True, exist_ok=True)
     path = self._folder / journal.NAME
-    if in_bucket(self._workdir) and (self._workdir / journal.NAME).exists():
-      path.write_bytes((self._workdir / journal.NAME).read_bytes())
+    if in_bucket(self._workdir):
+      for name in journal.NAME, journal.OLD:
+        if (self._workdir / name).exists():
+          content = (self._workdir / name).read_bytes()
+          (self._folder / name).write_bytes(content)
     self._resume_step = resume_step
     self._boards = {}
     dropped = 0
@@ -81,7 +85,10 @@ class Report:
     if self._logger:
       self._logger.start(os.fspath(workdir), resume_step or 0, config or {})
     if dropped:
-      why = 'their run saved no checkpoint, so this run begins at step 0'
+      why = (
+        'there is no later checkpoint, so this run begins at step 0. They are'
+        f' kept in {journal.OLD}'
+      )
       if resume_step:
         why = (
           f'they were written after the checkpoint of step {resume_step}, from'
