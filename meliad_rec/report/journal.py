@@ -58,6 +58,12 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
   return records
 
 
+def check(workdir: str | os.PathLike) -> None:
+  """Raises ValueError if a run has a journal that cannot be read."""
+  if (found := place(workdir) / NAME).is_file():
+    read(found)
+
+
 def truncate(path: str | os.PathLike, step: int) -> int:
   """Drops records of later steps, atomically, and returns their number.
 

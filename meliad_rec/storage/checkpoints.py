@@ -100,6 +100,23 @@ class Checkpoints:
     self._writer.save(step, args, comparable(scores))
     return True
 
+  def check_space(self, state):
+    """Checks, before training, that a step fits on the disk.
+
+    Args:
+      state: the arrays, or their jax.ShapeDtypeStruct.
+
+    Raises:
+      CheckpointError: it certainly does not fit.
+    """
+    try:
+      self._writer.check_space(state)
+    except OSError as error:
+      raise CheckpointError(
+        f'A checkpoint cannot be saved in {self.directory}: {error}. Free space'
+        ' on that disk, or give another --workdir.'
+      ) from error
+
   def wait(self):
     """Blocks until the last save ends; raises CheckpointError if it failed."""
     self._writer.wait()

@@ -94,22 +94,26 @@ class StepWriter:
     # orbax and tensorstore raise errors of many classes. None of them should
     # end a run whose state in memory is good.
     try:
-      self._check_space(args)
+      self.check_space(args['state'].item)
       self._open().save(step, args=args, force=True)
     except Exception as error:
       self._fail(error)
       if jax.process_count() > 1:
         raise self._failure from error
 
-  def _check_space(self, args):
+  def check_space(self, state):
     """Raises OSError if a step certainly does not fit on the disk.
 
     Without this check, orbax would print a traceback for each array.
+
+    Args:
+      state: arrays, or their jax.ShapeDtypeStruct.
     """
     if in_bucket(self._directory):
       return
     there = next(f for f in self._directory.parents if f.exists())
-    needed = sum(a.nbytes for a in jax.tree.leaves(args['state'].item))
+    leaves = jax.tree.leaves(state)
+    needed = sum(a.size * a.dtype.itemsize for a in leaves)
     if needed > (free := shutil.disk_usage(there).free):
       raise OSError(f'{needed:,} bytes do not fit into the {free:,} left')
 

@@ -23,6 +23,7 @@ from meliad_rec.distributed.partition import local_rows
 from meliad_rec.distributed.preemption import at_once
 from meliad_rec.evaluation.evaluation import probe
 from meliad_rec.metrics.metrics import Sums
+from meliad_rec.report import journal
 from meliad_rec.report.report import Report
 from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.checksums import fingerprints
@@ -110,7 +111,11 @@ class Run:
         is using the folder.
     """
     with Lock(self.workdir) as self.lock:
-      if self.checkpoints.latest() is None:
+      journal.check(self.workdir)
+      newest = self.checkpoints.latest()
+      if (newest or 0) < self.experiment.steps:
+        self.checkpoints.check_space(self.program.shapes)
+      if newest is None:
         self.create()
       else:
         self.restore()

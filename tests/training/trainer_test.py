@@ -12,6 +12,7 @@ import pytest
 from meliad_rec.data.lanes import ShorterFirst
 from meliad_rec.data.synthetic.algorithm import Algorithm
 from meliad_rec.report import journal
+from meliad_rec.storage import step_writer
 from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.checksums import digest
 from meliad_rec.training import trainer
@@ -258,6 +259,20 @@ def test_runs_that_cannot_begin(tmp_path, data, straight):
   ):
     with pytest.raises(ValueError, match=named):
       start(workdir, given, **changes)
+
+
+def test_what_stops_a_run_later_stops_it_before_compiling(
+  tmp_path, data, monkeypatch
+):
+  monkeypatch.setattr(trainer.Run, 'create', lambda _: pytest.fail('too late'))
+  (tmp_path / 'a').mkdir()
+  (tmp_path / 'a' / journal.NAME).write_text('no JSON\n')
+  with pytest.raises(ValueError, match='Line 1 of .* is not a JSON object'):
+    start(tmp_path / 'a', data)
+  full = mock.Mock(free=100)
+  monkeypatch.setattr(step_writer.shutil, 'disk_usage', lambda _: full)
+  with pytest.raises(ValueError, match='bytes do not fit into the 100 left'):
+    start(tmp_path / 'b', data)
 
 
 def test_hosts_are_compared(data, straight, monkeypatch):
