@@ -90,6 +90,10 @@ class Store:
       )
 
   @property
+  def description(self) -> str:
+    return self.manifest['source']
+
+  @property
   def splits(self) -> list[str]:
     """Names of the splits."""
     return list(self.manifest['splits'])

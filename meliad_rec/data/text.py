@@ -38,6 +38,10 @@ class Text:
     self.vocabulary = vocabulary
     self._documents = {}
 
+  @property
+  def description(self) -> str:
+    return self.source.description
+
   # Looked up lazily: `meliad-rec plan` needs only the vocabulary.
   @functools.cached_property
   def _task(self):

@@ -251,7 +251,8 @@ def check_about(where, about, match):
   Args:
     where: the step, such as 'Step 20 of DIR', for the message.
     about: facts written by the run that saved the step.
-    match: facts of this run that must be equal in `about`.
+    match: facts of this run that must be equal in `about`, except 'documents',
+      which describes 'data' in the message.
 
   Raises:
     CheckpointError: a fact differs.
@@ -259,17 +260,24 @@ def check_about(where, about, match):
   advice = {
     'tokenizer': 'Set VOCABULARY as in that run, or give another --workdir',
     'data': 'The training documents have changed, or another source was given. '
-    'Restore those of that run, or give another --workdir',
+    'Restore those of that run, or give another --workdir. A token store '
+    '(meliad-rec tokenize, with --source=code for task/code) keeps documents '
+    'as they are',
     'steps an update': 'Set optimizer.chain.every as in that run, or give '
     'another --workdir',
   }
   for key, needed in match.items():
-    if about.get(key) != needed:
-      remedy = advice.get(key, 'Give another --workdir')
-      raise CheckpointError(
-        f'{where} was trained with {key} {_short(about.get(key))}, but this run'
-        f' has {_short(needed)}. {remedy}.'
-      )
+    if key == 'documents' or about.get(key) == needed:
+      continue
+    remedy = advice.get(key, 'Give another --workdir')
+    then, now = f'{key} {_short(about.get(key))}', _short(needed)
+    if key == 'data' and 'documents' in match:
+      known = about.get('documents')
+      then = 'other data' + (f', {known}' if known else '')
+      now = match['documents']
+    raise CheckpointError(
+      f'{where} was trained with {then}, but this run has {now}. {remedy}.'
+    )
 
 
 def match_leaves(where, leaves, target, part=''):

@@ -24,6 +24,7 @@ from meliad_rec.distributed.preemption import at_once
 from meliad_rec.evaluation.evaluation import probe
 from meliad_rec.metrics.metrics import Sums
 from meliad_rec.report import journal
+from meliad_rec.report.console import counted
 from meliad_rec.report.report import Report
 from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.checksums import fingerprints
@@ -84,7 +85,10 @@ class Run:
       'validation split': self.validation.split,
       'steps an update': f'{experiment.optimizer.every}',
     }
-    self.about = about | identities
+    described = counted(len(documents), 'document')
+    if source := getattr(experiment.data, 'description', ''):
+      described += f' ({source})'
+    self.about = about | identities | {'documents': described}
     self.checkpoints = Checkpoints(
       self.workdir / 'checkpoints',
       experiment.keep,
@@ -158,7 +162,7 @@ class Run:
 
   def restore(self) -> None:
     """Continues from the newest checkpoint."""
-    names = 'tokenizer', 'data', 'steps an update'
+    names = 'tokenizer', 'data', 'documents', 'steps an update'
     match = {name: self.about[name] for name in names}
     self.step, self.state, data, about = self.checkpoints.restore(
       self.program.shapes, match=match

@@ -251,7 +251,7 @@ def test_runs_that_cannot_begin(tmp_path, data, straight):
   other = tiny_run.write_store(tmp_path / 'other', seed=1)
   running = start(tmp_path / 'running', data)
   for workdir, given, changes, named in (
-    (straight.workdir, other, {}, 'data'),
+    (straight.workdir, other, {}, 'with other data, 9 documents .random'),
     (straight.workdir, data, {'seed': 7}, 'seed'),
     (straight.workdir, data, {'seed': 7}, 'seed'),
     (running.workdir, data, {}, 'Another training run'),
