@@ -10,6 +10,7 @@ from absl import logging
 
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.splits import split_by_name
+from meliad_rec.storage.workdir import expand_home
 
 _DROP = 'drop'
 
@@ -41,6 +42,9 @@ class Folder:
 
   path: str
   split_file: str | None = None
+
+  def __post_init__(self):
+    object.__setattr__(self, 'path', expand_home(self.path))
 
   @property
   def description(self) -> str:
@@ -128,7 +132,7 @@ class Folder:
     for name in self._files:
       by_stem.setdefault(Path(name).stem, []).append(name)
     chosen = {}
-    lines = _decode(Path(self.split_file)).splitlines()
+    lines = _decode(Path(expand_home(self.split_file))).splitlines()
     for number, line in enumerate(lines, 1):
       name, split = (line.split('\t') + [''])[:2]
       names = [name] if name in self._files else by_stem.get(name, [])

@@ -14,6 +14,7 @@ from absl import logging
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.splits import split_by_name
 from meliad_rec.data.splits import split_of
+from meliad_rec.storage.workdir import expand_home
 
 # Kinds of files, by suffix, and the builders of `datasets` that read them.
 _BUILDERS = {
@@ -64,6 +65,9 @@ class HuggingFace:
   splits_from: Mapping[str, str] | None = None
   stream: bool = False
   limit: int | None = None
+
+  def __post_init__(self):
+    object.__setattr__(self, 'path', expand_home(self.path))
 
   @property
   def description(self) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.splits import split_by_name
+from meliad_rec.storage.workdir import expand_home
 
 # Raised by a line that is not an object with a string, or is nested too deeply.
 _READ_ERRORS = (
@@ -39,6 +40,9 @@ class Jsonl:
 
   path: str
   field: str = 'text'
+
+  def __post_init__(self):
+    object.__setattr__(self, 'path', expand_home(self.path))
 
   @property
   def description(self) -> str:

@@ -5,6 +5,7 @@ import dataclasses
 
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.report.console import suppress_stderr
+from meliad_rec.storage.workdir import expand_home
 
 _NAME = 'pg19:0.1.1'
 
@@ -31,7 +32,8 @@ class Pg19:
     with suppress_stderr():
       import tensorflow_datasets as tfds
 
-      builder = tfds.builder(_NAME, data_dir=self.data_dir)
+      place = self.data_dir and expand_home(self.data_dir)
+      builder = tfds.builder(_NAME, data_dir=place)
     if not builder.data_path.exists():
       folder = self.data_dir or builder.data_path.parents[1]
       raise ValueError(

@@ -15,6 +15,8 @@ from etils import epath
 import numpy as np
 import sentencepiece
 
+from meliad_rec.storage.workdir import expand_home
+
 # Files in which the folder of a store or run keeps a vocabulary.
 MODEL = 'vocabulary.model'
 TOKENIZER = 'tokenizer.json'
@@ -355,7 +357,7 @@ class Words:
 
 def _read(path: str | Path) -> bytes:
   try:
-    return epath.Path(path).read_bytes()
+    return epath.Path(expand_home(path)).read_bytes()
   except OSError as error:
     raise ValueError(
       f'The vocabulary file {path} cannot be read ({error.strerror}). Give '

@@ -13,6 +13,7 @@ from meliad_rec.data import sources
 from meliad_rec.data import vocabulary
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.store import Store
+from meliad_rec.storage.workdir import expand_home
 from meliad_rec.storage.workdir import is_address
 from meliad_rec.training.experiment import Experiment
 
@@ -101,7 +102,7 @@ def _place(path: str, started_in: str, flag: str, needed: bool) -> str:
   """
   if is_address(path):
     return path
-  place = Path(started_in, path)
+  place = Path(started_in, expand_home(path))
   if glob.has_magic(path) or '{split}' in path or place.exists():
     return str(place)
   if not needed:

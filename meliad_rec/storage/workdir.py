@@ -28,6 +28,12 @@ def in_bucket(workdir: str | os.PathLike) -> bool:
   return os.fspath(workdir).startswith('gs://')
 
 
+def expand_home(path: str | os.PathLike) -> str:
+  """Returns a path with ~/ at its start replaced by the home folder."""
+  path = os.fspath(path)
+  return os.path.expanduser(path) if path.startswith('~/') else path
+
+
 def local(path: str | os.PathLike, what: str) -> Path:
   """Returns a local path as a pathlib.Path; rejects addresses such as gs://X.
 
@@ -43,7 +49,7 @@ def local(path: str | os.PathLike, what: str) -> Path:
       f'{what} must be in a local or mounted folder, but {os.fspath(path)} is '
       'an address. Give a local path, and copy the content separately.'
     )
-  return Path(path)
+  return Path(expand_home(path))
 
 
 def place(workdir: str | os.PathLike) -> Path | epath.Path:
@@ -59,7 +65,7 @@ def place(workdir: str | os.PathLike) -> Path | epath.Path:
       f'--workdir is {name}, but a run is stored in a local or mounted folder'
       ' or in gs://BUCKET/FOLDER. Give one of these.'
     )
-  return epath.Path(workdir) if in_bucket(name) else Path(workdir)
+  return epath.Path(name) if in_bucket(name) else Path(expand_home(name))
 
 
 def check_writable(folder: Path | epath.Path) -> None:

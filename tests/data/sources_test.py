@@ -2,6 +2,7 @@
 
 import collections
 import json
+import os
 import re
 import sysconfig
 
@@ -20,6 +21,8 @@ from meliad_rec.data.splits import split_of
 def test_each_kind_has_its_class():
   assert source('code') == Code()
   assert source('folder', 'x', split_file='y') == Folder('x', 'y')
+  home = os.path.expanduser('~')
+  assert Folder('~/x').path == source('jsonl', '~/x').path == f'{home}/x'
   assert source('jsonl', 'x', field='body') == Jsonl('x', 'body')
   assert source('pg19', 'x') == Pg19('x')
   assert source('my_task', module='mine') == Registered('my_task', 'mine')

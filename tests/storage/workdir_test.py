@@ -33,6 +33,7 @@ def test_another_address_is_refused(path):
 def test_a_bucket_and_a_folder():
   for name in 'runs/a', '/a/b:c', 'a:b', '../x':
     assert place(name) == local(name, 'A store') == Path(name)
+  assert place('~/a') == local('~/a', 'A store') == Path.home() / 'a'
   assert str(place('gs://bucket/run') / 'a') == 'gs://bucket/run/a'
   with pytest.raises(ValueError, match='gs:/bucket/run'):
     place(Path('gs://bucket/run'))
