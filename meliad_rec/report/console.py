@@ -1,7 +1,7 @@
 """Screen output: progress of a run or of a long pass, and log messages.
 
-Progress is a bar on a terminal and lines elsewhere. Log messages are plain
-lines on stderr.
+Progress is shown in lines, on a terminal with a bar below them. Log messages
+are plain lines on stderr.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def printable(text: str) -> str:
 
 
 class Console:
-  """Progress of a run: a bar on a terminal, lines elsewhere.
+  """Progress of a run: lines, and on a terminal a bar below them.
 
   The first lines appear whenever they are written; later ones at intervals that
   grow with the time that the run has taken.
@@ -69,11 +69,11 @@ class Console:
     self._stream = stream or sys.stdout
     self._total = total_steps
     self._lines = 0
-    self._last = time.monotonic()
+    self._last = self._drawn = time.monotonic()
     self._first = None  # Step and time of the first call of `tick`.
     self._announced = False
     self._bar = None
-    if self._stream.isatty():
+    if _is_terminal(self._stream):
       import tqdm
 
       self._bar = tqdm.tqdm(
@@ -99,13 +99,11 @@ class Console:
     now = time.monotonic()
     self._first = self._first or (step, now)
     self._announce(step, now)
-    if self._bar is not None:
-      if now - self._last >= _BAR:
-        self._last = now
-        shown = self._shown(loss, learning_rate(), ', ')
-        self._bar.set_postfix_str(shown, refresh=False)
-        self._bar.update(step - self._bar.n)
-      return
+    if self._bar is not None and now - self._drawn >= _BAR:
+      self._drawn = now
+      shown = self._shown(loss, learning_rate(), ', ')
+      self._bar.set_postfix_str(shown, refresh=False)
+      self._bar.update(step - self._bar.n)
     # Half as often as `write`, whose lines say more.
     if now - self._last < max(_TICK, 2 * self._interval(now)):
       return
@@ -114,22 +112,19 @@ class Console:
     )
 
   def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
-    """Shows metrics as a line.
-
-    With a bar, training metrics only advance it; `tick` shows the loss in it.
-    """
+    """Shows metrics as a line, if it is time for one, and advances the bar."""
     shown = '  '.join(
       form(values[name]) for name, form in _SHOWN.items() if name in values
     )
     if split != 'train':
       self.line(self._line(step, split, shown))
-    elif self._bar is not None:
+      return
+    if self._bar is not None:
       self._bar.update(step - self._bar.n)
-    else:
-      now = time.monotonic()
-      few = self._lines < _FREE_LINES or step == self._total
-      if few or now - self._last >= self._interval(now):
-        self._train_line(step, shown)
+    now = time.monotonic()
+    few = self._lines < _FREE_LINES or step == self._total
+    if few or now - self._last >= self._interval(now):
+      self._train_line(step, shown)
 
   def line(self, text: str) -> None:
     """Shows text, above the bar if there is one, without control codes."""
@@ -184,6 +179,16 @@ class Console:
         f'A step takes {seconds:.3g} s: {self._total - step:,} more steps will '
         f'take about {left}, evaluations not included.'
       )
+
+
+def _is_terminal(stream: TextIO) -> bool:
+  """Returns whether a stream is a terminal that has room for a bar."""
+  if not stream.isatty():
+    return False
+  try:
+    return os.get_terminal_size(stream.fileno()).columns > 0
+  except (OSError, ValueError):  # Its size is not known.
+    return True
 
 
 def duration(seconds: float) -> str:
@@ -279,7 +284,7 @@ class Countdown:
     self._total, self._unit, self._every = total, unit, every
     self._began = self._last = time.monotonic()
     self._bar = None
-    if self._stream.isatty():
+    if _is_terminal(self._stream):
       import tqdm
 
       self._bar = tqdm.tqdm(

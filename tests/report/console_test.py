@@ -61,6 +61,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
   text = out.getvalue()
   assert '10/50' in text and '20/50' in text
   assert '2.3457 nats/token, lr 1.00e-02' in text
+  assert 'step 20/50  train       loss 2.3457 nats/token\n' in text
   assert 'step 20/50  validation  loss 3.5000 nats/token\n' in text
   out = Terminal()
   counted = Countdown(50, 'tokens', stream=out)
@@ -97,6 +98,17 @@ def test_lines_appear_at_growing_intervals(monkeypatch):
     for one in lines
     if '/' in one
   )
+
+
+def test_a_terminal_without_a_size_has_no_bar(monkeypatch):
+  empty = os.terminal_size((0, 0))
+  monkeypatch.setattr(console.os, 'get_terminal_size', lambda _: empty)
+  out = Terminal()
+  monkeypatch.setattr(out, 'fileno', lambda: 1)
+  shown = Console(total_steps=50, stream=out)
+  shown.write(20, 'train', {'loss_nats_per_token': 2.3456789})
+  shown.close()
+  assert out.getvalue() == 'step 20/50  train       loss 2.3457 nats/token\n'
 
 
 def test_control_codes_are_not_shown():
