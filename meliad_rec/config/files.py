@@ -27,10 +27,25 @@ def root() -> Path:
 
 
 def nearest(name: str, names) -> str:
-  """Returns ' (nearest is X)', or '' if no name is similar."""
+  """Returns ' (nearest is X)', or '' if no name is similar.
+
+  A name that begins with `name`, or almost, counts as similar.
+  """
   by_lower = {one.lower(): one for one in sorted(names, reverse=True)}
-  close = difflib.get_close_matches(name.lower(), by_lower, 1)
-  return f' (nearest is {by_lower[close[0]]})' if close else ''
+  given = name.lower()
+
+  def likeness(one):
+    matcher = difflib.SequenceMatcher(None, b=given)
+    matcher.set_seq1(one)
+    whole = matcher.ratio()
+    matcher.set_seq1(one[: len(given)])
+    start = matcher.ratio()
+    close = [whole if whole >= 0.6 else 0]
+    close += [start] if start > 0.85 and len(given) > 2 else []
+    return max(close), whole, one
+
+  likely, _, best = max(map(likeness, by_lower), default=(0, 0, ''))
+  return f' (nearest is {by_lower[best]})' if likely else ''
 
 
 def names(kind: str = '') -> list[str]:

@@ -46,6 +46,11 @@ def test_details(name, parts):
 
 
 def test_an_unknown_name():
-  for name, near in ('PASES', 'PASSES'), ('arch/widow', 'arch/window'):
+  for name, near in (
+    ('PASES', 'PASSES'),
+    ('arch/widow', 'arch/window'),
+    ('arch/blok', 'arch/block_'),
+    ('LEARN', 'LEARNING_RATE'),
+  ):
     with pytest.raises(ValueError, match=f'{name}.*nearest is {near}'):
       settings.details(name)
