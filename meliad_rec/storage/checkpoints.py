@@ -8,7 +8,7 @@
 
 `save` makes a table of all arrays with their fingerprints, and orbax writes the
 step in the background (step_writer.py). `restore` verifies the newest step,
-every byte and every array; it skips a damaged step and logs an error. The best
+every byte and every array; it skips a damaged step with a warning. The best
 step has the best value of one metric on one set of validation documents.
 """
 
@@ -153,7 +153,7 @@ class Checkpoints:
   def restore(self, target, step=None, match=None):
     """Restores the newest step that can be verified.
 
-    A damaged step is logged as an error and renamed to STEP.corrupt, and the
+    A damaged step is logged as a warning and renamed to STEP.corrupt, and the
     step before it is used.
 
     Args:
@@ -207,9 +207,9 @@ class Checkpoints:
         damaged[each] = error
         continue
       for error in damaged.values():
-        logging.error('%s', error)
+        logging.warning('%s', error)
       if damaged:
-        logging.error('Using step %d in place of %s.', each, list(damaged))
+        logging.warning('Using step %d in place of %s.', each, list(damaged))
       return (each, *loaded), list(damaged)
     reasons = ' '.join(map(str, damaged.values()))
     if not damaged:
