@@ -12,6 +12,7 @@ of ids, only a sample of them is checked. `verify` reads and checks everything.
 
 from collections.abc import Iterable
 from collections.abc import Mapping
+import errno
 import hashlib
 import json
 import os
@@ -37,6 +38,8 @@ MANIFEST = 'manifest.json'
 # otherwise only a sample of pages.
 _WHOLE = 1 << 24
 _PAGES, _PAGE = 64, 1 << 13  # Number of pages, and ids of each.
+# Errors of writing to a disk without space, which name no file.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Errors of reading a file that is not JSON, or is nested too deeply.
 _JSON_ERRORS = (ValueError, RecursionError)
 
@@ -167,6 +170,10 @@ def write(
     folder.chmod(0o777 & ~_umask())
     check_free(path, force)
     _swap(folder, path)
+  except OSError as error:
+    if error.errno in _FULL:
+      error.filename = str(path)
+    raise
   finally:
     shutil.rmtree(folder, ignore_errors=True)
   return Store(path)

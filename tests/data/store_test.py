@@ -1,5 +1,6 @@
 """Stores: written completely or not at all, read back exactly, damage found."""
 
+import errno
 import hashlib
 import json
 import os
@@ -127,6 +128,16 @@ def test_addresses_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match='gs://bucket/store'):
       use('gs://bucket/store')
   assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_named(tmp_path):
+  def full():
+    raise OSError(errno.ENOSPC, 'No space left on device')
+    yield
+
+  with pytest.raises(OSError, match='No space left') as told:
+    store.write(tmp_path / 's', {'train': full()}, Bytes(), 'test')
+  assert told.value.filename == str(tmp_path / 's')
 
 
 def test_a_failed_write_leaves_the_old_store(tmp_path):
