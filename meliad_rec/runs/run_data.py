@@ -81,6 +81,11 @@ def open_data(
     data = run.config.argument(Experiment, 'data', DATA, adapted)
   if unused:
     listed = ' and '.join(sorted(unused))
+    if isinstance(data, Store) and not store:
+      raise ValueError(
+        f'The data of this run are the token store {data.path}, so {listed} '
+        'cannot be used. Give the place of a store as --store.'
+      )
     raise ValueError(
       f'{listed} cannot be used with '
       f'{"--store" if store else "the data of this run"}. Remove {listed}.'

@@ -70,7 +70,9 @@ def test_a_store(opened, tmp_path):
   with pytest.raises(ValueError, match='--path cannot be used with --store'):
     opened(STORE, store='moved', path='x')
   (tmp_path / 'elsewhere' / 'moved').rename(where)
-  with pytest.raises(ValueError, match='--path .* the data of this run'):
+  with pytest.raises(
+    ValueError, match='are the token store .*--path .*--store'
+  ):
     opened(STORE, path='moved')
 
 
