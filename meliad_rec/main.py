@@ -63,7 +63,8 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     'dry_run',
     False,
-    'Print configuration, parameters, memory and data, without training.',
+    'Print configuration, parameters, memory and data, without training; the '
+    'exit code is 3 if a step does not fit in memory.',
   )
   flags.DEFINE_string(
     'profile',

@@ -182,8 +182,8 @@ def test_settings_that_may_change_are_told_and_a_damaged_step_passed_over(
   largest.write_bytes(damaged)
   done = tiny_run.run(tiny_run.command(workdir, data, *SETTINGS, ('STEPS', 62)))
   assert done.returncode == 0, done.stderr
-  assert re.search('error: Step 60 of .* is damaged', done.stderr)
-  assert 'error: Using step 48 in place of [60].' in done.stderr
+  assert re.search('warning: Step 60 of .* is damaged', done.stderr)
+  assert 'warning: Using step 48 in place of [60].' in done.stderr
   assert 'STEPS was 60 and is 62' in done.stderr
   assert (workdir / 'checkpoints' / '60.corrupt').is_dir()
   assert 'STEPS = 62' in (workdir / 'config.gin').read_text()

@@ -141,7 +141,12 @@ def write(
       texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
       if not done:  # The first piece waited for the compiler.
         done, began = run.text_generator.decoder.chunk, time.perf_counter()
-    rate = _speed('wrote', max(args.tokens - done, 0) * args.samples, began)
+    timed = max(args.tokens - done, 0) * args.samples
+    rate = f'wrote {args.tokens * args.samples:,} tokens'
+    if timed:
+      rate = _speed('wrote', timed, began)
+      rate += f' (without the first {done * args.samples:,}, before which the'
+      rate += ' program was compiled)'
     if args.tokens:
       _print('\n')
     for number, text in enumerate(texts[1:], 2):

@@ -39,12 +39,15 @@ def main(argv: list[str]) -> None:
   args = flags.FLAGS
   if not argv[1:]:
     raise ValueError('No run was given. Give one or more folders of runs.')
-  runs = {Path(each).resolve().name: each for each in argv[1:]}
-  if len(runs) < len(argv[1:]):
-    raise ValueError(
-      'Two folders have the same last name in their paths, which identifies a '
-      'run here. Rename one, or give each folder once.'
-    )
+  runs = {}
+  for each in argv[1:]:
+    name = Path(each).resolve().name
+    if name in runs:
+      raise ValueError(
+        f'{runs[name]} and {each} have the same last name in their paths, '
+        'which identifies a run here. Rename one, or give each folder once.'
+      )
+    runs[name] = each
   if args.plot and Path(args.plot).suffix != '.png':
     raise ValueError(
       f'--plot={args.plot} is not a .png file. Give a name that ends in .png.'

@@ -343,7 +343,10 @@ def _check_type(binding, target, value):
     other = dataclasses.replace(value, called=not value.called)
     hint = f'. Write {other!r}' if fits(other, needed) else ''
   else:
-    hint = f', not {describe(type(value))}'
+    hint = f', not {describe(type(value))}. Set '
+    macro = isinstance(binding.value, Macro)
+    hint += binding.value.name if macro else 'it'
+    hint += f' to {describe(needed)}'
   raise ConfigError(
     f'{binding.where}: {binding.path} = {given}, but {binding.parameter} takes'
     f' {describe(needed)}{hint}.'

@@ -191,7 +191,8 @@ def read_params(
   )
   if checkpoints.latest() is None:
     raise ValueError(
-      f'{folder} has no checkpoint. Train until the first one is saved.'
+      f'{folder} has no checkpoint. If {CHECKPOINTS}/ was moved or deleted, put'
+      ' it back; otherwise train until the first one is saved.'
     )
   part = 'ema' if facts['averages'] else 'params'
   return checkpoints.restore_params(target, step, match, part)

@@ -78,6 +78,12 @@ class Source:
       self.name = folder
       self._step = step if step == 'best' else int(step)
     self._folder = place(self.name)
+    if not (self._folder / run_folder.CONFIG).is_file():
+      raise ValueError(
+        f'--init_from={name} is not the folder of a run or of an exported'
+        f' model: there is no {self._folder / run_folder.CONFIG}. Correct the'
+        ' path.'
+      )
     _, self._facts, _ = run_folder.read(self._folder)
 
   def account(self, params: Any, vocabulary: Vocabulary) -> Account:

@@ -17,6 +17,16 @@ from meliad_rec.report.loggers import MetricsLogger
 from meliad_rec.training.optimizer import Optimizer
 from meliad_rec.training.program import TrainProgram
 
+# Settings in gin that set parameters of Experiment.
+_MACROS = {
+  'batch': 'BATCH',
+  'segment': 'SEGMENT',
+  'steps': 'STEPS',
+  'log_every': 'LOG_EVERY',
+  'eval_every': 'EVAL_EVERY',
+  'save_every': 'SAVE_EVERY',
+  'halting_warmup': 'HALT_WARMUP',
+}
 # Metrics that can select the best checkpoint, and their best value.
 BEST = {
   'bits_per_byte': 'lowest',
@@ -141,6 +151,5 @@ class Experiment:
 
 
 def _wrong(name: str, value, needed: str) -> ValueError:
-  return ValueError(
-    f'{name} must be {needed}, got {value!r}. Set experiment.Experiment.{name}.'
-  )
+  setting = _MACROS.get(name, f'experiment.Experiment.{name}')
+  return ValueError(f'{name} must be {needed}, got {value!r}. Set {setting}.')

@@ -97,7 +97,7 @@ def test_a_saved_state_goes_on_as_one_text(tmp_path, capsys):
   book = f'--prompt_file={tmp_path / "book"}'
   save, load = f'--save_state={state}', f'--load_state={state}'
   first, told = command_writes(book, '--tokens=5', save, '--show_speed')
-  assert 'read 108 tokens' in told
+  assert 'read 108 tokens' in told and 'wrote 5 tokens, after 108' in told
   second, _ = command_writes('--tokens=7', load)
   run = load_run(trained.folder())
   whole = run.generate('a long book ' * 9, 12, temperature=0)[0]
