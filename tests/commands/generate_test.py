@@ -87,6 +87,7 @@ def test_where_nobody_reads_on_it_stops_and_says_where(monkeypatch):
 def test_a_saved_state_goes_on_as_one_text(tmp_path, capsys):
   def command_writes(*arguments):
     folder = f'--workdir={trained.folder()}'
+    capsys.readouterr()  # Training prints.
     assert command.run(generate, folder, '--greedy', *arguments) == 0
     out, err = capsys.readouterr()
     return strip(out), err
