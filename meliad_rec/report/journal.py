@@ -17,7 +17,7 @@ from etils import epath
 from meliad_rec.storage.workdir import place
 
 NAME = 'metrics.jsonl'
-OLD = 'metrics.jsonl.old'
+OLD = f'{NAME}.old'
 # Prefix of the pseudo-split that holds the error of a trivial answer, such as
 # always the most likely label.
 TRIVIAL = 'trivial/'
