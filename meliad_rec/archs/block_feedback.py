@@ -98,13 +98,18 @@ class BlockFeedback(Cell):
   def __call__(self, state, block):
     W, (B, T), top = self.config.window, block.mask.shape, self.last + 1
     blocks = jax.tree.map(lambda a: to_blocks(a, W), block)
-    scanned, (x, heads, memory) = scan_blocks(
+    scanned, (*tokens, memory) = scan_blocks(
       BlockFeedback.recur, self, state[:top], blocks
     )
-    x_BTD, *heads = [a.reshape(B, T, -1) for a in (x, *heads)]
+    x_BTD, n_BTD, new = jax.tree.map(
+      lambda a: a.reshape(B, T, *a.shape[3:]), tokens
+    )
     memory = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), memory)
-    finish = remat(lambda layer, b, h: layer.output(b, h), self.remat)
-    y_BTD = finish(self.layers[self.last], block.replace(x=x_BTD), heads)
+    finish = remat(lambda layer, *arrays: layer.tokens(*arrays), self.remat)
+    past, _ = state[self.last]
+    y_BTD = finish(
+      self.layers[self.last], x_BTD, n_BTD, past.append(new), memory
+    )
     y_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)
     rest, y_BTD = self.run_layers(
       range(top, self.count),
@@ -118,17 +123,19 @@ class BlockFeedback(Cell):
   def recur(self, state, block):
     """Runs a block up to the layer whose state vectors feed back.
 
-    That layer stops after attention; `__call__` computes its outputs.
+    That layer stops after its keys and values; `__call__` does the rest.
 
     Returns:
-      The new states of these layers; and a tuple of that layer's inputs, its
-      attention heads, and the memory that all layers read.
+      The new states of these layers; and a tuple of that layer's inputs, their
+      `pre_norm`, keys and values, and the memory that all layers read.
     """
     fed_back, s = self.layers[self.last], state[self.last]
     n_BSD, memory = fed_back.seen(s)
-    new, x_BWD = self.run_layers(range(self.last), state, block, memory)
-    s, heads = fed_back.recur(s, block.replace(x=x_BWD), n_BSD, memory)
-    return (*new, s), (x_BWD, heads, memory)
+    below, x_BWD = self.run_layers(range(self.last), state, block, memory)
+    n_BWD = fed_back.tokens.pre_norm(x_BWD)
+    new = fed_back.tokens.kv(n_BWD, block.mask)
+    s = fed_back.recur(s, new, n_BSD, memory)
+    return (*below, s), (x_BWD, n_BWD, new, memory)
 
   def run_layers(
     self,

@@ -48,10 +48,10 @@ class BlockRecurrentLayer(Cell):
 
   Attributes:
     config, slots, gate, gate_config: see StateVectors.
-    hoist: whether the output map and the MLP of tokens, which are not part of
-      the recurrence, run for the whole segment at once, after the scan over
-      blocks. Their activations are then kept for the backward pass, whatever
-      `remat` is.
+    hoist: whether the work on tokens, of which only keys and values are part of
+      the recurrence, runs for the whole segment at once, before and after the
+      scan over blocks. Its activations are then kept for the backward pass,
+      whatever `remat` is.
   """
 
   config: LayerConfig
@@ -92,56 +92,47 @@ class BlockRecurrentLayer(Cell):
     return state[1]
 
   def __call__(self, state, block):
-    W, (B, T) = self.config.window, block.mask.shape
+    W = self.config.window
 
-    def body(layer, state, block):
-      return layer.recur(state, block, *layer.seen(state))
+    def body(layer, state, new):
+      n_BSD, memory = layer.seen(state)
+      return layer.recur(state, new, n_BSD, memory), memory
 
-    if T == W:
-      state, heads = remat(body, self.remat)(self, state, block)
+    past, _ = state
+    n_BTD = self.tokens.pre_norm(block.x)
+    new = self.tokens.kv(n_BTD, block.mask)
+    if block.mask.shape[1] == W:
+      state, memory = remat(body, self.remat)(self, state, new)
     else:
-      blocks = jax.tree.map(lambda a: to_blocks(a, W), block)
-      state, heads = scan_blocks(body, self, state, blocks)
-      heads = [a.reshape(B, T, -1) for a in heads]
-    return state, self.output(block, heads)
+      blocks = jax.tree.map(lambda a: to_blocks(a, W), new)
+      state, memory = scan_blocks(body, self, state, blocks)
+      memory = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), memory)
+    y_BTD = self.tokens(block.x, n_BTD, past.append(new), memory)
+    return state, y_BTD
 
   def seen(self, state):
     """Returns the normalized state vectors n_BSD, and their keys and values."""
     n_BSD = self.states.pre_norm(state[1])
     return n_BSD, self.states.kv(n_BSD)
 
-  def recur(self, state, block, n_BSD, memory: KV):
-    """Returns the state after a block, and the tokens' attention heads.
+  def recur(self, state, new: KV, n_BSD, memory: KV):
+    """Returns the state after a block.
 
     Args:
       state: the state before the block.
-      block: the tokens.
+      new: keys and values of the block's tokens.
       n_BSD, memory: results of `seen`.
-
-    Returns:
-      The state; and the results of attention to the window and to the state
-      vectors, each [B, W, H K].
     """
     past, s_BSD = state
-    n_BWD = self.tokens.pre_norm(block.x)
-    kv = past.append(self.tokens.kv(n_BWD, block.mask))
-    attention = self.tokens.attention
-    heads = (
-      attention.attend_window(n_BWD, kv),
-      attention.attend_memory(n_BWD, memory),
-    )
+    kv = past.append(new)
     s_BSD = self.update(s_BSD, n_BSD, memory, kv)
-    return (kv.last(self.config.window), s_BSD), heads
+    return kv.last(self.config.window), s_BSD
 
   def update(self, s_BSD, n_BSD, memory: KV, kv: KV):
     """Returns the state vectors after a block, unchanged if it is padding."""
     new_BSD = self.states.update(s_BSD, n_BSD, memory, kv)
     real_B = jnp.any(kv.mask[:, self.config.window :], 1)
     return jnp.where(real_B[:, None, None], new_BSD, s_BSD)
-
-  def output(self, block, heads):
-    """Returns y_BTD from the heads that `recur` returned."""
-    return self.tokens.output(block.x, *heads)
 
   def to_decode_state(self, state):
     past, s_BSD = state

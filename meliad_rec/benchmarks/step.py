@@ -85,7 +85,7 @@ def recurrent(s: StepSizes, gate: Callable, gate_config: str) -> Cell:
 def feedback(s: StepSizes) -> Cell:
   """Returns L layers with block feedback."""
   return BlockFeedback(
-    s.config, s.layers, (s.recurrent_at,), s.slots, remat='full'
+    s.config, s.layers, (s.recurrent_at,), s.slots, remat='sublayers'
   )
 
 
