@@ -107,7 +107,7 @@ def test_the_quickstart_tokenizes_once_and_says_how_to_go_on(tmp_path):
     return done.stdout.splitlines()
 
   train = (
-    '-m meliad_rec.main --gin_file=experiments/quickstart '
+    '-m meliad_rec train --gin_file=experiments/quickstart '
     "--gin_param=STORE = 'runs/quickstart_text' "
     '--workdir=runs/quickstart --dry_run'
   )
