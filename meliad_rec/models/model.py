@@ -176,6 +176,9 @@ class Model(nn.Module):
       The head's new state, and logits_BTV.
     """
     y_BTD = self.drop(self.norm(y_BTD)).astype(jnp.float32)
+    # Otherwise XLA may fuse the norm's gradient with a product over the
+    # vocabulary, which then takes twice as long on a TPU.
+    y_BTD = jax.lax.optimization_barrier(y_BTD)
     if self.head is None:
       with jax.named_scope('logits'):
         return None, self.embed.logits(y_BTD)
