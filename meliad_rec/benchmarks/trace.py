@@ -1,7 +1,7 @@
-"""Where the time of a training step goes on this machine, from a trace.
+"""Measures where the time of a training step goes, by a profiler trace.
 
-Each operation of the compiled program is an event of the trace. Kinds and
-places are those of `meliad-rec plan --by`; see planning/hlo.py.
+Each operation of the compiled program is an event of the trace. Operations have
+the same kinds and places as in `meliad-rec plan --by`; see planning/hlo.py.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from meliad_rec.planning import hlo
 from meliad_rec.planning.hlo import Label
 
 STEPS = 5
-# Their events contain those of other operations.
+# Operations that run others; the time of those counts, not their own.
 OUTER = {'while', 'conditional', 'call'}
 
 

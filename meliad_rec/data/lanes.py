@@ -23,7 +23,7 @@ import numpy as np
 from meliad_rec.data.batch import Batch
 from meliad_rec.data.documents import Documents
 
-# What to do if an entry of a saved position differs from this run.
+# Remedies, by the entry of a saved position that differs in this run.
 _REMEDIES = {
   'rows': 'Set BATCH to the saved value',
   'segment': 'Set SEGMENT to the saved value',

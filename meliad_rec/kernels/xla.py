@@ -213,7 +213,7 @@ class _Bands:
     return jax.lax.dynamic_slice_in_dim(a_S, j * self.Q, X, axis)
 
   def add(self, j, sum_BHSK, part_BHXK):
-    """Adds gradients of the keys that sub-block j sees to those of all keys."""
+    """Adds the gradients of sub-block j's keys to the sums for all keys."""
     if self.count == 1:
       return sum_BHSK + part_BHXK
     return jax.lax.dynamic_update_slice_in_dim(

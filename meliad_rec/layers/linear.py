@@ -16,8 +16,8 @@ def dot_general(
 ):
   """Returns lax.dot_general of the same arguments.
 
-  The sums are those of lax.dot_general too, and so are the gradients, except
-  for rounding. `x` contracts its last axes with the first axes of `w`.
+  Gradients equal those of lax.dot_general too, except for rounding. The last
+  axes of `x` must contract with the first axes of `w`.
   """
   (axes, first_axes), batch = dimension_numbers
   count = len(axes)

@@ -236,7 +236,7 @@ def read(text: str, depth: int | None = None) -> Program:
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-  """What an operation does, and for which part of a training step.
+  """Kind of an operation, and the part of a training step it belongs to.
 
   Attributes:
     kind: a name in KINDS, or 'arithmetic' of single elements.

@@ -260,9 +260,9 @@ def check_about(where, about, match):
   advice = {
     'tokenizer': 'Set VOCABULARY as in that run, or give another --workdir',
     'data': 'The training documents have changed, or another source was given. '
-    'Restore those of that run, or give another --workdir. A token store '
-    '(meliad-rec tokenize, with --source=code for task/code) keeps documents '
-    'as they are',
+    'Restore the documents of that run, or give another --workdir. A token '
+    'store (meliad-rec tokenize, with --source=code for task/code) keeps '
+    'documents as they are',
     'steps an update': 'Set optimizer.chain.every as in that run, or give '
     'another --workdir',
   }
