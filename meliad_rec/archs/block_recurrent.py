@@ -48,10 +48,10 @@ class BlockRecurrentLayer(Cell):
 
   Attributes:
     config, slots, gate, gate_config: see StateVectors.
-    hoist: whether the work on tokens, of which only keys and values are part of
-      the recurrence, runs for the whole segment at once, before and after the
-      scan over blocks. Its activations are then kept for the backward pass,
-      whatever `remat` is.
+    hoist: whether tokens are processed for the whole segment at once, before
+      and after the scan over blocks, rather than in it. The recurrence needs
+      only their keys and values. Their activations are then kept for the
+      backward pass, whatever `remat` is.
   """
 
   config: LayerConfig

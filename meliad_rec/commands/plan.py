@@ -97,7 +97,7 @@ def question(name: str) -> Question:
 
 
 def answer(one: Question) -> Answer:
-  """Compiles for a slice; says on stderr that compilation has begun."""
+  """Returns the plan of the training step on a slice of TPUs; takes minutes."""
   if environment.installed():
     print(f'Compiling for {one.topology} ...', file=sys.stderr)
   return ask(one)

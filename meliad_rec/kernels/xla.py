@@ -37,8 +37,8 @@ def window_attend(
 
   Args:
     inputs: see AttentionInputs.
-    dropout: one mask [H, Q, X] serves all rows and sub-blocks, as in the
-      authors' code.
+    dropout: one mask [H, Q, X] for the Q queries of a sub-block and the X keys
+      that they see; it serves all rows and sub-blocks, as in the authors' code.
     tile: queries in a sub-block; None: see default_tile. If there are fewer
       than W past keys, one sub-block takes all queries.
 

@@ -153,9 +153,9 @@ def attend(
 
 
 def rotated_pairs(relative: nn.Module | None, q_BTHK, k_BSHK, causal: bool):
-  """Returns the argument `pairs` of attention_logits.
+  """Returns one or two pairs (queries, keys), as `attention_logits` takes them.
 
-  Queries and keys are rotated by their positions, unless relative is None.
+  They are rotated by their positions, unless relative is None.
   """
   if relative is None:
     return [(q_BTHK, k_BSHK)]

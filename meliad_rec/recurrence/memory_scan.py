@@ -225,6 +225,8 @@ class _Span(NamedTuple):
 def _in_parallel(model, params, inputs, span, d_kv):
   """Computes a span's gradients: recurrent ones first, others in parallel.
 
+  The letters A and K are explained at the top of this file.
+
   Args:
     model, params, inputs: as in memory_scan.
     span: the span.
