@@ -1,9 +1,9 @@
-"""Block feedback: every layer also reads the state vectors.
+"""Block feedback: every layer also attends to the state vectors.
 
 Hutchins et al. 2022, section 4.4: each layer attends to the state vectors that
 the recurrent layer had after the previous block. The layers up to the recurrent
-one therefore run block by block. The layers above it, whose outputs do not feed
-back, read the whole segment at once.
+one therefore run block by block. The layers above the recurrent one, whose
+outputs do not feed back, read the whole segment at once.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,10 @@ from meliad_rec.models.cell import to_blocks
 
 
 class ReadingLayer(nn.Module):
-  """Layer that attends to its window and to memory. State: the window's KV."""
+  """Layer that attends to its window and to the state vectors of another layer.
+
+  State: keys and values of the last `window` tokens.
+  """
 
   config: LayerConfig
 
@@ -42,7 +45,9 @@ class ReadingLayer(nn.Module):
 
 
 class BlockFeedback(Cell):
-  """State: a window cache for each layer, with state vectors if recurrent.
+  """State: keys and values of the last `window` tokens, for each layer.
+
+  The states of recurrent layers also hold state vectors.
 
   Attributes:
     config: sizes and choices.
@@ -50,8 +55,8 @@ class BlockFeedback(Cell):
     recurrent_at: indices of the recurrent layers; negative ones count from the
       top. All layers read the state vectors of the last one.
     slots, gate, gate_config: see block_recurrent.StateVectors.
-    layer_drop: probability that each layer is skipped in a training step; its
-      state is still updated.
+    layer_drop: probability that each layer is skipped in a training step; the
+      layer's state is still updated.
   """
 
   config: LayerConfig
@@ -121,13 +126,16 @@ class BlockFeedback(Cell):
     return (*scanned, *rest), y_BTD
 
   def recur(self, state, block):
-    """Runs a block up to the layer whose state vectors feed back.
+    """Runs one block through the layers up to the last recurrent one.
 
-    That layer stops after its keys and values; `__call__` does the rest.
+    The state vectors of the last recurrent layer feed back. Here it computes
+    its new state; `__call__` computes its outputs.
 
     Returns:
-      The new states of these layers; and a tuple of that layer's inputs, their
-      `pre_norm`, keys and values, and the memory that all layers read.
+      The new states of these layers; and a tuple (x_BWD, n_BWD, new, memory):
+      the inputs of the last recurrent layer, their `pre_norm`, their keys and
+      values, and the keys and values of the state vectors before the block,
+      which all layers read.
     """
     fed_back, s = self.layers[self.last], state[self.last]
     n_BSD, memory = fed_back.seen(s)
@@ -146,18 +154,21 @@ class BlockFeedback(Cell):
     read: Callable = lambda layer, s, b, m: layer(s, b, m),
     recur: Callable = lambda layer, s, b: layer(s, b),
   ):
-    """Runs layers one after another; each plain layer reads the memory.
+    """Runs some of the layers, one after another.
 
     Args:
-      places: indices of the layers.
+      places: indices of the layers to run.
       state: states of all layers, by index.
-      block: input of the first of these layers.
-      memory: keys and values of the state vectors that feed back.
-      read: calls a plain layer.
-      recur: calls a recurrent layer.
+      block: input of the first layer to run.
+      memory: keys and values of the state vectors that feed back. Layers that
+        are not recurrent read them.
+      read: (layer, its state, block, memory) -> (new state, y_BTD), for layers
+        that are not recurrent.
+      recur: (layer, its state, block) -> (new state, y_BTD), for recurrent
+        layers.
 
     Returns:
-      The new states of these layers, and the outputs of the last one.
+      The new states of the layers that ran, and the outputs of the last one.
     """
     new = []
     for i in places:
@@ -193,7 +204,11 @@ class BlockFeedback(Cell):
     return self.map_recurrent('to_segment_state', decode_state)
 
   def map_recurrent(self, method: str, state):
-    """Applies a method of the recurrent layers to their states."""
+    """Applies a method of each recurrent layer to its state.
+
+    Returns:
+      The states of all layers; those of other layers are unchanged.
+    """
     return tuple(
       getattr(layer, method)(s) if i in self.places else s
       for i, (layer, s) in enumerate(zip(self.layers, state, strict=True))

@@ -48,10 +48,10 @@ class BlockRecurrentLayer(Cell):
 
   Attributes:
     config, slots, gate, gate_config: see StateVectors.
-    hoist: whether tokens are processed for the whole segment at once, before
-      and after the scan over blocks, rather than in it. The recurrence needs
-      only their keys and values. Their activations are then kept for the
-      backward pass, whatever `remat` is.
+    hoist: whether all tokens of a segment are processed at once, and only the
+      state vectors block by block. The update of the state vectors needs only
+      the keys and values of the tokens. If True, the activations of the tokens
+      are kept for the backward pass, whatever `remat` is.
   """
 
   config: LayerConfig
@@ -129,7 +129,11 @@ class BlockRecurrentLayer(Cell):
     return kv.last(self.config.window), s_BSD
 
   def update(self, s_BSD, n_BSD, memory: KV, kv: KV):
-    """Returns the state vectors after a block, unchanged if it is padding."""
+    """Returns the state vectors after a block.
+
+    They are unchanged in rows where the whole block is padding. The arguments
+    are those of StateVectors.update.
+    """
     new_BSD = self.states.update(s_BSD, n_BSD, memory, kv)
     real_B = jnp.any(kv.mask[:, self.config.window :], 1)
     return jnp.where(real_B[:, None, None], new_BSD, s_BSD)
@@ -174,17 +178,18 @@ class BlockRecurrentLayer(Cell):
 
 
 class StateVectors(nn.Module):
-  """The S state vectors and their update, the horizontal direction.
+  """The S state vectors of a layer, and their update after each block.
 
   State vectors attend to themselves and to the tokens of the previous block and
-  this one, and pass through gates.
+  this one, and pass through gates. Hutchins et al. 2022 call this update the
+  horizontal direction.
 
   Attributes:
     config: sizes and choices, the same as for tokens.
     slots: number of state vectors S.
-    gate: a gate of gates.py; section 3.3.
+    gate: a gate of gates.py (section 3.3 of the paper).
     gate_config: 'dual' (attention, gate, MLP, gate), 'single' (attention, MLP,
-      gate) or 'skip' (attention, gate); section 3.5.
+      gate) or 'skip' (attention, gate); see section 3.5 of the paper.
   """
 
   config: LayerConfig
@@ -231,7 +236,7 @@ class StateVectors(nn.Module):
     self.initial_states_SD = self.param('first', init, shape)
 
   def initial_states(self, batch: int):
-    """Returns the learned initial state vectors, s_BSD float32."""
+    """Returns the learned initial state vectors of each row, s_BSD float32."""
     shape = batch, *self.initial_states_SD.shape
     return jnp.broadcast_to(self.initial_states_SD, shape)
 
@@ -250,9 +255,12 @@ class StateVectors(nn.Module):
     Args:
       s_BSD: state vectors before the block.
       n_BSD: their `pre_norm`.
-      kv_states: their `kv`, which the tokens read too. Computing it twice would
-        cost as much as a gate, since XLA never merges the two backward passes.
-      kv_tokens: keys and values of the previous block and this one.
+      kv_states: keys and values of the state vectors, from `kv`. Tokens read
+        them too, so they are computed once, outside of this method. Computing
+        them twice would cost as much as a gate, since XLA never merges the two
+        backward passes.
+      kv_tokens: keys and values of the tokens of the previous block and this
+        one.
     """
     h = self.attention.project(
       s_BSD,

@@ -36,7 +36,10 @@ class Composition(nn.Module):
 
 
 class WeightedSum(Composition):
-  """Sum of all layers with learned weights that add up to 1: equation 1."""
+  """Weighted sum of the embedding and of the outputs of all layers.
+
+  The weights are learned, and add up to 1. Fan et al. 2020, equation 1.
+  """
 
   @nn.compact
   def __call__(self, hidden):
@@ -44,14 +47,19 @@ class WeightedSum(Composition):
 
 
 class Average(Composition):
-  """Mean of all layers, including the embedding."""
+  """Mean of the embedding and of the outputs of all layers."""
 
   def __call__(self, hidden):
     return [sum(hidden) / len(hidden)]
 
 
 class OneLayer(Composition):
-  """Output of one layer: -1 is the top, 0 the embedding."""
+  """Output of one layer.
+
+  Attributes:
+    layer: index of the layer: -1 is the top layer, 1 the lowest, and 0 stands
+      for the embedding.
+  """
 
   layer: int = -1
 
@@ -66,9 +74,10 @@ class OneLayer(Composition):
 
 
 class OwnAndBelow(Composition):
-  """For each layer, a weighted sum of its output and the outputs below it.
+  """Weighted sum, for each layer, of its output and of the outputs below it.
 
-  The paper's "recurrent" Transformer: nothing comes from the layers above.
+  The embedding counts as the lowest output. In this "recurrent" Transformer of
+  Fan et al. 2020, a layer reads nothing that comes from layers above it.
   """
 
   def arrays(self, layers):
@@ -91,8 +100,8 @@ class FeedbackDecodeState(struct.PyTreeNode):
   """State while decoding token by token.
 
   Attributes:
-    memory: the memory.
-    kv: its keys and values, followed by zeros for the next token.
+    memory: the memory that the last `window` tokens wrote.
+    kv: keys and values of this memory, followed by zeros for the next token.
   """
 
   memory: Memory

@@ -1,10 +1,11 @@
-"""Temporal Latent Bottleneck: an encoder in chunks, with a memory between them.
+"""Temporal Latent Bottleneck: a memory passed from chunk to chunk of a text.
 
-Didolkar et al. 2022; "Investigating Recurrent Transformers with Dynamic Halt"
-(2024; here the dynamic-halt paper), algorithms 2 and 4. In the Temporal Latent
-Bottleneck (TLB) the encoder is a stack of layers with separate parameters
-(transformer.EncoderLayers). In GUTLB it is one gated layer that is repeated
-until it halts (universal.Universal).
+Didolkar et al. 2022; algorithms 2 and 4 of "Investigating Recurrent
+Transformers with Dynamic Halt" (Ray Chowdhury and Caragea 2024). An encoder
+reads each chunk and the memory. In the Temporal Latent Bottleneck (TLB) it is a
+stack of layers with separate parameters (transformer.EncoderLayers). In the
+gated universal form (GUTLB) it is one gated layer that is repeated until it
+halts (universal.Universal).
 """
 
 from flax import linen as nn
@@ -22,7 +23,10 @@ from meliad_rec.models.cell import to_blocks
 
 
 def zeros(rng, shape, dtype=jnp.float32):
-  """Initializes memory slots with zeros, like the dynamic-halt paper's code."""
+  """Returns zeros, the initial memory slots of Ray Chowdhury and Caragea 2024.
+
+  The arguments are those of a JAX initializer; `rng` is not used.
+  """
   del rng
   return jnp.zeros(shape, dtype)
 
@@ -30,8 +34,8 @@ def zeros(rng, shape, dtype=jnp.float32):
 class LatentBottleneck(Cell):
   """State: S memory slots, [B, S, D] float32; the initial ones are learned.
 
-  Chunks are the blocks of this cell. If a chunk of a row is all padding, the
-  memory of that row does not change.
+  The blocks of this cell are called chunks. If a chunk of a row is all padding,
+  the memory of that row does not change.
 
   Attributes:
     config: sizes and choices of the layers that write to the memory.
@@ -39,11 +43,11 @@ class LatentBottleneck(Cell):
       memory.
     slots: number of memory slots S.
     writers: number of layers that write to the memory.
-    chunk: number of tokens of a chunk W; None: each call is one chunk, see
-      Chunks.
-    slots_init: initializer of the initial slots. The code of the dynamic-halt
-      paper has zeros (see `zeros`), but slots that begin equal stay equal,
-      unless dropout makes them differ.
+    chunk: number of tokens of a chunk W. None means that each call reads one
+      chunk of any length, as the cell `Chunks` requires.
+    slots_init: initializer of the initial slots. The code of Ray Chowdhury and
+      Caragea 2024 has zeros (see `zeros`), but slots that begin equal stay
+      equal, unless dropout makes them differ.
   """
 
   config: EncoderConfig
@@ -135,11 +139,11 @@ class Chunks(Cell):
   Attributes:
     cell: a cell that takes any number of tokens.
     length: maximum number of tokens of a chunk. The segment is cut into as few
-      chunks as possible, all equally long, as in the code of the dynamic-halt
-      paper. Their length thus depends on that of the segment: with a maximum
-      of 100 it is 86 for 512 tokens and 94 for 1,024.
+      chunks as possible, all equally long, as in the code of Ray Chowdhury and
+      Caragea 2024. Their length thus depends on that of the segment: with a
+      maximum of 100 it is 86 for 512 tokens and 94 for 1,024.
     count: number of chunks, whatever the length of the segment. Set either
-      `length` or `count`. TLB-FR of that paper has 5 chunks.
+      `length` or `count`. The model TLB-FR of the same paper has 5 chunks.
   """
 
   cell: Cell

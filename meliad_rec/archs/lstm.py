@@ -15,14 +15,15 @@ from meliad_rec.models.cell import Cell
 
 
 class LSTM(Cell):
-  """State: the cell and the hidden vector, [B, D] float32.
+  """State: the cell vector and the hidden vector, each [B, D] float32.
 
   There is no residual connection.
 
   Attributes:
     d_model: width of inputs and outputs.
     dropout: rate of dropout on inputs.
-    dtype: dtype of activations and products; gates are float32.
+    dtype: dtype of activations and of the operands of products; gates are
+      float32.
   """
 
   d_model: int
@@ -58,16 +59,18 @@ class LSTM(Cell):
 
 @jax.custom_vjp
 def recur(kernel_DF, state, z_BTF, mask_BT):
-  """Steps through a segment; padding leaves the state unchanged.
+  """Runs the LSTM over a segment; padding leaves the state unchanged.
 
   Args:
-    kernel_DF: matrix from the hidden vector to the gates.
+    kernel_DF: matrix from the hidden vector to the three gates and the new
+      values; F = 4 D.
     state: cell and hidden vectors, c_BD and h_BD.
-    z_BTF: contribution of the tokens to the gates, before the nonlinearity.
-    mask_BT: False at padding.
+    z_BTF: contribution of the tokens to the gates and the new values, before
+      the nonlinearity.
+    mask_BT: bool, False at padding.
 
   Returns:
-    The state after the segment, and h_BTD.
+    The state after the segment; and h_BTD, the hidden vector after each token.
   """
   return forward(kernel_DF, state, z_BTF, mask_BT)[0]
 
@@ -90,10 +93,14 @@ def forward(kernel_DF, state, z_BTF, mask_BT):
 
 
 def backward(residuals, gradients):
-  """Returns the gradients of `recur`.
+  """Returns the gradients of the arguments of `recur`; None for the mask.
 
-  The gradient of the kernel is one product after the scan. In the gradient that
-  JAX derives from the scan, each step would add to it.
+  One product after the scan computes the gradient of the kernel. If JAX derived
+  it from the scan, each step would compute a product and add it.
+
+  Args:
+    residuals: the second result of `forward`.
+    gradients: the gradients of the results of `recur`.
   """
   kernel_DF, steps, mask_TB = residuals
   d_state, d_y_BTD = gradients
@@ -121,7 +128,14 @@ recur.defvjp(forward, backward)
 
 
 def update(z_BF, c_BD, h_BD, mask_B):
-  """Returns the next state; z_BF are the gates before their nonlinearity."""
+  """Returns the cell and hidden vectors after one token.
+
+  Args:
+    z_BF: gates and new values before their nonlinearity; F = 4 D.
+    c_BD: cell vectors before the token.
+    h_BD: hidden vectors before the token.
+    mask_B: bool, False at padding, which leaves both vectors unchanged.
+  """
   i, f, new, o = jnp.split(z_BF, 4, -1)
   next_c_BD = jax.nn.sigmoid(f) * c_BD + jax.nn.sigmoid(i) * jnp.tanh(new)
   next_h_BD = jax.nn.sigmoid(o) * jnp.tanh(next_c_BD)
@@ -130,12 +144,18 @@ def update(z_BF, c_BD, h_BD, mask_B):
 
 
 def product(subscripts, a, b):
-  """Returns an einsum, summed in float32."""
+  """Returns the einsum of two arrays, with sums and result in float32."""
   return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
 
 
 def per_gate(init: Callable) -> Callable:
-  """Returns an initializer (rng, D) -> [D, 4 D]: one matrix for each gate."""
+  """Returns an initializer (rng, D) -> [D, 4 D] of four square matrices.
+
+  They compute the three gates and the new values, side by side.
+
+  Args:
+    init: initializer of each matrix.
+  """
 
   def draw(rng, D):
     kernels = [init(r, (D, D)) for r in jax.random.split(rng, 4)]
@@ -145,5 +165,9 @@ def per_gate(init: Callable) -> Callable:
 
 
 def initial_bias(_, D):
-  """Returns [4 D]: 1 for forget gates, so that new cells remember; else 0."""
+  """Returns the initial biases of the gates and the new values, [4 D].
+
+  They are 1 for the forget gate, so that a new model remembers, and 0 for the
+  others.
+  """
   return jnp.zeros((4, D)).at[1].set(1).reshape(-1)

@@ -1,12 +1,13 @@
 """Memorizing Transformer layer (Wu et al. 2022, section 3).
 
 Each token attends to its window and to the nearest of many older keys, which
-get no gradients; a gate for each head mixes the two. There are two differences
-from google-research/meliad. Its layer has no position bias, even within the
-window; here the config sets one, which options/memorizing/position_none
-removes. Its search takes the best key of each of several buckets; the search
-here finds the lowest score that a query attends to (see `recall_target`).
-Letters of this file: N tiles of Q queries.
+get no gradients; a gate for each head mixes the two results. There are two
+differences from google-research/meliad. The layer of meliad has no position
+bias, even within the window; here the config sets one, which
+options/memorizing/position_none removes. The search of meliad takes the best
+key of each of several buckets; here a query attends to every key whose score is
+at least that of the last of the nearest keys. Letters of this file: N tiles of
+Q queries.
 """
 
 import functools
@@ -28,23 +29,24 @@ from meliad_rec.models.cell import Resettable
 
 
 class MemorizingLayer(Cell):
-  """State: the window's keys and values, and a Ring of older ones.
+  """State: the window's keys and values, and a ring buffer of older ones.
 
   Attributes:
     config: sizes and choices.
     memory: number of tokens before its block that a token may recall; a
       multiple of the window.
     neighbors: number of recalled keys that a query attends to: those with the
-      highest scores, plus any that tie with the last. None attends to all.
+      highest scores, plus any that tie with the last. None means all keys.
     room: maximum number of tokens written to the ring at once, a multiple of
       the window; the ring holds memory + room tokens. Longer segments are cut
       into parts, and the backward pass keeps a copy of the ring for each part.
-    recall_target: share of the highest scores, above 0 and up to 1, that an
-      approximate search, jax.lax.approx_max_k, should find. It is faster on a
-      TPU than the exact search that None selects. A query attends to every key
-      that scores at least as high as the last of the `neighbors` found,
-      including keys that the search missed. It may thus attend to more than
-      `neighbors` keys, but never misses one of the nearest.
+    recall_target: share of the highest scores that an approximate search,
+      jax.lax.approx_max_k, should find; it is above 0 and at most 1. None
+      selects an exact search, which is slower on a TPU. After an approximate
+      search, a query attends to every key that scores at least as high as the
+      last of the `neighbors` keys found, including keys that the search missed.
+      A query may thus attend to more than `neighbors` keys, but never misses
+      one of the nearest.
     tile: maximum number of queries compared with the ring at once.
   """
 
@@ -119,7 +121,7 @@ class MemorizingLayer(Cell):
     return (past.last(self.config.window), ring), y_BTD
 
   def recall(self, q_BTHK, ring: 'Ring'):
-    """Returns the result of attention to memory, [B, T, H, K].
+    """Returns the result of attention to the ring, [B, T, H, K].
 
     Args:
       q_BTHK: scaled queries of the newest T tokens in the ring.
@@ -133,7 +135,7 @@ class MemorizingLayer(Cell):
     def attend(q_BHQK, since):
       """Computes attention for Q queries whose block began `since` tokens ago.
 
-      Ages are counted from the newest token in the ring.
+      `since` is counted back from the newest token in the ring.
       """
       score = jnp.einsum(
         'bhqk,bhsk->bhqs', q_BHQK, ring.keys, preferred_element_type=jnp.float32
@@ -162,7 +164,17 @@ class MemorizingLayer(Cell):
     return y_NBHQK.transpose(1, 0, 3, 2, 4).reshape(q_BTHK.shape)
 
   def least(self, score_BHQS):
-    """Returns the lowest score that each query attends to: [B, H, Q, 1]."""
+    """Returns the lowest score at which each query attends to a key.
+
+    It lies halfway between the score of the last of the `neighbors` best keys
+    and the next score below.
+
+    Args:
+      score_BHQS: scores of all keys for Q queries.
+
+    Returns:
+      [B, H, Q, 1], without gradients.
+    """
     find = jax.lax.top_k
     if self.recall_target is not None:
       find = functools.partial(
@@ -178,9 +190,9 @@ class MemorizingLayer(Cell):
 
 
 class HeadGate(nn.Module):
-  """Mixes attention to the window (near) and to memory (far).
+  """Mixture of the results of attention to the window and to the memory.
 
-  Each head learns a gate, initially 1/2.
+  Each head learns the weight of the memory, initially 1/2.
   """
 
   @nn.compact
@@ -222,16 +234,16 @@ class Ring(Resettable):
     return self.hide(start_B)
 
   def hide(self, rows_B) -> 'Ring':
-    """Returns the ring with all keys of these rows masked."""
+    """Returns the ring with all keys masked in rows where rows_B is True."""
     rows = rows_B.reshape(-1, *[1] * (self.mask.ndim - 1))
     return self.replace(mask=self.mask & ~rows)
 
   def write(self, new: KV, block: int) -> 'Ring':
-    """Returns the ring after more tokens.
+    """Returns the ring after more tokens have been written.
 
     Args:
-      new: the tokens: whole blocks, or one token.
-      block: tokens of a block.
+      new: keys and values of the tokens: whole blocks, or a single token.
+      block: number of tokens of a block.
     """
     T, S = new.mask.shape[1], self.mask.shape[2]
     W = min(T, block)

@@ -1,4 +1,4 @@
-"""Base class of cells that read a memory which they write chunk by chunk.
+"""Base class of cells that write a memory chunk by chunk, and read it.
 
 Letters of this file: A tokens of memory before a segment, C tokens of a chunk.
 """
@@ -34,18 +34,20 @@ class Memory(struct.PyTreeNode):
 
 
 class MemoryCell(Cell, kw_only=True):
-  """State: Memory. Subclasses implement `empty`, `keys` and `read`.
+  """State: a Memory. Subclasses implement `empty`, `keys` and `read`.
 
   Attributes:
     config: sizes and choices of the layers.
     count: number of layers L.
     share_position: whether the layers share one position module.
     layer_drop: probability that each layer is skipped in a training step.
-    span: tokens that the backward pass processes at once; see memory_scan.
-      Fewer tokens need less memory, but fewer than 32 take more time.
-    remat: name in remat.POLICIES, applied to a chunk, or to a step of several
-      chunks if `by_steps`. None: 'sublayers'; policies that keep more are
-      slower, since the scan copies all that is kept. None if `parallel`.
+    span: maximum number of tokens that the backward pass processes at once; see
+      memory_scan.py. A shorter span needs less memory, but one below 32 tokens
+      takes more time.
+    remat: name in remat.POLICIES, applied to each chunk, or to each step of
+      several chunks if `by_steps`. None means 'sublayers'; policies that keep
+      more are slower, since the scan copies all that is kept. If `parallel`,
+      remat must be None.
     chunk: number of tokens C that read the same memory and write together.
     parallel: whether `read` can process any number of tokens at once, each of
       them a chunk. If True, all tokens of a row must share one dropout mask, in
@@ -87,14 +89,15 @@ class MemoryCell(Cell, kw_only=True):
     """Reads n chunks; n is 1 unless `parallel`.
 
     Args:
-      kv: keys and values of the A tokens before the first chunk, then of the n
-        chunks; the ones of the last chunk are never read and may be anything.
-      mask_BS: bool, False at padding; S = A + n C.
-      x_BTD: the n C tokens.
+      kv: keys and values of the tokens of memory before the first chunk, then
+        of the n chunks. The keys and values of the last chunk are never read,
+        and may be anything.
+      mask_BS: bool, False at padding, for the tokens of memory and the chunks.
+      x_BTD: the tokens of the n chunks.
 
     Returns:
-      The vectors that the chunks write, a pytree like Memory.written; and
-      y_BTD.
+      The vectors that the chunks write, a pytree like Memory.written; and the
+      outputs y_BTD.
     """
     raise NotImplementedError
 
@@ -102,7 +105,8 @@ class MemoryCell(Cell, kw_only=True):
     """Returns new layers; `setup` must assign them to an attribute.
 
     Raises:
-      ValueError: count is below 1, or a setting does not apply to this cell.
+      ValueError: count is below 1, compat_meliad is set, or remat is set for a
+        cell that is `parallel`.
     """
     if self.count < 1:
       raise ValueError(
@@ -172,7 +176,7 @@ class MemoryCell(Cell, kw_only=True):
         layer.attention.span.penalize(self.config.window)
 
   def pure(self, A: int) -> MemoryScanBody:
-    """Returns `keys` and `read` as functions of parameters.
+    """Returns `keys` and `read` as pure functions of the parameters.
 
     Args:
       A: tokens of memory before the segment.

@@ -58,7 +58,11 @@ class Chain(Cell, kw_only=True):
     )
 
   def run_or_drop(self, cell: Cell, state, block):
-    """Runs one cell over the segment, with LayerDrop."""
+    """Runs one cell over a segment, with LayerDrop.
+
+    Returns:
+      The new state; and y_BTD, which is block.x if the cell is skipped.
+    """
     state, y = run(cell, state, block)
     rate = 0.0 if isinstance(cell, Chain) else self.layer_drop
     return state, drop_layer(cell, rate, block.x, y)
@@ -93,9 +97,9 @@ class Repeat(Chain):
   Attributes:
     cell: the repeated cell.
     count: how many times it runs.
-    share: whether all repeats share their parameters. The losses that they sow
-      are then averaged over repeats. If False, the parameters of all repeats
-      are stacked along axis 0, and losses are summed.
+    share: whether all repeats share their parameters. If True, the losses that
+      the repeats sow are averaged. If False, these losses are summed, and the
+      parameters of all repeats are stacked along axis 0.
     layer_drop: see Chain.
   """
 
@@ -169,7 +173,12 @@ class Repeat(Chain):
 
 
 class Stack(Chain):
-  """State: a tuple of the cells' states."""
+  """State: a tuple of the cells' states.
+
+  Attributes:
+    cells: the cells in order; the first reads the input.
+    layer_drop: see Chain.
+  """
 
   cells: tuple[Cell, ...]
 
@@ -238,8 +247,8 @@ def layers(
       ones count from the top, which is -1.
     scan: whether consecutive layers of the same kind become one `Repeat`.
     layer_drop: probability that each layer is skipped in a training step.
-    position: makes one position module that all ordinary layers share; None:
-      each layer makes its own.
+    position: makes one position module that all ordinary layers share. None
+      means that each layer makes its own.
 
   Raises:
     ValueError: there are no layers; only one of special and special_at is
@@ -275,7 +284,7 @@ def layers(
 
 
 def special_places(count: int, places: tuple[int, ...]) -> tuple[int, ...]:
-  """Returns the indices of special layers, from 0 and sorted.
+  """Returns the sorted indices of special layers, counted from 0.
 
   Args:
     count: number of layers.

@@ -35,25 +35,26 @@ from meliad_rec.recurrence.memory_scan import slice_tokens
 class Staircase(MemoryCell):
   """State: the inputs of all layers in passes 1 to M - 1 of older chunks.
 
-  If M < N, the state also holds the outputs of frozen chunks. The authors' code
-  stores the outputs of layers in place of their inputs. With inputs, the
-  results do not depend on how a document is split, except for rounding.
+  A chunk is frozen after M of N passes, which are numbered from 0. If M < N,
+  the state also holds the outputs of frozen chunks. The authors' code stores
+  the outputs of layers in place of their inputs. With inputs, the results do
+  not depend on how a document is split, except for rounding.
 
   Attributes:
-    config: sizes and choices of the layers; the window is N C tokens, the
-      paper's step size. Dropout is as in LayerConfig, with one exception: if
-      segments are read chunk by chunk, the normalized vectors of older chunks
-      have no dropout.
+    config: sizes and choices of the layers; the window is the tokens of N
+      chunks, the paper's step size. Dropout is as in LayerConfig, with one
+      exception: if segments are read chunk by chunk, the normalized vectors of
+      older chunks have no dropout.
     count, share_position, layer_drop, span: see MemoryCell.
     passes: number of passes N.
-    live: number of passes M after which a chunk is frozen; None: N.
+    live: number of passes M after which a chunk is frozen; None means N.
     diagonal: whether segments are read in steps of several chunks (see
-      run_diagonal) instead of chunk by chunk. None: only if M > 1, N <= 2 M and
-      the segment has M - 1 chunks or more. True: always; a segment of fewer
-      than M - 1 chunks is then an error, except for a single chunk outside of
-      training, such as the end of a prompt. Steps have larger matrix products,
-      but with N > 2 M the frozen chunks copied for each step would take most of
-      the memory.
+      run_diagonal) instead of chunk by chunk. None means that they are if
+      M > 1, N <= 2 M and the segment has M - 1 chunks or more. With True, a
+      segment of fewer than M - 1 chunks is an error, except for a single chunk
+      outside of training, such as the end of a prompt. Steps have larger matrix
+      products, but with N > 2 M the frozen chunks copied for each step would
+      take most of the memory.
   """
 
   passes: int
@@ -119,8 +120,8 @@ class Staircase(MemoryCell):
       if self.diagonal and (self.chunk < T or self.has_rng('dropout')):
         raise ValueError(
           f'With diagonal = True, a segment must have at least {least} tokens '
-          f'(live - 1 chunks), got {T}. Increase SEGMENT, or remove '
-          'staircase.Staircase.diagonal.'
+          f'({self.live_passes - 1} chunks of {self.chunk}), got {T}. Increase '
+          'SEGMENT, or remove staircase.Staircase.diagonal.'
         )
     return super().__call__(state, block)
 
@@ -154,7 +155,7 @@ class Staircase(MemoryCell):
     return self.to_write(inputs, y_BCD), y_BCD
 
   def to_write(self, inputs, y_BCD):
-    """Returns the vectors that a chunk writes to memory.
+    """Returns the vectors that a chunk writes: a pytree like Memory.written.
 
     Args:
       inputs: inputs of each layer in each pass, as inputs[pass][layer].
@@ -166,6 +167,8 @@ class Staircase(MemoryCell):
 
   def older(self, kv, n: int, i: int):
     """Returns a list of (keys, values) of older chunks, oldest first.
+
+    They are the ones that a new chunk attends to in one layer of one pass.
 
     Args:
       kv: results of `keys` for the memory.
@@ -193,19 +196,20 @@ class Staircase(MemoryCell):
 
 
 def run_diagonal(cell: Staircase, state: Memory, block):
-  """Reads a segment of T chunks, T >= M - 1, in the steps of eq. 3.
+  """Reads a segment in steps of several chunks (Ju et al. 2021, eq. 3).
 
   Step i processes chunk i in its first pass, chunk i - 1 in its second, and so
-  on, all in parallel. These are T + M - 1 steps of up to M C tokens, where
-  reading chunk by chunk takes T M steps of C tokens. Both give the same result
-  (except for dropout), but steps use fewer, larger matrix products. The first
-  M - 1 steps and the last M - 1 steps process fewer chunks of this segment. In
-  the first M - 1, these chunks also attend to live chunks of earlier segments.
+  on, all in parallel. With M passes and T chunks of C tokens, T >= M - 1, these
+  are T + M - 1 steps of up to M C tokens, where reading chunk by chunk takes
+  T M steps of C tokens. Both ways give the same result (except for dropout),
+  but the larger steps use fewer, larger matrix products. The first M - 1 steps
+  and the last M - 1 steps process fewer chunks of this segment. In the first
+  M - 1 steps, these chunks also attend to live chunks of earlier segments.
 
   The letter T counts chunks here, and X the tokens of this segment in a step.
 
   Args:
-    cell: the staircase, with M at least 1.
+    cell: the staircase, in which chunks are frozen after M passes, M >= 1.
     state: the state before the segment.
     block: the segment.
 
@@ -220,7 +224,7 @@ def run_diagonal(cell: Staircase, state: Memory, block):
   mask_BS = jnp.concatenate([state.mask_BA, block.mask], 1)
 
   def step(cell, carry, new, known=None):
-    """Runs one step, whose shapes differ at both ends of the segment."""
+    """Runs one step; steps at both ends of the segment have fewer chunks."""
     x_BXD, past = carry
     i, x_BCD = new
     x_BXD = jnp.concatenate([x_BXD, x_BCD], 1)
@@ -273,16 +277,16 @@ def _run_pass(cell, i, x_BXD, known, past, mask_BS):
 
   Args:
     cell: the staircase.
-    i: the step; its window begins N - 1 chunks before chunk i.
-    x_BXD: live chunks of this segment.
+    i: the step, from 0; it processes chunk i in its first pass.
+    x_BXD: the X tokens of the live chunks of this segment.
     known: for each layer, its inputs from the live chunks of earlier segments,
-      which precede x_BXD; None: there are none.
-    past: outputs of the frozen chunks, which precede `known`; None: there are
-      none.
-    mask_BS: False at padding, for the memory and the segment.
+      which precede x_BXD. None means that there are none.
+    past: outputs of the frozen chunks, which precede `known`. None means that
+      there are none.
+    mask_BS: bool, False at padding, for the memory and the segment.
 
   Returns:
-    The inputs of all layers, and y_BXD.
+    The inputs x_BXD of all layers, and the outputs y_BXD of the last one.
   """
   inputs = []
   for place, layer in enumerate(cell.layers):
@@ -299,10 +303,15 @@ def _run_pass(cell, i, x_BXD, known, past, mask_BS):
 
 
 def _inputs_by_step(live, C: int, M: int):
-  """Returns, by layer and step, the inputs of chunks of earlier segments.
+  """Returns the inputs of live chunks of earlier segments, by layer and step.
 
   In step i, pass p processes chunk i - p, which belongs to an earlier segment
   if p > i. It is then chunk M - 1 - p of the array [B, (M - 1 - i) C, D].
+
+  Args:
+    live: inputs of the layers, as live[pass - 1][layer], from pass 1 on.
+    C: number of tokens of a chunk.
+    M: number of passes after which a chunk is frozen.
   """
   return [
     [
@@ -319,6 +328,12 @@ def _inputs_by_pass(inputs, layers: int, C: int, M: int):
   """Returns the inputs of the last M - 1 steps as the state stores them.
 
   Undoes `_inputs_by_step`.
+
+  Args:
+    inputs: inputs of the layers, as inputs[step][layer].
+    layers: number of layers.
+    C: number of tokens of a chunk.
+    M: number of passes after which a chunk is frozen.
   """
   live = []
   for p in range(1, M):
@@ -333,7 +348,10 @@ def _inputs_by_pass(inputs, layers: int, C: int, M: int):
 
 
 def _push(past, new):
-  """Appends new tokens and drops as many of the oldest; None stays None."""
+  """Appends new tokens to the past, and drops as many of its oldest tokens.
+
+  If the past is None, the result is None.
+  """
   if past is None:
     return None
   longer = jnp.concatenate([past, new], 1)
@@ -344,14 +362,13 @@ class StaircaseDecodeState(struct.PyTreeNode):
   """State within a chunk, while decoding token by token.
 
   In each pass, a token sees no later token of its chunk. The keys of the tokens
-  read so far are therefore kept, by pass and layer, until the chunk is full. A
-  new token thus costs M passes over one token (one pass if M is 0), rather than
-  over a chunk.
+  read so far are therefore kept, by pass and layer, until the chunk is full.
+  Each pass thus processes one token at a time, rather than a chunk.
 
   Attributes:
     memory: the memory before the chunk.
     kv: keys and values, as kv[pass][layer]: C - 1 unused places, then older
-      chunks, then this chunk.
+      chunks, then this chunk, which has C tokens.
     mask_BS: bool, the tokens before the chunk, then those of the chunk; False
       at padding.
     written: the vectors that the chunk writes: like memory.written, with leaves

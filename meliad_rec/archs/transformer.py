@@ -23,7 +23,8 @@ class Encoder(Cell):
   Attributes:
     encoder: module (x_BTD, mask_BT) -> y_BTD: EncoderLayers or
       universal.Universal.
-    window: number of tokens of a block; None: a block is a whole document.
+    window: number of tokens of a block. None means that a block is a whole
+      document.
     dropout: rate of dropout on the encoder's input.
     dropout_by_row: whether each row has its own dropout mask; see
       layer_config.EncoderConfig.

@@ -45,19 +45,23 @@ INFERENCE_LOOPS = {'while': while_loop, 'compacted': compacted_loop}
 
 
 class Universal(nn.Module):
-  """A layer repeated until all units halt.
+  """A layer repeated in depth until all units halt.
+
+  A unit is what halts as a whole: a token, or all tokens of a row.
 
   Attributes:
     layer: the layer.
     steps: maximum number of steps, in training and, if eval_steps is None, in
       evaluation.
-    global_halt: whether all tokens of a row halt together (GUT), or each one on
-      its own (UT).
+    global_halt: whether all tokens of a row halt together, depending on the
+      means of their states (GUT). If False, each token halts on its own,
+      depending on its state (UT). If the layer is causal, each token halts on
+      its own in GUT too, depending on means over it and earlier tokens.
     transition: whether the halting gate reads the states before and after the
       layer (GUT), or only the state before it (UT).
-    halt: settings of halting; None: all steps run, and the last state is the
-      output.
-    eval_steps: maximum number of steps in evaluation.
+    halt: settings of halting. None means that all steps run, and the last state
+      is the output.
+    eval_steps: maximum number of steps in evaluation; None means `steps`.
     inference: name in INFERENCE_LOOPS of the loop outside of training. In
       'compacted', rows leave the batch as they halt.
     layer_drop: probability in training that a step in depth skips the layer,
@@ -119,11 +123,11 @@ class Universal(nn.Module):
     return mix(mixed_BTD, state)
 
   def loop(self, training: bool) -> Callable:
-    """Returns a loop: a function of early_exit.py."""
+    """Returns the loop to use, a function of early_exit.py."""
     return while_loop if training else INFERENCE_LOOPS[self.inference]
 
   def max_steps(self, training: bool) -> int:
-    """Returns the maximum number of steps."""
+    """Returns the maximum number of steps in training or in evaluation."""
     if training or self.eval_steps is None:
       return self.steps
     return self.eval_steps
@@ -154,14 +158,14 @@ class Universal(nn.Module):
     return Shared(params['layer'], params.get('gate'), rng)
 
   def report(self, rows: 'Rows', remainder_BU, counts: Counts, ran_B):
-    """Sows the loss of halting, its metrics, and the depth [B, U] of each unit.
+    """Sows the loss and the metrics of halting, and the depth of each unit.
 
     The loss is a mean over the units of a row that are not padding, and then
     over rows. In a cell that reads chunks, it is also a mean over the chunks of
-    a row that hold tokens.
+    a row that hold tokens. U is the number of units of a row.
 
     Args:
-      rows: the rows.
+      rows: values that all steps read.
       remainder_BU: weight that no step has given to a state.
       counts: counts of all steps.
       ran_B: number of steps computed for each row.
@@ -199,8 +203,8 @@ class Shared(struct.PyTreeNode):
 
   Attributes:
     layer: parameters of the layer.
-    gate: parameters of the halting gate; None: nothing halts.
-    rng: data of the random key of dropout; None: there is no dropout.
+    gate: parameters of the halting gate; None means that nothing halts.
+    rng: data of the random key of dropout; None means no dropout.
   """
 
   layer: dict
@@ -213,8 +217,9 @@ class Rows(struct.PyTreeNode):
 
   Attributes:
     mask_BT: bool, False at padding.
-    memory_BSD: memory slots; None: there are none.
-    max_steps_B1: int32, index of the last step that a unit may take.
+    memory_BSD: memory slots; None means that there are none.
+    max_steps_B1: int32, index of the last step that the units of a row may
+      take.
   """
 
   mask_BT: jax.Array
@@ -225,7 +230,13 @@ class Rows(struct.PyTreeNode):
   def of(cls, mask_BT, memory_BSD, causal: bool) -> 'Rows':
     """Returns Rows that allow one step more than a row has tokens.
 
-    A causal layer has no such limit, which would reveal how many tokens follow.
+    If the layer is causal, steps have no such limit, since it would reveal how
+    many tokens follow.
+
+    Args:
+      mask_BT: bool, False at padding.
+      memory_BSD: memory slots, or None.
+      causal: whether the layer is causal.
     """
     max_steps_B1 = jnp.sum(mask_BT, 1, keepdims=True, dtype=jnp.int32)
     if causal:
@@ -238,11 +249,11 @@ class DepthState(struct.PyTreeNode):
 
   Attributes:
     h_BTD: state of each token.
-    units: progress of halting.
-    p_BU: halting probability at h_BTD; None if the gate also reads the state
-      after the layer, or if nothing halts.
-    mixed_BTD: weighted sum of the states so far, float32, from which keys are
-      computed; None if all tokens halt together.
+    units: progress of each unit toward halting.
+    p_BU: halting probability of each unit at h_BTD; None if the gate also reads
+      the state after the layer, or if nothing halts.
+    mixed_BTD: weighted sum of the states before h_BTD, float32, used to compute
+      keys; None if Universal.global_halt is True.
   """
 
   h_BTD: jax.Array
@@ -256,8 +267,9 @@ class Added(struct.PyTreeNode):
 
   Attributes:
     counts: terms of the halting loss and of the depth; see Counts.
-    mixed_BTD: weighted states; None if DepthState holds their sum.
-    routes: for each router, terms of its loss; empty without experts.
+    mixed_BTD: weighted state of each token; None if DepthState holds the sum.
+    routes: for each router of experts, terms of its loss; empty without
+      experts.
   """
 
   counts: Counts
@@ -288,7 +300,8 @@ class Recurrence:
     """Returns the state and the counts before step 0.
 
     The counts hold the halting probabilities of step 0 if they are known before
-    the step, and otherwise zeros. The sums of the loop do not include them.
+    the step, and otherwise zeros. The sums of the loop do not include these
+    counts.
     """
     active_BU = rows.mask_BT
     if self.global_halt and not self.layer.config.causal:
@@ -303,18 +316,18 @@ class Recurrence:
     return DepthState(x_BTD, units, p_BU, mixed_BTD), counts
 
   def active(self, state: DepthState):
-    """Returns which rows have units that continue, [B] bool."""
+    """Returns bool [B], True at rows that have units that continue."""
     return state.units.active_B
 
   def changed(self, added: Added):
-    """Returns the rows in which a unit took its new state, [B] bool."""
+    """Returns bool [B], True at rows in which a unit took its new state."""
     return jnp.any(added.counts.depth > 0, 1)
 
   def step(self, shared: Shared, rows: Rows, l, state: DepthState):
     """Returns the state after step l, and the values that the step adds.
 
     Args:
-      shared, rows: values that all steps share.
+      shared, rows: values that steps read but do not change.
       l: int, the step, from 0.
       state: the state before the step.
     """
@@ -348,9 +361,10 @@ class Recurrence:
     return state, Added(counts, None, routes)
 
   def run_layer(self, shared, rows, l, state):
-    """Returns the layer's output, and the collection 'routes' that it sows.
+    """Returns the layer's output in step l, and the collection 'routes'.
 
-    If each token halts on its own, keys are computed from the output so far.
+    The routers of the layer's experts sow 'routes'. Unless `global_halt`, keys
+    are computed from the output so far (see `mix`).
     """
     rngs, source_BTD, key = {}, None, None
     if shared.rng is not None:
@@ -377,7 +391,7 @@ class Recurrence:
     """Returns halting probabilities p_BU.
 
     Args:
-      shared, rows: values that all steps share.
+      shared, rows: values that steps read but do not change.
       *h_BTD: a state, or the states before and after the layer.
     """
     if self.global_halt:
@@ -389,8 +403,8 @@ class Recurrence:
     """Computes the halting probabilities of step l before the step.
 
     Returns:
-      The units, no longer active if step l would halt them; p_BU; and counts
-      that hold p_BU.
+      The units, no longer active if step l would halt them; the probabilities
+      p_BU; and counts that hold p_BU.
     """
     p_BU = self.ask(shared, rows, h_BTD)
     counts = self.count_asked(self.zero_counts(units), p_BU, units, l)
@@ -410,11 +424,11 @@ class Recurrence:
 
 
 def mix(mixed_BTD, state: DepthState):
-  """Returns y_BTD, the output as if this state were the last.
+  """Returns y_BTD, the output if the given state is the last one.
 
   Args:
-    mixed_BTD: weighted sum of the states before it.
-    state: the state.
+    mixed_BTD: weighted sum of the states before `state`.
+    state: the last state.
   """
   last_BTD = state.units.remainder[..., None] * state.h_BTD.astype(jnp.float32)
   return (mixed_BTD + last_BTD).astype(state.h_BTD.dtype)

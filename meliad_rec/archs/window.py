@@ -1,8 +1,8 @@
 """Layers that attend to a window: sliding, Transformer-XL, and vanilla.
 
 Hutchins et al. 2022, section 3. `WindowLayer` is a Transformer-XL if a segment
-is as long as the window, and the paper's Sliding Window model if it is longer.
-Tokens of a `VanillaLayer` see nothing before their block.
+is as long as the window, and the paper's Sliding Window model if a segment is
+longer. Tokens of a `VanillaLayer` see nothing before their block.
 """
 
 from flax import linen as nn
@@ -19,7 +19,8 @@ class WindowLayer(Cell):
 
   Attributes:
     config: sizes and choices.
-    position: position module that layers share; None: the layer makes its own.
+    position: position module that layers share. None means that the layer makes
+      its own.
   """
 
   config: LayerConfig

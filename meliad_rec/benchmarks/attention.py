@@ -35,7 +35,7 @@ class AttentionCost:
   Attributes:
     times: seconds of each call, for each of WAYS.
     ratios: times divided by the times of the baseline, for each of WAYS.
-    temporary_bytes: temporary memory of forward and backward.
+    temporary_bytes: bytes of temporary memory of forward and backward passes.
   """
 
   times: dict[str, Times]
@@ -55,7 +55,7 @@ class AttentionCost:
 def measure(
   setting: forms.AttentionSizes, rounds: int
 ) -> dict[str, AttentionCost]:
-  """Measures each form of forms_here() on this machine."""
+  """Returns the cost of each form of forms_here(), measured on this machine."""
   names = forms.forms_here()
   keys = jax.random.split(jax.random.key(0), len(setting.shapes()))
   given = [_draw(*each) for each in zip(keys, setting.shapes(), strict=True)]
@@ -77,7 +77,11 @@ def measure(
 
 
 def estimate(setting: forms.AttentionSizes, name: str) -> dict[str, Estimate]:
-  """Estimates each form on one device of a slice, such as 'v5e:2x2'.
+  """Returns the estimated cost of each form on one device of a slice of TPUs.
+
+  Args:
+    setting: one of SETTINGS.
+    name: name of the slice, such as 'v5e:2x2'.
 
   Raises:
     ValueError: there is no such slice, or libtpu is missing or of another

@@ -1,12 +1,13 @@
 """The process that compiles for `attention.estimate`; prints rows as JSON.
 
-Arguments: names of the slice and the setting, and a folder for schedules. An
-error that a user can correct is printed as {'mistake': a sentence}.
+Its arguments are the names of the slice and of the setting, and a folder for
+schedules. An error that a user can correct is printed as {'mistake': sentence}.
 
 XLA estimates no cycles for Pallas kernels, but libtpu can write the schedule of
-each kernel to a folder: a line for every cycle with instructions, and a branch
-back for every loop. Code under a condition counts as executed. The result is
-the cycles of a chip that never waits for its memory.
+each kernel to a folder. A schedule has a line for every cycle with
+instructions, and a branch back for every loop. Code under a condition counts as
+executed. The cycles of a kernel are those of a chip that never waits for its
+memory.
 """
 
 import dataclasses
@@ -38,10 +39,10 @@ class Estimate:
   """Estimated cost of one form on a TPU.
 
   Attributes:
-    cycles: XLA's estimates, for each of WAYS.
+    cycles: XLA's estimates of cycles, for each of WAYS.
     kernels: upper bound for the cycles of Pallas kernels, for each of WAYS.
     clock: cycles per second.
-    temporary_bytes: temporary memory of forward and backward.
+    temporary_bytes: bytes of temporary memory of forward and backward passes.
   """
 
   cycles: dict[str, int]
@@ -66,10 +67,10 @@ class Estimate:
 def rows(
   name: str, setting: forms.AttentionSizes, folder: str
 ) -> dict[str, Estimate]:
-  """Returns an estimate for each form.
+  """Returns an estimate for each form, by name.
 
   Args:
-    name: slice to compile for.
+    name: name of the slice to compile for, such as 'v5e:2x2'.
     setting: sizes of the arrays.
     folder: folder to which libtpu writes schedules; see `flags`.
   """
@@ -101,7 +102,7 @@ def rows(
 
 
 def flags(folder: str) -> list[str]:
-  """Returns flags with which libtpu writes schedules to a folder."""
+  """Returns flags of libtpu that make it write schedules to a folder."""
   return [
     f'--xla_jf_dump_to={folder}',
     '--xla_jf_dump_llo_text=true',
@@ -111,6 +112,10 @@ def flags(folder: str) -> list[str]:
 
 def read_cycles(folder: str | Path, name: str) -> dict[str, int]:
   """Returns the cycles of each kernel with this prefix, by its full name.
+
+  Args:
+    folder: folder with the schedules; see `flags`.
+    name: prefix of the kernels' names.
 
   Raises:
     ValueError: there is no such kernel, or its schedule cannot be read; see
@@ -133,9 +138,12 @@ def read_cycles(folder: str | Path, name: str) -> dict[str, int]:
 def cycles(schedule: str) -> int:
   """Returns the cycles of a kernel that runs its grid steps in one loop.
 
+  Args:
+    schedule: text of the kernel's schedule.
+
   Raises:
     ValueError: the schedule has no loop, or does not compare a counter of the
-      loop with a constant, from which the number of iterations is read.
+      loop with a constant, which would tell the number of iterations.
   """
   last, loops, compared = 0, [], {}
   for line in schedule.splitlines():

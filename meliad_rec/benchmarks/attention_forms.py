@@ -1,10 +1,11 @@
-"""Implementations of windowed attention to compare, with one signature.
+"""Implementations (forms) of windowed attention to compare.
 
-Each gets queries q_BTF, keys k_BSF and values v_BSF with merged heads, as
-projections return them, and mask_BS, bias_HW and scale_H. F is H K, S is W + T,
-and W the window. Keys of the previous window are already normalized, and keys
-of the queries' own tokens are not. Our kernels normalize these keys as they
-read them; the other forms need a separate pass.
+Each form is measured as a program that gets queries q_BTF, keys k_BSF and
+values v_BSF with merged heads, as projections return them, and mask_BS, bias_HW
+and scale_H. Here F is H K, and S is W + T for a window of W keys. Keys of the
+previous window are already normalized, and keys of the queries' own tokens are
+not. Our kernels normalize the latter as they read them; the other forms need a
+separate pass.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ class AttentionSizes:
   dtype: str
 
   def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the shapes of a form's arguments."""
+    """Returns the shapes and dtypes of the arguments of a form's programs."""
     B, T, W = self.rows, self.tokens, self.window
     F, S = self.num_heads * self.head_dim, self.window + self.tokens
     shape = jax.ShapeDtypeStruct
@@ -58,7 +59,10 @@ WAYS = 'forward', 'forward+backward'
 
 
 def whole_blocks(inputs: AttentionInputs):
-  """Attends in blocks of W queries by X = 2 W keys, with a bias per pair."""
+  """Attends in blocks of W queries by X = 2 W keys.
+
+  The bias is an array with a number for each pair of query and key.
+  """
   (B, T, H, K), W = inputs.q_BTHK.shape, inputs.window
   n = T // W
   blocks = lambda a: a.reshape(B, -1, W, *a.shape[2:])
@@ -117,12 +121,12 @@ def splash(inputs: AttentionInputs):
 
 
 def blocked(inputs: AttentionInputs):
-  """Calls our attention without kernels."""
+  """Calls this package's attention, without kernels."""
   return window_attention(inputs, form='xla')
 
 
 def gpu_kernels(inputs: AttentionInputs):
-  """Calls our kernels for GPU."""
+  """Calls this package's attention, with its kernels for GPU."""
   return window_attention(inputs, form='gpu')
 
 
@@ -139,7 +143,7 @@ GPU_FORMS = FORMS | {'our GPU kernels': gpu_kernels}
 
 
 def forms_here() -> dict:
-  """Returns the forms that run on this machine."""
+  """Returns the forms that run on this machine, by name."""
   match jax.default_backend():
     case 'tpu':
       return TPU_FORMS
@@ -150,7 +154,12 @@ def forms_here() -> dict:
 
 
 def programs(form: str, setting: AttentionSizes):
-  """Returns a function of the arrays of setting.shapes() for each of WAYS."""
+  """Returns a function of arrays of these sizes for each of WAYS.
+
+  Args:
+    form: name of a form.
+    setting: sizes; see AttentionSizes.shapes for the order of the arrays.
+  """
 
   def forward(q_BTF, k_BSF, v_BSF, mask_BS, bias_HW, scale_H):
     heads = lambda a: a.reshape(*a.shape[:2], setting.num_heads, -1)

@@ -2,10 +2,11 @@
 
   meliad-rec bench generation
 
-A staircase makes its N passes over each token separately: N times the work of
-Transformer-XL (row `xl`). The table shows two sizes of a text's state: between
-two chunks of text, and during generation, when a model also holds the keys of
-that state instead of computing them for each token.
+A staircase makes its N passes over each token separately, which is N times the
+work of Transformer-XL (row `xl`). The table shows the size of a text's state in
+two situations: between two chunks of text, and during generation. During
+generation, a model also holds the keys of the state, instead of computing them
+again for each token.
 """
 
 from collections.abc import Callable
@@ -31,11 +32,11 @@ class GenerationCost:
   """Cost of generation with one model.
 
   Attributes:
-    times: seconds for TOKENS tokens of all texts.
+    times: seconds to generate TOKENS tokens of every text.
     ratio: this time divided by the baseline's time.
-    rows: texts generated in parallel.
-    state_bytes: size of the state of one text, between two chunks.
-    held_bytes: size of its state during generation.
+    rows: number of texts generated in parallel.
+    state_bytes: bytes of the state of one text between two chunks.
+    held_bytes: bytes of the state of one text during generation.
   """
 
   times: Times
@@ -60,7 +61,7 @@ class GenerationCost:
 def measure(
   setting: recurrence.RecurrenceSizes, rounds: int
 ) -> dict[str, GenerationCost]:
-  """Returns the cost of each model by name, after it has read one segment."""
+  """Returns the cost of generation after one segment, by name of the model."""
   models = {
     name: Model(setting.vocab, cell, setting.config.d_model)
     for name, cell in recurrence.cells(setting).items()
@@ -99,7 +100,7 @@ def _writer(
 
 
 def state_bytes(model: Model, segment: int, held: bool = False) -> int:
-  """Returns the size of one text's state.
+  """Returns the bytes of one text's state.
 
   Args:
     model: the model.

@@ -40,7 +40,10 @@ _FAR = 10.0  # GELU is the identity around this value.
 
 
 def masked_loop(steps, shared, rows, state, max_steps: int):
-  """Runs all steps in a scan that stores the activations of each."""
+  """Runs max_steps steps in a scan that stores the activations of each.
+
+  Arguments and result are those of the loops in recurrence/early_exit.py.
+  """
 
   def body(carry, l):
     return take_step(steps.step, shared, rows, l, carry)[0], None
@@ -50,7 +53,7 @@ def masked_loop(steps, shared, rows, state, max_steps: int):
 
 
 class MaskedUniversal(Universal):
-  """Universal without early exit."""
+  """Universal transformer without early exit: all steps run."""
 
   def loop(self, training):
     return masked_loop
@@ -64,20 +67,20 @@ class Setting:
     rows: batch size.
     tokens: tokens per row of the batch.
     d_model: width of the model, with 4 heads and an MLP of width 2 d_model.
-    loops: names of loops: 'masked' runs all steps and ignores those after
-      halting, 'while' ends when all rows have halted, 'compacted' (inference
-      only) also drops rows that have halted. NEVER has no halting.
-    depths: pairs of the steps in which rows halt (see `forced`) and the maximum
-      number of steps.
-    chunk: tokens per chunk; None: the row is one chunk.
+    loops: names of loops. 'masked' runs all steps and ignores those after
+      halting; 'while' ends when all rows have halted; 'compacted' (inference
+      only) also drops rows that have halted; NEVER has no halting.
+    depths: pairs. The first element has the steps in which rows halt (see
+      `forced`), and the second is the maximum number of steps.
+    chunk: tokens per chunk; None means that a row is one chunk.
     causal: whether attention is causal and each token halts on its own. If
       False, a chunk of n tokens takes at most n + 1 steps.
     trains: whether gradients are computed too.
     transition: whether the halting gate reads the states before and after a
-      step. If False, it reads only the state before it, which saves the step
-      that halts.
-    epoch: rows per epoch, from which its time is computed; None: the time is
-      not shown.
+      step. If False, it reads only the state before the step, which saves the
+      step that halts.
+    epoch: rows per epoch, from which the time of an epoch is computed; None
+      means that this time is not shown.
   """
 
   rows: int
@@ -139,7 +142,8 @@ def forced(params, rows: int, steps: tuple[int, ...]):
     steps: steps, counted from 1, in which rows halt; repeated over the rows.
 
   Returns:
-    The parameters; and the first features of the input, 0 or [rows, 1] float32.
+    The parameters; and the first feature of every input vector, which is 0 if
+    all rows halt in the same step, else [rows, 1] float32.
   """
   # The remainder falls below 0.001 halfway between two steps.
   p_N = 1 - 0.001 ** (1 / (np.array(steps) - 0.5))
@@ -158,8 +162,9 @@ def forced(params, rows: int, steps: tuple[int, ...]):
 def compiled(setting: Setting, loop: str, steps: tuple[int, ...], most: int):
   """Returns a compiled program and its arguments.
 
-  The first result of the program is the number of steps of each unit: a row, or
-  in causal settings a token.
+  The first result of the program is the number of steps of each row or, in
+  causal settings, of each token. The second is the loss or, if the setting
+  trains, the gradients of the parameters.
 
   Args:
     setting: sizes.
@@ -241,11 +246,12 @@ class HaltingCost:
   """Cost of a loop with a forced halting step.
 
   Attributes:
-    times: seconds of a call.
+    times: seconds of a call of the program.
     ratio: this time divided by the time of the table's first row.
     steps: largest number of steps in the batch.
-    temporary_bytes: temporary memory, by the compiler.
-    epoch_seconds: estimated from the time of a call; None: not shown.
+    temporary_bytes: bytes of temporary memory, according to the compiler.
+    epoch_seconds: time of an epoch, estimated from the time of a call; None
+      means that it is not shown.
   """
 
   times: Times
@@ -269,7 +275,7 @@ class HaltingCost:
 
 
 def measure(setting: Setting, rounds: int) -> dict[str, HaltingCost]:
-  """Returns the cost of each loop at each depth, by name."""
+  """Returns the cost of each of the setting's loops at each depth, by name."""
   programs = {
     f'{loop}, {_name(loop, steps, most)} of {most}': compiled(
       setting, loop, steps, most

@@ -2,9 +2,10 @@
 
   meliad-rec bench memorizing
 
-The last layer attends to older keys: all of them, the nearest, or approximately
-the nearest. The baseline is Transformer-XL of the same sizes. Memories are full
-from the first step, because the cost of a search may depend on their content.
+The last layer attends to older keys in a memory: all of them, the nearest, or
+approximately the nearest. The baseline is Transformer-XL of the same sizes.
+Memories are full from the first step, because the cost of a search may depend
+on their content.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ class MemorizingSizes:
     layers: number of layers.
     memories: sizes of the memory to compare, in keys per row of a batch.
     neighbors: number of nearest keys that a query attends to.
-    recall_target: share of them that an approximate search should find.
+    recall_target: share of these keys that an approximate search should find.
     rows: batch size.
     segment: tokens per row and step.
     vocab: size of the vocabulary.
@@ -98,7 +99,7 @@ class FullMemory(TrainProgram):
 
 
 def fill(ring: Ring) -> Ring:
-  """Returns the ring with all slots filled and visible."""
+  """Returns an empty ring filled with random keys and values, all visible."""
   rng_k, rng_v = jax.random.split(jax.random.key(0))
   normal = lambda rng, a: jax.random.normal(rng, a.shape, a.dtype)
   return ring.replace(
@@ -138,7 +139,7 @@ def measure(setting: MemorizingSizes, rounds: int) -> dict[str, MemorizingCost]:
 
 
 def program(setting: MemorizingSizes, cell: Cell) -> FullMemory:
-  """Returns the training program, on one device."""
+  """Returns the training program of a model with this cell, on one device."""
   model = Model(setting.vocab, cell, setting.config.d_model)
   made = training.program(model, setting.rows, setting.segment)
   fields = dataclasses.fields(made)

@@ -2,9 +2,9 @@
 
   meliad-rec bench recurrence
 
-The baseline is Transformer-XL of the same sizes. Besides the FLOP counted from
-the program, a column has the FLOP by closed formulas (`closed_flops`), which
-leave out masked parts of blocks and recomputation.
+The baseline is Transformer-XL of the same sizes. One column of the table has
+the FLOP counted from the program. Another has the FLOP by closed formulas
+(`closed_flops`), which leave out masked parts of blocks and recomputation.
 """
 
 import dataclasses
@@ -72,7 +72,10 @@ def cells(s: RecurrenceSizes) -> dict[str, Cell]:
 
 
 def closed_flops(s: RecurrenceSizes) -> dict[str, int]:
-  """Returns 3 times the FLOP of each model's forward pass, with logits."""
+  """Returns the FLOP of each model's training step by closed formulas, by name.
+
+  They are 3 times the FLOP of the forward pass, the output logits included.
+  """
   c, L, N = s.config, s.layers, s.passes
   heads = c.num_heads * c.head_dim
   attend = lambda keys: 4 * heads * keys

@@ -1,4 +1,4 @@
-"""Times several functions in turn, so that other load affects all equally."""
+"""Times functions in turn, so that other load on the machine affects all."""
 
 from collections.abc import Callable
 import dataclasses
@@ -8,7 +8,7 @@ import time
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-  """Seconds of each round, as wall time and as CPU time."""
+  """Seconds of one function in each round, as wall time and as CPU time."""
 
   wall: list[float]
   cpu: list[float]
@@ -19,7 +19,7 @@ class Times:
 
   @property
   def spread(self) -> float:
-    """Interquartile range divided by the median."""
+    """Interquartile range of the wall times divided by their median."""
     if len(self.wall) < 2:
       return 0.0
     first, _, third = statistics.quantiles(self.wall, n=4, method='inclusive')
@@ -30,7 +30,7 @@ class Times:
     return statistics.median(self.cpu)
 
   def ratio(self, baseline: 'Times') -> float:
-    """Returns the median of the ratios to `baseline` within each round.
+    """Returns the median of each round's wall time divided by the baseline's.
 
     Other load on the machine affects a whole round, so it cancels out.
     """
@@ -44,9 +44,9 @@ def round_robin(
   """Returns the times of each function; each round calls all of them in turn.
 
   Args:
-    calls: functions that return when their work is done; each is called once
-      before the rounds.
-    rounds: number of times that each is timed.
+    calls: functions by name, which return when their work is done. Each is
+      called once before the rounds.
+    rounds: number of times that each function is timed.
 
   Raises:
     ValueError: rounds is below 1.

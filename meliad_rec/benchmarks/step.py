@@ -2,10 +2,11 @@
 
   meliad-rec bench step [--setting=small]
 
-All models have the same sizes. `slide` has a sliding window, in segments of
-several windows; `xl` is the same with segments of one window. By section 4.2 of
-Hutchins et al. 2022, a recurrent layer costs about as much as an additional
-ordinary layer, so the baseline is `slide` with L + 1 layers.
+All models have the same sizes, L layers among them. `slide` has a sliding
+window, in segments of several windows; `xl` is the same with segments of one
+window. According to section 4.2 of Hutchins et al. 2022, a recurrent layer
+costs about as much as an additional ordinary layer, so the baseline is `slide`
+with L + 1 layers.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class StepSizes:
     layers: number of layers L.
     recurrent_at: index of the recurrent layer.
     slots: number of state vectors.
-    rows: batch size; XL has a larger one, with shorter segments.
+    rows: batch size; `xl` has a larger one, with shorter segments.
     segment: tokens per row and step.
     vocab: size of the vocabulary.
   """
@@ -120,7 +121,7 @@ def programs(
 def measure(
   setting: StepSizes, rounds: int, cells: dict[str, Callable] = CELLS
 ) -> dict[str, training.StepCost]:
-  """Returns the cost of each model by name; `cells` must have BASELINE."""
+  """Returns the cost of each model by name; `cells` must include BASELINE."""
   return training.measure(programs(setting, cells), BASELINE, rounds)
 
 
@@ -132,8 +133,8 @@ def program(
   Args:
     setting: sizes of the model and its batch.
     cell: cell of the model.
-    one_window: whether segments have the length of one window (XL); the batch
-      is larger, so that a step has as many tokens.
+    one_window: whether segments have the length of one window, as in `xl`. The
+      batch is then larger, so that a step has as many tokens.
   """
   config = setting.config
   segment = config.window if one_window else setting.segment

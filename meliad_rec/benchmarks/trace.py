@@ -1,4 +1,4 @@
-"""Measures where the time of a training step goes, by a profiler trace.
+"""Measures where the time of a training step goes, with a profiler trace.
 
 Each operation of the compiled program is an event of the trace. Operations have
 the same kinds and places as in `meliad-rec plan --by`; see planning/hlo.py.
@@ -15,18 +15,18 @@ from meliad_rec.planning import hlo
 from meliad_rec.planning.hlo import Label
 
 STEPS = 5
-# Operations that run others; the time of those counts, not their own.
+# Operations that run other operations. Only the time of the others counts.
 OUTER = {'while', 'conditional', 'call'}
 
 
 def measure(step: Callable[[], None], text: str) -> Counter[Label]:
-  """Returns the seconds of one step, by label.
+  """Returns the seconds that operations take in one step, by label.
 
   Operations that run at the same time count separately, so the sum may exceed
   the time of a step.
 
   Args:
-    step: runs a step to its end; already compiled.
+    step: function that runs a compiled step to its end.
     text: HLO text of the compiled step.
   """
   step()
@@ -46,7 +46,7 @@ def measure(step: Callable[[], None], text: str) -> Counter[Label]:
 
 
 def _labels(text: str) -> dict[str, Label]:
-  """Returns the label of each operation of a program, by its name."""
+  """Returns {name of an operation: its Label}, from HLO text of a program."""
   bodies, _ = hlo.computations(text)
   labels = {}
   for lines in bodies.values():
@@ -58,12 +58,12 @@ def _labels(text: str) -> dict[str, Label]:
 
 
 def table(name: str, seconds: Counter[Label], by: str) -> str:
-  """Returns a text table, the longest first.
+  """Returns a text table of where the time of a step goes, the longest first.
 
   Args:
     name: name of the program.
     seconds: result of `measure`.
-    by: 'kind' or 'place', fields of Label.
+    by: field of Label by which times are summed: 'kind' or 'place'.
   """
   times = Counter()
   for label, time in seconds.items():

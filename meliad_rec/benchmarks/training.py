@@ -1,6 +1,6 @@
 """Measures time, memory and FLOP of training steps.
 
-Each program is the trainer's own training step; programs are timed in turn.
+Each program has the trainer's own training step. Programs are timed in turn.
 """
 
 from collections.abc import Callable
@@ -30,11 +30,12 @@ class StepCost:
     times: seconds of a step.
     ratio: step time divided by the step time of the baseline.
     tokens: tokens per step.
-    flops: FLOP of a step's matrix products: 3 times the forward pass.
-    temporary_bytes: temporary memory, by the compiler.
+    flops: FLOP of a step's matrix products: 3 times those of the forward pass.
+    temporary_bytes: bytes of temporary memory, according to the compiler.
     compile_seconds: time of tracing and compiling.
     parameters: number of parameters.
-    closed_flops: the same as `flops`, from a closed formula; None: no formula.
+    closed_flops: FLOP of a step from a closed formula; None means that there is
+      no formula.
   """
 
   times: Times
@@ -47,7 +48,7 @@ class StepCost:
   closed_flops: int | None = None
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns names and values for a table."""
+    """Returns {column: value}; ratios are to the row named `baseline`."""
     seconds, closed = self.times.median, self.closed_flops
     return {
       'step ms': f'{seconds * 1e3:.1f}',
@@ -70,8 +71,8 @@ def measure(
 
   Args:
     programs: programs by name.
-    baseline: name of the program that step times are divided by.
-    rounds: number of times that each is timed.
+    baseline: name of the program by whose step times the others are divided.
+    rounds: number of times that each step is timed.
   """
   compile_seconds = {name: _compile(p) for name, p in programs.items()}
   times = round_robin({n: stepper(p) for n, p in programs.items()}, rounds)
@@ -111,7 +112,10 @@ def _compile(p: TrainProgram) -> float:
 
 
 def stepper(p: TrainProgram) -> Callable[[], None]:
-  """Returns a function that takes the next training step."""
+  """Returns a function that takes the program's next training step.
+
+  Every step has the same batch of random tokens.
+  """
   shape = p.rows, p.segment
   vocab = p.model.vocab
   tokens_BT = np.random.default_rng(0).integers(1, vocab, shape, np.int32)

@@ -120,11 +120,12 @@ def main(argv: list[str]) -> None:
 
 
 def table(rows: dict, baseline: str) -> str:
-  """Returns a text table: the names of the columns, then a line per row.
+  """Returns a table as text: the names of the columns, then a line per row.
 
   Args:
-    rows: results by name, with a method `columns`.
-    baseline: name of the row that others are compared with.
+    rows: {name: result}. The method `columns` of a result takes `baseline` and
+      returns {column: text}.
+    baseline: name of the row that the other rows are compared with.
   """
   found = {name: row.columns(baseline) for name, row in rows.items()}
   heads = list(next(iter(found.values())))

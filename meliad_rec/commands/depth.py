@@ -116,7 +116,12 @@ def read(run: TrainedRun, documents: Documents, args) -> Depths:
 
 
 def grouped(run: TrainedRun, depths: Depths) -> dict[str, list[depth.Group]]:
-  """Returns {heading: groups} by length and, with brackets, by nesting."""
+  """Groups the documents by length and, if there are brackets, by nesting.
+
+  Returns:
+    {heading: groups}: 'tokens' has the groups by length, and 'brackets' those
+    by nesting, if some words of the vocabulary are brackets.
+  """
   found = {'tokens': depth.by_length(depths)}
   brackets = bracket_steps(run.vocabulary)
   if brackets is not None:

@@ -33,7 +33,7 @@ class Line:
     levels: number of brackets that are open around each token.
     steps: steps taken at each token.
     labels: predicted label of each token, or None.
-    together: whether all tokens halt together.
+    together: whether all tokens halt together, after the same steps.
   """
 
   title: str
@@ -95,7 +95,10 @@ def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
 
 
 def encode(vocabulary: Vocabulary, text: str) -> np.ndarray:
-  """Returns ids of a text, with START and END if the vocabulary has them."""
+  """Returns the ids of a text.
+
+  The words START and END are added around it if the vocabulary has them.
+  """
   if isinstance(vocabulary, Words):
     words = text.split()
     if _START in vocabulary.words and words[:1] != [_START]:
@@ -107,7 +110,16 @@ def encode(vocabulary: Vocabulary, text: str) -> np.ndarray:
 
 
 def line_of(run: TrainedRun, depths: Depths, i: int) -> Line:
-  """Returns the Line of document i: its words, steps and predicted labels."""
+  """Returns the report of one document.
+
+  It has the words of the document, and the steps in depth and the predicted
+  label of each token.
+
+  Args:
+    run: the run that read the documents.
+    depths: steps in depth of all documents.
+    i: index of the document.
+  """
   ids, vocabulary = depths.documents[i], run.vocabulary
   steps, begins, answers = depths.of(i)
   brackets = bracket_steps(vocabulary)
@@ -130,14 +142,17 @@ def line_of(run: TrainedRun, depths: Depths, i: int) -> Line:
 
 
 def named(vocabulary: Vocabulary, label: int) -> str:
-  """Returns the word of a label's id, or the id if it has no word."""
+  """Returns the word of a label, or the label's number if it has no word."""
   if isinstance(vocabulary, Words) and 1 <= label < vocabulary.size:
     return vocabulary.words[label - 1]
   return str(label)
 
 
 def spelled(vocabulary: Vocabulary, ids: np.ndarray) -> list[str]:
-  """Returns the text of each token, without the space before it."""
+  """Returns the text of each token, without whitespace around it.
+
+  A token of whitespace only is written as a Python string, such as "' '".
+  """
   pieces = [b.decode('utf-8', 'replace') for b in vocabulary.token_bytes(ids)]
   return [piece.strip() or repr(piece) for piece in pieces]
 
@@ -167,7 +182,7 @@ def check_path(out: str | Path) -> None:
 
 
 def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
-  """Draws texts below one another, with a bar above each token.
+  """Draws texts below one another, with a bar of the steps above each token.
 
   The more brackets surround a token, the lower its text is drawn.
 
@@ -216,7 +231,7 @@ def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
 
 
 def draw_groups(drawn: Mapping[str, Sequence[Group]], out: str | Path) -> None:
-  """Draws the steps of groups of documents, and their accuracy below.
+  """Draws the steps of groups of documents, and below them the accuracy.
 
   Args:
     drawn: {label of the horizontal axis: groups in order}.
@@ -251,7 +266,7 @@ def draw_groups(drawn: Mapping[str, Sequence[Group]], out: str | Path) -> None:
 
 
 def _words_height(line):
-  """Returns the height of the words below the bars, in points."""
+  """Returns the height of a Line's words below the bars, in points."""
   return max(
     len(word) * _LETTER + _LEVEL * level
     for word, level in zip(line.words, line.levels, strict=True)
@@ -259,7 +274,7 @@ def _words_height(line):
 
 
 def _count(axes):
-  """Shows steps as whole numbers from 0."""
+  """Labels the vertical axis with steps, in whole numbers from 0."""
   axes.set_ylabel('steps')
   axes.set_ylim(bottom=0)
   axes.yaxis.get_major_locator().set_params(integer=True)

@@ -108,7 +108,7 @@ def main(argv: list[str]) -> None:
       print(f'  {name:<20} {value:<12.6g} {unit(name)}')
   for name, error in trivial.items():
     print(
-      f'  {name:<20} {error:<12.6g} error of a trivial prediction, whole split'
+      f'  {name:<20} {error:<12.6g} error of a trivial predictor, whole split'
     )
   if losses:
     losses.write(args.out)
@@ -135,7 +135,12 @@ def check_flags(args) -> None:
 
 
 def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
-  """Returns the documents that the flags name, and {trivial answer: error}."""
+  """Opens the documents that the flags name.
+
+  Returns:
+    The documents, and {name of a trivial predictor: its error rate on the
+    whole split}, which is empty for data without such predictions.
+  """
   if args.file:
     names = find(args.file)
     texts = [run_flags.read_text(name) for name in names]
@@ -145,7 +150,11 @@ def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
 
 
 def find(patterns: list[str]) -> list[str]:
-  """Returns the matching files in the order of their patterns, each once."""
+  """Returns the files that match, in the order of their patterns, each once.
+
+  Raises:
+    ValueError: no file matches a pattern.
+  """
   names = {}
   for pattern in patterns:
     found = [pattern]
@@ -161,7 +170,11 @@ def find(patterns: list[str]) -> list[str]:
 def measure(
   run: TrainedRun, documents: Documents, args
 ) -> tuple[dict[str, float], TokenLosses | None]:
-  """Returns metrics, and the loss of each token if --out is given."""
+  """Evaluates the run on documents.
+
+  Returns:
+    Metrics by name, and the loss of each token, or None without --out.
+  """
   sharded = run.sharded
   if args.clear_state:
     model = sharded.model.clone(clear_state=True)

@@ -91,10 +91,11 @@ def main(argv: list[str]) -> None:
 
 
 def read_prompt(args) -> str:
-  """Returns the text to continue, or ''.
+  """Returns the text of --prompt or --prompt_file; '' if neither is given.
 
   Raises:
-    ValueError: both flags are given, or the text is not UTF-8.
+    ValueError: both flags are given, the file cannot be read, or the text is
+      not UTF-8.
   """
   if args.prompt is not None and args.prompt_file is not None:
     raise ValueError('Give --prompt or --prompt_file, not both.')
@@ -121,9 +122,16 @@ def read_prompt(args) -> str:
 def write(
   run: TrainedRun, reading: DecoderState, sampler: Sampler, args
 ) -> tuple[DecoderState, str]:
-  """Generates all texts in parallel; prints the first as it is generated.
+  """Generates --samples texts in parallel, and prints them.
 
-  Stops early if the reader of the output leaves, as with `| head`.
+  The first text is printed as it is generated, and the others at the end. Stops
+  early if the program that reads stdout, such as `head`, ends.
+
+  Args:
+    run: the run.
+    reading: state of the model after the prompt, with one row for each text.
+    sampler: draws the tokens.
+    args: the flags.
 
   Returns:
     The final state of the model, and the speed of generation as text.

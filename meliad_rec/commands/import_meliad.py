@@ -128,12 +128,12 @@ def import_run(source: str, experiment: Experiment, out: str) -> None:
   """Writes the folder of a run at step 0, with the weights in `source`.
 
   Args:
-    source: see `read`.
+    source: path of a checkpoint of meliad; see `read`.
     experiment: built from the current configuration.
     out: an empty or new folder.
 
   Raises:
-    ValueError: source cannot be read or does not fit the model, or out is
+    ValueError: `source` cannot be read or does not fit the model, or `out` is
       not empty.
   """
   if Path(out).exists() and any(Path(out).iterdir()):
@@ -163,10 +163,16 @@ def import_run(source: str, experiment: Experiment, out: str) -> None:
 
 
 def read(source: str) -> dict[str, np.ndarray]:
-  """Returns {name: array} of a checkpoint; from orbax, parameters only.
+  """Reads a checkpoint of meliad.
+
+  Args:
+    source: an .npz file of {name: array}, or a folder that orbax wrote.
+
+  Returns:
+    {name: array}. From a folder of orbax, only parameters are read.
 
   Raises:
-    ValueError: source is neither a folder of orbax nor an .npz of arrays.
+    ValueError: `source` is neither of these.
   """
   path = Path(source)
   for folder in (path, path / 'tstate'):
@@ -201,7 +207,15 @@ def _read_orbax(folder: Path) -> dict[str, np.ndarray]:
 
 
 def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
-  """Raises ValueError if the model's logits would differ from meliad's."""
+  """Checks that the model computes the same logits as meliad.
+
+  Args:
+    model: the model that would take meliad's parameters.
+    meliad: {name: array} of the checkpoint.
+
+  Raises:
+    ValueError: a setting of the model would change the logits.
+  """
   for layer in layer_configs(model.cell):
     position = layer.position(layer.num_heads)
     if not layer.compat_meliad:
@@ -247,7 +261,11 @@ def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
 
 
 def layer_configs(cell: Cell) -> list[LayerConfig]:
-  """Returns the configs of all layers; ValueError for one that meliad lacks."""
+  """Returns the configs of all layers.
+
+  Raises:
+    ValueError: meliad has no layer of that kind.
+  """
   match cell:
     case Stack():
       return [found for each in cell.cells for found in layer_configs(each)]
@@ -262,9 +280,15 @@ def layer_configs(cell: Cell) -> list[LayerConfig]:
 
 
 def parameters(names: Iterable[str]) -> dict[str, str]:
-  """Returns {name without the prefixes of meliad's forms: full name}.
+  """Finds the parameters among the arrays of a meliad checkpoint.
 
-  Other arrays of a checkpoint are left out.
+  Args:
+    names: names of all arrays.
+
+  Returns:
+    {short name: name}. The short name lacks prefixes such as target/, decoder/
+    and layer_stack/, so it is the same in all forms of a checkpoint. If some
+    names begin with optimizer/, target/ or params/, the others are left out.
   """
   found = {name: name for name in names}
   for holder in HOLDERS:
@@ -285,12 +309,17 @@ def parameters(names: Iterable[str]) -> dict[str, str]:
 
 
 def sources(target) -> dict[str, list[str]]:
-  """Returns {path of our parameter: meliad's names}.
+  """Finds the names that meliad gives to the parameters of our model.
 
-  A parameter of stacked layers has several names, one for each layer.
+  Args:
+    target: parameters of our model: arrays or jax.ShapeDtypeStruct.
+
+  Returns:
+    {path of our parameter: meliad's short names; see `parameters`}. A parameter
+    of stacked layers has several names, one for each layer.
 
   Raises:
-    ValueError: meliad has no such parameter.
+    ValueError: meliad has no counterpart of a parameter.
   """
   leaves = {
     path_string(path): leaf
@@ -322,10 +351,14 @@ def sources(target) -> dict[str, list[str]]:
 
 
 def shape_there(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-  """Returns the shape in meliad of a parameter that has `shape` here.
+  """Returns the shape in meliad of a parameter that has `shape` in our model.
 
   meliad's kernels are matrices. The rows of an output projection hold the heads
   of self-attention, followed by the heads of cross-attention.
+
+  Args:
+    name: meliad's name of the parameter.
+    shape: shape in our model, without an axis for stacked layers.
   """
   if name.endswith('/kernel'):
     return math.prod(shape[:-1]), shape[-1]
@@ -336,14 +369,15 @@ def convert(meliad: Mapping[str, np.ndarray], target):
   """Returns parameters of our model with meliad's values.
 
   Args:
-    meliad: {name: array}, with names in one of the forms above.
-    target: parameters to fill: arrays or jax.ShapeDtypeStruct.
+    meliad: {name: array} of a checkpoint.
+    target: parameters of our model: arrays or jax.ShapeDtypeStruct.
 
   Returns:
-    The structure of target, with NumPy arrays of its shapes and dtypes.
+    The structure of `target`, with NumPy arrays of its shapes and dtypes.
 
   Raises:
-    ValueError: names are missing or unknown, or shapes differ; lists them all.
+    ValueError: names are missing or unknown, or shapes differ. The message
+      lists all of these.
   """
   known = parameters(meliad)
   wanted = sources(target)
@@ -383,7 +417,7 @@ def convert(meliad: Mapping[str, np.ndarray], target):
 
 
 def grouped(names: Iterable[str]) -> list[str]:
-  """Merges names that differ only in the layer: transformer{0,1,2}/..."""
+  """Merges names that differ only in the layer into 'transformer{0,1}/...'."""
   layers = {}
   for name in names:
     number = re.match(r'transformer(\d+)/', name)

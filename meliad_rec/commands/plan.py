@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
 
 
 def question(name: str) -> Question:
-  """Returns the question that the flags ask about a slice."""
+  """Returns the question that the flags ask about a slice such as 'v5e:2x2'."""
   args = flags.FLAGS
   return Question(
     topology=name,
@@ -104,7 +104,12 @@ def answer(one: Question) -> Answer:
 
 
 def as_json(answers: Sequence[Answer], advice: Sequence[str | None]) -> dict:
-  """Returns the plans of all slices as JSON, in bytes, seconds and FLOP."""
+  """Returns the plans of all slices for JSON, in bytes, seconds and FLOP.
+
+  Args:
+    answers: the plan of each slice.
+    advice: a sentence for each plan; None: no advice.
+  """
   return {
     'source': report.SOURCE,
     'plans': [

@@ -29,7 +29,7 @@ def define_flags() -> None:
 
 
 def define_data_flags() -> None:
-  """Defines the flags that name the data of --split."""
+  """Defines --split, and --store, --path and --split_file for its data."""
   flags.DEFINE_string('split', None, 'Split to read: validation, test, ...')
   flags.DEFINE_string(
     'store', None, "Token store that has --split; default: the run's own data."
@@ -87,13 +87,17 @@ def open_run() -> TrainedRun:
 
 
 def check_workdir(args) -> None:
-  """Raises ValueError if --workdir is given and is not a run."""
+  """Raises ValueError if --workdir is given and is not the folder of a run."""
   if args.workdir:
     folder.check_is_run(place(args.workdir))
 
 
 def check_data_flags(args) -> None:
-  """Raises ValueError if a flag of the data is given without --split."""
+  """Checks that --store, --path and --split_file come only with --split.
+
+  Raises:
+    ValueError: one of them is given without --split.
+  """
   names = ('store', 'path', 'split_file')
   given = [f'--{name}' for name in names if getattr(args, name)]
   if given and not args.split:
@@ -107,7 +111,7 @@ def open_data(run: TrainedRun, args) -> Dataset:
   """Opens the data that the flags of `define_data_flags` name.
 
   Raises:
-    ValueError: the data do not exist, or have another vocabulary.
+    ValueError: the data do not exist, or their vocabulary is not the run's.
   """
   data = run_data.open_data(run, args.store, args.path, args.split_file)
   if not args.store:
@@ -116,7 +120,12 @@ def open_data(run: TrainedRun, args) -> Dataset:
 
 
 def check_split(run: TrainedRun, data: Dataset) -> None:
-  """Warns if the run's data have changed since its training."""
+  """Warns if the validation split has changed since the run's training.
+
+  Args:
+    run: the run.
+    data: the run's own data as they are now.
+  """
   known = run.validation
   if known and data.documents('validation').identity != known:
     logging.warning(

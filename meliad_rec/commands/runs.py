@@ -4,7 +4,8 @@ r"""Compares runs: their steps, metrics and speed, and a plot.
   meliad-rec runs runs/rec --plot=all.png \
     --metric=loss_nats_per_token,learning_rate,tokens_per_second
 
-Step times are medians over the training lines of metrics.jsonl.
+Times of a step and tokens per second are medians over the training lines of
+metrics.jsonl.
 """
 
 from pathlib import Path
@@ -66,12 +67,15 @@ def main(argv: list[str]) -> None:
 
 
 def table(runs: dict[str, str], metric: str, split: str | None) -> str:
-  """Returns a table of runs, the best last value of the metric first.
+  """Returns a table of runs as text, sorted by the last value of the metric.
+
+  The run with the best last value is first.
 
   Args:
     runs: {name: folder}.
     metric: name of a metric in metrics.jsonl.
-    split: split on which it was measured; None: validation, or else train.
+    split: split on which the metric was measured. None means validation or, if
+      no run has the metric there, train.
 
   Raises:
     ValueError: a run has no such metric.
@@ -103,9 +107,17 @@ def table(runs: dict[str, str], metric: str, split: str | None) -> str:
 
 
 def row(folder: str, metric: str, split: str) -> dict:
-  """Returns the values of one run: its last step, metric and median speed.
+  """Returns the values of one run that `table` shows.
 
-  `points` are (step, value of the metric); `seconds` is the median step time.
+  Args:
+    folder: folder of the run.
+    metric: name of a metric in metrics.jsonl.
+    split: split on which the metric was measured.
+
+  Returns:
+    A dict: 'step' is the last step, 'points' a list of (step, value of the
+    metric), 'last' the last value, 'seconds' the median time of a step, and
+    'speed' the median of tokens per second.
 
   Raises:
     ValueError: the run has no such metric.

@@ -4,8 +4,9 @@
   meliad-rec settings LEARNING_RATE
   meliad-rec settings options/position/rope
 
-With a name, it shows what that gin file sets, or which files set that macro (a
-setting in capitals). The last part of a file's name, such as rope, is enough.
+With the name of a gin file, this shows what the file sets. With the name of a
+macro (a setting in capitals), it shows which files set the macro. The last part
+of a file's name, such as rope, is enough.
 """
 
 from collections.abc import Iterator
@@ -45,13 +46,13 @@ def main(argv: list[str]) -> None:
 
 
 def meanings() -> dict[str, str]:
-  """Returns the meaning of each macro, from gin/README.md."""
+  """Returns {macro: meaning}, from gin/README.md."""
   text = (files.root() / 'README.md').read_text(encoding='utf-8')
   return dict(_ROW.findall(text))
 
 
 def overview() -> Iterator[str]:
-  """Yields the lines of the whole table."""
+  """Yields the lines of a list of all macros and shipped gin files."""
   yield "Settings, given as --gin_param='NAME = value', and their defaults:"
   for name, meaning in meanings().items():
     yield from _entry(name, f'{meaning} [{_default(setters(name))}]')
@@ -122,7 +123,13 @@ def _file(file):
 
 
 def _default(found: Mapping[str, str]) -> str:
-  """Returns the default, such as '8192 in arch/memorizing' or 'by size'."""
+  """Returns the default of a macro, such as '8192 in arch/memorizing'.
+
+  Returns 'by size' for the part of the default that files of size/ set.
+
+  Args:
+    found: {file: value} of the files that set the macro, from `setters`.
+  """
   parts = {}
   kind = lambda file: file.partition('/')[0]
   first = {'defaults', 'arch', 'size', 'task'}
@@ -162,7 +169,7 @@ def _text(file):
 
 
 def _comment(file):
-  """Returns the lines of a file's first comment."""
+  """Returns the lines of a shipped file's first comment, without '# '."""
   lines = _text(file).splitlines()
   return [line[2:] for line in lines[: _end(lines)]]
 
@@ -173,5 +180,5 @@ def _end(lines):
 
 @functools.cache
 def _statements(file):
-  """Returns the statements of a shipped file, which does not change."""
+  """Returns the statements of a shipped file; cached, as it never changes."""
   return list(statements(_text(file), lambda line: f'{file}.gin:{line}'))

@@ -74,7 +74,7 @@ def main(argv: list[str]) -> None:
 def _report_counts(
   split: str, documents: Iterator[Document]
 ) -> Iterator[Document]:
-  """Yields the same documents, then prints their counts."""
+  """Yields the same documents, then prints their number and size."""
   began = time.monotonic()
   count = tokens = bytes_ = words = 0
   for document in documents:

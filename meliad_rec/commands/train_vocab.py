@@ -81,10 +81,10 @@ def main(argv: list[str]) -> None:
 def sentences(
   read: Callable[[], Iterator[str]], max_bytes: int
 ) -> Iterator[str]:
-  """Yields parts of the texts that are short enough for the trainer.
+  """Yields parts of the texts that are short enough for SentencePiece.
 
-  If there is more text than max_bytes, only every second, third, ... part is
-  taken, so that all documents are represented.
+  If there is more text than max_bytes, only every n-th part is taken, with the
+  same n everywhere, so that parts of the whole source are taken.
 
   Args:
     read: returns the texts; called twice.
@@ -107,6 +107,9 @@ def train(sentences: Iterator[str], size: int) -> bytes:
   Args:
     sentences: the text to train on.
     size: number of ids, including 3 special ones and 256 bytes.
+
+  Returns:
+    The content of a .model file.
 
   Raises:
     ValueError: the text is empty, or too short for that many ids.

@@ -5,7 +5,7 @@
   config.check_read()
 
 A mistake raises a ConfigError with the file and line, the value given, what is
-needed, and the nearest known name. No other folder of the package knows gin.
+needed, and the nearest known name. No other folder of the package imports gin.
 `reader.py` reads files, and `evaluator.py` builds objects.
 """
 
@@ -15,6 +15,7 @@ import traceback
 from typing import Any
 
 from meliad_rec.config import files as gin_files
+from meliad_rec.config import renames
 from meliad_rec.config.evaluator import Configured
 from meliad_rec.config.evaluator import Evaluator
 from meliad_rec.config.reader import Reader
@@ -53,17 +54,17 @@ def parse(
 
   The previous configuration is forgotten, so that a notebook's cell can run
   again. Files are read in the order of their kinds (see files.in_order). Later
-  files override earlier ones, and single bindings override files. An option
-  whose settings are all overridden by other options is an error.
+  files override earlier ones, and single bindings override files. It is an
+  error if other files of options/ override all settings of a file of options/.
 
   Args:
     files: names such as 'arch/X' or 'gin/arch/X.gin', or paths.
-    params: single bindings, 'NAME = value' or 'module.function.name = value';
-      module is any that the files import, or its full dotted name.
+    params: single bindings, 'NAME = value' or 'module.function.name = value',
+      where `module` is an alias that the files import, or a full dotted name.
     kinds: folders, from each of which exactly one file must be given.
 
   Raises:
-    ConfigError: any mistake that can be detected before building.
+    ConfigError: there is a mistake that can be detected before building.
   """
   reset()
   reader = read(files, params, kinds)
@@ -77,6 +78,9 @@ def read(
   """Reads files and single bindings as `parse` does, without checking values.
 
   The configuration of the process does not change.
+
+  Returns:
+    A Reader that holds all bindings.
 
   Raises:
     ConfigError: a file is missing, or a file or binding has a mistake.
@@ -97,7 +101,12 @@ def read(
 
 
 def _check_options(options: dict[str, dict]) -> None:
-  """Checks that later options do not override an option entirely."""
+  """Checks that no file of options/ is overridden entirely by later ones.
+
+  Args:
+    options: {name of the file: {Binding.key: binding that the file sets}}, in
+      the order of reading.
+  """
   last = {key: one for set_ in options.values() for key, one in set_.items()}
   for name, set_ in options.items():
     if not set_ or any(last[key].value == set_[key].value for key in set_):
@@ -128,22 +137,24 @@ def check_read() -> None:
   unread, because an architecture need not have memory slots, for instance.
 
   Raises:
-    ConfigError: a binding was not read. The message names the nearest one that
-      was.
+    ConfigError: a binding was not read. The message names the most similar
+      binding that was read, if any is similar.
   """
   _Current.evaluator.check_read()
 
 
 def operative() -> str:
-  """Returns the text of a gin file: the bindings read so far and defaults."""
+  """Returns the bindings and defaults used so far, as a gin text."""
   return _HEADER + _Current.evaluator.text()
 
 
 def differences(before: str, after: str) -> list[str]:
-  """Returns a line for each change between operative configurations.
+  """Returns a line for each setting that differs between two configurations.
 
-  A new setting that is None does not count as a change: an older version did
-  not have it, and None turns it off.
+  Both are texts that `operative` returned.
+
+  A setting that an older version did not have counts as a change only if its
+  value has an effect: if it is neither None nor the value in renames.ADDED.
 
   Raises:
     ConfigError: a text is not valid gin.
@@ -155,15 +166,15 @@ def differences(before: str, after: str) -> list[str]:
   return [
     f'{path} was {old.get(path, "not set")} and is {new.get(path, "not set")}'
     for path in sorted(old.keys() | new.keys())
-    if old.get(path, 'None') != new.get(path)
+    if old.get(path, renames.ADDED.get(path, 'None')) != new.get(path)
   ]
 
 
 def settings(text: str) -> dict[str, Any]:
   """Returns the settings of a gin text by name; imports nothing that it names.
 
-  A number, string or None, or a tuple or list of these, is returned as a value.
-  Anything else is returned as its gin text.
+  A number, bool, string or None, or a tuple or list of these, is returned as a
+  value. Anything else is returned as its gin text.
 
   Raises:
     ConfigError: the text is not valid gin.

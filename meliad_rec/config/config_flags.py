@@ -60,13 +60,13 @@ def define_mesh_flag() -> None:
 
 
 def given_mesh() -> tuple[str, ...]:
-  """Returns --gin_param values equivalent to --mesh; () without the flag."""
+  """Returns --gin_param values equivalent to --mesh; () if it is not given."""
   text = flags.FLAGS.mesh
   return () if text is None else mesh_bindings(parse_mesh(text))
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-  """Returns sizes by axis, from a text such as 'data:64,model:4'.
+  """Returns {axis: size} from a text such as 'data:64,model:4'.
 
   Raises:
     ValueError: an axis is unknown or repeated, or has no size above 0.
@@ -88,7 +88,15 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def check_mesh(devices: int, slice_name: str) -> None:
-  """Raises ValueError if --mesh does not match the number of devices."""
+  """Checks that --mesh, if it is given, matches the number of devices.
+
+  Args:
+    devices: number of devices of a slice of TPUs.
+    slice_name: name of the slice, for the message.
+
+  Raises:
+    ValueError: the mesh does not match, or is not a valid mesh.
+  """
   if flags.FLAGS.mesh is None:
     return
   sizes = parse_mesh(flags.FLAGS.mesh)
@@ -104,7 +112,9 @@ def check_mesh(devices: int, slice_name: str) -> None:
 def mesh_bindings(sizes: Mapping[str, int]) -> tuple[str, ...]:
   """Returns the --gin_param values that set the mesh of the experiment.
 
-  If data is not named, it takes the remaining devices.
+  Args:
+    sizes: {axis: size}. If the axis data is absent, it takes the remaining
+      devices. If another axis is absent, its size is 1.
   """
   sizes = {'data': None, 'fsdp': 1, 'model': 1, **sizes}
   make = 'meliad_rec.distributed.partition.make_mesh'
@@ -115,6 +125,9 @@ def mesh_bindings(sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def mesh_text(sizes: Mapping[str, int]) -> str:
-  """Returns a text such as 'data:64,model:4', without axes of size 1."""
+  """Returns a mesh as text, such as 'data:64,model:4'.
+
+  Axes of size 1 are left out. If all axes have size 1, the text is 'data:1'.
+  """
   shown = {name: size for name, size in sizes.items() if size != 1}
   return ','.join(f'{n}:{s}' for n, s in shown.items()) or 'data:1'

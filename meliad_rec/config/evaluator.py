@@ -36,7 +36,7 @@ _MACROS = 10_000
 class Configured:
   """A function or class that takes its arguments from a configuration.
 
-  Each call builds its arguments again, so that no two calls share an object.
+  Each call builds the arguments anew, so that no two calls share an object.
   """
 
   evaluator: 'Evaluator' = dataclasses.field(repr=False)
@@ -52,7 +52,8 @@ class Evaluator:
 
   Args:
     bindings: the configuration; later bindings override earlier ones.
-    find: returns the function or class of a name, or raises ConfigError.
+    find: returns the function or class that has a Name; raises ConfigError if
+      there is none.
     advice: last sentence, without its period, of the message about a binding
       that does not fit the code.
   """
@@ -81,17 +82,21 @@ class Evaluator:
     kwargs: Mapping[str, Any],
     outer: tuple[Binding, ...] = (),
   ) -> Any:
-    """Calls a function with its bindings.
+    """Calls a function with the arguments that its bindings give.
 
     Args:
       name: name of the function or class.
       scope: names of the scopes entered, separated by '/'; '' for none.
-      args, kwargs: arguments of the caller.
+      args, kwargs: arguments of the caller, which override bindings.
       outer: bindings whose values are being evaluated, to detect cycles.
 
+    Returns:
+      The result of the call.
+
     Raises:
-      ConfigError: the function lacks a bound or given parameter, an argument is
-        missing, a macro is not set, or a binding depends on itself.
+      ConfigError: the function does not exist, it does not have a parameter
+        that a binding or the caller sets, an argument is missing, a macro is
+        not set, or a binding depends on itself.
     """
     target = self.find(name)
     known = parameters(target)
@@ -119,7 +124,10 @@ class Evaluator:
   def value(
     self, binding: Binding, scope: str = '', outer: tuple[Binding, ...] = ()
   ) -> Any:
-    """Returns a binding's value; replaces macros and calls references.
+    """Returns the value of a binding, with macros replaced by their values.
+
+    A reference with `()` is called and replaced by the result. A reference
+    without `()` becomes a Configured.
 
     Args:
       binding: the binding.
@@ -149,7 +157,7 @@ class Evaluator:
     return map_leaves(evaluated, binding.value)
 
   def argument(self, name: Name, parameter: str) -> Binding | None:
-    """Returns the binding of a parameter without a scope, or None."""
+    """Returns the binding that sets a parameter outside of scopes, or None."""
     return self._bindings.get(('', name), {}).get(parameter)
 
   def check(self) -> None:
@@ -169,9 +177,11 @@ class Evaluator:
   def check_read(self) -> None:
     """Checks that every binding that is not optional has been read.
 
+    A binding is read when its value is used in a call.
+
     Raises:
-      ConfigError: a binding was not read. The message names the nearest one
-        that was.
+      ConfigError: a binding was not read. The message names the most similar
+        binding that was read, if any is similar.
     """
     for binding in self._every():
       if binding.optional or binding.key in self._read:
@@ -232,9 +242,10 @@ class Evaluator:
     return '\n'.join(lines) + '\n'
 
   def _of(self, name, scope):
-    """Returns {parameter: binding} of a name inside a scope.
+    """Returns {parameter: binding} of a function inside a scope.
 
-    A binding of an entered scope overrides the same binding without a scope.
+    For the scope 'a/b', bindings of 'a/b' override those of 'a', and these
+    override bindings without a scope.
     """
     bound, entered = dict(self._bindings.get(('', name), {})), ''
     for one in filter(None, scope.split('/')):
@@ -276,10 +287,11 @@ class Evaluator:
     )
 
   def _entered(self, binding, outer):
-    """Adds a binding to those under evaluation.
+    """Returns `outer`, the bindings being evaluated, with one more binding.
 
     Raises:
-      ConfigError: it is among them already, or the value uses too many macros.
+      ConfigError: the binding is in `outer` already, or the value of the first
+        binding in `outer` uses too many macros.
     """
     for start, one in enumerate(outer):
       if one is binding:
@@ -298,7 +310,7 @@ class Evaluator:
     return (*outer, binding)
 
   def _check_given(self, name, known, kwargs):
-    """Checks that a function takes what its caller gives it by name."""
+    """Checks that a function accepts all keyword arguments of its caller."""
     for parameter in kwargs:
       if takes(known, parameter):
         continue
@@ -306,8 +318,9 @@ class Evaluator:
       found = [b for b in self._every() if b.parameter == parameter]
       source = ''.join(f' ({b.where}: {b.path})' for b in found[:1])
       raise ConfigError(
-        f'{name} has no parameter {parameter!r}, but another setting gives it'
-        f' one{source}. Remove that setting, or replace {name}.'
+        f'{name} has no parameter {parameter!r}, but its caller passes one on'
+        f'{source}. Remove the setting of {parameter}, or use something with '
+        f'this parameter instead of {name}.'
       )
 
   def _check_parameter(self, binding, known):
@@ -320,12 +333,17 @@ class Evaluator:
 
 
 def _check_type(binding, target, value):
-  """Raises ConfigError unless the value fits its parameter or is its default.
+  """Checks that a value fits its parameter.
+
+  The default of the parameter always fits.
 
   Args:
     binding: a binding of a parameter.
     target: the function or class that has the parameter.
     value: the binding's value with macros replaced.
+
+  Raises:
+    ConfigError: the value does not fit.
   """
   known = parameters(target) or {}
   if binding.parameter not in known:

@@ -1,7 +1,7 @@
 """Finds gin files by name, and checks that they can be combined.
 
-A run takes exactly one file of each of arch/, size/ and task/, any number of
-options/, and single bindings. A file of experiments/ may include them all.
+A run takes exactly one file from each of arch/, size/ and task/, any number
+from options/, and single bindings. A file of experiments/ may include them all.
 Options and experiments are grouped in folders: 'options/position/rope'.
 """
 
@@ -27,9 +27,10 @@ def root() -> Path:
 
 
 def nearest(name: str, names) -> str:
-  """Returns ' (nearest is X)', or '' if no name is similar.
+  """Returns ' (nearest is X)', where X is the most similar one of `names`.
 
-  A name that begins with `name`, or almost, counts as similar.
+  Returns '' if none is similar. A longer name whose beginning is `name`, or
+  nearly so, counts as similar.
   """
   by_lower = {one.lower(): one for one in sorted(names, reverse=True)}
   given = name.lower()
@@ -49,7 +50,10 @@ def nearest(name: str, names) -> str:
 
 
 def names(kind: str = '') -> list[str]:
-  """Returns the shipped files of a folder, such as 'rope' of options/position.
+  """Returns the names of the shipped files in a folder.
+
+  Names are relative to the folder and without '.gin', such as 'position/rope'
+  for the folder 'options'.
 
   Args:
     kind: the folder; '' for all of them.
@@ -66,8 +70,8 @@ def find(name: str, where: str) -> Path:
 
   Args:
     name: 'arch/X.gin', 'gin/arch/X.gin' or 'arch/X' for a shipped file, or the
-      path of another file, absolute or relative to the working directory. A
-      shipped file takes precedence.
+      path of another file, absolute or relative to the working directory, with
+      or without '.gin'. A shipped file takes precedence.
     where: the flag, or the file and line, that names it; for messages.
 
   Raises:
@@ -110,8 +114,8 @@ def is_optional(path: Path) -> bool:
 def label(path: Path) -> str:
   """Returns the path of a file as messages show it.
 
-  The path is relative to gin/ for a shipped file, and to the working directory
-  for another file inside it.
+  The path is relative to gin/ for a shipped file, relative to the working
+  directory for another file in that directory, and otherwise absolute.
   """
   if is_shipped(path):
     return path.relative_to(root().resolve()).as_posix()
@@ -135,13 +139,13 @@ def kind(path: Path) -> str:
 def in_order(names: list[str]) -> list[str]:
   """Returns names in the order in which their files are read.
 
-  Later files override earlier ones: experiments, architectures, sizes, tasks,
-  options. A user's own file of another kind is read after all of them, or
-  before them if only options are given, because it then takes the place of an
-  experiment.
+  Later files override earlier ones. The order is: experiments, architectures,
+  sizes, tasks, options. A user's own file of another kind is read after all of
+  them. But if all others are options, it is read before them, because it then
+  takes the place of an experiment.
 
   Raises:
-    ConfigError: there is no such file.
+    ConfigError: a file does not exist.
   """
   kinds = {name: kind(find(name, f'--gin_file={name}')) for name in names}
   rank = {one: place for place, one in enumerate(_ORDER)}
@@ -153,13 +157,13 @@ def in_order(names: list[str]) -> list[str]:
 def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:
   """Checks that exactly one file of each kind was read.
 
-  A file that another of its kind includes does not count. If a user's own file
-  is given and no file of arch/, size/ or task/, nothing is missing: that file
-  may be complete, such as the saved configuration of a run.
+  A file that is included by another of its kind does not count. If a user's own
+  file is given and no file of arch/, size/ or task/, nothing is missing: the
+  user's file may be complete, such as the saved configuration of a run.
 
   Args:
-    chains: one for each file read: the files that include it, outermost first,
-      then the file itself.
+    chains: a tuple for each file read: the files that include it, outermost
+      first, then the file itself.
     kinds: the folders, from each of which exactly one file is needed.
 
   Raises:

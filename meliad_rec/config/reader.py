@@ -35,14 +35,14 @@ _KNOWN = 'meliad_rec', 'jax', 'optax'
 
 
 class Reader:
-  """Reads gin statements; a later binding replaces an earlier one.
+  """Reads gin statements; for each parameter, the last binding counts.
 
   Attributes:
     bindings: {Binding.key: binding}.
-    chains: one for each file read: the files that include it, outermost first,
-      then the file itself.
-    modules: {alias: imported module}; None if files use an alias for different
-      modules.
+    chains: a tuple for each file read: the files that include it, outermost
+      first, then the file itself.
+    modules: {alias: imported module, or None if files use the alias for
+      different modules}.
     targets: {Name: function or class}.
   """
 
@@ -54,7 +54,7 @@ class Reader:
     self._names = {}
 
   def file(self, name: str, where: str, outer: tuple[Path, ...] = ()) -> None:
-    """Reads a file and those that it includes.
+    """Reads a file and the files that it includes.
 
     Args:
       name: name or path of the file; see files.find.
@@ -83,7 +83,9 @@ class Reader:
     self.text(text, lambda line: f'{label}:{line}', {}, optional, chain)
 
   def param(self, text: str) -> None:
-    """Reads one binding, which may use all modules that the files import.
+    """Reads one binding, such as 'NAME = value'.
+
+    It may use all modules that the files read so far import.
 
     Raises:
       ConfigError: the text is not a binding, or has a mistake.
@@ -110,14 +112,15 @@ class Reader:
         return target
 
   def text(self, text, place, here, optional=False, chain=()):
-    """Reads the text of one file.
+    """Reads a gin text: the content of a file, or a single binding.
 
     Args:
       text: statements.
       place: maps a line number to its description in messages.
-      here: {alias: module}; filled by import statements.
+      here: {alias: module}; import statements add to it.
       optional: whether the bindings of this text may stay unread.
-      chain: the files that include this one, then this one.
+      chain: the files that include this file, outermost first, then this file;
+        () for a single binding.
 
     Raises:
       ConfigError: the text has a mistake.
@@ -181,7 +184,7 @@ class Reader:
     Args:
       dotted: a name such as 'window.WindowLayer'.
       where: the flag, or the file and line, that names it; for messages.
-      here: {alias: module}.
+      here: {alias: module}; meliad_rec, jax and optax are added when needed.
 
     Raises:
       ConfigError: a part of the name does not exist or cannot be imported, or
@@ -224,7 +227,11 @@ class Reader:
 
 
 def load(name: str, where: str) -> types.ModuleType:
-  """Imports a module by its dotted name.
+  """Imports and returns a module.
+
+  Args:
+    name: dotted name of the module.
+    where: the flag, or the file and line, that names it; for messages.
 
   Raises:
     ConfigError: the module does not exist, or its import fails.

@@ -2,7 +2,7 @@
 
 A run keeps its configuration, a gin text, in config.gin. `Renamer` rewrites
 such a text, statement by statement, to the current names. `saved_paths` finds
-the arrays of the run's checkpoints.
+arrays in the run's checkpoints that have former names.
 """
 
 from collections.abc import Callable
@@ -60,8 +60,8 @@ CLASSES = {
 # Functions that now come from another library: name in the current module, and
 # full name there.
 FUNCTIONS = {'layers.layer_config.relu': 'jax.nn.relu'}
-# Parameters: current module and class, former name, current name. None: the
-# parameter was removed, and none of its values changed a result.
+# Parameters: current module and class, former name, current name. None means
+# that the parameter was removed. None of its values changed a result.
 PARAMETERS = {
   **{
     f'layers.layer_config.{config}.{old}': new
@@ -100,6 +100,9 @@ VALUES = {
 }
 # Paths of arrays in checkpoints: pattern of a former name, current name.
 PATHS = ((r'(^|/)core/', r'\1encoder/'),)
+# Settings added since 0.1.0, and the values at which nothing changes; settings
+# that are None are left out.
+ADDED = {'layer_config.LayerConfig.qk_scale': '1.0'}
 _PACKAGE = 'meliad_rec.'
 
 
@@ -118,7 +121,11 @@ class Renamer:
     return _PACKAGE + current if is_ours else name
 
   def selector(self, dotted: str) -> str:
-    """Returns the current name of a function or class, 'module.name'."""
+    """Returns the current name of a function or class.
+
+    The former and the current name have the form 'module.name', where `module`
+    is an alias that the text imports.
+    """
     alias, dot, rest = dotted.partition('.')
     alias = self._aliases.get(alias, alias)
     path = f'{self._modules.get(alias, alias)}.{rest}'
@@ -127,16 +134,25 @@ class Renamer:
   def parameter(self, selector: str, name: str) -> str | None:
     """Returns the current name of a parameter.
 
-    The selector is 'module.name' of its function or class, in current names.
-    Returns None if a text of an older version sets a parameter that was
-    removed.
+    Returns None if the parameter was removed and the text is of an older
+    version.
+
+    Args:
+      selector: current name of the function or class, as `selector` returns it.
+      name: former or current name of the parameter.
     """
     current = PARAMETERS.get(self._path(selector, name), name)
     is_former = selector.partition('.')[0] in self._former
     return name if current is None and not is_former else current
 
   def value(self, selector: str, former_name: str, value):
-    """Returns the current value of a parameter given by its former name."""
+    """Returns the value that means today what `value` meant in the text.
+
+    Args:
+      selector: current name of the function or class, as `selector` returns it.
+      former_name: name of the parameter in the text.
+      value: value of the parameter in the text.
+    """
     values = VALUES.get(self._path(selector, former_name))
     return values.get(value, value) if values else value
 
@@ -145,9 +161,13 @@ class Renamer:
     return f'{self._modules.get(alias, alias)}.{rest}.{name}'
 
   def statement(self, statement, of_value: Callable):
-    """Returns one statement in current names; None if nothing remains of it.
+    """Returns one statement in current names.
 
-    `of_value` rewrites a bound value.
+    Returns None if the statement sets a parameter that was removed.
+
+    Args:
+      statement: a statement of gin's parser. Imports must come first.
+      of_value: returns the value of a binding in current names.
     """
     match statement:
       case ImportStatement():
@@ -176,14 +196,15 @@ class Renamer:
 
 
 def saved_paths(wanted: Iterable[str], saved: Iterable[str]) -> dict[str, str]:
-  """Finds the arrays of a checkpoint that have former names.
+  """Finds the current paths of a checkpoint's arrays.
 
   Args:
     wanted: paths of this version's arrays.
     saved: paths of the checkpoint's arrays.
 
   Returns:
-    {path in this version: path in the checkpoint}, for every saved path.
+    {path in this version: path in the checkpoint}, for every saved path. A
+    path that does not occur in this version is mapped to itself.
   """
   wanted, found = set(wanted), {}
   for path in saved:

@@ -43,7 +43,7 @@ _VERSION = 'Use the version of meliad_rec that trained the run'
 
 
 class _NameReader(Reader):
-  """Reads names without importing them."""
+  """A Reader that imports nothing: it reads only the names in a text."""
 
   def file(self, name, where, outer=()):
     raise ConfigError(
@@ -66,7 +66,7 @@ class SavedConfig:
 
   Args:
     text: gin text that config.operative returned.
-    where: the file it was read from, for messages.
+    where: the file that the text was read from, for messages.
     trusted: whether every module may be imported and every name called.
 
   Raises:
@@ -88,7 +88,11 @@ class SavedConfig:
     Args:
       function: a function or class of this package.
       given: further arguments by name; they override the configuration.
-      parts: full names of functions, classes or modules that may be called.
+      parts: full names of functions and classes that may be called, or of
+        modules that contain such.
+
+    Returns:
+      The result of the call.
 
     Raises:
       ConfigError: the configuration calls a name outside of `parts`, or one
@@ -109,7 +113,7 @@ class SavedConfig:
     Args:
       function: a function or class of this package.
       parameter: name of the argument.
-      parts: full names of functions, classes or modules that may be called.
+      parts: as in `build`.
       adapted: maps each function or class to what is called in its place.
 
     Raises:
@@ -125,13 +129,18 @@ class SavedConfig:
     return evaluator.value(binding)
 
   def _evaluator(self, parts, asked, adapted=lambda found: found):
-    """Returns an evaluator that may call `asked` and names in `parts`."""
+    """Returns an Evaluator that may call `asked` and what is in `parts`."""
     parts = (*parts, asked.full)
     find = lambda name: adapted(self._find(name, parts))
     return Evaluator(self._bindings, find, _VERSION)
 
   def _find(self, name, parts):
-    """Imports the function or class of a Name, if it may be called."""
+    """Imports and returns the function or class that has a Name.
+
+    Raises:
+      ConfigError: it does not exist, or it may not be called: it is not in
+        `parts`, and the configuration is not trusted.
+    """
     full = name.full
     inside = any(f'{full}.'.startswith(f'{part}.') for part in parts)
     if not (inside or self.trusted):
@@ -160,7 +169,7 @@ class SavedConfig:
     return found
 
   def _elsewhere(self, name):
-    """Imports the function or class of a Name from a module of the user."""
+    """Imports and returns what a Name names, in a module outside meliad_rec."""
     module = load(name.module, self.where)
     if not hasattr(module, name.inner):
       raise ConfigError(

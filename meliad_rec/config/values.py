@@ -1,6 +1,6 @@
 """Statements and values of gin files, and whether a value fits a parameter.
 
-Only the parser is gin's; it keeps no global state.
+This module uses only the parser of gin, which keeps no global state.
 """
 
 import collections.abc
@@ -60,7 +60,7 @@ class Reference:
 
   Attributes:
     scope: scope of the call, '' for none.
-    name: as written in the file, until a Reader looks it up.
+    name: the text in the file; the Name after a Reader has looked it up.
     called: whether `()` follows.
     target: the function or class; None until it is looked up.
   """
@@ -80,8 +80,10 @@ class Binding:
   """`scope/name.parameter = value`, or the macro `scope/name = value`.
 
   Attributes:
+    scope: '' for no scope.
     name: name of the function or class; a string for a macro.
     parameter: '' for a macro.
+    value: the right side of the line, with its macros and references.
     where: the flag, or the file and line, that sets it; for messages.
     optional: whether the binding may stay unread.
   """
@@ -105,7 +107,11 @@ class Binding:
 
 
 def map_leaves(change, value):
-  """Applies `change` to each leaf of the value's tuples, lists and dicts."""
+  """Returns a value with `change` applied to each of its leaves.
+
+  Leaves are the items of its tuples and lists, and the keys and values of its
+  dicts, at any depth. A value of another type is itself a leaf.
+  """
   match value:
     case tuple() | list():
       return type(value)(map_leaves(change, item) for item in value)
@@ -121,7 +127,7 @@ def map_leaves(change, value):
 def parameters(target) -> dict[str, inspect.Parameter] | None:
   """Returns the parameters of a callable by name; None if it has no signature.
 
-  Some classes and functions written in C have none.
+  Some classes and functions written in C have no signature.
   """
   try:
     return dict(inspect.signature(target).parameters)
@@ -130,7 +136,12 @@ def parameters(target) -> dict[str, inspect.Parameter] | None:
 
 
 def takes(known: dict[str, inspect.Parameter] | None, name: str) -> bool:
-  """Returns whether a function with these parameters accepts that name."""
+  """Returns whether a function accepts a keyword argument.
+
+  Args:
+    known: parameters of the function, from `parameters`.
+    name: name of the argument.
+  """
   return (
     known is None
     or name in known
@@ -141,8 +152,8 @@ def takes(known: dict[str, inspect.Parameter] | None, name: str) -> bool:
 def annotation(target, name: str):
   """Returns the annotation of a parameter; `Parameter.empty` if unknown.
 
-  An annotation in quotes is evaluated in the module that defines it.
-  An annotation that only a type checker can resolve counts as unknown.
+  An annotation in quotes is evaluated in the module that contains it. An
+  annotation that only a type checker can resolve counts as unknown.
   """
   found = parameters(target)[name].annotation
   if not isinstance(found, str):
@@ -162,9 +173,11 @@ def annotation(target, name: str):
 def fits(value, annotation) -> bool:
   """Returns whether a value fits a parameter with this annotation.
 
-  An int fits float. A bool fits no number, a str no sequence, and a list no
-  tuple. A value fits if the annotation cannot decide: a protocol, a type
-  variable, or the result of a function that has no return annotation.
+  An int fits float. A bool does not fit a number, a str does not fit a
+  sequence, and a list does not fit a tuple. A value also fits if there is too
+  little information: the annotation is a type variable, or the value is the
+  result of a function without a return annotation. A Reference fits every
+  protocol. Another value fits a protocol unless that has `__call__`.
   """
   if isinstance(annotation, typing.ForwardRef | typing.TypeVar | str):
     return True
@@ -229,7 +242,7 @@ def _reference_fits(reference, annotation, origin, args) -> bool:
 
 
 def cut(text: str) -> str:
-  """Returns a text for a message, at most 80 characters of it."""
+  """Shortens a text to at most 80 characters, for a message."""
   return text if len(text) <= 80 else f'{text[:77]}...'
 
 
@@ -263,7 +276,9 @@ class _Values(ParserDelegate):
 
 
 def statements(text: str, place):
-  """Yields the statements of a gin text, with former names made current.
+  """Yields the statements of a gin text, in current names.
+
+  Names of older versions are replaced; see renames.py.
 
   Args:
     text: content of one file.

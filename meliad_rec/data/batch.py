@@ -13,25 +13,27 @@ class Batch(flax.struct.PyTreeNode):
   first token. The first input of a later segment is the last token of the
   segment before it, so every token is a target exactly once.
 
-  If tokens have labels, the inputs are d_0 .. d_{n-1} and the targets their
-  labels. Label 0 is not scored.
+  If tokens have labels, the inputs are d_0 .. d_{n-1}, and the targets are
+  their labels. A label of 0 marks a token that is not scored.
 
   If a document is a pair of sequences, the first half of the segment holds
-  tokens of the first sequence, and the second half tokens of the second
-  sequence, each followed by its padding. The only target is the label of the
-  pair. It is at the last position of the segment in which the longer sequence
-  ends, whether or not that position is padding.
+  tokens of the first sequence, and the second half holds tokens of the second.
+  A sequence that ends within its half is followed by padding. The only target
+  is the label of the pair. It is at the last position of the segment in which
+  the longer sequence ends, whether or not that position is padding.
 
   Attributes:
     tokens_BT: int32 inputs; 0 at padding.
-    targets_BT: int32 targets; 0 where there is none.
-    mask_BT: bool, True at tokens of the document; models ignore all others.
-    scored_BT: bool, True where the target counts; equals mask_BT for text.
-    start_B: bool, True where the row begins a new document. In the first batch
-      of a run, rows that share documents may begin in the middle of one.
+    targets_BT: int32 targets; 0 at positions without a target.
+    mask_BT: bool, True at tokens of the document, False at padding, which
+      models ignore.
+    scored_BT: bool, True where the target counts in loss and metrics; equals
+      mask_BT for text.
+    start_B: bool, True where the row begins to read a document. In the first
+      batch of a run, rows that share a document may begin in its middle.
     document_B: int32 index of the row's document; -1 for an empty row.
-    offset_B: int32 offset, in tokens, of the row's first target in the
-      document (for pairs, in each of the two sequences).
+    offset_B: int32 number of tokens of the document that come before this
+      segment; for pairs, the number in each of the two sequences.
   """
 
   tokens_BT: np.ndarray | jax.Array

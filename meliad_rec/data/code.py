@@ -1,7 +1,8 @@
 """Source code as long documents: one document per installed Python package.
 
-A small substitute for the GitHub dataset of Hutchins et al. 2022 (section 4)
-that needs no download: the standard library and the packages installed by pip.
+This is a small substitute for the GitHub dataset of Hutchins et al. 2022
+(section 4). It needs no download, because it consists of the standard library
+and the packages installed by pip.
 """
 
 from collections.abc import Iterator
@@ -21,13 +22,13 @@ _TABLES = frozenset({'encodings', 'pydoc_data'})
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-  """Python packages of this machine; a hash of the name decides the split.
+  """Python packages of this machine; hashes of their names decide the split.
 
-  90 % of packages are in train, 5 % in validation and 5 % in test.
+  About 90 % of the packages are in train, 5 % in validation and 5 % in test.
 
   A document holds the .py files of a package in sorted order, each after a
   comment line with its path. Files that are not UTF-8 or cannot be read, such
-  as broken links, are skipped and counted.
+  as broken links, are skipped, and their number is logged.
 
   Attributes:
     max_bytes: maximum bytes of a package; the first file that would exceed it
@@ -53,7 +54,10 @@ class Code:
     )
 
   def read(self, split: str) -> Iterator[tuple[str, str]]:
-    """Yields the (name, text) of every package of a split, sorted by name."""
+    """Yields the (name, text) of each package of a split, sorted by name.
+
+    Packages with fewer than `min_bytes` bytes are left out.
+    """
     packages = {
       name: path
       for name, path in self._packages().items()
@@ -90,7 +94,7 @@ class Code:
     return packages
 
   def _package(self, path: Path) -> tuple[str, int]:
-    """Returns the text of a package and the number of skipped files."""
+    """Returns the text of a package, and the number of unreadable files."""
     parts, size, skipped = [], 0, 0
     for file in sorted(path.rglob('*.py')) if path.is_dir() else [path]:
       try:

@@ -11,11 +11,11 @@ from meliad_rec.data.vocabulary import Vocabulary
 
 @runtime_checkable
 class Dataset(Protocol):
-  """A Store, a Text or a synthetic task.
+  """The interface of a dataset: a Store, a Text or a synthetic task.
 
   Attributes:
     vocabulary: the vocabulary of the ids.
-    splits: names of the splits. A run reads train and validation.
+    splits: names of the splits. Training reads 'train' and 'validation'.
   """
 
   vocabulary: Vocabulary
@@ -34,9 +34,12 @@ class HasBaselines(Protocol):
   """A dataset that knows the error rates of trivial baselines."""
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns {name: error rate on scored tokens} of trivial predictors."""
+    """Returns {trivial predictor: its error rate on scored tokens}."""
 
 
 def baselines(data: Dataset, split: str) -> Mapping[str, float]:
-  """Returns the dataset's baselines for a split, or {} if it has none."""
+  """Returns {trivial predictor: error rate} on a split of a dataset.
+
+  Returns {} if the dataset has no baselines.
+  """
   return data.baselines(split) if isinstance(data, HasBaselines) else {}

@@ -1,9 +1,9 @@
 """Tokenized documents: one `Document`, and the `Documents` of a whole split.
 
 Most documents are text, and the next token is the target. Most synthetic tasks
-have labels instead, one for each scored token or for a pair of sequences. A
-pair is one document: the second sequence follows the first, and the label of
-the pair is on its last token.
+have labels instead: one for each scored token, or one for a pair of sequences.
+A pair is one document: the second sequence follows the first, and the label of
+the pair is on the last token of the document.
 """
 
 from collections.abc import Iterable
@@ -26,11 +26,13 @@ class Document(NamedTuple):
 
   Attributes:
     name: name of the document in its source.
-    tokens: token ids, [n].
+    tokens: ids of the n tokens, [n].
     bytes_: number of UTF-8 bytes of the text.
     words: number of whitespace-separated words of the text.
-    labels: ids, [n], 0 where not scored. None: the target is the next token.
-    first_length: tokens in the first sequence of a pair. None: not a pair.
+    labels: ids of the labels, [n]; 0 at tokens that are not scored. None means
+      that the target is the next token.
+    first_length: number of tokens in the first sequence of a pair. None means
+      that the document is not a pair.
   """
 
   name: str
@@ -48,17 +50,19 @@ class Documents:
   Attributes:
     tokens: 1-d array of the ids of all documents in order; may be
       memory-mapped.
-    starts: int64 [documents + 1], where each document begins in `tokens`.
+    starts: int64 [documents + 1], where each document begins in `tokens`; the
+      last entry is where the last document ends.
     bytes_: int64 [documents], number of UTF-8 bytes of each text.
     words: int64 [documents], number of whitespace-separated words of each text.
-    names: [documents], the name of each in its source.
-    tokens_sha256: sha256 of the bytes of `tokens`. None: computed on demand.
-    labels: 1-d array like `tokens`, the label of each token, 0 where not
-      scored. None: the target is the next token.
+    names: [documents], the name of each document in its source.
+    tokens_sha256: sha256 of the bytes of `tokens`. None means that it is
+      computed when it is needed.
+    labels: 1-d array like `tokens`, the label of each token; 0 at tokens that
+      are not scored. None means that the target is the next token.
     first_lengths: int64 [documents], tokens in the first sequence of each pair;
-      the rest is the second sequence. None: documents are not pairs.
+      the rest is the second sequence. None means that documents are not pairs.
     vocabulary_size: size of the vocabulary; ids are checked against it when
-      they are read. None: the ids have been checked already.
+      they are read. None means that they have been checked already.
 
   Raises:
     ValueError: labels or first_lengths do not fit the documents.
@@ -118,11 +122,11 @@ class Documents:
   def collect(
     cls, documents: Iterable[Document], vocabulary: Vocabulary
   ) -> 'Documents':
-    """Gathers documents in memory.
+    """Returns documents concatenated in memory.
 
     Raises:
-      ValueError: an id is 0 or outside the vocabulary, or only some of the
-        documents have labels or are pairs.
+      ValueError: an id is 0 or outside the vocabulary, only some documents have
+        labels, only some are pairs, or labels or pairs do not fit the tokens.
     """
     dtype = token_dtype(vocabulary.size)
     # Ids are appended as they arrive, so that memory holds them only once.
@@ -169,11 +173,12 @@ class Documents:
   def read(
     self, i: int, offset: int, count: int
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `count` inputs and targets of document i, from `offset` on.
+    """Returns `count` inputs and `count` targets of document i.
 
-    In text, the targets are the tokens, and the inputs are the tokens shifted
-    by one, beginning with 0. In labeled documents, the inputs are the tokens,
-    and the targets are their labels.
+    The first target belongs to token `offset` of the document, counted from 0.
+    In text, the targets are tokens, and each input is the token before its
+    target; the input for the first token is 0. In labeled documents, the inputs
+    are tokens, and the targets are their labels.
 
     Raises:
       ValueError: an id is 0 or outside the vocabulary.
@@ -192,14 +197,17 @@ class Documents:
 
   @property
   def sequence_lengths(self) -> np.ndarray:
-    """int64 [documents, 1 or, for pairs, 2]: tokens in each sequence."""
+    """Number of tokens in each sequence.
+
+    The shape is [documents, 2] for pairs, and otherwise [documents, 1]; int64.
+    """
     if self.first_lengths is None:
       return self.lengths[:, None]
     return np.stack([self.first_lengths, self.lengths - self.first_lengths], 1)
 
   @functools.cached_property
   def identity(self) -> str:
-    """sha256 of everything except the names: equal only for equal content."""
+    """sha256 of all content except the names: equal only for equal content."""
     digest = self.tokens_sha256 or hashlib.sha256(self.tokens.data).hexdigest()
     whole = hashlib.sha256(digest.encode())
     for array in (self.starts, self.bytes_, self.words):
@@ -219,15 +227,15 @@ class Documents:
     """Returns only the first documents, the first tokens of each, or both.
 
     Args:
-      count: documents to keep. None: all.
-      tokens: tokens to keep of each document, or of each sequence of a pair.
-        None: all.
+      count: number of documents to keep. None: all.
+      tokens: number of tokens to keep of each document, or of each sequence of
+        a pair. None: all.
       vocabulary: the vocabulary of the ids. Needed if documents are cut, to
         count the bytes and words that remain.
 
     Raises:
-      ValueError: count or tokens is below 1, or documents are cut and there is
-        no vocabulary.
+      ValueError: count or tokens is below 1, or documents must be cut and the
+        vocabulary is None.
     """
     for name, value in (('count', count), ('tokens', tokens)):
       if value is not None and value < 1:
@@ -287,7 +295,7 @@ def count_words(text: str) -> int:
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
-  """Returns the smallest little-endian dtype that holds every id."""
+  """Returns little-endian uint16, or uint32 if ids may exceed 65,535."""
   return np.dtype('<u2' if vocabulary_size <= 2**16 else '<u4')
 
 
@@ -297,9 +305,9 @@ def check_ids(document: Document, vocabulary: Vocabulary) -> None:
   if len(ids) and not (ids.min() > 0 and ids.max() < vocabulary.size):
     wrong = ids[(ids < 1) | (ids >= vocabulary.size)][0]
     raise ValueError(
-      f'Document {document.name!r} has the id {wrong}, but the ids of the '
-      f'vocabulary are 1 to {vocabulary.size - 1}. Tokenize it with the given '
-      'vocabulary.'
+      f'Document {document.name!r} contains the token id {wrong}, but the ids '
+      f'of the vocabulary are 1 to {vocabulary.size - 1}. Tokenize the '
+      'document with this vocabulary.'
     )
 
 
@@ -307,7 +315,7 @@ def check_range(ids: np.ndarray, size: int, path: str | Path) -> None:
   """Checks that ids of a file are in the vocabulary.
 
   Args:
-    ids: ids in the file.
+    ids: ids read from the file.
     size: size of the vocabulary.
     path: path of the file, for the message.
 

@@ -17,14 +17,14 @@ _DROP = 'drop'
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-  """UTF-8 files, one document each, without any change to their bytes.
+  """UTF-8 files; each file is a document, and its bytes are not changed.
 
   The split of a file is determined by the first of these that applies:
   - split_file, if given; files that it marks "drop" or omits are left out;
-  - the folder train/, validation/ or test/ that contains the file, if any file
-    is in one; files outside of them are left out;
-  - a hash of the file's name: one file in twenty goes to validation and one to
-    test, at least one each.
+  - the subfolder train/, validation/ or test/ that contains the file, if there
+    are files in any of these subfolders; all other files are left out;
+  - a hash of the file's path inside the folder: about 5 % of files go to
+    validation and 5 % to test, and at least one file to each.
 
   Files and folders whose names begin with a dot are skipped.
 
@@ -33,11 +33,12 @@ class Folder:
       If a folder has this exact name, it is not treated as a pattern.
     split_file: a file with lines of name, tab, split. Further columns and a
       header line are ignored. A name is a path inside the folder, or a file
-      name without its suffix.
+      name without its suffix. A split is train, validation, test or drop.
 
   Raises:
-    ValueError: there are no files, there are fewer than three files and no
-      given splits, the split file is invalid, or a file is not UTF-8.
+    ValueError: there are no files, fewer than three files are to be split by
+      hash, the split file is invalid, or a file is not UTF-8 or cannot be read.
+      Raised on first use.
   """
 
   path: str
@@ -56,7 +57,10 @@ class Folder:
     return tuple(s for s in SPLITS if s in set(self._split_of.values()))
 
   def read(self, split: str) -> Iterator[tuple[str, str]]:
-    """Yields the (name, text) of every file of a split, sorted by name."""
+    """Yields (path inside the folder, text) of every file of a split.
+
+    Files are sorted by path.
+    """
     for name, its_split in self._split_of.items():
       if its_split == split:
         yield name, _decode(self._files[name])

@@ -1,4 +1,4 @@
-"""Documents from a Hugging Face dataset: local files, or one on the Hub."""
+"""Documents from a Hugging Face dataset, in local files or on the Hub."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -32,31 +32,30 @@ class HuggingFace:
 
   The splits train, validation and test are the splits of the dataset with these
   names, unless `splits_from` gives other names. If the dataset has only train,
-  a hash of the row's number decides: one row in twenty goes to validation and
-  one to test.
+  a hash of the row's number decides the split of a row: about 5 % of rows go to
+  validation and 5 % to test.
 
-  Documents are tokenized once, in memory or into a token store. From then on
-  their order is fixed, and a run resumes only with the same documents. Nothing
-  guarantees that a stream gives the same documents when it is read again: a run
-  that reads one in memory may find, when it resumes, that they differ, and
-  stop. A run that reads a store of the stream always resumes.
+  A run resumes only with the same documents. A stream may give other documents
+  when it is read again. A run that tokenizes a stream in memory may therefore
+  find, when it resumes, that the documents differ, and stop. A run that reads a
+  token store written from the stream can always resume.
 
   Attributes:
     path: a folder that `save_to_disk` wrote; a file or pattern of Parquet,
       Arrow, CSV or JSON lines; a folder of such files; or the name of a
       dataset on the Hub.
     field: name of the column that holds the text, a string.
-    subset: name of a configuration of the dataset. None: the dataset has only
+    subset: name of a configuration of the dataset. None if the dataset has only
       one.
-    splits_from: {split: name in the dataset}, for train, validation or test.
-      None: names are the same.
+    splits_from: {split: its name in the dataset}, where the splits are train,
+      validation and test. None means that the names are the same.
     stream: whether to read rows as they are downloaded, without a copy on the
       disk.
-    limit: maximum rows to read of each split. None: all.
+    limit: maximum number of rows to read of each split. None: all.
 
   Raises:
-    ValueError: the dataset, a split or the column does not exist, or the
-      package `datasets` is not installed.
+    ValueError: the dataset, a split or the column does not exist or cannot be
+      read, or the package `datasets` is not installed. Raised on first use.
   """
 
   path: str
@@ -82,7 +81,11 @@ class HuggingFace:
     return tuple(split for split in SPLITS if split in self._name_of)
 
   def read(self, split: str) -> Iterator[tuple[str, str]]:
-    """Yields the (split:number, text) of every row of a split."""
+    """Yields ('SPLIT:NUMBER', text) of the first `limit` rows of a split.
+
+    SPLIT is the name of the split in the dataset, and NUMBER counts its rows
+    from 0.
+    """
     name = self._name_of.get(split, 'train')
     part = self._parts[name]
     columns = part.column_names or ()
@@ -110,7 +113,7 @@ class HuggingFace:
 
   @functools.cached_property
   def _parts(self) -> Mapping[str, Iterable[Mapping]]:
-    """The splits of the dataset, by their names in the dataset."""
+    """The rows of each split, by the name of the split in the dataset."""
     try:
       import datasets
       import huggingface_hub
@@ -171,7 +174,7 @@ class HuggingFace:
 
   @functools.cached_property
   def _hashed(self) -> bool:
-    """Whether the rows of one split are distributed over all splits."""
+    """Whether a hash distributes the rows of train over all splits."""
     return self.splits_from is None and [*self._name_of] == ['train']
 
   @functools.cached_property
@@ -188,7 +191,7 @@ class HuggingFace:
 
 
 def _told(rows: Iterator, path: str) -> Iterator:
-  """Yields rows; an error of the package becomes a ValueError."""
+  """Yields the same rows; turns any error into a ValueError that names path."""
   try:
     yield from rows
   except Exception as error:

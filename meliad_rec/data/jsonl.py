@@ -22,10 +22,10 @@ _READ_ERRORS = (
 
 @dataclasses.dataclass(frozen=True)
 class Jsonl:
-  """Lines of JSON objects, one document each; blank lines are skipped.
+  """JSON objects, one per line. Each is a document; blank lines are skipped.
 
   The documents of a single file are split by a hash of file name and line
-  number: one in twenty goes to validation and one to test, at least one each.
+  number: about 5 % go to validation and 5 % to test, and at least one to each.
 
   Attributes:
     path: one file; or a folder with any of train.jsonl, validation.jsonl and
@@ -35,7 +35,8 @@ class Jsonl:
 
   Raises:
     ValueError: there is no such file, it cannot be read, a single file has
-      fewer than three lines, or a line is not an object with this field.
+      fewer than three lines, or a line is not an object in which `field` is a
+      string. Raised on first use.
   """
 
   path: str
@@ -66,7 +67,10 @@ class Jsonl:
     return found
 
   def read(self, split: str) -> Iterator[tuple[str, str]]:
-    """Yields the (file:line, text) of every document of a split."""
+    """Yields ('FILE:LINE', text) of every document of a split.
+
+    FILE is the name of the file, and LINE counts its lines from 1.
+    """
     path = self._file(split)
     for number, line in _lines(path):
       name = f'{path.name}:{number}'
@@ -112,7 +116,13 @@ class Jsonl:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-  """Yields (number from 1, content) of lines that are not blank."""
+  """Yields (line number, content) of each line that is not blank.
+
+  Lines are numbered from 1.
+
+  Raises:
+    ValueError: the file cannot be read.
+  """
   try:
     with path.open('rb') as file:
       for number, line in enumerate(file, 1):

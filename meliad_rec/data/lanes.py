@@ -4,14 +4,16 @@ A row reads a document segment by segment; a segment is the tokens that a row
 has in one batch.
 
 When a row finishes its document, it takes the next one from a queue that all
-rows share; rows that finish together take theirs in row order. The assignment
-depends only on the lengths of the documents, so any number of hosts sees the
-same batches. A document begins at the start of a segment, and its last segment
-is padded. Each sequence of a pair gets half of the segment.
+rows share. Rows that finish in the same batch take their next documents in row
+order. The assignment of documents to rows depends only on the order and lengths
+of the documents, so the batches are the same for any number of hosts. A
+document begins at the start of a segment, and its last segment is padded. Each
+sequence of a pair gets half of the segment.
 
-If there are fewer documents than rows, several rows read the same document and
-start at different segments of it. Documents with labels are always read from
-the beginning, because labels may depend on the beginning.
+If documents are repeated and there are fewer of them than rows, several rows
+read the same document and start at different segments of it. Documents with
+labels are always read from the beginning, because a label may depend on all
+tokens before it.
 """
 
 import dataclasses
@@ -42,8 +44,11 @@ class ShorterFirst:
   In these steps gradients reach less far back, and each step is cheaper.
 
   Attributes:
-    segment: tokens per row in those steps.
-    steps: number of those steps.
+    segment: tokens per row in these first steps.
+    steps: number of these first steps.
+
+  Raises:
+    ValueError: segment or steps is below 1.
   """
 
   segment: int
@@ -60,25 +65,26 @@ class ShorterFirst:
 
 
 class Lanes:
-  """Iterator of (Batch, position of the next batch in the data).
+  """Iterator over batches; yields (Batch, position of the next batch).
 
   Args:
     documents: the documents to read; empty ones are skipped.
-    rows: documents read in parallel, over all hosts.
+    rows: number of documents read in parallel, over all hosts.
     segment: tokens per row in a batch.
     seed: seed of the order of documents; each epoch has a different order.
-    shorter_first: overrides `segment` in the first batches. None: all batches
-      have `segment` tokens per row.
+    shorter_first: overrides `segment` in the first batches. None means that all
+      batches have `segment` tokens per row.
     shuffle: whether to shuffle documents. If not, they are read in the given
-      order or, if repeat is False, longest first, so that rows end together.
+      order or, if repeat is False, longest first, so that all rows end at about
+      the same time.
     repeat: whether to continue after one epoch. If not, iteration ends when
-      every token has been a target once; rows without a document are fully
+      every token has been read once; rows that have no document left are fully
       masked and have document -1.
-    local_rows: the rows this host reads, [n]. None: all.
+    local_rows: indices of the rows that this host reads, [n]. None: all rows.
 
   Raises:
-    ValueError: all documents are empty, rows or segment is below 1, or a
-      segment is odd and documents are pairs.
+    ValueError: all documents are empty, rows or segment is below 1, or
+      documents are pairs and a segment has an odd number of tokens.
   """
 
   def __init__(
@@ -155,7 +161,9 @@ class Lanes:
     `step` counts batches. `tokens` and `padding` count the tokens and the
     padding positions of all rows since the beginning. `epoch` is the current
     pass over the documents, counted from 0, and `next` is the number of
-    documents that rows have taken in this pass.
+    documents that rows have taken in this pass. `document_B` and `offset_B` are
+    those of Batch, for the rows of all hosts. `documents` is a hash of the
+    documents, and all other entries are arguments of Lanes.
     """
     return {
       **self._settings,
@@ -173,7 +181,8 @@ class Lanes:
     """Continues exactly at a position saved by lanes with the same settings.
 
     Raises:
-      ValueError: this is not a position, or the documents or settings differ.
+      ValueError: `position` has the wrong keys, or was saved with other
+        documents or settings.
     """
     current = self.position
     if set(position) != set(current):
@@ -257,12 +266,12 @@ class LaneRow(NamedTuple):
   """One row of a batch: inputs, targets, and the mask of real tokens."""
 
   tokens_T: np.ndarray  # int32; 0 at padding.
-  targets_T: np.ndarray  # int32; 0 at padding.
+  targets_T: np.ndarray  # int32; 0 at positions without a target.
   mask_T: np.ndarray  # bool
 
   @classmethod
   def empty(cls, length: int) -> 'LaneRow':
-    """Returns a row of padding."""
+    """Returns a row of `length` positions of padding."""
     ids_T = np.zeros(length, np.int32)
     return cls(ids_T, ids_T.copy(), np.zeros(length, bool))
 
@@ -272,9 +281,10 @@ def read_row(documents: Documents, i: int, offset: int, length: int) -> LaneRow:
 
   Args:
     documents: the documents to read.
-    i: index of the document; below 0 for none.
-    offset: tokens already read of the document, or of each sequence of a pair.
-    length: positions in the row; even for pairs.
+    i: index of the document; if it is below 0, the row is all padding.
+    offset: number of tokens already read of the document, or of each sequence
+      of a pair.
+    length: number of positions in the row; even for pairs.
   """
   row = LaneRow.empty(length)
   if i < 0:
@@ -298,7 +308,15 @@ def read_row(documents: Documents, i: int, offset: int, length: int) -> LaneRow:
 
 
 def shuffled(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-  """Returns the indices of documents that are not empty, shuffled."""
+  """Returns the indices of documents that are not empty, shuffled.
+
+  Each pair of seed and epoch gives another order, the same on every machine.
+
+  Args:
+    lengths: number of tokens of each document.
+    seed: seed of the order.
+    epoch: number of the pass over the documents.
+  """
   full = np.flatnonzero(lengths)
   # NumPy guarantees that this raw stream never changes, but `permutation` may.
   bits = np.random.PCG64(np.random.SeedSequence((seed, epoch)))
@@ -308,7 +326,12 @@ def shuffled(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
 def longest_first(lengths: np.ndarray, segment: int) -> np.ndarray:
   """Returns the indices of documents that are not empty, longest first.
 
-  Length is counted in segments; documents of equal length keep their order.
+  Lengths are rounded up to whole segments before they are compared. Documents
+  with equally many segments keep their order.
+
+  Args:
+    lengths: number of tokens of each document.
+    segment: number of tokens in a segment.
   """
   full = np.flatnonzero(lengths)
   segments = -(-lengths[full] // segment)
@@ -318,13 +341,13 @@ def longest_first(lengths: np.ndarray, segment: int) -> np.ndarray:
 def staggered(document_B: np.ndarray, segments_N: np.ndarray) -> np.ndarray:
   """Returns the index of the segment at which each row starts, [B].
 
-  If n rows share a document, the j-th of them starts after j / n of its
-  segments, so that together they cover it. A row that shares its document with
-  no other row starts at 0.
+  If n rows share a document, row j of them (counted from 0) starts after j / n
+  of its segments, so that together they cover it. A row that shares its
+  document with no other row starts at 0.
 
   Args:
-    document_B: the document of each row.
-    segments_N: the number of segments of each document.
+    document_B: the index of each row's document.
+    segments_N: the number of segments of each of N documents.
   """
   first_B = np.zeros_like(document_B)
   for i in np.unique(document_B):

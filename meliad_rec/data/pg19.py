@@ -15,11 +15,12 @@ class Pg19:
   """The PG-19 books; one book is one document.
 
   Attributes:
-    data_dir: folder in which `tfds build` wrote the books. None: the default of
-      tensorflow-datasets.
+    data_dir: folder in which `tfds build` wrote the books. None means the
+      default folder of tensorflow-datasets.
 
   Raises:
-    ValueError: the books have not been prepared there.
+    ValueError: the books have not been prepared in this folder. Raised by
+      `read`.
   """
 
   data_dir: str | None = None
@@ -28,7 +29,7 @@ class Pg19:
   splits = SPLITS
 
   def read(self, split: str) -> Iterator[tuple[str, str]]:
-    """Yields the (number, text) of every book of a split in a fixed order."""
+    """Yields (book_id, text) of every book of a split in a fixed order."""
     with suppress_stderr():
       import tensorflow_datasets as tfds
 

@@ -9,11 +9,11 @@ Item = TypeVar('Item')
 
 
 def prefetch(items: Iterator[Item], depth: int) -> Iterator[Item]:
-  """Yields the same items, preparing up to `depth` of them in a thread.
+  """Yields all items; a thread prepares up to `depth` of them in advance.
 
-  The thread ends when `items` ends or raises, or when this iterator is closed.
-  An error that `items` raises is raised to the caller after the items before
-  it.
+  The thread ends when `items` ends or raises an error, or when the returned
+  iterator is closed. If `items` raises an error, the caller first gets the
+  items before it, and then the error.
 
   Raises:
     ValueError: depth is below 1.

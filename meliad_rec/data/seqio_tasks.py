@@ -25,8 +25,8 @@ def find(source: Registered, vocabulary: Vocabulary | None):
       callers that use only the texts.
 
   Raises:
-    ValueError: the task is not registered, has no feature 'targets', or has
-      another vocabulary.
+    ValueError: the module of the source cannot be imported, or the task is not
+      registered, has no feature 'targets' or has another vocabulary.
   """
   with suppress_stderr():
     import seqio
@@ -66,7 +66,13 @@ def find(source: Registered, vocabulary: Vocabulary | None):
 
 
 def examples(task, split: str) -> Iterator[dict]:
-  """Yields one epoch of a split of a seqio task or mixture."""
+  """Yields examples of a split as {feature: value}, none of them twice.
+
+  Args:
+    task: a seqio.Task, of which all examples are yielded, or a seqio.Mixture,
+      which ends as soon as one of its tasks has no more examples.
+    split: name of the split.
+  """
   import seqio
 
   mixing = {}

@@ -15,7 +15,12 @@ from meliad_rec.data.pg19 import Pg19
 
 
 class TextReader(Protocol):
-  """A source of texts, such as Folder, or a class of your own."""
+  """The interface of a source of texts, such as Folder or a class of your own.
+
+  Attributes:
+    description: one line that describes the source in logs and token stores.
+    splits: names of the splits.
+  """
 
   description: str
   splits: tuple[str, ...]
@@ -29,9 +34,9 @@ class Registered:
   """A registered seqio task or mixture with a feature 'targets'.
 
   Attributes:
-    name: its name in the registry of seqio.
-    module: Python module that registers it; it is imported first. None if the
-      task is registered already.
+    name: name of the task or mixture in the registry of seqio.
+    module: Python module that registers the task when it is imported. None if
+      the task is registered already.
   """
 
   name: str
@@ -69,17 +74,19 @@ def source(
 
   Args:
     kind: code, folder, jsonl, hf, pg19, or the name of a seqio task or mixture.
-    path: for folder and jsonl, a folder, file or pattern; for hf, one of these
-      or the name of a dataset on the Hub; for pg19, the data_dir.
-    field: name of the field that holds the text, for jsonl and hf. None:
+    path: for folder, a folder or pattern; for jsonl, a file, folder or pattern;
+      for hf, one of these or the name of a dataset on the Hub; for pg19, the
+      data_dir of tensorflow-datasets.
+    field: for jsonl and hf, name of the field that holds the text. None means
       'text'.
-    split_file: a file with lines of name, tab and split, for folder.
-    module: the Python module that registers a seqio task.
-    subset, stream, limit: see HuggingFace.
-    splits_from: see HuggingFace; an entry 'SPLIT=NAME' for each split.
+    split_file: for folder, a file with lines of name, tab and split.
+    module: for a seqio task, the Python module that registers it.
+    subset, stream, limit: for hf; see HuggingFace.
+    splits_from: for hf, one entry 'SPLIT=NAME' for each split; see HuggingFace.
 
   Raises:
-    ValueError: a flag is missing or does not apply to this kind of source.
+    ValueError: a flag is missing, does not apply to this kind of source, or has
+      an invalid value.
   """
   given = {
     'path': path,
@@ -131,7 +138,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def define_flags() -> None:
-  """Defines the flags that describe a source."""
+  """Defines the command-line flags that describe a source."""
   flags.DEFINE_string(
     'source',
     None,
@@ -179,10 +186,10 @@ def define_flags() -> None:
 
 
 def from_flags() -> Source:
-  """Returns the source of the command line.
+  """Returns the source that the flags on the command line describe.
 
   Raises:
-    ValueError: --source is missing, or other flags do not fit it.
+    ValueError: --source is missing, or the other flags do not fit --source.
   """
   args = flags.FLAGS
   if not args.source:

@@ -10,14 +10,17 @@ from meliad_rec.report.console import counted
 
 
 def split_of(name: str) -> str:
-  """Returns validation for 5 % of names, test for 5 %, train for the others."""
+  """Returns the split of a name, chosen by a hash of the name.
+
+  About 5 % of names are in validation, 5 % in test, and all others in train.
+  """
   return {0: 'validation', 1: 'test'}.get(_hash(name) % 20, 'train')
 
 
 def split_by_name(
   names: Collection[str], location: str, remedy: str
 ) -> dict[str, str]:
-  """Returns the split of each name, in the given order; no split is empty.
+  """Returns {name: split} in the given order of names; no split is empty.
 
   The split of a document does not depend on the other documents, with one
   exception: a split that would be empty takes a document of the largest split.
@@ -25,7 +28,7 @@ def split_by_name(
   Args:
     names: names of the documents, all different.
     location: path of the documents, for messages.
-    remedy: last sentence of the message if there are too few documents.
+    remedy: last sentence of the error message if there are too few names.
 
   Raises:
     ValueError: there are fewer than three names.

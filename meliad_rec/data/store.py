@@ -1,13 +1,13 @@
 """A token store: documents tokenized once and memory-mapped afterwards.
 
 A store is a folder with manifest.json, the file of its vocabulary (none for
-bytes), and for each split the ids (raw, little-endian), the starts, bytes and
-words of its documents (.npy) and their names (JSON). The manifest has the size
-and sha256 of every file. Nothing is ever unpickled, and no file name in a
-manifest can point outside the folder.
+bytes), and for each split the token ids (raw, little-endian), the start, number
+of bytes and number of words of each document (.npy), and the names (JSON). The
+manifest has the size and sha256 of every other file. Nothing is ever unpickled,
+and no file name in a manifest can point outside the folder.
 
 Opening a split checks the sha256 of its files. If a split has more than 16 MiB
-of ids, only a sample of them is checked. `verify` reads and checks everything.
+of ids, only a sample of ids is checked. `verify` reads and checks everything.
 """
 
 from collections.abc import Iterable
@@ -69,13 +69,13 @@ class Store:
   """An opened store; its tokens are read only when they are used.
 
   Attributes:
-    path: the folder.
+    path: the folder of the store.
     vocabulary: the vocabulary of the ids.
     manifest: the content of manifest.json: source, counts, sizes, sha256 sums.
 
   Raises:
-    ValueError: a file is missing, has another size or has invalid content, or
-      path is a remote address.
+    ValueError: manifest.json or the file of the vocabulary is missing or
+      invalid, or path is a remote address.
   """
 
   def __init__(self, path: str | Path):
@@ -102,7 +102,7 @@ class Store:
     return list(self.manifest['splits'])
 
   def documents(self, split: str) -> Documents:
-    """Returns the documents of a split, memory-mapped.
+    """Returns the documents of a split; their tokens are memory-mapped.
 
     Raises:
       ValueError: there is no such split, or its files are missing or damaged.
@@ -125,20 +125,20 @@ def write(
   source: str,
   force: bool = False,
 ) -> Store:
-  """Writes a store, reading one document at a time.
+  """Writes a store and opens it. Documents are read one at a time.
 
   If a document cannot be read or written, no store is created, and an existing
-  one is left intact.
+  store is left intact.
 
   Args:
     path: the folder to create. It may exist if it is empty.
     splits: the documents of each split; splits are read one after the other.
-    vocabulary: the vocabulary of the ids; its file is copied.
+    vocabulary: the vocabulary of the ids; its file is copied to the store.
     source: description of the source, for the manifest.
     force: whether to replace an existing store.
 
   Raises:
-    ValueError: as for `check_free`, or a split is empty, a document has labels,
+    ValueError: `check_free` raises it, a split is empty, a document has labels,
       or an id is 0 or outside the vocabulary.
   """
   # Resolved, so that a link is followed and the folder itself is replaced.
@@ -180,9 +180,9 @@ def write(
 
 
 def _swap(folder: Path, path: Path) -> None:
-  """Renames a folder to `path`, in place of a store that may be there.
+  """Renames `folder` to `path`, replacing a store that may be at `path`.
 
-  A store is never partly deleted at `path`, even if the process is killed.
+  `path` never holds a partly deleted store, even if the process is killed.
   """
   if not path.exists():
     os.rename(folder, path)
@@ -201,8 +201,8 @@ def verify(path: str | Path) -> None:
   """Reads every file of a store and compares its sha256 with the manifest.
 
   Raises:
-    ValueError: a file has changed or has an id that is not in the vocabulary.
-      The message names the first such file.
+    ValueError: a file is missing or changed, or has an id that is not in the
+      vocabulary. The message names the first such file.
   """
   store = Store(path)
   for split, entry in store.manifest['splits'].items():
@@ -303,7 +303,7 @@ def write_split(
   documents: Iterable[Document],
   vocabulary: Vocabulary,
 ) -> dict:
-  """Writes the files of a split; returns its part of the manifest.
+  """Writes the files of a split; returns the split's part of the manifest.
 
   Raises:
     ValueError: the split is empty, a document has labels, or an id is 0 or
@@ -355,7 +355,7 @@ def write_split(
 
 
 def _sample(ids: np.ndarray) -> np.ndarray:
-  """Returns pages spread evenly over many ids, or all if they are few."""
+  """Returns all ids if they are few, else evenly spaced pages of them."""
   if ids.nbytes <= _WHOLE:
     return ids
   begins = np.arange(_PAGES) * (len(ids) - _PAGE) // (_PAGES - 1)
@@ -427,13 +427,13 @@ def read_manifest(folder: Path) -> dict:
 
 
 def write_manifest(folder: Path, manifest: dict) -> None:
-  """Writes a manifest; its files must already be in the folder."""
+  """Writes a manifest; all files that it lists must be in the folder."""
   assert _matches(manifest, _MANIFEST)
   (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + '\n')
 
 
 def file_entry(path: Path) -> dict:
-  """Returns the entry of a file in the manifest: name, bytes, sha256."""
+  """Returns the manifest entry of a file: its name, size in bytes, sha256."""
   return {
     'name': path.name,
     'size': path.stat().st_size,
@@ -442,7 +442,7 @@ def file_entry(path: Path) -> dict:
 
 
 def find_file(folder: Path, entry: dict) -> Path:
-  """Returns the path of a file of the manifest after checking its size.
+  """Returns the path of a file in the manifest after checking its size.
 
   Raises:
     ValueError: the file is outside the folder, missing, or has another size.
@@ -466,7 +466,7 @@ def find_file(folder: Path, entry: dict) -> Path:
 
 
 def _names(manifest: dict) -> set[str]:
-  """Returns the names of all files of a store."""
+  """Returns the names of all files of the store with this manifest."""
   entries = [*manifest['vocabulary']['files'].values()]
   for split in manifest['splits'].values():
     entries += split['files'].values()

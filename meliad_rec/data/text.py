@@ -26,7 +26,7 @@ class Text:
   Attributes:
     source: the source of the documents.
     vocabulary: the vocabulary to tokenize with.
-    splits: the splits of the source.
+    splits: names of the splits of the source.
 
   Raises:
     ValueError: the source does not exist, or is a seqio task with another
@@ -57,7 +57,11 @@ class Text:
     ]
 
   def documents(self, split: str) -> Documents:
-    """Returns all documents of a split, tokenizing them on the first call."""
+    """Returns all documents of a split, tokenizing them on the first call.
+
+    Raises:
+      ValueError: there is no such split, or the source cannot be read.
+    """
     if split not in self._documents:
       self._documents[split] = self._tokenize(split)
     return self._documents[split]
@@ -80,7 +84,7 @@ class Text:
     return documents
 
   def stream(self, split: str) -> Iterator[Document]:
-    """Yields the documents of a split in the order of the source.
+    """Yields the tokenized documents of a split in the order of the source.
 
     Raises:
       ValueError: there is no such split, or the source cannot be read.
@@ -114,7 +118,7 @@ def document(name: str, text: str, vocabulary: Vocabulary) -> Document:
 
 
 def _shown(documents: Iterator[Document]) -> Iterator[Document]:
-  """Yields the same documents, and shows how many tokens they have so far."""
+  """Yields the same documents; shows the number of tokens so far on stderr."""
   tokens = 0
   with contextlib.closing(Countdown(None, 'tokens')) as countdown:
     for one in documents:
@@ -127,7 +131,8 @@ def texts(source: Source, split: str) -> Iterator[str]:
   """Yields the texts of a split without tokenizing them.
 
   Raises:
-    ValueError: there is no such split, or the source cannot be read.
+    ValueError: there is no such split, the source cannot be read, or a seqio
+      task has no feature 'targets_pretokenized'.
   """
   if not isinstance(source, Registered):
     _check_split(source, source.splits, split)

@@ -1,4 +1,4 @@
-"""Vocabularies: text to token ids and back, without TensorFlow.
+"""Vocabularies, which turn text into token ids and back, without TensorFlow.
 
 Id 0 is padding in every vocabulary and never occurs in a document.
 """
@@ -30,8 +30,8 @@ class Vocabulary(Protocol):
 
   Attributes:
     size: number of ids, including padding and other special ids.
-    identity: text that identifies the exact mapping from text to ids, equal on
-      every machine.
+    identity: string that identifies the exact mapping from text to ids; the
+      same on every machine.
   """
 
   size: int
@@ -41,20 +41,28 @@ class Vocabulary(Protocol):
     """Returns the int32 ids of a text, with nothing added at either end."""
 
   def decode(self, ids: np.ndarray) -> str:
-    """Returns the text of ids, which must be the beginning of a document.
+    """Returns the text of the given ids.
 
-    Invalid UTF-8 becomes U+FFFD.
+    The first id must be the first of a document. Invalid UTF-8 becomes U+FFFD.
     """
 
   def token_bytes(self, ids: np.ndarray) -> list[bytes]:
     """Returns the UTF-8 bytes of each id.
 
-    The ids must be the beginning of a document.
+    The first id must be the first of a document.
     """
 
 
 def open_vocabulary(name: str | Path) -> Vocabulary:
-  """Opens 'bytes', a SentencePiece .model or a Hugging Face tokenizer.json."""
+  """Opens a vocabulary.
+
+  Args:
+    name: 'bytes', or the path of a SentencePiece .model file or of a Hugging
+      Face tokenizer.json.
+
+  Raises:
+    ValueError: the file cannot be read, or is not such a file.
+  """
   if name == 'bytes':
     return Bytes()
   return (Tokenizer if Path(name).suffix == '.json' else SentencePiece)(name)
@@ -93,17 +101,18 @@ class Bytes:
 
 
 class SentencePiece:
-  """A SentencePiece model file (Kudo and Richardson 2018).
+  """A vocabulary from a SentencePiece model file (Kudo and Richardson 2018).
 
-  U+2581 is SentencePiece's mark for a space and is read as a space. A model
-  made by `meliad_rec.commands.train_vocab` preserves all other text exactly.
+  SentencePiece marks spaces by the character U+2581, so this character in a
+  text becomes a space. A model made by `meliad_rec.commands.train_vocab`
+  preserves all other text exactly.
 
   Args:
     path: the .model file.
 
   Raises:
-    ValueError: the file is not a SentencePiece model, or the model can map
-      text to id 0.
+    ValueError: the file cannot be read or is not a SentencePiece model, or the
+      model can map text to id 0, which is padding.
   """
 
   def __init__(self, path: str | Path):
@@ -175,18 +184,19 @@ class Tokenizer:
   """A Hugging Face tokenizer, read from a file tokenizer.json.
 
   Ids are those of the file plus 1, because 0 is padding. Text that looks like a
-  special token, such as '<s>', is read as any other text, so no special token
-  occurs in a document. Decoding returns exactly the text that was encoded if
-  the tokenizer does not normalize text. If the tokenizer adds a space at the
-  beginning of a text, a space that was already there is lost.
+  special token, such as '<s>', is encoded like any other text, so no special
+  token occurs in a document. If the tokenizer does not normalize text, decoding
+  returns exactly the text that was encoded, with one exception: if the
+  tokenizer adds a space at the beginning of a text, a space that was already
+  there is lost.
 
   Args:
     path: the file. Its decoder must be ByteLevel (GPT-2, Llama 3), or one for
       SentencePiece: Metaspace, or Replace with ByteFallback (Llama 2).
 
   Raises:
-    ValueError: the file is not a tokenizer with such a decoder, or the package
-      `tokenizers` is not installed.
+    ValueError: the file cannot be read or is not a tokenizer with such a
+      decoder, or the package `tokenizers` is not installed.
   """
 
   def __init__(self, path: str | Path):
@@ -266,7 +276,7 @@ _BYTE_OF |= {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
 
 
 def _decoders(setting: Mapping | None) -> set[str]:
-  """Returns the types of the decoders in a tokenizer.json."""
+  """Returns the types of all decoders in the 'decoder' of a tokenizer.json."""
   if setting is None:
     return set()
   if setting['type'] == 'Sequence':
@@ -287,12 +297,12 @@ def _sentencepiece(piece: str) -> bytes:
 
 
 class Words:
-  """Space-separated words of a synthetic task; ids count from 1 in their order.
+  """A vocabulary of the space-separated words of a synthetic task.
 
   The identity lists the words, so it is enough to restore the vocabulary.
 
   Args:
-    words: all words.
+    words: all words in the order of their ids, which count from 1.
 
   Raises:
     ValueError: a word is empty, contains a space, or occurs twice.
@@ -316,7 +326,7 @@ class Words:
     """Returns the vocabulary with this identity.
 
     Raises:
-      ValueError: it is the identity of another kind of vocabulary.
+      ValueError: the identity is that of another kind of vocabulary.
     """
     if not identity.startswith(WORDS_PREFIX):
       raise ValueError(
@@ -344,7 +354,10 @@ class Words:
     return b''.join(self.token_bytes(ids)).decode()
 
   def token_bytes(self, ids: np.ndarray) -> list[bytes]:
-    """Returns the bytes of each word with the space before it."""
+    """Returns the bytes of each id: a space and its word, or b'' for id 0.
+
+    The first word has no space.
+    """
     spelled = [
       f' {self.words[i - 1]}'.encode() if i else b''
       for i in np.asarray(ids).tolist()

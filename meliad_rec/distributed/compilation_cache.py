@@ -11,11 +11,13 @@ _MIN_SECONDS = 0.02
 
 
 def enable() -> None:
-  """Caches compiled programs, except those that compile in no time.
+  """Lets JAX cache compiled programs that take 0.02 seconds or more to compile.
 
-  They are kept in ~/.cache/meliad_rec, where XDG_CACHE_HOME replaces ~/.cache.
-  JAX_COMPILATION_CACHE_DIR names another folder, and
-  JAX_ENABLE_COMPILATION_CACHE=0 disables the cache.
+  They are kept in a folder of ~/.cache/meliad_rec. Three environment variables
+  change this. XDG_CACHE_HOME names a folder in place of ~/.cache.
+  JAX_COMPILATION_CACHE_DIR names the folder of the programs itself; JAX's own
+  minimum of 1 second then applies. JAX_ENABLE_COMPILATION_CACHE=0 disables the
+  cache.
   """
   if jax.config.jax_compilation_cache_dir is not None:
     return
@@ -41,7 +43,7 @@ def _processor() -> str:
   """Returns a hash of the instruction sets that the processor supports.
 
   Machines may share a home folder, and code compiled for one processor may not
-  run on another.
+  run on another. Where the instruction sets are not known, returns 'any'.
   """
   try:
     lines = Path('/proc/cpuinfo').read_text().splitlines()

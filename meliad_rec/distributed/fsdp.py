@@ -1,4 +1,4 @@
-"""Gathers parameters before their use, if they are sharded over the axis fsdp.
+"""Gathers the parameters sharded over the mesh axis fsdp before their use.
 
 Rows of a batch are sharded over fsdp too. Without an explicit gather, the
 compiler may gather the activations of all rows instead of the parameters.
@@ -17,14 +17,14 @@ from meliad_rec.distributed.partition import RULES
 
 
 def all_gather_params(params, stacked: bool = True):
-  """Returns parameters that are not sharded over fsdp.
+  """Returns parameters gathered over the mesh axis fsdp.
 
-  Call it before applying a model, and before a loop that reads the same
+  Call this before applying a model, and before a loop that reads the same
   parameters many times. Without a mesh, parameters are returned unchanged.
 
   Args:
-    params: nested dict; leaves whose path matches no rule of partition.RULES
-      are returned unchanged.
+    params: nested dict of parameters; leaves whose path matches no rule of
+      partition.RULES are returned unchanged.
     stacked: whether to gather the stacked parameters of a scan over layers, all
       layers at once. If False, they stay sharded, and the scan gathers one
       layer at a time. Other parameters are always gathered, and stay gathered

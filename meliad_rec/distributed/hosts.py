@@ -47,8 +47,8 @@ def agree(facts: dict[str, str]) -> None:
 def mesh_jit(mesh: Mesh | None, function: Callable, **options) -> Callable:
   """Returns jax.jit(function), with the mesh set during calls.
 
-  A function that is traced cannot read the mesh from its sharded arguments, but
-  Pallas kernels need it (see per_shard.py).
+  While a function is traced, it cannot read the mesh from its sharded
+  arguments, but Pallas kernels need the mesh (see per_shard.py).
 
   Args:
     mesh: mesh of the arguments; None returns plain jax.jit(function).

@@ -1,7 +1,8 @@
-"""Ctrl-C while a command starts or ends; imports nothing that takes time.
+"""Handling of Ctrl-C while a command starts or ends.
 
-Python raises KeyboardInterrupt wherever it is. In an import this prints a long
-traceback, and some libraries catch it and go on.
+Python raises KeyboardInterrupt wherever the program is. During an import this
+prints a long traceback, and some libraries catch the exception and go on. This
+module imports nothing that takes time.
 """
 
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ import sys
 
 
 def end_at_once() -> None:
-  """Lets Ctrl-C end the process with a line and exit code 130 from now on.
+  """Lets Ctrl-C from now on print a line and end the process with code 130.
 
-  It changes nothing if Ctrl-C is ignored or already handled differently.
+  This changes nothing if Ctrl-C is ignored, or if another handler than Python's
+  own is installed.
   """
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _end)
@@ -34,7 +36,7 @@ def raising() -> Iterator[None]:
 
 
 def leave(code: int) -> None:
-  """Ends the process without the clean-up at the end of Python."""
+  """Ends the process with this exit code, without Python's own clean-up."""
   with contextlib.suppress(OSError):
     sys.stdout.flush()
   os._exit(code)

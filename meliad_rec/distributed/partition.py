@@ -67,10 +67,10 @@ CARRY_RULES = (
 def make_mesh(
   data: int | None = None, fsdp: int = 1, model: int = 1, devices=None
 ) -> Mesh:
-  """Returns a mesh of all devices.
+  """Returns a mesh of devices with the axes data, fsdp and model.
 
   Args:
-    data: number of replicas. None uses all devices: their number divided by
+    data: number of replicas. None means the number of devices divided by
       fsdp * model.
     fsdp: number of shards of each parameter along its embedding axis.
     model: number of shards of heads, hidden units and vocabulary.
@@ -106,15 +106,15 @@ def make_mesh(
 
 
 def path_string(path) -> str:
-  """Returns a key path as 'cell/cells_0/...'."""
+  """Returns a key path of a pytree as a string such as 'cell/cells_0/...'."""
   return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 def logical_axes(path: str) -> tuple[str | None, ...]:
-  """Returns the names of a parameter's last axes, from RULES.
+  """Returns the names of the last axes of the parameter with this path.
 
   Raises:
-    ValueError: not exactly one rule matches.
+    ValueError: not exactly one of RULES matches the path.
   """
   found = [axes for pattern, axes in RULES if re.search(pattern, path)]
   if len(found) != 1:
@@ -135,11 +135,11 @@ def mesh_axes(
 ) -> list[str | None]:
   """Returns the mesh axis of each axis of an array, or None if not sharded.
 
-  An axis that does not divide evenly is not sharded.
+  An axis is not sharded if its size is not a multiple of the mesh axis's size.
 
   Args:
     mesh: the mesh.
-    names: logical names of the last axes of the array.
+    names: names of the last axes of the array, from RULES or CARRY_RULES.
     shape: shape of the array.
   """
   axes = [None] * (len(shape) - len(names)) + [MESH_AXES.get(n) for n in names]
@@ -150,10 +150,10 @@ def mesh_axes(
 
 
 def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:
-  """Returns the sharding of rows over data and fsdp.
+  """Returns the sharding of a batch's rows over the mesh axes data and fsdp.
 
   Raises:
-    ValueError: rows is not a multiple of the product of both axes.
+    ValueError: rows is not a multiple of data * fsdp.
   """
   shards = np.prod([mesh.shape[axis] for axis in BATCH_AXES])
   if rows % shards:
@@ -168,13 +168,13 @@ def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:
 def local_rows(mesh: Mesh, rows: int) -> np.ndarray:
   """Returns the ascending indices of the rows of a batch that this host reads.
 
-  These are the rows of its devices. They need not be consecutive: the devices
-  of a host are neighbors in the network, but not always in the mesh. Hosts that
-  differ only along the axis model read the same rows.
+  These are the rows of the host's devices. The indices need not be consecutive:
+  the devices of a host are neighbors in the network, but not always in the
+  mesh. Hosts that differ only along the axis model read the same rows.
 
   Args:
     mesh: the mesh.
-    rows: rows of the batch, over all hosts.
+    rows: number of rows of the batch, over all hosts.
 
   Raises:
     ValueError: rows is not a multiple of data * fsdp.
@@ -183,7 +183,7 @@ def local_rows(mesh: Mesh, rows: int) -> np.ndarray:
 
 
 def rows_of(mesh: Mesh, rows: int, host: int) -> np.ndarray:
-  """Returns `local_rows` of the host with this process index."""
+  """Returns the result of `local_rows` on the host with this process index."""
   indices = batch_sharding(mesh, rows).devices_indices_map((rows,))
   held = [
     np.arange(rows)[part]
@@ -196,11 +196,16 @@ def rows_of(mesh: Mesh, rows: int, host: int) -> np.ndarray:
 def state_shardings(mesh: Mesh, state, rows: int):
   """Returns the NamedSharding of every leaf of a train_step.TrainState.
 
-  Parameters follow RULES. A moment is sharded like the parameter that has the
-  same shape and whose path is the end of the moment's path. The carry is
-  sharded by rows, and its keys and values also by heads. All other leaves are
-  replicated. Every leaf has a sharding from the start, because a restored run
-  would otherwise mix arrays on incompatible sets of devices.
+  Parameters follow RULES. A moment of the optimizer is sharded like the
+  parameter that has the same shape and whose path is the end of the moment's
+  path. The carry is sharded by rows, and its keys and values also by heads. All
+  other leaves are replicated. Every leaf has a sharding from the start, because
+  a restored run would otherwise mix arrays on incompatible sets of devices.
+
+  Args:
+    mesh: the mesh.
+    state: a TrainState, of arrays or of their shapes.
+    rows: number of rows of the batch, over all hosts.
 
   Raises:
     ValueError: rows is not a multiple of data * fsdp.
@@ -227,7 +232,7 @@ def state_shardings(mesh: Mesh, state, rows: int):
 
 
 def carry_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
-  """Returns the PartitionSpec of a leaf of the carry."""
+  """Returns the PartitionSpec of a carry's leaf with this path and shape."""
   found = [names for pattern, names in CARRY_RULES if re.search(pattern, path)]
   _, *others = mesh_axes(mesh, found[0] if found else (), shape)
   return PartitionSpec(BATCH_AXES, *others)

@@ -1,7 +1,7 @@
 """Runs kernels, top-k search or attention on each device's own rows and heads.
 
 XLA partitions its own operations over a mesh, but not a Pallas kernel. For a
-top-k search, it gathers the rows of all devices. It may partition attention
+top-k search, XLA gathers the rows of all devices. XLA may partition attention
 over queries, which costs an exchange between devices in each layer.
 """
 
@@ -78,7 +78,12 @@ def split_kv_heads(a_BSHK, num_heads: int):
   """Repeats heads of keys or values until they divide evenly over the mesh.
 
   If the query heads divide evenly over the mesh axis model, but the key heads
-  do not, attention would otherwise run with all heads on each device.
+  do not, attention would otherwise run with all heads on each device. If the
+  query heads do not divide evenly either, nothing is repeated.
+
+  Args:
+    a_BSHK: keys or values.
+    num_heads: number of query heads.
   """
   repeats = _split_heads(num_heads, a_BSHK.shape[2]) // a_BSHK.shape[2]
   return a_BSHK if repeats == 1 else jnp.repeat(a_BSHK, repeats, 2)
@@ -93,7 +98,7 @@ def heads_of_device(num_heads: int, num_kv_heads: int) -> tuple[int, int]:
 
 
 def _split_heads(num_heads: int, num_kv_heads: int) -> int:
-  """Returns the number of key heads after split_kv_heads."""
+  """Returns the number of key heads that split_kv_heads makes."""
   size = _heads_axis_size()
   return num_kv_heads if num_heads % size else math.lcm(num_kv_heads, size)
 
@@ -104,10 +109,10 @@ def _heads_axis_size() -> int:
 
 
 def per_row(call: Callable, batch, shared):
-  """Returns call(batch, shared); each device computes its own rows.
+  """Returns call(batch, shared), for which each device computes its own rows.
 
   Args:
-    call: a function whose results are also arrays [B, ...].
+    call: a function whose results are arrays [B, ...].
     batch: a pytree of arrays [B, ...].
     shared: a pytree of arrays that all rows read; they are not sharded over
       data and fsdp.
@@ -129,7 +134,7 @@ def per_row(call: Callable, batch, shared):
 
 
 def _auto_axes(mesh) -> dict[str, int]:
-  """Returns names and sizes of the axes that XLA partitions over."""
+  """Returns names and sizes of the mesh axes over which XLA partitions."""
   return {
     name: mesh.shape[name]
     for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)

@@ -1,8 +1,8 @@
 """Starts and ends one process of a run that may have several.
 
-If one process fails, the others cannot continue. They may be waiting for it in
-C++, where Python cannot stop them. When its heartbeats stop, jax aborts them
-and prints the reason.
+If one process fails, the others cannot continue. They may be waiting for the
+failed process in C++, where Python cannot stop them. When the heartbeats of the
+failed process stop, jax aborts the others and prints the reason.
 """
 
 from collections.abc import Callable
@@ -35,14 +35,14 @@ def together(
   """Joins the other processes of the run, and returns the exit code of `work`.
 
   A single process just runs `work`. A process that fails exits at once, without
-  waiting for the others; they stop within a minute.
+  waiting for the others; the others stop within a minute.
 
   Args:
-    work: function that all processes run; returns an exit code.
+    work: function that all processes run and that returns an exit code.
     guarded: cli.guarded, which prints errors that a user can correct.
 
   Raises:
-    ValueError: see initialize_distributed.
+    ValueError, RuntimeError: see initialize_distributed.
   """
   initialize_distributed()
   if jax.process_count() == 1:
@@ -97,6 +97,7 @@ def initialize_distributed() -> None:
   Raises:
     ValueError: only some of the three variables are set, or the cluster cannot
       be joined.
+    RuntimeError: jax was used before, but there is a cluster to join.
   """
   if jax.distributed.is_initialized():
     return

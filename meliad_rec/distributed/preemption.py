@@ -19,9 +19,9 @@ from jax.experimental import multihost_utils
 def at_once():
   """Lets Ctrl-C and SIGTERM end the process at once within a `with` body.
 
-  Use it around long work in C++, such as compilation, during which Python does
-  not call its signal handlers. On several hosts, and in notebooks, it changes
-  nothing.
+  Use this around long work in C++, such as compilation, during which Python
+  does not call its signal handlers. This changes nothing on several hosts, in
+  notebooks, and in threads other than the main one.
   """
   numbers = signal.SIGINT, signal.SIGTERM
   previous = {}
@@ -64,16 +64,19 @@ class StopRequest:
 
   @property
   def exit_code(self):
-    """Exit code of the run: 0 if it was not asked to stop.
+    """Exit code of the run: 0 if the run was not asked to stop.
 
-    Otherwise it is 128 plus the signal's number, as in shells: 130 for Ctrl-C,
-    143 for SIGTERM, and 143 if another host received the signal.
+    Otherwise the code is 128 plus the signal's number, as in shells: 130 for
+    Ctrl-C, 143 for SIGTERM, and 143 if another host received the signal.
     """
     number = self._number or (signal.SIGTERM if self._agreed else None)
     return 0 if number is None else 128 + number
 
   def listen(self):
-    """Catches SIGTERM and the first Ctrl-C from now on."""
+    """Catches SIGTERM and the first Ctrl-C from now on, in the main thread.
+
+    On several hosts, SIGTERM is left to jax.
+    """
     # Python delivers signals to its main thread only, and on several hosts
     # SIGTERM belongs to jax.
     is_main = threading.current_thread() is threading.main_thread()
@@ -87,7 +90,7 @@ class StopRequest:
       signal.signal(each, self._handle)
 
   def close(self):
-    """Restores the earlier signal handlers."""
+    """Restores the signal handlers that `listen` replaced."""
     for each, handler in (self._previous or {}).items():
       signal.signal(each, handler)
     self._previous = None

@@ -1,7 +1,8 @@
 """Comparison of two models on the same tokens.
 
 As in Hutchins et al. 2022, section 4.6, the tokens are sorted by how much
-better the second model predicts them, and the first ones are shown in context.
+better the second model predicts them. The tokens at both ends of this order are
+shown in context.
 """
 
 from collections.abc import Iterator
@@ -16,14 +17,14 @@ _BEFORE, _AFTER = 90, 20  # Bytes of text shown around a token.
 
 
 def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
-  """Reports how much better b is than a, in bits, as several tables.
+  """Returns several tables that show, in bits, how much better b is than a.
 
   Terminal control characters in the texts are replaced.
 
   Args:
-    a, b: losses on the same tokens.
-    top: number of units to show where b gains most, and as many where it loses
-      most.
+    a, b: losses of two models on the same tokens.
+    top: maximum number of units to show at which b gains the most bits over a,
+      and also of those at which b loses the most bits.
     unit: 'token', or 'word' for text between whitespace.
 
   Raises:
@@ -60,7 +61,7 @@ def word_starts(losses: TokenLosses) -> np.ndarray:
   """Returns the indices of the tokens at which words begin.
 
   A word includes the whitespace before it. The first token of a document always
-  begins one.
+  begins a word.
   """
   text = losses.text
   is_space = np.isin(text, np.frombuffer(b' \t\n\r\f\v', np.uint8))
@@ -78,7 +79,8 @@ def place_bins(losses: TokenLosses) -> Iterator[tuple[int, int, np.ndarray]]:
   The bins are [0, 64), [64, 128), [128, 256), and so on.
 
   Yields:
-    The first position of a bin, its end, and the indices of its tokens.
+    The first position of a bin, its end (not in the bin), and the indices of
+    its tokens.
   """
   place = np.arange(len(losses.tokens))
   place = place - losses.starts[losses.document_of(place)]
@@ -114,7 +116,15 @@ def _by_place(a, b):
 
 
 def _places(word, a, b, firsts, top, sign):
-  """Yields the units with the largest gain (sign 1) or loss (-1) in context."""
+  """Yields lines that show, in context, where B gains or loses most.
+
+  Args:
+    word: 'gained' or 'lost', for the heading.
+    a, b: losses of models A and B.
+    firsts: index of the first token of each unit (token or word).
+    top: maximum number of units to show.
+    sign: 1 for units at which B gains, -1 for units at which it loses.
+  """
   nats_a, nats_b = (
     np.add.reduceat(x.nats.astype(np.float64), firsts) for x in (a, b)
   )

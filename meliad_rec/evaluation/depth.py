@@ -6,13 +6,14 @@ chunk of a sequence, or a whole sequence. `everything`, `by_length` and
 `by_nesting` summarize documents as `Group`s, which `table` prints.
 
 The nesting of a token is the number of brackets around it: `[MAX` and `(` open
-one, `]` and `)` close one.
+a bracket, `]` and `)` close one. Here the nesting is below each token:
 
     [MAX 2 [MIN 4 7 ] 0 ]
        0 1    1 2 2 1 1 0
 
-Letters of this file: N tokens or documents, R sequences of a batch, n chunks of
-a sequence, U units of a chunk, X positions of a sequence.
+Letters of this file: N tokens or documents, R sequences of a batch (rows, or
+halves of rows for pairs), n chunks of a sequence, U units of a chunk, X
+positions of a sequence.
 """
 
 from collections.abc import Callable
@@ -43,15 +44,16 @@ class Depths:
   """Steps and answers of a model at the N tokens of some documents.
 
   In labeled documents, a token's steps and answer are those at its own
-  position. In text they are those at the position before it, at which the model
-  predicts it.
+  position. In text they are those at the position before the token, at which
+  the model predicts the token.
 
   Attributes:
     documents: the documents that were read.
     steps: int32 [N], steps taken; the sum over all recurrences of the model.
-    begins: bool [N], whether a unit begins at the token.
+    begins: bool [N], whether a unit (tokens that halt together) begins at the
+      token.
     answers: int32 [N], the most likely label or token. The answer for a pair of
-      sequences is at its last token.
+      sequences is at the last token of the pair.
   """
 
   documents: Documents
@@ -60,7 +62,7 @@ class Depths:
   answers: np.ndarray
 
   def of(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns `steps`, `begins` and `answers` of document i, each [n]."""
+    """Returns `steps`, `begins` and `answers` of the n tokens of document i."""
     here = slice(*self.documents.starts[i : i + 2])
     return self.steps[here], self.begins[here], self.answers[here]
 
@@ -72,14 +74,15 @@ def measure(
   rows: int,
   on_progress: Callable[[int], None] = lambda tokens: None,
 ) -> Depths:
-  """Reads every document once, as evaluation does.
+  """Returns the steps and answers of a model, reading every document once.
 
   Args:
     sharded: the model on its mesh.
-    params: its parameters.
+    params: parameters of the model.
     documents: the documents to read; see evaluation.run_over.
-    rows: documents read in parallel; affects only the speed.
-    on_progress: called after each segment with the tokens read so far.
+    rows: number of documents read in parallel; affects only the speed.
+    on_progress: called after each segment with the number of tokens read so
+      far.
 
   Raises:
     ValueError: the model does not halt.
@@ -105,7 +108,11 @@ def measure(
 def depth_step(model: Model, params, carry, batch: Batch):
   """Returns the next carry, and the batch's `steps`, `begins` and `answers`.
 
-  The last three are [B, T]; see Depths.
+  A carry is the state of the model between two steps. The other three results
+  are [B, T]; see Depths.
+
+  Raises:
+    ValueError: the model does not halt.
   """
   (carry, logits_BTV), sown = model.apply(
     {'params': params},
@@ -137,14 +144,15 @@ def spread(depth: jax.Array, B: int, T: int) -> tuple[jax.Array, jax.Array]:
   """Returns the steps at each position, and whether a unit begins there.
 
   Args:
-    depth: the steps of each unit, as a recurrence sowed them: [B, U], or
-      [n, B, U] for n chunks. U is 1 or the positions of a chunk. A pair has one
-      row for each of its sequences.
-    B: rows of the batch.
-    T: positions of each row.
+    depth: the steps of each unit, as a recurrence sowed them: [R, U], or
+      [n, R, U] for n chunks. R is B, or 2 B for pairs, which have one row for
+      each sequence. U is the number of units in a chunk: 1, or one for each
+      position.
+    B: number of rows in the batch.
+    T: number of positions in each row.
 
   Returns:
-    int32 and bool arrays, both [B, T].
+    The steps, int32 [B, T], and whether a unit begins, bool [B, T].
   """
   depth_nRU = depth.reshape(-1, *depth.shape[-2:]).astype(jnp.int32)
   n, R, U = depth_nRU.shape
@@ -159,7 +167,7 @@ def spread(depth: jax.Array, B: int, T: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _keep(depths, batch, steps_BT, begins_BT, answers_BT):
-  """Copies the results of a segment to the tokens of its documents."""
+  """Copies the results of a segment to the places of its tokens in `depths`."""
   documents = depths.documents
   pairs = (
     (depths.steps, steps_BT),
@@ -205,9 +213,11 @@ _OPEN, _CLOSE = ('[', '('), (']', ')')
 
 
 def bracket_steps(vocabulary: Vocabulary) -> np.ndarray | None:
-  """Returns int64 [ids]: 1 if an id opens a bracket, -1 if it closes one, or 0.
+  """Returns int64 [vocabulary size]: how each id changes the nesting.
 
-  Returns None if this is not a vocabulary of words, or if no word is a bracket.
+  An id that opens a bracket has 1, one that closes a bracket has -1, and all
+  others have 0. Returns None if this is not a vocabulary of words, or if no
+  word is a bracket.
   """
   if not isinstance(vocabulary, Words):
     return None
@@ -220,7 +230,8 @@ def bracket_steps(vocabulary: Vocabulary) -> np.ndarray | None:
 def levels(steps: np.ndarray, tokens: np.ndarray) -> np.ndarray:
   """Returns int64 [tokens]: the number of brackets around each token.
 
-  A bracket has the level of the text around it. Levels below 0 count as 0.
+  A bracket itself has the level of the text outside it. Levels below 0 count as
+  0.
 
   Args:
     steps: as returned by `bracket_steps`.
@@ -242,10 +253,11 @@ class Group(NamedTuple):
   """Metrics of documents that have something in common.
 
   Attributes:
-    name: the property they have in common, such as '10-20' for their lengths.
+    name: the property that the documents have in common, such as '10-20' for
+      lengths of 10 to 20 tokens.
     documents: number of documents.
-    mean: mean steps of their units.
-    most: maximum steps of their units.
+    mean: mean number of steps over the units (tokens that halt together).
+    most: maximum number of steps of a unit.
     accuracy: share of labels (or, in text, of tokens) that the model predicts
       correctly; None if there are none to predict.
   """
@@ -263,7 +275,10 @@ def everything(depths: Depths) -> Group:
 
 
 def by_length(depths: Depths) -> list[Group]:
-  """Groups documents by length, about equally many in each group."""
+  """Groups documents by length; all groups have about equally many documents.
+
+  There are at most _BINS groups. Empty documents are left out.
+  """
   lengths = depths.documents.lengths
   parts = np.arange(1, _BINS + 1) / _BINS
   longest = np.unique(np.quantile(lengths[lengths > 0], parts, method='higher'))
@@ -296,7 +311,7 @@ def by_nesting(depths: Depths, bracket_steps: np.ndarray) -> list[Group]:
 
 
 def group(depths: Depths, name: str, chosen_N: np.ndarray) -> Group:
-  """Returns the metrics of chosen documents.
+  """Returns the metrics of the chosen documents as a Group.
 
   Args:
     depths: steps and answers of all documents.
@@ -321,7 +336,12 @@ def group(depths: Depths, name: str, chosen_N: np.ndarray) -> Group:
 
 
 def table(heading: str, groups: Sequence[Group]) -> str:
-  """Returns the groups as lines of text."""
+  """Returns a table with one line for each group.
+
+  Args:
+    heading: heading of the column of names.
+    groups: the groups.
+  """
   width = max(len(heading), *(len(each.name) for each in groups))
   lines = [
     f'{heading:{width}} {"documents":>10} {"mean":>7} {"most":>6}  right'

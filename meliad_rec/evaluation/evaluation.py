@@ -29,7 +29,7 @@ class Part:
     tokens: number of tokens of each document, from its beginning. None: all.
 
   Raises:
-    ValueError: one of them is below 1.
+    ValueError: documents or tokens is below 1.
   """
 
   documents: int | None = None
@@ -45,7 +45,7 @@ class Part:
         )
 
   def of(self, documents: Documents, vocabulary) -> Documents:
-    """Returns this part of the documents."""
+    """Returns this part of the documents; see Documents.head."""
     return documents.head(self.documents, self.tokens, vocabulary)
 
 
@@ -59,18 +59,21 @@ def run_over(
   on_progress: Callable[[int], None] = lambda tokens: None,
   stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-  """Runs a step over all segments of some documents, each once.
+  """Runs a step once over each segment of some documents.
 
   Args:
-    documents: read longest first, so that all rows end at about the same time.
+    documents: the documents to read. The longest are read first, so that all
+      rows end at about the same time.
     sharded: the model that the step runs.
-    step: (params, carry, batch) -> (carry, *outputs), compiled on the mesh.
+    step: (params, carry, batch) -> (carry, *outputs), compiled on the mesh. The
+      carry is the state of the model between two steps.
     params: first argument of the step.
-    rows: documents read in parallel.
+    rows: number of documents read in parallel.
     consume: called as consume(batch, *outputs) for each segment, with global
       arrays on the devices.
-    on_progress: called after each segment with the tokens read so far.
-    stop: called before each segment; True ends the pass.
+    on_progress: called after each segment with the number of tokens read so
+      far.
+    stop: called before each segment; if it returns True, the pass ends.
 
   Returns:
     Whether the pass was completed.
@@ -107,7 +110,7 @@ def run_over(
 
 
 def gather(*arrays):
-  """Returns arrays of all rows, from all hosts, as NumPy arrays."""
+  """Returns arrays that have the rows of all hosts, as NumPy arrays."""
   return multihost_utils.process_allgather(arrays, tiled=True)
 
 
@@ -124,18 +127,24 @@ def evaluate(
 
   Args:
     sharded: the model on its mesh.
-    params: its parameters.
+    params: parameters of the model.
     documents: the documents to read; see run_over.
-    rows: documents read in parallel; affects speed, and metrics only by
-      rounding.
-    stop: called before each segment; True ends the pass.
-    nats_of: one float32 array for each document, to be filled with the nats of
-      each target, on every host; NaN at targets that are not scored.
-    on_progress: called after each segment with the tokens read so far.
+    rows: number of documents read in parallel; affects the speed, and metrics
+      only by rounding.
+    stop: called before each segment; if it returns True, the pass ends.
+    nats_of: one float32 array for each document. On every host, it is filled
+      with the loss of each target in nats, NaN at targets that are not scored.
+      None means that these losses are not kept.
+    on_progress: called after each segment with the number of tokens read so
+      far.
 
   Returns:
-    The metrics of totals.quality or totals.label_quality and the metrics that
-    modules sowed; None if the pass was stopped.
+    {metric: value}: the metrics of totals.quality (for labels, of
+    totals.label_quality) and the metrics that modules sowed. None if `stop`
+    ended the pass.
+
+  Raises:
+    ValueError: no token was scored.
   """
   totals = Totals()
 
@@ -158,12 +167,25 @@ def evaluate(
 
 
 def metrics_given(documents: Documents) -> list[str]:
-  """Returns the names of the metrics that any model has on these documents."""
+  """Returns the names of the metrics that any model has on these documents.
+
+  Metrics that modules sow are left out.
+  """
   return list(_metrics(Totals(tokens=1, scored=1), documents))
 
 
 def probe(sharded: ShardedModel, params, batch: Batch, rows: int) -> Sums:
-  """Evaluates one batch from an empty carry; returns the sums on the host."""
+  """Evaluates one batch, starting from an empty carry.
+
+  Args:
+    sharded: the model on its mesh.
+    params: parameters of the model.
+    batch: the rows of this host.
+    rows: rows of the whole batch, over all hosts.
+
+  Returns:
+    The sums of the batch, copied to the host.
+  """
   carry = sharded.empty_carry(params, rows)
   _, sums, _ = sharded.eval_step(params, carry, sharded.put(batch, rows))
   return jax.device_get(sums)

@@ -21,14 +21,16 @@ _DTYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class TokenLosses:
-  """Losses of a model on the tokens of some documents.
+  """Losses of a model on the N tokens of some documents.
 
   Attributes:
     tokens: int32 [N], ids of all documents in order.
-    nats: float32 [N], -ln p of each token.
-    starts: int64 [documents + 1], where each document begins in `tokens`.
-    bytes_: int64 [N + 1], where each token begins in `text`, and the end.
-    text: uint8, UTF-8 of all documents in order.
+    nats: float32 [N], the loss of each token, -ln p(token).
+    starts: int64 [documents + 1], where each document begins in `tokens`; the
+      last entry is N.
+    bytes_: int64 [N + 1], where each token begins in `text`; the last entry is
+      the length of `text`.
+    text: uint8, UTF-8 bytes of all documents in order.
     names: names of the documents.
     about: run, step, settings and metrics, as JSON values.
   """
@@ -43,7 +45,7 @@ class TokenLosses:
 
   @classmethod
   def of(cls, documents: Documents, vocabulary: Vocabulary) -> 'TokenLosses':
-    """Returns losses of 0; `evaluate` fills them through `parts`.
+    """Returns losses of 0, to be filled by `evaluate(..., nats_of=x.parts)`.
 
     Raises:
       ValueError: the documents are labeled.
@@ -69,15 +71,23 @@ class TokenLosses:
 
   @property
   def parts(self) -> list[np.ndarray]:
-    """The nats of each document, as views of `nats`."""
+    """The losses of each document in nats, as views of `nats`."""
     return np.split(self.nats, self.starts[1:-1])
 
   def document_of(self, token):
-    """Returns the index of the document that contains each token index."""
+    """Returns the index of the document that contains a token.
+
+    Args:
+      token: index of a token in `tokens`, or an array of such indices.
+    """
     return np.searchsorted(self.starts, token, 'right') - 1
 
   def write(self, path: str | Path) -> None:
-    """Writes the file, completely or not at all; ValueError if impossible."""
+    """Writes the losses to a file, completely or not at all.
+
+    Raises:
+      ValueError: the file cannot be written.
+    """
     arrays = {
       'tokens': self.tokens,
       'nats': self.nats,
@@ -90,7 +100,11 @@ class TokenLosses:
 
   @classmethod
   def load(cls, path: str | Path) -> 'TokenLosses':
-    """Reads a file that `write` wrote; ValueError if it is anything else."""
+    """Reads the losses from a file that `write` wrote.
+
+    Raises:
+      ValueError: the file is missing, damaged or of another kind.
+    """
     arrays, facts = array_file.read(path, _KIND, _COMMAND)
     try:
       losses = cls(
@@ -109,7 +123,7 @@ class TokenLosses:
     return losses
 
   def is_sound(self) -> bool:
-    """Returns whether the arrays have the documented dtypes and shapes."""
+    """Returns whether the arrays are as TokenLosses documents them."""
     arrays = self.tokens, self.nats, self.starts, self.bytes_, self.text
     kinds = [(a.ndim, a.dtype) for a in arrays] == [
       (1, dtype) for dtype in _DTYPES.values()

@@ -16,8 +16,8 @@ class Sample:
   """Settings of the sample that is generated at each evaluation.
 
   Attributes:
-    prompt: number of tokens, at least 1, at the start of the first document,
-      which the sample continues.
+    prompt: number of tokens to read from the start of the first document, at
+      least 1. The sample continues this text.
     length: number of tokens to generate; 0 disables the sample.
     sampler: draws the tokens.
     seed: seed of the draws.
@@ -37,12 +37,13 @@ class Sample:
   ) -> str | None:
     """Returns the prompt, a '|', and the text that the model generates.
 
+    Returns None if `stop` returns True.
+
     Args:
       decoder: decoder of the model.
       documents: the first of them begins with the prompt.
       vocabulary: vocabulary of the documents.
-      stop: called after every few tokens; if it returns True, the sample ends
-        and None is returned.
+      stop: called after every few tokens; if it returns True, generation ends.
     """
     prompt_T = np.asarray(documents[0][: self.prompt], np.int32)
     state = decoder.read(decoder.start(1), prompt_T[None])

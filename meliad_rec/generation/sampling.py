@@ -15,12 +15,15 @@ class Sampler:
   """Draws a token for each row, but never id 0, which is padding.
 
   Attributes:
-    temperature: number by which logits are divided. At 0, or below 1e-30, the
-      most likely token is taken.
+    temperature: number by which logits are divided. If it is 0, or below 1e-30,
+      the most likely token is taken.
     top_k: number of most likely tokens to draw from; None draws from all.
     top_p: draws from the smallest set of most likely tokens whose probabilities
       add up to at least this number (nucleus sampling, Holtzman et al. 2020); 1
       draws from all.
+
+  Raises:
+    ValueError: temperature, top_k or top_p is outside its range.
   """
 
   temperature: float = 1.0
@@ -55,7 +58,7 @@ class Sampler:
     return jax.vmap(jax.random.categorical)(rng_B, logits_BV)
 
   def keep_likely(self, logits_BV):
-    """Sets the logits of tokens outside top_k or top_p to -inf."""
+    """Returns the logits, with -inf for tokens outside top_k or top_p."""
     if self.top_k is not None:
       k = min(self.top_k, logits_BV.shape[-1])
       least_B1 = jax.lax.top_k(logits_BV, k)[0][:, -1:]
@@ -75,7 +78,10 @@ class Sampler:
 def check_count(
   name: str, value: int, least: int, below: float = math.inf
 ) -> None:
-  """Raises ValueError unless value is an integer, least <= value < below."""
+  """Raises ValueError unless value is an integer and least <= value < below.
+
+  The error message calls the value `name`.
+  """
   whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
   if not (whole and least <= value < below):
     limit = '' if below == math.inf else f' and below {below:,}'

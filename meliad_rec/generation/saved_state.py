@@ -27,7 +27,7 @@ def save(path: str | Path, state: DecoderState, about: dict[str, str]) -> None:
 
   Args:
     path: path of the file; an existing file is replaced.
-    state: state of a model of any architecture and dtype.
+    state: decoder state of a model of any architecture and dtype.
     about: facts that must be the same when the file is loaded.
 
   Raises:
@@ -49,8 +49,8 @@ def load(
 
   Args:
     path: path of the file.
-    like: a state of the same model with one row, which gives the structure and
-      shapes.
+    like: a state of the same model, with as many rows as the saved state. It
+      gives the structure and shapes.
     about: facts that must equal those that were saved.
 
   Raises:
@@ -93,12 +93,15 @@ def _current_names(by_path: dict) -> dict:
 
 
 def _describe(array, dtype: str) -> str:
-  """Returns dtype, shape, and bytes per element in the file, as text."""
+  """Returns, as text, the given dtype, and the array's shape and item size."""
   return f'{dtype}{list(array.shape)} of {array.dtype.itemsize} B'
 
 
 def _as_numpy_dtype(a: np.ndarray) -> np.ndarray:
-  """Returns the array, with bits of a non-NumPy dtype as unsigned integers."""
+  """Returns the array as it is stored; its dtype becomes one that NumPy has.
+
+  An array of a dtype that NumPy lacks becomes unsigned integers of equal bits.
+  """
   if a.dtype.kind != 'V':
     return a
   return a.view(f'u{a.dtype.itemsize}')

@@ -33,7 +33,8 @@ class TextGenerator:
 
     Args:
       text: text of any length.
-      state: state after the preceding text; None: the text begins a document.
+      state: state after the preceding text. None means that the text begins a
+        document.
     """
     state = self.decoder.start(1) if state is None else state
     ids_T = self.vocabulary.encode(text)
@@ -46,7 +47,10 @@ class TextGenerator:
   def write(
     self, state: DecoderState, tokens: int, sampler: Sampler, seed: int
   ) -> Iterator[tuple[DecoderState, list[str]]]:
-    """Yields the state and each row's next piece of text, chunk by chunk.
+    """Yields (state, texts) after each chunk; texts has each row's new text.
+
+    After the last chunk, a final item has what StreamingDetokenizer.end returns
+    for each row.
 
     Args:
       state: the state after the prompt.
@@ -68,8 +72,8 @@ class TextGenerator:
 class StreamingDetokenizer:
   """Turns the tokens of one document into text, piece by piece.
 
-  A character whose bytes are spread over several tokens appears with its last
-  byte.
+  A character whose bytes are spread over several tokens appears with the token
+  that has its last byte.
 
   Args:
     vocabulary: vocabulary of the tokens.

@@ -1,8 +1,8 @@
-"""Dropout of probabilities, and functions that kernels for TPU and GPU share.
+"""Dropout of attention, and functions that kernels for TPU and GPU share.
 
 The kernels compute exponentials to base 2. In their docstrings, a logit or bias
-"to base 2" has been multiplied by LOG2E. The "band" is NEVER where a key is
-outside a query's window, and 0 elsewhere.
+"to base 2" has been multiplied by LOG2E. The "band" is an array that is added
+to logits: NEVER where a key is outside a query's window, and 0 elsewhere.
 """
 
 import math
@@ -26,7 +26,7 @@ class Dropout(struct.PyTreeNode):
   """Dropout of attention probabilities.
 
   Attributes:
-    rng: a key.
+    rng: key of JAX's random numbers.
     rate: fraction of the probabilities that is dropped.
   """
 
@@ -38,12 +38,20 @@ class Dropout(struct.PyTreeNode):
 
 
 def keep_mask(rng, rate: float, shape: tuple[int, ...]):
-  """Returns 0 with probability `rate`, else 1 / (1 - rate), in float32."""
+  """Returns random dropout factors in float32.
+
+  Each is 0 with probability `rate`, else 1 / (1 - rate).
+  """
   return jax.random.bernoulli(rng, 1 - rate, shape) / (1 - rate)
 
 
 def dot(a, b, dims=AB):
-  """Multiplies matrices, with sums in float32."""
+  """Multiplies two matrices, with sums in float32.
+
+  Args:
+    a, b: the matrices.
+    dims: AB, AB_T or A_TB, which says whether one matrix is transposed.
+  """
   return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 
 
@@ -51,13 +59,14 @@ def pad_to_blocks(inputs: AttentionInputs, past: int, block: int):
   """Pads queries, keys and values to whole blocks.
 
   Args:
-    inputs: arrays of any length.
-    past: number of past keys to return; those not given are masked zeros.
-    block: tokens of a block.
+    inputs: queries, keys and values of any length.
+    past: number of past keys to return; those that `inputs` lacks are zeros,
+      which the mask hides.
+    block: tokens in a block.
 
   Returns:
-    Queries, keys and values; and the mask [B, S] float32, to be added to the
-    logits of each key: 0 or NEVER.
+    The padded queries, keys and values; and the mask [B, S] float32, to be
+    added to logits: NEVER at keys that no query may see, and 0 elsewhere.
   """
   missing = past + inputs.q_BTHK.shape[1] - inputs.k_BSHK.shape[1]
   pad_after = lambda a: pad_to_multiple(a, block)
@@ -72,20 +81,25 @@ def pad_to_blocks(inputs: AttentionInputs, past: int, block: int):
 
 
 def unpad_keys(a_BSHK, inputs: AttentionInputs, past: int):
-  """Removes what `pad_to_blocks` added to keys."""
+  """Removes the keys that `pad_to_blocks` added.
+
+  Args:
+    a_BSHK: keys, values or their gradients, of padded length.
+    inputs, past: arguments that `pad_to_blocks` was called with.
+  """
   end = past + inputs.q_BTHK.shape[1]
   return a_BSHK[:, end - inputs.k_BSHK.shape[1] : end]
 
 
 def pad_to_multiple(a_BS, block: int):
-  """Appends zeros to [B, S, ...] until S is a multiple of the block."""
+  """Appends zeros to [B, S, ...] until S is a multiple of `block`."""
   pads = [(0, 0)] * a_BS.ndim
   pads[1] = (0, -a_BS.shape[1] % block)
   return jnp.pad(a_BS, pads)
 
 
 def unsupported_reason(inputs: AttentionInputs) -> str | None:
-  """Returns why no kernel supports the inputs; None if some kernel may."""
+  """Returns why no kernel supports the inputs, or None if some kernel may."""
   T, S, W = inputs.q_BTHK.shape[1], inputs.k_BSHK.shape[1], inputs.window
   if inputs.keys_WK is not None:
     return 'the position module adds vectors to the keys'

@@ -1,4 +1,4 @@
-"""Attention by Pallas kernels where they run and support the inputs, else XLA.
+"""Attention by Pallas kernels if they run and support the inputs, else by XLA.
 
 The choice is made for the platform that a program is compiled for. The kernels
 for GPU have not been measured on a GPU yet, so they run only on request.
@@ -32,8 +32,8 @@ FORMS = {
   'tpu_interpreted': ('tpu',),
   'gpu_interpreted': ('cuda',),
 }
-# Checkpoint names, for policies of remat: the output, and the logarithms of
-# sums of exponentials, which the backward pass reads.
+# Checkpoint names, for policies of remat: of the output, and of the logarithms
+# of sums of exponentials. The backward pass reads both.
 WINDOW_NAMES = 'window_attention_output', 'window_attention_sums'
 MEMORY_NAMES = 'memory_attention_output', 'memory_attention_sums'
 
@@ -45,13 +45,16 @@ def window_attention(
 
   Args:
     inputs: see AttentionInputs.
-    dropout: see xla.window_attend.
-    form: one of FORMS. 'auto': kernels on a TPU; 'gpu': kernels on a TPU or a
-      GPU; 'xla': no kernels. XLA runs what kernels do not support.
+    dropout: dropout of the probabilities; None means no dropout. Blocks of
+      queries share one mask, as in xla.window_attend.
+    form: one of FORMS. 'auto' uses kernels on a TPU; 'gpu' uses kernels on a
+      TPU or a GPU; 'xla' uses no kernels. XLA computes what kernels do not
+      support. 'tpu_interpreted' and 'gpu_interpreted' interpret the kernels.
 
   Raises:
-    ValueError: the form does not exist, interpreted kernels do not support the
-      inputs, or this machine's GPU cannot run the kernels for GPU.
+    ValueError: the form does not exist; interpreted kernels do not support the
+      inputs; or the form is 'gpu', but this machine's GPU cannot run the
+      kernels.
   """
   kernels = {'tpu': window_attention_tpu, 'cuda': window_attention_gpu}
   if form == 'gpu' and (reason := window_attention_gpu.device_reason()):
@@ -70,11 +73,12 @@ def memory_attention(
   """Returns attention to memory slots [B, T, H, K].
 
   There are kernels for TPU only. The table shows the compiler's estimates for a
-  TPU v5e, in thousands of cycles: the forward pass, then forward and backward
-  together. The queries are 512 state vectors and a block of 512 tokens of one
-  row (8 heads of width 128, bfloat16). For kernels, the number before the plus
-  sign is an upper bound of the time that they take themselves; the number after
-  it is the time that XLA takes to prepare their inputs.
+  TPU v5e, in thousands of cycles. In each column, the first entry is for the
+  forward pass, and the second for forward and backward passes together. The
+  queries are 512 state vectors and a block of 512 tokens of one row (8 heads of
+  width 128, bfloat16). For kernels, the number before the plus sign is an upper
+  bound of the time that they take themselves; the number after it is the time
+  that XLA takes to prepare their inputs.
 
       slots    XLA          kernels
         512    54, 161      10 + 16, 34 + 44
@@ -84,7 +88,8 @@ def memory_attention(
 
   Args:
     inputs: see MemoryInputs.
-    dropout: one mask [H, T, S] serves all rows.
+    dropout: dropout of the probabilities, with one mask [H, T, S] for all rows;
+      None means no dropout.
     form: see window_attention.
 
   Raises:
@@ -103,17 +108,18 @@ def memory_attention(
 class Dispatch:
   """Implementations of one call of attention: kernels, and XLA.
 
-  Kernels that support the inputs are chosen when the call is traced. One of
-  them or XLA is chosen when it is compiled for a platform. The object is called
-  with `inputs` and `dropout`. The inputs are AttentionInputs or MemoryInputs.
-  `dropout` is a Dropout, an array that multiplies the probabilities, or None.
+  The kernels that support the inputs are found when the call is traced. One of
+  them, or XLA, is chosen when the traced program is compiled for a platform.
+  The object is called with `inputs` and `dropout`. `inputs` is AttentionInputs
+  or MemoryInputs. `dropout` is a Dropout, an array that multiplies the
+  probabilities, or None.
 
   Attributes:
     kernels: (platform, module) pairs of the kernels that may run.
     form: one of FORMS.
-    by_xla: attend and gradients by XLA, such as xla.window_attend and
-      xla.window_gradients.
-    names: checkpoint names of the output, and of the logarithms of sums of
+    by_xla: two functions by XLA, for outputs and for gradients, such as
+      xla.window_attend and xla.window_gradients.
+    names: two checkpoint names: of the output, and of the logarithms of sums of
       exponentials.
   """
 
@@ -133,16 +139,17 @@ class Dispatch:
 
   @property
   def interpret(self) -> bool:
-    """Whether kernels are interpreted, without the chip that they are for."""
+    """Whether kernels are interpreted, which needs no TPU or GPU."""
     return self.form.endswith('_interpreted')
 
   def run(self, by_kernels: Callable[[ModuleType], Callable], by_xla, *args):
-    """Calls one implementation with `args`: the platform's kernels, or XLA.
+    """Returns the result of one implementation: the platform's kernels, or XLA.
 
     Args:
-      by_kernels: module of the kernels -> implementation.
+      by_kernels: function that makes an implementation from a module of
+        kernels.
       by_xla: implementation for platforms without kernels.
-      *args: its arguments.
+      *args: arguments of the implementation.
     """
     branches = {name: by_kernels(module) for name, module in self.kernels}
     if not branches:
@@ -156,7 +163,11 @@ class Dispatch:
 def _supported(
   form: str, kernels: dict[str, ModuleType], inputs, dropout: Any
 ) -> tuple[tuple[str, ModuleType], ...]:
-  """Returns the kernels that a form uses and that support the inputs."""
+  """Returns (platform, module) of a form's kernels that support the inputs.
+
+  Raises:
+    ValueError: see window_attention.
+  """
   if form not in FORMS:
     raise ValueError(
       f'form must be one of {", ".join(FORMS)}, got {form!r}. Set '
@@ -206,7 +217,7 @@ def _forward(inputs, dropout, dispatch: Dispatch):
 def _backward(dispatch: Dispatch, saved, do):
   """Returns the gradients of inputs and dropout.
 
-  Those of the mask and of dropout are None.
+  The gradients of the inputs' mask and of dropout are None.
   """
 
   def by_kernels(module):
@@ -226,7 +237,10 @@ _attend.defvjp(_forward, _backward)
 
 
 def _keep_mask(inputs, dropout, module: ModuleType):
-  """Returns dropout factors of the probabilities in the kernels' shape."""
+  """Returns dropout factors in the shape that a module of kernels needs.
+
+  A `dropout` that is already an array, or None, is returned unchanged.
+  """
   if not isinstance(dropout, Dropout):
     return dropout
   return dropout.keep_mask(module.dropout_shape(inputs))

@@ -1,8 +1,8 @@
-"""Attention as defined, with all T x S logits in plain XLA, and its inputs.
+"""Reference implementations of attention in plain XLA, and attention's inputs.
 
-For windowed attention this is only the reference with which tests compare the
-other implementations. Attention to memory slots runs as defined here wherever
-no kernel supports it. Arrays in float64 give float64 results.
+The reference implementations compute the logits of all T queries with all S
+keys at once. They are called only by tests, which compare the other
+implementations with them. Arrays in float64 give float64 results.
 """
 
 from flax import struct
@@ -13,24 +13,28 @@ NEVER = -1e30  # A logit whose exponential is exactly 0 in float32.
 
 
 class AttentionInputs(struct.PyTreeNode):
-  """Inputs of causal sliding-window attention, in all its implementations.
+  """Inputs of causal sliding-window attention, for all its implementations.
 
-  The first P keys are the past, P <= W; the other T are own keys, those of the
-  queries' own tokens: query t is at key P + t. It sees the W nearest keys: 1 to
-  W steps back, or 0 to W - 1 if it sees itself.
+  There are T queries, P + T keys and a window of W keys. The first P keys,
+  P <= W, are past keys. The other T are own keys: they belong to the same
+  tokens as the queries, so query t has the position of key P + t. A query sees
+  the W nearest keys: those 1 to W steps back, or 0 to W - 1 steps back if
+  `include_self` is True.
 
   Attributes:
     q_BTHK: queries.
     k_BSHK: keys, S = P + T of them. They may have fewer heads, each shared by
       several heads of queries.
-    v_BSHK: values.
+    v_BSHK: values, with as many heads as the keys.
     mask_BS: bool, False at keys that no query may see.
     bias_HW: added to the logits, by distance: index 0 is for the nearest
-      visible key. NEVER hides a key.
-    scale_H: per-head scale applied after L2-normalizing the queries; keys are
-      normalized too. None: the queries are already scaled.
-    keys_WK: added to the keys of all heads, by distance as bias_HW; None adds
-      nothing.
+      visible key. A bias of NEVER hides the keys at that distance.
+    scale_H: scale of each head, by which the queries are multiplied after
+      L2-normalization. The keys must then have unit length too, except own keys
+      that `normalize_own` normalizes. None means that the queries are already
+      scaled.
+    keys_WK: vectors added to the keys of all heads, by distance as in bias_HW;
+      None adds nothing.
     include_self: whether the nearest visible key is the query's own.
     normalize_own: whether to L2-normalize the T own keys.
   """
@@ -52,7 +56,8 @@ class AttentionInputs(struct.PyTreeNode):
   def kinds(self) -> 'AttentionInputs':
     """Returns the kind of each array, as per_shard.per_shard needs it.
 
-    Only kernels run per shard, and they take no keys_WK.
+    keys_WK has no kind, because only kernels run under per_shard, and they do
+    not support keys_WK.
     """
     return self.replace(
       q_BTHK='tokens',
@@ -66,7 +71,7 @@ class AttentionInputs(struct.PyTreeNode):
 
 
 def window_attention(inputs: AttentionInputs):
-  """Returns attention [B, T, H, K]; zeros for a query that sees no key."""
+  """Returns outputs [B, T, H, K], which are 0 for a query that sees no key."""
   q_BTHK, k_BSHK, bias_HW = inputs.q_BTHK, inputs.k_BSHK, inputs.bias_HW
   T, S, W = q_BTHK.shape[1], k_BSHK.shape[1], inputs.window
   if inputs.normalize_own:
@@ -104,9 +109,9 @@ class MemoryInputs(struct.PyTreeNode):
   Attributes:
     q_BTHK: queries; each sees all slots.
     k_BSHK: keys of the slots; they may have fewer heads, as in AttentionInputs.
-    v_BSHK: values of the slots.
+    v_BSHK: values of the slots, with as many heads as the keys.
     mask_BS: bool, False at slots that no query may see.
-    scale_H: see AttentionInputs.
+    scale_H: see AttentionInputs; the keys must have unit length if it is given.
   """
 
   q_BTHK: jax.Array
@@ -121,12 +126,12 @@ class MemoryInputs(struct.PyTreeNode):
 
 
 def memory_attention(inputs: MemoryInputs, keep_HTS=None):
-  """Returns attention [B, T, H, K]; zeros where no slot is visible.
+  """Returns outputs [B, T, H, K], which are 0 in a row without visible slots.
 
   Args:
     inputs: see MemoryInputs.
     keep_HTS: dropout factors of the probabilities, 0 or 1 / (1 - rate), the
-      same for all rows; None: all are 1.
+      same for all rows; None means that all are 1.
   """
   q_BTHK = inputs.q_BTHK
   if inputs.scale_H is not None:
@@ -146,14 +151,14 @@ def memory_attention(inputs: MemoryInputs, keep_HTS=None):
 
 
 def l2_normalize(x_BSHK):
-  """Returns vectors of unit length, in the dtype given."""
+  """Scales the vectors along the last axis to unit length; keeps the dtype."""
   x = x_BSHK.astype(sum_dtype(x_BSHK))
   factor = jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6)
   return (x * factor).astype(x_BSHK.dtype)
 
 
 def normalize_own_keys(k_BSHK, T: int):
-  """L2-normalizes the last T keys."""
+  """L2-normalizes the last T keys, and leaves earlier keys unchanged."""
   past = k_BSHK.shape[1] - T
   return jnp.concatenate([k_BSHK[:, :past], l2_normalize(k_BSHK[:, past:])], 1)
 
@@ -164,11 +169,16 @@ def normalize_and_scale(q_BTHK, scale_H):
 
 
 def repeat_kv_heads(num_heads: int, *arrays_BSHK):
-  """Repeats shared heads of keys and values, up to one for each query head."""
+  """Returns a list of keys or values, repeated to one head per query head.
+
+  Args:
+    num_heads: number of query heads.
+    *arrays_BSHK: keys or values, all with the same number of heads.
+  """
   shared = num_heads // arrays_BSHK[0].shape[2]
   return [a if shared == 1 else jnp.repeat(a, shared, 2) for a in arrays_BSHK]
 
 
 def sum_dtype(a):
-  """Returns the dtype for sums of an array: float32, or its own if wider."""
+  """Returns the dtype for sums of an array: its own, but at least float32."""
   return jnp.promote_types(a.dtype, jnp.float32)

@@ -1,17 +1,20 @@
 """Attention in plain XLA: outputs, and gradients that store no probabilities.
 
-Windowed attention is a scan over skewed sub-blocks. A sub-block of Q queries
-sees one contiguous slice of X = W + Q keys. A query is thus multiplied with
-W + Q keys; in a block of W queries it would be 2 W. Bias and band (see
-kernels/blocks.py) depend on distance only, so one [Q, X] tile per head serves
-every sub-block. Vectors added to keys by distance are multiplied with the
-queries of each sub-block, and the products are skewed (see `skew`).
+Attention with a window of W keys is a scan over sub-blocks of Q queries. The
+queries of a sub-block see keys in one contiguous slice of X = W + Q keys. A
+query is thus multiplied with W + Q keys; in a block of W queries it would be
+2 W. Bias and band (see kernels/blocks.py) depend on distance only, so one
+[Q, X] tile per head serves every sub-block. Vectors that are added to keys by
+distance are multiplied with the queries of each sub-block, and the products are
+skewed (see `skew`).
 
-Backward passes compute the logits again, and from them and the logarithms of
-their sums the probabilities: nothing of size T x W is ever stored, and maxima,
-sums and quotients are not differentiated (Dao et al. 2022, section 3.1).
+Backward passes compute the logits again. The logits and the stored logarithms
+of sums of exponentials give the probabilities. So nothing of size T x W is ever
+stored, and maxima, sums and quotients are not differentiated (Dao et al. 2022,
+section 3.1).
 
-Arrays in this file have heads first: [B, H, T, K].
+Arrays have heads before tokens, [B, H, T, K], inside the functions of this
+file.
 """
 
 import dataclasses
@@ -37,13 +40,16 @@ def window_attend(
 
   Args:
     inputs: see AttentionInputs.
-    dropout: one mask [H, Q, X] for the Q queries of a sub-block and the X keys
-      that they see; it serves all rows and sub-blocks, as in the authors' code.
-    tile: queries in a sub-block; None: see default_tile. If there are fewer
-      than W past keys, one sub-block takes all queries.
+    dropout: dropout of the probabilities; None means no dropout. One mask
+      [H, Q, X] for the Q queries of a sub-block and the X keys that they see
+      serves all rows and sub-blocks, as in google-research/meliad.
+    tile: number of queries in a sub-block; None means default_tile(W), for a
+      window of W keys. If there are fewer than W past keys, one sub-block takes
+      all queries.
 
   Returns:
-    [B, T, H, K], zeros for a query that sees no key; and [B, H, T] float32.
+    Outputs [B, T, H, K], zeros for a query that sees no key; and natural
+    logarithms [B, H, T] float32.
   """
   bands = _Bands.of(inputs, tile)
   q, k, v, bias_HQX, keys_WK = bands.arrays(inputs)
@@ -130,11 +136,13 @@ class _Bands:
 
   Attributes:
     T: number of queries.
-    W: the window.
-    Q: queries of a sub-block.
-    missing: past keys, of W, that are not given.
-    first: oldest visible key of the first query.
-    single: whether one query sees one slice of keys, so that there is no band.
+    W: number of keys in the window.
+    Q: number of queries in a sub-block.
+    missing: how many of the W past keys are not given.
+    first: index of the oldest key that the first query sees; 0 is the first of
+      W past keys, given or not.
+    single: whether there is only one query. It then sees one slice of keys, so
+      that no band is needed. False if it sees no key.
   """
 
   T: int
@@ -158,7 +166,12 @@ class _Bands:
     return -(-self.T // self.Q)
 
   def arrays(self, inputs: AttentionInputs):
-    """Returns queries, keys, values, bias tile and keys by distance."""
+    """Returns queries, keys, values, the bias tile and keys_WK for sub-blocks.
+
+    Queries, keys and values have heads before tokens and are padded to whole
+    sub-blocks. The bias tile is [H, Q, X]. keys_WK begins with the largest
+    distance, or is None.
+    """
     q_BTHK, k_BSHK, keys_WK = inputs.q_BTHK, inputs.k_BSHK, inputs.keys_WK
     if inputs.normalize_own:
       k_BSHK = normalize_own_keys(k_BSHK, self.T)
@@ -178,14 +191,14 @@ class _Bands:
     return *qkv, bias_HQX, keys_WK
 
   def mask(self, inputs: AttentionInputs):
-    """Returns the mask of the keys of `arrays`, [B, S] bool."""
+    """Returns the mask [B, S] bool of the keys that `arrays` returns."""
     mask_BS = inputs.mask_BS
     if self.single:
       mask_BS = mask_BS[:, self._near]
     return jnp.pad(mask_BS, ((0, 0), (0, self.count * self.Q - self.T)))
 
   def logits(self, q_BHQK, k_BHXK, bias_HQX, keys_WK, mask_BX):
-    """Returns logits [B, H, Q, X] float32 of a sub-block."""
+    """Returns a sub-block's logits [B, H, Q, X] float32, NEVER where masked."""
     multiply = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     logits = multiply('bhqk,bhxk->bhqx', q_BHQK, k_BHXK)
     if keys_WK is not None:
@@ -194,18 +207,18 @@ class _Bands:
     return jnp.where(mask_BX[:, None, None], logits + bias_HQX, NEVER)
 
   def queries(self, j, a_BHT):
-    """Returns the part [B, H, Q, ...] of sub-block j."""
+    """Returns the part [B, H, Q, ...] of [B, H, T, ...] for sub-block j."""
     if self.count == 1:
       return a_BHT
     return jax.lax.dynamic_slice_in_dim(a_BHT, j * self.Q, self.Q, 2)
 
   def keys(self, j, a_S, axis: int):
-    """Returns the keys that sub-block j sees, or anything that belongs to them.
+    """Returns the part of an array for the X keys that sub-block j sees.
 
     Args:
       j: index of the sub-block.
-      a_S: array of all keys.
-      axis: axis of the keys.
+      a_S: array of all keys, or of values or a mask of all keys.
+      axis: axis of the keys in the array.
     """
     if self.count == 1:
       return a_S
@@ -213,7 +226,7 @@ class _Bands:
     return jax.lax.dynamic_slice_in_dim(a_S, j * self.Q, X, axis)
 
   def add(self, j, sum_BHSK, part_BHXK):
-    """Adds the gradients of sub-block j's keys to the sums for all keys."""
+    """Returns the sums for all keys, with the part for sub-block j added."""
     if self.count == 1:
       return sum_BHSK + part_BHXK
     return jax.lax.dynamic_update_slice_in_dim(
@@ -221,13 +234,13 @@ class _Bands:
     )
 
   def join(self, a_NBHQ):
-    """Joins the results of all sub-blocks: [B, H, N Q, ...]."""
+    """Joins results of N sub-blocks: [N, B, H, Q, ...] -> [B, H, N Q, ...]."""
     a_BHNQ = jnp.moveaxis(a_NBHQ, 0, 2)
     B, H, N, Q = a_BHNQ.shape[:4]
     return a_BHNQ.reshape(B, H, N * Q, *a_BHNQ.shape[4:])
 
   def pad(self, a_BHTK):
-    """Appends zeros, so that the last sub-block is full."""
+    """Appends zeros for tokens that fill the last sub-block."""
     pad = self.count * self.Q - self.T
     return jnp.pad(a_BHTK, ((0, 0), (0, 0), (0, pad), (0, 0)))
 
@@ -237,7 +250,10 @@ class _Bands:
     return slice(start, self.first + self.W - self.missing)
 
   def _to_band(self, r_HQW):
-    """Moves values by distance to the columns of their keys."""
+    """Moves values of the W distances to the columns of the X keys.
+
+    The values begin with the largest distance.
+    """
     if self.single:
       return r_HQW[..., max(self.missing - self.first, 0) :]
     return band(r_HQW, self.first == 1)[..., self.missing :]
@@ -249,10 +265,11 @@ def memory_attend(inputs: MemoryInputs, keep_HTS=None):
   Args:
     inputs: see MemoryInputs.
     keep_HTS: dropout factors of the probabilities, 0 or 1 / (1 - rate), the
-      same for all rows; None: all are 1.
+      same for all rows; None means that all are 1.
 
   Returns:
-    [B, T, H, K], zeros where no slot is visible; and [B, H, T] float32.
+    Outputs [B, T, H, K], zeros in a row without visible slots; and natural
+    logarithms [B, H, T] float32.
   """
   q, k, v = _memory_arrays(inputs)
   o, lse_BHT = _attend(_memory_logits(q, k, inputs.mask_BS), v, keep_HTS)
@@ -296,7 +313,16 @@ def _memory_logits(q, k, mask_BS):
 
 
 def _attend(logits_BHQX, v_BHXK, keep_HQX):
-  """Returns outputs, and logarithms of each query's sum of exponentials."""
+  """Returns outputs, and logarithms of each query's sum of exponentials.
+
+  Args:
+    logits_BHQX: logits of Q queries with X keys.
+    v_BHXK: values of the keys.
+    keep_HQX: dropout factors of the probabilities; None means that all are 1.
+
+  Returns:
+    Outputs [B, H, Q, K], and natural logarithms [B, H, Q].
+  """
   # The floor keeps the exponentials of a row without keys at 0.
   top = jnp.maximum(jnp.max(logits_BHQX, -1, keepdims=True), NEVER / 2)
   p = jnp.exp(logits_BHQX - top)
@@ -313,7 +339,7 @@ def _gradients(logits_BHQX, v_BHXK, keep_HQX, lse_BHQ, mean_BHQ, do_BHQK):
 
   Args:
     logits_BHQX, v_BHXK, keep_HQX: arguments of `_attend`.
-    lse_BHQ: logarithms of sums of exponentials.
+    lse_BHQ: logarithms of sums of exponentials, from `_attend`.
     mean_BHQ: result of `_mean`.
     do_BHQK: gradients of the outputs.
   """
@@ -328,9 +354,10 @@ def _gradients(logits_BHQX, v_BHXK, keep_HQX, lse_BHQ, mean_BHQ, do_BHQK):
 
 
 def _mean(o_BTHK, do_BTHK):
-  """Returns [B, H, T]: the sum over keys of probability times its gradient.
+  """Returns the sum over keys of probability times gradient, [B, H, T].
 
-  It equals the product of the outputs and their gradients.
+  The gradient is that of the probability. For each query, the sum equals the
+  inner product of the output and its gradient.
   """
   return jnp.einsum(
     'bthk,bthk->bht', o_BTHK, do_BTHK, preferred_element_type=sum_dtype(o_BTHK)
@@ -346,7 +373,7 @@ def _keep_mask(dropout: Dropout | None, shape):
 
 
 def default_tile(W: int) -> int:
-  """Returns the number of queries in a sub-block.
+  """Returns the number of queries in a sub-block, for a window of W keys.
 
   It is W / 4 if that is a whole number of at least 16, else W.
   """
@@ -354,7 +381,16 @@ def default_tile(W: int) -> int:
 
 
 def band_tile(bias_HW, Q: int, include_self: bool):
-  """Returns the bias of a sub-block [H, Q, W + Q], NEVER outside the band."""
+  """Returns the bias of a sub-block of Q queries and the W + Q keys they see.
+
+  Args:
+    bias_HW: bias by distance; index 0 is for the nearest visible key.
+    Q: number of queries.
+    include_self: whether the nearest visible key is the query's own.
+
+  Returns:
+    [H, Q, W + Q], NEVER at keys outside a query's window.
+  """
   H, W = bias_HW.shape
   never = lambda n: jnp.full((H, n), NEVER, bias_HW.dtype)
   first = 1 if include_self else 0
@@ -366,9 +402,14 @@ def band_tile(bias_HW, Q: int, include_self: bool):
 
 
 def band(r_BHQW, include_self: bool):
-  """Returns [B, H, Q, W + Q]: each query's W values in the columns of its keys.
+  """Moves each query's W values to the columns of the W keys that it sees.
 
-  Elsewhere it is 0.
+  Args:
+    r_BHQW: values of Q queries; the first is for the largest distance.
+    include_self: whether the nearest visible key is the query's own.
+
+  Returns:
+    [B, H, Q, W + Q], 0 at keys outside a query's window.
   """
   Q = r_BHQW.shape[2]
   first = 1 if include_self else 0
@@ -377,7 +418,10 @@ def band(r_BHQW, include_self: bool):
 
 
 def skew(rows):
-  """Moves row q right by q columns: [..., Q, X + 1] -> [..., Q, X]."""
+  """Moves row q right by q columns: [..., Q, X + 1] -> [..., Q, X].
+
+  The first q columns of row q receive the last q values of row q - 1.
+  """
   *lead, Q, Y = rows.shape
   # Read back as rows one shorter, each row begins one column later.
   flat = rows.reshape(*lead, Q * Y)[..., : Q * (Y - 1)]

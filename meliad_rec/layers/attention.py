@@ -69,8 +69,9 @@ class KV(struct.PyTreeNode):
 def _by_token(call: Callable, *kvs: KV) -> KV:
   """Applies `call`, which works along axis 1, to the arrays of several KVs.
 
-  During the call, arrays have no axis of heads. On a TPU, it would change their
-  layout, and kernels take arrays without it.
+  In the arrays that `call` receives, heads and head width are one axis. On a
+  TPU, a separate axis of heads would change the layout of the arrays, and
+  kernels take arrays without one.
   """
 
   def merged(*arrays):
@@ -126,20 +127,20 @@ def attend(
   """Returns attention [B, T, H, K]; zeros for a query that sees no key.
 
   Queries are processed in blocks. The backward pass computes the probabilities
-  of a block again, so no [T, S] array is stored, and a causal block reads no
-  key after it. On a CPU rows run one after another, so that the probabilities
-  of a block stay in the CPU's cache.
+  of a block again, so no [T, S] array is stored. If `causal`, a block reads no
+  key after its last query. On a CPU rows run one after another, so that the
+  probabilities of a block stay in the CPU's cache.
 
   Args:
-    relative: position module of positions.py. None: keys have no positions,
-      and `causal` has no effect.
+    relative: position module of positions.py. None means that keys have no
+      positions, and that `causal` has no effect.
     q_BTHK: queries, already scaled.
     k_BSHK, v_BSHK: keys and values.
     mask_BS: bool, True at keys that may be seen.
     causal: whether a query sees no key at a later position.
     keep: bool, True at probabilities that dropout keeps: [H, T, S], or
       [B, H, T, S] if each row has its own mask. None keeps all.
-    dropout_rate: rate at which `keep` was drawn.
+    dropout_rate: fraction of probabilities that `keep` drops on average.
   """
   pairs = rotated_pairs(relative, q_BTHK, k_BSHK, causal)
   causal = relative is not None and causal
@@ -153,9 +154,11 @@ def attend(
 
 
 def rotated_pairs(relative: nn.Module | None, q_BTHK, k_BSHK, causal: bool):
-  """Returns one or two pairs (queries, keys), as `attention_logits` takes them.
+  """Returns a list of one or two pairs (queries, keys) for `attention_logits`.
 
-  They are rotated by their positions, unless relative is None.
+  Queries and keys are rotated by their positions, unless relative is None.
+  There is a second pair, for keys later than their query, only if `relative`
+  is two-sided and `causal` is False.
   """
   if relative is None:
     return [(q_BTHK, k_BSHK)]
@@ -170,7 +173,7 @@ def rotated_pairs(relative: nn.Module | None, q_BTHK, k_BSHK, causal: bool):
 
 
 def attention_logits(pairs, later_QS):
-  """Returns logits [..., H, Q, S] float32.
+  """Returns the logits of Q queries and S keys, [..., H, Q, S] float32.
 
   Args:
     pairs: a list of one or two (queries [..., H, Q, K], keys [..., H, S, K]).
@@ -195,7 +198,14 @@ def _has_rows(keep):
 def _attend_on_device(
   causal: bool, rate: float, mask_BS, keep, v_BSHK, *pairs_BTHK
 ):
-  """Computes `attend` on one device; pairs_BTHK are query, key, query, key."""
+  """Computes `attend` on one device, and returns a tuple of its result.
+
+  Args:
+    causal, mask_BS, keep, v_BSHK: as in `attend`.
+    rate: dropout_rate of `attend`.
+    *pairs_BTHK: the results of `rotated_pairs` in one sequence: queries and
+      keys of the first pair, then of the second, if any.
+  """
   heads_first = lambda a_BSHK: a_BSHK.swapaxes(1, 2)
   v_BHSK, *pairs_BHTK = map(heads_first, (v_BSHK, *pairs_BTHK))
   pairs = list(zip(pairs_BHTK[::2], pairs_BHTK[1::2], strict=True))
@@ -219,6 +229,13 @@ def _attend_by_blocks(causal: bool, rate: float, rows, shared_keep_HTS):
   """Returns attention [..., H, T, K].
 
   `...` is the axis of rows, or nothing for a single row.
+
+  Args:
+    causal: whether a query sees no key at a later position.
+    rate: dropout_rate of `attend`.
+    rows: ((pairs, values), mask, keep): pairs as `attention_logits` takes them,
+      mask_BS of `attend`, and `keep` if each row has its own mask, else None.
+    shared_keep_HTS: `keep` if rows share one mask, else None.
   """
   (pairs, v_HSK), _, _ = rows
   T, S = pairs[0][0].shape[-2], v_HSK.shape[-2]

@@ -1,6 +1,6 @@
 """Dropout of activations, of attention probabilities, and of whole layers.
 
-It is active only in calls that are given an rng named 'dropout'.
+Dropout is active only in calls that are given an rng named 'dropout'.
 """
 
 from flax import linen as nn
@@ -15,8 +15,8 @@ from meliad_rec.kernels.blocks import keep_mask
 class TiledDropout(nn.Module):
   """Dropout whose mask [min(T, tile), D] serves all rows and repeats along T.
 
-  As in google-research/meliad. On some machines, drawing random bits for every
-  element costs more than the arithmetic of the layer.
+  The dropout of google-research/meliad is the same. On some machines, drawing
+  random bits for every element costs more than the arithmetic of the layer.
   """
 
   rate: float

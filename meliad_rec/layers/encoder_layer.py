@@ -36,7 +36,7 @@ class EncoderLayer(nn.Module):
     gated: whether the layer's output passes through a gate, which chooses for
       each element how much of it replaces the layer's input.
     experts: settings of the experts of self-attention and MLP, whose routers
-      sow 'routes'; see experts.py. None: there are no experts.
+      sow 'routes'; see experts.py. None means that there are no experts.
   """
 
   config: EncoderConfig
@@ -70,7 +70,7 @@ class EncoderLayer(nn.Module):
       mask_BT: bool, False at padding, to which no token attends.
       memory_BSD: memory slots; None if the layer reads none.
       source_BTD: vectors from which self-attention computes keys and values;
-        None: x_BTD.
+        None means x_BTD.
 
     Raises:
       ValueError: memory is given to a layer that reads none, or is missing.
@@ -103,7 +103,7 @@ class EncoderAttention(nn.Module):
     config: sizes and choices.
     cross: whether keys are computed from a source other than the stream. The
       source then has its own norm and no positions, and every query sees all
-      of it.
+      of its unmasked vectors.
   """
 
   config: EncoderConfig

@@ -1,13 +1,13 @@
 """Sparse mixtures of experts: each token uses a few of many sets of weights.
 
-Tan et al. 2023, "Sparse Universal Transformer", section 3. A layer that is
-repeated in depth gets more parameters. Its cost per token grows with the number
-of experts chosen for a token, not with their total number; on a CPU it grows
-with the total number (see `grouped`). Sections 3.1 and 3.3 describe the MLP and
-self-attention. In attention all experts share the keys and values; each has its
-own maps to queries and outputs. Letters of this file: E experts, C experts
-chosen for a token, N all tokens, M = N C choices, G = H C heads of all chosen
-experts, X and Y any widths.
+Tan et al. 2023, "Sparse Universal Transformer", section 3. Experts give more
+parameters to a layer that is repeated in depth. The layer's cost per token
+grows with the number of experts chosen for a token, not with the number of all
+experts; only on a CPU does it grow with the latter (see `grouped`). Sections
+3.1 and 3.3 describe the MLP and self-attention. In attention all experts share
+the keys and values; each has its own maps to queries and outputs. Letters of
+this file: E experts, C experts chosen for a token, N all tokens, M = N C
+choices, G = H C heads of all chosen experts, X and Y any widths.
 """
 
 import dataclasses
@@ -57,10 +57,13 @@ class Experts:
 class Chosen(struct.PyTreeNode):
   """The experts of each token, and the order that sorts choices by expert.
 
+  Each of the B T tokens chooses C experts; these are M = B T C choices. In the
+  methods, X is the width of any vectors.
+
   Attributes:
     weight_BTC: float32, probabilities of the chosen experts.
     order_M: int, indices of the choices, sorted by expert.
-    size_E: int32, number of choices of each expert.
+    size_E: int32, how many choices fell on each of the E experts.
   """
 
   weight_BTC: jax.Array
@@ -73,29 +76,43 @@ class Chosen(struct.PyTreeNode):
     return self.weight_BTC.shape[-1]
 
   def spread(self, x_BTX):
-    """Returns [M, X]: one copy of a token per choice, sorted by expert."""
+    """Copies each token's vector for each of its choices.
+
+    Returns:
+      [M, X]: the vectors of all M choices, sorted by expert.
+    """
     x_NX = x_BTX.reshape(-1, x_BTX.shape[-1])
     return x_NX[self.order_M // self.count]
 
   def sort(self, x_BTCX):
-    """Returns [M, X]: the vector of each choice, sorted by expert."""
+    """Returns [M, X]: the vectors of all M choices, sorted by expert."""
     return x_BTCX.reshape(-1, x_BTCX.shape[-1])[self.order_M]
 
   def gather(self, y_MX):
-    """Undoes `sort`: returns the vectors by token, [B, T, C, X]."""
+    """Undoes `sort`: returns the vectors of all choices, [B, T, C, X]."""
     shape = *self.weight_BTC.shape, y_MX.shape[-1]
     # order_M is a permutation, so argsort inverts it.
     places_M = jnp.argsort(self.order_M)
     return y_MX[places_M].reshape(shape)
 
   def mix(self, y_MX):
-    """Returns [B, T, X] float32: the weighted sum over a token's experts."""
+    """Sums the vectors of each token's experts, weighted by probability.
+
+    Args:
+      y_MX: vectors of all M choices, sorted by expert.
+
+    Returns:
+      [B, T, X] float32.
+    """
     y_BTCX = self.gather(y_MX).astype(jnp.float32)
     return jnp.einsum('btc,btcx->btx', self.weight_BTC, y_BTCX)
 
 
 class Router(nn.Module):
-  """Maps n_BTD to p_BTE float32, probabilities of experts; sows 'routes'."""
+  """Linear map and softmax: n_BTD -> p_BTE float32, probabilities of experts.
+
+  The probabilities are also sown in the collection 'routes'.
+  """
 
   experts: Experts
 
@@ -111,8 +128,8 @@ class Router(nn.Module):
 def choose(p_BTE, count: int) -> Chosen:
   """Returns the `count` most probable experts of each token.
 
-  This sorts all tokens. Call it under per_shard.per_row; without it, the
-  devices of a mesh would exchange tokens.
+  This sorts all tokens. Call this function within per_shard.per_row, since
+  otherwise the devices of a mesh would exchange tokens.
   """
   weight_BTC, expert_BTC = jax.lax.top_k(p_BTE, count)
   expert_M = expert_BTC.reshape(-1)
@@ -123,7 +140,7 @@ def choose(p_BTE, count: int) -> Chosen:
 
 
 class Grouped(nn.Module):
-  """Parameter [E, X, Y]: a matrix for each expert, as `grouped` takes it.
+  """Parameter [E, X, Y]: a matrix for each expert, for the function `grouped`.
 
   Attributes:
     count: number of experts E.
@@ -150,8 +167,8 @@ def grouped(x_MX, kernel_EXY, size_E):
   by the matrix of every expert.
 
   Args:
-    x_MX: rows, sorted by expert.
-    kernel_EXY: matrices of the experts.
+    x_MX: M rows of width X, sorted by expert.
+    kernel_EXY: matrices [X, Y] of the E experts.
     size_E: number of rows of each expert.
   """
   dtype = kernel_EXY.dtype
@@ -161,7 +178,10 @@ def grouped(x_MX, kernel_EXY, size_E):
 
 
 def fan_in(scale: float) -> nn.initializers.Initializer:
-  """Returns a uniform initializer of variance scale / X, for [E, X, Y]."""
+  """Returns a uniform initializer of matrices [E, X, Y].
+
+  The variance is scale / X, where X is the input width.
+  """
 
   def draw(rng, shape, dtype=jnp.float32):
     most = math.sqrt(3 * scale / shape[-2])
@@ -171,12 +191,12 @@ def fan_in(scale: float) -> nn.initializers.Initializer:
 
 
 class Routes(struct.PyTreeNode):
-  """One router's sums over the tokens of each row that took a step in depth.
+  """Sums of one router over the tokens of each row that `routes` selects.
 
   Attributes:
-    p_BE: sum of the probabilities of each expert.
-    entropy_B: sum of the entropies of the tokens' probabilities, nats.
-    count_B: number of tokens.
+    p_BE: sum of the probabilities of each of the E experts.
+    entropy_B: sum of the entropies of the tokens' probabilities, in nats.
+    count_B: number of tokens in the sums.
   """
 
   p_BE: jax.Array
@@ -290,7 +310,10 @@ class ExpertAttention(nn.Module):
     self.drop = config.dropout_kind(config.dropout)
 
   def __call__(self, x_BTD, source_BSD, mask_BS):
-    """Returns the stream; the arguments are those of EncoderAttention."""
+    """Returns the stream plus the result of attention, [B, T, D].
+
+    The arguments are those of EncoderAttention.
+    """
     config, C = self.config, self.experts.chosen
     (B, T, _), H, K = x_BTD.shape, config.num_heads, config.head_dim
     n_BTD, n_BSD = self.norm(x_BTD), self.norm(source_BSD)

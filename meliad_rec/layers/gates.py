@@ -18,13 +18,13 @@ from meliad_rec.layers.linear import dot_general
 
 
 class Residual(nn.Module):
-  """Residual connection: x + W h.
+  """Residual connection: x + W h, a sublayer's input plus its result.
 
   Attributes:
     dtype: dtype of the product.
     rate: rate of dropout on W h.
     dropout: a class of dropout.py.
-    use_bias: whether to add a bias.
+    use_bias: whether to add a bias to W h.
     scale: scale of the initial W, if kernel_init is None.
     kernel_init: initializer of W.
   """
@@ -54,7 +54,9 @@ class Residual(nn.Module):
 
 
 class FixedGate(nn.Module):
-  """Convex combination of x and W h, whose learned weights ignore x and h.
+  """Convex combination of a sublayer's input x and its result W h.
+
+  The weights are learned, and do not depend on x or h.
 
   Attributes:
     dtype: dtype of the product's operands.
@@ -79,7 +81,9 @@ class FixedGate(nn.Module):
 
 
 class LSTMGate(nn.Module):
-  """Input and forget gates that depend on h, as in an LSTM.
+  """Sum of a sublayer's input x and its result W h, each multiplied by a gate.
+
+  The gates depend on h, like the forget gate and the input gate of an LSTM.
 
   Attributes:
     dtype, tanh, use_bias: see FixedGate.
@@ -109,7 +113,14 @@ class LSTMGate(nn.Module):
 
 
 def contract(features: int, h, dtype, **options) -> nn.DenseGeneral:
-  """Returns a linear map of all axes of h after the first two."""
+  """Returns a linear map from all axes of h after the first two.
+
+  Args:
+    features: width of the result.
+    h: array of the shape that the map takes.
+    dtype: dtype of the product.
+    **options: other fields of nn.DenseGeneral.
+  """
   options = {'dot_general': dot_general} | options
   return nn.DenseGeneral(
     features, tuple(range(2, h.ndim)), dtype=dtype, **options

@@ -72,7 +72,7 @@ class Layer(nn.Module):
       x_BTD: the residual stream.
       n_BTD: its `pre_norm`.
       past: keys and values of the window, which ends with these tokens.
-      memory: keys and values of memory slots; None: there are none.
+      memory: keys and values of memory slots; None means that there are none.
     """
     heads = [self.attention.attend_window(n_BTD, past)]
     if memory is not None:
@@ -80,7 +80,13 @@ class Layer(nn.Module):
     return self.output(x_BTD, *heads)
 
   def output(self, x_BTD, *heads_BTF):
-    """Returns y_BTD from the attention heads over past and, if any, memory."""
+    """Returns y_BTD, the residual stream after the layer.
+
+    Args:
+      x_BTD: the residual stream before the layer.
+      *heads_BTF: results of attention to the window and, if there is memory, to
+        memory; F = H K.
+    """
     attended, output = SUMS
     x_BTD = self.attention.project(x_BTD, *heads_BTF)
     x_BTD = checkpoint_name(x_BTD, attended)
@@ -104,7 +110,8 @@ class Query(nn.Module):
     q_BTHK = Heads(*dims, False, config.dtype, name='heads')(n_BTD)
     if not config.normalize_qk:
       return q_BTHK * config.head_dim**-0.5, None
-    scale_H = self.param('scale', nn.initializers.ones, (config.num_heads,))
+    init = nn.initializers.constant(config.qk_scale)
+    scale_H = self.param('scale', init, (config.num_heads,))
     return q_BTHK, jnp.abs(scale_H)
 
 
@@ -118,11 +125,12 @@ class Attention(nn.Module):
   Attributes:
     config: sizes and choices, shared by the layers.
     has_memory: whether there is a second set of queries, for memory.
-    in_order: whether `past` has positions. If False, every query sees all of
-      its unmasked keys.
+    in_order: whether `past` has positions. If False, every query sees all
+      unmasked keys of `past`.
     rate: rate of dropout of `pre_norm` and of attention probabilities.
-    join: a class of gates.py; None: `project` returns only the heads.
-    position: position module that layers share; None: the layer makes its own.
+    join: a class of gates.py. None means that `project` returns only the heads.
+    position: position module that layers share. None means that the layer makes
+      its own.
   """
 
   config: LayerConfig
@@ -160,7 +168,7 @@ class Attention(nn.Module):
 
     Args:
       n_BTD: their `pre_norm`.
-      mask_BT: False at padding; None: there is none.
+      mask_BT: bool, False at padding; None means that there is no padding.
       unnormalized: whether keys may be left unnormalized; see KV.unnormalized.
     """
     if mask_BT is None:
@@ -216,19 +224,27 @@ class Attention(nn.Module):
     return self.attend_slots(q_BWHK, scale_H, memory).reshape(B, T, -1)
 
   def attend_slots(self, q_BTHK, scale_H, kv: KV):
-    """Returns heads [B, T, H K]: attention to keys without positions."""
+    """Returns heads [B, T, H K]: the result of attention without positions.
+
+    Args:
+      q_BTHK, scale_H: results of `Query`.
+      kv: keys and values.
+    """
     dropout, kv = self.probability_dropout(), kv.normalized()
     inputs = MemoryInputs(q_BTHK, kv.k, kv.v, kv.mask, scale_H)
     form = self.config.attention
     return merge_heads(memory_attention(inputs, dropout, form))
 
   def project(self, x_BTD, *heads_BTF):
-    """Returns the residual stream joined with one or two sets of heads."""
+    """Returns the residual stream joined with one or two sets of heads.
+
+    If `join` is None, only the heads are returned.
+    """
     h = heads_BTF[0] if len(heads_BTF) == 1 else jnp.stack(heads_BTF, 2)
     return self.output(x_BTD, h) if self.join else h
 
   def probability_dropout(self) -> Dropout | None:
-    """Returns dropout of attention probabilities; None disables it."""
+    """Returns the dropout of attention probabilities; None means no dropout."""
     if not self.rate or self.config.locked_dropout:
       return None
     if not self.has_rng('dropout'):

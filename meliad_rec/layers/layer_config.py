@@ -34,7 +34,7 @@ class TransformerConfig:
 
   Attributes:
     d_model: width of the residual stream.
-    num_heads: attention heads.
+    num_heads: number of attention heads.
     head_dim: width of a head; num_heads * head_dim need not equal d_model.
     mlp_dim: hidden units of the MLP.
     position: a class of positions.py.
@@ -88,17 +88,21 @@ class LayerConfig(TransformerConfig):
   Attributes:
     window: number of tokens to which a token attends; in most cells that read
       blocks, also the length of a block (see Cell.block_length).
-    span: positions.AdaptiveSpan; None: heads see the whole window.
-    num_kv_heads: heads of keys and values, each shared by equally many query
-      heads (Ainslie et al. 2023); None: one per query head.
+    span: positions.AdaptiveSpan. None means that heads see the whole window.
+    num_kv_heads: number of heads of keys and values, each shared by equally
+      many query heads (Ainslie et al. 2023). None means one per query head.
     normalize_qk: whether queries and keys have unit length; each head then
-      learns a scale.
+      learns a scale of its logits.
+    qk_scale: initial value of this scale. Logits of unit vectors are at most as
+      large as the scale, so with 1, the published value, attention is nearly
+      uniform at first.
     include_self: whether a token attends to itself, the last of its window.
     attention: 'auto' uses kernels on a TPU and XLA elsewhere; 'gpu' uses
       kernels on a CUDA GPU too; 'xla' uses XLA only (see kernels/dispatch.py).
     mlp_bias: whether the MLP has biases. Gates have a separate `use_bias`.
     depth: number of layers L in the stack; the initial weights of output maps
-      are divided by sqrt(2 L), except in gates. None: they are not divided.
+      are divided by sqrt(2 L), except in gates. None means that they are not
+      divided.
     dropout: rate of dropout after the first norm, of attention probabilities,
       and after the MLP. State vectors have none, as in google-research/meliad.
     locked_dropout: whether all tokens of a row share one dropout mask, for
@@ -115,6 +119,7 @@ class LayerConfig(TransformerConfig):
   span: Callable[..., nn.Module] | None = None
   num_kv_heads: int | None = None
   normalize_qk: bool = True
+  qk_scale: float = 1.0
   include_self: bool = False
   attention: str = 'auto'
   norm: Callable[..., nn.Module] = norms.RMSNorm
@@ -133,6 +138,17 @@ class LayerConfig(TransformerConfig):
       raise ValueError(
         f'num_kv_heads must divide num_heads, got {self.num_kv_heads} for '
         f'{self.num_heads} heads. Set layer_config.LayerConfig.num_kv_heads.'
+      )
+    if self.qk_scale <= 0:
+      raise ValueError(
+        f'qk_scale must be above 0, got {self.qk_scale}. Set '
+        'layer_config.LayerConfig.qk_scale.'
+      )
+    if self.qk_scale != 1 and not self.normalize_qk:
+      raise ValueError(
+        f'qk_scale is {self.qk_scale}, but only normalized queries and keys '
+        'have a scale. Remove layer_config.LayerConfig.qk_scale, or set '
+        'layer_config.LayerConfig.normalize_qk = True.'
       )
     if self.attention not in FORMS:
       raise ValueError(
@@ -157,11 +173,11 @@ class LayerConfig(TransformerConfig):
 
   @property
   def dropout_kind(self) -> Callable[..., nn.Module]:
-    """Class of dropout.py for activations."""
+    """Class in dropout.py that is used for activations."""
     return LockedDropout if self.locked_dropout else TiledDropout
 
   def empty_past(self, batch: int) -> KV:
-    """Returns the window cache at the start of a document."""
+    """Returns the keys and values of the window at the start of a document."""
     return KV.empty(
       batch,
       self.window,
@@ -221,5 +237,5 @@ class EncoderConfig(TransformerConfig):
 
   @property
   def dropout_kind(self) -> Callable[..., nn.Module]:
-    """Class of dropout.py for activations."""
+    """Class in dropout.py that is used for activations."""
     return RowDropout if self.dropout_by_row else TiledDropout

@@ -1,8 +1,10 @@
 """Products of activations and weights, with few copies in their gradients.
 
-XLA for CPUs transposes the first operand of a product that sums over tokens, by
-a copy. In the gradient of the weights, JAX makes that the gradient of the
-outputs, even if the inputs are narrower, or shared by several products.
+In a product that sums over tokens, XLA for CPUs copies the first operand to
+transpose it. The gradient of the weights is such a product, of the inputs and
+the gradient of the outputs. JAX puts the gradient of the outputs first, even if
+the inputs are narrower, or shared by several products. Here the narrower of the
+two comes first.
 """
 
 import functools
@@ -16,8 +18,11 @@ def dot_general(
 ):
   """Returns lax.dot_general of the same arguments.
 
-  Gradients equal those of lax.dot_general too, except for rounding. The last
-  axes of `x` must contract with the first axes of `w`.
+  Gradients equal those of lax.dot_general too, except for rounding.
+
+  Raises:
+    ValueError: the contracted axes are not the last of `x` and all but the last
+      of `w`, in order; or there are batch axes, or a `precision`.
   """
   (axes, first_axes), batch = dimension_numbers
   count = len(axes)

@@ -4,20 +4,26 @@ from flax import linen as nn
 
 
 class RMSNorm(nn.RMSNorm):
-  """x divided by its root mean square, times a learned scale.
+  """Norm to root mean square 1, followed by a learned scale.
 
   Zhang and Sennrich 2019.
   """
 
 
 class LayerNorm(nn.LayerNorm):
-  """Norm that also subtracts the mean and adds a bias (Ba et al. 2016)."""
+  """Norm to mean 0 and variance 1, followed by a learned scale and bias.
+
+  Ba et al. 2016.
+  """
 
   epsilon: float = 1e-5  # As in PyTorch.
 
 
 class NoNorm(nn.Module):
-  """Identity in place of a norm: casts x to `dtype`; has no parameters."""
+  """Identity in place of a norm, which only casts x to `dtype`.
+
+  If `dtype` is None, x keeps its dtype. There are no parameters.
+  """
 
   dtype: str | None = None
 

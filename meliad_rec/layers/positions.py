@@ -45,7 +45,9 @@ class NoPosition(nn.Module):
     return self.rotate(x_BSHK, first)
 
   def keys(self, steps_back, head_dim):
-    """Returns vectors added to keys, by distance: [W, K] float32, or None.
+    """Returns vectors added to keys, by distance: [W, K] float32.
+
+    None means that nothing is added.
 
     Args:
       steps_back: see `bias`.
@@ -59,10 +61,10 @@ class T5Bias(NoPosition):
   Attributes:
     buckets: number of buckets, each with one learned bias per head.
     max_distance: distances from this one on share the last bucket.
-    start: initial table: 'alibi', the mean bias of ALiBi in each bucket, or
-      'normal', random numbers, as published. With random numbers, a small model
-      needs about a thousand training steps to learn to prefer near tokens, and
-      more if its window is wider.
+    start: initial values of the biases. 'alibi' sets each to the mean bias of
+      ALiBi in its bucket; 'normal' draws random numbers, as published. With
+      random numbers, a small model needs about a thousand training steps to
+      learn to prefer near tokens, and more if its window is wider.
   """
 
   buckets: int = 32
@@ -131,9 +133,10 @@ class XPos(RoPE):
   """RoPE with a decay by distance, slower for pairs that rotate slowly.
 
   Sun et al. 2022, section 2. The decay is one-sided: for keys later than a
-  query, which causal attention does not see, products grow with distance. The
-  fastest pairs grow by a factor of 1.3 at 100 tokens, 11.5 at 1,000 and 22,500
-  at 4,096. For long texts with attention that is not causal, use SymmetricXPos.
+  query, which causal attention does not see, products grow with distance. In
+  the pairs that rotate fastest they grow by a factor of 1.3 at 100 tokens, 11.5
+  at 1,000 and 22,500 at 4,096. For long texts with attention that is not
+  causal, use SymmetricXPos.
   """
 
   keeps_length: ClassVar[bool] = False
@@ -188,16 +191,17 @@ def t5_bucket(steps_back, buckets: int, max_distance: int):
 class AdaptiveSpan(nn.Module):
   """Attention span that each head learns (Sukhbaatar et al. 2019).
 
-  A key x tokens before the nearest one has the weight m(x), which is 1 up to
-  the span z W of the head, and falls to 0 over the next R keys. Multiplying
-  probabilities by m and renormalizing them equals adding log m to the logits. W
-  is the window; its learned share z is 0 initially.
+  W is the number of keys in the window, and the span of a head is z W, where
+  its learned share z is 0 initially. A key x tokens before the nearest key has
+  the weight m(x), which is 1 up to the span, and falls to 0 over the next R
+  keys. Multiplying probabilities by m and renormalizing them equals adding
+  log m to the logits.
 
   Attributes:
     num_heads: number of attention heads H.
     ramp: number of keys R over which the weight falls from 1 to 0.
-    penalty: loss in nats per token, for each token of the mean span. It is sown
-      in 'losses' if that collection is mutable.
+    penalty: loss in nats per token, for each token of the heads' mean span. The
+      loss is sown in 'losses' if that collection is mutable.
   """
 
   num_heads: int
@@ -214,7 +218,10 @@ class AdaptiveSpan(nn.Module):
     self.ratio_H = self.param('ratio', nn.initializers.zeros, (self.num_heads,))
 
   def bias(self, window: int):
-    """Returns log m by distance, [H, W] float32; NEVER for m = 0."""
+    """Returns log m(x) for each distance x in the window, [H, W] float32.
+
+    It is NEVER where the weight m(x) is 0.
+    """
     self.penalize(window)
     z_HW = clipped(self.ratio_H)[:, None] * window
     m_HW = (z_HW - np.arange(window)) / self.ramp + 1
@@ -224,7 +231,7 @@ class AdaptiveSpan(nn.Module):
     return jnp.where(m_HW > 0, jnp.log(ramp_HW), NEVER)
 
   def penalize(self, window: int):
-    """Sows the loss. `bias` calls this method.
+    """Sows the loss of the mean span. `bias` calls this method.
 
     Cells that call `bias` where nothing can be sown must call `penalize`
     themselves. The loss counts once per call of the model, however often the
@@ -250,8 +257,8 @@ def clipped(z):
 def clip_spans(params):
   """Returns the parameters with the ratios of adaptive spans in [0, 1].
 
-  Every training step ends with this, as in the code of Sukhbaatar et al.
-  Without it, gradients could move a ratio further and further outside.
+  Every training step ends with this, as in the code of Sukhbaatar et al. 2019.
+  Without it, gradients could move a ratio further and further out of [0, 1].
   """
 
   def clip(path, leaf):

@@ -40,7 +40,9 @@ def remat(body: Callable, policy: str, in_scan: bool = False) -> Callable:
 
 
 def kept(policy: str) -> Callable | None:
-  """Returns the jax.checkpoint policy of this name; None keeps everything.
+  """Returns the jax.checkpoint policy of this name.
+
+  None means that the backward pass keeps everything.
 
   Raises:
     ValueError: `policy` is not a name in POLICIES.

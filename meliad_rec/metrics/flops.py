@@ -15,9 +15,10 @@ def forward_flops(function: Callable, *arguments) -> int:
   """Counts the floating-point operations of all matrix products of one call.
 
   A multiplication and an addition are two operations. The body of a `scan`
-  counts once for each iteration, and the most expensive branch of a `cond`
-  counts. The body of a `while` counts for its maximum number of iterations, or
-  once if the trace has no such limit. Arguments may be jax.ShapeDtypeStruct.
+  counts once for each iteration. Of the branches of a `cond`, only the most
+  expensive one counts. The body of a `while` counts for its maximum number of
+  iterations, or once if the trace shows no maximum. Arguments may be
+  jax.ShapeDtypeStruct.
   """
   return count(jax.make_jaxpr(function)(*arguments).jaxpr, turns=None)
 
@@ -27,8 +28,8 @@ def count(jaxpr: core.Jaxpr, turns: float | None) -> float:
 
   Args:
     jaxpr: the trace.
-    turns: iterations assumed for each `while`. None: its maximum, or 1 if the
-      maximum is unknown.
+    turns: number of iterations assumed for each `while`. None means the maximum
+      of each `while`, or 1 if the maximum is unknown.
   """
   total = 0
   for equation in jaxpr.eqns:
@@ -55,7 +56,7 @@ def count(jaxpr: core.Jaxpr, turns: float | None) -> float:
 def loops(jaxpr: core.Jaxpr) -> list[int | None]:
   """Returns the maximum iterations of each `while` that has matrix products.
 
-  The entry is None if the trace has no limit for that `while`.
+  The maximum is None if the trace does not limit the iterations.
   """
   found = []
   for equation in jaxpr.eqns:
@@ -71,8 +72,8 @@ def loops(jaxpr: core.Jaxpr) -> list[int | None]:
 def _max_turns(equation) -> int | None:
   """Returns the maximum iterations of a `while`, or None if unknown.
 
-  It is known if the loop runs only while a counter, which is assumed to start
-  at 0, is less than a constant.
+  The maximum is known if the loop continues only while a counter is less than
+  a constant. The counter is assumed to start at 0.
   """
   condition = equation.params['cond_jaxpr'].jaxpr
   producers = {one.outvars[0]: one for one in condition.eqns}
@@ -86,11 +87,11 @@ def _max_turns(equation) -> int | None:
 
 
 def _limits(result, producers: Mapping) -> Iterator[tuple[core.Var, int]]:
-  """Yields (value, constant) for each comparison `value < constant`.
+  """Yields (variable, constant) for each comparison `variable < constant`.
 
   Args:
-    result: a boolean of the trace, True only if all these comparisons hold.
-    producers: {first output: equation} of the trace.
+    result: a boolean in the trace, True only if all these comparisons hold.
+    producers: {first output of an equation: the equation} for the trace.
   """
   one = producers.get(result) if isinstance(result, core.Var) else None
   match one and one.primitive.name:
@@ -103,7 +104,12 @@ def _limits(result, producers: Mapping) -> Iterator[tuple[core.Var, int]]:
 
 
 def _counts(equation, place: int) -> bool:
-  """Returns whether each iteration adds 1 to the carried value at `place`."""
+  """Returns whether each iteration of a `while` adds 1 to a carried value.
+
+  Args:
+    equation: the `while`.
+    place: index of the value among the carried values.
+  """
   body = equation.params['body_jaxpr'].jaxpr
   before = body.invars[equation.params['body_nconsts'] + place]
   return any(
@@ -155,7 +161,10 @@ PEAK_FLOPS = {
 
 
 def peak_flops(devices: Sequence[jax.Device]) -> float | None:
-  """Returns the bfloat16 FLOP/s of all devices; None if one is unknown."""
+  """Returns the peak bfloat16 FLOP/s of all devices together.
+
+  Returns None if PEAK_FLOPS lacks one of them.
+  """
   peaks = [_peak(device.device_kind) for device in devices]
   return None if None in peaks else sum(peaks)
 

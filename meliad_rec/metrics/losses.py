@@ -1,4 +1,4 @@
-"""Losses of tokens, in float32: the reported one and the minimized one.
+"""Losses of tokens, in float32: the reported loss and the minimized loss.
 
 `cross_entropy` is always the reported loss. `objective` is the loss that a
 training step minimizes; it may add a z-loss and label smoothing. `RowMeans` is
@@ -15,10 +15,10 @@ HALTING = 'halting'  # Name of the sown halting loss.
 
 
 def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
-  """Returns the nats of each token, -ln p(target): [B, T].
+  """Returns the loss of each token in nats, -ln p(target): [B, T].
 
   Args:
-    logits_BTV: any float dtype; computed in float32.
+    logits_BTV: logits of any float dtype; the loss is computed in float32.
     targets_BT: ids. An id outside the vocabulary gives NaN, because a compiled
       step cannot raise an error; the trainer stops at NaN.
   """
@@ -32,20 +32,20 @@ def objective(
   z_loss: float = 0.0,
   label_smoothing: float = 0.0,
 ) -> jax.Array:
-  """Returns the nats of each token to minimize: [B, T].
-
-  Args:
-    logits_BTV: any float dtype; computed in float32.
-    targets_BT: ids. An id outside the vocabulary gives NaN.
-    z_loss: weight of (ln Z)^2, which keeps logits from drifting. Chowdhery et
-      al. 2022, section 5, use 1e-4.
-    label_smoothing: share of the target's probability that is spread evenly
-      over the vocabulary. The entropy of the smoothed target is not subtracted.
+  """Returns the loss to minimize for each token, in nats: [B, T].
 
   If z_loss and label_smoothing are 0, the result is exactly `cross_entropy`.
 
+  Args:
+    logits_BTV: logits of any float dtype; the loss is computed in float32.
+    targets_BT: ids. An id outside the vocabulary gives NaN.
+    z_loss: weight of the term (ln Z)^2, which keeps logits from drifting; Z is
+      the sum of exp(logits). Chowdhery et al. 2022, section 5, use 1e-4.
+    label_smoothing: share of the target's probability that is spread evenly
+      over the vocabulary. The entropy of the smoothed target is not subtracted.
+
   Raises:
-    ValueError: z_loss below 0, or label_smoothing outside [0, 1).
+    ValueError: z_loss is below 0, or label_smoothing is outside [0, 1).
   """
   if z_loss < 0:
     raise ValueError(
@@ -72,8 +72,9 @@ def objective(
 def correct(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
   """Returns whether the most likely token is the target: bool [B, T].
 
-  Of equally likely tokens, the first one counts, as in argmax. An argmax would
-  read the logits once more, whereas XLA fuses these maxima with other work.
+  Of equally likely tokens, the one with the lowest id counts, as in argmax. The
+  function compares maxima instead of calling argmax, which would read the
+  logits once more: XLA fuses maxima with other work.
   """
   logits_BTV = logits_BTV.astype(jnp.float32)
   is_earlier_BTV = jnp.arange(logits_BTV.shape[-1]) < targets_BT[..., None]
@@ -84,12 +85,15 @@ def correct(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
 
 
 def masked_sum(values_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
-  """Sums in float32 where the mask is True; ignores even NaN elsewhere."""
+  """Sums the values where the mask is True, in float32.
+
+  All other values are ignored, even if they are NaN.
+  """
   return jnp.sum(jnp.where(mask_BT, values_BT, 0), dtype=jnp.float32)
 
 
 def masked_mean(values_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
-  """Averages in float32 where the mask is True.
+  """Averages the values where the mask is True, in float32.
 
   If the mask is False everywhere, the result and its gradient are 0.
   """
@@ -101,14 +105,18 @@ class RowMeans(struct.PyTreeNode):
   """A loss averaged within each row, and then over rows with equal weights.
 
   Both arrays are float32 [..., B]. Leading axes come from the iterations of a
-  scan, such as chunks. A scan may scale both by the same factor.
+  scan, for example over chunks. A scan may multiply both arrays by the same
+  factor.
   """
 
-  total_B: jax.Array
-  count_B: jax.Array  # Terms in each total; 0 if the row has none.
+  total_B: jax.Array  # Sum of the loss over the terms of each row.
+  count_B: jax.Array  # Number of terms in each total; 0 if the row has none.
 
   def mean(self) -> jax.Array:
-    """Returns a float32 scalar; it and its gradient are 0 if all counts are."""
+    """Returns the mean, a float32 scalar.
+
+    If all counts are 0, the mean and its gradient are 0.
+    """
     total_B, count_B = (
       jnp.sum(a.reshape(-1, a.shape[-1]), 0)
       for a in (self.total_B, self.count_B)
@@ -118,14 +126,14 @@ class RowMeans(struct.PyTreeNode):
 
 
 def _parts(logits_BTV, targets_BT):
-  """Returns ln Z and the target's logit, both float32 [B, T]."""
+  """Returns ln(sum of exp(logits)) and the target's logit: float32 [B, T]."""
   logits_BTV = logits_BTV.astype(jnp.float32)
   log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
   return log_z_BT, _target_logits(logits_BTV, targets_BT)
 
 
 def _target_logits(logits_BTV, targets_BT):
-  """Returns the targets' logits [B, T], NaN for an unknown id."""
+  """Returns the logit of each target: [B, T], NaN for an unknown id."""
   V = logits_BTV.shape[-1]
   # A comparison fuses with the sum and shards over V; a gather's gradient
   # would be a scatter into [B, T, V].

@@ -1,8 +1,9 @@
 """Metrics that a compiled step counts on the devices.
 
-`Sums` holds the counts of one step: its tokens, its loss, and whatever modules
-`sow`. Everything here is traced, except the names and units. The host adds up
-the sums of several steps and computes the reported numbers in totals.py.
+`Sums` holds the counts of one step: its tokens, its loss, and the metrics that
+modules `sow`. JAX traces everything here, except the names and units. The host
+adds up the sums of several steps and computes the reported numbers in
+totals.py.
 """
 
 from collections.abc import Mapping
@@ -60,13 +61,16 @@ def label(name: str) -> str:
 
 
 def unit(name: str) -> str:
-  """Returns the unit of a metric, or '' for one that is not listed here."""
+  """Returns the unit of a metric; '' if UNITS and SOWN_UNITS lack it."""
   known = {**SOWN_UNITS, **UNITS}
   return known.get(name) or known.get(parts(name)[0], '')
 
 
 def parts(name: str) -> tuple[str, int]:
-  """Splits halting_p_10 into ('halting_p', 10); 0 if there is no number."""
+  """Splits the name of a metric, 'halting_p_10', into ('halting_p', 10).
+
+  The number is 0 if the name does not end in a number.
+  """
   base, number = re.fullmatch(r'(.*?)(?:_(\d+))?', name).groups('0')
   return base, int(number)
 
@@ -91,24 +95,25 @@ Metric = MeanMetric | MaxMetric
 
 
 def sow(module: nn.Module, name: str, metric: Metric) -> None:
-  """Adds to a metric if the collection is mutable; otherwise does nothing.
+  """Adds to a metric; does nothing if the collection COLLECTION is immutable.
 
   A module sows each time it runs. All values sown under one name in a step (by
   several modules, a scan or a stack of layers) are combined into one metric.
 
   Args:
     module: a bound module.
-    name: name in the report.
-    metric: arrays of any shape and number dtype; reduced over all axes.
+    name: name of the metric in reports.
+    metric: arrays of any shape and numeric dtype, to be reduced over all axes.
   """
   module.sow(COLLECTION, name, jax.lax.stop_gradient(_reduce(metric)))
 
 
 def collect(sown: Any) -> dict[str, Metric]:
-  """Combines what one step sowed into float32 scalars by name.
+  """Returns {name: metric} of all that one step sowed, as float32 scalars.
 
   Args:
-    sown: the collection as `apply` returned it; {} if nothing was sown.
+    sown: the collection COLLECTION as `apply` returned it; {} if nothing was
+      sown.
 
   Raises:
     ValueError: a name is sown both as a MeanMetric and as a MaxMetric.
@@ -124,13 +129,13 @@ def collect(sown: Any) -> dict[str, Metric]:
 class Sums(struct.PyTreeNode):
   """Counts of one step."""
 
-  nats: jax.Array  # float32, over scored tokens.
+  nats: jax.Array  # float32, sum of the loss over scored tokens.
   correct: jax.Array  # int32, scored tokens predicted correctly.
   tokens: jax.Array  # int32, real tokens.
   scored: jax.Array  # int32, tokens whose target counts; all tokens of text.
   padding: jax.Array  # int32, positions without a token.
-  gradient_norm: jax.Array  # float32.
-  steps: jax.Array  # int32.
+  gradient_norm: jax.Array  # float32, before clipping.
+  steps: jax.Array  # int32, always 1.
   sown: dict[str, Metric]  # Metrics that modules sowed.
 
   @classmethod
@@ -143,14 +148,14 @@ class Sums(struct.PyTreeNode):
     gradient_norm: float | jax.Array = 0.0,
     sown: Mapping[str, Metric] | None = None,
   ) -> 'Sums':
-    """Counts one step.
+    """Returns the counts of one step.
 
     Args:
-      nats_BT: cross-entropy; values at unscored tokens are ignored.
-      correct_BT: whether the most likely token is the target.
-      mask_BT: real tokens.
-      scored_BT: tokens whose target counts.
-      gradient_norm: before clipping; 0 in evaluation.
+      nats_BT: cross-entropy in nats; values at unscored tokens are ignored.
+      correct_BT: bool, whether the most likely token is the target.
+      mask_BT: bool, True at tokens and False at padding.
+      scored_BT: bool, True at tokens whose target counts.
+      gradient_norm: L2 norm of the gradient before clipping; 0 in evaluation.
       sown: metrics from `collect`. None if nothing was sown.
 
     Raises:

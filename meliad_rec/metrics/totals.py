@@ -1,8 +1,8 @@
 """Totals over steps on the host, and the metrics computed from them.
 
-Nothing here is traced: `Totals` reads the sums of each step from the devices
-and adds them up exactly; `quality`, `label_quality` and `speed` turn them into
-the numbers that are reported. metrics.py has their units.
+Nothing here is traced by JAX. `Totals` reads the sums of each step from the
+devices and adds them up exactly. `quality`, `label_quality` and `speed` compute
+from these totals the numbers that are reported. metrics.py has their units.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from meliad_rec.metrics.metrics import Sums
 
 @dataclasses.dataclass
 class Totals:
-  """Counts over any number of steps, without rounding errors."""
+  """The Sums of any number of steps, added up without rounding errors."""
 
   correct: int = 0
   tokens: int = 0
@@ -32,7 +32,7 @@ class Totals:
   _sown: dict[str, list[Metric]] = dataclasses.field(default_factory=dict)
 
   def add(self, sums: Sums) -> None:
-    """Waits for the sums of a step, reads them and adds them."""
+    """Waits for the sums of a step, reads them and adds them to the totals."""
     sums = jax.device_get(sums)
     self.correct += int(sums.correct)
     self.tokens += int(sums.tokens)
@@ -46,7 +46,7 @@ class Totals:
 
   @property
   def nats(self) -> float:
-    """The sum of nats over scored tokens, exact up to the final rounding."""
+    """The loss in nats, summed over scored tokens; rounded only once."""
     return math.fsum(self._nats)
 
   @property
@@ -56,7 +56,7 @@ class Totals:
 
   @property
   def sown(self) -> dict[str, float]:
-    """Metrics that modules sowed, by name; means with count 0 are left out.
+    """Metrics that modules sowed, {name: value}, without means of count 0.
 
     Names that end in a number are sorted by that number.
     """
@@ -68,10 +68,11 @@ class Totals:
 
 
 def over_steps(metrics: Sequence[Metric]) -> float | None:
-  """Combines the metrics of one name, one for each step, into one number.
+  """Combines the metrics sown under one name, one per step, into one number.
 
   Returns:
-    The exact mean, or the maximum; None for a mean whose count is 0.
+    The maximum of MaxMetrics, or the exact mean of MeanMetrics, which is None
+    if the sum of their counts is 0.
   """
   if isinstance(metrics[0], MaxMetric):
     # Unlike Python's max, NumPy's propagates NaN.
@@ -84,14 +85,14 @@ def over_steps(metrics: Sequence[Metric]) -> float | None:
 def quality(
   totals: Totals, bytes_: float | None = None, words: int | None = None
 ) -> dict[str, float]:
-  """Computes how well the scored tokens were predicted.
+  """Returns {metric: value}: how well the scored tokens were predicted.
 
   Args:
     totals: counts with at least one scored token.
-    bytes_: bytes of text in the counted tokens; in training, tokens times the
-      data's mean bytes per token. None or 0 leaves out bits_per_byte.
-    words: words in the counted tokens, split at whitespace as in PG19's
-      published counts. None or 0 leaves out word_perplexity.
+    bytes_: number of bytes of text in the counted tokens; in training, tokens
+      times the data's mean bytes per token. None or 0 leaves out bits_per_byte.
+    words: number of words in the counted tokens, split at whitespace as in
+      PG19's published counts. None or 0 leaves out word_perplexity.
 
   Raises:
     ValueError: no token was scored.
@@ -117,7 +118,9 @@ def quality(
 
 
 def label_quality(totals: Totals) -> dict[str, float]:
-  """Computes how well labels were predicted; labels have no bytes or words.
+  """Returns {metric: value}: how well labels were predicted.
+
+  Metrics per byte and per word are left out, because labels are not text.
 
   Args:
     totals: counts with at least one scored token.
@@ -137,15 +140,16 @@ def speed(
   flops_per_place: float | None = None,
   peak_flops: float | None = None,
 ) -> dict[str, float]:
-  """Computes how fast the counted steps were.
+  """Returns {metric: value}: how fast the counted steps were.
 
   Args:
     totals: counts of at least one step.
-    seconds: wall-clock time of the counted steps.
+    seconds: wall-clock time of all counted steps together.
     flops_per_place: model FLOPs, forward and backward, per position (token or
-      padding), without recomputation by remat. None leaves out mfu.
-    peak_flops: FLOP/s of all devices together; see flops.py. None leaves out
-      mfu.
+      padding), without recomputation by remat. None leaves out mfu, the model
+      FLOPs utilization.
+    peak_flops: peak FLOP/s of all devices together; see flops.py. None leaves
+      out mfu.
   """
   metrics = {
     'tokens_per_second': totals.tokens / seconds,

@@ -50,8 +50,8 @@ class Cell(nn.Module, kw_only=True):
     remat: name in remat.POLICIES, which says which activations the backward
       pass keeps. It applies to each call, or to each block if the call scans
       over blocks.
-    block_length: tokens of a block; calls take whole blocks. None: a call takes
-      any number of tokens.
+    block_length: number of tokens of a block; calls take whole blocks. None
+      means that a call takes any number of tokens.
     block_setting: settings that determine block_length, as error messages name
       them.
     takes_segments: whether one call may take several blocks. If False, `run`
@@ -94,10 +94,11 @@ class Cell(nn.Module, kw_only=True):
   def cast_params(self, params):
     """Returns the cell's parameters in the dtypes that its products take.
 
-    A scan over layers calls it once for all layers. Gradients are then stacked
-    in these dtypes too, which halves what the scan writes and the optimizer
-    reads. Only a parameter that one product of a call reads may be cast, since
-    the gradients of several products are summed in float32.
+    A scan over layers calls this method once for all layers. Gradients are then
+    stacked in these dtypes too; bfloat16 halves the bytes that the scan writes
+    and the optimizer reads. A parameter may be cast only if a single product of
+    a call reads it, since the gradients of several products must be summed in
+    float32.
     """
     return params
 
@@ -134,7 +135,8 @@ class Cell(nn.Module, kw_only=True):
   ) -> tuple[State, jax.Array]:
     """Reads a block of one token.
 
-    Reading a block token by token gives the same results as one call.
+    Reading the tokens of a block one by one gives the same results as one call
+    for the whole block.
 
     Returns:
       The new decode state, and the outputs y_B1D.
@@ -179,7 +181,7 @@ def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
 def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
   """Scans body(cell, state, block) over axis 1 of every leaf of `blocks`.
 
-  It uses nn.scan, because jax.lax.scan would leak tracers out of the module.
+  This uses nn.scan, because jax.lax.scan would leak tracers out of the module.
   All blocks share their dropout masks, as in google-research/meliad: drawing
   new masks for each block would cost more than some of its matrix products.
   Losses that blocks sow are averaged over blocks.
@@ -220,7 +222,7 @@ class Resettable(struct.PyTreeNode):
   """Part of a state that is too large to copy, so rows are reset by masking."""
 
   def reset(self, start_B: jax.Array, fresh: 'Resettable') -> 'Resettable':
-    """Returns the part; in rows that begin a document it acts like `fresh`."""
+    """Returns this part; in rows that begin a document it acts like `fresh`."""
     raise NotImplementedError
 
 

@@ -18,7 +18,7 @@ class Embedding(nn.Module):
     vocab: number of ids V.
     d_model: width D.
     logits_divisor: number by which the products of outputs and vectors are
-      divided; None takes the default of the class.
+      divided. None means the default of the class.
     deviation: standard deviation of the initial input vectors.
     own_logits: whether logits have parameters that inputs do not have.
   """
@@ -107,15 +107,17 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
   """Embedding with narrow vectors for rare ids, and logits in two steps.
 
   It is useful only if the vocabulary sorts ids by frequency, the most frequent
-  first. Cluster i holds the ids between two cutoffs; its vectors have D / k^i
-  numbers, which a matrix maps to D (Baevski and Auli 2019, section 3). The
-  first step chooses an id of cluster 0 or another cluster; the second chooses
-  an id within that cluster (Grave et al. 2017, section 4). Logits are
-  normalized log probabilities, so a z-loss has no effect.
+  first. Cluster i holds the ids between two cutoffs. Its vectors have width
+  D / k^i, where k is width_divisor, and a matrix maps them to width D (Baevski
+  and Auli 2019, section 3). The first step chooses an id of cluster 0 or
+  another cluster; the second step chooses an id within that other cluster
+  (Grave et al. 2017, section 4). Logits are normalized log probabilities, so a
+  z-loss has no effect.
 
   Attributes:
     cutoffs: first id of each cluster except cluster 0, increasing.
-    width_divisor: k, by which the width falls from each cluster to the next.
+    width_divisor: factor k by which the width falls from each cluster to the
+      next.
     tied: whether both steps use the vectors and matrices of the input, except
       for the matrix of cluster 0. If False, they have separate ones. In both
       cases, products are divided by sqrt(D) by default.
@@ -185,7 +187,12 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
 
 
 class Map(nn.Module):
-  """Matrix [E, D] that maps vectors of a cluster to width D, and back."""
+  """Matrix [E, D] that maps vectors of a cluster to width D, and back.
+
+  Attributes:
+    width: width E of the vectors of the cluster.
+    d_model: width D.
+  """
 
   width: int
   d_model: int

@@ -24,8 +24,8 @@ class Head(nn.Module):
 
   Attributes:
     classes: number of classes; their labels are the ids from 1 to `classes`.
-    pool: a pool of pooling.py, which reduces a sequence to one vector; None:
-      each token has a label.
+    pool: a pool of pooling.py, which reduces a sequence to one vector. None
+      means that each token has a label.
     sequences: number of sequences in a row of a segment, side by side.
   """
 
@@ -74,7 +74,7 @@ class Head(nn.Module):
 
     Args:
       features_BTF: input vectors of any width.
-      width: hidden units.
+      width: number of hidden units.
 
     Raises:
       ValueError: there are fewer than 2 classes.

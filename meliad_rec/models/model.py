@@ -40,8 +40,8 @@ class Model(nn.Module):
       pools.
     clear_state: whether to clear the recurrent part of the state at the start
       of each segment, an ablation; see Cell.clear.
-    head: a head of heads.py, which predicts labels. None: the model predicts
-      the next token.
+    head: a head of heads.py, which predicts labels. None means that the model
+      predicts the next token.
   """
 
   vocab: int
@@ -186,7 +186,10 @@ class Model(nn.Module):
     return self.head(head, y_BTD, mask_BT, slots)
 
   def split_state(self, state: State):
-    """Returns the states of cell and head; for pairs, leaves [2 B, ...]."""
+    """Returns the state of the cell, and that of the head; None without a head.
+
+    For pairs, every leaf is [2 B, ...], with one row per sequence.
+    """
     if self.head is None:
       return state, None
     if self.sequences > 1:
@@ -194,7 +197,7 @@ class Model(nn.Module):
     return state['cell'], state['head']
 
   def join_state(self, cell, head) -> State:
-    """Undoes `split_state`."""
+    """Undoes `split_state`: returns the state of the model."""
     state = cell if self.head is None else {'cell': cell, 'head': head}
     if self.sequences == 1:
       return state
@@ -202,7 +205,14 @@ class Model(nn.Module):
 
 
 def initialize(model: Model, rng: jax.Array, batch: int, segment: int):
-  """Returns the parameters of a new model, drawn with `rng`."""
+  """Returns the parameters of a new model, drawn with `rng`.
+
+  Args:
+    model: the model.
+    rng: random key.
+    batch: number of rows of the segment that Flax traces.
+    segment: number of tokens in each row of this segment.
+  """
   tokens_BT = jnp.zeros((batch, segment), jnp.int32)
 
   def initialize_all(m):

@@ -66,7 +66,7 @@ class Mean(Pool):
 
 @dataclasses.dataclass(frozen=True)
 class First(Pool):
-  """First output. State: that output [B, D], and bool [B], True once read."""
+  """First output. State: that output [B, D]; bool [B], True if it is known."""
 
   def initial_state(self, batch, width):
     return jnp.zeros((batch, width)), jnp.zeros(batch, bool)

@@ -81,7 +81,7 @@ class ShardedModel:
 
   @functools.cached_property
   def eval_step(self) -> Callable:
-    """Compiled (params, carry, batch) -> (carry, Sums, nats_BT).
+    """Compiled function (params, carry, batch) -> (carry, Sums, nats_BT).
 
     The argument `carry` is donated: its memory is reused, so it cannot be read
     afterward.
@@ -97,9 +97,9 @@ class ShardedModel:
     )
 
   def forward(self, params, carry, batch: Batch):
-    """Returns the next carry and logits_BTV of training, dropout included.
+    """Returns the next carry and logits_BTV, with dropout as in training.
 
-    The key of dropout is fixed.
+    The random key of dropout is always the same.
     """
     return self.model.apply(
       {'params': params},
@@ -123,7 +123,8 @@ def eval_step(
     batch: the segment.
 
   Returns:
-    The carry; Sums of the metrics; and nats_BT, the loss of each token.
+    The next carry; the Sums of the metrics; and nats_BT, the loss of each token
+    in nats.
   """
   (carry, logits_BTV), sown = model.apply(
     {'params': all_gather_params(params, stacked=False)},
@@ -143,7 +144,8 @@ def count(logits_BTV, batch: Batch, sown) -> Sums:
   Args:
     logits_BTV: the model's outputs.
     batch: the segment.
-    sown: the collections that the model's `apply` returned.
+    sown: the collections that the model's `apply` returned. Only
+      metrics.COLLECTION is used.
   """
   with jax.named_scope('metrics'):
     return Sums.of_step(

@@ -1,7 +1,7 @@
 """Environment variables for compiling for TPUs on a machine without one.
 
-libtpu reads them once, when it is loaded. So a command starts a child process
-with them, and a test calls `ensure` before it first uses libtpu.
+libtpu reads the variables once, when it is loaded. So a command starts a child
+process with them, and a test calls `ensure` before it first uses libtpu.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def variables(libtpu: Sequence[str] = (), devices: int = 0) -> dict[str, str]:
 
   Args:
     libtpu: flags of libtpu, '--xla_...=...', added to those already set.
-    devices: number of CPU devices that replace the TPUs; 0: XLA's default.
+    devices: number of CPU devices that replace the TPUs; 0 means XLA's default.
   """
   found = {**os.environ, **VARIABLES}
   count = f'--xla_force_host_platform_device_count={devices}'
@@ -42,7 +42,9 @@ def variables(libtpu: Sequence[str] = (), devices: int = 0) -> dict[str, str]:
 
 
 def ensure() -> None:
-  """Sets the variables for this process; call it before libtpu is loaded.
+  """Sets the variables of libtpu for this process, where they are not yet set.
+
+  Call this before libtpu is loaded.
 
   Raises:
     ValueError: libtpu is not installed.
@@ -57,7 +59,7 @@ def ensure() -> None:
 def silence_libtpu() -> None:
   """Keeps an installed libtpu from reporting that the machine has no TPU.
 
-  Call it after the import of JAX, which finds out whether there is a TPU, and
+  Call this after the import of JAX, which finds out whether there is a TPU, and
   before the first computation.
   """
   if os.environ.get('TPU_SKIP_MDS_QUERY') == '1':  # JAX found no TPU.
@@ -83,7 +85,7 @@ def failed(task: str, done: subprocess.CompletedProcess) -> RuntimeError:
   """Returns the error for a child process that ended without a result.
 
   Args:
-    task: what the process does, such as 'compiles for v5e:2x2'.
+    task: what the process did, as in 'compiles for v5e:2x2'.
     done: the finished process.
   """
   # JAX may print a whole program before the error itself.
@@ -102,10 +104,10 @@ def run(
   libtpu: Sequence[str] = (),
   devices: int = 0,
 ) -> subprocess.CompletedProcess:
-  """Runs `python -m module arguments` with these variables.
+  """Runs `python -m module arguments` in the environment from `variables`.
 
   Args:
-    module: dotted name.
+    module: dotted name of the module.
     arguments: arguments of the command line.
     libtpu, devices: see `variables`.
 

@@ -1,11 +1,11 @@
 """Estimates the time of a step from its compiled program.
 
 The estimate assumes that operations run one after another, each for the cycles
-that the compiler estimates. Pallas kernels have no such estimate: they take the
-time that the FLOP and bytes which they declare need at the chip's peak. An
-exchange (a collective) takes the time that its bytes need on the links between
-neighboring chips (Austin et al. 2025, How to Scale Your Model, part 3). None of
-this was measured on a TPU.
+that the compiler estimates. For Pallas kernels, the compiler has no estimate. A
+kernel is assumed to take the time that the FLOP and bytes which it declares
+need at the chip's peak. An exchange (a collective) takes the time that its
+bytes need on the links between neighboring chips (Austin et al. 2025, How to
+Scale Your Model, part 3). None of this was measured on a TPU.
 """
 
 from collections import Counter
@@ -27,12 +27,12 @@ _SENT = {'all-reduce': 2}
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-  """Seconds of one step on each device.
+  """Time of one step on each device, in seconds.
 
   Attributes:
-    compute: operations for which the compiler estimates cycles.
-    kernels: Pallas kernels.
-    exchange: collectives.
+    compute: time of the operations for which the compiler estimates cycles.
+    kernels: time of Pallas kernels.
+    exchange: time of collectives.
   """
 
   compute: float
@@ -52,14 +52,14 @@ class Seconds:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-  """Collectives of one kind in a step.
+  """All collectives of a step of one kind and over the same mesh axes.
 
   Attributes:
     op: name of the collective, such as 'all-reduce'.
     axes: mesh axes along which devices exchange, such as 'data+model'.
-    count: number of exchanges per step.
-    size: bytes of all arrays together, on each device.
-    seconds: time of all of them in a step.
+    count: number of these collectives per step.
+    size: bytes of the arrays of all these collectives, on each device.
+    seconds: time of all these collectives in a step.
   """
 
   op: str
@@ -72,15 +72,15 @@ class Exchange:
 def exchanges(
   program: hlo.Program, mesh: jax.sharding.Mesh, where: Slice
 ) -> list[Exchange]:
-  """Returns the collectives of a step, the longest first.
+  """Returns the collectives of a step, those that take longest first.
 
   Args:
     program: the compiled step.
-    mesh: the mesh it was compiled for, of devices of the slice.
+    mesh: the mesh that the step was compiled for, of devices of the slice.
     where: the slice.
 
   Raises:
-    ValueError: the program writes groups of devices in an unknown way.
+    ValueError: the program names groups of devices in an unknown format.
   """
   counts, sizes, seconds = Counter(), Counter(), Counter()
   devices = list(mesh.devices.flat)
@@ -103,14 +103,14 @@ def exchange_seconds(
 ) -> float:
   """Returns the seconds of one exchange.
 
-  All-to-all is bound by the links across the middle of the longest axis, other
-  collectives by the links of each device.
+  An all-to-all is limited by the links across the middle of the slice's busiest
+  axis, and other collectives by the links of each device.
 
   Args:
-    op: the collective.
+    op: name of the collective, such as 'all-reduce'.
     size: bytes of the whole array on each device.
     members: devices that exchange with one another.
-    where: the slice that they belong to.
+    where: the slice that the devices belong to.
   """
   if len(members) < 2:
     return 0.0
@@ -136,10 +136,11 @@ def exchange_seconds(
 
 
 def _crossing(extent: int, ways: int) -> float:
-  """Returns the data on an axis's middle link, as a multiple of the array.
+  """Returns the data on a link in the middle of an axis, in an all-to-all.
 
-  In an all-to-all, every device of one half sends to every device of the other
-  half, over one link if the axis is a line and over two if it is a ring.
+  The result is a multiple of the array's size. Every device of one half of the
+  axis sends to every device of the other half, over one link if the axis is a
+  line and over two if it is a ring.
 
   Args:
     extent: number of chips along the axis.
@@ -149,7 +150,7 @@ def _crossing(extent: int, ways: int) -> float:
 
 
 def wraps(where: Slice, size: int) -> bool:
-  """Returns whether the axes with `size` chips are rings."""
+  """Returns whether the axes of a slice that have `size` chips are rings."""
   if where.chip.axes == 2:
     return size == 16
   return all(side % 4 == 0 for side in where.shape)
@@ -160,10 +161,11 @@ class Part:
   """Part of a step's time.
 
   Attributes:
-    kind: kind of operations, such as 'products'; see hlo.Label.
-    place: where they belong, such as 'backward cell/mlp', or the mesh axes of
-      collectives.
-    seconds: their time on each device.
+    kind: kind of the operations: 'kernels', 'collectives', or a kind of
+      hlo.Label, such as 'products'.
+    place: where the operations belong in the model, such as 'backward
+      cell/mlp', or the mesh axes of collectives.
+    seconds: time of the operations on each device.
   """
 
   kind: str
@@ -174,12 +176,12 @@ class Part:
 def parts(
   program: hlo.Program, exchanged: Sequence[Exchange], chip: Chip
 ) -> list[Part]:
-  """Returns the parts of a step's time.
+  """Returns the parts of a step's time, the longest first.
 
   Args:
     program: the compiled step.
     exchanged: collectives of the step, from `exchanges`.
-    chip: the chip it runs on.
+    chip: the chip that the step runs on.
   """
   found = Counter()
   for label, cycles in program.work.items():
@@ -194,7 +196,7 @@ def parts(
 
 
 def seconds(parts: Sequence[Part]) -> Seconds:
-  """Returns the seconds of a step, from its parts."""
+  """Returns the seconds of a step as sums over its parts."""
   found = Counter()
   for part in parts:
     found[part.kind] += part.seconds

@@ -45,7 +45,7 @@ _BYTES = {'pred': 1, 'bf16': 2} | {
 
 
 def computations(text: str) -> tuple[dict[str, list[str]], str | None]:
-  """Returns the lines of each computation, and the name of the entry."""
+  """Returns the lines of each computation by name, and the entry's name."""
   bodies, entry, current = {}, None, None
   for line in text.splitlines():
     head = re.match(r'(ENTRY )?%([\w.\-]+) \(.*\{\s*$', line)
@@ -62,8 +62,8 @@ def computations(text: str) -> tuple[dict[str, list[str]], str | None]:
 def instruction(line: str) -> tuple[str, str, str, str] | None:
   """Returns an instruction's name, shape, operation, and rest of the line.
 
-  The rest begins with the operation. None: the line is not an instruction, or
-  takes no time.
+  The rest begins with the operation. Returns None if the line is not an
+  instruction, or if the instruction takes no time.
   """
   found = re.match(r'\s*(?:ROOT )?%([\w.\-]+) = ', line)
   if not found:
@@ -82,12 +82,12 @@ def instruction(line: str) -> tuple[str, str, str, str] | None:
 
 
 def called(rest: str, role: str) -> str:
-  """Returns the name of the computation with a role, such as 'body'."""
+  """Returns the name of the computation called in a role, such as 'body'."""
   return re.search(rf'\b{role}=%?([\w.\-]+)', rest)[1]
 
 
 def branches(rest: str) -> list[str]:
-  """Returns the names of the computations of a conditional."""
+  """Returns the names of the computations that a conditional chooses from."""
   listed = re.search(r'branch_computations=\{(.*?)\}', rest)
   if listed:
     return re.findall(r'%([\w.\-]+)', listed[1])
@@ -97,11 +97,8 @@ def branches(rest: str) -> list[str]:
 def iteration_limit(condition: Sequence[str]) -> int | None:
   """Returns the limit that a loop's counter stays below.
 
-  0 means that the counter falls to 0 from an unknown start, and None that the
-  condition compares with no constant.
-
-  Args:
-    condition: lines of the loop's condition.
+  It is read from the lines of the condition. 0 means that the counter falls to
+  0 from an unknown start, and None that no constant is compared.
   """
   text = '\n'.join(condition)
   numbers = {
@@ -121,7 +118,7 @@ def iteration_limit(condition: Sequence[str]) -> int | None:
 
 
 def array_bytes(shape: str) -> int:
-  """Returns the bytes of the arrays of a shape."""
+  """Returns the total bytes of the arrays in the text of a shape."""
   return sum(
     _BYTES.get(kind, 0) * math.prod(int(n) for n in sizes.split(',') if n)
     for kind, sizes in ARRAY.findall(shape)
@@ -146,7 +143,7 @@ class Collective:
 
   Attributes:
     op: one of COLLECTIVES.
-    size: bytes of its result on each device.
+    size: bytes of the result on each device.
     line: the HLO instruction, which names the groups of devices.
   """
 
@@ -177,9 +174,9 @@ class Program:
 
   Attributes:
     work: the compiler's estimates of cycles, by Label.
-    collectives, kernels: number of executions of each.
-    unpriced: executions of larger operations without an estimate, by name.
-    endless: loops of unknown length, which count as one iteration.
+    collectives, kernels: number of executions of each Collective or Kernel.
+    unpriced: executions of large operations without estimated cycles, by name.
+    endless: number of loops of unknown length, which count as one iteration.
   """
 
   work: Counter = dataclasses.field(default_factory=Counter)
@@ -190,7 +187,7 @@ class Program:
 
   @property
   def cycles(self) -> int:
-    """Sum of the compiler's estimates."""
+    """Sum of the compiler's estimates of cycles."""
     return sum(self.work.values())
 
   def __add__(self, other: 'Program') -> 'Program':
@@ -203,7 +200,7 @@ class Program:
     )
 
   def times(self, count: int) -> 'Program':
-    """Returns the sums of this program run `count` times, as by a loop."""
+    """Returns the work of running this program `count` times, as in a loop."""
     more = lambda counter: Counter({k: count * n for k, n in counter.items()})
     return Program(
       more(self.work),
@@ -215,12 +212,12 @@ class Program:
 
 
 def read(text: str, depth: int | None = None) -> Program:
-  """Reads a compiled program.
+  """Returns the work that a compiled program does on each device.
 
   Args:
     text: HLO text of the program.
-    depth: maximum iterations of the backward passes of data-dependent loops,
-      which are not in the text; None: not known.
+    depth: maximum iterations of the backward passes of data-dependent loops, a
+      number that is not in the text. None means that it is not known.
 
   Raises:
     ValueError: the format of the text is unknown.
@@ -239,7 +236,7 @@ class Label:
   """Kind of an operation, and the part of a training step it belongs to.
 
   Attributes:
-    kind: a name in KINDS, or 'arithmetic' of single elements.
+    kind: a name in KINDS, 'arithmetic' (of single elements) or 'copies'.
     place: direction and modules, such as 'backward cells/layer/mlp/hidden'.
   """
 
@@ -247,8 +244,7 @@ class Label:
   place: str
 
 
-# Names of kinds, and the operations in a fusion that show them; the first one
-# found counts.
+# Kinds, and operations in a fusion that show the kind; the first found counts.
 KINDS = {
   'products': {'dot', 'convolution'},
   'random numbers': {'rng-bit-generator', 'shift-right-logical'},
@@ -263,8 +259,7 @@ _ARITHMETIC = {
   'multiply',
   'subtract',
 }
-# Parts of names that say nothing about the place in the model: methods, loops
-# and calls.
+# Parts of names that do not tell the place in the model: methods, loops, calls.
 _NOISE = re.compile(
   r'.*\.\w*|.*->.*|while|body|cond|branch_\d+_fun|closed_call|checkpoint|remat'
   r'|rematted_computation|shard_map|custom_\w*|jit\(.*|jvp\(.*|transpose\(.*'
@@ -288,7 +283,7 @@ def label(bodies: Mapping[str, Sequence[str]], line: str) -> Label:
 
 
 def _operations(bodies, line: str) -> set[str]:
-  """Returns the operations that an instruction and its fusions consist of."""
+  """Returns the names of the operations in an instruction and its fusions."""
   found = instruction(line)
   if found is None:
     return set()
@@ -305,10 +300,10 @@ def _place_of(line: str) -> str:
 
 
 def place(op_name: str) -> str:
-  """Returns the place in the model that the metadata of an operation names.
+  """Returns an operation's place in the model, such as 'backward cell/mlp'.
 
   Args:
-    op_name: such as 'jit(train_step)/transpose(jvp(Model))/cell/mlp/dot'.
+    op_name: metadata such as 'jit(step)/transpose(jvp(Model))/cell/mlp/dot'.
   """
   parts = op_name.split('/')
   directions = {
@@ -329,7 +324,7 @@ def place(op_name: str) -> str:
 
 
 class _Reader:
-  """Sums what computations execute; reads each of them once."""
+  """Reader that sums what computations execute, and reads each of them once."""
 
   def __init__(self, bodies: dict[str, list[str]], depth: int | None):
     self.bodies, self.depth = bodies, depth
@@ -345,7 +340,10 @@ class _Reader:
     return self.done[name]
 
   def one(self, line: str, starts: bool) -> Program:
-    """Returns what an instruction executes, including what it calls."""
+    """Returns what an instruction executes, including what it calls.
+
+    `starts` says whether its computation starts an asynchronous collective.
+    """
     found = instruction(line)
     if found is None:
       return Program()
@@ -387,7 +385,7 @@ class _Reader:
     return Program(work, unpriced=unpriced)
 
   def iterations(self, rest: str) -> int | None:
-    """Returns the maximum iterations of a loop; None: not known."""
+    """Returns the maximum iterations of a loop, or None if not known."""
     condition = self.bodies.get(called(rest, 'condition'), ())
     limit = iteration_limit(condition)
     return self.depth if limit == 0 else limit
@@ -401,7 +399,7 @@ def _collective(kind: str, op: str, shape: str, line: str) -> Collective:
 
 
 def _scattered(exchanged: Counter, shape: str) -> Counter:
-  """Returns the reduce-scatter for an all-reduce that is then split."""
+  """Returns the reduce-scatter for an all-reduce whose result is then split."""
   size, [line] = array_bytes(shape), [one.line for one in exchanged]
   return Counter([Collective('reduce-scatter', size, line)])
 
@@ -416,14 +414,14 @@ def _kernel(name: str, rest: str) -> Kernel:
 
 
 def groups(instruction: str, devices: int) -> np.ndarray:
-  """Returns int [groups, members]: indices of devices, in the mesh's order.
+  """Returns indices of devices in the mesh's order, int [groups, members].
 
   Args:
     instruction: line of a collective.
     devices: number of devices of the program.
 
   Raises:
-    ValueError: the groups are written in an unknown way.
+    ValueError: the groups are written in an unknown format.
   """
   pairs = re.search(
     r'source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}', instruction
@@ -452,7 +450,7 @@ def axes(found: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:
 
   Args:
     found: result of `groups`.
-    mesh: sizes of its axes, in order.
+    mesh: sizes of the mesh's axes by name, in order.
   """
   coordinates = np.stack(np.unravel_index(found, tuple(mesh.values())), -1)
   differ = (coordinates != coordinates[:, :1]).any((0, 1))
@@ -464,7 +462,7 @@ def _listed(text: str) -> np.ndarray:
 
 
 def _counted(text: str) -> np.ndarray:
-  """Returns the array '[64,4]T(1,0)': 0, 1, ... in this shape, transposed."""
+  """Returns 0, 1, ... shaped as in '[64,4]' and transposed as in 'T(1,0)'."""
   found = re.fullmatch(r'\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
   shape = _numbers(found[1])
   numbers = np.arange(np.prod(shape)).reshape(shape)

@@ -1,4 +1,4 @@
-"""Compiles the training step for a slice, and reads its memory and times."""
+"""Compiles the training step for a slice, and reads its memory and time."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -23,16 +23,18 @@ class Sizes:
 
   Attributes:
     mesh: sizes of the mesh axes, by name.
-    hosts: machines of the slice; None: not known without libtpu.
+    hosts: number of machines of the slice. None means that it is not known,
+      because libtpu is missing.
     batch, segment, steps: settings of the experiment.
     parameters: number of parameters.
     flops: FLOP of a step's matrix products, 3 times those of the forward pass;
-      recomputation by remat does not count. None: the length of a loop is not
-      known.
-    held: bytes on each device of parameters, optimizer, carry (recurrent
-      state), average of the parameters, and batch.
+      recomputation by remat does not count. None means that the length of a
+      loop is not known.
+    held: bytes on each device of 'parameters', 'optimizer', 'carry' (recurrent
+      state), 'average' (of the parameters) and 'batch'.
     depth: maximum iterations of data-dependent loops; `flops` counts all of
-      them. None: there are no such loops, or their length is not known.
+      them. None means that there are no such loops, or that their length is not
+      known.
   """
 
   mesh: Mapping[str, int]
@@ -62,12 +64,14 @@ class Compiled:
   Attributes:
     arguments: bytes on each device of state and batch, padded as the compiler
       lays them out.
-    temporary: bytes of activations and other temporary arrays.
-    code: bytes of the program.
-    needed: the sum of these three.
+    temporary: bytes on each device of activations and other temporary arrays.
+    code: bytes of the program on each device.
+    needed: sum of `arguments`, `temporary` and `code`.
     compile_seconds: time of tracing and compiling.
-    exchanges: collectives of a step; None: the program cannot be read.
-    parts: parts of the time of a step; None: the program cannot be read.
+    exchanges: collectives of a step. None means that the program cannot be
+      read.
+    parts: parts of the time of a step. None means that the program cannot be
+      read, or was compiled with little optimization.
     notes: sentences on what the figures leave out.
   """
 
@@ -110,7 +114,7 @@ def sizes(experiment: Experiment) -> Sizes:
 
 
 class TooLarge(ValueError):
-  """A step needs more memory than a device has.
+  """Error of a step that needs more memory than a device has.
 
   Attributes:
     needed: bytes per device.
@@ -169,7 +173,7 @@ def compiled(
 
 
 def _held(tree) -> int:
-  """Returns the bytes of a tree on each device."""
+  """Returns the bytes of a pytree of sharded arrays on each device."""
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(tree)
@@ -177,7 +181,10 @@ def _held(tree) -> int:
 
 
 def _needed(message: str) -> int | None:
-  """Returns the bytes that a compiler error asks for; None: another error."""
+  """Returns the bytes needed, according to an out-of-memory error's message.
+
+  Returns None for a message of another error.
+  """
   found = re.search(r'hbm.*?(?:\(|Used )([\d.]+)([KMGT])', message, re.I)
   if found is None or 'RESOURCE_EXHAUSTED' not in message:
     return None

@@ -17,9 +17,9 @@ class Question:
   """The training step of one experiment on one slice.
 
   Attributes:
-    topology: name of the slice.
+    topology: name of the slice, such as 'v5e:16x16'.
     gin_file, gin_param: values of these flags, as for training.
-    vocab_size: size of the vocabulary; None: it is read from the data.
+    vocab_size: size of the vocabulary; None means that the data say it.
     fast: whether to compile with little optimization.
   """
 
@@ -38,10 +38,12 @@ class Answer:
     topology: name of the slice.
     hbm: bytes that a program may use on each device.
     sizes: fields of measure.Sizes.
-    compiled: fields of measure.Compiled; None: not compiled, or does not fit.
-    needed: bytes that the step needs on each device, by the compiler; None: not
+    compiled: fields of measure.Compiled. None means that the step was not
+      compiled or does not fit in memory.
+    needed: bytes that the step needs on each device, according to the compiler.
+      None means that they are not known.
+    missing: why the compiler's figures are missing. None means that they are
       known.
-    missing: why the compiler's figures are missing; None: they are known.
     notes: what else the user should know.
   """
 
@@ -55,15 +57,15 @@ class Answer:
 
   @property
   def fits(self) -> bool | None:
-    """True if the step fits in memory; None: not known."""
+    """Whether the step fits in memory, or None if that is not known."""
     return None if self.needed is None else self.needed <= self.hbm
 
 
 def ask(question: Question) -> Answer:
-  """Starts a process that compiles, and returns its answer.
+  """Starts a process that compiles the step, and returns its answer.
 
   Raises:
-    ValueError: the configuration or the mesh has a mistake.
+    ValueError: the slice, the configuration or the mesh has a mistake.
     RuntimeError: the process failed for another reason.
   """
   where = topology.parse(question.topology)

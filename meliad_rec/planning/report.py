@@ -1,4 +1,4 @@
-"""Formats a plan: a table with a column per slice, and what to change."""
+"""Formats a plan: a table with a column per slice, and advice on memory."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +19,10 @@ REMAT = 'options/remat/full'
 
 
 def table(answers: Sequence[Answer]) -> str:
-  """Returns a table with a line per figure, and notes; n/a: not known."""
+  """Returns a table with a line per figure and a column per answer, and notes.
+
+  Figures that are not known are 'n/a'.
+  """
   columns = [column(answer) for answer in answers]
   rows = [[name, *(c[name] for c in columns)] for name in columns[0]]
   widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
@@ -63,7 +66,11 @@ def column(answer: Answer) -> dict[str, str]:
 
 
 def rates(answer: Answer) -> dict[str, float | None] | None:
-  """Returns step times in seconds, MFU, tokens/s and hours; None: not known."""
+  """Returns times of a step in seconds, MFU, tokens/s and hours of the run.
+
+  The keys are names of figures. Returns None if the times are not known. The
+  MFU (model FLOP utilization) is None if the FLOP of a step are not known.
+  """
   parts = parts_of(answer)
   if parts is None:
     return None
@@ -101,17 +108,17 @@ def _times(answer: Answer) -> dict[str, str]:
 
 
 def parts_of(answer: Answer) -> list[Part] | None:
-  """Returns the parts of the time of a step; None: not known."""
+  """Returns the parts of the time of a step, or None if they are not known."""
   found = answer.compiled and answer.compiled['parts']
   return [Part(**fields) for fields in found] if found else None
 
 
 def breakdown(answers: Sequence[Answer], by: str) -> str:
-  """Returns tables of where the time of a step goes, the longest first.
+  """Returns tables of where the time of a step goes, the longest part first.
 
   Args:
-    answers: plans of one or more slices.
-    by: 'kind' or 'place', fields of estimate.Part.
+    answers: answers for one or more slices; each gets a table.
+    by: field of estimate.Part by which times are summed: 'kind' or 'place'.
   """
   lines = []
   for answer in answers:
@@ -130,7 +137,7 @@ def breakdown(answers: Sequence[Answer], by: str) -> str:
 
 
 def exchange_lines(answer: Answer) -> list[str]:
-  """Returns a line for each kind of collective and its mesh axes."""
+  """Returns a line for each kind of collective over the same mesh axes."""
   listed = answer.compiled and answer.compiled['exchanges']
   return [
     f'{one.count} x {one.op} over {one.axes}, {one.size / 2**20:,.1f} MiB per '
@@ -150,10 +157,11 @@ def _verdict(answer: Answer) -> str:
 
 
 def advice(question: Question, answer: Answer) -> str | None:
-  """Returns a sentence for a step that is not known to fit; None: it fits.
+  """Returns a sentence about a step that is not known to fit in memory.
 
-  For a step that does not fit, it says what to change: recompute activations,
-  shard the parameters more, or use a smaller batch.
+  For a step that does not fit, the sentence says what to change: recompute
+  activations, shard the parameters more, or use a smaller batch or a larger
+  slice. Returns None for a step that fits.
   """
   name = answer.topology
   if answer.needed is None:

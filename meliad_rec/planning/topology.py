@@ -1,8 +1,8 @@
 """Slices of TPUs by name, and facts about their chips.
 
-'v5e:16x16' is 256 chips of v5e, 'v5p:4x4x4' 64 of v5p. The devices of a slice
-can be compiled for, but hold no arrays. A device, in the sense of JAX, is a
-chip, or half of a v7x chip.
+'v5e:16x16' is 256 chips of v5e, and 'v5p:4x4x4' is 64 chips of v5p. Programs
+can be compiled for the devices of a slice, but these devices hold no arrays. A
+device, in the sense of JAX, is a chip, or half of a v7x chip.
 """
 
 import dataclasses
@@ -20,22 +20,23 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """One device of a generation.
+  """One device of a generation of TPUs.
 
   Attributes:
     name: name of the generation, such as 'v5e'.
     kind: `device_kind` in JAX.
     axes: number of axes of a slice.
-    hbm: bytes that a program may use, from the compiler's error message.
-    bandwidth: bytes per second of the HBM, by the manufacturer.
+    hbm: bytes of memory that a program may use, from the compiler's error
+      message.
+    bandwidth: bytes per second of the memory (HBM), from the manufacturer.
     clock: cycles per second: the manufacturer's peak FLOP/s divided by the FLOP
       of the matrix units in a cycle.
-    link: bytes per second one way to a neighbor; Austin et al. 2025, How to
-      Scale Your Model, part 2.
+    link: bytes per second from a chip to a neighbor, in one direction (Austin
+      et al. 2025, How to Scale Your Model, part 2).
     libtpu: libtpu's name of the generation.
-    config: libtpu's chip_config_name that makes each chip one device; None: the
-      default.
-    per_chip: devices per chip.
+    config: libtpu's chip_config_name that makes each chip one device; None
+      means libtpu's default.
+    per_chip: number of devices per chip.
   """
 
   name: str
@@ -117,8 +118,8 @@ class Slice:
   """Connected chips of one generation.
 
   Attributes:
-    chip: the kind of its devices.
-    shape: chips along each axis.
+    chip: facts about each device.
+    shape: number of chips along each axis.
   """
 
   chip: Chip
@@ -126,7 +127,7 @@ class Slice:
 
   @property
   def name(self) -> str:
-    """The name that `parse` reads."""
+    """Name of the slice, such as 'v5e:16x16', which `parse` reads."""
     return f'{self.chip.name}:{"x".join(map(str, self.shape))}'
 
   @property
@@ -136,7 +137,7 @@ class Slice:
 
 
 def parse(name: str) -> Slice:
-  """Returns the slice with this name.
+  """Returns the slice with this name, such as 'v5e:16x16'.
 
   Raises:
     ValueError: there is no such slice.
@@ -159,13 +160,14 @@ def parse(name: str) -> Slice:
 
 
 def devices(name: str) -> list[jax.Device]:
-  """Returns the devices of a slice, to compile for.
+  """Returns the devices of a slice, for which programs can be compiled.
 
   Args:
-    name: such as 'v5e:16x16' or 'v5p:4x4x4'.
+    name: name of the slice, such as 'v5e:16x16' or 'v5p:4x4x4'.
 
   Raises:
-    ValueError: there is no such slice, or libtpu is missing.
+    ValueError: there is no such slice, libtpu does not support it, or libtpu is
+      not installed.
   """
   found = parse(name)
   environment.ensure()

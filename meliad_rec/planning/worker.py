@@ -24,10 +24,10 @@ from meliad_rec.training.experiment import Experiment
 
 @dataclasses.dataclass(frozen=True)
 class NoData:
-  """Replaces a Dataset that is not on this machine.
+  """Replacement for a Dataset that is not on this machine.
 
   Attributes:
-    vocab_size: size of its vocabulary.
+    vocab_size: size of the vocabulary.
   """
 
   vocab_size: int
@@ -46,7 +46,10 @@ class NoData:
 
 
 def answer(question: Question) -> Answer:
-  """Builds the experiment on the slice and compiles its training step.
+  """Builds the experiment on the slice, and compiles its training step.
+
+  Returns:
+    An Answer. If the step cannot be compiled, its `missing` says why.
 
   Raises:
     ValueError: the slice, the configuration or the mesh is wrong.
@@ -110,7 +113,7 @@ def answer(question: Question) -> Answer:
 
 
 def build(question: Question) -> Experiment:
-  """Returns the experiment of the configuration.
+  """Returns the experiment that the question's configuration describes.
 
   Raises:
     ValueError: the configuration is wrong, or its data are missing.
@@ -146,10 +149,11 @@ def check_read(without_data: bool) -> tuple[str, ...]:
       may then be a setting of the data.
 
   Returns:
-    Notes for the answer: without data, the message of the error, if any.
+    Notes for the answer: a note on settings that nothing reads, if
+    `without_data` is True and there are any; otherwise none.
 
   Raises:
-    ConfigError: nothing reads a setting, and the data are there.
+    ConfigError: nothing reads a setting, and `without_data` is False.
   """
   try:
     config.check_read()
@@ -163,8 +167,9 @@ def check_read(without_data: bool) -> tuple[str, ...]:
 def compiler_message(error: Exception) -> str | None:
   """Returns an error of the compiler as one line of at most 200 characters.
 
-  Kernels are lowered before the compiler sees them, with errors of many types.
-  Returns None for a defect of this package or a mistake in the question.
+  Errors of lowering a kernel, which come before the compiler and have many
+  types, count as errors of the compiler. Returns None if the error is a defect
+  of this package or a mistake in the question.
   """
   if type(error).__module__.partition('.')[0] not in ('jax', 'jaxlib'):
     common = isinstance(error, ValueError | RuntimeError)

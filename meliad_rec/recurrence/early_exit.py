@@ -7,15 +7,15 @@ steps as the forward pass. It needs the memory of one step and of the recorded
 states.
 
 For inference, `compacted_loop` lets rows leave the batch as they halt. As soon
-as half of the rows have halted, the others continue in an array of half the
-size, and so on down to one row. All shapes are static, so this is one compiled
-program.
+as half of the rows have halted, the other rows continue in arrays of half the
+size, and so on down to one row. All shapes are static, so one compiled program
+does all of this.
 
 Every loop takes (steps, shared, rows, state, max_steps). `shared` holds
 parameters and random keys, without a row axis. `rows` holds inputs of each row
-that do not change. Loops return (state, sums, ran_B): the last state; the sums,
-over all steps, of the values that a step returns beside the state; and the
-number of steps computed for each row, in float32. Every leaf of `rows`, the
+that do not change. Loops return (state, sums, ran_B): the last state; the sums
+over all steps of the values that a step returns in addition to the state; and
+the number of steps computed for each row, in float32. Every leaf of `rows`, the
 state and the sums is [B, ...]; states and sums are floats.
 """
 
@@ -29,22 +29,28 @@ import jax.numpy as jnp
 
 
 class Steps(Protocol):
-  """The repeated step. It holds no arrays; `step` receives them all."""
+  """The repeated step. It holds no arrays: `step` receives all it needs."""
 
   def step(self, shared, rows, l, state) -> tuple[Any, Any]:
     """Returns the state after step l, and the terms for the loop's sums.
 
-    A row that is not active keeps its state and adds 0. Steps count from 0.
+    A row that is not active keeps its state and adds 0 to the sums.
+
+    Args:
+      shared: parameters and random keys, without a row axis.
+      rows: inputs of each row that do not change.
+      l: int, the step, from 0.
+      state: the state before the step.
     """
 
   def active(self, state) -> jax.Array:
-    """Returns which rows continue, [B] bool."""
+    """Returns bool [B], True at rows that continue."""
 
   def changed(self, added) -> jax.Array:
-    """Returns which rows a step has changed, [B] bool.
+    """Returns bool [B], True at rows that a step has changed.
 
-    The last steps may change no row, but only find that rows halt. They need no
-    gradient.
+    The last steps of a loop may change no row, but only find that rows halt.
+    The backward pass of `while_loop` leaves out these steps.
 
     Args:
       added: the values that the step added to the sums.
@@ -52,9 +58,10 @@ class Steps(Protocol):
 
 
 def while_loop(steps: Steps, shared, rows, state, max_steps: int):
-  """Runs steps until no row is active, at most max_steps; see the module.
+  """Runs steps until no row is active, or max_steps have run.
 
-  It has a gradient in reverse mode only.
+  This loop has a gradient in reverse mode only. The top of this file describes
+  the arguments and the result (state, sums, ran_B).
   """
   floats, others, join = split_floats((shared, rows))
   return _while(_Static(steps, join, max_steps), floats, others, state)
@@ -63,7 +70,7 @@ def while_loop(steps: Steps, shared, rows, state, max_steps: int):
 def compacted_loop(steps: Steps, shared, rows, state, max_steps: int):
   """Runs steps like while_loop, but rows leave the batch as they halt.
 
-  It has no gradient.
+  This loop has no gradient.
   """
   carry = initial_carry(steps.step, shared, rows, state)
   l = jnp.zeros((), jnp.int32)
@@ -71,14 +78,14 @@ def compacted_loop(steps: Steps, shared, rows, state, max_steps: int):
 
 
 def initial_carry(step: Callable, shared, rows, state):
-  """Returns (state, sums, ran_B) before the first step."""
+  """Returns (state, sums, ran_B) before the first step, with sums of 0."""
   _, added = jax.eval_shape(step, shared, rows, jnp.zeros((), jnp.int32), state)
   zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), added)
   return state, zeros, jnp.zeros(len(jax.tree.leaves(state)[0]))
 
 
 def take_step(step: Callable, shared, rows, l, carry):
-  """Returns the carry after step l, and what the step added."""
+  """Returns (state, sums, ran_B) after step l, and the terms that it added."""
   state, sums, ran_B = carry
   state, added = step(shared, rows, l, state)
   return (state, jax.tree.map(jnp.add, sums, added), ran_B + 1), added
@@ -87,7 +94,7 @@ def take_step(step: Callable, shared, rows, l, carry):
 def split_floats(tree: Any) -> tuple[list, list, Callable[[list, list], Any]]:
   """Returns float leaves, other leaves, and a function that joins them again.
 
-  Only floats have gradients.
+  They are separated because only floats have gradients.
   """
   leaves, structure = jax.tree.flatten(tree)
   is_float = [jnp.issubdtype(a.dtype, jnp.floating) for a in leaves]
@@ -174,7 +181,16 @@ _while.defvjp(_forward, _backward)
 
 
 def _compact(steps, shared, rows, l, carry, max_steps):
-  """Runs steps until half of the rows have halted, then on the others alone."""
+  """Runs steps until half of the rows have halted, then for the others alone.
+
+  Args:
+    steps, shared, rows, max_steps: as in compacted_loop.
+    l: the next step, from 0.
+    carry: (state, sums, ran_B) before this step.
+
+  Returns:
+    The carry after the last step.
+  """
   half = len(carry[2]) // 2
 
   def continues(carry):

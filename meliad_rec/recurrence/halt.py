@@ -28,7 +28,7 @@ class Halt:
   """Settings of halting.
 
   Attributes:
-    threshold: sum of weights at which a unit halts.
+    threshold: sum of the weights of a unit's states at which the unit halts.
     ponder_cost: weight of the expected number of steps in the loss.
     bias_init: see HaltingGate.
     keep_crossing: whether the step in which a unit crosses the threshold still
@@ -69,24 +69,32 @@ class Units(struct.PyTreeNode):
 
   @classmethod
   def initial(cls, active_BU) -> 'Units':
-    """Returns the units before step 0; active_BU bool, False at padding."""
+    """Returns the units before step 0.
+
+    Args:
+      active_BU: bool, False at units that are padding.
+    """
     remainder_BU = jnp.ones(active_BU.shape)
     return cls(remainder_BU, active_BU.astype(jnp.float32))
 
   @property
   def active_B(self):
-    """Rows in which any unit is active, bool."""
+    """Whether any unit of a row is active, [B] bool."""
     return jnp.any(self.active > 0, 1)
 
 
 class Counts(struct.PyTreeNode):
-  """Sums over steps, all float32.
+  """Sums of one step, or of all steps, for U units of a row; all float32.
+
+  L is the maximum number of steps. In step l, counted from 0, a unit has the
+  halting probability p_l, and weight_l is the weight of its state before it.
 
   Attributes:
     ponder_cost: [B, U], sum over steps of weight_l (l + 1).
     depth: [B, U], number of steps taken.
-    p: [B, L], sum of p_l over the units for which it was computed.
-    asked: [B, L], number of these units.
+    p: [B, L], for each step l the sum of p_l over the units for which p_l was
+      computed.
+    asked: [B, L], for each step the number of these units.
   """
 
   ponder_cost: jax.Array
@@ -103,13 +111,14 @@ def advance(
   Args:
     halt: settings.
     units: units before the step.
-    p_BU: float32, probability of halting at h_l.
+    p_BU: float32, probability of halting at the state before the step.
     l: int, the step, from 0.
     max_steps_B1: int, index of the last step that units of a row may take.
 
   Returns:
-    Units after the step; bool [B, U], True at units that take the new state;
-    and the weight of h_l, [B, U], 0 at the other units.
+    The units after the step; bool [B, U], True at units that take the new
+    state; and the weight of the state before the step, [B, U], 0 at units that
+    do not take the new one.
   """
   remainder_BU = units.remainder * (1 - p_BU)
   active_BU = units.active > 0
@@ -125,9 +134,9 @@ def advance(
 def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
   """Returns the units, no longer active if step l would halt them.
 
-  If p_l is known before the step, this saves steps in which units would only
-  find that they halt. With keep_crossing these steps count, so the units are
-  returned unchanged. The arguments are those of `advance`.
+  If p_BU is known before the step, this saves steps in which units would only
+  find that they halt. With `Halt.keep_crossing` these steps count, so the units
+  are returned unchanged. The arguments are those of `advance`.
   """
   if halt.keep_crossing:
     return units
@@ -136,25 +145,33 @@ def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
 
 
 def at_step(a_BU, l, steps: int):
-  """Returns [B, steps]: column l is the sum of a_BU over U, others are 0."""
+  """Returns [B, steps]: the sum of a_BU over units in column l, else zeros."""
   at_L = (jnp.arange(steps) == l).astype(jnp.float32)
   return jnp.sum(a_BU, 1, keepdims=True) * at_L
 
 
 def cost(halt: Halt, remainder_BU, counts: Counts):
-  """Returns each unit's expected number of steps, [B, U]; see Halt.leftover."""
+  """Returns each unit's expected number of steps, [B, U].
+
+  Args:
+    halt: settings; see Halt.leftover.
+    remainder_BU: weight that no step has given to a state.
+    counts: counts of all steps.
+  """
   if not halt.leftover:
     return counts.ponder_cost
   return counts.ponder_cost + remainder_BU * counts.depth
 
 
 class HaltingGate(nn.Module):
-  """Two linear maps and a sigmoid: h [B, U, any width] -> p [B, U].
+  """Map from states [B, U, any width] to the halting probability p [B, U].
 
-  "Investigating Recurrent Transformers with Dynamic Halt" (2024), eq. 5.
+  It consists of two linear maps and a sigmoid. If several states are given,
+  they are concatenated. "Investigating Recurrent Transformers with Dynamic
+  Halt" (2024), eq. 5.
 
   Attributes:
-    width: hidden units.
+    width: number of hidden units.
     bias_init: initial value of the last bias. At 0, as in the paper, p is about
       0.5, and three quarters of the output come from the first two states; at
       -3 a new model takes many steps, and learns to halt earlier.
@@ -179,7 +196,7 @@ def mean(h_BTD, mask_BT, causal: bool):
 
   Args:
     h_BTD: vectors.
-    mask_BT: False at padding.
+    mask_BT: bool, False at padding.
     causal: whether the mean at each token covers only it and earlier tokens.
 
   Returns:

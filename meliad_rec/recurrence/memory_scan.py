@@ -4,9 +4,9 @@ Each chunk reads the memory, and appends the vectors that it writes (Fan et al.
 2020; Ju et al. 2021). For its backward pass, a plain scan would store the
 window of keys and values of every chunk, many times the size of the text. This
 scan stores the written vectors once, and computes their keys and values again.
-Its backward pass runs from the last chunk to the first, because the gradients
-of the written vectors are recurrent. A policy chooses which values of each
-`read` are kept.
+The backward pass runs from the last chunk to the first, because the gradients
+of the written vectors are recurrent. A policy chooses which values each call of
+`MemoryScanBody.read` keeps for it.
 
 All other gradients are not recurrent. If a chunk is one token, they can be
 computed in parallel: once the gradients of the vectors that a span of tokens
@@ -29,15 +29,18 @@ Tree = Any  # A pytree; every leaf [B, tokens, ...].
 
 
 class MemoryScanBody(NamedTuple):
-  """Functions that read and write, and how the backward pass treats them.
+  """Functions that read and write memory, and settings of the backward pass.
+
+  A is the number of tokens of memory that a chunk reads.
 
   Attributes:
     keys: (params, written, inputs) -> kv, the keys and values of the vectors
       that any number of tokens wrote. The keys of a token depend on no other
       token.
-    read: (params, kv, x_BTD, inputs, first) -> (written, y_BTD). Reads n
-      chunks; `first` is the position of their first token in the segment. Of
-      each leaf of kv [B, A + n C, ...], chunk i sees the A tokens from i C on.
+    read: (params, kv, x_BTD, inputs, first) -> (written, y_BTD), the vectors
+      that n chunks write, and their outputs. `first` is the position of their
+      first token in the segment. Of each leaf of kv [B, A + n C, ...], chunk i
+      sees the A tokens from i C on.
     chunk: number of tokens of a chunk C.
     span: maximum number of tokens whose keys the backward pass holds at once.
     parallel: whether gradients of parameters are computed for all tokens of a
@@ -60,11 +63,12 @@ def memory_scan(body: MemoryScanBody, params, memory: Tree, x_BTD, inputs):
 
   Args:
     body: functions that read and write.
-    params: their parameters.
-    memory: vectors written before the segment. Leaves are [B, A, ...]; A may
-      differ between leaves.
-    x_BTD: the tokens of the segment; T is a multiple of C.
-    inputs: arguments without gradients, such as masks and keys of dropout.
+    params: parameters of these functions.
+    memory: vectors written before the segment. Leaves are [B, A, ...] for A
+      tokens of memory; A may differ between leaves.
+    x_BTD: the tokens of the segment; T is a multiple of `body.chunk`.
+    inputs: arguments of the functions without gradients, such as masks and keys
+      of dropout.
 
   Returns:
     The memory after the segment, and y_BTD.
@@ -77,7 +81,10 @@ def memory_scan(body: MemoryScanBody, params, memory: Tree, x_BTD, inputs):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _scan(model, params, memory, x_BTD, inputs):
-  """Returns the memory followed by all vectors written, and y_BTD."""
+  """Returns the memory followed by all vectors that chunks wrote, and y_BTD.
+
+  `model` is the `body` of memory_scan; the other arguments are the same.
+  """
   read = lambda *arguments: (model.read(*arguments), ())
   return _sweep(model, read, params, memory, x_BTD, inputs)[0]
 
@@ -89,7 +96,13 @@ def _forward(model, params, memory, x_BTD, inputs):
 
 
 def _sweep(model, read, params, memory, x_BTD, inputs):
-  """Returns the results of `_scan`, and the pullback of each chunk."""
+  """Returns the results of `_scan`, and the pullback of each chunk.
+
+  Args:
+    model: MemoryScanBody.
+    read: (arguments of model.read) -> (results of model.read, pullback).
+    params, memory, x_BTD, inputs: as in memory_scan.
+  """
   C, T = model.chunk, x_BTD.shape[1]
   K = divisor(T, C, model.span)
 
@@ -127,10 +140,10 @@ def _sweep(model, read, params, memory, x_BTD, inputs):
 
 
 def read_with_pullback(model, *arguments):
-  """Returns the results of `model.read`, and its pullback unless parallel.
+  """Returns the results of `model.read`, and its pullback, or () if parallel.
 
   The pullback does not store the arguments, because windows of keys overlap and
-  every chunk has the same parameters. `_by_chunks` inserts them again.
+  every chunk has the same parameters. `_by_chunks` inserts the arguments again.
   """
   if model.parallel:
     return model.read(*arguments), ()
@@ -197,7 +210,7 @@ def _backward(model, residuals, gradients):
 
 
 def _like(gradients, tree):
-  """Casts gradients to the dtypes of their arrays."""
+  """Casts gradients to the dtypes of the arrays in `tree`."""
   return jax.tree.map(lambda d, a: d.astype(a.dtype), gradients, tree)
 
 
@@ -205,9 +218,10 @@ class _Span(NamedTuple):
   """K tokens of the segment, and the inputs of their backward pass.
 
   Attributes:
-    at: position of the first token in the segment.
-    seen: vectors written by the A tokens before the span, then by its tokens.
-    x_BKD: the tokens.
+    at: position of the span's first token in the segment.
+    seen: vectors written by the A tokens of memory before the span, then by the
+      K tokens of the span.
+    x_BKD: the tokens of the span.
     d_written: gradients of the vectors that the span wrote, as far as they come
       from outside of the scan.
     d_y_BKD: gradients of the span's outputs.
@@ -225,17 +239,18 @@ class _Span(NamedTuple):
 def _in_parallel(model, params, inputs, span, d_kv):
   """Computes a span's gradients: recurrent ones first, others in parallel.
 
-  The letters A and K are explained at the top of this file.
+  A is the number of tokens of memory that a chunk reads.
 
   Args:
-    model, params, inputs: as in memory_scan.
+    model: MemoryScanBody.
+    params, inputs: as in memory_scan.
     span: the span.
-    d_kv: gradients of the keys of the A tokens before the span's end, as far as
-      they come from tokens after the span.
+    d_kv: gradients of the keys and values of the A tokens before the span's
+      end, as far as they come from tokens after the span.
 
   Returns:
-    Gradients of the parameters, of the keys of the A tokens before the span,
-    and of x_BKD.
+    Gradients of the parameters, of the keys and values of the A tokens before
+    the span, and of the span's tokens x_BKD.
   """
 
   def pull(_, now, window, x_BCD, cotangents):
@@ -260,7 +275,7 @@ def _in_parallel(model, params, inputs, span, d_kv):
 
 
 def _by_chunks(model, params, inputs, span, d_kv):
-  """Returns the gradients that _in_parallel returns, chunk by chunk."""
+  """Computes the same gradients as `_in_parallel`, but chunk by chunk."""
 
   def pull(pullback, now, window, x_BCD, cotangents):
     pullback.args_res[:] = [params, window, x_BCD, inputs, now]
@@ -284,15 +299,19 @@ def _backward_sweep(
 
   Args:
     model, params, inputs, span, d_kv: see _in_parallel.
-    d_params: zeros to which gradients of parameters are added; () for none.
+    d_params: zeros to which gradients of parameters are added; () if these
+      gradients are not computed.
     pull: (pullback, position, keys, tokens, gradients of the results of `read`)
-      -> gradients of (params, keys, tokens), for one chunk.
+      -> gradients of (params, keys, tokens), for one chunk. Those of params and
+      tokens are () if they are not computed.
     pull_keys: (written, gradients of its keys) -> gradients of (params,
       written), for one chunk.
 
   Returns:
-    d_params; d_kv of the A tokens before the span; d_written, now including
-    gradients from all later tokens; and what `pull` returns for the tokens.
+    Gradients of the parameters; gradients of the keys of the A tokens before
+    the span; gradients of the vectors that the span wrote, now including those
+    from all later tokens; and the gradients that `pull` returns for the tokens,
+    stacked by chunk.
   """
   C, K = model.chunk, span.x_BKD.shape[1]
   kv = model.keys(params, span.seen, inputs)
@@ -339,23 +358,26 @@ _scan.defvjp(_forward, _backward)
 
 
 def divisor(T: int, C: int, most: int) -> int:
-  """Returns the largest multiple of C, at most `most`, that divides T; or C."""
+  """Returns the largest multiple of C that divides T and is at most `most`.
+
+  If there is none, the result is C.
+  """
   multiples = range(C, min(most, T) + 1, C)
   return max((K for K in multiples if T % K == 0), default=C)
 
 
 def slice_tokens(a, first, length: int):
-  """Returns `length` tokens from `first` on."""
+  """Returns `length` tokens of an array, from position `first` on."""
   return jax.lax.dynamic_slice_in_dim(a, first, length, 1)
 
 
 def put(a, part, first):
-  """Replaces the tokens from `first` on."""
+  """Returns `a` with `part` in place of its tokens from position `first` on."""
   return jax.lax.dynamic_update_slice_in_dim(a, part, first, 1)
 
 
 def pad(a, before: int, after: int):
-  """Adds zeros before and after the tokens."""
+  """Returns `a` with zeros added before and after its tokens."""
   return jnp.pad(a, ((0, 0), (before, after)) + ((0, 0),) * (a.ndim - 2))
 
 

@@ -1,7 +1,7 @@
-"""Screen output: progress of a run or of a long pass, and log messages.
+"""Screen output: progress of a run or of other long work, and log messages.
 
-Progress is shown in lines, on a terminal with a bar below them. Log messages
-are plain lines on stderr.
+Progress is shown as lines and, on a terminal, as a bar. Log messages are plain
+lines on stderr.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def printable(text: str) -> str:
 class Console:
   """Progress of a run: lines, and on a terminal a bar below them.
 
-  The first lines appear whenever they are written; later ones at intervals that
+  The first lines about training all appear. Later ones appear at intervals that
   grow with the time that the run has taken.
 
   Args:
@@ -89,7 +89,8 @@ class Console:
   ) -> None:
     """Shows that a training step is done, at most every few seconds.
 
-    The metrics of `write` are means over several steps, so call this after it.
+    If `write` shows the metrics of the same step, call it before this. Then the
+    loss of this step alone is not shown beside their means over several steps.
 
     Args:
       step: training steps done.
@@ -112,7 +113,11 @@ class Console:
     )
 
   def write(self, step: int, split: str, values: Mapping[str, float]) -> None:
-    """Shows metrics as a line, if it is time for one, and advances the bar."""
+    """Shows metrics as a line.
+
+    Metrics of the split 'train' advance the bar, and are shown only if it is
+    time for a line. Those of other splits are always shown.
+    """
     shown = '  '.join(
       form(values[name]) for name, form in _SHOWN.items() if name in values
     )
@@ -155,7 +160,7 @@ class Console:
     return f'step {step:>{width}}{total}  {split:<10}  {shown}'
 
   def _interval(self, now):
-    """Returns the seconds that must pass between two lines."""
+    """Returns the seconds that must pass between two lines about training."""
     return (now - self._first[1]) / 50 if self._first else 0.0
 
   def _left(self, step, now) -> str:
@@ -167,7 +172,7 @@ class Console:
     return duration(seconds * (self._total - step))
 
   def _announce(self, step, now):
-    """Says once, after some steps, how long the run will take."""
+    """Shows once, after some steps, how long a long run will take."""
     done = step - self._first[0]
     if self._announced or done < _TIMED or now - self._first[1] < 1:
       return
@@ -212,8 +217,9 @@ def counted(number: int, noun: str) -> str:
 def plain() -> None:
   """Formats every log message of the process as a plain line.
 
-  Messages of level INFO from other libraries are dropped, and all messages of
-  orbax, whose failures storage/ reports. A second call does nothing.
+  Messages of level INFO from other libraries are dropped. All messages of orbax
+  are dropped too, because storage/ reports its failures. A second call changes
+  nothing.
   """
   absl_logging.use_absl_handler()
   handler = absl_logging.get_absl_handler()
@@ -240,7 +246,7 @@ def suppress_stderr() -> Iterator[None]:
 
 
 class _Plain(logging.Formatter):
-  """Formats as 'message', 'warning: message' or 'error: message'."""
+  """A formatter: 'message', 'warning: message' or 'error: message'."""
 
   def format(self, record):
     text = super().format(record)
@@ -264,10 +270,10 @@ def _is_for_people(record):
 
 
 class Countdown:
-  """Progress of a long pass: a bar on a terminal, lines elsewhere.
+  """Progress of long work: a bar on a terminal, lines elsewhere.
 
   Args:
-    total: number of units in the whole pass; None: not known.
+    total: number of units in all; None: not known.
     unit: plural name of what is counted, such as 'tokens'.
     every: seconds between lines.
     stream: where to write; None: standard error.
@@ -297,7 +303,10 @@ class Countdown:
       )
 
   def show(self, done: int) -> None:
-    """Shows that `done` units are done, at most every `every` seconds."""
+    """Shows that `done` units are done.
+
+    Lines appear at most every `every` seconds; a bar moves at once.
+    """
     if self._bar is not None:
       self._bar.update(done - self._bar.n)
       return
@@ -317,6 +326,6 @@ class Countdown:
     )
 
   def close(self) -> None:
-    """Removes the bar."""
+    """Removes the bar, if there is one."""
     if self._bar is not None:
       self._bar.close()

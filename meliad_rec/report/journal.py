@@ -18,16 +18,16 @@ from meliad_rec.storage.workdir import place
 
 NAME = 'metrics.jsonl'
 OLD = f'{NAME}.old'
-# Prefix of the pseudo-split that holds the error of a trivial answer, such as
-# always the most likely label.
+# Prefix of the pseudo-split that holds the error of a trivial predictor, such
+# as always the most likely label.
 TRIVIAL = 'trivial/'
 
 
 def path(workdir: str | os.PathLike) -> pathlib.Path | epath.Path:
-  """Returns the path of a run's journal, on a disk or in a bucket.
+  """Returns the path of a run's metrics.jsonl, on a disk or in a bucket.
 
   Raises:
-    ValueError: the folder has no metrics.jsonl.
+    ValueError: the folder has no such file.
   """
   found = place(workdir) / NAME
   if not found.is_file():
@@ -59,19 +59,22 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def check(workdir: str | os.PathLike) -> None:
-  """Raises ValueError if a run has a journal that cannot be read."""
+  """Raises ValueError if the metrics.jsonl of a run is damaged."""
   if (found := place(workdir) / NAME).is_file():
     read(found)
 
 
 def truncate(path: str | os.PathLike, step: int) -> int:
-  """Drops records of later steps, atomically, and returns their number.
+  """Drops the records of all steps after `step`, atomically.
 
   Args:
     path: a journal; it may be missing.
-    step: the last step whose records are kept; 0 drops all records, but adds
+    step: the last step whose records are kept. 0 drops all records, but adds
       them to the file OLD beside the journal, because they may be of a run
       whose checkpoints were lost.
+
+  Returns:
+    The number of records that were dropped.
   """
   path = pathlib.Path(path)
   if not path.exists():
@@ -92,13 +95,13 @@ def truncate(path: str | os.PathLike, step: int) -> int:
 
 
 class Journal:
-  """A journal open for appending; `append` flushes each record."""
+  """A journal that is open for appending; `append` flushes each record."""
 
   def __init__(self, path: str | os.PathLike):
     self._file = open(path, 'a', encoding='utf-8')  # noqa: SIM115
 
   def append(self, record: Mapping[str, Any]) -> None:
-    """Writes one record of numbers, strings, or objects of these."""
+    """Writes one record: {name: number, string, or dict of texts}."""
     self._file.write(_line(record))
     self._file.flush()
 

@@ -59,7 +59,7 @@ class MetricsLogger(Protocol):
     """
 
   def close(self) -> None:
-    """Ends logging; called also when the run is stopped or fails."""
+    """Ends logging; is also called when the run is stopped or fails."""
 
 
 class Guarded:
@@ -84,7 +84,7 @@ class Guarded:
       self._call(self._logger.close)
 
   def _call(self, method: Callable, *args) -> bool:
-    """Returns whether a call succeeded."""
+    """Calls a method of the logger, and returns whether it succeeded."""
     # Any library may be called here.
     try:
       method(*args)
@@ -113,7 +113,8 @@ class WandB:
   Attributes:
     project: name of the project.
     entity: user or team; None: the default of the account.
-    mode: 'offline' writes to the folder of the run, for `wandb sync` later.
+    mode: 'online' sends metrics at once; 'offline' writes them to the folder of
+      the run, to be sent later with `wandb sync`.
     tags: tags of the run.
 
   Raises:

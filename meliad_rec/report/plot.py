@@ -12,7 +12,10 @@ PathLike = str | os.PathLike
 
 
 def plot(workdir: PathLike, metric: str = 'loss_nats_per_token') -> str:
-  """Draws a run's curves into its folder and returns the PNG's path.
+  """Draws the curves of a metric as a PNG in the run's folder.
+
+  Returns:
+    The path of the PNG.
 
   Raises:
     ValueError: the run has no such metric.
@@ -30,12 +33,13 @@ def compare(
 ) -> None:
   """Draws the curves of several runs, one panel for each metric.
 
-  Each run has a color. Training is a thin line, every other split a thick one
-  with a mark at each evaluation. Errors of trivial answers are dashed lines.
+  Each run has a color. Training is a thin line. Every other split is a thick
+  line with a mark at each evaluation. Errors of trivial predictors, such as
+  always the most likely label, are dashed or dotted lines.
 
   Args:
-    runs: folders by their names in the legend.
-    out: path of the PNG, written whole or not at all.
+    runs: {name in the legend: folder of the run}.
+    out: path of the PNG, which is written whole or not at all.
     names: metrics that the runs have written.
 
   Raises:

@@ -39,9 +39,9 @@ class Report:
   Args:
     workdir: the run's folder.
     resume_step: training steps done in the restored checkpoint; lines of later
-      steps are dropped. 0: a new run, all lines are moved to another file; see
-      journal.truncate. None: nothing is dropped, for commands that add to a
-      finished run.
+      steps are dropped. 0 means a new run: all lines are moved to another file;
+      see journal.truncate. None means that nothing is dropped, for commands
+      that add to a finished run.
     total_steps: steps of the run, for the progress bar; None: not known.
     stream: the screen; None: standard output.
     logger: also receives the metrics; None disables it.
@@ -102,14 +102,15 @@ class Report:
   def write(
     self, step: int, values: Mapping[str, float], split: str = 'train'
   ) -> None:
-    """Writes metrics.
+    """Writes metrics to the files, to the logger and, if due, to the screen.
 
     Args:
       step: training steps done.
       values: Python numbers (not device arrays) by name; metrics/metrics.py
         lists the common names.
-      split: 'train', 'validation' or another split; or journal.TRIVIAL plus the
-        name of a trivial answer, which plots show beside the run.
+      split: 'train', 'validation' or another split. journal.TRIVIAL plus the
+        name of a trivial predictor marks the error of this predictor, which
+        plots show as a line beside the run.
     """
     if not self._on:
       return

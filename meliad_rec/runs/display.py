@@ -1,4 +1,4 @@
-"""Describes a trained run: in Python, in a notebook, in a model card."""
+"""Descriptions of a trained run: as text, as HTML and as a model card."""
 
 import base64
 from collections import Counter
@@ -27,9 +27,9 @@ _QUALITY = (
 
 
 def describe(model: Model) -> str:
-  """Returns the layers in words, such as '11 WindowLayer, 1 LSTM, width 512'.
+  """Returns a model's layers in words, such as '11 WindowLayer, width 512'.
 
-  Repeated layers are counted as often as they run.
+  A layer that is repeated in depth is counted as often as it is applied.
   """
   parts = [
     f'{count} {name}' if count > 1 else name
@@ -51,13 +51,13 @@ def _layers(cell: Cell) -> Counter[str]:
 
 
 def as_text(title: str, rows: Mapping[str, str]) -> str:
-  """Returns a title and an indented table."""
+  """Returns a title and an indented table of names and values."""
   width = max(map(len, rows))
   return '\n'.join([title, *(f'  {k:<{width}}  {v}' for k, v in rows.items())])
 
 
 def as_html(title: str, rows: Mapping[str, str], workdir: os.PathLike) -> str:
-  """Returns a table, and the curves of the run if it has written metrics."""
+  """Returns HTML: a table, and the run's loss curves if it has metrics."""
   lines = [f'<b>{html.escape(title)}</b>', '<table>']
   lines += [
     f'<tr><th style="text-align:left">{html.escape(name)}</th>'
@@ -119,7 +119,10 @@ run.evaluate('some text')['bits_per_byte']"""
 
 
 def quality(workdir: Path | epath.Path, step: int) -> dict[str, str]:
-  """Returns {name: value with its unit} of a step's validation metrics."""
+  """Returns {name: value with its unit} of a step's validation metrics.
+
+  Returns {} if the step was not evaluated or has no readable metrics.
+  """
   for record in reversed(_records(workdir)):
     if record['step'] == step and record.get('split') == 'validation':
       return {
@@ -138,7 +141,10 @@ def _records(workdir) -> list[dict]:
 
 
 def _curve(workdir: os.PathLike) -> bytes | None:
-  """Returns the PNG of a run's loss or error, or None if it has neither."""
+  """Returns a PNG of the curves of a run's loss, or else of its error.
+
+  Returns None if the run has neither.
+  """
   records = _records(workdir)
   for metric in _CURVES:
     if any(metric in record for record in records):

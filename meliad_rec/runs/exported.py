@@ -3,7 +3,7 @@
   model.safetensors     the parameters, by their paths in the model
   config.gin, run.json  as in the folder of the run (folder.py)
   vocabulary.model or
-  tokenizer.json        the same, if the vocabulary has a file
+  tokenizer.json        as in the folder of the run, if it has such a file
   README.md             a model card
 
 The header of model.safetensors holds the step, facts about the training, and
@@ -45,7 +45,9 @@ def is_in(folder: Path | epath.Path) -> bool:
 
 
 def check_new(out: str | os.PathLike) -> Path:
-  """Returns the folder to export to; call this before long work.
+  """Checks that a model can be exported to a folder, and returns its path.
+
+  Call this before long work.
 
   Raises:
     ValueError: `out` is an address such as gs://X, is not empty or cannot be
@@ -120,7 +122,7 @@ def read(
     folder: folder that `write` wrote.
     target: the parameters as jax.ShapeDtypeStruct with shardings, or a function
       that chooses some; see SavedStep.load.
-    match: facts that must be equal in the file.
+    match: {name: value} that the facts in the file must contain.
 
   Returns:
     (tree like `target` with the saved arrays, facts).
@@ -151,7 +153,7 @@ def read(
 
 
 def _header(file, where) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Returns the leaf table and the facts of an open file."""
+  """Returns the `leaf_table` and the facts in the header of an open file."""
   sealed = (file.metadata() or {}).get(_KEY)
   if sealed is None:
     raise ValueError(
@@ -167,7 +169,7 @@ def _header(file, where) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @contextlib.contextmanager
 def _opened(folder) -> Iterator[Any]:
-  """Opens the file of parameters, as safetensors.safe_open does."""
+  """Opens the parameters of an exported model with safetensors.safe_open."""
   if in_bucket(folder):
     raise ValueError(
       f'{folder} holds an exported model, which can be read only from a '
@@ -189,7 +191,7 @@ def _damaged(where, why: str) -> DamagedError:
 
 
 def _library():
-  """Imports safetensors, which is an optional dependency."""
+  """Returns the module safetensors; ValueError if it is not installed."""
   try:
     import safetensors.numpy
   except ImportError:

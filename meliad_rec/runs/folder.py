@@ -1,9 +1,9 @@
 """The folder of a run, which can be opened without the training data.
 
-config.gin is the complete configuration, run.json has the other facts that are
-needed to open the run, vocabulary.model or tokenizer.json is the vocabulary if
-it has a file, and checkpoints/ has the training states. In the folder of an
-exported model, model.safetensors is in place of checkpoints/ (exported.py).
+config.gin is the complete configuration. run.json has the other facts that are
+needed to open the run. vocabulary.model or tokenizer.json is the vocabulary, if
+it has a file. checkpoints/ has the training states. The folder of an exported
+model has model.safetensors in place of checkpoints/ (exported.py).
 """
 
 from collections.abc import Mapping
@@ -117,10 +117,11 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
 
 
 def left_behind(workdir: str | os.PathLike) -> str:
-  """Returns advice if a run is resumed in another folder than its paths need.
+  """Returns advice if the paths of a run need another current folder.
 
   Paths in config.gin are relative to the folder in which the run was started.
-  '' if every path of an existing run is found from the current folder.
+  Returns '' if every path is found from the current folder, or if there is no
+  run yet.
   """
   folder = place(workdir)
   try:
@@ -151,7 +152,7 @@ def check_is_run(folder: _Path) -> None:
 
 
 def check_step(step: int) -> None:
-  """Raises ValueError unless a step is a whole number, as a checkpoint's is."""
+  """Raises ValueError unless a step is a whole number of at least 0."""
   if not isinstance(step, int) or isinstance(step, bool) or step < 0:
     raise ValueError(
       f"step must be the number of a checkpoint or 'best', got {step!r}."
@@ -199,7 +200,10 @@ def read_params(
 
 
 def files(folder: _Path) -> list[_Path]:
-  """Returns the files that a model needs beside its parameters."""
+  """Returns the files in a run's folder that its parameters need beside them.
+
+  They are the configuration, the facts, and the file of the vocabulary.
+  """
   vocabularies = [folder / name for name in VOCABULARIES]
   return [
     *(folder / CONFIG, folder / FACTS),
@@ -208,7 +212,14 @@ def files(folder: _Path) -> list[_Path]:
 
 
 def check_text(labels: bool) -> None:
-  """Raises ValueError if a run that predicts labels is used for text."""
+  """Checks that a run can generate and score text.
+
+  Args:
+    labels: whether the run predicts labels.
+
+  Raises:
+    ValueError: the run predicts labels.
+  """
   if labels:
     raise ValueError(
       'This run was trained to predict labels, so it cannot generate or score '

@@ -24,14 +24,13 @@ from meliad_rec.storage.workdir import place
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-  """The parameters that a new run takes from another one.
+  """An account of the parameters that a new run takes from another one.
 
   Attributes:
-    source: the step and folder that the parameters are from.
-    taken: number of parameters in each array that was taken, by path.
-    new: number of parameters in each array that the source does not have, by
-      path.
-    left: paths that only the source has.
+    source: the step and folder that the parameters are from, as text.
+    taken: {path: number of parameters} of the arrays that are taken.
+    new: {path: number of parameters} of the arrays that only the new run has.
+    left: paths of the arrays that only the source has.
   """
 
   source: str
@@ -60,12 +59,12 @@ class Account:
 class Source:
   """A run, or an exported model, whose parameters a new run begins with.
 
-  No code that its configuration names is imported.
+  The code that its configuration names is not imported.
 
   Args:
-    name: its folder; or FOLDER:STEP, where STEP is the number of a checkpoint
-      or 'best'. Without a step, the newest is used. If the run keeps an average
-      of its parameters, the average is used.
+    name: folder of the run or model; or FOLDER:STEP, where STEP is the number
+      of a checkpoint or 'best'. Without a step, the newest is used. If the run
+      keeps an average of its parameters, the average is used.
 
   Raises:
     ValueError: the folder has no run, or is damaged.
@@ -87,15 +86,21 @@ class Source:
     _, self._facts, _ = run_folder.read(self._folder)
 
   def account(self, params: Any, vocabulary: Vocabulary) -> Account:
-    """Returns the Account of `fill`, with the same arguments and errors."""
+    """Returns the Account that `fill` would return, but reads no arrays.
+
+    Arguments and errors are as in `fill`.
+    """
     return self._read(params, vocabulary, lambda _: {})[1]
 
   def fill(self, params: Any, vocabulary: Vocabulary) -> tuple[Any, Account]:
-    """Returns a model's parameters, replaced by the source's where paths match.
+    """Replaces a model's parameters by those of the source with the same paths.
 
     Args:
       params: initial parameters, or jax.ShapeDtypeStruct with shardings.
       vocabulary: vocabulary of the new run.
+
+    Returns:
+      (tree like `params`, Account).
 
     Raises:
       ValueError: the vocabularies differ, no parameter has the same path, or
@@ -107,12 +112,15 @@ class Source:
     return jax.tree.unflatten(jax.tree.structure(params), filled), account
 
   def _read(self, params, vocabulary, choose):
-    """Returns ({path: array}, the account).
+    """Reads arrays of the source.
 
     Args:
       params, vocabulary: as in `fill`.
-      choose: takes {saved path: shape} of all arrays that fit, and returns
-        those to read.
+      choose: takes {saved path: jax.ShapeDtypeStruct} of all arrays that the
+        model has too, and returns the part of this dict to read.
+
+    Returns:
+      ({path in `params`: array that was read}, Account).
     """
     known = self._facts['vocabulary']
     if vocabulary.identity != known:
@@ -160,7 +168,10 @@ def _shape(leaf) -> jax.ShapeDtypeStruct:
 
 
 def _grouped(paths: Iterable[str]) -> str:
-  """Returns paths in words; those of one layer are counted together."""
+  """Returns a list of array paths as text.
+
+  Paths whose first two parts are equal are counted together.
+  """
   groups = Counter('/'.join(path.split('/')[:2]) for path in paths)
   return ', '.join(
     f'{group} ({count} arrays)' if count > 1 else group

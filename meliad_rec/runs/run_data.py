@@ -1,4 +1,4 @@
-"""Opens the data of a trained run, also after they were moved.
+"""Opens the data of a trained run, even if they were moved.
 
 Paths in the configuration of a run are relative to the folder in which the run
 was started.
@@ -44,13 +44,13 @@ def open_data(
   Args:
     run: a TrainedRun.
     store: a token store to open instead. None: the run's own data.
-    path: new place of the folder, files or data_dir of the run. None: where
-      they were.
-    split_file: new place of the run's split file. None: where it was.
+    path: new place of the folder, files or data_dir of the run's data. None:
+      the place in training.
+    split_file: new place of the run's split file. None: the place in training.
 
   Raises:
-    ValueError: the data do not exist or have another vocabulary, or they
-      have no path of this kind.
+    ValueError: the data do not exist or have another vocabulary, or `path` or
+      `split_file` is given for data that do not have one.
   """
   moved = {'path': path, 'split_file': split_file}
   unused = {f'--{flag}' for flag, place in moved.items() if place}
@@ -100,10 +100,17 @@ def open_data(
 
 
 def _place(path: str, started_in: str, flag: str, needed: bool) -> str:
-  """Returns a path in a run's configuration as one from the current folder.
+  """Returns a path in a run's configuration as a path that is valid here.
+
+  Args:
+    path: path relative to `started_in`, a pattern, or an address.
+    started_in: folder in which the run was started.
+    flag: name of the flag that gives another path, for the message.
+    needed: whether the path must exist. If it need not and does not, it is
+      returned unchanged.
 
   Raises:
-    ValueError: nothing is there, but it is needed.
+    ValueError: the path does not exist, but must.
   """
   if is_address(path):
     return path

@@ -52,7 +52,7 @@ def load_run(
 ) -> 'TrainedRun':
   """Opens a run, or a model that was exported from one.
 
-  The data that it was trained on are not needed.
+  The data that the run was trained on are not needed.
 
   Args:
     workdir: folder that training or `TrainedRun.export` wrote.
@@ -85,12 +85,12 @@ class TrainedRun:
   """A model with its parameters and vocabulary; `load_run` opens one.
 
   Attributes:
-    workdir: the folder that it was opened from.
+    workdir: the folder that the run was opened from.
     sharded: the model on a mesh of all devices.
     params: its parameters, or their moving average if the run keeps one.
     vocabulary: converts text to tokens and back.
     config: configuration of the run.
-    batch: documents that training read in parallel.
+    batch: number of documents that training read in parallel.
     labels: whether the model predicts labels instead of text.
     validation: identity of the validation split in training. None if unknown.
     started_in: folder in which training was started, to which the paths of its
@@ -121,7 +121,7 @@ class TrainedRun:
     return display.as_text(self._title, self._rows)
 
   def _repr_html_(self) -> str:
-    """Returns a table and the loss curves, which notebooks show."""
+    """Returns a table and the loss curves as HTML, which notebooks show."""
     return display.as_html(self._title, self._rows, self.workdir)
 
   @property
@@ -150,7 +150,10 @@ class TrainedRun:
 
   @functools.cached_property
   def identity(self) -> dict[str, str]:
-    """The vocabulary and a digest of the parameters."""
+    """The 'vocabulary' and the 'parameters' of the run, each as a text.
+
+    The text is the identity of the vocabulary, or a sha256 of the parameters.
+    """
     parameters = digest(self.params)
     return {'vocabulary': self.vocabulary.identity, 'parameters': parameters}
 
@@ -168,12 +171,12 @@ class TrainedRun:
     """Returns continuations of a prompt, without the prompt.
 
     Args:
-      prompt: any length; '' begins a document.
+      prompt: text of any length; '' begins a document.
       tokens: number of tokens to generate.
       temperature, top_k, top_p: see Sampler; temperature 0 is greedy.
       seed: at least 0 and below 2**32; equal seeds give equal texts.
-      samples: number of different texts. The first texts do not depend on this
-        number.
+      samples: number of texts, each sampled independently. The first texts do
+        not depend on this number.
 
     Raises:
       ValueError: an argument is out of its range, or the model predicts labels
@@ -196,14 +199,20 @@ class TrainedRun:
     top_p: float = 1.0,
     seed: int = 0,
   ) -> Iterator[str]:
-    """Yields the text of `generate` in pieces, as it is generated."""
+    """Yields the text of `generate` in pieces, as it is generated.
+
+    Arguments and errors are as in `generate`.
+    """
     sampler = Sampler(temperature, top_k, top_p)
     return (piece for [piece] in self._pieces(prompt, tokens, sampler, seed, 1))
 
   def _pieces(
     self, prompt: str, tokens: int, sampler: Sampler, seed: int, samples: int
   ) -> Iterator[list[str]]:
-    """Reads the prompt; the result yields the next piece of each text."""
+    """Reads the prompt, and returns an iterator over pieces of the texts.
+
+    Each item is a list with the next piece of each text.
+    """
     check_count('tokens', tokens, 0)
     check_count('seed', seed, 0, 2**32)
     state = self.read(prompt).repeat(samples)
@@ -218,8 +227,8 @@ class TrainedRun:
       state: state to continue from. None begins a document.
 
     Raises:
-      ValueError: text is not a string, `read` did not return this state, or
-        the model cannot generate.
+      ValueError: `text` is not a string, `state` is not a state that `read`
+        returned, or the model cannot generate.
     """
     if state is not None and not isinstance(state, DecoderState):
       raise ValueError(
@@ -258,7 +267,15 @@ class TrainedRun:
     )
 
   def nats(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns -ln p of each token [T], and the byte [T] where it begins."""
+    """Returns the loss of each token of a text, and where the token begins.
+
+    Returns:
+      (nats_T, bytes_T): -ln p of each token, and the index of its first byte in
+      the UTF-8 text.
+
+    Raises:
+      ValueError: as in `evaluate`.
+    """
     documents = self.documents([text])
     losses = TokenLosses.of(documents, self.vocabulary)
     self._evaluate(documents, losses.parts)
@@ -268,8 +285,8 @@ class TrainedRun:
     """Writes the model to a new folder, which `load_run` opens.
 
     The folder has the parameters as model.safetensors, bit for bit, the
-    configuration, the vocabulary, and a model card to complete. Parameters are
-    the moving average if the run keeps one, as for `generate`.
+    configuration, the vocabulary, and a model card to complete. If the run
+    keeps a moving average of its parameters, the average is written.
 
     Args:
       out: a new or empty folder on a disk.
@@ -313,8 +330,8 @@ class TrainedRun:
       names: names of the documents, for messages.
 
     Raises:
-      ValueError: the model predicts labels, a text is not a string, or the
-        numbers of texts and names differ.
+      ValueError: the model predicts labels, a text is not a string, there is no
+        text, or the numbers of texts and names differ.
     """
     run_folder.check_text(self.labels)
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
@@ -339,10 +356,13 @@ class TrainedRun:
     return Documents.collect(documents, self.vocabulary)
 
   def rows(self, documents: int) -> int:
-    """Returns the number of batch rows with which to read some documents.
+    """Returns the number of batch rows with which to read documents.
 
-    It is the batch of training or the number of documents, if that is less,
+    It is the batch of training or, if that is less, the number of documents;
     rounded up to a multiple of the devices among which rows are divided.
+
+    Args:
+      documents: number of documents.
     """
     mesh = self.sharded.mesh
     shards = np.prod([mesh.shape[axis] for axis in partition.BATCH_AXES])

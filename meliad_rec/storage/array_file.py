@@ -45,7 +45,7 @@ def write(
     path: path of the file.
     kind: what the file holds, such as 'saved state'.
     arrays: arrays by name, of numpy's own dtypes.
-    facts: values by name that JSON can hold.
+    facts: {name: value that JSON can hold}.
 
   Raises:
     ValueError: the file cannot be written.

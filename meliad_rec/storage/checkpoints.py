@@ -60,8 +60,8 @@ class Checkpoints:
   def save(self, step, state, data, meta, metrics=None):
     """Starts a save; returns as soon as `state` may be donated or changed.
 
-    A save that fails is logged as an error and training can continue; `wait`
-    raises if the last save failed.
+    If the save fails, this is logged as an error, and training can continue.
+    `wait` raises the error of the last save.
 
     Args:
       step: number of the step, greater than all in the directory; or the newest
@@ -69,14 +69,17 @@ class Checkpoints:
       state: pytree of arrays.
       data: position in the data, as JSON values.
       meta: facts about the run, as JSON values: tokenizer, data, model.
-      metrics: {name: float} of this state, including `best_metric`.
+      metrics: {name: float} of this state, including `best_metric`. None: the
+        state was not evaluated.
 
     Returns:
-      False if this state is already saved and there is no new score.
+      Whether there is something to save. There is not if this state is already
+      saved and there is no new score.
 
     Raises:
       CheckpointError: the directory holds this step with another state, or a
-        later step; or as in StepWriter.save.
+        later step; or, on several hosts, the save cannot begin.
+      ValueError: `metrics` lacks `best_metric`.
     """
     leaves = saved_step.leaf_table(state)
     self._writer.finish()
@@ -107,7 +110,7 @@ class Checkpoints:
       state: the arrays, or their jax.ShapeDtypeStruct.
 
     Raises:
-      CheckpointError: it certainly does not fit.
+      CheckpointError: the step certainly does not fit.
     """
     try:
       self._writer.check_space(state)
@@ -118,11 +121,14 @@ class Checkpoints:
       ) from error
 
   def wait(self):
-    """Blocks until the last save ends; raises CheckpointError if it failed."""
+    """Blocks until the last save ends; raises SaveError if it failed."""
     self._writer.wait()
 
   def close(self):
-    """Waits like `wait` and restores the signal handlers."""
+    """Waits like `wait`, and restores the signal handlers.
+
+    `preempted` replaced these.
+    """
     # If the handlers were restored before, a signal could end the process
     # during the last save.
     try:
@@ -160,14 +166,15 @@ class Checkpoints:
       target: the state, or its jax.ShapeDtypeStruct with shardings; a leaf
         without a sharding is put on the first device.
       step: a step to use instead of the newest, or 'best'.
-      match: entries that `meta` must have, such as the tokenizer.
+      match: {name: value} that the saved facts about the run must contain, such
+        as the tokenizer.
 
     Returns:
-      (step, state, data, meta).
+      (number of the step, state, position in the data, facts about the run).
 
     Raises:
       CheckpointError: there is no such step, none can be verified, or it
-        differs from `target`.
+        differs from `target` or `match`.
     """
     self._writer.close()  # orbax does not notice a renamed step.
     found, damaged = self._first_good(target, step, match, part='')
@@ -178,18 +185,27 @@ class Checkpoints:
   def restore_params(self, target, step=None, match=None, part='params'):
     """Restores only the parameters (part 'params') or their average ('ema').
 
-    Arguments and errors as in `restore`; nothing on disk is changed. The target
-    may also be a function that chooses parameters; see SavedStep.load.
+    Arguments and errors are as in `restore`. Nothing on disk is changed. The
+    target may also be a function that chooses parameters; see SavedStep.load.
 
     Returns:
-      (step, parameters, meta).
+      (number of the step, parameters, facts about the run).
     """
     found, _ = self._first_good(target, step, match, part=f'{part}/')
     step, params, _, meta = found
     return step, params, meta
 
   def _first_good(self, target, step, match, part):
-    """Returns ((step, tree, data, meta), damaged steps that were skipped)."""
+    """Loads the first step that can be verified.
+
+    Args:
+      target, step, match: as in `restore`.
+      part: as in SavedStep.load.
+
+    Returns:
+      ((step, tree like `target`, position in the data, facts about the run),
+      damaged steps that were skipped).
+    """
     damaged, deleted = {}, set()
     while remaining := [
       each for each in self._candidates(step) if each not in damaged
@@ -227,7 +243,10 @@ class Checkpoints:
     raise CheckpointError(message)
 
   def _candidates(self, step):
-    """Returns the steps to try, in order."""
+    """Returns the steps to try for the argument `step` of `restore`, in order.
+
+    They are all steps, newest first; or those with a score, best first; or one.
+    """
     steps = self.steps()[::-1]
     if step is None:
       return steps
@@ -247,7 +266,7 @@ class Checkpoints:
     return [step]
 
   def _scores(self):
-    """Returns {step: (value, validation data) or None}, oldest first."""
+    """Returns {step: SavedStep.score or None}, oldest first."""
     metric = self._best.metric
     return {
       step: SavedStep(folder).score(metric)
@@ -264,6 +283,9 @@ class Best:
   Args:
     metric: name of the metric. None: any metric that the steps have.
     best_is: 'lowest' or 'highest'.
+
+  Raises:
+    ValueError: best_is is unknown.
   """
 
   def __init__(self, metric, best_is):
@@ -280,7 +302,10 @@ class Best:
     The value is negated if the highest is best, so that lower is better.
 
     Args:
-      metrics: {name: float} of a step; None: it was not evaluated.
+      metrics: {name: float} of a step; None: the step was not evaluated.
+
+    Raises:
+      ValueError: `metrics` lacks the metric.
     """
     if self.metric is None or metrics is None:
       return None
@@ -294,13 +319,14 @@ class Best:
 
 
 def comparable(scores):
-  """Drops scores that were not measured on the same data as the newest one.
+  """Keeps the scores that were measured on the same data as the newest score.
 
   Args:
-    scores: {step: (value, validation data) or None}, oldest first.
+    scores: {step: (value, identity of the validation data), or None without a
+      score}, oldest first.
 
   Returns:
-    {step: value or None}.
+    {step: value, or None without a score that is kept}.
   """
   data = [score[1] for score in scores.values() if score is not None]
   return {

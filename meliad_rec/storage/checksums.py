@@ -8,11 +8,11 @@ elements goes unnoticed with probability 2^-64. Integer addition is commutative,
 so devices, hosts and layouts do not matter. The sums are computed on the
 devices, and two numbers per array are sent to the host.
 
-A folder has a manifest with the length and sha256 of every file. It is written
-before the folder is committed, so that every byte that is later flipped, cut
-off or lost is detected and its file named. Files are found by listing the
-folder, never by following a name in the manifest: a forged manifest cannot lead
-out of its folder.
+A folder has a manifest with the length and sha256 of every file. The manifest
+is written before the folder is committed. So if bytes of a file are later
+changed or lost, this is detected, and the file is named. Files are found by
+listing the folder, never by following a name in the manifest: a forged manifest
+cannot lead out of its folder.
 """
 
 import hashlib
@@ -30,7 +30,10 @@ _LANES = ((0x9E3779B1, 0x85EBCA77), (0xC2B2AE3D, 0x27D4EB2F))
 
 
 def leaves_by_path(tree):
-  """Returns {'params/embed/kernel': leaf, ...}; None is not a leaf."""
+  """Returns {path: leaf} of a tree, with paths such as 'params/embed/kernel'.
+
+  None is not a leaf.
+  """
   return {
     jax.tree_util.keystr(path, simple=True, separator='/'): leaf
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -38,7 +41,7 @@ def leaves_by_path(tree):
 
 
 def fingerprints(tree):
-  """Returns {path: fingerprint, 16 hex digits} of every array.
+  """Returns {path: fingerprint as 16 hex digits} of every array of a tree.
 
   Args:
     tree: pytree of arrays; random keys must be `jax.random.key_data`.
@@ -64,9 +67,10 @@ def fingerprints(tree):
 
 
 def digest(tree):
-  """Returns the sha256 of the paths, dtypes, shapes and fingerprints, as hex.
+  """Returns a sha256 of the names and values of all arrays of a tree, as hex.
 
-  Two states have the same digest if all their bits are the same.
+  It is the sha256 of their paths, dtypes, shapes and fingerprints. Two trees
+  have the same digest if all their bits are the same.
   """
   leaves = leaves_by_path(tree)
   lines = [
@@ -88,7 +92,7 @@ def _has_words(dtype):
 
 @jax.jit
 def _lanes(x):
-  """Returns the two lanes of the fingerprint, two uint32 scalars."""
+  """Returns the two sums of the fingerprint of an array: uint32 scalars."""
   words = _words(x)
   index = jnp.zeros(words.shape, jnp.uint32)
   for axis in range(words.ndim):
@@ -127,7 +131,7 @@ _CHUNK = 1 << 22
 
 
 def write(folder):
-  """Writes the manifest of all files that the folder holds now."""
+  """Writes the manifest of all files that a folder holds now."""
   folder = epath.Path(folder)
   files = {name: _measure(path) for name, path in sorted(_files(folder))}
   text = json.dumps({'files': files, 'sha256': sha256(files)}, indent=1)
@@ -139,10 +143,10 @@ def damage(folder, part=''):
 
   Args:
     folder: folder with a manifest.
-    part: prefix of the names that are checked; other files are not read.
+    part: prefix of the names of the files to check; others are not read.
 
   Returns:
-    A phrase for each file that differs. The list is empty if none does.
+    A list with a phrase for each file that differs; empty if no file does.
   """
   folder = epath.Path(folder)
   for name in (NAME, *_LATER):
@@ -195,7 +199,10 @@ def unseal(text: str):
 
 
 def _files(folder, prefix=''):
-  """Yields (relative name, path) of every file below `folder`."""
+  """Yields (name relative to the top folder, path) of all files in `folder`.
+
+  Leaves out the manifest and the files that orbax writes after it.
+  """
   for path in folder.iterdir():
     if path.is_dir() and _inside(path, folder):
       yield from _files(path, f'{prefix}{path.name}/')
@@ -204,7 +211,7 @@ def _files(folder, prefix=''):
 
 
 def _inside(path, folder):
-  """Returns False for a link that leads out of `folder`."""
+  """Returns whether a path is inside `folder` after links are followed."""
   # A bucket has no links, and a gs:// path always begins with its folder.
   root = os.path.realpath(folder) + os.sep
   return os.path.realpath(path).startswith(root)
@@ -220,5 +227,5 @@ def _measure(path):
 
 
 def sha256(value) -> str:
-  """Returns the sha256 of a table of files or other JSON."""
+  """Returns the sha256, in hex, of a JSON value such as a table of files."""
   return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -31,11 +31,11 @@ _SHOWN = 3  # Leaves that an error message names.
 
 
 class CheckpointError(ValueError):
-  """A checkpoint that cannot be used or written; the message says why."""
+  """The error that a checkpoint cannot be used or written, and why."""
 
 
 class DamagedError(CheckpointError):
-  """A step whose bytes have changed since it was saved."""
+  """The error that the bytes of a step have changed since it was saved."""
 
 
 def leaf_table(state):
@@ -92,12 +92,14 @@ class SavedStep:
       target: pytree of arrays or jax.ShapeDtypeStruct with shardings; or a
         function that chooses the arrays to read: it maps {saved path: (shape,
         dtype name)} to {saved path: jax.ShapeDtypeStruct}.
-      match: entries that the saved `about` must have.
+      match: {name: value} that the saved facts about the run must contain; see
+        check_about.
       part: path of `target` within the state, ending in a slash, such as
         'params/'; '' for the whole state.
 
     Returns:
-      (tree like `target` with the saved arrays, data, about).
+      (tree like `target` with the saved arrays, position in the data, facts
+      about the run).
 
     Raises:
       DamagedError: bytes have changed; the message names files or arrays.
@@ -132,14 +134,14 @@ class SavedStep:
     return filled, data, meta['about']
 
   def meta(self):
-    """Returns what `save_args` put into meta, unverified."""
+    """Returns the JSON object that `save_args` put into meta, unverified."""
     return ocp.JsonCheckpointHandler().restore(self.folder / 'meta')
 
   def score(self, metric):
     """Returns (value, identity of the validation data), or None.
 
-    None means that there is no score. Lower values are better. A score whose
-    bytes have changed is logged as an error and not used.
+    None means that the step has no score. Lower values are better. If the bytes
+    of the score have changed, this is logged as an error, and None is returned.
 
     Args:
       metric: name of the metric. None: any metric.
@@ -193,7 +195,10 @@ class SavedStep:
     multihost_utils.sync_global_devices(f'{self._where} has a score')
 
   def put_aside(self):
-    """Renames the folder to STEP.corrupt; replaces an earlier such folder."""
+    """Renames the folder to STEP.corrupt; replaces an older STEP.corrupt.
+
+    Every host must call this.
+    """
     aside = self.folder.parent / f'{self.folder.name}.corrupt'
     if jax.process_index() == 0:
       if aside.exists():
@@ -219,7 +224,14 @@ class SavedStep:
       return {}
 
   def _arrays(self, wanted):
-    """Returns {path: array}, in the shardings of `wanted`."""
+    """Reads arrays of the saved state.
+
+    Args:
+      wanted: {path: jax.ShapeDtypeStruct with a sharding}.
+
+    Returns:
+      {path: array}.
+    """
     nested = _nested(wanted)
     args = ocp.args.PyTreeRestore(
       nested,
@@ -289,8 +301,10 @@ def match_leaves(where, leaves, target, part=''):
     target, part: as in SavedStep.load.
 
   Returns:
-    (the target, {path: jax.ShapeDtypeStruct} of its leaves, {path: saved path},
-    which differs for arrays that older versions saved by other names).
+    (target, wanted, former): the target, or what it returned if it is a
+    function; {path: jax.ShapeDtypeStruct} of the target's leaves; and {path:
+    saved path}, where the two differ for arrays that an older version saved
+    under another name.
 
   Raises:
     CheckpointError: the leaves, shapes or dtypes differ.
@@ -315,9 +329,9 @@ def changed(restored, leaves, former):
   """Returns a phrase for each array whose values differ from those saved.
 
   Args:
-    restored: {path: array}.
+    restored: {path: array} as read.
     leaves: the `leaf_table` of what was saved.
-    former: {path: path in `leaves`}.
+    former: {path in `restored`: path in `leaves`}.
   """
   return [
     f'{former[path]} has changed values'
@@ -371,7 +385,10 @@ def _list(names):
 
 
 def _short(value):
-  """Shortens an identity, which holds a hash; its beginning is enough."""
+  """Returns a value as text of at most 48 characters.
+
+  A longer text is an identity with a hash, whose beginning is enough.
+  """
   text = str(value)
   return text if len(text) <= 48 else text[:45] + '...'
 

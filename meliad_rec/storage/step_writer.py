@@ -1,9 +1,9 @@
 """Writes the checkpoints of training steps in the background.
 
 orbax's manager does the work. This module writes the manifest of a step before
-it is committed, and decides which steps are kept. A save that fails neither
-ends the run nor affects the next save, unless it could not begin on one of
-several hosts.
+the step is committed, and decides which steps are kept. A failed save does not
+end the run, and it does not affect the next save. There is one exception: if a
+save cannot even begin on one of several hosts, the run ends.
 
 On a disk, a rename commits a step: its folder is complete once it has its name.
 In a bucket, which cannot rename, a step is written in place and its last file
@@ -43,9 +43,9 @@ def committed_steps(directory):
 
 
 class SaveError(CheckpointError):
-  """A step was not saved.
+  """The error that a step was not saved.
 
-  The cause may be temporary. If the run is started again, it resumes from the
+  Its cause may be temporary. If the run is started again, it resumes from the
   last step that was saved.
   """
 
@@ -70,10 +70,10 @@ class StepWriter:
     logging.get_absl_logger().addFilter(_without_orbax_info)
 
   def save(self, step, args, scores):
-    """Starts a save.
+    """Starts to save a step in the background, after the previous save.
 
-    A save that cannot begin is logged as an error. On several hosts the error
-    is also raised, because the other hosts wait for this one.
+    If the save cannot begin, this is logged as an error. On several hosts the
+    error is also raised, because the other hosts wait for this one.
 
     Args:
       step: number of the step, greater than all in the directory.
@@ -133,13 +133,17 @@ class StepWriter:
       raise failure
 
   def close(self):
-    """Ends orbax's threads; raises SaveError if the last save failed."""
+    """Waits for the last save and ends orbax's threads.
+
+    Raises:
+      SaveError: the last save failed.
+    """
     self.finish()
     self._close_manager()
     self.wait()
 
   def _open(self):
-    """Returns orbax's manager."""
+    """Returns orbax's manager, which is created if there is none."""
     if self._manager is None:
       self._manager = _Manager(
         self._directory,
@@ -182,10 +186,11 @@ class StepWriter:
 
 
 class _Manager(ocp.CheckpointManager):
-  """orbax's manager, except that it does not ask whether the run should stop.
+  """A manager of orbax that does not ask jax whether the run should stop.
 
-  All hosts stop at the same question, identified by its number. preemption.py
-  asks and numbers these questions; those of orbax would have other numbers.
+  On several hosts, jax numbers these questions, so that all hosts stop at the
+  same one. preemption.py asks and counts them. If orbax asked too, its numbers
+  would be different ones.
   """
 
   def reached_preemption(self, step):
@@ -195,7 +200,12 @@ class _Manager(ocp.CheckpointManager):
 
 @dataclasses.dataclass
 class _Keep:
-  """orbax's preservation policy: the last steps and the best one."""
+  """A preservation policy of orbax: keeps the last steps and the best one.
+
+  Attributes:
+    last: number of last steps to keep.
+    scores: {step: value or None}; the step with the lowest value is the best.
+  """
 
   last: int
   scores: dict
@@ -209,6 +219,9 @@ class _Keep:
 
 
 def _without_orbax_info(record):
-  """Drops orbax's messages about every save; warnings and errors stay."""
+  """Filters log records: returns False for messages of orbax that only inform.
+
+  Warnings and errors of orbax, and all messages of others, pass.
+  """
   info = record.levelno <= standard_logging.INFO
   return not (info and 'orbax' in record.pathname)

@@ -1,4 +1,4 @@
-"""Folders of runs, on a disk or in a bucket; the lock on those on a disk."""
+"""Folders of runs, on a disk or in a bucket, and their locks on a disk."""
 
 import fcntl
 import importlib
@@ -18,7 +18,8 @@ LOCK = '.lock'
 def is_address(path: str | os.PathLike) -> bool:
   """Returns whether a path is a remote address, such as gs://BUCKET/FOLDER.
 
-  Also recognizes gs:/BUCKET/FOLDER, into which pathlib turns such an address.
+  Also returns True for gs:/BUCKET/FOLDER, because pathlib shortens the address
+  to this form.
   """
   return bool(re.match(r'[A-Za-z][A-Za-z0-9+.-]*:/', os.fspath(path)))
 
@@ -56,8 +57,8 @@ def place(workdir: str | os.PathLike) -> Path | epath.Path:
   """Returns the folder of a run as a path on a disk or in a bucket.
 
   Raises:
-    ValueError: it is an address that does not begin with gs://, perhaps because
-      pathlib.Path has removed a slash.
+    ValueError: `workdir` is an address that does not begin with gs://, perhaps
+      because pathlib.Path has removed a slash.
   """
   name = os.fspath(workdir)
   if is_address(name) and not in_bucket(name):
@@ -96,7 +97,7 @@ def write_atomically(path: Path | epath.Path, text: str) -> None:
 
 
 def upload(source: Path, target: epath.Path) -> None:
-  """Copies all files of a folder on the disk to one in a bucket.
+  """Copies all files from a folder on the disk to a folder in a bucket.
 
   Objects in a bucket cannot be appended to, so a file that grows is written on
   the disk and copied whole. A failure is logged and not raised: it should not
@@ -114,7 +115,7 @@ def upload(source: Path, target: epath.Path) -> None:
 
 
 class RemovedError(ValueError):
-  """The folder of a run has disappeared while the run trained."""
+  """The error that the folder of a run disappeared while the run trained."""
 
   exit_code = 1
 
@@ -182,7 +183,7 @@ class Lock:
       self._file = None
 
   def _take(self, folder) -> str | None:
-    """Takes the lock, or returns why that is impossible."""
+    """Takes the lock and returns None; if impossible, returns why in words."""
     if in_bucket(folder):
       logging.info(
         'Buckets have no locks. Make sure that no other run trains in %s.',
@@ -214,7 +215,11 @@ class Lock:
 
 
 def _bucket_problem(folder) -> str | None:
-  """Returns why a run cannot be stored in this bucket, or None."""
+  """Returns in words why a run cannot be stored in a bucket; None if it can.
+
+  Args:
+    folder: the folder of the run, with an address that begins with gs://.
+  """
   bucket = os.fspath(folder).removeprefix('gs://').partition('/')[0]
   try:
     storage = importlib.import_module('google.cloud.storage')

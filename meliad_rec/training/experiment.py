@@ -122,7 +122,7 @@ class Experiment:
 
   @property
   def best_is(self) -> str:
-    """'lowest' or 'highest': the best value of best_metric."""
+    """The best value of best_metric: 'lowest' or 'highest'."""
     return BEST[self.best_metric]
 
   @functools.cached_property
@@ -141,7 +141,10 @@ class Experiment:
 
   @functools.cached_property
   def first_program(self) -> TrainProgram:
-    """The program of the initial steps with shorter segments; same state."""
+    """The program of the initial steps, if shorter_first is set.
+
+    Its segments are shorter. Its train state is the same as that of `program`.
+    """
     return dataclasses.replace(self.program, segment=self.shorter_first.segment)
 
   def program_of(self, step: int) -> TrainProgram:

@@ -38,7 +38,10 @@ class Goodput:
 
   @contextlib.contextmanager
   def on(self, part: str) -> Iterator[None]:
-    """Counts the time of a `with` body as a part. Parts must not be nested."""
+    """Counts the time of a `with` body as a part of PARTS.
+
+    Parts must not be nested.
+    """
     began, compiled = self._clock(), self._compiled()
     try:
       yield
@@ -51,7 +54,7 @@ class Goodput:
       self.seconds[part] += spent
 
   def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
-    """Yields the same items; waiting for them counts as 'data wait'."""
+    """Yields the items; the time of waiting for them counts as 'data wait'."""
     with contextlib.closing(items):
       while True:
         with self.on('data wait'):
@@ -93,5 +96,8 @@ class _Compilations:
 
 @functools.cache
 def _compilations():
-  """Returns this process's only counter: jax cannot remove its listener."""
+  """Returns the only _Compilations of this process.
+
+  There is only one, because jax cannot remove its listener.
+  """
   return _Compilations()

@@ -17,11 +17,13 @@ from meliad_rec.training.program import TrainProgram
 
 
 class Meter:
-  """Adds up the metrics and the time of steps, without evaluations and saves.
+  """Adds up the metrics and the time of training steps.
+
+  The time of evaluations and saves is left out.
 
   Args:
     program: the program whose steps are timed.
-    documents: documents of the training split, for their bytes per token.
+    documents: the training split, for its bytes per token and tokens per epoch.
   """
 
   def __init__(self, program: TrainProgram, documents: Documents):
@@ -50,7 +52,7 @@ class Meter:
       self.since = None
 
   def add(self, sums: Sums) -> Sums:
-    """Waits for the sums of a step and adds them; returns them on the host."""
+    """Waits for the Sums of a step, adds them up, and returns host copies."""
     sums = jax.device_get(sums)
     self.totals.add(sums)
     return sums
@@ -81,7 +83,8 @@ class Meter:
   def _flops(self, totals: Totals) -> float | None:
     """Returns the FLOPs of forward and backward pass per token.
 
-    Padding counts as tokens. None: the peak FLOP/s of the devices is not known.
+    Padding counts as tokens. Returns None if the peak FLOP/s of the devices are
+    not known.
     """
     if self.traced is None:
       return None
@@ -110,7 +113,7 @@ def check_finite(what: str, batch: Batch, sums: Sums) -> None:
   Args:
     what: name of the step for the message, such as 'Step 7'.
     batch: batch of the step; the message names its documents.
-    sums: counts of the step, on the host.
+    sums: sums of the step, on the host.
   """
   if is_finite(sums):
     return

@@ -40,7 +40,7 @@ class Optimizer:
     update: (gradients, state, params, tokens) -> (updates, state). The
       gradients are of the mean loss over `tokens` scored tokens; the caller
       applies the updates with `optax.apply_updates`.
-    schedule: training step -> learning rate.
+    schedule: training step, counted from 0 -> learning rate.
     every: training steps per update.
   """
 
@@ -50,7 +50,10 @@ class Optimizer:
   every: int
 
   def learning_rate(self, step: int | jax.Array) -> jax.Array:
-    """Returns the learning rate of the update that a step belongs to."""
+    """Returns the learning rate of the update that a step belongs to.
+
+    Steps count from 0.
+    """
     return self.schedule(step // self.every * self.every)
 
 
@@ -105,8 +108,9 @@ def adafactor(
 
   The size of an update is the learning rate times the root mean square of the
   parameter, which counts as at least 1e-3. Second moments are factored if two
-  axes have 128 or more elements. Updates are clipped per parameter at RMS 1. A
-  parameter is an array, so layers stacked for a scan share one scale and clip.
+  axes have 128 or more elements. An update whose root mean square is above 1 is
+  scaled down to 1 before that. A parameter is an array, so layers stacked for a
+  scan share one scale and one clipping.
 
   Args:
     schedule: relative learning rate.
@@ -156,8 +160,9 @@ def adamw(
 ) -> optax.GradientTransformation:
   """Returns Adam with decoupled weight decay of matrices only.
 
-  Matrices are the parameters named `kernel` and those of an LSTM. Embeddings,
-  norms, biases, gates and initial states are not decayed.
+  Matrices are the parameters named `kernel`, and `input_kernel` and
+  `recurrence` of an LSTM. Embeddings, norms, biases, gates and initial states
+  are not decayed.
 
   Args:
     schedule: absolute learning rate; it also multiplies the decay.
@@ -174,7 +179,7 @@ def adamw(
 
 
 class Accumulated(struct.PyTreeNode):
-  """Sum of the gradients so far, and the state of the inner optimizer."""
+  """State of `accumulate`: sums so far, and the inner optimizer's state."""
 
   gradients: Any  # Like the parameters, float32: sum of tokens * gradient.
   tokens: jax.Array  # float32, tokens in the sum.
@@ -250,7 +255,7 @@ def ema_update(ema: Any, params: Any, decay: float, step: jax.Array) -> Any:
   """Returns the moving average of the parameters after one more step.
 
   Args:
-    ema: the average so far, like params.
+    ema: the average so far, a tree like params.
     params: parameters after the step's update.
     decay: weight of the previous average, after the initial steps.
     step: number of the training step, from 0. The decay is at most

@@ -21,7 +21,7 @@ def steps(text: str) -> range:
   """Parses 'FIRST:LAST' into the steps to trace, both included.
 
   Raises:
-    ValueError: the text has another form.
+    ValueError: the text has another form, FIRST is 0, or LAST is before FIRST.
   """
   found = re.fullmatch(r'(\d+):(\d+)', text)
   first, last = map(int, found.groups()) if found else (0, 0)
@@ -34,7 +34,7 @@ def steps(text: str) -> range:
 
 
 class Profile:
-  """Writes one trace of process 0 into a folder.
+  """Writes one trace of some training steps into a folder, on process 0.
 
   Args:
     folder: where the trace is written; created if needed.
@@ -70,7 +70,10 @@ class Profile:
       yield
 
   def close(self) -> None:
-    """Writes the trace so far; a second call does nothing."""
+    """Ends and writes the trace; a second call does nothing.
+
+    If no requested step was traced, this is logged as a warning.
+    """
     if self._on:
       self._on = False
       jax.profiler.stop_trace()

@@ -22,7 +22,9 @@ from meliad_rec.training.train_step import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class TrainProgram(ShardedModel):
-  """A model and its optimizer on a mesh; a step is one segment of each row.
+  """A model and its optimizer on a mesh of devices.
+
+  A training step reads one segment of each row.
 
   Attributes:
     model, mesh, segment: as in ShardedModel.
@@ -30,7 +32,8 @@ class TrainProgram(ShardedModel):
     objective: (logits_BTV, targets_BT) -> nats_BT to minimize.
     rows: rows of a training batch, over all hosts.
     ema_decay: decay of the moving average of the parameters; None: no average.
-    halting_warmup: as in train_step.
+    halting_warmup: steps over which the weight of the halting loss rises to its
+      full value; 0 disables the warm-up.
   """
 
   optimizer: Optimizer
@@ -41,7 +44,7 @@ class TrainProgram(ShardedModel):
 
   @functools.cached_property
   def shapes(self) -> TrainState:
-    """The train state, of jax.ShapeDtypeStruct with shardings."""
+    """The train state, with jax.ShapeDtypeStruct and shardings for arrays."""
     shapes = jax.eval_shape(self._create_state, 0)
     return jax.tree.map(
       lambda a, sharding: jax.ShapeDtypeStruct(
@@ -52,7 +55,7 @@ class TrainProgram(ShardedModel):
     )
 
   def batch_shapes(self, rows: int) -> Batch:
-    """Returns a batch of jax.ShapeDtypeStruct with shardings."""
+    """Returns a Batch with jax.ShapeDtypeStruct and shardings for arrays."""
     sharding = partition.batch_sharding(self.mesh, rows)
 
     def shape(dtype, *axes):
@@ -69,7 +72,7 @@ class TrainProgram(ShardedModel):
     )
 
   def empty_batch(self, rows: int) -> Batch:
-    """Returns a batch of padding on the host."""
+    """Returns a batch on the host in which all tokens are padding."""
     return jax.tree.map(
       lambda a: np.zeros((rows, *a.shape[1:]), a.dtype),
       self.batch_shapes(self.rows),
@@ -81,9 +84,9 @@ class TrainProgram(ShardedModel):
       return self._create_sharded(np.uint32(seed))
 
   def begin_with(self, state: TrainState, params: Any) -> TrainState:
-    """Returns the state of a new run with other parameters.
+    """Returns the state of a new run that begins with given parameters.
 
-    The optimizer begins with them, and so does their average.
+    The optimizer and the moving average begin with them too.
 
     Args:
       state: from `create`.
@@ -120,7 +123,10 @@ class TrainProgram(ShardedModel):
 
   @functools.cached_property
   def train_step(self) -> jax.stages.Compiled:
-    """(state, batch) -> (state, Sums); compiled once, state is donated."""
+    """The compiled step: (state, batch) -> (state, Sums).
+
+    It is compiled once. The state that it is given is donated.
+    """
     with jax.set_mesh(self.mesh):
       return self.traced.lower().compile()
 

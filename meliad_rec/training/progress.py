@@ -1,4 +1,4 @@
-"""Results of a run's evaluations so far; saved with its state, as JSON."""
+"""Results of a run's evaluations so far, saved as JSON in each checkpoint."""
 
 import dataclasses
 import math
@@ -11,11 +11,12 @@ class Progress:
   """State of a run's evaluations.
 
   Attributes:
-    evaluated: step of the last evaluation.
+    evaluated: step of the last evaluation; 0 before the first.
     metric: name of the metric that `best` is a value of; None: not known yet.
-    validation: identity of the documents that `best` was measured on.
+    validation: identity of the documents that `best` was measured on; None: not
+      known yet.
     best: best value of the metric; None: there is no finite value yet.
-    since_best: evaluations since the best one.
+    since_best: number of evaluations since the best one.
   """
 
   evaluated: int = 0
@@ -27,7 +28,10 @@ class Progress:
   def judged_by(
     self, metric: str, validation: str, same_split: bool = False
   ) -> 'Progress':
-    """Returns this progress, without `best` if it was measured differently.
+    """Returns this progress, or restarts the search for the best step.
+
+    The search restarts, without `best` and with a warning, if the metric or the
+    documents differ from those of `best`.
 
     Args:
       metric: metric that selects the best step.

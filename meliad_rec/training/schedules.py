@@ -31,14 +31,14 @@ def rsqrt(
 
   Args:
     warmup_steps: step of the highest rate, which is at most
-      scale / sqrt(warmup_steps); 0, only with an end: no warm-up; None: see
-      default_warmup.
+      scale / sqrt(warmup_steps). 0 means no warm-up, which needs an end. None:
+      see default_warmup.
     scale: the rate at step 1 if there were neither warm-up nor end.
     total_steps: step at which the rate reaches 0; None: it never does.
 
   Raises:
-    ValueError: scale is not above 0, warmup_steps is not below total_steps, or
-      below 1 without an end, or both warmup_steps and total_steps are None.
+    ValueError: scale is not above 0; with an end, warmup_steps is not below
+      total_steps; or without an end, warmup_steps is None or below 1.
   """
   warmup_steps = default_warmup(warmup_steps, total_steps)
   _need(scale > 0, 'scale', scale, 'above 0')
@@ -118,7 +118,7 @@ def one_cycle(peak: float, total_steps: int, warmup_steps: int) -> Schedule:
 
   Args:
     peak: the rate of the last step of the warm-up.
-    total_steps: training steps; from the last one on the rate is
+    total_steps: training steps; from the last step on, the rate is
       peak / 250,000.
     warmup_steps: at least 2, fewer than total_steps.
 
@@ -141,7 +141,7 @@ def one_cycle(peak: float, total_steps: int, warmup_steps: int) -> Schedule:
 
 
 def constant(peak: float, warmup_steps: int = 0) -> Schedule:
-  """Returns `peak` at every step after the warm-up.
+  """Returns `peak` at every step after a linear warm-up from 0.
 
   Raises:
     ValueError: peak is not above 0, or warmup_steps is below 0.
@@ -152,12 +152,13 @@ def constant(peak: float, warmup_steps: int = 0) -> Schedule:
 
 
 def default_warmup(warmup_steps: int | None, total_steps: int | None) -> int:
-  """Returns warmup_steps; if None, 5 % of total_steps, from 1 to 1000.
+  """Returns warmup_steps or, if it is None, 5 % of total_steps.
 
-  A run of a single step has none.
+  The 5 % are rounded down, but are at least 1 and at most 1000 steps. A run of
+  a single step has no warm-up.
 
   Raises:
-    ValueError: both are None, or there is no step.
+    ValueError: both arguments are None, or total_steps is below 1.
   """
   if total_steps is not None and total_steps < 1:
     raise ValueError(
@@ -174,7 +175,12 @@ def default_warmup(warmup_steps: int | None, total_steps: int | None) -> int:
 
 
 def _warm(warmup_steps, curve):
-  """Multiplies a linear ramp by a curve that is constant during the ramp."""
+  """Returns a schedule: a linear ramp from 0 to 1, times a curve.
+
+  Args:
+    warmup_steps: step at which the ramp ends; 0: no ramp.
+    curve: float32 step -> rate. Its value at warmup_steps counts until then.
+  """
   if not warmup_steps:
     return lambda step: curve(jnp.asarray(step, jnp.float32))
 

@@ -29,7 +29,7 @@ def show(experiment: Experiment) -> None:
 
 
 def sentence(experiment: Experiment) -> str:
-  """Returns one line about the run."""
+  """Returns one line: parameters, devices, training data and steps."""
   params = jax.tree.leaves(experiment.program.shapes.params)
   train = experiment.data.documents('train')
   kinds = sorted({d.device_kind for d in experiment.program.mesh.devices.flat})
@@ -78,7 +78,7 @@ def parameter_table(params) -> str:
 
 
 def step_bytes(program: TrainProgram) -> tuple[int, int]:
-  """Returns the memory of a train step per device, from the compiler.
+  """Returns the memory per device of a training step, from the compiler.
 
   Returns:
     (bytes of state and batch, bytes of temporary values).
@@ -88,7 +88,7 @@ def step_bytes(program: TrainProgram) -> tuple[int, int]:
 
 
 def memory(program: TrainProgram) -> str:
-  """Returns a line about the memory of a train step."""
+  """Returns a line about the memory per device of a training step."""
   state, temporary = map(_mib, step_bytes(program))
   return (
     f'memory per device, by the compiler: {state} state and batch, '
@@ -97,7 +97,7 @@ def memory(program: TrainProgram) -> str:
 
 
 def shortage(program: TrainProgram) -> str | None:
-  """Returns a sentence if a train step does not fit in memory, else None."""
+  """Returns a sentence if a training step does not fit in memory, else None."""
   needed = sum(step_bytes(program))
   here = [
     d
@@ -119,7 +119,8 @@ def memory_limit(device: jax.Device, sharing: int) -> int:
 
   Args:
     device: a device of this host.
-    sharing: the number of CPU devices that share the memory of this host.
+    sharing: number of devices of this host, which share its memory if they are
+      CPUs.
   """
   if device.platform != 'cpu':
     return (device.memory_stats() or {}).get('bytes_limit', sys.maxsize)

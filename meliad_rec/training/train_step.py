@@ -2,9 +2,9 @@
 
 The gradient is of the mean loss over the segment's scored tokens, plus the
 losses that modules `sow` into 'losses'. It flows through the scan over blocks
-and stops at the carry, the state from the previous segment: truncated
-back-propagation through time over one segment. Metrics that modules sow are
-counted together with the tokens.
+and stops at the carry, which is the state from the previous segment. This is
+truncated back-propagation through time over one segment. Metrics that modules
+sow are counted together with the tokens.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,16 @@ def create_state(
   segment: int,
   ema: bool,
 ) -> TrainState:
-  """Creates the state of a new run; may be called in jax.eval_shape or jit."""
+  """Creates the state of a new run; may be called in jax.eval_shape or jit.
+
+  Args:
+    model: the model.
+    optimizer: from optimizer.chain.
+    seed: seed of parameters and dropout.
+    rows: rows of a training batch, over all hosts.
+    segment: tokens of each row in a step.
+    ema: whether to keep a moving average of the parameters.
+  """
   rng_params, rng_dropout = jax.random.split(jax.random.key(seed))
   params = initialize(model, rng_params, rows, segment)
   return TrainState(
@@ -138,9 +147,9 @@ def train_step(
 def auxiliary(sown, halting_weight=1.0) -> jax.Array:
   """Adds up the losses that modules sowed.
 
-  A losses.RowMeans contributes its mean over all chunks of a row together, and
-  then over rows. If the means of chunks were added, tokens in chunks with
-  padding would have more weight than others.
+  A losses.RowMeans is first averaged over its terms from all chunks of a row,
+  and then over rows. If instead the means of the chunks were added, tokens in
+  chunks with padding would have more weight than others.
 
   Args:
     sown: the variable collection 'losses'.
@@ -155,7 +164,7 @@ def auxiliary(sown, halting_weight=1.0) -> jax.Array:
 
 
 def by_name(sown) -> list[tuple[str, Any]]:
-  """Returns each loss of the collection with the name it was sown under."""
+  """Returns a list of (name, loss) from the variable collection 'losses'."""
   is_mean = lambda node: isinstance(node, losses.RowMeans)
   named = []
   for path, loss in jax.tree.leaves_with_path(sown, is_leaf=is_mean):

@@ -42,19 +42,20 @@ class Run:
   """A run on this host. Call `begin`, then `live`.
 
   Attributes:
-    finished: whether nothing was left to do when it began.
+    finished: whether `begin` found that nothing was left to do.
 
   Args:
     experiment: defines the run.
     workdir: folder that the run writes to.
     about: JSON-able facts, saved with each checkpoint.
     fill: initial parameters -> (the parameters to begin with, where they are
-      from); called only if the folder has no checkpoint. None: the initial
-      ones.
+      from); called only if the folder has no checkpoint. None: the run begins
+      with the initial parameters.
 
   Raises:
-    ValueError: workdir is not a folder on a disk or in gs://, or the hosts have
-      different data.
+    ValueError: workdir is not a folder on a disk or in gs://, the hosts have
+      different data or checkpoints, or the validation split does not fit the
+      experiment.
   """
 
   def __init__(
@@ -107,12 +108,12 @@ class Run:
   def begin(self) -> None:
     """Restores the newest checkpoint or creates a new state, and compiles.
 
-    Everything that `save` needs is compiled too, because a request to stop
-    must not wait for it.
+    Everything that `save` needs is compiled too, because a run that is asked to
+    stop has no time for compilation.
 
     Raises:
-      ValueError: the checkpoint belongs to another experiment, or another run
-        is using the folder.
+      ValueError: the checkpoint belongs to another experiment, another run is
+        using the folder, or the disk has too little space for a checkpoint.
     """
     with Lock(self.workdir) as self.lock:
       journal.check(self.workdir)
@@ -148,8 +149,8 @@ class Run:
   def create(self) -> None:
     """Creates the state of a new run.
 
-    With parameters from elsewhere it is saved at once, so that the run never
-    needs their source again.
+    If `fill` replaces its parameters, the state is saved at once, so that the
+    run never needs their source again.
     """
     self.state = self.program.create(self.experiment.seed)
     if self._fill is not None:
@@ -179,7 +180,8 @@ class Run:
     """Trains until the last step, an early stop, or a request to stop.
 
     Returns:
-      The reason why it ended before the last step, or None if it did not.
+      The reason why the run was stopped, such as 'it was asked to stop', or
+      None if it simply reached the last step.
 
     Raises:
       ValueError: a loss or gradient is not finite, a save failed, or the folder
@@ -213,7 +215,11 @@ class Run:
       self.train(batches)
 
   def evaluate_and_save(self) -> str | None:
-    """Evaluates and saves if due; returns a reason to stop, or None."""
+    """Evaluates and saves the run if it is time.
+
+    Returns:
+      The reason why the run must end now, or None if it need not.
+    """
     stop, metrics = self.checkpoints.preempted(), None
     evaluates = self.is_due(self.experiment.eval_every)
     if stop or evaluates or self.is_due(self.experiment.save_every):
@@ -248,14 +254,16 @@ class Run:
     self.unread = self.step, self.position['tokens'], self.batch, sums
 
   def read(self, at_once: bool = False) -> None:
-    """Waits for the previous step; reports its metrics every `log_every` steps.
+    """Waits for the last step that was dispatched, and reads its metrics.
+
+    Every `log_every` steps, the metrics since the last report are reported.
 
     Args:
-      at_once: whether to report it in any case. A step that is not finite is
-        always reported.
+      at_once: whether to report in any case. A step whose loss or gradient is
+        not finite is always reported.
 
     Raises:
-      ValueError: its loss or gradient is not finite.
+      ValueError: the loss or the gradient of the step is not finite.
     """
     if self.unread is None:
       return
@@ -272,7 +280,10 @@ class Run:
     meter.check_finite(f'Step {step}', batch, sums)
 
   def is_due(self, every: int) -> bool:
-    """Returns whether this step is the last one or a multiple of `every`."""
+    """Returns whether the current step is the last or a multiple of `every`.
+
+    Returns False before the first step.
+    """
     last = self.step == self.experiment.steps
     return self.step > 0 and (self.step % every == 0 or last)
 
@@ -285,7 +296,7 @@ class Run:
     return stale or self.step >= self.experiment.steps
 
   def evaluate(self) -> dict[str, float] | None:
-    """Returns validation metrics, or None after a request to stop."""
+    """Returns validation metrics, or None if the run was asked to stop."""
     params = self.state.params if self.state.ema is None else self.state.ema
     stop = self.checkpoints.preempted
     metrics = self.validation.evaluate(params, self.step, self.report, stop)
@@ -296,15 +307,15 @@ class Run:
     return metrics
 
   def probe(self, batch: Batch) -> Sums:
-    """Evaluates the parameters on one batch; compiled by `begin`."""
+    """Returns the Sums of the parameters on one batch; compiled by `begin`."""
     return probe(self.program, self.state.params, batch, self.experiment.batch)
 
   def save(self, metrics: dict[str, float] | None) -> None:
     """Starts saving the run, unless its current step is already saved.
 
     Raises:
-      ValueError: with the parameters after the last update, the loss of the
-        batch of that step is not finite.
+      ValueError: the parameters after the last update give a loss that is not
+        finite on the batch of that update.
     """
     if self.step == self.saved and metrics is None:
       return

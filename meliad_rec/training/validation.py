@@ -22,10 +22,13 @@ from meliad_rec.training.experiment import Experiment
 class Validation:
   """Evaluates an experiment on its validation split.
 
+  Args:
+    experiment: the experiment.
+
   Attributes:
     split: identity of the whole validation split.
     documents: the part of the split that is read.
-    baselines: error of each trivial answer on the whole split, by name.
+    baselines: {name of a trivial predictor: its error on the whole split}.
 
   Raises:
     ValueError: the documents do not provide best_metric or a sample, or the
@@ -42,7 +45,7 @@ class Validation:
     _check_model(experiment, self.documents)
     self.baselines = baselines(experiment.data, 'validation')
     for name, error in self.baselines.items():
-      logging.info('Trivial answer %s: error %.2f %%.', name, 100 * error)
+      logging.info('Trivial predictor %s: error %.2f %%.', name, 100 * error)
     if experiment.sample.length:
       program, segment = experiment.program, experiment.segment
       self._decoder = Decoder(program.model, None, segment, mesh=program.mesh)
@@ -50,7 +53,9 @@ class Validation:
   def evaluate(
     self, params, step: int, report: Report, stop: Callable[[], bool]
   ) -> dict[str, float] | None:
-    """Reports and returns metrics, None if stopped; also reports a sample.
+    """Reports metrics and a sample, and returns the metrics.
+
+    Returns None, and reports nothing, if `stop` ends the evaluation.
 
     Args:
       params: parameters to evaluate.

@@ -45,13 +45,15 @@ class Algorithm:
   No two programs are the same, within a split or across splits.
 
   Attributes:
-    programs: programs in train; validation and test have a tenth each.
-    variables: variables in a program, at most 5; the papers have 3 and 5.
-    statements: statements in a program, before its END.
-    values: the greatest value of a variable; the least is 1.
-    programs_per_document: consecutive programs in a document. The trainer
-      of Ju et al. cuts one stream into 512 batch rows of about 20 programs
+    programs: number of programs in train; validation and test have a tenth
       each.
+    variables: number of variables in a program, at most 5. Fan et al. 2020 and
+      Ju et al. 2021 report results with 3 and 5.
+    statements: number of statements in a program, before its END.
+    values: the greatest value of a variable; the least is 1.
+    programs_per_document: number of consecutive programs in a document. The
+      trainer of Ju et al. 2021 cuts one stream of programs into 512 batch rows
+      of about 20 programs each.
     seed: seed of the programs.
   """
 
@@ -88,9 +90,10 @@ class Algorithm:
     )
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns error rates of a random value and of the value last seen.
+    """Returns the error rates of two trivial predictors.
 
-    The value last seen of a variable is the last one set or printed.
+    `uniform` guesses a random value. `last_seen` answers with the value that
+    was last set or printed for the variable.
     """
     programs_PS = self._split(split)
     p = np.arange(len(programs_PS))
@@ -150,8 +153,8 @@ class Programs:
   Attributes:
     variables: number of variables, 1 to 5.
     values: the greatest value of a variable, at least 2; the least is 1.
-    statements: statements in a program; a condition and the statement it guards
-      count as one.
+    statements: number of statements in a program; a condition and the statement
+      it guards count as one.
   """
 
   variables: int
@@ -195,11 +198,16 @@ class Programs:
       todo = todo[~possible_N]
 
   def _simple(self, draws, kind_N, values_NV):
-    """Draws statements of the given kinds.
+    """Draws statements of the given kinds, without conditions.
 
-    A statement is impossible if there is no variable for it (SET needs one
-    without a value, all others one with a value), or if its result is not from
-    1 to `values`.
+    A statement is impossible if there is no variable for it, or if its result
+    is not from 1 to `values`. SET needs a variable without a value; all other
+    kinds need a variable with a value.
+
+    Args:
+      draws: the random numbers.
+      kind_N: kinds of the statements.
+      values_NV: values of the variables before the statements; 0 if not set.
 
     Returns:
       The statements [N], and bool [N], whether each is possible.
@@ -218,7 +226,11 @@ class Programs:
     return statement_N, any_N & (new_N >= 1) & (new_N <= self.values)
 
   def _condition(self, draws, values_NV):
-    """Draws conditions; returns them and bool [N], whether each is possible."""
+    """Draws conditions, given the values of the variables (0 if not set).
+
+    Returns:
+      The conditions [N], and bool [N], whether each is possible.
+    """
     statement_N = np.zeros(len(values_NV), _STATEMENT)
     n = np.arange(len(values_NV))
     left_N, any_N = _pick(draws, values_NV > 0)
@@ -239,8 +251,9 @@ class Programs:
     return statement_N, any_N & (any_other_N | ~by_variable_N)
 
   def write(self, programs_PS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ids and labels, both int16 [P, X], 0 where there is none.
+    """Returns the ids and the labels of programs, both int16 [P, X].
 
+    The id is 0 where there is no word, and the label is 0 where there is none.
     A printed value is the label of the `;` of its statement.
     """
     s_PS = programs_PS
@@ -279,7 +292,12 @@ class Programs:
 def _pick(
   draws: Draws, candidate_NV: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns a random candidate of each row, and whether the row has any."""
+  """Picks a random candidate in each row.
+
+  Returns:
+    The index of the candidate, int64 [N], and bool [N], whether the row has a
+    candidate.
+  """
   count_N = candidate_NV.sum(1)
   nth_N = draws.below(np.maximum(count_N, 1), len(candidate_NV)) + 1
   is_nth_NV = np.cumsum(candidate_NV, 1) == nth_N[:, None]

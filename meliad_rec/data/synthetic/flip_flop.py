@@ -13,10 +13,11 @@ The task is that of Liu et al. 2023. Sizes and splits are those of the code of
 Ray Chowdhury and Caragea 2024, where validation mixes the settings of all test
 splits, with a tenth as many sequences of each. Every read has a label. The
 published error rates count only the last read of a sequence, as the splits
-`..._last` do. The authors predict the next token from inputs shifted by one;
-the labels here need no shift.
+`..._last` do. In the published code, inputs are shifted by one, and the next
+token is the target; the labels here need no shift.
 
-Letters of this file: N sequences, P pairs in a sequence, X all pairs.
+Letters of this file: N sequences, P pairs in a sequence, X pairs of all
+sequences.
 """
 
 from collections.abc import Mapping
@@ -41,18 +42,19 @@ _CHUNK = 4096  # Sequences drawn at once, to save memory.
 class FlipFlop:
   """The flip-flop task, with splits train, validation, test and test_P_T.
 
-  In test_P_T, P is the share of ignore instructions (0.1, 0.8 or 0.98) and T
-  the length: the length of train or twice as much. Every test split also exists
-  as `..._last`, where only the last read has a label. No two sequences are the
-  same, within a split or across splits.
+  In test_P_T, P is the share of ignore instructions (0.1, 0.8 or 0.98) and T is
+  the number of tokens in a sequence: as many as in train, or twice as many.
+  Every test split also exists as `..._last`, where only the last read of a
+  sequence has a label. No two sequences are the same, within a split or across
+  splits.
 
   Attributes:
-    sequences: sequences in train.
-    length: tokens in a sequence of train and test.
+    sequences: number of sequences in train.
+    length: number of tokens in a sequence of train and test; even.
     ignore: share of ignore instructions in train and test; writes and reads
       are equally frequent.
-    test_sequences: sequences in each test split; validation has a tenth as many
-      with the settings of each.
+    test_sequences: number of sequences in each test split. For each test split,
+      validation has a tenth as many sequences with the same settings.
     seed: seed of the sequences.
   """
 
@@ -90,7 +92,11 @@ class FlipFlop:
     return self._cache[split]
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns error rates of a random bit and of the bit before the read."""
+    """Returns the error rates of two trivial predictors.
+
+    `uniform` guesses a random bit. `last_bit` answers with the bit of the pair
+    before the read.
+    """
     wrong = reads = 0
     for pairs_NP in self._split(split):
       before_NP, now_NP = pairs_NP[:, :-1], pairs_NP[:, 1:]
@@ -123,16 +129,18 @@ class FlipFlop:
 
   @functools.cached_property
   def _tests(self) -> dict[str, tuple[float, int]]:
-    """The share of ignores and the length of each test split."""
+    """{test split: (share of ignore instructions, tokens in a sequence)}."""
     lengths = self.length, 2 * self.length
     grid = {f'test_{p}_{t}': (p, t) for p in TEST_IGNORE for t in lengths}
     return {'test': (self.ignore, self.length)} | grid
 
   @functools.cached_property
   def _pools(self) -> list[tuple[int, float, int]]:
-    """(Sequences, share of ignores, length) of each pool.
+    """(Number of sequences, share of ignores, length in tokens) of each pool.
 
-    The pools are train, validation once per test split, and each test split.
+    A pool is a set of sequences drawn with the same settings. The pools are, in
+    this order: train, the part of validation for each test split, and each test
+    split.
     """
     tests = self._tests.values()
     tenth = max(self.test_sequences // 10, 1)
@@ -143,7 +151,7 @@ class FlipFlop:
     ]
 
   def _split(self, split: str) -> list[np.ndarray]:
-    """Returns the pools of a split."""
+    """Returns the sequences of each pool of a split, as `_pool` does."""
     if split not in self.splits:
       raise ValueError(
         f'This task has no split {split!r}. '
@@ -158,10 +166,10 @@ class FlipFlop:
     return [self._pool(1 + len(tests) + test)]
 
   def _pool(self, i: int) -> np.ndarray:
-    """Returns pool i: uint8 [sequences, pairs], 2 * instruction + bit.
+    """Returns the sequences of pool i: uint8 [N, P], 2 * instruction + bit.
 
-    It excludes the sequences of earlier pools. A pool is drawn on first use,
-    so training does not draw the test splits.
+    Sequences of earlier pools are excluded. A pool is drawn on first use, so
+    training does not draw the test splits.
     """
     if i not in self._drawn:
       count, ignore, length = self._pools[i]
@@ -191,11 +199,12 @@ def draw(draws: Draws, count: int, pairs: int, ignore: float) -> np.ndarray:
   Args:
     draws: the random numbers.
     count: number of sequences.
-    pairs: pairs of instruction and bit in a sequence.
+    pairs: number of pairs of instruction and bit in a sequence.
     ignore: share of ignore instructions.
 
   Returns:
-    uint8 [count, pairs], 2 * instruction + bit.
+    uint8 [count, pairs], 2 * instruction + bit of each pair, where the
+    instruction is WRITE, IGNORE or READ.
   """
   pairs_NP = np.empty((count, pairs), np.uint8)
   # 31 random bits choose the instruction, and one is the bit of the pair.

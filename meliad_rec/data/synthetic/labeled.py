@@ -30,8 +30,8 @@ def from_rows(
   Args:
     split: name of the split; it begins the names of the documents.
     tokens_NX: ids of each row; zeros are dropped.
-    labels_NX: label of each token; 0 where not scored.
-    rows_per_document: rows of each document; the last may have fewer.
+    labels_NX: label of each token; 0 at tokens that are not scored.
+    rows_per_document: number of rows of each document; the last may have fewer.
     vocabulary: the vocabulary of the ids.
   """
   real_NX = tokens_NX != 0
@@ -57,8 +57,9 @@ def from_tokens(
   Args:
     split: name of the split; it begins the names of the documents.
     tokens: ids of all documents.
-    starts: int64 [documents + 1], where each document begins.
-    labels: label of each token; 0 where not scored.
+    starts: int64 [documents + 1], where each document begins in `tokens`, and
+      where the last one ends.
+    labels: label of each token; 0 at tokens that are not scored.
     vocabulary: the vocabulary of the ids.
   """
   dtype = token_dtype(vocabulary.size)
@@ -85,13 +86,15 @@ def from_tokens(
 def total_rows(in_train: int) -> int:
   """Returns the number of rows of all splits together.
 
-  Validation and test have a tenth as many rows each as train.
+  Train has `in_train` rows; validation and test have a tenth as many each.
   """
   return in_train + 2 * _tenth(in_train)
 
 
 def split_rows(split: str, in_train: int) -> slice:
-  """Returns the slice of all rows that a split consists of.
+  """Returns which slice of the rows of all splits belongs to a split.
+
+  Train has `in_train` rows; validation and test have a tenth as many each.
 
   Raises:
     ValueError: there is no such split.
@@ -113,7 +116,14 @@ def _tenth(in_train: int) -> int:
 def check_setting(
   name: str, value: int, least: int, most: int | None = None
 ) -> None:
-  """Raises ValueError if a setting is out of range; `name` is its gin name."""
+  """Raises ValueError if a setting is not from `least` to `most`.
+
+  Args:
+    name: name of the setting in gin.
+    value: value of the setting.
+    least: least allowed value.
+    most: greatest allowed value. None: no limit.
+  """
   if value < least or (most is not None and value > most):
     needed = f'at least {least}' if most is None else f'from {least} to {most}'
     raise ValueError(
@@ -143,21 +153,21 @@ class Draws:
     self._generator = np.random.PCG64(seeds)
 
   def below(self, end: int | np.ndarray, count: int) -> np.ndarray:
-    """Returns int64 [count] in [0, end); `end` may be an array [count]."""
+    """Returns integers in [0, end): int64 [count]; `end` may be an array."""
     raw = self._generator.random_raw(count)
     return (raw % np.asarray(end, np.uint64)).astype(np.int64)
 
   def bits(self, count: int) -> np.ndarray:
-    """Returns uint32 [count], 32 random bits each."""
+    """Returns numbers of 32 random bits each: uint32 [count]."""
     raw = self._generator.random_raw(-(-count // 2)).astype('<u8', copy=False)
     return raw.view('<u4')[:count]
 
   def between_0_and_1(self, count: int) -> np.ndarray:
-    """Returns float64 [count] in the open interval (0, 1)."""
+    """Returns numbers in the open interval (0, 1): float64 [count]."""
     return (self.bits(count) + 0.5) / 2**32
 
   def order(self, count: int) -> np.ndarray:
-    """Returns int64 [count], a random permutation of 0, 1, ..., count - 1."""
+    """Returns a random permutation of 0, 1, ..., count - 1: int64 [count]."""
     return np.argsort(self._generator.random_raw(count), kind='stable')
 
 
@@ -167,16 +177,16 @@ def distinct(
   settings: str,
   excluded: Container[bytes] = (),
 ) -> np.ndarray:
-  """Returns different rows [count, ...] in the order drawn.
+  """Returns `count` different rows, [count, ...], in the order drawn.
 
-  Splits made of such rows do not overlap.
+  Because all rows differ, splits that divide them do not overlap.
 
   Args:
     draw: takes a number and returns that many new rows.
-    count: rows needed.
+    count: number of rows needed.
     settings: names of the settings that limit the number of different rows, for
-      the error.
-    excluded: bytes of rows to leave out.
+      the error message.
+    excluded: rows to leave out, each as `row.tobytes()`.
 
   Raises:
     ValueError: too few different rows were found.

@@ -8,15 +8,15 @@ token:
 
 Expressions are drawn by the rules of Nangia and Bowman 2018; see
 listops_trees.py. Duplicates are dropped, so short expressions are rarer than in
-the draws. Splits as in Ray Chowdhury and Caragea 2024: the first 1,000
+the draws. The splits are as in Ray Chowdhury and Caragea 2024: the first 1,000
 expressions of the training set are validation, and there are test splits with
 longer expressions, with more arguments, and as in the Long Range Arena (Tay et
 al. 2021).
 
-One difference from their splits: validation here, like train, leaves out
-expressions of more than 100 words, because they do not fit in a training
-segment. 891 of the 1,000 expressions remain, and they are easier. The test
-split has all lengths.
+There is one difference from their splits: validation here, like train, leaves
+out expressions of more than 100 words, because they do not fit in a training
+segment. 891 of the 1,000 expressions remain, and they are easier than the 1,000
+are on average. The split test has expressions of all lengths.
 """
 
 from collections.abc import Mapping
@@ -67,15 +67,15 @@ class ListOps:
   validation.
 
   Attributes:
-    trees: expressions of train (89 %), validation (1 %) and test (10 %), before
-      long ones are left out of train and validation.
-    max_args: maximum arguments of an operator.
+    trees: number of expressions of train (89 %), validation (1 %) and test
+      (10 %), before long ones are left out of train and validation.
+    max_args: maximum number of arguments of an operator.
     max_depth: depth of the deepest digits; a digit alone has depth 1.
-    max_length: maximum words of an expression in train, validation and
-      test_short; brackets count, START and END do not.
-    test_trees: expressions in each out-of-distribution test.
+    max_length: maximum number of words of an expression in train, validation
+      and test_short; brackets count, START and END do not.
+    test_trees: number of expressions in each out-of-distribution test.
     seed: seed of the expressions.
-    ends: whether documents and vocabulary have START and END.
+    ends: whether documents and vocabulary have the words START and END.
   """
 
   trees: int = 100_000
@@ -118,7 +118,11 @@ class ListOps:
     return self._cache[split]
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns error rates of a random value and of train's most common one."""
+    """Returns the error rates of two trivial predictors.
+
+    `uniform` guesses a random value. `likeliest` always answers with the most
+    common value in train.
+    """
     values_N = np.fromiter(self._split(split).values(), np.int64)
     train_N = np.fromiter(self._split('train').values(), np.int64)
     likeliest = np.bincount(train_N).argmax()
@@ -145,7 +149,7 @@ class ListOps:
     return {}
 
   def _split(self, split: str) -> dict[bytes, int]:
-    """Returns the expressions of a split, one byte per id, and their values."""
+    """Returns {expression as bytes, one for each id: value} of a split."""
     if split not in self.splits:
       raise ValueError(
         f'This task has no split {split!r}. '
@@ -170,7 +174,7 @@ class ListOps:
 
   @functools.cached_property
   def _all(self) -> dict[bytes, int]:
-    """The expressions of train, validation and test, and their values."""
+    """{expression as bytes: value} of train, validation and test together."""
     draws, sizes = Draws(self.seed), (self.max_args, self.max_depth)
     count = min(_EXPRESSIONS, int(_WORDS / mean_length(*sizes)))
     expressions = distinct(

@@ -13,9 +13,9 @@ their parents, which are in the level before; the last level has only digits.
 `grow` draws expressions of any length, and `Lengths.grow` draws expressions of
 given lengths. Only about one expression in 100,000 has a thousand words, so
 drawing until an expression is long enough would take hours. `Lengths` draws the
-length first, then the number of arguments that share it, then the length of
-each argument, and so on, from the exact distribution of the expressions that
-`grow` draws.
+length first, then the number of arguments among which it is divided, then the
+length of each argument, and so on, from the exact distribution of the
+expressions that `grow` draws.
 
 Letters of this file: N expressions of a level, C their arguments, X lengths in
 words, K numbers of arguments, R rows of a table.
@@ -59,8 +59,9 @@ class Expressions(NamedTuple):
 
   Attributes:
     tokens: uint8 ids of all expressions.
-    starts: [expressions + 1], where each begins in `tokens`.
-    values_N: the value of each, 0 to 9.
+    starts: [expressions + 1], where each expression begins in `tokens`, and
+      where the last one ends.
+    values_N: the value of each expression, 0 to 9.
   """
 
   tokens: np.ndarray
@@ -76,8 +77,12 @@ def grow(
   Args:
     draws: the random numbers.
     count: number of expressions.
-    max_args: maximum arguments of an operator, at least 2.
-    max_depth: depth of the last level, which has only digits; the first is 1.
+    max_args: maximum number of arguments of an operator, at least 2.
+    max_depth: greatest depth, at which all expressions are digits; the first
+      level has depth 1.
+
+  Returns:
+    The levels of the expressions, from the first.
   """
   levels = []
   for depth in range(1, max_depth + 1):
@@ -131,7 +136,14 @@ def write(levels: list[Level]) -> Expressions:
 
 
 def _evaluate(operator_N, arguments_N, first_N, value_C):
-  """Returns the results of operators, given all their arguments in order."""
+  """Returns the results of operators.
+
+  Args:
+    operator_N: index of each operator in OPERATORS.
+    arguments_N: number of arguments of each operator.
+    first_N: index of the first argument of each operator in `value_C`.
+    value_C: values of the arguments of all operators, in order.
+  """
   sorted_C = np.repeat(10 * np.arange(len(first_N)), arguments_N) + value_C
   sorted_C = np.sort(sorted_C) % 10  # Sorted within each operator.
   below_N = sorted_C[first_N + (arguments_N - 1) // 2]
@@ -148,7 +160,16 @@ def _evaluate(operator_N, arguments_N, first_N, value_C):
 
 
 def _words(levels, sizes, starts):
-  """Returns all ids; each level fills the gaps that its parents leave."""
+  """Returns the ids of all expressions.
+
+  The words of each level fill the gaps that the level before leaves for its
+  arguments.
+
+  Args:
+    levels: the levels, from the first.
+    sizes: for each level, the number of words of each of its expressions.
+    starts: where each expression of the first level begins in the result.
+  """
   tokens = np.empty(starts[-1], np.uint8)
   begin_N = starts[:-1]
   for (word_N, arguments_N), size_N, argument_size_N in zip(
@@ -188,13 +209,13 @@ def distinct(
 
   Args:
     draw: returns new expressions at each call.
-    count: expressions needed.
+    count: number of expressions needed.
     settings: names of the settings that limit the number of different
-      expressions, for the error.
-    excluded: expressions to leave out.
+      expressions, for the error message.
+    excluded: expressions to leave out, as bytes like those returned.
 
   Returns:
-    Maps ids, one byte each, to the value.
+    {expression: value}, where an expression is bytes, one for each id.
 
   Raises:
     ValueError: too few different expressions were found.
@@ -225,7 +246,7 @@ class Lengths:
   Args:
     max_args: as in `grow`.
     max_depth: as in `grow`.
-    longest: maximum length, in words, that the methods may be given.
+    longest: maximum length, in words, that may be passed to the methods.
   """
 
   def __init__(self, max_args: int, max_depth: int, longest: int):
@@ -244,13 +265,13 @@ class Lengths:
     self._one, self._several = one[::-1], several[::-1]
 
   def share(self, shortest: int, longest: int) -> float:
-    """Returns the probability of a length in [shortest, longest]."""
+    """Returns the probability that a length is in [shortest, longest] words."""
     return float(self._one[0][shortest : longest + 1].sum())
 
   def grow(
     self, draws: Draws, count: int, shortest: int, longest: int
   ) -> list[Level]:
-    """Draws expressions with lengths in [shortest, longest]."""
+    """Draws `count` expressions with lengths in [shortest, longest] words."""
     likely_X = self._one[0].copy()
     likely_X[:shortest] = likely_X[longest + 1 :] = 0
     length_N = _pick(draws, likely_X[None], np.zeros(count, np.int64))
@@ -266,13 +287,20 @@ class Lengths:
     return levels
 
   def _draw_arguments(self, draws, depth, length_N):
-    """Draws the number of arguments of operators with these lengths."""
+    """Draws the number of arguments of expressions with these lengths."""
     lengths, row_N = np.unique(length_N, return_inverse=True)
     likely_RK = self._several[depth][2:, lengths - _BRACKETS].T
     return 2 + _pick(draws, likely_RK, row_N)
 
   def _split(self, draws, depth, length_N, arguments_N):
-    """Draws the lengths of all arguments, in order."""
+    """Draws the lengths of the arguments of expressions, in order.
+
+    Args:
+      draws: the random numbers.
+      depth: depth of the expressions, counted from 0.
+      length_N: length of each expression in words.
+      arguments_N: number of arguments of each expression.
+    """
     one_X, several_KX = self._one[depth + 1], self._several[depth]
     length_C = np.empty(arguments_N.sum(), np.int64)
     next_N = np.cumsum(arguments_N) - arguments_N
@@ -295,7 +323,10 @@ class Lengths:
 
 
 def _powers(one_X, most):
-  """Returns [most + 1, X]: probability that k expressions have X words."""
+  """Returns [k, X]: probability that k expressions together have X words.
+
+  k runs from 0 to `most`. `one_X` are the probabilities for one expression.
+  """
   powers = [np.zeros_like(one_X), one_X]
   powers[0][0] = 1
   for _ in range(most - 1):
@@ -304,7 +335,14 @@ def _powers(one_X, most):
 
 
 def _pick(draws, likely_RX, row_N):
-  """Draws a column of the given row for each n; rows need not sum to 1."""
+  """Draws a column of a table for each of the given rows.
+
+  Args:
+    draws: the random numbers.
+    likely_RX: the table. Probabilities are proportional to the numbers in a
+      row, which need not sum to 1.
+    row_N: index of the row for each draw.
+  """
   upto_RX = np.cumsum(likely_RX, 1)
   upto_RX /= upto_RX[:, -1:]
   # A single search: row r covers the interval from r to r + 1.

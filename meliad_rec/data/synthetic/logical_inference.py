@@ -12,16 +12,16 @@ variables) in which the right one holds.
 Formulas are drawn by the rules of Bowman et al. 2015, to depth 3. Each pair has
 its own 4 of the 6 variables. A formula is one of these 4 with probability 5/9,
 and otherwise `and` or `or` of two formulas; at depth 3 it is always a variable.
-It is negated with probability 1/3. Splits as in Ray Chowdhury and Caragea 2024:
-training pairs have up to 6 operators, and test pairs any number, grouped by
-that number.
+It is negated with probability 1/3. The splits are as in Ray Chowdhury and
+Caragea 2024: formulas of training pairs have up to 6 operators, and those of
+test pairs have any number, by which the pairs are grouped.
 
 A formula is stored as the 15 nodes of a binary tree, where the children of node
 i are 2 i + 1 and 2 i + 2. A node is a variable from 1 to 6, AND or OR, plus NOT
 if it is negated; 0 is an empty node.
 
 Letters of this file: P nodes of a formula, N pairs, V variables, X words or any
-axes.
+further axes.
 """
 
 from collections.abc import Mapping
@@ -68,21 +68,25 @@ _CHUNK = 2**16  # Pairs drawn at once.
 
 @dataclasses.dataclass(frozen=True)
 class LogicalInference:
-  """The task, with splits train, validation, test and bin_0 to bin_12.
+  """The logical inference task.
+
+  Its splits are train, validation, test and bin_0 to bin_12.
 
   The bin of a pair is the greater number of operators of its two formulas; bin
   12 also has the pairs with more. In each bin, the last 15 % of the pairs drawn
   are in test; the splits bin_0 to bin_12 are the parts of test. The other pairs
-  are for training in bins up to `train_operators`, and unused in later bins.
-  Every tenth pair for training is in validation. Validation and test are
-  shuffled, so that their first documents are of all bins. Apart from the parts
-  of test, no two pairs are the same, within a split or across splits.
+  of bins up to `train_operators` are divided: every tenth is in validation, and
+  the rest are in train. The other pairs of later bins are not used. Validation
+  and test are shuffled, so that their first documents are of all bins. Apart
+  from the parts of test, no two pairs are the same, within a split or across
+  splits.
 
   Attributes:
-    pairs: pairs to draw; about half of them are duplicates, which are dropped.
+    pairs: number of pairs to draw; about half of them are duplicates, which are
+      dropped.
     train_operators: the last bin to train on.
     seed: seed of the pairs.
-    ends: whether formulas and vocabulary have START and END.
+    ends: whether formulas and vocabulary have the words START and END.
   """
 
   pairs: int = 500_000
@@ -115,7 +119,11 @@ class LogicalInference:
     return self._cache[split]
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns error rates of random guesses and of the most common relation."""
+    """Returns the error rates of two trivial predictors.
+
+    `uniform` guesses a random relation. `likeliest` always answers with the
+    most common relation in train.
+    """
     train_N, relation_N = (
       self._relation_N[self._split(name)] for name in ('train', split)
     )
@@ -185,7 +193,7 @@ class LogicalInference:
 
   @functools.cached_property
   def _pairs(self) -> np.ndarray:
-    """uint8 [15, 2, N], different pairs of formulas in the order drawn."""
+    """Different pairs in the order drawn: uint8 [15 nodes, 2 formulas, N]."""
     draws, kept, count = Draws(self.seed), [], 0
     while count < self.pairs:
       tree_P2N = draw(draws, _CHUNK)
@@ -214,8 +222,9 @@ class LogicalInference:
 def relation(left_N: np.ndarray, right_N: np.ndarray) -> np.ndarray:
   """Returns int64 [N], the relation of two sets of worlds, from 1 to 7.
 
-  In the order of RELATIONS, the first that applies: equal, subset, superset,
-  complement, disjoint, covering all worlds together, none of these.
+  It is the first of these that applies, numbered as in RELATIONS: equal,
+  subset, superset, complement, disjoint, covering all worlds together, none of
+  these.
   """
   both_N, either_N = left_N & right_N, left_N | right_N
   tests = [
@@ -230,7 +239,10 @@ def relation(left_N: np.ndarray, right_N: np.ndarray) -> np.ndarray:
 
 
 def draw(draws: Draws, pairs: int) -> np.ndarray:
-  """Draws uint8 [15, 2, pairs], two formulas of the same 4 variables each."""
+  """Draws pairs of formulas: uint8 [15 nodes, 2, pairs].
+
+  Both formulas of a pair are made of the same 4 variables.
+  """
   shape = NODES, 2, pairs
   size = NODES * 2 * pairs
   four_N4 = _FOURS[draws.below(len(_FOURS), pairs)]
@@ -247,7 +259,10 @@ def draw(draws: Draws, pairs: int) -> np.ndarray:
 
 
 def worlds(tree_PX: np.ndarray) -> np.ndarray:
-  """Returns uint64 [...], the worlds in which formulas [15, ...] hold."""
+  """Returns uint64 [...], the worlds in which formulas [15, ...] hold.
+
+  Bit w is 1 if the formula holds in world w.
+  """
   holds_PX = np.empty(tree_PX.shape, np.uint64)
   for i in reversed(range(NODES)):
     kind_X = tree_PX[i] % NOT
@@ -261,15 +276,18 @@ def worlds(tree_PX: np.ndarray) -> np.ndarray:
 
 
 def operators(tree_PX: np.ndarray) -> np.ndarray:
-  """Returns int64 [...], the operators (and, or, not) of formulas [15, ...]."""
+  """Returns int64 [...], the number of operators of formulas [15, ...].
+
+  The operators are `and`, `or` and `not`.
+  """
   return ((tree_PX % NOT >= AND).sum(0) + (tree_PX >= NOT).sum(0)).astype(int)
 
 
 def write(tree_PN: np.ndarray, ids: np.ndarray) -> np.ndarray:
-  """Returns uint8 [N, LONGEST], the word ids of formulas, followed by zeros.
+  """Returns the word ids of N formulas, followed by zeros: uint8 [N, LONGEST].
 
   Args:
-    tree_PN: formulas, [15, N].
+    tree_PN: the nodes of each formula, [15, N].
     ids: ids of SYMBOLS, in that order.
   """
   opens, closes, *variables, and_, or_, not_ = ids
@@ -302,7 +320,10 @@ def write(tree_PN: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def _sizes(tree_PN):
-  """Returns the number of words of the formula at each node."""
+  """Returns the number of words of the subformula that begins at each node.
+
+  It is an int64 array [P, N], for the P = 15 nodes of each of N formulas.
+  """
   size_PN = np.zeros(tree_PN.shape, np.int64)
   for i in reversed(range(NODES)):
     node_N = tree_PN[i]

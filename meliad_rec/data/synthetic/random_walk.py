@@ -5,6 +5,8 @@ An episode, with its labels below, reads
   RESET F   L   F   R   F   F
         0,1 0,1 0,1 0,1 0,2 0,3
 
+The label of an action is the cell (row,column) in which the agent is after it.
+
 This is the task of Fan et al. 2020, section 7.1, with 100 actions; Ju et al.
 2021 have 400. The papers do not say where an agent starts, which way it faces,
 or how a reset is written. Here it starts in the corner 0,0 facing along the
@@ -38,11 +40,14 @@ class RandomWalk:
   No two episodes have the same actions, within a split or across splits.
 
   Attributes:
-    episodes: episodes in train; validation and test have a tenth each.
-    actions: actions in an episode.
-    grid: side of the square grid; a step into its wall is ignored.
-    episodes_per_document: consecutive episodes in a document. Fan et al. cut
-      one stream into 512 batch rows of 20 episodes each.
+    episodes: number of episodes in train; validation and test have a tenth
+      each.
+    actions: number of actions in an episode.
+    grid: number of cells along a side of the square grid; a step out of the
+      grid is ignored.
+    episodes_per_document: number of consecutive episodes in a document. Fan et
+      al. 2020 cut one stream of episodes into 512 batch rows of 20 episodes
+      each.
     seed: seed of the actions.
   """
 
@@ -82,10 +87,11 @@ class RandomWalk:
     )
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns error rates of guessing a grid cell, or the most common one.
+    """Returns the error rates of three trivial predictors.
 
-    `likeliest` predicts the most common cell of train, and
-    `likeliest_by_action` the most common one after the same number of actions.
+    `uniform` guesses a random cell, `likeliest` predicts the most common cell
+    of train, and `likeliest_by_action` predicts the most common cell of train
+    after the same number of actions.
     """
     train_NT, cells_NT = (
       walk(self._actions[labeled.split_rows(name, self.episodes)], self.grid)
@@ -113,7 +119,12 @@ class RandomWalk:
 
 
 def walk(actions_NT: np.ndarray, grid: int) -> np.ndarray:
-  """Returns int64 [N, T], the cell row * grid + column after each action."""
+  """Returns the cell after each action: int64 [N, T], row * grid + column.
+
+  Args:
+    actions_NT: the actions: 0 forward, 1 left, 2 right.
+    grid: number of cells along a side of the grid.
+  """
   heading_N = np.zeros(len(actions_NT), np.int64)
   position_N2 = np.zeros((len(actions_NT), 2), np.int64)
   cells = []

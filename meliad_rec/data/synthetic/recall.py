@@ -5,8 +5,8 @@ With two letters and a countdown from 3, a document reads
   name:QD 03 02 01 \n name?QD 03 02 01 \n name?QD ...
 
 Because of the countdown, everything except the names is predictable. A model
-that remembers the name has a loss only where it is given; a model that forgets
-it has the same loss again at every question.
+that remembers the name has a loss only where the name is given; a model that
+forgets the name has the same loss again at every question.
 """
 
 import dataclasses
@@ -27,11 +27,13 @@ class Recall:
   """The recall task, with splits train, validation and test.
 
   Attributes:
-    documents_in_train: documents in train; validation and test have a tenth.
+    documents_in_train: number of documents in train; validation and test have a
+      tenth each.
     questions: number of times the name is asked for.
-    letters: letters in a name, at most 6; each is one of 16.
-    countdown: numbers between a name and the next question, at most 99; each
-      has 3 tokens. Attention to a window reaches back window * layers tokens.
+    letters: number of letters in a name, at most 6; each is one of 16.
+    countdown: count of numbers between a name and the next question, at most
+      99; each has 3 tokens. Attention to a window reaches back window * layers
+      tokens.
     seed: seed of the names.
   """
 
@@ -71,7 +73,7 @@ class Recall:
     return Documents.collect(map(self._document, names[rows]), self.vocabulary)
 
   def text(self, name: str) -> str:
-    """Returns the text of the document that asks for a name."""
+    """Returns the text of the document that gives and asks for a name."""
     filler = ''.join(f'{i:02d} ' for i in range(self.countdown, 0, -1))
     marks = ':' + '?' * self.questions
     return ''.join(f'name{mark}{name} {filler}\n' for mark in marks)

@@ -1,9 +1,10 @@
 """Windowed attention on a GPU: the backward kernels.
 
-There are three, and each sums in registers: gradients of a block of queries,
-over the keys that it sees; of a block of keys, over the queries that see it;
-and of a tile of the bias, over all blocks and rows. The compiler removes a
-kernel whose results are not used.
+There are three kernels, and each sums gradients in registers. One sums those of
+a block of queries, over the keys that it sees. One sums those of a block of
+keys and values, over the queries that see it. One sums those of a tile of the
+bias, over all blocks of queries and all rows. The compiler removes a kernel
+whose results are not used.
 """
 
 import functools
@@ -40,14 +41,14 @@ def backward(
 
   Args:
     q_BTHK, k_BSHK, v_BSHK, seen_BS, tile_HSX, scale_H, keep_HSX, normalize,
-      interpret: see `forward`.
-    lse_BHT: logarithms that `forward` returned.
-    mean_BHT: inner product of each query's output and its gradient.
+      interpret: see forward.forward.
+    lse_BHT: logarithms that forward.forward returned.
+    mean_BHT: inner product of each query's output and the output's gradient.
     do_BTHK: gradients of the outputs.
 
   Returns:
-    Gradients of q_BTHK, k_BSHK, v_BSHK; of the bias, [H, S, X] float32; and of
-    scale_H.
+    Gradients of q_BTHK, k_BSHK, v_BSHK; of the tile before its conversion to
+    base 2, [H, S, X] float32; and of scale_H, zeros [H] if not `normalize`.
   """
   (B, T, H, K), S = q_BTHK.shape, tile_HSX.shape[1]
   tiles = Tiles(H, K, H // k_BSHK.shape[2], normalize, S)
@@ -199,10 +200,17 @@ def _key_gradients(
 
 
 def _bias_gradient(tiles, arguments, interpret):
-  """Returns the gradient of the tile of bias, [H, S, X] float32.
+  """Returns the gradient of tile_HSX before its conversion to base 2, float32.
 
-  A program of the grid has one tile of distances, and sums over blocks and
-  rows. The blocks are divided among several programs, to fill the GPU.
+  A program of the grid computes the gradient of S of the X columns, summed over
+  blocks of queries of all rows. The blocks are divided among several programs,
+  to fill the GPU.
+
+  Args:
+    tiles: sizes of the tiles.
+    arguments: inputs of the kernels, in the order in which `backward` lists
+      them.
+    interpret: whether to run without a GPU.
   """
   q_BTHK, k_BSHK = arguments[:2]
   (B, T, H, _), (S, X) = q_BTHK.shape, arguments[7].shape[1:]

@@ -27,18 +27,20 @@ def forward(
   """Returns outputs, and logarithms of each query's sum of exponentials.
 
   Args:
-    q_BTHK: queries, in whole blocks of S.
-    k_BSHK, v_BSHK: W past keys, then T own ones; they may have fewer heads.
-    seen_BS: 0, or NEVER at keys that no query may see.
-    tile_HSX: sum of bias and band for a block of S queries and the X = W + S
-      keys that they see, to base 2.
-    scale_H: scale of normalized queries.
-    keep_HSX: dropout factors of the probabilities; None: all are 1.
-    normalize: whether to L2-normalize the queries.
+    q_BTHK: queries, in whole blocks of S queries.
+    k_BSHK, v_BSHK: keys and values of W past tokens, and then of the T tokens
+      of the queries; they may have fewer heads than the queries.
+    seen_BS: NEVER at keys that no query may see, and 0 elsewhere.
+    tile_HSX: sum of bias and band (see kernels/blocks.py) for a block of S
+      queries and the X = W + S keys that they see, to base 2.
+    scale_H: scale of each head, by which normalized queries are multiplied.
+    keep_HSX: dropout factors of the probabilities of a block; None means that
+      all are 1.
+    normalize: whether to L2-normalize and scale the queries.
     interpret: whether to run without a GPU.
 
   Returns:
-    [B, T, H, K], and [B, H, T] float32 to base 2.
+    Outputs [B, T, H, K], and logarithms to base 2, [B, H, T] float32.
   """
   B, T, H, K = q_BTHK.shape
   tiles = Tiles(H, K, H // k_BSHK.shape[2], normalize, tile_HSX.shape[1])

@@ -1,8 +1,9 @@
 """Tiles of windowed attention, shared by the kernels for GPU.
 
-A program of the grid works on tiles of S queries by S keys. Tile j of a block
-of S queries begins S j keys after the first key that they see. Bias and band
-depend on distance only, so in every block and row, tile j uses columns S j to
+A program of the grid works on tiles of S queries by S keys. The queries of a
+block of S see W + S keys, for a window of W keys. Tile j of the block begins
+S j keys after the first of them. Bias and band (see kernels/blocks.py) depend
+on distance only, so in every block and row, tile j uses columns S j to
 S (j + 1) of one array [S, W + S] for each head.
 """
 
@@ -23,11 +24,11 @@ class Tiles:
   """Sizes of the tiles, and block specs for a grid (blocks, B, H).
 
   Attributes:
-    num_heads: query heads H.
-    head_dim: K.
-    sharing: query heads that share one key head.
-    normalize: whether queries are L2-normalized.
-    size: S.
+    num_heads: number of query heads.
+    head_dim: width K of a head.
+    sharing: number of query heads that share one key head.
+    normalize: whether queries are L2-normalized and scaled.
+    size: number of queries S, and of keys, in a tile.
   """
 
   num_heads: int
@@ -37,41 +38,47 @@ class Tiles:
   size: int
 
   def block(self):
-    """Spec of [B, T, H, K]: S tokens of one head."""
+    """Returns the spec of [B, T, H, K] for a block of S tokens of one head."""
     shape = None, self.size, None, self.head_dim
     return pl.BlockSpec(shape, lambda i, b, h: (b, i, h, 0))
 
   def kv_block(self):
-    """Spec of [B, S, H, K]: one block of keys of the key head."""
+    """Returns the spec of keys or values [B, S, H, K] for a block of them.
+
+    It selects the key head that the program's query head reads.
+    """
     shape = None, self.size, None, self.head_dim
     share = self.sharing
     return pl.BlockSpec(shape, lambda i, b, h: (b, i, jax.lax.div(h, share), 0))
 
   def row(self, a_BTHK):
-    """Spec of [B, T, H, K]: all tokens of one head of a row."""
+    """Returns the spec of [B, T, H, K] for all tokens of a row, of one head."""
     shape = None, a_BTHK.shape[1], None, self.head_dim
     return pl.BlockSpec(shape, lambda i, b, h: (b, 0, h, 0))
 
   def kv_row(self, a_BSHK):
-    """Spec of [B, S, H, K]: all keys of the key head of a row."""
+    """Returns the spec of keys or values [B, S, H, K] for all keys of a row.
+
+    It selects the key head that the program's query head reads.
+    """
     shape = None, a_BSHK.shape[1], None, self.head_dim
     share = self.sharing
     return pl.BlockSpec(shape, lambda i, b, h: (b, 0, jax.lax.div(h, share), 0))
 
   def block_sums(self):
-    """Spec of [B, H, T]: S tokens of one head."""
+    """Returns the spec of [B, H, T] for a block of S tokens of one head."""
     return pl.BlockSpec((None, None, self.size), lambda i, b, h: (b, h, i))
 
   def row_sums(self, a_BHT):
-    """Spec of [B, H, T]: all tokens of one head of a row."""
+    """Returns the spec of [B, H, T] for all tokens of a row, of one head."""
     return pl.BlockSpec((None, None, a_BHT.shape[2]), lambda i, b, h: (b, h, 0))
 
   def mask_row(self, a_BS):
-    """Spec of [B, S]: all keys of a row."""
+    """Returns the spec of [B, S] for all keys of a row."""
     return pl.BlockSpec((None, a_BS.shape[1]), lambda i, b, h: (b, 0))
 
   def head(self, a):
-    """Spec of [H, ...]: one head."""
+    """Returns the spec of [H, ...] for one head."""
     rest = a.shape[1:]
     return pl.BlockSpec((None, *rest), lambda i, b, h: (h, *(0 for _ in rest)))
 
@@ -79,8 +86,9 @@ class Tiles:
     """Prepares queries for products with keys.
 
     Returns:
-      The queries to multiply with keys; unit queries; and the factors that
-      normalized them. The last two are None if queries are not normalized.
+      The queries to multiply with keys; the unit queries; and the factors that
+      scaled queries to unit length. The last two are None if queries are not
+      normalized.
     """
     if not self.normalize:
       return q, None, None
@@ -91,14 +99,17 @@ class Tiles:
     return (unit * (scale * LOG2E)).astype(q.dtype), unit, factor
 
   def logits(self, q, k, tile, seen):
-    """Returns logits to base 2, [S queries, S keys]."""
+    """Returns the logits of one tile to base 2, [S queries, S keys]."""
     s = dot(q, k, AB_T)
     if not self.normalize:
       s = s * LOG2E
     return s + tile + seen[None, :]
 
   def logit_gradients(self, q, k, v, do, lse, mean, seen, tile, keep):
-    """Returns probabilities after dropout, and gradients of logits: [S, S]."""
+    """Returns probabilities after dropout, and gradients of logits, of a tile.
+
+    Both are [S queries, S keys].
+    """
     p = jnp.exp2(self.logits(q, k, tile, seen) - lse[:, None])
     dp = dot(do, v, AB_T)
     if keep is None:
@@ -108,12 +119,16 @@ class Tiles:
 
 
 def tile_size(q_BTHK) -> int:
-  """Returns S, small enough for the tiles and sums to fit in registers."""
+  """Returns the size S of tiles, for which tiles and sums fit in registers."""
   return 64 if q_BTHK.dtype.itemsize == 2 and q_BTHK.shape[3] <= 128 else 32
 
 
 def compiler_params(q_BTHK) -> plgpu.CompilerParams:
-  """Returns compiler options: warps to hold sums, stages to overlap loads."""
+  """Returns compiler options, chosen by the bytes of a query's head.
+
+  They are the number of warps, whose registers hold the sums, and the number of
+  pipeline stages, which overlap loads with computation.
+  """
   row_bytes = q_BTHK.shape[3] * q_BTHK.dtype.itemsize
   return plgpu.CompilerParams(
     num_warps=4 if row_bytes <= 128 else 8,

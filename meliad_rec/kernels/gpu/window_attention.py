@@ -1,10 +1,11 @@
 """Causal sliding-window attention by the kernels for GPU: output and gradients.
 
-They are compiled by Triton, for any GPU since Ampere (2020). Pallas's other
-compiler, Mosaic, needs a separate kernel for each generation since Hopper
+The kernels are compiled by Triton, for any GPU since Ampere (2020). Pallas's
+other compiler, Mosaic, needs a separate kernel for each generation since Hopper
 (2022). The softmax uses a running maximum. An upper bound of the logits (see
-kernels/tpu) would make it unnecessary. But whether the bound can be used is
-known only at run time, and a GPU is idle until the host has decided the branch.
+kernels/tpu) would make the maximum unnecessary. But whether the bound can be
+used is known only at run time, and a GPU is idle until the host has decided
+which branch runs.
 """
 
 import functools
@@ -35,11 +36,11 @@ def attend(inputs: AttentionInputs, keep_HSX, *, interpret):
   Args:
     inputs: see AttentionInputs; keys_WK is None.
     keep_HSX: dropout factors of the probabilities of a block of S queries and
-      the X = W + S keys that they see; None: all are 1.
+      the X = W + S keys that they see; None means that all are 1.
     interpret: whether to run without a GPU.
 
   Returns:
-    [B, T, H, K], and [B, H, T] float32.
+    Outputs [B, T, H, K], and logarithms [B, H, T] float32.
   """
   T, K = inputs.q_BTHK.shape[1::2]
   S, scale_H = tile_size(inputs.q_BTHK), inputs.scale_H
@@ -112,7 +113,10 @@ def gradients(
 
 
 def dropout_shape(inputs: AttentionInputs) -> tuple[int, ...]:
-  """Returns the shape of a dropout mask; blocks and rows share one mask."""
+  """Returns the shape [H, S, W + S] of a dropout mask.
+
+  All blocks of S queries, and all rows, share one mask.
+  """
   S = tile_size(inputs.q_BTHK)
   return len(inputs.bias_HW), S, inputs.window + S
 
@@ -136,9 +140,10 @@ def unsupported_reason(inputs: AttentionInputs, dropout=None) -> str | None:
 
 
 def device_reason() -> str | None:
-  """Returns why this machine's GPU does not run these kernels.
+  """Returns why this machine's GPU cannot run these kernels.
 
-  None if it does, or if there is no GPU: programs may be compiled without one.
+  Returns None if it can, and also if the machine has no GPU, because programs
+  for a GPU may be compiled without one.
   """
   device = jax.devices()[0]
   capability = getattr(device, 'compute_capability', '')
@@ -152,13 +157,18 @@ def device_reason() -> str | None:
 
 
 def _prepared(inputs: AttentionInputs, S: int):
-  """Returns arguments of kernels: q, k and v in whole blocks, and the mask."""
+  """Returns the arguments q_BTHK, k_BSHK, v_BSHK and seen_BS of the kernels.
+
+  Args:
+    inputs: see AttentionInputs.
+    S: number of queries in a block.
+  """
   q_BTHK, k_BSHK, v_BSHK, seen_BS = pad_to_blocks(inputs, inputs.window, S)
   return *map(_pad_head_dim, (q_BTHK, k_BSHK, v_BSHK)), seen_BS
 
 
 def _pad_head_dim(a_BTHK):
-  """Pads K with zeros to a power of 2, as Triton requires."""
+  """Pads the last axis with zeros to a power of 2, as Triton requires."""
   K = a_BTHK.shape[3]
   missing = (1 << (K - 1).bit_length()) - K
   pads = (0, 0), (0, 0), (0, 0), (0, missing)

@@ -1,8 +1,8 @@
 """Blocks of the TPU kernels: how arrays are divided, and the VMEM they need.
 
-A grid step reads one block of Q queries of several heads. The W keys before it
-are still in VMEM from earlier steps, so every key is read once. The block is
-cut into sub-blocks of S queries, each of which sees one contiguous slice of
+A grid step reads one block of Q queries of several heads. The W keys before the
+block are still in VMEM from earlier steps, so every key is read once. The block
+is cut into sub-blocks of S queries, each of which sees one contiguous slice of
 X = W + S keys. Bias and band depend on distance only: one tile [S, X] per head
 serves all sub-blocks, blocks and rows. Q is W, or a divisor of W if there are
 fewer than W queries. Other letters of this folder: G query heads of a grid
@@ -34,11 +34,11 @@ class Blocks:
   """Sizes of a kernel's blocks.
 
   Attributes:
-    block: Q, queries of a grid step.
-    head_dim: K.
-    num_heads: query heads of a grid step.
-    sharing: query heads that share one key head.
-    sub_block: S.
+    block: number of queries Q of a grid step.
+    head_dim: width K of a head.
+    num_heads: number of query heads of a grid step.
+    sharing: number of query heads that share one key head.
+    sub_block: number of queries S of a sub-block.
   """
 
   block: int
@@ -49,41 +49,51 @@ class Blocks:
 
   @property
   def num_kv_heads(self) -> int:
-    """Key heads of a grid step."""
+    """Number of key heads of a grid step."""
     return max(1, self.num_heads // self.sharing)
 
   @property
   def width(self) -> int:
-    """Columns of a block of queries."""
+    """Number of columns of a block of queries."""
     return self.num_heads * self.head_dim
 
   @property
   def kv_width(self) -> int:
-    """Columns of a block of keys."""
+    """Number of columns of a block of keys."""
     return self.num_kv_heads * self.head_dim
 
   def queries(self, j):
-    """Rows of sub-block j in a block of queries."""
+    """Returns the rows of sub-block j in a block of queries."""
     return pl.ds(_aligned(j * self.sub_block), self.sub_block)
 
   def columns(self, head: int) -> slice:
-    """Columns of a query head."""
+    """Returns the columns of a query head in a block of queries."""
     return slice(head * self.head_dim, (head + 1) * self.head_dim)
 
   def kv_columns(self, head: int) -> slice:
-    """Columns of the key head that a query head reads."""
+    """Returns the columns of the key head that a query head reads."""
     return self.columns(head // self.sharing)
 
   def is_first_reader(self, head: int) -> bool:
-    """Whether no earlier head of the grid step reads the same key head."""
+    """Returns whether a head is the grid step's first to read its key head."""
     return head % min(self.sharing, self.num_heads) == 0
 
   def read(self, keys, j, head: int):
-    """Returns the keys or values that a sub-block sees."""
+    """Returns the keys or values that a query head of sub-block j sees.
+
+    Args:
+      keys: keys or values of all key heads of the grid step.
+      j: index of the sub-block.
+      head: index of the query head in the grid step.
+    """
     return keys[self.seen(j), self.kv_columns(head)]
 
   def kv_group(self, group):
-    """Index of the block of key heads that a block of query heads reads."""
+    """Returns the index of the block of key heads that a grid step reads.
+
+    Args:
+      group: index of the grid step's group of query heads.
+    """
     if self.num_heads >= self.sharing:
       return group
     return jax.lax.div(group, self.sharing // self.num_heads)
@@ -91,9 +101,9 @@ class Blocks:
   def for_sub_blocks(self, first: Callable, second: Callable) -> None:
     """Calls second(j, head, first(j, head)) for each sub-block j and head.
 
-    `first` of a pair (j, head) is issued before `second` of the pair before it,
-    so that products overlap with exponentials. More than 4 sub-blocks run in a
-    loop, because their unrolled code would not fit.
+    `first` of a pair (j, head) is issued before `second` of the preceding pair,
+    so that matrix products overlap with exponentials. More than 4 sub-blocks
+    run in a loop, because their unrolled code would not fit.
     """
     count = self.block // self.sub_block
     if count <= 4:
@@ -114,16 +124,22 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class WindowBlocks(Blocks):
-  """Blocks whose queries see the last `window` keys."""
+  """Blocks of windowed attention: a query sees at most `window` keys."""
 
   window: int = 0
 
   def seen(self, j):
-    """Rows that sub-block j sees, among the window's keys and the block's."""
+    """Returns the rows of the keys that sub-block j sees.
+
+    Row 0 is the first of the `window` keys before the block.
+    """
     return pl.ds(_aligned(j * self.sub_block), self.window + self.sub_block)
 
   def own(self, j):
-    """Rows of the own keys of sub-block j, the last rows that it sees."""
+    """Returns the rows of the keys that belong to the queries of sub-block j.
+
+    They are the last rows of `seen`.
+    """
     return pl.ds(_aligned(j * self.sub_block + self.window), self.sub_block)
 
 
@@ -149,7 +165,7 @@ def _aligned(start):
 
 
 def l2_normalize_rows(x):
-  """Returns unit rows in float32, and the factors that normalized them."""
+  """Returns rows scaled to unit length in float32, and the scaling factors."""
   x = x.astype(jnp.float32)
   square = jnp.sum(x * x, 1, keepdims=True) + 1e-6
   # Two instructions of the chip; rsqrt would take a dozen more to refine.
@@ -158,7 +174,7 @@ def l2_normalize_rows(x):
 
 
 def reciprocal(x, dtype):
-  """Returns 1 / x, as exact as products in this dtype require."""
+  """Returns 1 / x, as exact as products with arrays of this dtype require."""
   if dtype == jnp.float32:
     return 1 / x
   estimate = pl.reciprocal(x, approx=True)
@@ -171,12 +187,12 @@ def to_row(column):
 
 
 def to_columns(row):
-  """Transposes [1, S] to [S, LANES], all columns equal."""
+  """Transposes [1, S] to [S, 1], and repeats the column: [S, LANES]."""
   return jnp.broadcast_to(row, (LANES, row.shape[1])).T
 
 
 def widen(columns, width: int):
-  """Repeats [X, LANES], all columns equal, to [X, width]."""
+  """Widens [X, LANES] to [X, width]; all columns must be equal."""
   return jnp.concatenate([columns] * (width // LANES), 1)
 
 
@@ -190,13 +206,14 @@ def heads_per_step(
 ) -> int:
   """Returns the number of query heads in a grid step.
 
-  It is at most `preferred` and at most half of the heads, or 1 if the window is
-  longer than 512. It is more only if fewer heads would not fill LANES columns.
+  It is at most `preferred` and at most half of the heads; if the window is
+  longer than 512, it is 1. It exceeds these limits only if fewer heads would
+  not fill LANES columns.
 
   Args:
-    num_heads: query heads H.
-    head_dim: K.
-    sharing: query heads that share one key head.
+    num_heads: number of query heads.
+    head_dim: width of a head.
+    sharing: number of query heads that share one key head.
     window: number of keys that a query sees.
     preferred: preferred number of heads.
     backward: whether the kernel computes gradients.
@@ -223,14 +240,16 @@ def heads_per_step(
 
 
 def backward_heads(H: int, K: int, sharing: int, W: int, Q: int, size: int):
-  """Returns the query heads in a grid step of the windowed backward kernel.
+  """Returns the number of query heads in a grid step of windowed gradients.
 
-  Four heads take a tenth less time than two, if their arrays fit in VMEM.
+  Four heads are preferred if their arrays fit in VMEM, because they take a
+  tenth less time than two. Otherwise two heads are preferred.
 
   Args:
-    H, K, sharing: query heads, their width, and how many share a key head.
-    W, Q: the window, and queries of a block.
-    size: bytes of a number.
+    H, K, sharing: number of query heads, their width, and how many of them
+      share a key head.
+    W, Q: number of keys in the window, and of queries in a block.
+    size: bytes of an element of queries and keys.
   """
   four = heads_per_step(H, K, sharing, W, 4, backward=True)
   if _window_step_bytes(four, K, sharing, W, Q, size, True) <= vmem_capacity():
@@ -256,8 +275,8 @@ _MARGIN = 1.05  # The compiler itself needs some VMEM.
 def vmem_capacity() -> int:
   """Returns the bytes of VMEM of a core.
 
-  The chip is the mesh's; without a mesh, this machine's; without a TPU, the one
-  with the most VMEM.
+  The chip is one of the current mesh or, without a mesh, this machine's TPU.
+  Without a TPU, the result is the largest VMEM of any chip.
   """
   device = jax.sharding.get_abstract_mesh().abstract_device
   if device is None and jax.default_backend() == 'tpu':
@@ -266,9 +285,10 @@ def vmem_capacity() -> int:
 
 
 def vmem_shortage(needed: int) -> str | None:
-  """Returns the end of a sentence if a core cannot hold this many bytes.
+  """Returns why a core's VMEM cannot hold this many bytes, or None if it can.
 
-  The sentence begins with what needs the bytes. None if a core can hold them.
+  The text is the end of a sentence. The caller begins the sentence with the
+  names of what needs the bytes.
   """
   if needed <= vmem_capacity():
     return None
@@ -282,9 +302,9 @@ def vmem_limit(blocks: Sequence, scratch: Sequence, tiles: int) -> int:
   """Returns the bytes of VMEM to request for a kernel.
 
   Args:
-    blocks: (shape, dtype) of inputs and outputs; each is held twice, so that
-      one is copied while another is worked on.
-    scratch: (shape, dtype) of scratch memory.
+    blocks: (shape, dtype) of each block of inputs and outputs. VMEM holds each
+      twice, so that one is copied while the other is worked on.
+    scratch: (shape, dtype) of each array of scratch memory.
     tiles: bytes of intermediate values.
   """
   size = lambda shape, dtype: math.prod(shape) * jnp.dtype(dtype).itemsize
@@ -295,13 +315,13 @@ def vmem_limit(blocks: Sequence, scratch: Sequence, tiles: int) -> int:
 def window_bytes(q_BTHK, k_BSHK, W: int, Q: int) -> int:
   """Returns the bytes of VMEM that windowed attention needs.
 
-  They are those of the forward or the backward kernel, whichever needs more.
-  Dropout is always counted.
+  These are the bytes of the forward or the backward kernel, whichever needs
+  more. Dropout is always counted.
 
   Args:
     q_BTHK, k_BSHK: queries and keys.
-    W: the window.
-    Q: queries of a block.
+    W: number of keys in the window.
+    Q: number of queries in a block.
   """
   H, K, sharing, size = _sizes(q_BTHK, k_BSHK)
   forward = heads_per_step(H, K, sharing, W, 4)
@@ -313,9 +333,12 @@ def window_bytes(q_BTHK, k_BSHK, W: int, Q: int) -> int:
 
 
 def _window_step_bytes(G, K, sharing, W, Q, size, backward: bool) -> int:
-  """Returns the bytes of VMEM of the forward or the backward kernel.
+  """Returns the bytes of VMEM that a kernel of windowed attention needs.
 
-  G is the number of query heads in a grid step.
+  Args:
+    G: number of query heads in a grid step.
+    K, sharing, W, Q, size: see backward_heads.
+    backward: whether the kernel is the backward kernel.
   """
   width = max(1, G // sharing) * K
   tile = G * LANES * (W + LANES)
@@ -333,11 +356,12 @@ def _window_step_bytes(G, K, sharing, W, Q, size, backward: bool) -> int:
 def memory_bytes(q_BTHK, k_BSHK, Q: int, has_dropout: bool) -> int:
   """Returns the bytes of VMEM that attention to memory slots needs.
 
-  They are those of the forward or the backward kernel, whichever needs more.
+  These are the bytes of the forward or the backward kernel, whichever needs
+  more.
 
   Args:
     q_BTHK, k_BSHK: queries, and keys of slots.
-    Q: queries of a block.
+    Q: number of queries in a block.
     has_dropout: whether probabilities are dropped.
   """
   H, K, sharing, size = _sizes(q_BTHK, k_BSHK)
@@ -360,6 +384,10 @@ def memory_bytes(q_BTHK, k_BSHK, Q: int, has_dropout: bool) -> int:
 
 
 def _sizes(q_BTHK, k_BSHK):
-  """Returns a device's heads, head_dim, sharing, and bytes of a number."""
+  """Returns sizes of attention on each device.
+
+  They are the number of query heads, the width of a head, the number of query
+  heads that share a key head, and the bytes of an element.
+  """
   H, num_kv_heads = heads_of_device(q_BTHK.shape[2], k_BSHK.shape[2])
   return H, q_BTHK.shape[3], H // num_kv_heads, q_BTHK.dtype.itemsize

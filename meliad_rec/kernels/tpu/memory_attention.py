@@ -28,11 +28,12 @@ def attend(inputs: MemoryInputs, keep_HTS, *, interpret):
 
   Args:
     inputs: see MemoryInputs.
-    keep_HTS: dropout factors of the probabilities; None: all are 1.
+    keep_HTS: dropout factors of the probabilities, the same for all rows; None
+      means that all are 1.
     interpret: see window_attention.attend.
 
   Returns:
-    [B, T, H, K], and [B, H, T] float32.
+    Outputs [B, T, H, K], and logarithms [B, H, T] float32.
   """
   q_BTHK = inputs.q_BTHK
   T, H = q_BTHK.shape[1:3]
@@ -88,7 +89,7 @@ def gradients(
 
 
 def block_size(T: int) -> int:
-  """Returns the number of queries in a grid step."""
+  """Returns the number of queries in a grid step, for T queries in a row."""
   return min(512, T + -T % LANES)
 
 
@@ -110,7 +111,7 @@ def unsupported_reason(inputs: MemoryInputs, keep_HTS=None) -> str | None:
 
 
 def _prepared(inputs: MemoryInputs, block: int):
-  """Returns arguments of kernels: q, k and v in whole blocks, and the mask."""
+  """Returns the arguments q_BTF, k_BSF, v_BSF and seen_B1S of the kernels."""
   slots = lambda a: pad_to_multiple(merge_heads(a), LANES)
   seen_BS = jnp.where(pad_to_multiple(inputs.mask_BS, LANES), 0, NEVER)
   return (
@@ -122,7 +123,10 @@ def _prepared(inputs: MemoryInputs, block: int):
 
 
 def _pad_mask(keep_HTS, block: int):
-  """Pads a dropout mask to whole blocks; None stays None."""
+  """Pads a dropout mask to whole blocks of queries and of LANES slots.
+
+  None stays None.
+  """
   if keep_HTS is None:
     return None
   T, S = keep_HTS.shape[1:]

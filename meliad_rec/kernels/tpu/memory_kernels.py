@@ -1,9 +1,9 @@
 """Attention to memory slots on a TPU: the forward and the backward kernel.
 
 A grid step reads one block of queries of several heads; all slots of a row stay
-in VMEM for all of its blocks. A block is processed by the same code as in
+in VMEM for all blocks of the row. A block is processed by the same code as in
 windowed attention: see window_forward.py and window_backward.py. Letters as in
-tpu/blocks.py.
+tpu/blocks.py, except for S, the number of slots.
 """
 
 import functools
@@ -43,16 +43,17 @@ def forward(
 
   Args:
     q_BTF: queries, the heads merged, in whole blocks.
-    k_BSF, v_BSF: slots, a multiple of LANES.
-    seen_B1S: 0, or NEVER at slots that no query may see.
-    scale_H: scale of normalized queries; None: they are already scaled.
-    shift_H: upper bound of the logits, to base 2, if bounded; else 0.
-    keep_HTS: dropout factors of the probabilities; None: all are 1.
-    block: queries of a block.
+    k_BSF, v_BSF: keys and values of the slots; S is a multiple of LANES.
+    seen_B1S: NEVER at slots that no query may see, and 0 elsewhere.
+    scale_H: scale of each head, by which L2-normalized queries are multiplied.
+      None means that the queries are already scaled.
+    shift_H: upper bound of the logits, to base 2, if is_bounded; else 0.
+    keep_HTS: dropout factors of the probabilities; None means that all are 1.
+    block: number of queries in a block.
     is_bounded, interpret: see window_forward.forward.
 
   Returns:
-    [B, T, H K], and [B, H, T] float32 to base 2.
+    Outputs [B, T, H K], and logarithms to base 2, [B, H, T] float32.
   """
   (B, T, F), H = q_BTF.shape, len(shift_H)
   grid = _Grid(q_BTF, k_BSF, H, block, 4)
@@ -107,11 +108,12 @@ def backward(
   block,
   interpret,
 ):
-  """Returns gradients of q_BTF, k_BSF, v_BSF and scale_H.
+  """Returns gradients of q_BTF, k_BSF, v_BSF and scale_H (zeros if it is None).
 
   Args:
     q_BTF, k_BSF, v_BSF, seen_B1S, scale_H, block, interpret: see `forward`.
-    keep_HST: dropout factors of the probabilities, transposed; None: all are 1.
+    keep_HST: dropout factors of the probabilities, transposed; None means that
+      all are 1.
     o_BTF, lse_BHT: results of `forward`.
     do_BTF: gradients of the outputs.
   """
@@ -168,7 +170,7 @@ def backward(
 class _Grid:
   """The grid and the block specs of a kernel.
 
-  Its axes are groups of query heads, rows, and blocks of queries.
+  The axes of the grid are groups of query heads, rows, and blocks of queries.
   """
 
   def __init__(self, q_BTF, k_BSF, H: int, block: int, preferred: int):
@@ -277,10 +279,12 @@ def _backward(
 
 
 def _keep(keep_ref, read):
-  """Returns (j, head) -> dropout factors of sub-block j; None without dropout.
+  """Returns a function (j, head) -> dropout factors of sub-block j.
+
+  Without dropout, it returns None.
 
   Args:
     keep_ref: a list of one reference; empty without dropout.
-    read: (reference, j, head) -> dropout factors.
+    read: function (reference, j, head) -> dropout factors.
   """
   return functools.partial(read, keep_ref[0]) if keep_ref else None

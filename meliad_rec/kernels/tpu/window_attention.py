@@ -1,8 +1,8 @@
 """Causal sliding-window attention by the kernels for TPU: output and gradients.
 
 The kernels take arrays with merged heads, [B, T, H K], in whole blocks; and one
-tile with the bias and the band of a sub-block. See tpu/blocks.py, also for the
-letters.
+tile with the bias and the band of a sub-block. See tpu/blocks.py for blocks and
+letters, and kernels/blocks.py for the band.
 """
 
 import functools
@@ -36,12 +36,12 @@ def attend(inputs: AttentionInputs, keep_HSX, *, interpret):
   Args:
     inputs: see AttentionInputs; keys_WK is None.
     keep_HSX: dropout factors of the probabilities of a sub-block of S = LANES
-      queries and the X = W + S keys that they see; None: all are 1.
-    interpret: as in pallas_call: False, or True or pltpu.InterpretParams to run
-      without a TPU.
+      queries and the X = W + S keys that they see; None means that all are 1.
+    interpret: as in pallas_call: False to run on a TPU; True or
+      pltpu.InterpretParams to run without one.
 
   Returns:
-    [B, T, H, K], and [B, H, T] float32.
+    Outputs [B, T, H, K], and logarithms [B, H, T] float32.
   """
   q_BTHK, bias_HW = inputs.q_BTHK, inputs.bias_HW
   T, W = q_BTHK.shape[1], inputs.window
@@ -123,7 +123,10 @@ def gradients(
 
 
 def dropout_shape(inputs: AttentionInputs) -> tuple[int, ...]:
-  """Returns the shape of a dropout mask; sub-blocks and rows share one mask."""
+  """Returns the shape [H, S, W + S] of a dropout mask, with S = LANES queries.
+
+  All sub-blocks of S queries and all rows share one mask.
+  """
   return len(inputs.bias_HW), LANES, inputs.window + LANES
 
 
@@ -148,7 +151,11 @@ def unsupported_reason(inputs: AttentionInputs, dropout=None) -> str | None:
 
 
 def block_size(T: int, W: int) -> int:
-  """Returns W; if T < W, the divisor of W that needs least padding of T."""
+  """Returns the number of queries in a grid step.
+
+  It is the window W. If there are fewer than W queries, it is the divisor of W
+  for which the T queries need the least padding to fill whole blocks.
+  """
   if T >= W:
     return W
   parts = [n for n in range(LANES, W + 1, LANES) if W % n == 0]
@@ -158,9 +165,10 @@ def block_size(T: int, W: int) -> int:
 def bounded_or_not(softmax, bias_HW, scale_H):
   """Returns softmax(shift_H, is_bounded).
 
-  If queries are normalized and the possible range of the logits is small enough
-  that no exponential underflows, shift_H is an upper bound of the logits, and
-  is_bounded is True. Otherwise shift_H is 0.
+  If queries are normalized (scale_H is not None) and the possible range of the
+  logits is small enough that no exponential underflows, shift_H is an upper
+  bound of the logits, and is_bounded is True. Otherwise shift_H is 0, and
+  is_bounded is False.
   """
   zeros_H = jnp.zeros(len(bias_HW))
   if scale_H is None:
@@ -174,10 +182,11 @@ def bounded_or_not(softmax, bias_HW, scale_H):
 
 
 def bound(bias_HW, scale_H):
-  """Returns an upper bound of the logits of unit vectors, and their range.
+  """Returns an upper bound of the logits of each head, and their range.
 
-  The range is the upper bound minus a lower bound of the logits of visible
-  keys. Both results are [H].
+  Queries and keys are unit vectors before the queries are multiplied by
+  scale_H. The range is the upper bound minus a lower bound of the logits of
+  visible keys. Both results are [H].
   """
   is_seen_HW = bias_HW > NEVER / 2
   highest_H = jnp.max(jnp.where(is_seen_HW, bias_HW, NEVER), 1)
@@ -192,7 +201,7 @@ def bound(bias_HW, scale_H):
 
 
 def merge_heads(a_BSHK):
-  """Reshapes to [B, S, H K]."""
+  """Reshapes [B, S, H, K] to [B, S, H K]."""
   return a_BSHK.reshape(*a_BSHK.shape[:2], -1)
 
 
@@ -202,13 +211,13 @@ def transposed(a_HSX):
 
 
 def _prepared(inputs: AttentionInputs):
-  """Returns arguments of kernels: q, k and v in whole blocks, and the mask."""
+  """Returns the arguments q_BTF, k_BSF, v_BSF and seen_B1S of the kernels."""
   block = block_size(inputs.q_BTHK.shape[1], inputs.window)
   *qkv, seen_BS = pad_to_blocks(inputs, _past_keys(inputs), block)
   return *map(merge_heads, qkv), seen_BS[:, None]
 
 
 def _past_keys(inputs: AttentionInputs) -> int:
-  """Returns how many past keys the kernels read: all W of them, or none."""
+  """Returns how many past keys the kernels read: W if any are given, else 0."""
   has_past = inputs.k_BSHK.shape[1] > inputs.q_BTHK.shape[1]
   return inputs.window if has_past else 0

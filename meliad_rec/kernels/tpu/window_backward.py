@@ -1,10 +1,10 @@
 """Windowed attention on a TPU: the backward kernel, for all gradients.
 
-Logits are recomputed transposed, [X, S], keys by queries. Numbers of which each
-query has one, such as its sum of exponentials, then form a row. Of the five
-products, only the one for gradients of queries transposes its first operand.
-Gradients of keys are summed in VMEM until the last block of queries that sees
-them. Letters as in tpu/blocks.py.
+Logits are recomputed transposed, [X, S], keys by queries. Quantities with one
+number per query, such as sums of exponentials, then form a row. Of the five
+matrix products, only the one for gradients of queries transposes its first
+operand. Gradients of keys are summed in VMEM until the last block of queries
+that sees the keys. Letters as in tpu/blocks.py.
 """
 
 import functools
@@ -51,16 +51,17 @@ def backward(
 
   Args:
     q_BTF, k_BSF, v_BSF, seen_B1S, scale_H, block, head_dim, normalize_own,
-      interpret: see `forward`.
-    tile_HXS: sum of bias and band of a sub-block, to base 2, without a shift;
-      transposed.
-    keep_HXS: dropout factors of the probabilities; None: all are 1.
-    o_BTF, lse_BHT: results of `forward`.
+      interpret: see window_forward.forward.
+    tile_HXS: sum of bias and band, to base 2, for the X keys that a sub-block
+      of S queries sees. No shift is subtracted.
+    keep_HXS: dropout factors of a sub-block's probabilities; None means that
+      all are 1.
+    o_BTF, lse_BHT: results of window_forward.forward.
     do_BTF: gradients of the outputs.
 
   Returns:
-    Gradients of q_BTF, k_BSF, v_BSF; of the bias, [H, X, S] float32; and of
-    scale_H, or 0 if it is None.
+    Gradients of q_BTF, k_BSF, v_BSF; of the tile before its conversion to base
+    2, [H, X, S] float32; and of scale_H, zeros [H] if it is None.
   """
   (B, T, F), (H, X, S) = q_BTF.shape, tile_HXS.shape
   K, W, Q = head_dim, X - S, block
@@ -167,7 +168,13 @@ def backward(
 
 
 def sum_shared_heads(parts_BSF, k_BSF, width: int):
-  """Sums the gradients that several grid steps computed for one key head."""
+  """Sums the gradients that several grid steps computed for one key head.
+
+  Args:
+    parts_BSF: gradients, in groups of `width` columns, one from each step.
+    k_BSF: keys, or values; the result has their shape and dtype.
+    width: number of columns that a grid step reads from k_BSF.
+  """
   if parts_BSF.shape == k_BSF.shape:
     return parts_BSF
   parts = parts_BSF.shape[2] // k_BSF.shape[2]
@@ -261,16 +268,20 @@ def add_gradients(
 
   Args:
     blocks, normalize: see window_forward.write_outputs.
-    query_refs: queries, gradients of outputs, outputs, logarithms of sums, and
-      the scale of each head.
-    key_refs: a function (j, head) -> the keys that sub-block j sees, called
-      before they are read elsewhere; all keys that the queries see; and all
-      values.
-    added: (j, head) -> what is added to logits of a sub-block, to base 2.
-    keep: (j, head) -> dropout factors of its probabilities; None: all are 1.
-    sums: references to gradients of queries, which are overwritten, and of
-      keys, values and scales, which are added to.
-    add_to_bias: called with a head and its gradients of logits.
+    query_refs: references to queries, gradients of outputs, outputs, logarithms
+      of sums of exponentials, and the scale of each head.
+    key_refs: a function (j, head) -> the keys that sub-block j sees; a
+      reference to all keys that the queries see; and one to all values. The
+      function is called before the keys of sub-block j are read from the
+      reference.
+    added: function (j, head) -> what is added to logits of sub-block j, to
+      base 2.
+    keep: function (j, head) -> dropout factors of sub-block j's probabilities;
+      None means that all are 1.
+    sums: references to gradients of queries, keys, values and scales. Gradients
+      of queries are overwritten; to the others, those of the block are added.
+    add_to_bias: function that is called with a head and the gradients of its
+      logits in each sub-block.
   """
   q_ref, do_ref, o_ref, lse_ref, scalars_ref = query_refs
   seen_keys, keys, values = key_refs

@@ -1,9 +1,10 @@
 """Windowed attention on a TPU: the forward kernel.
 
-If the norms of queries and keys give an upper bound of the logits, the bound is
-subtracted in advance, from the tile of bias and mask that is added to the
-logits, and no maximum is computed. Otherwise each row's maximum is subtracted.
-Letters as in tpu/blocks.py.
+If the norms of queries and keys give an upper bound of the logits, the softmax
+computes no maximum: the bound is subtracted in advance, from the tile of bias
+and band that is added to the logits. Otherwise the maximum of each query's
+logits is subtracted. Letters as in tpu/blocks.py, the band as in
+kernels/blocks.py.
 """
 
 import functools
@@ -45,22 +46,26 @@ def forward(
 
   Args:
     q_BTF: queries, the heads merged.
-    k_BSF, v_BSF: W past keys, or none, then T own ones.
-    seen_B1S: 0, or NEVER at keys that no query may see.
-    tile_HSX: sum of bias and band of a sub-block, minus the shift, to base 2.
-    scale_H: scale of normalized queries; None: they are already scaled.
+    k_BSF, v_BSF: keys and values of W past tokens, or of none, and then of the
+      T tokens of the queries (own keys).
+    seen_B1S: NEVER at keys that no query may see, and 0 elsewhere.
+    tile_HSX: sum of bias and band, minus the shift, to base 2, for a sub-block
+      of S queries and the X = W + S keys that they see.
+    scale_H: scale of each head, by which L2-normalized queries are multiplied.
+      None means that the queries are already scaled.
     shift_H: the shift, to base 2: the upper bound that was subtracted from the
       tile, or 0.
-    keep_HSX: dropout factors of the probabilities; None: all are 1.
-    block: Q; it divides T and W.
-    head_dim: K.
+    keep_HSX: dropout factors of a sub-block's probabilities; None means that
+      all are 1.
+    block: number of queries in a grid step; it divides T and W.
+    head_dim: width K of a head.
     normalize_own: whether to L2-normalize the own keys.
     is_bounded: whether the shift is an upper bound; no maximum is then
       computed.
     interpret: see window_attention.attend.
 
   Returns:
-    [B, T, H K], and [B, H, T] float32 to base 2.
+    Outputs [B, T, H K], and logarithms to base 2, [B, H, T] float32.
   """
   (B, T, F), (H, S, X) = q_BTF.shape, tile_HSX.shape
   K, W, Q = head_dim, X - S, block
@@ -138,7 +143,7 @@ def forward(
 
 
 def pack_scalars(*scalars_H):
-  """Returns scalars of each head, for a kernel: [H, 1, n]."""
+  """Stacks n arrays [H] of scalars for a kernel: [H, 1, n] float32."""
   return jnp.stack(scalars_H, -1)[:, None].astype(jnp.float32)
 
 
@@ -185,13 +190,20 @@ def _kernel(
 
 
 def load_own_keys(blocks, k_ref, keys, normalize_own: bool):
-  """Copies a block's own keys into `keys`, after the keys of its window.
+  """Copies a block's own keys into `keys`, after the W keys before the block.
 
   If own keys are to be normalized, those of a sub-block are copied and
-  normalized when the sub-block is read, so that this overlaps with products.
+  normalized only when the returned function is called for the sub-block, so
+  that this overlaps with matrix products.
+
+  Args:
+    blocks: sizes of the blocks.
+    k_ref: reference to the own keys.
+    keys: scratch memory for all keys that the block sees.
+    normalize_own: whether to L2-normalize the own keys.
 
   Returns:
-    Function (j, head) -> the keys that sub-block j sees.
+    A function (j, head) -> the keys that sub-block j sees.
   """
   if not normalize_own:
     keys[blocks.window :] = k_ref[0]
@@ -221,18 +233,22 @@ def write_outputs(
   normalize,
   is_bounded,
 ):
-  """Computes outputs and logarithms of sums for one block of queries.
+  """Writes outputs and logarithms of sums for one block of queries.
 
   Args:
     blocks: sizes of the blocks.
+    q_ref: reference to the queries.
+    keys: function (j, head) -> the keys that sub-block j sees.
+    values: all values that the queries see.
+    scalars_ref: reference to the scale and shift of each head.
+    added: function (j, head) -> what is added to logits of sub-block j, to
+      base 2.
+    keep: function (j, head) -> dropout factors of sub-block j's probabilities;
+      None means that all are 1.
+    o_ref, lse_ref: references to which the outputs, and the logarithms of sums
+      of exponentials, are written.
     normalize: whether to L2-normalize and scale the queries.
     is_bounded: see `forward`.
-    q_ref, scalars_ref: queries, and the scale and shift of each head.
-    keys: (j, head) -> the keys that sub-block j sees.
-    values: all values that the queries see.
-    added: (j, head) -> what is added to logits of a sub-block, to base 2.
-    keep: (j, head) -> dropout factors of its probabilities; None: all are 1.
-    o_ref, lse_ref: outputs.
   """
   dtype = q_ref.dtype
 
