@@ -139,6 +139,23 @@ def test_clear_forgets_the_recurrent_state_alone(name):
   assert differ(logits, fresh) != ARCHITECTURES[name].forgets_all
 
 
+@of(lambda a: a.recurrent)
+def test_recurrent_states_are_replaced_row_by_row(name):
+  """With the state of another row, a row goes on as that row if it forgets all.
+
+  Where attention caches are kept, it goes on in a third way.
+  """
+  m = build(name)
+  state, _ = whole(name)
+  replace = compiled(m, 'replace_recurrent')
+  after = lambda state: read(m, state, m.tokens_BT[:1].repeat(B, 0))[1]
+  goes_on, other = after(state), jax.tree.map(lambda a: a[::-1], state)
+  close(after(replace(state, state)), goes_on)
+  replaced = after(replace(state, other))
+  assert differ(replaced, goes_on)
+  assert differ(replaced, after(other)) != ARCHITECTURES[name].forgets_all
+
+
 @functools.cache
 def gradients(name, *cuts):
   """Gradients of the loss of a document, read in segments."""

@@ -109,6 +109,9 @@ class BlockFeedback(Cell):
     x_BTD, n_BTD, new = jax.tree.map(
       lambda a: a.reshape(B, T, *a.shape[3:]), tokens
     )
+    newest = jax.tree.map(lambda a: a[:, -1], memory)
+    attention = self.layers[self.last].tokens.attention
+    attention.sow_memory(n_BTD[:, -W:], block.mask[:, -W:], newest)
     memory = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), memory)
     finish = remat(lambda layer, *arrays: layer.tokens(*arrays), self.remat)
     past, _ = state[self.last]
@@ -182,8 +185,8 @@ class BlockFeedback(Cell):
       new.append(s)
     return tuple(new), block.x
 
-  def clear(self, state):
-    return self.map_recurrent('clear', state)
+  def replace_recurrent(self, state, other):
+    return self.map_recurrent('replace_recurrent', state, other)
 
   def memory_slots(self, state):
     return self.layers[self.last].memory_slots(state[self.last])
@@ -203,13 +206,19 @@ class BlockFeedback(Cell):
   def to_segment_state(self, decode_state):
     return self.map_recurrent('to_segment_state', decode_state)
 
-  def map_recurrent(self, method: str, state):
+  def map_recurrent(self, method: str, state, *others):
     """Applies a method of each recurrent layer to its state.
+
+    Args:
+      method: name of the method.
+      state: states of all layers.
+      *others: more such states, which the method takes too.
 
     Returns:
       The states of all layers; those of other layers are unchanged.
     """
+    layers = zip(self.layers, state, *others, strict=True)
     return tuple(
-      getattr(layer, method)(s) if i in self.places else s
-      for i, (layer, s) in enumerate(zip(self.layers, state, strict=True))
+      getattr(layer, method)(*states) if i in self.places else states[0]
+      for i, (layer, *states) in enumerate(layers)
     )

@@ -23,6 +23,7 @@ from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.layers.remat import remat
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.cell import scan_blocks
+from meliad_rec.models.cell import sow_slots
 from meliad_rec.models.cell import to_blocks
 
 
@@ -84,9 +85,8 @@ class BlockRecurrentLayer(Cell):
   def initial_state(self, batch):
     return self.config.empty_past(batch), self.states.initial_states(batch)
 
-  def clear(self, state):
-    past, s_BSD = state
-    return past, self.states.initial_states(s_BSD.shape[0])
+  def replace_recurrent(self, state, other):
+    return state[0], other[1]
 
   def memory_slots(self, state):
     return state[1]
@@ -101,12 +101,17 @@ class BlockRecurrentLayer(Cell):
     past, _ = state
     n_BTD = self.tokens.pre_norm(block.x)
     new = self.tokens.kv(n_BTD, block.mask)
+    blocks = jax.tree.map(lambda a: to_blocks(a, W), new)
     if block.mask.shape[1] == W:
+      before_BNSD = state[1][:, None]
       state, memory = remat(body, self.remat)(self, state, new)
+      sow_slots(self, before_BNSD, state, blocks.mask)
+      newest = memory
     else:
-      blocks = jax.tree.map(lambda a: to_blocks(a, W), new)
       state, memory = scan_blocks(body, self, state, blocks)
+      newest = jax.tree.map(lambda a: a[:, -1], memory)
       memory = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), memory)
+    self.tokens.attention.sow_memory(n_BTD[:, -W:], block.mask[:, -W:], newest)
     y_BTD = self.tokens(block.x, n_BTD, past.append(new), memory)
     return state, y_BTD
 

@@ -88,8 +88,8 @@ class LatentBottleneck(Cell):
     shape = batch, *self.initial_slots_SD.shape
     return jnp.broadcast_to(self.initial_slots_SD, shape)
 
-  def clear(self, state):
-    return self.initial_state(len(state))
+  def replace_recurrent(self, state, other):
+    return other
 
   def memory_slots(self, state):
     return state
@@ -181,8 +181,8 @@ class Chunks(Cell):
   def initial_state(self, batch):
     return self.cell.initial_state(batch)
 
-  def clear(self, state):
-    return self.cell.clear(state)
+  def replace_recurrent(self, state, other):
+    return self.cell.replace_recurrent(state, other)
 
   def memory_slots(self, state):
     return self.cell.memory_slots(state)

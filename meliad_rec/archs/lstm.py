@@ -45,8 +45,8 @@ class LSTM(Cell):
     zeros_BD = jnp.zeros((batch, self.d_model))
     return zeros_BD, zeros_BD
 
-  def clear(self, state):
-    return jax.tree.map(jnp.zeros_like, state)
+  def replace_recurrent(self, state, other):
+    return other
 
   def __call__(self, state, block):
     x_BTD = self.drop(block.x).astype(self.dtype)

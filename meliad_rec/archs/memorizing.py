@@ -5,9 +5,10 @@ get no gradients; a gate for each head mixes the two results. There are two
 differences from google-research/meliad. The layer of meliad has no position
 bias, even within the window; here the config sets one, which
 options/memorizing/position_none removes. The search of meliad takes the best
-key of each of several buckets; here a query attends to every key whose score is
-at least that of the last of the nearest keys. Letters of this file: N tiles of
-Q queries.
+key of each of several buckets; here a query attends to its nearest keys, as
+many as `neighbors` says, and to keys that tie with the last of them. In this
+file, N counts tiles: groups of Q queries that are compared with the older keys
+at once.
 """
 
 import functools
@@ -24,6 +25,8 @@ from meliad_rec.layers.attention import KV
 from meliad_rec.layers.layer import Layer
 from meliad_rec.layers.layer import scaled
 from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.metrics import metrics
+from meliad_rec.metrics.metrics import MeanMetric
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.cell import Resettable
 
@@ -99,8 +102,12 @@ class MemorizingLayer(Cell):
     dims = config.kv_heads, config.head_dim, config.dtype
     return config.empty_past(batch), Ring.empty(batch, length, *dims)
 
+  def replace_recurrent(self, state, other):
+    return state[0], other[1]
+
   def clear(self, state):
     past, ring = state
+    # Masking the keys avoids writing a ring of zeros.
     return past, ring.hide(jnp.ones_like(ring.next_B, bool))
 
   def __call__(self, state, block):
@@ -200,6 +207,7 @@ class HeadGate(nn.Module):
     H = far_BTHK.shape[2]
     g_H1 = jax.nn.sigmoid(self.param('gate', nn.initializers.zeros, (H,)))
     g_H1 = g_H1[:, None]
+    metrics.sow(self, 'memory_weight', MeanMetric(g_H1, jnp.ones_like(g_H1)))
     near_BTHK = near_BTF.reshape(far_BTHK.shape)
     y_BTHK = far_BTHK * g_H1 + near_BTHK * (1 - g_H1)
     return y_BTHK.reshape(near_BTF.shape).astype(near_BTF.dtype)

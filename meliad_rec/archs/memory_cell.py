@@ -147,8 +147,8 @@ class MemoryCell(Cell, kw_only=True):
     A = max((a.shape[1] for a in jax.tree.leaves(written)), default=0)
     return Memory(written, jnp.zeros((batch, A), bool))
 
-  def clear(self, state):
-    return self.initial_state(len(state.mask_BA))
+  def replace_recurrent(self, state, other):
+    return other
 
   def __call__(self, state, block):
     C, A = self.chunk, state.mask_BA.shape[1]

@@ -58,8 +58,8 @@ class RecurrentMemory(Cell):
     shape = batch, *self.initial_memory_SD.shape
     return jnp.broadcast_to(self.initial_memory_SD, shape)
 
-  def clear(self, state):
-    return self.initial_state(len(state))
+  def replace_recurrent(self, state, other):
+    return other
 
   def memory_slots(self, state):
     return state

@@ -42,6 +42,10 @@ class Chain(Cell, kw_only=True):
   def __call__(self, state, block):
     return self.pass_through(self.run_or_drop, state, block)
 
+  def replace_recurrent(self, state, other):
+    replace = lambda cell, s, o: cell.replace_recurrent(s, o)
+    return self.map_cells(replace, state, other)
+
   def clear(self, state):
     return self.map_cells(lambda cell, s: cell.clear(s), state)
 

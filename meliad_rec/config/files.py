@@ -93,7 +93,7 @@ def find(name: str, where: str) -> Path:
     f'{where}: there is no gin file {name!r}, neither among the shipped files'
     f'{nearest(short, names())} nor at {home.absolute()}.'
     f'{f" Shipped in {folder}/: {there}." if there else ""} Correct the path,'
-    ' or see meliad-rec settings.'
+    ' or list the files with `meliad-rec settings`.'
   )
 
 

@@ -355,7 +355,7 @@ def write_split(
 
 
 def _sample(ids: np.ndarray) -> np.ndarray:
-  """Returns all ids if they are few, else evenly spaced pages of them."""
+  """Returns all token ids if they are few, else _PAGES runs of _PAGE ids."""
   if ids.nbytes <= _WHOLE:
     return ids
   begins = np.arange(_PAGES) * (len(ids) - _PAGE) // (_PAGES - 1)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import contextlib
 import dataclasses
+import itertools
 
 import jax
 from jax.experimental import multihost_utils
@@ -18,6 +19,8 @@ from meliad_rec.metrics.totals import label_quality
 from meliad_rec.metrics.totals import quality
 from meliad_rec.metrics.totals import Totals
 from meliad_rec.models.sharded_model import ShardedModel
+
+ABLATE_EVERY = 4  # Segments.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,13 +143,23 @@ def evaluate(
 
   Returns:
     {metric: value}: the metrics of totals.quality (for labels, of
-    totals.label_quality) and the metrics that modules sowed. None if `stop`
-    ended the pass.
+    totals.label_quality) and the metrics that modules sowed; for recurrent
+    models also those of sharded_model.ablations, from one segment in
+    ABLATE_EVERY. None if `stop` ended the pass.
 
   Raises:
     ValueError: no token was scored.
   """
-  totals = Totals()
+  totals, segments = Totals(), itertools.count()
+  model = sharded.model
+  carries = model.cell.is_recurrent and not model.clear_state
+  carries &= bool(documents.lengths.max(initial=0) > sharded.segment)
+
+  def step(params, carry, batch):
+    # The first segments begin documents, and have no earlier state.
+    ablate = carries and next(segments) % ABLATE_EVERY == 1
+    run = sharded.ablation_step if ablate else sharded.eval_step
+    return run(params, carry, batch)
 
   def consume(batch, sums, nats_BT):
     totals.add(sums)
@@ -156,7 +169,7 @@ def evaluate(
   completed = run_over(
     documents,
     sharded,
-    sharded.eval_step,
+    step,
     params,
     rows,
     consume,

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from meliad_rec.layers.dropout import TiledDropout
 from meliad_rec.layers.linear import dot_general
+from meliad_rec.metrics import state_use
 
 
 class Residual(nn.Module):
@@ -76,6 +77,7 @@ class FixedGate(nn.Module):
     g_D = jax.nn.sigmoid(
       self.param('gate', nn.initializers.normal(0.1), (D,))
     )  # eq. 2
+    state_use.sow_gate(self, g_D)
     y_BSD = x_BSD.astype(jnp.float32) * g_D + z_BSD * (1 - g_D)  # eq. 3
     return y_BSD.astype(x_BSD.dtype)
 
@@ -108,6 +110,7 @@ class LSTMGate(nn.Module):
     f_BSD = contract32(D, h, self.dtype, name='f', **small)(h)
     i_BSD = jax.nn.sigmoid(i_BSD - 1)  # eq. 5
     f_BSD = jax.nn.sigmoid(f_BSD + 1)  # eq. 6
+    state_use.sow_gate(self, f_BSD)
     y_BSD = x_BSD.astype(jnp.float32) * f_BSD + z_BSD * i_BSD  # eq. 7
     return y_BSD.astype(x_BSD.dtype)
 

@@ -15,12 +15,14 @@ from meliad_rec.kernels.dispatch import window_attention
 from meliad_rec.kernels.reference import AttentionInputs
 from meliad_rec.kernels.reference import MemoryInputs
 from meliad_rec.kernels.reference import normalize_and_scale
+from meliad_rec.kernels.reference import repeat_kv_heads
 from meliad_rec.layers import gates
 from meliad_rec.layers.attention import Heads
 from meliad_rec.layers.attention import KV
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.layers.linear import dot_general
 from meliad_rec.layers.remat import SUMS
+from meliad_rec.metrics import state_use
 
 
 class Layer(nn.Module):
@@ -222,6 +224,13 @@ class Attention(nn.Module):
     q_BTHK, scale_H = self.memory_query(n_BTD)
     q_BWHK = q_BTHK.reshape(rows, W, *q_BTHK.shape[2:])
     return self.attend_slots(q_BWHK, scale_H, memory).reshape(B, T, -1)
+
+  def sow_memory(self, n_BTD, mask_BT, memory: KV) -> None:
+    """Sows the entropy of attention to memory; all slots must be visible."""
+    q_BTHK = scaled(*self.memory_query(n_BTD))
+    (k_BSHK,) = repeat_kv_heads(q_BTHK.shape[2], memory.normalized().k)
+    logits_BHTS = jnp.einsum('bthk,bshk->bhts', q_BTHK, k_BSHK)
+    state_use.sow_attention(self, logits_BHTS, mask_BT)
 
   def attend_slots(self, q_BTHK, scale_H, kv: KV):
     """Returns heads [B, T, H K]: the result of attention without positions.

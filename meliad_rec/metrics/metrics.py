@@ -41,6 +41,15 @@ SOWN_UNITS: Mapping[str, str] = {
   'halting_waste': 'steps computed / steps taken',
   'halting_p': 'probability',
   'expert_imbalance': 'nats',
+  'state_change': 'RMS difference of blocks / RMS',
+  'slot_difference': 'RMS difference from the mean slot / RMS',
+  'slot_entropy': 'share of log(slots)',
+  'gate': 'weight of the old state',
+  'gate_spread': 'standard deviation',
+  'memory_weight': 'share of attention',
+  'row_difference': 'RMS difference of rows / RMS',
+  'cleared_cost': 'nats/token',
+  'shuffled_cost': 'nats/token',
 }
 
 
@@ -105,7 +114,10 @@ def sow(module: nn.Module, name: str, metric: Metric) -> None:
     name: name of the metric in reports.
     metric: arrays of any shape and numeric dtype, to be reduced over all axes.
   """
-  module.sow(COLLECTION, name, jax.lax.stop_gradient(_reduce(metric)))
+  # Not over rows, which would take communication between devices in each
+  # iteration of a scan.
+  metric = _reduce(metric, lambda a: tuple(range(1, a.ndim)))
+  module.sow(COLLECTION, name, jax.lax.stop_gradient(metric))
 
 
 def collect(sown: Any) -> dict[str, Metric]:
@@ -180,10 +192,15 @@ class Sums(struct.PyTreeNode):
     )
 
 
-def _reduce(metric):
-  if isinstance(metric, MaxMetric):
-    return MaxMetric(jnp.max(jnp.asarray(metric.value, jnp.float32)))
-  return jax.tree.map(lambda a: jnp.sum(a, dtype=jnp.float32), metric)
+def _reduce(metric, axes=lambda a: None):
+  """Reduces the arrays of a metric over some axes; None means all."""
+  reduce = jnp.max if isinstance(metric, MaxMetric) else jnp.sum
+
+  def of(a):
+    a = jnp.asarray(a, jnp.float32)
+    return reduce(a, axes(a))
+
+  return jax.tree.map(of, metric)
 
 
 def _combine(name, metrics):

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from meliad_rec.distributed.fsdp import all_gather_params
 from meliad_rec.layers.remat import remat
+from meliad_rec.metrics import state_use
 
 State = Any  # A pytree; every leaf is [B, ...]; the same shapes in and out.
 
@@ -60,7 +61,8 @@ class Cell(nn.Module, kw_only=True):
       `remat` to each.
     causal: whether no output depends on a later token.
     needs_whole_document: whether a segment must hold a whole document.
-    is_recurrent: whether the state has a recurrent part, which `clear` resets.
+    is_recurrent: whether the state has a recurrent part; see
+      `replace_recurrent`.
     can_step: whether `decode_step` reads one token at a time. By default, True
       if block_length is None.
   """
@@ -102,16 +104,20 @@ class Cell(nn.Module, kw_only=True):
     """
     return params
 
-  def memory_slots(self, state: State) -> jax.Array:
+  def memory_slots(self, state: State) -> jax.Array | None:
     """Returns vectors [B, S, D] of the state that summarize what was read.
 
-    Raises:
-      ValueError: the cell has no such vectors.
+    None means that the cell has no such vectors.
     """
-    raise ValueError(
-      f'{type(self).__name__} has no memory slots to pool. Choose another of '
-      'options/pool/*, or an architecture with memory slots.'
-    )
+    return None
+
+  def replace_recurrent(self, state: State, other: State) -> State:
+    """Returns `state`, with the recurrent part of `other` in place of its own.
+
+    Attention caches are not part of it. A cell whose `is_recurrent` is True
+    implements this method.
+    """
+    return state
 
   def clear(self, state: State) -> State:
     """Returns the state with its recurrent part as at the start of a document.
@@ -119,7 +125,10 @@ class Cell(nn.Module, kw_only=True):
     Attention caches are kept. The ablation of Hutchins et al. 2022, section
     4.6, clears the state at the start of each segment.
     """
-    return state
+    if not self.is_recurrent:
+      return state
+    rows = len(jax.tree.leaves(state)[0])
+    return self.replace_recurrent(state, self.initial_state(rows))
 
   # The three methods below read token by token, for generation. A cell that
   # takes any number of tokens inherits them. One that takes whole blocks may
@@ -172,7 +181,14 @@ def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
     )
   if cell.takes_segments or T == W:
     policy = 'none' if cell.scans_blocks else cell.remat
-    return remat(lambda c, s, b: c(s, b), policy)(cell, state, segment)
+    call = remat(lambda c, s, b: c(s, b), policy)
+    if cell.takes_segments:
+      return call(cell, state, segment)
+    slots_BSD = cell.memory_slots(state)
+    state, y_BTD = call(cell, state, segment)
+    if slots_BSD is not None:
+      sow_slots(cell, slots_BSD[:, None], state, segment.mask[:, None])
+    return state, y_BTD
   blocks = jax.tree.map(lambda a: to_blocks(a, W), segment)
   state, y = scan_blocks(lambda c, s, b: c(s, b), cell, state, blocks)
   return state, y.reshape(B, T, *y.shape[3:])
@@ -191,8 +207,15 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
     axis 1.
   """
   count = jax.tree.leaves(blocks)[0].shape[1]
+  body = remat(body, cell.remat, in_scan=True)
+
+  def with_slots(cell, state, block):
+    slots_BSD = cell.memory_slots(state)
+    state, y = body(cell, state, block)
+    return state, (y, slots_BSD)
+
   scan = nn.scan(
-    mean_of_losses(remat(body, cell.remat, in_scan=True), count),
+    mean_of_losses(with_slots, count),
     variable_broadcast='params',
     variable_axes={'losses': 0, 'metrics': 0, 'pictures': 0},
     split_rngs={'params': False, 'dropout': False},
@@ -203,7 +226,24 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
   if not cell.is_initializing():
     # Gathered once rather than in each block; gradients are summed once too.
     scan = nn.map_variables(scan, 'params', trans_in_fn=all_gather_params)
-  return scan(cell, state, blocks)
+  state, (y, before_BNSD) = scan(cell, state, blocks)
+  sow_slots(cell, before_BNSD, state, blocks.mask)
+  return state, y
+
+
+def sow_slots(cell: Cell, before_BNSD, state: State, mask_BNW) -> None:
+  """Sows metrics of the cell's memory slots, if it has any.
+
+  Args:
+    cell: the cell.
+    before_BNSD: slots before each of N blocks; None if the cell has none.
+    state: state after the last block.
+    mask_BNW: bool, False at padding.
+  """
+  if before_BNSD is not None:
+    after_B1SD = cell.memory_slots(state)[:, None]
+    s_BNSD = jnp.concatenate([before_BNSD, after_B1SD], 1)
+    state_use.sow_states(cell, s_BNSD, mask_BNW.any(2))
 
 
 def mean_of_losses(body: Callable, count: int) -> Callable:

@@ -76,7 +76,7 @@ class Model(nn.Module):
 
   @property
   def sequences(self) -> int:
-    """Sequences in a row of a segment: 2 for pairs, else 1."""
+    """Number of sequences in each row of the batch: 2 for pairs, else 1."""
     return 1 if self.head is None else self.head.sequences
 
   def initial_state(self, batch: int) -> State:
@@ -124,10 +124,23 @@ class Model(nn.Module):
     head, logits_BTV = self.apply_head(head, y_BTD, block.mask, summary)
     return self.join_state(cell, head), logits_BTV
 
+  def replace_recurrent(self, state: State, other: State) -> State:
+    """Replaces the recurrent part of the cell's state.
+
+    The head's state is kept. See Cell.replace_recurrent.
+    """
+    cell, head = self.split_state(state)
+    cell = self.cell.replace_recurrent(cell, self.split_state(other)[0])
+    return self.join_state(cell, head)
+
   def clear(self, state: State) -> State:
     """Clears the cell's state (see Cell.clear), but not that of the head."""
     cell, head = self.split_state(state)
     return self.join_state(self.cell.clear(cell), head)
+
+  def memory_slots(self, state: State) -> jax.Array | None:
+    """Returns the cell's memory slots [B, S, D]; None if it has none."""
+    return self.cell.memory_slots(self.split_state(state)[0])
 
   def to_decode_state(self, state: State) -> State:
     """Converts a state at a block boundary to one that `decode_step` takes."""
@@ -182,7 +195,16 @@ class Model(nn.Module):
     if self.head is None:
       with jax.named_scope('logits'):
         return None, self.embed.logits(y_BTD)
-    slots = lambda: self.norm(summary()).astype(jnp.float32)
+
+    def slots():
+      s_BSD = summary()
+      if s_BSD is None:
+        raise ValueError(
+          'This architecture has no memory slots to pool. Choose another of '
+          'options/pool/*, or an architecture with memory slots.'
+        )
+      return self.norm(s_BSD).astype(jnp.float32)
+
     return self.head(head, y_BTD, mask_BT, slots)
 
   def split_state(self, state: State):

@@ -16,6 +16,9 @@ from meliad_rec.distributed.fsdp import all_gather_params
 from meliad_rec.distributed.hosts import mesh_jit
 from meliad_rec.metrics import losses
 from meliad_rec.metrics import metrics
+from meliad_rec.metrics import state_use
+from meliad_rec.metrics.metrics import MeanMetric
+from meliad_rec.metrics.metrics import Metric
 from meliad_rec.metrics.metrics import Sums
 from meliad_rec.models.cell import State
 from meliad_rec.models.model import empty_carry
@@ -86,11 +89,22 @@ class ShardedModel:
     The argument `carry` is donated: its memory is reused, so it cannot be read
     afterward.
     """
+    return self._compiled(eval_step)
+
+  @functools.cached_property
+  def ablation_step(self) -> Callable:
+    """Like `eval_step`, but also measures what the recurrent state is worth.
+
+    The Sums also have the metrics of `ablations`. It takes three times as long.
+    """
+    return self._compiled(ablation_step)
+
+  def _compiled(self, step: Callable) -> Callable:
     rows = NamedSharding(self.mesh, PartitionSpec(partition.BATCH_AXES))
     replicated = NamedSharding(self.mesh, PartitionSpec())
     return mesh_jit(
       self.mesh,
-      functools.partial(eval_step, self.model),
+      functools.partial(step, self.model),
       donate_argnums=1,
       # Explicit, because every host must be able to read the sums.
       out_shardings=(rows, replicated, rows),
@@ -136,6 +150,64 @@ def eval_step(
   )
   nats_BT = losses.cross_entropy(logits_BTV, batch.targets_BT)
   return carry, count(logits_BTV, batch, sown), nats_BT
+
+
+def ablation_step(
+  model: Model, params, carry: State, batch: Batch
+) -> tuple[State, Sums, jax.Array]:
+  """Returns the results of `eval_step`, with the metrics of `ablations`."""
+  after, sums, nats_BT = eval_step(model, params, carry, batch)
+  more = ablations(model, params, carry, batch, nats_BT)
+  return after, sums.replace(sown={**sums.sown, **more}), nats_BT
+
+
+def ablations(
+  model: Model, params, carry: State, batch: Batch, nats_BT
+) -> dict[str, Metric]:
+  """Returns what it costs a model to lose its recurrent state.
+
+  The recurrent part of the carry is cleared, or shuffled between rows, and the
+  same segment is read again. Rows that begin a document do not count, since
+  they have no earlier state.
+
+  Args:
+    model: a recurrent model.
+    params: its parameters.
+    carry: state of the model before the segment.
+    batch: the segment.
+    nats_BT: loss of each token in nats, read from `carry`.
+
+  Returns:
+    'cleared_cost' and 'shuffled_cost', means in nats per token of the loss
+    with another state minus `nats_BT`; and, if the model has memory slots,
+    'row_difference' (see state_use.row_difference). The last two need two rows.
+  """
+  variables = {'params': all_gather_params(params, stacked=False)}
+  rolled = jax.tree.map(lambda a: jnp.roll(a, 1, 0), carry)
+  goes_on_B = ~batch.start_B & jnp.any(batch.mask_BT, 1)
+  pair_B = goes_on_B & jnp.roll(goes_on_B, 1) & (len(goes_on_B) > 1)
+
+  def cost(other: State, rows_B) -> MeanMetric:
+    _, logits_BTV = model.apply(
+      variables, other, batch.tokens_BT, batch.start_B, batch.mask_BT
+    )
+    other_BT = losses.cross_entropy(logits_BTV, batch.targets_BT)
+    counted_BT = batch.scored_BT & rows_B[:, None]
+    return MeanMetric(
+      jnp.sum(jnp.where(counted_BT, other_BT - nats_BT, 0)),
+      jnp.sum(counted_BT, dtype=jnp.float32),
+    )
+
+  cleared = model.apply(variables, carry, method='clear')
+  shuffled = model.apply(variables, carry, rolled, method='replace_recurrent')
+  found = {
+    'cleared_cost': cost(cleared, goes_on_B),
+    'shuffled_cost': cost(shuffled, pair_B),
+  }
+  slots_BSD = model.apply(variables, carry, method='memory_slots')
+  if slots_BSD is not None:
+    found['row_difference'] = state_use.row_difference(slots_BSD, pair_B)
+  return found
 
 
 def count(logits_BTV, batch: Batch, sown) -> Sums:

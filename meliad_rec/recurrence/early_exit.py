@@ -29,7 +29,11 @@ import jax.numpy as jnp
 
 
 class Steps(Protocol):
-  """The repeated step. It holds no arrays: `step` receives all it needs."""
+  """The step in depth that the loops of this file repeat until rows halt.
+
+  It holds no arrays: `step` takes all arrays as arguments, so that a loop of
+  jax.lax can call it.
+  """
 
   def step(self, shared, rows, l, state) -> tuple[Any, Any]:
     """Returns the state after step l, and the terms for the loop's sums.

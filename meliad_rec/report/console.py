@@ -23,6 +23,7 @@ _SHOWN = {
   'word_perplexity': lambda x: f'perplexity {x:.4g} per word',
   'accuracy': lambda x: f'accuracy {x:.1%}',
   'error': lambda x: f'error {x:.2%}',
+  'cleared_cost': lambda x: f'without state {x:+.4f} nats/token',
   'learning_rate': lambda x: f'lr {x:.2e}',
   'tokens_per_second': lambda x: f'{x:,.0f} tokens/s',
   'step_seconds': lambda x: f'{1000 * x:.4g} ms/step',

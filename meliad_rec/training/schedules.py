@@ -1,9 +1,9 @@
 """Learning-rate schedules: functions of the training step, counted from 0.
 
 All except one_cycle have the form of the Block-Recurrent Transformer's code: a
-linear ramp from 0 over `warmup_steps`, times a curve that keeps its value at
-`warmup_steps` until the ramp ends. So with a warm-up, the first update (step 0)
-has a rate of 0.
+linear ramp from 0 over `warmup_steps`, times a curve. During the ramp, the
+curve is constant: it has its value of step `warmup_steps`. So with a warm-up,
+the first update (step 0) has a rate of 0.
 """
 
 from collections.abc import Callable

@@ -18,6 +18,11 @@ from meliad_rec.report.report import Report
 from meliad_rec.training.experiment import BEST
 from meliad_rec.training.experiment import Experiment
 
+# A state that costs less than this share of the loss when it is cleared, after
+# this many training steps, is reported as unused.
+_UNUSED = 0.001
+_LEARNED = 2000
+
 
 class Validation:
   """Evaluates an experiment on its validation split.
@@ -90,17 +95,32 @@ class Validation:
       report.write(step, {'error': error}, TRIVIAL + name)
     if text is not None:
       report.text(step, 'sample', text)
+    _warn_if_unused(step, metrics)
     report.plot()
     if 'error' in metrics:
       report.plot('error')
     return metrics
 
 
+def _warn_if_unused(step: int, metrics: dict[str, float]) -> None:
+  """Logs a warning if a recurrent model makes almost no use of its state."""
+  loss, cost = metrics['loss_nats_per_token'], metrics.get('cleared_cost')
+  if cost is not None and step >= _LEARNED and cost < _UNUSED * loss:
+    logging.warning(
+      'The recurrent state is hardly used after %d steps: clearing it at the '
+      'start of a segment raises the loss by %.2g of %.4g nats/token. The '
+      'section "A state that pays" of gin/README.md says what helps.',
+      step,
+      cost,
+      loss,
+    )
+
+
 def _check(experiment: Experiment, documents: Documents) -> None:
   if documents.labels is not None and not documents.labels.any():
     raise ValueError(
-      'The validation documents have no scored label. Set EVAL_DOCUMENTS and '
-      'EVAL_TOKENS to a part that has some.'
+      'The part of the validation split that is read has no scored label. '
+      'Increase EVAL_DOCUMENTS or EVAL_TOKENS; None reads all.'
     )
   if not len(documents.tokens):
     raise ValueError(

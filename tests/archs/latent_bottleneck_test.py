@@ -156,8 +156,8 @@ class Length(Cell):
     length = block.mask.shape[1]
     return state_B + block.mask.any(1), jnp.full_like(block.x, length)
 
-  def clear(self, state_B):
-    return 0 * state_B
+  def replace_recurrent(self, state_B, other_B):
+    return other_B
 
   def memory_slots(self, state_B):
     return state_B[:, None, None]

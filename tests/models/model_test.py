@@ -48,8 +48,8 @@ class Adder(Cell):
   def is_recurrent(self):
     return True
 
-  def clear(self, state):
-    return jnp.zeros_like(state)
+  def replace_recurrent(self, state, other):
+    return other
 
 
 TOKENS = np.random.default_rng(0).integers(1, V, (B, T))
@@ -221,9 +221,9 @@ class Strict(Adder):
     assert state.shape == (2 * B, D)
     return state - 1
 
-  def clear(self, state):
-    assert state.shape == (2 * B, D)
-    return 0 * state
+  def replace_recurrent(self, state, other):
+    assert state.shape == other.shape == (2 * B, D)
+    return other + 1
 
 
 def test_a_cell_is_asked_about_rows_of_single_sequences():
@@ -235,7 +235,7 @@ def test_a_cell_is_asked_about_rows_of_single_sequences():
   for name, cell in (
     ('to_decode_state', state['cell'] + 1),
     ('to_segment_state', state['cell'] - 1),
-    ('clear', 0 * state['cell']),
+    ('clear', 2 + 0 * state['cell']),
   ):
     changed = model.apply({'params': params}, state, method=name)
     np.testing.assert_array_equal(changed['cell'], cell)

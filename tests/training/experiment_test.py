@@ -18,6 +18,7 @@ from meliad_rec.models.model import Model
 from meliad_rec.report import journal
 from meliad_rec.report.report import Report
 from meliad_rec.training import summary
+from meliad_rec.training import validation
 from meliad_rec.training.experiment import Part
 from meliad_rec.training.progress import Progress
 from meliad_rec.training.validation import Validation
@@ -191,6 +192,19 @@ def with_model(**changes):
   """Returns the tiny program with another model."""
   settings = {'vocab': 259, 'cell': Counting(), 'd_model': 20} | changes
   return dataclasses.replace(tiny_run.program(), model=Model(**settings))
+
+
+@pytest.mark.parametrize(
+  'step, cost, told',
+  [(2000, 0.0019, True), (2000, 0.0021, False)]
+  + [(1999, 0.0, False), (2000, -0.1, True), (2000, None, False)],
+)
+def test_a_state_that_is_not_used_is_reported(caplog, step, cost, told):
+  metrics = {'loss_nats_per_token': 2.0}
+  if cost is not None:
+    metrics['cleared_cost'] = cost
+  validation._warn_if_unused(step, metrics)
+  assert ('state is hardly used' in caplog.text) == told
 
 
 def test_labels_are_reported_with_trivial_answers(tmp_path, caplog):
