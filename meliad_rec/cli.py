@@ -1,7 +1,8 @@
 """The command line: `meliad-rec COMMAND`, help, exit codes.
 
-A command is a module with `main(argv)` and `define_flags()`, which is called
-once. The first line of its docstring is its summary.
+A command is a module with two functions: `define_flags()`, which is called
+once, and `main(argv)`. The first line of the module's docstring is the summary
+of the command.
 """
 
 import ast
@@ -55,21 +56,22 @@ def run_main(
 ) -> None:
   """Runs a command and exits with one of these codes.
 
-  0, or what the command returns.
+  0: success, unless the command returns another code.
+  1: a bug, with a traceback; or, with one line on stderr, a failure after which
+    the same command may succeed later.
   2: a user's mistake (a ValueError raised by this package, an unknown flag, a
     file that cannot be read or written, sizes for which the memory is not
-    enough), as one line on stderr. An error with an attribute `exit_code` exits
-    with that code instead: 1 if the same command may succeed later.
-  1, with a traceback: a bug.
-  130: Control-C. 143: SIGTERM. Both clean up first. A run that is still
-    compiling ends at once, by the signal itself; a command that is still
-    starting has nothing to clean up.
+    enough), with one line on stderr.
+  130: Ctrl-C. 143: SIGTERM. The command cleans up first. A run that is still
+    compiling is ended by the signal at once, without cleaning up.
   141: the program that reads stdout, such as `head`, has ended.
 
+  If an error has an attribute `exit_code`, this is the code instead of 2.
   Characters that the encoding of stdout lacks are written as `?`.
 
   Args:
-    main: takes the arguments that are not flags.
+    main: the command. It takes the program's name and the arguments that are
+      not flags, and returns an exit code; None means 0.
     define_flags: defines the flags of the command.
     argv: the program's name and its arguments; None for those of the process.
   """
@@ -116,7 +118,14 @@ def run_main(
 def guarded(
   main: Callable[[list[str]], int | None], rest: list[str]
 ) -> int | None:
-  """Returns a command's exit code (None: 0); prints mistakes as one line."""
+  """Runs a command and returns its exit code; see run_main.
+
+  A user's mistake is printed as one line on stderr. A bug raises its error.
+
+  Args:
+    main: as in run_main.
+    rest: the argument of `main`.
+  """
   environment.silence_libtpu()
   try:
     code = main(rest)
@@ -185,8 +194,9 @@ def _use_huge_pages() -> None:
   """Starts the program again, with huge pages for large arrays, on Linux.
 
   XLA for CPUs returns its temporary memory to the system after each step. With
-  pages of 4 KiB, getting it back takes a tenth of a step or more. glibc reads
-  the variable only when a program starts; one that is set already is kept.
+  pages of 4 KiB, getting it back takes 10 % of the step's time or more. glibc
+  reads GLIBC_TUNABLES only when a program starts. If this environment variable
+  is set already, nothing is done.
   """
   if sys.platform == 'linux' and 'GLIBC_TUNABLES' not in os.environ:
     os.environ['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=1'
@@ -194,7 +204,10 @@ def _use_huge_pages() -> None:
 
 
 def _expand_home(argument: str) -> str:
-  """Replaces the ~ of --FLAG=~/PATH by the home folder, as shells do not."""
+  """Replaces ~ in --FLAG=~/PATH with the home folder.
+
+  Shells replace ~ only at the beginning of a word.
+  """
   flag, equals, value = argument.partition('=')
   if not flag.startswith('--') or not value.startswith('~/'):
     return argument
@@ -202,7 +215,7 @@ def _expand_home(argument: str) -> str:
 
 
 def _file_sentence(error) -> str | None:
-  """Returns the message for an error of the file system, or None."""
+  """Returns the message for an error of the file system; None for others."""
   match error:
     case OSError(filename=str() | bytes() as name):
       name = os.fsdecode(name)
@@ -219,7 +232,7 @@ def _file_sentence(error) -> str | None:
 def _unknown_flag(error: flags.UnrecognizedFlagError) -> str:
   """Returns the message for a flag that does not exist.
 
-  If it is the name of a setting, the message is the --gin_param to type.
+  If its name is that of a setting, the message has the --gin_param to type.
   """
   from meliad_rec.commands import settings
 
@@ -260,7 +273,11 @@ def _fail(text, code=2) -> int:
 
 
 def _addressed(text: str) -> str:
-  """Keeps of '--path (in gin: FOLDER)' what this command takes."""
+  """Shortens phrases such as '--path (in gin: FOLDER)' in a message.
+
+  For a command with --gin_param, the setting FOLDER remains. For a command with
+  --source, the flag --path remains. For others, the phrase is unchanged.
+  """
   kept = r'\g<0>'
   if 'gin_param' in flags.FLAGS:
     kept = r'\2'
@@ -275,7 +292,7 @@ def _docstring(module) -> str:
 
 
 def _usage(program, main) -> str:
-  """Returns the docstring of the command and its flags."""
+  """Returns the help of a command: its docstring and a list of its flags."""
   module = sys.modules[main.__module__]
   if program.endswith('.py') and module.__spec__:
     program = f'python -m {module.__spec__.name}'

@@ -148,7 +148,13 @@ def work() -> int:
 
 @contextlib.contextmanager
 def advising(workdir: str | pathlib.Path | None) -> Iterator[None]:
-  """Adds to a mistake that paths of the run are relative to another folder."""
+  """Adds advice to the message of a user's mistake in a `with` body.
+
+  The advice is that of folder.left_behind, if there is any.
+
+  Args:
+    workdir: folder of the run; None if there is none.
+  """
   try:
     yield
   except ValueError as error:
@@ -163,8 +169,8 @@ def open_source(
 ) -> initial.Source | None:
   """Opens the run or model that --init_from names.
 
-  Returns None if --init_from is not given, or if the run in workdir already has
-  a checkpoint, from which it continues.
+  Returns None if --init_from is not given. Also returns None if the run in
+  workdir already has a checkpoint, because training continues from that.
 
   Raises:
     ValueError: the source cannot be opened, or workdir holds an exported model
@@ -210,7 +216,8 @@ def train(
       initial parameters.
 
   Returns:
-    The run, and the reason if it stopped before its last step, else None.
+    (run, reason why training stopped before the last step). The reason is None
+    if training reached the last step.
 
   Raises:
     ValueError: the folder holds another run, the source does not fit, or a loss
@@ -240,7 +247,12 @@ def train(
 
 
 def tell_changes(path: pathlib.Path, operative: str) -> None:
-  """Logs the settings that differ from those of the run so far."""
+  """Logs the settings that differ from those of the run so far.
+
+  Args:
+    path: config.gin of the run so far.
+    operative: the current configuration, from config.operative.
+  """
   if not path.is_file():
     return
   try:
@@ -255,7 +267,12 @@ def tell_changes(path: pathlib.Path, operative: str) -> None:
 
 
 def all_digests(run: trainer.Run) -> list[str]:
-  """Returns one line for each part of a run, with its sha256."""
+  """Returns the sha256 of each part of a run's state, as lines of text.
+
+  The parts are the parameters, the optimizer state, the carry (recurrent
+  state), the position in the data and, if the run keeps it, the moving average
+  of the parameters.
+  """
   position = json.dumps(run.position, sort_keys=True).encode()
   marks = {
     'parameters': digest(run.state.params),

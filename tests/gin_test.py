@@ -406,9 +406,12 @@ def test_every_architecture_file_is_under_the_laws():
   assert listed == set(ARCHS)
 
 
+WITH_STORE = 'quickstart', 'feedback/enwik8', 'cpu/code_rec', 'cpu/code_slide'
+
+
 def store_of(name, folder):
   """Returns the setting of a store for an experiment that needs one."""
-  if name not in ('quickstart', 'feedback/enwik8'):
+  if name not in WITH_STORE:
     return []
   write_store(folder / 'store')
   return [f'STORE = {str(folder / "store")!r}']

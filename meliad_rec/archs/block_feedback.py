@@ -1,9 +1,10 @@
-"""Block feedback: every layer also attends to the state vectors.
+"""Block feedback: all layers attend to the state vectors of a recurrent layer.
 
-Hutchins et al. 2022, section 4.4: each layer attends to the state vectors that
-the recurrent layer had after the previous block. The layers up to the recurrent
-one therefore run block by block. The layers above the recurrent one, whose
-outputs do not feed back, read the whole segment at once.
+Hutchins et al. 2022, section 4.4. In addition to its window, each layer attends
+to the state vectors that the recurrent layer had after the previous block. The
+recurrent layer and the layers below it therefore run block by block. The layers
+above it do not affect the state vectors, so they read the whole segment at
+once.
 """
 
 from collections.abc import Callable
@@ -45,15 +46,17 @@ class ReadingLayer(nn.Module):
 
 
 class BlockFeedback(Cell):
-  """State: keys and values of the last `window` tokens, for each layer.
+  """State: for each layer, keys and values of the last `window` tokens.
 
   The states of recurrent layers also hold state vectors.
 
   Attributes:
-    config: sizes and choices.
+    config: sizes and choices of the layers.
     count: number of layers.
-    recurrent_at: indices of the recurrent layers; negative ones count from the
-      top. All layers read the state vectors of the last one.
+    recurrent_at: indices of the recurrent layers, from 0 at the bottom;
+      negative ones count from the top, which is -1. Layers that are not
+      recurrent read the state vectors of the highest recurrent layer. Each
+      recurrent layer reads its own.
     slots, gate, gate_config: see block_recurrent.StateVectors.
     layer_drop: probability that each layer is skipped in a training step; the
       layer's state is still updated.
@@ -129,16 +132,21 @@ class BlockFeedback(Cell):
     return (*scanned, *rest), y_BTD
 
   def recur(self, state, block):
-    """Runs one block through the layers up to the last recurrent one.
+    """Runs one block through the layers up to the highest recurrent layer.
 
-    The state vectors of the last recurrent layer feed back. Here it computes
-    its new state; `__call__` computes its outputs.
+    For the highest recurrent layer, this method computes only the new state;
+    `__call__` computes the outputs.
+
+    Args:
+      state: tuple of the states of these layers before the block.
+      block: W tokens, the input of the lowest layer.
 
     Returns:
-      The new states of these layers; and a tuple (x_BWD, n_BWD, new, memory):
-      the inputs of the last recurrent layer, their `pre_norm`, their keys and
-      values, and the keys and values of the state vectors before the block,
-      which all layers read.
+      The new states of these layers; and a tuple (x_BWD, n_BWD, new, memory).
+      x_BWD are the inputs of the highest recurrent layer, n_BWD is their
+      `pre_norm`, and `new` holds the keys and values computed from n_BWD.
+      `memory` holds the keys and values of this layer's state vectors before
+      the block.
     """
     fed_back, s = self.layers[self.last], state[self.last]
     n_BSD, memory = fed_back.seen(s)
@@ -157,18 +165,18 @@ class BlockFeedback(Cell):
     read: Callable = lambda layer, s, b, m: layer(s, b, m),
     recur: Callable = lambda layer, s, b: layer(s, b),
   ):
-    """Runs some of the layers, one after another.
+    """Runs some of the layers, each on the outputs of the one before it.
 
     Args:
-      places: indices of the layers to run.
-      state: states of all layers, by index.
+      places: indices of the layers to run, from the bottom up.
+      state: tuple of states; state[i] is that of layer i.
       block: input of the first layer to run.
-      memory: keys and values of the state vectors that feed back. Layers that
-        are not recurrent read them.
-      read: (layer, its state, block, memory) -> (new state, y_BTD), for layers
-        that are not recurrent.
-      recur: (layer, its state, block) -> (new state, y_BTD), for recurrent
-        layers.
+      memory: keys and values of the state vectors of the highest recurrent
+        layer. Layers that are not recurrent read them.
+      read: function that runs a layer that is not recurrent: (layer, its state,
+        block, memory) -> (new state, y_BTD).
+      recur: function that runs a recurrent layer: (layer, its state, block) ->
+        (new state, y_BTD).
 
     Returns:
       The new states of the layers that ran, and the outputs of the last one.
@@ -207,15 +215,17 @@ class BlockFeedback(Cell):
     return self.map_recurrent('to_segment_state', decode_state)
 
   def map_recurrent(self, method: str, state, *others):
-    """Applies a method of each recurrent layer to its state.
+    """Calls a method of each recurrent layer with the layer's state.
 
     Args:
       method: name of the method.
-      state: states of all layers.
-      *others: more such states, which the method takes too.
+      state: tuple of the states of all layers.
+      *others: more such tuples. The layer's states in them are further
+        arguments of the method.
 
     Returns:
-      The states of all layers; those of other layers are unchanged.
+      Tuple of the states of all layers: for a recurrent layer the result of the
+      method, for any other layer its state in `state`.
     """
     layers = zip(self.layers, state, *others, strict=True)
     return tuple(

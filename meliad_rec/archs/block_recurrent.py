@@ -1,9 +1,10 @@
 """Block-Recurrent Transformer layer (Hutchins et al. 2022, sections 3.1-3.5).
 
-In the vertical direction, tokens attend to their window and to the state
-vectors from before the block. In the horizontal direction, state vectors attend
-to themselves and to the tokens of the previous block and this one, and pass
-through gates.
+In the vertical direction, from layer to layer, tokens attend to their window
+and to the state vectors as they were before the block. In the horizontal
+direction, from block to block, each state vector attends to all state vectors
+and to the tokens of the previous block and of this one. Gates then combine the
+result with the old state vector.
 """
 
 from collections.abc import Callable
@@ -31,8 +32,8 @@ class BlockDecodeState(struct.PyTreeNode):
   """State within a block, while decoding token by token.
 
   Attributes:
-    kv: keys and values of the previous block and of this one, where tokens that
-      are not yet read are masked.
+    kv: keys and values of the previous block and of this one; tokens that are
+      not yet read are masked.
     states_BSD: state vectors before this block.
     memory: keys and values of these state vectors.
     filled_B: number of tokens read in this block, the same in every row.
@@ -50,9 +51,10 @@ class BlockRecurrentLayer(Cell):
   Attributes:
     config, slots, gate, gate_config: see StateVectors.
     hoist: whether all tokens of a segment are processed at once, and only the
-      state vectors block by block. The update of the state vectors needs only
-      the keys and values of the tokens. If True, the activations of the tokens
-      are kept for the backward pass, whatever `remat` is.
+      state vectors block by block. This is possible because the update of the
+      state vectors needs only the keys and values of the tokens. If True, the
+      activations of the tokens are kept for the backward pass, whatever `remat`
+      is. If False, tokens are processed block by block too.
   """
 
   config: LayerConfig
@@ -116,7 +118,7 @@ class BlockRecurrentLayer(Cell):
     return state, y_BTD
 
   def seen(self, state):
-    """Returns the normalized state vectors n_BSD, and their keys and values."""
+    """Returns `pre_norm` of the state vectors, and their keys and values."""
     n_BSD = self.states.pre_norm(state[1])
     return n_BSD, self.states.kv(n_BSD)
 
@@ -126,7 +128,7 @@ class BlockRecurrentLayer(Cell):
     Args:
       state: the state before the block.
       new: keys and values of the block's tokens.
-      n_BSD, memory: results of `seen`.
+      n_BSD, memory: results of `seen` for this state.
     """
     past, s_BSD = state
     kv = past.append(new)
@@ -137,7 +139,7 @@ class BlockRecurrentLayer(Cell):
     """Returns the state vectors after a block.
 
     They are unchanged in rows where the whole block is padding. The arguments
-    are those of StateVectors.update.
+    are those of StateVectors.update, in the same order.
     """
     new_BSD = self.states.update(s_BSD, n_BSD, memory, kv)
     real_B = jnp.any(kv.mask[:, self.config.window :], 1)
@@ -169,7 +171,10 @@ class BlockRecurrentLayer(Cell):
     ), y_B1D
 
   def next_block(self, decode_state: BlockDecodeState) -> BlockDecodeState:
-    """Updates the state vectors after a full block, and begins the next."""
+    """Returns the state at the start of the next block, after a full block.
+
+    Its state vectors are those after the full block.
+    """
     s_BSD, kv = decode_state.states_BSD, decode_state.kv
     n_BSD = self.states.pre_norm(s_BSD)
     s_BSD = self.update(s_BSD, n_BSD, decode_state.memory, kv)
@@ -185,16 +190,18 @@ class BlockRecurrentLayer(Cell):
 class StateVectors(nn.Module):
   """The S state vectors of a layer, and their update after each block.
 
-  State vectors attend to themselves and to the tokens of the previous block and
-  this one, and pass through gates. Hutchins et al. 2022 call this update the
-  horizontal direction.
+  In an update, each state vector attends to all state vectors and to the tokens
+  of the previous block and of this one. Gates then combine the result with the
+  old state vector. Hutchins et al. 2022 call this update the horizontal
+  direction.
 
   Attributes:
     config: sizes and choices, the same as for tokens.
     slots: number of state vectors S.
-    gate: a gate of gates.py (section 3.3 of the paper).
-    gate_config: 'dual' (attention, gate, MLP, gate), 'single' (attention, MLP,
-      gate) or 'skip' (attention, gate); see section 3.5 of the paper.
+    gate: a gate class of gates.py (section 3.3 of the paper).
+    gate_config: name of the sequence of operations in an update: 'dual'
+      (attention, gate, MLP, gate), 'single' (attention, MLP, gate) or 'skip'
+      (attention, gate); see section 3.5 of the paper.
   """
 
   config: LayerConfig
@@ -241,7 +248,10 @@ class StateVectors(nn.Module):
     self.initial_states_SD = self.param('first', init, shape)
 
   def initial_states(self, batch: int):
-    """Returns the learned initial state vectors of each row, s_BSD float32."""
+    """Returns the learned initial state vectors, s_BSD float32.
+
+    They are the same in every row.
+    """
     shape = batch, *self.initial_states_SD.shape
     return jnp.broadcast_to(self.initial_states_SD, shape)
 
@@ -251,7 +261,7 @@ class StateVectors(nn.Module):
     return n_BSD + self.ids_SD.astype(n_BSD.dtype)
 
   def kv(self, n_BSD) -> KV:
-    """Returns keys and values of the state vectors from their `pre_norm`."""
+    """Returns the state vectors' keys and values, given their `pre_norm`."""
     return self.attention.kv(n_BSD)
 
   def update(self, s_BSD, n_BSD, kv_states: KV, kv_tokens: KV):
@@ -260,10 +270,10 @@ class StateVectors(nn.Module):
     Args:
       s_BSD: state vectors before the block.
       n_BSD: their `pre_norm`.
-      kv_states: keys and values of the state vectors, from `kv`. Tokens read
-        them too, so they are computed once, outside of this method. Computing
-        them twice would cost as much as a gate, since XLA never merges the two
-        backward passes.
+      kv_states: keys and values of the state vectors, the result of `kv`.
+        Tokens read them too, so they are computed once, outside of this method.
+        Computing them twice would cost as much as a gate, since XLA never
+        merges the two backward passes.
       kv_tokens: keys and values of the tokens of the previous block and this
         one.
     """

@@ -1,8 +1,8 @@
 """Feedback Transformer (Fan et al. 2020, section 3.3).
 
-All layers read one memory, to which each token writes a mix of all its layers:
-even the lowest layer of a token sees the highest layer of earlier tokens.
-Tokens are therefore read one by one.
+All layers read one memory. Each token writes to it one vector, a mix of the
+outputs of all layers at this token. Even the lowest layer thus sees what the
+highest layer computed for earlier tokens. Tokens are therefore read one by one.
 """
 
 from collections.abc import Callable
@@ -24,21 +24,22 @@ from meliad_rec.layers.layer import Attention
 class Composition(nn.Module):
   """Base class of modules that compute the vectors that tokens write to memory.
 
-  A composition takes the hidden vectors of tokens, layer by layer, with the
-  embedding first: L + 1 arrays [B, T, D]. It returns a list of arrays to write:
-  one that all layers read, or one for each layer. Fan et al. 2020, sections
-  3.3, 4.3.2 and 6.4.
+  A call takes a list of L + 1 arrays [B, T, D]: the embeddings of tokens, and
+  then the outputs of the L layers, from the lowest up. It returns a list of
+  arrays [B, T, D] to write: a single one that all layers read, or one for each
+  layer. Fan et al. 2020, sections 3.3, 4.3.2 and 6.4.
   """
 
   def arrays(self, layers: int) -> int:
-    """Returns the number of arrays that a stack of `layers` layers writes."""
+    """Returns how many arrays a call returns for a stack of `layers` layers."""
     return 1
 
 
 class WeightedSum(Composition):
   """Weighted sum of the embedding and of the outputs of all layers.
 
-  The weights are learned, and add up to 1. Fan et al. 2020, equation 1.
+  The embedding and each layer have one learned weight; the weights add up to 1.
+  Fan et al. 2020, equation 1.
   """
 
   @nn.compact
@@ -74,10 +75,11 @@ class OneLayer(Composition):
 
 
 class OwnAndBelow(Composition):
-  """Weighted sum, for each layer, of its output and of the outputs below it.
+  """For each layer, a weighted sum of its own output and of those below it.
 
-  The embedding counts as the lowest output. In this "recurrent" Transformer of
-  Fan et al. 2020, a layer reads nothing that comes from layers above it.
+  The embedding counts as the lowest output. The weights of each sum are
+  learned, and add up to 1. Fan et al. 2020 call this model a "recurrent"
+  Transformer: a layer reads nothing that comes from layers above it.
   """
 
   def arrays(self, layers):
@@ -101,7 +103,8 @@ class FeedbackDecodeState(struct.PyTreeNode):
 
   Attributes:
     memory: the memory that the last `window` tokens wrote.
-    kv: keys and values of this memory, followed by zeros for the next token.
+    kv: keys and values of this memory, followed by zeros in place of those of
+      the next token.
   """
 
   memory: Memory
@@ -112,12 +115,13 @@ class Feedback(MemoryCell):
   """State: the memory that the last `window` tokens wrote.
 
   Attributes:
-    config: sizes and choices of the layers. All tokens of a row share one
-      dropout mask. Dropout follows the first norm of a layer (for queries and
-      memory alike) and the MLP; attention probabilities have no dropout.
+    config: sizes and choices of the layers. Dropout applies after the norm
+      before attention, both of a layer's input and of the memory, and after the
+      MLP. Each time, all tokens of a row share one mask. Attention
+      probabilities have no dropout.
     count, share_position, layer_drop, span: see MemoryCell.
-    compose: a subclass of Composition, which computes the vectors that a token
-      writes.
+    compose: a subclass of Composition, which computes the vectors that tokens
+      write.
     share_keys: whether all layers share the projections of memory to keys and
       values. If False, each layer has its own.
   """

@@ -1,11 +1,12 @@
 """Temporal Latent Bottleneck: a memory passed from chunk to chunk of a text.
 
-Didolkar et al. 2022; algorithms 2 and 4 of "Investigating Recurrent
+Didolkar et al. 2022, and algorithms 2 and 4 of "Investigating Recurrent
 Transformers with Dynamic Halt" (Ray Chowdhury and Caragea 2024). An encoder
-reads each chunk and the memory. In the Temporal Latent Bottleneck (TLB) it is a
-stack of layers with separate parameters (transformer.EncoderLayers). In the
-gated universal form (GUTLB) it is one gated layer that is repeated until it
-halts (universal.Universal).
+reads each chunk and the memory; other layers then write the encoder's outputs
+to the memory. The encoder of the Temporal Latent Bottleneck (TLB) is a stack of
+layers with separate parameters (transformer.EncoderLayers). The encoder of its
+gated universal form (GUTLB) is one gated layer that is repeated until it halts
+(universal.Universal).
 """
 
 from flax import linen as nn
@@ -38,12 +39,13 @@ class LatentBottleneck(Cell):
   the memory of that row does not change.
 
   Attributes:
-    config: sizes and choices of the layers that write to the memory.
+    config: sizes and choices of the layers that write to the memory. Its rate
+      of dropout also applies to the input of the encoder.
     encoder: module (x_BWD, mask_BW, memory_BSD) -> y_BWD, which reads the
       memory.
     slots: number of memory slots S.
-    writers: number of layers that write to the memory.
-    chunk: number of tokens of a chunk W. None means that each call reads one
+    writers: number of layers that write to the memory, one after another.
+    chunk: number of tokens W in a chunk. None means that each call reads one
       chunk of any length, as the cell `Chunks` requires.
     slots_init: initializer of the initial slots. The code of Ray Chowdhury and
       Caragea 2024 has zeros (see `zeros`), but slots that begin equal stay
@@ -108,7 +110,8 @@ class MemoryWriter(nn.Module):
   """Layer that writes a chunk into the memory: the slots attend to the chunk.
 
   Attributes:
-    config: sizes and choices, except that the MLP has d_model hidden units.
+    config: sizes and choices. The MLP has d_model hidden units, however;
+      `mlp_dim` is not used.
   """
 
   config: EncoderConfig
@@ -138,10 +141,11 @@ class Chunks(Cell):
 
   Attributes:
     cell: a cell that takes any number of tokens.
-    length: maximum number of tokens of a chunk. The segment is cut into as few
+    length: maximum number of tokens in a chunk. The segment is cut into as few
       chunks as possible, all equally long, as in the code of Ray Chowdhury and
-      Caragea 2024. Their length thus depends on that of the segment: with a
-      maximum of 100 it is 86 for 512 tokens and 94 for 1,024.
+      Caragea 2024; padding fills the last one. The length of chunks thus
+      depends on that of the segment: with a maximum of 100, chunks have 86
+      tokens if the segment has 512, and 94 if it has 1,024.
     count: number of chunks, whatever the length of the segment. Set either
       `length` or `count`. The model TLB-FR of the same paper has 5 chunks.
   """

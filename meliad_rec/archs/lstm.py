@@ -1,7 +1,7 @@
 """LSTM layer (Hochreiter and Schmidhuber 1997), with forget gates.
 
-Letters of this file: F = 4 D, for the input gate, the forget gate, the new
-values and the output gate.
+Letters of this file: F = 4 D, for the input gate, the forget gate, the
+candidate values and the output gate, in this order.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ class LSTM(Cell):
   Attributes:
     d_model: width of inputs and outputs.
     dropout: rate of dropout on inputs.
-    dtype: dtype of activations and of the operands of products; gates are
-      float32.
+    dtype: dtype of outputs and of the operands of matrix products; sums, gates
+      and the state are float32.
   """
 
   d_model: int
@@ -62,21 +62,22 @@ def recur(kernel_DF, state, z_BTF, mask_BT):
   """Runs the LSTM over a segment; padding leaves the state unchanged.
 
   Args:
-    kernel_DF: matrix from the hidden vector to the three gates and the new
-      values; F = 4 D.
-    state: cell and hidden vectors, c_BD and h_BD.
-    z_BTF: contribution of the tokens to the gates and the new values, before
-      the nonlinearity.
+    kernel_DF: matrix from the hidden vector to the three gates and the
+      candidate values; F = 4 D.
+    state: cell and hidden vectors before the segment, c_BD and h_BD.
+    z_BTF: what the tokens and the biases contribute to the gates and the
+      candidate values, before their nonlinearities.
     mask_BT: bool, False at padding.
 
   Returns:
-    The state after the segment; and h_BTD, the hidden vector after each token.
+    The state after the segment; and h_BTD float32, the hidden vector after each
+    token.
   """
   return forward(kernel_DF, state, z_BTF, mask_BT)[0]
 
 
 def forward(kernel_DF, state, z_BTF, mask_BT):
-  """Returns the results of `recur`, and the residuals of its backward pass."""
+  """Returns the results of `recur`, and the residuals for `backward`."""
   dtype, mask_TB = kernel_DF.dtype, mask_BT.swapaxes(0, 1)
 
   def step(state, inputs):
@@ -95,8 +96,9 @@ def forward(kernel_DF, state, z_BTF, mask_BT):
 def backward(residuals, gradients):
   """Returns the gradients of the arguments of `recur`; None for the mask.
 
-  One product after the scan computes the gradient of the kernel. If JAX derived
-  it from the scan, each step would compute a product and add it.
+  The gradient of the kernel is a single matrix product, computed after the
+  scan. If JAX differentiated the scan, each step would compute a product of its
+  own and add it to the gradient.
 
   Args:
     residuals: the second result of `forward`.
@@ -131,7 +133,7 @@ def update(z_BF, c_BD, h_BD, mask_B):
   """Returns the cell and hidden vectors after one token.
 
   Args:
-    z_BF: gates and new values before their nonlinearity; F = 4 D.
+    z_BF: gates and candidate values before their nonlinearities; F = 4 D.
     c_BD: cell vectors before the token.
     h_BD: hidden vectors before the token.
     mask_B: bool, False at padding, which leaves both vectors unchanged.
@@ -144,17 +146,18 @@ def update(z_BF, c_BD, h_BD, mask_B):
 
 
 def product(subscripts, a, b):
-  """Returns the einsum of two arrays, with sums and result in float32."""
+  """Returns the einsum of two arrays, accumulated and returned in float32."""
   return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
 
 
 def per_gate(init: Callable) -> Callable:
-  """Returns an initializer (rng, D) -> [D, 4 D] of four square matrices.
+  """Returns an initializer (rng, D) -> [D, 4 D].
 
-  They compute the three gates and the new values, side by side.
+  It draws four square matrices, side by side, for the input gate, the forget
+  gate, the candidate values and the output gate.
 
   Args:
-    init: initializer of each matrix.
+    init: initializer of each matrix: (rng, shape) -> matrix.
   """
 
   def draw(rng, D):
@@ -165,9 +168,9 @@ def per_gate(init: Callable) -> Callable:
 
 
 def initial_bias(_, D):
-  """Returns the initial biases of the gates and the new values, [4 D].
+  """Returns the initial biases of the gates and the candidate values, [4 D].
 
-  They are 1 for the forget gate, so that a new model remembers, and 0 for the
-  others.
+  They are 1 for the forget gate, so that a new model remembers, and 0
+  elsewhere. The first argument, a random key, is not used.
   """
   return jnp.zeros((4, D)).at[1].set(1).reshape(-1)

@@ -1,14 +1,17 @@
 """Memorizing Transformer layer (Wu et al. 2022, section 3).
 
-Each token attends to its window and to the nearest of many older keys, which
-get no gradients; a gate for each head mixes the two results. There are two
-differences from google-research/meliad. The layer of meliad has no position
-bias, even within the window; here the config sets one, which
-options/memorizing/position_none removes. The search of meliad takes the best
-key of each of several buckets; here a query attends to its nearest keys, as
-many as `neighbors` says, and to keys that tie with the last of them. In this
-file, N counts tiles: groups of Q queries that are compared with the older keys
-at once.
+Each token attends to its window and to the best of many older keys: those with
+the highest scores, which are products of query and key. Older keys and values
+get no gradients. A gate for each head mixes the two results.
+
+There are two differences from google-research/meliad. The layer of meliad has
+no position bias, even within the window; here the config sets one, which
+options/memorizing/position_none removes. The search of meliad divides the older
+keys into buckets, and takes the best key of each; here a query attends to the
+`neighbors` best of all older keys, and to keys that tie with the last of these.
+
+Letters of this file: N tiles, which are groups of Q queries. All queries of a
+tile are compared with the older keys at once.
 """
 
 import functools
@@ -32,14 +35,15 @@ from meliad_rec.models.cell import Resettable
 
 
 class MemorizingLayer(Cell):
-  """State: the window's keys and values, and a ring buffer of older ones.
+  """State: keys and values of the window, and a Ring of many more tokens.
 
   Attributes:
     config: sizes and choices.
-    memory: number of tokens before its block that a token may recall; a
-      multiple of the window.
-    neighbors: number of recalled keys that a query attends to: those with the
-      highest scores, plus any that tie with the last. None means all keys.
+    memory: number of tokens that each token may recall: the last ones before
+      the block of this token. A multiple of the window.
+    neighbors: number of these tokens to whose keys a query attends: the keys
+      with the highest scores, and any that tie with the last of them. None
+      means that it attends to the keys of all tokens that it may recall.
     room: maximum number of tokens written to the ring at once, a multiple of
       the window; the ring holds memory + room tokens. Longer segments are cut
       into parts, and the backward pass keeps a copy of the ring for each part.
@@ -47,9 +51,9 @@ class MemorizingLayer(Cell):
       jax.lax.approx_max_k, should find; it is above 0 and at most 1. None
       selects an exact search, which is slower on a TPU. After an approximate
       search, a query attends to every key that scores at least as high as the
-      last of the `neighbors` keys found, including keys that the search missed.
-      A query may thus attend to more than `neighbors` keys, but never misses
-      one of the nearest.
+      worst of the `neighbors` keys found, even if the search missed the key. A
+      query may thus attend to more than `neighbors` keys, but always attends to
+      the best ones.
     tile: maximum number of queries compared with the ring at once.
   """
 
@@ -128,7 +132,7 @@ class MemorizingLayer(Cell):
     return (past.last(self.config.window), ring), y_BTD
 
   def recall(self, q_BTHK, ring: 'Ring'):
-    """Returns the result of attention to the ring, [B, T, H, K].
+    """Returns the result of attention to the ring's keys, [B, T, H, K].
 
     Args:
       q_BTHK: scaled queries of the newest T tokens in the ring.
@@ -140,9 +144,12 @@ class MemorizingLayer(Cell):
     H = self.config.kv_heads
 
     def attend(q_BHQK, since):
-      """Computes attention for Q queries whose block began `since` tokens ago.
+      """Returns the result of attention to the ring, for Q queries of a block.
 
-      `since` is counted back from the newest token in the ring.
+      Args:
+        q_BHQK: the queries.
+        since: number of tokens from the first of this block to the newest in
+          the ring, both included.
       """
       score = jnp.einsum(
         'bhqk,bhsk->bhqs', q_BHQK, ring.keys, preferred_element_type=jnp.float32
@@ -173,8 +180,8 @@ class MemorizingLayer(Cell):
   def least(self, score_BHQS):
     """Returns the lowest score at which each query attends to a key.
 
-    It lies halfway between the score of the last of the `neighbors` best keys
-    and the next score below.
+    It lies halfway between two of the scores that the search finds, sorted from
+    the highest down: number `neighbors` and the one after it.
 
     Args:
       score_BHQS: scores of all keys for Q queries.
@@ -199,7 +206,8 @@ class MemorizingLayer(Cell):
 class HeadGate(nn.Module):
   """Mixture of the results of attention to the window and to the memory.
 
-  Each head learns the weight of the memory, initially 1/2.
+  Each head learns the weight of the memory, initially 1/2. The window has the
+  rest of the weight.
   """
 
   @nn.compact
@@ -214,16 +222,18 @@ class HeadGate(nn.Module):
 
 
 class Ring(Resettable):
-  """Ring buffer of the last S keys and values, too large to copy.
+  """Ring buffer of keys and values of the last S tokens, too large to copy.
 
-  A segment first overwrites entries that are too old for all of its queries,
-  and then reads the ring. Neither later blocks nor the backward pass therefore
-  need an older version of the ring.
+  All tokens of a part of a segment are written before any of them reads the
+  ring. They replace only entries that are too old for all of their queries.
+  All blocks of the part, and its backward pass, thus read the same version of
+  the ring.
 
   Attributes:
-    keys, values: [B, H, S, K]; heads come first, as in their products.
+    keys, values: [B, H, S, K]; heads precede tokens, as matrix products need.
     mask: [B, 1, S, 1] bool, False at keys that no query may see.
-    next_B: int32, place of the next key; the same in every row.
+    next_B: int32, index in S of the next key to be written, the same in every
+      row.
   """
 
   keys: jax.Array
@@ -251,7 +261,7 @@ class Ring(Resettable):
 
     Args:
       new: keys and values of the tokens: whole blocks, or a single token.
-      block: number of tokens of a block.
+      block: number of tokens in a block.
     """
     T, S = new.mask.shape[1], self.mask.shape[2]
     W = min(T, block)

@@ -1,4 +1,4 @@
-"""Base class of cells that write a memory chunk by chunk, and read it.
+"""Base class of cells that read a memory and write to it, chunk by chunk.
 
 Letters of this file: A tokens of memory before a segment, C tokens of a chunk.
 """
@@ -42,19 +42,20 @@ class MemoryCell(Cell, kw_only=True):
     share_position: whether the layers share one position module.
     layer_drop: probability that each layer is skipped in a training step.
     span: maximum number of tokens that the backward pass processes at once; see
-      memory_scan.py. A shorter span needs less memory, but one below 32 tokens
-      takes more time.
-    remat: name in remat.POLICIES, applied to each chunk, or to each step of
-      several chunks if `by_steps`. None means 'sublayers'; policies that keep
-      more are slower, since the scan copies all that is kept. If `parallel`,
-      remat must be None.
+      memory_scan.py. A shorter span takes up less memory of the device, but one
+      below 32 tokens takes more time.
+    remat: name in remat.POLICIES, which says which values the backward pass
+      keeps. It applies to each chunk, or to each step of several chunks if
+      `by_steps`. None means 'sublayers'; policies that keep more are slower,
+      since the scan copies all that is kept. If `parallel`, remat must be None.
     chunk: number of tokens C that read the same memory and write together.
-    parallel: whether `read` can process any number of tokens at once, each of
-      them a chunk. If True, all tokens of a row must share one dropout mask, in
-      `keys` too. If False, masks depend on which tokens are processed at once,
-      so `keys`, which sees the same tokens in different groups, must apply no
-      dropout.
-    by_steps: whether segments are read in steps of several chunks.
+    parallel: whether `read` can process any number of tokens at once, each as a
+      chunk of its own. If True, all tokens of a row must share one dropout
+      mask, in `keys` too. If False, masks depend on which tokens are processed
+      at once, so `keys`, which sees the same tokens in different groups, must
+      apply no dropout.
+    by_steps: whether segments are read in steps of several chunks, as by
+      staircase.run_diagonal.
   """
 
   config: LayerConfig
@@ -76,12 +77,12 @@ class MemoryCell(Cell, kw_only=True):
     raise NotImplementedError
 
   def keys(self, written):
-    """Returns keys and values of the vectors that any number of tokens wrote.
+    """Returns keys and values, computed from the vectors that tokens wrote.
 
-    The keys and values of a token depend only on the vectors of that token.
+    The keys and values of each token depend only on the vectors of that token.
 
     Args:
-      written: pytree like Memory.written.
+      written: pytree like Memory.written, of any number of tokens.
     """
     raise NotImplementedError
 
@@ -102,7 +103,7 @@ class MemoryCell(Cell, kw_only=True):
     raise NotImplementedError
 
   def make_layers(self, config: LayerConfig) -> list[Layer]:
-    """Returns new layers; `setup` must assign them to an attribute.
+    """Returns `count` new layers; `setup` must assign them to an attribute.
 
     Raises:
       ValueError: count is below 1, compat_meliad is set, or remat is set for a
@@ -129,13 +130,16 @@ class MemoryCell(Cell, kw_only=True):
     return [Layer(config, position=position) for _ in range(self.count)]
 
   def apply_layer(self, layer: Layer, x_BTD, n_BTD, kv):
-    """Returns the outputs of a layer, or its inputs if LayerDrop skips it."""
+    """Returns the outputs of a layer, or x_BTD if LayerDrop skips the layer.
+
+    The other arguments are those of the layer.
+    """
     y_BTD = layer(x_BTD, n_BTD, kv)
     return drop_layer(self, self.layer_drop, x_BTD, y_BTD)
 
   @property
   def policy(self) -> str:
-    """Name in remat.POLICIES of the policy in use."""
+    """Name in remat.POLICIES of the policy in use: `remat` or its default."""
     return self.remat or 'sublayers'
 
   @property
@@ -170,16 +174,19 @@ class MemoryCell(Cell, kw_only=True):
     return Memory(written, mask_BS[:, mask_BS.shape[1] - A :]), y_BTD
 
   def penalize_spans(self):
-    """Sows the losses of adaptive spans, which cannot be sown in the scan."""
+    """Sows the losses of the heads' adaptive attention spans.
+
+    They cannot be sown in the scan over chunks.
+    """
     if self.config.span:
       for layer in self.layers:
         layer.attention.span.penalize(self.config.window)
 
   def pure(self, A: int) -> MemoryScanBody:
-    """Returns `keys` and `read` as pure functions of the parameters.
+    """Returns `keys` and `read` as functions that take the parameters.
 
     Args:
-      A: tokens of memory before the segment.
+      A: number of tokens of memory before the segment.
     """
     cell = self.clone(parent=None)
 

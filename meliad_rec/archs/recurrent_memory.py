@@ -1,10 +1,11 @@
 """Recurrent Memory Transformer (Bulatov et al. 2022, section 3.2).
 
-A plain causal transformer reads [memory ; block of tokens ; memory]. Tokens
-attend to the memory before them. The memory after them attends to everything,
-and its outputs are the memory of the next block. Bulatov et al. pass these on
-unchanged. Here they are normalized: the layers add to the memory in every
-block, so that it would otherwise grow throughout a long document.
+A plain causal transformer reads the sequence [memory ; tokens of a block ;
+memory]. Tokens attend to the first copy of the memory and to earlier tokens.
+The second copy attends to the first and to all tokens, and its outputs become
+the memory of the next block. Bulatov et al. pass these outputs on unchanged.
+Here they are normalized: the layers add to the memory in every block, so its
+norm would otherwise grow throughout a long document.
 """
 
 import dataclasses

@@ -3,8 +3,8 @@
 `Repeat` with shared parameters is the Universal Transformer that Ju et al. 2021
 use as a baseline. Unlike in Dehghani et al. 2019, the number of repeats is
 fixed, and the layer does not know which repeat it is in. `Repeat` with separate
-parameters is a stack of equal layers whose compile time does not grow with
-their number.
+parameters is a stack of layers of the same kind. Its compile time does not grow
+with the number of layers.
 """
 
 from collections.abc import Callable
@@ -85,12 +85,16 @@ class Chain(Cell, kw_only=True):
     raise NotImplementedError
 
   def map_cells(self, call: Callable, *state):
-    """Returns call(cell, *parts) for each cell, combined like a state.
+    """Calls a function for each cell, and combines the results.
 
     Args:
-      call: the function.
-      *state: any number of states of the whole chain. `parts` are the parts of
-        these states that belong to the cell.
+      call: function (cell, *parts) -> result. `parts` are the parts of the
+        states that belong to the cell.
+      *state: any number of states of the whole chain.
+
+    Returns:
+      The results of all cells, arranged like the states of all cells in a state
+      of the whole chain.
     """
     raise NotImplementedError
 
@@ -100,7 +104,7 @@ class Repeat(Chain):
 
   Attributes:
     cell: the repeated cell.
-    count: how many times it runs.
+    count: how many times the cell runs.
     share: whether all repeats share their parameters. If True, the losses that
       the repeats sow are averaged. If False, these losses are summed, and the
       parameters of all repeats are stacked along axis 0.

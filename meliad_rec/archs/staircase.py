@@ -1,14 +1,19 @@
 """Staircase and Cached Staircase (Ju et al. 2021, sections 3.2 and 3.3).
 
-A stack of L layers runs N times over each chunk of C tokens. In pass n, counted
-from 0, a chunk attends to itself and to N - 1 - n chunks before it: to the
-previous chunk as it is in pass n + 1, to the one before that as it is in pass
-n + 2, and so on. A chunk can thus make all its passes in a row, since
-everything it attends to exists already. In the Cached Staircase a chunk is
-frozen after M passes: all layers of later chunks attend to its last outputs.
+In the Staircase, a stack of L layers runs N times over each chunk of C tokens.
+In pass n, counted from 0, a chunk attends to itself and to the N - 1 - n chunks
+before it: to the previous chunk as it is in pass n + 1, to the one before that
+as it is in pass n + 2, and so on. A chunk can make all its passes in a row,
+since everything that it attends to exists already.
 
-M = N is the Staircase, M = 1 the Cached Staircase of the paper's experiments,
-and M = 0 a memory network, in which older chunks are seen as their embeddings.
+In the Cached Staircase, the stack runs only M times over each chunk. After
+these M passes the chunk is frozen; before, it is live. Where a later chunk
+would attend to it as it is in pass M or later, all layers attend to its outputs
+after the last pass instead.
+
+M = N is the Staircase, and M = 1 the Cached Staircase of the paper's
+experiments. M = 0 is a memory network: a chunk makes one pass, and later chunks
+attend to its embeddings.
 
 A segment is read in one of three ways: chunk by chunk (`Staircase.read`), in
 steps of several chunks (`run_diagonal`), or token by token for generation
@@ -35,26 +40,28 @@ from meliad_rec.recurrence.memory_scan import slice_tokens
 class Staircase(MemoryCell):
   """State: the inputs of all layers in passes 1 to M - 1 of older chunks.
 
-  A chunk is frozen after M of N passes, which are numbered from 0. If M < N,
+  Passes are numbered from 0, and a chunk is frozen after M of them. If M < N,
   the state also holds the outputs of frozen chunks. The authors' code stores
   the outputs of layers in place of their inputs. With inputs, the results do
-  not depend on how a document is split, except for rounding.
+  not depend on how a document is split into segments, except for rounding.
 
   Attributes:
-    config: sizes and choices of the layers; the window is the tokens of N
-      chunks, the paper's step size. Dropout is as in LayerConfig, with one
-      exception: if segments are read chunk by chunk, the normalized vectors of
-      older chunks have no dropout.
+    config: sizes and choices of the layers; the window is N chunks long, the
+      paper's step size. Dropout is as in LayerConfig, with one exception: if
+      segments are read chunk by chunk, the normalized vectors of older chunks
+      have no dropout.
     count, share_position, layer_drop, span: see MemoryCell.
-    passes: number of passes N.
-    live: number of passes M after which a chunk is frozen; None means N.
+    passes: number of chunks in the window, N, and of the passes over each chunk
+      unless it is frozen earlier.
+    live: number of passes M after which a chunk is frozen; None means N, so
+      that no chunk is frozen.
     diagonal: whether segments are read in steps of several chunks (see
       run_diagonal) instead of chunk by chunk. None means that they are if
       M > 1, N <= 2 M and the segment has M - 1 chunks or more. With True, a
       segment of fewer than M - 1 chunks is an error, except for a single chunk
       outside of training, such as the end of a prompt. Steps have larger matrix
-      products, but with N > 2 M the frozen chunks copied for each step would
-      take most of the memory.
+      products. With N > 2 M, however, the frozen chunks copied for each step
+      would take up most of the device's memory.
   """
 
   passes: int
@@ -70,7 +77,7 @@ class Staircase(MemoryCell):
 
   @property
   def live_passes(self) -> int:
-    """Number of passes M: `live`, or N if it is None."""
+    """Number of passes M: `live`, or N if `live` is None."""
     return self.passes if self.live is None else self.live
 
   @property
@@ -159,21 +166,24 @@ class Staircase(MemoryCell):
 
     Args:
       inputs: inputs of each layer in each pass, as inputs[pass][layer].
-      y_BCD: outputs of the last pass.
+      y_BCD: outputs of the last layer in the last pass.
     """
     M = self.live_passes
     frozen = (y_BCD if M else inputs[0][0]) if self.freezes else None
     return inputs[1:M], frozen
 
   def older(self, kv, n: int, i: int):
-    """Returns a list of (keys, values) of older chunks, oldest first.
-
-    They are the ones that a new chunk attends to in one layer of one pass.
+    """Returns what a new chunk attends to in one layer of one pass.
 
     Args:
-      kv: results of `keys` for the memory.
+      kv: result of `keys` for the memory.
       n: the pass, from 0.
       i: the layer, from 0.
+
+    Returns:
+      A list of pairs (keys, values) of older chunks, oldest first. The first
+      pair is that of all frozen chunks, if chunks are frozen; each of the
+      others is that of one live chunk.
     """
     live, frozen = kv
     C, N, M = self.chunk, self.passes, self.live_passes
@@ -199,22 +209,26 @@ def run_diagonal(cell: Staircase, state: Memory, block):
   """Reads a segment in steps of several chunks (Ju et al. 2021, eq. 3).
 
   Step i processes chunk i in its first pass, chunk i - 1 in its second, and so
-  on, all in parallel. With M passes and T chunks of C tokens, T >= M - 1, these
-  are T + M - 1 steps of up to M C tokens, where reading chunk by chunk takes
-  T M steps of C tokens. Both ways give the same result (except for dropout),
-  but the larger steps use fewer, larger matrix products. The first M - 1 steps
-  and the last M - 1 steps process fewer chunks of this segment. In the first
-  M - 1 steps, these chunks also attend to live chunks of earlier segments.
+  on, all in parallel. A segment of T chunks, T >= M - 1, takes T + M - 1 steps
+  of at most M C tokens. Reading it chunk by chunk takes T M steps of C tokens.
+  Both ways give the same result (except for dropout), but the larger steps use
+  fewer, larger matrix products.
 
-  The letter T counts chunks here, and X the tokens of this segment in a step.
+  In a step, chunks that have not yet made all M passes are live. The first
+  M - 1 steps and the last M - 1 steps process fewer than M chunks of this
+  segment. In the first M - 1 steps, they also attend to live chunks of earlier
+  segments.
+
+  Letters here: T chunks of the segment, M passes after which a chunk is frozen,
+  X tokens of this segment in a step.
 
   Args:
-    cell: the staircase, in which chunks are frozen after M passes, M >= 1.
+    cell: the staircase, with M >= 1.
     state: the state before the segment.
-    block: the segment.
+    block: the segment, T C tokens.
 
   Returns:
-    The state after the segment, and y_BTD.
+    The state after the segment, and the outputs of the last pass, [B, T C, D].
   """
   C, N, M = cell.chunk, cell.passes, cell.live_passes
   B, tokens, D = block.x.shape
@@ -224,7 +238,19 @@ def run_diagonal(cell: Staircase, state: Memory, block):
   mask_BS = jnp.concatenate([state.mask_BA, block.mask], 1)
 
   def step(cell, carry, new, known=None):
-    """Runs one step; steps at both ends of the segment have fewer chunks."""
+    """Runs one step; steps at both ends of the segment have fewer chunks.
+
+    Args:
+      cell: the staircase.
+      carry: (x_BXD, past): the inputs of this segment's live chunks that have
+        made a pass, and the outputs of frozen chunks.
+      new: (i, x_BCD): the step, and the chunk that makes its first pass in it.
+        If all chunks have made it, x_BCD has no tokens.
+      known: see _run_pass.
+
+    Returns:
+      The inputs of all layers, the outputs of the last one, and `past`.
+    """
     x_BXD, past = carry
     i, x_BCD = new
     x_BXD = jnp.concatenate([x_BXD, x_BCD], 1)
@@ -273,20 +299,21 @@ def run_diagonal(cell: Staircase, state: Memory, block):
 
 
 def _run_pass(cell, i, x_BXD, known, past, mask_BS):
-  """Runs one pass over the chunks of a step.
+  """Runs all layers once over the chunks of a step, each in its own pass.
 
   Args:
     cell: the staircase.
     i: the step, from 0; it processes chunk i in its first pass.
-    x_BXD: the X tokens of the live chunks of this segment.
-    known: for each layer, its inputs from the live chunks of earlier segments,
-      which precede x_BXD. None means that there are none.
-    past: outputs of the frozen chunks, which precede `known`. None means that
-      there are none.
+    x_BXD: the X tokens of the live chunks of this segment, oldest first.
+    known: for each layer, its inputs at the live chunks of earlier segments,
+      which precede the tokens of x_BXD. None means that there are none.
+    past: outputs of the frozen chunks, which precede those of `known`. None
+      means that there are none.
     mask_BS: bool, False at padding, for the memory and the segment.
 
   Returns:
-    The inputs x_BXD of all layers, and the outputs y_BXD of the last one.
+    A list of the inputs x_BXD of each layer, and the outputs y_BXD of the last
+    one.
   """
   inputs = []
   for place, layer in enumerate(cell.layers):
@@ -303,15 +330,20 @@ def _run_pass(cell, i, x_BXD, known, past, mask_BS):
 
 
 def _inputs_by_step(live, C: int, M: int):
-  """Returns the inputs of live chunks of earlier segments, by layer and step.
+  """Rearranges the inputs of live chunks of earlier segments by step.
 
-  In step i, pass p processes chunk i - p, which belongs to an earlier segment
-  if p > i. It is then chunk M - 1 - p of the array [B, (M - 1 - i) C, D].
+  In step i of run_diagonal, pass p would process chunk i - p, which belongs to
+  an earlier segment if p > i.
 
   Args:
-    live: inputs of the layers, as live[pass - 1][layer], from pass 1 on.
-    C: number of tokens of a chunk.
+    live: inputs of the layers as the state stores them: live[p - 1][layer] is
+      [B, p C, D], the inputs in pass p of the last p chunks, for p from 1 on.
+    C: number of tokens in a chunk.
     M: number of passes after which a chunk is frozen.
+
+  Returns:
+    Lists result[layer][i] for steps i < M - 1. Each array [B, (M - 1 - i) C, D]
+    begins with the chunk in pass M - 1, and ends with the one in pass i + 1.
   """
   return [
     [
@@ -325,15 +357,19 @@ def _inputs_by_step(live, C: int, M: int):
 
 
 def _inputs_by_pass(inputs, layers: int, C: int, M: int):
-  """Returns the inputs of the last M - 1 steps as the state stores them.
+  """Rearranges the inputs of the last M - 1 steps as the state stores them.
 
-  Undoes `_inputs_by_step`.
+  This is the inverse of `_inputs_by_step`, but `inputs` has the step as its
+  first index and the layer as its second.
 
   Args:
     inputs: inputs of the layers, as inputs[step][layer].
     layers: number of layers.
-    C: number of tokens of a chunk.
+    C: number of tokens in a chunk.
     M: number of passes after which a chunk is frozen.
+
+  Returns:
+    Lists like the argument `live` of `_inputs_by_step`.
   """
   live = []
   for p in range(1, M):
@@ -348,9 +384,10 @@ def _inputs_by_pass(inputs, layers: int, C: int, M: int):
 
 
 def _push(past, new):
-  """Appends new tokens to the past, and drops as many of its oldest tokens.
+  """Appends the tokens of `new` to `past`, and drops as many from its start.
 
-  If the past is None, the result is None.
+  Returns:
+    An array of the same shape as `past`; None if `past` is None.
   """
   if past is None:
     return None
@@ -361,16 +398,16 @@ def _push(past, new):
 class StaircaseDecodeState(struct.PyTreeNode):
   """State within a chunk, while decoding token by token.
 
-  In each pass, a token sees no later token of its chunk. The keys of the tokens
-  read so far are therefore kept, by pass and layer, until the chunk is full.
-  Each pass thus processes one token at a time, rather than a chunk.
+  In each pass, a token sees no later token of its chunk, so each pass can
+  process one token at a time. The keys and values of the tokens read so far are
+  kept, by pass and layer, until the chunk is full.
 
   Attributes:
     memory: the memory before the chunk.
     kv: keys and values, as kv[pass][layer]: C - 1 unused places, then older
       chunks, then this chunk, which has C tokens.
-    mask_BS: bool, the tokens before the chunk, then those of the chunk; False
-      at padding.
+    mask_BS: bool, False at padding, for the tokens before the chunk and then
+      those of the chunk.
     written: the vectors that the chunk writes: like memory.written, with leaves
       [B, C, ...].
     filled_B: int32, number of tokens read in the chunk, the same in each row.
@@ -409,7 +446,10 @@ def open_chunk(cell: Staircase, state: Memory) -> StaircaseDecodeState:
 
 
 def decode_token(cell: Staircase, decode_state: StaircaseDecodeState, block):
-  """Reads one token in all passes; returns the new state and y_B1D."""
+  """Reads one token in all passes; returns the new decode state and y_B1D.
+
+  If the token fills the chunk, the new state is that of the next chunk.
+  """
   C, filled = cell.chunk, decode_state.filled_B[0]
   append = lambda a, new: put(a, new, a.shape[1] - C + filled)
   near = lambda a: slice_tokens(a, filled, a.shape[1] - C + 1)
@@ -442,7 +482,7 @@ def decode_token(cell: Staircase, decode_state: StaircaseDecodeState, block):
 
 
 def _next_chunk(cell, decode_state):
-  """Closes a full chunk and opens the next one."""
+  """Returns the decode state at the start of the next chunk, once one is full."""
   C = cell.chunk
   push = lambda a, new: jnp.concatenate([a, new], 1)[:, C:]
   written = jax.tree.map(

@@ -96,7 +96,7 @@ class EncoderLayers(nn.Module):
     return self.layer().config.causal
 
   def __call__(self, x_BTD, mask_BT, memory_BSD=None):
-    """Returns y_BTD; the arguments are those of EncoderLayer."""
+    """Returns y_BTD; the arguments are those of EncoderLayer.__call__."""
     for layer in self.layers:
       y_BTD = layer(x_BTD, mask_BT, memory_BSD)
       x_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)

@@ -4,13 +4,14 @@
 and 3. In the Universal Transformer (UT, Dehghani et al. 2019) each token halts
 on its own, depending on its state; keys and values are computed from the output
 so far (see `mix`). In the gated one (GUT) all tokens of a row halt together,
-depending on the means of the states before and after the layer. In a causal GUT
-each position halts on its own, depending on the means over the tokens up to it.
+depending on the mean of their states before the layer and on the mean of those
+after it. In a causal GUT each token halts on its own, depending on such means
+over this token and all earlier ones.
 
 `Universal` is the module; `Recurrence` is its step as a function of arrays,
 which the loops of recurrence/early_exit.py repeat. A unit is what halts as a
 whole: a token, or all tokens of a row. Letters of this file: U units of a row,
-L steps.
+L the maximum number of steps.
 """
 
 from collections.abc import Callable
@@ -54,9 +55,9 @@ class Universal(nn.Module):
     steps: maximum number of steps, in training and, if eval_steps is None, in
       evaluation.
     global_halt: whether all tokens of a row halt together, depending on the
-      means of their states (GUT). If False, each token halts on its own,
-      depending on its state (UT). If the layer is causal, each token halts on
-      its own in GUT too, depending on means over it and earlier tokens.
+      mean of their states (GUT). If False, each token halts on its own,
+      depending on its state (UT). If True and the layer is causal, each token
+      halts on its own too, depending on the mean over it and all earlier ones.
     transition: whether the halting gate reads the states before and after the
       layer (GUT), or only the state before it (UT).
     halt: settings of halting. None means that all steps run, and the last state
@@ -64,9 +65,9 @@ class Universal(nn.Module):
     eval_steps: maximum number of steps in evaluation; None means `steps`.
     inference: name in INFERENCE_LOOPS of the loop outside of training. In
       'compacted', rows leave the batch as they halt.
-    layer_drop: probability in training that a step in depth skips the layer,
-      drawn for each step, the same in all rows and chunks. Halting goes on in
-      skipped steps too.
+    layer_drop: probability in training that a step in depth skips the layer.
+      There is one draw for each step, for all rows and chunks. A skipped step
+      still counts for halting.
   """
 
   layer: EncoderLayer
@@ -99,7 +100,7 @@ class Universal(nn.Module):
     return self.layer.config.causal
 
   def __call__(self, x_BTD, mask_BT, memory_BSD=None):
-    """Returns y_BTD; the arguments are those of EncoderLayer."""
+    """Returns y_BTD; the arguments are those of EncoderLayer.__call__."""
     if self.is_initializing():
       return self.run_once(x_BTD, mask_BT, memory_BSD)
     training = self.has_rng('dropout')
@@ -133,7 +134,7 @@ class Universal(nn.Module):
     return self.eval_steps
 
   def run_once(self, x_BTD, mask_BT, memory_BSD):
-    """Runs one step to create the parameters, which all steps share."""
+    """Creates the parameters, which all steps share; returns y_BTD of a step."""
     if self.halt:
       self.gate(*[x_BTD[:, :1]] * (2 if self.transition else 1))
     return self.layer(x_BTD, mask_BT, memory_BSD)
@@ -161,8 +162,9 @@ class Universal(nn.Module):
     """Sows the loss and the metrics of halting, and the depth of each unit.
 
     The loss is a mean over the units of a row that are not padding, and then
-    over rows. In a cell that reads chunks, it is also a mean over the chunks of
-    a row that hold tokens. U is the number of units of a row.
+    over rows that hold tokens. In a cell that reads chunks, it is also a mean
+    over the chunks of a row that hold tokens. U is the number of units of a
+    row.
 
     Args:
       rows: values that all steps read.
@@ -204,7 +206,8 @@ class Shared(struct.PyTreeNode):
   Attributes:
     layer: parameters of the layer.
     gate: parameters of the halting gate; None means that nothing halts.
-    rng: data of the random key of dropout; None means no dropout.
+    rng: jax.random.key_data of the random key of dropout; None means no
+      dropout.
   """
 
   layer: dict
@@ -218,8 +221,8 @@ class Rows(struct.PyTreeNode):
   Attributes:
     mask_BT: bool, False at padding.
     memory_BSD: memory slots; None means that there are none.
-    max_steps_B1: int32, index of the last step that the units of a row may
-      take.
+    max_steps_B1: int32, index, from 0, of the last step that the units of a row
+      may take.
   """
 
   mask_BT: jax.Array
@@ -228,10 +231,10 @@ class Rows(struct.PyTreeNode):
 
   @classmethod
   def of(cls, mask_BT, memory_BSD, causal: bool) -> 'Rows':
-    """Returns Rows that allow one step more than a row has tokens.
+    """Returns Rows that allow each row one step more than it has tokens.
 
-    If the layer is causal, steps have no such limit, since it would reveal how
-    many tokens follow.
+    If the layer is causal, there is no such limit, since a limit would reveal
+    how many tokens follow.
 
     Args:
       mask_BT: bool, False at padding.
@@ -245,15 +248,15 @@ class Rows(struct.PyTreeNode):
 
 
 class DepthState(struct.PyTreeNode):
-  """State between two steps.
+  """What one step passes on to the next.
 
   Attributes:
     h_BTD: state of each token.
     units: progress of each unit toward halting.
     p_BU: halting probability of each unit at h_BTD; None if the gate also reads
       the state after the layer, or if nothing halts.
-    mixed_BTD: weighted sum of the states before h_BTD, float32, used to compute
-      keys; None if Universal.global_halt is True.
+    mixed_BTD: weighted sum of each token's states before h_BTD, float32, from
+      which keys are computed; None if Universal.global_halt is True.
   """
 
   h_BTD: jax.Array
@@ -267,7 +270,8 @@ class Added(struct.PyTreeNode):
 
   Attributes:
     counts: terms of the halting loss and of the depth; see Counts.
-    mixed_BTD: weighted state of each token; None if DepthState holds the sum.
+    mixed_BTD: float32, the state of each token before the step times its
+      weight; None if DepthState holds the sum of these.
     routes: for each router of experts, terms of its loss; empty without
       experts.
   """
@@ -297,7 +301,7 @@ class Recurrence:
   layer_drop: float = 0.0
 
   def initial_state(self, shared: Shared, rows: Rows, x_BTD):
-    """Returns the state and the counts before step 0.
+    """Returns the DepthState and the Counts before step 0.
 
     The counts hold the halting probabilities of step 0 if they are known before
     the step, and otherwise zeros. The sums of the loop do not include these
@@ -316,15 +320,15 @@ class Recurrence:
     return DepthState(x_BTD, units, p_BU, mixed_BTD), counts
 
   def active(self, state: DepthState):
-    """Returns bool [B], True at rows that have units that continue."""
+    """Returns bool [B], True at rows in which any unit continues."""
     return state.units.active_B
 
   def changed(self, added: Added):
-    """Returns bool [B], True at rows in which a unit took its new state."""
+    """Returns bool [B], True at rows in which any unit took its new state."""
     return jnp.any(added.counts.depth > 0, 1)
 
   def step(self, shared: Shared, rows: Rows, l, state: DepthState):
-    """Returns the state after step l, and the values that the step adds.
+    """Returns the DepthState after step l, and the Added of this step.
 
     Args:
       shared, rows: values that steps read but do not change.
@@ -363,8 +367,8 @@ class Recurrence:
   def run_layer(self, shared, rows, l, state):
     """Returns the layer's output in step l, and the collection 'routes'.
 
-    The routers of the layer's experts sow 'routes'. Unless `global_halt`, keys
-    are computed from the output so far (see `mix`).
+    The routers of the layer's experts sow 'routes'. If global_halt is False,
+    keys and values are computed from the output so far (see `mix`).
     """
     rngs, source_BTD, key = {}, None, None
     if shared.rng is not None:
@@ -388,7 +392,7 @@ class Recurrence:
     return new_BTD, sown.get('routes', {})
 
   def ask(self, shared, rows, *h_BTD):
-    """Returns halting probabilities p_BU.
+    """Returns p_BU, the halting probability of each unit.
 
     Args:
       shared, rows: values that steps read but do not change.
@@ -402,9 +406,15 @@ class Recurrence:
   def ask_ahead(self, shared, rows, l, h_BTD, units):
     """Computes the halting probabilities of step l before the step.
 
+    Args:
+      shared, rows: values that steps read but do not change.
+      l: int, the step, from 0.
+      h_BTD: states of the tokens before the step.
+      units: Units before the step.
+
     Returns:
-      The units, no longer active if step l would halt them; the probabilities
-      p_BU; and counts that hold p_BU.
+      The units, of which those that step l would halt are no longer active; the
+      probabilities p_BU; and Counts that hold only p_BU.
     """
     p_BU = self.ask(shared, rows, h_BTD)
     counts = self.count_asked(self.zero_counts(units), p_BU, units, l)
@@ -424,10 +434,10 @@ class Recurrence:
 
 
 def mix(mixed_BTD, state: DepthState):
-  """Returns y_BTD, the output if the given state is the last one.
+  """Returns y_BTD, what the output would be if all units halted at `state`.
 
   Args:
-    mixed_BTD: weighted sum of the states before `state`.
+    mixed_BTD: weighted sum of each token's states before state.h_BTD.
     state: the last state.
   """
   last_BTD = state.units.remainder[..., None] * state.h_BTD.astype(jnp.float32)

@@ -1,8 +1,9 @@
 """Layers that attend to a window: sliding, Transformer-XL, and vanilla.
 
-Hutchins et al. 2022, section 3. `WindowLayer` is a Transformer-XL if a segment
-is as long as the window, and the paper's Sliding Window model if a segment is
-longer. Tokens of a `VanillaLayer` see nothing before their block.
+Hutchins et al. 2022, section 3. `WindowLayer` is the layer of a Transformer-XL
+if a segment is as long as the window, and that of the paper's Sliding Window
+model if a segment is longer. Tokens of a `VanillaLayer` see nothing before
+their block.
 """
 
 from flax import linen as nn

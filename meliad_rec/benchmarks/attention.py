@@ -1,11 +1,11 @@
-"""Compares implementations of windowed attention.
+"""Compares implementations of sliding-window attention.
 
   meliad-rec bench attention [--setting=small] [--topology=v5e:2x2]
 
 Times are measured on this machine or, with --topology, estimated by the TPU
-compiler. Each row is one implementation (form). `ours` has the Pallas kernels
-on a TPU, and the same XLA code as `blocked` elsewhere. On a GPU, our GPU
-kernels have a row of their own.
+compiler. Each row of the table is one implementation (form). `ours` uses Pallas
+kernels on a TPU. Elsewhere it runs XLA code, as `blocked` does everywhere. On a
+GPU, this package's kernels for GPU have a row of their own.
 """
 
 import dataclasses
@@ -30,12 +30,15 @@ WAYS = forms.WAYS
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCost:
-  """Cost of one form.
+  """Measured cost of one form.
+
+  A way is one of WAYS: 'forward' or 'forward+backward'.
 
   Attributes:
-    times: seconds of each call, for each of WAYS.
-    ratios: times divided by the times of the baseline, for each of WAYS.
-    temporary_bytes: bytes of temporary memory of forward and backward passes.
+    times: {way: times of a call}.
+    ratios: {way: time divided by the baseline's}; see Times.ratio.
+    temporary_bytes: bytes of temporary memory of 'forward+backward', according
+      to the compiler.
   """
 
   times: dict[str, Times]
@@ -43,7 +46,11 @@ class AttentionCost:
   temporary_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns {column: value}; ratios are to the row named `baseline`."""
+    """Returns {column: text} for a row of the table.
+
+    Args:
+      baseline: name of the baseline's row, for the headings of ratios.
+    """
     found = {}
     for way in WAYS:
       found[f'{way} ms'] = f'{self.times[way].median * 1e3:.2f}'
@@ -55,7 +62,15 @@ class AttentionCost:
 def measure(
   setting: forms.AttentionSizes, rounds: int
 ) -> dict[str, AttentionCost]:
-  """Returns the cost of each form of forms_here(), measured on this machine."""
+  """Returns the cost of each of `forms_here`, measured on this machine.
+
+  Args:
+    setting: sizes of the arrays.
+    rounds: number of times that each program is timed.
+
+  Returns:
+    {name of the form: its cost}.
+  """
   names = forms.forms_here()
   keys = jax.random.split(jax.random.key(0), len(setting.shapes()))
   given = [_draw(*each) for each in zip(keys, setting.shapes(), strict=True)]
@@ -79,13 +94,15 @@ def measure(
 def estimate(setting: forms.AttentionSizes, name: str) -> dict[str, Estimate]:
   """Returns the estimated cost of each form on one device of a slice of TPUs.
 
+  The keys of the result are the names of the forms.
+
   Args:
-    setting: one of SETTINGS.
+    setting: one of the values of SETTINGS.
     name: name of the slice, such as 'v5e:2x2'.
 
   Raises:
-    ValueError: there is no such slice, or libtpu is missing or of another
-      version.
+    ValueError: there is no such slice, or libtpu is missing or is not the
+      version that this package needs.
     RuntimeError: the process that compiles failed for another reason.
   """
   topology.parse(name)

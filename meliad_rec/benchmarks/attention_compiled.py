@@ -1,13 +1,14 @@
-"""The process that compiles for `attention.estimate`; prints rows as JSON.
+"""Process that compiles for `attention.estimate` and prints estimates as JSON.
 
-Its arguments are the names of the slice and of the setting, and a folder for
-schedules. An error that a user can correct is printed as {'mistake': sentence}.
+Its command line has the name of the slice, the name of the setting, and the
+folder for schedules. If the user can correct an error, it prints
+{'mistake': sentence} instead.
 
 XLA estimates no cycles for Pallas kernels, but libtpu can write the schedule of
-each kernel to a folder. A schedule has a line for every cycle with
-instructions, and a branch back for every loop. Code under a condition counts as
-executed. The cycles of a kernel are those of a chip that never waits for its
-memory.
+each kernel to a folder. A schedule lists the instructions of each cycle on a
+numbered line. A loop ends with a branch to an earlier line. The cycles of a
+kernel are computed from these lines, as if the chip never waited for its memory
+and all code under conditions ran.
 """
 
 import dataclasses
@@ -39,10 +40,12 @@ class Estimate:
   """Estimated cost of one form on a TPU.
 
   Attributes:
-    cycles: XLA's estimates of cycles, for each of WAYS.
-    kernels: upper bound for the cycles of Pallas kernels, for each of WAYS.
-    clock: cycles per second.
-    temporary_bytes: bytes of temporary memory of forward and backward passes.
+    cycles: {way: cycles of all operations that XLA has estimates for}. A way is
+      'forward' or 'forward+backward'.
+    kernels: {way: cycles of the Pallas kernels, from their schedules}.
+    clock: cycles of the chip per second.
+    temporary_bytes: bytes of temporary memory of 'forward+backward', according
+      to the compiler.
   """
 
   cycles: dict[str, int]
@@ -51,7 +54,7 @@ class Estimate:
   temporary_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns {column: value}; no value depends on the baseline."""
+    """Returns {column: text} for a row of the table, which has no ratios."""
     del baseline
     found = {}
     for way in forms.WAYS:
@@ -67,7 +70,7 @@ class Estimate:
 def rows(
   name: str, setting: forms.AttentionSizes, folder: str
 ) -> dict[str, Estimate]:
-  """Returns an estimate for each form, by name.
+  """Returns {name of the form: its estimate} for each of TPU_FORMS.
 
   Args:
     name: name of the slice to compile for, such as 'v5e:2x2'.
@@ -102,7 +105,7 @@ def rows(
 
 
 def flags(folder: str) -> list[str]:
-  """Returns flags of libtpu that make it write schedules to a folder."""
+  """Returns flags that make libtpu write kernels' schedules to a folder."""
   return [
     f'--xla_jf_dump_to={folder}',
     '--xla_jf_dump_llo_text=true',
@@ -111,11 +114,11 @@ def flags(folder: str) -> list[str]:
 
 
 def read_cycles(folder: str | Path, name: str) -> dict[str, int]:
-  """Returns the cycles of each kernel with this prefix, by its full name.
+  """Returns {kernel: cycles of a call} for kernels whose names have a prefix.
 
   Args:
     folder: folder with the schedules; see `flags`.
-    name: prefix of the kernels' names.
+    name: the prefix; the keys of the result are whole names.
 
   Raises:
     ValueError: there is no such kernel, or its schedule cannot be read; see
@@ -136,14 +139,17 @@ def read_cycles(folder: str | Path, name: str) -> dict[str, int]:
 
 
 def cycles(schedule: str) -> int:
-  """Returns the cycles of a kernel that runs its grid steps in one loop.
+  """Returns the cycles of one call of a kernel, from its schedule.
+
+  The longest loop is taken as the loop over the kernel's grid. Other loops
+  count as one iteration.
 
   Args:
     schedule: text of the kernel's schedule.
 
   Raises:
-    ValueError: the schedule has no loop, or does not compare a counter of the
-      loop with a constant, which would tell the number of iterations.
+    ValueError: the schedule has no loop, or does not compare the counter of the
+      longest loop with a constant that gives the number of iterations.
   """
   last, loops, compared = 0, [], {}
   for line in schedule.splitlines():

@@ -1,11 +1,11 @@
-"""Implementations (forms) of windowed attention to compare.
+"""Implementations (forms) of sliding-window attention to compare.
 
-Each form is measured as a program that gets queries q_BTF, keys k_BSF and
-values v_BSF with merged heads, as projections return them, and mask_BS, bias_HW
-and scale_H. Here F is H K, and S is W + T for a window of W keys. Keys of the
-previous window are already normalized, and keys of the queries' own tokens are
-not. Our kernels normalize the latter as they read them; the other forms need a
-separate pass.
+Each form is measured as a program of queries q_BTF, keys k_BSF, values v_BSF,
+mask_BS, bias_HW and scale_H (see AttentionInputs). In this file, F is H K: the
+heads are in one axis, as projections return them. S is W + T: the W keys of the
+previous window, followed by the keys of the T queries' own tokens. The former
+are already normalized; the latter are not. This package's kernels normalize
+keys as they read them. In other forms, an earlier pass does this.
 """
 
 import dataclasses
@@ -25,7 +25,16 @@ from meliad_rec.kernels.reference import normalize_own_keys
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSizes:
-  """Sizes of the arrays; `rows` is the batch size."""
+  """Sizes of the arrays.
+
+  Attributes:
+    rows: batch size.
+    tokens: number of queries in a row.
+    num_heads: number of heads.
+    head_dim: width of each head.
+    window: number of keys that a query sees.
+    dtype: name of the dtype of queries, keys and values.
+  """
 
   rows: int
   tokens: int
@@ -35,7 +44,10 @@ class AttentionSizes:
   dtype: str
 
   def shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the shapes and dtypes of the arguments of a form's programs."""
+    """Returns the shape and dtype of each argument of a form's program.
+
+    Their order is q_BTF, k_BSF, v_BSF, mask_BS, bias_HW, scale_H.
+    """
     B, T, W = self.rows, self.tokens, self.window
     F, S = self.num_heads * self.head_dim, self.window + self.tokens
     shape = jax.ShapeDtypeStruct
@@ -59,9 +71,9 @@ WAYS = 'forward', 'forward+backward'
 
 
 def whole_blocks(inputs: AttentionInputs):
-  """Attends in blocks of W queries by X = 2 W keys.
+  """Returns y_BTHK, computed in blocks of W queries by X = 2 W keys.
 
-  The bias is an array with a number for each pair of query and key.
+  The bias is expanded to a number for each pair of query and key of a block.
   """
   (B, T, H, K), W = inputs.q_BTHK.shape, inputs.window
   n = T // W
@@ -89,7 +101,7 @@ def whole_blocks(inputs: AttentionInputs):
 
 
 def of_jax(inputs: AttentionInputs):
-  """Calls jax.nn.dot_product_attention with a local window, without bias."""
+  """Returns y_BTHK from jax.nn.dot_product_attention, without bias."""
   W = inputs.window
   q = normalize_and_scale(inputs.q_BTHK, inputs.scale_H)
   # With a local window, it needs as many queries as keys.
@@ -106,7 +118,10 @@ def of_jax(inputs: AttentionInputs):
 
 
 def splash(inputs: AttentionInputs):
-  """Calls splash attention, the TPU kernels of JAX, without bias and mask."""
+  """Returns y_BTHK from splash attention, JAX's TPU kernels.
+
+  It has no bias and no padding mask.
+  """
   (T, H), W = inputs.q_BTHK.shape[1:3], inputs.window
   S = inputs.k_BSHK.shape[1]
   near = splash_attention.LocalMask((T, S), (W - 1, 0), S - T)
@@ -121,12 +136,12 @@ def splash(inputs: AttentionInputs):
 
 
 def blocked(inputs: AttentionInputs):
-  """Calls this package's attention, without kernels."""
+  """Returns y_BTHK from this package's attention in XLA, without kernels."""
   return window_attention(inputs, form='xla')
 
 
 def gpu_kernels(inputs: AttentionInputs):
-  """Calls this package's attention, with its kernels for GPU."""
+  """Returns y_BTHK from this package's attention kernels for GPU."""
   return window_attention(inputs, form='gpu')
 
 
@@ -143,7 +158,7 @@ GPU_FORMS = FORMS | {'our GPU kernels': gpu_kernels}
 
 
 def forms_here() -> dict:
-  """Returns the forms that run on this machine, by name."""
+  """Returns {name: function of AttentionInputs}: forms for this machine."""
   match jax.default_backend():
     case 'tpu':
       return TPU_FORMS
@@ -154,11 +169,15 @@ def forms_here() -> dict:
 
 
 def programs(form: str, setting: AttentionSizes):
-  """Returns a function of arrays of these sizes for each of WAYS.
+  """Returns the programs of a form by way, 'forward' and 'forward+backward'.
+
+  Both take the arrays of AttentionSizes.shapes. 'forward' returns the outputs
+  y_BTF. 'forward+backward' also returns a tuple of gradients: those of all
+  arrays except the mask.
 
   Args:
     form: name of a form.
-    setting: sizes; see AttentionSizes.shapes for the order of the arrays.
+    setting: sizes of the arrays.
   """
 
   def forward(q_BTF, k_BSF, v_BSF, mask_BS, bias_HW, scale_H):

@@ -2,11 +2,11 @@
 
   meliad-rec bench generation
 
-A staircase makes its N passes over each token separately, which is N times the
-work of Transformer-XL (row `xl`). The table shows the size of a text's state in
-two situations: between two chunks of text, and during generation. During
-generation, a model also holds the keys of the state, instead of computing them
-again for each token.
+A staircase makes N passes over each token, one after another. This takes N
+times the work of Transformer-XL (row `xl`). The table shows two sizes of the
+state of one text: between two chunks of the text (`state`), and during
+generation (`held`). During generation, the state also includes its own keys, so
+that they are not computed again for each token.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class GenerationCost:
   """Cost of generation with one model.
 
   Attributes:
-    times: seconds to generate TOKENS tokens of every text.
-    ratio: this time divided by the baseline's time.
+    times: times to generate the next TOKENS tokens of all texts.
+    ratio: this time divided by the baseline's; see Times.ratio.
     rows: number of texts generated in parallel.
     state_bytes: bytes of the state of one text between two chunks.
     held_bytes: bytes of the state of one text during generation.
@@ -46,7 +46,11 @@ class GenerationCost:
   held_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns {column: value}; ratios are to the row named `baseline`."""
+    """Returns {column: text} for a row of the table.
+
+    Args:
+      baseline: name of the baseline's row, for the headings of ratios.
+    """
     seconds = self.times.median
     return {
       'ms/token': f'{seconds / TOKENS * 1e3:.3f}',
@@ -61,7 +65,14 @@ class GenerationCost:
 def measure(
   setting: recurrence.RecurrenceSizes, rounds: int
 ) -> dict[str, GenerationCost]:
-  """Returns the cost of generation after one segment, by name of the model."""
+  """Returns {name of the model: cost of generation with it}.
+
+  Each model first reads one segment of random tokens.
+
+  Args:
+    setting: sizes of the models.
+    rounds: number of times that each model is timed.
+  """
   models = {
     name: Model(setting.vocab, cell, setting.config.d_model)
     for name, cell in recurrence.cells(setting).items()
@@ -83,7 +94,7 @@ def measure(
 def _writer(
   model: Model, setting: recurrence.RecurrenceSizes
 ) -> Callable[[], None]:
-  """Returns a function that generates the next TOKENS tokens of all texts."""
+  """Returns a function; each call generates TOKENS more tokens of all texts."""
   make = jax.jit(lambda rng: initialize(model, rng, 1, setting.segment))
   decoder = Decoder(model, make(jax.random.key(0)), setting.segment, TOKENS)
   shape = setting.rows, setting.segment + 1
@@ -100,13 +111,13 @@ def _writer(
 
 
 def state_bytes(model: Model, segment: int, held: bool = False) -> int:
-  """Returns the bytes of one text's state.
+  """Returns the size of one text's state in bytes.
 
   Args:
     model: the model.
     segment: tokens per segment.
-    held: whether to measure the state during generation, instead of between
-      two chunks.
+    held: whether to take the state during generation. If False, it is the
+      state between two chunks of the text.
   """
 
   def state(rng):

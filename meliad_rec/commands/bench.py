@@ -6,10 +6,11 @@ r"""Measures the library on this machine: meliad-rec bench NAME.
 NAME is one of:
 
   step        training steps of the models of the Block-Recurrent paper, table 1
-  recurrence  training steps of the Staircase and Feedback papers
+  recurrence  training steps of the models of the Staircase and Feedback papers
   generation  generation with the models of `recurrence`
-  memorizing  training steps of Memorizing Transformers by size of the memory
-  halting     universal transformers that halt early
+  memorizing  training steps of Memorizing Transformers, by size of the memory
+  halting     recurrence in depth of universal transformers, with and without
+              early halting
   attention   implementations of windowed attention, measured here or, with
               --topology, estimated for a TPU
 """

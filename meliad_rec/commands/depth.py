@@ -5,10 +5,11 @@ r"""Shows the number of steps that a halting model takes, token by token.
 
 A halting model decides by itself how many times it applies its layer (steps) to
 a token, a chunk or a document. For --text, this prints the steps of each token,
-and the label that the model predicts. For --split it prints the mean and
-maximum of steps and the share of correct answers, by length of the document
-and, if some words are brackets, by depth of nesting. Tokens that halt together,
-as a chunk or a document, count once. --out plots the result.
+and the labels if the model predicts labels. For --split, it prints the mean and
+maximum number of steps and the share of correct predictions, by length of the
+document and, if some words are brackets, by depth of nesting. In the mean,
+tokens that halt together, as a chunk or a document, count once. --out plots the
+result.
 """
 
 import dataclasses
@@ -116,11 +117,12 @@ def read(run: TrainedRun, documents: Documents, args) -> Depths:
 
 
 def grouped(run: TrainedRun, depths: Depths) -> dict[str, list[depth.Group]]:
-  """Groups the documents by length and, if there are brackets, by nesting.
+  """Groups the documents by length and by depth of nesting.
 
   Returns:
-    {heading: groups}: 'tokens' has the groups by length, and 'brackets' those
-    by nesting, if some words of the vocabulary are brackets.
+    {heading: groups}. 'tokens' has the groups by length. 'brackets' has those
+    by depth of nesting, and exists only if some words of the vocabulary are
+    brackets.
   """
   found = {'tokens': depth.by_length(depths)}
   brackets = bracket_steps(run.vocabulary)

@@ -28,11 +28,13 @@ class Line:
   """A text and the steps of its tokens, in reading order.
 
   Attributes:
-    title: summary of the steps, and the label of the text if it has one.
+    title: summary of the steps, after the predicted label of the whole text if
+      the model predicts one.
     words: the text of each token.
     levels: number of brackets that are open around each token.
     steps: steps taken at each token.
-    labels: predicted label of each token, or None.
+    labels: predicted label of each token; None if the model does not predict
+      labels of single tokens.
     together: whether all tokens halt together, after the same steps.
   """
 
@@ -67,12 +69,13 @@ class Line:
 def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
   """Returns texts as documents in the form of the run's data.
 
-  A run that classifies pairs takes two texts with || between them. If the run
-  predicts labels, every token of the documents has the label 0.
+  If the run classifies pairs, each string must hold two texts with || between
+  them. If the run predicts labels, every token of the documents gets the label
+  0, because the true labels are not known.
 
   Raises:
     ValueError: a text is empty, has unknown words, or is not a pair although
-      the run classifies pairs.
+      the run needs one.
   """
   pairs = run.sharded.model.sequences > 1
   documents = []
@@ -97,7 +100,8 @@ def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
 def encode(vocabulary: Vocabulary, text: str) -> np.ndarray:
   """Returns the ids of a text.
 
-  The words START and END are added around it if the vocabulary has them.
+  The words START and END are added before and after the text if the vocabulary
+  has them and the text does not.
   """
   if isinstance(vocabulary, Words):
     words = text.split()
@@ -231,10 +235,11 @@ def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
 
 
 def draw_groups(drawn: Mapping[str, Sequence[Group]], out: str | Path) -> None:
-  """Draws the steps of groups of documents, and below them the accuracy.
+  """Draws the mean and maximum steps of groups, and below them the accuracy.
 
   Args:
-    drawn: {label of the horizontal axis: groups in order}.
+    drawn: {label of the horizontal axis: groups of documents in order}. Each
+      item is a column of the picture.
     out: path of the PNG.
   """
   widths = [max(0.4 * len(each), 3) for each in drawn.values()]

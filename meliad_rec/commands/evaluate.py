@@ -4,9 +4,10 @@ r"""Evaluates a trained model on a split or on text files, every token once.
   meliad-rec evaluate --workdir=RUN --file='books/*.txt'
   meliad-rec evaluate --compare=A.npz,B.npz
 
---out writes the loss of every token with its text. --compare shows what the
-second of two such files gains over the first: by position in the document, and
-the tokens that gain most, in context.
+--out writes the loss and the text of every token to a file. --compare takes two
+such files, and shows what the model of the second gains over that of the first:
+by position in the document, by distance back to the previous use of a name, and
+at the tokens with the largest gain, in context. --plot also draws the gain.
 """
 
 from collections.abc import Mapping
@@ -23,9 +24,11 @@ from meliad_rec.data.documents import Documents
 from meliad_rec.evaluation.compare import compare
 from meliad_rec.evaluation.evaluation import evaluate
 from meliad_rec.evaluation.evaluation import Part
+from meliad_rec.evaluation.gain_plot import plot_gain
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.metrics.metrics import unit
 from meliad_rec.models.checks import check_data_compatible
+from meliad_rec.report import plot
 from meliad_rec.report.console import Countdown
 from meliad_rec.report.console import counted
 from meliad_rec.runs.trained_run import TrainedRun
@@ -72,6 +75,9 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'unit', 'token', 'Unit that --compare compares: token or word.'
   )
+  flags.DEFINE_string(
+    'plot', None, 'Picture of the gain that --compare writes, a .png file.'
+  )
 
 
 def main(argv: list[str]) -> None:
@@ -83,10 +89,16 @@ def main(argv: list[str]) -> None:
       raise ValueError(
         f'--compare takes two files, A.npz,B.npz, got {len(args.compare)}.'
       )
+    if args.plot:
+      plot.check_name(args.plot)
     a, b = map(TokenLosses.load, args.compare)
     print(compare(a, b, args.top, args.unit))
+    if args.plot:
+      plot_gain(a, b, args.plot)
+      print(f'wrote {args.plot}')
     return
-  config_flags.refuse(('top', 'unit'), 'can only be used with --compare')
+  compared = 'top', 'unit', 'plot'
+  config_flags.refuse(compared, 'can only be used with --compare')
   check_flags(args)
   run = run_flags.open_run()
   chosen, trivial = choose(run, args)
@@ -138,8 +150,8 @@ def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
   """Opens the documents that the flags name.
 
   Returns:
-    The documents, and {name of a trivial predictor: its error rate on the
-    whole split}, which is empty for data without such predictions.
+    (documents, {name of a trivial predictor: its error rate on the whole
+    split}). The dict is empty for data without such predictors.
   """
   if args.file:
     names = find(args.file)
@@ -150,7 +162,12 @@ def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
 
 
 def find(patterns: list[str]) -> list[str]:
-  """Returns the files that match, in the order of their patterns, each once.
+  """Returns the files that match any of the patterns, each once.
+
+  Files are in the order of the patterns and, for one pattern, sorted.
+
+  Args:
+    patterns: paths of files, or patterns of glob.
 
   Raises:
     ValueError: no file matches a pattern.
@@ -173,7 +190,8 @@ def measure(
   """Evaluates the run on documents.
 
   Returns:
-    Metrics by name, and the loss of each token, or None without --out.
+    ({name: value} of the metrics, loss of each token). The latter is None
+    without --out.
   """
   sharded = run.sharded
   if args.clear_state:

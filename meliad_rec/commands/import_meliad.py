@@ -4,17 +4,17 @@ r"""Makes a run from weights trained by google-research/meliad.
     --gin_file=arch/block_recurrent --gin_file=size/150m \
     --gin_file=task/pg19 --gin_file=options/compat_meliad
 
-The source is a folder checkpoint_N that orbax wrote (or its contents), or an
-.npz of {name: array}. The run starts at step 0, with a new optimizer state.
-meliad never learns to predict a document's first token, so an imported model
-has a high loss there.
+The source is an .npz of {name: array}, or a folder that orbax wrote:
+checkpoint_N or checkpoint_N/tstate. The run starts at step 0, with a new
+optimizer state. meliad never learns to predict a document's first token, so an
+imported model has a high loss there.
 
-Three forms of meliad's names are accepted:
+Names of arrays may have any of the three forms that meliad has used:
 
   transformer0/tbase/...              revision cc1aef5 (June 2025), the stack
                                       with recurrence (configs/base_memory.gin)
-  layer_stack/transformer0/tbase/...  the same, the stack without recurrence
-                                      (configs/base_transformer.gin)
+  layer_stack/transformer0/tbase/...  the same revision, the stack without
+                                      recurrence (configs/base_transformer.gin)
   decoder/transformer0/tbase/...      the release of 2022
 
 Names may begin with params/, target/ or optimizer/target/, as in checkpoints.
@@ -172,7 +172,7 @@ def read(source: str) -> dict[str, np.ndarray]:
     {name: array}. From a folder of orbax, only parameters are read.
 
   Raises:
-    ValueError: `source` is neither of these.
+    ValueError: `source` is neither, or the .npz file has more than arrays.
   """
   path = Path(source)
   for folder in (path, path / 'tstate'):
@@ -207,14 +207,17 @@ def _read_orbax(folder: Path) -> dict[str, np.ndarray]:
 
 
 def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
-  """Checks that the model computes the same logits as meliad.
+  """Checks that a model with meliad's parameters would have meliad's logits.
+
+  It compares settings, and computes no logits.
 
   Args:
     model: the model that would take meliad's parameters.
     meliad: {name: array} of the checkpoint.
 
   Raises:
-    ValueError: a setting of the model would change the logits.
+    ValueError: the logits would differ, because of a setting of the model or a
+      negative attention scale in the checkpoint.
   """
   for layer in layer_configs(model.cell):
     position = layer.position(layer.num_heads)
@@ -261,10 +264,12 @@ def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
 
 
 def layer_configs(cell: Cell) -> list[LayerConfig]:
-  """Returns the configs of all layers.
+  """Returns the configs of the layers of a cell.
+
+  Layers that Repeat makes from one cell have one config in the list.
 
   Raises:
-    ValueError: meliad has no layer of that kind.
+    ValueError: the cell contains a kind of layer that meliad does not have.
   """
   match cell:
     case Stack():

@@ -16,7 +16,6 @@ from absl import flags
 from meliad_rec.metrics.metrics import unit
 from meliad_rec.report import journal
 from meliad_rec.report import plot
-from meliad_rec.storage import array_file
 
 _MORE_IS_BETTER = ('accuracy', 'tokens_per_second', 'mfu', 'epoch')
 
@@ -49,12 +48,8 @@ def main(argv: list[str]) -> None:
         'which identifies a run here. Rename one, or give each folder once.'
       )
     runs[name] = each
-  if args.plot and Path(args.plot).suffix != '.png':
-    raise ValueError(
-      f'--plot={args.plot} is not a .png file. Give a name that ends in .png.'
-    )
   if args.plot:
-    array_file.check_writable(args.plot)
+    plot.check_name(args.plot)
   if len(args.metric) > 1 and not args.plot:
     raise ValueError(
       f'--metric={",".join(args.metric)} are several metrics, which can only '

@@ -123,9 +123,10 @@ def _file(file):
 
 
 def _default(found: Mapping[str, str]) -> str:
-  """Returns the default of a macro, such as '8192 in arch/memorizing'.
+  """Returns the default of a macro as text, such as '8192 in arch/memorizing'.
 
-  Returns 'by size' for the part of the default that files of size/ set.
+  If files of size/ set the macro, the text has the words 'by size' in place of
+  their values.
 
   Args:
     found: {file: value} of the files that set the macro, from `setters`.

@@ -6,8 +6,8 @@ r"""Tokenizes a source once into a token store, which training then opens.
     --vocabulary=tokenizer.json --out=STORE
   meliad-rec tokenize --verify=STORE
 
-Prints the documents, tokens, bytes and words of each split. --verify reads
-every file of a store and checks that none has changed.
+Prints the numbers of documents, tokens, bytes and words of each split. --verify
+reads every file of a store and checks that none has changed.
 """
 
 from collections.abc import Iterator
@@ -74,7 +74,14 @@ def main(argv: list[str]) -> None:
 def _report_counts(
   split: str, documents: Iterator[Document]
 ) -> Iterator[Document]:
-  """Yields the same documents, then prints their number and size."""
+  """Yields documents unchanged, and prints a line about them at the end.
+
+  The line has the numbers of documents, tokens, bytes and words, and the time.
+
+  Args:
+    split: name of the split, for the line.
+    documents: documents of the split.
+  """
   began = time.monotonic()
   count = tokens = bytes_ = words = 0
   for document in documents:

@@ -81,14 +81,14 @@ def main(argv: list[str]) -> None:
 def sentences(
   read: Callable[[], Iterator[str]], max_bytes: int
 ) -> Iterator[str]:
-  """Yields parts of the texts that are short enough for SentencePiece.
+  """Yields pieces of the texts, each short enough for SentencePiece.
 
-  If there is more text than max_bytes, only every n-th part is taken, with the
-  same n everywhere, so that parts of the whole source are taken.
+  If the texts are longer than max_bytes in all, only every n-th piece is
+  yielded. The pieces are then spread evenly over all texts.
 
   Args:
     read: returns the texts; called twice.
-    max_bytes: approximate limit in UTF-8 bytes.
+    max_bytes: approximate limit for the sum of all pieces, in UTF-8 bytes.
   """
   total = sum(len(text.encode()) for text in read())
   every = -(-total // max_bytes)

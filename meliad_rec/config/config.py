@@ -54,8 +54,9 @@ def parse(
 
   The previous configuration is forgotten, so that a notebook's cell can run
   again. Files are read in the order of their kinds (see files.in_order). Later
-  files override earlier ones, and single bindings override files. It is an
-  error if other files of options/ override all settings of a file of options/.
+  files override earlier ones, and single bindings override files. A file of
+  options/ that has no effect, because later files of options/ set all its
+  settings to other values, is an error.
 
   Args:
     files: names such as 'arch/X' or 'gin/arch/X.gin', or paths.
@@ -75,15 +76,20 @@ def parse(
 def read(
   files: list[str], params: list[str], kinds: tuple = gin_files.KINDS
 ) -> Reader:
-  """Reads files and single bindings as `parse` does, without checking values.
+  """Reads files and single bindings as `parse` does, but checks less.
 
-  The configuration of the process does not change.
+  It does not check whether macros are set, parameters exist and values fit. The
+  configuration of the process does not change.
+
+  Args:
+    files, params, kinds: as in `parse`.
 
   Returns:
     A Reader that holds all bindings.
 
   Raises:
-    ConfigError: a file is missing, or a file or binding has a mistake.
+    ConfigError: a file is missing, the files cannot be combined, or a file or
+      binding has a mistake of another kind.
   """
   reader, options = Reader(), {}
   for name in gin_files.in_order(files):
@@ -101,11 +107,16 @@ def read(
 
 
 def _check_options(options: dict[str, dict]) -> None:
-  """Checks that no file of options/ is overridden entirely by later ones.
+  """Checks that every file of options/ has an effect.
+
+  A file has none if later files set all its settings to other values.
 
   Args:
-    options: {name of the file: {Binding.key: binding that the file sets}}, in
-      the order of reading.
+    options: {name of a file of options/: {Binding.key: binding in the file}},
+      in the order of reading.
+
+  Raises:
+    ConfigError: a file has no effect.
   """
   last = {key: one for set_ in options.values() for key, one in set_.items()}
   for name, set_ in options.items():
@@ -122,8 +133,8 @@ def _check_options(options: dict[str, dict]) -> None:
 def build(function: Callable) -> Configured:
   """Returns a callable that passes configured arguments to `function`.
 
-  An argument of the caller overrides the configuration. A binding that is
-  always overridden counts as unread.
+  An argument of the caller overrides the configuration. If the caller always
+  overrides a binding, `check_read` counts the binding as unread.
   """
   name = _Current.reader.name(function)
   _Current.reader.targets[name] = function
@@ -131,10 +142,11 @@ def build(function: Callable) -> Configured:
 
 
 def check_read() -> None:
-  """Checks, after building, that something has read every binding.
+  """Checks, after building, that every binding has been read.
 
-  Bindings of shipped arch, size and task files and of defaults.gin may stay
-  unread, because an architecture need not have memory slots, for instance.
+  A binding is read when its value is used in a call. Bindings of shipped arch,
+  size and task files and of defaults.gin may stay unread. A size may set the
+  number of memory slots, for instance, for an architecture that has none.
 
   Raises:
     ConfigError: a binding was not read. The message names the most similar
@@ -149,12 +161,16 @@ def operative() -> str:
 
 
 def differences(before: str, after: str) -> list[str]:
-  """Returns a line for each setting that differs between two configurations.
+  """Compares two configurations.
 
-  Both are texts that `operative` returned.
+  A setting that only `after` has counts as a difference only if its value has
+  an effect: if the value is neither None nor the one in renames.ADDED.
 
-  A setting that an older version did not have counts as a change only if its
-  value has an effect: if it is neither None nor the value in renames.ADDED.
+  Args:
+    before, after: texts that `operative` returned.
+
+  Returns:
+    A line for each setting that differs: 'STEPS was 100 and is 200'.
 
   Raises:
     ConfigError: a text is not valid gin.
@@ -171,10 +187,11 @@ def differences(before: str, after: str) -> list[str]:
 
 
 def settings(text: str) -> dict[str, Any]:
-  """Returns the settings of a gin text by name; imports nothing that it names.
+  """Returns the settings of a gin text, without importing what the text names.
 
-  A number, bool, string or None, or a tuple or list of these, is returned as a
-  value. Anything else is returned as its gin text.
+  Returns:
+    {name: value}. A number, bool, string or None, or a tuple or list of these,
+    is a Python value. Any other value is its gin text.
 
   Raises:
     ConfigError: the text is not valid gin.
@@ -201,10 +218,10 @@ def _values(text):
 
 
 def sentence(error: Exception) -> str | None:
-  """Returns the message of an error that is a user's mistake; None for a bug.
+  """Returns an error's message if it is a user's mistake; None for a bug.
 
-  A ValueError that this package raises is a message for the user. One from
-  elsewhere, such as a wrong shape in JAX, is a bug and needs its traceback.
+  A ValueError that this package raises is a user's mistake. Any other error,
+  such as one about shapes that JAX raises, is a bug and needs its traceback.
   """
   if not isinstance(error, ValueError):
     return None

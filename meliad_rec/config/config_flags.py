@@ -35,11 +35,11 @@ def check_no_arguments(argv: list[str]) -> None:
 
 
 def refuse(names: Iterable[str], why: str) -> None:
-  """Raises ValueError if any of these flags is given.
+  """Raises ValueError if any of the named flags is given.
 
   Args:
     names: names of flags.
-    why: end of the sentence that begins with the flags, such as 'cannot be
+    why: end of the message that begins with the flags given, such as 'cannot be
       combined with --greedy'.
   """
   given = [f'--{name}' for name in names if flags.FLAGS[name].present]
@@ -88,14 +88,17 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def check_mesh(devices: int, slice_name: str) -> None:
-  """Checks that --mesh, if it is given, matches the number of devices.
+  """Checks that --mesh, if it is given, fits a slice of TPUs.
+
+  The product of the mesh's sizes must be the number of devices. If the axis
+  data is absent, it is enough that the product divides that number.
 
   Args:
-    devices: number of devices of a slice of TPUs.
+    devices: number of devices of the slice.
     slice_name: name of the slice, for the message.
 
   Raises:
-    ValueError: the mesh does not match, or is not a valid mesh.
+    ValueError: the mesh does not fit, or is not a valid mesh.
   """
   if flags.FLAGS.mesh is None:
     return
@@ -113,8 +116,9 @@ def mesh_bindings(sizes: Mapping[str, int]) -> tuple[str, ...]:
   """Returns the --gin_param values that set the mesh of the experiment.
 
   Args:
-    sizes: {axis: size}. If the axis data is absent, it takes the remaining
-      devices. If another axis is absent, its size is 1.
+    sizes: {axis: size}. If the axis data is absent, its size is the number of
+      devices divided by the other sizes. If another axis is absent, its size is
+      1.
   """
   sizes = {'data': None, 'fsdp': 1, 'model': 1, **sizes}
   make = 'meliad_rec.distributed.partition.make_mesh'

@@ -52,10 +52,10 @@ class Evaluator:
 
   Args:
     bindings: the configuration; later bindings override earlier ones.
-    find: returns the function or class that has a Name; raises ConfigError if
-      there is none.
-    advice: last sentence, without its period, of the message about a binding
-      that does not fit the code.
+    find: maps a Name to the function or class that has it; raises ConfigError
+      if there is none.
+    advice: last sentence, without its period, of the message about a macro that
+      is not set or a parameter that does not exist.
   """
 
   def __init__(
@@ -257,7 +257,15 @@ class Evaluator:
     return [b for of_name in self._bindings.values() for b in of_name.values()]
 
   def _macro(self, leaf, outer):
-    """Returns the binding of a macro that the last binding in `outer` uses."""
+    """Returns the binding that sets a macro.
+
+    Args:
+      leaf: the Macro.
+      outer: bindings being evaluated. The value of the last one has the macro.
+
+    Raises:
+      ConfigError: nothing sets the macro.
+    """
     asking = outer[-1]
     if leaf.name == 'gin.REQUIRED':
       raise ConfigError(
@@ -275,7 +283,10 @@ class Evaluator:
     return found['']
 
   def _expanded(self, binding, outer):
-    """Returns the value of a binding with macros replaced by their values."""
+    """Returns the value of a binding with macros replaced by their values.
+
+    References are not called. For `outer` and errors see `_entered`.
+    """
     outer = self._entered(binding, outer)
     return map_leaves(
       lambda leaf: (
@@ -287,11 +298,15 @@ class Evaluator:
     )
 
   def _entered(self, binding, outer):
-    """Returns `outer`, the bindings being evaluated, with one more binding.
+    """Returns `outer` with one more binding, whose value is needed next.
+
+    Args:
+      binding: the binding to add.
+      outer: bindings being evaluated. The value of each needs the next one.
 
     Raises:
-      ConfigError: the binding is in `outer` already, or the value of the first
-        binding in `outer` uses too many macros.
+      ConfigError: the binding is in `outer` already, so it depends on itself,
+        or the first one in `outer` needs more than _MACROS macros in all.
     """
     for start, one in enumerate(outer):
       if one is binding:
@@ -310,7 +325,16 @@ class Evaluator:
     return (*outer, binding)
 
   def _check_given(self, name, known, kwargs):
-    """Checks that a function accepts all keyword arguments of its caller."""
+    """Checks that a function accepts all keyword arguments of its caller.
+
+    Args:
+      name: Name of the function.
+      known: parameters of the function, from `parameters`.
+      kwargs: keyword arguments of the caller.
+
+    Raises:
+      ConfigError: the function does not accept one of them.
+    """
     for parameter in kwargs:
       if takes(known, parameter):
         continue

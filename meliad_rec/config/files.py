@@ -1,8 +1,9 @@
 """Finds gin files by name, and checks that they can be combined.
 
 A run takes exactly one file from each of arch/, size/ and task/, any number
-from options/, and single bindings. A file of experiments/ may include them all.
-Options and experiments are grouped in folders: 'options/position/rope'.
+from options/, and single bindings. A file of experiments/ may include all the
+files that a run takes. Files of options/ and experiments/ are grouped in
+folders, as in 'options/position/rope'.
 """
 
 import difflib
@@ -18,8 +19,8 @@ _ORDER = 'experiments', *KINDS, 'options'
 def root() -> Path:
   """Returns the folder of the shipped gin files.
 
-  It is inside the package if that was installed from a wheel, and beside the
-  package in a checkout or an editable install.
+  The folder is inside the package if the package was installed from a wheel. It
+  is beside the package in a checkout or an editable install.
   """
   package = Path(__file__).resolve().parents[1]
   inside = package / 'gin'
@@ -29,8 +30,8 @@ def root() -> Path:
 def nearest(name: str, names) -> str:
   """Returns ' (nearest is X)', where X is the most similar one of `names`.
 
-  Returns '' if none is similar. A longer name whose beginning is `name`, or
-  nearly so, counts as similar.
+  Returns '' if none is similar. A longer name counts as similar if it begins
+  with `name` or with something very similar to `name`.
   """
   by_lower = {one.lower(): one for one in sorted(names, reverse=True)}
   given = name.lower()
@@ -56,7 +57,7 @@ def names(kind: str = '') -> list[str]:
   for the folder 'options'.
 
   Args:
-    kind: the folder; '' for all of them.
+    kind: a folder inside gin/, such as 'options'; '' for gin/ itself.
   """
   folder = root() / kind
   return sorted(
@@ -104,9 +105,10 @@ def is_shipped(path: Path) -> bool:
 def is_optional(path: Path) -> bool:
   """Returns whether the bindings of a shipped file may stay unread.
 
-  An architecture need not use every setting of a size or a task. A model with
-  few layers need not have every kind of layer. Options replace parts of the
-  training recipe in defaults.gin.
+  Those of arch/, size/ and task/ and of defaults.gin may, for these reasons. An
+  architecture need not use every setting of a size or a task. A model with few
+  layers need not have every kind of layer of its architecture. Options may
+  replace parts of the training recipe in defaults.gin.
   """
   return kind(path) in ('arch', 'size', 'task') or path.name == 'defaults.gin'
 
@@ -125,11 +127,11 @@ def label(path: Path) -> str:
 
 
 def kind(path: Path) -> str:
-  """Returns the kind of a file: 'arch', 'size', 'task', 'options', ...
+  """Returns the kind of a file, such as 'arch', 'size', 'task' or 'options'.
 
-  It is the name of the file's folder or, inside a group such as
-  options/position, of the folder around the group. This holds for a user's own
-  files too.
+  The kind is the name of the folder that holds the file. If that folder is a
+  group inside options/ or experiments/, such as options/position, the kind is
+  the name of the outer folder. Both rules hold for a user's own files too.
   """
   folder, around = path.parent.name, path.parent.parent.name
   grouped = around in ('options', 'experiments') and folder not in _ORDER
@@ -139,10 +141,13 @@ def kind(path: Path) -> str:
 def in_order(names: list[str]) -> list[str]:
   """Returns names in the order in which their files are read.
 
-  Later files override earlier ones. The order is: experiments, architectures,
-  sizes, tasks, options. A user's own file of another kind is read after all of
-  them. But if all others are options, it is read before them, because it then
-  takes the place of an experiment.
+  Later files override earlier ones. The order of kinds is: experiments, arch,
+  size, task, options. A file of none of these kinds, such as a user's own, is
+  read last. There is one exception: if all other files are options, it is read
+  first, because it then takes the place of an experiment.
+
+  Args:
+    names: names or paths of gin files; see `find`.
 
   Raises:
     ConfigError: a file does not exist.
@@ -157,17 +162,19 @@ def in_order(names: list[str]) -> list[str]:
 def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:
   """Checks that exactly one file of each kind was read.
 
-  A file that is included by another of its kind does not count. If a user's own
-  file is given and no file of arch/, size/ or task/, nothing is missing: the
-  user's file may be complete, such as the saved configuration of a run.
+  A file does not count if another file of its kind includes it. All kinds may
+  be absent if a user's own file was read. That file may be complete, such as
+  the saved configuration of a run.
 
   Args:
     chains: a tuple for each file read: the files that include it, outermost
       first, then the file itself.
-    kinds: the folders, from each of which exactly one file is needed.
+    kinds: the kinds that are needed. Of the others in KINDS, there may be no
+      file, but not more than one.
 
   Raises:
-    ConfigError: there is no file of a kind, or more than one.
+    ConfigError: there is more than one file of a kind, or none of a kind that
+      is needed.
   """
   chosen = {one: {} for one in KINDS}
   for *outer, path in chains:

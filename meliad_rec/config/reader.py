@@ -102,9 +102,15 @@ class Reader:
     return self._names.get(function, own)
 
   def called(self, function: Callable, parameter: str) -> Callable | None:
-    """Returns the function or class that a parameter's value `@name()` calls.
+    """Returns the function or class that the value of a parameter calls.
 
-    Returns None if the parameter is not bound, or is bound to something else.
+    Args:
+      function: function or class that has the parameter.
+      parameter: name of the parameter.
+
+    Returns:
+      What `name` stands for, if the parameter is bound to `@name()`. None if
+      the parameter is not bound, or is bound to anything else.
     """
     binding = self.bindings.get(('', self.name(function), parameter))
     match binding and binding.value:
@@ -179,12 +185,13 @@ class Reader:
   def look_up(self, dotted, where, here):
     """Looks up a function or class.
 
-    Returns its Name and the function or class itself.
-
     Args:
       dotted: a name such as 'window.WindowLayer'.
       where: the flag, or the file and line, that names it; for messages.
       here: {alias: module}; meliad_rec, jax and optax are added when needed.
+
+    Returns:
+      (Name, function or class).
 
     Raises:
       ConfigError: a part of the name does not exist or cannot be imported, or

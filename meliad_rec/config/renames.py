@@ -166,8 +166,10 @@ class Renamer:
     Returns None if the statement sets a parameter that was removed.
 
     Args:
-      statement: a statement of gin's parser. Imports must come first.
-      of_value: returns the value of a binding in current names.
+      statement: a statement of gin's parser. The import statements of a text
+        must be given before the statements that use their aliases.
+      of_value: takes the value of a binding, and returns the same value with
+        the current names of functions and classes.
     """
     match statement:
       case ImportStatement():

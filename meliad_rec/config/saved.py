@@ -43,7 +43,11 @@ _VERSION = 'Use the version of meliad_rec that trained the run'
 
 
 class _NameReader(Reader):
-  """A Reader that imports nothing: it reads only the names in a text."""
+  """A Reader that imports nothing, and rejects a text that includes files.
+
+  It finds the Names of functions and classes, but not the functions and classes
+  themselves.
+  """
 
   def file(self, name, where, outer=()):
     raise ConfigError(
@@ -95,8 +99,9 @@ class SavedConfig:
       The result of the call.
 
     Raises:
-      ConfigError: the configuration calls a name outside of `parts`, or one
-        that does not exist, or a setting depends on itself.
+      ConfigError: the configuration calls a name that does not exist; it calls
+        a name outside of `parts` and is not trusted; or Evaluator.call raises
+        the error.
     """
     name = _name(function)
     return self._evaluator(parts, name).call(name, '', (), given)
@@ -129,7 +134,14 @@ class SavedConfig:
     return evaluator.value(binding)
 
   def _evaluator(self, parts, asked, adapted=lambda found: found):
-    """Returns an Evaluator that may call `asked` and what is in `parts`."""
+    """Returns an Evaluator that may call only some functions and classes.
+
+    A trusted configuration may call any.
+
+    Args:
+      parts, adapted: as in `argument`.
+      asked: Name of a function or class that may be called too.
+    """
     parts = (*parts, asked.full)
     find = lambda name: adapted(self._find(name, parts))
     return Evaluator(self._bindings, find, _VERSION)
@@ -169,7 +181,14 @@ class SavedConfig:
     return found
 
   def _elsewhere(self, name):
-    """Imports and returns what a Name names, in a module outside meliad_rec."""
+    """Imports and returns a function or class from outside meliad_rec.
+
+    Args:
+      name: Name of the function or class.
+
+    Raises:
+      ConfigError: it does not exist, or its module cannot be imported.
+    """
     module = load(name.module, self.where)
     if not hasattr(module, name.inner):
       raise ConfigError(

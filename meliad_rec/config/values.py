@@ -56,13 +56,14 @@ class Macro:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-  """`@scope/name`, a function or class; with `()`, the result of a call.
+  """`@scope/name`, a function or class, or `@scope/name()`, its result.
 
   Attributes:
-    scope: scope of the call, '' for none.
-    name: the text in the file; the Name after a Reader has looked it up.
+    scope: scope of the call; '' for none.
+    name: name of the function or class: as the gin file writes it or, after a
+      Reader has looked it up, as a Name.
     called: whether `()` follows.
-    target: the function or class; None until it is looked up.
+    target: the function or class; None until a Reader has imported it.
   """
 
   scope: str
@@ -81,7 +82,7 @@ class Binding:
 
   Attributes:
     scope: '' for no scope.
-    name: name of the function or class; a string for a macro.
+    name: Name of the function or class; for a macro, its name as a string.
     parameter: '' for a macro.
     value: the right side of the line, with its macros and references.
     where: the flag, or the file and line, that sets it; for messages.
@@ -97,6 +98,7 @@ class Binding:
 
   @property
   def key(self) -> tuple[str, Name | str, str]:
+    """What the binding sets: equal for bindings that override each other."""
     return self.scope, self.name, self.parameter
 
   @property
@@ -109,8 +111,8 @@ class Binding:
 def map_leaves(change, value):
   """Returns a value with `change` applied to each of its leaves.
 
-  Leaves are the items of its tuples and lists, and the keys and values of its
-  dicts, at any depth. A value of another type is itself a leaf.
+  The leaves of a tuple or list are those of its items. The leaves of a dict are
+  those of its keys and values. Any other value is itself a leaf.
   """
   match value:
     case tuple() | list():
@@ -139,7 +141,8 @@ def takes(known: dict[str, inspect.Parameter] | None, name: str) -> bool:
   """Returns whether a function accepts a keyword argument.
 
   Args:
-    known: parameters of the function, from `parameters`.
+    known: parameters of the function, from `parameters`. None: any argument
+      counts as accepted.
     name: name of the argument.
   """
   return (
@@ -177,7 +180,7 @@ def fits(value, annotation) -> bool:
   sequence, and a list does not fit a tuple. A value also fits if there is too
   little information: the annotation is a type variable, or the value is the
   result of a function without a return annotation. A Reference fits every
-  protocol. Another value fits a protocol unless that has `__call__`.
+  protocol. Any other value fits a protocol that does not define `__call__`.
   """
   if isinstance(annotation, typing.ForwardRef | typing.TypeVar | str):
     return True
@@ -276,9 +279,9 @@ class _Values(ParserDelegate):
 
 
 def statements(text: str, place):
-  """Yields the statements of a gin text, in current names.
+  """Yields the statements of a gin text, as objects of gin's parser.
 
-  Names of older versions are replaced; see renames.py.
+  Names of older versions are replaced with current ones; see renames.py.
 
   Args:
     text: content of one file.

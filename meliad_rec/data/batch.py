@@ -23,15 +23,15 @@ class Batch(flax.struct.PyTreeNode):
   the longer sequence ends, whether or not that position is padding.
 
   Attributes:
-    tokens_BT: int32 inputs; 0 at padding.
+    tokens_BT: int32 inputs; 0 at padding, and before the first token of a text.
     targets_BT: int32 targets; 0 at positions without a target.
-    mask_BT: bool, True at tokens of the document, False at padding, which
-      models ignore.
+    mask_BT: bool, False at padding, which models ignore. True elsewhere, also
+      at the input 0 before the first token of a text.
     scored_BT: bool, True where the target counts in loss and metrics; equals
       mask_BT for text.
     start_B: bool, True where the row begins to read a document. In the first
       batch of a run, rows that share a document may begin in its middle.
-    document_B: int32 index of the row's document; -1 for an empty row.
+    document_B: int32 index of the row's document; -1 for a row without one.
     offset_B: int32 number of tokens of the document that come before this
       segment; for pairs, the number in each of the two sequences.
   """

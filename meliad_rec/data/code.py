@@ -1,4 +1,4 @@
-"""Source code as long documents: one document per installed Python package.
+"""Source code as long documents: one document per Python package.
 
 This is a small substitute for the GitHub dataset of Hutchins et al. 2022
 (section 4). It needs no download, because it consists of the standard library
@@ -24,16 +24,17 @@ _TABLES = frozenset({'encodings', 'pydoc_data'})
 class Code:
   """Python packages of this machine; hashes of their names decide the split.
 
-  About 90 % of the packages are in train, 5 % in validation and 5 % in test.
+  A module that is a single file counts as a package. About 90 % of the packages
+  are in train, 5 % in validation and 5 % in test.
 
   A document holds the .py files of a package in sorted order, each after a
   comment line with its path. Files that are not UTF-8 or cannot be read, such
   as broken links, are skipped, and their number is logged.
 
   Attributes:
-    max_bytes: maximum bytes of a package; the first file that would exceed it
-      and all later files are left out.
-    min_bytes: minimum bytes of a package; smaller ones are left out.
+    max_bytes: maximum bytes of a document; the first file that would exceed it
+      and all later files of the package are left out.
+    min_bytes: minimum bytes of a document; packages with fewer are left out.
     installed: whether to read packages installed by pip besides the standard
       library.
   """
@@ -56,7 +57,7 @@ class Code:
   def read(self, split: str) -> Iterator[tuple[str, str]]:
     """Yields the (name, text) of each package of a split, sorted by name.
 
-    Packages with fewer than `min_bytes` bytes are left out.
+    Packages whose text has fewer than `min_bytes` bytes are left out.
     """
     packages = {
       name: path
@@ -94,7 +95,7 @@ class Code:
     return packages
 
   def _package(self, path: Path) -> tuple[str, int]:
-    """Returns the text of a package, and the number of unreadable files."""
+    """Returns the text of a package, and the number of files skipped."""
     parts, size, skipped = [], 0, 0
     for file in sorted(path.rglob('*.py')) if path.is_dir() else [path]:
       try:

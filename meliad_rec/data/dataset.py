@@ -1,4 +1,4 @@
-"""The interface of a dataset, and the error rates of trivial baselines."""
+"""The interface of a dataset, and the error rates of trivial predictors."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -31,15 +31,19 @@ class Dataset(Protocol):
 
 @runtime_checkable
 class HasBaselines(Protocol):
-  """A dataset that knows the error rates of trivial baselines."""
+  """A dataset that knows the error rates of trivial predictors."""
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns {trivial predictor: its error rate on scored tokens}."""
+    """Returns {name of a trivial predictor: its error rate on a split}.
+
+    The error rate is the share of scored tokens that the predictor gets wrong,
+    from 0 to 1.
+    """
 
 
 def baselines(data: Dataset, split: str) -> Mapping[str, float]:
-  """Returns {trivial predictor: error rate} on a split of a dataset.
+  """Returns {name of a trivial predictor: its error rate on a split}.
 
-  Returns {} if the dataset has no baselines.
+  Returns {} if the dataset is not a HasBaselines.
   """
   return data.baselines(split) if isinstance(data, HasBaselines) else {}

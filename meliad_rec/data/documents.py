@@ -176,6 +176,8 @@ class Documents:
     """Returns `count` inputs and `count` targets of document i.
 
     The first target belongs to token `offset` of the document, counted from 0.
+    The document must have at least `offset + count` tokens.
+
     In text, the targets are tokens, and each input is the token before its
     target; the input for the first token is 0. In labeled documents, the inputs
     are tokens, and the targets are their labels.
@@ -197,9 +199,10 @@ class Documents:
 
   @property
   def sequence_lengths(self) -> np.ndarray:
-    """Number of tokens in each sequence.
+    """Number of tokens in each sequence of each document, int64.
 
-    The shape is [documents, 2] for pairs, and otherwise [documents, 1]; int64.
+    The shape is [documents, 2] for pairs, and otherwise [documents, 1]: a
+    document that is not a pair is a single sequence.
     """
     if self.first_lengths is None:
       return self.lengths[:, None]
@@ -207,7 +210,7 @@ class Documents:
 
   @functools.cached_property
   def identity(self) -> str:
-    """sha256 of all content except the names: equal only for equal content."""
+    """sha256, in hexadecimal, of all arrays; it does not depend on names."""
     digest = self.tokens_sha256 or hashlib.sha256(self.tokens.data).hexdigest()
     whole = hashlib.sha256(digest.encode())
     for array in (self.starts, self.bytes_, self.words):
@@ -225,6 +228,9 @@ class Documents:
     vocabulary: Vocabulary | None = None,
   ) -> 'Documents':
     """Returns only the first documents, the first tokens of each, or both.
+
+    The label of a token is cut with the token, so a pair loses its label if its
+    second sequence is cut.
 
     Args:
       count: number of documents to keep. None: all.
@@ -290,7 +296,7 @@ class Documents:
 
 
 def count_words(text: str) -> int:
-  """Counts whitespace-separated words, as PG19's published counts do."""
+  """Counts whitespace-separated words, as the published counts of PG-19 do."""
   return len(text.split())
 
 
@@ -337,11 +343,12 @@ def _collect_labels(
   """Concatenates the labels of documents; None if no document has labels.
 
   Args:
-    documents: documents, whose tokens are not read.
+    documents: the documents; their `tokens` may be None.
     lengths: number of tokens of each document.
 
   Raises:
-    ValueError: the number of labels differs from the number of tokens.
+    ValueError: only some documents have labels, or a document does not have one
+      label per token.
   """
   labels = [d.labels for d in documents if d.labels is not None]
   if not labels:

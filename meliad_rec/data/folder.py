@@ -17,7 +17,7 @@ _DROP = 'drop'
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-  """UTF-8 files; each file is a document, and its bytes are not changed.
+  """UTF-8 files, one document each; line endings and all else are kept.
 
   The split of a file is determined by the first of these that applies:
   - split_file, if given; files that it marks "drop" or omits are left out;
@@ -30,10 +30,13 @@ class Folder:
 
   Attributes:
     path: a folder, read with its subfolders, or a pattern such as 'a/**/*.md'.
-      If a folder has this exact name, it is not treated as a pattern.
-    split_file: a file with lines of name, tab, split. Further columns and a
-      header line are ignored. A name is a path inside the folder, or a file
-      name without its suffix. A split is train, validation, test or drop.
+      The files of a pattern are inside the folder that comes before its first
+      wildcard, here 'a'. If a folder has exactly this name, path is that folder
+      and not a pattern.
+    split_file: a file in which each line has a name, a tab and a split. Further
+      columns and a header line are ignored. A name is a path inside the folder,
+      or a file name without its suffix. A split is train, validation, test or
+      drop.
 
   Raises:
     ValueError: there are no files, fewer than three files are to be split by

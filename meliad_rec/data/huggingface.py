@@ -35,10 +35,10 @@ class HuggingFace:
   a hash of the row's number decides the split of a row: about 5 % of rows go to
   validation and 5 % to test.
 
-  A run resumes only with the same documents. A stream may give other documents
-  when it is read again. A run that tokenizes a stream in memory may therefore
-  find, when it resumes, that the documents differ, and stop. A run that reads a
-  token store written from the stream can always resume.
+  With `stream`, the documents may be others when the dataset is read again. A
+  run resumes only with the documents with which it began, so it may then be
+  unable to resume. A run that reads a token store written from the stream can
+  always resume.
 
   Attributes:
     path: a folder that `save_to_disk` wrote; a file or pattern of Parquet,
@@ -47,11 +47,12 @@ class HuggingFace:
     field: name of the column that holds the text, a string.
     subset: name of a configuration of the dataset. None if the dataset has only
       one.
-    splits_from: {split: its name in the dataset}, where the splits are train,
-      validation and test. None means that the names are the same.
+    splits_from: {split: its name in the dataset}, where a split is train,
+      validation or test. None means that the names are the same.
     stream: whether to read rows as they are downloaded, without a copy on the
       disk.
-    limit: maximum number of rows to read of each split. None: all.
+    limit: maximum number of rows to read of each of train, validation and test.
+      None: all.
 
   Raises:
     ValueError: the dataset, a split or the column does not exist or cannot be
@@ -81,10 +82,11 @@ class HuggingFace:
     return tuple(split for split in SPLITS if split in self._name_of)
 
   def read(self, split: str) -> Iterator[tuple[str, str]]:
-    """Yields ('SPLIT:NUMBER', text) of the first `limit` rows of a split.
+    """Yields (name, text) of the first `limit` rows of a split.
 
-    SPLIT is the name of the split in the dataset, and NUMBER counts its rows
-    from 0.
+    A name such as 'dev:7' consists of the split's name in the dataset and the
+    number of the row there, counted from 0. If a hash divides the rows of train
+    over all splits, all names begin with 'train:'.
     """
     name = self._name_of.get(split, 'train')
     part = self._parts[name]
@@ -113,7 +115,7 @@ class HuggingFace:
 
   @functools.cached_property
   def _parts(self) -> Mapping[str, Iterable[Mapping]]:
-    """The rows of each split, by the name of the split in the dataset."""
+    """{name of a split in the dataset: its rows}."""
     try:
       import datasets
       import huggingface_hub

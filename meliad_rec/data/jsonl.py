@@ -35,8 +35,8 @@ class Jsonl:
 
   Raises:
     ValueError: there is no such file, it cannot be read, a single file has
-      fewer than three lines, or a line is not an object in which `field` is a
-      string. Raised on first use.
+      fewer than three documents, or a line is not an object in which `field` is
+      a string. Raised on first use.
   """
 
   path: str

@@ -69,7 +69,7 @@ class Lanes:
 
   Args:
     documents: the documents to read; empty ones are skipped.
-    rows: number of documents read in parallel, over all hosts.
+    rows: number of rows of a batch, over all hosts.
     segment: tokens per row in a batch.
     seed: seed of the order of documents; each epoch has a different order.
     shorter_first: overrides `segment` in the first batches. None means that all
@@ -78,9 +78,10 @@ class Lanes:
       order or, if repeat is False, longest first, so that all rows end at about
       the same time.
     repeat: whether to continue after one epoch. If not, iteration ends when
-      every token has been read once; rows that have no document left are fully
-      masked and have document -1.
-    local_rows: indices of the rows that this host reads, [n]. None: all rows.
+      every token has been read once; rows that have no document left are all
+      padding and have document -1.
+    local_rows: array of the indices of the rows that this host reads. None: all
+      rows.
 
   Raises:
     ValueError: all documents are empty, rows or segment is below 1, or
@@ -178,7 +179,7 @@ class Lanes:
     }
 
   def seek(self, position: Position) -> None:
-    """Continues exactly at a position saved by lanes with the same settings.
+    """Continues exactly at a position saved by Lanes with the same settings.
 
     Raises:
       ValueError: `position` has the wrong keys, or was saved with other
@@ -263,7 +264,7 @@ class Lanes:
 
 
 class LaneRow(NamedTuple):
-  """One row of a batch: inputs, targets, and the mask of real tokens."""
+  """One row of a batch; see `tokens_BT`, `targets_BT`, `mask_BT` of Batch."""
 
   tokens_T: np.ndarray  # int32; 0 at padding.
   targets_T: np.ndarray  # int32; 0 at positions without a target.
@@ -330,8 +331,9 @@ def longest_first(lengths: np.ndarray, segment: int) -> np.ndarray:
   with equally many segments keep their order.
 
   Args:
-    lengths: number of tokens of each document.
-    segment: number of tokens in a segment.
+    lengths: number of tokens of each document; for pairs, of the longer
+      sequence.
+    segment: number of tokens in a segment; for pairs, of each sequence.
   """
   full = np.flatnonzero(lengths)
   segments = -(-lengths[full] // segment)
@@ -342,8 +344,8 @@ def staggered(document_B: np.ndarray, segments_N: np.ndarray) -> np.ndarray:
   """Returns the index of the segment at which each row starts, [B].
 
   If n rows share a document, row j of them (counted from 0) starts after j / n
-  of its segments, so that together they cover it. A row that shares its
-  document with no other row starts at 0.
+  of its segments, rounded down, so that together they cover it. A row that
+  shares its document with no other row starts at segment 0.
 
   Args:
     document_B: the index of each row's document.

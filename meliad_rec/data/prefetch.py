@@ -9,7 +9,7 @@ Item = TypeVar('Item')
 
 
 def prefetch(items: Iterator[Item], depth: int) -> Iterator[Item]:
-  """Yields all items; a thread prepares up to `depth` of them in advance.
+  """Yields all items; a thread prepares them and keeps up to `depth` ready.
 
   The thread ends when `items` ends or raises an error, or when the returned
   iterator is closed. If `items` raises an error, the caller first gets the

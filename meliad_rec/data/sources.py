@@ -79,7 +79,7 @@ def source(
       data_dir of tensorflow-datasets.
     field: for jsonl and hf, name of the field that holds the text. None means
       'text'.
-    split_file: for folder, a file with lines of name, tab and split.
+    split_file: for folder, a file that assigns files to splits; see Folder.
     module: for a seqio task, the Python module that registers it.
     subset, stream, limit: for hf; see HuggingFace.
     splits_from: for hf, one entry 'SPLIT=NAME' for each split; see HuggingFace.

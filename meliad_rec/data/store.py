@@ -6,8 +6,9 @@ of bytes and number of words of each document (.npy), and the names (JSON). The
 manifest has the size and sha256 of every other file. Nothing is ever unpickled,
 and no file name in a manifest can point outside the folder.
 
-Opening a split checks the sha256 of its files. If a split has more than 16 MiB
-of ids, only a sample of ids is checked. `verify` reads and checks everything.
+Opening a split checks the sha256 of its files, and that all ids are in the
+vocabulary. Of more than 16 MiB of ids, only a sample is read. `verify` reads
+and checks everything.
 """
 
 from collections.abc import Iterable
@@ -138,8 +139,8 @@ def write(
     force: whether to replace an existing store.
 
   Raises:
-    ValueError: `check_free` raises it, a split is empty, a document has labels,
-      or an id is 0 or outside the vocabulary.
+    ValueError: `path` is not free (see `check_free`), a split is empty, a
+      document has labels, or an id is 0 or outside the vocabulary.
   """
   # Resolved, so that a link is followed and the folder itself is replaced.
   path = local(path, 'A token store').resolve()
@@ -355,7 +356,7 @@ def write_split(
 
 
 def _sample(ids: np.ndarray) -> np.ndarray:
-  """Returns all token ids if they are few, else _PAGES runs of _PAGE ids."""
+  """Returns ids, or _PAGES evenly spaced parts of them if over _WHOLE bytes."""
   if ids.nbytes <= _WHOLE:
     return ids
   begins = np.arange(_PAGES) * (len(ids) - _PAGE) // (_PAGES - 1)

@@ -21,7 +21,7 @@ from meliad_rec.report.console import counted
 
 
 class Text:
-  """The dataset of a text source; a split is tokenized when it is first used.
+  """A dataset from a source of text; tokenizes a split when it is first used.
 
   Attributes:
     source: the source of the documents.

@@ -43,13 +43,14 @@ class Vocabulary(Protocol):
   def decode(self, ids: np.ndarray) -> str:
     """Returns the text of the given ids.
 
-    The first id must be the first of a document. Invalid UTF-8 becomes U+FFFD.
+    The ids must begin with the first id of a document, because a vocabulary may
+    drop the space before the first word. Invalid UTF-8 becomes U+FFFD.
     """
 
   def token_bytes(self, ids: np.ndarray) -> list[bytes]:
     """Returns the UTF-8 bytes of each id.
 
-    The first id must be the first of a document.
+    As in `decode`, the ids must begin with the first id of a document.
     """
 
 
@@ -69,7 +70,7 @@ def open_vocabulary(name: str | Path) -> Vocabulary:
 
 
 def vocabulary_files(vocabulary: Vocabulary) -> Mapping[str, bytes]:
-  """Returns {name: content} of the file of a vocabulary; {} if it has none."""
+  """Returns {file name: content} of a vocabulary; {} if it needs no file."""
   match vocabulary:
     case SentencePiece():
       return {MODEL: vocabulary.model}

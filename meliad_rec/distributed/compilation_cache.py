@@ -13,11 +13,11 @@ _MIN_SECONDS = 0.02
 def enable() -> None:
   """Lets JAX cache compiled programs that take 0.02 seconds or more to compile.
 
-  They are kept in a folder of ~/.cache/meliad_rec. Three environment variables
-  change this. XDG_CACHE_HOME names a folder in place of ~/.cache.
-  JAX_COMPILATION_CACHE_DIR names the folder of the programs itself; JAX's own
-  minimum of 1 second then applies. JAX_ENABLE_COMPILATION_CACHE=0 disables the
-  cache.
+  The programs are kept in ~/.cache/meliad_rec/jax-P, where P is the result of
+  `_processor`. If this folder cannot be written, nothing is cached. Three
+  environment variables change this. XDG_CACHE_HOME replaces ~/.cache.
+  JAX_COMPILATION_CACHE_DIR replaces the whole path; JAX's own minimum of 1
+  second then applies. JAX_ENABLE_COMPILATION_CACHE=0 disables the cache.
   """
   if jax.config.jax_compilation_cache_dir is not None:
     return

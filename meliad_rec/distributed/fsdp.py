@@ -1,4 +1,4 @@
-"""Gathers the parameters sharded over the mesh axis fsdp before their use.
+"""Gathers parameters before use, because the mesh axis fsdp shards them.
 
 Rows of a batch are sharded over fsdp too. Without an explicit gather, the
 compiler may gather the activations of all rows instead of the parameters.

@@ -2,11 +2,12 @@
 
 The mesh has the axes data (replicas), fsdp (shards of parameters) and model
 (shards of heads, hidden units and vocabulary). The path of a parameter matches
-exactly one rule of RULES, which names its last axes; MESH_AXES maps these names
-to axes of the mesh. Earlier axes, such as that of stacked layers, are not
-sharded. The optimizer's moments are sharded like their parameters. A batch is
-sharded by rows over data and fsdp. So is the carry, the model's state between
-two segments; its keys and values are also sharded by heads (CARRY_RULES).
+exactly one of RULES. This rule names the parameter's last axes; MESH_AXES maps
+the names to axes of the mesh. Earlier axes, such as that of stacked layers, are
+not sharded. The optimizer's moments are sharded like their parameters. A batch
+is sharded by rows over data and fsdp. So is the carry, which is the model's
+state between two segments. The carry's keys and values are also sharded by
+heads (CARRY_RULES).
 """
 
 import re
@@ -77,8 +78,8 @@ def make_mesh(
     devices: devices to use. None uses all devices.
 
   Raises:
-    ValueError: an axis is below 1, or the product of the axes is not the number
-      of devices.
+    ValueError: the size of an axis is below 1, or the product of the sizes is
+      not the number of devices.
   """
   devices = jax.devices() if devices is None else devices
   for axis, size in ('data', data), ('fsdp', fsdp), ('model', model):
@@ -113,6 +114,8 @@ def path_string(path) -> str:
 def logical_axes(path: str) -> tuple[str | None, ...]:
   """Returns the names of the last axes of the parameter with this path.
 
+  The name of an axis that is never sharded is None.
+
   Raises:
     ValueError: not exactly one of RULES matches the path.
   """
@@ -133,13 +136,14 @@ def param_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
 def mesh_axes(
   mesh: Mesh, names: tuple[str | None, ...], shape: tuple[int, ...]
 ) -> list[str | None]:
-  """Returns the mesh axis of each axis of an array, or None if not sharded.
+  """Returns, for each axis of an array, the mesh axis that shards it, or None.
 
-  An axis is not sharded if its size is not a multiple of the mesh axis's size.
+  An axis whose size is not a multiple of the mesh axis's size is not sharded.
 
   Args:
     mesh: the mesh.
-    names: names of the last axes of the array, from RULES or CARRY_RULES.
+    names: names of the last axes of the array, from RULES or CARRY_RULES; None
+      for an axis that is never sharded.
     shape: shape of the array.
   """
   axes = [None] * (len(shape) - len(names)) + [MESH_AXES.get(n) for n in names]
@@ -194,21 +198,23 @@ def rows_of(mesh: Mesh, rows: int, host: int) -> np.ndarray:
 
 
 def state_shardings(mesh: Mesh, state, rows: int):
-  """Returns the NamedSharding of every leaf of a train_step.TrainState.
+  """Returns a train_step.TrainState with the NamedSharding of every leaf.
 
-  Parameters follow RULES. A moment of the optimizer is sharded like the
-  parameter that has the same shape and whose path is the end of the moment's
-  path. The carry is sharded by rows, and its keys and values also by heads. All
-  other leaves are replicated. Every leaf has a sharding from the start, because
-  a restored run would otherwise mix arrays on incompatible sets of devices.
+  Parameters follow RULES. A moment of the optimizer is sharded like its
+  parameter, which has the same shape. The path of the parameter is the end of
+  the moment's path. The carry is sharded by rows, and its keys and values also
+  by heads. All other leaves are replicated. Every leaf has a sharding from the
+  start, because a restored run would otherwise mix arrays on incompatible sets
+  of devices.
 
   Args:
     mesh: the mesh.
-    state: a TrainState, of arrays or of their shapes.
+    state: a TrainState of arrays or of jax.ShapeDtypeStruct.
     rows: number of rows of the batch, over all hosts.
 
   Raises:
-    ValueError: rows is not a multiple of data * fsdp.
+    ValueError: rows is not a multiple of data * fsdp, or the path of a
+      parameter does not match exactly one of RULES.
   """
   params = {
     path_string(path): (

@@ -22,9 +22,10 @@ _HEAD_AXES = {'tokens': 2, 'sums': 1}
 def per_shard(call: Callable, kinds, arguments, results) -> Callable:
   """Wraps `call` so that each device runs it on its own rows and heads.
 
-  Without a mesh, `call` itself is returned. Each array has one of four kinds:
-  'tokens' [B, T, H, K], 'rows' [B, S], 'sums' [B, H, ...] or 'heads' [H, ...].
-  An array may also be None.
+  Rows or heads that do not divide evenly over the mesh are not divided. Without
+  a mesh, `call` itself is returned. Each array has one of four kinds: 'tokens'
+  [B, T, H, K], 'rows' [B, S], 'sums' [B, H, ...] or 'heads' [H, ...]. An array
+  may also be None.
 
   Args:
     call: a function of arrays.
@@ -75,15 +76,18 @@ def per_shard(call: Callable, kinds, arguments, results) -> Callable:
 
 
 def split_kv_heads(a_BSHK, num_heads: int):
-  """Repeats heads of keys or values until they divide evenly over the mesh.
+  """Repeats heads of keys or values so that they divide evenly over the mesh.
 
-  If the query heads divide evenly over the mesh axis model, but the key heads
-  do not, attention would otherwise run with all heads on each device. If the
-  query heads do not divide evenly either, nothing is repeated.
+  Otherwise, attention would run with all heads on each device. Nothing is
+  repeated if the heads already divide evenly over the mesh axis model, or if
+  the query heads do not.
 
   Args:
     a_BSHK: keys or values.
     num_heads: number of query heads.
+
+  Returns:
+    Keys or values [B, S, H, K]. The copies of a head are neighbors.
   """
   repeats = _split_heads(num_heads, a_BSHK.shape[2]) // a_BSHK.shape[2]
   return a_BSHK if repeats == 1 else jnp.repeat(a_BSHK, repeats, 2)
@@ -115,7 +119,7 @@ def per_row(call: Callable, batch, shared):
     call: a function whose results are arrays [B, ...].
     batch: a pytree of arrays [B, ...].
     shared: a pytree of arrays that all rows read; they are not sharded over
-      data and fsdp.
+      the mesh axes data and fsdp.
   """
   mesh = jax.sharding.get_abstract_mesh()
   rows = _row_axes(_auto_axes(mesh), len(jax.tree.leaves(batch)[0]))
@@ -134,7 +138,10 @@ def per_row(call: Callable, batch, shared):
 
 
 def _auto_axes(mesh) -> dict[str, int]:
-  """Returns names and sizes of the mesh axes over which XLA partitions."""
+  """Returns the sizes, by name, of the mesh axes over which XLA partitions.
+
+  Within a shard_map, these are the axes that it does not name.
+  """
   return {
     name: mesh.shape[name]
     for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
@@ -143,7 +150,7 @@ def _auto_axes(mesh) -> dict[str, int]:
 
 
 def _row_axes(axes: dict[str, int], rows: int) -> tuple[str, ...]:
-  """Returns the axes of BATCH_AXES over which this many rows divide evenly."""
+  """Returns those of BATCH_AXES that together divide this many rows evenly."""
   found = []
   for axis in BATCH_AXES:
     if axis in axes and rows % axes[axis] == 0:

@@ -73,9 +73,11 @@ class StopRequest:
     return 0 if number is None else 128 + number
 
   def listen(self):
-    """Catches SIGTERM and the first Ctrl-C from now on, in the main thread.
+    """Catches SIGTERM and the first Ctrl-C from now on.
 
-    On several hosts, SIGTERM is left to jax.
+    A second Ctrl-C is left to the earlier handler. On several hosts, SIGTERM is
+    left to jax. This does nothing in threads other than the main one, or if the
+    signals are already caught.
     """
     # Python delivers signals to its main thread only, and on several hosts
     # SIGTERM belongs to jax.

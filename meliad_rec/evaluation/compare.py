@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.report.console import printable
 
@@ -51,6 +52,9 @@ def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
     '',
     'By position in the document:',
     *_by_place(a, b),
+    '',
+    'Names, by the number of tokens back to their previous use:',
+    *_by_distance(a, b),
     *_places('gained', a, b, firsts, top, 1),
     *_places('lost', a, b, firsts, top, -1),
   ]
@@ -109,6 +113,21 @@ def _by_place(a, b):
   for low, high, inside in place_bins(a):
     bits_a, bits_b = (_bits(x.nats[inside].mean()) for x in (a, b))
     span = f'{low:,}-{high - 1:,}'
+    yield (
+      f'{span:>20}{len(inside):12,}{bits_a:9.4f}{bits_b:9.4f}'
+      f'{bits_a - bits_b:9.4f}'
+    )
+
+
+def _by_distance(a, b):
+  names = Names.of(a)
+  nats_a, nats_b = names.nats(a), names.nats(b)
+  yield f'{"tokens":>20}{"count":>12}{"A":>9}{"B":>9}{"B gains":>9} bits/name'
+  for low, high, inside in names.bins():
+    if not len(inside):
+      continue
+    bits_a, bits_b = (_bits(x[inside].mean()) for x in (nats_a, nats_b))
+    span = f'{low:,}-{high - 1:,}' if low else 'first use'
     yield (
       f'{span:>20}{len(inside):12,}{bits_a:9.4f}{bits_b:9.4f}'
       f'{bits_a - bits_b:9.4f}'

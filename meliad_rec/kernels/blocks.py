@@ -2,7 +2,8 @@
 
 The kernels compute exponentials to base 2. In their docstrings, a logit or bias
 "to base 2" has been multiplied by LOG2E. The "band" is an array that is added
-to logits: NEVER where a key is outside a query's window, and 0 elsewhere.
+to logits: NEVER (-1e30) where a key is outside a query's window, and 0
+elsewhere.
 """
 
 import math
@@ -46,11 +47,11 @@ def keep_mask(rng, rate: float, shape: tuple[int, ...]):
 
 
 def dot(a, b, dims=AB):
-  """Multiplies two matrices, with sums in float32.
+  """Returns the product of two matrices in float32.
 
   Args:
     a, b: the matrices.
-    dims: AB, AB_T or A_TB, which says whether one matrix is transposed.
+    dims: AB for a @ b, AB_T for a @ b.T, or A_TB for a.T @ b.
   """
   return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 
@@ -62,7 +63,7 @@ def pad_to_blocks(inputs: AttentionInputs, past: int, block: int):
     inputs: queries, keys and values of any length.
     past: number of past keys to return; those that `inputs` lacks are zeros,
       which the mask hides.
-    block: tokens in a block.
+    block: number of tokens in a block.
 
   Returns:
     The padded queries, keys and values; and the mask [B, S] float32, to be
@@ -99,7 +100,7 @@ def pad_to_multiple(a_BS, block: int):
 
 
 def unsupported_reason(inputs: AttentionInputs) -> str | None:
-  """Returns why no kernel supports the inputs, or None if some kernel may."""
+  """Returns why no kernel supports the inputs; None if a kernel may."""
   T, S, W = inputs.q_BTHK.shape[1], inputs.k_BSHK.shape[1], inputs.window
   if inputs.keys_WK is not None:
     return 'the position module adds vectors to the keys'

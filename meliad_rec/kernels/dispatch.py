@@ -41,15 +41,16 @@ MEMORY_NAMES = 'memory_attention_output', 'memory_attention_sums'
 def window_attention(
   inputs: AttentionInputs, dropout: Dropout | None = None, form: str = 'auto'
 ):
-  """Returns causal sliding-window attention [B, T, H, K].
+  """Returns the outputs [B, T, H, K] of causal sliding-window attention.
 
   Args:
     inputs: see AttentionInputs.
-    dropout: dropout of the probabilities; None means no dropout. Blocks of
-      queries share one mask, as in xla.window_attend.
+    dropout: dropout of the probabilities; None means no dropout. All blocks of
+      queries share one dropout mask, as in xla.window_attend.
     form: one of FORMS. 'auto' uses kernels on a TPU; 'gpu' uses kernels on a
-      TPU or a GPU; 'xla' uses no kernels. XLA computes what kernels do not
-      support. 'tpu_interpreted' and 'gpu_interpreted' interpret the kernels.
+      TPU or a GPU; 'xla' uses no kernels. In these forms, XLA computes what
+      kernels do not support. 'tpu_interpreted' and 'gpu_interpreted' interpret
+      the kernels of one platform on any machine.
 
   Raises:
     ValueError: the form does not exist; interpreted kernels do not support the
@@ -70,7 +71,7 @@ def window_attention(
 def memory_attention(
   inputs: MemoryInputs, dropout: Dropout | None = None, form: str = 'auto'
 ):
-  """Returns attention to memory slots [B, T, H, K].
+  """Returns the outputs [B, T, H, K] of attention to memory slots.
 
   There are kernels for TPU only. The table shows the compiler's estimates for a
   TPU v5e, in thousands of cycles. In each column, the first entry is for the
@@ -88,8 +89,8 @@ def memory_attention(
 
   Args:
     inputs: see MemoryInputs.
-    dropout: dropout of the probabilities, with one mask [H, T, S] for all rows;
-      None means no dropout.
+    dropout: dropout of the probabilities, with one dropout mask [H, T, S] for
+      all rows; None means no dropout.
     form: see window_attention.
 
   Raises:
@@ -110,17 +111,17 @@ class Dispatch:
 
   The kernels that support the inputs are found when the call is traced. One of
   them, or XLA, is chosen when the traced program is compiled for a platform.
-  The object is called with `inputs` and `dropout`. `inputs` is AttentionInputs
-  or MemoryInputs. `dropout` is a Dropout, an array that multiplies the
-  probabilities, or None.
+  The object is called with `inputs` and `dropout`, and returns the outputs
+  [B, T, H, K]. `inputs` is AttentionInputs or MemoryInputs. `dropout` is a
+  Dropout, an array of dropout factors of the probabilities, or None.
 
   Attributes:
     kernels: (platform, module) pairs of the kernels that may run.
     form: one of FORMS.
-    by_xla: two functions by XLA, for outputs and for gradients, such as
+    by_xla: two functions in plain XLA, for outputs and for gradients, such as
       xla.window_attend and xla.window_gradients.
-    names: two checkpoint names: of the output, and of the logarithms of sums of
-      exponentials.
+    names: two checkpoint names, for policies of remat: of the output, and of
+      the logarithms of sums of exponentials.
   """
 
   kernels: tuple[tuple[str, ModuleType], ...]
@@ -163,7 +164,13 @@ class Dispatch:
 def _supported(
   form: str, kernels: dict[str, ModuleType], inputs, dropout: Any
 ) -> tuple[tuple[str, ModuleType], ...]:
-  """Returns (platform, module) of a form's kernels that support the inputs.
+  """Returns (platform, module) pairs of kernels that support the inputs.
+
+  Args:
+    form: one of FORMS, which names the platforms.
+    kernels: module of kernels by platform.
+    inputs: see Dispatch.
+    dropout: see Dispatch.
 
   Raises:
     ValueError: see window_attention.
@@ -218,6 +225,11 @@ def _backward(dispatch: Dispatch, saved, do):
   """Returns the gradients of inputs and dropout.
 
   The gradients of the inputs' mask and of dropout are None.
+
+  Args:
+    dispatch: the implementations.
+    saved: inputs, dropout, outputs, and logarithms of sums of exponentials.
+    do: gradients of the outputs.
   """
 
   def by_kernels(module):

@@ -18,7 +18,7 @@ class AttentionInputs(struct.PyTreeNode):
   There are T queries, P + T keys and a window of W keys. The first P keys,
   P <= W, are past keys. The other T are own keys: they belong to the same
   tokens as the queries, so query t has the position of key P + t. A query sees
-  the W nearest keys: those 1 to W steps back, or 0 to W - 1 steps back if
+  the W nearest keys: those 1 to W tokens back, or 0 to W - 1 tokens back if
   `include_self` is True.
 
   Attributes:
@@ -107,10 +107,11 @@ class MemoryInputs(struct.PyTreeNode):
   """Inputs of attention to memory slots, which have no order.
 
   Attributes:
-    q_BTHK: queries; each sees all slots.
+    q_BTHK: queries.
     k_BSHK: keys of the slots; they may have fewer heads, as in AttentionInputs.
     v_BSHK: values of the slots, with as many heads as the keys.
-    mask_BS: bool, False at slots that no query may see.
+    mask_BS: bool, False at slots that no query may see. Each query sees all
+      other slots of its row.
     scale_H: see AttentionInputs; the keys must have unit length if it is given.
   """
 
@@ -169,10 +170,10 @@ def normalize_and_scale(q_BTHK, scale_H):
 
 
 def repeat_kv_heads(num_heads: int, *arrays_BSHK):
-  """Returns a list of keys or values, repeated to one head per query head.
+  """Returns the arrays as a list, with each array's heads repeated.
 
   Args:
-    num_heads: number of query heads.
+    num_heads: number of query heads, and of heads of the results.
     *arrays_BSHK: keys or values, all with the same number of heads.
   """
   shared = num_heads // arrays_BSHK[0].shape[2]

@@ -44,8 +44,8 @@ def window_attend(
       [H, Q, X] for the Q queries of a sub-block and the X keys that they see
       serves all rows and sub-blocks, as in google-research/meliad.
     tile: number of queries in a sub-block; None means default_tile(W), for a
-      window of W keys. If there are fewer than W past keys, one sub-block takes
-      all queries.
+      window of W keys. If there are fewer than W past keys, `tile` is ignored,
+      and one sub-block takes all queries.
 
   Returns:
     Outputs [B, T, H, K], zeros for a query that sees no key; and natural
@@ -141,8 +141,8 @@ class _Bands:
     missing: how many of the W past keys are not given.
     first: index of the oldest key that the first query sees; 0 is the first of
       W past keys, given or not.
-    single: whether there is only one query. It then sees one slice of keys, so
-      that no band is needed. False if it sees no key.
+    single: whether there is only one query, and it sees at least one key. The
+      keys that it sees are then one slice, so that no band is needed.
   """
 
   T: int
@@ -169,8 +169,9 @@ class _Bands:
     """Returns queries, keys, values, the bias tile and keys_WK for sub-blocks.
 
     Queries, keys and values have heads before tokens and are padded to whole
-    sub-blocks. The bias tile is [H, Q, X]. keys_WK begins with the largest
-    distance, or is None.
+    sub-blocks. The bias tile is [H, Q, X]. X is W + Q - missing or, if
+    `single`, the number of given keys in the window. keys_WK begins with the
+    largest distance, or is None.
     """
     q_BTHK, k_BSHK, keys_WK = inputs.q_BTHK, inputs.k_BSHK, inputs.keys_WK
     if inputs.normalize_own:
@@ -250,9 +251,10 @@ class _Bands:
     return slice(start, self.first + self.W - self.missing)
 
   def _to_band(self, r_HQW):
-    """Moves values of the W distances to the columns of the X keys.
+    """Moves each query's W values to the columns of the X keys.
 
-    The values begin with the largest distance.
+    The shapes are [..., Q, W] -> [..., Q, X]. The first value of a query is for
+    the largest distance.
     """
     if self.single:
       return r_HQW[..., max(self.missing - self.first, 0) :]
@@ -354,10 +356,10 @@ def _gradients(logits_BHQX, v_BHXK, keep_HQX, lse_BHQ, mean_BHQ, do_BHQK):
 
 
 def _mean(o_BTHK, do_BTHK):
-  """Returns the sum over keys of probability times gradient, [B, H, T].
+  """Returns the inner product of each query's output and output gradient.
 
-  The gradient is that of the probability. For each query, the sum equals the
-  inner product of the output and its gradient.
+  The result [B, H, T] equals the sum, over keys, of the query's probabilities
+  times the gradients of these probabilities.
   """
   return jnp.einsum(
     'bthk,bthk->bht', o_BTHK, do_BTHK, preferred_element_type=sum_dtype(o_BTHK)
@@ -405,7 +407,7 @@ def band(r_BHQW, include_self: bool):
   """Moves each query's W values to the columns of the W keys that it sees.
 
   Args:
-    r_BHQW: values of Q queries; the first is for the largest distance.
+    r_BHQW: W values of each query; the first is for the largest distance.
     include_self: whether the nearest visible key is the query's own.
 
   Returns:

@@ -1,6 +1,7 @@
 """Caches of keys and values, projections to heads, and encoder attention.
 
-In an encoder, queries attend to all tokens of a call rather than to a window.
+In an encoder, tokens may attend to all tokens of one call of the layer. Other
+layers attend to a window of the last tokens.
 """
 
 from collections.abc import Callable
@@ -25,11 +26,11 @@ class KV(struct.PyTreeNode):
   """Keys and values, oldest first.
 
   Attributes:
-    k, v: [B, S, H, K].
+    k, v: [B, S, H, K]; H is the number of heads of keys and values.
     mask: [B, S] bool, False at keys that no query may see.
-    unnormalized: number of newest keys that are not yet L2-normalized, so that
-      each reader must normalize them. Kernels for TPU do so as they read, which
-      is faster if most keys are read only by their own segment.
+    unnormalized: number of newest keys that still lack L2 normalization. Each
+      reader must normalize them. Kernels for TPU do so while they read keys,
+      which is faster if most keys are read only in one segment.
   """
 
   k: jax.Array
@@ -39,26 +40,32 @@ class KV(struct.PyTreeNode):
 
   @classmethod
   def empty(cls, batch, length, heads, head_dim, dtype, visible=False):
-    """Returns zeros, masked unless visible; see LayerConfig.compat_meliad."""
+    """Returns a KV of zeros, with mask False, or True if `visible`.
+
+    LayerConfig.compat_meliad makes zeros visible.
+    """
     zeros = jnp.zeros((batch, length, heads, head_dim), dtype)
     return cls(zeros, zeros, jnp.full((batch, length), visible))
 
   def append(self, new: 'KV') -> 'KV':
-    """Returns these keys, which must be normalized, followed by new ones."""
+    """Returns the keys and values of `self`, followed by those of `new`.
+
+    `self.unnormalized` must be 0.
+    """
     joined = lambda a, b: jnp.concatenate([a, b], 1)
     return _by_token(joined, self, new.replace(unnormalized=0)).replace(
       unnormalized=new.unnormalized
     )
 
   def last(self, length: int) -> 'KV':
-    """Returns the `length` newest keys and values, all keys normalized."""
+    """Returns the `length` newest keys and values; see `normalized`."""
     part = _by_token(lambda a: a[:, a.shape[1] - length :], self)
     return part.replace(
       unnormalized=min(self.unnormalized, length)
     ).normalized()
 
   def normalized(self) -> 'KV':
-    """Returns the same keys and values, with every key normalized."""
+    """Returns the KV with `unnormalized` 0, after normalizing those keys."""
     if not self.unnormalized:
       return self
     return self.replace(
@@ -67,11 +74,12 @@ class KV(struct.PyTreeNode):
 
 
 def _by_token(call: Callable, *kvs: KV) -> KV:
-  """Applies `call`, which works along axis 1, to the arrays of several KVs.
+  """Returns a KV whose arrays `call` computes from those of several KVs.
 
-  In the arrays that `call` receives, heads and head width are one axis. On a
-  TPU, a separate axis of heads would change the layout of the arrays, and
-  kernels take arrays without one.
+  `call` works along axis 1. It is called three times: with the k of each KV,
+  with the v of each, and with the mask of each. In these arrays, heads and head
+  width are one axis. On a TPU, a separate axis of heads would change the layout
+  of the arrays, and kernels take arrays without one.
   """
 
   def merged(*arrays):
@@ -88,9 +96,9 @@ class Heads(nn.Module):
   Attributes:
     num_heads: number of heads H.
     head_dim: width of a head K.
-    normalize: whether to L2-normalize each head, unless a call sets
-      `unnormalized`.
-    dtype: dtype of the product.
+    normalize: whether to L2-normalize the vector of each head. A call that sets
+      `unnormalized` does not normalize.
+    dtype: dtype of the result.
     kernel_init: initializer of the weights.
   """
 
@@ -124,23 +132,25 @@ def attend(
   keep=None,
   dropout_rate: float = 0.0,
 ):
-  """Returns attention [B, T, H, K]; zeros for a query that sees no key.
+  """Returns the result of attention, [B, T, H, K].
 
-  Queries are processed in blocks. The backward pass computes the probabilities
-  of a block again, so no [T, S] array is stored. If `causal`, a block reads no
-  key after its last query. On a CPU rows run one after another, so that the
-  probabilities of a block stay in the CPU's cache.
+  It is 0 for a query that sees no key. With more than QUERY_BLOCK queries, that
+  many are processed at once. The backward pass computes their probabilities
+  again, so no [T, S] array is stored. If `causal`, keys after the last of these
+  queries are not read. On a CPU, rows are then processed one after another, so
+  that the probabilities stay in the CPU's cache.
 
   Args:
-    relative: position module of positions.py. None means that keys have no
-      positions, and that `causal` has no effect.
+    relative: position module of positions.py. Query i and key i have the same
+      position. None means that queries and keys have no positions, and that
+      `causal` has no effect.
     q_BTHK: queries, already scaled.
     k_BSHK, v_BSHK: keys and values.
     mask_BS: bool, True at keys that may be seen.
-    causal: whether a query sees no key at a later position.
+    causal: whether a query sees only keys at its own and earlier positions.
     keep: bool, True at probabilities that dropout keeps: [H, T, S], or
       [B, H, T, S] if each row has its own mask. None keeps all.
-    dropout_rate: fraction of probabilities that `keep` drops on average.
+    dropout_rate: probability with which `keep` is False.
   """
   pairs = rotated_pairs(relative, q_BTHK, k_BSHK, causal)
   causal = relative is not None and causal
@@ -156,9 +166,9 @@ def attend(
 def rotated_pairs(relative: nn.Module | None, q_BTHK, k_BSHK, causal: bool):
   """Returns a list of one or two pairs (queries, keys) for `attention_logits`.
 
-  Queries and keys are rotated by their positions, unless relative is None.
-  There is a second pair, for keys later than their query, only if `relative`
-  is two-sided and `causal` is False.
+  Queries and keys are rotated by their positions, unless `relative` is None.
+  The list has a second pair only if `relative` is two-sided and `causal` is
+  False. It is for logits where the key is later than the query.
   """
   if relative is None:
     return [(q_BTHK, k_BSHK)]
@@ -177,7 +187,7 @@ def attention_logits(pairs, later_QS):
 
   Args:
     pairs: a list of one or two (queries [..., H, Q, K], keys [..., H, S, K]).
-      The second pair, if any, is for keys later than their query.
+      If there are two, the second gives the logits where `later_QS` is True.
     later_QS: bool, True where the key is later than the query.
   """
   products = [
@@ -198,13 +208,16 @@ def _has_rows(keep):
 def _attend_on_device(
   causal: bool, rate: float, mask_BS, keep, v_BSHK, *pairs_BTHK
 ):
-  """Computes `attend` on one device, and returns a tuple of its result.
+  """Computes `attend` for the rows and heads of one device.
 
   Args:
     causal, mask_BS, keep, v_BSHK: as in `attend`.
     rate: dropout_rate of `attend`.
-    *pairs_BTHK: the results of `rotated_pairs` in one sequence: queries and
-      keys of the first pair, then of the second, if any.
+    *pairs_BTHK: the pairs of `rotated_pairs`, flattened: queries, keys, and
+      the queries and keys of the second pair, if there is one.
+
+  Returns:
+    A tuple of one array, the result [B, T, H, K].
   """
   heads_first = lambda a_BSHK: a_BSHK.swapaxes(1, 2)
   v_BHSK, *pairs_BHTK = map(heads_first, (v_BSHK, *pairs_BTHK))
@@ -226,16 +239,19 @@ def _attend_on_device(
 
 
 def _attend_by_blocks(causal: bool, rate: float, rows, shared_keep_HTS):
-  """Returns attention [..., H, T, K].
+  """Returns the result of attention, [..., H, T, K].
 
-  `...` is the axis of rows, or nothing for a single row.
+  In all shapes, `...` stands for the axis of rows, or for nothing if there is
+  only a single row without that axis.
 
   Args:
-    causal: whether a query sees no key at a later position.
+    causal: as in `attend`.
     rate: dropout_rate of `attend`.
-    rows: ((pairs, values), mask, keep): pairs as `attention_logits` takes them,
-      mask_BS of `attend`, and `keep` if each row has its own mask, else None.
-    shared_keep_HTS: `keep` if rows share one mask, else None.
+    rows: ((pairs, values), mask, keep). `pairs` are those of
+      `attention_logits`, with T queries; values are [..., H, S, K]; the mask of
+      keys is [..., S]; and `keep` is [..., H, T, S] if each row has its own,
+      else None.
+    shared_keep_HTS: `keep` if all rows share one, else None.
   """
   (pairs, v_HSK), _, _ = rows
   T, S = pairs[0][0].shape[-2], v_HSK.shape[-2]

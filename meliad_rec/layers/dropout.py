@@ -17,6 +17,10 @@ class TiledDropout(nn.Module):
 
   The dropout of google-research/meliad is the same. On some machines, drawing
   random bits for every element costs more than the arithmetic of the layer.
+
+  Attributes:
+    rate: probability of dropping an element.
+    tile: number of tokens after which the mask repeats.
   """
 
   rate: float
@@ -53,9 +57,10 @@ class LockedDropout(nn.Module):
 
 
 class RowDropout(nn.Module):
-  """Ordinary dropout, whose mask [B, T, D] is drawn for every element.
+  """Ordinary dropout: its mask [B, T, D] is drawn for every element.
 
-  The mask of a row depends on its place in the batch, not on other rows.
+  The mask of a row depends on the random key and on the index of the row in the
+  batch, but not on the number of rows.
   """
 
   rate: float
@@ -81,7 +86,8 @@ def attention_keep(
     by_row: whether each row has its own mask.
 
   Returns:
-    bool [H, T, S], or [B, H, T, S] if by_row; None without dropout.
+    bool [H, T, S], or [B, H, T, S] if by_row. None if the rate is 0 or the call
+    has no rng named 'dropout'.
   """
   if not rate or not module.has_rng('dropout'):
     return None
@@ -92,10 +98,10 @@ def attention_keep(
 
 
 def keep_by_row(rng, rate: float, shape: tuple[int, ...]):
-  """Draws booleans, False with probability `rate`; each row has its own key.
+  """Draws booleans of a shape; each is False with probability `rate`.
 
-  Rows are the first axis of `shape`. The booleans of a row do not depend on how
-  shard_map distributes the rows over devices.
+  Rows are the first axis of `shape`. Each row has its own random key, so its
+  booleans do not depend on how shard_map distributes the rows over devices.
   """
   mesh, rows = jax.sharding.get_abstract_mesh(), shape[0]
   manual = [
@@ -113,13 +119,14 @@ def keep_by_row(rng, rate: float, shape: tuple[int, ...]):
 def drop_layer(layer: nn.Module, rate: float, x_BTD, y_BTD):
   """Applies LayerDrop: in training, a layer is skipped with some probability.
 
-  One draw decides for the whole batch. Fan et al. 2019, section 3.
+  One draw decides for the whole batch. Fan et al. 2019, section 3. The result
+  is x_BTD if the layer is skipped, else y_BTD.
 
   Args:
     layer: module whose rng is used.
     rate: probability that the layer is skipped.
-    x_BTD: the layer's input, returned if the layer is skipped.
-    y_BTD: the layer's output, including the residual, returned if it is not.
+    x_BTD: the layer's input.
+    y_BTD: the layer's output, including the residual connection.
 
   Raises:
     ValueError: rate is outside [0, 1).

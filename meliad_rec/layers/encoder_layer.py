@@ -1,9 +1,9 @@
-"""Encoder layer: self-attention, attention to memory, MLP, and a gate.
+"""Encoder layer: self-attention and MLP, with optional memory and gate.
 
-"Investigating Recurrent Transformers with Dynamic Halt" (2024), section 3 and
-eqs. 9-11. The plain transformer, the Universal Transformer (UT), its gated form
-(GUT), and the Temporal Latent Bottleneck without and with GUT (TLB, GUTLB)
-consist of this layer.
+Section 3 and eqs. 9-11 of "Investigating Recurrent Transformers with Dynamic
+Halt" (Ray Chowdhury and Caragea 2024). Five models of that paper are built from
+this layer: the plain transformer, the universal transformer (UT), the gated UT
+(GUT), and the temporal latent bottleneck (TLB), alone and with GUT (GUTLB).
 """
 
 import functools
@@ -28,15 +28,16 @@ UNIFORM = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 
 
 class EncoderLayer(nn.Module):
-  """Pre-norm self-attention, attention to memory, and an MLP.
+  """Pre-norm self-attention and MLP, with optional attention to memory between.
 
   Attributes:
     config: sizes and choices.
     reads_memory: whether the layer also attends to memory slots.
     gated: whether the layer's output passes through a gate, which chooses for
       each element how much of it replaces the layer's input.
-    experts: settings of the experts of self-attention and MLP, whose routers
-      sow 'routes'; see experts.py. None means that there are no experts.
+    experts: settings of the experts of the MLP and of self-attention. Their
+      routers sow the collection 'routes'; see experts.py. None means that there
+      are no experts.
   """
 
   config: EncoderConfig
@@ -67,13 +68,14 @@ class EncoderLayer(nn.Module):
 
     Args:
       x_BTD: the residual stream.
-      mask_BT: bool, False at padding, to which no token attends.
+      mask_BT: bool, False at padding. No token attends to padding.
       memory_BSD: memory slots; None if the layer reads none.
       source_BTD: vectors from which self-attention computes keys and values;
         None means x_BTD.
 
     Raises:
-      ValueError: memory is given to a layer that reads none, or is missing.
+      ValueError: memory_BSD is given although reads_memory is False, or None
+        although it is True.
     """
     if self.reads_memory != (memory_BSD is not None):
       raise ValueError(
@@ -101,9 +103,10 @@ class EncoderAttention(nn.Module):
 
   Attributes:
     config: sizes and choices.
-    cross: whether keys are computed from a source other than the stream. The
-      source then has its own norm and no positions, and every query sees all
-      of its unmasked vectors.
+    cross: whether the source, from which keys and values are computed, is
+      another sequence than that of the queries, such as memory slots. The
+      source then has its own norm, there are no positions, and every query sees
+      all unmasked vectors of the source.
   """
 
   config: EncoderConfig
@@ -128,10 +131,10 @@ class EncoderAttention(nn.Module):
     )
 
   def __call__(self, x_BTD, source_BSD, mask_BS):
-    """Returns the stream plus the result of attention, [B, T, D].
+    """Returns the residual stream plus the result of attention, [B, T, D].
 
     Args:
-      x_BTD: the residual stream.
+      x_BTD: the residual stream, from which queries are computed.
       source_BSD: vectors from which keys and values are computed.
       mask_BS: bool, True at vectors of the source that may be seen.
     """
@@ -162,8 +165,8 @@ class EncoderMLP(nn.Module):
   """MLP with one hidden layer; dropout follows both of its linear maps.
 
   Attributes:
-    config: activation, dropout and dtype.
-    width: hidden units.
+    config: gives the activation, dropout and dtype.
+    width: number of hidden units.
     kernel_init: initializer of the weights.
   """
 

@@ -1,13 +1,16 @@
 """Sparse mixtures of experts: each token uses a few of many sets of weights.
 
-Tan et al. 2023, "Sparse Universal Transformer", section 3. Experts give more
-parameters to a layer that is repeated in depth. The layer's cost per token
-grows with the number of experts chosen for a token, not with the number of all
-experts; only on a CPU does it grow with the latter (see `grouped`). Sections
-3.1 and 3.3 describe the MLP and self-attention. In attention all experts share
-the keys and values; each has its own maps to queries and outputs. Letters of
-this file: E experts, C experts chosen for a token, N all tokens, M = N C
-choices, G = H C heads of all chosen experts, X and Y any widths.
+Tan et al. 2023, "Sparse Universal Transformer", section 3; section 3.1 is about
+the MLP and 3.3 about self-attention. Experts give more parameters to a layer
+that is repeated in depth. The layer's cost per token grows with the number of
+experts chosen for a token, not with the number of all experts. On a CPU,
+however, it grows with the number of all experts (see `grouped`). In
+self-attention, all experts share the keys and values, and each expert has its
+own maps to queries and outputs.
+
+Letters of this file: E experts, C experts chosen for a token, N = B T tokens of
+a batch, M = N C choices, G = H C heads of all experts chosen for a token, X and
+Y any widths.
 """
 
 import dataclasses
@@ -34,7 +37,8 @@ class Experts:
     count: number of experts E, in the MLP and in self-attention.
     chosen: number of experts C that a token uses.
     in_attention: whether self-attention has experts too.
-    balance: weight of the loss that keeps all experts in use.
+    balance: weight of `mean_imbalance` as a loss, which keeps all experts in
+      use.
   """
 
   count: int
@@ -55,14 +59,15 @@ class Experts:
 
 
 class Chosen(struct.PyTreeNode):
-  """The experts of each token, and the order that sorts choices by expert.
+  """The experts chosen for each token, and an order of choices by expert.
 
-  Each of the B T tokens chooses C experts; these are M = B T C choices. In the
-  methods, X is the width of any vectors.
+  For each of the B T tokens, C experts are chosen. A choice is one such pair of
+  token and expert; there are M = B T C. X is any width of vectors.
 
   Attributes:
     weight_BTC: float32, probabilities of the chosen experts.
-    order_M: int, indices of the choices, sorted by expert.
+    order_M: int, indices of the choices, flattened from [B, T, C], in an order
+      that sorts them by expert.
     size_E: int32, how many choices fell on each of the E experts.
   """
 
@@ -89,14 +94,14 @@ class Chosen(struct.PyTreeNode):
     return x_BTCX.reshape(-1, x_BTCX.shape[-1])[self.order_M]
 
   def gather(self, y_MX):
-    """Undoes `sort`: returns the vectors of all choices, [B, T, C, X]."""
+    """Undoes `sort`: returns [B, T, C, X], the vectors of all choices."""
     shape = *self.weight_BTC.shape, y_MX.shape[-1]
     # order_M is a permutation, so argsort inverts it.
     places_M = jnp.argsort(self.order_M)
     return y_MX[places_M].reshape(shape)
 
   def mix(self, y_MX):
-    """Sums the vectors of each token's experts, weighted by probability.
+    """Sums the vectors of each token's choices, weighted by `weight_BTC`.
 
     Args:
       y_MX: vectors of all M choices, sorted by expert.
@@ -126,10 +131,10 @@ class Router(nn.Module):
 
 
 def choose(p_BTE, count: int) -> Chosen:
-  """Returns the `count` most probable experts of each token.
+  """Chooses the `count` most probable experts of each token.
 
-  This sorts all tokens. Call this function within per_shard.per_row, since
-  otherwise the devices of a mesh would exchange tokens.
+  The function sorts the choices of all tokens. It must be called within
+  per_shard.per_row; otherwise the devices of a mesh would exchange tokens.
   """
   weight_BTC, expert_BTC = jax.lax.top_k(p_BTE, count)
   expert_M = expert_BTC.reshape(-1)
@@ -140,11 +145,13 @@ def choose(p_BTE, count: int) -> Chosen:
 
 
 class Grouped(nn.Module):
-  """Parameter [E, X, Y]: a matrix for each expert, for the function `grouped`.
+  """Parameter [E, X, Y], one matrix for each expert; see `grouped`.
+
+  The argument of a call is the input width X.
 
   Attributes:
     count: number of experts E.
-    width: output width Y; the input width X is the argument of the call.
+    width: output width Y.
     dtype: dtype of the result.
     kernel_init: initializer of the matrices.
   """
@@ -161,15 +168,16 @@ class Grouped(nn.Module):
 
 
 def grouped(x_MX, kernel_EXY, size_E):
-  """Multiplies each row by the matrix of its expert: returns [M, Y].
+  """Multiplies each vector by the matrix of its expert: returns [M, Y].
 
-  On a TPU, XLA computes only these products. On a CPU it multiplies every row
-  by the matrix of every expert.
+  The dtype of the result is that of the matrices. On a TPU, XLA computes only
+  these products. On a CPU, XLA multiplies every vector by the matrix of every
+  expert.
 
   Args:
-    x_MX: M rows of width X, sorted by expert.
+    x_MX: M vectors of width X, sorted by expert.
     kernel_EXY: matrices [X, Y] of the E experts.
-    size_E: number of rows of each expert.
+    size_E: number of vectors of each expert.
   """
   dtype = kernel_EXY.dtype
   return jax.lax.ragged_dot(
@@ -178,9 +186,9 @@ def grouped(x_MX, kernel_EXY, size_E):
 
 
 def fan_in(scale: float) -> nn.initializers.Initializer:
-  """Returns a uniform initializer of matrices [E, X, Y].
+  """Returns an initializer of matrices [E, X, Y], where X is the input width.
 
-  The variance is scale / X, where X is the input width.
+  It draws from a uniform distribution of mean 0 and variance scale / X.
   """
 
   def draw(rng, shape, dtype=jnp.float32):
@@ -191,7 +199,7 @@ def fan_in(scale: float) -> nn.initializers.Initializer:
 
 
 class Routes(struct.PyTreeNode):
-  """Sums of one router over the tokens of each row that `routes` selects.
+  """Sums of one router's probabilities over the selected tokens of each row.
 
   Attributes:
     p_BE: sum of the probabilities of each of the E experts.
@@ -205,10 +213,10 @@ class Routes(struct.PyTreeNode):
 
 
 def routes(sown, taken_BT) -> list[Routes]:
-  """Returns the sums of each router of a layer.
+  """Returns the Routes of each router in one call of a layer.
 
   Args:
-    sown: the collection 'routes', which the routers of the layer sow.
+    sown: the collection 'routes', which the routers sowed in this call.
     taken_BT: bool, True at tokens to include in the sums.
   """
   taken_BT = taken_BT.astype(jnp.float32)
@@ -223,7 +231,13 @@ def routes(sown, taken_BT) -> list[Routes]:
 
 
 def mean_imbalance(all_routes: list[Routes]) -> jax.Array:
-  """Returns the mean of `imbalance` over routers, in nats."""
+  """Returns the mean of `imbalance` over routers, in nats.
+
+  The imbalance of a router is that of the selected tokens of all rows.
+
+  Args:
+    all_routes: the sums of each router.
+  """
   values = []
   for router in all_routes:
     total = jax.tree.map(lambda a: jnp.sum(a, 0), router)
@@ -250,8 +264,8 @@ def imbalance(p_E, entropy):
 class ExpertMLP(nn.Module):
   """MLP with experts, from n_BTD to y_BTD.
 
-  Each expert has `mlp_dim` hidden units. Dropout applies to the hidden units of
-  the chosen experts and to the mixed output.
+  Each expert has `config.mlp_dim` hidden units. Dropout applies to the hidden
+  units of the chosen experts, and to the weighted sum of their outputs.
   """
 
   config: EncoderConfig
@@ -310,9 +324,9 @@ class ExpertAttention(nn.Module):
     self.drop = config.dropout_kind(config.dropout)
 
   def __call__(self, x_BTD, source_BSD, mask_BS):
-    """Returns the stream plus the result of attention, [B, T, D].
+    """Returns the residual stream plus the result of attention, [B, T, D].
 
-    The arguments are those of EncoderAttention.
+    The arguments are those of EncoderAttention.__call__.
     """
     config, C = self.config, self.experts.chosen
     (B, T, _), H, K = x_BTD.shape, config.num_heads, config.head_dim

@@ -1,9 +1,10 @@
-"""Joins, which add or gate the result of a sublayer into its input.
+"""Joins, which combine the input of a sublayer with the sublayer's result.
 
-A join is a module called as join(x_BSD, h), where x is the sublayer's input and
-h [B, S, ...] its result before the last linear map: attention heads or hidden
-units. The join multiplies them by the matrix W of that map, and returns
-[B, S, D]. Gates compute in float32. Hutchins et al. 2022, section 3.3.
+A join is a module called as join(x_BSD, h). It returns [B, S, D], where S is a
+number of tokens or slots. x is the input of the sublayer. h [B, S, ...] is what
+the sublayer computes before its last linear map W: attention heads or hidden
+units. The join applies W, so the sublayer's result is W h. Gates compute in
+float32. Hutchins et al. 2022, section 3.3.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,8 @@ class Residual(nn.Module):
     rate: rate of dropout on W h.
     dropout: a class of dropout.py.
     use_bias: whether to add a bias to W h.
-    scale: scale of the initial W, if kernel_init is None.
+    scale: standard deviation of the initial W, times the square root of its
+      number of inputs. It has no effect if kernel_init is given.
     kernel_init: initializer of W.
   """
 
@@ -55,12 +57,12 @@ class Residual(nn.Module):
 
 
 class FixedGate(nn.Module):
-  """Convex combination of a sublayer's input x and its result W h.
+  """Weighted mean of a sublayer's input x and its result W h.
 
-  The weights are learned, and do not depend on x or h.
+  Each of the D elements has a learned weight, which does not depend on x or h.
 
   Attributes:
-    dtype: dtype of the product's operands.
+    dtype: dtype of W and h when they are multiplied; sums are float32.
     tanh: whether W h passes through a tanh.
     use_bias: whether to add a bias to W h.
   """
@@ -116,11 +118,11 @@ class LSTMGate(nn.Module):
 
 
 def contract(features: int, h, dtype, **options) -> nn.DenseGeneral:
-  """Returns a linear map from all axes of h after the first two.
+  """Returns a linear map from [B, S, ...] to [B, S, features].
 
   Args:
     features: width of the result.
-    h: array of the shape that the map takes.
+    h: any array with the shape of the map's input, [B, S, ...].
     dtype: dtype of the product.
     **options: other fields of nn.DenseGeneral.
   """
@@ -131,6 +133,9 @@ def contract(features: int, h, dtype, **options) -> nn.DenseGeneral:
 
 
 def contract32(features: int, h, dtype, **options) -> nn.DenseGeneral:
-  """Returns the map of `contract` with float32 sums and results."""
+  """Returns the map of `contract`, but with float32 sums and results.
+
+  Only its operands have the given dtype.
+  """
   sums = functools.partial(dot_general, preferred_element_type=jnp.float32)
   return contract(features, h, dtype, dot_general=sums, **options)

@@ -71,9 +71,9 @@ class Layer(nn.Module):
     """Returns y_BTD, the residual stream after the layer.
 
     Args:
-      x_BTD: the residual stream.
-      n_BTD: its `pre_norm`.
-      past: keys and values of the window, which ends with these tokens.
+      x_BTD: the residual stream before the layer.
+      n_BTD: the result of `pre_norm` for x_BTD.
+      past: keys and values of earlier tokens and then of the T tokens.
       memory: keys and values of memory slots; None means that there are none.
     """
     heads = [self.attention.attend_window(n_BTD, past)]
@@ -86,8 +86,8 @@ class Layer(nn.Module):
 
     Args:
       x_BTD: the residual stream before the layer.
-      *heads_BTF: results of attention to the window and, if there is memory, to
-        memory; F = H K.
+      *heads_BTF: the result of `attend_window` and, if there is memory, that of
+        `attend_memory` of Attention; F = H K.
     """
     attended, output = SUMS
     x_BTD = self.attention.project(x_BTD, *heads_BTF)
@@ -97,10 +97,11 @@ class Layer(nn.Module):
 
 
 class Query(nn.Module):
-  """Map from n_BTD to queries [B, T, H, K] and their scale.
+  """Linear map from n_BTD to (queries, scale).
 
-  The scale [H] applies after the queries are L2-normalized. If it is None, the
-  queries are already scaled.
+  Queries are [B, T, H, K]. The scale is [H] if config.normalize_qk is True. The
+  caller must then L2-normalize the queries and multiply them by it. Otherwise
+  the scale is None, and the queries are already scaled.
   """
 
   config: LayerConfig
@@ -120,19 +121,22 @@ class Query(nn.Module):
 class Attention(nn.Module):
   """Pre-norm attention to past and memory, joined with the residual stream.
 
-  There are two kinds of keys: `past` has positions relative to the queries
-  (window, position bias), and `memory` consists of slots without positions.
-  Architectures differ in what they store in each of the two.
+  There are two sets of keys, `past` and `memory`, each with its own queries. By
+  default, keys of `past` have positions, and a query sees a window of them.
+  Keys of `memory` have no positions. Architectures differ in what they store in
+  each set.
 
   Attributes:
     config: sizes and choices, shared by the layers.
-    has_memory: whether there is a second set of queries, for memory.
-    in_order: whether `past` has positions. If False, every query sees all
-      unmasked keys of `past`.
-    rate: rate of dropout of `pre_norm` and of attention probabilities.
-    join: a class of gates.py. None means that `project` returns only the heads.
-    position: position module that layers share. None means that the layer makes
-      its own.
+    has_memory: whether there are queries for `memory`.
+    in_order: whether keys of `past` have positions. If False, every query sees
+      all unmasked keys of `past`.
+    rate: rate of dropout on the result of `pre_norm` and on attention
+      probabilities.
+    join: a class of gates.py. None means that there is none, and that `project`
+      returns heads.
+    position: position module that several layers share. None means that this
+      module makes its own.
   """
 
   config: LayerConfig
@@ -162,14 +166,17 @@ class Attention(nn.Module):
       self.output = self.join(dtype=config.dtype)
 
   def pre_norm(self, x_BTD):
-    """Returns n_BTD, from which queries, keys and values are computed."""
+    """Returns n_BTD, the norm of x_BTD with dropout.
+
+    Queries, keys and values are computed from it.
+    """
     return self.dropout(self.norm(x_BTD))
 
   def kv(self, n_BTD, mask_BT=None, unnormalized=False) -> KV:
     """Returns keys and values of tokens.
 
     Args:
-      n_BTD: their `pre_norm`.
+      n_BTD: the result of `pre_norm` for the tokens.
       mask_BT: bool, False at padding; None means that there is no padding.
       unnormalized: whether keys may be left unnormalized; see KV.unnormalized.
     """
@@ -182,7 +189,10 @@ class Attention(nn.Module):
   def attend_window(self, n_BTD, past: KV):
     """Returns heads [B, T, H K]: the result of attention to `past`.
 
-    `past` ends with the keys of the tokens themselves.
+    Args:
+      n_BTD: the result of `pre_norm`, from which queries are computed.
+      past: keys and values. If in_order is True, the last T are those of the T
+        tokens in n_BTD.
     """
     config = self.config
     q_BTHK, scale_H = self.query(n_BTD)
@@ -213,10 +223,13 @@ class Attention(nn.Module):
     return merge_heads(window_attention(inputs, dropout, config.attention))
 
   def attend_memory(self, n_BTD, memory: KV):
-    """Returns heads [B, T, H K]: the result of attention to memory slots.
+    """Returns heads [B, T, H K]: the result of attention to `memory`.
 
-    If memory has n B rows, the tokens of each row are cut into n blocks, and
-    each block reads one row of memory.
+    Args:
+      n_BTD: the result of `pre_norm`, from which queries are computed.
+      memory: keys and values, in B rows or in n B rows. In the latter case, the
+        T tokens of each row are cut into n blocks, and block i of row b reads
+        row b n + i of memory.
     """
     B, T, _ = n_BTD.shape
     rows = len(memory.mask)
@@ -226,7 +239,13 @@ class Attention(nn.Module):
     return self.attend_slots(q_BWHK, scale_H, memory).reshape(B, T, -1)
 
   def sow_memory(self, n_BTD, mask_BT, memory: KV) -> None:
-    """Sows the entropy of attention to memory; all slots must be visible."""
+    """Sows the entropy of attention to memory; see state_use.sow_attention.
+
+    Args:
+      n_BTD: the result of `pre_norm`, from which queries are computed.
+      mask_BT: bool, False at padding.
+      memory: keys of slots, all of them visible.
+    """
     q_BTHK = scaled(*self.memory_query(n_BTD))
     (k_BSHK,) = repeat_kv_heads(q_BTHK.shape[2], memory.normalized().k)
     logits_BHTS = jnp.einsum('bthk,bshk->bhts', q_BTHK, k_BSHK)
@@ -236,7 +255,7 @@ class Attention(nn.Module):
     """Returns heads [B, T, H K]: the result of attention without positions.
 
     Args:
-      q_BTHK, scale_H: results of `Query`.
+      q_BTHK, scale_H: the results of a Query.
       kv: keys and values.
     """
     dropout, kv = self.probability_dropout(), kv.normalized()
@@ -245,9 +264,14 @@ class Attention(nn.Module):
     return merge_heads(memory_attention(inputs, dropout, form))
 
   def project(self, x_BTD, *heads_BTF):
-    """Returns the residual stream joined with one or two sets of heads.
+    """Returns the residual stream joined with heads, [B, T, D].
 
-    If `join` is None, only the heads are returned.
+    If `join` is None, returns the heads instead: [B, T, H K], or [B, T, 2, H K]
+    if there are two sets.
+
+    Args:
+      x_BTD: the residual stream.
+      *heads_BTF: one or two sets of heads; F = H K.
     """
     h = heads_BTF[0] if len(heads_BTF) == 1 else jnp.stack(heads_BTF, 2)
     return self.output(x_BTD, h) if self.join else h
@@ -265,11 +289,11 @@ class FeedForward(nn.Module):
   """MLP that maps h [B, T, any width] and joins the result with x_BTD.
 
   Attributes:
-    width: hidden units.
+    width: number of hidden units.
     dtype: dtype of activations.
     join: a class of gates.py, which contains the second linear map.
     activation: function of the hidden units, such as jax.nn.relu.
-    use_bias: whether hidden units have a bias.
+    use_bias: whether the first linear map has a bias.
   """
 
   width: int
@@ -292,7 +316,10 @@ class FeedForward(nn.Module):
 
 
 def scaled(q_BTHK, scale_H):
-  """Returns scaled queries; the arguments are the results of `Query`."""
+  """Returns queries whose products with keys are logits.
+
+  The arguments are the results of a Query.
+  """
   return q_BTHK if scale_H is None else normalize_and_scale(q_BTHK, scale_H)
 
 

@@ -45,15 +45,18 @@ del _CONTROL[ord('\n')], _CONTROL[ord('\t')]
 
 
 def printable(text: str) -> str:
-  """Replaces control characters, which could change the terminal."""
+  """Returns text with each control character, except \n and \t, replaced.
+
+  Control characters could change how the terminal works.
+  """
   return text.translate(_CONTROL)
 
 
 class Console:
   """Progress of a run: lines, and on a terminal a bar below them.
 
-  The first lines about training all appear. Later ones appear at intervals that
-  grow with the time that the run has taken.
+  The first lines about training are all shown. Later ones are shown at intervals,
+  which grow with the time that the run has taken.
 
   Args:
     total_steps: steps of the run; None: not known.
@@ -88,10 +91,12 @@ class Console:
   def tick(
     self, step: int, loss: float, learning_rate: Callable[[], float]
   ) -> None:
-    """Shows that a training step is done, at most every few seconds.
+    """Shows, if it is time for it, that a training step is done.
 
-    If `write` shows the metrics of the same step, call it before this. Then the
-    loss of this step alone is not shown beside their means over several steps.
+    The bar is updated up to twice a second, and a line is shown at most every
+    few seconds. If the metrics of this step are also passed to `write`, call
+    `write` first. Its line shows the mean loss over several steps, and the loss
+    of this step alone is then not shown next to it.
 
     Args:
       step: training steps done.
@@ -118,6 +123,11 @@ class Console:
 
     Metrics of the split 'train' advance the bar, and are shown only if it is
     time for a line. Those of other splits are always shown.
+
+    Args:
+      step: training steps done.
+      split: 'train', 'validation' or another split.
+      values: {metric: value}. Metrics that are not in _SHOWN are left out.
     """
     shown = '  '.join(
       form(values[name]) for name, form in _SHOWN.items() if name in values
@@ -133,7 +143,7 @@ class Console:
       self._train_line(step, shown)
 
   def line(self, text: str) -> None:
-    """Shows text, above the bar if there is one, without control codes."""
+    """Shows text after `printable`, above the bar if there is one."""
     text = printable(text)
     if self._bar is not None:
       self._bar.write(text, file=self._stream)
@@ -165,7 +175,10 @@ class Console:
     return (now - self._first[1]) / 50 if self._first else 0.0
 
   def _left(self, step, now) -> str:
-    """Returns the time that the remaining steps will take, '' if unknown."""
+    """Returns how long the remaining steps will take, as text from `duration`.
+
+    Returns '' if this is not known.
+    """
     first = self._first
     if not (first and self._total and first[0] < step < self._total):
       return ''
@@ -173,7 +186,10 @@ class Console:
     return duration(seconds * (self._total - step))
 
   def _announce(self, step, now):
-    """Shows once, after some steps, how long a long run will take."""
+    """Shows how long the remaining steps will take, if that is long.
+
+    This happens once, after the first few steps.
+    """
     done = step - self._first[0]
     if self._announced or done < _TIMED or now - self._first[1] < 1:
       return
@@ -198,7 +214,7 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def duration(seconds: float) -> str:
-  """Returns a time as '45 s', '12 min', '3 h 20 min' or '5 d 7 h'."""
+  """Returns a time as text: '45 s', '12 min', '3 h 20 min' or '5 d 7 h'."""
   if seconds < 90:
     return f'{seconds:.0f} s'
   minutes = round(seconds / 60)
@@ -211,16 +227,16 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-  """Returns '1 document', '2 documents' or '1,000 documents'."""
+  """Returns a number and a noun, such as '1 document' or '1,000 documents'."""
   return f'{number:,} {noun}{"" if number == 1 else "s"}'
 
 
 def plain() -> None:
   """Formats every log message of the process as a plain line.
 
-  Messages of level INFO from other libraries are dropped. All messages of orbax
-  are dropped too, because storage/ reports its failures. A second call changes
-  nothing.
+  Messages of level INFO from other packages are dropped. Messages of orbax and
+  asyncio are dropped at every level, because storage/ reports failed saves. A
+  second call changes nothing.
   """
   absl_logging.use_absl_handler()
   handler = absl_logging.get_absl_handler()
@@ -233,8 +249,8 @@ def plain() -> None:
 def suppress_stderr() -> Iterator[None]:
   """Discards everything written to file descriptor 2 inside the context.
 
-  During its import, TensorFlow's C++ code reports missing GPUs before it reads
-  the settings that would silence it. Exceptions propagate as usual.
+  This is for the import of TensorFlow. Its C++ code reports missing GPUs before
+  it reads the settings that would silence it. Exceptions propagate as usual.
   """
   saved = os.dup(2)
   try:
@@ -247,7 +263,7 @@ def suppress_stderr() -> Iterator[None]:
 
 
 class _Plain(logging.Formatter):
-  """A formatter: 'message', 'warning: message' or 'error: message'."""
+  """A formatter that returns 'MESSAGE', 'warning: MESSAGE' or 'error: MESSAGE'."""
 
   def format(self, record):
     text = super().format(record)
@@ -304,9 +320,13 @@ class Countdown:
       )
 
   def show(self, done: int) -> None:
-    """Shows that `done` units are done.
+    """Shows progress.
 
-    Lines appear at most every `every` seconds; a bar moves at once.
+    A bar is updated at each call. If progress is shown as lines, at least
+    `every` seconds pass between two lines.
+
+    Args:
+      done: number of units finished so far.
     """
     if self._bar is not None:
       self._bar.update(done - self._bar.n)

@@ -1,8 +1,9 @@
-"""metrics.jsonl: one JSON object per line, in the order of writing.
+"""The journal of a run, metrics.jsonl: one JSON record per line.
 
-Each line has `step`, `split` and metrics by name, or `step` and `text`, an
-object of texts by name. JSON has no NaN and no infinities: they are written
-as the strings "NaN", "Infinity" and "-Infinity", and read back as floats.
+The records are in the order of writing. A record has `step`, `split`, `time`
+and metrics by name; or `step` and `text`, which is an object of texts by name.
+JSON has no NaN and no infinities: they are written as the strings "NaN",
+"Infinity" and "-Infinity", and read back as floats.
 """
 
 from collections.abc import Mapping
@@ -24,10 +25,10 @@ TRIVIAL = 'trivial/'
 
 
 def path(workdir: str | os.PathLike) -> pathlib.Path | epath.Path:
-  """Returns the path of a run's metrics.jsonl, on a disk or in a bucket.
+  """Returns the path of a run's journal, on a disk or in a bucket.
 
   Raises:
-    ValueError: the folder has no such file.
+    ValueError: the folder of the run has no such file.
   """
   found = place(workdir) / NAME
   if not found.is_file():
@@ -41,8 +42,11 @@ def path(workdir: str | os.PathLike) -> pathlib.Path | epath.Path:
 def read(path: str | os.PathLike) -> list[dict[str, Any]]:
   """Returns the records of a journal, without an incomplete last line.
 
+  Args:
+    path: path of the journal.
+
   Raises:
-    ValueError: a whole line is not a JSON object with a step.
+    ValueError: a complete line is not a JSON object with a step.
   """
   records = []
   for number, line in enumerate(_whole_lines(path), 1):
@@ -59,7 +63,7 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def check(workdir: str | os.PathLike) -> None:
-  """Raises ValueError if the metrics.jsonl of a run is damaged."""
+  """Raises ValueError if the journal of a run is damaged; it may be missing."""
   if (found := place(workdir) / NAME).is_file():
     read(found)
 
@@ -68,10 +72,10 @@ def truncate(path: str | os.PathLike, step: int) -> int:
   """Drops the records of all steps after `step`, atomically.
 
   Args:
-    path: a journal; it may be missing.
-    step: the last step whose records are kept. 0 drops all records, but adds
-      them to the file OLD beside the journal, because they may be of a run
-      whose checkpoints were lost.
+    path: path of the journal, which may be missing.
+    step: the last step whose records are kept. 0 drops all records, including
+      those of step 0. These may belong to a run whose checkpoints were lost, so
+      they are appended to the file OLD beside the journal.
 
   Returns:
     The number of records that were dropped.
@@ -95,7 +99,11 @@ def truncate(path: str | os.PathLike, step: int) -> int:
 
 
 class Journal:
-  """A journal that is open for appending; `append` flushes each record."""
+  """A journal that is open for appending; `append` flushes each record.
+
+  Args:
+    path: path of the journal; created if needed.
+  """
 
   def __init__(self, path: str | os.PathLike):
     self._file = open(path, 'a', encoding='utf-8')  # noqa: SIM115

@@ -1,7 +1,8 @@
 """Loggers that receive a run's metrics, in addition to its own folder.
 
-A gin file binds a logger, such as Weights & Biases (options/report/wandb.gin),
-or any class with the three methods of MetricsLogger:
+A gin file sets the logger of a run. options/report/wandb.gin sets Weights &
+Biases. Any other class with the three methods of MetricsLogger can be set in
+the same way:
 
     import my_loggers  # A module in the folder where training starts.
 
@@ -40,7 +41,7 @@ from meliad_rec.storage.workdir import place
 
 @runtime_checkable
 class MetricsLogger(Protocol):
-  """Receives the metrics of a run, on the first host only."""
+  """The interface of a logger; it is called on the first host only."""
 
   def start(self, workdir: str, step: int, config: Mapping[str, Any]) -> None:
     """Begins logging; called before the first step.
@@ -48,14 +49,20 @@ class MetricsLogger(Protocol):
     Args:
       workdir: folder of the run.
       step: training steps already done; 0 for a new run.
-      config: every setting by its name; numbers, strings, tuples and None as
-        such, and anything else as it is written in gin.
+      config: {name of a setting: its value}, for every setting. Numbers,
+        strings, bools and None are such values, and so are tuples and lists of
+        these. Any other value is given as its text in gin.
     """
 
   def log(self, step: int, metrics: Mapping[str, float]) -> None:
-    """Receives metrics by name, such as 'train/loss_nats_per_token'.
+    """Receives metrics.
 
     A run that resumes after a crash may log some steps for a second time.
+
+    Args:
+      step: training steps done.
+      metrics: {'SPLIT/METRIC': value}, with names such as
+        'train/loss_nats_per_token'.
     """
 
   def close(self) -> None:
@@ -63,9 +70,13 @@ class MetricsLogger(Protocol):
 
 
 class Guarded:
-  """A MetricsLogger whose errors do not end the run; the first one is logged.
+  """A MetricsLogger that calls another one, whose errors do not end the run.
 
-  If it cannot start, it is not called again.
+  Only the first error is logged. If the other logger cannot start, it is not
+  called again.
+
+  Args:
+    logger: the other logger.
   """
 
   def __init__(self, logger: MetricsLogger):
@@ -84,7 +95,7 @@ class Guarded:
       self._call(self._logger.close)
 
   def _call(self, method: Callable, *args) -> bool:
-    """Calls a method of the logger, and returns whether it succeeded."""
+    """Calls a method of the other logger, and returns whether it succeeded."""
     # Any library may be called here.
     try:
       method(*args)
@@ -105,17 +116,17 @@ class Guarded:
 
 @dataclasses.dataclass
 class WandB:
-  """Sends metrics to Weights & Biases; needs meliad_rec[wandb].
+  """A MetricsLogger that sends metrics to Weights & Biases (W&B).
 
-  A run that resumes continues the same W&B run, whose id is in the file
-  wandb_id of its folder.
+  Needs meliad_rec[wandb]. A run that resumes continues the same W&B run, whose id
+  is in the file wandb_id of its folder.
 
   Attributes:
-    project: name of the project.
-    entity: user or team; None: the default of the account.
+    project: name of the W&B project.
+    entity: W&B user or team; None: the default of the account.
     mode: 'online' sends metrics at once; 'offline' writes them to the folder of
       the run, to be sent later with `wandb sync`.
-    tags: tags of the run.
+    tags: tags of the W&B run.
 
   Raises:
     ValueError: wandb is not installed.

@@ -7,18 +7,36 @@ import pathlib
 
 from meliad_rec.metrics import metrics
 from meliad_rec.report import journal
+from meliad_rec.storage import array_file
 
 PathLike = str | os.PathLike
 
 
+def check_name(path: PathLike) -> None:
+  """Checks, before long work, the file that the flag --plot names.
+
+  Raises:
+    ValueError: the file cannot be written, or its name does not end in .png.
+  """
+  if pathlib.Path(path).suffix != '.png':
+    raise ValueError(
+      f'--plot={path} is not a .png file. Give a name that ends in .png.'
+    )
+  array_file.check_writable(path)
+
+
 def plot(workdir: PathLike, metric: str = 'loss_nats_per_token') -> str:
-  """Draws the curves of a metric as a PNG in the run's folder.
+  """Draws a metric of a run into METRIC.png in the run's folder; see `compare`.
+
+  Args:
+    workdir: folder of the run, on a disk.
+    metric: name of the metric.
 
   Returns:
     The path of the PNG.
 
   Raises:
-    ValueError: the run has no such metric.
+    ValueError: the run has no metrics.jsonl, or no such metric in it.
   """
   workdir = pathlib.Path(workdir)
   out = workdir / f'{metric}.png'
@@ -34,16 +52,16 @@ def compare(
   """Draws the curves of several runs, one panel for each metric.
 
   Each run has a color. Training is a thin line. Every other split is a thick
-  line with a mark at each evaluation. Errors of trivial predictors, such as
-  always the most likely label, are dashed or dotted lines.
+  line with a mark at each evaluation. The error of a trivial predictor, such as
+  one that always predicts the most likely label, is a dashed or dotted line.
 
   Args:
     runs: {name in the legend: folder of the run}.
     out: path of the PNG, which is written whole or not at all.
-    names: metrics that the runs have written.
+    *names: names of the metrics.
 
   Raises:
-    ValueError: a run has no such metric.
+    ValueError: a run has no metrics.jsonl, or lacks one of the metrics.
   """
   # A Figure without pyplot draws with Agg and needs no display.
   from matplotlib.figure import Figure
@@ -51,13 +69,23 @@ def compare(
   figure = Figure(figsize=(7, 4 * len(names)), layout='constrained')
   panels = figure.subplots(len(names), squeeze=False)[:, 0]
   for axes, name in zip(panels, names, strict=True):
-    _draw(axes, runs, name)
+    draw(axes, runs, name)
   new = pathlib.Path(f'{out}.tmp')
   figure.savefig(new, format='png', dpi=120)
   os.replace(new, out)
 
 
-def _draw(axes, runs, metric):
+def draw(axes, runs: Mapping[str, PathLike], metric: str) -> None:
+  """Draws the curves of a metric of several runs into axes of matplotlib.
+
+  Args:
+    axes: the axes, which also get labels, a grid and a legend.
+    runs: {name in the legend: folder of the run}.
+    metric: name of the metric.
+
+  Raises:
+    ValueError: a run has no metrics.jsonl, or no such metric in it.
+  """
   for number, (name, workdir) in enumerate(runs.items()):
     dashes = itertools.cycle(['--', ':', '-.'])
     for split, points in _curves(workdir, metric).items():

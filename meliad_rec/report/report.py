@@ -26,7 +26,7 @@ from meliad_rec.storage.workdir import upload
 
 
 class Report:
-  """Writes a run's metrics and texts, on the first host only.
+  """A writer of a run's metrics and texts, which writes on the first host only.
 
   A run that was killed may have written lines for steps after its last
   checkpoint. When it resumes, it trains these steps again, so their lines are
@@ -43,9 +43,9 @@ class Report:
       see journal.truncate. None means that nothing is dropped, for commands
       that add to a finished run.
     total_steps: steps of the run, for the progress bar; None: not known.
-    stream: the screen; None: standard output.
-    logger: also receives the metrics; None disables it.
-    config: settings of the run, for the logger.
+    stream: where lines and bar are shown; None: standard output.
+    logger: also receives the metrics; None: no logger.
+    config: settings of the run, for the logger; see MetricsLogger.start.
 
   Raises:
     ValueError: a line of metrics.jsonl is not a record.
@@ -106,11 +106,11 @@ class Report:
 
     Args:
       step: training steps done.
-      values: Python numbers (not device arrays) by name; metrics/metrics.py
-        lists the common names.
-      split: 'train', 'validation' or another split. journal.TRIVIAL plus the
-        name of a trivial predictor marks the error of this predictor, which
-        plots show as a line beside the run.
+      values: {metric: value}. The values are Python numbers, not device arrays.
+        metrics/metrics.py lists the common names.
+      split: 'train', 'validation' or another split. The error of a trivial
+        predictor has the split journal.TRIVIAL + NAME, where NAME is that of the
+        predictor; plots show it as a dashed or dotted line.
     """
     if not self._on:
       return
@@ -131,7 +131,13 @@ class Report:
       self._console.tick(step, loss, learning_rate)
 
   def text(self, step: int, name: str, text: str) -> None:
-    """Writes a named text, such as a sample."""
+    """Writes a text, such as a sample, to the files and to the screen.
+
+    Args:
+      step: training steps done.
+      name: name of the text, such as 'sample'.
+      text: the text.
+    """
     if not self._on:
       return
     self._journal.append({'step': step, 'text': {name: text}})
@@ -141,17 +147,17 @@ class Report:
     self._console.line(f'step {step}  {name}:\n{text}')
 
   def plot(self, metric: str = 'loss_nats_per_token') -> None:
-    """Draws the curves of a metric into the run's folder; see plot.plot."""
+    """Draws a metric into the run's folder, as METRIC.png; see plot.plot."""
     if self._on:
       plot.plot(self._folder, metric)
 
   def sync(self) -> None:
-    """Uploads all files, if the run's folder is in a bucket."""
+    """Uploads the files written so far, if the run's folder is in a bucket."""
     if self._on and self._folder is not self._workdir:
       upload(self._folder, self._workdir)
 
   def close(self) -> None:
-    """Closes all files, and uploads them if the folder is in a bucket."""
+    """Closes files, screen and logger, and uploads the files like `sync`."""
     if not self._on:
       return
     for board in self._boards.values():

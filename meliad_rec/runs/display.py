@@ -57,7 +57,13 @@ def as_text(title: str, rows: Mapping[str, str]) -> str:
 
 
 def as_html(title: str, rows: Mapping[str, str], workdir: os.PathLike) -> str:
-  """Returns HTML: a table, and the run's loss curves if it has metrics."""
+  """Returns HTML: a table, and the curves of the run if it has any.
+
+  Args:
+    title: text above the table.
+    rows: {name: value} of the table.
+    workdir: folder of the run; see `_curve`.
+  """
   lines = [f'<b>{html.escape(title)}</b>', '<table>']
   lines += [
     f'<tr><th style="text-align:left">{html.escape(name)}</th>'
@@ -72,7 +78,13 @@ def as_html(title: str, rows: Mapping[str, str], workdir: os.PathLike) -> str:
 
 
 def as_card(title: str, rows: Mapping[str, str], labels: bool) -> str:
-  """Returns a model card for the hub of Hugging Face, in Markdown."""
+  """Returns a model card for the hub of Hugging Face, in Markdown.
+
+  Args:
+    title: title of the card.
+    rows: {name: value} of the card's table.
+    labels: whether the model predicts labels instead of text.
+  """
   task = 'text-classification' if labels else 'text-generation'
   table = '\n'.join(f'| {name} | {value} |' for name, value in rows.items())
   return f"""---
@@ -119,9 +131,11 @@ run.evaluate('some text')['bits_per_byte']"""
 
 
 def quality(workdir: Path | epath.Path, step: int) -> dict[str, str]:
-  """Returns {name: value with its unit} of a step's validation metrics.
+  """Returns the most important validation metrics of a step.
 
-  Returns {} if the step was not evaluated or has no readable metrics.
+  Returns:
+    {'validation NAME': value with its unit, as text}. It is empty if the step
+    was not evaluated or has no readable metrics.
   """
   for record in reversed(_records(workdir)):
     if record['step'] == step and record.get('split') == 'validation':
@@ -141,9 +155,10 @@ def _records(workdir) -> list[dict]:
 
 
 def _curve(workdir: os.PathLike) -> bytes | None:
-  """Returns a PNG of the curves of a run's loss, or else of its error.
+  """Returns a PNG of a run's loss curves, in training and validation.
 
-  Returns None if the run has neither.
+  If the run has no loss, the PNG shows the share of wrong predictions (the
+  metric 'error'). Returns None if the run has neither metric.
   """
   records = _records(workdir)
   for metric in _CURVES:

@@ -50,8 +50,8 @@ def check_new(out: str | os.PathLike) -> Path:
   Call this before long work.
 
   Raises:
-    ValueError: `out` is an address such as gs://X, is not empty or cannot be
-      created, or the package safetensors is missing.
+    ValueError: the package safetensors is missing; or `out` is an address such
+      as gs://X, is not empty, or cannot be created.
   """
   _library()
   folder = local(out, 'An exported model')
@@ -128,8 +128,8 @@ def read(
     (tree like `target` with the saved arrays, facts).
 
   Raises:
-    ValueError: the file is damaged, or was not written by `write`, or differs
-      from `target` or `match`, or the package safetensors is missing.
+    ValueError: the package safetensors is missing; or model.safetensors is
+      damaged, was not written by `write`, or differs from `target` or `match`.
   """
   where = f'{folder / PARAMETERS}'
   with _opened(folder) as file:
@@ -153,7 +153,18 @@ def read(
 
 
 def _header(file, where) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Returns the `leaf_table` and the facts in the header of an open file."""
+  """Returns what the header of an open file holds.
+
+  Args:
+    file: the file as `_opened` yields it.
+    where: path of the file, for messages.
+
+  Returns:
+    (saved_step.leaf_table of the parameters, facts).
+
+  Raises:
+    ValueError: the header is missing or was changed.
+  """
   sealed = (file.metadata() or {}).get(_KEY)
   if sealed is None:
     raise ValueError(

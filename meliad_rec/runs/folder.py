@@ -90,8 +90,9 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
   """Returns the text of config.gin, the facts of run.json, and the vocabulary.
 
   Raises:
-    ValueError: this is not the folder of a run, one of its files is damaged or
-      is a link to a place outside the folder, or its vocabulary was changed.
+    ValueError: `workdir` is not the folder of a run; a file in it is damaged or
+      is a link to a place outside the folder; or the vocabulary in it is not
+      that of the training.
   """
   folder = place(workdir)
   check_is_run(folder)
@@ -117,11 +118,12 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
 
 
 def left_behind(workdir: str | os.PathLike) -> str:
-  """Returns advice if the paths of a run need another current folder.
+  """Returns advice if a path in a run's configuration is not found from here.
 
   Paths in config.gin are relative to the folder in which the run was started.
-  Returns '' if every path is found from the current folder, or if there is no
-  run yet.
+  If one exists there but not relative to the current folder, the advice is to
+  start the command in that folder or to give an absolute path. Returns '' if
+  there is no such path, or no run yet.
   """
   folder = place(workdir)
   try:
@@ -162,7 +164,7 @@ def check_step(step: int) -> None:
 def read_params(
   folder: _Path, facts: Mapping[str, Any], target: Any, step: int | str | None
 ) -> tuple[int, Any, dict[str, Any]]:
-  """Reads the parameters of a run, or their average if it keeps one.
+  """Reads a run's parameters, or their moving average if the run keeps one.
 
   Args:
     folder: folder of a run or of an exported model.
@@ -172,11 +174,10 @@ def read_params(
     step: step of a checkpoint, 'best', or None for the newest.
 
   Returns:
-    (step, parameters, facts about the training).
+    (step, parameters, facts about the training that were saved with them).
 
   Raises:
-    ValueError: there is no such step, or it is damaged or does not match
-      `target`.
+    ValueError: the step does not exist, is damaged, or does not match `target`.
   """
   match = {'tokenizer': facts['vocabulary']}
   if exported.is_in(folder):
@@ -200,9 +201,10 @@ def read_params(
 
 
 def files(folder: _Path) -> list[_Path]:
-  """Returns the files in a run's folder that its parameters need beside them.
+  """Returns the paths of a run's files that an exported model also has.
 
-  They are the configuration, the facts, and the file of the vocabulary.
+  They are config.gin, run.json and, if there is one, the file of the
+  vocabulary.
   """
   vocabularies = [folder / name for name in VOCABULARIES]
   return [
@@ -237,7 +239,7 @@ def _vocabulary(folder: _Path, identity: str) -> Vocabulary:
 
 
 def _replace(path: _Path, content: bytes) -> None:
-  """Replaces a file atomically: a killed run leaves the old one intact."""
+  """Replaces a file atomically: a killed process leaves the old one intact."""
   fresh = path.with_name(path.name + '.tmp')
   fresh.write_bytes(content)
   fresh.replace(path)

@@ -96,11 +96,13 @@ class Source:
     """Replaces a model's parameters by those of the source with the same paths.
 
     Args:
-      params: initial parameters, or jax.ShapeDtypeStruct with shardings.
+      params: tree of initial parameters, or of jax.ShapeDtypeStruct with
+        shardings.
       vocabulary: vocabulary of the new run.
 
     Returns:
-      (tree like `params`, Account).
+      (tree like `params`, with the arrays of the source where paths are equal;
+      Account).
 
     Raises:
       ValueError: the vocabularies differ, no parameter has the same path, or
@@ -121,6 +123,9 @@ class Source:
 
     Returns:
       ({path in `params`: array that was read}, Account).
+
+    Raises:
+      ValueError: as in `fill`.
     """
     known = self._facts['vocabulary']
     if vocabulary.identity != known:
@@ -168,7 +173,7 @@ def _shape(leaf) -> jax.ShapeDtypeStruct:
 
 
 def _grouped(paths: Iterable[str]) -> str:
-  """Returns a list of array paths as text.
+  """Returns array paths as text, such as 'cell/cells_0 (9 arrays), norm/scale'.
 
   Paths whose first two parts are equal are counted together.
   """

@@ -44,9 +44,10 @@ def open_data(
   Args:
     run: a TrainedRun.
     store: a token store to open instead. None: the run's own data.
-    path: new place of the folder, files or data_dir of the run's data. None:
-      the place in training.
-    split_file: new place of the run's split file. None: the place in training.
+    path: new place of the run's data: of the folder, files or data_dir that the
+      configuration names. None: the place that training used.
+    split_file: new place of the run's split file. None: the place that training
+      used.
 
   Raises:
     ValueError: the data do not exist or have another vocabulary, or `path` or
@@ -103,11 +104,11 @@ def _place(path: str, started_in: str, flag: str, needed: bool) -> str:
   """Returns a path in a run's configuration as a path that is valid here.
 
   Args:
-    path: path relative to `started_in`, a pattern, or an address.
+    path: a path or pattern, relative to `started_in`; or an address.
     started_in: folder in which the run was started.
     flag: name of the flag that gives another path, for the message.
-    needed: whether the path must exist. If it need not and does not, it is
-      returned unchanged.
+    needed: whether a path must exist. If not, a path that does not exist is
+      returned unchanged. Patterns and addresses are never checked.
 
   Raises:
     ValueError: the path does not exist, but must.

@@ -87,12 +87,14 @@ class TrainedRun:
   Attributes:
     workdir: the folder that the run was opened from.
     sharded: the model on a mesh of all devices.
-    params: its parameters, or their moving average if the run keeps one.
+    params: parameters of the model, or their moving average if the run keeps
+      one.
     vocabulary: converts text to tokens and back.
     config: configuration of the run.
     batch: number of documents that training read in parallel.
     labels: whether the model predicts labels instead of text.
-    validation: identity of the validation split in training. None if unknown.
+    validation: identity of the validation split that training used, as text;
+      None if unknown.
     started_in: folder in which training was started, to which the paths of its
       data are relative; '' if unknown.
     step: training step of the checkpoint.
@@ -150,9 +152,10 @@ class TrainedRun:
 
   @functools.cached_property
   def identity(self) -> dict[str, str]:
-    """The 'vocabulary' and the 'parameters' of the run, each as a text.
+    """Identities of the vocabulary and the parameters, as text.
 
-    The text is the identity of the vocabulary, or a sha256 of the parameters.
+    'vocabulary' is the identity of the vocabulary, and 'parameters' the sha256
+    of the parameters. A saved state is loaded only if both are the same.
     """
     parameters = digest(self.params)
     return {'vocabulary': self.vocabulary.identity, 'parameters': parameters}
@@ -175,12 +178,12 @@ class TrainedRun:
       tokens: number of tokens to generate.
       temperature, top_k, top_p: see Sampler; temperature 0 is greedy.
       seed: at least 0 and below 2**32; equal seeds give equal texts.
-      samples: number of texts, each sampled independently. The first texts do
-        not depend on this number.
+      samples: number of texts, each sampled independently. With a larger
+        number, the same texts come first and further ones follow.
 
     Raises:
-      ValueError: an argument is out of its range, or the model predicts labels
-        or reads whole documents.
+      ValueError: an argument is out of its range, or the model cannot generate:
+        it predicts labels, or must read a whole document at once.
     """
     check_count('samples', samples, 1)
     sampler = Sampler(temperature, top_k, top_p)
@@ -220,7 +223,9 @@ class TrainedRun:
     return (pieces for _, pieces in steps)
 
   def read(self, text: str, state: DecoderState | None = None) -> DecoderState:
-    """Returns the model's state after a text, for `text_generator.write`.
+    """Returns the model's state after reading a text.
+
+    `text_generator.write` generates text from this state.
 
     Args:
       text: text to read.
@@ -253,7 +258,7 @@ class TrainedRun:
     return saved_state.load(path, like, self.identity)
 
   def evaluate(self, texts: str | Sequence[str]) -> dict[str, float]:
-    """Returns metrics over documents, by name: 'bits_per_byte', and so on.
+    """Returns {name: value} of metrics over all texts, such as 'bits_per_byte'.
 
     Args:
       texts: a document, or several; every token of each is predicted once.
@@ -267,11 +272,11 @@ class TrainedRun:
     )
 
   def nats(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the loss of each token of a text, and where the token begins.
+    """Returns the loss of each token of a text, and where each token begins.
 
     Returns:
-      (nats_T, bytes_T): -ln p of each token, and the index of its first byte in
-      the UTF-8 text.
+      (nats_T, bytes_T), for the T tokens of the text. nats_T is -ln p of each
+      token. bytes_T is the index of each token's first byte in the UTF-8 text.
 
     Raises:
       ValueError: as in `evaluate`.
@@ -284,16 +289,17 @@ class TrainedRun:
   def export(self, out: str | os.PathLike[str]) -> None:
     """Writes the model to a new folder, which `load_run` opens.
 
-    The folder has the parameters as model.safetensors, bit for bit, the
+    The folder has model.safetensors with the parameters bit for bit, the
     configuration, the vocabulary, and a model card to complete. If the run
-    keeps a moving average of its parameters, the average is written.
+    keeps a moving average of its parameters, the average is written instead of
+    them.
 
     Args:
       out: a new or empty folder on a disk.
 
     Raises:
       ValueError: the folder is not empty or cannot be written, or the package
-        safetensors is missing: install meliad_rec[export].
+        safetensors is missing (meliad_rec[export] installs it).
     """
     step = {'step': f'{self.step:,}'}
     rows = self._rows | step | display.quality(self.workdir, self.step)
@@ -358,8 +364,8 @@ class TrainedRun:
   def rows(self, documents: int) -> int:
     """Returns the number of batch rows with which to read documents.
 
-    It is the batch of training or, if that is less, the number of documents;
-    rounded up to a multiple of the devices among which rows are divided.
+    It is the smaller of `batch` and the number of documents, rounded up to a
+    multiple of the number of devices among which rows are divided.
 
     Args:
       documents: number of documents.

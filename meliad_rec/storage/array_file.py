@@ -1,4 +1,4 @@
-"""Named arrays and JSON facts in one file: an .npz without pickles."""
+"""Reads and writes named arrays and JSON values as .npz, without pickles."""
 
 from collections.abc import Mapping
 import json
@@ -12,7 +12,7 @@ _META = 'meta'
 
 
 def check_place(path: str | Path) -> None:
-  """Checks that `write` can write the file, before long work begins.
+  """Checks, before long work, that `write` will be able to write a file.
 
   Raises:
     ValueError: the file cannot be written, or its name does not end in .npz.
@@ -24,7 +24,7 @@ def check_place(path: str | Path) -> None:
 
 
 def check_writable(path: str | Path) -> None:
-  """Checks that a file can be written, before long work begins.
+  """Checks, before long work, that it will be possible to write a file.
 
   Raises:
     ValueError: the file cannot be written.
@@ -44,7 +44,7 @@ def write(
   Args:
     path: path of the file.
     kind: what the file holds, such as 'saved state'.
-    arrays: arrays by name, of numpy's own dtypes.
+    arrays: {name: array}. The dtypes must be numpy's own; bfloat16 is not.
     facts: {name: value that JSON can hold}.
 
   Raises:
@@ -71,13 +71,13 @@ def write(
 def read(
   path: str | Path, kind: str, command: str
 ) -> tuple[dict[str, np.ndarray], dict]:
-  """Returns the arrays and facts that `write` wrote.
+  """Returns the arrays and the facts that `write` wrote.
 
   Args:
     path: path of the file.
     kind: the kind that was given to `write`.
-    command: the command that writes such files, without 'meliad-rec', such as
-      'evaluate --out'; for error messages.
+    command: the command that writes such files, for error messages. It does not
+      include 'meliad-rec'; an example is 'evaluate --out'.
 
   Raises:
     ValueError: the file is missing, damaged or of another kind.
@@ -100,7 +100,10 @@ def read(
 
 
 def damaged(path: str | Path, kind: str, command: str) -> ValueError:
-  """Returns the error for a damaged file or one of another kind."""
+  """Returns the error for a file that is damaged or of another kind.
+
+  The arguments are those of `read`.
+  """
   return ValueError(
     f'{path} is damaged, or is not a file of {kind}. '
     f'Write it again with meliad-rec {command}.'

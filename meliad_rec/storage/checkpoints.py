@@ -6,10 +6,11 @@
     scores.json  scores of steps that were evaluated after they were saved
     10.corrupt/  a damaged step that `restore` skipped
 
-`save` makes a table of all arrays with their fingerprints, and orbax writes the
-step in the background (step_writer.py). `restore` verifies the newest step,
-every byte and every array; it skips a damaged step with a warning. The best
-step has the best value of one metric on one set of validation documents.
+`save` computes a fingerprint of every array, and orbax writes the step in the
+background (step_writer.py). `restore` reads the newest step and verifies all
+of its bytes and arrays. If this step is damaged, `restore` logs a warning and
+tries the step before it. The best step has the best value of one metric on one
+set of validation documents.
 """
 
 import math
@@ -39,8 +40,10 @@ class Checkpoints:
     directory: path; created by the first save.
     keep: number of last steps to keep, in addition to the best one.
     best_metric: name of the metric, among the `metrics` of `save`, that decides
-      which step is best. Only steps whose `meta` has the same 'validation' as
-      the newest step with this metric are compared.
+      which step is best. Steps are compared only if they were evaluated on the
+      same validation data as the newest step that has this metric; the entry
+      'validation' of `meta` identifies these data. None: `save` records no
+      score, and saved steps are compared by the metric that each one records.
     best_is: 'lowest' or 'highest'.
 
   Raises:
@@ -63,18 +66,21 @@ class Checkpoints:
     If the save fails, this is logged as an error, and training can continue.
     `wait` raises the error of the last save.
 
+    A step may be saved without metrics first, and again with metrics after it
+    has been evaluated. The second save adds only its score and its `data`.
+
     Args:
-      step: number of the step, greater than all in the directory; or the newest
-        step with the same state, if it has been evaluated since it was saved.
+      step: number of the step. It must be greater than all in the directory,
+        except that the newest step may be saved again with the same state.
       state: pytree of arrays.
-      data: position in the data, as JSON values.
+      data: the run's position in the data and its progress, as JSON values.
       meta: facts about the run, as JSON values: tokenizer, data, model.
       metrics: {name: float} of this state, including `best_metric`. None: the
         state was not evaluated.
 
     Returns:
-      Whether there is something to save. There is not if this state is already
-      saved and there is no new score.
+      Whether there was something to save. False means that this state is
+      already saved, and that there is no new score.
 
     Raises:
       CheckpointError: the directory holds this step with another state, or a
@@ -107,7 +113,7 @@ class Checkpoints:
     """Checks, before training, that a step fits on the disk.
 
     Args:
-      state: the arrays, or their jax.ShapeDtypeStruct.
+      state: pytree of the arrays to save, or of their jax.ShapeDtypeStruct.
 
     Raises:
       CheckpointError: the step certainly does not fit.
@@ -121,13 +127,20 @@ class Checkpoints:
       ) from error
 
   def wait(self):
-    """Blocks until the last save ends; raises SaveError if it failed."""
+    """Blocks until the last save ends.
+
+    Raises:
+      SaveError: the last save failed.
+    """
     self._writer.wait()
 
   def close(self):
-    """Waits like `wait`, and restores the signal handlers.
+    """Blocks until the last save ends, and stops catching signals.
 
-    `preempted` replaced these.
+    The signal handlers that `preempted` replaced are restored in any case.
+
+    Raises:
+      SaveError: the last save failed.
     """
     # If the handlers were restored before, a signal could end the process
     # during the last save.
@@ -137,43 +150,46 @@ class Checkpoints:
       self._stop.close()
 
   def preempted(self):
-    """Returns True if the run was asked to stop and should save and exit.
+    """Returns whether the run was asked to stop, and so should save and exit.
 
-    Catches signals from its first call until `close`; see StopRequest.reached.
+    From the first call until `close`, signals such as SIGTERM are caught. See
+    StopRequest.reached.
     """
     return self._stop.reached()
 
   @property
   def exit_code(self):
-    """Exit code for the process: 0 unless it was asked to stop."""
+    """Exit code of the process; see StopRequest.exit_code."""
     return self._stop.exit_code
 
   def steps(self):
-    """Returns the steps in the directory, oldest first."""
+    """Returns the numbers of the steps in the directory, in ascending order."""
     return list(committed_steps(self.directory))
 
   def latest(self):
-    """Returns the newest step, or None."""
+    """Returns the number of the newest step; None if there is no step."""
     return max(self.steps(), default=None)
 
   def restore(self, target, step=None, match=None):
     """Restores the newest step that can be verified.
 
-    A damaged step is logged as a warning and renamed to STEP.corrupt, and the
-    step before it is used.
+    If a damaged step is skipped and another one is restored, the damaged step
+    is logged as a warning and renamed to STEP.corrupt.
 
     Args:
-      target: the state, or its jax.ShapeDtypeStruct with shardings; a leaf
-        without a sharding is put on the first device.
-      step: a step to use instead of the newest, or 'best'.
+      target: pytree of the arrays to restore, or of their jax.ShapeDtypeStruct
+        with shardings. A leaf without a sharding is put on the first device.
+      step: number of the only step to try. 'best': the steps with a score are
+        tried, best first. None: all steps are tried, newest first.
       match: {name: value} that the saved facts about the run must contain, such
         as the tokenizer.
 
     Returns:
-      (number of the step, state, position in the data, facts about the run).
+      (number of the step, state, data, facts about the run). The last three are
+      `state`, `data` and `meta` as they were given to `save`.
 
     Raises:
-      CheckpointError: there is no such step, none can be verified, or it
+      CheckpointError: there is no such step, none can be verified, or the step
         differs from `target` or `match`.
     """
     self._writer.close()  # orbax does not notice a renamed step.
@@ -183,10 +199,16 @@ class Checkpoints:
     return found
 
   def restore_params(self, target, step=None, match=None, part='params'):
-    """Restores only the parameters (part 'params') or their average ('ema').
+    """Restores only the parameters, or their moving average.
 
-    Arguments and errors are as in `restore`. Nothing on disk is changed. The
-    target may also be a function that chooses parameters; see SavedStep.load.
+    Nothing on disk is changed. Errors are those of `restore`.
+
+    Args:
+      target: the parameters, as in `restore`; or a function that chooses
+        parameters, see SavedStep.load.
+      step: as in `restore`.
+      match: as in `restore`.
+      part: 'params' for the parameters, 'ema' for their moving average.
 
     Returns:
       (number of the step, parameters, facts about the run).
@@ -196,15 +218,19 @@ class Checkpoints:
     return step, params, meta
 
   def _first_good(self, target, step, match, part):
-    """Loads the first step that can be verified.
+    """Loads the first of the `_candidates` that can be verified.
 
     Args:
       target, step, match: as in `restore`.
       part: as in SavedStep.load.
 
     Returns:
-      ((step, tree like `target`, position in the data, facts about the run),
-      damaged steps that were skipped).
+      (found, damaged). `found` is the number of the step, followed by what
+      SavedStep.load returns. `damaged` lists the numbers of the damaged steps
+      that were skipped.
+
+    Raises:
+      CheckpointError: as in `restore`.
     """
     damaged, deleted = {}, set()
     while remaining := [
@@ -243,9 +269,13 @@ class Checkpoints:
     raise CheckpointError(message)
 
   def _candidates(self, step):
-    """Returns the steps to try for the argument `step` of `restore`, in order.
+    """Returns the numbers of the steps that `restore` tries, in its order.
 
-    They are all steps, newest first; or those with a score, best first; or one.
+    Args:
+      step: as in `restore`.
+
+    Raises:
+      CheckpointError: there is no such step.
     """
     steps = self.steps()[::-1]
     if step is None:
@@ -266,7 +296,7 @@ class Checkpoints:
     return [step]
 
   def _scores(self):
-    """Returns {step: SavedStep.score or None}, oldest first."""
+    """Returns {step: its SavedStep.score, which may be None}, oldest first."""
     metric = self._best.metric
     return {
       step: SavedStep(folder).score(metric)
@@ -281,7 +311,7 @@ class Best:
   """The metric by which steps are compared.
 
   Args:
-    metric: name of the metric. None: any metric that the steps have.
+    metric: name of the metric. None: no score is computed.
     best_is: 'lowest' or 'highest'.
 
   Raises:
@@ -297,9 +327,10 @@ class Best:
     self._sign = 1 if best_is == 'lowest' else -1
 
   def score(self, metrics):
-    """Returns [metric, value], or None if there is no finite value.
+    """Returns the score of a step: [name of the metric, value].
 
-    The value is negated if the highest is best, so that lower is better.
+    Lower values are better: if the highest value of the metric is best, the
+    score has the negated value. Returns None if there is no finite value.
 
     Args:
       metrics: {name: float} of a step; None: the step was not evaluated.
@@ -322,11 +353,12 @@ def comparable(scores):
   """Keeps the scores that were measured on the same data as the newest score.
 
   Args:
-    scores: {step: (value, identity of the validation data), or None without a
-      score}, oldest first.
+    scores: {step: (value, identity of the validation data)}, oldest first; None
+      in place of the pair if the step has no score.
 
   Returns:
-    {step: value, or None without a score that is kept}.
+    {step: value}; None in place of the value if the step has no score or its
+    score was measured on other data.
   """
   data = [score[1] for score in scores.values() if score is not None]
   return {

@@ -1,18 +1,19 @@
 """Checksums of arrays and of files.
 
-The fingerprint of an array has 64 bits and does not depend on its sharding. It
-consists of two sums modulo 2^32, here called lanes. Each 32-bit word w at
-global index i adds mix(w, i) to a lane, where mix is a bijection of w for every
-i and lane. Changing one element always changes both sums, and swapping two
-elements goes unnoticed with probability 2^-64. Integer addition is commutative,
-so devices, hosts and layouts do not matter. The sums are computed on the
-devices, and two numbers per array are sent to the host.
+The fingerprint of an array has 64 bits: two sums of 32-bit numbers, modulo
+2^32. The array is read as 32-bit words. The word w at index i of the whole
+array adds mix(w, i) to a sum. Each of the two sums has its own function mix,
+and for every i, it maps different words to different numbers. So changing one
+word always changes both sums. Swapping two words leaves both sums unchanged
+with probability 2^-64. Since the order of addition does not matter, the
+fingerprint is the same for all shardings. The sums are computed on the devices,
+and only these two numbers per array are sent to the host.
 
-A folder has a manifest with the length and sha256 of every file. The manifest
-is written before the folder is committed. So if bytes of a file are later
-changed or lost, this is detected, and the file is named. Files are found by
-listing the folder, never by following a name in the manifest: a forged manifest
-cannot lead out of its folder.
+The manifest of a folder lists the length and sha256 of every file. It is
+written before the folder gets its final name (see step_writer.py). If bytes of
+a file are changed or lost later, `damage` detects this and names the file.
+Files are found by listing the folder, never by following a name in the
+manifest, so that a forged manifest cannot lead out of its folder.
 """
 
 import hashlib
@@ -67,10 +68,10 @@ def fingerprints(tree):
 
 
 def digest(tree):
-  """Returns a sha256 of the names and values of all arrays of a tree, as hex.
+  """Returns one sha256, in hex, for all arrays of a tree.
 
-  It is the sha256 of their paths, dtypes, shapes and fingerprints. Two trees
-  have the same digest if all their bits are the same.
+  It is the sha256 of their paths, dtypes, shapes and fingerprints. Trees whose
+  paths, dtypes, shapes and values are equal have the same digest.
   """
   leaves = leaves_by_path(tree)
   lines = [
@@ -92,7 +93,7 @@ def _has_words(dtype):
 
 @jax.jit
 def _lanes(x):
-  """Returns the two sums of the fingerprint of an array: uint32 scalars."""
+  """Returns the two sums of the fingerprint of an array, as uint32 scalars."""
   words = _words(x)
   index = jnp.zeros(words.shape, jnp.uint32)
   for axis in range(words.ndim):
@@ -109,7 +110,11 @@ def _lanes(x):
 
 
 def _words(x):
-  """Returns the bits of `x` as uint32: one per element, two for 64 bits."""
+  """Returns the bits of `x` as uint32 words.
+
+  The shape is that of `x`, with one word for each element. For elements of 64
+  bits, a last axis of two words is added.
+  """
   if x.dtype == jnp.bool_:
     return x.astype(jnp.uint32)
   unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
@@ -118,7 +123,10 @@ def _words(x):
 
 
 def _mix(h):
-  """Maps uint32 one to one (MurmurHash3's finalizer, Appleby 2011)."""
+  """Maps each uint32 to another one, and different ones to different ones.
+
+  It is the finalizer of MurmurHash3 (Appleby 2011).
+  """
   h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
   h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
   return h ^ (h >> 16)
@@ -131,7 +139,10 @@ _CHUNK = 1 << 22
 
 
 def write(folder):
-  """Writes the manifest of all files that a folder holds now."""
+  """Writes the manifest of a folder, MANIFEST.json, into the folder.
+
+  It lists all files that the folder and its subfolders hold now.
+  """
   folder = epath.Path(folder)
   files = {name: _measure(path) for name, path in sorted(_files(folder))}
   text = json.dumps({'files': files, 'sha256': sha256(files)}, indent=1)
@@ -143,10 +154,13 @@ def damage(folder, part=''):
 
   Args:
     folder: folder with a manifest.
-    part: prefix of the names of the files to check; others are not read.
+    part: only files whose path relative to the folder begins with this text are
+      checked, such as 'meta/'. '' means all files.
 
   Returns:
-    A list with a phrase for each file that differs; empty if no file does.
+    A list of phrases, such as 'meta/metadata was changed', one for each file
+    that differs; empty if no file does. If the manifest itself is missing or
+    was changed, the list has only this phrase.
   """
   folder = epath.Path(folder)
   for name in (NAME, *_LATER):
@@ -186,6 +200,8 @@ def seal(value) -> str:
 def unseal(text: str):
   """Returns the value that was passed to `seal`.
 
+  Integers that were keys of objects are returned as strings, as in JSON.
+
   Raises:
     ValueError: the text has changed since `seal` returned it.
   """
@@ -199,9 +215,14 @@ def unseal(text: str):
 
 
 def _files(folder, prefix=''):
-  """Yields (name relative to the top folder, path) of all files in `folder`.
+  """Yields (name, path) of all files in a folder and its subfolders.
 
   Leaves out the manifest and the files that orbax writes after it.
+
+  Args:
+    folder: path of the folder.
+    prefix: text that is put before each name. With '', a name is the path
+      relative to `folder`.
   """
   for path in folder.iterdir():
     if path.is_dir() and _inside(path, folder):

@@ -1,14 +1,16 @@
 """One saved training step: how it is written, read and verified.
 
-A step is a folder with three items, state (arrays), data and meta (JSON), and a
-manifest of its files. The state is a nested dict with strings as keys, whatever
-classes hold it in memory, so that reading it runs no code of a class. A step
-that is committed is never rewritten: if it is evaluated afterwards, its score
-and data are written to scores.json, beside the steps.
+A step is a folder. It holds three items and a manifest of their files. The
+items are state (arrays), data (JSON: the run's position in the data and its
+progress) and meta (JSON: facts about the step). The state is a nested dict with
+strings as keys, whatever its classes are in memory, so that reading it runs no
+code of these classes. A committed step is never rewritten. If it is evaluated
+later, its score and its new `data` are written to scores.json, beside the
+steps.
 
-`SavedStep.load` never casts a dtype or fills in a missing leaf. Any difference
-between the saved state and the requested one is an error: tokenizer, data,
-names of leaves (the arrays of the state), shapes, dtypes.
+`SavedStep.load` never casts a dtype and never fills in a missing leaf (an array
+of the state). It is an error if the saved state differs from the requested one
+in its tokenizer, data, names of leaves, shapes or dtypes.
 """
 
 from absl import logging
@@ -31,15 +33,15 @@ _SHOWN = 3  # Leaves that an error message names.
 
 
 class CheckpointError(ValueError):
-  """The error that a checkpoint cannot be used or written, and why."""
+  """The error raised if a checkpoint cannot be used or written."""
 
 
 class DamagedError(CheckpointError):
-  """The error that the bytes of a step have changed since it was saved."""
+  """The error raised if the bytes of a step have changed since it was saved."""
 
 
 def leaf_table(state):
-  """Returns {path: [shape, dtype, fingerprint]} of every array."""
+  """Returns {path: [shape, dtype name, fingerprint]} of a state's arrays."""
   leaves = leaves_by_path(state)
   return {
     path: [list(leaves[path].shape), str(leaves[path].dtype), fingerprint]
@@ -54,10 +56,11 @@ def save_args(step, state, leaves, data, about, metrics, score):
     step: number of the step.
     state: pytree of arrays.
     leaves: the `leaf_table` of the state.
-    data: position in the data, as JSON values.
+    data: the run's position in the data and its progress, as JSON values.
     about: facts about the run, as JSON values.
-    metrics: {name: float}.
-    score: [name of the metric, value; lower is better], or None.
+    metrics: {name: float} of the state; {} if it was not evaluated.
+    score: [name of the metric, value], where lower values are better; None if
+      there is no score.
   """
   meta = {
     'format': _FORMAT,
@@ -75,7 +78,7 @@ def save_args(step, state, leaves, data, about, metrics, score):
 
 
 class SavedStep:
-  """Reads and verifies a committed step.
+  """A committed step, to be read and verified.
 
   Args:
     folder: folder of the step; its name is the number of the step.
@@ -90,16 +93,18 @@ class SavedStep:
 
     Args:
       target: pytree of arrays or jax.ShapeDtypeStruct with shardings; or a
-        function that chooses the arrays to read: it maps {saved path: (shape,
-        dtype name)} to {saved path: jax.ShapeDtypeStruct}.
+        function that chooses the arrays to read. Such a function maps {saved
+        path: (shape, dtype name)} to {saved path: jax.ShapeDtypeStruct}; the
+        paths do not include `part`.
       match: {name: value} that the saved facts about the run must contain; see
         check_about.
       part: path of `target` within the state, ending in a slash, such as
         'params/'; '' for the whole state.
 
     Returns:
-      (tree like `target` with the saved arrays, position in the data, facts
-      about the run).
+      (tree, data, facts about the run). `tree` is like `target`, or like the
+      result of the function, with the saved arrays. `data` is what `save_args`
+      was given or, if `add_score` was called later, what this was given.
 
     Raises:
       DamagedError: bytes have changed; the message names files or arrays.
@@ -134,14 +139,15 @@ class SavedStep:
     return filled, data, meta['about']
 
   def meta(self):
-    """Returns the JSON object that `save_args` put into meta, unverified."""
+    """Returns the item meta, a JSON object made by `save_args`, unverified."""
     return ocp.JsonCheckpointHandler().restore(self.folder / 'meta')
 
   def score(self, metric):
     """Returns (value, identity of the validation data), or None.
 
-    None means that the step has no score. Lower values are better. If the bytes
-    of the score have changed, this is logged as an error, and None is returned.
+    Lower values are better. None means that the step has no score for this
+    metric. None is also returned if the bytes of meta, which holds the score,
+    have changed; this is logged as an error.
 
     Args:
       metric: name of the metric. None: any metric.
@@ -169,9 +175,11 @@ class SavedStep:
     Every host must call this. A failure is logged and not raised.
 
     Args:
-      score: [name of the metric, value; lower is better].
+      score: [name of the metric, value], where lower values are better.
       validation: identity of the validation data.
-      data: position in the data, which replaces the saved one.
+      data: the run's position in the data and its progress after the
+        evaluation, as JSON values; `load` returns them in place of the saved
+        ones.
     """
     if jax.process_index() == 0:
       scores = self._read_scores()
@@ -207,7 +215,13 @@ class SavedStep:
     multihost_utils.sync_global_devices(f'{self._where} put aside')
 
   def _later(self, meta):
-    """Returns what `add_score` recorded for exactly this state, or None."""
+    """Returns the entry that `add_score` wrote for this step's state.
+
+    Returns None if there is no entry, or if it is for another state.
+
+    Args:
+      meta: the item meta of this step.
+    """
     found = self._read_scores().get(self.folder.name)
     if found and found['leaves'] == checksums.sha256(meta['leaves']):
       return found
@@ -231,6 +245,9 @@ class SavedStep:
 
     Returns:
       {path: array}.
+
+    Raises:
+      DamagedError: an array cannot be read.
     """
     nested = _nested(wanted)
     args = ocp.args.PyTreeRestore(
@@ -249,7 +266,11 @@ class SavedStep:
     return leaves_by_path(tree)
 
   def _verify(self, phrases):
-    """Raises DamagedError on all hosts if one host found damage (`phrases`)."""
+    """Raises DamagedError on all hosts if any host found damage.
+
+    Args:
+      phrases: damage that this host found, one phrase each; empty if none.
+    """
     if hosts.any_of(bool(phrases)):
       phrases = phrases or ['another host found damage']
       named = '; '.join(phrases[:3])
@@ -263,8 +284,9 @@ def check_about(where, about, match):
   Args:
     where: the step, such as 'Step 20 of DIR', for the message.
     about: facts written by the run that saved the step.
-    match: facts of this run that must be equal in `about`, except 'documents',
-      which describes 'data' in the message.
+    match: facts of this run. Each must have the same value in `about`, except
+      'documents', which is not compared: if 'data' differs, the message uses
+      'documents' to say what the data are.
 
   Raises:
     CheckpointError: a fact differs.
@@ -301,10 +323,10 @@ def match_leaves(where, leaves, target, part=''):
     target, part: as in SavedStep.load.
 
   Returns:
-    (target, wanted, former): the target, or what it returned if it is a
-    function; {path: jax.ShapeDtypeStruct} of the target's leaves; and {path:
-    saved path}, where the two differ for arrays that an older version saved
-    under another name.
+    (tree, wanted, former). `tree` is the target or, if that is a function, its
+    result. `wanted` is {path: jax.ShapeDtypeStruct} of the leaves of `tree`.
+    `former` is {path: saved path}; the two paths are the same unless an older
+    version saved the array under another name.
 
   Raises:
     CheckpointError: the leaves, shapes or dtypes differ.
@@ -326,7 +348,7 @@ def match_leaves(where, leaves, target, part=''):
 
 
 def changed(restored, leaves, former):
-  """Returns a phrase for each array whose values differ from those saved.
+  """Returns a list with a phrase for each array whose values have changed.
 
   Args:
     restored: {path: array} as read.
@@ -374,7 +396,10 @@ def check_leaves(where, saved, wanted):
 
 
 def first_line(error):
-  """Returns an error's message as one line of at most 200 characters."""
+  """Returns the first line of an error's message, cut after 200 characters.
+
+  Returns the name of the error's class if there is no message.
+  """
   return str(error).strip().partition('\n')[0][:200] or type(error).__name__
 
 
@@ -385,9 +410,10 @@ def _list(names):
 
 
 def _short(value):
-  """Returns a value as text of at most 48 characters.
+  """Returns a value as text, cut to at most 48 characters.
 
-  A longer text is an identity with a hash, whose beginning is enough.
+  Values with longer texts are identities that contain a hash. Their beginning
+  is enough to tell them apart.
   """
   text = str(value)
   return text if len(text) <= 48 else text[:45] + '...'

@@ -5,7 +5,7 @@ the step is committed, and decides which steps are kept. A failed save does not
 end the run, and it does not affect the next save. There is one exception: if a
 save cannot even begin on one of several hosts, the run ends.
 
-On a disk, a rename commits a step: its folder is complete once it has its name.
+On a disk, a rename commits a step: a folder with the final name is complete.
 In a bucket, which cannot rename, a step is written in place and its last file
 commits it.
 """
@@ -43,7 +43,7 @@ def committed_steps(directory):
 
 
 class SaveError(CheckpointError):
-  """The error that a step was not saved.
+  """The error raised if a step could not be saved.
 
   Its cause may be temporary. If the run is started again, it resumes from the
   last step that was saved.
@@ -54,7 +54,7 @@ class SaveError(CheckpointError):
 
 
 class StepWriter:
-  """Saves steps to a directory and deletes those that are no longer kept.
+  """A writer that saves steps to a directory and deletes steps not to be kept.
 
   Args:
     directory: epath.Path; created by the first save.
@@ -70,10 +70,10 @@ class StepWriter:
     logging.get_absl_logger().addFilter(_without_orbax_info)
 
   def save(self, step, args, scores):
-    """Starts to save a step in the background, after the previous save.
+    """Waits for the previous save, and starts to save a step in the background.
 
     If the save cannot begin, this is logged as an error. On several hosts the
-    error is also raised, because the other hosts wait for this one.
+    error is also raised, because the other hosts would wait for this one.
 
     Args:
       step: number of the step, greater than all in the directory.
@@ -104,10 +104,11 @@ class StepWriter:
   def check_space(self, state):
     """Raises OSError if a step certainly does not fit on the disk.
 
-    Without this check, orbax would print a traceback for each array.
+    Without this check, orbax would print a traceback for each array. Nothing is
+    checked in a bucket.
 
     Args:
-      state: arrays, or their jax.ShapeDtypeStruct.
+      state: pytree of arrays, or of their jax.ShapeDtypeStruct.
     """
     if in_bucket(self._directory):
       return
@@ -126,7 +127,13 @@ class StepWriter:
         self._fail(error)
 
   def wait(self):
-    """Blocks like `finish`; raises SaveError if the last save failed."""
+    """Blocks until the last save has been committed or has failed.
+
+    A failure is raised only once: a second call does not raise it again.
+
+    Raises:
+      SaveError: the last save failed.
+    """
     self.finish()
     failure, self._failure = self._failure, None
     if failure is not None:
@@ -143,7 +150,7 @@ class StepWriter:
     self.wait()
 
   def _open(self):
-    """Returns orbax's manager, which is created if there is none."""
+    """Returns orbax's manager; creates it if there is none."""
     if self._manager is None:
       self._manager = _Manager(
         self._directory,
@@ -188,9 +195,9 @@ class StepWriter:
 class _Manager(ocp.CheckpointManager):
   """A manager of orbax that does not ask jax whether the run should stop.
 
-  On several hosts, jax numbers these questions, so that all hosts stop at the
-  same one. preemption.py asks and counts them. If orbax asked too, its numbers
-  would be different ones.
+  On several hosts, these questions to jax are numbered, so that all hosts stop at
+  the same one. preemption.py asks and numbers them. If orbax asked too, it would
+  use numbers of its own, which do not fit into this sequence.
   """
 
   def reached_preemption(self, step):
@@ -219,9 +226,9 @@ class _Keep:
 
 
 def _without_orbax_info(record):
-  """Filters log records: returns False for messages of orbax that only inform.
+  """Filters log records: returns False for those of orbax up to level INFO.
 
-  Warnings and errors of orbax, and all messages of others, pass.
+  Warnings and errors of orbax pass, as do all records of other packages.
   """
   info = record.levelno <= standard_logging.INFO
   return not (info and 'orbax' in record.pathname)

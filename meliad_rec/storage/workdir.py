@@ -1,4 +1,4 @@
-"""Folders of runs, on a disk or in a bucket, and their locks on a disk."""
+"""Folders of runs, on a disk or in a bucket. Those on a disk can be locked."""
 
 import fcntl
 import importlib
@@ -38,6 +38,8 @@ def expand_home(path: str | os.PathLike) -> str:
 def local(path: str | os.PathLike, what: str) -> Path:
   """Returns a local path as a pathlib.Path; rejects addresses such as gs://X.
 
+  A ~/ at the start of the path is replaced by the home folder.
+
   Args:
     path: path or address that the user gave.
     what: the first words of the error message, such as 'A store'.
@@ -72,8 +74,11 @@ def place(workdir: str | os.PathLike) -> Path | epath.Path:
 def check_writable(folder: Path | epath.Path) -> None:
   """Checks quickly that a run can write to a folder; creates nothing.
 
+  If the folder does not exist, the nearest existing folder above it is checked.
+  Folders in buckets are not checked.
+
   Raises:
-    ValueError: the folder, or one that contains it, is a file or not writable.
+    ValueError: the path that is checked is a file, or it cannot be written.
   """
   if in_bucket(folder):
     return
@@ -115,25 +120,26 @@ def upload(source: Path, target: epath.Path) -> None:
 
 
 class RemovedError(ValueError):
-  """The error that the folder of a run disappeared while the run trained."""
+  """The error raised if the folder of a run disappears while the run trains."""
 
   exit_code = 1
 
 
 class Lock:
-  """Lets only one training run use a folder; creates the folder if needed.
+  """A lock that lets only one training run use a folder.
 
-  The lock is held until `release` is called, until the process ends for any
-  reason, or until the body of a `with` statement raises. A body that succeeds
-  does not release it. On several hosts, every host must create a Lock, and
-  process 0 holds it.
+  Creates the folder if needed. The lock is held until `release` is called, until
+  the process ends for any reason, or until the body of a `with` statement raises
+  an error. A body that succeeds does not release it. On several hosts, every host
+  must create a Lock, and process 0 holds it. Buckets have no locks: a log message
+  asks the user to make sure that no other run uses the folder.
 
   Args:
     folder: the folder of the run.
 
   Raises:
-    ValueError: another training run holds the lock, or the folder cannot be
-      written.
+    ValueError: another training run holds the lock, the folder cannot be
+      written, or a run cannot be stored in this bucket.
   """
 
   def __init__(self, folder: Path | epath.Path):
@@ -155,8 +161,8 @@ class Lock:
   def check(self) -> None:
     """Checks that the folder is still the one that was locked.
 
-    A run in a folder that was removed would write to files that nobody can
-    find.
+    Otherwise, the run would write to a folder that was removed, and nobody
+    could find the files.
 
     Raises:
       RemovedError: the folder was removed, renamed or replaced.
@@ -183,7 +189,7 @@ class Lock:
       self._file = None
 
   def _take(self, folder) -> str | None:
-    """Takes the lock and returns None; if impossible, returns why in words."""
+    """Takes the lock; returns None, or a sentence that says why it failed."""
     if in_bucket(folder):
       logging.info(
         'Buckets have no locks. Make sure that no other run trains in %s.',
@@ -215,10 +221,10 @@ class Lock:
 
 
 def _bucket_problem(folder) -> str | None:
-  """Returns in words why a run cannot be stored in a bucket; None if it can.
+  """Returns a message that says why a bucket cannot hold a run; None if it can.
 
   Args:
-    folder: the folder of the run, with an address that begins with gs://.
+    folder: the folder of the run, whose address begins with gs://.
   """
   bucket = os.fspath(folder).removeprefix('gs://').partition('/')[0]
   try:

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from meliad_rec.evaluation import gain_plot
 from meliad_rec.evaluation.compare import compare
 from meliad_rec.evaluation.compare import place_bins
 from meliad_rec.evaluation.compare import word_starts
@@ -91,3 +92,18 @@ def test_mistakes():
     compare(a, make(['other']), 1, 'token')
   with pytest.raises(ValueError, match="unit .*'line'"):
     compare(a, a, 1, 'line')
+
+
+def test_the_page_that_gains_most_is_drawn(tmp_path):
+  texts = ['x\n' * 3000, '\u00e9' * 3000 + 'name = 1\n' + 'y\n' * 2000]
+  a = make(texts)
+  at = texts[1].index('name') + 3000 + 6000
+  b = changed(a, slice(at, at + 4), -3.0)
+  gain = (a.nats - b.nats).astype(float)
+  name, rows = gain_plot._best_page(a, gain)
+  assert name.startswith('doc1:')
+  shown = {c: g for row in rows for c, g in row}
+  assert shown['n'] == pytest.approx(3) and shown['y'] == 0
+  assert len(rows) <= 36 and max(map(len, rows)) <= 96
+  gain_plot.plot_gain(a, b, tmp_path / 'gain.png')
+  assert (tmp_path / 'gain.png').read_bytes().startswith(b'\x89PNG')

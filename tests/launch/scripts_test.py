@@ -86,25 +86,28 @@ def test_without_what_a_launcher_needs_it_shows_its_head(tmp_path, words):
   assert done.stderr == re.sub('(?m)^# ?', '', head)
 
 
-def test_the_quickstart_tokenizes_once_and_says_how_to_go_on(tmp_path):
-  """Packages that are installed later do not change the data of a run."""
-  (tmp_path / 'launch').mkdir()
-  shutil.copy(LAUNCH / 'quickstart.sh', tmp_path / 'launch')
+def said_by(script, tmp_path, *arguments, **variables):
+  """Returns the lines of a script, with commands of Python in place of runs."""
+  (tmp_path / 'launch').mkdir(exist_ok=True)
+  shutil.copy(LAUNCH / script, tmp_path / 'launch')
   (tmp_path / 'launch' / 'environment.sh').write_text('')
   python = tmp_path / '.venv' / 'bin' / 'python'
-  python.parent.mkdir(parents=True)
+  python.parent.mkdir(parents=True, exist_ok=True)
   made = 'case "$3" in tokenize) mkdir -p "${5#--out=}" ;; esac'
   python.write_text(f'#!/bin/sh\necho "$*"\n{made}\n')
   python.chmod(0o755)
+  path = str(tmp_path / 'launch' / script)
+  done = StandIns(tmp_path).run(path, *arguments, **variables)
+  assert done.returncode == 0, done.stderr
+  return done.stdout.splitlines()
+
+
+def test_the_quickstart_tokenizes_once_and_says_how_to_go_on(tmp_path):
+  """Packages that are installed later do not change the data of a run."""
 
   def said(**folders):
-    done = StandIns(tmp_path).run(
-      str(tmp_path / 'launch' / 'quickstart.sh'),
-      '--dry_run',
-      **{'WORKDIR': '', 'STORE': ''} | folders,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    folders = {'WORKDIR': '', 'STORE': ''} | folders
+    return said_by('quickstart.sh', tmp_path, '--dry_run', **folders)
 
   train = (
     '-m meliad_rec train --gin_file=experiments/quickstart '
@@ -118,6 +121,26 @@ def test_the_quickstart_tokenizes_once_and_says_how_to_go_on(tmp_path):
   assert tokenize in first and 'tokenize' not in ' '.join(again)
   assert first[-1].split(maxsplit=2)[2] == more
   assert f"WORKDIR='a b' STORE='c' {more}" in said(WORKDIR='a b', STORE='c')[-1]
+
+
+def test_the_showpiece_trains_both_models_and_compares_them(tmp_path):
+  said = said_by(
+    *('showpiece.sh', tmp_path, '--gin_param=STEPS = 9'), OUT='a b', STORE=''
+  )
+  lines = [line.split(' ', 2)[2] for line in said if line.startswith('-m ')]
+  expected = ['tokenize --source=code --out=runs/quickstart_text']
+  for name in 'slide', 'rec':
+    expected += [
+      f'train --gin_file=experiments/cpu/code_{name} --gin_param=STORE = '
+      f"'runs/quickstart_text' --workdir=a b/{name} --gin_param=STEPS = 9",
+      f'evaluate --workdir=a b/{name} --split=test --tokens=65536 '
+      f'--out=a b/{name}.npz',
+    ]
+  expected += [
+    'evaluate --compare=a b/slide.npz,a b/rec.npz --unit=word '
+    '--plot=a b/gain.png'
+  ]
+  assert lines == expected
 
 
 ROOT = Path(__file__).parents[2]

@@ -6,14 +6,15 @@ A program, with its labels below, reads
                                                    8
 
 This is the task of Fan et al. 2020 and Ju et al. 2021, with the rules of the
-generator published by Ju et al. An answer depends on all changes of a variable
-since it was set. Answering with the value last set or printed for the variable
-is right in 47.0 % of cases with 3 variables and in 48.5 % with 5 (measured: the
-mean over 6 seeds with 10,000 programs each; the seeds differ by 0.1 %).
+generator published by Ju et al. A printed value depends on all changes of the
+variable since it was set. Predicting the value last set or printed for the
+variable is right at 47.0 % of prints with 3 variables and at 48.5 % with 5
+(measured: the mean over 6 seeds with 10,000 programs each).
 
-Statements are drawn one after another. An impossible statement is drawn again
-as a whole, including its kind. A condition is drawn before the statement it
-guards, which must be possible even if the condition is false.
+Statements are drawn one after another. If a statement is impossible, such as a
+print of a variable without a value, it is drawn again as a whole, including its
+kind. A condition is drawn before the statement that it guards. The guarded
+statement must be possible even if the condition is false.
 
 Letters of this file: P programs, S statements, V variables, X words, N programs
 for which a statement is drawn.
@@ -90,10 +91,11 @@ class Algorithm:
     )
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns the error rates of two trivial predictors.
+    """Returns {name: error rate from 0 to 1} of two trivial predictors.
 
-    `uniform` guesses a random value. `last_seen` answers with the value that
-    was last set or printed for the variable.
+    `uniform` guesses a random value. `last_seen` answers with the value in the
+    last print or assignment (`=`) of the variable, even if the condition of
+    that assignment was false.
     """
     programs_PS = self._split(split)
     p = np.arange(len(programs_PS))
@@ -120,7 +122,7 @@ class Algorithm:
 
   @functools.cached_property
   def _all(self) -> np.ndarray:
-    """Programs of all splits: [programs, statements] of dtype _STATEMENT."""
+    """Different programs, of all splits: _STATEMENT [programs, statements]."""
     draws = Draws(self.seed)
     return distinct(
       lambda count: self._language.draw(draws, count),
@@ -148,7 +150,7 @@ _STATEMENT = np.dtype(
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-  """The language of the programs, and a generator of random programs.
+  """Writes and draws programs of the algorithm task.
 
   Attributes:
     variables: number of variables, 1 to 5.
@@ -168,7 +170,7 @@ class Programs:
     return Words([*VARIABLES[: self.variables], *values, *_SYMBOLS])
 
   def draw(self, draws: Draws, count: int) -> np.ndarray:
-    """Draws programs: [count, statements] of dtype _STATEMENT."""
+    """Draws random programs: _STATEMENT [count, statements]."""
     programs_PS = np.zeros((count, self.statements), _STATEMENT)
     values_PV = np.zeros((count, self.variables), np.int64)  # 0: not set.
     for statement_P in programs_PS.T:
@@ -200,9 +202,9 @@ class Programs:
   def _simple(self, draws, kind_N, values_NV):
     """Draws statements of the given kinds, without conditions.
 
-    A statement is impossible if there is no variable for it, or if its result
-    is not from 1 to `values`. SET needs a variable without a value; all other
-    kinds need a variable with a value.
+    SET needs a variable without a value; all other kinds need a variable with a
+    value. A statement is impossible if there is no such variable, or if the new
+    value of the variable is not from 1 to `values`.
 
     Args:
       draws: the random numbers.
@@ -226,10 +228,18 @@ class Programs:
     return statement_N, any_N & (new_N >= 1) & (new_N <= self.values)
 
   def _condition(self, draws, values_NV):
-    """Draws conditions, given the values of the variables (0 if not set).
+    """Draws conditions for statements that are drawn later.
+
+    A condition compares a variable with another variable or with a constant. It
+    is impossible if a variable that it needs has no value.
+
+    Args:
+      draws: the random numbers.
+      values_NV: values of the variables before the conditions; 0 if not set.
 
     Returns:
-      The conditions [N], and bool [N], whether each is possible.
+      Statements [N] in which only the condition is drawn, and bool [N], whether
+      each condition is possible.
     """
     statement_N = np.zeros(len(values_NV), _STATEMENT)
     n = np.arange(len(values_NV))
@@ -294,9 +304,13 @@ def _pick(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Picks a random candidate in each row.
 
+  Args:
+    draws: the random numbers.
+    candidate_NV: bool, True at the candidates of each row.
+
   Returns:
-    The index of the candidate, int64 [N], and bool [N], whether the row has a
-    candidate.
+    int64 [N], the index of the candidate, and bool [N], whether the row has
+    any. Without one, the index is 0.
   """
   count_N = candidate_NV.sum(1)
   nth_N = draws.below(np.maximum(count_N, 1), len(candidate_NV)) + 1

@@ -4,14 +4,14 @@ A sequence consists of pairs of an instruction (write, ignore or read) and a
 bit:
 
   w 1 i 0 r 1 i 1 i 0 w 0 r 0
-          2             1
+          2               1
 
 The bit after `r` is the bit written last, and it is the label of that `r`. The
 labels in the second line, 1 and 2, are the ids of the bits 0 and 1.
 
 The task is that of Liu et al. 2023. Sizes and splits are those of the code of
 Ray Chowdhury and Caragea 2024, where validation mixes the settings of all test
-splits, with a tenth as many sequences of each. Every read has a label. The
+splits, with a tenth as many sequences of each. Here every read has a label. The
 published error rates count only the last read of a sequence, as the splits
 `..._last` do. In the published code, inputs are shifted by one, and the next
 token is the target; the labels here need no shift.
@@ -40,19 +40,20 @@ _CHUNK = 4096  # Sequences drawn at once, to save memory.
 
 @dataclasses.dataclass(frozen=True)
 class FlipFlop:
-  """The flip-flop task, with splits train, validation, test and test_P_T.
+  """The flip-flop task, with splits train, validation and several test splits.
 
-  In test_P_T, P is the share of ignore instructions (0.1, 0.8 or 0.98) and T is
-  the number of tokens in a sequence: as many as in train, or twice as many.
-  Every test split also exists as `..._last`, where only the last read of a
-  sequence has a label. No two sequences are the same, within a split or across
-  splits.
+  The split test is like train. A split such as test_0.98_1024 is named after
+  its share of ignore instructions (0.1, 0.8 or 0.98) and its number of tokens
+  in a sequence: as many as in train, or twice as many. Every test split also
+  exists as `..._last`, with the same sequences, where only the last read of a
+  sequence has a label. Otherwise no two sequences are the same, within a split
+  or across splits.
 
   Attributes:
     sequences: number of sequences in train.
     length: number of tokens in a sequence of train and test; even.
-    ignore: share of ignore instructions in train and test; writes and reads
-      are equally frequent.
+    ignore: share of ignore instructions in train and test. In all splits,
+      writes and reads are equally frequent.
     test_sequences: number of sequences in each test split. For each test split,
       validation has a tenth as many sequences with the same settings.
     seed: seed of the sequences.
@@ -92,7 +93,7 @@ class FlipFlop:
     return self._cache[split]
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns the error rates of two trivial predictors.
+    """Returns {name: error rate from 0 to 1} of two trivial predictors.
 
     `uniform` guesses a random bit. `last_bit` answers with the bit of the pair
     before the read.
@@ -136,11 +137,11 @@ class FlipFlop:
 
   @functools.cached_property
   def _pools(self) -> list[tuple[int, float, int]]:
-    """(Number of sequences, share of ignores, length in tokens) of each pool.
+    """(Sequences, share of ignore instructions, tokens of each) of each pool.
 
     A pool is a set of sequences drawn with the same settings. The pools are, in
-    this order: train, the part of validation for each test split, and each test
-    split.
+    this order: train, one part of validation for each test split, and each test
+    split. Test splits `..._last` have no pools of their own.
     """
     tests = self._tests.values()
     tenth = max(self.test_sequences // 10, 1)
@@ -151,7 +152,7 @@ class FlipFlop:
     ]
 
   def _split(self, split: str) -> list[np.ndarray]:
-    """Returns the sequences of each pool of a split, as `_pool` does."""
+    """Returns the sequences of each pool of a split; see `_pool`."""
     if split not in self.splits:
       raise ValueError(
         f'This task has no split {split!r}. '
@@ -200,7 +201,8 @@ def draw(draws: Draws, count: int, pairs: int, ignore: float) -> np.ndarray:
     draws: the random numbers.
     count: number of sequences.
     pairs: number of pairs of instruction and bit in a sequence.
-    ignore: share of ignore instructions.
+    ignore: probability of an ignore instruction; the rest is divided equally
+      between write and read.
 
   Returns:
     uint8 [count, pairs], 2 * instruction + bit of each pair, where the

@@ -86,7 +86,8 @@ def from_tokens(
 def total_rows(in_train: int) -> int:
   """Returns the number of rows of all splits together.
 
-  Train has `in_train` rows; validation and test have a tenth as many each.
+  Train has `in_train` rows; validation and test have a tenth as many each,
+  rounded down, but at least 1.
   """
   return in_train + 2 * _tenth(in_train)
 
@@ -94,7 +95,7 @@ def total_rows(in_train: int) -> int:
 def split_rows(split: str, in_train: int) -> slice:
   """Returns which slice of the rows of all splits belongs to a split.
 
-  Train has `in_train` rows; validation and test have a tenth as many each.
+  The splits follow each other in the order of SPLITS; see `total_rows`.
 
   Raises:
     ValueError: there is no such split.
@@ -132,7 +133,7 @@ def check_setting(
 
 
 class Draws:
-  """Random integers from a raw stream that NumPy guarantees never to change.
+  """Random numbers from a raw stream that NumPy guarantees never to change.
 
   Args:
     seed: the seed.
@@ -153,17 +154,22 @@ class Draws:
     self._generator = np.random.PCG64(seeds)
 
   def below(self, end: int | np.ndarray, count: int) -> np.ndarray:
-    """Returns integers in [0, end): int64 [count]; `end` may be an array."""
+    """Returns random integers in [0, end): int64 [count].
+
+    Args:
+      end: the bound of all integers, or an array [count], the bound of each.
+      count: number of integers.
+    """
     raw = self._generator.random_raw(count)
     return (raw % np.asarray(end, np.uint64)).astype(np.int64)
 
   def bits(self, count: int) -> np.ndarray:
-    """Returns numbers of 32 random bits each: uint32 [count]."""
+    """Returns random numbers of 32 bits each: uint32 [count]."""
     raw = self._generator.random_raw(-(-count // 2)).astype('<u8', copy=False)
     return raw.view('<u4')[:count]
 
   def between_0_and_1(self, count: int) -> np.ndarray:
-    """Returns numbers in the open interval (0, 1): float64 [count]."""
+    """Returns uniform numbers in the open interval (0, 1): float64 [count]."""
     return (self.bits(count) + 0.5) / 2**32
 
   def order(self, count: int) -> np.ndarray:

@@ -15,8 +15,8 @@ al. 2021).
 
 There is one difference from their splits: validation here, like train, leaves
 out expressions of more than 100 words, because they do not fit in a training
-segment. 891 of the 1,000 expressions remain, and they are easier than the 1,000
-are on average. The split test has expressions of all lengths.
+segment. 891 of the 1,000 expressions remain. They are easier on average than
+those left out. The split test has expressions of all lengths.
 """
 
 from collections.abc import Mapping
@@ -59,21 +59,26 @@ class ListOps:
   """The ListOps task, with in-distribution and out-of-distribution tests.
 
   The split test is like train but includes expressions of all lengths;
-  test_short has only expressions as short as in train. The other tests are
-  length_200_300 to length_900_1000 (bounds excluded); args_5, args_10 and
-  args_15, with up to that many arguments, depth 9 and 100 to 1,000 words; and
-  lra, with up to 10 arguments, depth 10 and 501 to 1,999 words. No two
-  expressions of a split are the same, and no test shares any with train or
-  validation.
+  test_short has those of test that are as short as in train. The other test
+  splits are out of distribution:
+  - length_200_300, length_300_400, ..., length_900_1000: expressions with more
+    words than the first number and fewer than the second;
+  - args_5, args_10 and args_15: up to that many arguments of an operator, up to
+    depth 9, and 100 to 1,000 words;
+  - lra: up to 10 arguments, up to depth 10, and 501 to 1,999 words.
+
+  No two expressions of a split are the same, and no test split shares any with
+  train or validation.
 
   Attributes:
     trees: number of expressions of train (89 %), validation (1 %) and test
       (10 %), before long ones are left out of train and validation.
     max_args: maximum number of arguments of an operator.
-    max_depth: depth of the deepest digits; a digit alone has depth 1.
+    max_depth: greatest depth of a digit; a digit alone has depth 1.
     max_length: maximum number of words of an expression in train, validation
-      and test_short; brackets count, START and END do not.
-    test_trees: number of expressions in each out-of-distribution test.
+      and test_short. `[MAX` and `]` are one word each; START and END do not
+      count.
+    test_trees: number of expressions in each out-of-distribution test split.
     seed: seed of the expressions.
     ends: whether documents and vocabulary have the words START and END.
   """
@@ -118,7 +123,7 @@ class ListOps:
     return self._cache[split]
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns the error rates of two trivial predictors.
+    """Returns {name: error rate from 0 to 1} of two trivial predictors.
 
     `uniform` guesses a random value. `likeliest` always answers with the most
     common value in train.
@@ -149,7 +154,7 @@ class ListOps:
     return {}
 
   def _split(self, split: str) -> dict[bytes, int]:
-    """Returns {expression as bytes, one for each id: value} of a split."""
+    """Returns {ids of an expression, as bytes: its value} of a split."""
     if split not in self.splits:
       raise ValueError(
         f'This task has no split {split!r}. '
@@ -174,7 +179,11 @@ class ListOps:
 
   @functools.cached_property
   def _all(self) -> dict[bytes, int]:
-    """{expression as bytes: value} of train, validation and test together."""
+    """{ids of an expression, as bytes: its value}.
+
+    The expressions are those of train, validation and test, before long ones
+    are left out.
+    """
     draws, sizes = Draws(self.seed), (self.max_args, self.max_depth)
     count = min(_EXPRESSIONS, int(_WORDS / mean_length(*sizes)))
     expressions = distinct(

@@ -2,19 +2,20 @@
 
   [MAX 2 9 [MIN 4 7 ] 0 ]      has the value 9
 
-The rules are taken from the generator of Nangia and Bowman (2018): with
-probability 1/4 an expression is an operator with 2 or more arguments, which are
-expressions, and otherwise it is a digit. At the greatest depth all expressions
-are digits. MED is the median, rounded down, and SM the sum modulo 10.
+The rules are taken from the generator of Nangia and Bowman (2018). With
+probability 1/4 an expression is an operator, and otherwise a digit. An operator
+has from 2 to a maximum number of arguments, all numbers being equally likely.
+Each argument is again an expression. At the greatest depth all expressions are
+digits. MED is the median, rounded down, and SM the sum modulo 10.
 
 Trees are stored level by level. The expressions of a level are in the order of
 their parents, which are in the level before; the last level has only digits.
 
 `grow` draws expressions of any length, and `Lengths.grow` draws expressions of
-given lengths. Only about one expression in 100,000 has a thousand words, so
-drawing until an expression is long enough would take hours. `Lengths` draws the
-length first, then the number of arguments among which it is divided, then the
-length of each argument, and so on, from the exact distribution of the
+given lengths. Only about one expression in 100,000 has a thousand words or
+more, so drawing until an expression is long enough would take hours. `Lengths`
+draws the length first, then the number of arguments among which it is divided,
+then the length of each argument, and so on, from the exact distribution of the
 expressions that `grow` draws.
 
 Letters of this file: N expressions of a level, C their arguments, X lengths in
@@ -72,7 +73,7 @@ class Expressions(NamedTuple):
 def grow(
   draws: Draws, count: int, max_args: int, max_depth: int
 ) -> list[Level]:
-  """Draws random expressions.
+  """Draws random expressions of any length.
 
   Args:
     draws: the random numbers.
@@ -117,7 +118,7 @@ def _draw_level(
 
 
 def write(levels: list[Level]) -> Expressions:
-  """Returns the words and values of the expressions of the first level."""
+  """Returns the ids and values of the expressions of the first level."""
   sizes, value_N = [np.zeros(0, np.int64)], np.zeros(0, np.int64)
   for word_N, arguments_N in reversed(levels):
     operators = np.flatnonzero(arguments_N)
@@ -136,7 +137,7 @@ def write(levels: list[Level]) -> Expressions:
 
 
 def _evaluate(operator_N, arguments_N, first_N, value_C):
-  """Returns the results of operators.
+  """Returns the value of each operator: int64 [N], 0 to 9.
 
   Args:
     operator_N: index of each operator in OPERATORS.
@@ -160,7 +161,7 @@ def _evaluate(operator_N, arguments_N, first_N, value_C):
 
 
 def _words(levels, sizes, starts):
-  """Returns the ids of all expressions.
+  """Returns the ids of the expressions of the first level, concatenated.
 
   The words of each level fill the gaps that the level before leaves for its
   arguments.
@@ -205,17 +206,17 @@ def distinct(
   settings: str,
   excluded: Container[bytes] = (),
 ) -> dict[bytes, int]:
-  """Returns different expressions and their values, in the order drawn.
+  """Returns `count` different expressions and their values, in order drawn.
 
   Args:
-    draw: returns new expressions at each call.
+    draw: returns the levels of any number of new expressions at each call.
     count: number of expressions needed.
     settings: names of the settings that limit the number of different
       expressions, for the error message.
     excluded: expressions to leave out, as bytes like those returned.
 
   Returns:
-    {expression: value}, where an expression is bytes, one for each id.
+    {ids of an expression, as bytes: its value}.
 
   Raises:
     ValueError: too few different expressions were found.
@@ -241,11 +242,14 @@ def distinct(
 
 
 class Lengths:
-  """Draws expressions of given lengths, distributed as those that `grow` draws.
+  """Draws expressions of given lengths.
+
+  They are distributed like the expressions of these lengths among those that
+  the function `grow` draws.
 
   Args:
-    max_args: as in `grow`.
-    max_depth: as in `grow`.
+    max_args: as in the function `grow`.
+    max_depth: as in the function `grow`.
     longest: maximum length, in words, that may be passed to the methods.
   """
 
@@ -265,13 +269,27 @@ class Lengths:
     self._one, self._several = one[::-1], several[::-1]
 
   def share(self, shortest: int, longest: int) -> float:
-    """Returns the probability that a length is in [shortest, longest] words."""
+    """Returns the probability of an expression of these lengths.
+
+    It is the share of the expressions drawn by the function `grow` that have at
+    least `shortest` and at most `longest` words.
+    """
     return float(self._one[0][shortest : longest + 1].sum())
 
   def grow(
     self, draws: Draws, count: int, shortest: int, longest: int
   ) -> list[Level]:
-    """Draws `count` expressions with lengths in [shortest, longest] words."""
+    """Draws expressions.
+
+    Args:
+      draws: the random numbers.
+      count: number of expressions.
+      shortest: least number of words of an expression.
+      longest: greatest number of words of an expression.
+
+    Returns:
+      The levels of the expressions, from the first.
+    """
     likely_X = self._one[0].copy()
     likely_X[:shortest] = likely_X[longest + 1 :] = 0
     length_N = _pick(draws, likely_X[None], np.zeros(count, np.int64))
@@ -287,19 +305,25 @@ class Lengths:
     return levels
 
   def _draw_arguments(self, draws, depth, length_N):
-    """Draws the number of arguments of expressions with these lengths."""
+    """Draws the number of arguments of each operator: int64 [N].
+
+    Args:
+      draws: the random numbers.
+      depth: depth of the operators, counted from 0.
+      length_N: number of words of each operator with its arguments.
+    """
     lengths, row_N = np.unique(length_N, return_inverse=True)
     likely_RK = self._several[depth][2:, lengths - _BRACKETS].T
     return 2 + _pick(draws, likely_RK, row_N)
 
   def _split(self, draws, depth, length_N, arguments_N):
-    """Draws the lengths of the arguments of expressions, in order.
+    """Draws the number of words of each argument, in order: int64 [C].
 
     Args:
       draws: the random numbers.
-      depth: depth of the expressions, counted from 0.
-      length_N: length of each expression in words.
-      arguments_N: number of arguments of each expression.
+      depth: depth of the operators, counted from 0.
+      length_N: number of words of each operator with its arguments.
+      arguments_N: number of arguments of each operator.
     """
     one_X, several_KX = self._one[depth + 1], self._several[depth]
     length_C = np.empty(arguments_N.sum(), np.int64)
@@ -323,9 +347,15 @@ class Lengths:
 
 
 def _powers(one_X, most):
-  """Returns [k, X]: probability that k expressions together have X words.
+  """Returns the distribution of the total length of several expressions.
 
-  k runs from 0 to `most`. `one_X` are the probabilities for one expression.
+  Args:
+    one_X: entry x is the probability that one expression has x words.
+    most: maximum number of expressions.
+
+  Returns:
+    [most + 1, X]; entry k, x is the probability that k expressions together
+    have x words.
   """
   powers = [np.zeros_like(one_X), one_X]
   powers[0][0] = 1
@@ -335,13 +365,13 @@ def _powers(one_X, most):
 
 
 def _pick(draws, likely_RX, row_N):
-  """Draws a column of a table for each of the given rows.
+  """Draws N columns of a table; returns their indices, int64 [N].
 
   Args:
     draws: the random numbers.
-    likely_RX: the table. Probabilities are proportional to the numbers in a
-      row, which need not sum to 1.
-    row_N: index of the row for each draw.
+    likely_RX: the table. The probability of a column is proportional to its
+      number in the row; a row need not sum to 1.
+    row_N: index of the row from which each column is drawn.
   """
   upto_RX = np.cumsum(likely_RX, 1)
   upto_RX /= upto_RX[:, -1:]

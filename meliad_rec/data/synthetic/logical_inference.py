@@ -12,16 +12,16 @@ variables) in which the right one holds.
 Formulas are drawn by the rules of Bowman et al. 2015, to depth 3. Each pair has
 its own 4 of the 6 variables. A formula is one of these 4 with probability 5/9,
 and otherwise `and` or `or` of two formulas; at depth 3 it is always a variable.
-It is negated with probability 1/3. The splits are as in Ray Chowdhury and
-Caragea 2024: formulas of training pairs have up to 6 operators, and those of
-test pairs have any number, by which the pairs are grouped.
+It is negated with probability 1/3. Formulas that hold in all worlds or in none
+are not used. The splits are as in Ray Chowdhury and Caragea 2024: formulas in
+train have up to 6 operators, and formulas in test have any number.
 
 A formula is stored as the 15 nodes of a binary tree, where the children of node
 i are 2 i + 1 and 2 i + 2. A node is a variable from 1 to 6, AND or OR, plus NOT
 if it is negated; 0 is an empty node.
 
-Letters of this file: P nodes of a formula, N pairs, V variables, X words or any
-further axes.
+Letters of this file: P nodes of a formula, N pairs or formulas, V variables, X
+words, but any further axes in `worlds` and `operators`.
 """
 
 from collections.abc import Mapping
@@ -77,14 +77,15 @@ class LogicalInference:
   are in test; the splits bin_0 to bin_12 are the parts of test. The other pairs
   of bins up to `train_operators` are divided: every tenth is in validation, and
   the rest are in train. The other pairs of later bins are not used. Validation
-  and test are shuffled, so that their first documents are of all bins. Apart
-  from the parts of test, no two pairs are the same, within a split or across
-  splits.
+  and test are shuffled, so that their first documents are of all bins.
+
+  No two pairs of a split are the same. No two splits share a pair, except test
+  and its parts.
 
   Attributes:
     pairs: number of pairs to draw; about half of them are duplicates, which are
       dropped.
-    train_operators: the last bin to train on.
+    train_operators: number of the last bin that has pairs in train.
     seed: seed of the pairs.
     ends: whether formulas and vocabulary have the words START and END.
   """
@@ -119,7 +120,7 @@ class LogicalInference:
     return self._cache[split]
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns the error rates of two trivial predictors.
+    """Returns {name: error rate from 0 to 1} of two trivial predictors.
 
     `uniform` guesses a random relation. `likeliest` always answers with the
     most common relation in train.
@@ -220,11 +221,15 @@ class LogicalInference:
 
 
 def relation(left_N: np.ndarray, right_N: np.ndarray) -> np.ndarray:
-  """Returns int64 [N], the relation of two sets of worlds, from 1 to 7.
+  """Returns the relation of each left set of worlds to the right: int64 [N].
 
-  It is the first of these that applies, numbered as in RELATIONS: equal,
+  The relation is the number, from 1, of the first of these that applies: equal,
   subset, superset, complement, disjoint, covering all worlds together, none of
-  these.
+  these. RELATIONS has their symbols in this order.
+
+  Args:
+    left_N: uint64; bit w is 1 if world w is in the set.
+    right_N: likewise.
   """
   both_N, either_N = left_N & right_N, left_N | right_N
   tests = [
@@ -259,9 +264,12 @@ def draw(draws: Draws, pairs: int) -> np.ndarray:
 
 
 def worlds(tree_PX: np.ndarray) -> np.ndarray:
-  """Returns uint64 [...], the worlds in which formulas [15, ...] hold.
+  """Returns the worlds in which each formula holds: uint64 [...].
 
   Bit w is 1 if the formula holds in world w.
+
+  Args:
+    tree_PX: the nodes of each formula, [15, ...].
   """
   holds_PX = np.empty(tree_PX.shape, np.uint64)
   for i in reversed(range(NODES)):
@@ -276,9 +284,12 @@ def worlds(tree_PX: np.ndarray) -> np.ndarray:
 
 
 def operators(tree_PX: np.ndarray) -> np.ndarray:
-  """Returns int64 [...], the number of operators of formulas [15, ...].
+  """Returns the number of operators of each formula: int64 [...].
 
   The operators are `and`, `or` and `not`.
+
+  Args:
+    tree_PX: the nodes of each formula, [15, ...].
   """
   return ((tree_PX % NOT >= AND).sum(0) + (tree_PX >= NOT).sum(0)).astype(int)
 
@@ -320,9 +331,9 @@ def write(tree_PN: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def _sizes(tree_PN):
-  """Returns the number of words of the subformula that begins at each node.
+  """Returns the number of words of the subformula at each node: int64 [P, N].
 
-  It is an int64 array [P, N], for the P = 15 nodes of each of N formulas.
+  The number is 0 at an empty node.
   """
   size_PN = np.zeros(tree_PN.shape, np.int64)
   for i in reversed(range(NODES)):

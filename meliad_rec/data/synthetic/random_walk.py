@@ -5,7 +5,8 @@ An episode, with its labels below, reads
   RESET F   L   F   R   F   F
         0,1 0,1 0,1 0,1 0,2 0,3
 
-The label of an action is the cell (row,column) in which the agent is after it.
+F is a step forward, L a turn to the left and R a turn to the right. The label
+of an action is the cell (row,column) in which the agent is after it.
 
 This is the task of Fan et al. 2020, section 7.1, with 100 actions; Ju et al.
 2021 have 400. The papers do not say where an agent starts, which way it faces,
@@ -67,7 +68,7 @@ class RandomWalk:
 
   @functools.cached_property
   def vocabulary(self) -> Words:
-    """The actions, then the cells of the grid, row by row."""
+    """RESET and the actions, then the cells of the grid, row by row."""
     side = range(self.grid)
     cells = [f'{row},{column}' for row in side for column in side]
     return Words([*ACTIONS, *cells])
@@ -87,7 +88,7 @@ class RandomWalk:
     )
 
   def baselines(self, split: str) -> Mapping[str, float]:
-    """Returns the error rates of three trivial predictors.
+    """Returns {name: error rate from 0 to 1} of three trivial predictors.
 
     `uniform` guesses a random cell, `likeliest` predicts the most common cell
     of train, and `likeliest_by_action` predicts the most common cell of train

@@ -2,7 +2,9 @@ r"""Recall: a name is given once and asked for when attention no longer sees it.
 
 With two letters and a countdown from 3, a document reads
 
-  name:QD 03 02 01 \n name?QD 03 02 01 \n name?QD ...
+  name:QD 03 02 01
+  name?QD 03 02 01
+  name?QD ...
 
 Because of the countdown, everything except the names is predictable. A model
 that remembers the name has a loss only where the name is given; a model that
@@ -32,8 +34,8 @@ class Recall:
     questions: number of times the name is asked for.
     letters: number of letters in a name, at most 6; each is one of 16.
     countdown: count of numbers between a name and the next question, at most
-      99; each has 3 tokens. Attention to a window reaches back window * layers
-      tokens.
+      99; each has 3 tokens. If each layer attends to the last `window` tokens,
+      all layers together reach back window * layers tokens.
     seed: seed of the names.
   """
 

@@ -1,10 +1,10 @@
 """Windowed attention on a GPU: the backward kernels.
 
-There are three kernels, and each sums gradients in registers. One sums those of
-a block of queries, over the keys that it sees. One sums those of a block of
-keys and values, over the queries that see it. One sums those of a tile of the
-bias, over all blocks of queries and all rows. The compiler removes a kernel
-whose results are not used.
+There are three kernels, and each sums gradients in registers. One sums the
+gradients of a block of queries, over the keys that the block sees. One sums the
+gradients of a block of keys and values, over the queries that see the block.
+One sums the gradients of a tile of the bias, over all blocks of queries and all
+rows. The compiler removes a kernel whose results are not used.
 """
 
 import functools
@@ -202,9 +202,9 @@ def _key_gradients(
 def _bias_gradient(tiles, arguments, interpret):
   """Returns the gradient of tile_HSX before its conversion to base 2, float32.
 
-  A program of the grid computes the gradient of S of the X columns, summed over
-  blocks of queries of all rows. The blocks are divided among several programs,
-  to fill the GPU.
+  A program of the grid takes S of the X columns of one head, and sums their
+  gradients over a part of all blocks of queries of all rows. There are enough
+  parts to fill the GPU. The sums of the parts are added at the end.
 
   Args:
     tiles: sizes of the tiles.

@@ -40,7 +40,8 @@ def forward(
     interpret: whether to run without a GPU.
 
   Returns:
-    Outputs [B, T, H, K], and logarithms to base 2, [B, H, T] float32.
+    Outputs [B, T, H, K], and logarithms to base 2, [B, H, T] float32. Both are
+    0 for a query that sees no key.
   """
   B, T, H, K = q_BTHK.shape
   tiles = Tiles(H, K, H // k_BSHK.shape[2], normalize, tile_HSX.shape[1])

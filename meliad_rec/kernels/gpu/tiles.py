@@ -2,9 +2,10 @@
 
 A program of the grid works on tiles of S queries by S keys. The queries of a
 block of S see W + S keys, for a window of W keys. Tile j of the block begins
-S j keys after the first of them. Bias and band (see kernels/blocks.py) depend
-on distance only, so in every block and row, tile j uses columns S j to
-S (j + 1) of one array [S, W + S] for each head.
+S j keys after the first of these keys. Bias and band (see kernels/blocks.py)
+depend on distance only, so in every block and row, tile j uses columns S j to
+S (j + 1) of one array [S, W + S] for each head. Only in names such as k_BSHK
+and seen_BS, S is the number W + T of keys in a row.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ class Tiles:
     head_dim: width K of a head.
     sharing: number of query heads that share one key head.
     normalize: whether queries are L2-normalized and scaled.
-    size: number of queries S, and of keys, in a tile.
+    size: number S of queries in a tile, which is also its number of keys.
   """
 
   num_heads: int
@@ -43,7 +44,7 @@ class Tiles:
     return pl.BlockSpec(shape, lambda i, b, h: (b, i, h, 0))
 
   def kv_block(self):
-    """Returns the spec of keys or values [B, S, H, K] for a block of them.
+    """Returns the spec of keys or values [B, W + T, H, K] for a block of S.
 
     It selects the key head that the program's query head reads.
     """
@@ -57,7 +58,7 @@ class Tiles:
     return pl.BlockSpec(shape, lambda i, b, h: (b, 0, h, 0))
 
   def kv_row(self, a_BSHK):
-    """Returns the spec of keys or values [B, S, H, K] for all keys of a row.
+    """Returns the spec of keys or values [B, W + T, H, K] for a whole row.
 
     It selects the key head that the program's query head reads.
     """
@@ -74,7 +75,7 @@ class Tiles:
     return pl.BlockSpec((None, None, a_BHT.shape[2]), lambda i, b, h: (b, h, 0))
 
   def mask_row(self, a_BS):
-    """Returns the spec of [B, S] for all keys of a row."""
+    """Returns the spec of a mask [B, W + T] for all keys of a row."""
     return pl.BlockSpec((None, a_BS.shape[1]), lambda i, b, h: (b, 0))
 
   def head(self, a):
@@ -106,9 +107,10 @@ class Tiles:
     return s + tile + seen[None, :]
 
   def logit_gradients(self, q, k, v, do, lse, mean, seen, tile, keep):
-    """Returns probabilities after dropout, and gradients of logits, of a tile.
+    """Returns a tile's probabilities after dropout, and gradients of logits.
 
-    Both are [S queries, S keys].
+    Both are [S queries, S keys]. The gradients are those of the logits before
+    their conversion to base 2.
     """
     p = jnp.exp2(self.logits(q, k, tile, seen) - lse[:, None])
     dp = dot(do, v, AB_T)
@@ -124,7 +126,7 @@ def tile_size(q_BTHK) -> int:
 
 
 def compiler_params(q_BTHK) -> plgpu.CompilerParams:
-  """Returns compiler options, chosen by the bytes of a query's head.
+  """Returns compiler options, chosen by the bytes of one head of a query.
 
   They are the number of warps, whose registers hold the sums, and the number of
   pipeline stages, which overlap loads with computation.

@@ -3,9 +3,9 @@
 The kernels are compiled by Triton, for any GPU since Ampere (2020). Pallas's
 other compiler, Mosaic, needs a separate kernel for each generation since Hopper
 (2022). The softmax uses a running maximum. An upper bound of the logits (see
-kernels/tpu) would make the maximum unnecessary. But whether the bound can be
-used is known only at run time, and a GPU is idle until the host has decided
-which branch runs.
+`bound` in tpu/window_attention.py) would make the maximum unnecessary. But
+whether the bound can be used is known only at run time, and a GPU is idle until
+the host has decided which branch runs.
 """
 
 import functools
@@ -31,7 +31,7 @@ from meliad_rec.kernels.xla import band_tile
 # Compiled once for all layers with equal shapes.
 @functools.partial(jax.jit, static_argnames='interpret')
 def attend(inputs: AttentionInputs, keep_HSX, *, interpret):
-  """Returns outputs, and logarithms to base 2 of sums of exponentials.
+  """Returns outputs, and log2 of each query's sum of exponentials.
 
   Args:
     inputs: see AttentionInputs; keys_WK is None.

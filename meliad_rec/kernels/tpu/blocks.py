@@ -6,7 +6,9 @@ is cut into sub-blocks of S queries, each of which sees one contiguous slice of
 X = W + S keys. Bias and band depend on distance only: one tile [S, X] per head
 serves all sub-blocks, blocks and rows. Q is W, or a divisor of W if there are
 fewer than W queries. Other letters of this folder: G query heads of a grid
-step, F columns of merged heads (H K).
+step, F columns of merged heads (H K). Only in names such as k_BSF and seen_B1S,
+S is the number of all keys of a row. LANES is 128, the number of columns of a
+vector register.
 
 The compiler rejects a kernel that needs more VMEM than a core has. The
 estimates here add up all arrays that a kernel holds, and count each block twice
@@ -63,7 +65,7 @@ class Blocks:
     return self.num_kv_heads * self.head_dim
 
   def queries(self, j):
-    """Returns the rows of sub-block j in a block of queries."""
+    """Returns the slice of a block of queries that is sub-block j."""
     return pl.ds(_aligned(j * self.sub_block), self.sub_block)
 
   def columns(self, head: int) -> slice:
@@ -75,7 +77,7 @@ class Blocks:
     return self.columns(head // self.sharing)
 
   def is_first_reader(self, head: int) -> bool:
-    """Returns whether a head is the grid step's first to read its key head."""
+    """Returns whether a query head is the step's first to read its key head."""
     return head % min(self.sharing, self.num_heads) == 0
 
   def read(self, keys, j, head: int):
@@ -129,16 +131,16 @@ class WindowBlocks(Blocks):
   window: int = 0
 
   def seen(self, j):
-    """Returns the rows of the keys that sub-block j sees.
+    """Returns the slice of the keys that sub-block j sees.
 
-    Row 0 is the first of the `window` keys before the block.
+    Index 0 is the first of the `window` keys before the block.
     """
     return pl.ds(_aligned(j * self.sub_block), self.window + self.sub_block)
 
   def own(self, j):
-    """Returns the rows of the keys that belong to the queries of sub-block j.
+    """Returns the slice of the keys that belong to the tokens of sub-block j.
 
-    They are the last rows of `seen`.
+    It is the end of the slice that `seen` returns.
     """
     return pl.ds(_aligned(j * self.sub_block + self.window), self.sub_block)
 
@@ -165,7 +167,7 @@ def _aligned(start):
 
 
 def l2_normalize_rows(x):
-  """Returns rows scaled to unit length in float32, and the scaling factors."""
+  """Returns the rows scaled to unit length in float32, and the factors."""
   x = x.astype(jnp.float32)
   square = jnp.sum(x * x, 1, keepdims=True) + 1e-6
   # Two instructions of the chip; rsqrt would take a dozen more to refine.
@@ -206,17 +208,21 @@ def heads_per_step(
 ) -> int:
   """Returns the number of query heads in a grid step.
 
-  It is at most `preferred` and at most half of the heads; if the window is
-  longer than 512, it is 1. It exceeds these limits only if fewer heads would
-  not fill LANES columns.
+  A number is allowed if it divides `num_heads`, and if it divides `sharing` or
+  is a multiple of it. The columns of the query heads must also be a multiple of
+  LANES, or all columns; the same holds for the columns of their key heads. The
+  result is the largest allowed number that is at most `preferred` and at most
+  half of `num_heads`. If the window is longer than 512, the limit is 1. If no
+  allowed number is within the limit, the result is the smallest allowed number.
 
   Args:
-    num_heads: number of query heads.
+    num_heads: number of all query heads.
     head_dim: width of a head.
     sharing: number of query heads that share one key head.
     window: number of keys that a query sees.
     preferred: preferred number of heads.
-    backward: whether the kernel computes gradients.
+    backward: whether the kernel computes gradients. Steps that share a key head
+      then write separate gradients of it.
   """
   # A chip may have two cores, and each needs its own heads. With a long window,
   # code and tiles of several heads would not fit.
@@ -273,7 +279,7 @@ _MARGIN = 1.05  # The compiler itself needs some VMEM.
 
 
 def vmem_capacity() -> int:
-  """Returns the bytes of VMEM of a core.
+  """Returns the bytes of VMEM of one core of a chip.
 
   The chip is one of the current mesh or, without a mesh, this machine's TPU.
   Without a TPU, the result is the largest VMEM of any chip.
@@ -384,7 +390,7 @@ def memory_bytes(q_BTHK, k_BSHK, Q: int, has_dropout: bool) -> int:
 
 
 def _sizes(q_BTHK, k_BSHK):
-  """Returns sizes of attention on each device.
+  """Returns four sizes of attention on one device.
 
   They are the number of query heads, the width of a head, the number of query
   heads that share a key head, and the bytes of an element.

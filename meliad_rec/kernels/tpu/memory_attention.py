@@ -24,7 +24,7 @@ MAX_SLOTS = 4096  # All slots of a row are in VMEM together.
 # Compiled once for all layers with equal shapes.
 @functools.partial(jax.jit, static_argnames='interpret')
 def attend(inputs: MemoryInputs, keep_HTS, *, interpret):
-  """Returns outputs, and logarithms to base 2 of sums of exponentials.
+  """Returns outputs, and log2 of each query's sum of exponentials.
 
   Args:
     inputs: see MemoryInputs.

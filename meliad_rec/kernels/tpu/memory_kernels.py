@@ -53,7 +53,8 @@ def forward(
     is_bounded, interpret: see window_forward.forward.
 
   Returns:
-    Outputs [B, T, H K], and logarithms to base 2, [B, H, T] float32.
+    Outputs [B, T, H K], and logarithms to base 2, [B, H, T] float32. Both are 0
+    in a row without visible slots.
   """
   (B, T, F), H = q_BTF.shape, len(shift_H)
   grid = _Grid(q_BTF, k_BSF, H, block, 4)
@@ -279,12 +280,10 @@ def _backward(
 
 
 def _keep(keep_ref, read):
-  """Returns a function (j, head) -> dropout factors of sub-block j.
-
-  Without dropout, it returns None.
+  """Returns a function (j, head) -> dropout factors, or None without dropout.
 
   Args:
     keep_ref: a list of one reference; empty without dropout.
-    read: function (reference, j, head) -> dropout factors.
+    read: function (reference, j, head) -> dropout factors of sub-block j.
   """
   return functools.partial(read, keep_ref[0]) if keep_ref else None

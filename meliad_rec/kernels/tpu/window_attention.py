@@ -31,7 +31,7 @@ RANGE = 80.0
 # Compiled once for all layers with equal shapes.
 @functools.partial(jax.jit, static_argnames='interpret')
 def attend(inputs: AttentionInputs, keep_HSX, *, interpret):
-  """Returns outputs, and logarithms to base 2 of sums of exponentials.
+  """Returns outputs, and log2 of each query's sum of exponentials.
 
   Args:
     inputs: see AttentionInputs; keys_WK is None.
@@ -153,8 +153,9 @@ def unsupported_reason(inputs: AttentionInputs, dropout=None) -> str | None:
 def block_size(T: int, W: int) -> int:
   """Returns the number of queries in a grid step.
 
-  It is the window W. If there are fewer than W queries, it is the divisor of W
-  for which the T queries need the least padding to fill whole blocks.
+  It is the window W if there are at least W queries. Otherwise, it is the
+  multiple of LANES that divides W and for which the T queries need the least
+  padding to fill whole blocks. If there are several, it is the largest.
   """
   if T >= W:
     return W
@@ -163,12 +164,16 @@ def block_size(T: int, W: int) -> int:
 
 
 def bounded_or_not(softmax, bias_HW, scale_H):
-  """Returns softmax(shift_H, is_bounded).
+  """Returns the result of attention, with an upper bound of logits if possible.
 
   If queries are normalized (scale_H is not None) and the possible range of the
   logits is small enough that no exponential underflows, shift_H is an upper
   bound of the logits, and is_bounded is True. Otherwise shift_H is 0, and
   is_bounded is False.
+
+  Args:
+    softmax: function (shift_H, is_bounded) -> result of attention.
+    bias_HW, scale_H: see AttentionInputs.
   """
   zeros_H = jnp.zeros(len(bias_HW))
   if scale_H is None:
@@ -182,11 +187,14 @@ def bounded_or_not(softmax, bias_HW, scale_H):
 
 
 def bound(bias_HW, scale_H):
-  """Returns an upper bound of the logits of each head, and their range.
+  """Returns upper bounds [H] of each head's logits, and ranges [H] of them.
 
-  Queries and keys are unit vectors before the queries are multiplied by
-  scale_H. The range is the upper bound minus a lower bound of the logits of
-  visible keys. Both results are [H].
+  A range is the upper bound minus a lower bound of the logits of visible keys.
+  The logits are not to base 2. Queries and keys are unit vectors before the
+  queries are multiplied by scale_H.
+
+  Args:
+    bias_HW, scale_H: see AttentionInputs.
   """
   is_seen_HW = bias_HW > NEVER / 2
   highest_H = jnp.max(jnp.where(is_seen_HW, bias_HW, NEVER), 1)

@@ -171,7 +171,7 @@ def sum_shared_heads(parts_BSF, k_BSF, width: int):
   """Sums the gradients that several grid steps computed for one key head.
 
   Args:
-    parts_BSF: gradients, in groups of `width` columns, one from each step.
+    parts_BSF: gradients; each step computed one group of `width` columns.
     k_BSF: keys, or values; the result has their shape and dtype.
     width: number of columns that a grid step reads from k_BSF.
   """
@@ -278,10 +278,10 @@ def add_gradients(
       base 2.
     keep: function (j, head) -> dropout factors of sub-block j's probabilities;
       None means that all are 1.
-    sums: references to gradients of queries, keys, values and scales. Gradients
-      of queries are overwritten; to the others, those of the block are added.
-    add_to_bias: function that is called with a head and the gradients of its
-      logits in each sub-block.
+    sums: references to gradients of queries, keys, values and scales. Those of
+      queries are overwritten; the others are increased by the block's share.
+    add_to_bias: function of a head and the gradients [X, S] of its logits in a
+      sub-block; it is called for each head and sub-block.
   """
   q_ref, do_ref, o_ref, lse_ref, scalars_ref = query_refs
   seen_keys, keys, values = key_refs

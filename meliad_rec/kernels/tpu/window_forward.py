@@ -65,7 +65,8 @@ def forward(
     interpret: see window_attention.attend.
 
   Returns:
-    Outputs [B, T, H K], and logarithms to base 2, [B, H, T] float32.
+    Outputs [B, T, H K], and logarithms to base 2, [B, H, T] float32. Both are 0
+    for a query that sees no key.
   """
   (B, T, F), (H, S, X) = q_BTF.shape, tile_HSX.shape
   K, W, Q = head_dim, X - S, block
@@ -233,13 +234,13 @@ def write_outputs(
   normalize,
   is_bounded,
 ):
-  """Writes outputs and logarithms of sums for one block of queries.
+  """Writes outputs, and logarithms to base 2 of sums, for a block of queries.
 
   Args:
     blocks: sizes of the blocks.
     q_ref: reference to the queries.
     keys: function (j, head) -> the keys that sub-block j sees.
-    values: all values that the queries see.
+    values: reference to all values that the queries see.
     scalars_ref: reference to the scale and shift of each head.
     added: function (j, head) -> what is added to logits of sub-block j, to
       base 2.

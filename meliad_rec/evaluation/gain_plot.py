@@ -1,0 +1,127 @@
+"""Picture of what one model gains over another on the same tokens."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from meliad_rec.evaluation.name_distance import Names
+from meliad_rec.evaluation.token_losses import TokenLosses
+from meliad_rec.report import journal
+from meliad_rec.report import plot
+
+_ROWS, _COLUMNS = 36, 96  # Characters of the page of text.
+# A page may begin within a character, whose bytes then stay single.
+_ERRORS = 'surrogateescape'
+_LIMIT = 4.0  # Bits per character at which colors are strongest.
+
+
+def plot_gain(a: TokenLosses, b: TokenLosses, out: str | Path) -> None:
+  """Draws what model B gains over model A, in three panels.
+
+  They show the training curves of both runs, if their folders still exist; the
+  gain on names by the distance back to their previous use; and the page of text
+  on which B gains most, each character colored by the gain of its token.
+
+  Args:
+    a, b: losses of two models on the same tokens.
+    out: path of the PNG, which is written whole or not at all.
+  """
+  # A Figure without pyplot draws with Agg and needs no display.
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(13, 9), layout='constrained')
+  grid = figure.add_gridspec(2, 2, width_ratios=[1, 1.6])
+  _draw_curves(figure.add_subplot(grid[0, 0]), a, b)
+  _draw_distances(figure.add_subplot(grid[1, 0]), a, b)
+  _draw_page(figure, figure.add_subplot(grid[:, 1]), a, b)
+  bits = [x.nats.sum(dtype=np.float64) / np.log(2) for x in (a, b)]
+  described = [
+    f'{letter} {Path(x.about.get("run", "?")).name}: {n / len(x.text):.4f}'
+    for letter, x, n in zip('AB', (a, b), bits, strict=True)
+  ]
+  figure.suptitle(f'{", ".join(described)} bits/byte')
+  new = Path(f'{out}.tmp')
+  figure.savefig(new, format='png', dpi=120)
+  os.replace(new, out)
+
+
+def _draw_curves(axes, *losses):
+  runs = {
+    Path(x.about['run']).name: x.about['run']
+    for x in losses
+    if (Path(x.about.get('run', '')) / journal.NAME).is_file()
+  }
+  if runs:
+    plot.draw(axes, runs, 'bits_per_byte')
+  axes.set_title('training')
+
+
+def _draw_distances(axes, a, b):
+  names, labels, gains = Names.of(a), [], []
+  gain = (names.nats(a) - names.nats(b)) / np.log(2)
+  for low, high, inside in names.bins():
+    if len(inside):
+      labels.append(f'{low:,}-{high - 1:,}' if low else 'first use')
+      gains.append(gain[inside].mean())
+  axes.bar(labels, gains)
+  axes.tick_params(axis='x', rotation=60)
+  axes.axhline(0, color='black', linewidth=0.8)
+  axes.set_xlabel('tokens back to the previous use of a name')
+  axes.set_ylabel('gain (bits per name)')
+
+
+def _draw_page(figure, axes, a, b):
+  gain = (a.nats - b.nats).astype(np.float64) / np.log(2)
+  name, rows = _best_page(a, gain)
+  color = np.full((_ROWS, _COLUMNS), np.nan)
+  for y, row in enumerate(rows):
+    for x, (character, bits) in enumerate(row):
+      color[y, x] = bits
+      style = {'family': 'monospace', 'size': 6}
+      axes.text(x, y, character, ha='center', va='center', **style)
+  image = axes.imshow(
+    color, cmap='PiYG', vmin=-_LIMIT, vmax=_LIMIT, aspect='auto'
+  )
+  axes.set_axis_off()
+  axes.set_title(f'the page where B gains most: {name}')
+  figure.colorbar(image, ax=axes, shrink=0.5, label='gain (bits per token)')
+
+
+def _best_page(losses: TokenLosses, gain):
+  """Returns the page of a document with the highest total gain.
+
+  Args:
+    losses: the text.
+    gain: gain of each token in bits.
+
+  Returns:
+    The name of the document and the page's first byte; and rows of pairs of a
+    character and the gain of its token.
+  """
+  best, place = -np.inf, (0, 0)
+  tokens = _ROWS * _COLUMNS // 2  # Most lines of a text are not full.
+  for document, part in enumerate(np.split(gain, losses.starts[1:-1])):
+    total = np.concatenate([[0], np.cumsum(part)])
+    for first in range(0, len(part), tokens):
+      page = total[min(first + tokens, len(part))] - total[first]
+      if page > best:
+        best, place = page, (document, first)
+  document, first = place
+  first += losses.starts[document]
+  begin, end = losses.bytes_[losses.starts[document : document + 2]]
+  at = losses.bytes_[first]
+  rows = [[]]
+  # A character belongs to the token that holds its first byte.
+  for character in losses.text[at:end].tobytes().decode('utf-8', _ERRORS):
+    token = np.searchsorted(losses.bytes_, at, 'right') - 1
+    at += len(character.encode('utf-8', _ERRORS))
+    if character == '\n' or len(rows[-1]) == _COLUMNS:
+      if len(rows) == _ROWS:
+        break
+      rows.append([])
+    if character != '\n':
+      shown = character if character.isprintable() else '\u00b7'
+      rows[-1].append((shown, gain[min(token, len(gain) - 1)]))
+  name = f'{losses.names[document]}:{losses.bytes_[first] - begin}'
+  return name, rows
