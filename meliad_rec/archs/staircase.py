@@ -482,7 +482,7 @@ def decode_token(cell: Staircase, decode_state: StaircaseDecodeState, block):
 
 
 def _next_chunk(cell, decode_state):
-  """Returns the decode state at the start of the next chunk, once one is full."""
+  """Returns the decode state at the start of the chunk after a full one."""
   C = cell.chunk
   push = lambda a, new: jnp.concatenate([a, new], 1)[:, C:]
   written = jax.tree.map(

@@ -134,7 +134,10 @@ class Universal(nn.Module):
     return self.eval_steps
 
   def run_once(self, x_BTD, mask_BT, memory_BSD):
-    """Creates the parameters, which all steps share; returns y_BTD of a step."""
+    """Runs one step to create the parameters; returns the layer's y_BTD.
+
+    All steps share the parameters.
+    """
     if self.halt:
       self.gate(*[x_BTD[:, :1]] * (2 if self.transition else 1))
     return self.layer(x_BTD, mask_BT, memory_BSD)
@@ -414,7 +417,7 @@ class Recurrence:
 
     Returns:
       The units, of which those that step l would halt are no longer active; the
-      probabilities p_BU; and Counts that hold only p_BU.
+      probabilities p_BU; and Counts of which only `p` and `asked` are not 0.
     """
     p_BU = self.ask(shared, rows, h_BTD)
     counts = self.count_asked(self.zero_counts(units), p_BU, units, l)

@@ -5,8 +5,8 @@
 A staircase makes N passes over each token, one after another. This takes N
 times the work of Transformer-XL (row `xl`). The table shows two sizes of the
 state of one text: between two chunks of the text (`state`), and during
-generation (`held`). During generation, the state also includes its own keys, so
-that they are not computed again for each token.
+generation (`held`). During generation, the state includes the attention keys
+computed from it, so that they are not computed again for each token.
 """
 
 from collections.abc import Callable

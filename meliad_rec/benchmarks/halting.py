@@ -1,18 +1,19 @@
-"""Compares a recurrence in depth that halts early with one that does not.
+"""Compares recurrences in depth that end early with ones that do not.
 
   meliad-rec bench halting [--setting=inference]
 
 GUT is the Gated Universal Transformer, and GUTLB the Temporal Latent Bottleneck
-with a GUT in each chunk. Each row of the table is a loop over the steps of a
-recurrence, with halting forced in a certain step (see `forced`). The settings
-are:
+with a GUT in each chunk. All steps here are steps in depth. Each row of the
+table is a loop over steps (see Setting.loops) that is made to halt in a given
+step (see `forced`). The settings are:
 
-- exit: GUT over a sequence, forward and backward.
-- global: the same, but the halting gate reads only the state before a step.
-- chunks: GUT in each chunk (GUTLB), forward and backward.
-- inference: GUT without gradients; the rows of a batch halt in different steps.
-- depth: GUT with several maximum numbers of steps, with and without halting;
-  the table also shows the time of an epoch of ListOps.
+- exit: GUT over whole sequences, forward and backward.
+- global: as `exit`, but the halting gate reads only the state before a step.
+- chunks: GUTLB, forward and backward.
+- inference: GUT over whole sequences, only forward. The rows of a batch halt in
+  different steps.
+- depth: as `exit`, with several maximum numbers of steps, with and without
+  halting. The table also shows the time of an epoch of ListOps.
 """
 
 from collections.abc import Callable
@@ -40,9 +41,10 @@ _FAR = 10.0  # GELU is the identity around this value.
 
 
 def masked_loop(steps, shared, rows, state, max_steps: int):
-  """Runs max_steps steps in a scan that stores the activations of each.
+  """Runs all max_steps steps in a scan, which stores the activations of each.
 
-  Arguments and result are those of the loops in recurrence/early_exit.py.
+  The docstring of recurrence/early_exit.py describes the arguments and the
+  result (state, sums, ran_B).
   """
 
   def body(carry, l):
@@ -53,7 +55,7 @@ def masked_loop(steps, shared, rows, state, max_steps: int):
 
 
 class MaskedUniversal(Universal):
-  """Universal transformer without early exit: all steps run."""
+  """Universal transformer whose loop never ends early: all steps run."""
 
   def loop(self, training):
     return masked_loop
@@ -68,19 +70,19 @@ class Setting:
     tokens: tokens per row of the batch.
     d_model: width of the model, with 4 heads and an MLP of width 2 d_model.
     loops: names of loops. 'masked' runs all steps and ignores those after
-      halting; 'while' ends when all rows have halted; 'compacted' (inference
-      only) also drops rows that have halted; NEVER has no halting.
-    depths: pairs. The first element has the steps in which rows halt (see
-      `forced`), and the second is the maximum number of steps.
+      halting. 'while' ends when all rows have halted. 'compacted' also drops
+      each row that has halted, and has no gradients. NEVER has no halting.
+    depths: pairs (steps in which rows halt, maximum number of steps). For the
+      first element, see `forced`.
     chunk: tokens per chunk; None means that a row is one chunk.
     causal: whether attention is causal and each token halts on its own. If
       False, a chunk of n tokens takes at most n + 1 steps.
     trains: whether gradients are computed too.
     transition: whether the halting gate reads the states before and after a
-      step. If False, it reads only the state before the step, which saves the
-      step that halts.
-    epoch: rows per epoch, from which the time of an epoch is computed; None
-      means that this time is not shown.
+      step. If False, it reads only the state before the step, so the step in
+      which all rows halt is not computed.
+    epoch: number of rows (sequences) in an epoch, from which the time of an
+      epoch is computed. None means that this time is not shown.
   """
 
   rows: int
@@ -96,10 +98,10 @@ class Setting:
 
 
 def cell(setting: Setting, loop: str, most: int) -> Cell:
-  """Returns GUT over the sequence, or GUTLB over its chunks.
+  """Returns a GUT over whole rows, or a GUTLB if the setting has chunks.
 
   Args:
-    setting: sizes.
+    setting: sizes and choices.
     loop: one of Setting.loops.
     most: maximum number of steps.
   """
@@ -131,19 +133,20 @@ def cell(setting: Setting, loop: str, most: int) -> Cell:
 
 
 def forced(params, rows: int, steps: tuple[int, ...]):
-  """Returns parameters and first features that make rows halt in given steps.
+  """Returns parameters and inputs that make rows halt in given steps.
 
   If all rows halt in the same step, the gate returns a constant. Otherwise, it
-  reads the first feature of a state, which stays almost constant.
+  reads feature 0 of the state, which stays almost constant over the steps.
 
   Args:
     params: parameters of the cell.
     rows: batch size.
-    steps: steps, counted from 1, in which rows halt; repeated over the rows.
+    steps: steps in which rows halt, counted from 1: row i halts in
+      steps[i % len(steps)]. A row whose step exceeds the maximum never halts.
 
   Returns:
-    The parameters; and the first feature of every input vector, which is 0 if
-    all rows halt in the same step, else [rows, 1] float32.
+    The parameters, and the value of feature 0 in all input vectors. This is 0
+    if all rows halt in the same step, and otherwise float32 [rows, 1].
   """
   # The remainder falls below 0.001 halfway between two steps.
   p_N = 1 - 0.001 ** (1 / (np.array(steps) - 0.5))
@@ -160,14 +163,14 @@ def forced(params, rows: int, steps: tuple[int, ...]):
 
 
 def compiled(setting: Setting, loop: str, steps: tuple[int, ...], most: int):
-  """Returns a compiled program and its arguments.
+  """Returns a compiled program and a tuple of its arguments.
 
-  The first result of the program is the number of steps of each row or, in
-  causal settings, of each token. The second is the loss or, if the setting
+  The first result of the program is the number of steps taken by each row or,
+  in causal settings, by each token. The second is the loss or, if the setting
   trains, the gradients of the parameters.
 
   Args:
-    setting: sizes.
+    setting: sizes and choices.
     loop: one of Setting.loops.
     steps: steps in which rows halt; see `forced`.
     most: maximum number of steps.
@@ -246,9 +249,9 @@ class HaltingCost:
   """Cost of a loop with a forced halting step.
 
   Attributes:
-    times: seconds of a call of the program.
-    ratio: this time divided by the time of the table's first row.
-    steps: largest number of steps in the batch.
+    times: times of a call of the program.
+    ratio: this time divided by that of the table's first row; see Times.ratio.
+    steps: largest number of steps taken by a row or token of the batch.
     temporary_bytes: bytes of temporary memory, according to the compiler.
     epoch_seconds: time of an epoch, estimated from the time of a call; None
       means that it is not shown.
@@ -261,7 +264,11 @@ class HaltingCost:
   epoch_seconds: float | None
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns {column: value}; ratios are to the first row of the table."""
+    """Returns {column: text} for a row of the table.
+
+    Args:
+      baseline: name of the table's first row, for the heading of ratios.
+    """
     found = {
       'ms': f'{self.times.median * 1e3:.0f}',
       'spread': f'{self.times.spread:.0%}',
@@ -275,7 +282,14 @@ class HaltingCost:
 
 
 def measure(setting: Setting, rounds: int) -> dict[str, HaltingCost]:
-  """Returns the cost of each of the setting's loops at each depth, by name."""
+  """Returns {name of the row in the table: cost}.
+
+  There is a row for each of Setting.loops with each of Setting.depths.
+
+  Args:
+    setting: sizes and choices.
+    rounds: number of times that each program is timed.
+  """
   programs = {
     f'{loop}, {_name(loop, steps, most)} of {most}': compiled(
       setting, loop, steps, most

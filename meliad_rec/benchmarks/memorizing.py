@@ -1,11 +1,12 @@
-"""Compares training steps of Memorizing Transformers by size of the memory.
+"""Compares training steps of Memorizing Transformers with several memories.
 
   meliad-rec bench memorizing
 
-The last layer attends to older keys in a memory: all of them, the nearest, or
-approximately the nearest. The baseline is Transformer-XL of the same sizes.
-Memories are full from the first step, because the cost of a search may depend
-on their content.
+The models differ in the size of the memory and in the search. The last layer
+attends to keys in the memory: to all of them, to those nearest to a query, or
+to those that an approximate search finds. The baseline is Transformer-XL of the
+same sizes. Memories are full from the first step, because the cost of a search
+may depend on their content.
 """
 
 import dataclasses
@@ -28,14 +29,16 @@ from meliad_rec.training.train_step import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class MemorizingSizes:
-  """Sizes of the models; only their memories differ.
+  """Sizes of the models, which differ only in their memories.
 
   Attributes:
     config: configuration of every layer.
     layers: number of layers.
     memories: sizes of the memory to compare, in keys per row of a batch.
-    neighbors: number of nearest keys that a query attends to.
-    recall_target: share of these keys that an approximate search should find.
+    neighbors: number of nearest keys that a query attends to, if it does not
+      attend to all.
+    recall_target: share of the nearest keys that an approximate search should
+      find.
     rows: batch size.
     segment: tokens per row and step.
     vocab: size of the vocabulary.
@@ -72,14 +75,19 @@ class MemorizingCost:
 
   Attributes:
     step: time, memory and FLOP of the step.
-    state_bytes: size of the state of all rows, carried from step to step.
+    state_bytes: bytes of the states of all rows that are carried from one step
+      to the next.
   """
 
   step: training.StepCost
   state_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns {column: value}; ratios are to the row named `baseline`."""
+    """Returns {column: text} for a row of the table.
+
+    Args:
+      baseline: name of the baseline's row, for the headings of ratios.
+    """
     columns = self.step.columns(baseline)
     shown = 'step ms', 'spread', f'/ {baseline}', 'cpu ms', 'temp MiB'
     state = {'state MiB': f'{self.state_bytes / 2**20:.1f}'}
@@ -87,7 +95,7 @@ class MemorizingCost:
 
 
 class FullMemory(TrainProgram):
-  """A training program whose memories start full of random keys and values."""
+  """Training program whose memories start full of random keys and values."""
 
   def create(self, seed: int) -> TrainState:
     state = super().create(seed)
@@ -99,7 +107,11 @@ class FullMemory(TrainProgram):
 
 
 def fill(ring: Ring) -> Ring:
-  """Returns an empty ring filled with random keys and values, all visible."""
+  """Returns a ring full of random keys and values, all of them visible.
+
+  Args:
+    ring: an empty ring of the same shapes.
+  """
   rng_k, rng_v = jax.random.split(jax.random.key(0))
   normal = lambda rng, a: jax.random.normal(rng, a.shape, a.dtype)
   return ring.replace(
@@ -110,7 +122,7 @@ def fill(ring: Ring) -> Ring:
 
 
 def cells(s: MemorizingSizes) -> dict[str, Cell]:
-  """Returns the cell of each model, by the name of its row in the table."""
+  """Returns {name of the row in the table: cell of the model}."""
   layer = lambda: WindowLayer(s.config)
   found = {BASELINE: stack.layers(s.layers, layer)}
   searches = {
@@ -129,7 +141,12 @@ def cells(s: MemorizingSizes) -> dict[str, Cell]:
 
 
 def measure(setting: MemorizingSizes, rounds: int) -> dict[str, MemorizingCost]:
-  """Returns the cost of each model's training step, by name."""
+  """Returns {name of the row in the table: cost of the model's training step}.
+
+  Args:
+    setting: sizes of the models.
+    rounds: number of times that each step is timed.
+  """
   programs = {name: program(setting, c) for name, c in cells(setting).items()}
   steps = training.measure(programs, BASELINE, rounds)
   return {

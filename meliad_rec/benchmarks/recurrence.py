@@ -2,9 +2,10 @@
 
   meliad-rec bench recurrence
 
-The baseline is Transformer-XL of the same sizes. One column of the table has
-the FLOP counted from the program. Another has the FLOP by closed formulas
-(`closed_flops`), which leave out masked parts of blocks and recomputation.
+The baseline is Transformer-XL of the same sizes. Two columns of the table have
+the FLOP of a step. Those in `GFLOP` are counted in the traced program. Those in
+`closed` are from closed formulas (`closed_flops`), which leave out masked parts
+of blocks and recomputation.
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ class RecurrenceSizes:
   Attributes:
     config: configuration of every layer.
     layers: number of layers.
-    passes: number of passes N of the staircases.
+    passes: number of passes N of the staircases over each token.
     rows: batch size.
     segment: tokens per row and step.
     vocab: size of the vocabulary.
@@ -56,7 +57,7 @@ BASELINE = 'xl'
 
 
 def cells(s: RecurrenceSizes) -> dict[str, Cell]:
-  """Returns the cell of each model, by the name of its row in the table."""
+  """Returns {name of the row in the table: cell of the model}."""
   config, sizes = s.config, {'config': s.config, 'count': s.layers}
   stairs = sizes | {
     'config': dataclasses.replace(config, include_self=True),
@@ -72,9 +73,9 @@ def cells(s: RecurrenceSizes) -> dict[str, Cell]:
 
 
 def closed_flops(s: RecurrenceSizes) -> dict[str, int]:
-  """Returns the FLOP of each model's training step by closed formulas, by name.
+  """Returns {name of the model: FLOP of a training step} by closed formulas.
 
-  They are 3 times the FLOP of the forward pass, the output logits included.
+  The FLOP are 3 times those of the forward pass, output logits included.
   """
   c, L, N = s.config, s.layers, s.passes
   heads = c.num_heads * c.head_dim
@@ -93,7 +94,7 @@ def closed_flops(s: RecurrenceSizes) -> dict[str, int]:
 
 
 def programs(setting: RecurrenceSizes) -> dict[str, TrainProgram]:
-  """Returns the training program of each model, by name."""
+  """Returns {name of the model: its training program}."""
   return {
     name: training.program(
       Model(setting.vocab, cell, setting.config.d_model),
@@ -107,7 +108,12 @@ def programs(setting: RecurrenceSizes) -> dict[str, TrainProgram]:
 def measure(
   setting: RecurrenceSizes, rounds: int
 ) -> dict[str, training.StepCost]:
-  """Returns the cost of each model's training step, by name."""
+  """Returns {name of the model: cost of its training step}.
+
+  Args:
+    setting: sizes of the models.
+    rounds: number of times that each step is timed.
+  """
   rows = training.measure(programs(setting), BASELINE, rounds)
   closed = closed_flops(setting)
   return {

@@ -1,4 +1,4 @@
-"""Times functions in turn, so that other load on the machine affects all."""
+"""Times functions in turn, so that other load affects all of them alike."""
 
 from collections.abc import Callable
 import dataclasses
@@ -8,7 +8,12 @@ import time
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-  """Seconds of one function in each round, as wall time and as CPU time."""
+  """Times of one function in seconds.
+
+  Attributes:
+    wall: wall-clock time of the call in each round.
+    cpu: CPU time of this process during the call in each round.
+  """
 
   wall: list[float]
   cpu: list[float]
@@ -19,7 +24,7 @@ class Times:
 
   @property
   def spread(self) -> float:
-    """Interquartile range of the wall times divided by their median."""
+    """Interquartile range of the wall times, divided by their median."""
     if len(self.wall) < 2:
       return 0.0
     first, _, third = statistics.quantiles(self.wall, n=4, method='inclusive')
@@ -30,9 +35,10 @@ class Times:
     return statistics.median(self.cpu)
 
   def ratio(self, baseline: 'Times') -> float:
-    """Returns the median of each round's wall time divided by the baseline's.
+    """Returns the median, over rounds, of the ratio of the two wall times.
 
-    Other load on the machine affects a whole round, so it cancels out.
+    The ratio is the time of this function divided by the baseline's time in the
+    same round. Other load on the machine affects both, so it cancels out.
     """
     pairs = zip(self.wall, baseline.wall, strict=True)
     return statistics.median(a / b for a, b in pairs)
@@ -41,11 +47,13 @@ class Times:
 def round_robin(
   calls: dict[str, Callable[[], None]], rounds: int
 ) -> dict[str, Times]:
-  """Returns the times of each function; each round calls all of them in turn.
+  """Returns {name: times of the function}.
+
+  Each round calls all functions in turn.
 
   Args:
-    calls: functions by name, which return when their work is done. Each is
-      called once before the rounds.
+    calls: {name: function}. A function returns when its work is done. Each is
+      called once, without being timed, before the rounds.
     rounds: number of times that each function is timed.
 
   Raises:

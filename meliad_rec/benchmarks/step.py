@@ -2,11 +2,16 @@
 
   meliad-rec bench step [--setting=small]
 
-All models have the same sizes, L layers among them. `slide` has a sliding
-window, in segments of several windows; `xl` is the same with segments of one
-window. According to section 4.2 of Hutchins et al. 2022, a recurrent layer
-costs about as much as an additional ordinary layer, so the baseline is `slide`
-with L + 1 layers.
+All models have the same sizes and L layers, except for the baseline. Rows of
+the table:
+
+- slide L: Transformer with a sliding window; a segment has several windows.
+- slide L+1: the baseline, the same with one more layer. According to section
+  4.2 of Hutchins et al. 2022, a recurrent layer costs about as much as an
+  additional ordinary layer.
+- xl L: as `slide L`, but a segment has one window (Transformer-XL).
+- rec GATE:CONFIGURATION: Block-Recurrent Transformer with one recurrent layer.
+- feedback GATE:CONFIGURATION: block feedback.
 """
 
 from collections.abc import Callable
@@ -27,15 +32,16 @@ from meliad_rec.training.program import TrainProgram
 
 @dataclasses.dataclass(frozen=True)
 class StepSizes:
-  """Sizes that all models share.
+  """Sizes of the models. Row `xl L` of the table has another batch size.
 
   Attributes:
     config: configuration of every layer.
     layers: number of layers L.
-    recurrent_at: index of the recurrent layer.
+    recurrent_at: index of the recurrent layer; a negative one counts from the
+      end.
     slots: number of state vectors.
-    rows: batch size; `xl` has a larger one, with shorter segments.
-    segment: tokens per row and step.
+    rows: batch size; larger in `xl L`.
+    segment: tokens per row and step; fewer in `xl L`.
     vocab: size of the vocabulary.
   """
 
@@ -70,12 +76,17 @@ SETTINGS = {
 
 
 def slide(s: StepSizes, more: int = 0) -> Cell:
-  """Returns L + more layers with a sliding window."""
+  """Returns a cell of L + `more` layers with a sliding window."""
   return stack.layers(s.layers + more, lambda: WindowLayer(s.config))
 
 
 def recurrent(s: StepSizes, gate: Callable, gate_config: str) -> Cell:
-  """Returns L layers, of which one is recurrent; see BlockRecurrentLayer."""
+  """Returns a cell of L layers, one of them recurrent.
+
+  Args:
+    s: sizes.
+    gate, gate_config: see BlockRecurrentLayer.
+  """
   special = functools.partial(
     BlockRecurrentLayer, s.config, s.slots, gate, gate_config, remat='full'
   )
@@ -84,7 +95,7 @@ def recurrent(s: StepSizes, gate: Callable, gate_config: str) -> Cell:
 
 
 def feedback(s: StepSizes) -> Cell:
-  """Returns L layers with block feedback."""
+  """Returns a cell of L layers with block feedback; see BlockFeedback."""
   return BlockFeedback(
     s.config, s.layers, (s.recurrent_at,), s.slots, remat='sublayers'
   )
@@ -111,7 +122,12 @@ CELLS = {
 def programs(
   setting: StepSizes, cells: dict[str, Callable] = CELLS
 ) -> dict[str, TrainProgram]:
-  """Returns the training program of each model, by name."""
+  """Returns {name of the model: its training program}.
+
+  Args:
+    setting: sizes of the models.
+    cells: {name: function that takes StepSizes and returns a cell}.
+  """
   return {
     name: program(setting, cell(setting), name.startswith('xl'))
     for name, cell in cells.items()
@@ -121,7 +137,13 @@ def programs(
 def measure(
   setting: StepSizes, rounds: int, cells: dict[str, Callable] = CELLS
 ) -> dict[str, training.StepCost]:
-  """Returns the cost of each model by name; `cells` must include BASELINE."""
+  """Returns {name of the model: cost of its training step}.
+
+  Args:
+    setting: sizes of the models.
+    rounds: number of times that each step is timed.
+    cells: see `programs`; BASELINE must be one of the names.
+  """
   return training.measure(programs(setting, cells), BASELINE, rounds)
 
 
@@ -133,8 +155,9 @@ def program(
   Args:
     setting: sizes of the model and its batch.
     cell: cell of the model.
-    one_window: whether segments have the length of one window, as in `xl`. The
-      batch is then larger, so that a step has as many tokens.
+    one_window: whether a segment has the length of one window instead of
+      StepSizes.segment. If True, the batch size is larger, so that the number
+      of tokens per step stays the same.
   """
   config = setting.config
   segment = config.window if one_window else setting.segment

@@ -1,7 +1,8 @@
 """Measures where the time of a training step goes, with a profiler trace.
 
-Each operation of the compiled program is an event of the trace. Operations have
-the same kinds and places as in `meliad-rec plan --by`; see planning/hlo.py.
+Each execution of an operation of the compiled program is an event in the trace.
+Operations have the same kinds and places as in `meliad-rec plan --by`; see
+planning/hlo.py.
 """
 
 from collections import Counter
@@ -20,10 +21,10 @@ OUTER = {'while', 'conditional', 'call'}
 
 
 def measure(step: Callable[[], None], text: str) -> Counter[Label]:
-  """Returns the seconds that operations take in one step, by label.
+  """Returns {label: seconds that its operations take in a step, on average}.
 
-  Operations that run at the same time count separately, so the sum may exceed
-  the time of a step.
+  If operations run at the same time, each counts in full. The sum of the
+  seconds may therefore exceed the time of a step.
 
   Args:
     step: function that runs a compiled step to its end.
@@ -46,7 +47,10 @@ def measure(step: Callable[[], None], text: str) -> Counter[Label]:
 
 
 def _labels(text: str) -> dict[str, Label]:
-  """Returns {name of an operation: its Label}, from HLO text of a program."""
+  """Returns {name of an operation: its Label}, from HLO text of a program.
+
+  Operations that run other operations (OUTER) are left out.
+  """
   bodies, _ = hlo.computations(text)
   labels = {}
   for lines in bodies.values():
@@ -58,7 +62,9 @@ def _labels(text: str) -> dict[str, Label]:
 
 
 def table(name: str, seconds: Counter[Label], by: str) -> str:
-  """Returns a text table of where the time of a step goes, the longest first.
+  """Returns a table, as text, of where the time of a step goes.
+
+  Lines are in the order of their times, the longest first.
 
   Args:
     name: name of the program.

@@ -1,6 +1,6 @@
 """Measures time, memory and FLOP of training steps.
 
-Each program has the trainer's own training step. Programs are timed in turn.
+The step is that of the trainer. Programs are timed in turn.
 """
 
 from collections.abc import Callable
@@ -27,10 +27,11 @@ class StepCost:
   """Cost of one model's training step.
 
   Attributes:
-    times: seconds of a step.
-    ratio: step time divided by the step time of the baseline.
+    times: times of a step.
+    ratio: this time divided by the baseline's; see Times.ratio.
     tokens: tokens per step.
-    flops: FLOP of a step's matrix products: 3 times those of the forward pass.
+    flops: FLOP of a step's matrix products, taken as 3 times those of the
+      forward pass.
     temporary_bytes: bytes of temporary memory, according to the compiler.
     compile_seconds: time of tracing and compiling.
     parameters: number of parameters.
@@ -48,7 +49,11 @@ class StepCost:
   closed_flops: int | None = None
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns {column: value}; ratios are to the row named `baseline`."""
+    """Returns {column: text} for a row of the table.
+
+    Args:
+      baseline: name of the baseline's row, for the headings of ratios.
+    """
     seconds, closed = self.times.median, self.closed_flops
     return {
       'step ms': f'{seconds * 1e3:.1f}',
@@ -67,11 +72,11 @@ class StepCost:
 def measure(
   programs: dict[str, TrainProgram], baseline: str, rounds: int
 ) -> dict[str, StepCost]:
-  """Returns the cost of a training step of each program, by name.
+  """Returns {name: cost of a training step of the program}.
 
   Args:
-    programs: programs by name.
-    baseline: name of the program by whose step times the others are divided.
+    programs: {name: program}.
+    baseline: name of the program to which ratios are.
     rounds: number of times that each step is timed.
   """
   compile_seconds = {name: _compile(p) for name, p in programs.items()}
@@ -94,7 +99,13 @@ def measure(
 
 
 def program(model: Model, rows: int, segment: int) -> TrainProgram:
-  """Returns a training program with the paper's optimizer, on one device."""
+  """Returns a training program with Adafactor, on one device.
+
+  Args:
+    model: the model.
+    rows: batch size.
+    segment: tokens per row and step.
+  """
   return TrainProgram(
     model=model,
     optimizer=optimizer.chain(optimizer.adafactor, schedules.rsqrt(1000)),
@@ -112,9 +123,9 @@ def _compile(p: TrainProgram) -> float:
 
 
 def stepper(p: TrainProgram) -> Callable[[], None]:
-  """Returns a function that takes the program's next training step.
+  """Returns a function; each call runs the next training step to its end.
 
-  Every step has the same batch of random tokens.
+  Every step reads the same batch of random tokens.
   """
   shape = p.rows, p.segment
   vocab = p.model.vocab

@@ -58,7 +58,7 @@ class KV(struct.PyTreeNode):
     )
 
   def last(self, length: int) -> 'KV':
-    """Returns the `length` newest keys and values; see `normalized`."""
+    """Returns the `length` newest keys and values, with `unnormalized` 0."""
     part = _by_token(lambda a: a[:, a.shape[1] - length :], self)
     return part.replace(
       unnormalized=min(self.unnormalized, length)

@@ -36,13 +36,13 @@ class TransformerConfig:
     d_model: width of the residual stream.
     num_heads: number of attention heads.
     head_dim: width of a head; num_heads * head_dim need not equal d_model.
-    mlp_dim: hidden units of the MLP.
+    mlp_dim: number of hidden units of the MLP.
     position: a class of positions.py.
     norm: a class of norms.py, for all norms of a layer.
     activation: function of the hidden units, such as jax.nn.relu.
-    dropout: rate of dropout.
-    dtype: dtype of activations: float32 or bfloat16. Parameters, softmax,
-      norms, gates and halting are float32.
+    dropout: rate of dropout; the subclasses say where it applies.
+    dtype: dtype of activations, 'float32' or 'bfloat16'. Parameters are
+      float32, and softmax, norms, gates and halting are computed in float32.
   """
 
   d_model: int
@@ -64,7 +64,7 @@ class TransformerConfig:
       )
 
   def check_positive(self, *names: str) -> None:
-    """Raises ValueError if one of these fields is below 1."""
+    """Raises ValueError if one of the named fields is below 1."""
     for name in names:
       if getattr(self, name) < 1:
         raise ValueError(
@@ -73,7 +73,7 @@ class TransformerConfig:
         )
 
   def check_rate(self, name: str) -> None:
-    """Raises ValueError if this rate of dropout is outside [0, 1)."""
+    """Raises ValueError if the named field, a rate, is outside [0, 1)."""
     if not 0 <= getattr(self, name) < 1:
       raise ValueError(
         f'{name} must be at least 0 and less than 1, got '
@@ -91,27 +91,29 @@ class LayerConfig(TransformerConfig):
     span: positions.AdaptiveSpan. None means that heads see the whole window.
     num_kv_heads: number of heads of keys and values, each shared by equally
       many query heads (Ainslie et al. 2023). None means one per query head.
-    normalize_qk: whether queries and keys have unit length; each head then
-      learns a scale of its logits.
+    normalize_qk: whether queries and keys have unit length. If True, each head
+      learns a scale, by which it multiplies its logits.
     qk_scale: initial value of this scale. Logits of unit vectors are at most as
-      large as the scale, so with 1, the published value, attention is nearly
-      uniform at first.
-    include_self: whether a token attends to itself, the last of its window.
+      large as the scale. With 1, the published value, attention is therefore
+      nearly uniform at first.
+    include_self: whether the window of a token ends with the token itself. If
+      False, it ends with the token before.
     attention: 'auto' uses kernels on a TPU and XLA elsewhere; 'gpu' uses
       kernels on a CUDA GPU too; 'xla' uses XLA only (see kernels/dispatch.py).
     mlp_bias: whether the MLP has biases. Gates have a separate `use_bias`.
     depth: number of layers L in the stack; the initial weights of output maps
       are divided by sqrt(2 L), except in gates. None means that they are not
       divided.
-    dropout: rate of dropout after the first norm, of attention probabilities,
-      and after the MLP. State vectors have none, as in google-research/meliad.
+    dropout: rate of dropout on the result of the first norm, on attention
+      probabilities and on the result of the MLP. State vectors have no dropout,
+      as in google-research/meliad.
     locked_dropout: whether all tokens of a row share one dropout mask, for
       cells that read token by token; attention probabilities then have no
       dropout.
-    compat_meliad: whether to follow the numerics of google-research/meliad: an
-      empty cache is zeros that take part in the softmax, the scale of queries
-      multiplies the position bias too, and gates have a tanh only if
-      gate_config is 'single'.
+    compat_meliad: whether to follow the numerics of google-research/meliad. An
+      empty cache then holds zeros that take part in the softmax, the scale of
+      logits multiplies the position bias too, and gates have a tanh only if
+      block_recurrent.StateVectors.gate_config is 'single'.
   """
 
   window: int
@@ -204,16 +206,18 @@ class EncoderConfig(TransformerConfig):
 
   Attributes:
     causal: whether tokens attend only to themselves and to earlier tokens.
-    mlp_dim: hidden units of the MLP and of the MLP that computes the gate.
+    mlp_dim: number of hidden units of the MLP, and of the MLP that computes the
+      gate.
     position: one of ENCODER_POSITIONS, for self-attention.
     activation: function of the hidden units of both MLPs.
     dropout: rate of dropout on embeddings, hidden units and the outputs of
       sublayers.
     attention_dropout: rate of dropout on attention probabilities.
     dropout_by_row: whether each row of a batch (and each sequence of a pair)
-      has its own dropout mask, as in the code of Ray Chowdhury and Caragea
-      2024. If False, all rows share one, which takes less time and memory. In
-      both cases, the chunks of a row share one mask (see cell.scan_blocks).
+      has its own dropout masks, as in the code of Ray Chowdhury and Caragea
+      2024. If False, all rows share their masks, which takes less time and
+      memory. In both cases, all chunks of a row share their masks (see
+      cell.scan_blocks).
   """
 
   causal: bool

@@ -1,10 +1,10 @@
 """Products of activations and weights, with few copies in their gradients.
 
-In a product that sums over tokens, XLA for CPUs copies the first operand to
-transpose it. The gradient of the weights is such a product, of the inputs and
-the gradient of the outputs. JAX puts the gradient of the outputs first, even if
-the inputs are narrower, or shared by several products. Here the narrower of the
-two comes first.
+The gradient of the weights is a product of the inputs and the gradient of the
+outputs, summed over tokens. In such a product, XLA for CPUs copies the first
+operand to transpose it. JAX always puts the gradient of the outputs first. It
+does so even if the inputs are narrower, or if several products could share one
+copy of the inputs. Here the narrower operand comes first.
 """
 
 import functools
@@ -16,13 +16,13 @@ from jax import lax
 def dot_general(
   x, w, dimension_numbers, precision=None, preferred_element_type=None
 ):
-  """Returns lax.dot_general of the same arguments.
+  """Returns the result of lax.dot_general for the same arguments.
 
   Gradients equal those of lax.dot_general too, except for rounding.
 
   Raises:
-    ValueError: the contracted axes are not the last of `x` and all but the last
-      of `w`, in order; or there are batch axes, or a `precision`.
+    ValueError: there are batch axes, or a `precision`; or the contracted axes
+      are not, in order, the last axes of `x` and all axes but the last of `w`.
   """
   (axes, first_axes), batch = dimension_numbers
   count = len(axes)

@@ -4,14 +4,14 @@ from flax import linen as nn
 
 
 class RMSNorm(nn.RMSNorm):
-  """Norm to root mean square 1, followed by a learned scale.
+  """Normalization to root mean square 1, followed by a learned scale.
 
   Zhang and Sennrich 2019.
   """
 
 
 class LayerNorm(nn.LayerNorm):
-  """Norm to mean 0 and variance 1, followed by a learned scale and bias.
+  """Normalization to mean 0 and variance 1, then a learned scale and bias.
 
   Ba et al. 2016.
   """
@@ -20,7 +20,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class NoNorm(nn.Module):
-  """Identity in place of a norm, which only casts x to `dtype`.
+  """Cast of x to `dtype`, in place of a norm.
 
   If `dtype` is None, x keeps its dtype. There are no parameters.
   """

@@ -1,7 +1,8 @@
 """Relative positions, and attention spans that heads learn.
 
-A position module changes logits by the distance between query and key: it adds
-a bias, rotates queries and keys, or adds vectors to keys.
+A position module makes logits depend on the distance between query and key. To
+do so, it adds a bias to logits, rotates queries and keys, or adds vectors to
+keys.
 """
 
 from typing import ClassVar
@@ -19,8 +20,9 @@ class NoPosition(nn.Module):
 
   Attributes:
     num_heads: number of attention heads H.
-    two_sided: whether `rotate_keys` applies to queries, and `rotate` to keys,
-      where a key is later than the query.
+    two_sided: whether the roles of `rotate` and `rotate_keys` are exchanged
+      for keys later than the query: `rotate_keys` is then for the queries, and
+      `rotate` for the keys.
     keeps_length: whether `rotate` and `rotate_keys` keep the length of vectors.
   """
 
@@ -32,7 +34,7 @@ class NoPosition(nn.Module):
     """Returns the bias added to logits, [H, W] float32.
 
     Args:
-      steps_back: int [W], distances from a query back to its keys.
+      steps_back: int [W], distances in tokens from a query back to its keys.
     """
     return jnp.zeros((self.num_heads, len(steps_back)))
 
@@ -45,7 +47,7 @@ class NoPosition(nn.Module):
     return self.rotate(x_BSHK, first)
 
   def keys(self, steps_back, head_dim):
-    """Returns vectors added to keys, by distance: [W, K] float32.
+    """Returns the vector added to a key at each distance, [W, K] float32.
 
     None means that nothing is added.
 
@@ -61,10 +63,11 @@ class T5Bias(NoPosition):
   Attributes:
     buckets: number of buckets, each with one learned bias per head.
     max_distance: distances from this one on share the last bucket.
-    start: initial values of the biases. 'alibi' sets each to the mean bias of
-      ALiBi in its bucket; 'normal' draws random numbers, as published. With
-      random numbers, a small model needs about a thousand training steps to
-      learn to prefer near tokens, and more if its window is wider.
+    start: initial values of the biases. 'alibi' sets each to the mean of the
+      ALiBi biases of the distances in its bucket. 'normal' draws random
+      numbers, as published. With random numbers, a small model needs about a
+      thousand training steps before it prefers near tokens. With a wider
+      window, it needs more.
   """
 
   buckets: int = 32
@@ -130,13 +133,14 @@ class RoPE(NoPosition):
 
 
 class XPos(RoPE):
-  """RoPE with a decay by distance, slower for pairs that rotate slowly.
+  """RoPE whose products of queries and keys decay with distance.
 
-  Sun et al. 2022, section 2. The decay is one-sided: for keys later than a
-  query, which causal attention does not see, products grow with distance. In
-  the pairs that rotate fastest they grow by a factor of 1.3 at 100 tokens, 11.5
-  at 1,000 and 22,500 at 4,096. For long texts with attention that is not
-  causal, use SymmetricXPos.
+  Sun et al. 2022, section 2. RoPE rotates pairs of elements; pairs that rotate
+  more slowly also decay more slowly. The decay is one-sided: for keys later
+  than the query, which causal attention does not see, products grow with
+  distance. In the pair that rotates fastest, they grow by a factor of 1.3 at
+  100 tokens, 11.5 at 1,000 and 22,500 at 4,096. For long texts with attention
+  that is not causal, use SymmetricXPos.
   """
 
   keeps_length: ClassVar[bool] = False
@@ -176,9 +180,16 @@ class RelativeKeys(NoPosition):
 
 
 def t5_bucket(steps_back, buckets: int, max_distance: int):
-  """Returns the T5 bucket of each distance back from a query.
+  """Returns the index of the T5 bucket of each distance.
 
-  Half of the buckets hold one distance each; the others are logarithmic.
+  The first half of the buckets hold one distance each, from 0. The others hold
+  ranges of equal width in the logarithm of the distance, up to `max_distance`.
+  Longer distances are in the last bucket.
+
+  Args:
+    steps_back: int [W], distances in tokens from a query back to its keys.
+    buckets: number of buckets.
+    max_distance: see T5Bias.
   """
   exact = buckets // 2
   far = np.log(np.maximum(steps_back, 1) / exact) / np.log(max_distance / exact)
@@ -191,17 +202,18 @@ def t5_bucket(steps_back, buckets: int, max_distance: int):
 class AdaptiveSpan(nn.Module):
   """Attention span that each head learns (Sukhbaatar et al. 2019).
 
-  W is the number of keys in the window, and the span of a head is z W, where
-  its learned share z is 0 initially. A key x tokens before the nearest key has
-  the weight m(x), which is 1 up to the span, and falls to 0 over the next R
-  keys. Multiplying probabilities by m and renormalizing them equals adding
-  log m to the logits.
+  W is the number of keys in the window. The span of a head is z W keys, where
+  the ratio z is learned and starts at 0. A key that lies x tokens before the
+  nearest key of the window has the weight m(x). It is 1 if x is at most the
+  span, and falls linearly to 0 over the next R keys. Multiplying probabilities
+  by m and renormalizing them equals adding log m to the logits.
 
   Attributes:
     num_heads: number of attention heads H.
     ramp: number of keys R over which the weight falls from 1 to 0.
-    penalty: loss in nats per token, for each token of the heads' mean span. The
-      loss is sown in 'losses' if that collection is mutable.
+    penalty: factor of a loss: `penalty` times the mean span of the heads in
+      keys. The loss is added to the model's loss in nats per token. It is sown
+      in the collection 'losses' if that is mutable.
   """
 
   num_heads: int
@@ -218,7 +230,7 @@ class AdaptiveSpan(nn.Module):
     self.ratio_H = self.param('ratio', nn.initializers.zeros, (self.num_heads,))
 
   def bias(self, window: int):
-    """Returns log m(x) for each distance x in the window, [H, W] float32.
+    """Returns log m(x) for x from 0 to W - 1, [H, W] float32; W = window.
 
     It is NEVER where the weight m(x) is 0.
     """
@@ -231,12 +243,12 @@ class AdaptiveSpan(nn.Module):
     return jnp.where(m_HW > 0, jnp.log(ramp_HW), NEVER)
 
   def penalize(self, window: int):
-    """Sows the loss of the mean span. `bias` calls this method.
+    """Sows the loss of the mean span of the heads.
 
-    Cells that call `bias` where nothing can be sown must call `penalize`
-    themselves. The loss counts once per call of the model, however often the
-    bias is read: scans over blocks, and over repeats that share parameters,
-    average it.
+    `bias` calls this method. A cell that calls `bias` where nothing can be sown
+    must also call `penalize` where it can. The loss counts once per call of the
+    model, however often `bias` is called: a new loss replaces the last one, and
+    scans over blocks, or over repeats that share parameters, average it.
     """
     if self.is_initializing():
       return
@@ -246,19 +258,20 @@ class AdaptiveSpan(nn.Module):
 
 
 def clipped(z):
-  """Clips z to [0, 1]; its gradient is that of the identity.
+  """Returns z clipped to [0, 1], with the gradient of the identity.
 
-  If gradients that point out of [0, 1] were dropped, the result would depend on
-  how a scan splits the sum of gradients. `clip_spans` keeps z from drifting.
+  If gradients that point out of [0, 1] were dropped, their sum would depend on
+  how a scan splits it. `clip_spans` keeps z from drifting.
   """
   return z + jax.lax.stop_gradient(jnp.clip(z, 0, 1) - z)
 
 
 def clip_spans(params):
-  """Returns the parameters with the ratios of adaptive spans in [0, 1].
+  """Returns the parameters, with the ratios z of adaptive spans clipped.
 
-  Every training step ends with this, as in the code of Sukhbaatar et al. 2019.
-  Without it, gradients could move a ratio further and further out of [0, 1].
+  Every training step ends with clipping z to [0, 1], as in the code of
+  Sukhbaatar et al. 2019. Without it, gradients could move z further and further
+  out of [0, 1].
   """
 
   def clip(path, leaf):

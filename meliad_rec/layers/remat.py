@@ -30,7 +30,7 @@ def remat(body: Callable, policy: str, in_scan: bool = False) -> Callable:
   Args:
     body: a function of a module and arrays.
     policy: a name in POLICIES.
-    in_scan: whether a scan calls it. If False, XLA is kept from merging the
+    in_scan: whether a scan calls `body`. If False, XLA is kept from merging the
       recomputation with the first computation.
   """
   checkpoint_policy = kept(policy)

@@ -54,9 +54,9 @@ def count(jaxpr: core.Jaxpr, turns: float | None) -> float:
 
 
 def loops(jaxpr: core.Jaxpr) -> list[int | None]:
-  """Returns the maximum iterations of each `while` that has matrix products.
+  """Returns a number for each `while` whose body has matrix products.
 
-  The maximum is None if the trace does not limit the iterations.
+  It is the maximum number of iterations, or None if the trace shows no maximum.
   """
   found = []
   for equation in jaxpr.eqns:
@@ -70,10 +70,11 @@ def loops(jaxpr: core.Jaxpr) -> list[int | None]:
 
 
 def _max_turns(equation) -> int | None:
-  """Returns the maximum iterations of a `while`, or None if unknown.
+  """Returns the maximum number of iterations of a `while`, or None if unknown.
 
-  The maximum is known if the loop continues only while a counter is less than
-  a constant. The counter is assumed to start at 0.
+  It is known if the loop continues only while a counter is less than a
+  constant. A counter is a value to which each iteration adds 1. It is assumed
+  to start at 0.
   """
   condition = equation.params['cond_jaxpr'].jaxpr
   producers = {one.outvars[0]: one for one in condition.eqns}
@@ -87,10 +88,12 @@ def _max_turns(equation) -> int | None:
 
 
 def _limits(result, producers: Mapping) -> Iterator[tuple[core.Var, int]]:
-  """Yields (variable, constant) for each comparison `variable < constant`.
+  """Yields (variable, constant) for comparisons that a boolean implies.
+
+  Each comparison is `variable < constant`.
 
   Args:
-    result: a boolean in the trace, True only if all these comparisons hold.
+    result: the boolean, which is True only if all these comparisons hold.
     producers: {first output of an equation: the equation} for the trace.
   """
   one = producers.get(result) if isinstance(result, core.Var) else None
@@ -104,7 +107,7 @@ def _limits(result, producers: Mapping) -> Iterator[tuple[core.Var, int]]:
 
 
 def _counts(equation, place: int) -> bool:
-  """Returns whether each iteration of a `while` adds 1 to a carried value.
+  """Returns whether each iteration of a `while` adds 1 to one carried value.
 
   Args:
     equation: the `while`.
@@ -163,7 +166,7 @@ PEAK_FLOPS = {
 def peak_flops(devices: Sequence[jax.Device]) -> float | None:
   """Returns the peak bfloat16 FLOP/s of all devices together.
 
-  Returns None if PEAK_FLOPS lacks one of them.
+  Returns None if PEAK_FLOPS lacks the kind of one of the devices.
   """
   peaks = [_peak(device.device_kind) for device in devices]
   return None if None in peaks else sum(peaks)

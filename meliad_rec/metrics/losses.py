@@ -1,8 +1,8 @@
 """Losses of tokens, in float32: the reported loss and the minimized loss.
 
-`cross_entropy` is always the reported loss. `objective` is the loss that a
-training step minimizes; it may add a z-loss and label smoothing. `RowMeans` is
-an auxiliary loss that a module sows, which is minimized too.
+The reported loss is always `cross_entropy`. A training step minimizes
+`objective`, which may add a z-loss and label smoothing, plus auxiliary losses
+that modules sow. An auxiliary loss is a scalar or a `RowMeans`.
 """
 
 from flax import struct
@@ -42,7 +42,8 @@ def objective(
     z_loss: weight of the term (ln Z)^2, which keeps logits from drifting; Z is
       the sum of exp(logits). Chowdhery et al. 2022, section 5, use 1e-4.
     label_smoothing: share of the target's probability that is spread evenly
-      over the vocabulary. The entropy of the smoothed target is not subtracted.
+      over the vocabulary, without ids whose logit is NEVER. The entropy of the
+      smoothed target is not subtracted.
 
   Raises:
     ValueError: z_loss is below 0, or label_smoothing is outside [0, 1).
@@ -72,9 +73,9 @@ def objective(
 def correct(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
   """Returns whether the most likely token is the target: bool [B, T].
 
-  Of equally likely tokens, the one with the lowest id counts, as in argmax. The
-  function compares maxima instead of calling argmax, which would read the
-  logits once more: XLA fuses maxima with other work.
+  Of equally likely tokens, the one with the lowest id is the most likely, as in
+  argmax. The function compares maxima instead of calling argmax. XLA fuses
+  maxima with other work, while argmax would read the logits once more.
   """
   logits_BTV = logits_BTV.astype(jnp.float32)
   is_earlier_BTV = jnp.arange(logits_BTV.shape[-1]) < targets_BT[..., None]
@@ -85,7 +86,7 @@ def correct(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
 
 
 def masked_sum(values_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
-  """Sums the values where the mask is True, in float32.
+  """Returns the float32 sum of the values where the mask is True.
 
   All other values are ignored, even if they are NaN.
   """
@@ -93,7 +94,7 @@ def masked_sum(values_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
 
 
 def masked_mean(values_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
-  """Averages the values where the mask is True, in float32.
+  """Returns the float32 mean of the values where the mask is True.
 
   If the mask is False everywhere, the result and its gradient are 0.
   """
@@ -104,9 +105,11 @@ def masked_mean(values_BT: jax.Array, mask_BT: jax.Array) -> jax.Array:
 class RowMeans(struct.PyTreeNode):
   """A loss averaged within each row, and then over rows with equal weights.
 
-  Both arrays are float32 [..., B]. Leading axes come from the iterations of a
-  scan, for example over chunks. A scan may multiply both arrays by the same
-  factor.
+  `total_B` is the sum of the loss over the terms of each row, and `count_B` is
+  the number of terms; rows of count 0 are left out. Both are float32 [..., B].
+  Leading axes come from scans, for example over chunks; `mean` first sums over
+  them. A scan may multiply both arrays by the same factor, which does not
+  change the mean.
   """
 
   total_B: jax.Array  # Sum of the loss over the terms of each row.

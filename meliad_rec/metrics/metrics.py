@@ -1,9 +1,9 @@
 """Metrics that a compiled step counts on the devices.
 
-`Sums` holds the counts of one step: its tokens, its loss, and the metrics that
-modules `sow`. JAX traces everything here, except the names and units. The host
-adds up the sums of several steps and computes the reported numbers in
-totals.py.
+`Sums` holds the counts of one training or evaluation step: its tokens, its
+loss, and the metrics that modules `sow`. JAX traces everything here, except the
+names and units. In totals.py, the host adds up the Sums of several steps and
+computes the reported numbers.
 """
 
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ def unit(name: str) -> str:
 
 
 def parts(name: str) -> tuple[str, int]:
-  """Splits the name of a metric, 'halting_p_10', into ('halting_p', 10).
+  """Splits the name of a metric: 'halting_p_10' into ('halting_p', 10).
 
   The number is 0 if the name does not end in a number.
   """
@@ -88,14 +88,14 @@ COLLECTION = 'metrics'  # The flax collection that modules sow into.
 
 
 class MeanMetric(struct.PyTreeNode):
-  """A mean or a share: the sum of all totals divided by the sum of counts."""
+  """A mean or a share: the sum of `total` divided by the sum of `count`."""
 
   total: jax.Array
   count: jax.Array
 
 
 class MaxMetric(struct.PyTreeNode):
-  """The maximum of all values."""
+  """A maximum of values."""
 
   value: jax.Array
 
@@ -104,15 +104,16 @@ Metric = MeanMetric | MaxMetric
 
 
 def sow(module: nn.Module, name: str, metric: Metric) -> None:
-  """Adds to a metric; does nothing if the collection COLLECTION is immutable.
+  """Sows a metric in COLLECTION; does nothing if COLLECTION is immutable.
 
-  A module sows each time it runs. All values sown under one name in a step (by
+  A module sows each time it runs. All metrics sown under one name in a step (by
   several modules, a scan or a stack of layers) are combined into one metric.
 
   Args:
     module: a bound module.
     name: name of the metric in reports.
-    metric: arrays of any shape and numeric dtype, to be reduced over all axes.
+    metric: its arrays have any numeric dtype, and any shape with B first or no
+      axes. They are reduced over all axes in the end.
   """
   # Not over rows, which would take communication between devices in each
   # iteration of a scan.
@@ -121,7 +122,9 @@ def sow(module: nn.Module, name: str, metric: Metric) -> None:
 
 
 def collect(sown: Any) -> dict[str, Metric]:
-  """Returns {name: metric} of all that one step sowed, as float32 scalars.
+  """Returns {name: metric} of all that one step sowed.
+
+  The values in the metrics are float32 scalars.
 
   Args:
     sown: the collection COLLECTION as `apply` returned it; {} if nothing was
@@ -139,7 +142,7 @@ def collect(sown: Any) -> dict[str, Metric]:
 
 
 class Sums(struct.PyTreeNode):
-  """Counts of one step."""
+  """Counts of one training or evaluation step, over the whole batch."""
 
   nats: jax.Array  # float32, sum of the loss over scored tokens.
   correct: jax.Array  # int32, scored tokens predicted correctly.
@@ -166,7 +169,7 @@ class Sums(struct.PyTreeNode):
       nats_BT: cross-entropy in nats; values at unscored tokens are ignored.
       correct_BT: bool, whether the most likely token is the target.
       mask_BT: bool, True at tokens and False at padding.
-      scored_BT: bool, True at tokens whose target counts.
+      scored_BT: bool, True at tokens whose target counts toward the loss.
       gradient_norm: L2 norm of the gradient before clipping; 0 in evaluation.
       sown: metrics from `collect`. None if nothing was sown.
 
@@ -193,7 +196,12 @@ class Sums(struct.PyTreeNode):
 
 
 def _reduce(metric, axes=lambda a: None):
-  """Reduces the arrays of a metric over some axes; None means all."""
+  """Returns a metric whose arrays are reduced over some axes, as float32.
+
+  Args:
+    metric: a MeanMetric, whose arrays are summed; or a MaxMetric.
+    axes: function of an array that returns the axes, or None for all axes.
+  """
   reduce = jnp.max if isinstance(metric, MaxMetric) else jnp.sum
 
   def of(a):

@@ -1,9 +1,10 @@
 """Metrics that show whether a model uses its recurrent state.
 
-State vectors that are all alike, that never change, or to which tokens attend
-uniformly carry little. All metrics here are cheap, and are counted in every
-training step and evaluation; evaluation.py adds what it costs to clear the
-states.
+State vectors carry little information if they are all alike, if they never
+change, or if tokens attend to all of them equally. The metrics here are cheap,
+and every training and evaluation step counts them. The exception is
+`row_difference`: only sharded_model.ablations counts it, together with what it
+costs to lose the state.
 """
 
 from flax import linen as nn
@@ -15,14 +16,18 @@ from meliad_rec.metrics.metrics import MeanMetric
 
 
 def sow_states(module: nn.Module, s_BNSD, mask_BN) -> None:
-  """Sows how much state vectors differ from block to block and among slots.
+  """Sows 'state_change' and, if there are several slots, 'slot_difference'.
 
-  Both differences are root mean squares relative to that of the states.
+  'state_change' is the difference between the state vectors after and before a
+  block. 'slot_difference' is that between the vectors after a block and their
+  mean over slots. Each is a root mean square, divided by that of the vectors
+  after the block, and averaged over blocks that hold tokens.
 
   Args:
     module: the module that sows.
-    s_BNSD: state vectors before each of N - 1 blocks and after the last one.
-    mask_BN: bool, whether each of the N - 1 blocks has any tokens.
+    s_BNSD: state vectors before each block and after the last one; N is the
+      number of blocks plus 1.
+    mask_BN: bool, True at blocks that hold tokens; N is the number of blocks.
   """
   s_BNSD = jax.lax.stop_gradient(s_BNSD.astype(jnp.float32))
   after, weight_BN = s_BNSD[:, 1:], mask_BN.astype(jnp.float32)
@@ -38,7 +43,9 @@ def sow_states(module: nn.Module, s_BNSD, mask_BN) -> None:
 
 
 def sow_gate(module: nn.Module, keep_BSD) -> None:
-  """Sows the mean and the standard deviation of a gate.
+  """Sows the mean and the standard deviation of a gate's elements.
+
+  Both are computed over the elements of a row, and averaged over rows.
 
   Args:
     module: the module that sows.
@@ -54,9 +61,10 @@ def sow_gate(module: nn.Module, keep_BSD) -> None:
 
 
 def sow_attention(module: nn.Module, logits_BHTS, mask_BT) -> None:
-  """Sows the entropy of attention to S slots, as a share of log(S).
+  """Sows the mean entropy of attention to S slots, as a share of log(S).
 
-  1 means that all slots have the same weight.
+  1 means that all slots have the same weight. The mean is over heads and over
+  queries that are not padding. With a single slot, nothing is sown.
 
   Args:
     module: the module that sows.
@@ -76,15 +84,15 @@ def sow_attention(module: nn.Module, logits_BHTS, mask_BT) -> None:
 
 
 def row_difference(s_BSD, pair_B) -> MeanMetric:
-  """Returns how much the state vectors of a row differ from the row before it.
+  """Returns how much state vectors differ between a row and the row before it.
 
-  It is the root mean square of the differences relative to that of the states;
-  for independent states of mean 0 it is about 1.4.
+  The difference is a root mean square, divided by that of the row's vectors,
+  and averaged over rows. For independent vectors of mean 0 it is about 1.4.
 
   Args:
     s_BSD: state vectors.
-    pair_B: bool, whether this row and the one before it count. The row before
-      the first one is the last.
+    pair_B: bool, True at rows that count. The row before the first one is the
+      last one.
   """
   s_BSD, weight_B = s_BSD.astype(jnp.float32), pair_B.astype(jnp.float32)
   difference_B = rms(s_BSD - jnp.roll(s_BSD, 1, 0), (1, 2))
@@ -95,5 +103,5 @@ def row_difference(s_BSD, pair_B) -> MeanMetric:
 
 
 def rms(a, axes=None):
-  """Returns the root mean square over some axes; None means all."""
+  """Returns the root mean square of `a` over `axes`; None means all axes."""
   return jnp.sqrt(jnp.mean(jnp.square(a), axes))

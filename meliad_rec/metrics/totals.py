@@ -1,8 +1,9 @@
 """Totals over steps on the host, and the metrics computed from them.
 
-Nothing here is traced by JAX. `Totals` reads the sums of each step from the
-devices and adds them up exactly. `quality`, `label_quality` and `speed` compute
-from these totals the numbers that are reported. metrics.py has their units.
+Nothing here is traced by JAX. `Totals` reads the Sums of each step from the
+devices and adds them up without rounding errors. `quality`, `label_quality` and
+`speed` compute the reported numbers from a Totals; their units are in
+metrics.py.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ class Totals:
   _sown: dict[str, list[Metric]] = dataclasses.field(default_factory=dict)
 
   def add(self, sums: Sums) -> None:
-    """Waits for the sums of a step, reads them and adds them to the totals."""
+    """Waits for the Sums of a step, reads them and adds them to the totals."""
     sums = jax.device_get(sums)
     self.correct += int(sums.correct)
     self.tokens += int(sums.tokens)
@@ -46,7 +47,7 @@ class Totals:
 
   @property
   def nats(self) -> float:
-    """The loss in nats, summed over scored tokens; rounded only once."""
+    """The loss in nats, summed over scored tokens."""
     return math.fsum(self._nats)
 
   @property
@@ -71,8 +72,8 @@ def over_steps(metrics: Sequence[Metric]) -> float | None:
   """Combines the metrics sown under one name, one per step, into one number.
 
   Returns:
-    The maximum of MaxMetrics, or the exact mean of MeanMetrics, which is None
-    if the sum of their counts is 0.
+    The maximum of MaxMetrics. For MeanMetrics, the sum of totals divided by the
+    sum of counts, or None if the latter is 0.
   """
   if isinstance(metrics[0], MaxMetric):
     # Unlike Python's max, NumPy's propagates NaN.
@@ -91,8 +92,8 @@ def quality(
     totals: counts with at least one scored token.
     bytes_: number of bytes of text in the counted tokens; in training, tokens
       times the data's mean bytes per token. None or 0 leaves out bits_per_byte.
-    words: number of words in the counted tokens, split at whitespace as in
-      PG19's published counts. None or 0 leaves out word_perplexity.
+    words: number of words in the counted tokens. Text is split at whitespace,
+      as in the published counts of PG19. None or 0 leaves out word_perplexity.
 
   Raises:
     ValueError: no token was scored.
@@ -145,9 +146,9 @@ def speed(
   Args:
     totals: counts of at least one step.
     seconds: wall-clock time of all counted steps together.
-    flops_per_place: model FLOPs, forward and backward, per position (token or
-      padding), without recomputation by remat. None leaves out mfu, the model
-      FLOPs utilization.
+    flops_per_place: model FLOPs per position, which is a token or padding. They
+      are those of the forward and backward pass, without recomputation by
+      remat. None leaves out mfu, the model FLOPs utilization.
     peak_flops: peak FLOP/s of all devices together; see flops.py. None leaves
       out mfu.
   """

@@ -1,10 +1,11 @@
-"""The one interface that every architecture implements, and how to run it.
+"""The interface that every architecture implements, and how to run a cell.
 
 A cell maps (state, block of tokens) to (state, outputs for the same tokens). A
 segment is the tokens of each row that one training step reads; it holds one or
-more blocks. Every cell obeys the splitting law: reading a segment at once gives
-the same results as reading its first part, and then the rest from the state
-after that part.
+more blocks. Unless it needs a whole document, a cell without dropout obeys the
+splitting law. A segment may be split between two blocks: reading all of it at
+once gives the same results as reading its first part, and then the rest from
+the state after that part.
 
 Shape letters in names, here and everywhere:
 
@@ -14,7 +15,8 @@ Shape letters in names, here and everywhere:
   C tokens, a chunk    K width of a head     N passes or repeats
 
 A file that uses other letters, or these with other meanings, lists them in its
-docstring. A name without a suffix is a scalar or a pytree.
+docstring. A name without a suffix is a scalar, a pytree, or an array whose axes
+vary.
 """
 
 from collections.abc import Callable
@@ -33,7 +35,7 @@ State = Any  # A pytree; every leaf is [B, ...]; the same shapes in and out.
 
 
 class Block(struct.PyTreeNode):
-  """Consecutive tokens: every leaf is [B, T, ...]."""
+  """Consecutive tokens of each row, at most a segment: leaves [B, T, ...]."""
 
   x: jax.Array  # [B, T, D] activations.
   mask: jax.Array  # [B, T] bool, False at padding.
@@ -47,18 +49,19 @@ class Cell(nn.Module, kw_only=True):
   on fields.
 
   Attributes:
-    unroll: blocks in one iteration of the scan over blocks, if there is one.
+    unroll: number of blocks in one iteration of the compiled loop, if the cell
+      is scanned over blocks; see `unroll` of jax.lax.scan.
     remat: name in remat.POLICIES, which says which activations the backward
       pass keeps. It applies to each call, or to each block if the call scans
       over blocks.
     block_length: number of tokens of a block; calls take whole blocks. None
       means that a call takes any number of tokens.
-    block_setting: settings that determine block_length, as error messages name
-      them.
+    block_setting: name of the setting that determines block_length, for error
+      messages.
     takes_segments: whether one call may take several blocks. If False, `run`
       scans over them. By default, True if block_length is None.
-    scans_blocks: whether a call of several blocks scans them, and applies
-      `remat` to each.
+    scans_blocks: whether a call that takes several blocks scans over them
+      itself, and applies `remat` to each block.
     causal: whether no output depends on a later token.
     needs_whole_document: whether a segment must hold a whole document.
     is_recurrent: whether the state has a recurrent part; see
@@ -86,11 +89,19 @@ class Cell(nn.Module, kw_only=True):
     return self.block_length is None
 
   def initial_state(self, batch: int) -> State:
-    """Returns the state at the start of a document."""
+    """Returns the state of `batch` rows at the start of their documents."""
     raise NotImplementedError
 
   def __call__(self, state: State, block: Block) -> tuple[State, jax.Array]:
-    """Returns the state after the block, and the outputs y_BTD."""
+    """Reads one block, or several if `takes_segments` is True.
+
+    Args:
+      state: the state before these tokens.
+      block: the tokens.
+
+    Returns:
+      The state after these tokens, and the outputs y_BTD.
+    """
     raise NotImplementedError
 
   def cast_params(self, params):
@@ -114,8 +125,8 @@ class Cell(nn.Module, kw_only=True):
   def replace_recurrent(self, state: State, other: State) -> State:
     """Returns `state`, with the recurrent part of `other` in place of its own.
 
-    Attention caches are not part of it. A cell whose `is_recurrent` is True
-    implements this method.
+    The recurrent part does not include attention caches. A cell whose
+    `is_recurrent` is True implements this method.
     """
     return state
 
@@ -123,7 +134,7 @@ class Cell(nn.Module, kw_only=True):
     """Returns the state with its recurrent part as at the start of a document.
 
     Attention caches are kept. The ablation of Hutchins et al. 2022, section
-    4.6, clears the state at the start of each segment.
+    4.6, clears the recurrent part at the start of each segment.
     """
     if not self.is_recurrent:
       return state
@@ -153,12 +164,12 @@ class Cell(nn.Module, kw_only=True):
     return self(decode_state, block)
 
   def to_segment_state(self, decode_state: State) -> State:
-    """Undoes `to_decode_state`, at a block boundary."""
+    """Undoes `to_decode_state`: converts a decode state at a block boundary."""
     return decode_state
 
 
 def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
-  """Runs a cell over a segment, block by block if it takes single blocks.
+  """Runs a cell over a segment, block by block if a call takes one block.
 
   Args:
     cell: any cell.
@@ -195,12 +206,18 @@ def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
 
 
 def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
-  """Scans body(cell, state, block) over axis 1 of every leaf of `blocks`.
+  """Scans a function over blocks.
 
-  This uses nn.scan, because jax.lax.scan would leak tracers out of the module.
-  All blocks share their dropout masks, as in google-research/meliad: drawing
-  new masks for each block would cost more than some of its matrix products.
-  Losses that blocks sow are averaged over blocks.
+  The scan is nn.scan, because jax.lax.scan would leak tracers out of the
+  module. All blocks share their dropout masks, as in google-research/meliad:
+  drawing new masks for each block would cost more than some of the block's
+  matrix products. Losses that blocks sow are averaged over blocks.
+
+  Args:
+    body: (cell, state, block) -> (new state, outputs of the block).
+    cell: the cell.
+    state: the state before the first block.
+    blocks: pytree with a `mask`; axis 1 of every leaf is that of blocks.
 
   Returns:
     The state after the last block, and the outputs of all blocks, stacked along
@@ -232,11 +249,12 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
 
 
 def sow_slots(cell: Cell, before_BNSD, state: State, mask_BNW) -> None:
-  """Sows metrics of the cell's memory slots, if it has any.
+  """Sows metrics of a cell's memory slots; see state_use.sow_states.
 
   Args:
     cell: the cell.
-    before_BNSD: slots before each of N blocks; None if the cell has none.
+    before_BNSD: slots before each of N blocks. None means that the cell has no
+      slots, and that nothing is sown.
     state: state after the last block.
     mask_BNW: bool, False at padding.
   """
@@ -247,7 +265,10 @@ def sow_slots(cell: Cell, before_BNSD, state: State, mask_BNW) -> None:
 
 
 def mean_of_losses(body: Callable, count: int) -> Callable:
-  """Returns `body` with sown losses divided by `count`, its number of calls."""
+  """Returns `body`, but with the losses that it sows divided by `count`.
+
+  If `body` is called `count` times, the sum of its losses is then their mean.
+  """
   share = lambda losses: jax.tree.map(lambda a: a / count, losses)
   return nn.map_variables(body, 'losses', trans_out_fn=share, mutable=True)
 
@@ -259,10 +280,16 @@ def to_blocks(a_BT: jax.Array, W: int) -> jax.Array:
 
 
 class Resettable(struct.PyTreeNode):
-  """Part of a state that is too large to copy, so rows are reset by masking."""
+  """Part of a state that is too large to copy.
+
+  It masks old values in rows that are reset, rather than replacing them.
+  """
 
   def reset(self, start_B: jax.Array, fresh: 'Resettable') -> 'Resettable':
-    """Returns this part; in rows that begin a document it acts like `fresh`."""
+    """Returns this part, acting like `fresh` in rows that begin a document.
+
+    The arguments are those of the function `reset`.
+    """
     raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Checks, before any data are read, that a model fits its data."""
+"""Checks that a model fits its data and use, before training or generation."""
 
 import numpy as np
 
@@ -13,8 +13,8 @@ def check_data_compatible(
 
   Args:
     model: the model.
-    documents: all documents that it will read.
-    segment: number of tokens of each row that it reads at once.
+    documents: all documents that the model will read.
+    segment: number of tokens of each row that the model reads at once.
     setting: name of the setting that gives `segment`, such as SEGMENT.
   """
   if model.head is not None:

@@ -1,6 +1,7 @@
-"""Embeddings of token ids, and logits from outputs.
+"""Embeddings of token ids, and logits of ids from the outputs of a model.
 
-Letters of this file: N ids of a cluster, E width of their vectors.
+Letters of this file: N ids of a cluster (see AdaptiveEmbedding), E width of
+their vectors, C clusters except cluster 0.
 """
 
 import math
@@ -17,10 +18,11 @@ class Embedding(nn.Module):
   Attributes:
     vocab: number of ids V.
     d_model: width D.
-    logits_divisor: number by which the products of outputs and vectors are
-      divided. None means the default of the class.
+    logits_divisor: number by which logits are divided, or in AdaptiveEmbedding
+      the outputs from which they are computed. None means the default of the
+      class.
     deviation: standard deviation of the initial input vectors.
-    own_logits: whether logits have parameters that inputs do not have.
+    own_logits: whether logits have vectors of ids other than those of inputs.
   """
 
   vocab: int
@@ -31,7 +33,7 @@ class Embedding(nn.Module):
   own_logits = False
 
   def __call__(self, tokens_BT):
-    """Returns x_BTD float32, NaN at ids beyond the vocabulary."""
+    """Returns x_BTD float32, vectors of ids; NaN if an id is V or more."""
     raise NotImplementedError
 
   def logits(self, y_BTD):
@@ -61,7 +63,7 @@ class Embedding(nn.Module):
     return self.param(name, nn.initializers.normal(deviation), shape)
 
   def table(self):
-    """Returns the input vectors of all ids, [V, D]."""
+    """Returns a new parameter [V, D], the input vectors of all ids."""
     shape = self.vocab, self.d_model
     return self.vectors('embedding', *shape, deviation=self.deviation)
 
@@ -107,20 +109,21 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
   """Embedding with narrow vectors for rare ids, and logits in two steps.
 
   It is useful only if the vocabulary sorts ids by frequency, the most frequent
-  first. Cluster i holds the ids between two cutoffs. Its vectors have width
-  D / k^i, where k is width_divisor, and a matrix maps them to width D (Baevski
-  and Auli 2019, section 3). The first step chooses an id of cluster 0 or
-  another cluster; the second step chooses an id within that other cluster
-  (Grave et al. 2017, section 4). Logits are normalized log probabilities, so a
-  z-loss has no effect.
+  first. Ids are divided into clusters of consecutive ids, from cluster 0 on.
+  The vectors of cluster i have width D / k^i, where k is width_divisor. A
+  matrix for each cluster maps them to width D (Baevski and Auli 2019, section
+  3). Logits choose an id in one or two steps: first an id of cluster 0 or one
+  of the other clusters, and then an id within that other cluster (Grave et al.
+  2017, section 4). Logits are log probabilities, so a z-loss has no effect. By
+  default, outputs are divided by sqrt(D) first.
 
   Attributes:
     cutoffs: first id of each cluster except cluster 0, increasing.
     width_divisor: factor k by which the width falls from each cluster to the
       next.
-    tied: whether both steps use the vectors and matrices of the input, except
-      for the matrix of cluster 0. If False, they have separate ones. In both
-      cases, products are divided by sqrt(D) by default.
+    tied: whether logits use the vectors and matrices of inputs. If False, they
+      have separate ones. In both cases, logits use no matrix for cluster 0, and
+      have a vector for each of the other clusters.
   """
 
   cutoffs: tuple[int, ...]
@@ -187,7 +190,7 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
 
 
 class Map(nn.Module):
-  """Matrix [E, D] that maps vectors of a cluster to width D, and back.
+  """Matrix [E, D] of a cluster; its transpose maps back to width E.
 
   Attributes:
     width: width E of the vectors of the cluster.

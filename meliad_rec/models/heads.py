@@ -1,9 +1,10 @@
-"""Heads: logits of labels, for tokens or sequences, instead of the next token.
+"""Heads, which compute logits of labels of tokens, sequences or pairs.
 
-A head is a linear map, a ReLU and a linear map, as in the code of Ray Chowdhury
-and Caragea 2024; for two classes the last map has a single output. Logits are
-for the label ids 0 to `classes`, where 0 means no label. Gradients stop at the
-start of a segment, so a pool passes none to earlier segments.
+A model with a head predicts labels instead of the next token. A head is a
+linear map, a ReLU and a linear map, as in the code of Ray Chowdhury and Caragea
+2024. For two classes, the last map has a single output. There are logits for
+the label ids from 0 to `classes`; 0 means no label. Gradients stop at the start
+of a segment, so a pool passes none to earlier segments.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,8 @@ class Head(nn.Module):
     classes: number of classes; their labels are the ids from 1 to `classes`.
     pool: a pool of pooling.py, which reduces a sequence to one vector. None
       means that each token has a label.
-    sequences: number of sequences in a row of a segment, side by side.
+    sequences: number of sequences side by side in each row of a segment: 2 if
+      the head labels pairs, else 1.
   """
 
   classes: int
@@ -48,7 +50,7 @@ class Head(nn.Module):
       )
 
   def initial_state(self, rows: int, width: int) -> State:
-    """Returns the state at the start of `rows` sequences."""
+    """Returns the state at the start of `rows` sequences; D = width."""
     return () if self.pool is None else self.pool.initial_state(rows, width)
 
   def __call__(
@@ -62,9 +64,9 @@ class Head(nn.Module):
 
     Args:
       state: the state before the segment.
-      y_BTD: outputs of the segment, float32; rows are sequences.
+      y_BTD: outputs of the segment, float32; each row is one sequence.
       mask_BT: bool, False at padding.
-      slots: returns the memory slots [B, S, D] after the segment.
+      slots: function that returns the memory slots [B, S, D] after the segment.
     """
     raise NotImplementedError
 
@@ -93,7 +95,7 @@ class Head(nn.Module):
 
 
 class Classifier(Head):
-  """Head that labels a sequence, or each of its tokens if `pool` is None."""
+  """Head that labels a sequence, or each token if `pool` is None."""
 
   def __call__(self, state, y_BTD, mask_BT, slots):
     if self.pool is not None:
@@ -104,10 +106,10 @@ class Classifier(Head):
 class Matcher(Head):
   """Head that labels a pair of sequences.
 
-  It reads [u; v; u * v; |u - v|], where u and v are the pooled vectors of the
-  sequences. Rows 2 b and 2 b + 1 of y_BTD are the two sequences of pair b. The
-  result has one row per pair: the logits after the segment, repeated at the
-  positions of both sequences, [B, 2 T, V].
+  Rows 2 b and 2 b + 1 of y_BTD are the two sequences of pair b. The first
+  linear map takes [u; v; u * v; |u - v|], where u and v are their pooled
+  vectors after the segment. The resulting logits of a pair are repeated at the
+  positions of both sequences: [B, 2 T, V], where B is the number of pairs.
   """
 
   sequences = 2

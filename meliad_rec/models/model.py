@@ -28,16 +28,16 @@ class Model(nn.Module):
   """Embedding, cell, norm, and logits from the embedding or from a head.
 
   Attributes:
-    vocab: number of token ids; 0 is padding, and the input before a document's
-      first token.
+    vocab: number of token ids. Id 0 stands for padding; it is also the input
+      from which the first token of a document is predicted.
     cell: the architecture, see cell.Cell.
     d_model: width D.
     dropout: rate of dropout before the logits.
     dtype: dtype of activations; logits are float32.
     embedding: a class of embedding.py.
     logits_divisor: see embedding.Embedding.
-    final_norm: a class of norms.py; also applied to memory slots that a head
-      pools.
+    final_norm: a class of norms.py, for outputs of the cell and for memory
+      slots that a head pools.
     clear_state: whether to clear the recurrent part of the state at the start
       of each segment, an ablation; see Cell.clear.
     head: a head of heads.py, which predicts labels. None means that the model
@@ -125,21 +125,24 @@ class Model(nn.Module):
     return self.join_state(cell, head), logits_BTV
 
   def replace_recurrent(self, state: State, other: State) -> State:
-    """Replaces the recurrent part of the cell's state.
+    """Returns `state`, with the recurrent part of `other` in place of its own.
 
-    The head's state is kept. See Cell.replace_recurrent.
+    The head's state is that of `state`. See Cell.replace_recurrent.
     """
     cell, head = self.split_state(state)
     cell = self.cell.replace_recurrent(cell, self.split_state(other)[0])
     return self.join_state(cell, head)
 
   def clear(self, state: State) -> State:
-    """Clears the cell's state (see Cell.clear), but not that of the head."""
+    """Returns the state after Cell.clear; the head's state is kept."""
     cell, head = self.split_state(state)
     return self.join_state(self.cell.clear(cell), head)
 
   def memory_slots(self, state: State) -> jax.Array | None:
-    """Returns the cell's memory slots [B, S, D]; None if it has none."""
+    """Returns the cell's memory slots [B, S, D]; None if it has none.
+
+    For pairs, they are [2 B, S, D], with one row per sequence.
+    """
     return self.cell.memory_slots(self.split_state(state)[0])
 
   def to_decode_state(self, state: State) -> State:
@@ -148,15 +151,15 @@ class Model(nn.Module):
     return self.join_state(self.cell.to_decode_state(cell), head)
 
   def decode_step(self, decode_state: State, tokens_B):
-    """Reads the next token of each document.
+    """Reads one token of each document.
 
     Args:
-      decode_state: from `to_decode_state`, or from the previous step.
+      decode_state: the result of `to_decode_state`, or of the previous call.
       tokens_B: int ids; [B, 2] for pairs.
 
     Returns:
-      The new decode state, and logits_BV. If the head pools memory slots, the
-      logits are correct only at block boundaries.
+      The new decode state, and logits_BV float32 after this token. If the head
+      pools memory slots, the logits are correct only at block boundaries.
     """
     tokens_B1 = tokens_B.reshape(-1, 1)
     block = self.block(tokens_B1, jnp.ones(tokens_B1.shape, bool))
@@ -167,7 +170,7 @@ class Model(nn.Module):
     return self.join_state(cell, head), logits_BTV[:, 0]
 
   def to_segment_state(self, decode_state: State) -> State:
-    """Undoes `to_decode_state`, at a block boundary."""
+    """Undoes `to_decode_state`: converts a decode state at a block boundary."""
     cell, head = self.split_state(decode_state)
     return self.join_state(self.cell.to_segment_state(cell), head)
 
@@ -183,10 +186,11 @@ class Model(nn.Module):
       head: state of the head; None if the model has no head.
       y_BTD: outputs of the cell.
       mask_BT: bool, False at padding.
-      summary: returns the cell's memory slots after these tokens.
+      summary: function that returns the cell's memory slots after these tokens,
+        or None if it has none.
 
     Returns:
-      The head's new state, and logits_BTV.
+      The head's new state, or None without a head; and logits_BTV float32.
     """
     y_BTD = self.drop(self.norm(y_BTD)).astype(jnp.float32)
     # Otherwise XLA may fuse the norm's gradient with a product over the
@@ -208,9 +212,10 @@ class Model(nn.Module):
     return self.head(head, y_BTD, mask_BT, slots)
 
   def split_state(self, state: State):
-    """Returns the state of the cell, and that of the head; None without a head.
+    """Returns (state of the cell, state of the head).
 
-    For pairs, every leaf is [2 B, ...], with one row per sequence.
+    The second is None if the model has no head. For pairs, every leaf is
+    [2 B, ...], with one row per sequence.
     """
     if self.head is None:
       return state, None
@@ -232,7 +237,7 @@ def initialize(model: Model, rng: jax.Array, batch: int, segment: int):
   Args:
     model: the model.
     rng: random key.
-    batch: number of rows of the segment that Flax traces.
+    batch: number of rows of the segment on which Flax calls the model.
     segment: number of tokens in each row of this segment.
   """
   tokens_BT = jnp.zeros((batch, segment), jnp.int32)
@@ -246,10 +251,10 @@ def initialize(model: Model, rng: jax.Array, batch: int, segment: int):
 
 
 def empty_carry(model: Model, params, batch: int) -> State:
-  """Returns the carry before the first step: zeros shaped as the model's state.
+  """Returns zeros shaped as the model's state, the carry before the first step.
 
-  Training passes the carry from segment to segment. The zeros are never used,
-  because the first segment of every row begins a document.
+  The carry is the state that is passed from segment to segment. The zeros are
+  never used, because the first segment of every row begins a document.
   """
   shapes = jax.eval_shape(
     lambda p: model.apply({'params': p}, batch, method='initial_state'), params

@@ -1,8 +1,9 @@
-"""Pools, which reduce the outputs of a sequence so far to one vector.
+"""Pools, which reduce a sequence to one vector.
 
-A pool yields a vector at each token, so that a sequence may be split anywhere
-and labels may be anywhere. Padding adds nothing: after the end of a sequence
-the vector no longer changes.
+A pool yields a vector at each token, from the outputs up to that token. A
+sequence may therefore be split anywhere, and labels may be at any token. `Slots`
+is an exception. Padding changes nothing: at padding after the end of a
+sequence, a pool yields the vector of the last token.
 """
 
 from collections.abc import Callable
@@ -40,17 +41,17 @@ class Pool:
       state: the state before the segment.
       y_BTD: outputs of the cell, float32.
       mask_BT: bool, False at padding.
-      slots: returns the memory slots [B, S, D] after the segment.
+      slots: function that returns the memory slots [B, S, D] after the segment.
 
     Returns:
-      The state, and [B, T, D] float32.
+      The state after the segment, and the pooled vectors [B, T, D] float32.
     """
     raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Pool):
-  """Mean of all outputs so far. State: their sum [B, D] and number [B]."""
+  """Mean of outputs up to each token. State: their sum [B, D], number [B]."""
 
   def initial_state(self, batch, width):
     return jnp.zeros((batch, width)), jnp.zeros(batch, jnp.int32)
@@ -66,7 +67,10 @@ class Mean(Pool):
 
 @dataclasses.dataclass(frozen=True)
 class First(Pool):
-  """First output. State: that output [B, D]; bool [B], True if it is known."""
+  """Output of a sequence's first token.
+
+  State: that output [B, D], and bool [B], False before the first token.
+  """
 
   def initial_state(self, batch, width):
     return jnp.zeros((batch, width)), jnp.zeros(batch, bool)
@@ -83,7 +87,10 @@ class First(Pool):
 
 @dataclasses.dataclass(frozen=True)
 class Last(Pool):
-  """Last output before padding. State: that output [B, D]."""
+  """Output of each token; at padding, that of the last token.
+
+  State: the output of the last token so far [B, D].
+  """
 
   def initial_state(self, batch, width):
     return jnp.zeros((batch, width))
@@ -101,7 +108,7 @@ class Last(Pool):
 class Slots(Pool):
   """Mean of the memory slots after the segment, the same at every token.
 
-  Labels must therefore be at the last token of a document. State: none.
+  A document may therefore have a label only at its last token. State: none.
   """
 
   at_end = True
@@ -115,5 +122,5 @@ class Slots(Pool):
 
 
 def at(y_BTD: jax.Array, place_BS: jax.Array) -> jax.Array:
-  """Returns [B, S, D]: the vectors at S places of each row."""
+  """Returns [B, S, D]: the vectors at S indices into the tokens of each row."""
   return jnp.take_along_axis(y_BTD, place_BS[..., None], 1)

@@ -1,4 +1,4 @@
-"""A model on a mesh, and the compiled step that evaluates it."""
+"""A model on a mesh, and the compiled steps that evaluate it."""
 
 from collections.abc import Callable
 import dataclasses
@@ -44,7 +44,7 @@ class ShardedModel:
 
   @functools.cached_property
   def param_shapes(self):
-    """Shapes, dtypes and shardings of the parameters: jax.ShapeDtypeStruct."""
+    """Tree of jax.ShapeDtypeStruct with shardings, like the parameters."""
     shapes = jax.eval_shape(
       lambda rng: initialize(self.model, rng, 1, self.segment),
       jax.random.key(0),
@@ -60,7 +60,12 @@ class ShardedModel:
     return jax.tree_util.tree_map_with_path(place, shapes)
 
   def empty_carry(self, params, rows: int):
-    """Returns the carry before the first segment, sharded over the rows."""
+    """Returns the carry before the first segment, sharded by rows.
+
+    Args:
+      params: the parameters; only their shapes matter.
+      rows: rows of the whole batch, over all hosts.
+    """
     sharding = partition.batch_sharding(self.mesh, rows)
     shapes = jax.eval_shape(lambda p: empty_carry(self.model, p, rows), params)
     return jax.tree.map(
@@ -68,10 +73,10 @@ class ShardedModel:
     )
 
   def put(self, batch: Batch, rows: int) -> Batch:
-    """Puts this host's rows of a batch on the devices.
+    """Returns the whole batch as arrays on the devices.
 
     Args:
-      batch: the local rows.
+      batch: this host's rows of the batch.
       rows: rows of the whole batch, over all hosts.
     """
     sharding = partition.batch_sharding(self.mesh, rows)
@@ -93,9 +98,10 @@ class ShardedModel:
 
   @functools.cached_property
   def ablation_step(self) -> Callable:
-    """Like `eval_step`, but also measures what the recurrent state is worth.
+    """Compiled function like `eval_step`, but with more metrics.
 
-    The Sums also have the metrics of `ablations`. It takes three times as long.
+    Its Sums also have the metrics of `ablations`, which show what the recurrent
+    state is worth. The function takes three times as long.
     """
     return self._compiled(ablation_step)
 
@@ -113,7 +119,7 @@ class ShardedModel:
   def forward(self, params, carry, batch: Batch):
     """Returns the next carry and logits_BTV, with dropout as in training.
 
-    The random key of dropout is always the same.
+    The random key of dropout is the same in each call.
     """
     return self.model.apply(
       {'params': params},
@@ -155,7 +161,10 @@ def eval_step(
 def ablation_step(
   model: Model, params, carry: State, batch: Batch
 ) -> tuple[State, Sums, jax.Array]:
-  """Returns the results of `eval_step`, with the metrics of `ablations`."""
+  """Returns the results of `eval_step`, with more metrics in the Sums.
+
+  The additional metrics are those of `ablations`.
+  """
   after, sums, nats_BT = eval_step(model, params, carry, batch)
   more = ablations(model, params, carry, batch, nats_BT)
   return after, sums.replace(sown={**sums.sown, **more}), nats_BT
@@ -164,11 +173,11 @@ def ablation_step(
 def ablations(
   model: Model, params, carry: State, batch: Batch, nats_BT
 ) -> dict[str, Metric]:
-  """Returns what it costs a model to lose its recurrent state.
+  """Measures by how much the loss rises if a model loses its recurrent state.
 
-  The recurrent part of the carry is cleared, or shuffled between rows, and the
-  same segment is read again. Rows that begin a document do not count, since
-  they have no earlier state.
+  The segment is read again from two other states. In one, the recurrent part of
+  the carry is cleared; in the other, each row has that of the row before it.
+  Rows that begin a document do not count, since they have no earlier state.
 
   Args:
     model: a recurrent model.
@@ -178,9 +187,10 @@ def ablations(
     nats_BT: loss of each token in nats, read from `carry`.
 
   Returns:
-    'cleared_cost' and 'shuffled_cost', means in nats per token of the loss
-    with another state minus `nats_BT`; and, if the model has memory slots,
-    'row_difference' (see state_use.row_difference). The last two need two rows.
+    {name: metric}. 'cleared_cost' and 'shuffled_cost' are increases of the loss
+    over `nats_BT`, means in nats per token. If the model has memory slots,
+    there is also 'row_difference' (see state_use.row_difference). With a single
+    row, 'shuffled_cost' and 'row_difference' have count 0.
   """
   variables = {'params': all_gather_params(params, stacked=False)}
   rolled = jax.tree.map(lambda a: jnp.roll(a, 1, 0), carry)
@@ -211,7 +221,7 @@ def ablations(
 
 
 def count(logits_BTV, batch: Batch, sown) -> Sums:
-  """Returns the sums of a segment's metrics.
+  """Returns the Sums of a segment.
 
   Args:
     logits_BTV: the model's outputs.

@@ -1,7 +1,7 @@
-"""Environment variables for compiling for TPUs on a machine without one.
+"""Environment variables for compiling for TPUs on a machine without TPUs.
 
-libtpu reads the variables once, when it is loaded. So a command starts a child
-process with them, and a test calls `ensure` before it first uses libtpu.
+libtpu reads the variables once, when it is loaded. A command therefore starts a
+child process with them, and a test calls `ensure` before it first uses libtpu.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def variables(libtpu: Sequence[str] = (), devices: int = 0) -> dict[str, str]:
 
 
 def ensure() -> None:
-  """Sets the variables of libtpu for this process, where they are not yet set.
+  """Sets the variables of libtpu in this process, unless they are already set.
 
   Call this before libtpu is loaded.
 
@@ -59,8 +59,8 @@ def ensure() -> None:
 def silence_libtpu() -> None:
   """Keeps an installed libtpu from reporting that the machine has no TPU.
 
-  Call this after the import of JAX, which finds out whether there is a TPU, and
-  before the first computation.
+  Call this after importing JAX, since the import finds out whether there is a
+  TPU, and before the first computation.
   """
   if os.environ.get('TPU_SKIP_MDS_QUERY') == '1':  # JAX found no TPU.
     for name in ('TPU_WORKER_HOSTNAMES', 'TPU_ACCELERATOR_TYPE'):
@@ -85,7 +85,8 @@ def failed(task: str, done: subprocess.CompletedProcess) -> RuntimeError:
   """Returns the error for a child process that ended without a result.
 
   Args:
-    task: what the process did, as in 'compiles for v5e:2x2'.
+    task: what the process does, as in 'compiles for v5e:2x2'. The message
+      reads 'The process that {task} failed'.
     done: the finished process.
   """
   # JAX may print a whole program before the error itself.

@@ -1,11 +1,12 @@
 """Estimates the time of a step from its compiled program.
 
-The estimate assumes that operations run one after another, each for the cycles
-that the compiler estimates. For Pallas kernels, the compiler has no estimate. A
-kernel is assumed to take the time that the FLOP and bytes which it declares
-need at the chip's peak. An exchange (a collective) takes the time that its
-bytes need on the links between neighboring chips (Austin et al. 2025, How to
-Scale Your Model, part 3). None of this was measured on a TPU.
+Operations are assumed to run one after another, each for the cycles that the
+compiler estimates. The compiler estimates none for Pallas kernels and
+collectives. A kernel declares its FLOP and bytes. It is assumed to take the
+time that these need at the chip's peak FLOP/s and peak bytes per second,
+whichever is longer. A collective is assumed to take the time that its bytes
+need on the links between neighboring chips (Austin et al. 2025, How to Scale
+Your Model, part 3). None of this was measured on a TPU.
 """
 
 from collections import Counter
@@ -41,25 +42,26 @@ class Seconds:
 
   @property
   def most(self) -> float:
-    """Time of a step if no exchange overlaps with computation."""
+    """Seconds of a step if no collective overlaps with other operations."""
     return self.compute + self.kernels + self.exchange
 
   @property
   def least(self) -> float:
-    """Time of a step if all exchanges overlap with computation."""
+    """Seconds of a step if collectives overlap as much as possible."""
     return max(self.compute + self.kernels, self.exchange)
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-  """All collectives of a step of one kind and over the same mesh axes.
+  """A step's collectives that have the same kind and the same mesh axes.
 
   Attributes:
-    op: name of the collective, such as 'all-reduce'.
+    op: kind of the collectives, such as 'all-reduce'.
     axes: mesh axes along which devices exchange, such as 'data+model'.
-    count: number of these collectives per step.
-    size: bytes of the arrays of all these collectives, on each device.
-    seconds: time of all these collectives in a step.
+    count: number of these collectives in a step.
+    size: bytes of the arrays of all these collectives together, on each device.
+      Each array counts as it is before a reduce-scatter or after an all-gather.
+    seconds: time of all these collectives together in a step.
   """
 
   op: str
@@ -72,7 +74,9 @@ class Exchange:
 def exchanges(
   program: hlo.Program, mesh: jax.sharding.Mesh, where: Slice
 ) -> list[Exchange]:
-  """Returns the collectives of a step, those that take longest first.
+  """Returns the collectives of a step, grouped by kind and mesh axes.
+
+  The groups that take the most time come first.
 
   Args:
     program: the compiled step.
@@ -101,14 +105,15 @@ def exchanges(
 def exchange_seconds(
   op: str, size: int, members: Sequence[jax.Device], where: Slice
 ) -> float:
-  """Returns the seconds of one exchange.
+  """Returns the seconds that one collective takes.
 
   An all-to-all is limited by the links across the middle of the slice's busiest
-  axis, and other collectives by the links of each device.
+  axis. Other collectives are limited by the links of each device.
 
   Args:
-    op: name of the collective, such as 'all-reduce'.
-    size: bytes of the whole array on each device.
+    op: kind of the collective, such as 'all-reduce'.
+    size: bytes of the array on each device; for a reduce-scatter before it, and
+      for an all-gather after it.
     members: devices that exchange with one another.
     where: the slice that the devices belong to.
   """
@@ -136,11 +141,11 @@ def exchange_seconds(
 
 
 def _crossing(extent: int, ways: int) -> float:
-  """Returns the data on a link in the middle of an axis, in an all-to-all.
+  """Returns how much an all-to-all sends over a link in the middle of an axis.
 
-  The result is a multiple of the array's size. Every device of one half of the
-  axis sends to every device of the other half, over one link if the axis is a
-  line and over two if it is a ring.
+  The unit of the result is the size of the array on one device. Every device of
+  one half of the axis sends to every device of the other half, over one link if
+  the axis is a line and over two links if it is a ring.
 
   Args:
     extent: number of chips along the axis.
@@ -150,7 +155,7 @@ def _crossing(extent: int, ways: int) -> float:
 
 
 def wraps(where: Slice, size: int) -> bool:
-  """Returns whether the axes of a slice that have `size` chips are rings."""
+  """Returns whether an axis of `size` chips in this slice is a ring."""
   if where.chip.axes == 2:
     return size == 16
   return all(side % 4 == 0 for side in where.shape)
@@ -158,14 +163,15 @@ def wraps(where: Slice, size: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """Part of a step's time.
+  """Part of a step's time: that of the operations of one kind and place.
 
   Attributes:
-    kind: kind of the operations: 'kernels', 'collectives', or a kind of
+    kind: 'kernels', 'collectives', or a kind of other operations as in
       hlo.Label, such as 'products'.
-    place: where the operations belong in the model, such as 'backward
-      cell/mlp', or the mesh axes of collectives.
-    seconds: time of the operations on each device.
+    place: place of the operations in the model as in hlo.Label, such as
+      'backward cell/mlp'. For collectives, it is their mesh axes, as in
+      'over data+model'.
+    seconds: time of these operations on each device.
   """
 
   kind: str
@@ -196,7 +202,7 @@ def parts(
 
 
 def seconds(parts: Sequence[Part]) -> Seconds:
-  """Returns the seconds of a step as sums over its parts."""
+  """Returns the Seconds of a step, summed over its parts."""
   found = Counter()
   for part in parts:
     found[part.kind] += part.seconds

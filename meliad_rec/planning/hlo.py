@@ -2,9 +2,9 @@
 
 XLA for TPUs writes its estimate of cycles for each fusion, product and copy,
 but not for collectives, Pallas kernels and a few small operations. The maximum
-number of iterations of a loop is the constant that its condition compares with.
-The lines of collectives also say which devices exchange with which. The kind of
-an operation, and its place in the model, are read from the text of any backend.
+number of iterations of a loop is the constant that its condition compares a
+counter with. The lines of collectives say which devices exchange with which.
+The kind and place of operations can be read from the text of any backend.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ _BYTES = {'pred': 1, 'bf16': 2} | {
 
 
 def computations(text: str) -> tuple[dict[str, list[str]], str | None]:
-  """Returns the lines of each computation by name, and the entry's name."""
+  """Returns {computation: its lines}, and the name of the entry, if any."""
   bodies, entry, current = {}, None, None
   for line in text.splitlines():
     head = re.match(r'(ENTRY )?%([\w.\-]+) \(.*\{\s*$', line)
@@ -82,7 +82,7 @@ def instruction(line: str) -> tuple[str, str, str, str] | None:
 
 
 def called(rest: str, role: str) -> str:
-  """Returns the name of the computation called in a role, such as 'body'."""
+  """Returns the computation that attribute `role`, such as 'body', names."""
   return re.search(rf'\b{role}=%?([\w.\-]+)', rest)[1]
 
 
@@ -98,7 +98,7 @@ def iteration_limit(condition: Sequence[str]) -> int | None:
   """Returns the limit that a loop's counter stays below.
 
   It is read from the lines of the condition. 0 means that the counter falls to
-  0 from an unknown start, and None that no constant is compared.
+  0 from an unknown start. None means that no constant is compared.
   """
   text = '\n'.join(condition)
   numbers = {
@@ -158,7 +158,7 @@ class Kernel:
 
   Attributes:
     name: name of the instruction.
-    flops, size: operations and bytes that the kernel declares, or None.
+    flops, size: FLOP and bytes that the kernel declares, or None.
     place: see Label.
   """
 
@@ -173,9 +173,9 @@ class Program:
   """Work of a program on each device.
 
   Attributes:
-    work: the compiler's estimates of cycles, by Label.
+    work: {Label: the compiler's estimate of cycles}.
     collectives, kernels: number of executions of each Collective or Kernel.
-    unpriced: executions of large operations without estimated cycles, by name.
+    unpriced: {operation without estimated cycles: executions}, if large.
     endless: number of loops of unknown length, which count as one iteration.
   """
 
@@ -216,8 +216,8 @@ def read(text: str, depth: int | None = None) -> Program:
 
   Args:
     text: HLO text of the program.
-    depth: maximum iterations of the backward passes of data-dependent loops, a
-      number that is not in the text. None means that it is not known.
+    depth: maximum iterations of the backward passes of data-dependent loops,
+      which the text does not have. None means that it is not known.
 
   Raises:
     ValueError: the format of the text is unknown.
@@ -283,7 +283,7 @@ def label(bodies: Mapping[str, Sequence[str]], line: str) -> Label:
 
 
 def _operations(bodies, line: str) -> set[str]:
-  """Returns the names of the operations in an instruction and its fusions."""
+  """Returns the operations in an instruction and in what it fuses or calls."""
   found = instruction(line)
   if found is None:
     return set()
@@ -324,7 +324,7 @@ def place(op_name: str) -> str:
 
 
 class _Reader:
-  """Reader that sums what computations execute, and reads each of them once."""
+  """Reader that sums the work of computations, and reads each of them once."""
 
   def __init__(self, bodies: dict[str, list[str]], depth: int | None):
     self.bodies, self.depth = bodies, depth
@@ -340,9 +340,9 @@ class _Reader:
     return self.done[name]
 
   def one(self, line: str, starts: bool) -> Program:
-    """Returns what an instruction executes, including what it calls.
+    """Returns the work of an instruction, including what it calls.
 
-    `starts` says whether its computation starts an asynchronous collective.
+    `starts`: whether its computation starts an asynchronous collective.
     """
     found = instruction(line)
     if found is None:
@@ -399,7 +399,7 @@ def _collective(kind: str, op: str, shape: str, line: str) -> Collective:
 
 
 def _scattered(exchanged: Counter, shape: str) -> Counter:
-  """Returns the reduce-scatter for an all-reduce whose result is then split."""
+  """Returns an all-reduce whose result is then split, as a reduce-scatter."""
   size, [line] = array_bytes(shape), [one.line for one in exchanged]
   return Counter([Collective('reduce-scatter', size, line)])
 
@@ -414,7 +414,9 @@ def _kernel(name: str, rest: str) -> Kernel:
 
 
 def groups(instruction: str, devices: int) -> np.ndarray:
-  """Returns indices of devices in the mesh's order, int [groups, members].
+  """Returns the groups of devices that exchange data, int [groups, members].
+
+  Members are indices of devices in the mesh's order.
 
   Args:
     instruction: line of a collective.
@@ -446,7 +448,7 @@ def groups(instruction: str, devices: int) -> np.ndarray:
 
 
 def axes(found: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:
-  """Returns the axes of a mesh along which the members of a group differ.
+  """Returns the names of the mesh axes along which members of a group differ.
 
   Args:
     found: result of `groups`.
@@ -462,7 +464,7 @@ def _listed(text: str) -> np.ndarray:
 
 
 def _counted(text: str) -> np.ndarray:
-  """Returns 0, 1, ... shaped as in '[64,4]' and transposed as in 'T(1,0)'."""
+  """Returns 0, 1, ... as an array; '[4,2]T(1,0)' is [4, 2], transposed."""
   found = re.fullmatch(r'\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
   shape = _numbers(found[1])
   numbers = np.arange(np.prod(shape)).reshape(shape)
@@ -470,7 +472,7 @@ def _counted(text: str) -> np.ndarray:
 
 
 def _named(sizes: str, order: str | None, along: str, instruction: str):
-  """Returns groups along axes of a mesh that the instruction itself defines."""
+  """Returns the groups along axes of a mesh that the instruction defines."""
   size = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", sizes)}
   chosen = [name.strip().strip("'") for name in along.split(',')]
   if not set(chosen) <= set(size):

@@ -1,22 +1,23 @@
 """Loops over the steps of a recurrence in depth; they end when all rows halt.
 
-JAX has no gradient of a loop of unknown length. In `while_loop` the forward
-pass is a while loop that records the state before each step. The backward pass
-is another while loop, which computes each step again. It takes at most as many
-steps as the forward pass. It needs the memory of one step and of the recorded
-states.
+JAX has no reverse-mode gradient of a loop of unknown length. In `while_loop`
+the forward pass is a while loop that records the state before each step. The
+backward pass is another while loop, which computes each step again. It takes at
+most as many steps as the forward pass. It needs memory for one step and for the
+recorded states.
 
 For inference, `compacted_loop` lets rows leave the batch as they halt. As soon
 as half of the rows have halted, the other rows continue in arrays of half the
 size, and so on down to one row. All shapes are static, so one compiled program
 does all of this.
 
-Every loop takes (steps, shared, rows, state, max_steps). `shared` holds
-parameters and random keys, without a row axis. `rows` holds inputs of each row
-that do not change. Loops return (state, sums, ran_B): the last state; the sums
-over all steps of the values that a step returns in addition to the state; and
-the number of steps computed for each row, in float32. Every leaf of `rows`, the
-state and the sums is [B, ...]; states and sums are floats.
+Every loop takes (steps, shared, rows, state, max_steps). `steps` is an object
+with the methods of `Steps`. `shared` holds parameters and random keys, without
+a row axis. `rows` holds inputs of each row that do not change. `state` is the
+state before the first step. Loops return (state, sums, ran_B): the last state;
+the sums over all steps of the values that a step returns in addition to the
+state; and the number of steps computed for each row, in float32. Every leaf of
+`rows`, the states and the sums is [B, ...]; states and sums are floats.
 """
 
 from collections.abc import Callable
@@ -89,16 +90,23 @@ def initial_carry(step: Callable, shared, rows, state):
 
 
 def take_step(step: Callable, shared, rows, l, carry):
-  """Returns (state, sums, ran_B) after step l, and the terms that it added."""
+  """Returns (state, sums, ran_B) after step l, and what it added to the sums.
+
+  Args:
+    step: function with the arguments and results of Steps.step.
+    shared, rows, l: arguments of `step`.
+    carry: (state, sums, ran_B) before step l.
+  """
   state, sums, ran_B = carry
   state, added = step(shared, rows, l, state)
   return (state, jax.tree.map(jnp.add, sums, added), ran_B + 1), added
 
 
 def split_floats(tree: Any) -> tuple[list, list, Callable[[list, list], Any]]:
-  """Returns float leaves, other leaves, and a function that joins them again.
+  """Returns float leaves, other leaves, and a function that restores the tree.
 
-  They are separated because only floats have gradients.
+  The function takes both lists. The leaves are separated because only floats
+  have gradients.
   """
   leaves, structure = jax.tree.flatten(tree)
   is_float = [jnp.issubdtype(a.dtype, jnp.floating) for a in leaves]
@@ -114,7 +122,7 @@ def split_floats(tree: Any) -> tuple[list, list, Callable[[list, list], Any]]:
 
 
 class _Static:
-  """Static part of the loop: neither traced nor differentiated."""
+  """The part of while_loop that is neither traced nor differentiated."""
 
   def __init__(self, steps: Steps, join: Callable, max_steps: int):
     self.steps, self.join, self.max_steps = steps, join, max_steps
@@ -186,6 +194,8 @@ _while.defvjp(_forward, _backward)
 
 def _compact(steps, shared, rows, l, carry, max_steps):
   """Runs steps until half of the rows have halted, then for the others alone.
+
+  This repeats with the other rows, down to a single row.
 
   Args:
     steps, shared, rows, max_steps: as in compacted_loop.

@@ -1,18 +1,18 @@
 """Arithmetic of halting: when a recurrence in depth halts, and its output.
 
 "Investigating Recurrent Transformers with Dynamic Halt" (2024), eqs. 5-8 and
-13-17, with the indices of its algorithms corrected. A unit is what halts as a
-whole: a token, or a whole sequence. U is the number of units in a row, L the
-maximum number of steps. At step l a unit has the state h_l, where h_0 is the
-input, and it halts with probability p_l:
+13-17, with the indices in the paper's algorithms corrected. A unit is what
+halts as a whole: a token, or all tokens of a row. U is the number of units in a
+row, L the maximum number of steps. Before step l, counted from 0, a unit has
+the state h_l, where h_0 is the input, and it halts with probability p_l:
 
   weight_l = remainder_l p_l        remainder_0 = 1
   remainder_{l+1} = remainder_l (1 - p_l)
   output after n steps = sum over l < n of weight_l h_l, plus remainder_n h_n
 
-so that the weights of all states add up to 1. Everything is float32, and a unit
-halts when its remainder is small: in bfloat16 the sum of its weights would
-never reach a threshold of 0.999.
+so that the weights of all states, including remainder_n, add up to 1. A unit
+halts as soon as the weights of its states add up to a threshold, such as 0.999.
+Everything is float32, since in bfloat16 the sum would never reach 0.999.
 """
 
 import dataclasses
@@ -33,8 +33,8 @@ class Halt:
     bias_init: see HaltingGate.
     keep_crossing: whether the step in which a unit crosses the threshold still
       counts, as in the paper's text. The authors' code discards that step.
-    leftover: whether the remainder after the last step adds to the ponder cost.
-      In the paper's eq. 8 it costs nothing.
+    leftover: whether the remainder after the last step counts in the expected
+      number of steps; see `cost`. In the paper's eq. 8 it does not.
   """
 
   threshold: float = 0.999
@@ -84,16 +84,17 @@ class Units(struct.PyTreeNode):
 
 
 class Counts(struct.PyTreeNode):
-  """Sums of one step, or of all steps, for U units of a row; all float32.
+  """Terms of one step, or sums over steps; all float32.
 
-  L is the maximum number of steps. In step l, counted from 0, a unit has the
-  halting probability p_l, and weight_l is the weight of its state before it.
+  U is the number of units of a row, L the maximum number of steps. In step l,
+  counted from 0, a unit has the halting probability p_l, and weight_l is the
+  weight of the unit's state before the step.
 
   Attributes:
     ponder_cost: [B, U], sum over steps of weight_l (l + 1).
     depth: [B, U], number of steps taken.
-    p: [B, L], for each step l the sum of p_l over the units for which p_l was
-      computed.
+    p: [B, L], for each step l the sum of p_l over the units that were still
+      active when p_l was computed.
     asked: [B, L], for each step the number of these units.
   """
 
@@ -106,19 +107,20 @@ class Counts(struct.PyTreeNode):
 def advance(
   halt: Halt, units: Units, p_BU, l, max_steps_B1
 ) -> tuple[Units, jax.Array, jax.Array]:
-  """Computes step l of every unit.
+  """Decides which units take step l and which halt, and updates their progress.
 
   Args:
     halt: settings.
     units: units before the step.
     p_BU: float32, probability of halting at the state before the step.
     l: int, the step, from 0.
-    max_steps_B1: int, index of the last step that units of a row may take.
+    max_steps_B1: int, index, from 0, of the last step that the units of a row
+      may take.
 
   Returns:
     The units after the step; bool [B, U], True at units that take the new
-    state; and the weight of the state before the step, [B, U], 0 at units that
-    do not take the new one.
+    state; and the weight of the state before the step, float32 [B, U], 0 at
+    units that do not take the new state.
   """
   remainder_BU = units.remainder * (1 - p_BU)
   active_BU = units.active > 0
@@ -132,7 +134,7 @@ def advance(
 
 
 def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
-  """Returns the units, no longer active if step l would halt them.
+  """Returns the units; those that step l would halt are no longer active.
 
   If p_BU is known before the step, this saves steps in which units would only
   find that they halt. With `Halt.keep_crossing` these steps count, so the units
@@ -145,7 +147,7 @@ def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
 
 
 def at_step(a_BU, l, steps: int):
-  """Returns [B, steps]: the sum of a_BU over units in column l, else zeros."""
+  """Returns [B, steps]: in column l the sum of a_BU over units, elsewhere 0."""
   at_L = (jnp.arange(steps) == l).astype(jnp.float32)
   return jnp.sum(a_BU, 1, keepdims=True) * at_L
 
@@ -153,8 +155,11 @@ def at_step(a_BU, l, steps: int):
 def cost(halt: Halt, remainder_BU, counts: Counts):
   """Returns each unit's expected number of steps, [B, U].
 
+  It is Counts.ponder_cost and, if Halt.leftover, the remainder times the number
+  of steps taken.
+
   Args:
-    halt: settings; see Halt.leftover.
+    halt: settings.
     remainder_BU: weight that no step has given to a state.
     counts: counts of all steps.
   """
@@ -164,17 +169,18 @@ def cost(halt: Halt, remainder_BU, counts: Counts):
 
 
 class HaltingGate(nn.Module):
-  """Map from states [B, U, any width] to the halting probability p [B, U].
+  """Map from states [B, U, any width] to halting probabilities p [B, U].
 
-  It consists of two linear maps and a sigmoid. If several states are given,
-  they are concatenated. "Investigating Recurrent Transformers with Dynamic
-  Halt" (2024), eq. 5.
+  It is an MLP with one hidden layer, followed by a sigmoid. If several arrays
+  of states are given, they are concatenated along the last axis. "Investigating
+  Recurrent Transformers with Dynamic Halt" (2024), eq. 5.
 
   Attributes:
     width: number of hidden units.
-    bias_init: initial value of the last bias. At 0, as in the paper, p is about
-      0.5, and three quarters of the output come from the first two states; at
-      -3 a new model takes many steps, and learns to halt earlier.
+    bias_init: initial bias of the last linear map. At 0, as in the paper, p is
+      about 0.5 in a new model, and three quarters of the output come from the
+      first two states. At -3 a new model takes many steps, and learns to halt
+      earlier.
   """
 
   width: int
@@ -192,7 +198,7 @@ class HaltingGate(nn.Module):
 
 
 def mean(h_BTD, mask_BT, causal: bool):
-  """Returns means over tokens, float32, without padding.
+  """Returns means over tokens that are not padding, float32.
 
   Args:
     h_BTD: vectors.
@@ -200,7 +206,7 @@ def mean(h_BTD, mask_BT, causal: bool):
     causal: whether the mean at each token covers only it and earlier tokens.
 
   Returns:
-    [B, T, D] if causal, else [B, 1, D]; zeros where there is no token.
+    [B, T, D] if causal, else [B, 1, D]; zeros where a mean is over no token.
   """
   mask_BT1 = mask_BT[..., None].astype(jnp.float32)
   h_BTD = h_BTD.astype(jnp.float32) * mask_BT1

@@ -1,20 +1,24 @@
 """Scan over chunks of tokens, which read a memory that earlier chunks wrote.
 
-Each chunk reads the memory, and appends the vectors that it writes (Fan et al.
-2020; Ju et al. 2021). For its backward pass, a plain scan would store the
-window of keys and values of every chunk, many times the size of the text. This
-scan stores the written vectors once, and computes their keys and values again.
-The backward pass runs from the last chunk to the first, because the gradients
-of the written vectors are recurrent. A policy chooses which values each call of
-`MemoryScanBody.read` keeps for it.
+Each chunk reads the memory, and appends to it the vectors that it writes (Fan
+et al. 2020; Ju et al. 2021). For the backward pass, a plain scan would store
+the keys and values of the memory that each chunk reads. These overlap, so each
+key would be stored many times. This scan stores each written vector once, and
+computes keys and values again.
 
-All other gradients are not recurrent. If a chunk is one token, they can be
-computed in parallel: once the gradients of the vectors that a span of tokens
-wrote are known, the whole span is read at once, as in a Transformer-XL, in a
-few products of many rows.
+The gradients of the vectors that a chunk wrote depend on those of later chunks.
+The backward pass therefore runs from the last chunk to the first. A policy
+chooses which values each call of `MemoryScanBody.read` keeps for the backward
+pass.
+
+No other gradients depend on each other in this way. If a chunk is one token,
+they can be computed in parallel, span by span; a span is a number of
+consecutive tokens. Once the gradients of the vectors that a span wrote are
+known, the whole span is read again at once, as in a Transformer-XL, in a few
+products of many rows.
 
 Letters of this file: A tokens of memory before the segment, C tokens of a
-chunk, K tokens of a span, n chunks. A name with d_ is a gradient.
+chunk, K tokens of a span, n chunks. A name that begins with d_ is a gradient.
 """
 
 from collections.abc import Callable
@@ -35,19 +39,21 @@ class MemoryScanBody(NamedTuple):
 
   Attributes:
     keys: (params, written, inputs) -> kv, the keys and values of the vectors
-      that any number of tokens wrote. The keys of a token depend on no other
-      token.
+      that any number of tokens wrote. The keys and values of a token depend on
+      no other token.
     read: (params, kv, x_BTD, inputs, first) -> (written, y_BTD), the vectors
-      that n chunks write, and their outputs. `first` is the position of their
-      first token in the segment. Of each leaf of kv [B, A + n C, ...], chunk i
-      sees the A tokens from i C on.
-    chunk: number of tokens of a chunk C.
-    span: maximum number of tokens whose keys the backward pass holds at once.
+      that n chunks write, and their outputs. `first` is the position of the
+      first token of these chunks in the segment. In the leaves of kv,
+      [B, A + n C, ...], chunk i sees A tokens, from token i C on; i and tokens
+      are counted from 0.
+    chunk: number of tokens C in a chunk.
+    span: maximum number of tokens that the backward pass processes at once, but
+      at least one chunk.
     parallel: whether gradients of parameters are computed for all tokens of a
-      span at once, which computes each token twice. If False, they are computed
-      chunk by chunk.
-    policy: jax.checkpoint policy for the values of `read` to keep, in addition
-      to its arguments. Not used if `parallel`.
+      span at once. The backward pass then reads each token twice. If False,
+      these gradients are computed chunk by chunk.
+    policy: jax.checkpoint policy that selects which values of `read` are kept
+      for the backward pass. Not used if `parallel`.
   """
 
   keys: Callable
@@ -67,8 +73,8 @@ def memory_scan(body: MemoryScanBody, params, memory: Tree, x_BTD, inputs):
     memory: vectors written before the segment. Leaves are [B, A, ...] for A
       tokens of memory; A may differ between leaves.
     x_BTD: the tokens of the segment; T is a multiple of `body.chunk`.
-    inputs: arguments of the functions without gradients, such as masks and keys
-      of dropout.
+    inputs: argument of both functions that gets no gradients: a pytree, for
+      example of masks and random keys.
 
   Returns:
     The memory after the segment, and y_BTD.
@@ -83,7 +89,8 @@ def memory_scan(body: MemoryScanBody, params, memory: Tree, x_BTD, inputs):
 def _scan(model, params, memory, x_BTD, inputs):
   """Returns the memory followed by all vectors that chunks wrote, and y_BTD.
 
-  `model` is the `body` of memory_scan; the other arguments are the same.
+  `model` is the argument `body` of memory_scan. The other arguments are those
+  of memory_scan.
   """
   read = lambda *arguments: (model.read(*arguments), ())
   return _sweep(model, read, params, memory, x_BTD, inputs)[0]
@@ -97,6 +104,8 @@ def _forward(model, params, memory, x_BTD, inputs):
 
 def _sweep(model, read, params, memory, x_BTD, inputs):
   """Returns the results of `_scan`, and the pullback of each chunk.
+
+  The pullbacks are stacked by span and chunk.
 
   Args:
     model: MemoryScanBody.
@@ -140,10 +149,12 @@ def _sweep(model, read, params, memory, x_BTD, inputs):
 
 
 def read_with_pullback(model, *arguments):
-  """Returns the results of `model.read`, and its pullback, or () if parallel.
+  """Returns the results of `model.read`, and its pullback.
 
-  The pullback does not store the arguments, because windows of keys overlap and
-  every chunk has the same parameters. `_by_chunks` inserts the arguments again.
+  If model.parallel, () takes the place of the pullback. The pullback does not
+  store the arguments of `read`: the keys of successive chunks overlap, and the
+  parameters are the same in every chunk. `_by_chunks` inserts the arguments
+  again.
   """
   if model.parallel:
     return model.read(*arguments), ()
@@ -158,8 +169,8 @@ def _backward(model, residuals, gradients):
 
   Args:
     model: MemoryScanBody.
-    residuals: params; seen, which is the memory followed by all vectors
-      written; x_BTD; inputs; and the pullback of each chunk of each span.
+    residuals: params; seen, which is the memory followed by all vectors that
+      chunks wrote; x_BTD; inputs; and the pullbacks, stacked by span and chunk.
     gradients: the gradients of seen and of y_BTD.
   """
   params, seen, x_BTD, inputs, pulls = residuals
@@ -222,10 +233,10 @@ class _Span(NamedTuple):
     seen: vectors written by the A tokens of memory before the span, then by the
       K tokens of the span.
     x_BKD: the tokens of the span.
-    d_written: gradients of the vectors that the span wrote, as far as they come
-      from outside of the scan.
+    d_written: gradients of the vectors that the span wrote, only the part that
+      comes through the memory after the segment.
     d_y_BKD: gradients of the span's outputs.
-    pulls: pullback of each chunk.
+    pulls: pullbacks of the span's chunks, stacked; () if MemoryScanBody.parallel.
   """
 
   at: jax.Array
@@ -239,18 +250,20 @@ class _Span(NamedTuple):
 def _in_parallel(model, params, inputs, span, d_kv):
   """Computes a span's gradients: recurrent ones first, others in parallel.
 
-  A is the number of tokens of memory that a chunk reads.
+  Recurrent ones are those of the vectors that the span wrote. A is the number
+  of tokens of memory that a chunk reads.
 
   Args:
     model: MemoryScanBody.
     params, inputs: as in memory_scan.
     span: the span.
-    d_kv: gradients of the keys and values of the A tokens before the span's
-      end, as far as they come from tokens after the span.
+    d_kv: gradients of the keys and values of the last A tokens up to the end of
+      the span, only the part that comes from tokens after the span.
 
   Returns:
-    Gradients of the parameters, of the keys and values of the A tokens before
-    the span, and of the span's tokens x_BKD.
+    Gradients of the parameters, to be summed over spans; gradients of the keys
+    and values of the A tokens before the span, the part that comes from the
+    span and from later tokens; and gradients of x_BKD, the span's tokens.
   """
 
   def pull(_, now, window, x_BCD, cotangents):
@@ -275,7 +288,12 @@ def _in_parallel(model, params, inputs, span, d_kv):
 
 
 def _by_chunks(model, params, inputs, span, d_kv):
-  """Computes the same gradients as `_in_parallel`, but chunk by chunk."""
+  """Computes a span's gradients chunk by chunk; see `_in_parallel`.
+
+  There, the gradients of the parameters include the keys that the span reads.
+  Here, they include the keys of the span's own tokens instead, so `_backward`
+  adds those of the memory before the segment.
+  """
 
   def pull(pullback, now, window, x_BCD, cotangents):
     pullback.args_res[:] = [params, window, x_BCD, inputs, now]
@@ -295,23 +313,26 @@ def _by_chunks(model, params, inputs, span, d_kv):
 def _backward_sweep(
   model, params, inputs, span, d_kv, d_params, pull, pull_keys
 ):
-  """Runs the recurrence of a span's gradients from its last chunk to the first.
+  """Computes gradients chunk by chunk, from a span's last chunk to its first.
+
+  "Keys" here means keys and values, and A is the number of tokens of memory
+  that a chunk reads.
 
   Args:
     model, params, inputs, span, d_kv: see _in_parallel.
     d_params: zeros to which gradients of parameters are added; () if these
       gradients are not computed.
-    pull: (pullback, position, keys, tokens, gradients of the results of `read`)
-      -> gradients of (params, keys, tokens), for one chunk. Those of params and
-      tokens are () if they are not computed.
-    pull_keys: (written, gradients of its keys) -> gradients of (params,
-      written), for one chunk.
+    pull: function (pullback, position, keys, tokens, gradients of the results
+      of model.read) -> gradients of (params, keys, tokens), for one chunk.
+      `position` is that of the chunk's first token in the segment. Gradients of
+      params and tokens are () if they are not computed.
+    pull_keys: function (written, gradients of its keys) -> gradients of
+      (params, written), for one chunk.
 
   Returns:
     Gradients of the parameters; gradients of the keys of the A tokens before
-    the span; gradients of the vectors that the span wrote, now including those
-    from all later tokens; and the gradients that `pull` returns for the tokens,
-    stacked by chunk.
+    the span; complete gradients of the vectors that the span wrote; and the
+    gradients that `pull` returns for the tokens, stacked by chunk.
   """
   C, K = model.chunk, span.x_BKD.shape[1]
   kv = model.keys(params, span.seen, inputs)

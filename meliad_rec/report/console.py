@@ -45,9 +45,9 @@ del _CONTROL[ord('\n')], _CONTROL[ord('\t')]
 
 
 def printable(text: str) -> str:
-  """Returns text with each control character, except \n and \t, replaced.
+  """Returns text with the control characters replaced by U+FFFD.
 
-  Control characters could change how the terminal works.
+  They could change how the terminal works. Newlines and tabs are kept.
   """
   return text.translate(_CONTROL)
 
@@ -55,8 +55,8 @@ def printable(text: str) -> str:
 class Console:
   """Progress of a run: lines, and on a terminal a bar below them.
 
-  The first lines about training are all shown. Later ones are shown at intervals,
-  which grow with the time that the run has taken.
+  The first lines about training are all shown. Later ones are shown at
+  intervals, which grow with the time that the run has taken.
 
   Args:
     total_steps: steps of the run; None: not known.
@@ -263,7 +263,7 @@ def suppress_stderr() -> Iterator[None]:
 
 
 class _Plain(logging.Formatter):
-  """A formatter that returns 'MESSAGE', 'warning: MESSAGE' or 'error: MESSAGE'."""
+  """A formatter that returns 'TEXT', 'warning: TEXT' or 'error: TEXT'."""
 
   def format(self, record):
     text = super().format(record)

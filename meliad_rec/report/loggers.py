@@ -118,8 +118,8 @@ class Guarded:
 class WandB:
   """A MetricsLogger that sends metrics to Weights & Biases (W&B).
 
-  Needs meliad_rec[wandb]. A run that resumes continues the same W&B run, whose id
-  is in the file wandb_id of its folder.
+  Needs meliad_rec[wandb]. A run that resumes continues the same W&B run, whose
+  id is in the file wandb_id of its folder.
 
   Attributes:
     project: name of the W&B project.

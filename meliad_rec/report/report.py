@@ -108,9 +108,9 @@ class Report:
       step: training steps done.
       values: {metric: value}. The values are Python numbers, not device arrays.
         metrics/metrics.py lists the common names.
-      split: 'train', 'validation' or another split. The error of a trivial
-        predictor has the split journal.TRIVIAL + NAME, where NAME is that of the
-        predictor; plots show it as a dashed or dotted line.
+      split: 'train', 'validation' or another split. The error of the trivial
+        predictor NAME has the split journal.TRIVIAL + NAME; plots show it as a
+        dashed or dotted line.
     """
     if not self._on:
       return

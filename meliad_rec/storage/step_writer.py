@@ -195,9 +195,9 @@ class StepWriter:
 class _Manager(ocp.CheckpointManager):
   """A manager of orbax that does not ask jax whether the run should stop.
 
-  On several hosts, these questions to jax are numbered, so that all hosts stop at
-  the same one. preemption.py asks and numbers them. If orbax asked too, it would
-  use numbers of its own, which do not fit into this sequence.
+  On several hosts, these questions to jax are numbered, so that all hosts stop
+  at the same one. preemption.py asks and numbers them. If orbax asked too, it
+  would use numbers of its own, which do not fit into this sequence.
   """
 
   def reached_preemption(self, step):

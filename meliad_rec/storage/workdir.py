@@ -128,11 +128,11 @@ class RemovedError(ValueError):
 class Lock:
   """A lock that lets only one training run use a folder.
 
-  Creates the folder if needed. The lock is held until `release` is called, until
-  the process ends for any reason, or until the body of a `with` statement raises
-  an error. A body that succeeds does not release it. On several hosts, every host
-  must create a Lock, and process 0 holds it. Buckets have no locks: a log message
-  asks the user to make sure that no other run uses the folder.
+  Creates the folder if needed. The lock is held until `release` is called,
+  until the process ends for any reason, or until the body of a `with` statement
+  raises an error. A body that succeeds does not release it. On several hosts,
+  every host must create a Lock, and process 0 holds it. Buckets have no locks:
+  a log message asks the user to make sure that no other run uses the folder.
 
   Args:
     folder: the folder of the run.

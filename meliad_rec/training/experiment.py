@@ -44,7 +44,7 @@ class Experiment:
 
   Attributes:
     model: makes the model, given the size of the vocabulary.
-    data: the splits train and validation, and their vocabulary.
+    data: the splits 'train' and 'validation', and their vocabulary.
     optimizer: from optimizer.chain.
     batch: number of documents read in parallel, over all hosts.
     segment: tokens of each document per step; gradients reach this far back.
@@ -53,22 +53,26 @@ class Experiment:
     seed: seed for parameters, dropout and the order of documents.
     mesh: makes the mesh of devices.
     objective: (logits_BTV, targets_BT) -> nats_BT to minimize.
-    ema_decay: decay of a moving average of the parameters, which is evaluated
-      instead of them; None: no average.
+    ema_decay: decay of a moving average of the parameters. Evaluations use this
+      average in place of the parameters. None: no average.
     halting_warmup: steps over which the weight of the halting loss rises to
       PONDER_COST; 0 disables the warm-up.
     part: part of the validation split that evaluations read.
-    sample: text generated at each evaluation.
+    sample: settings of the text that is generated at each evaluation.
     log_every, eval_every, save_every: training steps between two reports, two
       evaluations and two checkpoints.
     keep: number of last checkpoints kept, in addition to the best one.
-    best_metric: validation metric that selects the best checkpoint: a key of
-      BEST that the data provide. Only text has bytes and words; only labels
-      have an error.
+    best_metric: validation metric that selects the best checkpoint, a key of
+      BEST. Metrics per byte and per word need data that are text; 'error' needs
+      data with labels.
+    patience: the run ends after this number of evaluations in a row without a
+      new best value of best_metric; None: no limit.
     metrics_logger: object that also receives all metrics, such as a
       loggers.WandB; None: they are written only to the folder of the run.
-    patience: evaluations without a new best after which the run ends; None:
-      no limit.
+
+  Raises:
+    ValueError: an attribute is out of range, or shorter_first has segments that
+      are not shorter or as many steps as the run.
   """
 
   model: Callable[[int], Model]
@@ -122,12 +126,12 @@ class Experiment:
 
   @property
   def best_is(self) -> str:
-    """The best value of best_metric: 'lowest' or 'highest'."""
+    """Whether the 'lowest' or the 'highest' value of best_metric is best."""
     return BEST[self.best_metric]
 
   @functools.cached_property
   def program(self) -> TrainProgram:
-    """The model and optimizer on the mesh."""
+    """The training step with segments of `segment` tokens, on the mesh."""
     return TrainProgram(
       model=self.model(self.data.vocabulary.size),
       mesh=self.mesh(),
@@ -141,14 +145,15 @@ class Experiment:
 
   @functools.cached_property
   def first_program(self) -> TrainProgram:
-    """The program of the initial steps, if shorter_first is set.
+    """The training step of the initial steps; needs shorter_first.
 
-    Its segments are shorter. Its train state is the same as that of `program`.
+    It differs from `program` only in its shorter segments. Both have the same
+    train state, so training passes it from one to the other.
     """
     return dataclasses.replace(self.program, segment=self.shorter_first.segment)
 
   def program_of(self, step: int) -> TrainProgram:
-    """Returns the program of a step, counted from 0."""
+    """Returns the program of training step `step`, counted from 0."""
     first = self.shorter_first
     return self.first_program if first and step < first.steps else self.program
 

@@ -15,16 +15,18 @@ PARTS = ('step', 'compile', 'data wait', 'evaluation', 'checkpoint')
 
 
 class Goodput:
-  """Adds up the seconds of each part of a run on this host.
+  """A timer that adds up the seconds of each part of a run on this host.
+
+  Compilation counts as 'compile' even during another part, such as in the first
+  step of an evaluation.
 
   Args:
     clock: returns seconds since any fixed time.
     compiled: returns the seconds that this process has spent on compilation;
-      None: they are read from jax. Compilation within another part, such as the
-      first step of an evaluation, counts as 'compile'.
+      None: they are read from jax.
 
   Attributes:
-    seconds: seconds so far of each part in PARTS.
+    seconds: {part: seconds so far}, for each part in PARTS.
   """
 
   def __init__(
@@ -38,7 +40,7 @@ class Goodput:
 
   @contextlib.contextmanager
   def on(self, part: str) -> Iterator[None]:
-    """Counts the time of a `with` body as a part of PARTS.
+    """Counts the time of a `with` body as time of `part`, one of PARTS.
 
     Parts must not be nested.
     """
@@ -54,7 +56,10 @@ class Goodput:
       self.seconds[part] += spent
 
   def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
-    """Yields the items; the time of waiting for them counts as 'data wait'."""
+    """Yields the items; the time of waiting for them counts as 'data wait'.
+
+    The iterator `items` is closed at the end.
+    """
     with contextlib.closing(items):
       while True:
         with self.on('data wait'):
@@ -69,7 +74,10 @@ class Goodput:
     return self._clock() - self._began
 
   def sentence(self) -> str:
-    """Returns 'Time: 80.0% step, 10.0% compile, ..., 2.0% other, of 100 s.'"""
+    """Returns 'Time: 80.0% step, 10.0% compile, ..., 2.0% other, of 100 s.'
+
+    The shares are of the time since this object was created.
+    """
     whole = self.whole
     parts = self.seconds | {'other': whole - sum(self.seconds.values())}
     shares = (f'{s / whole:.1%} {part}' for part, s in parts.items())
@@ -80,7 +88,7 @@ _END = object()
 
 
 class _Compilations:
-  """Counts the seconds of XLA compilation since it was created."""
+  """A counter of the seconds of XLA compilation since it was created."""
 
   def __init__(self):
     self._seconds = 0.0

@@ -1,4 +1,4 @@
-"""Training metrics of the steps since the last line of the report."""
+"""Metrics and time of the training steps between two reports."""
 
 import math
 import time
@@ -17,9 +17,9 @@ from meliad_rec.training.program import TrainProgram
 
 
 class Meter:
-  """Adds up the metrics and the time of training steps.
+  """A counter of the metrics and the time of training steps.
 
-  The time of evaluations and saves is left out.
+  Its clock leaves out evaluations and saves: see `pause`.
 
   Args:
     program: the program whose steps are timed.
@@ -46,23 +46,32 @@ class Meter:
     self.since = self.since or time.perf_counter()
 
   def pause(self) -> None:
-    """Stops the clock for anything other than training steps."""
+    """Stops the clock during anything other than training steps."""
     if self.since is not None:
       self.seconds += time.perf_counter() - self.since
       self.since = None
 
   def add(self, sums: Sums) -> Sums:
-    """Waits for the Sums of a step, adds them up, and returns host copies."""
+    """Waits for the Sums of a step and adds them to the totals.
+
+    Args:
+      sums: sums of the step, on the devices.
+
+    Returns:
+      The same sums, copied to the host.
+    """
     sums = jax.device_get(sums)
     self.totals.add(sums)
     return sums
 
   def metrics(self, step: int, tokens: int) -> dict[str, float]:
-    """Returns the metrics of the steps since the last call.
+    """Returns {metric: value} of the steps since the last call.
+
+    Stops the clock, and sets it and the totals to 0.
 
     Args:
-      step: number of the last of these steps.
-      tokens: tokens that the run has read so far.
+      step: number of the last of these steps, counted from 1.
+      tokens: tokens that the run has read so far, in all its steps.
     """
     self.pause()
     totals, seconds = self.totals, self.seconds
@@ -77,14 +86,21 @@ class Meter:
     }
 
   def learning_rate(self, step: int) -> float:
-    """Returns the learning rate that a step used; steps count from 1."""
+    """Returns the learning rate that a step used.
+
+    Args:
+      step: number of the step, counted from 1.
+    """
     return float(self.program.optimizer.learning_rate(step - 1))
 
   def _flops(self, totals: Totals) -> float | None:
-    """Returns the FLOPs of forward and backward pass per token.
+    """Returns the FLOPs of the forward and the backward pass per token.
 
-    Padding counts as tokens. Returns None if the peak FLOP/s of the devices are
-    not known.
+    Here, a position of padding counts as a token. Returns None if the peak FLOP/s
+    of the devices are not known.
+
+    Args:
+      totals: totals of some steps, for their mean halting depth.
     """
     if self.traced is None:
       return None
@@ -103,12 +119,12 @@ class Meter:
 
 
 def is_finite(sums: Sums) -> bool:
-  """Returns whether a step's loss and gradient are finite."""
+  """Returns whether a step's loss and gradient norm are finite."""
   return math.isfinite(sums.nats) and math.isfinite(sums.gradient_norm)
 
 
 def check_finite(what: str, batch: Batch, sums: Sums) -> None:
-  """Raises ValueError if a loss or gradient is not finite.
+  """Raises ValueError if a step's loss or gradient norm is not finite.
 
   Args:
     what: name of the step for the message, such as 'Step 7'.

@@ -1,7 +1,8 @@
 """The optimizer of a run: update rule, schedule, clipping, accumulation.
 
 A rule is a function that takes the learning-rate schedule first and returns an
-optax transformation: `adafactor` and `adamw` below, or one of optax. In gin:
+optax transformation. Rules are `adafactor` and `adamw` below, and optimizers of
+optax. In gin:
 
     from meliad_rec.training import optimizer
     from meliad_rec.training import schedules
@@ -12,9 +13,11 @@ optax transformation: `adafactor` and `adamw` below, or one of optax. In gin:
       schedule = @schedules.rsqrt()
     optax.lion.b1 = 0.95
 
-The rule has no `()`: `chain` calls it with the schedule, so that the reported
-learning rate is the one in use. A non-finite gradient is not skipped: it
-reaches the parameters and the loss, and stops the run.
+`@optax.lion` has no `()` because `chain` calls the rule, with the same schedule
+that gives the reported learning rate.
+
+An update with a non-finite gradient is not skipped: it makes the parameters and
+the loss non-finite, which stops the run.
 """
 
 from collections.abc import Callable
@@ -35,13 +38,16 @@ Rule = Callable[[Schedule], optax.GradientTransformation]
 class Optimizer:
   """The functions that a training step needs.
 
+  A training step calls `update`. It changes the parameters only once in `every`
+  steps; in the others, its updates are 0.
+
   Attributes:
-    init: params -> state.
+    init: params -> state of the optimizer.
     update: (gradients, state, params, tokens) -> (updates, state). The
       gradients are of the mean loss over `tokens` scored tokens; the caller
       applies the updates with `optax.apply_updates`.
-    schedule: training step, counted from 0 -> learning rate.
-    every: training steps per update.
+    schedule: step -> learning rate. Training steps are counted from 0.
+    every: training steps per update of the parameters.
   """
 
   init: Callable[[Any], Any]
@@ -50,9 +56,10 @@ class Optimizer:
   every: int
 
   def learning_rate(self, step: int | jax.Array) -> jax.Array:
-    """Returns the learning rate of the update that a step belongs to.
+    """Returns the learning rate of the update that a training step belongs to.
 
-    Steps count from 0.
+    Args:
+      step: number of the step, counted from 0.
     """
     return self.schedule(step // self.every * self.every)
 
@@ -66,12 +73,13 @@ def chain(
   """Returns the optimizer of a run.
 
   Args:
-    rule: makes the optax transformation, given the schedule.
-    schedule: function of the training step, counted from 0; an update over
-      several steps uses the learning rate of the first one.
-    clip_norm: maximum global norm of the gradient of the mean over tokens,
-      after accumulation; larger gradients are scaled down. None: no clipping,
-      as in the Block-Recurrent Transformer's training.
+    rule: schedule -> optax transformation. It gets a schedule of updates, not
+      of training steps.
+    schedule: step -> learning rate. Training steps are counted from 0. An
+      update from several steps uses the learning rate of the first of them.
+    clip_norm: maximum global norm of the gradient of an update, which is the
+      mean over all scored tokens of its steps. A larger gradient is scaled down
+      to this norm. None: no clipping, as for the Block-Recurrent Transformer.
     every: training steps per update; see `accumulate`.
 
   Raises:
@@ -106,17 +114,23 @@ def adafactor(
 ) -> optax.GradientTransformation:
   """Returns Adafactor with parameter scaling, without weight decay.
 
-  The size of an update is the learning rate times the root mean square of the
-  parameter, which counts as at least 1e-3. Second moments are factored if two
-  axes have 128 or more elements. An update whose root mean square is above 1 is
-  scaled down to 1 before that. A parameter is an array, so layers stacked for a
-  scan share one scale and one clipping.
+  A gradient becomes an update of the parameters in four steps:
+
+  1. It is divided by the root of its second moments. These are factored if the
+     parameter has at least two axes of 128 or more elements.
+  2. If its root mean square is above 1, it is scaled down to 1.
+  3. It is multiplied by the learning rate and by the root mean square of the
+     parameter, which counts as at least 1e-3.
+  4. It is averaged with earlier updates, in float32.
+
+  Here, a parameter is one array. Layers that are stacked for a scan are one
+  array, so they share the root mean squares in 2 and 3.
 
   Args:
-    schedule: relative learning rate.
-    momentum: decay of the float32 average of updates; None: no average.
-    decay_rate: at update t, second moments decay by the factor
-      1 - t^-decay_rate.
+    schedule: learning rate relative to the size of the parameter.
+    momentum: decay of the average in 4; None: no average.
+    decay_rate: at update t, counted from 1, the second moments so far are
+      multiplied by 1 - t^-decay_rate.
 
   Shazeer and Stern 2018; settings of Hutchins et al. 2022.
   """
@@ -134,10 +148,11 @@ def adafactor(
 
 
 def scale_by_param_rms(minimum: float = 1e-3) -> optax.GradientTransformation:
-  """Multiplies each update by the root mean square of its parameter.
+  """Returns a transformation that multiplies each update by a parameter's size.
 
-  The same as optax.scale_by_param_block_rms, which reads all parameters twice
-  so that it can be differentiated.
+  The size is the root mean square of the parameter that is updated. The result
+  is that of optax.scale_by_param_block_rms. The latter is slower: it reads all
+  parameters twice, so that it can be differentiated.
 
   Args:
     minimum: the least factor.
@@ -160,16 +175,17 @@ def adamw(
 ) -> optax.GradientTransformation:
   """Returns Adam with decoupled weight decay of matrices only.
 
-  Matrices are the parameters named `kernel`, and `input_kernel` and
-  `recurrence` of an LSTM. Embeddings, norms, biases, gates and initial states
-  are not decayed.
+  The matrices are the parameters named `kernel` and, in an LSTM, those named
+  `input_kernel` and `recurrence`. Embeddings, norms, biases, gates and initial
+  states are not decayed.
 
   Args:
     schedule: absolute learning rate; it also multiplies the decay.
     b1: decay of the first moment.
     b2: decay of the second moment.
     eps: added to the root of the second moment.
-    weight_decay: fraction of a weight subtracted per unit of learning rate.
+    weight_decay: in each update, a weight loses this fraction of itself times
+      the learning rate.
 
   Loshchilov and Hutter 2019.
   """
@@ -179,7 +195,7 @@ def adamw(
 
 
 class Accumulated(struct.PyTreeNode):
-  """State of `accumulate`: sums so far, and the inner optimizer's state."""
+  """State of `accumulate`: sums so far, and the state of `inner`."""
 
   gradients: Any  # Like the parameters, float32: sum of tokens * gradient.
   tokens: jax.Array  # float32, tokens in the sum.
@@ -195,12 +211,14 @@ def accumulate(
   The segments are consecutive: each training step reads the next segment and
   updates the carry, while the parameters stay the same. So accumulating n
   segments is like reading segments n times as long, except that gradients are
-  stopped between them. Each token has the same weight, whereas optax.MultiSteps
-  weights each segment equally, even if few of its tokens are scored.
+  stopped between them. Each scored token has the same weight. optax.MultiSteps
+  gives the same weight to each segment instead, even if few of its tokens are
+  scored.
 
   Args:
-    inner: runs once in `every` steps, on the mean over all their tokens.
-    every: steps per update.
+    inner: the transformation that makes the updates. It runs once in `every`
+      steps, on the mean gradient over all scored tokens of these steps.
+    every: training steps per update.
 
   Returns:
     `init` and `update`, as in Optimizer. Updates are zero except in the last of
@@ -257,9 +275,9 @@ def ema_update(ema: Any, params: Any, decay: float, step: jax.Array) -> Any:
   Args:
     ema: the average so far, a tree like params.
     params: parameters after the step's update.
-    decay: weight of the previous average, after the initial steps.
-    step: number of the training step, from 0. The decay is at most
-      (1 + step) / (10 + step), so that the initial weights fade quickly.
+    decay: weight of the average so far. In the first steps, the weight is only
+      (1 + step) / (10 + step), so that the initial parameters fade quickly.
+    step: number of the training step, counted from 0.
   """
   kept = jnp.minimum(decay, (1 + step) / (10 + step))
   return jax.tree.map(

@@ -1,6 +1,9 @@
 """Traces some training steps for XProf, which shows where time is spent.
 
-pip install xprof; xprof --logdir=WORKDIR/profile
+To see the trace of a run in WORKDIR:
+
+  pip install xprof
+  xprof --logdir=WORKDIR/profile
 """
 
 from collections.abc import Iterator
@@ -18,7 +21,10 @@ from meliad_rec.storage.workdir import upload
 
 
 def steps(text: str) -> range:
-  """Parses 'FIRST:LAST' into the steps to trace, both included.
+  """Parses 'FIRST:LAST', the numbers of the first and the last step to trace.
+
+  Returns:
+    The range of these steps, which includes LAST.
 
   Raises:
     ValueError: the text has another form, FIRST is 0, or LAST is before FIRST.
@@ -34,11 +40,12 @@ def steps(text: str) -> range:
 
 
 class Profile:
-  """Writes one trace of some training steps into a folder, on process 0.
+  """A tracer that writes one trace of some training steps, on process 0.
 
   Args:
     folder: where the trace is written; created if needed.
-    traced: consecutive steps to trace; an empty range traces nothing.
+    traced: numbers of the consecutive steps to trace, from 1; an empty range
+      traces nothing.
   """
 
   def __init__(
@@ -50,7 +57,7 @@ class Profile:
 
   @contextlib.contextmanager
   def step(self, step: int) -> Iterator[None]:
-    """Names a `with` body as a step, and traces it if requested.
+    """Marks a `with` body as one step, and traces it if it is to be traced.
 
     Args:
       step: number of the step, from 1. The body dispatches this step and waits
@@ -70,9 +77,9 @@ class Profile:
       yield
 
   def close(self) -> None:
-    """Ends and writes the trace; a second call does nothing.
+    """Ends the trace and writes it; a second call does nothing.
 
-    If no requested step was traced, this is logged as a warning.
+    If none of the steps to trace has run, this is logged as a warning.
     """
     if self._on:
       self._on = False

@@ -44,7 +44,10 @@ class TrainProgram(ShardedModel):
 
   @functools.cached_property
   def shapes(self) -> TrainState:
-    """The train state, with jax.ShapeDtypeStruct and shardings for arrays."""
+    """The train state, with jax.ShapeDtypeStruct in place of arrays.
+
+    They have shardings.
+    """
     shapes = jax.eval_shape(self._create_state, 0)
     return jax.tree.map(
       lambda a, sharding: jax.ShapeDtypeStruct(
@@ -55,7 +58,13 @@ class TrainProgram(ShardedModel):
     )
 
   def batch_shapes(self, rows: int) -> Batch:
-    """Returns a Batch with jax.ShapeDtypeStruct and shardings for arrays."""
+    """Returns a Batch with jax.ShapeDtypeStruct in place of arrays.
+
+    They have shardings.
+
+    Args:
+      rows: rows of the batch, over all hosts.
+    """
     sharding = partition.batch_sharding(self.mesh, rows)
 
     def shape(dtype, *axes):
@@ -72,21 +81,26 @@ class TrainProgram(ShardedModel):
     )
 
   def empty_batch(self, rows: int) -> Batch:
-    """Returns a batch on the host in which all tokens are padding."""
+    """Returns a batch of NumPy arrays in which all positions are padding.
+
+    Args:
+      rows: rows of the batch.
+    """
     return jax.tree.map(
       lambda a: np.zeros((rows, *a.shape[1:]), a.dtype),
       self.batch_shapes(self.rows),
     )
 
   def create(self, seed: int) -> TrainState:
-    """Creates the state of a new run, sharded from the start."""
+    """Creates the state of a new run. No device ever holds an unsharded copy."""
     with jax.set_mesh(self.mesh):
       return self._create_sharded(np.uint32(seed))
 
   def begin_with(self, state: TrainState, params: Any) -> TrainState:
     """Returns the state of a new run that begins with given parameters.
 
-    The optimizer and the moving average begin with them too.
+    The state of the optimizer is computed from these parameters, and the moving
+    average begins with a copy of them.
 
     Args:
       state: from `create`.
@@ -105,7 +119,10 @@ class TrainProgram(ShardedModel):
 
   @functools.cached_property
   def traced(self) -> jax.stages.Traced:
-    """The training step before compilation; errors of the model occur here."""
+    """The training step, traced but not compiled.
+
+    Errors of the model occur when this property is first read.
+    """
     step = functools.partial(
       train_step,
       self.model,
@@ -123,9 +140,10 @@ class TrainProgram(ShardedModel):
 
   @functools.cached_property
   def train_step(self) -> jax.stages.Compiled:
-    """The compiled step: (state, batch) -> (state, Sums).
+    """The compiled training step: (state, batch) -> (state, Sums).
 
-    It is compiled once. The state that it is given is donated.
+    It is compiled when this property is first read. It donates the state that it
+    is given.
     """
     with jax.set_mesh(self.mesh):
       return self.traced.lower().compile()

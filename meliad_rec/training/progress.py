@@ -1,4 +1,4 @@
-"""Results of a run's evaluations so far, saved as JSON in each checkpoint."""
+"""Progress of a run's evaluations, saved as JSON in each checkpoint."""
 
 import dataclasses
 import math
@@ -8,15 +8,16 @@ from absl import logging
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-  """State of a run's evaluations.
+  """What the evaluations of a run have found so far.
 
   Attributes:
     evaluated: step of the last evaluation; 0 before the first.
-    metric: name of the metric that `best` is a value of; None: not known yet.
-    validation: identity of the documents that `best` was measured on; None: not
-      known yet.
-    best: best value of the metric; None: there is no finite value yet.
-    since_best: number of evaluations since the best one.
+    metric: name of the metric that selects the best step; None: not known yet.
+    validation: identity of the documents that evaluations read; None: not known
+      yet.
+    best: best value of the metric so far; None: there is no finite value yet.
+    since_best: number of evaluations since the one that gave `best`, or all
+      evaluations so far if `best` is None.
   """
 
   evaluated: int = 0
@@ -28,15 +29,17 @@ class Progress:
   def judged_by(
     self, metric: str, validation: str, same_split: bool = False
   ) -> 'Progress':
-    """Returns this progress, or restarts the search for the best step.
+    """Returns this progress, or one that begins a new search for the best step.
 
-    The search restarts, without `best` and with a warning, if the metric or the
-    documents differ from those of `best`.
+    If the metric or the documents have changed, the search begins again: `best`
+    is None and `since_best` is 0. A warning says so, unless this is the first
+    search of the run.
 
     Args:
-      metric: metric that selects the best step.
+      metric: name of the metric that selects the best step.
       validation: identity of the documents that evaluations read.
-      same_split: whether the whole validation split is the same as before.
+      same_split: whether the whole validation split is the same as before, so
+        that the warning can say that another part of it is read.
     """
     if (self.metric, self.validation) == (metric, validation):
       return self
@@ -57,7 +60,7 @@ class Progress:
 
     Args:
       step: training steps so far.
-      value: value of the metric.
+      value: value of the metric; never a new best if it is not finite.
       best_is: 'lowest' or 'highest'.
     """
     known = self.best is not None
@@ -70,5 +73,8 @@ class Progress:
     return dataclasses.replace(self, evaluated=step, since_best=since)
 
   def is_stale(self, patience: int | None) -> bool:
-    """Returns whether `patience` evaluations in a row gave no new best."""
+    """Returns whether the last `patience` evaluations gave no new best.
+
+    If `patience` is None, returns False.
+    """
     return patience is not None and self.since_best >= patience

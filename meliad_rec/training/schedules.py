@@ -1,9 +1,10 @@
 """Learning-rate schedules: functions of the training step, counted from 0.
 
 All except one_cycle have the form of the Block-Recurrent Transformer's code: a
-linear ramp from 0 over `warmup_steps`, times a curve. During the ramp, the
-curve is constant: it has its value of step `warmup_steps`. So with a warm-up,
-the first update (step 0) has a rate of 0.
+ramp times a curve. The ramp rises linearly from 0 at step 0 to 1 at step
+`warmup_steps`, and then stays at 1. The curve is constant during the ramp, at
+its value of step `warmup_steps`. So with a warm-up, the first update (step 0)
+has a rate of 0.
 """
 
 from collections.abc import Callable
@@ -21,12 +22,14 @@ def rsqrt(
   scale: float = 1.0,
   total_steps: int | None = None,
 ) -> Schedule:
-  """Returns scale / sqrt(step), with or without an end at `total_steps`.
+  """Returns a schedule: scale / sqrt(step), after a linear warm-up.
 
   With scale 1, 1000 steps of warm-up and no end, the rate is 0.0316 at its peak
-  and 0.0014 at step 500,000: Hutchins et al. 2022 and Wu et al. 2022, for
-  Adafactor with parameter scaling. With an end, the rate is also multiplied by
-  a line from 1 to 0, and it is never above scale / 10, so that a run of a few
+  and 0.0014 at step 500,000. Hutchins et al. 2022 and Wu et al. 2022 use this
+  with Adafactor with parameter scaling.
+
+  With an end, the rate is also multiplied by a line from 1 at step 0 to 0 at
+  step `total_steps`. It is then never above scale / 10, so that a run of a few
   hundred steps does not start too high.
 
   Args:
@@ -34,11 +37,11 @@ def rsqrt(
       scale / sqrt(warmup_steps). 0 means no warm-up, which needs an end. None:
       see default_warmup.
     scale: the rate at step 1 if there were neither warm-up nor end.
-    total_steps: step at which the rate reaches 0; None: it never does.
+    total_steps: step of the end, at which the rate reaches 0; None: no end.
 
   Raises:
-    ValueError: scale is not above 0; with an end, warmup_steps is not below
-      total_steps; or without an end, warmup_steps is None or below 1.
+    ValueError: scale is not above 0; with an end, warmup_steps is below 0 or
+      not below total_steps; or without an end, warmup_steps is None or below 1.
   """
   warmup_steps = default_warmup(warmup_steps, total_steps)
   _need(scale > 0, 'scale', scale, 'above 0')
@@ -60,13 +63,14 @@ def cosine(
   warmup_steps: int | None = 0,
   final: float = 0.0,
 ) -> Schedule:
-  """Returns half a cosine from `peak` at step 0 to `final` at `total_steps`.
+  """Returns a schedule: half a cosine down to `final`, after a linear warm-up.
 
   Args:
-    peak: the rate at step 0 if there were no warm-up. With one, the highest
-      rate is the curve's value at `warmup_steps`, a little below `peak`.
-    total_steps: training steps; after them the rate stays at `final`.
-    warmup_steps: fewer than total_steps; None: see default_warmup.
+    peak: the value of the cosine at step 0. With a warm-up, the highest rate is
+      the value at step `warmup_steps`, a little below `peak`.
+    total_steps: step at which the rate reaches `final`, where it stays.
+    warmup_steps: fewer than total_steps; 0: no warm-up; None: see
+      default_warmup.
     final: the last rate, at most `peak`.
 
   Raises:
@@ -91,13 +95,14 @@ def linear(
   warmup_steps: int | None = 0,
   final: float = 0.0,
 ) -> Schedule:
-  """Returns a line from `peak` at step 0 to `final` at `total_steps`.
+  """Returns a schedule: a line down to `final`, after a linear warm-up.
 
   Args:
-    peak: the rate at step 0 if there were no warm-up. With one, the highest
-      rate is the line's value at `warmup_steps`.
-    total_steps: training steps; after them the rate stays at `final`.
-    warmup_steps: fewer than total_steps; None: see default_warmup.
+    peak: the value of the line at step 0. With a warm-up, the highest rate is
+      the value at step `warmup_steps`, which is below `peak`.
+    total_steps: step at which the rate reaches `final`, where it stays.
+    warmup_steps: fewer than total_steps; 0: no warm-up; None: see
+      default_warmup.
     final: the last rate, at most `peak`.
 
   Raises:
@@ -114,12 +119,13 @@ def linear(
 
 
 def one_cycle(peak: float, total_steps: int, warmup_steps: int) -> Schedule:
-  """Returns a line up from peak / 25 to `peak`, then a line down to almost 0.
+  """Returns a schedule: a line up to `peak`, then a line down to almost 0.
 
   Args:
-    peak: the rate of the last step of the warm-up.
-    total_steps: training steps; from the last step on, the rate is
-      peak / 250,000.
+    peak: the highest rate, at step `warmup_steps` - 1. The first rate is
+      peak / 25.
+    total_steps: training steps. At the last one, step `total_steps` - 1, and
+      after it, the rate is peak / 250,000.
     warmup_steps: at least 2, fewer than total_steps.
 
   Raises:
@@ -141,7 +147,11 @@ def one_cycle(peak: float, total_steps: int, warmup_steps: int) -> Schedule:
 
 
 def constant(peak: float, warmup_steps: int = 0) -> Schedule:
-  """Returns `peak` at every step after a linear warm-up from 0.
+  """Returns a schedule: `peak` at every step, after a linear warm-up.
+
+  Args:
+    peak: the rate after the warm-up.
+    warmup_steps: step at which the rate reaches `peak`; 0: no warm-up.
 
   Raises:
     ValueError: peak is not above 0, or warmup_steps is below 0.
@@ -152,10 +162,10 @@ def constant(peak: float, warmup_steps: int = 0) -> Schedule:
 
 
 def default_warmup(warmup_steps: int | None, total_steps: int | None) -> int:
-  """Returns warmup_steps or, if it is None, 5 % of total_steps.
+  """Returns warmup_steps or, if it is None, 5% of total_steps.
 
-  The 5 % are rounded down, but are at least 1 and at most 1000 steps. A run of
-  a single step has no warm-up.
+  The 5% are rounded down, to at least 1 and at most 1000 steps. A run of a
+  single step has no warm-up: the result is 0.
 
   Raises:
     ValueError: both arguments are None, or total_steps is below 1.
@@ -178,8 +188,9 @@ def _warm(warmup_steps, curve):
   """Returns a schedule: a linear ramp from 0 to 1, times a curve.
 
   Args:
-    warmup_steps: step at which the ramp ends; 0: no ramp.
-    curve: float32 step -> rate. Its value at warmup_steps counts until then.
+    warmup_steps: step at which the ramp reaches 1; 0: no ramp.
+    curve: float32 step -> rate. Before step `warmup_steps`, the value of this
+      step is used.
   """
   if not warmup_steps:
     return lambda step: curve(jnp.asarray(step, jnp.float32))

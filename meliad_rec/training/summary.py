@@ -29,7 +29,7 @@ def show(experiment: Experiment) -> None:
 
 
 def sentence(experiment: Experiment) -> str:
-  """Returns one line: parameters, devices, training data and steps."""
+  """Returns one sentence: parameters, devices, training data and steps."""
   params = jax.tree.leaves(experiment.program.shapes.params)
   train = experiment.data.documents('train')
   kinds = sorted({d.device_kind for d in experiment.program.mesh.devices.flat})
@@ -58,7 +58,13 @@ def _amount(documents: Documents) -> str:
 
 
 def parameter_table(params) -> str:
-  """Returns a table of every parameter: path, shape, count and sharding."""
+  """Returns a table of every parameter: path, shape, count and sharding.
+
+  The last line has the total counts, with and without the embedding.
+
+  Args:
+    params: tree of jax.ShapeDtypeStruct with shardings.
+  """
   rows, total, embedding = [], 0, 0
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     name, count = path_string(path), math.prod(leaf.shape)
@@ -78,17 +84,17 @@ def parameter_table(params) -> str:
 
 
 def step_bytes(program: TrainProgram) -> tuple[int, int]:
-  """Returns the memory per device of a training step, from the compiler.
+  """Returns how much memory a training step needs, as the compiler says.
 
   Returns:
-    (bytes of state and batch, bytes of temporary values).
+    (bytes of state and batch, bytes of temporary values), both per device.
   """
   stats = program.train_step.memory_analysis()
   return stats.argument_size_in_bytes, stats.temp_size_in_bytes
 
 
 def memory(program: TrainProgram) -> str:
-  """Returns a line about the memory per device of a training step."""
+  """Returns a line that says how much memory a training step needs per device."""
   state, temporary = map(_mib, step_bytes(program))
   return (
     f'memory per device, by the compiler: {state} state and batch, '
@@ -97,7 +103,7 @@ def memory(program: TrainProgram) -> str:
 
 
 def shortage(program: TrainProgram) -> str | None:
-  """Returns a sentence if a training step does not fit in memory, else None."""
+  """Returns a message if a training step does not fit in memory, else None."""
   needed = sum(step_bytes(program))
   here = [
     d
@@ -115,12 +121,12 @@ def shortage(program: TrainProgram) -> str | None:
 
 
 def memory_limit(device: jax.Device, sharing: int) -> int:
-  """Returns the bytes that a device may use.
+  """Returns the bytes that one device may use.
 
   Args:
     device: a device of this host.
-    sharing: number of devices of this host, which share its memory if they are
-      CPUs.
+    sharing: number of devices of this host. CPU devices share the memory of the
+      host equally; for others, the number is not used.
   """
   if device.platform != 'cpu':
     return (device.memory_stats() or {}).get('bytes_limit', sys.maxsize)

@@ -1,10 +1,10 @@
-"""One training step: the state and a batch in, the new state and counts out.
+"""One training step: the state and a batch in, the new state and Sums out.
 
-The gradient is of the mean loss over the segment's scored tokens, plus the
-losses that modules `sow` into 'losses'. It flows through the scan over blocks
-and stops at the carry, which is the state from the previous segment. This is
-truncated back-propagation through time over one segment. Metrics that modules
-sow are counted together with the tokens.
+The step minimizes the mean loss over the scored tokens of the batch, plus the
+losses that modules `sow` into 'losses'. The gradient flows through the scan
+over blocks and stops at the carry, which is the state from the previous
+segment. This is truncated back-propagation through time over one segment. The
+Sums also hold the metrics that modules sow.
 """
 
 from collections.abc import Callable
@@ -80,7 +80,7 @@ def train_step(
   state: TrainState,
   batch: Batch,
 ) -> tuple[TrainState, Sums]:
-  """Returns the state after one step, and the counts of the step.
+  """Returns the state after one step, and the Sums of the step.
 
   Args:
     model: applied to the state's parameters.
@@ -145,11 +145,11 @@ def train_step(
 
 
 def auxiliary(sown, halting_weight=1.0) -> jax.Array:
-  """Adds up the losses that modules sowed.
+  """Returns the sum of the losses that modules sowed, a scalar.
 
-  A losses.RowMeans is first averaged over its terms from all chunks of a row,
-  and then over rows. If instead the means of the chunks were added, tokens in
-  chunks with padding would have more weight than others.
+  A losses.RowMeans counts with its mean: a row's terms from all chunks are
+  averaged first, and then the rows are. If the means of the chunks were added
+  instead, tokens in chunks with padding would have more weight than others.
 
   Args:
     sown: the variable collection 'losses'.
@@ -164,7 +164,10 @@ def auxiliary(sown, halting_weight=1.0) -> jax.Array:
 
 
 def by_name(sown) -> list[tuple[str, Any]]:
-  """Returns a list of (name, loss) from the variable collection 'losses'."""
+  """Returns (name, loss) of each loss in the variable collection 'losses'.
+
+  A loss is an array or a losses.RowMeans. A name may occur several times.
+  """
   is_mean = lambda node: isinstance(node, losses.RowMeans)
   named = []
   for path, loss in jax.tree.leaves_with_path(sown, is_leaf=is_mean):

@@ -1,7 +1,7 @@
 """Trains a run, from its first batch to its last checkpoint.
 
-State, data position and progress are saved together, so that a run that resumes
-gives the same results, bit for bit, as one that was never stopped. Step
+State, position in the data and progress are saved together, so that a run that
+resumes gives the same results, bit for bit, as one that was never stopped. Step
 n + 1 is dispatched to the devices before the metrics of step n are read.
 """
 
@@ -39,7 +39,7 @@ from meliad_rec.training.validation import Validation
 
 
 class Run:
-  """A run on this host. Call `begin`, then `live`.
+  """A run on this host. Call `begin` and, unless it is `finished` then, `live`.
 
   Attributes:
     finished: whether `begin` found that nothing was left to do.
@@ -47,10 +47,10 @@ class Run:
   Args:
     experiment: defines the run.
     workdir: folder that the run writes to.
-    about: JSON-able facts, saved with each checkpoint.
-    fill: initial parameters -> (the parameters to begin with, where they are
-      from); called only if the folder has no checkpoint. None: the run begins
-      with the initial parameters.
+    about: {name: JSON value}, facts that are saved with each checkpoint.
+    fill: initial parameters -> (the parameters to begin with, a text that says
+      where they are from). It is called only if the folder has no checkpoint.
+      None: the run begins with the initial parameters.
 
   Raises:
     ValueError: workdir is not a folder on a disk or in gs://, the hosts have
@@ -162,7 +162,7 @@ class Run:
       self.save(None)
 
   def restore(self) -> None:
-    """Continues from the newest checkpoint."""
+    """Restores state, position in the data and progress of the newest checkpoint."""
     names = 'tokenizer', 'data', 'documents', 'steps an update'
     match = {name: self.about[name] for name in names}
     self.step, self.state, data, about = self.checkpoints.restore(
@@ -181,11 +181,11 @@ class Run:
 
     Returns:
       The reason why the run was stopped, such as 'it was asked to stop', or
-      None if it simply reached the last step.
+      None if it reached the last step without such a reason.
 
     Raises:
-      ValueError: a loss or gradient is not finite, a save failed, or the folder
-        was removed.
+      ValueError: a loss or gradient norm is not finite, a save failed, or the
+        folder was removed.
     """
     batches = self.goodput.waiting(prefetch(self.lanes, 2))
     with contextlib.ExitStack() as stack:
@@ -206,7 +206,11 @@ class Run:
   def train_to_end(self, batches: Iterator) -> str | None:
     """Alternates `evaluate_and_save` and `train` until the run ends.
 
-    Returns what `live` returns.
+    Args:
+      batches: (batch, position of the next batch) of each step.
+
+    Returns:
+      What `live` returns.
     """
     while True:
       reason = self.evaluate_and_save()
@@ -215,10 +219,13 @@ class Run:
       self.train(batches)
 
   def evaluate_and_save(self) -> str | None:
-    """Evaluates and saves the run if it is time.
+    """Evaluates every `eval_every` steps, and saves every `save_every` steps.
+
+    Also does both after the last step. Saves after each evaluation, and if the
+    run was asked to stop.
 
     Returns:
-      The reason why the run must end now, or None if it need not.
+      The reason why the run must end now, or None if there is none.
     """
     stop, metrics = self.checkpoints.preempted(), None
     evaluates = self.is_due(self.experiment.eval_every)
@@ -242,7 +249,11 @@ class Run:
     return None
 
   def train(self, batches: Iterator[tuple[Batch, Position]]) -> None:
-    """Dispatches the next step, and reads the metrics of the previous one."""
+    """Dispatches the next step, and reads the metrics of the previous one.
+
+    Args:
+      batches: (batch, position of the next batch) of each step.
+    """
     self.meter.start()
     self.batch, self.position = next(batches)
     program = self.experiment.program_of(self.step)
@@ -256,14 +267,15 @@ class Run:
   def read(self, at_once: bool = False) -> None:
     """Waits for the last step that was dispatched, and reads its metrics.
 
-    Every `log_every` steps, the metrics since the last report are reported.
+    Once in `log_every` steps, the metrics of the steps since the last report are
+    reported.
 
     Args:
-      at_once: whether to report in any case. A step whose loss or gradient is
-        not finite is always reported.
+      at_once: whether to report in any case. A step whose loss or gradient norm
+        is not finite is always reported.
 
     Raises:
-      ValueError: the loss or the gradient of the step is not finite.
+      ValueError: the loss or the gradient norm of the step is not finite.
     """
     if self.unread is None:
       return
@@ -288,7 +300,10 @@ class Run:
     return self.step > 0 and (self.step % every == 0 or last)
 
   def _is_at_end(self) -> bool:
-    """Returns whether no step and no evaluation is left."""
+    """Returns whether the run is over and its last evaluation is done.
+
+    A run is over after its last step, or if `patience` ended it.
+    """
     due = self.is_due(self.experiment.eval_every)
     if due and self.step > self.progress.evaluated:
       return False
@@ -296,7 +311,12 @@ class Run:
     return stale or self.step >= self.experiment.steps
 
   def evaluate(self) -> dict[str, float] | None:
-    """Returns validation metrics, or None if the run was asked to stop."""
+    """Evaluates the run, and updates `progress`.
+
+    Returns:
+      The validation metrics, {metric: value}; None if the run was asked to stop
+      during the evaluation.
+    """
     params = self.state.params if self.state.ema is None else self.state.ema
     stop = self.checkpoints.preempted
     metrics = self.validation.evaluate(params, self.step, self.report, stop)
@@ -307,11 +327,19 @@ class Run:
     return metrics
 
   def probe(self, batch: Batch) -> Sums:
-    """Returns the Sums of the parameters on one batch; compiled by `begin`."""
+    """Returns the Sums of the current parameters on one batch.
+
+    `begin` compiles what this needs.
+    """
     return probe(self.program, self.state.params, batch, self.experiment.batch)
 
   def save(self, metrics: dict[str, float] | None) -> None:
-    """Starts saving the run, unless its current step is already saved.
+    """Starts to save the run.
+
+    Does nothing if the current step is already saved and has no new metrics.
+
+    Args:
+      metrics: validation metrics of the current step; None: not evaluated.
 
     Raises:
       ValueError: the parameters after the last update give a loss that is not

@@ -25,14 +25,14 @@ _LEARNED = 2000
 
 
 class Validation:
-  """Evaluates an experiment on its validation split.
+  """An evaluator of an experiment on its validation split.
 
   Args:
     experiment: the experiment.
 
   Attributes:
     split: identity of the whole validation split.
-    documents: the part of the split that is read.
+    documents: the part of the split that evaluations read.
     baselines: {name of a trivial predictor: its error on the whole split}.
 
   Raises:
@@ -58,16 +58,17 @@ class Validation:
   def evaluate(
     self, params, step: int, report: Report, stop: Callable[[], bool]
   ) -> dict[str, float] | None:
-    """Reports metrics and a sample, and returns the metrics.
-
-    Returns None, and reports nothing, if `stop` ends the evaluation.
+    """Evaluates parameters; reports the metrics and a sample.
 
     Args:
       params: parameters to evaluate.
       step: training steps so far.
       report: where metrics and sample are written.
       stop: called before each segment and after every few tokens of the
-        sample; returns True to end the evaluation.
+        sample. If it returns True, the evaluation ends, and nothing is reported.
+
+    Returns:
+      {metric: value}; None if `stop` ended the evaluation.
     """
     experiment = self._experiment
     countdown = Countdown(int(self.documents.lengths.sum()), 'tokens')
@@ -103,7 +104,12 @@ class Validation:
 
 
 def _warn_if_unused(step: int, metrics: dict[str, float]) -> None:
-  """Logs a warning if a recurrent model makes almost no use of its state."""
+  """Logs a warning if a recurrent model makes almost no use of its state.
+
+  Args:
+    step: training steps so far; early ones give no warning.
+    metrics: {metric: value} of the evaluation.
+  """
   loss, cost = metrics['loss_nats_per_token'], metrics.get('cleared_cost')
   if cost is not None and step >= _LEARNED and cost < _UNUSED * loss:
     logging.warning(
