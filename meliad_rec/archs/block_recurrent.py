@@ -36,7 +36,7 @@ class BlockDecodeState(struct.PyTreeNode):
       not yet read are masked.
     states_BSD: state vectors before this block.
     memory: keys and values of these state vectors.
-    filled_B: number of tokens read in this block, the same in every row.
+    filled_B: int32, number of tokens read in this block, the same in every row.
   """
 
   kv: KV
@@ -118,7 +118,7 @@ class BlockRecurrentLayer(Cell):
     return state, y_BTD
 
   def seen(self, state):
-    """Returns `pre_norm` of the state vectors, and their keys and values."""
+    """Returns n_BSD, the state vectors' `pre_norm`, and its keys and values."""
     n_BSD = self.states.pre_norm(state[1])
     return n_BSD, self.states.kv(n_BSD)
 
@@ -171,7 +171,7 @@ class BlockRecurrentLayer(Cell):
     ), y_B1D
 
   def next_block(self, decode_state: BlockDecodeState) -> BlockDecodeState:
-    """Returns the state at the start of the next block, after a full block.
+    """Returns the decode state at the start of the block after a full one.
 
     Its state vectors are those after the full block.
     """

@@ -1,7 +1,7 @@
 """Feedback Transformer (Fan et al. 2020, section 3.3).
 
 All layers read one memory. Each token writes to it one vector, a mix of the
-outputs of all layers at this token. Even the lowest layer thus sees what the
+outputs of all layers for this token. Even the lowest layer thus sees what the
 highest layer computed for earlier tokens. Tokens are therefore read one by one.
 """
 
@@ -38,8 +38,8 @@ class Composition(nn.Module):
 class WeightedSum(Composition):
   """Weighted sum of the embedding and of the outputs of all layers.
 
-  The embedding and each layer have one learned weight; the weights add up to 1.
-  Fan et al. 2020, equation 1.
+  There is one learned weight for the embedding and one for each layer; they add
+  up to 1. Fan et al. 2020, equation 1.
   """
 
   @nn.compact

@@ -143,7 +143,7 @@ class Chunks(Cell):
     cell: a cell that takes any number of tokens.
     length: maximum number of tokens in a chunk. The segment is cut into as few
       chunks as possible, all equally long, as in the code of Ray Chowdhury and
-      Caragea 2024; padding fills the last one. The length of chunks thus
+      Caragea 2024. Padding fills the last one. The length of chunks thus
       depends on that of the segment: with a maximum of 100, chunks have 86
       tokens if the segment has 512, and 94 if it has 1,024.
     count: number of chunks, whatever the length of the segment. Set either

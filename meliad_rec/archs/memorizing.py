@@ -41,9 +41,9 @@ class MemorizingLayer(Cell):
     config: sizes and choices.
     memory: number of tokens that each token may recall: the last ones before
       the block of this token. A multiple of the window.
-    neighbors: number of these tokens to whose keys a query attends: the keys
-      with the highest scores, and any that tie with the last of them. None
-      means that it attends to the keys of all tokens that it may recall.
+    neighbors: number of keys of these tokens that a query attends to: those
+      with the highest scores, plus any that tie with the last of them. None
+      means all keys of these tokens.
     room: maximum number of tokens written to the ring at once, a multiple of
       the window; the ring holds memory + room tokens. Longer segments are cut
       into parts, and the backward pass keeps a copy of the ring for each part.
@@ -52,8 +52,8 @@ class MemorizingLayer(Cell):
       selects an exact search, which is slower on a TPU. After an approximate
       search, a query attends to every key that scores at least as high as the
       worst of the `neighbors` keys found, even if the search missed the key. A
-      query may thus attend to more than `neighbors` keys, but always attends to
-      the best ones.
+      query may thus attend to more than `neighbors` keys, but the `neighbors`
+      best are always among them.
     tile: maximum number of queries compared with the ring at once.
   """
 
@@ -224,16 +224,16 @@ class HeadGate(nn.Module):
 class Ring(Resettable):
   """Ring buffer of keys and values of the last S tokens, too large to copy.
 
-  All tokens of a part of a segment are written before any of them reads the
-  ring. They replace only entries that are too old for all of their queries.
-  All blocks of the part, and its backward pass, thus read the same version of
-  the ring.
+  All tokens of a segment, or of each part of a long one (see
+  MemorizingLayer.room), are written before any of them reads the ring. They
+  replace only entries that are too old for all of their queries. All blocks of
+  the part, and its backward pass, thus read the same version of the ring.
 
   Attributes:
     keys, values: [B, H, S, K]; heads precede tokens, as matrix products need.
     mask: [B, 1, S, 1] bool, False at keys that no query may see.
-    next_B: int32, index in S of the next key to be written, the same in every
-      row.
+    next_B: int32, index on axis S of the next key to be written, the same in
+      every row.
   """
 
   keys: jax.Array

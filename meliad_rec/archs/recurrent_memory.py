@@ -4,8 +4,8 @@ A plain causal transformer reads the sequence [memory ; tokens of a block ;
 memory]. Tokens attend to the first copy of the memory and to earlier tokens.
 The second copy attends to the first and to all tokens, and its outputs become
 the memory of the next block. Bulatov et al. pass these outputs on unchanged.
-Here they are normalized: the layers add to the memory in every block, so its
-norm would otherwise grow throughout a long document.
+Here they are normalized: the layers add to the memory in every block, so the
+memory's norm would otherwise grow throughout a long document.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ class RecurrentMemory(Cell):
   """State: S memory vectors, [B, S, D] float32; the initial ones are learned.
 
   Attributes:
-    config: sizes and choices; a block is `window` tokens.
+    config: sizes and choices of the layers; a block is `window` tokens.
     count: number of layers.
     slots: number of memory vectors S.
     layer_drop: probability that each layer is skipped in a training step.

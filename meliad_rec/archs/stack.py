@@ -75,7 +75,7 @@ class Chain(Cell, kw_only=True):
     """Runs the cells in order, each on the outputs of the cell before it.
 
     Args:
-      call: (cell, its state, block) -> (new state, y_BTD).
+      call: function (cell, its state, block) -> (new state, y_BTD).
       state: the states of all cells.
       block: input of the first cell.
 

@@ -3,11 +3,12 @@
 In the Staircase, a stack of L layers runs N times over each chunk of C tokens.
 In pass n, counted from 0, a chunk attends to itself and to the N - 1 - n chunks
 before it: to the previous chunk as it is in pass n + 1, to the one before that
-as it is in pass n + 2, and so on. A chunk can make all its passes in a row,
-since everything that it attends to exists already.
+as it is in pass n + 2, and so on. What a layer attends to are its own inputs in
+these passes. A chunk can make all its passes in a row, since everything that it
+attends to exists already.
 
 In the Cached Staircase, the stack runs only M times over each chunk. After
-these M passes the chunk is frozen; before, it is live. Where a later chunk
+these M passes the chunk is frozen; until then it is live. Where a later chunk
 would attend to it as it is in pass M or later, all layers attend to its outputs
 after the last pass instead.
 
@@ -51,8 +52,8 @@ class Staircase(MemoryCell):
       segments are read chunk by chunk, the normalized vectors of older chunks
       have no dropout.
     count, share_position, layer_drop, span: see MemoryCell.
-    passes: number of chunks in the window, N, and of the passes over each chunk
-      unless it is frozen earlier.
+    passes: number of chunks N in the window. It is also the number of passes
+      over each chunk, unless chunks are frozen earlier.
     live: number of passes M after which a chunk is frozen; None means N, so
       that no chunk is frozen.
     diagonal: whether segments are read in steps of several chunks (see
@@ -357,7 +358,7 @@ def _inputs_by_step(live, C: int, M: int):
 
 
 def _inputs_by_pass(inputs, layers: int, C: int, M: int):
-  """Rearranges the inputs of the last M - 1 steps as the state stores them.
+  """Rearranges the inputs of the last M - 1 steps for the state.
 
   This is the inverse of `_inputs_by_step`, but `inputs` has the step as its
   first index and the layer as its second.

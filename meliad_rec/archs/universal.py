@@ -51,7 +51,7 @@ class Universal(nn.Module):
   A unit is what halts as a whole: a token, or all tokens of a row.
 
   Attributes:
-    layer: the layer.
+    layer: the layer to repeat.
     steps: maximum number of steps, in training and, if eval_steps is None, in
       evaluation.
     global_halt: whether all tokens of a row halt together, depending on the
@@ -399,7 +399,8 @@ class Recurrence:
 
     Args:
       shared, rows: values that steps read but do not change.
-      *h_BTD: a state, or the states before and after the layer.
+      *h_BTD: states of the tokens before the layer and, if `transition`, also
+        those after it.
     """
     if self.global_halt:
       causal = self.layer.config.causal
@@ -441,7 +442,7 @@ def mix(mixed_BTD, state: DepthState):
 
   Args:
     mixed_BTD: weighted sum of each token's states before state.h_BTD.
-    state: the last state.
+    state: the DepthState to treat as the last one.
   """
   last_BTD = state.units.remainder[..., None] * state.h_BTD.astype(jnp.float32)
   return (mixed_BTD + last_BTD).astype(state.h_BTD.dtype)

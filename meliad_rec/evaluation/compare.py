@@ -18,15 +18,16 @@ _BEFORE, _AFTER = 90, 20  # Bytes of text shown around a token.
 
 
 def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
-  """Returns several tables that show, in bits, how much better b is than a.
+  """Returns tables, as text, of how many bits model B gains over model A.
 
-  Terminal control characters in the texts are replaced.
+  Control characters in the texts are replaced, since they could change the
+  terminal.
 
   Args:
-    a, b: losses of two models on the same tokens.
-    top: maximum number of units to show at which b gains the most bits over a,
-      and also of those at which b loses the most bits.
-    unit: 'token', or 'word' for text between whitespace.
+    a, b: losses of models A and B on the same tokens.
+    top: maximum number of units to show where B gains most, and maximum number
+      of units to show where B loses most.
+    unit: 'token', or 'word' for the words of `word_starts`.
 
   Raises:
     ValueError: the losses are of different tokens, or the unit is unknown.
@@ -62,10 +63,10 @@ def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
 
 
 def word_starts(losses: TokenLosses) -> np.ndarray:
-  """Returns the indices of the tokens at which words begin.
+  """Returns the indices of the tokens in which words begin.
 
-  A word includes the whitespace before it. The first token of a document always
-  begins a word.
+  Words are separated by whitespace, and a word includes the whitespace before
+  it. A word always begins in the first token of a document.
   """
   text = losses.text
   is_space = np.isin(text, np.frombuffer(b' \t\n\r\f\v', np.uint8))
@@ -78,13 +79,13 @@ def word_starts(losses: TokenLosses) -> np.ndarray:
 
 
 def place_bins(losses: TokenLosses) -> Iterator[tuple[int, int, np.ndarray]]:
-  """Yields bins of tokens by their position in the document.
+  """Yields bins of tokens by their positions in their documents.
 
   The bins are [0, 64), [64, 128), [128, 256), and so on.
 
   Yields:
-    The first position of a bin, its end (not in the bin), and the indices of
-    its tokens.
+    The first position of the bin, its end (not in the bin), and the indices of
+    its tokens in `losses.tokens`.
   """
   place = np.arange(len(losses.tokens))
   place = place - losses.starts[losses.document_of(place)]
@@ -140,7 +141,7 @@ def _places(word, a, b, firsts, top, sign):
   Args:
     word: 'gained' or 'lost', for the heading.
     a, b: losses of models A and B.
-    firsts: index of the first token of each unit (token or word).
+    firsts: index of the first token of each unit. A unit is a token or a word.
     top: maximum number of units to show.
     sign: 1 for units at which B gains, -1 for units at which it loses.
   """

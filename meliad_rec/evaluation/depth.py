@@ -1,9 +1,10 @@
-"""Halting depth: the number of steps a model takes for each token.
+"""Halting depth: the number of steps in depth that a model takes at each token.
 
 `measure` reads documents and returns their `Depths`: the steps and the answer
-at each token. A unit is a group of tokens that halt together: one token, a
-chunk of a sequence, or a whole sequence. `everything`, `by_length` and
-`by_nesting` summarize documents as `Group`s, which `table` prints.
+(the predicted token or label) at each token. A unit is a group of tokens that
+halt together: one token, a chunk of a sequence, or a whole sequence.
+`everything`, `by_length` and `by_nesting` summarize documents as `Group`s, and
+`table` formats them.
 
 The nesting of a token is the number of brackets around it: `[MAX` and `(` open
 a bracket, `]` and `)` close one. Here the nesting is below each token:
@@ -44,16 +45,17 @@ class Depths:
   """Steps and answers of a model at the N tokens of some documents.
 
   In labeled documents, a token's steps and answer are those at its own
-  position. In text they are those at the position before the token, at which
-  the model predicts the token.
+  position. In text, they are those at the position before the token, where the
+  model predicts it.
 
   Attributes:
     documents: the documents that were read.
-    steps: int32 [N], steps taken; the sum over all recurrences of the model.
+    steps: int32 [N], number of steps in depth that the model took, summed over
+      its recurrences.
     begins: bool [N], whether a unit (tokens that halt together) begins at the
       token.
-    answers: int32 [N], the most likely label or token. The answer for a pair of
-      sequences is at the last token of the pair.
+    answers: int32 [N], id of the most likely label or, in text, token. The
+      answer for a pair of sequences is at the last token of the pair.
   """
 
   documents: Documents
@@ -62,7 +64,7 @@ class Depths:
   answers: np.ndarray
 
   def of(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns `steps`, `begins` and `answers` of the n tokens of document i."""
+    """Returns `steps`, `begins` and `answers` of the tokens of document i."""
     here = slice(*self.documents.starts[i : i + 2])
     return self.steps[here], self.begins[here], self.answers[here]
 
@@ -74,15 +76,14 @@ def measure(
   rows: int,
   on_progress: Callable[[int], None] = lambda tokens: None,
 ) -> Depths:
-  """Returns the steps and answers of a model, reading every document once.
+  """Reads every document once, and returns the model's steps and answers.
 
   Args:
     sharded: the model on its mesh.
     params: parameters of the model.
     documents: the documents to read; see evaluation.run_over.
     rows: number of documents read in parallel; affects only the speed.
-    on_progress: called after each segment with the number of tokens read so
-      far.
+    on_progress: called after each batch with the number of tokens read so far.
 
   Raises:
     ValueError: the model does not halt.
@@ -106,10 +107,15 @@ def measure(
 
 
 def depth_step(model: Model, params, carry, batch: Batch):
-  """Returns the next carry, and the batch's `steps`, `begins` and `answers`.
+  """Reads a batch; returns the next carry, and steps, begins and answers.
 
-  A carry is the state of the model between two steps. The other three results
-  are [B, T]; see Depths.
+  The last three are arrays [B, T]; see Depths.
+
+  Args:
+    model: the model.
+    params: parameters of the model.
+    carry: state of the model before the batch.
+    batch: a segment of each row.
 
   Raises:
     ValueError: the model does not halt.
@@ -141,18 +147,19 @@ def depth_step(model: Model, params, carry, batch: Batch):
 
 
 def spread(depth: jax.Array, B: int, T: int) -> tuple[jax.Array, jax.Array]:
-  """Returns the steps at each position, and whether a unit begins there.
+  """Spreads the steps of each unit over the positions of the unit.
 
   Args:
-    depth: the steps of each unit, as a recurrence sowed them: [R, U], or
-      [n, R, U] for n chunks. R is B, or 2 B for pairs, which have one row for
-      each sequence. U is the number of units in a chunk: 1, or one for each
-      position.
+    depth: number of steps of each unit, as a recurrence sowed it: [R, U], or
+      [n, R, U] if sequences have n chunks. R is the number of sequences: B, or
+      2 B if each row is a pair. U is the number of units in a chunk: 1, or the
+      number of positions in the chunk.
     B: number of rows in the batch.
     T: number of positions in each row.
 
   Returns:
-    The steps, int32 [B, T], and whether a unit begins, bool [B, T].
+    The steps at each position, int32 [B, T], and whether a unit begins there,
+    bool [B, T].
   """
   depth_nRU = depth.reshape(-1, *depth.shape[-2:]).astype(jnp.int32)
   n, R, U = depth_nRU.shape
@@ -167,7 +174,7 @@ def spread(depth: jax.Array, B: int, T: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _keep(depths, batch, steps_BT, begins_BT, answers_BT):
-  """Copies the results of a segment to the places of its tokens in `depths`."""
+  """Copies the results of a batch to the places of its tokens in `depths`."""
   documents = depths.documents
   pairs = (
     (depths.steps, steps_BT),
@@ -187,15 +194,15 @@ def _keep(depths, batch, steps_BT, begins_BT, answers_BT):
 
 
 def _token_indices(documents, i, at, places):
-  """Returns where a batch row's tokens are among the tokens of all documents.
+  """Returns the indices of a batch row's tokens in `documents.tokens`.
 
   Args:
     documents: all documents.
     i: index of the row's document.
     at: offset of the row's first token in the document, or in each sequence of
       a pair.
-    places: number of positions in the row; a pair has half of them for each
-      sequence.
+    places: number of positions in the row. Each sequence of a pair has half of
+      them.
   """
   begin, end = documents.starts[i : i + 2]
   edges = [begin, end]
@@ -213,11 +220,11 @@ _OPEN, _CLOSE = ('[', '('), (']', ')')
 
 
 def bracket_steps(vocabulary: Vocabulary) -> np.ndarray | None:
-  """Returns int64 [vocabulary size]: how each id changes the nesting.
+  """Returns int64 [vocabulary size]: the change of the nesting at each id.
 
-  An id that opens a bracket has 1, one that closes a bracket has -1, and all
-  others have 0. Returns None if this is not a vocabulary of words, or if no
-  word is a bracket.
+  It is 1 at ids that open a bracket, -1 at ids that close one, and 0 at all
+  others. Returns None if this is not a vocabulary of words, or if no word opens
+  or closes a bracket.
   """
   if not isinstance(vocabulary, Words):
     return None
@@ -230,11 +237,11 @@ def bracket_steps(vocabulary: Vocabulary) -> np.ndarray | None:
 def levels(steps: np.ndarray, tokens: np.ndarray) -> np.ndarray:
   """Returns int64 [tokens]: the number of brackets around each token.
 
-  A bracket itself has the level of the text outside it. Levels below 0 count as
-  0.
+  A token that opens or closes a bracket is itself outside this bracket. Numbers
+  below 0 count as 0.
 
   Args:
-    steps: as returned by `bracket_steps`.
+    steps: the change of the nesting at each id, from `bracket_steps`.
     tokens: ids of one document.
   """
   step_N = steps[tokens]
@@ -242,7 +249,11 @@ def levels(steps: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def deepest(steps: np.ndarray, tokens: np.ndarray) -> int:
-  """Returns the largest number of brackets around a token; see `levels`."""
+  """Returns the largest number of brackets around a token of a document.
+
+  Args:
+    steps, tokens: see `levels`.
+  """
   return int(np.cumsum(steps[tokens]).max(initial=0))
 
 
@@ -250,16 +261,15 @@ _BINS = 8  # Number of groups by length.
 
 
 class Group(NamedTuple):
-  """Metrics of documents that have something in common.
+  """Metrics of a group of documents that have a property in common.
 
   Attributes:
-    name: the property that the documents have in common, such as '10-20' for
-      lengths of 10 to 20 tokens.
-    documents: number of documents.
-    mean: mean number of steps over the units (tokens that halt together).
-    most: maximum number of steps of a unit.
+    name: the property, such as '10-20' for lengths of 10 to 20 tokens.
+    documents: number of documents in the group.
+    mean: mean number of steps in depth over units (tokens that halt together).
+    most: largest number of steps in depth of a unit.
     accuracy: share of labels (or, in text, of tokens) that the model predicts
-      correctly; None if there are none to predict.
+      correctly. None means that there are none to predict.
   """
 
   name: str
@@ -270,14 +280,14 @@ class Group(NamedTuple):
 
 
 def everything(depths: Depths) -> Group:
-  """Returns one Group of all documents, named 'all'."""
+  """Returns one Group, named 'all', of all documents that have tokens."""
   return group(depths, 'all', depths.documents.lengths > 0)
 
 
 def by_length(depths: Depths) -> list[Group]:
-  """Groups documents by length; all groups have about equally many documents.
+  """Returns at most _BINS Groups of documents by length.
 
-  There are at most _BINS groups. Empty documents are left out.
+  All have about equally many documents. Empty documents are left out.
   """
   lengths = depths.documents.lengths
   parts = np.arange(1, _BINS + 1) / _BINS
@@ -293,11 +303,14 @@ def by_length(depths: Depths) -> list[Group]:
 
 
 def by_nesting(depths: Depths, bracket_steps: np.ndarray) -> list[Group]:
-  """Groups documents by the number of brackets around their deepest token.
+  """Returns Groups of documents by the nesting of their deepest token.
+
+  The nesting of a token is the number of brackets around it. Empty documents
+  are left out.
 
   Args:
     depths: steps and answers of the documents.
-    bracket_steps: as returned by the function `bracket_steps`.
+    bracket_steps: result of the function `bracket_steps`.
   """
   documents = depths.documents
   nesting_N = np.array(
@@ -336,7 +349,7 @@ def group(depths: Depths, name: str, chosen_N: np.ndarray) -> Group:
 
 
 def table(heading: str, groups: Sequence[Group]) -> str:
-  """Returns a table with one line for each group.
+  """Returns a table, as text, with one line for each group.
 
   Args:
     heading: heading of the column of names.

@@ -28,8 +28,10 @@ class Part:
   """The part of a split that is evaluated.
 
   Attributes:
-    documents: number of documents, from the beginning of the split. None: all.
-    tokens: number of tokens of each document, from its beginning. None: all.
+    documents: number of documents, from the beginning of the split. None means
+      all.
+    tokens: number of tokens of each document, from its beginning. None means
+      all.
 
   Raises:
     ValueError: documents or tokens is below 1.
@@ -48,7 +50,12 @@ class Part:
         )
 
   def of(self, documents: Documents, vocabulary) -> Documents:
-    """Returns this part of the documents; see Documents.head."""
+    """Returns this part of a split; see Documents.head.
+
+    Args:
+      documents: all documents of the split.
+      vocabulary: vocabulary of the ids.
+    """
     return documents.head(self.documents, self.tokens, vocabulary)
 
 
@@ -62,24 +69,25 @@ def run_over(
   on_progress: Callable[[int], None] = lambda tokens: None,
   stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-  """Runs a step once over each segment of some documents.
+  """Reads documents once, in batches, and runs a step on each batch.
+
+  A batch has the next segment of each row.
 
   Args:
     documents: the documents to read. The longest are read first, so that all
       rows end at about the same time.
     sharded: the model that the step runs.
     step: (params, carry, batch) -> (carry, *outputs), compiled on the mesh. The
-      carry is the state of the model between two steps.
+      carry is the state of the model between two batches.
     params: first argument of the step.
     rows: number of documents read in parallel.
-    consume: called as consume(batch, *outputs) for each segment, with global
+    consume: called as consume(batch, *outputs) for each batch, with global
       arrays on the devices.
-    on_progress: called after each segment with the number of tokens read so
-      far.
-    stop: called before each segment; if it returns True, the pass ends.
+    on_progress: called after each batch with the number of tokens read so far.
+    stop: called before each batch; if it returns True, reading ends.
 
   Returns:
-    Whether the pass was completed.
+    Whether all documents were read; False if `stop` ended this.
   """
   lanes = Lanes(
     documents,
@@ -113,7 +121,7 @@ def run_over(
 
 
 def gather(*arrays):
-  """Returns arrays that have the rows of all hosts, as NumPy arrays."""
+  """Returns the arguments as NumPy arrays that have the rows of all hosts."""
   return multihost_utils.process_allgather(arrays, tiled=True)
 
 
@@ -132,20 +140,20 @@ def evaluate(
     sharded: the model on its mesh.
     params: parameters of the model.
     documents: the documents to read; see run_over.
-    rows: number of documents read in parallel; affects the speed, and metrics
-      only by rounding.
-    stop: called before each segment; if it returns True, the pass ends.
-    nats_of: one float32 array for each document. On every host, it is filled
-      with the loss of each target in nats, NaN at targets that are not scored.
-      None means that these losses are not kept.
-    on_progress: called after each segment with the number of tokens read so
-      far.
+    rows: number of documents read in parallel. It affects the speed and the
+      metrics of ablations. It affects other metrics only by rounding.
+    stop: called before each batch; if it returns True, evaluation ends.
+    nats_of: a float32 array for each document, which every host fills with the
+      loss of each target in nats, or NaN at targets that are not scored. None
+      means that these losses are not kept.
+    on_progress: called after each batch with the number of tokens read so far.
 
   Returns:
-    {metric: value}: the metrics of totals.quality (for labels, of
-    totals.label_quality) and the metrics that modules sowed; for recurrent
-    models also those of sharded_model.ablations, from one segment in
-    ABLATE_EVERY. None if `stop` ended the pass.
+    {metric: value}, or None if `stop` ended the evaluation. There are the
+    metrics of totals.quality (for labels, of totals.label_quality) and those
+    that modules sowed. If the model carries a recurrent state from one segment
+    to the next, there are also those of sharded_model.ablations, measured in
+    one batch of every ABLATE_EVERY.
 
   Raises:
     ValueError: no token was scored.
@@ -180,21 +188,21 @@ def evaluate(
 
 
 def metrics_given(documents: Documents) -> list[str]:
-  """Returns the names of the metrics that any model has on these documents.
+  """Returns the names of the metrics that every model has on these documents.
 
-  Metrics that modules sow are left out.
+  Metrics that modules sow and those of ablations are left out.
   """
   return list(_metrics(Totals(tokens=1, scored=1), documents))
 
 
 def probe(sharded: ShardedModel, params, batch: Batch, rows: int) -> Sums:
-  """Evaluates one batch, starting from an empty carry.
+  """Evaluates one batch, starting from ShardedModel.empty_carry.
 
   Args:
     sharded: the model on its mesh.
     params: parameters of the model.
-    batch: the rows of this host.
-    rows: rows of the whole batch, over all hosts.
+    batch: the batch, with the rows of this host only.
+    rows: number of rows of the whole batch, over all hosts.
 
   Returns:
     The sums of the batch, copied to the host.

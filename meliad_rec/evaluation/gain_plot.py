@@ -1,4 +1,4 @@
-"""Picture of what one model gains over another on the same tokens."""
+"""Picture of how many bits one model gains over another on the same tokens."""
 
 import os
 from pathlib import Path
@@ -17,15 +17,16 @@ _LIMIT = 4.0  # Bits per character at which colors are strongest.
 
 
 def plot_gain(a: TokenLosses, b: TokenLosses, out: str | Path) -> None:
-  """Draws what model B gains over model A, in three panels.
+  """Draws how many bits model B gains over model A, in three panels.
 
-  They show the training curves of both runs, if their folders still exist; the
-  gain on names by the distance back to their previous use; and the page of text
-  on which B gains most, each character colored by the gain of its token.
+  The first panel shows the training curves of the two runs, if their folders
+  still exist. The second shows the gain at names, by the distance back to their
+  previous use. The third shows the page of text on which B gains most. The
+  color of a character there is the gain at its token.
 
   Args:
-    a, b: losses of two models on the same tokens.
-    out: path of the PNG, which is written whole or not at all.
+    a, b: losses of models A and B on the same tokens.
+    out: path of the PNG, which is written completely or not at all.
   """
   # A Figure without pyplot draws with Agg and needs no display.
   from matplotlib.figure import Figure
@@ -89,15 +90,16 @@ def _draw_page(figure, axes, a, b):
 
 
 def _best_page(losses: TokenLosses, gain):
-  """Returns the page of a document with the highest total gain.
+  """Returns the page with the highest total gain.
 
   Args:
-    losses: the text.
-    gain: gain of each token in bits.
+    losses: text and tokens of the documents.
+    gain: gain at each token in bits.
 
   Returns:
-    The name of the document and the page's first byte; and rows of pairs of a
-    character and the gain of its token.
+    The string 'document:byte', which names the document and the offset of the
+    page in it; and a list of rows, each a list of pairs (character, gain at its
+    token).
   """
   best, place = -np.inf, (0, 0)
   tokens = _ROWS * _COLUMNS // 2  # Most lines of a text are not full.

@@ -1,8 +1,8 @@
 """Distance from each name in a text back to its previous use.
 
-A name is a run of at least three letters, digits and underscores that begins
-with none of the digits. Attention predicts names that were used within its
-reach; a recurrent state can predict those that were used before.
+A name is a run of at least three letters, digits or underscores that does not
+begin with a digit. Attention can help to predict a name only if it was used
+within the reach of attention. A recurrent state can help with older names too.
 """
 
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ class Names:
 
   Attributes:
     first: int64 [N], index of the first token of each name.
-    end: int64 [N], index of the first token after it.
-    distance: int64 [N], tokens from the first token of the same name's previous
-      use in the document to its first token here; 0 at its first use.
+    end: int64 [N], index of the first token after each name.
+    distance: int64 [N], number of tokens from the beginning of the same name's
+      previous use in the document to its beginning here; 0 at its first use.
   """
 
   first: np.ndarray
@@ -34,7 +34,10 @@ class Names:
 
   @classmethod
   def of(cls, losses: TokenLosses) -> 'Names':
-    """Finds the names in a text. Tokens that straddle a name belong to it."""
+    """Returns the names in a text.
+
+    A token that is partly in a name belongs to the name.
+    """
     spans, distances = [], []
     bounds = losses.bytes_[losses.starts]
     for begin, end in zip(bounds, bounds[1:], strict=False):
@@ -51,16 +54,18 @@ class Names:
     return cls(*spans, np.array(distances, np.int64))
 
   def nats(self, losses: TokenLosses) -> np.ndarray:
-    """Returns the loss of each name in nats, float64 [N]."""
+    """Returns the loss in nats over all tokens of each name, float64 [N]."""
     total = np.concatenate([[0], np.cumsum(losses.nats, dtype=np.float64)])
     return total[self.end] - total[self.first]
 
   def bins(self) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yields bins of names by distance: first uses, [1, 16), [16, 32), ...
+    """Yields bins of names by distance.
+
+    The bins are [0, 1) for first uses, [1, 16), [16, 32), [32, 64), and so on.
 
     Yields:
-      The lowest distance of a bin, its end (not in the bin), and the indices of
-      its names. The first bin, of first uses, is 0 and 1.
+      The lowest distance of the bin, its end (not in the bin), and the indices
+      of its names.
     """
     low, high = 0, 1
     while low <= self.distance.max(initial=0):

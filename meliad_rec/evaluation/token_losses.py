@@ -1,4 +1,4 @@
-"""The loss of every token of documents, stored with their text in a file."""
+"""The loss of each token of documents, and a file with losses and text."""
 
 import dataclasses
 from pathlib import Path
@@ -32,7 +32,8 @@ class TokenLosses:
       the length of `text`.
     text: uint8, UTF-8 bytes of all documents in order.
     names: names of the documents.
-    about: run, step, settings and metrics, as JSON values.
+    about: facts about the evaluation, as JSON values: run, step, settings and
+      metrics.
   """
 
   tokens: np.ndarray
@@ -45,7 +46,10 @@ class TokenLosses:
 
   @classmethod
   def of(cls, documents: Documents, vocabulary: Vocabulary) -> 'TokenLosses':
-    """Returns losses of 0, to be filled by `evaluate(..., nats_of=x.parts)`.
+    """Returns TokenLosses of these documents, with losses of 0.
+
+    To fill in the losses, pass the result's `parts` to evaluation.evaluate as
+    `nats_of`.
 
     Raises:
       ValueError: the documents are labeled.
@@ -78,7 +82,8 @@ class TokenLosses:
     """Returns the index of the document that contains a token.
 
     Args:
-      token: index of a token in `tokens`, or an array of such indices.
+      token: index of a token in `tokens`, or an array of indices. The result
+        has the same shape.
     """
     return np.searchsorted(self.starts, token, 'right') - 1
 
@@ -123,7 +128,7 @@ class TokenLosses:
     return losses
 
   def is_sound(self) -> bool:
-    """Returns whether the arrays are as TokenLosses documents them."""
+    """Returns whether the arrays are as the docstring of the class says."""
     arrays = self.tokens, self.nats, self.starts, self.bytes_, self.text
     kinds = [(a.ndim, a.dtype) for a in arrays] == [
       (1, dtype) for dtype in _DTYPES.values()

@@ -43,7 +43,8 @@ class Sample:
       decoder: decoder of the model.
       documents: the first of them begins with the prompt.
       vocabulary: vocabulary of the documents.
-      stop: called after every few tokens; if it returns True, generation ends.
+      stop: called after each chunk of tokens that the decoder generates; if it
+        returns True, generation ends.
     """
     prompt_T = np.asarray(documents[0][: self.prompt], np.int32)
     state = decoder.read(decoder.start(1), prompt_T[None])

@@ -12,15 +12,16 @@ _GREEDY = 1e-30  # Logits divided by less may overflow.
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """Draws a token for each row, but never id 0, which is padding.
+  """Sampler of a token for each row; never id 0, which is padding.
 
   Attributes:
-    temperature: number by which logits are divided. If it is 0, or below 1e-30,
-      the most likely token is taken.
-    top_k: number of most likely tokens to draw from; None draws from all.
-    top_p: draws from the smallest set of most likely tokens whose probabilities
-      add up to at least this number (nucleus sampling, Holtzman et al. 2020); 1
-      draws from all.
+    temperature: number, at least 0, by which logits are divided. If it is below
+      1e-30, the most likely token is taken.
+    top_k: number, at least 1, of most likely tokens to draw from. None means
+      all tokens.
+    top_p: probability, above 0 and at most 1 (nucleus sampling, Holtzman et al.
+      2020). Tokens are drawn from the smallest set of most likely tokens whose
+      probabilities add up to at least top_p. 1 means all tokens.
 
   Raises:
     ValueError: temperature, top_k or top_p is outside its range.
@@ -45,11 +46,11 @@ class Sampler:
       )
 
   def __call__(self, rng_B, logits_BV):
-    """Returns one id for each row, [B].
+    """Returns the id of one token for each row, [B].
 
     Args:
       rng_B: a random key for each row.
-      logits_BV: logits of the next token.
+      logits_BV: logits of the next token of each row.
     """
     logits_BV = logits_BV.at[:, 0].set(-jnp.inf)
     if self.temperature < _GREEDY:
@@ -58,7 +59,7 @@ class Sampler:
     return jax.vmap(jax.random.categorical)(rng_B, logits_BV)
 
   def keep_likely(self, logits_BV):
-    """Returns the logits, with -inf for tokens outside top_k or top_p."""
+    """Returns the logits, with -inf at tokens that top_k or top_p excludes."""
     if self.top_k is not None:
       k = min(self.top_k, logits_BV.shape[-1])
       least_B1 = jax.lax.top_k(logits_BV, k)[0][:, -1:]

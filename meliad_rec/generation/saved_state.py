@@ -1,10 +1,11 @@
 """Decoder states as files, to read a long text once and continue it later.
 
-A file holds every array of a DecoderState by its path (`decode_state/...`,
-`recent_BN`, `count`), the dtypes of these arrays, and facts that must match
-when the file is loaded: the vocabulary and a digest of the parameters. A state
-cannot be used with other parameters. Arrays of dtypes that NumPy lacks, such as
-bfloat16, are stored as unsigned integers with the same bits.
+A file holds the arrays of a DecoderState under their paths in the state:
+`decode_state/...`, `recent_BN` and `count`. It also holds their dtypes, and
+facts that must be the same when the file is loaded: the vocabulary and a digest
+of the parameters. A state cannot be used with other parameters. Arrays of
+dtypes that NumPy lacks, such as bfloat16, are stored as unsigned integers with
+the same bits.
 """
 
 from pathlib import Path
@@ -45,17 +46,17 @@ def save(path: str | Path, state: DecoderState, about: dict[str, str]) -> None:
 def load(
   path: str | Path, like: DecoderState, about: dict[str, str]
 ) -> DecoderState:
-  """Returns the state that `save` wrote, on the first device.
+  """Returns the state that `save` wrote, on JAX's default device.
 
   Args:
     path: path of the file.
-    like: a state of the same model, with as many rows as the saved state. It
-      gives the structure and shapes.
-    about: facts that must equal those that were saved.
+    like: a state of the same model, with as many rows as the saved state. The
+      result has its structure, shapes and dtypes.
+    about: facts that must be the same as those that `save` wrote.
 
   Raises:
-    ValueError: the file is not a saved state, is damaged, or belongs to another
-      model.
+    ValueError: the file is not a saved state or is damaged, or its arrays or
+      facts do not fit `like` and `about`.
   """
   arrays, facts = array_file.read(path, _KIND, _COMMAND)
   try:
@@ -93,14 +94,14 @@ def _current_names(by_path: dict) -> dict:
 
 
 def _describe(array, dtype: str) -> str:
-  """Returns, as text, the given dtype, and the array's shape and item size."""
+  """Returns text: the given dtype, and the array's shape and item size."""
   return f'{dtype}{list(array.shape)} of {array.dtype.itemsize} B'
 
 
 def _as_numpy_dtype(a: np.ndarray) -> np.ndarray:
-  """Returns the array as it is stored; its dtype becomes one that NumPy has.
+  """Returns the array in a dtype that NumPy has, for storage.
 
-  An array of a dtype that NumPy lacks becomes unsigned integers of equal bits.
+  An array whose dtype NumPy lacks becomes unsigned integers with the same bits.
   """
   if a.dtype.kind != 'V':
     return a

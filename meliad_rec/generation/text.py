@@ -15,7 +15,7 @@ from meliad_rec.report.console import Countdown
 
 
 class TextGenerator:
-  """Reads text and generates its continuation.
+  """Reader of text and generator of its continuation.
 
   Args:
     decoder: decoder of the model.
@@ -27,14 +27,14 @@ class TextGenerator:
     self.vocabulary = vocabulary
 
   def read(self, text: str, state: DecoderState | None = None) -> DecoderState:
-    """Returns the state after a text.
+    """Returns the state after all rows have read a text.
 
-    The cost depends on the length of this text, not of the text before it.
+    The cost depends on the length of this text, not on that of the text before.
 
     Args:
       text: text of any length.
       state: state after the preceding text. None means that the text begins a
-        document.
+        document, in one row.
     """
     state = self.decoder.start(1) if state is None else state
     ids_T = self.vocabulary.encode(text)
@@ -47,10 +47,11 @@ class TextGenerator:
   def write(
     self, state: DecoderState, tokens: int, sampler: Sampler, seed: int
   ) -> Iterator[tuple[DecoderState, list[str]]]:
-    """Yields (state, texts) after each chunk; texts has each row's new text.
+    """Yields (state, texts) for each chunk of generated tokens.
 
-    After the last chunk, a final item has what StreamingDetokenizer.end returns
-    for each row.
+    The state is that after the chunk, and `texts` has the new text of each row.
+    After the last chunk comes one more pair, with the last state and the result
+    of StreamingDetokenizer.end for each row.
 
     Args:
       state: the state after the prompt.
@@ -70,7 +71,7 @@ class TextGenerator:
 
 
 class StreamingDetokenizer:
-  """Turns the tokens of one document into text, piece by piece.
+  """Converter of the tokens of one document into text, piece by piece.
 
   A character whose bytes are spread over several tokens appears with the token
   that has its last byte.
@@ -88,7 +89,7 @@ class StreamingDetokenizer:
     self.add(before)
 
   def add(self, ids: Sequence[int]) -> str:
-    """Returns the characters that these tokens complete."""
+    """Returns the characters whose last bytes are in `ids`, the next tokens."""
     ids = np.asarray(ids, np.int64).tolist()
     both = self._context + ids
     spelled = self._vocabulary.token_bytes(np.asarray(both, np.int64))

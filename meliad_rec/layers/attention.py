@@ -40,9 +40,9 @@ class KV(struct.PyTreeNode):
 
   @classmethod
   def empty(cls, batch, length, heads, head_dim, dtype, visible=False):
-    """Returns a KV of zeros, with mask False, or True if `visible`.
+    """Returns a KV of zeros, whose mask is `visible` everywhere.
 
-    LayerConfig.compat_meliad makes zeros visible.
+    See LayerConfig.compat_meliad.
     """
     zeros = jnp.zeros((batch, length, heads, head_dim), dtype)
     return cls(zeros, zeros, jnp.full((batch, length), visible))
@@ -134,11 +134,11 @@ def attend(
 ):
   """Returns the result of attention, [B, T, H, K].
 
-  It is 0 for a query that sees no key. With more than QUERY_BLOCK queries, that
-  many are processed at once. The backward pass computes their probabilities
-  again, so no [T, S] array is stored. If `causal`, keys after the last of these
-  queries are not read. On a CPU, rows are then processed one after another, so
-  that the probabilities stay in the CPU's cache.
+  It is 0 for a query that sees no key. Queries are processed in groups of up to
+  QUERY_BLOCK. If `causal`, a group reads no keys after its last query. If there
+  are several groups, the backward pass computes probabilities again, so no
+  [T, S] array is stored. On a CPU, rows are then also processed one after
+  another, so that the probabilities of a group stay in the CPU's cache.
 
   Args:
     relative: position module of positions.py. Query i and key i have the same

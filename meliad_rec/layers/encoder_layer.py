@@ -28,7 +28,7 @@ UNIFORM = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 
 
 class EncoderLayer(nn.Module):
-  """Pre-norm self-attention and MLP, with optional attention to memory between.
+  """Pre-norm self-attention, optional attention to memory, and an MLP.
 
   Attributes:
     config: sizes and choices.

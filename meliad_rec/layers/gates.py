@@ -27,8 +27,8 @@ class Residual(nn.Module):
     rate: rate of dropout on W h.
     dropout: a class of dropout.py.
     use_bias: whether to add a bias to W h.
-    scale: standard deviation of the initial W, times the square root of its
-      number of inputs. It has no effect if kernel_init is given.
+    scale: the standard deviation of the initial W is scale / sqrt(I), where W
+      has I inputs. This field has no effect if kernel_init is given.
     kernel_init: initializer of W.
   """
 

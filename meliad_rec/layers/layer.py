@@ -73,7 +73,7 @@ class Layer(nn.Module):
     Args:
       x_BTD: the residual stream before the layer.
       n_BTD: the result of `pre_norm` for x_BTD.
-      past: keys and values of earlier tokens and then of the T tokens.
+      past: keys and values of earlier tokens, followed by those of x_BTD.
       memory: keys and values of memory slots; None means that there are none.
     """
     heads = [self.attention.attend_window(n_BTD, past)]
@@ -86,8 +86,8 @@ class Layer(nn.Module):
 
     Args:
       x_BTD: the residual stream before the layer.
-      *heads_BTF: the result of `attend_window` and, if there is memory, that of
-        `attend_memory` of Attention; F = H K.
+      *heads_BTF: the result of Attention.attend_window and, if there is memory,
+        that of Attention.attend_memory; F = H K.
     """
     attended, output = SUMS
     x_BTD = self.attention.project(x_BTD, *heads_BTF)
@@ -99,9 +99,9 @@ class Layer(nn.Module):
 class Query(nn.Module):
   """Linear map from n_BTD to (queries, scale).
 
-  Queries are [B, T, H, K]. The scale is [H] if config.normalize_qk is True. The
-  caller must then L2-normalize the queries and multiply them by it. Otherwise
-  the scale is None, and the queries are already scaled.
+  Queries are [B, T, H, K]. If config.normalize_qk is True, scale is [H]; the
+  caller must L2-normalize the queries and multiply them by the scale.
+  Otherwise, scale is None, and the queries are already scaled.
   """
 
   config: LayerConfig

@@ -93,9 +93,9 @@ class LayerConfig(TransformerConfig):
       many query heads (Ainslie et al. 2023). None means one per query head.
     normalize_qk: whether queries and keys have unit length. If True, each head
       learns a scale, by which it multiplies its logits.
-    qk_scale: initial value of this scale. Logits of unit vectors are at most as
-      large as the scale. With 1, the published value, attention is therefore
-      nearly uniform at first.
+    qk_scale: initial value of the scale that normalize_qk adds. Logits of unit
+      vectors are at most as large as the scale. With 1, the published value,
+      attention is therefore nearly uniform at first.
     include_self: whether the window of a token ends with the token itself. If
       False, it ends with the token before.
     attention: 'auto' uses kernels on a TPU and XLA elsewhere; 'gpu' uses

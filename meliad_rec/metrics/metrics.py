@@ -112,8 +112,8 @@ def sow(module: nn.Module, name: str, metric: Metric) -> None:
   Args:
     module: a bound module.
     name: name of the metric in reports.
-    metric: its arrays have any numeric dtype, and any shape with B first or no
-      axes. They are reduced over all axes in the end.
+    metric: a metric whose arrays have any shape and numeric dtype. `collect`
+      reduces them to scalars.
   """
   # Not over rows, which would take communication between devices in each
   # iteration of a scan.

@@ -43,7 +43,7 @@ def sow_states(module: nn.Module, s_BNSD, mask_BN) -> None:
 
 
 def sow_gate(module: nn.Module, keep_BSD) -> None:
-  """Sows the mean and the standard deviation of a gate's elements.
+  """Sows 'gate' and 'gate_spread', the mean and standard deviation of a gate.
 
   Both are computed over the elements of a row, and averaged over rows.
 
@@ -61,7 +61,7 @@ def sow_gate(module: nn.Module, keep_BSD) -> None:
 
 
 def sow_attention(module: nn.Module, logits_BHTS, mask_BT) -> None:
-  """Sows the mean entropy of attention to S slots, as a share of log(S).
+  """Sows 'slot_entropy': entropy of attention to S slots, as a share of log(S).
 
   1 means that all slots have the same weight. The mean is over heads and over
   queries that are not padding. With a single slot, nothing is sown.

@@ -56,8 +56,8 @@ class Cell(nn.Module, kw_only=True):
       over blocks.
     block_length: number of tokens of a block; calls take whole blocks. None
       means that a call takes any number of tokens.
-    block_setting: name of the setting that determines block_length, for error
-      messages.
+    block_setting: block_length in terms of settings, such as 'WINDOW / PASSES',
+      for error messages.
     takes_segments: whether one call may take several blocks. If False, `run`
       scans over them. By default, True if block_length is None.
     scans_blocks: whether a call that takes several blocks scans over them
@@ -66,8 +66,8 @@ class Cell(nn.Module, kw_only=True):
     needs_whole_document: whether a segment must hold a whole document.
     is_recurrent: whether the state has a recurrent part; see
       `replace_recurrent`.
-    can_step: whether `decode_step` reads one token at a time. By default, True
-      if block_length is None.
+    can_step: whether the cell can read one token at a time, by `decode_step`.
+      By default, True if block_length is None.
   """
 
   unroll: int = 1
@@ -164,7 +164,7 @@ class Cell(nn.Module, kw_only=True):
     return self(decode_state, block)
 
   def to_segment_state(self, decode_state: State) -> State:
-    """Undoes `to_decode_state`: converts a decode state at a block boundary."""
+    """Converts a decode state at a block boundary back to a state."""
     return decode_state
 
 

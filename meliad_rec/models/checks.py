@@ -1,4 +1,4 @@
-"""Checks that a model fits its data and use, before training or generation."""
+"""Checks that a model fits its documents, or that it can generate text."""
 
 import numpy as np
 

@@ -112,10 +112,10 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
   first. Ids are divided into clusters of consecutive ids, from cluster 0 on.
   The vectors of cluster i have width D / k^i, where k is width_divisor. A
   matrix for each cluster maps them to width D (Baevski and Auli 2019, section
-  3). Logits choose an id in one or two steps: first an id of cluster 0 or one
-  of the other clusters, and then an id within that other cluster (Grave et al.
+  3). An id is predicted in one or two steps: first an id of cluster 0 or one of
+  the other clusters, and then an id within that other cluster (Grave et al.
   2017, section 4). Logits are log probabilities, so a z-loss has no effect. By
-  default, outputs are divided by sqrt(D) first.
+  default, they are computed from outputs divided by sqrt(D).
 
   Attributes:
     cutoffs: first id of each cluster except cluster 0, increasing.
@@ -190,7 +190,9 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
 
 
 class Map(nn.Module):
-  """Matrix [E, D] of a cluster; its transpose maps back to width E.
+  """Matrix [E, D] that maps vectors of a cluster to width D.
+
+  Its transpose maps back to width E.
 
   Attributes:
     width: width E of the vectors of the cluster.

@@ -107,9 +107,10 @@ class Matcher(Head):
   """Head that labels a pair of sequences.
 
   Rows 2 b and 2 b + 1 of y_BTD are the two sequences of pair b. The first
-  linear map takes [u; v; u * v; |u - v|], where u and v are their pooled
-  vectors after the segment. The resulting logits of a pair are repeated at the
-  positions of both sequences: [B, 2 T, V], where B is the number of pairs.
+  linear map takes [u; v; u * v; |u - v|], where u and v are the pooled vectors
+  of the two sequences after the segment. The resulting logits of a pair are
+  repeated at the positions of both sequences: [B, 2 T, V], where B is the
+  number of pairs.
   """
 
   sequences = 2

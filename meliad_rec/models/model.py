@@ -139,11 +139,14 @@ class Model(nn.Module):
     return self.join_state(self.cell.clear(cell), head)
 
   def memory_slots(self, state: State) -> jax.Array | None:
-    """Returns the cell's memory slots [B, S, D]; None if it has none.
+    """Returns the cell's memory slots [B, S, D], or None if it has none.
 
-    For pairs, they are [2 B, S, D], with one row per sequence.
+    For pairs, the slots of both sequences of a row follow one another.
     """
-    return self.cell.memory_slots(self.split_state(state)[0])
+    slots = self.cell.memory_slots(self.split_state(state)[0])
+    if slots is None:
+      return None
+    return slots.reshape(-1, self.sequences * slots.shape[1], slots.shape[2])
 
   def to_decode_state(self, state: State) -> State:
     """Converts a state at a block boundary to one that `decode_step` takes."""
@@ -170,7 +173,7 @@ class Model(nn.Module):
     return self.join_state(cell, head), logits_BTV[:, 0]
 
   def to_segment_state(self, decode_state: State) -> State:
-    """Undoes `to_decode_state`: converts a decode state at a block boundary."""
+    """Converts a decode state at a block boundary back to a state."""
     cell, head = self.split_state(decode_state)
     return self.join_state(self.cell.to_segment_state(cell), head)
 
@@ -186,8 +189,8 @@ class Model(nn.Module):
       head: state of the head; None if the model has no head.
       y_BTD: outputs of the cell.
       mask_BT: bool, False at padding.
-      summary: function that returns the cell's memory slots after these tokens,
-        or None if it has none.
+      summary: function that returns the cell's memory slots after these tokens.
+        It returns None if the cell has no slots.
 
     Returns:
       The head's new state, or None without a head; and logits_BTV float32.

@@ -1,9 +1,9 @@
 """Pools, which reduce a sequence to one vector.
 
 A pool yields a vector at each token, from the outputs up to that token. A
-sequence may therefore be split anywhere, and labels may be at any token. `Slots`
-is an exception. Padding changes nothing: at padding after the end of a
-sequence, a pool yields the vector of the last token.
+sequence may therefore be split anywhere, and labels may be at any token. The
+exception is `Slots`. At padding after the end of a sequence, a pool yields the
+vector of the last token.
 """
 
 from collections.abc import Callable

@@ -44,7 +44,7 @@ class ShardedModel:
 
   @functools.cached_property
   def param_shapes(self):
-    """Tree of jax.ShapeDtypeStruct with shardings, like the parameters."""
+    """The jax.ShapeDtypeStruct of each parameter, with its sharding."""
     shapes = jax.eval_shape(
       lambda rng: initialize(self.model, rng, 1, self.segment),
       jax.random.key(0),

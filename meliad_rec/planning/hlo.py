@@ -175,7 +175,7 @@ class Program:
   Attributes:
     work: {Label: the compiler's estimate of cycles}.
     collectives, kernels: number of executions of each Collective or Kernel.
-    unpriced: {operation without estimated cycles: executions}, if large.
+    unpriced: {large operation without estimated cycles: its executions}.
     endless: number of loops of unknown length, which count as one iteration.
   """
 
@@ -342,7 +342,7 @@ class _Reader:
   def one(self, line: str, starts: bool) -> Program:
     """Returns the work of an instruction, including what it calls.
 
-    `starts`: whether its computation starts an asynchronous collective.
+    `starts`: whether the line's computation starts an asynchronous collective.
     """
     found = instruction(line)
     if found is None:

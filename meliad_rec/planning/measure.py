@@ -1,4 +1,4 @@
-"""Compiles the training step for a slice, and reads its memory and time."""
+"""Compiles a training step for a slice, and reads its memory and time."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -19,22 +19,24 @@ from meliad_rec.training.program import TrainProgram
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """Sizes of a step that are known without a compiler.
+  """Sizes of a training step that are known without a compiler.
 
   Attributes:
     mesh: sizes of the mesh axes, by name.
     hosts: number of machines of the slice. None means that it is not known,
       because libtpu is missing.
-    batch, segment, steps: settings of the experiment.
+    batch, segment, steps: settings of the experiment: rows per step, tokens per
+      row and step, and number of steps.
     parameters: number of parameters.
     flops: FLOP of a step's matrix products, 3 times those of the forward pass;
       recomputation by remat does not count. None means that the length of a
       loop is not known.
-    held: bytes on each device of 'parameters', 'optimizer', 'carry' (recurrent
-      state), 'average' (of the parameters) and 'batch'.
-    depth: maximum iterations of data-dependent loops; `flops` counts all of
-      them. None means that there are no such loops, or that their length is not
-      known.
+    held: {name: bytes on each device}. The names are 'parameters', 'optimizer'
+      (its state), 'carry' (state of the model between two steps), 'average' (of
+      the parameters) and 'batch'.
+    depth: maximum number of iterations of a data-dependent loop, the largest of
+      all such loops; `flops` counts the maximum of each. None means that there
+      are no such loops, or that the length of one is not known.
   """
 
   mesh: Mapping[str, int]
@@ -59,20 +61,20 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """Results of the compiler.
+  """Results of compiling a training step.
 
   Attributes:
-    arguments: bytes on each device of state and batch, padded as the compiler
-      lays them out.
+    arguments: bytes on each device of the training state and the batch, with
+      the compiler's padding.
     temporary: bytes on each device of activations and other temporary arrays.
     code: bytes of the program on each device.
     needed: sum of `arguments`, `temporary` and `code`.
     compile_seconds: time of tracing and compiling.
-    exchanges: collectives of a step. None means that the program cannot be
-      read.
-    parts: parts of the time of a step. None means that the program cannot be
-      read, or was compiled with little optimization.
-    notes: sentences on what the figures leave out.
+    exchanges: collectives of a step, from estimate.exchanges. None means that
+      the program cannot be read.
+    parts: parts of the time of a step, from estimate.parts. None means that the
+      program cannot be read, or was compiled with little optimization.
+    notes: remarks on what the figures leave out.
   """
 
   arguments: int
@@ -86,7 +88,7 @@ class Compiled:
 
 
 def sizes(experiment: Experiment) -> Sizes:
-  """Returns the sizes that are known before compiling."""
+  """Returns the sizes of an experiment's training step."""
   program = experiment.program
   state, mesh = program.shapes, program.mesh
   batch = program.batch_shapes(program.rows)
@@ -117,7 +119,7 @@ class TooLarge(ValueError):
   """Error of a step that needs more memory than a device has.
 
   Attributes:
-    needed: bytes per device.
+    needed: bytes that the step needs on each device.
   """
 
   def __init__(self, needed: int):
@@ -128,10 +130,10 @@ class TooLarge(ValueError):
 def compiled(
   program: TrainProgram, where: Slice, depth: int | None
 ) -> Compiled:
-  """Compiles the training step for a slice.
+  """Compiles a training step for a slice, and returns the results.
 
   Args:
-    program: a program on a mesh of the slice's devices.
+    program: the training program, on a mesh of the slice's devices.
     where: the slice.
     depth: see Sizes.depth.
 
@@ -173,7 +175,7 @@ def compiled(
 
 
 def _held(tree) -> int:
-  """Returns the bytes of a pytree of sharded arrays on each device."""
+  """Returns the bytes that a pytree of sharded arrays has on each device."""
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(tree)
@@ -181,9 +183,9 @@ def _held(tree) -> int:
 
 
 def _needed(message: str) -> int | None:
-  """Returns the bytes needed, according to an out-of-memory error's message.
+  """Returns the bytes that a step needs on a device, from an error's message.
 
-  Returns None for a message of another error.
+  Returns None if the message is not of an out-of-memory error.
   """
   found = re.search(r'hbm.*?(?:\(|Used )([\d.]+)([KMGT])', message, re.I)
   if found is None or 'RESOURCE_EXHAUSTED' not in message:

@@ -18,8 +18,10 @@ class Question:
 
   Attributes:
     topology: name of the slice, such as 'v5e:16x16'.
-    gin_file, gin_param: values of these flags, as for training.
-    vocab_size: size of the vocabulary; None means that the data say it.
+    gin_file, gin_param: values of the flags --gin_file and --gin_param, as for
+      training.
+    vocab_size: size of the vocabulary, in place of the data. None means that
+      the data are read.
     fast: whether to compile with little optimization.
   """
 
@@ -32,19 +34,19 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """Facts and estimates about the training step.
+  """Facts and estimates about the training step of a Question.
 
   Attributes:
     topology: name of the slice.
     hbm: bytes that a program may use on each device.
-    sizes: fields of measure.Sizes.
-    compiled: fields of measure.Compiled. None means that the step was not
-      compiled or does not fit in memory.
+    sizes: {field of measure.Sizes: value}.
+    compiled: {field of measure.Compiled: value}. None means that the step was
+      not compiled, or that it does not fit in memory.
     needed: bytes that the step needs on each device, according to the compiler.
       None means that they are not known.
     missing: why the compiler's figures are missing. None means that they are
       known.
-    notes: what else the user should know.
+    notes: remarks for the user.
   """
 
   topology: str

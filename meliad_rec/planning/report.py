@@ -19,9 +19,10 @@ REMAT = 'options/remat/full'
 
 
 def table(answers: Sequence[Answer]) -> str:
-  """Returns a table with a line per figure and a column per answer, and notes.
+  """Returns a table with a line per figure and a column per answer.
 
-  Figures that are not known are 'n/a'.
+  Lines about collectives and notes follow the table. Figures that are not known
+  are 'n/a'.
   """
   columns = [column(answer) for answer in answers]
   rows = [[name, *(c[name] for c in columns)] for name in columns[0]]
@@ -40,7 +41,7 @@ def table(answers: Sequence[Answer]) -> str:
 
 
 def column(answer: Answer) -> dict[str, str]:
-  """Returns the formatted figures of one slice, by name."""
+  """Returns {name of a figure: text} for one slice."""
   sizes = measure.Sizes(**answer.sizes)
   gib = lambda size: 'n/a' if size is None else f'{size / GIB:.2f}'
   compiled = answer.compiled or {}
@@ -66,10 +67,11 @@ def column(answer: Answer) -> dict[str, str]:
 
 
 def rates(answer: Answer) -> dict[str, float | None] | None:
-  """Returns times of a step in seconds, MFU, tokens/s and hours of the run.
+  """Returns {name of a figure: number} for the speed of a run.
 
-  The keys are names of figures. Returns None if the times are not known. The
-  MFU (model FLOP utilization) is None if the FLOP of a step are not known.
+  The figures are times of a step in seconds, the MFU (model FLOP utilization),
+  tokens per second, and hours of the whole run. The MFU is None if the FLOP of
+  a step are not known. Returns None if the times are not known.
   """
   parts = parts_of(answer)
   if parts is None:
@@ -114,7 +116,9 @@ def parts_of(answer: Answer) -> list[Part] | None:
 
 
 def breakdown(answers: Sequence[Answer], by: str) -> str:
-  """Returns tables of where the time of a step goes, the longest part first.
+  """Returns tables, as text, of where the time of a step goes.
+
+  Lines are in the order of their times, the longest first.
 
   Args:
     answers: answers for one or more slices; each gets a table.
@@ -137,7 +141,7 @@ def breakdown(answers: Sequence[Answer], by: str) -> str:
 
 
 def exchange_lines(answer: Answer) -> list[str]:
-  """Returns a line for each kind of collective over the same mesh axes."""
+  """Returns a line of text for each estimate.Exchange of a step."""
   listed = answer.compiled and answer.compiled['exchanges']
   return [
     f'{one.count} x {one.op} over {one.axes}, {one.size / 2**20:,.1f} MiB per '
@@ -157,11 +161,12 @@ def _verdict(answer: Answer) -> str:
 
 
 def advice(question: Question, answer: Answer) -> str | None:
-  """Returns a sentence about a step that is not known to fit in memory.
+  """Returns a message, unless the step fits in memory.
 
-  For a step that does not fit, the sentence says what to change: recompute
+  If the step does not fit, the message says what to change: recompute
   activations, shard the parameters more, or use a smaller batch or a larger
-  slice. Returns None for a step that fits.
+  slice. If it is not known whether the step fits, the message says why. Returns
+  None if the step fits.
   """
   name = answer.topology
   if answer.needed is None:

@@ -2,7 +2,7 @@
 
 'v5e:16x16' is 256 chips of v5e, and 'v5p:4x4x4' is 64 chips of v5p. Programs
 can be compiled for the devices of a slice, but these devices hold no arrays. A
-device, in the sense of JAX, is a chip, or half of a v7x chip.
+device, in the sense of JAX, is a whole chip, or half of a v7x chip.
 """
 
 import dataclasses
@@ -20,22 +20,24 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """One device of a generation of TPUs.
+  """Facts about a generation of TPUs.
+
+  hbm, bandwidth and peak_flops are those of one device.
 
   Attributes:
     name: name of the generation, such as 'v5e'.
     kind: `device_kind` in JAX.
     axes: number of axes of a slice.
-    hbm: bytes of memory that a program may use, from the compiler's error
+    hbm: bytes of memory (HBM) that a program may use, from the compiler's error
       message.
-    bandwidth: bytes per second of the memory (HBM), from the manufacturer.
+    bandwidth: bytes per second of the memory, from the manufacturer.
     clock: cycles per second: the manufacturer's peak FLOP/s divided by the FLOP
-      of the matrix units in a cycle.
+      that the matrix units do in a cycle.
     link: bytes per second from a chip to a neighbor, in one direction (Austin
       et al. 2025, How to Scale Your Model, part 2).
-    libtpu: libtpu's name of the generation.
-    config: libtpu's chip_config_name that makes each chip one device; None
-      means libtpu's default.
+    libtpu: libtpu's name for the generation.
+    config: value of libtpu's chip_config_name, which determines the devices per
+      chip. None means libtpu's default.
     per_chip: number of devices per chip.
   """
 
@@ -52,7 +54,7 @@ class Chip:
 
   @property
   def peak_flops(self) -> float:
-    """Dense bfloat16 FLOP/s."""
+    """Peak FLOP/s of a device in dense bfloat16 products."""
     return flops.PEAK_FLOPS[self.kind]
 
 
@@ -118,7 +120,7 @@ class Slice:
   """Connected chips of one generation.
 
   Attributes:
-    chip: facts about each device.
+    chip: facts about the generation.
     shape: number of chips along each axis.
   """
 

@@ -1,4 +1,4 @@
-"""The process that compiles: reads a Question, writes an Answer.
+"""Process that reads a Question, compiles, and writes an Answer.
 
 `question.ask` starts it with the environment that libtpu needs.
 """
@@ -46,10 +46,10 @@ class NoData:
 
 
 def answer(question: Question) -> Answer:
-  """Builds the experiment on the slice, and compiles its training step.
+  """Builds an experiment on a slice, and compiles its training step.
 
   Returns:
-    An Answer. If the step cannot be compiled, its `missing` says why.
+    An Answer. If the step cannot be compiled, Answer.missing says why.
 
   Raises:
     ValueError: the slice, the configuration or the mesh is wrong.
@@ -149,8 +149,8 @@ def check_read(without_data: bool) -> tuple[str, ...]:
       may then be a setting of the data.
 
   Returns:
-    Notes for the answer: a note on settings that nothing reads, if
-    `without_data` is True and there are any; otherwise none.
+    Notes for the answer. They are empty, unless `without_data` is True and
+    there are settings that nothing reads.
 
   Raises:
     ConfigError: nothing reads a setting, and `without_data` is False.
@@ -165,11 +165,12 @@ def check_read(without_data: bool) -> tuple[str, ...]:
 
 
 def compiler_message(error: Exception) -> str | None:
-  """Returns an error of the compiler as one line of at most 200 characters.
+  """Returns the message of an error of the compiler, or None for other errors.
 
-  Errors of lowering a kernel, which come before the compiler and have many
-  types, count as errors of the compiler. Returns None if the error is a defect
-  of this package or a mistake in the question.
+  The message is one line of at most 200 characters. Errors of lowering a
+  kernel, which occur before the compiler runs and have many types, count as
+  errors of the compiler. Other errors are defects of this package or mistakes
+  in the question.
   """
   if type(error).__module__.partition('.')[0] not in ('jax', 'jaxlib'):
     common = isinstance(error, ValueError | RuntimeError)

@@ -31,8 +31,9 @@ class Halt:
     threshold: sum of the weights of a unit's states at which the unit halts.
     ponder_cost: weight of the expected number of steps in the loss.
     bias_init: see HaltingGate.
-    keep_crossing: whether the step in which a unit crosses the threshold still
-      counts, as in the paper's text. The authors' code discards that step.
+    keep_crossing: whether a unit still takes the new state of the step in which
+      it crosses the threshold, as in the paper's text. The authors' code
+      discards that state.
     leftover: whether the remainder after the last step counts in the expected
       number of steps; see `cost`. In the paper's eq. 8 it does not.
   """
@@ -137,8 +138,9 @@ def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
   """Returns the units; those that step l would halt are no longer active.
 
   If p_BU is known before the step, this saves steps in which units would only
-  find that they halt. With `Halt.keep_crossing` these steps count, so the units
-  are returned unchanged. The arguments are those of `advance`.
+  find that they halt. With `Halt.keep_crossing`, units still take the new
+  states of these steps, so they are returned unchanged. The arguments are those
+  of `advance`.
   """
   if halt.keep_crossing:
     return units

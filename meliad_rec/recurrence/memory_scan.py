@@ -236,7 +236,7 @@ class _Span(NamedTuple):
     d_written: gradients of the vectors that the span wrote, only the part that
       comes through the memory after the segment.
     d_y_BKD: gradients of the span's outputs.
-    pulls: pullbacks of the span's chunks, stacked; () if MemoryScanBody.parallel.
+    pulls: pullbacks of the span's chunks, stacked; () if `parallel` is True.
   """
 
   at: jax.Array
@@ -290,9 +290,10 @@ def _in_parallel(model, params, inputs, span, d_kv):
 def _by_chunks(model, params, inputs, span, d_kv):
   """Computes a span's gradients chunk by chunk; see `_in_parallel`.
 
-  There, the gradients of the parameters include the keys that the span reads.
-  Here, they include the keys of the span's own tokens instead, so `_backward`
-  adds those of the memory before the segment.
+  There, the gradients of the parameters include those through the keys and
+  values that the span reads. Here, they include those through the keys and
+  values of the span's own tokens instead, so `_backward` adds those through the
+  keys and values of the memory before the segment.
   """
 
   def pull(pullback, now, window, x_BCD, cotangents):

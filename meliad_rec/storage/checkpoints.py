@@ -163,7 +163,7 @@ class Checkpoints:
     return self._stop.exit_code
 
   def steps(self):
-    """Returns the numbers of the steps in the directory, in ascending order."""
+    """Returns the numbers of the complete steps, in ascending order."""
     return list(committed_steps(self.directory))
 
   def latest(self):
@@ -186,7 +186,7 @@ class Checkpoints:
 
     Returns:
       (number of the step, state, data, facts about the run). The last three are
-      `state`, `data` and `meta` as they were given to `save`.
+      `state`, `data` and `meta` as they were last given to `save`.
 
     Raises:
       CheckpointError: there is no such step, none can be verified, or the step

@@ -10,8 +10,8 @@ fingerprint is the same for all shardings. The sums are computed on the devices,
 and only these two numbers per array are sent to the host.
 
 The manifest of a folder lists the length and sha256 of every file. It is
-written before the folder gets its final name (see step_writer.py). If bytes of
-a file are changed or lost later, `damage` detects this and names the file.
+written before the folder is committed (see step_writer.py). If bytes of a file
+are changed or lost later, `damage` detects this and names the file.
 Files are found by listing the folder, never by following a name in the
 manifest, so that a forged manifest cannot lead out of its folder.
 """
@@ -48,8 +48,8 @@ def fingerprints(tree):
     tree: pytree of arrays; random keys must be `jax.random.key_data`.
 
   Raises:
-    ValueError: a leaf is a typed key, is complex, or has 64 bits while JAX is
-      limited to 32.
+    ValueError: a leaf is a `jax.random.key`, is complex, or has 64 bits while
+      JAX is limited to 32.
   """
   leaves = leaves_by_path(tree)
   for path, leaf in leaves.items():
@@ -123,10 +123,7 @@ def _words(x):
 
 
 def _mix(h):
-  """Maps each uint32 to another one, and different ones to different ones.
-
-  It is the finalizer of MurmurHash3 (Appleby 2011).
-  """
+  """Maps uint32 numbers one to one (MurmurHash3's finalizer, Appleby 2011)."""
   h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
   h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
   return h ^ (h >> 16)
@@ -159,8 +156,8 @@ def damage(folder, part=''):
 
   Returns:
     A list of phrases, such as 'meta/metadata was changed', one for each file
-    that differs; empty if no file does. If the manifest itself is missing or
-    was changed, the list has only this phrase.
+    that differs; empty if no file does. If the manifest was changed, or if it
+    or a file that orbax writes after it is missing, there is only one phrase.
   """
   folder = epath.Path(folder)
   for name in (NAME, *_LATER):

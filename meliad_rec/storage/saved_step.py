@@ -4,13 +4,13 @@ A step is a folder. It holds three items and a manifest of their files. The
 items are state (arrays), data (JSON: the run's position in the data and its
 progress) and meta (JSON: facts about the step). The state is a nested dict with
 strings as keys, whatever its classes are in memory, so that reading it runs no
-code of these classes. A committed step is never rewritten. If it is evaluated
-later, its score and its new `data` are written to scores.json, beside the
-steps.
+code of these classes. A committed step (see step_writer.py) is never rewritten.
+If it is evaluated later, its score and its new `data` are written to
+scores.json, beside the steps.
 
 `SavedStep.load` never casts a dtype and never fills in a missing leaf (an array
 of the state). It is an error if the saved state differs from the requested one
-in its tokenizer, data, names of leaves, shapes or dtypes.
+in its tokenizer, training documents, names of leaves, shapes or dtypes.
 """
 
 from absl import logging

@@ -26,7 +26,7 @@ from meliad_rec.storage.workdir import in_bucket
 
 
 def committed_steps(directory):
-  """Returns {step: folder} of all complete steps, oldest first.
+  """Returns {step: folder} of all committed steps, oldest first.
 
   Args:
     directory: epath.Path of the folder of all steps; it need not exist.

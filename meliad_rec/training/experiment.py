@@ -71,8 +71,8 @@ class Experiment:
       loggers.WandB; None: they are written only to the folder of the run.
 
   Raises:
-    ValueError: an attribute is out of range, or shorter_first has segments that
-      are not shorter or as many steps as the run.
+    ValueError: an attribute is out of range, or the segment or steps of
+      shorter_first are not below those of the run.
   """
 
   model: Callable[[int], Model]

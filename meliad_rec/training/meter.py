@@ -96,8 +96,8 @@ class Meter:
   def _flops(self, totals: Totals) -> float | None:
     """Returns the FLOPs of the forward and the backward pass per token.
 
-    Here, a position of padding counts as a token. Returns None if the peak FLOP/s
-    of the devices are not known.
+    Here, a position of padding counts as a token. Returns None if the peak
+    FLOP/s of the devices are not known.
 
     Args:
       totals: totals of some steps, for their mean halting depth.

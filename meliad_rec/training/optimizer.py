@@ -38,8 +38,8 @@ Rule = Callable[[Schedule], optax.GradientTransformation]
 class Optimizer:
   """The functions that a training step needs.
 
-  A training step calls `update`. It changes the parameters only once in `every`
-  steps; in the others, its updates are 0.
+  Every training step calls `update`, but the updates are 0 except in the last
+  of each `every` steps.
 
   Attributes:
     init: params -> state of the optimizer.
@@ -148,10 +148,10 @@ def adafactor(
 
 
 def scale_by_param_rms(minimum: float = 1e-3) -> optax.GradientTransformation:
-  """Returns a transformation that multiplies each update by a parameter's size.
+  """Returns a transformation that scales each update to its parameter's size.
 
-  The size is the root mean square of the parameter that is updated. The result
-  is that of optax.scale_by_param_block_rms. The latter is slower: it reads all
+  The update is multiplied by the root mean square of the parameter. The result
+  is that of optax.scale_by_param_block_rms, but that function reads all
   parameters twice, so that it can be differentiated.
 
   Args:
@@ -184,8 +184,7 @@ def adamw(
     b1: decay of the first moment.
     b2: decay of the second moment.
     eps: added to the root of the second moment.
-    weight_decay: in each update, a weight loses this fraction of itself times
-      the learning rate.
+    weight_decay: each update subtracts weight_decay * learning rate * weight.
 
   Loshchilov and Hutter 2019.
   """

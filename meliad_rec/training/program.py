@@ -44,9 +44,9 @@ class TrainProgram(ShardedModel):
 
   @functools.cached_property
   def shapes(self) -> TrainState:
-    """The train state, with jax.ShapeDtypeStruct in place of arrays.
+    """The train state, with a jax.ShapeDtypeStruct in place of each array.
 
-    They have shardings.
+    Each of them has a sharding.
     """
     shapes = jax.eval_shape(self._create_state, 0)
     return jax.tree.map(
@@ -58,9 +58,9 @@ class TrainProgram(ShardedModel):
     )
 
   def batch_shapes(self, rows: int) -> Batch:
-    """Returns a Batch with jax.ShapeDtypeStruct in place of arrays.
+    """Returns a Batch with a jax.ShapeDtypeStruct in place of each array.
 
-    They have shardings.
+    Each of them has a sharding.
 
     Args:
       rows: rows of the batch, over all hosts.
@@ -92,7 +92,7 @@ class TrainProgram(ShardedModel):
     )
 
   def create(self, seed: int) -> TrainState:
-    """Creates the state of a new run. No device ever holds an unsharded copy."""
+    """Creates the state of a new run, sharded from the start."""
     with jax.set_mesh(self.mesh):
       return self._create_sharded(np.uint32(seed))
 
@@ -142,8 +142,8 @@ class TrainProgram(ShardedModel):
   def train_step(self) -> jax.stages.Compiled:
     """The compiled training step: (state, batch) -> (state, Sums).
 
-    It is compiled when this property is first read. It donates the state that it
-    is given.
+    It is compiled when this property is first read. A call donates the state
+    that it is given.
     """
     with jax.set_mesh(self.mesh):
       return self.traced.lower().compile()

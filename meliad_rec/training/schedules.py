@@ -67,7 +67,7 @@ def cosine(
 
   Args:
     peak: the value of the cosine at step 0. With a warm-up, the highest rate is
-      the value at step `warmup_steps`, a little below `peak`.
+      the cosine's value at step `warmup_steps`, which is a little lower.
     total_steps: step at which the rate reaches `final`, where it stays.
     warmup_steps: fewer than total_steps; 0: no warm-up; None: see
       default_warmup.
@@ -99,7 +99,7 @@ def linear(
 
   Args:
     peak: the value of the line at step 0. With a warm-up, the highest rate is
-      the value at step `warmup_steps`, which is below `peak`.
+      the line's value at step `warmup_steps`, which is lower.
     total_steps: step at which the rate reaches `final`, where it stays.
     warmup_steps: fewer than total_steps; 0: no warm-up; None: see
       default_warmup.

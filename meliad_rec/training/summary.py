@@ -94,7 +94,7 @@ def step_bytes(program: TrainProgram) -> tuple[int, int]:
 
 
 def memory(program: TrainProgram) -> str:
-  """Returns a line that says how much memory a training step needs per device."""
+  """Returns a line that says how much memory a training step needs."""
   state, temporary = map(_mib, step_bytes(program))
   return (
     f'memory per device, by the compiler: {state} state and batch, '

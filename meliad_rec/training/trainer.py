@@ -39,7 +39,7 @@ from meliad_rec.training.validation import Validation
 
 
 class Run:
-  """A run on this host. Call `begin` and, unless it is `finished` then, `live`.
+  """A run on this host. Call `begin`, then `live`.
 
   Attributes:
     finished: whether `begin` found that nothing was left to do.
@@ -162,7 +162,10 @@ class Run:
       self.save(None)
 
   def restore(self) -> None:
-    """Restores state, position in the data and progress of the newest checkpoint."""
+    """Restores the newest checkpoint.
+
+    It holds the state, the position in the data and the progress.
+    """
     names = 'tokenizer', 'data', 'documents', 'steps an update'
     match = {name: self.about[name] for name in names}
     self.step, self.state, data, about = self.checkpoints.restore(
@@ -267,8 +270,8 @@ class Run:
   def read(self, at_once: bool = False) -> None:
     """Waits for the last step that was dispatched, and reads its metrics.
 
-    Once in `log_every` steps, the metrics of the steps since the last report are
-    reported.
+    Once in `log_every` steps, the metrics of the steps since the last report
+    are reported.
 
     Args:
       at_once: whether to report in any case. A step whose loss or gradient norm
@@ -329,7 +332,7 @@ class Run:
   def probe(self, batch: Batch) -> Sums:
     """Returns the Sums of the current parameters on one batch.
 
-    `begin` compiles what this needs.
+    The carry is empty. `begin` compiles what this needs.
     """
     return probe(self.program, self.state.params, batch, self.experiment.batch)
 

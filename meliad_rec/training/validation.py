@@ -64,8 +64,8 @@ class Validation:
       params: parameters to evaluate.
       step: training steps so far.
       report: where metrics and sample are written.
-      stop: called before each segment and after every few tokens of the
-        sample. If it returns True, the evaluation ends, and nothing is reported.
+      stop: called before each segment and after every few tokens of the sample.
+        If it returns True, the evaluation ends, and nothing is reported.
 
     Returns:
       {metric: value}; None if `stop` ended the evaluation.

@@ -242,6 +242,18 @@ def test_a_cell_is_asked_about_rows_of_single_sequences():
     np.testing.assert_array_equal(changed['head'], state['head'])
 
 
+def test_slots_of_pairs_are_those_of_both_sequences():
+  class Slotted(Strict):
+    def memory_slots(self, state):
+      return jnp.stack([state, state], 1)
+
+  model, params, _ = built(Slotted(), tokens=2 * T, head=LAST)
+  carry = empty_carry(model, params, B)
+  carry['cell'] = np.arange(B * 2 * D, dtype=np.float32).reshape(B, 2, D)
+  slots = model.apply({'params': params}, carry, method='memory_slots')
+  np.testing.assert_array_equal(slots, carry['cell'].repeat(2, 1))
+
+
 def test_pairs_of_many_devices_are_those_of_one():
   model, params, apply = built(tokens=2 * T, head=Matcher(3))
   rows = 8
