@@ -55,7 +55,7 @@ class Average(Composition):
 
 
 class OneLayer(Composition):
-  """Output of one layer.
+  """Composition that takes the output of one layer as the memory of a token.
 
   Attributes:
     layer: index of the layer: -1 is the top layer, 1 the lowest, and 0 stands

@@ -397,8 +397,11 @@ class Recurrence:
   def ask(self, shared, rows, *h_BTD):
     """Returns p_BU, the halting probability of each unit.
 
+    A unit is what halts as one: a token (U = T) or a whole row (U = 1).
+
     Args:
-      shared, rows: values that steps read but do not change.
+      shared: parameters and random keys, the same for all rows.
+      rows: values of each row that steps read but do not change.
       *h_BTD: states of the tokens before the layer and, if `transition`, also
         those after it.
     """

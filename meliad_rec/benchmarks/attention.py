@@ -62,7 +62,7 @@ class AttentionCost:
 def measure(
   setting: forms.AttentionSizes, rounds: int
 ) -> dict[str, AttentionCost]:
-  """Returns the cost of each of `forms_here`, measured on this machine.
+  """Measures the cost of each of `forms_here` on this machine.
 
   Args:
     setting: sizes of the arrays.

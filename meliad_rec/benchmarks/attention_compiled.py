@@ -54,7 +54,7 @@ class Estimate:
   temporary_bytes: int
 
   def columns(self, baseline: str) -> dict[str, str]:
-    """Returns {column: text} for a row of the table, which has no ratios."""
+    """Returns {column: text} for a row of the table, without ratios."""
     del baseline
     found = {}
     for way in forms.WAYS:

@@ -2,10 +2,10 @@
 
 Each form is measured as a program of queries q_BTF, keys k_BSF, values v_BSF,
 mask_BS, bias_HW and scale_H (see AttentionInputs). In this file, F is H K: the
-heads are in one axis, as projections return them. S is W + T: the W keys of the
-previous window, followed by the keys of the T queries' own tokens. The former
-are already normalized; the latter are not. This package's kernels normalize
-keys as they read them. In other forms, an earlier pass does this.
+heads are merged into one axis, as projections return them. S is W + T: the W
+keys of the previous window, followed by the keys of the T queries' own tokens.
+The former are already normalized; the latter are not. This package's kernels
+normalize keys as they read them. In other forms, an earlier pass does this.
 """
 
 import dataclasses
@@ -169,11 +169,11 @@ def forms_here() -> dict:
 
 
 def programs(form: str, setting: AttentionSizes):
-  """Returns the programs of a form by way, 'forward' and 'forward+backward'.
+  """Returns {'forward': program, 'forward+backward': program} of a form.
 
-  Both take the arrays of AttentionSizes.shapes. 'forward' returns the outputs
-  y_BTF. 'forward+backward' also returns a tuple of gradients: those of all
-  arrays except the mask.
+  Both programs take the arrays of AttentionSizes.shapes. 'forward' returns the
+  outputs y_BTF. 'forward+backward' also returns the gradients of all arrays
+  except the mask, as a tuple; y_BTF serves as the gradient of the outputs.
 
   Args:
     form: name of a form.

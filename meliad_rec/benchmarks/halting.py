@@ -71,7 +71,7 @@ class Setting:
     d_model: width of the model, with 4 heads and an MLP of width 2 d_model.
     loops: names of loops. 'masked' runs all steps and ignores those after
       halting. 'while' ends when all rows have halted. 'compacted' also drops
-      each row that has halted, and has no gradients. NEVER has no halting.
+      halted rows from the batch, and has no gradients. NEVER has no halting.
     depths: pairs (steps in which rows halt, maximum number of steps). For the
       first element, see `forced`.
     chunk: tokens per chunk; None means that a row is one chunk.
@@ -80,7 +80,7 @@ class Setting:
     trains: whether gradients are computed too.
     transition: whether the halting gate reads the states before and after a
       step. If False, it reads only the state before the step, so the step in
-      which all rows halt is not computed.
+      which the last rows halt is not computed.
     epoch: number of rows (sequences) in an epoch, from which the time of an
       epoch is computed. None means that this time is not shown.
   """

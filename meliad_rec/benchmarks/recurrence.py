@@ -3,9 +3,9 @@
   meliad-rec bench recurrence
 
 The baseline is Transformer-XL of the same sizes. Two columns of the table have
-the FLOP of a step. Those in `GFLOP` are counted in the traced program. Those in
-`closed` are from closed formulas (`closed_flops`), which leave out masked parts
-of blocks and recomputation.
+the FLOP of a step. `GFLOP` has 3 times those counted in the traced forward
+pass. `closed` has those of closed formulas (`closed_flops`), which leave out
+masked parts of blocks and recomputation.
 """
 
 import dataclasses

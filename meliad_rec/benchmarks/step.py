@@ -11,7 +11,7 @@ the table:
   additional ordinary layer.
 - xl L: as `slide L`, but a segment has one window (Transformer-XL).
 - rec GATE:CONFIGURATION: Block-Recurrent Transformer with one recurrent layer.
-- feedback GATE:CONFIGURATION: block feedback.
+- feedback GATE:CONFIGURATION: Transformer with block feedback.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from meliad_rec.training.program import TrainProgram
 
 @dataclasses.dataclass(frozen=True)
 class StepSizes:
-  """Sizes of the models. Row `xl L` of the table has another batch size.
+  """Sizes of the models.
 
   Attributes:
     config: configuration of every layer.

@@ -1,6 +1,6 @@
 """Measures time, memory and FLOP of training steps.
 
-The step is that of the trainer. Programs are timed in turn.
+The steps are those that the trainer runs. Programs are timed in turn.
 """
 
 from collections.abc import Callable

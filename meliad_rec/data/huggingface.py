@@ -165,13 +165,13 @@ class HuggingFace:
         )
       return {split: split for split in SPLITS if split in self._parts}
     for split, name in self.splits_from.items():
-      if split not in SPLITS or name not in self._parts:
-        raise ValueError(
-          f'splits_from of {self.path} has {split}={name}, but {split} must be '
-          f'one of {", ".join(SPLITS)}, and {name} one of '
-          f'{", ".join(self._parts)}. Set --splits_from (in gin: '
-          'sources.HuggingFace.splits_from).'
-        )
+      for part, known in (split, SPLITS), (name, self._parts):
+        if part not in known:
+          raise ValueError(
+            f'splits_from of {self.path} has {split}={name}, but {part} is not '
+            f'one of {", ".join(known)}. Set --splits_from (in gin: '
+            'sources.HuggingFace.splits_from).'
+          )
     return self.splits_from
 
   @functools.cached_property

@@ -121,7 +121,7 @@ def run_over(
 
 
 def gather(*arrays):
-  """Returns the arguments as NumPy arrays that have the rows of all hosts."""
+  """Returns a tuple of the arguments, with all hosts' rows, as NumPy arrays."""
   return multihost_utils.process_allgather(arrays, tiled=True)
 
 
@@ -152,8 +152,8 @@ def evaluate(
     {metric: value}, or None if `stop` ended the evaluation. There are the
     metrics of totals.quality (for labels, of totals.label_quality) and those
     that modules sowed. If the model carries a recurrent state from one segment
-    to the next, there are also those of sharded_model.ablations, measured in
-    one batch of every ABLATE_EVERY.
+    to the next, and a document is longer than a segment, there are also those
+    of sharded_model.ablations, measured in one batch of every ABLATE_EVERY.
 
   Raises:
     ValueError: no token was scored.

@@ -199,10 +199,10 @@ class Decoder:
   ) -> Iterator[tuple[DecoderState, np.ndarray]]:
     """Yields (state, tokens_BT) for each chunk of generated tokens.
 
-    The state is that after the chunk. All chunks have the length that Decoder
-    was given, except that the last may be shorter. The tokens of a row depend
-    on the seed and on the index of the row, but neither on the number of rows
-    nor on the length of chunks.
+    The state is that after the chunk. A chunk has Decoder.chunk tokens of each
+    row; the last one may be shorter. The tokens of a row depend on the seed and
+    on the index of the row, but neither on the number of rows nor on
+    Decoder.chunk.
 
     Args:
       state: the state after the prompt.

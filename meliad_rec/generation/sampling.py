@@ -12,7 +12,7 @@ _GREEDY = 1e-30  # Logits divided by less may overflow.
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """Sampler of a token for each row; never id 0, which is padding.
+  """Sampler that draws a token for each row, but never id 0 (padding).
 
   Attributes:
     temperature: number, at least 0, by which logits are divided. If it is below

@@ -42,8 +42,8 @@ def objective(
     z_loss: weight of the term (ln Z)^2, which keeps logits from drifting; Z is
       the sum of exp(logits). Chowdhery et al. 2022, section 5, use 1e-4.
     label_smoothing: share of the target's probability that is spread evenly
-      over the vocabulary, without ids whose logit is NEVER. The entropy of the
-      smoothed target is not subtracted.
+      over the vocabulary, except over ids that are masked (whose logit is the
+      constant NEVER). The entropy of the smoothed target is not subtracted.
 
   Raises:
     ValueError: z_loss is below 0, or label_smoothing is outside [0, 1).

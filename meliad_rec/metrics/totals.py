@@ -90,10 +90,11 @@ def quality(
 
   Args:
     totals: counts with at least one scored token.
-    bytes_: number of bytes of text in the counted tokens; in training, tokens
-      times the data's mean bytes per token. None or 0 leaves out bits_per_byte.
-    words: number of words in the counted tokens. Text is split at whitespace,
-      as in the published counts of PG19. None or 0 leaves out word_perplexity.
+    bytes_: number of bytes of text of all tokens in `totals`; in training, an
+      estimate from the data's mean bytes per token. None or 0 leaves out
+      bits_per_byte.
+    words: number of words of all tokens in `totals`, split at whitespace, as in
+      the published counts of PG-19. None or 0 leaves out word_perplexity.
 
   Raises:
     ValueError: no token was scored.

@@ -60,7 +60,8 @@ class Exchange:
     axes: mesh axes along which devices exchange, such as 'data+model'.
     count: number of these collectives in a step.
     size: bytes of the arrays of all these collectives together, on each device.
-      Each array counts as it is before a reduce-scatter or after an all-gather.
+      The array of a reduce-scatter is its argument, and that of any other
+      collective is its result.
     seconds: time of all these collectives together in a step.
   """
 
@@ -112,8 +113,7 @@ def exchange_seconds(
 
   Args:
     op: kind of the collective, such as 'all-reduce'.
-    size: bytes of the array on each device; for a reduce-scatter before it, and
-      for an all-gather after it.
+    size: bytes of the collective's array on each device; see Exchange.size.
     members: devices that exchange with one another.
     where: the slice that the devices belong to.
   """

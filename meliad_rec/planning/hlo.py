@@ -82,7 +82,7 @@ def instruction(line: str) -> tuple[str, str, str, str] | None:
 
 
 def called(rest: str, role: str) -> str:
-  """Returns the computation that attribute `role`, such as 'body', names."""
+  """Returns the name of the computation in attribute `role`, such as 'body'."""
   return re.search(rf'\b{role}=%?([\w.\-]+)', rest)[1]
 
 
@@ -158,7 +158,7 @@ class Kernel:
 
   Attributes:
     name: name of the instruction.
-    flops, size: FLOP and bytes that the kernel declares, or None.
+    flops, size: FLOP and bytes that the kernel declares; None if it does not.
     place: see Label.
   """
 
@@ -216,8 +216,8 @@ def read(text: str, depth: int | None = None) -> Program:
 
   Args:
     text: HLO text of the program.
-    depth: maximum iterations of the backward passes of data-dependent loops,
-      which the text does not have. None means that it is not known.
+    depth: maximum iterations of the backward passes of data-dependent loops; it
+      is not in the text. None means that it is not known.
 
   Raises:
     ValueError: the format of the text is unknown.
@@ -399,7 +399,7 @@ def _collective(kind: str, op: str, shape: str, line: str) -> Collective:
 
 
 def _scattered(exchanged: Counter, shape: str) -> Counter:
-  """Returns an all-reduce whose result is then split, as a reduce-scatter."""
+  """Returns one reduce-scatter in place of an all-reduce and a split."""
   size, [line] = array_bytes(shape), [one.line for one in exchanged]
   return Counter([Collective('reduce-scatter', size, line)])
 

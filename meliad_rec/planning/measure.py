@@ -34,9 +34,9 @@ class Sizes:
     held: {name: bytes on each device}. The names are 'parameters', 'optimizer'
       (its state), 'carry' (state of the model between two steps), 'average' (of
       the parameters) and 'batch'.
-    depth: maximum number of iterations of a data-dependent loop, the largest of
-      all such loops; `flops` counts the maximum of each. None means that there
-      are no such loops, or that the length of one is not known.
+    depth: largest of the data-dependent loops' maximum numbers of iterations;
+      `flops` counts each loop with its own maximum. None means that there are
+      no such loops, or that the maximum of one is not known.
   """
 
   mesh: Mapping[str, int]

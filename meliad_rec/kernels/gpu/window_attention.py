@@ -35,8 +35,9 @@ def attend(inputs: AttentionInputs, keep_HSX, *, interpret):
 
   Args:
     inputs: see AttentionInputs; keys_WK is None.
-    keep_HSX: dropout factors of the probabilities of a block of S queries and
-      the X = W + S keys that they see; None means that all are 1.
+    keep_HSX: dropout factors of the probabilities, the same for every row and
+      every block: of S queries and of the X keys that they see, which are the
+      window before the block and the block itself. None means that all are 1.
     interpret: whether to run without a GPU.
 
   Returns:

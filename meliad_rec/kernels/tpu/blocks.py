@@ -147,7 +147,7 @@ class WindowBlocks(Blocks):
 
 @dataclasses.dataclass(frozen=True)
 class MemoryBlocks(Blocks):
-  """Blocks whose queries all see the same slots."""
+  """Blocks of attention to memory, in which every query sees all slots."""
 
   slots: int = 0
 
