@@ -149,11 +149,11 @@ def evaluate(
     on_progress: called after each batch with the number of tokens read so far.
 
   Returns:
-    {metric: value}, or None if `stop` ended the evaluation. There are the
-    metrics of totals.quality (for labels, of totals.label_quality) and those
-    that modules sowed. If the model carries a recurrent state from one segment
-    to the next, and a document is longer than a segment, there are also those
-    of sharded_model.ablations, measured in one batch of every ABLATE_EVERY.
+    {metric: value}, or None if `stop` ended the evaluation. The metrics are
+    those of totals.quality (of totals.label_quality if the documents have
+    labels) and those that modules sowed. If the model carries a recurrent state
+    from one segment to the next, they include those of sharded_model.ablations,
+    measured in one of every ABLATE_EVERY batches.
 
   Raises:
     ValueError: no token was scored.

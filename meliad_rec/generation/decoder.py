@@ -28,7 +28,7 @@ RECENT = 4  # A UTF-8 character has at most 4 bytes, and so at most 4 tokens.
 
 
 class TokenStepper:
-  """Steps of one token by the model's own methods, if cell.can_step is True."""
+  """Decoding steps of one token, for a model whose cell.can_step is True."""
 
   def __init__(self, model: Model):
     self.model = model

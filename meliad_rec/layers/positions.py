@@ -260,8 +260,9 @@ class AdaptiveSpan(nn.Module):
 def clipped(z):
   """Returns z clipped to [0, 1], with the gradient of the identity.
 
-  If gradients that point out of [0, 1] were dropped, their sum would depend on
-  how a scan splits it. `clip_spans` keeps z from drifting.
+  Gradients that point out of [0, 1] are kept. A scan over blocks adds up the
+  gradients of its blocks; if some of them were dropped, the sum would depend on
+  where blocks begin. `clip_spans` keeps z from drifting.
   """
   return z + jax.lax.stop_gradient(jnp.clip(z, 0, 1) - z)
 

@@ -55,8 +55,9 @@ def check_can_generate(model: Model) -> None:
   if model.cell.needs_whole_document:
     raise ValueError(
       f'{type(model.cell).__name__} reads a whole document at once and cannot '
-      'generate text. Set SAMPLE = 0, or train with BLOCK set to a number of '
-      'tokens and without options/chunks/balanced and options/chunks/count_5.'
+      'generate text. Set SAMPLE = 0. Or train a model that reads blocks: set '
+      'BLOCK to a number of tokens, and use neither options/chunks/balanced nor '
+      'options/chunks/count_5.'
     )
 
 

@@ -45,8 +45,9 @@ class Head(nn.Module):
       )
     if embed.own_logits:
       raise ValueError(
-        f'{type(embed).__name__} has parameters for next-token logits, but the '
-        'model has a head. Remove options/embedding/untied.'
+        f'{type(embed).__name__} has parameters for logits of the next token, '
+        f'but this model predicts labels with a {type(self).__name__}. Remove '
+        'options/embedding/untied.'
       )
 
   def initial_state(self, rows: int, width: int) -> State:

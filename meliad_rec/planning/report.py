@@ -110,7 +110,7 @@ def _times(answer: Answer) -> dict[str, str]:
 
 
 def parts_of(answer: Answer) -> list[Part] | None:
-  """Returns the parts of the time of a step, or None if they are not known."""
+  """Returns the time of a step by kind and place, or None if not known."""
   found = answer.compiled and answer.compiled['parts']
   return [Part(**fields) for fields in found] if found else None
 

@@ -40,7 +40,8 @@ class NoData:
   def documents(self, split: str):
     """Raises ValueError, because there are no documents."""
     raise ValueError(
-      f'With --vocab_size, a plan reads no data, but {split!r} was requested. '
+      f'With --vocab_size, a plan reads no data, but this one needs the split '
+      f'{split!r}. '
       'Remove --vocab_size.'
     )
 

@@ -75,7 +75,7 @@ def test_mistakes_are_sentences(folder, tmp_path):
   for arguments, told in (
     ([], 'No run was given'),
     ([tmp_path], 'metrics.jsonl'),
-    ([a, more], f'{a} and {more} have the same last name'),
+    ([a, more], f'{a} and {more} are both named'),
     ([a, '--split=test'], 'no bits_per_byte on test. Choose'),
     ([a, '--metric=loss'], 'It has step_seconds, tokens_per_second on train; '),
     ([a, '--plot=no/x.png'], 'The folder of no/x.png does not exist'),

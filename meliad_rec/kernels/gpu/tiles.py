@@ -100,7 +100,10 @@ class Tiles:
     return (unit * (scale * LOG2E)).astype(q.dtype), unit, factor
 
   def logits(self, q, k, tile, seen):
-    """Returns the logits of one tile to base 2, [S queries, S keys]."""
+    """Returns the logits of one tile, multiplied by log2(e): [queries, keys].
+
+    Logits of pairs that `tile` or `seen` exclude are about NEVER.
+    """
     s = dot(q, k, AB_T)
     if not self.normalize:
       s = s * LOG2E
