@@ -44,9 +44,9 @@ def main(argv: list[str]) -> None:
     name = Path(each).resolve().name
     if name in runs:
       raise ValueError(
-        f'{runs[name]} and {each} are both named {name}, and this command tells '
-        'runs apart by the names of their folders. Rename one, or give each '
-        'folder once.'
+        f'{runs[name]} and {each} are both named {name}, but this command '
+        'tells runs apart by the names of their folders. Rename one, or give '
+        'each folder once.'
       )
     runs[name] = each
   if args.plot:

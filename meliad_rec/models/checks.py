@@ -56,8 +56,8 @@ def check_can_generate(model: Model) -> None:
     raise ValueError(
       f'{type(model.cell).__name__} reads a whole document at once and cannot '
       'generate text. Set SAMPLE = 0. Or train a model that reads blocks: set '
-      'BLOCK to a number of tokens, and use neither options/chunks/balanced nor '
-      'options/chunks/count_5.'
+      'BLOCK to a number of tokens, and use neither options/chunks/balanced '
+      'nor options/chunks/count_5.'
     )
 
 
