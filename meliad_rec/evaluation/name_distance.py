@@ -54,7 +54,7 @@ class Names:
     return cls(*spans, np.array(distances, np.int64))
 
   def nats(self, losses: TokenLosses) -> np.ndarray:
-    """Returns the loss in nats over all tokens of each name, float64 [N]."""
+    """Returns the loss of each name in nats, the sum over its tokens: [N]."""
     total = np.concatenate([[0], np.cumsum(losses.nats, dtype=np.float64)])
     return total[self.end] - total[self.first]
 

@@ -39,11 +39,17 @@ class NoPosition(nn.Module):
     return jnp.zeros((self.num_heads, len(steps_back)))
 
   def rotate(self, x_BSHK, first):
-    """Returns rotated queries; the first of them is at position `first`."""
+    """Returns queries, rotated if the class rotates.
+
+    The first of them is at position `first`.
+    """
     return x_BSHK
 
   def rotate_keys(self, x_BSHK, first):
-    """Returns rotated keys; the first of them is at position `first`."""
+    """Returns keys, rotated if the class rotates.
+
+    The first of them is at position `first`.
+    """
     return self.rotate(x_BSHK, first)
 
   def keys(self, steps_back, head_dim):

@@ -2,9 +2,10 @@
 
 A model with a head predicts labels instead of the next token. A head is a
 linear map, a ReLU and a linear map, as in the code of Ray Chowdhury and Caragea
-2024. For two classes, the last map has a single output. There are logits for
-the label ids from 0 to `classes`; 0 means no label. Gradients stop at the start
-of a segment, so a pool passes none to earlier segments.
+2024. There are logits for the label ids from 0 to `classes`. Id 0 means no
+label, and its logit is the constant NEVER. For two classes, the last map has a
+single output z, and ids 1 and 2 have the logits 0 and z. Gradients stop at the
+start of a segment, so a pool passes none to earlier segments.
 """
 
 from collections.abc import Callable

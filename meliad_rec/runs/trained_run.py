@@ -65,7 +65,9 @@ def load_run(
     ValueError: the folder has no run or no such checkpoint, or is damaged.
   """
   if not isinstance(workdir, str | os.PathLike):
-    raise ValueError(f'workdir must be the path of a folder, got {workdir!r}.')
+    raise ValueError(
+      f'workdir must be a str or a path object, got {workdir!r}.'
+    )
   if step not in (None, 'best'):
     run_folder.check_step(step)
   folder = place(workdir)

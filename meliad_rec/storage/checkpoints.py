@@ -122,8 +122,8 @@ class Checkpoints:
       self._writer.check_space(state)
     except OSError as error:
       raise CheckpointError(
-        f'A checkpoint cannot be saved in {self.directory}: {error}. Free space'
-        ' on that disk, or give another --workdir.'
+        f'A checkpoint does not fit in {self.directory}: {error}. Free space on'
+        ' that disk, or give another --workdir.'
       ) from error
 
   def wait(self):
