@@ -452,8 +452,8 @@ def find_file(folder: Path, entry: dict) -> Path:
   is_inside = path.resolve().parent == folder.resolve()
   if not is_inside or Path(name).name != name:
     raise ValueError(
-      f'The manifest of {folder} names the file {name!r}, which is not directly '
-      'in that folder. Write the store again.'
+      f'The manifest of {folder} names the file {name!r}, which is not '
+      'directly in that folder. Write the store again.'
     )
   if not path.is_file():
     raise ValueError(f'{path} is missing. Write the store again.')

@@ -225,7 +225,7 @@ def test_no_name_or_link_leads_out_of_the_folder(tmp_path, name):
   folder = tmp_path / 'store'
   (folder / 'a').mkdir(parents=True)
   (folder / 'link').symlink_to(tmp_path / 'x')
-  with pytest.raises(ValueError, match='not in that folder'):
+  with pytest.raises(ValueError, match='not directly in that folder'):
     store.find_file(folder, {'name': name, 'size': 6, 'sha256': ''})
 
 
