@@ -35,8 +35,9 @@ class GenerationCost:
     times: times to generate the next TOKENS tokens of all texts.
     ratio: this time divided by the baseline's; see Times.ratio.
     rows: number of texts generated in parallel.
-    state_bytes: bytes of the state of one text between two chunks.
-    held_bytes: bytes of the state of one text during generation.
+    state_bytes: bytes of the state of one text, as it is kept between chunks.
+    held_bytes: bytes of the same state during generation, when a model also
+      holds the keys of the state.
   """
 
   times: Times

@@ -310,7 +310,8 @@ def by_nesting(depths: Depths, bracket_steps: np.ndarray) -> list[Group]:
 
   Args:
     depths: steps and answers of the documents.
-    bracket_steps: result of the function `bracket_steps`.
+    bracket_steps: int [vocabulary size], the change of the nesting at each id:
+      1 where a bracket opens, -1 where one closes, else 0.
   """
   documents = depths.documents
   nesting_N = np.array(

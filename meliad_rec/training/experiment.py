@@ -153,7 +153,10 @@ class Experiment:
     return dataclasses.replace(self.program, segment=self.shorter_first.segment)
 
   def program_of(self, step: int) -> TrainProgram:
-    """Returns the program of training step `step`, counted from 0."""
+    """Returns the TrainProgram of a training step; steps count from 0.
+
+    The steps of shorter_first have a program for shorter segments.
+    """
     first = self.shorter_first
     return self.first_program if first and step < first.steps else self.program
 
