@@ -36,8 +36,8 @@ class GenerationCost:
     ratio: this time divided by the baseline's; see Times.ratio.
     rows: number of texts generated in parallel.
     state_bytes: bytes of the state of one text, as it is kept between chunks.
-    held_bytes: bytes of the same state during generation, when a model also
-      holds the keys of the state.
+    held_bytes: bytes of this state during generation (its decode state), where
+      some models also hold keys and values computed from it.
   """
 
   times: Times

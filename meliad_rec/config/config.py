@@ -126,7 +126,7 @@ def _check_options(options: dict[str, dict]) -> None:
     others = ', '.join(dict.fromkeys(last[key].where for key in set_))
     raise ConfigError(
       f'--gin_file={name} has no effect: all its settings ({paths}) are'
-      f' overridden by {others}. Remove one of the two.'
+      f' overridden by {others}, which comes later. Remove one of the two.'
     )
 
 

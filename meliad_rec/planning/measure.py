@@ -1,4 +1,7 @@
-"""Compiles a training step for a slice, and reads its memory and time."""
+"""Compiles a training step for a slice, and estimates its memory and time.
+
+Nothing is run; the estimates are read from the compiled program.
+"""
 
 from collections.abc import Mapping
 import dataclasses

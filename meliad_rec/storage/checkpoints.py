@@ -122,8 +122,9 @@ class Checkpoints:
       self._writer.check_space(state)
     except OSError as error:
       raise CheckpointError(
-        f'A checkpoint does not fit in {self.directory}: {error}. Free space on'
-        ' that disk, or give another --workdir.'
+        'Training did not start, because a checkpoint would not fit in '
+        f'{self.directory}: {error}. Free space on that disk, or give another '
+        '--workdir.'
       ) from error
 
   def wait(self):

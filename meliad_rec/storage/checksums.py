@@ -56,7 +56,8 @@ def fingerprints(tree):
     if not _has_words(leaf.dtype):
       raise ValueError(
         f'{path} has dtype {leaf.dtype}, which has no fingerprint. Store'
-        ' booleans, integers, floats or jax.random.key_data in the state.'
+        ' booleans, integers or floats of at most 32 bits, or'
+        ' jax.random.key_data, in the state.'
       )
   # One after another: many programs at once, each with a sum over all devices,
   # can deadlock when the devices share few threads.
