@@ -27,7 +27,7 @@ _HEADER = '# The complete configuration of a run, including defaults.\n'
 
 
 class _Current:
-  """The configuration of the process."""
+  """Holder of the gin configuration that `parse` read in this process."""
 
   reader: Reader
   evaluator: Evaluator

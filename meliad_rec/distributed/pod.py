@@ -39,7 +39,8 @@ def together(
 
   Args:
     work: function that all processes run and that returns an exit code.
-    guarded: cli.guarded, which prints errors that a user can correct.
+    guarded: cli.guarded, which calls a function, and prints errors that a user
+      can correct; `work` is called through it.
 
   Raises:
     ValueError, RuntimeError: see initialize_distributed.

@@ -249,9 +249,13 @@ _attend.defvjp(_forward, _backward)
 
 
 def _keep_mask(inputs, dropout, module: ModuleType):
-  """Returns dropout factors in the shape that a module of kernels needs.
+  """Returns the factors by which probabilities are multiplied, or None.
 
-  A `dropout` that is already an array, or None, is returned unchanged.
+  Args:
+    inputs: AttentionInputs or MemoryInputs.
+    dropout: a Dropout, from which factors are drawn; an array of factors, which
+      is returned unchanged; or None for no dropout.
+    module: module of kernels, which says the shape of the factors.
   """
   if not isinstance(dropout, Dropout):
     return dropout

@@ -92,7 +92,8 @@ def chain(
     )
   if every < 1:
     raise ValueError(
-      f'every must be at least 1, got {every}. Set optimizer.chain.every.'
+      f'every, the training steps of an update, must be at least 1, got '
+      f'{every}. Set optimizer.chain.every.'
     )
   inner = rule(lambda update: schedule(update * every))
   if clip_norm is not None:

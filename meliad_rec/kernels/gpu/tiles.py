@@ -102,7 +102,10 @@ class Tiles:
   def logits(self, q, k, tile, seen):
     """Returns the logits of one tile, multiplied by log2(e): [queries, keys].
 
-    Logits of pairs that `tile` or `seen` exclude are about NEVER.
+    Args:
+      q, k: queries and keys of the tile.
+      tile: position bias [queries, keys], NEVER outside the window.
+      seen: [keys], NEVER at keys that no query may see, and 0 elsewhere.
     """
     s = dot(q, k, AB_T)
     if not self.normalize:
@@ -112,8 +115,16 @@ class Tiles:
   def logit_gradients(self, q, k, v, do, lse, mean, seen, tile, keep):
     """Returns a tile's probabilities after dropout, and gradients of logits.
 
-    Both are [S queries, S keys]. The gradients are those of the logits before
-    their conversion to base 2.
+    Both are [queries, keys]. The gradients are those of the logits before their
+    multiplication by log2(e).
+
+    Args:
+      q, k, v: queries, keys and values of the tile.
+      do: gradients of the outputs.
+      lse: logarithms, to base 2, of each query's sum of exponentials.
+      mean: product of each query's output and its gradient.
+      tile, seen: see `logits`.
+      keep: dropout factors [queries, keys].
     """
     p = jnp.exp2(self.logits(q, k, tile, seen) - lse[:, None])
     dp = dot(do, v, AB_T)
