@@ -8,7 +8,9 @@ programs are kept for all tests and processes of one call of pytest.
 import atexit
 import os
 import shutil
+import signal
 import tempfile
+import threading
 
 import pytest
 
@@ -31,6 +33,15 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   os.environ['JAX_COMPILATION_CACHE_DIR'] = _kept
   atexit.register(shutil.rmtree, _kept, ignore_errors=True)
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.02')
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c():
+  """Restores the handler of Ctrl-C, which commands that run here replace."""
+  before = signal.getsignal(signal.SIGINT)
+  yield
+  if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
