@@ -169,7 +169,7 @@ class BlockFeedback(Cell):
 
     Args:
       places: indices of the layers to run, from the bottom up.
-      state: tuple of states; state[i] is that of layer i.
+      state: tuple of the states of all layers, indexed like the layers.
       block: input of the first layer to run.
       memory: keys and values of the state vectors of the highest recurrent
         layer. Layers that are not recurrent read them.

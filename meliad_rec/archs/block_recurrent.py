@@ -138,8 +138,8 @@ class BlockRecurrentLayer(Cell):
   def update(self, s_BSD, n_BSD, memory: KV, kv: KV):
     """Returns the state vectors after a block.
 
-    They are unchanged in rows where the whole block is padding. The arguments
-    are those of StateVectors.update, in the same order.
+    They are unchanged in rows where the whole block is padding. For the
+    arguments, see StateVectors.update, which has them in the same order.
     """
     new_BSD = self.states.update(s_BSD, n_BSD, memory, kv)
     real_B = jnp.any(kv.mask[:, self.config.window :], 1)

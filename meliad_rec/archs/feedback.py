@@ -103,8 +103,8 @@ class FeedbackDecodeState(struct.PyTreeNode):
 
   Attributes:
     memory: the memory that the last `window` tokens wrote.
-    kv: keys and values of this memory, followed by zeros in place of those of
-      the next token.
+    kv: keys and values of this memory, followed by zeros that leave room
+      for the next token.
   """
 
   memory: Memory

@@ -26,7 +26,7 @@ from meliad_rec.models.cell import to_blocks
 def zeros(rng, shape, dtype=jnp.float32):
   """Returns zeros, the initial memory slots of Ray Chowdhury and Caragea 2024.
 
-  The arguments are those of a JAX initializer; `rng` is not used.
+  It can be used as a JAX initializer, and ignores `rng`.
   """
   del rng
   return jnp.zeros(shape, dtype)
@@ -144,7 +144,7 @@ class Chunks(Cell):
     length: maximum number of tokens in a chunk. The segment is cut into as few
       chunks as possible, all equally long, as in the code of Ray Chowdhury and
       Caragea 2024. Padding fills the last one. The length of chunks thus
-      depends on that of the segment: with a maximum of 100, chunks have 86
+      depends on the segment: with a maximum of 100 tokens, chunks have 86
       tokens if the segment has 512, and 94 if it has 1,024.
     count: number of chunks, whatever the length of the segment. Set either
       `length` or `count`. The model TLB-FR of the same paper has 5 chunks.

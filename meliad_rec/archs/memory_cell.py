@@ -132,7 +132,7 @@ class MemoryCell(Cell, kw_only=True):
   def apply_layer(self, layer: Layer, x_BTD, n_BTD, kv):
     """Returns the outputs of a layer, or x_BTD if LayerDrop skips the layer.
 
-    The other arguments are those of the layer.
+    `n_BTD` and `kv` are passed to the layer.
     """
     y_BTD = layer(x_BTD, n_BTD, kv)
     return drop_layer(self, self.layer_drop, x_BTD, y_BTD)

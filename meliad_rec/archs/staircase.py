@@ -182,9 +182,9 @@ class Staircase(MemoryCell):
       i: the layer, from 0.
 
     Returns:
-      A list of pairs (keys, values) of older chunks, oldest first. The first
-      pair is that of all frozen chunks, if chunks are frozen; each of the
-      others is that of one live chunk.
+      A list of pairs (keys, values) of older chunks, oldest first. If chunks
+      are frozen, the first pair holds all frozen chunks; every other pair holds
+      one live chunk.
     """
     live, frozen = kv
     C, N, M = self.chunk, self.passes, self.live_passes

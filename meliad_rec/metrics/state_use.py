@@ -53,11 +53,9 @@ def sow_gate(module: nn.Module, keep_BSD) -> None:
       if they do not depend on the input.
   """
   axes = tuple(range(keep_BSD.ndim))[-2:]
-  if keep_BSD.ndim == 1:
-    axes = (0,)
-  count = jnp.ones_like(keep_BSD.mean(axes))
-  metrics.sow(module, 'gate', MeanMetric(keep_BSD.mean(axes), count))
-  metrics.sow(module, 'gate_spread', MeanMetric(keep_BSD.std(axes), count))
+  mean, spread = keep_BSD.mean(axes), keep_BSD.std(axes)
+  metrics.sow(module, 'gate', MeanMetric(mean, jnp.ones_like(mean)))
+  metrics.sow(module, 'gate_spread', MeanMetric(spread, jnp.ones_like(mean)))
 
 
 def sow_attention(module: nn.Module, logits_BHTS, mask_BT) -> None:
