@@ -37,11 +37,18 @@ os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.02')
 
 @pytest.fixture(autouse=True)
 def ctrl_c():
-  """Restores the handler of Ctrl-C, which commands that run here replace."""
-  before = signal.getsignal(signal.SIGINT)
-  yield
+  """Begins and ends each test with Python's own handler of Ctrl-C.
+
+  Commands that run in the test's process replace it. A shell that starts tests
+  in the background has Ctrl-C ignored, also in the processes that tests start.
+  """
+  restore = lambda: None
   if threading.current_thread() is threading.main_thread():
-    signal.signal(signal.SIGINT, before)
+    handler = signal.default_int_handler
+    restore = lambda: signal.signal(signal.SIGINT, handler)
+  restore()
+  yield
+  restore()
 
 
 @pytest.fixture
