@@ -34,6 +34,7 @@ COMMANDS = {
   'generate': 'commands.generate',
   'export': 'commands.export',
   'runs': 'commands.runs',
+  'reproduce': 'commands.reproduce',
   'settings': 'commands.settings',
   'tokenize': 'commands.tokenize',
   'train_vocab': 'commands.train_vocab',

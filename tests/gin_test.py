@@ -406,7 +406,10 @@ def test_every_architecture_file_is_under_the_laws():
   assert listed == set(ARCHS)
 
 
-WITH_STORE = 'quickstart', 'feedback/enwik8', 'cpu/code_rec', 'cpu/code_slide'
+WITH_STORE = (
+  *('quickstart', 'feedback/enwik8', 'cpu/code_rec', 'cpu/code_slide'),
+  *(f'cpu/headroom_{window}' for window in (16, 32, 64, 128)),
+)
 
 
 def store_of(name, folder):

@@ -79,8 +79,9 @@ def test_flags_exist():
 def _check_flags(module, tree):
   commands = {path.replace('.', '/'): c for c, path in cli.COMMANDS.items()}
   command = commands.get(module)
-  # The table of settings says how other commands take them.
-  known = EVERY_FLAG if command in (None, 'settings') else FLAGS[command]
+  # These two say, and use, flags of other commands.
+  others = command in (None, 'settings', 'reproduce')
+  known = EVERY_FLAG if others else FLAGS[command]
   known = known | OTHERS | {'help'}
   for text in texts(tree):
     # A line with a whole command is checked below.

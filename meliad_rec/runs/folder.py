@@ -39,13 +39,14 @@ _TYPES = {
   'vocabulary_size': int,
   'batch': int,
   'segment': int,
+  'parameters': int,
   'averages': bool,
   'best_metric': str,
   'labels': bool,
   'started_in': str,
 }
 # Values of the facts that runs of version 0.1.0 lack.
-_DEFAULTS = {'labels': False, 'started_in': ''}
+_DEFAULTS = {'parameters': 0, 'labels': False, 'started_in': ''}
 _SIZES = 'vocabulary_size', 'batch', 'segment'
 _LARGEST = 2**24  # A larger size is damage, and might use up the memory.
 
@@ -71,6 +72,7 @@ def write(
     'vocabulary_size': vocabulary.size,
     'batch': experiment.batch,
     'segment': experiment.segment,
+    'parameters': experiment.parameters,
     'averages': experiment.ema_decay is not None,
     'best_metric': experiment.best_metric,
     'labels': experiment.data.documents('validation').labels is not None,

@@ -129,6 +129,11 @@ class Experiment:
     """Whether the 'lowest' or the 'highest' value of best_metric is best."""
     return BEST[self.best_metric]
 
+  @property
+  def parameters(self) -> int:
+    """The number of parameters."""
+    return sum(a.size for a in jax.tree.leaves(self.program.shapes.params))
+
   @functools.cached_property
   def program(self) -> TrainProgram:
     """The training step with segments of `segment` tokens, on the mesh."""

@@ -30,11 +30,10 @@ def show(experiment: Experiment) -> None:
 
 def sentence(experiment: Experiment) -> str:
   """Returns one sentence: parameters, devices, training data and steps."""
-  params = jax.tree.leaves(experiment.program.shapes.params)
   train = experiment.data.documents('train')
   kinds = sorted({d.device_kind for d in experiment.program.mesh.devices.flat})
   return (
-    f'{sum(math.prod(leaf.shape) for leaf in params):,} parameters on '
+    f'{experiment.parameters:,} parameters on '
     f'{experiment.program.mesh.size} x {", ".join(kinds)}; {_count(train)} of '
     f'{len(train.tokens):,} tokens; {experiment.steps:,} steps of '
     f'{experiment.batch} x {experiment.segment} tokens.'

@@ -89,7 +89,8 @@ def test_without_what_a_launcher_needs_it_shows_its_head(tmp_path, words):
 def said_by(script, tmp_path, *arguments, **variables):
   """Returns the lines of a script, with commands of Python in place of runs."""
   (tmp_path / 'launch').mkdir(exist_ok=True)
-  shutil.copy(LAUNCH / script, tmp_path / 'launch')
+  for name in script, 'this_code.sh':
+    shutil.copy(LAUNCH / name, tmp_path / 'launch')
   (tmp_path / 'launch' / 'environment.sh').write_text('')
   python = tmp_path / '.venv' / 'bin' / 'python'
   python.parent.mkdir(parents=True, exist_ok=True)
@@ -128,17 +129,14 @@ def test_the_showpiece_trains_both_models_and_compares_them(tmp_path):
     *('showpiece.sh', tmp_path, '--gin_param=STEPS = 9'), OUT='a b', STORE=''
   )
   lines = [line.split(' ', 2)[2] for line in said if line.startswith('-m ')]
-  expected = ['tokenize --source=code --out=runs/quickstart_text']
-  for name in 'slide', 'rec':
-    expected += [
-      f'train --gin_file=experiments/cpu/code_{name} --gin_param=STORE = '
-      f"'runs/quickstart_text' --workdir=a b/{name} --gin_param=STEPS = 9",
-      f'evaluate --workdir=a b/{name} --split=test --tokens=65536 '
-      f'--out=a b/{name}.npz',
-    ]
-  expected += [
-    'evaluate --compare=a b/slide.npz,a b/rec.npz --unit=word '
-    '--plot=a b/gain.png'
+  npz = 'seed0/test_65536.npz'
+  expected = [
+    'tokenize --source=code --out=runs/quickstart_text',
+    'reproduce cpu/code --rows=slide,rec --jobs=2 --split=test --tokens=65536 '
+    "--out=a b --gin_param=STORE = 'runs/quickstart_text' "
+    '--gin_param=STEPS = 9',
+    f'evaluate --compare=a b/slide_{npz},a b/rec_{npz} --unit=word '
+    '--plot=a b/gain.png',
   ]
   assert lines == expected
 

@@ -32,7 +32,7 @@ def test_sizes_and_types_are_checked(tmp_path, changed):
   path = tmp_path / 'run.json'
   path.write_text(json.dumps(FACTS))
   _, facts, _ = folder.read(tmp_path)  # As version 0.1.0 wrote it.
-  assert facts == FACTS | {'labels': False, 'started_in': ''}
+  assert facts == FACTS | {'parameters': 0, 'labels': False, 'started_in': ''}
   path.write_text(json.dumps(FACTS | changed))
   with pytest.raises(ValueError, match='run.json is damaged'):
     folder.read(tmp_path)

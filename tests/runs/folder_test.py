@@ -26,6 +26,7 @@ def test_a_folder_is_read_as_it_was_written(tmp_path, experiment):
     'vocabulary_size': 259,
     'batch': tiny_run.ROWS,
     'segment': tiny_run.SEGMENT,
+    'parameters': experiment.parameters,
     'averages': True,
     'best_metric': 'bits_per_byte',
     'labels': False,

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# First part of quickstart.sh and showpiece.sh: goes to the root of the checkout,
+# creates .venv, and tokenizes the source code of this machine once into STORE.
+# Sets `store`, and `run`, the command meliad-rec.
+set -euo pipefail
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$0"
+  exit
+fi
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bash launch/environment.sh
+
+# Hides the log lines of XLA, and of TensorFlow where a library loads it.
+export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-3}"
+export TF_ENABLE_ONEDNN_OPTS="${TF_ENABLE_ONEDNN_OPTS:-0}"
+run=(.venv/bin/python -m meliad_rec)
+store="${STORE:-runs/quickstart_text}"
+# Once: with packages installed later, the data would differ, which is an error.
+if ! [ -e "$store" ]; then
+  echo "Tokenizing the source code of this machine into $store (once)."
+  "${run[@]}" tokenize --source=code --out="$store"
+fi

@@ -1,0 +1,191 @@
+"""Tables of runs: rows, what is run and in which order, results, mistakes."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from meliad_rec.commands import reproduce
+from meliad_rec.report import journal
+from meliad_rec.runs import folder
+from tests import command
+from tests import tiny_run
+
+BITS = {'a_seed0': (3.0, 2.5, 2.75), 'a_seed1': (2.0,), 'b_seed0': (1.8, 9.0)}
+
+
+@pytest.fixture
+def own(tmp_path):
+  """Returns a folder with gin files b, a and a10."""
+  path = tmp_path / 'own'
+  path.mkdir()
+  for name in 'b', 'a10', 'a':
+    (path / f'{name}.gin').write_text('')
+  return path
+
+
+@pytest.fixture
+def out(tmp_path):
+  """Returns the folder of a table whose runs BITS have been trained."""
+  facts = {'vocabulary': 'bytes', 'vocabulary_size': 259, 'batch': 2}
+  facts |= {'segment': 8, 'averages': False, 'best_metric': 'bits_per_byte'}
+  for name, values in BITS.items():
+    path = tmp_path / 'out' / name
+    path.mkdir(parents=True)
+    (path / folder.CONFIG).write_text('')
+    (path / folder.FACTS).write_text(json.dumps(facts | {'parameters': 1234}))
+    out = journal.Journal(path / journal.NAME)
+    for step, value in enumerate(values, 1):
+      out.append({'step': step, 'split': 'train', 'step_seconds': 0.5})
+      out.append({'step': step, 'split': 'validation', 'bits_per_byte': value})
+    out.close()
+  return tmp_path / 'out'
+
+
+def test_rows_are_the_files_of_a_table_or_folder(own):
+  shipped = reproduce.rows('cpu/headroom', None)
+  windows = '16', '32', '64', '128'
+  assert shipped == {w: f'experiments/cpu/headroom_{w}' for w in windows}
+  assert list(reproduce.rows(str(own), None)) == ['a', 'b', 'a10']
+  assert reproduce.rows(str(own), ['b']) == {'b': str(own / 'b.gin')}
+
+
+def test_the_table_has_the_best_value_of_each_run(own, out, capsys):
+  arguments = own, f'--out={out}', '--seeds=2', '--rows=a,b', '--only_report'
+  assert command.run(reproduce, *arguments) == 0
+  assert (
+    '| a | 2 | 1,234 | 48 | 500 | 2.2500 ± 0.3536 |' in capsys.readouterr().out
+  )
+  lines = (out / 'table.md').read_text().splitlines()
+  assert lines[-1] == '| b | 1 | 1,234 | 32 | 500 | 1.8000 | -20.0% |'
+  with (out / 'runs.csv').open() as file:
+    rows = list(csv.DictReader(file))
+  found = {row['run']: (row['validation'], row['best_step']) for row in rows}
+  assert found == {'a_seed0': ('2.5', '2'), 'a_seed1': ('2.0', '1')} | {
+    'b_seed0': ('1.8', '1')
+  }
+  assert (out / 'curves.png').read_bytes()[1:4] == b'PNG'
+
+
+@pytest.mark.parametrize('jobs', [1, 2])
+def test_a_run_that_fails_leaves_the_others(tmp_path, monkeypatch, jobs):
+  words = {'a': [['runs'], ['--version']], 'b': [['--version'], ['runs']]}
+  words['c'] = [['--version'], ['--help']]
+  begun = []
+
+  def start(run, command, *more):
+    begun.append((run.row, *command))
+    return begin(run, command, *more)
+
+  begin = reproduce.start
+  monkeypatch.setattr(reproduce, 'start', start)
+  monkeypatch.setattr(
+    reproduce.Run, 'commands', lambda run: iter(words[run.row])
+  )
+  runs = [reproduce.Run(row, '', 0, tmp_path) for row in words]
+  assert reproduce.work(runs, jobs) == {'a_seed0': 2, 'b_seed0': 2}
+  assert sorted(begun) == [
+    *(('a', 'runs'), ('b', '--version'), ('b', 'runs')),
+    *(('c', '--help'), ('c', '--version')),
+  ]
+  logs = {path.name for path in tmp_path.glob('*.log')}
+  assert logs == ({f'{row}_seed0.log' for row in words} if jobs > 1 else set())
+
+
+def test_training_is_followed_by_an_evaluation_of_its_best_step(own, out):
+  """It is repeated only after the run has trained further."""
+
+  def told():
+    begun = []
+
+    def start(run, command, *more):
+      begun.append(command)
+      if command[0] == 'evaluate':
+        run.losses.write_text('')
+      return subprocess.Popen([sys.executable, '-c', ''])
+
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(reproduce, 'start', start)
+      patch.setattr(reproduce, 'result', lambda run: dict(RESULT))
+      command.run(
+        *(reproduce, own, f'--out={out}', '--rows=a', '--split=test'),
+        *('--tokens=64', '--gin_param=STEPS = 9'),
+      )
+    return begun
+
+  workdir = out / 'a_seed0'
+  train = [
+    *('train', f'--gin_file={own / "a.gin"}', f'--workdir={workdir}'),
+    '--gin_param=experiment.Experiment.seed = 0',
+    '--gin_param=STEPS = 9',
+  ]
+  losses = workdir / 'test_64.npz'
+  evaluate = [
+    *('evaluate', f'--workdir={workdir}', '--step=best', '--tokens=64'),
+    *('--split=test', f'--out={losses}'),
+  ]
+  assert told() == [train, evaluate]
+  assert told() == [train]
+  os.utime(losses, (0, 0))
+  assert told() == [train, evaluate]
+
+
+RESULT = {'row': 'a', 'run': 'a_seed0', 'seed': 0, 'parameters': 1, 'steps': 1}
+RESULT |= {'tokens': 1, 'step_seconds': 1.0, 'metric': 'bits_per_byte'}
+RESULT |= {'best_step': 1, 'validation': 2.0, 'test': 2.0}
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'told'),
+  [
+    (['--out=x'], 'Give the name of one table, such as cpu/code, got 0.'),
+    (['cpu/code'], 'A table needs a folder. Add --out=DIR.'),
+    (['cpu/coda', '--out=x'], 'nearest is cpu/code_'),
+    (['cpu/code', '--out=x', '--rows=rac'], 'Choose --rows from rec, slide.'),
+    (['cpu/code', '--out=x', '--tokens=9'], '--tokens needs --split.'),
+    (['cpu/code', '--out=x', '--only_report'], 'has been evaluated yet.'),
+  ],
+)
+def test_mistakes_are_one_sentence(arguments, told, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert told in command.mistake(reproduce, *arguments)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_table_is_trained_stopped_and_resumed(tmp_path):
+  """Ctrl-C, sent to the command only, saves the runs and stops them."""
+  tiny_run.write_store(tmp_path / 'store')
+  for arch in 'window', 'block_recurrent':
+    (tmp_path / f'{arch}.gin').write_text(
+      f"include 'arch/{arch}.gin'\ninclude 'size/test.gin'\n"
+      f"include 'task/store.gin'\nSTORE = '{tmp_path / 'store'}'\nSAMPLE = 0\n"
+      'EVAL_EVERY = 2\n'
+    )
+  words = [sys.executable, '-m', 'meliad_rec', 'reproduce', str(tmp_path)]
+  words += [f'--out={tmp_path / "out"}', '--jobs=2', '--split=test']
+  long = [*words, '--gin_param=STEPS = 1_000_000']
+  process = subprocess.Popen(long, env=tiny_run.environment(), cwd='/')
+  journals = [
+    tmp_path / 'out' / f'{arch}_seed0' / journal.NAME
+    for arch in ('window', 'block_recurrent')
+  ]
+  while not all(path.exists() and path.stat().st_size for path in journals):
+    assert process.poll() is None
+    time.sleep(0.1)
+  process.send_signal(signal.SIGINT)
+  assert process.wait() == 130
+  trained = [journal.read(path)[-1]['step'] for path in journals]
+  short = [*words, f'--gin_param=STEPS = {max(trained) + 2}']
+  done = tiny_run.run(short)
+  assert done.returncode == 0, done.stderr
+  assert 'Resuming' in (tmp_path / 'out' / 'window_seed0.log').read_text()
+  with (tmp_path / 'out' / 'runs.csv').open() as file:
+    rows = list(csv.DictReader(file))
+  assert [row['row'] for row in rows] == ['block_recurrent', 'window']
+  assert all(float(row['test']) > 0 for row in rows)
