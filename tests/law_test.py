@@ -147,10 +147,12 @@ def test_recurrent_states_are_replaced_row_by_row(name):
   """
   m = build(name)
   state, _ = whole(name)
-  replace = compiled(m, 'replace_recurrent')
+  parts, put = compiled(m, 'parts'), compiled(m, 'with_parts')
+  replace = lambda state, other: put(state, parts(other))
   after = lambda state: read(m, state, m.tokens_BT[:1].repeat(B, 0))[1]
   goes_on, other = after(state), jax.tree.map(lambda a: a[::-1], state)
   close(after(replace(state, state)), goes_on)
+  assert all(len(a) == B for a in jax.tree.leaves(parts(state)))
   replaced = after(replace(state, other))
   assert differ(replaced, goes_on)
   assert differ(replaced, after(other)) != ARCHITECTURES[name].forgets_all

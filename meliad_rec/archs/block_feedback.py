@@ -14,6 +14,8 @@ from flax import linen as nn
 import jax
 
 from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
+from meliad_rec.archs.stack import named_by_layer
+from meliad_rec.archs.stack import parts_of_layer
 from meliad_rec.archs.stack import special_places
 from meliad_rec.layers import gates
 from meliad_rec.layers.attention import KV
@@ -193,8 +195,14 @@ class BlockFeedback(Cell):
       new.append(s)
     return tuple(new), block.x
 
-  def replace_recurrent(self, state, other):
-    return self.map_recurrent('replace_recurrent', state, other)
+  def parts(self, state):
+    return named_by_layer(
+      (i, self.layers[i].parts(state[i])) for i in self.places
+    )
+
+  def with_parts(self, state, parts):
+    of_layers = [parts_of_layer(parts, i) for i in range(self.count)]
+    return self.map_recurrent('with_parts', state, of_layers)
 
   def memory_slots(self, state):
     return self.layers[self.last].memory_slots(state[self.last])

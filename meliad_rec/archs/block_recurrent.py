@@ -87,8 +87,11 @@ class BlockRecurrentLayer(Cell):
   def initial_state(self, batch):
     return self.config.empty_past(batch), self.states.initial_states(batch)
 
-  def replace_recurrent(self, state, other):
-    return state[0], other[1]
+  def parts(self, state):
+    return {'slots': state[1]}
+
+  def with_parts(self, state, parts):
+    return state[0], parts['slots']
 
   def memory_slots(self, state):
     return state[1]

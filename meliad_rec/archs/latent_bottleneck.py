@@ -90,8 +90,11 @@ class LatentBottleneck(Cell):
     shape = batch, *self.initial_slots_SD.shape
     return jnp.broadcast_to(self.initial_slots_SD, shape)
 
-  def replace_recurrent(self, state, other):
-    return other
+  def parts(self, state):
+    return {'slots': state}
+
+  def with_parts(self, state, parts):
+    return parts['slots']
 
   def memory_slots(self, state):
     return state
@@ -185,8 +188,11 @@ class Chunks(Cell):
   def initial_state(self, batch):
     return self.cell.initial_state(batch)
 
-  def replace_recurrent(self, state, other):
-    return self.cell.replace_recurrent(state, other)
+  def parts(self, state):
+    return self.cell.parts(state)
+
+  def with_parts(self, state, parts):
+    return self.cell.with_parts(state, parts)
 
   def memory_slots(self, state):
     return self.cell.memory_slots(state)

@@ -45,8 +45,11 @@ class LSTM(Cell):
     zeros_BD = jnp.zeros((batch, self.d_model))
     return zeros_BD, zeros_BD
 
-  def replace_recurrent(self, state, other):
-    return other
+  def parts(self, state):
+    return dict(zip(('cell', 'hidden'), state, strict=True))
+
+  def with_parts(self, state, parts):
+    return parts['cell'], parts['hidden']
 
   def __call__(self, state, block):
     x_BTD = self.drop(block.x).astype(self.dtype)

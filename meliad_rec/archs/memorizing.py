@@ -106,8 +106,11 @@ class MemorizingLayer(Cell):
     dims = config.kv_heads, config.head_dim, config.dtype
     return config.empty_past(batch), Ring.empty(batch, length, *dims)
 
-  def replace_recurrent(self, state, other):
-    return state[0], other[1]
+  def parts(self, state):
+    return {'memory': state[1]}
+
+  def with_parts(self, state, parts):
+    return state[0], parts['memory']
 
   def clear(self, state):
     past, ring = state

@@ -151,8 +151,11 @@ class MemoryCell(Cell, kw_only=True):
     A = max((a.shape[1] for a in jax.tree.leaves(written)), default=0)
     return Memory(written, jnp.zeros((batch, A), bool))
 
-  def replace_recurrent(self, state, other):
-    return other
+  def parts(self, state):
+    return {'memory': state}
+
+  def with_parts(self, state, parts):
+    return parts['memory']
 
   def __call__(self, state, block):
     C, A = self.chunk, state.mask_BA.shape[1]

@@ -59,8 +59,11 @@ class RecurrentMemory(Cell):
     shape = batch, *self.initial_memory_SD.shape
     return jnp.broadcast_to(self.initial_memory_SD, shape)
 
-  def replace_recurrent(self, state, other):
-    return other
+  def parts(self, state):
+    return {'slots': state}
+
+  def with_parts(self, state, parts):
+    return parts['slots']
 
   def memory_slots(self, state):
     return state

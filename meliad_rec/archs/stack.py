@@ -8,9 +8,11 @@ with the number of layers.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 import functools
 import itertools
 import math
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -41,10 +43,6 @@ class Chain(Cell, kw_only=True):
 
   def __call__(self, state, block):
     return self.pass_through(self.run_or_drop, state, block)
-
-  def replace_recurrent(self, state, other):
-    replace = lambda cell, s, o: cell.replace_recurrent(s, o)
-    return self.map_cells(replace, state, other)
 
   def clear(self, state):
     return self.map_cells(lambda cell, s: cell.clear(s), state)
@@ -145,6 +143,13 @@ class Repeat(Chain):
   def can_step(self):
     return self.cell.can_step
 
+  def parts(self, state):
+    return self.map_cells(lambda cell, s: cell.parts(s), state)
+
+  def with_parts(self, state, parts):
+    put = lambda cell, s, p: cell.with_parts(s, p)
+    return self.map_cells(put, state, parts)
+
   def memory_slots(self, state):
     """Returns the memory slots of the last repeat."""
     return self.cell.memory_slots(jax.tree.map(lambda a: a[:, -1], state))
@@ -216,6 +221,21 @@ class Stack(Chain):
   def can_step(self):
     return all(cell.can_step for cell in self.cells)
 
+  @property
+  def firsts(self) -> list[int]:
+    """The index of each cell's first layer; a Repeat has several layers."""
+    counts = [c.count if isinstance(c, Repeat) else 1 for c in self.cells]
+    return list(itertools.accumulate(counts[:-1], initial=0))
+
+  def parts(self, state):
+    of_cells = self.map_cells(lambda cell, s: cell.parts(s), state)
+    return named_by_layer(zip(self.firsts, of_cells, strict=True))
+
+  def with_parts(self, state, parts):
+    put = lambda cell, s, p: cell.with_parts(s, p)
+    of_cells = [parts_of_layer(parts, i) for i in self.firsts]
+    return self.map_cells(put, state, of_cells)
+
   def memory_slots(self, state):
     """Returns the memory slots of the highest recurrent cell."""
     pairs = zip(self.cells, state, strict=True)
@@ -234,6 +254,29 @@ class Stack(Chain):
   def map_cells(self, call, *state):
     groups = zip(self.cells, *state, strict=True)
     return tuple(call(*group) for group in groups)
+
+
+def named_by_layer(layers: Iterable[tuple[int, dict]]) -> dict[str, Any]:
+  """Joins the parts of layers' states: {'layer_2/slots': ...}.
+
+  Args:
+    layers: (index, result of Cell.parts) of each layer.
+  """
+  return {
+    f'layer_{i}/{name}': part
+    for i, parts in layers
+    for name, part in parts.items()
+  }
+
+
+def parts_of_layer(parts: dict[str, Any], i: int) -> dict[str, Any]:
+  """Returns those of the parts from `named_by_layer` that are of layer i."""
+  own = f'layer_{i}/'
+  return {
+    name.removeprefix(own): part
+    for name, part in parts.items()
+    if name.startswith(own)
+  }
 
 
 def layers(

@@ -65,7 +65,7 @@ class Cell(nn.Module, kw_only=True):
     causal: whether no output depends on a later token.
     needs_whole_document: whether a segment must hold a whole document.
     is_recurrent: whether the state has a recurrent part; see
-      `replace_recurrent`.
+      `parts`.
     can_step: whether the cell can read one token at a time, by `decode_step`.
       By default, True if block_length is None.
   """
@@ -122,11 +122,20 @@ class Cell(nn.Module, kw_only=True):
     """
     return None
 
-  def replace_recurrent(self, state: State, other: State) -> State:
-    """Returns `state`, with the recurrent part of `other` in place of its own.
+  def parts(self, state: State) -> dict[str, Any]:
+    """Returns the recurrent part of the state: {name: pytree of [B, ...]}.
 
     The recurrent part does not include attention caches. A cell whose
-    `is_recurrent` is True implements this method.
+    `is_recurrent` is True implements this method and `with_parts`.
+    """
+    return {}
+
+  def with_parts(self, state: State, parts: dict[str, Any]) -> State:
+    """Returns the state, with these parts in place of its own.
+
+    Args:
+      state: the state.
+      parts: all parts, named and shaped as in the result of `parts`.
     """
     return state
 
@@ -139,7 +148,7 @@ class Cell(nn.Module, kw_only=True):
     if not self.is_recurrent:
       return state
     rows = len(jax.tree.leaves(state)[0])
-    return self.replace_recurrent(state, self.initial_state(rows))
+    return self.with_parts(state, self.parts(self.initial_state(rows)))
 
   # The three methods below read token by token, for generation. A cell that
   # takes any number of tokens inherits them. One that takes whole blocks may

@@ -8,6 +8,7 @@ for pairs.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -124,14 +125,17 @@ class Model(nn.Module):
     head, logits_BTV = self.apply_head(head, y_BTD, block.mask, summary)
     return self.join_state(cell, head), logits_BTV
 
-  def replace_recurrent(self, state: State, other: State) -> State:
-    """Returns `state`, with the recurrent part of `other` in place of its own.
+  def parts(self, state: State) -> dict[str, Any]:
+    """Returns the recurrent part of the cell's state; see Cell.parts."""
+    return self.cell.parts(self.split_state(state)[0])
 
-    The head's state is that of `state`. See Cell.replace_recurrent.
+  def with_parts(self, state: State, parts: dict[str, Any]) -> State:
+    """Returns the state, with these parts in place of its own.
+
+    The head's state is kept. See Cell.with_parts.
     """
     cell, head = self.split_state(state)
-    cell = self.cell.replace_recurrent(cell, self.split_state(other)[0])
-    return self.join_state(cell, head)
+    return self.join_state(self.cell.with_parts(cell, parts), head)
 
   def clear(self, state: State) -> State:
     """Returns the state after Cell.clear; the head's state is kept."""

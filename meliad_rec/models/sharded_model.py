@@ -209,7 +209,8 @@ def ablations(
     )
 
   cleared = model.apply(variables, carry, method='clear')
-  shuffled = model.apply(variables, carry, rolled, method='replace_recurrent')
+  parts = model.apply(variables, rolled, method='parts')
+  shuffled = model.apply(variables, carry, parts, method='with_parts')
   found = {
     'cleared_cost': cost(cleared, goes_on_B),
     'shuffled_cost': cost(shuffled, pair_B),

@@ -156,8 +156,11 @@ class Length(Cell):
     length = block.mask.shape[1]
     return state_B + block.mask.any(1), jnp.full_like(block.x, length)
 
-  def replace_recurrent(self, state_B, other_B):
-    return other_B
+  def parts(self, state_B):
+    return {'count': state_B}
+
+  def with_parts(self, state_B, parts):
+    return parts['count']
 
   def memory_slots(self, state_B):
     return state_B[:, None, None]

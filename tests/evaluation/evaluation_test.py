@@ -135,7 +135,8 @@ def test_what_the_state_is_worth(data, params):
 
   own = nats(carry)
   cleared = cost(model.apply(variables, carry, method='clear'), [0, 1])
-  shuffled = model.apply(variables, carry, rolled, method='replace_recurrent')
+  parts = model.apply(variables, rolled, method='parts')
+  shuffled = model.apply(variables, carry, parts, method='with_parts')
   # The row before row 0 is padding, so it lends its state to no row.
   shuffled = cost(shuffled, [1])
   _, sums, _ = program.ablation_step(params, carry, program.put(batch, rows))

@@ -48,8 +48,11 @@ class Adder(Cell):
   def is_recurrent(self):
     return True
 
-  def replace_recurrent(self, state, other):
-    return other
+  def parts(self, state):
+    return {'sum': state}
+
+  def with_parts(self, state, parts):
+    return parts['sum']
 
 
 TOKENS = np.random.default_rng(0).integers(1, V, (B, T))
@@ -221,9 +224,13 @@ class Strict(Adder):
     assert state.shape == (2 * B, D)
     return state - 1
 
-  def replace_recurrent(self, state, other):
-    assert state.shape == other.shape == (2 * B, D)
-    return other + 1
+  def parts(self, state):
+    assert state.shape == (2 * B, D)
+    return {'sum': state + 1}
+
+  def with_parts(self, state, parts):
+    assert state.shape == parts['sum'].shape == (2 * B, D)
+    return parts['sum']
 
 
 def test_a_cell_is_asked_about_rows_of_single_sequences():
