@@ -270,7 +270,12 @@ def named_by_layer(layers: Iterable[tuple[int, dict]]) -> dict[str, Any]:
 
 
 def parts_of_layer(parts: dict[str, Any], i: int) -> dict[str, Any]:
-  """Returns those of the parts from `named_by_layer` that are of layer i."""
+  """Returns the parts of layer i, with the names that they have in the layer.
+
+  Args:
+    parts: the result of `named_by_layer`.
+    i: index of the layer.
+  """
   own = f'layer_{i}/'
   return {
     name.removeprefix(own): part

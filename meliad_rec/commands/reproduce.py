@@ -137,9 +137,11 @@ def main(argv: list[str]) -> int:
     failed = work(runs, args.jobs)
   results = [result(run) for run in runs if has_results(run)]
   if not results:
+    todo = 'Train them without --only_report.'
+    if failed:
+      todo = f'{", ".join(failed)} failed: correct what their messages say.'
     raise ValueError(
-      f'No run of {argv[1]} in {out} has been evaluated yet. Train them '
-      'without --only_report.'
+      f'No run of {argv[1]} in {out} has been evaluated yet. {todo}'
     )
   [metric, *others] = {each['metric'] for each in results}
   if others:
@@ -342,8 +344,9 @@ def table(name: str, results: list[dict]) -> str:
       values = [each[split] for each in runs]
       spread = f' ± {statistics.stdev(values):.4f}' if values[1:] else ''
       cells.append(f'{mean(runs, split):.4f}{spread}')
-    change = mean(runs, splits[-1]) / mean(by_row[first], splits[-1]) - 1
-    cells.append('' if row == first else f'{change:+.1%}')
+    before, now = mean(by_row[first], splits[-1]), mean(runs, splits[-1])
+    compared = row != first and before
+    cells.append(f'{now / before - 1:+.1%}' if compared else '')
     lines.append(f'| {" | ".join(cells)} |')
   return '\n'.join([*lines, ''])
 

@@ -64,8 +64,7 @@ class Cell(nn.Module, kw_only=True):
       itself, and applies `remat` to each block.
     causal: whether no output depends on a later token.
     needs_whole_document: whether a segment must hold a whole document.
-    is_recurrent: whether the state has a recurrent part; see
-      `parts`.
+    is_recurrent: whether the state has a recurrent part; see `parts`.
     can_step: whether the cell can read one token at a time, by `decode_step`.
       By default, True if block_length is None.
   """

@@ -100,7 +100,7 @@ def test_a_run_that_fails_leaves_the_others(tmp_path, monkeypatch, jobs):
 def test_training_is_followed_by_an_evaluation_of_its_best_step(own, out):
   """It is repeated only after the run has trained further."""
 
-  def told():
+  def commands():
     begun = []
 
     def start(run, command, *more):
@@ -129,10 +129,10 @@ def test_training_is_followed_by_an_evaluation_of_its_best_step(own, out):
     *('evaluate', f'--workdir={workdir}', '--step=best', '--tokens=64'),
     *('--split=test', f'--out={losses}'),
   ]
-  assert told() == [train, evaluate]
-  assert told() == [train]
+  assert commands() == [train, evaluate]
+  assert commands() == [train]
   os.utime(losses, (0, 0))
-  assert told() == [train, evaluate]
+  assert commands() == [train, evaluate]
 
 
 RESULT = {'row': 'a', 'run': 'a_seed0', 'seed': 0, 'parameters': 1, 'steps': 1}
@@ -141,7 +141,7 @@ RESULT |= {'best_step': 1, 'validation': 2.0, 'test': 2.0}
 
 
 @pytest.mark.parametrize(
-  ('arguments', 'told'),
+  ('arguments', 'message'),
   [
     (['--out=x'], 'Give the name of one table, such as cpu/code, got 0.'),
     (['cpu/code'], 'A table needs a folder. Add --out=DIR.'),
@@ -151,10 +151,16 @@ RESULT |= {'best_step': 1, 'validation': 2.0, 'test': 2.0}
     (['cpu/code', '--out=x', '--only_report'], 'has been evaluated yet.'),
   ],
 )
-def test_mistakes_are_one_sentence(arguments, told, tmp_path, monkeypatch):
+def test_mistakes_are_one_sentence(arguments, message, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  assert told in command.mistake(reproduce, *arguments)
+  assert message in command.mistake(reproduce, *arguments)
   assert not list(tmp_path.iterdir())
+
+
+def test_if_no_run_succeeds_the_message_names_those_that_failed(own, tmp_path):
+  out = tmp_path / 'new'
+  message = command.mistake(reproduce, own, f'--out={out}', '--rows=b,a')
+  assert 'b_seed0, a_seed0 failed' in message
 
 
 @pytest.mark.slow

@@ -115,8 +115,8 @@ class Tiles:
   def logit_gradients(self, q, k, v, do, lse, mean, seen, tile, keep):
     """Returns a tile's probabilities after dropout, and gradients of logits.
 
-    Both are [queries, keys]. The gradients are those of the logits before their
-    multiplication by log2(e).
+    Both arrays are [queries, keys]. The gradients are with respect to the
+    logits before these are multiplied by log2(e).
 
     Args:
       q, k, v: queries, keys and values of the tile.
