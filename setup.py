@@ -64,6 +64,7 @@ setup(
     'tensorboardX>=2.6.2,<3',
     'tensorflow-datasets>=4.9.9,<5',
     'tqdm>=4.66,<5',
+    'xarray>=2025.1,<2027',  # with pandas
   ],
   extras_require={
     'tpu': ['jax[tpu]'],

@@ -18,6 +18,7 @@ PACKAGE = ROOT / 'meliad_rec'
 ROOMS = [
   '.',
   'commands',
+  'explore',
   'benchmarks',
   'planning',
   'runs',
@@ -43,7 +44,7 @@ TOP |= {'LICENSE'}
 TOP |= {'meliad_rec', 'gin', 'launch', 'tests', 'colab'}
 
 # Functions import these when they need them, as they do HEAVY.
-LATE = {'matplotlib', 'tensorboardX', 'tqdm'}
+LATE = {'matplotlib', 'pandas', 'tensorboardX', 'tqdm', 'xarray'}
 HEAVY = {'tensorflow', 'tensorflow_datasets', 'tensorflow_text', 'seqio'}
 # Files that import these, inside functions.
 TENSORFLOW = {'data/pg19', 'data/seqio_tasks'}

@@ -121,7 +121,7 @@ class MemoryWriter(nn.Module):
 
   def setup(self):
     config = self.config
-    self.attention = EncoderAttention(config, cross=True)
+    self.attention = EncoderAttention(config, 'state_to_token')
     self.mlp_norm = config.norm(dtype=config.dtype)
     self.mlp = EncoderMLP(config, config.d_model)
 

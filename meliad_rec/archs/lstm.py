@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.layers.dropout import TiledDropout
+from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import Cell
 
 
@@ -56,7 +57,17 @@ class LSTM(Cell):
     kernel_DF = self.input_DF.astype(self.dtype)
     z_BTF = product('btd,df->btf', x_BTD, kernel_DF) + self.bias_F
     kernel_DF = self.recurrent_DF.astype(self.dtype)
+    _, before_BD = state
     state, h_BTD = recur(kernel_DF, state, z_BTF, block.mask)
+
+    def gate(i):
+      h = jnp.concatenate([before_BD[:, None], h_BTD[:, :-1]], 1)
+      gates = z_BTF + product('btd,df->btf', h.astype(self.dtype), kernel_DF)
+      return jax.nn.sigmoid(jnp.split(gates, 4, -1)[i])
+
+    pictures.sow(self, 'token_write', lambda: gate(0))
+    pictures.sow(self, 'token_keep', lambda: gate(1))
+    pictures.sow(self, 'token_output', lambda: gate(3))
     return state, h_BTD.astype(self.dtype)
 
 

@@ -29,9 +29,12 @@ from meliad_rec.layers.layer import Layer
 from meliad_rec.layers.layer import scaled
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.metrics import metrics
+from meliad_rec.metrics import pictures
 from meliad_rec.metrics.metrics import MeanMetric
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.cell import Resettable
+
+SHOWN = 16  # Recalled keys in pictures, at most.
 
 
 class MemorizingLayer(Cell):
@@ -130,6 +133,7 @@ class MemorizingLayer(Cell):
       part = lambda a, i=i: a[:, i : i + self.room]
       ring = ring.write(jax.tree.map(part, own), self.config.window)
       far.append(self.recall(part(q_BTHK), ring))
+    self.sow_recalled(q_BTHK, ring)
     heads_BTF = self.output(near_BTF, jnp.concatenate(far, 1))
     y_BTD = self.layer.output(block.x, heads_BTF)
     return (past.last(self.config.window), ring), y_BTD
@@ -180,6 +184,33 @@ class MemorizingLayer(Cell):
     y_NBHQK = y_NBHQK.reshape(T // Q, B, -1, Q, K)
     return y_NBHQK.transpose(1, 0, 3, 2, 4).reshape(q_BTHK.shape)
 
+  def sow_recalled(self, q_BTHK, ring: 'Ring') -> None:
+    """Sows pictures of the keys in the ring that queries attend to most.
+
+    Args:
+      q_BTHK: scaled queries of the newest block.
+      ring: the ring, after this block was written.
+    """
+    if not pictures.wanted(self):
+      return
+    B, T, H, _ = q_BTHK.shape
+    q_BTGRK = q_BTHK.reshape(B, T, self.config.kv_heads, -1, q_BTHK.shape[3])
+    score = jnp.einsum('btgrk,bgsk->btgrs', q_BTGRK, ring.keys)
+    age_S = ring.age_S()
+    near_S = (age_S >= T) & (age_S < T + self.memory)
+    seen_BS = ring.mask[:, 0, :, 0] & near_S
+    score = jnp.where(seen_BS[:, None, None], score.reshape(B, T, H, -1), NEVER)
+    top, at = jax.lax.top_k(score, self.neighbors or SHOWN)
+    weights = jnp.where(top > NEVER, jax.nn.softmax(top), 0)
+    if self.neighbors is None:
+      share = jnp.exp(jax.nn.logsumexp(top, -1) - jax.nn.logsumexp(score, -1))
+      weights = weights * share[..., None]
+    back = age_S[at] - (T - 1 - jnp.arange(T))[:, None, None]
+    back = jnp.where(top > NEVER, back, 0)
+    n = min(SHOWN, top.shape[-1])
+    pictures.sow(self, 'recall_weight', lambda: weights[..., :n])
+    pictures.sow(self, 'recall_back', lambda: back[..., :n])
+
   def least(self, score_BHQS):
     """Returns the lowest score at which each query attends to a key.
 
@@ -216,8 +247,10 @@ class HeadGate(nn.Module):
   @nn.compact
   def __call__(self, near_BTF, far_BTHK):
     H = far_BTHK.shape[2]
-    g_H1 = jax.nn.sigmoid(self.param('gate', nn.initializers.zeros, (H,)))
-    g_H1 = g_H1[:, None]
+    g_H = jax.nn.sigmoid(self.param('gate', nn.initializers.zeros, (H,)))
+    share = lambda: jnp.broadcast_to(g_H, far_BTHK.shape[:3])
+    pictures.sow(self, 'recall_share', share)
+    g_H1 = g_H[:, None]
     metrics.sow(self, 'memory_weight', MeanMetric(g_H1, jnp.ones_like(g_H1)))
     near_BTHK = near_BTF.reshape(far_BTHK.shape)
     y_BTHK = far_BTHK * g_H1 + near_BTHK * (1 - g_H1)

@@ -5,6 +5,7 @@ Letters of this file: A tokens of memory before a segment, C tokens of a chunk.
 
 from typing import Any
 
+from flax import linen as nn
 from flax import struct
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,10 @@ from meliad_rec.layers.dropout import drop_layer
 from meliad_rec.layers.layer import Layer
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.layers.remat import kept
+from meliad_rec.metrics import pictures
+from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import Cell
+from meliad_rec.models.cell import to_blocks
 from meliad_rec.recurrence.memory_scan import memory_scan
 from meliad_rec.recurrence.memory_scan import MemoryScanBody
 
@@ -165,6 +169,8 @@ class MemoryCell(Cell, kw_only=True):
       kv = extend(self.keys(state.written), C)
       self.read(kv, mask_BS[:, : A + C], block.x[:, :C])
       return state, block.x
+    if pictures.wanted(self):
+      return self.read_chunks(state, block)
     written, y_BTD = memory_scan(
       self.pure(A),
       # Gathered once rather than for each chunk.
@@ -175,6 +181,34 @@ class MemoryCell(Cell, kw_only=True):
     )
     self.penalize_spans()
     return Memory(written, mask_BS[:, mask_BS.shape[1] - A :]), y_BTD
+
+  def read_chunks(self, state, block):
+    """Does what `__call__` does, chunk by chunk, so that `read` may sow.
+
+    The functions of memory_scan are pure. Here, keys are computed again for
+    each chunk.
+    """
+    C, A = self.chunk, state.mask_BA.shape[1]
+
+    def read(cell, state, chunk):
+      mask_BS = jnp.concatenate([state.mask_BA, chunk.mask], 1)
+      kv = extend(cell.keys(state.written), C)
+      written, y_BCD = cell.read(kv, mask_BS, chunk.x)
+      push = lambda a, new: jnp.concatenate([a, new], 1)[:, C:]
+      written = jax.tree.map(push, state.written, written)
+      return Memory(written, mask_BS[:, mask_BS.shape[1] - A :]), y_BCD
+
+    scan = nn.scan(
+      read,
+      variable_broadcast='params',
+      variable_axes={pictures.COLLECTION: 0},
+      split_rngs={'params': False},
+      in_axes=1,
+      out_axes=1,
+    )
+    chunks = Block(*(to_blocks(a, C) for a in (block.x, block.mask)))
+    state, y_BnCD = pictures.join_chunks(scan)(self, state, chunks)
+    return state, y_BnCD.reshape(block.x.shape)
 
   def penalize_spans(self):
     """Sows the losses of the heads' adaptive attention spans.

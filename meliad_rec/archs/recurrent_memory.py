@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from meliad_rec.archs.window import VanillaLayer
 from meliad_rec.layers.dropout import drop_layer
 from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import Cell
 
@@ -75,7 +76,34 @@ class RecurrentMemory(Cell):
     mask_BT = jnp.pad(block.mask, ((0, 0), (S, S)), constant_values=True)
     for layer in self.layers:
       _, y_BTD = layer((), Block(x_BTD, mask_BT))
+      self.split_picture(layer.layer.attention)
       x_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)
     # A block of padding leaves the memory unchanged.
     real_B11 = jnp.any(block.mask, 1)[:, None, None]
     return jnp.where(real_B11, self.norm(x_BTD[:, -S:]), state), x_BTD[:, S:-S]
+
+  def split_picture(self, attention: nn.Module) -> None:
+    """Splits the picture of a layer's attention by slots and tokens.
+
+    The keys of slots are those of the first copy of the memory; the queries of
+    slots are those of the second copy.
+    """
+    if not pictures.wanted(self):
+      return
+    S, W = self.slots, self.config.window
+    collection = pictures.COLLECTION
+    (p_BTHR,) = attention.get_variable(collection, 'token_to_token')
+    nearest = 0 if self.config.include_self else 1
+    at_T = jnp.arange(p_BTHR.shape[1]) - nearest
+    key_TR = at_T[:, None] - jnp.arange(p_BTHR.shape[3])
+    near = jnp.where((key_TR >= S)[:, None], p_BTHR, 0)[:, S : S + W, :, :W]
+    attention.put_variable(collection, 'token_to_token', (near,))
+    # From distances to keys; the distance of key i is at_T - i.
+    back_TK = at_T[:, None] - jnp.arange(S + W)
+    back = jnp.maximum(back_TK, 0)[None, :, None]
+    p_BTHK = jnp.take_along_axis(p_BTHR, back, 3)
+    p_BTHK = jnp.where((back_TK >= 0)[:, None], p_BTHK, 0)
+    tokens, slots = p_BTHK[:, S : S + W], p_BTHK[:, S + W :]
+    pictures.sow(attention, 'token_to_state', lambda: tokens[..., :S])
+    pictures.sow(attention, 'state_to_state', lambda: slots[..., :S])
+    pictures.sow(attention, 'state_to_token', lambda: slots[..., S:])

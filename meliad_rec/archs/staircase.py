@@ -33,6 +33,7 @@ from meliad_rec.archs.memory_cell import MemoryCell
 from meliad_rec.distributed.fsdp import all_gather_params
 from meliad_rec.layers.attention import KV
 from meliad_rec.layers.remat import remat
+from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import to_blocks
 from meliad_rec.recurrence.memory_scan import put
 from meliad_rec.recurrence.memory_scan import slice_tokens
@@ -121,7 +122,8 @@ class Staircase(MemoryCell):
 
   def __call__(self, state, block):
     T, least = block.x.shape[1], (self.live_passes - 1) * self.chunk
-    if self.by_steps and not self.is_initializing():
+    by_steps = self.by_steps and not pictures.wanted(self)
+    if by_steps and not self.is_initializing():
       if least <= T:
         self.penalize_spans()
         return run_diagonal(self, state, block)
@@ -160,6 +162,7 @@ class Staircase(MemoryCell):
         parts = [*self.older(kv, n, i), (own.k, own.v)]
         k, v = (jnp.concatenate(each, 1) for each in zip(*parts, strict=True))
         y_BCD = self.apply_layer(layer, y_BCD, n_BCD, KV(k, v, seen))
+      pictures.sow(self, 'lens', lambda y_BCD=y_BCD: y_BCD)
     return self.to_write(inputs, y_BCD), y_BCD
 
   def to_write(self, inputs, y_BCD):

@@ -31,10 +31,12 @@ from meliad_rec.layers.encoder_layer import EncoderLayer
 from meliad_rec.layers.experts import mean_imbalance
 from meliad_rec.metrics import losses
 from meliad_rec.metrics import metrics
+from meliad_rec.metrics import pictures
 from meliad_rec.metrics.metrics import MaxMetric
 from meliad_rec.metrics.metrics import MeanMetric
 from meliad_rec.recurrence import halt as halting
 from meliad_rec.recurrence.early_exit import compacted_loop
+from meliad_rec.recurrence.early_exit import recorded_loop
 from meliad_rec.recurrence.early_exit import while_loop
 from meliad_rec.recurrence.halt import Counts
 from meliad_rec.recurrence.halt import Halt
@@ -111,6 +113,8 @@ class Universal(nn.Module):
     shared = self.shared()
     rows = Rows.of(mask_BT, memory_BSD, self.causal)
     state, initial_counts = recurrence.initial_state(shared, rows, x_BTD)
+    if pictures.wanted(self):
+      self.sow_steps(recurrence, shared, rows, state, steps)
     loop = self.loop(training)
     state, added, ran_B = loop(recurrence, shared, rows, state, steps)
     counts = jax.tree.map(jnp.add, initial_counts, added.counts)
@@ -120,8 +124,38 @@ class Universal(nn.Module):
       weight = self.layer.experts.balance
       self.sow('losses', 'balance', weight * imbalance)
       metrics.sow(self, 'expert_imbalance', MeanMetric(imbalance, jnp.ones(())))
+    return self.output(state, added)
+
+  def output(self, state: 'DepthState', added: 'Added'):
+    """Returns y_BTD, the output if all units halted at this state.
+
+    Args:
+      state: state after the last step.
+      added: sums over the steps.
+    """
     mixed_BTD = added.mixed_BTD if self.global_halt else state.mixed_BTD
     return mix(mixed_BTD, state)
+
+  def sow_steps(self, recurrence, shared, rows, state, steps: int) -> None:
+    """Sows the output after each step, and the layer's pictures in each step.
+
+    Args:
+      recurrence, shared, rows, state: the step, its inputs, and the initial
+        state.
+      steps: number of steps.
+    """
+    before, after = recorded_loop(recurrence, shared, rows, state, steps)
+
+    def show(carries):
+      l, (state, _, _), (next_state, added, _) = carries
+      kind = pictures.COLLECTION
+      _, sown = recurrence.run_layer(shared, rows, l, state, kind)
+      return self.output(next_state, added), sown
+
+    y_LBTD, sown = jax.lax.map(show, (jnp.arange(steps), before, after))
+    pictures.sow(self, 'lens', lambda: y_LBTD)
+    for path, picture in jax.tree.leaves_with_path(sown):
+      pictures.sow(self, path[-2].key, lambda picture=picture: picture)
 
   def loop(self, training: bool) -> Callable:
     """Returns the loop to use, a function of early_exit.py."""
@@ -367,8 +401,8 @@ class Recurrence:
     state = DepthState(h_BTD, units, next_p_BU, mixed_BTD)
     return state, Added(counts, None, routes)
 
-  def run_layer(self, shared, rows, l, state):
-    """Returns the layer's output in step l, and the collection 'routes'.
+  def run_layer(self, shared, rows, l, state, collection='routes'):
+    """Returns the layer's output in step l, and a collection that it sowed.
 
     The routers of the layer's experts sow 'routes'. If global_halt is False,
     keys and values are computed from the output so far (see `mix`).
@@ -386,13 +420,13 @@ class Recurrence:
       rows.memory_BSD,
       source_BTD,
       rngs=rngs,
-      mutable=['routes'],
+      mutable=[collection],
     )
     if self.layer_drop and key is not None:
       # Another key, since the layer draws from this one.
       drop_key = jax.random.fold_in(key, 0)
       new_BTD = drop_by(drop_key, self.layer_drop, state.h_BTD, new_BTD)
-    return new_BTD, sown.get('routes', {})
+    return new_BTD, sown.get(collection, {})
 
   def ask(self, shared, rows, *h_BTD):
     """Returns p_BU, the halting probability of each unit.

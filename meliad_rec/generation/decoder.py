@@ -22,6 +22,7 @@ import numpy as np
 
 from meliad_rec.distributed.hosts import mesh_jit
 from meliad_rec.generation.sampling import Sampler
+from meliad_rec.models.cell import reading_block
 from meliad_rec.models.model import Model
 
 RECENT = 4  # A UTF-8 character has at most 4 bytes, and so at most 4 tokens.
@@ -137,11 +138,7 @@ class Decoder:
     self.segment = segment
     self.chunk = chunk
     self.variables = {'params': params}
-    # A cell that takes any number of tokens still gets blocks, so that most of
-    # a text is not read token by token.
-    self.block = model.cell.block_length or max(
-      n for n in range(1, max(segment // 8, 1) + 1) if segment % n == 0
-    )
+    self.block = reading_block(model.cell, segment)
     if segment % self.block:
       raise ValueError(
         f'The segment must be a multiple of the block length, {self.block}, '
@@ -158,6 +155,27 @@ class Decoder:
   def start(self, rows: int) -> DecoderState:
     """Returns the state at the beginning of `rows` documents."""
     return self._start(self.variables, rows)
+
+  def with_parts_of(self, state: DecoderState, other: Any) -> DecoderState:
+    """Returns the state with the recurrent parts of another state.
+
+    Args:
+      state: a state at a block boundary.
+      other: a state of the model, as many rows.
+    """
+    parts = self.model.apply(self.variables, other, method='parts')
+    model_state = self._stepper.to_segment_state(
+      self.variables, state.decode_state
+    )
+    model_state = self.model.apply(
+      self.variables, model_state, parts, method='with_parts'
+    )
+    rows = len(state.recent_BN)
+    return state.replace(
+      decode_state=self._stepper.to_decode_state(
+        self.variables, model_state, rows
+      )
+    )
 
   def read(
     self,

@@ -36,8 +36,13 @@ class TextGenerator:
       state: state after the preceding text. None means that the text begins a
         document, in one row.
     """
+    return self.read_ids(self.vocabulary.encode(text), state)
+
+  def read_ids(
+    self, ids_T: np.ndarray, state: DecoderState | None = None
+  ) -> DecoderState:
+    """Returns the state after all rows have read tokens; see `read`."""
     state = self.decoder.start(1) if state is None else state
-    ids_T = self.vocabulary.encode(text)
     rows = len(state.recent_BN)
     countdown = Countdown(len(ids_T), 'tokens')
     with contextlib.closing(countdown):

@@ -1,8 +1,8 @@
 """Reference implementations of attention in plain XLA, and attention's inputs.
 
 The reference implementations compute the logits of all T queries with all S
-keys at once. They are called only by tests, which compare the other
-implementations with them. Arrays in float64 give float64 results.
+keys at once. Tests compare the other implementations with them; pictures show
+their weights. Arrays in float64 give float64 results.
 """
 
 from flax import struct
@@ -72,35 +72,59 @@ class AttentionInputs(struct.PyTreeNode):
 
 def window_attention(inputs: AttentionInputs):
   """Returns outputs [B, T, H, K], which are 0 for a query that sees no key."""
+  (v_BSHK,) = repeat_kv_heads(inputs.q_BTHK.shape[2], inputs.v_BSHK)
+  p_BHTS, _ = _window_weights(inputs)
+  return jnp.einsum('bhts,bshk->bthk', p_BHTS.astype(v_BSHK.dtype), v_BSHK)
+
+
+def window_weights(inputs: AttentionInputs):
+  """Returns the weights of keys by distance, [B, T, H, W].
+
+  Index 0 of the last axis is the nearest visible key. Weights are 0 where there
+  is no key, and add up to 1 or, for a query that sees no key, to 0.
+  """
+  p_BHTS, back_TS = _window_weights(inputs)
+  T, S = back_TS.shape
+  key_TW = back_TS[:, :1] - jnp.arange(inputs.window)
+  p_BHTW = jnp.take_along_axis(
+    p_BHTS, jnp.clip(key_TW, 0, S - 1)[None, None], 3
+  )
+  return jnp.where(key_TW >= 0, p_BHTW, 0).swapaxes(1, 2)
+
+
+def _window_weights(inputs: AttentionInputs):
+  """Returns weights p_BHTS, and back_TS, the distances of keys.
+
+  The distance is 0 at the nearest visible key, and negative at later ones.
+  """
   q_BTHK, k_BSHK, bias_HW = inputs.q_BTHK, inputs.k_BSHK, inputs.bias_HW
   T, S, W = q_BTHK.shape[1], k_BSHK.shape[1], inputs.window
   if inputs.normalize_own:
     k_BSHK = normalize_own_keys(k_BSHK, T)
   if inputs.scale_H is not None:
     q_BTHK = normalize_and_scale(q_BTHK, inputs.scale_H)
-  k_BSHK, v_BSHK = repeat_kv_heads(q_BTHK.shape[2], k_BSHK, inputs.v_BSHK)
+  (k_BSHK,) = repeat_kv_heads(q_BTHK.shape[2], k_BSHK)
   back_TS = jnp.arange(T)[:, None] + S - T - jnp.arange(S)[None]
   back_TS = back_TS - (0 if inputs.include_self else 1)
   near_TS = (back_TS >= 0) & (back_TS < W)
   logits_BHTS = jnp.einsum(
     'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=sum_dtype(q_BTHK)
   )
-  back_TS = jnp.clip(back_TS, 0, W - 1)
+  bias_TS = jnp.clip(back_TS, 0, W - 1)
   if inputs.keys_WK is not None:
     logits_BHTS += jnp.einsum(
       'bthk,tsk->bhts',
       q_BTHK,
-      inputs.keys_WK.astype(q_BTHK.dtype)[back_TS],
+      inputs.keys_WK.astype(q_BTHK.dtype)[bias_TS],
       preferred_element_type=sum_dtype(q_BTHK),
     )
-  bias_HTS = bias_HW[:, back_TS]
+  bias_HTS = bias_HW[:, bias_TS]
   logits_BHTS += bias_HTS
   seen_BHTS = (
     near_TS & inputs.mask_BS[:, None, None, :] & (bias_HTS > NEVER / 2)
   )
   p_BHTS = jax.nn.softmax(jnp.where(seen_BHTS, logits_BHTS, NEVER), -1)
-  p_BHTS = jnp.where(seen_BHTS, p_BHTS, 0).astype(v_BSHK.dtype)
-  return jnp.einsum('bhts,bshk->bthk', p_BHTS, v_BSHK)
+  return jnp.where(seen_BHTS, p_BHTS, 0), back_TS
 
 
 class MemoryInputs(struct.PyTreeNode):
@@ -134,21 +158,25 @@ def memory_attention(inputs: MemoryInputs, keep_HTS=None):
     keep_HTS: dropout factors of the probabilities, 0 or 1 / (1 - rate), the
       same for all rows; None means that all are 1.
   """
+  p = memory_weights(inputs).swapaxes(1, 2)
+  if keep_HTS is not None:
+    p = p * keep_HTS
+  (v_BSHK,) = repeat_kv_heads(inputs.q_BTHK.shape[2], inputs.v_BSHK)
+  return jnp.einsum('bhts,bshk->bthk', p.astype(v_BSHK.dtype), v_BSHK)
+
+
+def memory_weights(inputs: MemoryInputs):
+  """Returns the weights of slots, [B, T, H, S]; 0 at slots that are hidden."""
   q_BTHK = inputs.q_BTHK
   if inputs.scale_H is not None:
     q_BTHK = normalize_and_scale(q_BTHK, inputs.scale_H)
-  k_BSHK, v_BSHK = repeat_kv_heads(
-    q_BTHK.shape[2], inputs.k_BSHK, inputs.v_BSHK
-  )
+  (k_BSHK,) = repeat_kv_heads(q_BTHK.shape[2], inputs.k_BSHK)
   logits = jnp.einsum(
     'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=sum_dtype(q_BTHK)
   )
   seen = inputs.mask_BS[:, None, None, :]
   p = jax.nn.softmax(jnp.where(seen, logits, NEVER), -1)
-  p = jnp.where(seen, p, 0)
-  if keep_HTS is not None:
-    p = p * keep_HTS
-  return jnp.einsum('bhts,bshk->bthk', p.astype(v_BSHK.dtype), v_BSHK)
+  return jnp.where(seen, p, 0).swapaxes(1, 2)
 
 
 def l2_normalize(x_BSHK):

@@ -163,6 +163,34 @@ def attend(
   return y_BTHK
 
 
+def attention_weights(
+  relative: nn.Module | None, q_BTHK, k_BSHK, mask_BS, causal: bool
+):
+  """Returns the weights of attention, for pictures.
+
+  Those of queries and keys at the same positions are [B, T, H, T], by distance:
+  the last axis counts tokens back from the query. The layer must be causal.
+  Those without positions are [B, T, H, S].
+
+  Args:
+    relative, q_BTHK, k_BSHK, mask_BS, causal: as in `attend`.
+  """
+  T, S = q_BTHK.shape[1], k_BSHK.shape[1]
+  pairs = rotated_pairs(relative, q_BTHK, k_BSHK, causal)
+  pairs = [tuple(a.swapaxes(1, 2) for a in pair) for pair in pairs]
+  back_TS = np.arange(T)[:, None] - np.arange(S)
+  seen = mask_BS[:, None, None]
+  if relative is not None and causal:
+    seen = seen & (back_TS >= 0)
+  logits_BHTS = jnp.where(seen, attention_logits(pairs, back_TS < 0), NEVER)
+  p_BTHS = jnp.where(seen, jax.nn.softmax(logits_BHTS), 0).swapaxes(1, 2)
+  if relative is None:
+    return p_BTHS
+  at = np.maximum(back_TS, 0)[None, :, None]
+  p_BTHS = jnp.take_along_axis(p_BTHS, at, 3)
+  return jnp.where(back_TS[:, None] >= 0, p_BTHS, 0)
+
+
 def rotated_pairs(relative: nn.Module | None, q_BTHK, k_BSHK, causal: bool):
   """Returns a list of one or two pairs (queries, keys) for `attention_logits`.
 

@@ -14,12 +14,14 @@ import jax.numpy as jnp
 
 from meliad_rec.layers import gates
 from meliad_rec.layers.attention import attend
+from meliad_rec.layers.attention import attention_weights
 from meliad_rec.layers.attention import Heads
 from meliad_rec.layers.dropout import attention_keep
 from meliad_rec.layers.experts import ExpertAttention
 from meliad_rec.layers.experts import ExpertMLP
 from meliad_rec.layers.experts import Experts
 from meliad_rec.layers.layer_config import EncoderConfig
+from meliad_rec.metrics import pictures
 
 XAVIER = nn.initializers.xavier_uniform()
 # The default of linear maps in PyTorch, which the authors use: uniform within
@@ -52,7 +54,7 @@ class EncoderLayer(nn.Module):
     else:
       self.attention = EncoderAttention(config)
     if self.reads_memory:
-      self.memory_attention = EncoderAttention(config, cross=True)
+      self.memory_attention = EncoderAttention(config, 'token_to_state')
     self.mlp_norm = config.norm(dtype=config.dtype)
     # As in the authors' code, which initializes the layers of TLB differently.
     kernel_init = UNIFORM if self.reads_memory else XAVIER
@@ -94,6 +96,8 @@ class EncoderLayer(nn.Module):
     if not self.gated:
       return y_BTD
     g_BTD = jax.nn.sigmoid(self.gate_mlp(n_BTD).astype(jnp.float32))  # eq. 10
+    pictures.sow(self, 'token_write', lambda: g_BTD)
+    pictures.sow(self, 'token_keep', lambda: 1 - g_BTD)
     y_BTD = g_BTD * y_BTD + (1 - g_BTD) * x_BTD  # eq. 11
     return y_BTD.astype(x_BTD.dtype)
 
@@ -103,14 +107,19 @@ class EncoderAttention(nn.Module):
 
   Attributes:
     config: sizes and choices.
-    cross: whether the source, from which keys and values are computed, is
-      another sequence than that of the queries, such as memory slots. The
-      source then has its own norm, there are no positions, and every query sees
-      all unmasked vectors of the source.
+    kind: from what to what attention goes, a name in pictures.AXES. In
+      'token_to_token' queries and keys are computed from the same tokens.
+      Otherwise, the source has its own norm, there are no positions, and every
+      query sees all unmasked vectors of the source.
   """
 
   config: EncoderConfig
-  cross: bool = False
+  kind: str = 'token_to_token'
+
+  @property
+  def cross(self) -> bool:
+    """Whether keys are computed from another sequence than queries."""
+    return self.kind != 'token_to_token'
 
   def setup(self):
     config = self.config
@@ -142,13 +151,20 @@ class EncoderAttention(nn.Module):
     (B, T, _), S = x_BTD.shape, source_BSD.shape[1]
     n_BTD = self.norm(x_BTD)
     n_BSD = (self.source_norm if self.cross else self.norm)(source_BSD)
+    relative = None if self.cross else self.relative
+    q_BTHK = self.query(n_BTD) * config.head_dim**-0.5
+    k_BSHK, causal = self.key(n_BSD), config.causal
+    weights = lambda: attention_weights(
+      relative, q_BTHK, k_BSHK, mask_BS, causal
+    )
+    pictures.sow(self, self.kind, weights)
     y_BTHK = attend(
-      None if self.cross else self.relative,
-      self.query(n_BTD) * config.head_dim**-0.5,
-      self.key(n_BSD),
+      relative,
+      q_BTHK,
+      k_BSHK,
       self.value(n_BSD),
       mask_BS,
-      causal=config.causal,
+      causal=causal,
       keep=attention_keep(
         self,
         config.attention_dropout,

@@ -24,9 +24,11 @@ import jax.numpy as jnp
 
 from meliad_rec.distributed.per_shard import per_row
 from meliad_rec.layers.attention import attend
+from meliad_rec.layers.attention import attention_weights
 from meliad_rec.layers.attention import Heads
 from meliad_rec.layers.dropout import attention_keep
 from meliad_rec.layers.layer_config import EncoderConfig
+from meliad_rec.metrics import pictures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,10 +352,15 @@ class ExpertAttention(nn.Module):
     q_BTHCK = q_BTCF.reshape(B, T, C, H, K).swapaxes(2, 3)
     q_BTGK = q_BTHCK.reshape(B, T, H * C, K)
     repeated = lambda kv_BSHK: jnp.repeat(kv_BSHK, C, 2)
+    k_BSGK = repeated(self.key(n_BSD))
+    weights = lambda: attention_weights(
+      self.relative, q_BTGK, k_BSGK, mask_BS, config.causal
+    )
+    pictures.sow(self, 'token_to_token', weights)
     y_BTGK = attend(
       self.relative,
       q_BTGK,
-      repeated(self.key(n_BSD)),
+      k_BSGK,
       repeated(self.value(n_BSD)),
       mask_BS,
       causal=config.causal,

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from meliad_rec.layers.dropout import TiledDropout
 from meliad_rec.layers.linear import dot_general
+from meliad_rec.metrics import pictures
 from meliad_rec.metrics import state_use
 
 
@@ -80,6 +81,9 @@ class FixedGate(nn.Module):
       self.param('gate', nn.initializers.normal(0.1), (D,))
     )  # eq. 2
     state_use.sow_gate(self, g_D)
+    for name, weight_D in ('state_keep', g_D), ('state_write', 1 - g_D):
+      like = lambda weight_D=weight_D: jnp.broadcast_to(weight_D, x_BSD.shape)
+      pictures.sow(self, name, like)
     y_BSD = x_BSD.astype(jnp.float32) * g_D + z_BSD * (1 - g_D)  # eq. 3
     return y_BSD.astype(x_BSD.dtype)
 
@@ -113,6 +117,8 @@ class LSTMGate(nn.Module):
     i_BSD = jax.nn.sigmoid(i_BSD - 1)  # eq. 5
     f_BSD = jax.nn.sigmoid(f_BSD + 1)  # eq. 6
     state_use.sow_gate(self, f_BSD)
+    pictures.sow(self, 'state_keep', lambda: f_BSD)
+    pictures.sow(self, 'state_write', lambda: i_BSD)
     y_BSD = x_BSD.astype(jnp.float32) * f_BSD + z_BSD * i_BSD  # eq. 7
     return y_BSD.astype(x_BSD.dtype)
 

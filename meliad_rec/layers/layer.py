@@ -13,15 +13,18 @@ from meliad_rec.kernels.blocks import Dropout
 from meliad_rec.kernels.dispatch import memory_attention
 from meliad_rec.kernels.dispatch import window_attention
 from meliad_rec.kernels.reference import AttentionInputs
+from meliad_rec.kernels.reference import memory_weights
 from meliad_rec.kernels.reference import MemoryInputs
 from meliad_rec.kernels.reference import normalize_and_scale
 from meliad_rec.kernels.reference import repeat_kv_heads
+from meliad_rec.kernels.reference import window_weights
 from meliad_rec.layers import gates
 from meliad_rec.layers.attention import Heads
 from meliad_rec.layers.attention import KV
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.layers.linear import dot_general
 from meliad_rec.layers.remat import SUMS
+from meliad_rec.metrics import pictures
 from meliad_rec.metrics import state_use
 
 
@@ -197,7 +200,7 @@ class Attention(nn.Module):
     config = self.config
     q_BTHK, scale_H = self.query(n_BTD)
     if not self.in_order:
-      return self.attend_slots(q_BTHK, scale_H, past)
+      return self.attend_slots(q_BTHK, scale_H, past, 'state_to_state')
     nearest = 0 if config.include_self else 1
     steps_back = np.arange(config.window) + nearest
     bias_HW = self.relative.bias(steps_back)
@@ -219,6 +222,7 @@ class Attention(nn.Module):
       include_self=config.include_self,
       normalize_own=past.unnormalized > 0,
     )
+    pictures.sow(self, 'token_to_token', lambda: window_weights(inputs))
     dropout = self.probability_dropout()
     return merge_heads(window_attention(inputs, dropout, config.attention))
 
@@ -236,7 +240,8 @@ class Attention(nn.Module):
     W = B * T // rows
     q_BTHK, scale_H = self.memory_query(n_BTD)
     q_BWHK = q_BTHK.reshape(rows, W, *q_BTHK.shape[2:])
-    return self.attend_slots(q_BWHK, scale_H, memory).reshape(B, T, -1)
+    name = 'token_to_state' if self.in_order else 'state_to_token'
+    return self.attend_slots(q_BWHK, scale_H, memory, name).reshape(B, T, -1)
 
   def sow_memory(self, n_BTD, mask_BT, memory: KV) -> None:
     """Sows the entropy of attention to memory; see state_use.sow_attention.
@@ -251,15 +256,17 @@ class Attention(nn.Module):
     logits_BHTS = jnp.einsum('bthk,bshk->bhts', q_BTHK, k_BSHK)
     state_use.sow_attention(self, logits_BHTS, mask_BT)
 
-  def attend_slots(self, q_BTHK, scale_H, kv: KV):
+  def attend_slots(self, q_BTHK, scale_H, kv: KV, picture: str):
     """Returns heads [B, T, H K]: the result of attention without positions.
 
     Args:
       q_BTHK, scale_H: the results of a Query.
       kv: keys and values.
+      picture: name in pictures.AXES of the attention weights.
     """
     dropout, kv = self.probability_dropout(), kv.normalized()
     inputs = MemoryInputs(q_BTHK, kv.k, kv.v, kv.mask, scale_H)
+    pictures.sow(self, picture, lambda: memory_weights(inputs))
     form = self.config.attention
     return merge_heads(memory_attention(inputs, dropout, form))
 

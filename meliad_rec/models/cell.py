@@ -281,6 +281,22 @@ def mean_of_losses(body: Callable, count: int) -> Callable:
   return nn.map_variables(body, 'losses', trans_out_fn=share, mutable=True)
 
 
+def reading_block(cell: Cell, segment: int) -> int:
+  """Returns the number of tokens of a block in which a text is read.
+
+  If the cell takes any number of tokens, the text still gets blocks, so that
+  most of it is not read token by token.
+
+  Args:
+    cell: the cell.
+    segment: number of tokens of a segment, a multiple of the result.
+  """
+  longest = max(segment // 8, 1)
+  return cell.block_length or max(
+    n for n in range(1, longest + 1) if segment % n == 0
+  )
+
+
 def to_blocks(a_BT: jax.Array, W: int) -> jax.Array:
   """Divides tokens into blocks: [B, T, ...] -> [B, T / W, W, ...]."""
   B, T = a_BT.shape[:2]

@@ -82,6 +82,24 @@ def compacted_loop(steps: Steps, shared, rows, state, max_steps: int):
   return _compact(steps, shared, rows, l, carry, max_steps)
 
 
+def recorded_loop(steps: Steps, shared, rows, state, max_steps: int):
+  """Runs all steps, and keeps the carry after each of them, for pictures.
+
+  The arguments are those of the other loops.
+
+  Returns:
+    The carries (state, sums, ran_B) before each step, and those after each
+    step, stacked along a new axis 0. Rows that have halted do not change.
+  """
+  start = initial_carry(steps.step, shared, rows, state)
+
+  def step(carry, l):
+    after, _ = take_step(steps.step, shared, rows, l, carry)
+    return after, (carry, after)
+
+  return jax.lax.scan(step, start, jnp.arange(max_steps))[1]
+
+
 def initial_carry(step: Callable, shared, rows, state):
   """Returns (state, sums, ran_B) before the first step, with sums of 0."""
   _, added = jax.eval_shape(step, shared, rows, jnp.zeros((), jnp.int32), state)

@@ -40,6 +40,8 @@ from meliad_rec.models.sharded_model import ShardedModel
 from meliad_rec.runs import display
 from meliad_rec.runs import exported
 from meliad_rec.runs import folder as run_folder
+from meliad_rec.runs.observed_run import check_text
+from meliad_rec.runs.observed_run import ObservedRun
 from meliad_rec.runs.run_data import open_data
 from meliad_rec.storage.checksums import digest
 from meliad_rec.storage.workdir import place
@@ -83,7 +85,7 @@ def load_run(
   )
 
 
-class TrainedRun:
+class TrainedRun(ObservedRun):
   """A model with its parameters and vocabulary; `load_run` opens one.
 
   Attributes:
@@ -241,8 +243,13 @@ class TrainedRun:
       raise ValueError(
         f'state must be a state that `read` returned, got {state!r}.'
       )
-    _check_text('The prompt', text)
-    return self.text_generator.read(text, state)
+    check_text('The prompt', text)
+    generator = self.text_generator
+    if state is None and self.begins_changed:
+      state = generator.decoder.with_parts_of(
+        generator.read_ids(self._observer.before), self._observer.state
+      )
+    return generator.read(text, state)
 
   def save_state(
     self, path: str | os.PathLike[str], state: DecoderState
@@ -285,6 +292,9 @@ class TrainedRun:
     """
     documents = self.documents([text])
     losses = TokenLosses.of(documents, self.vocabulary)
+    if self.begins_changed:
+      nats_T = self.predictions(text, 1)['nats'].values
+      return nats_T, losses.bytes_[:-1]
     self._evaluate(documents, losses.parts)
     return losses.nats, losses.bytes_[:-1]
 
@@ -348,7 +358,7 @@ class TrainedRun:
       )
     texts = list(texts)
     for number, text in enumerate(texts):
-      _check_text(f'Text {number}', text)
+      check_text(f'Text {number}', text)
     names = names or [f'text {i}' for i in range(len(texts))]
     if not texts:
       raise ValueError('There is no text to read. Give at least one.')
@@ -376,15 +386,3 @@ class TrainedRun:
     shards = np.prod([mesh.shape[axis] for axis in partition.BATCH_AXES])
     wanted = min(self.batch, documents)
     return int(-(-wanted // shards) * shards)
-
-
-def _check_text(what: str, text: str) -> None:
-  if not isinstance(text, str):
-    raise ValueError(f'{what} must be a string, got {type(text).__name__}.')
-  try:
-    text.encode()
-  except UnicodeEncodeError as error:
-    raise ValueError(
-      f'{what} has a lone surrogate at character {error.start}, which UTF-8 '
-      'cannot represent. Remove it.'
-    ) from None

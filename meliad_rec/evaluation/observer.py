@@ -1,0 +1,492 @@
+"""Reads a document and records what happens inside the model.
+
+An `Observer` reads one document, block by block, and records the recurrent
+state at block borders, predictions, and the pictures that modules sow (see
+metrics/pictures.py).
+
+Letters of this file: N blocks, W tokens of a block, P steps in depth or passes.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meliad_rec.archs.stack import Repeat
+from meliad_rec.archs.stack import Stack
+from meliad_rec.archs.universal import Universal
+from meliad_rec.distributed.hosts import mesh_jit
+from meliad_rec.metrics import pictures
+from meliad_rec.models.cell import reading_block
+from meliad_rec.models.cell import State
+from meliad_rec.models.model import Model
+from meliad_rec.models.sharded_model import ShardedModel
+
+LIMIT = 4 * 2**30  # Bytes of the arrays that one call may return.
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What to record.
+
+  Attributes:
+    states: whether to record the recurrent state after blocks.
+    every: number of blocks between two recorded states.
+    top: number of the most likely tokens to record at each token, with the loss
+      and other facts; see `predictions`. None records no predictions.
+    lens: whether to record predictions after each step in depth or pass, for
+      models that sow the picture 'lens'.
+    pictures: names in pictures.AXES of other pictures to record.
+    layer: index, from 0, of the only layer whose pictures are recorded; None
+      records those of all layers.
+  """
+
+  states: bool = False
+  every: int = 1
+  top: int | None = None
+  lens: bool = False
+  pictures: tuple[str, ...] = ()
+  layer: int | None = None
+
+
+@dataclasses.dataclass
+class Recording:
+  """What an Observer recorded while it read T tokens.
+
+  Attributes:
+    states: {name of a part: array}. The first axis is that of block borders,
+      the first of which lies before the first token.
+    tokens: {name: array [T, ...]}, see `predictions`.
+    lens: {name: array [P, T, ...]}, see `predictions`.
+    pictures: {name: {(layer, index): array}}. The index counts the pictures of
+      one name and layer, such as those of several passes or gates. The layer is
+      -1 where layers are not numbered. Axes are those of pictures.AXES, after
+      [P] for steps in depth. Arrays of slots have an axis of N blocks before
+      that of slots.
+  """
+
+  states: dict[str, np.ndarray]
+  tokens: dict[str, np.ndarray]
+  lens: dict[str, np.ndarray]
+  pictures: dict[str, dict[tuple[int, int], np.ndarray]]
+
+
+class Observer:
+  """Reader of a document that records what happens in a model.
+
+  Attributes:
+    model: the model.
+    labels: whether it predicts labels of tokens instead of the next token.
+    block: number of tokens W read at once: the block length of the cell, or an
+      eighth of a segment if the cell takes any number of tokens.
+    segment: number of tokens of a segment. A model with `clear_state` is
+      cleared at the start of each.
+  """
+
+  def __init__(self, sharded: ShardedModel, params, labels: bool = False):
+    """Prepares an observer.
+
+    Args:
+      sharded: the model on its mesh.
+      params: parameters of the model.
+      labels: whether the model predicts labels of tokens.
+
+    Raises:
+      ValueError: the model reads pairs, or a whole document at once.
+    """
+    self.segment, model, self.labels = sharded.segment, sharded.model, labels
+    if model.sequences > 1:
+      raise ValueError(
+        'A model that reads pairs of sequences cannot be observed block by '
+        'block. Choose a run of another task.'
+      )
+    if model.cell.needs_whole_document:
+      raise ValueError(
+        f'{type(model.cell).__name__} reads a whole document at once, so it '
+        'cannot be observed block by block. Choose another architecture.'
+      )
+    self._clear_every = self.segment if model.clear_state else None
+    # A model with clear_state clears it in every call, that is in every block.
+    self.model: Model = model.clone(clear_state=False)
+    self.block = reading_block(model.cell, self.segment)
+    self._variables = {'params': params}
+    self._read = mesh_jit(sharded.mesh, self._traced_read, static_argnums=0)
+    self._call = mesh_jit(sharded.mesh, self._traced_call, static_argnums=0)
+
+  def start(self) -> State:
+    """Returns the state of one row at the start of a document."""
+    return self._call('initial_state', self._variables)
+
+  def parts(self, state: State) -> dict[str, jax.Array]:
+    """Returns {name: array [1, ...]} of the recurrent part of a state."""
+    return self._call('parts', self._variables, state)
+
+  def with_parts(self, state: State, parts: Mapping[str, Any]) -> State:
+    """Returns the state with other recurrent parts.
+
+    Args:
+      state: the state.
+      parts: arrays like those of `parts`; parts that are not given are kept.
+
+    Raises:
+      ValueError: a part has an unknown name or a wrong shape.
+    """
+    known = self.parts(state)
+    check_parts(parts, known)
+    parts = {k: jnp.asarray(parts.get(k, a), a.dtype) for k, a in known.items()}
+    return self._call('with_parts', self._variables, state, parts)
+
+  def clear(self, state: State) -> State:
+    """Returns the state after Cell.clear."""
+    return self._call('clear', self._variables, state)
+
+  def _traced_call(self, method: str, variables, *arguments):
+    apply = lambda *a, method: self.model.apply(variables, *a, method=method)
+    match method:
+      case 'initial_state':
+        return apply(1, method=method)
+      case 'parts':
+        return named_leaves(apply(*arguments, method=method))
+      case 'with_parts':
+        state, named = arguments
+        parts = apply(state, method='parts')
+        leaves = [named[name] for name in named_leaves(parts)]
+        parts = jax.tree.unflatten(jax.tree.structure(parts), leaves)
+        return apply(state, parts, method=method)
+      case _:
+        return apply(*arguments, method=method)
+
+  def read(
+    self,
+    tokens_T: np.ndarray,
+    request: Request,
+    state: State | None = None,
+    first: int = 0,
+    last: int | None = None,
+    clear_every: int | None = None,
+    labels_T: np.ndarray | None = None,
+  ) -> tuple[Recording, State]:
+    """Reads tokens of a document.
+
+    Args:
+      tokens_T: ids of all tokens of the document.
+      request: what to record.
+      state: state before token `first`, of one row. None begins a document.
+      first: index of the first token to read, a multiple of `block`.
+      last: index after the last token to read; None means all.
+      clear_every: number of tokens, a multiple of `block`, after each of which
+        the recurrent state is cleared. None means never, unless the model has
+        `clear_state`.
+      labels_T: ids of the labels of all tokens, if the model predicts labels;
+        needed for predictions only.
+
+    Returns:
+      What was recorded, and the state after the last whole block.
+
+    Raises:
+      ValueError: there are no tokens, the arrays would take more than LIMIT, or
+        `first` or `clear_every` is not a multiple of `block`.
+    """
+    last = len(tokens_T) if last is None else last
+    clear_every = clear_every or self._clear_every
+    for name, value in ('first', first), ('clear_every', clear_every or 0):
+      if value % self.block:
+        raise ValueError(
+          f'{name} must be a multiple of {self.block}, the tokens of a block, '
+          f'got {value}.'
+        )
+    if first >= last:
+      raise ValueError('There is no token to read. Give a longer text.')
+    state = self.start() if state is None else state
+    initial = self.parts(state) if request.states else {}
+    # Of each segment, with an axis of blocks.
+    pieces, blocks = [], (last - first) // self.block
+    inputs_T = tokens_T
+    if not self.labels:
+      inputs_T, labels_T = np.concatenate([[0], tokens_T[:-1]]), tokens_T
+    elif labels_T is None:
+      labels_T = np.zeros_like(tokens_T)
+    for batch in self._batches(inputs_T, labels_T, first, last, clear_every):
+      if not pieces:
+        self._check_size(request, state, batch, last - first)
+      state, found = self._read(request, self._variables, state, *batch)
+      begin = len(pieces) * len(batch[0])
+      if states := found.get('states'):
+        # The recorded states are those after every `every` blocks.
+        at = slice(-(begin + 1) % request.every, None, request.every)
+        found['states'] = jax.tree.map(lambda a, at=at: a[at], states)
+      pieces.append(jax.device_get(found))
+    join = lambda name: jax.tree.map(
+      lambda *a: np.concatenate(a), *(p.get(name, {}) for p in pieces)
+    )
+    tokens = lambda a, axis: _join_tokens(a, axis, last - first)
+    states = {
+      name: np.concatenate([initial[name], a[:, 0]])
+      for name, a in join('states').items()
+    }
+    return Recording(
+      {k: a[: 1 + blocks // request.every] for k, a in states.items()},
+      {k: tokens(a, 1) for k, a in join('tokens').items()},
+      {k: tokens(a, 2) for k, a in join('lens').items()},
+      {
+        name: {
+          layer: _blocks_of_picture(name, a, last - first, blocks)
+          for layer, a in layers.items()
+        }
+        for name, layers in join('pictures').items()
+      },
+    ), state
+
+  def _check_size(self, request, state, batch, tokens: int) -> None:
+    """Raises ValueError if reading `tokens` tokens returns more than LIMIT."""
+    call = lambda *a: self._traced_read(request, *a)
+    _, found = jax.eval_shape(call, self._variables, state, *batch)
+    size = {
+      name: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(part))
+      for name, part in found.items()
+    }
+    size['states'] = size.get('states', 0) / request.every
+    total = sum(size.values()) * tokens / batch[0].size
+    if total > LIMIT:
+      raise ValueError(
+        f'The arrays of {tokens:,} tokens would take {total / 2**30:.1f} GiB, '
+        f'but the limit is {LIMIT / 2**30:.0f} GiB. Give a shorter text, one '
+        'layer, or a larger `every`.'
+      )
+
+  def _batches(
+    self, inputs_T, targets_T, first: int, last: int, clear_every: int | None
+  ) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yields (inputs_NW, targets_NW, mask_NW, clear_N) of each segment.
+
+    The last segment is padded.
+    """
+    W, N = self.block, self.segment // self.block
+    for at in range(first, last, N * W):
+      end = min(at + N * W, last)
+
+      def place(a_T, at=at, end=end):
+        part = np.asarray(a_T[at:end])
+        return np.pad(part, (0, N * W - len(part))).reshape(N, W)
+
+      mask_NW = place(np.ones(len(inputs_T), bool))
+      begins_N = at + W * np.arange(N)
+      clear_N = begins_N % (clear_every or last + W) == 0
+      ids = (place(a).astype(np.int32) for a in (inputs_T, targets_T))
+      yield *ids, mask_NW, clear_N
+
+  def _traced_read(
+    self, request, variables, state, inputs_NW, targets_NW, mask_NW, clear_N
+  ):
+    """Reads N blocks; returns the state after them and what was recorded."""
+    model = self.model
+    sows = request.lens or request.pictures
+
+    def step(state, block):
+      inputs_W, targets_W, mask_W, clear = block
+      cleared = model.apply(variables, state, method='clear')
+      pick = lambda flag, a, b: jax.tree.map(
+        lambda a, b: jnp.where(flag, a, b), a, b
+      )
+      state = pick(clear, cleared, state)
+      (after, logits_1WV), sown = model.apply(
+        variables,
+        state,
+        inputs_W[None],
+        jnp.zeros(1, bool),
+        mask_W[None],
+        mutable=[pictures.COLLECTION] if sows else [],
+      )
+      # A state is that after a whole block.
+      after = pick(mask_W.all(), after, state)
+      found: dict[str, Any] = {}
+      if request.states:
+        parts = model.apply(variables, after, method='parts')
+        found['states'] = named_leaves(parts)
+      if request.top is not None:
+        found['tokens'] = predictions(logits_1WV[0], targets_W, request.top)
+      sown = sown.get(pictures.COLLECTION, {})
+      if request.pictures:
+        found['pictures'] = by_layer(model.cell, sown, request)
+      if request.lens:
+        found['lens'] = self._lens(variables, sown, targets_W)
+      return after, found
+
+    return jax.lax.scan(step, state, (inputs_NW, targets_NW, mask_NW, clear_N))
+
+  def _lens(self, variables, sown, targets_W):
+    """Returns predictions after each step or pass, arrays [P, W, ...]."""
+    outputs = [
+      y.reshape(-1, *y.shape[-2:])
+      for path, y in jax.tree.leaves_with_path(sown)
+      if path[-2].key == 'lens'
+    ]
+    if not outputs:
+      raise ValueError(
+        f'{type(self.model.cell).__name__} has neither steps in depth nor '
+        'passes. Choose a Universal Transformer, a gated one, or a Staircase.'
+      )
+
+    def look(y_WD):
+      mask_1W = jnp.ones((1, len(y_WD)), bool)
+      _, logits_1WV = self.model.apply(
+        variables, None, y_WD[None], mask_1W, None, method='apply_head'
+      )
+      return predictions(logits_1WV[0], targets_W, 1)
+
+    return jax.lax.map(look, jnp.concatenate(outputs))
+
+
+def predictions(logits_WV, targets_W, top: int) -> dict[str, jax.Array]:
+  """Returns facts about the prediction of each token.
+
+  Args:
+    logits_WV: logits, float32.
+    targets_W: int, ids of the tokens.
+    top: number of the most likely tokens.
+
+  Returns:
+    'nats' [W], the loss -ln p of the token; 'rank' [W], the number of tokens
+    that are more likely; 'entropy' [W] of the prediction in nats; 'top_ids'
+    [W, top], ids of the most likely tokens, best first; and 'top_nats'
+    [W, top], the loss that each of them would have had.
+  """
+  logp_WV = jax.nn.log_softmax(logits_WV)
+  own_W1 = jnp.take_along_axis(logp_WV, targets_W[:, None], 1)
+  best, ids = jax.lax.top_k(logp_WV, min(top, logp_WV.shape[1]))
+  return {
+    'nats': -own_W1[:, 0],
+    'rank': jnp.sum(logp_WV > own_W1, 1),
+    'entropy': -jnp.sum(jnp.exp(logp_WV) * logp_WV, 1),
+    'top_ids': ids,
+    'top_nats': -best,
+  }
+
+
+def named_leaves(parts: dict[str, Any]) -> dict[str, jax.Array]:
+  """Returns the arrays of a recurrent state by name, such as 'layer_2/slots'.
+
+  Args:
+    parts: result of Cell.parts; the arrays of a part that is a pytree are named
+      by their paths in it.
+  """
+  name = lambda key: str(
+    next(
+      v
+      for k in ('key', 'name', 'idx')
+      if (v := getattr(key, k, None)) is not None
+    )
+  )
+  return {
+    '/'.join(map(name, path)): leaf
+    for path, leaf in jax.tree.leaves_with_path(parts)
+  }
+
+
+def check_parts(parts: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+  """Raises ValueError if parts do not fit a state.
+
+  Args:
+    parts: {name: array} to put into a state.
+    known: the arrays of that state.
+  """
+  for name, part in parts.items():
+    if name not in known:
+      raise ValueError(
+        f'The state has no part {name!r}. Its parts are {", ".join(known)}.'
+        if known
+        else f'The model has no recurrent state, but was given {name!r}.'
+      )
+    if np.shape(part) != known[name].shape:
+      raise ValueError(
+        f'{name} must have the shape {list(known[name].shape)}, got '
+        f'{list(np.shape(part))}.'
+      )
+
+
+def by_layer(cell, sown, request: Request):
+  """Returns pictures {name: {(layer, index): array}} without the axis of rows.
+
+  Args:
+    cell: the cell of the model.
+    sown: the pictures that one block sowed in one row.
+    request: names the pictures and the layer.
+  """
+  found: dict[str, dict] = {name: {} for name in request.pictures}
+  for path, a in jax.tree.leaves_with_path(sown):
+    name = path[-2].key
+    if name not in found:
+      continue
+    layer, stride, in_depth = _place(cell, [part.key for part in path[:-2]])
+    row = a.ndim - len(pictures.AXES[name]) - 1
+    a = jnp.squeeze(a, row)
+    layers = [(layer, a)]
+    if row and not in_depth:  # Stacked by a Repeat.
+      layers = [(layer + i * stride, part) for i, part in enumerate(a)]
+    for layer, a in layers:
+      if request.layer in (None, layer):
+        index = sum(1 for place in found[name] if place[0] == layer)
+        found[name][layer, index] = a
+  return {name: layers for name, layers in found.items() if layers}
+
+
+def _place(cell, path: list[str]) -> tuple[int, int, bool]:
+  """Returns where a module is in the model.
+
+  Args:
+    cell: the cell of the model.
+    path: path of the module in the model, from the cell on.
+
+  Returns:
+    The index of its layer, or -1 if layers are not numbered; the number of
+    layers of a repeat, if it is in a Repeat; and whether it is repeated in
+    depth.
+  """
+  module, layer, stride, in_depth = cell, -1, 1, False
+  for part in path[1:]:
+    match = re.fullmatch(r'(?:cells|layers|update)_(\d+)', part)
+    if match:
+      stacked = isinstance(module, Stack)
+      number = int(match[1])
+      layer = max(layer, 0) + (module.firsts[number] if stacked else number)
+      module = module.cells[number] if stacked else None
+    elif part == 'cell' and isinstance(module, Repeat):
+      module, layer = module.cell, max(layer, 0)
+      stride = len(module.cells) if isinstance(module, Stack) else 1
+    else:
+      module = getattr(module, part, None)
+      in_depth = in_depth or isinstance(module, Universal)
+  return layer, stride, in_depth
+
+
+def _join_tokens(a, axis: int, tokens: int) -> np.ndarray:
+  """Joins tokens of blocks: [N, ..., W, ...] -> [..., tokens, ...].
+
+  Args:
+    a: array whose axis 0 is that of blocks.
+    axis: index of the axis of the tokens of a block.
+    tokens: number of tokens; the others are padding.
+  """
+  a = np.moveaxis(a, 0, axis - 1)
+  a = a.reshape(*a.shape[: axis - 1], -1, *a.shape[axis + 1 :])
+  return np.take(a, range(tokens), axis - 1)
+
+
+def _blocks_of_picture(name: str, a, tokens: int, blocks: int) -> np.ndarray:
+  """Returns a picture of a document; see Recording.pictures.
+
+  Args:
+    name: name of the picture.
+    a: array whose axis 0 is that of blocks.
+    tokens: number of tokens of the document.
+    blocks: number of its whole blocks.
+  """
+  axis = a.ndim - len(pictures.AXES[name])
+  if pictures.AXES[name][0] == 'token':
+    return _join_tokens(a, axis, tokens)
+  return np.moveaxis(a[:blocks], 0, axis - 1)

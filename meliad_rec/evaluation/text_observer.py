@@ -1,0 +1,265 @@
+"""Arrays with named axes (xarray) of what a model does with a text."""
+
+from collections.abc import Mapping
+import dataclasses
+import re
+from typing import Any
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.evaluation.observer import Observer
+from meliad_rec.evaluation.observer import Recording
+from meliad_rec.evaluation.observer import Request
+from meliad_rec.metrics import pictures
+from meliad_rec.models.cell import State
+
+if TYPE_CHECKING:
+  import xarray as xr
+
+# Axes of parts of recurrent states, after others such as repeats of a layer.
+# Parts that are not listed get numbered axes.
+_PART_AXES = {
+  'slots': ('slot', 'feature'),
+  'cell': ('feature',),
+  'hidden': ('feature',),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TextObserver:
+  """Reader of texts from a given state, which describes what it observes.
+
+  Attributes:
+    observer: reads tokens.
+    vocabulary: vocabulary of the model.
+    before: tokens that were read before each text, whole blocks.
+    state: state of the model after these tokens, with one row. None: the state
+      at the start of a document.
+  """
+
+  observer: Observer
+  vocabulary: Vocabulary
+  before: np.ndarray = dataclasses.field(
+    default_factory=lambda: np.zeros(0, np.int32)
+  )
+  state: State | None = None
+
+  def encode(self, text: str | np.ndarray) -> np.ndarray:
+    """Returns the ids of the tokens of a text, or the ids if given ids."""
+    return self.vocabulary.encode(text) if isinstance(text, str) else text
+
+  def from_state(
+    self, parts: Mapping[str, Any], before: str | np.ndarray
+  ) -> 'TextObserver':
+    """Returns a TextObserver that begins with another recurrent state.
+
+    Args:
+      parts: arrays of the recurrent state; see `parts_of`.
+      before: text to read first. The recurrent state after it is replaced.
+
+    Raises:
+      ValueError: a part has an unknown name or a wrong shape, or `before` has a
+        number of tokens that is not a multiple of a block.
+    """
+    ids_T, block = self.encode(before), self.observer.block
+    if len(ids_T) % block:
+      whole = len(ids_T) - len(ids_T) % block
+      length = len(b''.join(self.vocabulary.token_bytes(ids_T)[:whole]))
+      raise ValueError(
+        f'before must have a multiple of {block} tokens, the length of a '
+        f'block, got {len(ids_T)}. Its first {length} bytes are whole blocks.'
+      )
+    state = self.observer.start()
+    if len(ids_T):
+      _, state = self.observer.read(ids_T, Request())
+    state = self.observer.with_parts(state, parts)
+    return dataclasses.replace(self, before=ids_T, state=state)
+
+  def read(
+    self,
+    text: str | np.ndarray,
+    request: Request,
+    clear_every: int | None = None,
+    labels_T: np.ndarray | None = None,
+  ) -> tuple[Recording, np.ndarray]:
+    """Reads a text; returns what was recorded, and the ids of its tokens."""
+    ids_T, first = self.encode(text), len(self.before)
+    if labels_T is not None:
+      labels_T = np.pad(labels_T, (first, 0))
+    recording, _ = self.observer.read(
+      np.concatenate([self.before, ids_T]),
+      request,
+      self.state,
+      first=first,
+      clear_every=clear_every,
+      labels_T=labels_T,
+    )
+    return recording, ids_T
+
+  def states(self, text: str | np.ndarray, every: int | None) -> 'xr.Dataset':
+    """Returns the recurrent state at block borders; see TrainedRun.states."""
+    import xarray as xr
+
+    model, block = self.observer.model, self.observer.block
+    if not model.cell.is_recurrent:
+      raise ValueError(
+        f'{type(model.cell).__name__} has no recurrent state. Choose a run of '
+        'a recurrent architecture.'
+      )
+    every = block if every is None else every
+    if every < 1 or every % block:
+      raise ValueError(
+        f'every must be a multiple of {block} tokens, the length of a block, '
+        f'got {every}.'
+      )
+    request = Request(states=True, every=every // block)
+    recording, ids_T = self.read(text, request)
+    names = {}
+    for name, a in recording.states.items():
+      match = re.fullmatch(r'layer_(\d+)/(.*)', name)
+      own, layer = (match[2], int(match[1])) if match else (name, None)
+      names.setdefault((own, a.shape[1:]), []).append((layer, a))
+    data = {}
+    for (own, shape), layers in names.items():
+      # Layers whose parts differ in shape are kept apart.
+      alike = sum(1 for other, _ in names if other == own) == 1
+      known = _PART_AXES.get(own, ())
+      extra = len(shape) - len(known)
+      first = ['repeat'] if known else []
+      axes = [f'{own}_axis_{i}' for i in range(extra)]
+      axes = [*first[:extra], *axes[len(first) :], *known]
+      for group in [layers] if alike else [[one] for one in layers]:
+        numbers = [layer for layer, _ in group]
+        arrays = [a for _, a in group]
+        if numbers == [None]:
+          data[own] = xr.DataArray(arrays[0], dims=['border', *axes])
+        else:
+          data[own if alike else f'layer_{numbers[0]}/{own}'] = xr.DataArray(
+            np.stack(arrays, 1),
+            dims=['border', 'layer', *axes],
+            coords={'layer': numbers},
+          )
+    count = len(next(iter(recording.states.values())))
+    tokens = every * np.arange(count)
+    bytes_ = _starts(self.vocabulary.token_bytes(ids_T))
+    borders = {'tokens': ('border', tokens), 'byte': ('border', bytes_[tokens])}
+    return xr.Dataset(data, borders)
+
+  def predictions(
+    self,
+    text: str | np.ndarray,
+    top: int,
+    clear_every: int | None,
+    labels_T: np.ndarray | None,
+  ) -> 'xr.Dataset':
+    """Returns facts about each prediction; see TrainedRun.predictions."""
+    request = Request(top=top)
+    recording, ids_T = self.read(text, request, clear_every, labels_T)
+    dims = 'token', 'choice'
+    data = {k: (dims[: a.ndim], a) for k, a in recording.tokens.items()}
+    data['top_text'] = dims, self.spelled(recording.tokens['top_ids'])
+    return self.by_token(data, ids_T)
+
+  def lens(self, text: str | np.ndarray) -> 'xr.Dataset':
+    """Returns predictions after each step; see TrainedRun.lens."""
+    recording, ids_T = self.read(text, Request(lens=True))
+    dims = 'step', 'token'
+    data = {k: (dims, recording.lens[k]) for k in ('nats', 'rank', 'entropy')}
+    data['best'] = dims, self.spelled(recording.lens['top_ids'][..., 0])
+    return self.by_token(data, ids_T)
+
+  def pictures(
+    self, text: str | np.ndarray, names: tuple[str, ...], layer: int | None
+  ) -> dict[str, 'xr.DataArray']:
+    """Returns pictures by name; those that the model lacks are left out."""
+    import xarray as xr
+
+    recording, ids_T = self.read(text, Request(pictures=names, layer=layer))
+    tokens = dict(self.by_token({}, ids_T).coords)
+    found = {}
+    for name, layers in recording.pictures.items():
+      axes = pictures.AXES[name]
+      axes = axes if axes[0] == 'token' else ('block', *axes)
+      counts = sorted({index for _, index in layers})
+      numbers = sorted({number for number, _ in layers})
+      stacked = np.stack(
+        [np.stack([layers[n, i] for i in counts]) for n in numbers]
+      )
+      steps = stacked.ndim - 2 - len(axes)
+      index = 'gate' if name in pictures.GATES else 'pass'
+      dims = ['layer', index, *['step'] * steps, *axes]
+      coords = {'layer': numbers} | (tokens if axes[0] == 'token' else {})
+      array = xr.DataArray(stacked, coords=coords, dims=dims, name=name)
+      # Axes of one entry that say nothing.
+      single = [index] if len(counts) == 1 else []
+      single += ['layer'] if numbers == [-1] else []
+      found[name] = array.squeeze(single, drop=True)
+    return found
+
+  def by_token(self, data: dict[str, Any], ids_T: np.ndarray) -> 'xr.Dataset':
+    """Returns a Dataset with the text and place of each token.
+
+    Args:
+      data: {name: (dims, array)}.
+      ids_T: ids of the tokens of the text.
+    """
+    import xarray as xr
+
+    spelled = self.vocabulary.token_bytes(ids_T)
+    texts = [piece.decode('utf-8', 'replace') for piece in spelled]
+    coords = {
+      'text': ('token', np.array(texts, object)),
+      'byte': ('token', _starts(spelled)[:-1]),
+      'id': ('token', ids_T),
+    }
+    return xr.Dataset(data, coords)
+
+  def spelled(self, ids: np.ndarray) -> np.ndarray:
+    """Returns the text of each id, an array of str."""
+    if self.observer.model.head is not None:  # Labels are numbers.
+      return np.asarray(ids).astype(str).astype(object)
+    unique, at = np.unique(ids, return_inverse=True)
+    # After the largest id, which is no space, an id is not spelled as at the
+    # beginning of a text.
+    after = np.concatenate([[self.vocabulary.size - 1], unique])
+    spelled = self.vocabulary.token_bytes(after)[1:]
+    texts = [piece.decode('utf-8', 'replace') for piece in spelled]
+    return np.array(texts, object)[at].reshape(np.shape(ids))
+
+
+def parts_of(state: Any, known: Mapping[str, Any]) -> dict[str, np.ndarray]:
+  """Returns the arrays of a recurrent state, by name and with a row axis.
+
+  Args:
+    state: a Dataset that TrainedRun.states returned, at one border; or a
+      mapping from names of parts, such as 'layer_2/slots', to arrays.
+    known: the arrays of a state of the model, {name: array [1, ...]}.
+
+  Raises:
+    ValueError: a Dataset has several borders.
+  """
+  parts = {}
+  for name, a in state.items():
+    dims = getattr(a, 'dims', ())
+    if 'border' in dims:
+      raise ValueError(
+        f'The state has {a.sizes["border"]} borders, but one is needed. Choose '
+        'it with .isel(border=...).'
+      )
+    if 'layer' in dims:
+      own = re.sub(r'^layer_\d+/', '', name)
+      for layer in a['layer'].values:
+        part = a.sel(layer=layer).values
+        parts[f'layer_{layer}/{own}'] = part[None]
+    else:
+      a = np.asarray(a)
+      whole = name in known and a.shape == known[name].shape
+      parts[name] = a if whole else a[None]
+  return parts
+
+
+def _starts(pieces: list[bytes]) -> np.ndarray:
+  """Returns where each piece begins in the joined bytes, and their length."""
+  return np.cumsum([0, *map(len, pieces)])

@@ -1,0 +1,260 @@
+"""Methods of a trained run that show what it does with a text."""
+
+import copy
+import functools
+from typing import Any
+from typing import Self
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.evaluation import depth
+from meliad_rec.evaluation.observer import Observer
+from meliad_rec.evaluation.text_observer import parts_of
+from meliad_rec.evaluation.text_observer import TextObserver
+from meliad_rec.generation.sampling import check_count
+from meliad_rec.metrics import pictures
+from meliad_rec.models.cell import reading_block
+from meliad_rec.models.sharded_model import ShardedModel
+
+if TYPE_CHECKING:
+  import xarray
+
+
+Text = str | np.ndarray
+
+
+class ObservedRun:
+  """Base class of TrainedRun: the methods that show what a model does.
+
+  A text is one document: a string, or the ids of its tokens. Results are arrays
+  with named axes; see https://docs.xarray.dev.
+
+  Attributes:
+    sharded, params, vocabulary, labels: see TrainedRun.
+  """
+
+  sharded: ShardedModel
+  params: Any
+  vocabulary: Vocabulary
+  labels: bool
+
+  @functools.cached_property
+  def _observer(self) -> TextObserver:
+    observer = Observer(self.sharded, self.params, self.labels)
+    return TextObserver(observer, self.vocabulary)
+
+  @property
+  def begins_changed(self) -> bool:
+    """Whether texts begin with another recurrent state; see `with_state`."""
+    return '_observer' in vars(self) and self._observer.state is not None
+
+  @property
+  def block(self) -> int:
+    """Number of tokens of a block, after which the recurrent state changes.
+
+    If the model takes any number of tokens, it is the number of tokens that are
+    read at once, unless they are fewer.
+    """
+    return reading_block(self.sharded.model.cell, self.sharded.segment)
+
+  def predictions(
+    self,
+    text: Text,
+    top: int = 5,
+    *,
+    clear_every: int | None = None,
+    labels: np.ndarray | None = None,
+  ) -> 'xarray.Dataset':
+    """Returns the prediction of each token of a text, or of its label.
+
+    Args:
+      text: text to read.
+      top: number of the most likely tokens to return at each place.
+      clear_every: number of tokens, a multiple of `block`, after each of which
+        the recurrent state is cleared. None means never.
+      labels: ids of the labels of all tokens, if the model predicts labels.
+
+    Returns:
+      A Dataset with the axes token and choice, the best first. 'nats' is the
+      loss -ln p of each token, 'rank' the number of tokens that were more
+      likely, 'entropy' that of the prediction in nats; 'top_ids', 'top_text'
+      and 'top_nats' are the most likely tokens and the loss that each would
+      have had. Coordinates of a token are its 'text', its 'id', and 'byte', the
+      index of its first byte in the text.
+
+    Raises:
+      ValueError: the text is empty or neither a string nor ids, the arrays
+        would take more than 4 GiB, labels are missing or not expected, or the
+        model reads pairs or a whole document at once.
+    """
+    check_count('top', top, 1)
+    observer = self._reading(text)
+    if self.labels != (labels is not None):
+      raise ValueError(
+        f'The model predicts {"labels" if self.labels else "the next token"}, '
+        f'but labels were {"not " if self.labels else ""}given.'
+      )
+    if labels is not None and len(labels) != len(observer.encode(text)):
+      raise ValueError(
+        f'There are {len(observer.encode(text))} tokens, but {len(labels)} '
+        'labels. Give one label for each token.'
+      )
+    return observer.predictions(text, top, clear_every, labels)
+
+  def states(self, text: Text, every: int | None = None) -> 'xarray.Dataset':
+    """Returns the recurrent state of the model while it reads a text.
+
+    Args:
+      text: text to read.
+      every: number of tokens between two states, a multiple of `block`. None
+        means one block.
+
+    Returns:
+      A Dataset of the parts of the state, such as 'slots' with the axes border,
+      layer, slot and feature. Border 0 is before the text. Coordinates of a
+      border are 'tokens', the number of tokens before it, and 'byte', the
+      number of bytes before it.
+
+    Raises:
+      ValueError: as in `predictions`; also if the model is not recurrent, or
+        `every` is not a multiple of a block.
+    """
+    return self._reading(text).states(text, every)
+
+  def attention(
+    self, text: Text, layer: int | None = None
+  ) -> dict[str, 'xarray.DataArray']:
+    """Returns the weights of attention while the model reads a text.
+
+    Args:
+      text: text to read.
+      layer: index of a layer, from 0. None returns those of all layers.
+
+    Returns:
+      {name: DataArray}, with those names of pictures.AXES that the model has,
+      such as 'token_to_token', and 'token_to_state' in a model with state
+      vectors. The axes are as in pictures.AXES, after those of layers, of
+      passes and of steps in depth, if there are several. The axis block counts
+      blocks, whose state vectors attend to each other and to tokens.
+
+    Raises:
+      ValueError: as in `predictions`; also if no layer has attention.
+    """
+    return self._pictures(text, pictures.ATTENTION, layer, 'attention')
+
+  def gates(
+    self, text: Text, layer: int | None = None
+  ) -> dict[str, 'xarray.DataArray']:
+    """Returns the values of gates while the model reads a text, from 0 to 1.
+
+    Args:
+      text: text to read.
+      layer: index of a layer, from 0. None returns those of all layers.
+
+    Returns:
+      {name: DataArray}, like `attention`. 'state_keep' and 'state_write' are
+      the weights of the old state vector and of its update; 'token_keep' and
+      'token_write' are those of a token's state, in a gated universal
+      transformer or an LSTM.
+
+    Raises:
+      ValueError: as in `predictions`; also if no layer has gates.
+    """
+    return self._pictures(text, pictures.GATES, layer, 'gates')
+
+  def lens(self, text: Text) -> 'xarray.Dataset':
+    """Returns what the model would predict if it stopped after each step.
+
+    Returns:
+      A Dataset with the axes step and token: 'nats', 'rank' and 'entropy' as in
+      `predictions`, and 'best', the most likely token. A step is one in depth
+      of a universal transformer, or a pass of a Staircase.
+
+    Raises:
+      ValueError: as in `predictions`; also if the model has no such steps.
+    """
+    return self._reading(text).lens(text)
+
+  def depth(self, text: str) -> 'xarray.Dataset':
+    """Returns the number of steps in depth that the model takes at each token.
+
+    Returns:
+      A Dataset with the axis token: 'steps' at the position where the token is
+      predicted, and 'begins', whether a unit of halting begins there.
+
+    Raises:
+      ValueError: the model does not halt, or as in `predictions`.
+    """
+    documents = self.documents([text])
+    found = depth.measure(self.sharded, self.params, documents, self.rows(1))
+    data = {'steps': found.steps, 'begins': found.begins}
+    data = {name: ('token', a) for name, a in data.items()}
+    return self._reading(text).by_token(data, documents[0])
+
+  def with_state(self, state: Any, before: Text = '') -> Self:
+    """Returns this run, but every text begins with another recurrent state.
+
+    It generates and scores texts from the given state. Attention caches hold
+    the end of `before`.
+
+    Args:
+      state: one border of what `states` returned, such as
+        run.states(book).isel(border=-1); or {name of a part: array}.
+      before: text that is read before each text, a multiple of `block` tokens.
+        The recurrent state after it is replaced.
+
+    Raises:
+      ValueError: a part has an unknown name or a wrong shape, or `before` is
+        not a multiple of a block.
+    """
+    _check_ids('before', before)
+    run, observer = copy.copy(self), self._observer.observer
+    parts = parts_of(state, observer.parts(observer.start()))
+    run._observer = self._observer.from_state(parts, before)
+    return run
+
+  def _reading(self, text: Text) -> TextObserver:
+    """Returns the reader of texts; ValueError if it cannot read this one."""
+    _check_ids('The text', text)
+    if not len(text):
+      raise ValueError('The text is empty. Give at least one character.')
+    return self._observer
+
+  def _pictures(self, text, names, layer, what):
+    found = self._reading(text).pictures(text, names, layer)
+    if not found:
+      where = '' if layer is None else f' in layer {layer}'
+      raise ValueError(
+        f'{type(self.sharded.model.cell).__name__} has no {what}{where}. '
+        'Choose another layer or run.'
+      )
+    return found
+
+
+def check_text(what: str, text: str) -> None:
+  """Raises ValueError if a text is not a string that UTF-8 can represent.
+
+  Args:
+    what: the text, in the message.
+    text: the text.
+  """
+  if not isinstance(text, str):
+    raise ValueError(f'{what} must be a string, got {type(text).__name__}.')
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise ValueError(
+      f'{what} has a lone surrogate at character {error.start}, which UTF-8 '
+      'cannot represent. Remove it.'
+    ) from None
+
+
+def _check_ids(what: str, text: Text) -> None:
+  """Raises ValueError if a text is neither a string nor ids of tokens."""
+  if (
+    isinstance(text, np.ndarray) and text.ndim == 1 and text.dtype.kind in 'iu'
+  ):
+    return
+  check_text(what, text)

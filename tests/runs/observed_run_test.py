@@ -1,0 +1,120 @@
+"""What a trained run shows of a text, by name."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from meliad_rec.runs.trained_run import load_run
+from tests import trained
+
+TEXT = 'the cat sat on the mat, and the dog ate the l\u00f6g.' * 2
+close = functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-5)
+
+
+@functools.cache
+def run():
+  return load_run(trained.folder())
+
+
+@functools.cache
+def states():
+  return run().states(TEXT)
+
+
+def test_predictions_have_the_text_and_the_losses():
+  found = run().predictions(TEXT, top=3)
+  nats, bytes_ = run().nats(TEXT)
+  close(found['nats'], nats)
+  np.testing.assert_array_equal(found['byte'], bytes_)
+  assert found.sizes == {'token': len(TEXT.encode()), 'choice': 3}
+  assert ''.join(found['text'].values[:7]) == TEXT[:7]
+  best = found['top_nats'].values[:, 0]
+  rank = found['rank'].values
+  close(best[rank == 0], nats[rank == 0])
+  ids = run().predictions(run().vocabulary.encode(TEXT), top=3)
+  close(ids['nats'], nats)
+
+
+def test_states_have_places_in_the_text():
+  W = run().block
+  slots = states()['slots']
+  assert slots.dims == ('border', 'layer', 'slot', 'feature')
+  assert slots['layer'].values.tolist() == [1]
+  np.testing.assert_array_equal(
+    states()['byte'], W * np.arange(len(TEXT.encode()) // W + 1)
+  )
+  fewer = run().states(TEXT, every=3 * W)['slots']
+  np.testing.assert_array_equal(fewer, slots[::3])
+
+
+def test_attention_and_gates_are_named():
+  found = run().attention(TEXT)
+  assert found['token_to_token'].dims == ('layer', 'token', 'head', 'back')
+  assert found['token_to_state'].dims == ('layer', 'token', 'head', 'slot')
+  assert found['token_to_state']['layer'].values.tolist() == [1]
+  assert found['state_to_token'].dims[:3] == ('layer', 'block', 'slot')
+  one = run().attention(TEXT, layer=0)
+  assert set(one) == {'token_to_token'}
+  close(one['token_to_token'], found['token_to_token'].sel(layer=[0]))
+  gates = run().gates(TEXT)
+  assert gates['state_keep'].dims == ('layer', 'block', 'slot', 'feature')
+
+
+def test_a_text_goes_on_from_its_own_state():
+  """From the state and the caches after a part, the rest has its own losses."""
+  at = 8 * run().block
+  before, rest = TEXT[:at], TEXT[at:]
+  own = run().with_state(states().isel(border=8), before)
+  nats, _ = own.nats(rest)
+  close(nats, run().nats(TEXT)[0][at:])
+  fresh, _ = run().with_state(states().isel(border=8)).nats(rest)
+  assert np.abs(fresh - nats).max() > 1e-3
+  options = {'tokens': 12, 'temperature': 0}
+  assert own.generate('', **options) == run().generate(before, **options)
+
+
+def test_a_changed_state_changes_what_follows():
+  at = 8 * run().block
+  changed = states().isel(border=8).copy(deep=True)
+  changed['slots'].loc[{'slot': 2}] = 0
+  other = run().with_state(changed, TEXT[:at])
+  nats, _ = other.nats(TEXT[at:])
+  assert np.abs(nats - run().nats(TEXT)[0][at:]).max() > 1e-4
+  seen = other.states(TEXT[at:])
+  close(seen['slots'][0], changed['slots'])
+  by_name = {'layer_1/slots': changed['slots'].sel(layer=1).values}
+  again, _ = run().with_state(by_name, TEXT[:at]).nats(TEXT[at:])
+  close(nats, again)
+  close(run().nats(TEXT)[0], run().predictions(TEXT)['nats'])  # As before.
+
+
+def test_clearing_the_state_has_a_cost():
+  W = run().block
+  cleared = run().predictions(TEXT, clear_every=W)['nats'].values
+  plain = run().nats(TEXT)[0]
+  close(cleared[:W], plain[:W])
+  assert np.abs(cleared - plain).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+  'call, message',
+  [
+    (lambda r: r.states(5), 'must be a string'),
+    (lambda r: r.states(''), 'empty'),
+    (lambda r: r.states(TEXT, every=3), 'every must be a multiple of 4'),
+    (lambda r: r.attention(TEXT, layer=7), 'layer 7'),
+    (lambda r: r.predictions(TEXT, top=0), 'top must be'),
+    (lambda r: r.predictions(TEXT, labels=np.ones(3)), 'labels were given'),
+    (lambda r: r.predictions(TEXT, clear_every=3), 'clear_every'),
+    (lambda r: r.lens(TEXT), 'passes'),
+    (lambda r: r.depth(TEXT), 'does not halt'),
+    (lambda r: r.with_state(states()), 'borders'),
+    (lambda r: r.with_state({'x': np.zeros(3)}), "no part 'x'"),
+    (lambda r: r.with_state({'layer_1/slots': np.zeros(3)}), 'shape'),
+    (lambda r: r.with_state(states().isel(border=1), 'abc'), 'before must'),
+  ],
+)
+def test_refused(call, message):
+  with pytest.raises(ValueError, match=message):
+    call(run())
