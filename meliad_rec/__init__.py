@@ -12,6 +12,7 @@ from typing import Any
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # The same names for type checkers and editors.
+  from meliad_rec import explore as explore
   from meliad_rec.archs import stack as stack
   from meliad_rec.generation.sampling import Sampler as Sampler
   from meliad_rec.layers import gates as gates
@@ -35,6 +36,7 @@ _PUBLIC = {
   'load_run': 'runs.trained_run:load_run',
   'TrainedRun': 'runs.trained_run:TrainedRun',
   'Sampler': 'generation.sampling:Sampler',
+  'explore': 'explore',
   # Define an architecture.
   'Cell': 'models.cell:Cell',
   'Block': 'models.cell:Block',

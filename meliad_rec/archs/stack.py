@@ -18,6 +18,7 @@ from flax import linen as nn
 import jax
 
 from meliad_rec.layers.dropout import drop_layer
+from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.cell import mean_of_losses
 from meliad_rec.models.cell import run
@@ -162,7 +163,7 @@ class Repeat(Chain):
     own = {} if self.share else {'params': 0}
     scan = nn.scan(
       mean_of_losses(body, self.count) if self.share else body,
-      variable_axes={'losses': 0, 'metrics': 0, 'pictures': 0} | own,
+      variable_axes={'losses': 0, 'metrics': 0} | pictures.STACKED | own,
       variable_broadcast='params' if self.share else False,
       split_rngs={'params': not self.share, 'dropout': True},
       in_axes=1,

@@ -222,7 +222,7 @@ class Universal(nn.Module):
     # Rows without tokens cost nothing, and are not counted in the mean.
     loss = losses.RowMeans(self.halt.ponder_cost * cost_B, real_B)
     self.sow('losses', losses.HALTING, loss)
-    self.sow('pictures', 'depth', counts.depth)
+    self.sow(pictures.DEPTHS, 'depth', counts.depth)
     sow = functools.partial(metrics.sow, self)
     units = jnp.sum(real_BU)
     sow('halting_depth', MeanMetric(jnp.sum(counts.depth * real_BU), units))

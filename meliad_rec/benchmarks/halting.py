@@ -192,7 +192,7 @@ def compiled(setting: Setting, loop: str, steps: tuple[int, ...], most: int):
 
   def loss(params, block):
     y_BTD, sown = made.apply(
-      {'params': params}, block, rngs=rngs, method=forward, mutable='pictures'
+      {'params': params}, block, rngs=rngs, method=forward, mutable='depths'
     )
     # Without halting, nothing is sown.
     (depth,) = jax.tree.leaves(sown) or [jnp.full(setting.rows, float(most))]

@@ -36,6 +36,7 @@ from meliad_rec.distributed import partition
 from meliad_rec.distributed.hosts import mesh_jit
 from meliad_rec.evaluation.evaluation import gather
 from meliad_rec.evaluation.evaluation import run_over
+from meliad_rec.metrics import pictures
 from meliad_rec.models.model import Model
 from meliad_rec.models.sharded_model import ShardedModel
 
@@ -126,7 +127,7 @@ def depth_step(model: Model, params, carry, batch: Batch):
     batch.tokens_BT,
     batch.start_B,
     batch.mask_BT,
-    mutable=['pictures'],
+    mutable=[pictures.DEPTHS],
   )
   B, T = batch.mask_BT.shape
   spreads = [

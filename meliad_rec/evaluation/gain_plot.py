@@ -34,8 +34,8 @@ def plot_gain(a: TokenLosses, b: TokenLosses, out: str | Path) -> None:
   figure = Figure(figsize=(13, 9), layout='constrained')
   grid = figure.add_gridspec(2, 2, width_ratios=[1, 1.6])
   _draw_curves(figure.add_subplot(grid[0, 0]), a, b)
-  _draw_distances(figure.add_subplot(grid[1, 0]), a, b)
-  _draw_page(figure, figure.add_subplot(grid[:, 1]), a, b)
+  draw_distances(figure.add_subplot(grid[1, 0]), a, b)
+  draw_page(figure, figure.add_subplot(grid[:, 1]), a, b)
   bits = [x.nats.sum(dtype=np.float64) / np.log(2) for x in (a, b)]
   described = [
     f'{letter} {Path(x.about.get("run", "?")).name}: {n / len(x.text):.4f}'
@@ -58,7 +58,8 @@ def _draw_curves(axes, *losses):
   axes.set_title('training')
 
 
-def _draw_distances(axes, a, b):
+def draw_distances(axes, a: TokenLosses, b: TokenLosses) -> None:
+  """Draws the gain of B over A at names, by distance to their previous use."""
   names, labels, gains = Names.of(a), [], []
   gain = (names.nats(a) - names.nats(b)) / np.log(2)
   for low, high, inside in names.bins():
@@ -72,7 +73,8 @@ def _draw_distances(axes, a, b):
   axes.set_ylabel('gain (bits per name)')
 
 
-def _draw_page(figure, axes, a, b):
+def draw_page(figure, axes, a: TokenLosses, b: TokenLosses) -> None:
+  """Draws the page of text on which B gains most over A, colored by gain."""
   gain = (a.nats - b.nats).astype(np.float64) / np.log(2)
   name, rows = _best_page(a, gain)
   color = np.full((_ROWS, _COLUMNS), np.nan)

@@ -10,17 +10,16 @@ Letters of this file: N blocks, W tokens of a block, P steps in depth or passes.
 from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
-import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meliad_rec.archs.stack import Repeat
-from meliad_rec.archs.stack import Stack
-from meliad_rec.archs.universal import Universal
 from meliad_rec.distributed.hosts import mesh_jit
+from meliad_rec.evaluation.picture_layers import blocks_of_picture
+from meliad_rec.evaluation.picture_layers import by_layer
+from meliad_rec.evaluation.picture_layers import join_tokens
 from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import reading_block
 from meliad_rec.models.cell import State
@@ -97,7 +96,8 @@ class Observer:
       labels: whether the model predicts labels of tokens.
 
     Raises:
-      ValueError: the model reads pairs, or a whole document at once.
+      ValueError: the model reads pairs or a whole document at once, or attends
+        to later tokens.
     """
     self.segment, model, self.labels = sharded.segment, sharded.model, labels
     if model.sequences > 1:
@@ -105,10 +105,11 @@ class Observer:
         'A model that reads pairs of sequences cannot be observed block by '
         'block. Choose a run of another task.'
       )
-    if model.cell.needs_whole_document:
+    if model.cell.needs_whole_document or not model.cell.causal:
       raise ValueError(
-        f'{type(model.cell).__name__} reads a whole document at once, so it '
-        'cannot be observed block by block. Choose another architecture.'
+        f'{type(model.cell).__name__} reads a whole document at once, or '
+        'attends to later tokens, so it cannot be observed block by block. '
+        'Choose another architecture.'
       )
     self._clear_every = self.segment if model.clear_state else None
     # A model with clear_state clears it in every call, that is in every block.
@@ -116,6 +117,7 @@ class Observer:
     self.block = reading_block(model.cell, self.segment)
     self._variables = {'params': params}
     self._read = mesh_jit(sharded.mesh, self._traced_read, static_argnums=0)
+    self._gradients = mesh_jit(sharded.mesh, self._traced_gradients)
     self._call = mesh_jit(sharded.mesh, self._traced_call, static_argnums=0)
 
   def start(self) -> State:
@@ -224,7 +226,7 @@ class Observer:
     join = lambda name: jax.tree.map(
       lambda *a: np.concatenate(a), *(p.get(name, {}) for p in pieces)
     )
-    tokens = lambda a, axis: _join_tokens(a, axis, last - first)
+    tokens = lambda a, axis: join_tokens(a, axis, last - first)
     states = {
       name: np.concatenate([initial[name], a[:, 0]])
       for name, a in join('states').items()
@@ -235,12 +237,81 @@ class Observer:
       {k: tokens(a, 2) for k, a in join('lens').items()},
       {
         name: {
-          layer: _blocks_of_picture(name, a, last - first, blocks)
+          layer: blocks_of_picture(name, a, last - first, blocks)
           for layer, a in layers.items()
         }
         for name, layers in join('pictures').items()
       },
     ), state
+
+  def state_gradients(
+    self, tokens_T: np.ndarray, state: State, first: int, back: int
+  ) -> np.ndarray:
+    """Returns how much the loss of a block depends on earlier states.
+
+    Args:
+      tokens_T: ids of all tokens of the document.
+      state: state before token `first`, of one row.
+      first: index of the first token to read, a multiple of `block`.
+      back: number of blocks to read before the one whose loss counts.
+
+    Returns:
+      [back + 1], for the state before each block that is read, the L2 norm of
+      the gradient of the loss, in nats, times the L2 norm of the state.
+
+    Raises:
+      ValueError: the model predicts labels.
+    """
+    if self.labels:
+      raise ValueError(
+        'Gradients of states need a model that predicts the next token, but '
+        'this one predicts labels.'
+      )
+    last = first + (back + 1) * self.block
+    inputs_T = np.concatenate([[0], tokens_T[:-1]])
+    shape = back + 1, self.block
+    ids = (a[first:last].reshape(shape) for a in (inputs_T, tokens_T))
+    return np.asarray(self._gradients(self._variables, state, *ids))
+
+  def _traced_gradients(self, variables, state, inputs_NW, targets_NW):
+    """Returns gradients times sizes of states; see `state_gradients`."""
+    apply = lambda *a, method=None: self.model.apply(
+      variables, *a, method=method
+    )
+    is_float = lambda a: jnp.issubdtype(a.dtype, jnp.floating)
+    floats = lambda parts: {
+      k: a for k, a in named_leaves(parts).items() if is_float(a)
+    }
+
+    def step(state, block):
+      inputs_W, targets_W, offsets = block
+      parts = apply(state, method='parts')
+      names, leaves = named_leaves(parts), jax.tree.leaves(parts)
+      moved = [
+        a + offsets[name] if name in offsets else a
+        for name, a in zip(names, leaves, strict=True)
+      ]
+      moved = jax.tree.unflatten(jax.tree.structure(parts), moved)
+      state, logits_1WV = apply(
+        apply(state, moved, method='with_parts'),
+        inputs_W[None],
+        jnp.zeros(1, bool),
+        jnp.ones((1, self.block), bool),
+      )
+      nats = jnp.sum(predictions(logits_1WV[0], targets_W, 1)['nats'])
+      return state, (nats, _squares(floats(parts)))
+
+    def loss(offsets):
+      inputs = inputs_NW, targets_NW, offsets
+      _, (nats_N, squares_N) = jax.lax.scan(step, state, inputs)
+      return nats_N[-1], squares_N
+
+    zeros = {
+      name: jnp.zeros((len(inputs_NW), *a.shape), a.dtype)
+      for name, a in floats(apply(state, method='parts')).items()
+    }
+    gradients, squares_N = jax.grad(loss, has_aux=True)(zeros)
+    return jnp.sqrt(jax.vmap(_squares)(gradients) * squares_N)
 
   def _check_size(self, request, state, batch, tokens: int) -> None:
     """Raises ValueError if reading `tokens` tokens returns more than LIMIT."""
@@ -276,7 +347,8 @@ class Observer:
 
       mask_NW = place(np.ones(len(inputs_T), bool))
       begins_N = at + W * np.arange(N)
-      clear_N = begins_N % (clear_every or last + W) == 0
+      clear_N = begins_N % (clear_every or 1) == 0
+      clear_N &= (begins_N < end) & (clear_every is not None)
       ids = (place(a).astype(np.int32) for a in (inputs_T, targets_T))
       yield *ids, mask_NW, clear_N
 
@@ -312,7 +384,9 @@ class Observer:
         found['tokens'] = predictions(logits_1WV[0], targets_W, request.top)
       sown = sown.get(pictures.COLLECTION, {})
       if request.pictures:
-        found['pictures'] = by_layer(model.cell, sown, request)
+        found['pictures'] = by_layer(
+          model.cell, sown, request.pictures, request.layer
+        )
       if request.lens:
         found['lens'] = self._lens(variables, sown, targets_W)
       return after, found
@@ -340,6 +414,12 @@ class Observer:
       return predictions(logits_1WV[0], targets_W, 1)
 
     return jax.lax.map(look, jnp.concatenate(outputs))
+
+
+def _squares(arrays: Mapping[str, jax.Array]) -> jax.Array:
+  """Returns the sum of the squares of all elements, float32."""
+  squares = (jnp.sum(a.astype(jnp.float32) ** 2) for a in arrays.values())
+  return sum(squares, jnp.zeros(()))
 
 
 def predictions(logits_WV, targets_W, top: int) -> dict[str, jax.Array]:
@@ -375,15 +455,8 @@ def named_leaves(parts: dict[str, Any]) -> dict[str, jax.Array]:
     parts: result of Cell.parts; the arrays of a part that is a pytree are named
       by their paths in it.
   """
-  name = lambda key: str(
-    next(
-      v
-      for k in ('key', 'name', 'idx')
-      if (v := getattr(key, k, None)) is not None
-    )
-  )
   return {
-    '/'.join(map(name, path)): leaf
+    jax.tree_util.keystr(path, simple=True, separator='/'): leaf
     for path, leaf in jax.tree.leaves_with_path(parts)
   }
 
@@ -407,86 +480,3 @@ def check_parts(parts: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         f'{name} must have the shape {list(known[name].shape)}, got '
         f'{list(np.shape(part))}.'
       )
-
-
-def by_layer(cell, sown, request: Request):
-  """Returns pictures {name: {(layer, index): array}} without the axis of rows.
-
-  Args:
-    cell: the cell of the model.
-    sown: the pictures that one block sowed in one row.
-    request: names the pictures and the layer.
-  """
-  found: dict[str, dict] = {name: {} for name in request.pictures}
-  for path, a in jax.tree.leaves_with_path(sown):
-    name = path[-2].key
-    if name not in found:
-      continue
-    layer, stride, in_depth = _place(cell, [part.key for part in path[:-2]])
-    row = a.ndim - len(pictures.AXES[name]) - 1
-    a = jnp.squeeze(a, row)
-    layers = [(layer, a)]
-    if row and not in_depth:  # Stacked by a Repeat.
-      layers = [(layer + i * stride, part) for i, part in enumerate(a)]
-    for layer, a in layers:
-      if request.layer in (None, layer):
-        index = sum(1 for place in found[name] if place[0] == layer)
-        found[name][layer, index] = a
-  return {name: layers for name, layers in found.items() if layers}
-
-
-def _place(cell, path: list[str]) -> tuple[int, int, bool]:
-  """Returns where a module is in the model.
-
-  Args:
-    cell: the cell of the model.
-    path: path of the module in the model, from the cell on.
-
-  Returns:
-    The index of its layer, or -1 if layers are not numbered; the number of
-    layers of a repeat, if it is in a Repeat; and whether it is repeated in
-    depth.
-  """
-  module, layer, stride, in_depth = cell, -1, 1, False
-  for part in path[1:]:
-    match = re.fullmatch(r'(?:cells|layers|update)_(\d+)', part)
-    if match:
-      stacked = isinstance(module, Stack)
-      number = int(match[1])
-      layer = max(layer, 0) + (module.firsts[number] if stacked else number)
-      module = module.cells[number] if stacked else None
-    elif part == 'cell' and isinstance(module, Repeat):
-      module, layer = module.cell, max(layer, 0)
-      stride = len(module.cells) if isinstance(module, Stack) else 1
-    else:
-      module = getattr(module, part, None)
-      in_depth = in_depth or isinstance(module, Universal)
-  return layer, stride, in_depth
-
-
-def _join_tokens(a, axis: int, tokens: int) -> np.ndarray:
-  """Joins tokens of blocks: [N, ..., W, ...] -> [..., tokens, ...].
-
-  Args:
-    a: array whose axis 0 is that of blocks.
-    axis: index of the axis of the tokens of a block.
-    tokens: number of tokens; the others are padding.
-  """
-  a = np.moveaxis(a, 0, axis - 1)
-  a = a.reshape(*a.shape[: axis - 1], -1, *a.shape[axis + 1 :])
-  return np.take(a, range(tokens), axis - 1)
-
-
-def _blocks_of_picture(name: str, a, tokens: int, blocks: int) -> np.ndarray:
-  """Returns a picture of a document; see Recording.pictures.
-
-  Args:
-    name: name of the picture.
-    a: array whose axis 0 is that of blocks.
-    tokens: number of tokens of the document.
-    blocks: number of its whole blocks.
-  """
-  axis = a.ndim - len(pictures.AXES[name])
-  if pictures.AXES[name][0] == 'token':
-    return _join_tokens(a, axis, tokens)
-  return np.moveaxis(a[:blocks], 0, axis - 1)

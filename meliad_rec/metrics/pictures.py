@@ -15,6 +15,10 @@ from flax import linen as nn
 import jax
 
 COLLECTION = 'pictures'
+# Collection of the number of steps in depth of each unit, which costs nothing.
+DEPTHS = 'depths'
+# Axes of both that nn.scan stacks the arrays along.
+STACKED = {COLLECTION: 0, DEPTHS: 0}
 
 # The axes of each picture after that of rows, as modules sow it. Pictures of
 # attention are weights after the softmax. A query has weights that add up to 1,

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from meliad_rec.distributed.fsdp import all_gather_params
 from meliad_rec.layers.remat import remat
+from meliad_rec.metrics import pictures
 from meliad_rec.metrics import state_use
 
 State = Any  # A pytree; every leaf is [B, ...]; the same shapes in and out.
@@ -242,7 +243,7 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
   scan = nn.scan(
     mean_of_losses(with_slots, count),
     variable_broadcast='params',
-    variable_axes={'losses': 0, 'metrics': 0, 'pictures': 0},
+    variable_axes={'losses': 0, 'metrics': 0} | pictures.STACKED,
     split_rngs={'params': False, 'dropout': False},
     in_axes=1,
     out_axes=1,

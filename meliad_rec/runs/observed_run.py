@@ -40,6 +40,15 @@ class ObservedRun:
   vocabulary: Vocabulary
   labels: bool
 
+  @property
+  def observer(self) -> Observer:
+    """The observer of tokens and model states, on which the methods rest."""
+    return self._observer.observer
+
+  def encode(self, text: Text) -> np.ndarray:
+    """Returns the ids of the tokens of a text, or the ids if given ids."""
+    return self._observer.encode(text)
+
   @functools.cached_property
   def _observer(self) -> TextObserver:
     observer = Observer(self.sharded, self.params, self.labels)
@@ -58,6 +67,18 @@ class ObservedRun:
     read at once, unless they are fewer.
     """
     return reading_block(self.sharded.model.cell, self.sharded.segment)
+
+  @property
+  def window(self) -> int | None:
+    """Number of tokens that a layer attends to; None if it has no window."""
+    cells = [self.sharded.model.cell]
+    while cells:
+      cell = cells.pop(0)
+      window = getattr(getattr(cell, 'config', None), 'window', None)
+      if window is not None:
+        return window
+      cells += [*getattr(cell, 'cells', ()), getattr(cell, 'cell', None)]
+    return None
 
   def predictions(
     self,

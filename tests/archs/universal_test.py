@@ -81,9 +81,9 @@ def trained(made):
       block,
       method=cells.forward,
       rngs=TRAINING,
-      mutable=['losses', 'pictures'],
+      mutable=['losses', 'depths'],
     )
-    depths = jax.tree.leaves(sown.get('pictures', {}))
+    depths = jax.tree.leaves(sown.get('depths', {}))
     return (auxiliary(sown.get('losses', {})), depths), y_BTD
 
   return run

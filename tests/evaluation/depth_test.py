@@ -114,7 +114,7 @@ def alone(name):
   start = np.ones(1, bool)
   apply = jax.jit(
     lambda row, mask: forward.model.apply(
-      variables, state, row, start, mask, mutable=['pictures']
+      variables, state, row, start, mask, mutable=['depths']
     )
   )
   for i in range(len(read)):
@@ -179,8 +179,8 @@ class Twice(Cell):
   def __call__(self, state, block):
     for more in range(2):
       places_BT = jnp.cumsum(block.mask, 1, dtype=jnp.float32)
-      self.sow('pictures', 'depth', 3 + more * (places_BT % 2))
-      self.sow('pictures', 'attention', places_BT)
+      self.sow('depths', 'depth', 3 + more * (places_BT % 2))
+      self.sow('depths', 'other', places_BT)
     return state, block.x
 
 

@@ -212,6 +212,10 @@ def test_clearing_forgets_what_came_before(name):
   plain = observed(name)[0].tokens['nats']
   close(cleared[:half], plain[:half])
   _, state = o.read(tokens(), request, last=half)
+  # The state after a part of a segment, then after the rest.
+  _, part = o.read(tokens(), Request(), last=half - o.block)
+  _, again = o.read(tokens(), Request(), part, half - o.block, half)
+  jax.tree.map(close, o.parts(again), o.parts(state))
   rest, _ = o.read(tokens(), request, o.clear(state), first=half)
   close(cleared[half:], rest.tokens['nats'])
   assert np.abs(cleared - plain).max() > 1e-3

@@ -1,0 +1,40 @@
+"""Pictures of what a trained model does with a text, and the numbers in them.
+
+Each function takes a run that meliad_rec.load_run opened, and returns a Shown:
+arrays with named axes, and a figure. They use the public methods of the run, so
+each is also an example of how to look at a model in another way.
+"""
+
+from meliad_rec.explore.forgetting import by_distance
+from meliad_rec.explore.forgetting import by_position
+from meliad_rec.explore.forgetting import forgetting
+from meliad_rec.explore.forgetting import state_gradients
+from meliad_rec.explore.gain import gain
+from meliad_rec.explore.lens import lens
+from meliad_rec.explore.probe import ablate
+from meliad_rec.explore.probe import probe
+from meliad_rec.explore.recalled import attention_map
+from meliad_rec.explore.recalled import memory_sources
+from meliad_rec.explore.recalled import recalled
+from meliad_rec.explore.shown import Shown
+from meliad_rec.explore.state_map import state_map
+from meliad_rec.explore.swap import ask
+from meliad_rec.explore.swap import swap
+
+__all__ = [
+  'Shown',
+  'ablate',
+  'ask',
+  'attention_map',
+  'by_distance',
+  'by_position',
+  'forgetting',
+  'gain',
+  'lens',
+  'memory_sources',
+  'probe',
+  'recalled',
+  'state_gradients',
+  'state_map',
+  'swap',
+]

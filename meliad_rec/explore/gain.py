@@ -1,0 +1,115 @@
+"""What recurrence gains at each token of a text.
+
+Hutchins et al. 2022, section 4.6, look at the tokens that gain most, and ask
+whether what they repeat lies within the window of attention.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from meliad_rec.evaluation import gain_plot
+from meliad_rec.evaluation.compare import word_starts
+from meliad_rec.evaluation.name_distance import Names
+from meliad_rec.evaluation.token_losses import TokenLosses
+from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import new_figure
+from meliad_rec.explore.shown import Shown
+from meliad_rec.explore.shown import smooth
+from meliad_rec.runs.trained_run import TrainedRun
+
+_BEFORE = 90  # Bytes of text before a word.
+
+
+def gain(
+  run: TrainedRun,
+  text: str,
+  baseline: TrainedRun | None = None,
+  top: int = 4,
+) -> Shown:
+  """Shows at which tokens the recurrent state helps.
+
+  Args:
+    run: a recurrent run.
+    text: a document.
+    baseline: another run with the same vocabulary, to compare with. None
+      compares with the same run, whose state is cleared before every block.
+    top: number of words that gain most to list.
+
+  Returns:
+    'nats' and 'baseline_nats' [token], the losses with and without the state,
+    and 'gain', their difference in bits. The attribute `top` of the data lists
+    the words that gain most: their text, what precedes them, the gain in bits,
+    'back', the number of tokens back to the previous use (0 if there is none),
+    and 'in_window', whether that use is within the window of attention.
+
+  Raises:
+    ValueError: the vocabularies differ, or the run cannot read the text.
+  """
+  if baseline is None:
+    other = run.predictions(text, 1, clear_every=run.block)
+  elif baseline.vocabulary.identity != run.vocabulary.identity:
+    raise ValueError(
+      'The two runs have different vocabularies, so their tokens cannot be '
+      'compared. Choose two runs with one vocabulary.'
+    )
+  else:
+    other = baseline.predictions(text, 1)
+  data = run.predictions(text, 1)[['nats']]
+  data['baseline_nats'] = other['nats']
+  data['gain'] = (data['baseline_nats'] - data['nats']) / np.log(2)
+  data['gain'].attrs['units'] = 'bits'
+  losses = TokenLosses.of(run.documents([text], ['text']), run.vocabulary)
+  a = dataclasses.replace(losses, nats=data['baseline_nats'].values)
+  b = dataclasses.replace(losses, nats=data['nats'].values)
+  data.attrs['top'] = _top_words(a, b, run.window, top)
+  figure = new_figure(13, 6.5)
+  grid = figure.add_gridspec(2, 2, width_ratios=[1, 1.6])
+  _draw_losses(figure.add_subplot(grid[0, 0]), a, b)
+  gain_plot.draw_distances(figure.add_subplot(grid[1, 0]), a, b)
+  gain_plot.draw_page(figure, figure.add_subplot(grid[:, 1]), a, b)
+  against = 'state cleared' if baseline is None else f'{baseline.workdir.name}'
+  total = [x.nats.mean() / np.log(2) for x in (a, b)]
+  figure.suptitle(
+    f'{against}: {total[0]:.3f} bits/token, {run.workdir.name}: {total[1]:.3f}'
+  )
+  return Shown(data, figure)
+
+
+def _draw_losses(axes, a, b):
+  for losses, name, color in (
+    (a, 'without state', COLORS[1]),
+    (b, 'with state', COLORS[0]),
+  ):
+    means, middles = smooth(losses.nats / np.log(2), 40)
+    axes.plot(middles, means, color=color, label=name)
+  axes.set_xlabel('token of the text')
+  axes.set_ylabel('loss (bits per token)')
+  axes.legend()
+  axes.grid(alpha=0.3)
+
+
+def _top_words(a, b, window: int | None, top: int) -> list[dict]:
+  """Returns facts about the words at which B gains most over A."""
+  firsts = word_starts(b)
+  gained = np.add.reduceat((a.nats - b.nats).astype(np.float64), firsts)
+  names = Names.of(b)
+  found = []
+  for i in np.argsort(-gained, kind='stable')[:top]:
+    first = firsts[i]
+    end = firsts[i + 1] if i + 1 < len(firsts) else len(b.tokens)
+    low, high = b.bytes_[first], b.bytes_[end]
+    show = lambda i, k: b.text[i:k].tobytes().decode(errors='replace')
+    inside = (names.first >= first) & (names.first < end)
+    back = int(names.distance[inside].max(initial=0))
+    found.append(
+      {
+        'word': show(low, high),
+        'before': show(max(low - _BEFORE, 0), low),
+        'byte': int(low),
+        'gain': float(gained[i] / np.log(2)),
+        'back': back,
+        'in_window': bool(window and 0 < back <= window),
+      }
+    )
+  return found

@@ -1,0 +1,78 @@
+"""What a model would predict after each step in depth, or after each pass."""
+
+import contextlib
+
+import numpy as np
+
+from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import dots
+from meliad_rec.explore.shown import heat_map
+from meliad_rec.explore.shown import new_figure
+from meliad_rec.explore.shown import Shown
+from meliad_rec.runs.observed_run import Text
+from meliad_rec.runs.trained_run import TrainedRun
+
+
+def lens(run: TrainedRun, text: Text, tokens: int = 48) -> Shown:
+  """Shows the predictions after each step of a UT or GUT, or Staircase pass.
+
+  Args:
+    run: run of such a model.
+    text: a document.
+    tokens: number of tokens to draw, from the end of the text.
+
+  Returns:
+    'nats', 'rank', 'entropy' and 'best' [step, token], see TrainedRun.lens;
+    and, if the model halts, 'depth' [token], the number of steps it took.
+
+  Raises:
+    ValueError: the model has no steps or passes, or cannot read the text.
+  """
+  data = run.lens(text)
+  with contextlib.suppress(ValueError):  # It may not halt.
+    data['depth'] = run.depth(text)['steps']
+  last = data.isel(token=slice(-tokens, None))
+  T, L = last.sizes['token'], data.sizes['step']
+  figure = new_figure(max(8, 0.28 * T), 2.2 + 0.5 * L)
+  top, bottom = figure.subplots(2, height_ratios=[1, 1.5 + 0.3 * L])
+  means = data['nats'].mean('token') / np.log(2)
+  top.plot(np.arange(1, L + 1), means, 'o-', color=COLORS[0])
+  top.set_xlabel('steps')
+  top.set_ylabel('bits per token')
+  top.xaxis.get_major_locator().set_params(integer=True)
+  top.grid(alpha=0.3)
+  extent = (-0.5, T - 0.5, L + 0.5, 0.5)
+  bits = last['nats'] / np.log(2)
+  heat_map(bottom, bits, 'loss (bits)', extent)
+  for step in range(L):
+    for token in range(T):
+      best = str(last['best'].values[step, token])
+      dark = bits.values[step, token] < float(bits.mean())
+      bottom.text(
+        token,
+        step + 1,
+        dots(best),
+        ha='center',
+        va='center',
+        size=7,
+        family='monospace',
+        color='white' if dark else 'black',
+      )
+  if 'depth' in last:
+    depth = last['depth'].values
+    bottom.step(
+      np.arange(-0.5, T + 0.5),
+      np.append(depth, depth[-1]) + 0.5,
+      where='post',
+      color=COLORS[1],
+      lw=2,
+      label='last step taken',
+    )
+    bottom.legend(loc='lower left', fontsize='small')
+  texts = list(map(dots, last['text'].values))
+  bottom.set_xticks(range(T), texts, family='monospace', size=8)
+  bottom.set_xlabel('token to predict')
+  bottom.set_ylabel('step')
+  bottom.yaxis.get_major_locator().set_params(integer=True)
+  figure.suptitle(f'the most likely token after each step: {run.workdir.name}')
+  return Shown(data, figure)

@@ -1,0 +1,170 @@
+"""What attention reads: recalled passages, older tokens, layers, slots."""
+
+import numpy as np
+
+from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import dots
+from meliad_rec.explore.shown import heat_map
+from meliad_rec.explore.shown import new_figure
+from meliad_rec.explore.shown import Shown
+from meliad_rec.runs.observed_run import Text
+from meliad_rec.runs.trained_run import TrainedRun
+
+
+def recalled(
+  run: TrainedRun,
+  text: Text,
+  token: int,
+  layer: int | None = None,
+  context: int = 24,
+) -> Shown:
+  """Shows the passages that a Memorizing Transformer recalls for a token.
+
+  Args:
+    run: run of a Memorizing Transformer.
+    text: a document.
+    token: index of the token that is predicted; a negative one counts from the
+      end.
+    layer: index of the memorizing layer; None means the highest.
+    context: number of tokens to show on each side of a recalled one.
+
+  Returns:
+    'weight' [head, neighbor], 'place', the index of the recalled token, and
+    'passage', the text around it.
+
+  Raises:
+    ValueError: no layer recalls keys, or there is no such token.
+  """
+  import xarray as xr
+
+  found = run.attention(text, layer=layer)
+  if 'recall_weight' not in found:
+    raise ValueError(
+      f'{run.workdir.name} recalls no keys. Choose a run of arch/memorizing.'
+    )
+  weight, back = found['recall_weight'], found['recall_back']
+  if not -weight.sizes['token'] <= token < weight.sizes['token']:
+    raise ValueError(
+      f'token must be below {weight.sizes["token"]}, the number of tokens, got '
+      f'{token}.'
+    )
+  at = {'token': token} | ({'layer': -1} if 'layer' in weight.dims else {})
+  weight_HN, back_HN = weight.isel(at).values, back.isel(at).values
+  # The token is predicted where the one before it is read.
+  token = token % weight.sizes['token']
+  place_HN = token - 1 - back_HN
+  texts = weight['text'].values
+  around = lambda i: ''.join(texts[max(i - context, 0) : i + context + 1])
+  passages = [[around(i) for i in row] for row in place_HN]
+  dims = 'head', 'neighbor'
+  data = xr.Dataset(
+    {
+      'weight': (dims, weight_HN),
+      'place': (dims, place_HN),
+      'passage': (dims, np.array(passages, object)),
+    },
+    attrs={'token': texts[token], 'before': ''.join(texts[:token][-60:])},
+  )
+  H, N = weight_HN.shape
+  shown = [(h, n) for h in range(H) for n in range(min(N, 4))]
+  figure = new_figure(11, 0.6 + 0.32 * len(shown))
+  axes = figure.subplots()
+  values = [weight_HN[h, n] for h, n in shown]
+  axes.barh(range(len(shown)), values, color=[COLORS[h % 6] for h, _ in shown])
+  for i, (h, n) in enumerate(shown):
+    label = f'head {h}, {back_HN[h, n]:,} back: {dots(passages[h][n])}'
+    axes.text(0.005, i, label, va='center', family='monospace', size=7)
+  axes.set_xlim(0, 1)
+  axes.set_yticks([])
+  axes.invert_yaxis()
+  axes.set_xlabel('weight among the recalled keys')
+  before = dots(data.attrs['before'])
+  axes.set_title(f'{before}[{dots(texts[token])}]', size=9, loc='left')
+  return Shown(data, figure)
+
+
+def memory_sources(run: TrainedRun) -> Shown:
+  """Shows which layers a Feedback Transformer's memory draws from.
+
+  Returns:
+    'weight' [memory, layer], the learned weights of equation 1 of Fan et al.
+    2020. Layer 0 is the embedding. There are several memories if each layer has
+    its own.
+
+  Raises:
+    ValueError: the memory is not a weighted sum of layers.
+  """
+  import jax
+  import xarray as xr
+
+  leaves = jax.tree.leaves_with_path(run.params)
+  found = {
+    path[-1].key: np.asarray(jax.nn.softmax(leaf), np.float64)
+    for path, leaf in leaves
+    if str(path[-1].key).startswith('mix')
+  }
+  if not found:
+    raise ValueError(
+      f'{run.workdir.name} has no weighted memory. Choose a run of '
+      'arch/feedback.'
+    )
+  L = max(map(len, found.values()))
+  padded = [np.pad(w, (0, L - len(w))) for w in found.values()]
+  data = xr.Dataset(
+    {'weight': (('memory', 'layer'), np.array(padded))},
+    {'memory': list(found)},
+  )
+  figure = new_figure(6, 3)
+  axes = figure.subplots()
+  for i, (name, w) in enumerate(zip(found, padded, strict=True)):
+    place = np.arange(L) + 0.8 * (i + 0.5) / len(found) - 0.4
+    axes.bar(place, w, 0.8 / len(found), color=COLORS[i % 6], label=name)
+  axes.axhline(1 / L, color='black', ls=':', lw=1, label='as at first')
+  axes.set_xticks(range(L), ['embedding', *range(1, L)])
+  axes.set_xlabel('layer')
+  axes.set_ylabel('weight in the memory')
+  axes.legend(fontsize='small')
+  return Shown(data, figure)
+
+
+def attention_map(run: TrainedRun, text: Text) -> Shown:
+  """Shows how far back each layer attends, and in each pass or step.
+
+  In a Staircase, the passes differ in the chunks that they attend to.
+
+  Returns:
+    'weight' [row, back], the mean weight over tokens and heads. A row is a
+    layer, or a step or pass of a layer; 'name' says which.
+
+  Raises:
+    ValueError: no layer has attention, or the run cannot read the text.
+  """
+  import xarray as xr
+
+  found = run.attention(text)
+  if 'token_to_token' not in found:
+    raise ValueError(f'{run.workdir.name} has no attention to tokens.')
+  a = found['token_to_token'].mean(['token', 'head'])
+  rows = [d for d in a.dims if d != 'back']
+  values = a.transpose(*rows, 'back').values
+  shape = values.shape[:-1]
+  values = values.reshape(-1, values.shape[-1])
+  coords = [
+    a[d].values if d in a.coords else np.arange(n)
+    for d, n in zip(rows, shape, strict=True)
+  ]
+  describe = lambda at: ', '.join(
+    f'{rows[i]} {coords[i][k]}' for i, k in enumerate(at)
+  )
+  names = list(map(describe, np.ndindex(*shape)))
+  data = xr.Dataset(
+    {'weight': (('row', 'back'), values)}, {'name': ('row', names)}
+  )
+  figure = new_figure(9, 1.2 + 0.3 * len(names))
+  axes = figure.subplots()
+  W = values.shape[1]
+  extent = (0.5, W + 0.5, len(names) - 0.5, -0.5)
+  heat_map(axes, values, 'mean weight', extent)
+  axes.set_yticks(range(len(names)), names)
+  axes.set_xlabel('tokens back, from the nearest visible one')
+  return Shown(data, figure)

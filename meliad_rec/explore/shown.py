@@ -1,0 +1,108 @@
+"""Result of a function of this folder: arrays, and a figure of them."""
+
+import dataclasses
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+  import pandas as pd
+  import xarray as xr
+
+# Colors that the color-blind can tell apart (Okabe and Ito 2008).
+COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9']
+SEQUENTIAL, DIVERGING = 'cividis', 'PuOr_r'
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+  """Arrays and their figure.
+
+  In a notebook, the figure is displayed.
+
+  Attributes:
+    data: the arrays, with named axes and units in their attributes.
+    figure: a matplotlib figure, which shows some of them.
+  """
+
+  data: 'xr.Dataset'
+  figure: 'Figure'
+
+  def table(self) -> 'pd.DataFrame':
+    """Returns the arrays as a table with one line for each place."""
+    return self.data.to_dataframe().reset_index()
+
+  def to_csv(self, path: str | os.PathLike[str]) -> None:
+    """Writes the table to a CSV file."""
+    self.table().to_csv(path, index=False)
+
+  def save(self, path: str | os.PathLike[str], dpi: int = 120) -> None:
+    """Writes the figure to a file, whole or not at all.
+
+    Args:
+      path: path of the file; its suffix, such as .png or .svg, is the format.
+      dpi: resolution of the picture.
+    """
+    path = Path(path)
+    new = path.with_name(f'{path.name}.tmp')
+    self.figure.savefig(new, format=path.suffix[1:] or 'png', dpi=dpi)
+    os.replace(new, path)
+
+  def _repr_png_(self) -> bytes:
+    """Returns the figure as a PNG, which notebooks display."""
+    buffer = io.BytesIO()
+    self.figure.savefig(buffer, format='png', dpi=90)
+    return buffer.getvalue()
+
+
+def new_figure(width: float, height: float) -> 'Figure':
+  """Returns an empty figure; width and height are in inches."""
+  # A Figure without pyplot draws with Agg and needs no display.
+  from matplotlib.figure import Figure
+
+  return Figure(figsize=(width, height), layout='constrained')
+
+
+def heat_map(axes, values_YX, label: str, extent=None, diverging=False):
+  """Draws an array as colors, with a bar that shows their values.
+
+  Args:
+    axes: axes of matplotlib.
+    values_YX: the array; row 0 is at the top.
+    label: what the colors are, with its unit.
+    extent: (left, right, bottom, top) of the array in data coordinates.
+    diverging: whether the colors on both sides of 0 differ.
+  """
+  values_YX = np.asarray(values_YX, np.float64)
+  limits = {}
+  if diverging:
+    top = np.nanpercentile(np.abs(values_YX), 99) or 1.0
+    limits = {'vmin': -top, 'vmax': top}
+  image = axes.imshow(
+    values_YX,
+    aspect='auto',
+    interpolation='nearest',
+    cmap=DIVERGING if diverging else SEQUENTIAL,
+    extent=extent,
+    **limits,
+  )
+  axes.figure.colorbar(image, ax=axes, label=label, pad=0.01)
+  return image
+
+
+def dots(text: str) -> str:
+  """Returns the text with a dot in place of each unprintable character."""
+  return ''.join(c if c.isprintable() else '\u00b7' for c in text)
+
+
+def smooth(values_T: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the means of at most `count` equal parts, and their middles."""
+  parts = np.array_split(np.asarray(values_T, np.float64), count)
+  sizes = np.array([len(part) for part in parts])
+  ends = np.cumsum(sizes)
+  means = np.array([part.mean() if len(part) else np.nan for part in parts])
+  return means[sizes > 0], (ends - sizes / 2)[sizes > 0]

@@ -1,0 +1,176 @@
+"""The state of one text put into another, and questions after a long text."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import dots
+from meliad_rec.explore.shown import new_figure
+from meliad_rec.explore.shown import Shown
+from meliad_rec.runs.trained_run import TrainedRun
+
+
+def swap(
+  run: TrainedRun,
+  a: str,
+  b: str,
+  after_a: int | None = None,
+  after_b: int | None = None,
+  tokens: int = 256,
+) -> Shown:
+  """Puts the state of text A into text B, and shows which tokens change.
+
+  Attention caches stay those of B.
+
+  Args:
+    run: a recurrent run.
+    a: text whose state is taken.
+    b: text into which it is put.
+    after_a: number of tokens of A to read; None means all.
+    after_b: number of tokens of B before the swap; None means the first half.
+    tokens: number of tokens of B to read after it.
+
+  Returns:
+    Of each token of B after the swap, 'own', 'swapped' and 'cleared': its loss
+    in nats with the state of B, with that of A, and with a cleared state; and
+    'own_best' and 'swapped_best', the most likely token with both states.
+
+  Raises:
+    ValueError: a text is too short, or the run is not recurrent.
+  """
+  ids_a, ids_b = run.vocabulary.encode(a), run.vocabulary.encode(b)
+  W = run.block
+  whole = lambda count: count - count % W
+  at_a = whole(len(ids_a) if after_a is None else after_a)
+  at_b = whole(len(ids_b) // 2 if after_b is None else after_b)
+  rest = ids_b[at_b : at_b + tokens]
+  if not (0 < at_a <= len(ids_a) and at_b > 0 and len(rest)):
+    raise ValueError(
+      f'A has {len(ids_a)} tokens and B has {len(ids_b)}; at least {W}, the '
+      'length of a block, must come before the swap, and one after it. Give '
+      'longer texts, or smaller after_a and after_b.'
+    )
+  border = lambda ids_T: run.states(ids_T, len(ids_T)).isel(border=-1)
+  before = ids_b[:at_b]
+  initial = run.states(before, at_b).isel(border=0)
+  states = {
+    'own': border(before),
+    'swapped': border(ids_a[:at_a]),
+    'cleared': initial,
+  }
+  found = {
+    name: run.with_state(state, before).predictions(rest, 1)
+    for name, state in states.items()
+  }
+  data = found['own'][['nats']].rename(nats='own')
+  for name in ('swapped', 'cleared'):
+    data[name] = found[name]['nats']
+  for name in ('own', 'swapped'):
+    data[f'{name}_best'] = found[name]['top_text'].isel(choice=0)
+  return Shown(data, _draw(data))
+
+
+def _draw(data):
+  figure = new_figure(11, 6)
+  top, bottom = figure.subplots(2)
+  T = data.sizes['token']
+  for name, color in zip(('swapped', 'cleared'), COLORS, strict=False):
+    rise = (data[name] - data['own']).values / np.log(2)
+    top.plot(
+      np.arange(1, T + 1),
+      np.cumsum(rise) / np.arange(1, T + 1),
+      color=color,
+      label=f'state {name}',
+    )
+  top.axhline(0, color='black', lw=0.8)
+  top.set_xlabel('tokens after the swap')
+  top.set_ylabel('mean rise of the loss\n(bits per token)')
+  top.legend()
+  top.grid(alpha=0.3)
+  rise = (data['swapped'] - data['own']).values / np.log(2)
+  most = np.sort(np.argsort(-np.abs(rise))[:30])
+  labels = [_label(data, i) for i in most]
+  bottom.bar(
+    range(len(most)),
+    rise[most],
+    color=[COLORS[1] if r > 0 else COLORS[0] for r in rise[most]],
+  )
+  bottom.set_xticks(range(len(most)), labels, rotation=90, family='monospace')
+  bottom.set_ylabel('rise of the loss (bits)')
+  bottom.set_title('the tokens that change most, with the two before', size=10)
+  bottom.grid(axis='y', alpha=0.3)
+  return figure
+
+
+def _label(data, i: int) -> str:
+  return dots(''.join(data['text'].values[max(i - 2, 0) : i + 1]))
+
+
+def ask(
+  run: TrainedRun,
+  text: str,
+  question: str,
+  answers: Sequence[str],
+  after: int = 60_000,
+) -> Shown:
+  """Asks a question after a long text, and compares the losses of answers.
+
+  For example, the title of a book, which is in its first lines, may be asked
+  for after 60,000 tokens.
+
+  Args:
+    run: a recurrent run.
+    text: the text. It is read up to `after` tokens, or to its end.
+    question: text that is read after it, such as '\\n\\nThe title is '.
+    answers: possible answers, such as the title and those of other books.
+    after: number of tokens of the text to read, rounded down to whole blocks.
+
+  Returns:
+    'with_state', 'cleared' and 'fresh' [answer], the loss of each answer in
+    nats: after the text; after the text, but with a cleared state; and after
+    the question alone.
+
+  Raises:
+    ValueError: there is no answer, the text is shorter than a block, or the run
+      is not recurrent.
+  """
+  import xarray as xr
+
+  ids_T = run.vocabulary.encode(text)[:after]
+  ids_T = ids_T[: len(ids_T) - len(ids_T) % run.block]
+  if not len(ids_T) or not answers:
+    raise ValueError(
+      f'A question needs at least one answer, got {len(answers)}, and a text '
+      f'of at least {run.block} tokens, got {len(ids_T)}.'
+    )
+  states = run.states(ids_T, len(ids_T))
+  runs = {
+    'with_state': run.with_state(states.isel(border=-1), ids_T),
+    'cleared': run.with_state(states.isel(border=0), ids_T),
+    'fresh': run,
+  }
+  encode = run.vocabulary.encode
+  asked = encode(question)
+  texts = [np.concatenate([asked, encode(answer)]) for answer in answers]
+  losses = {
+    name: [
+      one.predictions(text, 1)['nats'].values[len(asked) :].sum()
+      for text in texts
+    ]
+    for name, one in runs.items()
+  }
+  data = xr.Dataset(
+    {name: ('answer', np.array(v)) for name, v in losses.items()},
+    {'answer': list(answers)},
+  )
+  figure = new_figure(8, 1 + 0.6 * len(answers))
+  axes = figure.subplots()
+  for i, (name, color) in enumerate(zip(losses, COLORS, strict=False)):
+    place = np.arange(len(answers)) + 0.25 * (i - 1)
+    axes.barh(place, losses[name], 0.23, color=color, label=name)
+  axes.set_yticks(range(len(answers)), [repr(a) for a in answers])
+  axes.invert_yaxis()
+  axes.set_xlabel(f'loss after {len(ids_T):,} tokens (nats per answer)')
+  axes.legend()
+  return Shown(data, figure)

@@ -1,0 +1,265 @@
+"""The functions of meliad_rec.explore on tiny models without training."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+from meliad_rec import explore
+from meliad_rec.evaluation.observer import Request
+from meliad_rec.explore.probe import ridge
+from meliad_rec.explore.state_map import effective_rank
+from meliad_rec.metrics.losses import cross_entropy
+from tests import observed
+
+TEXT = 'import argparse\n\nparser = argparse.Argument()\nparser.add(argparse)\n'
+OTHER = 'the dog and the cat sat on the mat, and the dog ate the cat\n' * 2
+W = 8
+close = functools.partial(np.testing.assert_allclose, atol=3e-5, rtol=1e-4)
+block_recurrent = functools.partial(observed.run, 'recurrent_fixed_skip')
+
+
+def check(shown, path):
+  """The figure is drawn, and the table has every number."""
+  shown.save(path / 'figure.png')
+  assert (path / 'figure.png').stat().st_size > 5000
+  assert shown._repr_png_().startswith(b'\x89PNG')
+  shown.to_csv(path / 'table.csv')
+  table = pd.read_csv(path / 'table.csv')
+  for name, a in shown.data.data_vars.items():
+    if a.dtype.kind == 'f' and a.size == len(table):
+      close(np.sort(table[name]), np.sort(a.values.ravel()))
+
+
+def test_gain(tmp_path):
+  run = block_recurrent()
+  shown = explore.gain(run, TEXT, top=3)
+  check(shown, tmp_path)
+  nats, _ = run.nats(TEXT)
+  cleared = run.predictions(TEXT, clear_every=W)['nats'].values
+  close(shown.data['gain'], (cleared - nats) / np.log(2))
+  top = shown.data.attrs['top']
+  assert len(top) == 3
+  assert top[0]['gain'] >= top[1]['gain']
+  for word in top:
+    at = word['byte']
+    assert TEXT[at : at + len(word['word'])] == word['word']
+    assert word['in_window'] == (0 < word['back'] <= W)
+  other = explore.gain(run, TEXT, baseline=observed.run('lstm'))
+  close(other.data['baseline_nats'], observed.run('lstm').nats(TEXT)[0])
+
+
+def test_effective_rank():
+  close(effective_rank(np.eye(4)[None]), 4)
+  close(effective_rank(np.ones((1, 4, 3))), 1)
+
+
+def test_state_map(tmp_path):
+  run = block_recurrent()
+  shown = explore.state_map(run, [TEXT, OTHER])
+  check(shown, tmp_path)
+  count = len(TEXT) // W
+  slots = run.states(TEXT)['slots'].sel(layer=1).values
+  change = np.linalg.norm(slots[1:] - slots[:-1], axis=-1)
+  close(
+    shown.data['change'][:count], change / np.linalg.norm(slots[1:], axis=-1)
+  )
+  close(shown.data['effective_rank'][:count], effective_rank(slots[1:]))
+  use = shown.data['use'].values
+  close(use.sum(1), 1)
+  weights = run.attention(TEXT)['token_to_state'][0].mean('head').values
+  close(use[1], weights[W : 2 * W].mean(0))
+  keep = run.gates(TEXT)['state_keep'][0].mean(['slot', 'feature']).values
+  close(shown.data['keep'][:count], keep)
+  assert shown.data['document'].values.tolist().count(0) == count
+  assert shown.data['read'].values[count] == count * W + W
+  coarse = explore.state_map(run, TEXT, every=2 * W)
+  close(coarse.data['keep'], keep[1::2])
+  check(explore.state_map(observed.run('lstm'), TEXT), tmp_path)
+
+
+def test_swap_changes_nothing_between_equal_beginnings(tmp_path):
+  run, at = block_recurrent(), 4 * W
+  shown = explore.swap(run, TEXT[:at], TEXT, after_b=at)
+  check(shown, tmp_path)
+  nats, _ = run.nats(TEXT)
+  close(shown.data['own'], nats[at:])
+  close(shown.data['swapped'], nats[at:])
+  assert np.abs(shown.data['cleared'] - nats[at:]).max() > 1e-3
+  other = explore.swap(run, OTHER, TEXT, after_b=at).data
+  assert np.abs(other['swapped'] - nats[at:]).max() > 1e-3
+
+
+def test_ask(tmp_path):
+  run, at = block_recurrent(), 5 * W
+  question, answers = 'What?', ['cat', 'argparse']
+  shown = explore.ask(run, OTHER, question, answers, after=at + 3)
+  check(shown, tmp_path)
+  for answer, nats in zip(answers, shown.data['with_state'], strict=True):
+    whole, _ = run.nats(OTHER[:at] + question + answer)
+    close(nats, whole[at + len(question) :].sum())
+  alone, _ = run.nats(question + answers[0])
+  close(shown.data['fresh'][0], alone[len(question) :].sum())
+
+
+@pytest.mark.parametrize('name', ['universal', 'gated_universal', 'staircase'])
+def test_lens(name, tmp_path):
+  run = observed.run(name)
+  shown = explore.lens(run, TEXT, tokens=12)
+  check(shown, tmp_path)
+  close(shown.data['nats'][-1], run.nats(TEXT)[0])
+  assert ('depth' in shown.data) == (name != 'staircase')
+
+
+def test_by_position(tmp_path):
+  runs = {'recurrent': block_recurrent(), 'lstm': observed.run('window')}
+  shown = explore.by_position(runs, TEXT, bins=4)
+  check(shown, tmp_path)
+  assert len(shown.data['curve']) == 4  # A window has nothing to clear.
+  first, last = (shown.data[name].values for name in ('first', 'last'))
+  assert first[0] == 0 and last[-1] == len(TEXT)
+  nats, _ = block_recurrent().nats(TEXT)
+  bits = [nats[a:b].mean() for a, b in zip(first, last, strict=True)]
+  close(shown.data['bits'][0], np.array(bits) / np.log(2))
+
+
+def test_by_distance(tmp_path):
+  run = block_recurrent()
+  shown = explore.by_distance(run, TEXT)
+  check(shown, tmp_path)
+  nats, _ = run.nats(TEXT)
+  words = 'import', 'argparse', 'parser', 'Argument', 'add'
+  first = [nats[i : i + len(w)].sum() for w in words for i in [TEXT.index(w)]]
+  # `parser` within `argparse` is not a name, so its first use is later.
+  first[2] = nats[17:23].sum()
+  close(shown.data['bits'][0, 0], np.mean(first) / np.log(2))
+  assert shown.data['count'].values.sum() == 8
+  with pytest.raises(ValueError, match='no name'):
+    explore.by_distance(run, '1 + 2')
+
+
+def test_forgetting(tmp_path):
+  run, tokens = block_recurrent(), 20
+  shown = explore.forgetting(run, TEXT, tokens=tokens, samples=3)
+  check(shown, tmp_path)
+  place = int(shown.data['at'][1])
+  states = run.states(TEXT[:place])
+  bare = run.with_state(states.isel(border=0), TEXT[:place])
+  rest = TEXT[place : place + tokens]
+  cost = bare.nats(rest)[0] - run.nats(TEXT)[0][place : place + tokens]
+  close(shown.data['cost'][1], cost)
+  with pytest.raises(ValueError, match='longer text'):
+    explore.forgetting(run, TEXT, tokens=len(TEXT))
+
+
+def test_state_gradients(tmp_path):
+  run = block_recurrent()
+  shown = explore.state_gradients(run, TEXT, back=2, samples=2)
+  check(shown, tmp_path)
+  observer, ids_T = run.observer, run.encode(TEXT)
+  place = int(shown.data['at'][0]) + 2 * W
+  _, state = observer.read(ids_T, Request(), last=place)
+  inputs = ids_T[place - 1 : place - 1 + W]
+
+  def loss(slots):
+    parts = {'layer_1/slots': slots}
+    model, variables = observer.model, {'params': run.params}
+    changed = model.apply(variables, state, parts, method='with_parts')
+    arguments = inputs[None], jnp.zeros(1, bool), jnp.ones((1, W), bool)
+    _, logits = model.apply(variables, changed, *arguments)
+    return cross_entropy(logits, ids_T[None, place : place + W]).sum()
+
+  slots = observer.parts(state)['layer_1/slots']
+  size = jnp.linalg.norm(jax.grad(loss)(slots)) * jnp.linalg.norm(slots)
+  close(shown.data['gradient'][0, 0], size)
+
+
+def test_ridge():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(60, 7))
+  y = np.stack([x[:, 0], 2 * x[:, 3] - x[:, 1]], 1)
+  weights, center = ridge(x, y, 1e-9)
+  close((x - center) @ weights.T, y - y.mean(0))
+  few, _ = ridge(x[:5], y[:5], 1.0)  # Fewer texts than features.
+  many = np.linalg.solve(
+    (z := x[:5] - x[:5].mean(0)).T @ z + (z**2).sum() / 7 * np.eye(7),
+    z.T @ (y[:5] - y[:5].mean(0)),
+  ).T
+  close(few, many)
+
+
+def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
+  run = observed.run('lstm')
+  rng = np.random.default_rng(0)
+  texts = [''.join(rng.choice(list('ab'), 48)) for _ in range(10)]
+  # The state after n tokens has read token n - 2: the last one is pending.
+  targets = [np.array(['a', *text[:-1]]) for text in texts]
+  found = explore.probe(run, texts, targets, penalty=1e-3)
+  check(found, tmp_path)
+  assert found.data.attrs['most_common'] < 0.65
+  assert found.data.attrs['accuracy'] > 0.95
+  noise = [rng.permutation(target) for target in targets]
+  assert explore.probe(run, texts, noise).data.attrs['accuracy'] < 0.8
+  shown = explore.ablate(run, found, texts[:3], random=2)
+  check(shown, tmp_path)
+  assert shown.data['rise'].shape == (3, 3)
+  rise = np.abs(shown.data['rise']).mean('text').values
+  assert (rise > 0).all()
+  with pytest.raises(ValueError, match='five|5 texts'):
+    explore.probe(run, texts[:3], targets[:3])
+  with pytest.raises(ValueError, match='one target'):
+    explore.probe(run, texts, [t[:-1] for t in targets])
+
+
+def test_recalled(tmp_path):
+  run = observed.run('memorizing')
+  shown = explore.recalled(run, TEXT, token=-1, context=2)
+  check(shown, tmp_path)
+  close(shown.data['weight'].sum('neighbor'), 1)
+  place = int(shown.data['place'][0, 0])
+  assert shown.data['passage'].values[0, 0] == TEXT[place - 2 : place + 3]
+  assert place < len(TEXT) // W * W - 1  # Read before this block.
+  with pytest.raises(ValueError, match='token must be below'):
+    explore.recalled(run, TEXT, token=1000)
+  with pytest.raises(ValueError, match='recalls no keys'):
+    explore.recalled(block_recurrent(), TEXT, token=-1)
+
+
+def test_memory_sources(tmp_path):
+  shown = explore.memory_sources(observed.run('feedback'))
+  check(shown, tmp_path)
+  close(shown.data['weight'], np.full((1, 3), 1 / 3))
+  with pytest.raises(ValueError, match='weighted memory'):
+    explore.memory_sources(block_recurrent())
+
+
+@pytest.mark.parametrize('name, rows', [('staircase', 8), ('universal', 6)])
+def test_attention_map(name, rows, tmp_path):
+  run = observed.run(name)
+  shown = explore.attention_map(run, TEXT)
+  check(shown, tmp_path)
+  assert shown.data.sizes == {'row': rows, 'back': W}
+  close(shown.data['weight'].sum('back'), 1)
+
+
+def test_states_of_labeled_runs_are_read_from_ids():
+  """The inputs are then the tokens themselves, and labels are the targets."""
+  run, plain = observed.run('lstm', labels=True), observed.run('lstm')
+  ids = plain.encode(TEXT)
+  states = run.states(ids)
+  shifted = plain.states(np.append(ids, 5))
+  labels = np.roll(ids, -1)
+  found = run.predictions(ids, labels=labels)
+  assert found['nats'].shape == ids.shape
+  # Without the first input, which stands for the start of a text.
+  assert (
+    np.abs(states['hidden'] - shifted['hidden'][: len(states['border'])]).max()
+    > 1e-3
+  )
+  with pytest.raises(ValueError, match='labels were not given'):
+    run.predictions(ids)
+  with pytest.raises(ValueError, match='one label'):
+    run.predictions(ids, labels=labels[:-1])
