@@ -47,7 +47,7 @@ setup(
   package_dir={
     f'meliad_rec.{folder.replace("/", ".")}': folder for folder in GIN
   },
-  package_data={'': ['*.gin', 'README.md', 'py.typed']},
+  package_data={'': ['*.gin', '*.html', 'README.md', 'py.typed']},
   install_requires=[
     'absl-py>=2.1,<3',
     'etils[epath]>=1.9.1,<2',

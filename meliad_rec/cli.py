@@ -32,6 +32,7 @@ COMMANDS = {
   'evaluate': 'commands.evaluate',
   'depth': 'commands.depth',
   'generate': 'commands.generate',
+  'explore': 'commands.explore',
   'export': 'commands.export',
   'runs': 'commands.runs',
   'reproduce': 'commands.reproduce',
@@ -43,7 +44,7 @@ COMMANDS = {
   'bench': 'commands.bench',
 }
 
-_COMPUTING = 'train', 'evaluate', 'depth', 'generate', 'bench'
+_COMPUTING = 'train', 'evaluate', 'depth', 'generate', 'explore', 'bench'
 _REPEAT = '; repeat this option to specify a list of values'  # Added by absl.
 # Write errors without a file name: the disk is full or defective, the quota
 # used up, the file larger than allowed.

@@ -17,6 +17,11 @@ from meliad_rec.storage.workdir import place
 
 def define_flags() -> None:
   flags.DEFINE_string('workdir', None, 'Folder of a trained run.')
+  define_step_flags()
+
+
+def define_step_flags() -> None:
+  """Defines --step and --trusted."""
   flags.DEFINE_string(
     'step', None, "Step of a checkpoint, or 'best'; default: the newest."
   )
@@ -74,16 +79,22 @@ def open_run() -> TrainedRun:
     raise ValueError(
       'No run was given. Add --workdir=DIR, the folder of a run.'
     )
-  step = args.step
-  if step not in (None, 'best'):
-    if not step.isdecimal():
-      raise ValueError(
-        f"--step must be the step of a checkpoint or 'best', got {step!r}."
-      )
-    step = int(step)
+  step_or_best = step()
   console.plain()
   compilation_cache.enable()
-  return load_run(args.workdir, step, args.trusted)
+  return load_run(args.workdir, step_or_best, args.trusted)
+
+
+def step() -> int | str | None:
+  """Returns the value of --step; ValueError if it is neither step nor best."""
+  text = flags.FLAGS.step
+  if text in (None, 'best'):
+    return text
+  if not text.isdecimal():
+    raise ValueError(
+      f"--step must be the step of a checkpoint or 'best', got {text!r}."
+    )
+  return int(text)
 
 
 def check_workdir(args) -> None:

@@ -136,14 +136,18 @@ class TrainedRun(ObservedRun):
 
   @property
   def _rows(self) -> dict[str, str]:
-    count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
     name = self.vocabulary.identity
     name = name if len(name) <= 32 else f'{name[:29]}...'
     return {
       'model': display.describe(self.sharded.model),
-      'parameters': f'{count:,}',
+      'parameters': f'{self.parameters:,}',
       'vocabulary': f'{name}, {self.vocabulary.size:,} ids',
     }
+
+  @property
+  def parameters(self) -> int:
+    """Number of parameters of the model."""
+    return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
   @functools.cached_property
   def text_generator(self) -> TextGenerator:

@@ -1,0 +1,66 @@
+r"""Shows in a page of HTML what a trained model does with a text.
+
+  meliad-rec explore RUN TEXT --out=report.html
+  meliad-rec explore RUN TEXT --out=report.html --baseline=OTHER_RUN
+
+RUN is the folder of a trained run, TEXT a text file. The page is one file,
+which any browser opens without a network. Every token of the text has a color:
+by what the recurrent state gains there, by its loss, or by its rank. Below are
+the state at block borders, and figures. With --baseline, gains are those over
+another run with the same vocabulary.
+"""
+
+from pathlib import Path
+import sys
+
+from absl import flags
+
+from meliad_rec.commands import run_flags
+from meliad_rec.distributed import compilation_cache
+from meliad_rec.explore.page import write_page
+from meliad_rec.report import console
+from meliad_rec.runs.trained_run import load_run
+from meliad_rec.storage import array_file
+
+
+def define_flags() -> None:
+  run_flags.define_step_flags()
+  flags.DEFINE_string('out', None, 'Path of the page, an .html file.')
+  flags.DEFINE_string(
+    'baseline', None, 'Folder of a run to compare with; see above.'
+  )
+  flags.DEFINE_integer(
+    'top', 5, 'Number of likely tokens to show at each token.', lower_bound=1
+  )
+
+
+def main(argv: list[str]) -> None:
+  args = flags.FLAGS
+  if len(argv) != 3:
+    raise ValueError(
+      'Give the folder of a run and a text file, as in: meliad-rec explore RUN '
+      f'TEXT --out=report.html. Got {len(argv) - 1} arguments.'
+    )
+  if not args.out or Path(args.out).suffix != '.html':
+    raise ValueError(
+      f'--out must name an .html file, got {args.out}. Add --out=report.html.'
+    )
+  array_file.check_writable(args.out)
+  workdir, path = argv[1:]
+  text = run_flags.read_text(path)
+  console.plain()
+  compilation_cache.enable()
+  run = load_run(workdir, run_flags.step(), args.trusted)
+  baseline = load_run(args.baseline) if args.baseline else None
+  show = lambda what: print(f'{what} ...', file=sys.stderr)
+  write_page(
+    run,
+    text,
+    args.out,
+    name=Path(path).name,
+    baseline=baseline,
+    top=args.top,
+    on_progress=show,
+  )
+  size = Path(args.out).stat().st_size / 1e6
+  print(f'Wrote {args.out}, {size:.1f} MB. Open it in a browser.')

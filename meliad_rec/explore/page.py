@@ -1,0 +1,283 @@
+"""A page of HTML about one text: its tokens, the recurrent state, figures.
+
+The page is one file. It opens without a network, in any browser of 2023 or
+later. The numbers of tokens are columns of small integers, which are compressed
+in the file; losses are rounded to 1 / STEPS bits.
+"""
+
+import base64
+from collections.abc import Callable
+import gzip
+import html
+import importlib.resources
+import io
+import json
+import os
+from pathlib import Path
+import string
+from typing import Any
+
+import numpy as np
+
+from meliad_rec.explore.forgetting import by_distance
+from meliad_rec.explore.forgetting import by_position
+from meliad_rec.explore.forgetting import forgetting
+from meliad_rec.explore.forgetting import state_gradients
+from meliad_rec.explore.gain import gain
+from meliad_rec.explore.lens import lens
+from meliad_rec.explore.recalled import attention_map
+from meliad_rec.explore.recalled import memory_sources
+from meliad_rec.explore.recalled import recalled
+from meliad_rec.explore.shown import Shown
+from meliad_rec.explore.state_map import slots_of
+from meliad_rec.explore.state_map import state_map
+from meliad_rec.runs.trained_run import TrainedRun
+
+LIMIT = 10 * 10**6  # Bytes of a page.
+STEPS = 16  # Parts of a bit to which losses are rounded.
+_PAGE = 4_000  # Tokens shown at once.
+_STATES = 600_000  # Numbers of states kept, over all block borders.
+_PART = 4_000  # Tokens read for figures that need arrays of attention.
+
+
+def write_page(
+  run: TrainedRun,
+  text: str,
+  out: str | os.PathLike[str],
+  *,
+  name: str = 'text',
+  baseline: TrainedRun | None = None,
+  top: int = 5,
+  on_progress: Callable[[str], None] = lambda what: None,
+) -> None:
+  """Writes a page about what a run does with a text.
+
+  Args:
+    run: any run that reads text.
+    text: a document.
+    out: path of the HTML file, which is written whole or not at all.
+    name: name of the text.
+    baseline: run to compare with; see `gain`. None compares a recurrent run
+      with the same run whose state is cleared before every block.
+    top: number of likely tokens to show at each token.
+    on_progress: called with the name of each part before it is made.
+
+  Raises:
+    ValueError: the run cannot read the text, the page would take more than
+      LIMIT, or it cannot be written.
+  """
+  on_progress('predictions')
+  found = run.predictions(text, top)
+  figures: dict[str, tuple[str, Shown]] = {}
+  columns = _token_columns(run, text, found)
+  summary = {
+    'run': f'{run.workdir}, step {run.step:,}',
+    'parameters': f'{run.parameters:,}',
+    'text': f'{name}, {found.sizes["token"]:,} tokens, '
+    f'{len(text.encode()):,} bytes',
+    'loss': _bits(found['nats'], text),
+  }
+  recurrent = run.sharded.model.cell.is_recurrent
+  if recurrent or baseline is not None:
+    on_progress('gain')
+    shown = gain(run, text, baseline)
+    columns['gain'] = _signed(shown.data['gain'].values)
+    figures['gain'] = 'What the state gains, and where it gains most', shown
+    label = 'loss, state cleared before each block'
+    if baseline is not None:
+      label = f'loss of {baseline.workdir}, {baseline.parameters:,} parameters'
+    summary[label] = _bits(shown.data['baseline_nats'], text)
+  states = None
+  if recurrent:
+    on_progress('states')
+    states = _state_columns(run, text, columns)
+  for title, make in _figures(run, text, recurrent, baseline).items():
+    on_progress(title)
+    try:
+      figures[title] = title, make()
+    except ValueError:  # This model or text has nothing of this kind.
+      continue
+  page = _fill(name, columns, states, found, summary, figures, top)
+  if len(page) > LIMIT:
+    raise ValueError(
+      f'The page would take {len(page) / 1e6:.1f} MB, but the limit is '
+      f'{LIMIT / 1e6:.0f}. Show fewer likely tokens, or give a shorter text.'
+    )
+  new = Path(f'{out}.tmp')
+  try:
+    new.write_bytes(page)
+    os.replace(new, out)
+  except OSError as error:
+    raise ValueError(
+      f'{out} cannot be written ({error.strerror}). Give another path.'
+    ) from None
+
+
+def _figures(
+  run: TrainedRun, text: str, recurrent: bool, baseline: TrainedRun | None
+) -> dict[str, Callable[[], Shown]]:
+  """Returns {title: function that draws it} of the figures of a page."""
+  part = run.encode(text)[:_PART]
+  runs = {run.workdir.name: run}
+  if baseline is not None:
+    runs[f'{baseline.workdir.name} (baseline)'] = baseline
+  figures = {
+    'The state along the text: its change, its use by tokens, and gates': (
+      lambda: state_map(run, text, every=_every(run, text, 400))
+    ),
+    'The cost of clearing the state once': lambda: forgetting(run, text, 256),
+    'The gradient of a loss with respect to older states': (
+      lambda: state_gradients(run, text)
+    ),
+  }
+  if not recurrent:
+    figures = {}
+  return figures | {
+    'The loss by the position in the text': lambda: by_position(runs, text),
+    'The loss of names by the distance to their previous use': (
+      lambda: by_distance(runs, text)
+    ),
+    'How far back layers attend, in the first part of the text': (
+      lambda: attention_map(run, part)
+    ),
+    'The most likely tokens after each step in depth or pass': (
+      lambda: lens(run, part)
+    ),
+    'The layers of which the memory is made': lambda: memory_sources(run),
+    'What is recalled at the end of the first part of the text': (
+      lambda: recalled(run, part, -1)
+    ),
+  }
+
+
+def _every(run: TrainedRun, text: str, states: int) -> int:
+  """Returns the number of tokens between about `states` states of a text."""
+  blocks = len(run.encode(text)) // run.block
+  return run.block * max(1, round(blocks / states))
+
+
+def _bits(nats, text: str) -> str:
+  bits = float(nats.sum()) / np.log(2)
+  return f'{bits / len(text.encode()):.4f} bits per byte'
+
+
+def _signed(bits: np.ndarray) -> np.ndarray:
+  return np.clip(np.round(bits * STEPS), -127, 127).astype(np.int8)
+
+
+def _unsigned(nats: np.ndarray) -> np.ndarray:
+  bits = np.asarray(nats) / np.log(2)
+  return np.clip(np.round(bits * STEPS), 0, 255).astype(np.uint8)
+
+
+def _token_columns(run, text, found) -> dict[str, np.ndarray]:
+  """Returns the columns of the page, arrays with one row for each token."""
+  bytes_ = np.append(found['byte'].values, len(text.encode()))
+  ids, at = np.unique(found['top_ids'].values, return_inverse=True)
+  del ids
+  return {
+    'text': np.frombuffer(text.encode(), np.uint8),
+    'length': np.diff(bytes_).astype(np.uint16),
+    'nats': _unsigned(found['nats'].values),
+    'rank': np.minimum(found['rank'].values, 255).astype(np.uint8),
+    'top': at.reshape(found['top_ids'].shape).astype(np.uint16),
+    'top_nats': _unsigned(found['top_nats'].values),
+  }
+
+
+def _state_columns(run, text, columns) -> dict[str, Any]:
+  """Adds columns of states at some block borders; returns their description.
+
+  Vectors of more than 128 elements or 64 slots are thinned out.
+  """
+  states = run.states(text, _every(run, text, 200))
+  kinds = [a for a in states.data_vars.values() if a.dtype.kind == 'f']
+  layers: list[int | None] = [None]
+  if 'layer' in kinds[-1].dims:
+    layers = kinds[-1]['layer'].values.tolist()
+  s_NLSD = np.stack([slots_of(states, layer)[0] for layer in layers], 1)
+  thin = lambda count, most: slice(None, None, -(-count // most))
+  N, _, S, D = s_NLSD.shape
+  s_NLSD = s_NLSD[:, :, thin(S, 64), thin(D, 128)].astype(np.float64)
+  size = s_NLSD[0].size
+  s_NLSD = s_NLSD[thin(N, max(_STATES // size, 2))]
+  tokens = states['tokens'].values[thin(N, max(_STATES // size, 2))]
+  deviation = s_NLSD - s_NLSD.mean(0)
+  deviation /= deviation.std(0) + 1e-9
+  largest = np.abs(s_NLSD).max() + 1e-9
+  whole = lambda a: np.clip(np.round(127 * a), -127, 127).astype(np.int8)
+  columns['deviation'] = whole(deviation / 3)
+  columns['value'] = whole(s_NLSD / largest)
+  return {
+    'shape': list(s_NLSD.shape),
+    'tokens': tokens.tolist(),
+    'layers': ['state' if n is None else f'layer {n}' for n in layers],
+  }
+
+
+def _fill(name, columns, states, found, summary, figures, top) -> bytes:
+  """Returns the page as UTF-8 bytes."""
+  unique = np.unique(found['top_ids'].values, return_index=True)[1]
+  facts = {
+    'tokens': found.sizes['token'],
+    'choices': found.sizes['choice'],
+    'page': _PAGE,
+    'steps': STEPS,
+    'vocabulary': found['top_text'].values.ravel()[unique].tolist(),
+    'states': states,
+    'columns': {key: _packed(a) for key, a in columns.items()},
+  }
+  rows = ''.join(
+    f'<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>'
+    for k, v in summary.items()
+  )
+  drawn = ''.join(
+    f'<figure><img src="data:image/png;base64,{_png(shown)}" '
+    f'alt="{html.escape(title)}"><figcaption>{html.escape(title)}</figcaption>'
+    '</figure>'
+    for title, shown in figures.values()
+  )
+  if 'gain' in figures:
+    drawn = _top_words(figures['gain'][1].data.attrs['top']) + drawn
+  template = importlib.resources.files(__package__) / 'page.html'
+  page = string.Template(template.read_text(encoding='utf-8')).substitute(
+    title=html.escape(f'What the model does with {name}'),
+    about='Made by meliad_rec. Losses are in bits.',
+    summary=f'<table>{rows}</table>',
+    figures=f'<h2>Figures</h2>{drawn}' if drawn else '',
+    # No text of the document can end the element that holds the facts.
+    json=json.dumps(facts).replace('<', '\\u003c'),
+  )
+  return page.encode()
+
+
+def _top_words(top: list[dict]) -> str:
+  """Returns a table of the words that gain most, as HTML."""
+  rows = ''.join(
+    '<tr><td class="number">{gain:.1f}</td><td class="number">{back}</td>'
+    '<td>{inside}</td><td><code>{before}<b>{word}</b></code></td></tr>'.format(
+      gain=word['gain'],
+      back=f'{word["back"]:,}' if word['back'] else '-',
+      inside='yes' if word['in_window'] else 'no',
+      before=html.escape(word['before'][-60:]),
+      word=html.escape(word['word']),
+    )
+    for word in top
+  )
+  return (
+    '<p>The words that gain most: the gain in bits, the tokens back to their '
+    'previous use, and whether that is within the window of attention.</p>'
+    f'<table><tr><th>gain</th><th>back</th><th>in window</th><th>word</th></tr>'
+    f'{rows}</table>'
+  )
+
+
+def _packed(a: np.ndarray) -> dict[str, str]:
+  data = base64.b64encode(gzip.compress(a.tobytes(), 9, mtime=0)).decode()
+  return {'dtype': str(a.dtype), 'data': data}
+
+
+def _png(shown: Shown) -> str:
+  buffer = io.BytesIO()
+  shown.figure.savefig(buffer, format='png', dpi=80)
+  return base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,169 @@
+"""The page of `meliad-rec explore`: its numbers, and in a real browser."""
+
+import base64
+import gzip
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from meliad_rec.commands import explore as command_explore
+from meliad_rec.explore import page
+from meliad_rec.explore.page import write_page
+from tests import command
+from tests import observed
+from tests import trained
+
+# What would end the script, a character of three bytes, and a control code.
+TEXT = 'the cat </script><b>sat</b> \u2713 on the mat\x07 $id\n' * 3
+BROWSER = shutil.which('chromium') or shutil.which('google-chrome')
+
+
+def facts_of(path):
+  text = path.read_text(encoding='utf-8')
+  (found,) = re.findall(r'id="facts-json">(.*?)</script>', text, re.S)
+  facts = json.loads(found)
+  facts['columns'] = {
+    name: np.frombuffer(
+      gzip.decompress(base64.b64decode(c['data'])), c['dtype']
+    )
+    for name, c in facts['columns'].items()
+  }
+  return facts
+
+
+def test_the_numbers_are_those_of_the_run(tmp_path):
+  run, out = observed.run('recurrent_fixed_skip'), tmp_path / 'page.html'
+  write_page(run, TEXT, out, name='<cats>', top=3)
+  facts = facts_of(out)
+  columns, T = facts['columns'], len(TEXT.encode())
+  assert (facts['tokens'], facts['choices']) == (T, 3)
+  assert columns['text'].tobytes() == TEXT.encode()
+  assert (columns['length'] == 1).all()
+  found = run.predictions(TEXT, 3)
+  bits = found['nats'].values / np.log(2)
+  np.testing.assert_allclose(columns['nats'] / page.STEPS, bits, atol=0.04)
+  np.testing.assert_array_equal(columns['rank'], np.minimum(found['rank'], 255))
+  best = [facts['vocabulary'][i] for i in columns['top'][::3]]
+  assert best == found['top_text'].values[:, 0].tolist()
+  cleared = run.predictions(TEXT, 1, clear_every=run.block)['nats'].values
+  gain = (cleared - found['nats'].values) / np.log(2)
+  np.testing.assert_allclose(columns['gain'] / page.STEPS, gain, atol=0.04)
+  N, L, S, D = facts['states']['shape']
+  slots = run.states(TEXT)['slots'].values
+  assert slots.shape[1:] == (L, S, D)
+  value = columns['value'].reshape(N, L, S, D) / 127 * np.abs(slots).max()
+  np.testing.assert_allclose(value, slots[:N], atol=0.02 * slots.max())
+  text = out.read_text()
+  assert '&lt;cats&gt;' in text and '<cats>' not in text
+  assert len(re.findall('<figure>', text)) == 6  # Too short for one.
+
+
+@pytest.mark.parametrize('name', ['window', 'universal', 'feedback'])
+def test_pages_of_other_architectures(name, tmp_path):
+  run, out = observed.run(name), tmp_path / 'page.html'
+  write_page(run, TEXT, out, baseline=observed.run('lstm'))
+  facts = facts_of(out)
+  assert (facts['states'] is None) == (name != 'feedback')
+  assert 'gain' in facts['columns']
+  text = out.read_text()
+  assert ('in depth or pass' in text) == (name == 'universal')
+  assert ('of which the memory is made' in text) == (name == 'feedback')
+
+
+def test_pages_that_would_be_too_large(tmp_path, monkeypatch):
+  monkeypatch.setattr(page, 'LIMIT', 1000)
+  with pytest.raises(ValueError, match='shorter text'):
+    write_page(observed.run('window'), TEXT, tmp_path / 'page.html')
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_command(tmp_path, capsys):
+  text, out = tmp_path / 'cats.txt', tmp_path / 'page.html'
+  text.write_text(TEXT)
+  call = (trained.folder(), text, f'--out={out}')
+  assert command.run(command_explore, *call, '--top=2') == 0
+  assert f'Wrote {out}' in capsys.readouterr().out
+  assert facts_of(out)['choices'] == 2
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (['{run}'], 'Got 1 arguments'),
+    (['{run}', '{text}'], '--out must name'),
+    (['{run}', '{text}', '--out={tmp}/page.pdf'], 'an .html file'),
+    (['{run}', '{text}', '--out={tmp}/no/page.html'], 'no/page.html'),
+    (['{run}', '{tmp}/none', '--out={tmp}/p.html'], 'cannot be read'),
+    (['{tmp}', '{text}', '--out={tmp}/p.html'], 'folder of a run'),
+    (['{run}', '{text}', '--out={tmp}/p.html', '--step=x'], '--step'),
+  ],
+)
+def test_mistakes(arguments, message, tmp_path):
+  (tmp_path / 'text').write_text(TEXT)
+  values = {
+    'run': trained.folder(),
+    'text': tmp_path / 'text',
+    'tmp': tmp_path,
+  }
+  given = [argument.format(**values) for argument in arguments]
+  assert message in command.mistake(command_explore, *given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_in_a_browser(scheme, tmp_path):
+  """Needs Chromium and `pip install playwright`; see tests/README.md."""
+  sync_api = pytest.importorskip('playwright.sync_api')
+  if BROWSER is None:
+    pytest.skip('There is no Chromium on this machine.')
+  out = tmp_path / 'page.html'
+  long = TEXT * 60
+  write_page(observed.run('recurrent_fixed_skip'), long, out)
+  with sync_api.sync_playwright() as playwright:
+    browser = playwright.chromium.launch(
+      executable_path=BROWSER, args=['--no-sandbox']
+    )
+    tab = browser.new_page(color_scheme=scheme)
+    errors, requests = [], []
+    tab.on('pageerror', lambda error: errors.append(str(error)))
+    tab.on('request', lambda request: requests.append(request.url))
+    tab.goto(out.as_uri())
+    tab.wait_for_selector('html[data-ready]')
+    back = tab.evaluate('getComputedStyle(document.body).backgroundColor')
+    assert (back == 'rgb(252, 252, 250)') == (scheme == 'light')
+    shown = tab.inner_text('#text').replace('\u23ce', '')
+    assert shown.startswith('the cat </script><b>sat</b> \u2713 on the mat')
+    # Keys select tokens and turn pages.
+    tab.focus('#text')
+    tab.keyboard.press('ArrowRight')
+    assert 'Token\t1\n' in tab.inner_text('#facts')
+    tab.keyboard.press('PageDown')
+    assert tab.input_value('#page') == '2'
+    assert 'Token\t4,000\n' in tab.inner_text('#facts')
+    tab.keyboard.press('ArrowLeft')
+    assert tab.input_value('#page') == '1'
+    # The mouse does, too.
+    tab.hover('#text span[data-token="6"]')
+    assert 'Token\t6\n' in tab.inner_text('#facts')
+    tab.click('#strip', position={'x': 1, 'y': 5})
+    assert tab.input_value('#page') == '1'
+    # Other colors, and other states.
+    color = 'getComputedStyle(document.querySelector("#text span")).background'
+    before = tab.evaluate(color)
+    tab.select_option('#color', 'nats')
+    assert tab.evaluate(color) != before
+    pixels = 'document.getElementById("heat").toDataURL()'
+    before = tab.evaluate(pixels)
+    tab.focus('#border')
+    tab.keyboard.press('Home')
+    assert tab.evaluate(pixels) != before
+    assert 'token 0' in tab.inner_text('#where')
+    tab.click('#jump')
+    assert 'Token\t0\n' in tab.inner_text('#facts')
+    assert errors == []
+    # Nothing is loaded besides the page and the pictures in it.
+    assert [r for r in requests if not r.startswith('data:')] == [out.as_uri()]
+    browser.close()
