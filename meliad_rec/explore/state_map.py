@@ -125,10 +125,8 @@ def effective_rank(s_NSD: np.ndarray) -> np.ndarray:
 def _use(run, text, layer, tokens):
   """Returns the attention to slots of the tokens before each border."""
   try:
-    found = run.attention(text, layer=layer).get('token_to_state')
+    found = run.pictures(text, ('token_to_state',), layer)['token_to_state']
   except ValueError:
-    return None
-  if found is None:
     return None
   last = found.isel(layer=-1) if 'layer' in found.dims else found
   last = last.mean([d for d in last.dims if d not in ('token', 'slot')])
@@ -140,10 +138,8 @@ def _use(run, text, layer, tokens):
 def _keep(run, text, layer, blocks):
   """Returns the mean gate in the blocks that end at each border."""
   try:
-    found = run.gates(text, layer=layer).get('state_keep')
+    found = run.pictures(text, ('state_keep',), layer)['state_keep']
   except ValueError:
-    return None
-  if found is None:
     return None
   last = found.isel(layer=-1) if 'layer' in found.dims else found
   by_block = last.mean([d for d in last.dims if d != 'block']).values

@@ -1,5 +1,6 @@
 """Methods of a trained run that show what it does with a text."""
 
+from collections.abc import Sequence
 import copy
 import functools
 from typing import Any
@@ -72,12 +73,13 @@ class ObservedRun:
   def window(self) -> int | None:
     """Number of tokens that a layer attends to; None if it has no window."""
     cells = [self.sharded.model.cell]
-    while cells:
-      cell = cells.pop(0)
-      window = getattr(getattr(cell, 'config', None), 'window', None)
-      if window is not None:
-        return window
-      cells += [*getattr(cell, 'cells', ()), getattr(cell, 'cell', None)]
+    for cell in cells:
+      for holder in (cell, getattr(cell, 'config', None)):
+        window = getattr(holder, 'window', None)
+        if window is not None:
+          return window
+      inner = *getattr(cell, 'cells', ()), getattr(cell, 'cell', None)
+      cells += [one for one in inner if one is not None]
     return None
 
   def predictions(
@@ -163,7 +165,7 @@ class ObservedRun:
     Raises:
       ValueError: as in `predictions`; also if no layer has attention.
     """
-    return self._pictures(text, pictures.ATTENTION, layer, 'attention')
+    return self.pictures(text, pictures.ATTENTION, layer)
 
   def gates(
     self, text: Text, layer: int | None = None
@@ -183,7 +185,7 @@ class ObservedRun:
     Raises:
       ValueError: as in `predictions`; also if no layer has gates.
     """
-    return self._pictures(text, pictures.GATES, layer, 'gates')
+    return self.pictures(text, pictures.GATES, layer)
 
   def lens(self, text: Text) -> 'xarray.Dataset':
     """Returns what the model would predict if it stopped after each step.
@@ -243,13 +245,25 @@ class ObservedRun:
       raise ValueError('The text is empty. Give at least one character.')
     return self._observer
 
-  def _pictures(self, text, names, layer, what):
-    found = self._reading(text).pictures(text, names, layer)
+  def pictures(
+    self, text: Text, names: Sequence[str], layer: int | None = None
+  ) -> dict[str, 'xarray.DataArray']:
+    """Returns some of the arrays that `attention` and `gates` return.
+
+    Args:
+      text: text to read.
+      names: names of pictures.AXES; fewer of them take less memory.
+      layer: index of a layer, from 0. None returns those of all layers.
+
+    Raises:
+      ValueError: as in `predictions`; also if the model has none of them.
+    """
+    found = self._reading(text).pictures(text, tuple(names), layer)
     if not found:
       where = '' if layer is None else f' in layer {layer}'
       raise ValueError(
-        f'{type(self.sharded.model.cell).__name__} has no {what}{where}. '
-        'Choose another layer or run.'
+        f'{type(self.sharded.model.cell).__name__} has no {" or ".join(names)}'
+        f'{where}. Choose another layer or run.'
       )
     return found
 
