@@ -180,7 +180,10 @@ GAPS = np.array([[1] * 6, [1, 0, 1, 1, 0, 0], [0] * 6], bool)
 def attention_parameters(own=True, position=positions.XPos):
   x_BTD, _, other_BSD, source_BTD = example()
   source = (source_BTD, GAPS) if own else (other_BSD, GAPS[:, :S])
-  made = EncoderAttention(encoder_config(position=position), cross=not own)
+  made = EncoderAttention(
+    encoder_config(position=position),
+    'token_to_token' if own else 'token_to_state',
+  )
   params = jax.jit(made.init)(jax.random.key(0), x_BTD, *source)['params']
   rng = np.random.default_rng(1)
   # Strong opinions, and norms that differ.
@@ -220,7 +223,7 @@ def test_slots_have_no_order(causal):
   x_BTD, _, other_BSD, source_BTD = example()
   params = attention_parameters(own=False)
   assert 'source_norm' in params
-  made = EncoderAttention(encoder_config(causal), cross=True)
+  made = EncoderAttention(encoder_config(causal), 'token_to_state')
   # As many slots as tokens are no reason to be causal.
   for slots_BSD in other_BSD, source_BTD:
     mask_BS = GAPS[:, : slots_BSD.shape[1]]
@@ -237,7 +240,9 @@ def test_a_query_that_sees_nothing_adds_nothing(own):
   """It also gives no gradient, which could be 0 / 0."""
   x_BTD, _, other_BSD, _ = example()
   source, mask_BS = (x_BTD, GAPS) if own else (other_BSD, GAPS[:, :S])
-  made = EncoderAttention(encoder_config(False), cross=not own)
+  made = EncoderAttention(
+    encoder_config(False), 'token_to_token' if own else 'token_to_state'
+  )
 
   def loss(params, x_BTD, source):
     y_BTD = made.apply({'params': params}, x_BTD, source, mask_BS)
