@@ -85,8 +85,8 @@ class RecurrentMemory(Cell):
   def split_picture(self, attention: nn.Module) -> None:
     """Splits the picture of a layer's attention by slots and tokens.
 
-    The keys of slots are those of the first copy of the memory; the queries of
-    slots are those of the second copy.
+    Slots are attended to in the first copy of the memory, and attend to others
+    in the second copy.
     """
     if not pictures.wanted(self):
       return

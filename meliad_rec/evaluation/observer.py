@@ -31,7 +31,7 @@ LIMIT = 4 * 2**30  # Bytes of the arrays that one call may return.
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What to record.
+  """Selection of what an Observer records.
 
   Attributes:
     states: whether to record the recurrent state after blocks.
@@ -55,18 +55,18 @@ class Request:
 
 @dataclasses.dataclass
 class Recording:
-  """What an Observer recorded while it read T tokens.
+  """Results of an Observer that read T tokens.
 
   Attributes:
-    states: {name of a part: array}. The first axis is that of block borders,
-      the first of which lies before the first token.
+    states: {name of a part: array}. Axis 0 counts block borders; border 0 is
+      before the first token.
     tokens: {name: array [T, ...]}, see `predictions`.
     lens: {name: array [P, T, ...]}, see `predictions`.
-    pictures: {name: {(layer, index): array}}. The index counts the pictures of
-      one name and layer, such as those of several passes or gates. The layer is
-      -1 where layers are not numbered. Axes are those of pictures.AXES, after
-      [P] for steps in depth. Arrays of slots have an axis of N blocks before
-      that of slots.
+    pictures: {name: {(layer, index): array}}. If a layer has several pictures
+      of one name, such as one for each pass or gate, the index counts them. The
+      layer is -1 if the model's layers are not numbered. The axes are those in
+      pictures.AXES. An axis of N blocks precedes that of slots, and an axis of
+      P steps in depth comes first, if the layer is repeated in depth.
   """
 
   states: dict[str, np.ndarray]
@@ -148,6 +148,7 @@ class Observer:
     return self._call('clear', self._variables, state)
 
   def _traced_call(self, method: str, variables, *arguments):
+    """Calls a method of the model; parts of states are named arrays."""
     apply = lambda *a, method: self.model.apply(variables, *a, method=method)
     match method:
       case 'initial_state':

@@ -1,4 +1,4 @@
-"""How far back a model remembers, and what forgetting costs."""
+"""Losses that show how far back a model remembers."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -159,18 +159,8 @@ def forgetting(
   """
   import xarray as xr
 
-  observer = run.observer
-  ids_T = run.encode(text)
-  W = observer.block
-  span = len(ids_T) - tokens
-  places = np.unique(np.linspace(W, max(span, W), samples).astype(int) // W * W)
-  places = places[(places > 0) & (places <= span)]
-  if not run.sharded.model.cell.is_recurrent or not len(places):
-    raise ValueError(
-      f'A recurrent run and a text of more than {tokens + W} tokens are needed,'
-      f' got {len(ids_T)} tokens and a {type(observer.model.cell).__name__}. '
-      'Give a longer text, or fewer tokens.'
-    )
+  observer, ids_T = run.observer, run.encode(text)
+  places = _places(run, ids_T, tokens, samples)
   request, state, at, costs = Request(top=1), observer.start(), 0, []
   for place in places:
     _, state = observer.read(ids_T, Request(), state, at, place)
@@ -229,15 +219,7 @@ def state_gradients(
 
   observer, ids_T = run.observer, run.encode(text)
   W = observer.block
-  span = len(ids_T) - (back + 1) * W
-  places = np.unique(np.linspace(W, max(span, W), samples).astype(int) // W * W)
-  places = places[(places > 0) & (places <= span)]
-  if not run.sharded.model.cell.is_recurrent or not len(places):
-    raise ValueError(
-      f'A recurrent run and a text of more than {(back + 2) * W} tokens are '
-      f'needed, got {len(ids_T)} tokens and a '
-      f'{type(observer.model.cell).__name__}. Give a longer text.'
-    )
+  places = _places(run, ids_T, (back + 1) * W, samples)
   state, at, norms = observer.start(), 0, []
   for place in places:
     _, state = observer.read(ids_T, Request(), state, at, place)
@@ -262,3 +244,25 @@ def state_gradients(
 
 def _named(runs: Runs) -> Mapping[str, TrainedRun]:
   return runs if isinstance(runs, Mapping) else {runs.workdir.name: runs}
+
+
+def _places(run, ids_T, after: int, samples: int) -> np.ndarray:
+  """Returns block borders, spread evenly over a text.
+
+  Args:
+    run: a recurrent run.
+    ids_T: ids of the tokens of the text.
+    after: number of tokens that must follow each border.
+    samples: maximum number of borders.
+
+  Raises:
+    ValueError: the text is too short, or the run is not recurrent.
+  """
+  W, span, cell = run.block, len(ids_T) - after, run.sharded.model.cell
+  if not cell.is_recurrent or span < W:
+    raise ValueError(
+      f'A recurrent run and a text of at least {after + W} tokens are needed, '
+      f'got a {type(cell).__name__} and {len(ids_T)} tokens. Choose another '
+      'run, or a longer text.'
+    )
+  return np.unique(np.linspace(W, span, samples).astype(int) // W * W)

@@ -1,4 +1,4 @@
-"""What recurrence gains at each token of a text.
+"""Gain by the recurrent state at each token of a text.
 
 Hutchins et al. 2022, section 4.6, look at the tokens that gain most, and ask
 whether what they repeat lies within the window of attention.
@@ -65,22 +65,21 @@ def gain(
   data.attrs['top'] = _top_words(a, b, run.window, top)
   figure = new_figure(13, 6.5)
   grid = figure.add_gridspec(2, 2, width_ratios=[1, 1.6])
-  _draw_losses(figure.add_subplot(grid[0, 0]), a, b)
+  against = 'state cleared' if baseline is None else baseline.workdir.name
+  names = against, run.workdir.name
+  _draw_losses(figure.add_subplot(grid[0, 0]), a, b, names)
   gain_plot.draw_distances(figure.add_subplot(grid[1, 0]), a, b)
   gain_plot.draw_page(figure, figure.add_subplot(grid[:, 1]), a, b)
-  against = 'state cleared' if baseline is None else f'{baseline.workdir.name}'
   total = [x.nats.mean() / np.log(2) for x in (a, b)]
   figure.suptitle(
-    f'{against}: {total[0]:.3f} bits/token, {run.workdir.name}: {total[1]:.3f}'
+    f'{names[0]}: {total[0]:.3f} bits/token, {names[1]}: {total[1]:.3f}'
   )
   return Shown(data, figure)
 
 
-def _draw_losses(axes, a, b):
-  for losses, name, color in (
-    (a, 'without state', COLORS[1]),
-    (b, 'with state', COLORS[0]),
-  ):
+def _draw_losses(axes, a, b, names):
+  colors = COLORS[1], COLORS[0]
+  for losses, name, color in zip((a, b), names, colors, strict=True):
     means, middles = smooth(losses.nats / np.log(2), 40)
     axes.plot(middles, means, color=color, label=name)
   axes.set_xlabel('token of the text')

@@ -1,4 +1,4 @@
-"""What a model would predict after each step in depth, or after each pass."""
+"""Predictions after each step in depth, or after each pass."""
 
 import contextlib
 

@@ -69,7 +69,7 @@ def write_page(
   on_progress('predictions')
   found = run.predictions(text, top)
   figures: dict[str, tuple[str, Shown]] = {}
-  columns = _token_columns(run, text, found)
+  columns = _token_columns(text, found)
   summary = {
     'run': f'{run.workdir}, step {run.step:,}',
     'parameters': f'{run.parameters:,}',
@@ -95,9 +95,9 @@ def write_page(
     on_progress(title)
     try:
       figures[title] = title, make()
-    except ValueError:  # This model or text has nothing of this kind.
-      continue
-  page = _fill(name, columns, states, found, summary, figures, top)
+    except ValueError as error:  # The model or text may have none of this kind.
+      on_progress(f'  left out: {error}')
+  page = _fill(name, columns, states, found, summary, figures)
   if len(page) > LIMIT:
     raise ValueError(
       f'The page would take {len(page) / 1e6:.1f} MB, but the limit is '
@@ -170,17 +170,17 @@ def _unsigned(nats: np.ndarray) -> np.ndarray:
   return np.clip(np.round(bits * STEPS), 0, 255).astype(np.uint8)
 
 
-def _token_columns(run, text, found) -> dict[str, np.ndarray]:
+def _token_columns(text, found) -> dict[str, np.ndarray]:
   """Returns the columns of the page, arrays with one row for each token."""
   bytes_ = np.append(found['byte'].values, len(text.encode()))
-  ids, at = np.unique(found['top_ids'].values, return_inverse=True)
-  del ids
+  _, at = np.unique(found['top_ids'].values, return_inverse=True)
+  smallest = np.min_scalar_type(at.max())
   return {
     'text': np.frombuffer(text.encode(), np.uint8),
     'length': np.diff(bytes_).astype(np.uint16),
     'nats': _unsigned(found['nats'].values),
     'rank': np.minimum(found['rank'].values, 255).astype(np.uint8),
-    'top': at.reshape(found['top_ids'].shape).astype(np.uint16),
+    'top': at.reshape(found['top_ids'].shape).astype(smallest),
     'top_nats': _unsigned(found['top_nats'].values),
   }
 
@@ -215,7 +215,7 @@ def _state_columns(run, text, columns) -> dict[str, Any]:
   }
 
 
-def _fill(name, columns, states, found, summary, figures, top) -> bytes:
+def _fill(name, columns, states, found, summary, figures) -> bytes:
   """Returns the page as UTF-8 bytes."""
   unique = np.unique(found['top_ids'].values, return_index=True)[1]
   facts = {

@@ -1,4 +1,4 @@
-"""What attention reads: recalled passages, older tokens, layers, slots."""
+"""Targets of attention: recalled passages, older tokens, and layers."""
 
 import numpy as np
 

@@ -124,26 +124,31 @@ def effective_rank(s_NSD: np.ndarray) -> np.ndarray:
 
 def _use(run, text, layer, tokens):
   """Returns the attention to slots of the tokens before each border."""
-  try:
-    found = run.pictures(text, ('token_to_state',), layer)['token_to_state']
-  except ValueError:
+  by_token = _means(run, text, layer, 'token_to_state', ('token', 'slot'))
+  if by_token is None:
     return None
-  last = found.isel(layer=-1) if 'layer' in found.dims else found
-  last = last.mean([d for d in last.dims if d not in ('token', 'slot')])
   starts = np.concatenate([[0], tokens[:-1]])
-  sums = np.add.reduceat(last.values[: tokens[-1]], starts, 0)
+  sums = np.add.reduceat(by_token[: tokens[-1]], starts, 0)
   return sums / (tokens - starts)[:, None]
 
 
 def _keep(run, text, layer, blocks):
-  """Returns the mean gate in the blocks that end at each border."""
-  try:
-    found = run.pictures(text, ('state_keep',), layer)['state_keep']
-  except ValueError:
+  """Returns the mean gate in the block before each border."""
+  by_block = _means(run, text, layer, 'state_keep', ('block',))
+  return None if by_block is None else by_block[blocks - 1]
+
+
+def _means(run, text, layer, name, axes):
+  """Returns a picture of the highest layer, averaged over all other axes.
+
+  Returns None if the model has no such picture.
+  """
+  found = run.pictures(text, (name,), layer)
+  if not found:
     return None
-  last = found.isel(layer=-1) if 'layer' in found.dims else found
-  by_block = last.mean([d for d in last.dims if d != 'block']).values
-  return by_block[np.asarray(blocks) - 1]
+  a = found[name]
+  a = a.isel(layer=-1) if 'layer' in a.dims else a
+  return a.mean([d for d in a.dims if d not in axes]).values
 
 
 def _draw(run, data):

@@ -165,7 +165,8 @@ class ObservedRun:
     Raises:
       ValueError: as in `predictions`; also if no layer has attention.
     """
-    return self.pictures(text, pictures.ATTENTION, layer)
+    found = self.pictures(text, pictures.ATTENTION, layer)
+    return self._some(found, 'attention', layer)
 
   def gates(
     self, text: Text, layer: int | None = None
@@ -185,7 +186,8 @@ class ObservedRun:
     Raises:
       ValueError: as in `predictions`; also if no layer has gates.
     """
-    return self.pictures(text, pictures.GATES, layer)
+    found = self.pictures(text, pictures.GATES, layer)
+    return self._some(found, 'gates', layer)
 
   def lens(self, text: Text) -> 'xarray.Dataset':
     """Returns what the model would predict if it stopped after each step.
@@ -208,8 +210,10 @@ class ObservedRun:
       predicted, and 'begins', whether a unit of halting begins there.
 
     Raises:
-      ValueError: the model does not halt, or as in `predictions`.
+      ValueError: the model does not halt, texts begin with another state (see
+        `with_state`), or as in `predictions`.
     """
+    self.refuse_changed('depth')
     documents = self.documents([text])
     found = depth.measure(self.sharded, self.params, documents, self.rows(1))
     data = {'steps': found.steps, 'begins': found.begins}
@@ -220,7 +224,7 @@ class ObservedRun:
     """Returns this run, but every text begins with another recurrent state.
 
     It generates and scores texts from the given state. Attention caches hold
-    the end of `before`.
+    the end of `before`. `evaluate` and `depth` cannot be used.
 
     Args:
       state: one border of what `states` returned, such as
@@ -250,22 +254,39 @@ class ObservedRun:
   ) -> dict[str, 'xarray.DataArray']:
     """Returns some of the arrays that `attention` and `gates` return.
 
+    Names that the model lacks are left out.
+
     Args:
       text: text to read.
       names: names of pictures.AXES; fewer of them take less memory.
       layer: index of a layer, from 0. None returns those of all layers.
 
     Raises:
-      ValueError: as in `predictions`; also if the model has none of them.
+      ValueError: as in `predictions`.
     """
-    found = self._reading(text).pictures(text, tuple(names), layer)
+    return self._reading(text).pictures(text, tuple(names), layer)
+
+  def _some(self, found: dict, what: str, layer: int | None) -> dict:
+    """Returns what was found; ValueError if it is nothing."""
     if not found:
       where = '' if layer is None else f' in layer {layer}'
       raise ValueError(
-        f'{type(self.sharded.model.cell).__name__} has no {" or ".join(names)}'
-        f'{where}. Choose another layer or run.'
+        f'{type(self.sharded.model.cell).__name__} has no {what}{where}. '
+        'Choose another layer or run.'
       )
     return found
+
+  def refuse_changed(self, what: str) -> None:
+    """Raises ValueError if texts begin with another recurrent state.
+
+    Args:
+      what: method that begins every text without a state.
+    """
+    if self.begins_changed:
+      raise ValueError(
+        f'{what} reads each text from its own beginning, but this run begins '
+        'with another state (with_state). Use the original run, or predictions.'
+      )
 
 
 def check_text(what: str, text: str) -> None:

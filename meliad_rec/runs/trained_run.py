@@ -280,6 +280,7 @@ class TrainedRun(ObservedRun):
       ValueError: a document is not a string, all are empty, or the model
         predicts labels.
     """
+    self.refuse_changed('evaluate')
     return self._evaluate(
       self.documents([texts] if isinstance(texts, str) else texts)
     )

@@ -87,10 +87,8 @@ def test_states_are_those_at_block_borders(name):
   jax.tree.map(close, o.parts(state), after)
 
 
-@recurrent
+@pytest.mark.parametrize('name', ['recurrent_fixed_skip', 'lstm'])
 def test_fewer_states(name):
-  if name not in ('recurrent_fixed_skip', 'lstm'):
-    pytest.skip('one cell with blocks and one without are enough')
   request = Request(states=True, every=3)
   few = observer(name).read(tokens(), request)[0].states
   for part, a in observed(name)[0].states.items():

@@ -87,6 +87,8 @@ def test_a_changed_state_changes_what_follows():
   again, _ = run().with_state(by_name, TEXT[:at]).nats(TEXT[at:])
   close(nats, again)
   close(run().nats(TEXT)[0], run().predictions(TEXT)['nats'])  # As before.
+  with pytest.raises(ValueError, match='begins with another state'):
+    other.evaluate(TEXT)
 
 
 def test_clearing_the_state_has_a_cost():
