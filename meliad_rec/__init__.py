@@ -21,9 +21,11 @@ if TYPE_CHECKING:  # The same names for type checkers and editors.
   from meliad_rec.metrics import losses as losses
   from meliad_rec.models.cell import Block as Block
   from meliad_rec.models.cell import Cell as Cell
+  from meliad_rec.models.laws import check_laws as check_laws
   from meliad_rec.models.model import Model as Model
   from meliad_rec.runs.trained_run import load_run as load_run
   from meliad_rec.runs.trained_run import TrainedRun as TrainedRun
+  from meliad_rec.runs.training import train as train
   from meliad_rec.training import optimizer as optimizer
   from meliad_rec.training import schedules as schedules
   from meliad_rec.training.experiment import Experiment as Experiment
@@ -32,7 +34,8 @@ __version__ = '0.1.0'
 
 # Public name -> where it is: a module, or a module's attribute after a colon.
 _PUBLIC = {
-  # Use a trained run.
+  # Train a run, and use it.
+  'train': 'runs.training:train',
   'load_run': 'runs.trained_run:load_run',
   'TrainedRun': 'runs.trained_run:TrainedRun',
   'Sampler': 'generation.sampling:Sampler',
@@ -45,7 +48,8 @@ _PUBLIC = {
   'gates': 'layers.gates',
   'positions': 'layers.positions',
   'stack': 'archs.stack',
-  # Train it.
+  'check_laws': 'models.laws:check_laws',
+  # Configure its training.
   'Experiment': 'training.experiment:Experiment',
   'losses': 'metrics.losses',
   'optimizer': 'training.optimizer',

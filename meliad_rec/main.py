@@ -14,11 +14,8 @@ from meliad_rec.distributed import interrupts
 if __name__ == '__main__':
   interrupts.end_at_once()  # Before the imports, which take seconds.
 
-from collections.abc import Iterator
-import contextlib
 import hashlib
 import json
-import pathlib
 import shlex
 
 from absl import flags
@@ -28,14 +25,11 @@ import jax
 from meliad_rec import cli
 from meliad_rec.config import config
 from meliad_rec.config import config_flags
-from meliad_rec.data import store
 from meliad_rec.distributed import compilation_cache
 from meliad_rec.distributed import pod
 from meliad_rec.report import console
-from meliad_rec.runs import exported
 from meliad_rec.runs import folder
-from meliad_rec.runs import initial
-from meliad_rec.storage.checkpoints import Checkpoints
+from meliad_rec.runs import training
 from meliad_rec.storage.checksums import digest
 from meliad_rec.storage.workdir import check_writable
 from meliad_rec.storage.workdir import in_bucket
@@ -95,11 +89,11 @@ def work() -> int:
   """Trains, or prints the report of --dry_run; returns the exit code."""
   args = flags.FLAGS
   traced = profile.steps(args.profile) if args.profile else range(0)
-  source = open_source(args.init_from, args.workdir)
+  source = training.open_source(args.init_from, args.workdir)
   config.parse(args.gin_file, [*args.gin_param, *config_flags.given_mesh()])
   if args.workdir and not args.dry_run:
     check_writable(place(args.workdir))  # Before any data are read.
-  with advising(args.workdir):
+  with training.advising(args.workdir):
     experiment = config.build(Experiment)()
     _ = experiment.program.shapes  # Builds all layers, which read settings.
     config.check_read()
@@ -115,9 +109,11 @@ def work() -> int:
       print(problem)
       return DOES_NOT_FIT
     return 0
-  with advising(args.workdir):  # Reads the documents.
+  with training.advising(args.workdir):  # Reads the documents.
     logging.info('%s', summary.sentence(experiment))
-  run, reason = train(experiment, args.workdir, traced, source)
+  run, reason = training.run_experiment(
+    experiment, args.workdir, traced, source
+  )
   digests = all_digests(run) if args.verbose else []
   if jax.process_index() == 0:
     logging.info('%s', run.goodput.sentence())
@@ -144,126 +140,6 @@ def work() -> int:
         )
       print(f'{again}.')
   return run.checkpoints.exit_code
-
-
-@contextlib.contextmanager
-def advising(workdir: str | pathlib.Path | None) -> Iterator[None]:
-  """Adds advice to the message of a user's mistake in a `with` body.
-
-  The advice is that of folder.left_behind, if there is any.
-
-  Args:
-    workdir: folder of the run; None if there is none.
-  """
-  try:
-    yield
-  except ValueError as error:
-    advice = workdir and folder.left_behind(workdir)
-    if not (advice and config.sentence(error)):
-      raise
-    raise ValueError(f'{error} {advice}') from error
-
-
-def open_source(
-  init_from: str | None, workdir: str | None
-) -> initial.Source | None:
-  """Opens the run or model that --init_from names.
-
-  Returns None if --init_from is not given. Also returns None if the run in
-  workdir already has a checkpoint, because training continues from that.
-
-  Raises:
-    ValueError: the source cannot be opened, or workdir holds an exported model
-      or a token store.
-  """
-  if workdir and (place(workdir) / store.MANIFEST).is_file():
-    raise ValueError(
-      f'{workdir} holds a token store, and a run needs a folder of its own. '
-      'Give another --workdir.'
-    )
-  if workdir and exported.is_in(place(workdir)):
-    raise ValueError(
-      f'{workdir} holds an exported model. To train from it, add '
-      f'--init_from={workdir}, and give another --workdir.'
-    )
-  if not init_from:
-    return None
-  if workdir:
-    steps = Checkpoints(place(workdir) / folder.CHECKPOINTS)
-    if (newest := steps.latest()) is not None:
-      logging.info(
-        'This run continues from its own step %d; --init_from=%s is not read.',
-        newest,
-        init_from,
-      )
-      return None
-  return initial.Source(init_from)
-
-
-def train(
-  experiment: Experiment,
-  workdir: str | pathlib.Path,
-  traced: range = range(0),
-  source: initial.Source | None = None,
-) -> tuple[trainer.Run, str | None]:
-  """Trains a new run, or resumes the run in the folder.
-
-  Args:
-    experiment: built by `config.build`; the run saves the configuration.
-    workdir: folder of the run.
-    traced: steps to trace with the profiler.
-    source: run or model whose parameters a new run begins with. None: random
-      initial parameters.
-
-  Returns:
-    (run, reason why training stopped before the last step). The reason is None
-    if training reached the last step.
-
-  Raises:
-    ValueError: the folder holds another run, the source does not fit, or a loss
-      is not finite.
-  """
-  _ = experiment.program.shapes  # Builds all layers, which read settings.
-  operative = config.operative()
-  fill = source and (
-    lambda params: source.fill(params, experiment.data.vocabulary)
-  )
-  with advising(workdir):
-    run = trainer.Run(experiment, str(workdir), {'config': operative}, fill)
-  run.profile = profile.Profile(run.workdir / 'profile', traced)
-  try:
-    run.begin()
-    saved = run.workdir / folder.CONFIG
-    # A run that trains no further keeps the settings that it was trained with.
-    if not (run.finished and saved.is_file()):
-      if run.step:
-        tell_changes(saved, operative)
-      folder.write(run.workdir, experiment, operative)
-    return run, run.live()
-  except OSError as error:
-    # Not a wrong setting: a disk or bucket failed, and may recover.
-    error.exit_code = 1
-    raise
-
-
-def tell_changes(path: pathlib.Path, operative: str) -> None:
-  """Logs the settings that differ from those of the run so far.
-
-  Args:
-    path: config.gin of the run so far.
-    operative: the current configuration, from config.operative.
-  """
-  if not path.is_file():
-    return
-  try:
-    changes = config.differences(path.read_text(encoding='utf-8'), operative)
-  except ValueError as error:
-    logging.warning(
-      'The settings cannot be compared with those of the run so far: %s', error
-    )
-    return
-  for line in changes:
-    logging.warning('changed since the run began: %s', line)
 
 
 def all_digests(run: trainer.Run) -> list[str]:

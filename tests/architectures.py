@@ -8,7 +8,6 @@ from collections.abc import Callable
 import dataclasses
 import functools
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -35,8 +34,7 @@ from meliad_rec.layers.experts import Experts
 from meliad_rec.layers.layer_config import EncoderConfig
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.models.cell import Cell
-from meliad_rec.models.model import empty_carry
-from meliad_rec.models.model import initialize
+from meliad_rec.models.laws import Laws
 from meliad_rec.models.model import Model
 from meliad_rec.recurrence.halt import Halt
 
@@ -308,29 +306,10 @@ def each(fits: Callable[[Architecture], bool] = lambda a: True) -> list:
   ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Built:
-  """A tiny model with its parameters, compiled once."""
-
-  model: Model
-  params: dict
-  carry: object
-  tokens_BT: jax.Array
-  apply: Callable  # (state, tokens_BT, start_B, mask_BT) -> state, logits_BTV
-
-
 @functools.cache
-def build(name: str) -> Built:
-  model = Model(V, ARCHITECTURES[name].cell(), D)
-  make = jax.jit(lambda rng: initialize(model, rng, B, T))
-  params = make(jax.random.key(0))
-  return Built(
-    model,
-    params,
-    empty_carry(model, params, B),
-    jax.random.randint(jax.random.key(1), (B, T), 1, V),
-    jax.jit(functools.partial(model.apply, {'params': params})),
-  )
+def build(name: str) -> Laws:
+  """A tiny model with its parameters, compiled once."""
+  return Laws(Model(V, ARCHITECTURES[name].cell(), D), B, T)
 
 
 ALL, NONE = jnp.ones(B, bool), jnp.zeros(B, bool)

@@ -21,8 +21,7 @@ from meliad_rec.models import pooling
 from meliad_rec.models.heads import Classifier
 from meliad_rec.models.heads import Head
 from meliad_rec.models.heads import Matcher
-from meliad_rec.models.model import empty_carry
-from meliad_rec.models.model import initialize
+from meliad_rec.models.laws import Laws
 from meliad_rec.models.model import Model
 from meliad_rec.recurrence.halt import Halt
 from tests import architectures as tiny
@@ -84,7 +83,7 @@ encoding_too = of(FAST + ENCODED)
 BEHIND_STATES = 'layers_1/tokens', 'layers_2', 'norm'
 
 
-class Built(tiny.Built):
+class Built(Laws):
   """A model with a head; each sequence of its rows has T tokens."""
 
   @property
@@ -118,17 +117,7 @@ def build(name: str, head: str) -> Built:
   head = HEADS[head]
   cell = (ENCODERS.get(name) or ARCHITECTURES[name].cell)()
   model = Model(tiny.V, cell, tiny.D, head=head)
-  shape = B, head.sequences * T
-  params = jax.jit(lambda rng: initialize(model, rng, *shape))(
-    jax.random.key(0)
-  )
-  return Built(
-    model,
-    params,
-    empty_carry(model, params, B),
-    jax.random.randint(jax.random.key(1), shape, 1, tiny.V),
-    jax.jit(functools.partial(model.apply, {'params': params})),
-  )
+  return Built(model, B, head.sequences * T)
 
 
 def read(m, state, parts, start_B=ALL):
@@ -336,11 +325,9 @@ def test_equal_rows_have_equal_logits_in_training_or_not(bottleneck, by_row):
     cell = LatentBottleneck(config, encoder, slots=tiny.S, chunk=W)
   model = Model(tiny.V, cell, tiny.D, head=Matcher(C, pooling.Mean()))
   tokens_BT = jnp.tile(jnp.arange(1, W + 1), (B, 2))
-  params = jax.jit(lambda rng: initialize(model, rng, B, 2 * W))(
-    jax.random.key(0)
-  )
+  m = Laws(model, B, 2 * W)
   apply = functools.partial(
-    *(model.apply, {'params': params}, empty_carry(model, params, B)),
+    *(model.apply, {'params': m.params}, m.carry),
     *(tokens_BT, ALL, real(tokens_BT)),
   )
   state, logits_BTV = jax.jit(apply)(rngs={'dropout': jax.random.key(1)})

@@ -11,8 +11,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from meliad_rec import main
 from meliad_rec.report import journal
+from meliad_rec.runs import training
 from tests import tiny_run
 
 SETTINGS = (
@@ -38,12 +38,12 @@ def test_an_old_configuration_that_cannot_be_read_stops_nothing(
 ):
   old = tmp_path / 'config.gin'
   old.write_text('A = 1\n')
-  main.tell_changes(old, 'A = 2\n')
+  training.tell_changes(old, 'A = 2\n')
   assert 'changed since the run began: A was 1 and is 2' in caplog.text
   for content in (b'A = (', b'A = "\xe9"'):
     caplog.clear()
     old.write_bytes(content)
-    main.tell_changes(old, 'A = 2\n')
+    training.tell_changes(old, 'A = 2\n')
     assert 'cannot be compared with ' in caplog.text
     assert caplog.text.count('\n') == 1
 
@@ -199,23 +199,23 @@ def test_a_disk_that_fails_is_no_mistake_of_a_setting(tmp_path, monkeypatch):
 
   run = mock.Mock(workdir=tmp_path, step=0)
   run.live.side_effect = OSError(116, 'Stale file handle', 'metrics.jsonl')
-  monkeypatch.setattr(main.trainer, 'Run', lambda *_: run)
-  monkeypatch.setattr(main.folder, 'write', lambda *_: None)
-  monkeypatch.setattr(main.config, 'operative', str)
+  monkeypatch.setattr(training.trainer, 'Run', lambda *_: run)
+  monkeypatch.setattr(training.folder, 'write', lambda *_: None)
+  monkeypatch.setattr(training.config, 'operative', str)
   with pytest.raises(OSError, match='Stale') as told:
-    main.train(mock.Mock(), tmp_path)
+    training.run_experiment(mock.Mock(), tmp_path)
   assert told.value.exit_code == 1
 
 
 @pytest.mark.parametrize('finished', [False, True])
 def test_a_finished_run_keeps_its_settings(tmp_path, monkeypatch, finished):
   run = mock.Mock(workdir=tmp_path, step=6, finished=finished)
-  monkeypatch.setattr(main.trainer, 'Run', lambda *_: run)
+  monkeypatch.setattr(training.trainer, 'Run', lambda *_: run)
   write = mock.Mock()
-  monkeypatch.setattr(main.folder, 'write', write)
-  monkeypatch.setattr(main.config, 'operative', lambda: 'STEPS = 4\n')
+  monkeypatch.setattr(training.folder, 'write', write)
+  monkeypatch.setattr(training.config, 'operative', lambda: 'STEPS = 4\n')
   (tmp_path / 'config.gin').write_text('STEPS = 6\n')
-  main.train(mock.Mock(), tmp_path)
+  training.run_experiment(mock.Mock(), tmp_path)
   assert write.called != finished
 
 

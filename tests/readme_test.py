@@ -5,14 +5,12 @@ import re
 
 import pytest
 
+import meliad_rec
 from meliad_rec import cli
-from meliad_rec import main
-from meliad_rec.config import config
 from meliad_rec.config import files
 from meliad_rec.data import store
 from meliad_rec.data.documents import Document
 from meliad_rec.data.vocabulary import Bytes
-from meliad_rec.training.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'meliad_rec'
@@ -50,13 +48,13 @@ def test_the_architecture_of_the_readme_trains(tmp_path, monkeypatch):
   store.write(tmp_path / 'store', splits, Bytes(), 'test')
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(tmp_path)
-  config.parse(
+  run = meliad_rec.train(
     ['arch/leaky.gin', 'size/test', 'task/store'],
     ['STORE = "store"', 'STEPS = 2', 'SAMPLE = 5', 'BATCH = 8'],
+    'run',
   )
-  run, reason = main.train(config.build(Experiment)(), 'run')
-  config.reset()
-  assert (run.step, reason) == (2, None)
+  assert run.step == 2
+  assert len(run.generate('it', tokens=5)) == 1
 
 
 def test_the_readme_is_short():

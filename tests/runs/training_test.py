@@ -1,0 +1,49 @@
+"""meliad_rec.train: it trains, stops, resumes and refuses mistakes."""
+
+import jax
+import numpy as np
+import pytest
+
+import meliad_rec
+from meliad_rec.data.synthetic.recall import Recall
+from meliad_rec.runs.training import train
+
+FILES = ['arch/block_recurrent', 'size/test', 'task/recall']
+PARAMS = ['STEPS = 4', 'SAVE_EVERY = 2', 'SAMPLE = 0', 'BATCH = 8']
+PARAMS += ['EVAL_DOCUMENTS = 8', 'recall.Recall.documents_in_train = 80']
+
+
+def test_a_run_stops_and_goes_on_as_if_it_had_not(tmp_path):
+  first = train(FILES, PARAMS, tmp_path / 'cut', stop_at=2)
+  assert first.step == 2
+  cut = train(FILES, PARAMS, tmp_path / 'cut')
+  whole = train(FILES, PARAMS, tmp_path / 'whole', stop_at=100)
+  assert (cut.step, whole.step) == (4, 4)
+  jax.tree.map(np.testing.assert_array_equal, cut.params, whole.params)
+  pairs = zip(*map(jax.tree.leaves, (first.params, cut.params)), strict=True)
+  assert any(np.any(a != b) for a, b in pairs)
+  assert 'bits_per_byte' in cut.evaluate(Recall().text('ABCD'))
+
+
+def test_a_run_begins_with_the_parameters_of_another(tmp_path):
+  first = train(FILES, PARAMS, tmp_path / 'a', stop_at=2)
+  still = [*PARAMS, 'LEARNING_RATE = 0.0']
+  second = train(FILES, still, tmp_path / 'b', init_from=tmp_path / 'a')
+  jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
+
+
+@pytest.mark.parametrize(
+  ('files', 'params', 'options', 'message'),
+  [
+    ('arch/window', PARAMS, {}, 'gin_files must be a list of strings, got'),
+    (FILES, 'STEPS = 4', {}, 'gin_params must be a list of strings, got'),
+    (FILES, ['STEP = 4'], {}, 'STEPS'),
+    (FILES[:2], PARAMS, {}, 'task/'),
+    (FILES, PARAMS, {'stop_at': 0}, 'stop_at must be'),
+    (FILES, PARAMS, {'init_from': 'nowhere'}, 'nowhere'),
+  ],
+)
+def test_mistakes(tmp_path, files, params, options, message):
+  with pytest.raises(ValueError, match=message):
+    meliad_rec.train(files, params, tmp_path / 'run', **options)
+  assert not (tmp_path / 'run').exists()
