@@ -18,6 +18,10 @@ from meliad_rec.models.cell import State
 if TYPE_CHECKING:
   import xarray as xr
 
+# Results of `predictions` that a TextObserver keeps: how many, and the bytes of
+# the largest. Several figures read the same text.
+_KEPT, _LARGEST = 4, 256 * 2**20
+
 # Axes of parts of recurrent states, after others such as repeats of a layer.
 # Parts that are not listed get numbered axes.
 _PART_AXES = {
@@ -45,6 +49,10 @@ class TextObserver:
     default_factory=lambda: np.zeros(0, np.int32)
   )
   state: State | None = None
+  # Pairs of (ids of the text, clear_every, top) and results, newest last.
+  _kept: list[tuple[Any, 'xr.Dataset']] = dataclasses.field(
+    default_factory=list, init=False, repr=False, compare=False
+  )
 
   def encode(self, text: str | np.ndarray) -> np.ndarray:
     """Returns the ids of the tokens of a text, or the ids if given ids."""
@@ -155,12 +163,20 @@ class TextObserver:
     labels_T: np.ndarray | None,
   ) -> 'xr.Dataset':
     """Returns facts about each prediction; see TrainedRun.predictions."""
+    ids = self.encode(text).astype(np.int64).tobytes()
+    for (*key, most), found in self._kept:
+      if key == [ids, clear_every] and most >= top and labels_T is None:
+        return found.isel(choice=slice(top)).copy(deep=True)
     request = Request(top=top)
     recording, ids_T = self.read(text, request, clear_every, labels_T)
     dims = 'token', 'choice'
     data = {k: (dims[: a.ndim], a) for k, a in recording.tokens.items()}
     data['top_text'] = dims, self.spelled(recording.tokens['top_ids'])
-    return self.by_token(data, ids_T)
+    found = self.by_token(data, ids_T)
+    if labels_T is None and found.nbytes <= _LARGEST:
+      self._kept.append(((ids, clear_every, top), found.copy(deep=True)))
+      del self._kept[:-_KEPT]
+    return found
 
   def lens(self, text: str | np.ndarray) -> 'xr.Dataset':
     """Returns predictions after each step; see TrainedRun.lens."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meliad_rec.data.documents import Document
+from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.evaluation import depth
 from meliad_rec.evaluation.observer import Observer
@@ -202,7 +204,7 @@ class ObservedRun:
     """
     return self._reading(text).lens(text)
 
-  def depth(self, text: str) -> 'xarray.Dataset':
+  def depth(self, text: Text) -> 'xarray.Dataset':
     """Returns the number of steps in depth that the model takes at each token.
 
     Returns:
@@ -214,11 +216,15 @@ class ObservedRun:
         `with_state`), or as in `predictions`.
     """
     self.refuse_changed('depth')
-    documents = self.documents([text])
+    observer, ids_T = self._reading(text), self.encode(text)
+    length = len(b''.join(self.vocabulary.token_bytes(ids_T)))
+    labels_T = np.zeros_like(ids_T) if self.labels else None
+    read = Document('the text', ids_T, length, 0, labels_T)
+    documents = Documents.collect([read], self.vocabulary)
     found = depth.measure(self.sharded, self.params, documents, self.rows(1))
     data = {'steps': found.steps, 'begins': found.begins}
     data = {name: ('token', a) for name, a in data.items()}
-    return self._reading(text).by_token(data, documents[0])
+    return observer.by_token(data, ids_T)
 
   def with_state(self, state: Any, before: Text = '') -> Self:
     """Returns this run, but every text begins with another recurrent state.

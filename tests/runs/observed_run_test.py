@@ -1,11 +1,13 @@
 """What a trained run shows of a text, by name."""
 
 import functools
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from meliad_rec.runs.trained_run import load_run
+from tests import observed
 from tests import trained
 
 TEXT = 'the cat sat on the mat, and the dog ate the l\u00f6g.' * 2
@@ -34,6 +36,36 @@ def test_predictions_have_the_text_and_the_losses():
   close(best[rank == 0], nats[rank == 0])
   ids = run().predictions(run().vocabulary.encode(TEXT), top=3)
   close(ids['nats'], nats)
+
+
+def test_predictions_of_a_text_are_computed_once(monkeypatch):
+  fresh = load_run(trained.folder())
+  own = fresh.predictions(TEXT, top=3)
+  cleared = fresh.predictions(TEXT, 2, clear_every=fresh.block)
+  assert np.abs(own['nats'] - cleared['nats']).max() > 1e-4
+  other = fresh.predictions(TEXT[1:], top=3)
+  read = mock.Mock(side_effect=AssertionError('read again'))
+  monkeypatch.setattr(fresh.observer, 'read', read)
+  again = fresh.predictions(TEXT, top=2)
+  again['nats'] += 1  # The caller's own copy.
+  assert fresh.predictions(TEXT, top=3).identical(own)
+  assert fresh.predictions(TEXT[1:], top=3).identical(other)
+  found = fresh.predictions(TEXT, 2, clear_every=fresh.block)
+  assert found.identical(cleared)
+  with pytest.raises(AssertionError, match='read again'):
+    fresh.predictions(TEXT, top=4)
+  with pytest.raises(AssertionError, match='read again'):
+    fresh.with_state(states().isel(border=1)).predictions(TEXT, top=3)
+
+
+def test_depth_of_ids_is_that_of_their_text():
+  halting = observed.run('gated_universal')
+  ids = halting.vocabulary.encode(TEXT)
+  depth = halting.depth(TEXT)
+  assert depth['steps'].values.max() > depth['steps'].values.min()
+  assert halting.depth(ids).identical(depth)
+  labeled = observed.run('gated_universal', labels=True)
+  np.testing.assert_array_equal(labeled.depth(ids)['byte'], depth['byte'])
 
 
 def test_states_have_places_in_the_text():
