@@ -123,13 +123,21 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
   if len(found) != 1:
     raise ValueError(
       f'Parameter {path} must match exactly one sharding rule, but matches '
-      f'{len(found)}. Correct partition.RULES.'
+      f'{len(found)}. Correct partition.RULES, or use one device.'
     )
   return found[0]
 
 
 def param_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
-  """Returns the PartitionSpec of the parameter with this path and shape."""
+  """Returns the PartitionSpec of the parameter with this path and shape.
+
+  On a single device, a parameter needs no rule.
+
+  Raises:
+    ValueError: not exactly one of RULES matches the path.
+  """
+  if mesh.size == 1:
+    return PartitionSpec()
   return PartitionSpec(*mesh_axes(mesh, logical_axes(path), shape))
 
 
@@ -213,8 +221,8 @@ def state_shardings(mesh: Mesh, state, rows: int):
     rows: number of rows of the batch, over all hosts.
 
   Raises:
-    ValueError: rows is not a multiple of data * fsdp, or the path of a
-      parameter does not match exactly one of RULES.
+    ValueError: rows is not a multiple of data * fsdp, or there are several
+      devices, and the path of a parameter does not match exactly one of RULES.
   """
   params = {
     path_string(path): (

@@ -11,6 +11,7 @@ from meliad_rec.report import journal
 from meliad_rec.report import plot
 
 _ROWS, _COLUMNS = 36, 96  # Characters of the page of text.
+_FEWEST = 12  # Rows of the panel for a shorter page.
 # A page may begin within a character, whose bytes then stay single.
 _ERRORS = 'surrogateescape'
 _LIMIT = 4.0  # Bits per character at which colors are strongest.
@@ -77,7 +78,7 @@ def draw_page(figure, axes, a: TokenLosses, b: TokenLosses) -> None:
   """Draws the page of text on which B gains most over A, colored by gain."""
   gain = (a.nats - b.nats).astype(np.float64) / np.log(2)
   name, rows = _best_page(a, gain)
-  color = np.full((_ROWS, _COLUMNS), np.nan)
+  color = np.full((max(len(rows), _FEWEST), _COLUMNS), np.nan)
   for y, row in enumerate(rows):
     for x, (character, bits) in enumerate(row):
       color[y, x] = bits

@@ -182,8 +182,8 @@ class Observer:
       state: state before token `first`, of one row. None begins a document.
       first: index of the first token to read, a multiple of `block`.
       last: index after the last token to read; None means all.
-      clear_every: number of tokens, a multiple of `block`, after each of which
-        the recurrent state is cleared. None means never, unless the model has
+      clear_every: clears the recurrent state before every stretch of so many
+        tokens, a multiple of `block`. None means never, unless the model has
         `clear_state`.
       labels_T: ids of the labels of all tokens, if the model predicts labels;
         needed for predictions only.

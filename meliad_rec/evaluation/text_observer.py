@@ -178,9 +178,11 @@ class TextObserver:
       del self._kept[:-_KEPT]
     return found
 
-  def lens(self, text: str | np.ndarray) -> 'xr.Dataset':
+  def lens(
+    self, text: str | np.ndarray, labels_T: np.ndarray | None
+  ) -> 'xr.Dataset':
     """Returns predictions after each step; see TrainedRun.lens."""
-    recording, ids_T = self.read(text, Request(lens=True))
+    recording, ids_T = self.read(text, Request(lens=True), labels_T=labels_T)
     dims = 'step', 'token'
     data = {k: (dims, recording.lens[k]) for k in ('nats', 'rank', 'entropy')}
     data['best'] = dims, self.spelled(recording.lens['top_ids'][..., 0])

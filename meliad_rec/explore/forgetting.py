@@ -1,20 +1,21 @@
 """Losses that show how far back a model remembers."""
 
-from collections.abc import Mapping
 import dataclasses
+import math
 
 import numpy as np
 
 from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.observer import Request
 from meliad_rec.evaluation.token_losses import TokenLosses
+from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import new_figure
+from meliad_rec.explore.shown import Runs
 from meliad_rec.explore.shown import Shown
+from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.runs.observed_run import Text
-from meliad_rec.runs.trained_run import TrainedRun
-
-Runs = TrainedRun | Mapping[str, TrainedRun]
 
 
 def by_position(runs: Runs, text: Text, bins: int = 24) -> Shown:
@@ -28,16 +29,17 @@ def by_position(runs: Runs, text: Text, bins: int = 24) -> Shown:
   Returns:
     'bits' [curve, part], the mean loss in bits per token. A recurrent run has
     three curves: its own, one with the state cleared at each segment, and one
-    with the state cleared at each block. Coordinates of a part are 'first' and
-    'last', the positions of its first token and after its last.
+    with the state cleared at each block. Coordinates of a part are 'first', the
+    index of its first token, and 'end', that after its last.
 
   Raises:
-    ValueError: a run cannot read the text.
+    ValueError: a run cannot read the text, or vocabularies differ.
   """
   import xarray as xr
 
+  check_vocabularies(runs)
   curves = {}
-  for name, run in _named(runs).items():
+  for name, run in named(runs).items():
     curves[name] = run.predictions(text, 1)
     if run.sharded.model.cell.is_recurrent:
       for every, what in (
@@ -60,14 +62,16 @@ def by_position(runs: Runs, text: Text, bins: int = 24) -> Shown:
     {
       'curve': list(curves),
       'first': ('part', edges[:-1]),
-      'last': ('part', edges[1:]),
+      'end': ('part', edges[1:]),
     },
   )
   figure = new_figure(8, 4.5)
   axes = figure.subplots()
   middles = np.sqrt(np.maximum(edges[:-1], 8) * edges[1:])
+  labels = _labels(runs)
   for i, (name, values) in enumerate(zip(curves, bits, strict=True)):
-    axes.plot(middles, values, 'o-', ms=3, color=COLORS[i % 6], label=name)
+    label = labels.get(name, name)
+    axes.plot(middles, values, 'o-', ms=3, color=COLORS[i % 6], label=label)
   axes.set_xscale('log')
   axes.set_xlabel('position in the document (tokens)')
   axes.set_ylabel('loss (bits per token)')
@@ -83,8 +87,8 @@ def by_distance(runs: Runs, text: str) -> Shown:
   well wherever it was used before.
 
   Args:
-    runs: one run, or {name: run}. A recurrent run has a second curve, with the
-      state cleared at each block.
+    runs: one run, or {name: run} with one vocabulary. A recurrent run has a
+      second curve, with the state cleared before each block.
     text: a document, such as one of the task recall.
 
   Returns:
@@ -93,12 +97,14 @@ def by_distance(runs: Runs, text: str) -> Shown:
     tokens, from `low` to below `high`; 0 stands for first uses.
 
   Raises:
-    ValueError: a run cannot read the text, or it holds no name.
+    ValueError: a run cannot read the text, it holds no name, or vocabularies
+      differ.
   """
   import xarray as xr
 
+  check_vocabularies(runs)
   curves, bins = {}, []
-  for name, run in _named(runs).items():
+  for name, run in named(runs).items():
     plain = TokenLosses.of(run.documents([text]), run.vocabulary)
     names = Names.of(plain)
     bins = [b for b in names.bins() if len(b[2])]
@@ -126,8 +132,10 @@ def by_distance(runs: Runs, text: str) -> Shown:
   )
   figure = new_figure(8, 4.5)
   axes = figure.subplots()
+  of_runs = _labels(runs)
   for i, (name, values) in enumerate(curves.items()):
-    axes.plot(range(len(bins)), values, 'o-', color=COLORS[i % 6], label=name)
+    label = of_runs.get(name, name)
+    axes.plot(range(len(bins)), values, 'o-', color=COLORS[i % 6], label=label)
   spans = [f'{low:,}-{high - 1:,}' for low, high, _ in bins]
   labels = ['first' if span.startswith('0-') else span for span in spans]
   axes.set_xticks(range(len(bins)), labels, rotation=60)
@@ -139,28 +147,63 @@ def by_distance(runs: Runs, text: str) -> Shown:
 
 
 def forgetting(
-  run: TrainedRun, text: Text, tokens: int = 512, samples: int = 16
+  runs: Runs, text: Text, tokens: int = 512, samples: int = 16
 ) -> Shown:
   """Shows the cost of clearing the state once, by the tokens read since.
 
   Args:
-    run: a recurrent run.
+    runs: one recurrent run, or {name: run} with one vocabulary.
     text: a document.
     tokens: number of tokens to read after the state was cleared.
     samples: number of places, spread evenly over the text, at which the state
       is cleared, each time starting from the state that the text led to.
 
   Returns:
-    'cost' [place, token], the rise of the loss in nats; the coordinate 'at' of
-    a place is the number of tokens before it.
+    'cost' [run, place, token], the rise of the loss in nats; the coordinate
+    'at' of a place is the number of tokens before it.
 
   Raises:
-    ValueError: the text is too short, or the run is not recurrent.
+    ValueError: the text is too short, a run is not recurrent, or vocabularies
+      differ.
   """
   import xarray as xr
 
-  observer, ids_T = run.observer, run.encode(text)
-  places = _places(run, ids_T, tokens, samples)
+  places = _places(runs, text, tokens, samples)
+  costs = [
+    _costs(run.observer, run.encode(text), places, tokens)
+    for run in named(runs).values()
+  ]
+  data = xr.Dataset(
+    {'cost': (('run', 'place', 'token'), np.array(costs))},
+    {'run': list(named(runs)), 'at': ('place', places)},
+  )
+  figure = new_figure(8, 4)
+  axes = figure.subplots()
+  edges = np.unique(np.geomspace(1, tokens, 24).astype(int))
+  edges = np.concatenate([[0], edges])
+  pairs = list(zip(edges[:-1], edges[1:], strict=True))
+  middles = [(a + b + 1) / 2 for a, b in pairs]
+  for i, (name, label) in enumerate(_labels(runs).items()):
+    cost = data['cost'].sel(run=name).values / np.log(2)
+    by_place = np.array([cost[:, a:b].mean(1) for a, b in pairs])
+    mean, error = by_place.mean(1), by_place.std(1) / np.sqrt(len(places))
+    color = COLORS[i % 6]
+    axes.plot(middles, mean, 'o-', ms=3, color=color, label=label)
+    axes.fill_between(
+      middles, mean - error, mean + error, color=color, alpha=0.2
+    )
+  axes.axhline(0, color='black', lw=0.8)
+  axes.set_xscale('log')
+  axes.set_xlabel('tokens read since the state was cleared')
+  axes.set_ylabel('rise of the loss (bits per token)')
+  axes.set_title(f'mean of {len(places)} places, and its standard error')
+  axes.legend(fontsize='small')
+  axes.grid(alpha=0.3)
+  return Shown(data, figure)
+
+
+def _costs(observer, ids_T, places, tokens: int) -> list[np.ndarray]:
+  """Returns, for each place, the cost of clearing the state there."""
   request, state, at, costs = Request(top=1), observer.start(), 0, []
   for place in places:
     _, state = observer.read(ids_T, Request(), state, at, place)
@@ -168,101 +211,97 @@ def forgetting(
     own, _ = observer.read(ids_T, request, state, place, end)
     bare, _ = observer.read(ids_T, request, observer.clear(state), place, end)
     costs.append(bare.tokens['nats'] - own.tokens['nats'])
-  data = xr.Dataset(
-    {'cost': (('place', 'token'), np.array(costs))}, {'at': ('place', places)}
-  )
-  figure = new_figure(8, 4)
-  axes = figure.subplots()
-  edges = np.unique(np.geomspace(1, tokens, 24).astype(int))
-  edges = np.concatenate([[0], edges])
-  pairs = list(zip(edges[:-1], edges[1:], strict=True))
-  cost = data['cost'].values / np.log(2)
-  by_place = np.array([cost[:, a:b].mean(1) for a, b in pairs])
-  middles = [(a + b + 1) / 2 for a, b in pairs]
-  mean, error = by_place.mean(1), by_place.std(1) / np.sqrt(len(places))
-  axes.plot(middles, mean, 'o-', ms=3, color=COLORS[0])
-  axes.fill_between(
-    middles, mean - error, mean + error, color=COLORS[0], alpha=0.2
-  )
-  axes.axhline(0, color='black', lw=0.8)
-  axes.set_xscale('log')
-  axes.set_xlabel('tokens read since the state was cleared')
-  axes.set_ylabel('rise of the loss (bits per token)')
-  axes.set_title(
-    f'{run.workdir.name}: mean of {len(places)} places, and its standard error'
-  )
-  axes.grid(alpha=0.3)
-  return Shown(data, figure)
+  return costs
 
 
 def state_gradients(
-  run: TrainedRun, text: Text, back: int = 8, samples: int = 8
+  runs: Runs, text: Text, back: int = 8, samples: int = 8
 ) -> Shown:
   """Shows how much the loss of a block depends on states of k blocks ago.
 
   Args:
-    run: a recurrent run.
+    runs: one recurrent run, or {name: run} with one vocabulary.
     text: a document.
     back: largest k.
     samples: number of blocks, spread evenly over the text.
 
   Returns:
-    'gradient' [place, back], the L2 norm of the gradient of the block's loss,
-    in nats, with respect to the state k blocks before its start, k = 0 to
+    'gradient' [run, place, back], the L2 norm of the gradient of the block's
+    loss, in nats, with respect to the state k blocks before its start, k = 0 to
     `back`, times the L2 norm of this state. 'at' is the number of tokens before
-    the first of these states.
+    the oldest of these states, and 'block' [run] the length of a block.
 
   Raises:
-    ValueError: the text is too short, or the run is not recurrent.
+    ValueError: the text is too short, a run is not recurrent, or vocabularies
+      differ.
   """
   import xarray as xr
 
-  observer, ids_T = run.observer, run.encode(text)
-  W = observer.block
-  places = _places(run, ids_T, (back + 1) * W, samples)
-  state, at, norms = observer.start(), 0, []
-  for place in places:
-    _, state = observer.read(ids_T, Request(), state, at, place)
-    at = place
-    norms.append(observer.state_gradients(ids_T, state, place, back))
+  longest = max(run.block for run in named(runs).values())
+  places = _places(runs, text, (back + 1) * longest, samples)
+  gradients = []
+  for run in named(runs).values():
+    observer, ids_T = run.observer, run.encode(text)
+    state, at, norms = observer.start(), 0, []
+    for place in places:
+      _, state = observer.read(ids_T, Request(), state, at, place)
+      at = place
+      norms.append(observer.state_gradients(ids_T, state, place, back))
+    gradients.append(np.array(norms)[:, ::-1])
   data = xr.Dataset(
-    {'gradient': (('place', 'back'), np.array(norms)[:, ::-1])},
-    {'at': ('place', places), 'back': np.arange(back + 1)},
+    {'gradient': (('run', 'place', 'back'), np.array(gradients))},
+    {
+      'run': list(named(runs)),
+      'at': ('place', places),
+      'back': np.arange(back + 1),
+      'block': ('run', [run.block for run in named(runs).values()]),
+    },
   )
   figure = new_figure(7, 4)
   axes = figure.subplots()
-  values = data['gradient'].values
-  axes.plot(values.T, color=COLORS[5], alpha=0.5, lw=0.8)
-  axes.plot(values.mean(0), 'o-', color=COLORS[0], label='mean')
+  for i, (name, label) in enumerate(_labels(runs).items()):
+    values = data['gradient'].sel(run=name).values
+    tokens = data['back'].values * int(data['block'].sel(run=name))
+    color = COLORS[i % 6]
+    axes.plot(tokens, values.T, color=color, alpha=0.2, lw=0.8)
+    axes.plot(
+      tokens, values.mean(0), 'o-', color=color, label=f'mean of {label}'
+    )
   axes.set_yscale('log')
-  axes.set_xlabel(f'blocks of {W} tokens back')
+  axes.set_xlabel('tokens from the state to the block')
   axes.set_ylabel('gradient of the loss x size of the state\n(nats per block)')
-  axes.legend()
+  axes.legend(fontsize='small')
   axes.grid(alpha=0.3)
   return Shown(data, figure)
 
 
-def _named(runs: Runs) -> Mapping[str, TrainedRun]:
-  return runs if isinstance(runs, Mapping) else {runs.workdir.name: runs}
+def _labels(runs: Runs) -> dict[str, str]:
+  """Returns {name of a run: its name, size and cost}."""
+  return {n: f'{n} ({size_and_cost(run)})' for n, run in named(runs).items()}
 
 
-def _places(run, ids_T, after: int, samples: int) -> np.ndarray:
-  """Returns block borders, spread evenly over a text.
+def _places(runs: Runs, text: Text, after: int, samples: int) -> np.ndarray:
+  """Returns block borders of all runs, spread evenly over a text.
 
   Args:
-    run: a recurrent run.
-    ids_T: ids of the tokens of the text.
+    runs: recurrent runs.
+    text: the text.
     after: number of tokens that must follow each border.
     samples: maximum number of borders.
 
   Raises:
-    ValueError: the text is too short, or the run is not recurrent.
+    ValueError: the text is too short, a run is not recurrent, or the runs have
+      different vocabularies.
   """
-  W, span, cell = run.block, len(ids_T) - after, run.sharded.model.cell
-  if not cell.is_recurrent or span < W:
-    raise ValueError(
-      f'A recurrent run and a text of at least {after + W} tokens are needed, '
-      f'got a {type(cell).__name__} and {len(ids_T)} tokens. Choose another '
-      'run, or a longer text.'
-    )
-  return np.unique(np.linspace(W, span, samples).astype(int) // W * W)
+  check_vocabularies(runs)
+  known = named(runs)
+  W = math.lcm(*(run.block for run in known.values()))
+  for run in known.values():
+    T, cell = len(run.encode(text)), run.sharded.model.cell
+    if not cell.is_recurrent or T - after < W:
+      raise ValueError(
+        f'A recurrent run and a text of at least {after + W} tokens are '
+        f'needed, got a {type(cell).__name__} and {T} tokens. Choose another '
+        'run, or a longer text.'
+      )
+  return np.unique(np.linspace(W, T - after, samples).astype(int) // W * W)

@@ -12,6 +12,7 @@ from meliad_rec.evaluation import gain_plot
 from meliad_rec.evaluation.compare import word_starts
 from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.token_losses import TokenLosses
+from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import new_figure
 from meliad_rec.explore.shown import Shown
@@ -37,23 +38,20 @@ def gain(
     top: number of words that gain most to list.
 
   Returns:
-    'nats' and 'baseline_nats' [token], the losses with and without the state,
-    and 'gain', their difference in bits. The attribute `top` of the data lists
-    the words that gain most: their text, what precedes them, the gain in bits,
-    'back', the number of tokens back to the previous use (0 if there is none),
-    and 'in_window', whether that use is within the window of attention.
+    'nats' and 'baseline_nats' [token], the losses of the run and of the
+    baseline, and 'gain', their difference in bits. `data.attrs['top']` lists
+    the words that gain most: the 'word', the text 'before' it, its first
+    'byte', its 'gain' in bits, 'back', the number of tokens back to its
+    previous use (0 if there is none), and 'in_window', whether that use is
+    within the window of attention.
 
   Raises:
     ValueError: the vocabularies differ, or the run cannot read the text.
   """
   if baseline is None:
     other = run.predictions(text, 1, clear_every=run.block)
-  elif baseline.vocabulary.identity != run.vocabulary.identity:
-    raise ValueError(
-      'The two runs have different vocabularies, so their tokens cannot be '
-      'compared. Choose two runs with one vocabulary.'
-    )
   else:
+    check_vocabularies({'run': run, 'baseline': baseline})
     other = baseline.predictions(text, 1)
   data = run.predictions(text, 1)[['nats']]
   data['baseline_nats'] = other['nats']
@@ -65,11 +63,13 @@ def gain(
   data.attrs['top'] = _top_words(a, b, run.window, top)
   figure = new_figure(13, 6.5)
   grid = figure.add_gridspec(2, 2, width_ratios=[1, 1.6])
-  against = 'state cleared' if baseline is None else baseline.workdir.name
-  names = against, run.workdir.name
+  against = 'state cleared' if baseline is None else baseline.name
+  names = against, run.name
   _draw_losses(figure.add_subplot(grid[0, 0]), a, b, names)
   gain_plot.draw_distances(figure.add_subplot(grid[1, 0]), a, b)
-  gain_plot.draw_page(figure, figure.add_subplot(grid[:, 1]), a, b)
+  page = figure.add_subplot(grid[:, 1])
+  gain_plot.draw_page(figure, page, a, b)
+  page.set_title('the part that gains most')
   total = [x.nats.mean() / np.log(2) for x in (a, b)]
   figure.suptitle(
     f'{names[0]}: {total[0]:.3f} bits/token, {names[1]}: {total[1]:.3f}'

@@ -13,13 +13,19 @@ from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 
 
-def lens(run: TrainedRun, text: Text, tokens: int = 48) -> Shown:
+def lens(
+  run: TrainedRun,
+  text: Text,
+  tokens: int = 48,
+  labels: np.ndarray | None = None,
+) -> Shown:
   """Shows the predictions after each step of a UT or GUT, or Staircase pass.
 
   Args:
     run: run of such a model.
     text: a document.
     tokens: number of tokens to draw, from the end of the text.
+    labels: ids of the labels of all tokens, if the model predicts labels.
 
   Returns:
     'nats', 'rank', 'entropy' and 'best' [step, token], see TrainedRun.lens;
@@ -28,7 +34,7 @@ def lens(run: TrainedRun, text: Text, tokens: int = 48) -> Shown:
   Raises:
     ValueError: the model has no steps or passes, or cannot read the text.
   """
-  data = run.lens(text)
+  data = run.lens(text, labels=labels)
   with contextlib.suppress(ValueError):  # It may not halt.
     data['depth'] = run.depth(text)['steps']
   last = data.isel(token=slice(-tokens, None))
@@ -68,11 +74,13 @@ def lens(run: TrainedRun, text: Text, tokens: int = 48) -> Shown:
       lw=2,
       label='last step taken',
     )
-    bottom.legend(loc='lower left', fontsize='small')
+    above = {'loc': 'lower right', 'bbox_to_anchor': (1, 1)}
+    bottom.legend(fontsize='small', **above)
   texts = list(map(dots, last['text'].values))
   bottom.set_xticks(range(T), texts, family='monospace', size=8)
-  bottom.set_xlabel('token to predict')
+  bottom.set_xlabel('token read' if run.labels else 'token to predict')
   bottom.set_ylabel('step')
   bottom.yaxis.get_major_locator().set_params(integer=True)
-  figure.suptitle(f'the most likely token after each step: {run.workdir.name}')
+  what = 'label' if run.labels else 'token'
+  figure.suptitle(f'the most likely {what} after each step: {run.name}')
   return Shown(data, figure)

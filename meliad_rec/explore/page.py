@@ -1,7 +1,7 @@
 """A page of HTML about one text: its tokens, the recurrent state, figures.
 
 The page is one file. It opens without a network, in any browser of 2023 or
-later. The numbers of tokens are columns of small integers, which are compressed
+later. The values at tokens are columns of small integers, which are compressed
 in the file; losses are rounded to 1 / STEPS bits.
 """
 
@@ -60,7 +60,8 @@ def write_page(
     baseline: run to compare with; see `gain`. None compares a recurrent run
       with the same run whose state is cleared before every block.
     top: number of likely tokens to show at each token.
-    on_progress: called with the name of each part before it is made.
+    on_progress: called with the name of each part before it is made, and with
+      the reason if it is left out.
 
   Raises:
     ValueError: the run cannot read the text, the page would take more than
@@ -118,16 +119,21 @@ def _figures(
 ) -> dict[str, Callable[[], Shown]]:
   """Returns {title: function that draws it} of the figures of a page."""
   part = run.encode(text)[:_PART]
-  runs = {run.workdir.name: run}
+  runs = {run.name: run}
   if baseline is not None:
-    runs[f'{baseline.workdir.name} (baseline)'] = baseline
+    runs[f'{baseline.name} (baseline)'] = baseline
+  with_state = {
+    n: r for n, r in runs.items() if r.sharded.model.cell.is_recurrent
+  }
   figures = {
     'The state along the text: its change, its use by tokens, and gates': (
       lambda: state_map(run, text, every=_every(run, text, 400))
     ),
-    'The cost of clearing the state once': lambda: forgetting(run, text, 256),
+    'The cost of clearing the state once': lambda: forgetting(
+      with_state, text, 256
+    ),
     'The gradient of a loss with respect to older states': (
-      lambda: state_gradients(run, text)
+      lambda: state_gradients(with_state, text)
     ),
   }
   if not recurrent:
@@ -138,7 +144,7 @@ def _figures(
       lambda: by_distance(runs, text)
     ),
     'How far back layers attend, in the first part of the text': (
-      lambda: attention_map(run, part)
+      lambda: attention_map(runs, part)
     ),
     'The most likely tokens after each step in depth or pass': (
       lambda: lens(run, part)

@@ -1,8 +1,8 @@
 """Linear probes of the recurrent state, and what the model loses without them.
 
 A probe shows that something can be read from the state, not that the model uses
-it. `ablate` therefore removes the probe's directions from the state, and
-compares the rise of the loss with that for random directions.
+it. `ablate` therefore removes from the state the directions in which classes
+differ, and compares the rise of the loss with that for random directions.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ import numpy as np
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import new_figure
 from meliad_rec.explore.shown import Shown
-from meliad_rec.explore.state_map import slots_of
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 
@@ -22,12 +21,15 @@ _FOLDS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Probe(Shown):
-  """A ridge regression from the state to classes, and how well it does.
+  """Result of `probe`: how well it does, and the directions of the classes.
 
   Attributes:
-    directions: [classes, D], weights of the regression on all texts, where D is
-      the size of the whole state of a layer.
-    layer: index of the layer; None means the highest.
+    directions: [classes, D], the mean state of each class less that of all
+      classes, where D is the size of the state: of all its floating-point
+      parts, in their order. Without its part along these directions, the state
+      has the same mean for all classes, so that no linear probe can tell them
+      apart (Belrose et al. 2023).
+    layer: index of the layer whose state was read; None means all layers.
   """
 
   directions: np.ndarray
@@ -41,7 +43,7 @@ def probe(
   distances: Sequence[np.ndarray] | None = None,
   layer: int | None = None,
   every: int | None = None,
-  penalty: float = 1.0,
+  penalty: float = 0.01,
 ) -> Probe:
   """Tries to read something from the state by a ridge regression.
 
@@ -55,10 +57,10 @@ def probe(
     distances: for each text, an array with one number for each token, such as
       the number of tokens since a name was given. The accuracy is shown by this
       number; None shows it by the position in the text.
-    layer: index of the recurrent layer; None means the highest.
+    layer: index of a recurrent layer; None reads the state of all layers.
     every: number of tokens between two states; None means one block.
-    penalty: weight of the squared directions, relative to the variance of the
-      state.
+    penalty: weight of the squared coefficients of the regression, relative to
+      the variance of the state.
 
   Returns:
     Of each state, 'target' and 'predicted' class, 'document', 'tokens' read and
@@ -66,8 +68,8 @@ def probe(
     most common class.
 
   Raises:
-    ValueError: there are fewer than five texts, or numbers of targets and
-      tokens differ.
+    ValueError: there are fewer than five texts, numbers of targets and tokens
+      differ, or the layer has no recurrent state.
   """
   import xarray as xr
 
@@ -79,7 +81,7 @@ def probe(
   x, y, document, read, far = [], [], [], [], []
   for number, (text, target) in enumerate(zip(texts, targets, strict=True)):
     states = run.states(text, every)
-    s_NSD, _ = slots_of(states, layer)
+    s_ND = _vectors(states, layer)
     tokens = states['tokens'].values[1:]
     count = len(run.encode(text))
     if len(target) != count:
@@ -87,7 +89,7 @@ def probe(
         f'Text {number} has {count} tokens, but {len(target)} targets. Give '
         'one target for each token.'
       )
-    x.append(s_NSD[1:].reshape(len(tokens), -1))
+    x.append(s_ND[1:])
     y.append(np.asarray(target)[tokens - 1])
     document.append(np.full(len(tokens), number))
     read.append(tokens)
@@ -100,7 +102,8 @@ def probe(
     out = document % _FOLDS == fold
     weights, center = ridge(x[~out], np.eye(len(classes))[y[~out]], penalty)
     predicted[out] = ((x[out] - center) @ weights.T).argmax(1)
-  directions, _ = ridge(x, np.eye(len(classes))[y], penalty)
+  means = np.stack([x[y == c].mean(0) for c in range(len(classes))])
+  directions = means - x.mean(0)
   data = xr.Dataset(
     {
       'target': ('state', classes[y]),
@@ -162,7 +165,7 @@ def ablate(
   random: int = 8,
   seed: int = 0,
 ) -> Shown:
-  """Removes a probe's directions from the state, and shows what that costs.
+  """Removes what a probe reads from the state, and shows what that costs.
 
   The state at the middle of each text loses its part along the directions, and
   then the model reads on. If the rise of the loss is no greater than for random
@@ -174,7 +177,7 @@ def ablate(
     texts: documents.
     labels: labels of the tokens of each text, if the model predicts labels.
     tokens: number of tokens to read afterward; None means one block.
-    random: number of draws of as many random directions.
+    random: number of random subspaces of the same dimension to compare with.
     seed: seed of these draws.
 
   Returns:
@@ -217,7 +220,7 @@ def ablate(
       .mean()
     )
     own = loss(state)
-    changed = [_without(state, states, found.layer, b) for b in bases.values()]
+    changed = [_without(state, found.layer, b) for b in bases.values()]
     rises.append([loss(one) - own for one in changed])
   data = xr.Dataset(
     {'rise': (('text', 'kind'), np.array(rises))}, {'kind': list(bases)}
@@ -235,17 +238,52 @@ def ablate(
   return Shown(data, figure)
 
 
-def _without(state, states, layer, basis):
-  """Returns a state without its part along some directions of one layer."""
+def _views(states, layer: int | None) -> list:
+  """Returns the floating-point parts of states, in which one may write.
+
+  Args:
+    states: result of TrainedRun.states, or one border of it.
+    layer: index of a layer, to whose parts to restrict them; None means all.
+
+  Raises:
+    ValueError: the layer has no recurrent state.
+  """
+  views = []
+  for a in states.data_vars.values():
+    if a.dtype.kind != 'f':
+      continue
+    if layer is None:
+      views.append(a)
+    elif 'layer' in a.dims and layer in a['layer'].values:
+      views.append(a.sel(layer=layer))
+  if not views:
+    raise ValueError(
+      f'Layer {layer} has no recurrent state of its own. Choose another, or '
+      'None for all.'
+    )
+  return views
+
+
+def _vectors(states, layer: int | None) -> np.ndarray:
+  """Returns the state at each border as a vector, [borders, D]."""
+  parts = _views(states, layer)
+  return np.concatenate([a.values.reshape(len(a), -1) for a in parts], 1)
+
+
+def _without(state, layer: int | None, basis: np.ndarray):
+  """Returns a state, at one border, without its part along some directions.
+
+  Args:
+    state: one border of the result of TrainedRun.states.
+    layer: layer of the directions; None means that they are of the whole state.
+    basis: orthonormal directions [directions, D].
+  """
   changed = state.copy(deep=True)
-  s_NSD, name = slots_of(states, layer)
-  flat = s_NSD[-1].reshape(-1).astype(np.float64)
-  kept = (flat - basis.T @ (basis @ flat)).astype(np.float32)
-  a = changed[name]
-  if 'layer' in a.dims:
-    number = a['layer'].values[-1] if layer is None else layer
-    at = {'layer': number}
-    a.loc[at] = kept.reshape(a.loc[at].shape)
-  else:
-    a.values = kept.reshape(a.shape)
+  views = _views(changed, layer)
+  flat = np.concatenate([a.values.ravel() for a in views]).astype(np.float64)
+  flat -= basis.T @ (basis @ flat)
+  at = 0
+  for a in views:
+    a.values[...] = flat[at : at + a.size].reshape(a.shape)
+    at += a.size
   return changed

@@ -5,7 +5,9 @@ import numpy as np
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import dots
 from meliad_rec.explore.shown import heat_map
+from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import new_figure
+from meliad_rec.explore.shown import Runs
 from meliad_rec.explore.shown import Shown
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
@@ -40,7 +42,7 @@ def recalled(
   found = run.attention(text, layer=layer)
   if 'recall_weight' not in found:
     raise ValueError(
-      f'{run.workdir.name} recalls no keys. Choose a run of arch/memorizing.'
+      f'{run.name} recalls no keys. Choose a run of arch/memorizing.'
     )
   weight, back = found['recall_weight'], found['recall_back']
   if not -weight.sizes['token'] <= token < weight.sizes['token']:
@@ -105,8 +107,7 @@ def memory_sources(run: TrainedRun) -> Shown:
   }
   if not found:
     raise ValueError(
-      f'{run.workdir.name} has no weighted memory. Choose a run of '
-      'arch/feedback.'
+      f'{run.name} has no weighted memory. Choose a run of arch/feedback.'
     )
   L = max(map(len, found.values()))
   padded = [np.pad(w, (0, L - len(w))) for w in found.values()]
@@ -127,44 +128,59 @@ def memory_sources(run: TrainedRun) -> Shown:
   return Shown(data, figure)
 
 
-def attention_map(run: TrainedRun, text: Text) -> Shown:
-  """Shows how far back each layer attends, and in each pass or step.
+def attention_map(runs: Runs, text: Text) -> Shown:
+  """Shows how far back each layer attends in each pass or step.
 
   In a Staircase, the passes differ in the chunks that they attend to.
 
+  Args:
+    runs: one run, or {name: run} of several.
+    text: a document.
+
   Returns:
     'weight' [row, back], the mean weight over tokens and heads. A row is a
-    layer, or a step or pass of a layer; 'name' says which.
+    layer of a run, or a step or pass of a layer; 'name' says which. Beyond the
+    window of a row, the weight is NaN.
 
   Raises:
-    ValueError: no layer has attention, or the run cannot read the text.
+    ValueError: a run has no attention, or cannot read the text.
   """
   import xarray as xr
 
-  found = run.attention(text)
-  if 'token_to_token' not in found:
-    raise ValueError(f'{run.workdir.name} has no attention to tokens.')
-  a = found['token_to_token'].mean(['token', 'head'])
-  rows = [d for d in a.dims if d != 'back']
-  values = a.transpose(*rows, 'back').values
-  shape = values.shape[:-1]
-  values = values.reshape(-1, values.shape[-1])
-  coords = [
-    a[d].values if d in a.coords else np.arange(n)
-    for d, n in zip(rows, shape, strict=True)
-  ]
-  describe = lambda at: ', '.join(
-    f'{rows[i]} {coords[i][k]}' for i, k in enumerate(at)
+  rows = {}
+  for name, run in named(runs).items():
+    found = run.attention(text)
+    if 'token_to_token' not in found:
+      raise ValueError(f'{name} has no attention to tokens. Leave it out.')
+    before = f'{name}: ' if len(named(runs)) > 1 else ''
+    for place, weight in _mean_weights(found['token_to_token']).items():
+      rows[before + place] = weight
+  W = max(map(len, rows.values()))
+  pad = lambda a: np.pad(
+    a.astype(float), (0, W - len(a)), constant_values=np.nan
   )
-  names = list(map(describe, np.ndindex(*shape)))
   data = xr.Dataset(
-    {'weight': (('row', 'back'), values)}, {'name': ('row', names)}
+    {'weight': (('row', 'back'), np.array(list(map(pad, rows.values()))))},
+    {'name': ('row', list(rows))},
   )
-  figure = new_figure(9, 1.2 + 0.3 * len(names))
+  figure = new_figure(9, 1.2 + 0.3 * len(rows))
   axes = figure.subplots()
-  W = values.shape[1]
-  extent = (0.5, W + 0.5, len(names) - 0.5, -0.5)
-  heat_map(axes, values, 'mean weight', extent)
-  axes.set_yticks(range(len(names)), names)
+  extent = (0.5, W + 0.5, len(rows) - 0.5, -0.5)
+  heat_map(axes, data['weight'].values, 'mean weight', extent)
+  axes.set_yticks(range(len(rows)), list(rows))
   axes.set_xlabel('tokens back, from the nearest visible one')
   return Shown(data, figure)
+
+
+def _mean_weights(weights) -> dict[str, np.ndarray]:
+  """Returns {'layer 0, step 1': mean weights [back]} of attention to tokens."""
+  a = weights.mean(['token', 'head'])
+  dims = [d for d in a.dims if d != 'back']
+  values = a.transpose(*dims, 'back').values
+  coords = [
+    a[d].values if d in a.coords else np.arange(a.sizes[d]) for d in dims
+  ]
+  return {
+    ', '.join(f'{dims[i]} {coords[i][k]}' for i, k in enumerate(at)): values[at]
+    for at in np.ndindex(*values.shape[:-1])
+  }

@@ -1,12 +1,17 @@
 """Result of a function of this folder: arrays, and a figure of them."""
 
+from collections.abc import Mapping
 import dataclasses
 import io
 import os
 from pathlib import Path
+import statistics
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from meliad_rec.report import journal
+from meliad_rec.runs.trained_run import TrainedRun
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -17,6 +22,9 @@ if TYPE_CHECKING:
 COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9']
 SEQUENTIAL, DIVERGING = 'cividis', 'PuOr_r'
 
+# One run, or {name: run} of several to compare.
+Runs = TrainedRun | Mapping[str, TrainedRun]
+
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
@@ -25,7 +33,7 @@ class Shown:
   In a notebook, the figure is displayed.
 
   Attributes:
-    data: the arrays, with named axes and units in their attributes.
+    data: the arrays, with named axes; each function says which, in what unit.
     figure: a matplotlib figure, which shows some of them.
   """
 
@@ -33,7 +41,7 @@ class Shown:
   figure: 'Figure'
 
   def table(self) -> 'pd.DataFrame':
-    """Returns the arrays as a table with one line for each place."""
+    """Returns a table, with one row for each element of the largest array."""
     return self.data.to_dataframe().reset_index()
 
   def to_csv(self, path: str | os.PathLike[str]) -> None:
@@ -65,6 +73,35 @@ def new_figure(width: float, height: float) -> 'Figure':
   from matplotlib.figure import Figure
 
   return Figure(figsize=(width, height), layout='constrained')
+
+
+def named(runs: Runs) -> Mapping[str, TrainedRun]:
+  """Returns {name: run}; a single run has the name of its folder."""
+  return runs if isinstance(runs, Mapping) else {runs.name: runs}
+
+
+def check_vocabularies(runs: Runs) -> None:
+  """Raises ValueError if runs have different vocabularies."""
+  if len({run.vocabulary.identity for run in named(runs).values()}) > 1:
+    raise ValueError(
+      'The runs have different vocabularies, so their tokens cannot be '
+      'compared. Choose runs with one vocabulary.'
+    )
+
+
+def size_and_cost(run: TrainedRun) -> str:
+  """Returns '0.97 M parameters, 350 ms/step'.
+
+  The second number is the median time of a training step; it is left out if the
+  folder has no metrics.
+  """
+  text = f'{run.parameters / 1e6:.3g} M parameters'
+  if (run.workdir / journal.NAME).is_file():
+    records = journal.read(journal.path(run.workdir))
+    seconds = [r['step_seconds'] for r in records if 'step_seconds' in r]
+    if seconds:
+      text += f', {1000 * statistics.median(seconds):.3g} ms/step'
+  return text
 
 
 def heat_map(axes, values_YX, label: str, extent=None, diverging=False):

@@ -24,16 +24,16 @@ def state_map(
 
   Args:
     run: a recurrent run.
-    texts: a document, or several, which are read one after another.
+    texts: a document, or several, each of which is read from a new state.
     layer: index of the recurrent layer; None means the highest.
     every: number of tokens between two states; None means one block.
 
   Returns:
-    Along the axis border, which begins after the first block of each document:
+    Along the axis border, of all borders but those before a document:
     'change' [border, slot], the size of the difference from the state before,
-    divided by the size of the state; 'similarity', the cosine of the whole
-    state and the one before; 'alike', the mean cosine of two slots;
-    'effective_rank' of the slots, from 1 to their number (Roy and Vetterli
+    divided by the size of the state; 'similarity', the cosine of all slots and
+    those before; 'alike', the mean cosine of two slots; 'effective_rank' of the
+    slots, from 1 to their number (Roy and Vetterli
     2007); where the model has them, 'keep', the mean of the gates, and 'use'
     [border, slot], the share of attention that tokens of the block gave to a
     slot; and 'document', the index of the document.
@@ -114,8 +114,8 @@ def _measure(run, text, layer, every):
 def effective_rank(s_NSD: np.ndarray) -> np.ndarray:
   """Returns the effective rank of N matrices, from 1 to min(S, D).
 
-  It is the exponential of the entropy of the singular values, divided by their
-  sum (Roy and Vetterli 2007).
+  It is the exponential of the entropy of the singular values, scaled to sum to
+  1 (Roy and Vetterli 2007).
   """
   values = np.linalg.svd(s_NSD, compute_uv=False)
   p = values / (values.sum(1, keepdims=True) + 1e-12)
@@ -192,6 +192,6 @@ def _draw(run, data):
     for start in starts:
       panel.axvline(read[start], color=COLORS[1], lw=1.5)
   if curves:
-    plot.draw(panels[-1], {run.workdir.name: run.workdir}, 'gate')
-  figure.suptitle(f'state of {run.workdir.name}: {data.attrs["part"]}')
+    plot.draw(panels[-1], {run.name: run.workdir}, 'gate')
+  figure.suptitle(f'state of {run.name}: {data.attrs["part"]}')
   return figure

@@ -19,7 +19,7 @@ def swap(
   after_b: int | None = None,
   tokens: int = 256,
 ) -> Shown:
-  """Puts the state of text A into text B, and shows which tokens change.
+  """Puts the state of text A into text B, and shows which losses change.
 
   Attention caches stay those of B.
 
@@ -34,7 +34,7 @@ def swap(
   Returns:
     Of each token of B after the swap, 'own', 'swapped' and 'cleared': its loss
     in nats with the state of B, with that of A, and with a cleared state; and
-    'own_best' and 'swapped_best', the most likely token with both states.
+    'own_best' and 'swapped_best', the most likely token with each.
 
   Raises:
     ValueError: a text is too short, or the run is not recurrent.
@@ -128,8 +128,8 @@ def ask(
 
   Returns:
     'with_state', 'cleared' and 'fresh' [answer], the loss of each answer in
-    nats: after the text; after the text, but with a cleared state; and after
-    the question alone.
+    nats: after the text and the question; after both, but with the state
+    cleared between them; and after the question alone.
 
   Raises:
     ValueError: there is no answer, the text is shorter than a block, or the run

@@ -38,7 +38,7 @@ def check_laws(cell: Cell, d_model: int) -> list[str]:
 
   Raises:
     ValueError: the cell breaks a law, or needs a whole document at once. The
-      message says by how much, and what usually causes it.
+      message says what failed, and what usually causes it.
   """
   if not isinstance(cell, Cell):
     raise ValueError(
@@ -234,7 +234,7 @@ class Laws:
     same(*nexts, 'Tokens at padding change the state', hint)
 
   def gradients(self) -> None:
-    """Every parameter gets a gradient, which does not depend on the cuts."""
+    """Every parameter gets a gradient, whatever the length of segments."""
     hint = 'Every parameter must be used, without jax.lax.stop_gradient.'
     found = self.gradient()
     for path, g in jax.tree.leaves_with_path(found):

@@ -66,8 +66,8 @@ class ObservedRun:
   def block(self) -> int:
     """Number of tokens of a block, after which the recurrent state changes.
 
-    If the model takes any number of tokens, it is the number of tokens that are
-    read at once, unless they are fewer.
+    If the model takes any number of tokens, it is the largest divisor of a
+    segment that is at most an eighth of it.
     """
     return reading_block(self.sharded.model.cell, self.sharded.segment)
 
@@ -97,8 +97,8 @@ class ObservedRun:
     Args:
       text: text to read.
       top: number of the most likely tokens to return at each place.
-      clear_every: number of tokens, a multiple of `block`, after each of which
-        the recurrent state is cleared. None means never.
+      clear_every: clears the recurrent state before every stretch of so many
+        tokens, a multiple of `block`. None means never.
       labels: ids of the labels of all tokens, if the model predicts labels.
 
     Returns:
@@ -116,16 +116,7 @@ class ObservedRun:
     """
     check_count('top', top, 1)
     observer = self._reading(text)
-    if self.labels != (labels is not None):
-      raise ValueError(
-        f'The model predicts {"labels" if self.labels else "the next token"}, '
-        f'but labels were {"not " if self.labels else ""}given.'
-      )
-    if labels is not None and len(labels) != len(observer.encode(text)):
-      raise ValueError(
-        f'There are {len(observer.encode(text))} tokens, but {len(labels)} '
-        'labels. Give one label for each token.'
-      )
+    self._check_labels(text, labels)
     return observer.predictions(text, top, clear_every, labels)
 
   def states(self, text: Text, every: int | None = None) -> 'xarray.Dataset':
@@ -160,8 +151,8 @@ class ObservedRun:
     Returns:
       {name: DataArray}, with those names of pictures.AXES that the model has,
       such as 'token_to_token', and 'token_to_state' in a model with state
-      vectors. The axes are as in pictures.AXES, after those of layers, of
-      passes and of steps in depth, if there are several. The axis block counts
+      vectors. The axes are 'layer', if layers are numbered, 'pass' and 'step',
+      if there are several, and those in pictures.AXES. The axis block counts
       blocks, whose state vectors attend to each other and to tokens.
 
     Raises:
@@ -181,9 +172,9 @@ class ObservedRun:
 
     Returns:
       {name: DataArray}, like `attention`. 'state_keep' and 'state_write' are
-      the weights of the old state vector and of its update; 'token_keep' and
-      'token_write' are those of a token's state, in a gated universal
-      transformer or an LSTM.
+      the weights of the old state vector and of its update; 'token_keep',
+      'token_write' and, in an LSTM, 'token_output' are those of a token's
+      state, in a gated universal transformer or an LSTM.
 
     Raises:
       ValueError: as in `predictions`; also if no layer has gates.
@@ -191,8 +182,14 @@ class ObservedRun:
     found = self.pictures(text, pictures.GATES, layer)
     return self._some(found, 'gates', layer)
 
-  def lens(self, text: Text) -> 'xarray.Dataset':
+  def lens(
+    self, text: Text, *, labels: np.ndarray | None = None
+  ) -> 'xarray.Dataset':
     """Returns what the model would predict if it stopped after each step.
+
+    Args:
+      text: text to read.
+      labels: ids of the labels of all tokens, if the model predicts labels.
 
     Returns:
       A Dataset with the axes step and token: 'nats', 'rank' and 'entropy' as in
@@ -202,14 +199,16 @@ class ObservedRun:
     Raises:
       ValueError: as in `predictions`; also if the model has no such steps.
     """
-    return self._reading(text).lens(text)
+    observer = self._reading(text)
+    self._check_labels(text, labels)
+    return observer.lens(text, labels)
 
   def depth(self, text: Text) -> 'xarray.Dataset':
     """Returns the number of steps in depth that the model takes at each token.
 
     Returns:
-      A Dataset with the axis token: 'steps' at the position where the token is
-      predicted, and 'begins', whether a unit of halting begins there.
+      A Dataset with the axis token: 'steps' where the token or its label is
+      predicted, and 'begins', whether tokens that halt together begin there.
 
     Raises:
       ValueError: the model does not halt, texts begin with another state (see
@@ -254,6 +253,19 @@ class ObservedRun:
     if not len(text):
       raise ValueError('The text is empty. Give at least one character.')
     return self._observer
+
+  def _check_labels(self, text: Text, labels: np.ndarray | None) -> None:
+    """Raises ValueError if labels are missing, not expected, or too few."""
+    if self.labels != (labels is not None):
+      raise ValueError(
+        f'The model predicts {"labels" if self.labels else "the next token"}, '
+        f'but labels were {"not " if self.labels else ""}given.'
+      )
+    if labels is not None and len(labels) != len(self.encode(text)):
+      raise ValueError(
+        f'There are {len(self.encode(text))} tokens, but {len(labels)} '
+        'labels. Give one label for each token.'
+      )
 
   def pictures(
     self, text: Text, names: Sequence[str], layer: int | None = None

@@ -145,6 +145,11 @@ class TrainedRun(ObservedRun):
     }
 
   @property
+  def name(self) -> str:
+    """Name of the folder that the run was opened from."""
+    return self.workdir.name or Path.cwd().name
+
+  @property
   def parameters(self) -> int:
     """Number of parameters of the model."""
     return sum(leaf.size for leaf in jax.tree.leaves(self.params))

@@ -74,6 +74,11 @@ def test_every_parameter_matches_exactly_one_rule(name):
 def test_a_parameter_without_a_rule_is_named():
   with pytest.raises(ValueError, match='cell/new/thing .*matches 0'):
     partition.logical_axes('cell/new/thing')
+  shape = 4, 4
+  with pytest.raises(ValueError, match='cell/new/thing .*or use one device'):
+    partition.param_spec(partition.make_mesh(8), 'cell/new/thing', shape)
+  one = partition.make_mesh(devices=jax.devices()[:1])
+  assert partition.param_spec(one, 'cell/new/thing', shape) == PartitionSpec()
 
 
 def test_axes_of_layers_and_odd_sizes_are_not_sharded():

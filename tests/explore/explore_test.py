@@ -1,6 +1,8 @@
 """The functions of meliad_rec.explore on tiny models without training."""
 
+import copy
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +11,15 @@ import pandas as pd
 import pytest
 
 from meliad_rec import explore
+from meliad_rec.data.vocabulary import Words
 from meliad_rec.evaluation.observer import Request
 from meliad_rec.explore.probe import ridge
+from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.explore.state_map import effective_rank
 from meliad_rec.metrics.losses import cross_entropy
+from meliad_rec.runs.trained_run import load_run
 from tests import observed
+from tests import trained
 
 TEXT = 'import argparse\n\nparser = argparse.Argument()\nparser.add(argparse)\n'
 OTHER = 'the dog and the cat sat on the mat, and the dog ate the cat\n' * 2
@@ -114,15 +120,27 @@ def test_lens(name, tmp_path):
   assert ('depth' in shown.data) == (name != 'staircase')
 
 
+def test_lens_of_labels(tmp_path):
+  """After the last step, losses are those of predictions."""
+  run = observed.run('gated_universal', labels=True)
+  ids = run.encode(TEXT)
+  labels = np.roll(ids, -1)
+  shown = explore.lens(run, ids, labels=labels)
+  check(shown, tmp_path)
+  close(shown.data['nats'][-1], run.predictions(ids, labels=labels)['nats'])
+  with pytest.raises(ValueError, match='labels were not given'):
+    run.lens(ids)
+
+
 def test_by_position(tmp_path):
   runs = {'recurrent': block_recurrent(), 'lstm': observed.run('window')}
   shown = explore.by_position(runs, TEXT, bins=4)
   check(shown, tmp_path)
   assert len(shown.data['curve']) == 4  # A window has nothing to clear.
-  first, last = (shown.data[name].values for name in ('first', 'last'))
-  assert first[0] == 0 and last[-1] == len(TEXT)
+  first, end = (shown.data[name].values for name in ('first', 'end'))
+  assert first[0] == 0 and end[-1] == len(TEXT)
   nats, _ = block_recurrent().nats(TEXT)
-  bits = [nats[a:b].mean() for a, b in zip(first, last, strict=True)]
+  bits = [nats[a:b].mean() for a, b in zip(first, end, strict=True)]
   close(shown.data['bits'][0], np.array(bits) / np.log(2))
 
 
@@ -150,7 +168,19 @@ def test_forgetting(tmp_path):
   bare = run.with_state(states.isel(border=0), TEXT[:place])
   rest = TEXT[place : place + tokens]
   cost = bare.nats(rest)[0] - run.nats(TEXT)[0][place : place + tokens]
-  close(shown.data['cost'][1], cost)
+  close(shown.data['cost'][0, 1], cost)
+  both = {'a': run, 'b': observed.run('lstm')}
+  compared = explore.forgetting(both, TEXT, tokens=tokens, samples=3)
+  check(compared, tmp_path)
+  assert compared.data['run'].values.tolist() == ['a', 'b']
+  place = int(compared.data['at'][1])
+  states = both['b'].states(TEXT[:place])
+  bare = both['b'].with_state(states.isel(border=0), TEXT[:place])
+  cost = bare.nats(TEXT[place : place + tokens])[0]
+  cost -= both['b'].nats(TEXT)[0][place : place + tokens]
+  close(compared.data['cost'][1, 1], cost)
+  with pytest.raises(ValueError, match='got a Stack'):
+    explore.forgetting({'a': run, 'b': observed.run('window')}, TEXT, 20)
   with pytest.raises(ValueError, match='longer text'):
     explore.forgetting(run, TEXT, tokens=len(TEXT))
 
@@ -174,7 +204,37 @@ def test_state_gradients(tmp_path):
 
   slots = observer.parts(state)['layer_1/slots']
   size = jnp.linalg.norm(jax.grad(loss)(slots)) * jnp.linalg.norm(slots)
-  close(shown.data['gradient'][0, 0], size)
+  close(shown.data['gradient'][0, 0, 0], size)
+  both = {'a': run, 'b': observed.run('lstm')}
+  compared = explore.state_gradients(both, TEXT, back=2, samples=2)
+  check(compared, tmp_path)
+  close(compared.data['gradient'][0], shown.data['gradient'][0])
+  np.testing.assert_array_equal(compared.data['block'], [W, both['b'].block])
+
+
+@pytest.mark.parametrize(
+  'show',
+  [
+    *(explore.by_position, explore.by_distance, explore.forgetting),
+    *(
+      explore.state_gradients,
+      lambda runs, t: explore.gain(runs['a'], t, runs['b']),
+    ),
+  ],
+)
+def test_runs_with_different_vocabularies_are_refused(show):
+  words = copy.copy(block_recurrent())
+  words.vocabulary = Words(['a', 'b'])
+  both = {'a': block_recurrent(), 'b': words}
+  with pytest.raises(ValueError, match='different vocabularies'):
+    show(both, TEXT)
+
+
+def test_size_and_cost(tmp_path):
+  run = load_run(trained.folder())
+  text = size_and_cost(run)
+  assert re.fullmatch(r'[\d.]+ M parameters, [\d.e+]+ ms/step', text)
+  assert size_and_cost(observed.run('window')).endswith(' M parameters')
 
 
 def test_ridge():
@@ -208,6 +268,12 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
   assert shown.data['rise'].shape == (3, 3)
   rise = np.abs(shown.data['rise']).mean('text').values
   assert (rise > 0).all()
+  one = explore.probe(run, texts, targets, layer=1)
+  assert one.directions.shape[1] < found.directions.shape[1]
+  shown = explore.ablate(run, one, texts[:3], random=1)
+  assert np.abs(shown.data['rise']).min() > 0
+  with pytest.raises(ValueError, match='Layer 7 has no recurrent state'):
+    explore.probe(run, texts, targets, layer=7)
   with pytest.raises(ValueError, match='five|5 texts'):
     explore.probe(run, texts[:3], targets[:3])
   with pytest.raises(ValueError, match='one target'):
@@ -243,6 +309,13 @@ def test_attention_map(name, rows, tmp_path):
   check(shown, tmp_path)
   assert shown.data.sizes == {'row': rows, 'back': W}
   close(shown.data['weight'].sum('back'), 1)
+  both = {'a': run, 'b': observed.run('window')}
+  compared = explore.attention_map(both, TEXT)
+  check(compared, tmp_path)
+  names = compared.data['name'].values.tolist()
+  assert names[0].startswith('a: ')
+  assert names[rows:] == ['b: layer 0', 'b: layer 1']
+  close(compared.data['weight'][:rows, -W:], shown.data['weight'])
 
 
 def test_states_of_labeled_runs_are_read_from_ids():

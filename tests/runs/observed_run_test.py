@@ -24,6 +24,12 @@ def states():
   return run().states(TEXT)
 
 
+def test_a_run_is_named_after_its_folder(monkeypatch):
+  assert run().name == run().workdir.name
+  monkeypatch.chdir(run().workdir)
+  assert load_run('.').name == run().workdir.name
+
+
 def test_predictions_have_the_text_and_the_losses():
   found = run().predictions(TEXT, top=3)
   nats, bytes_ = run().nats(TEXT)
