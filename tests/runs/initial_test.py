@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec import main
 from meliad_rec.config import config
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import Words
@@ -15,6 +14,7 @@ from meliad_rec.distributed.partition import make_mesh
 from meliad_rec.models.model import initialize
 from meliad_rec.models.model import Model
 from meliad_rec.models.sharded_model import ShardedModel
+from meliad_rec.runs import training
 from meliad_rec.runs.initial import Source
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.storage.checksums import digest
@@ -129,14 +129,14 @@ def test_a_run_reads_its_source_once(tmp_path):
 
 def test_the_flag_is_checked_before_the_data(tmp_path, caplog):
   caplog.set_level(logging.INFO)
-  assert main.open_source(None, None) is None
+  assert training.open_source(None, None) is None
   with pytest.raises(ValueError, match='not the folder of a run'):
-    main.open_source(str(tmp_path), str(tmp_path / 'new'))
-  assert main.open_source(str(tmp_path), str(trained.folder())) is None
+    training.open_source(str(tmp_path), str(tmp_path / 'new'))
+  assert training.open_source(str(tmp_path), str(trained.folder())) is None
   assert f'{tmp_path} is not read' in caplog.text
   load_run(trained.folder()).export(tmp_path / 'exported')
   with pytest.raises(ValueError, match='--init_from'):
-    main.open_source(None, str(tmp_path / 'exported'))
+    training.open_source(None, str(tmp_path / 'exported'))
   tiny_run.write_store(tmp_path / 'store')
   with pytest.raises(ValueError, match='--workdir'):
-    main.open_source(None, str(tmp_path / 'store'))
+    training.open_source(None, str(tmp_path / 'store'))
