@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
   compilation_cache.enable()
   run = load_run(workdir, run_flags.step(), args.trusted)
   baseline = load_run(args.baseline) if args.baseline else None
-  show = lambda what: print(f'{what} ...', file=sys.stderr)
+  show = lambda what: print(what, file=sys.stderr)
   write_page(
     run,
     text,
