@@ -93,12 +93,14 @@ SMALLER = {
   'state_tracking': {
     'LSTM_STEPS, OTHER_STEPS = 4000, 1500': 'LSTM_STEPS, OTHER_STEPS = 4, 4',
     'LONG = 200': 'LONG = 60',
+    'WARMUP_STEPS = 50': 'WARMUP_STEPS = 2',
     'range(60)': 'range(3)',
     'range(200)': 'range(10)',
   },
   'what_does_it_remember': {
     'RECALL_STEPS = 800': 'RECALL_STEPS = 4',
-    'CODE_STEPS = 300': 'CODE_STEPS = 4',
+    'WARMUP_STEPS = 50': 'WARMUP_STEPS = 2',
+    'CODE_STEPS = 300': 'CODE_STEPS = 102',
     'for text in texts:': 'for text in texts[:2]:',
     '6_000': '1_000',
     'range(100)': 'range(20)',
@@ -106,11 +108,12 @@ SMALLER = {
   },
   'your_own_recurrence': {
     'STEPS = 600': 'STEPS = 4',
+    'WARMUP_STEPS = 50': 'WARMUP_STEPS = 2',
     '[:8000]': '[:1000]',
     'tokens=150': 'tokens=8',
   },
   'on_a_pod': {
-    'size/small': 'size/test',
+    'size/small': 'size/tiny',
     "'data:4', 'fsdp:4', 'data:2,model:2'": "'data:4'",
   },
 }
@@ -135,7 +138,7 @@ def test_a_notebook_runs_and_each_cell_runs_again(name, tmp_path, monkeypatch):
   small = nbformat.from_dict(notebook(name))
   text = ''.join(cell.source for cell in small.cells)
   for old, new in SMALLER[name].items():
-    assert text.count(old) == 1, old
+    assert old in text, old
     for cell in small.cells:
       cell.source = cell.source.replace(old, new)
   twice = [cell for cell in small.cells for _ in range(2)]
