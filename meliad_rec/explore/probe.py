@@ -24,11 +24,11 @@ class Probe(Shown):
   """Result of `probe`: how well it does, and the directions of the classes.
 
   Attributes:
-    directions: [classes, D], the mean state of each class less that of all
-      classes, where D is the size of the state: of all its floating-point
-      parts, in their order. Without its part along these directions, the state
-      has the same mean for all classes, so that no linear probe can tell them
-      apart (Belrose et al. 2023).
+    directions: [classes, D], the mean state of each class minus the mean over
+      all states, where D is the number of elements of all floating-point parts
+      of the state, in their order. Without its part along these directions, the
+      state has the same mean for all classes, so that no linear probe can tell
+      them apart (Belrose et al. 2023).
     layer: index of the layer whose state was read; None means all layers.
   """
 

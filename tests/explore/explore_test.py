@@ -121,7 +121,7 @@ def test_lens(name, tmp_path):
 
 
 def test_lens_of_labels(tmp_path):
-  """After the last step, losses are those of predictions."""
+  """The losses after the last step equal those that predictions returns."""
   run = observed.run('gated_universal', labels=True)
   ids = run.encode(TEXT)
   labels = np.roll(ids, -1)
