@@ -55,8 +55,13 @@ fi
 
 if ! is_installed "$extra"; then
   echo "Installing meliad_rec${extra:+ for $extra} into .venv (takes minutes, once)."
+  hint=
+  if $bin/python -c 'import sys; sys.exit(sys.version_info < (3, 13))'; then
+    hint="For Python 3.13 a package of seqio is compiled, which needs a C++"
+    hint+=" compiler and Python's headers (Debian: apt install g++ python3-dev)."
+  fi
   $bin/python -m pip install -qq --disable-pip-version-check \
     -e ".${extra:+[$extra]}" \
-    || fail "pip could not install meliad_rec. See above."
+    || fail "pip could not install meliad_rec. See above. $hint"
   cp setup.py ".venv/installed${extra:+-$extra}"
 fi
