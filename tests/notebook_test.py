@@ -126,6 +126,19 @@ TOLD = {
 }
 
 
+def test_notebooks_run_in_one_folder_keep_their_runs_apart():
+  folders = [
+    found
+    for name in NAMES
+    for found in {
+      folder
+      for cell in code_cells(name)
+      for folder in re.findall(r"""['=](runs/[\w/]+)""", cell.source)
+    }
+  ]
+  assert len(folders) >= len(NAMES) and len(folders) == len(set(folders))
+
+
 @pytest.mark.slow
 @every
 def test_a_notebook_runs_and_each_cell_runs_again(name, tmp_path, monkeypatch):

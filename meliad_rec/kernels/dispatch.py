@@ -153,12 +153,18 @@ class Dispatch:
       *args: arguments of the implementation.
     """
     branches = {name: by_kernels(module) for name, module in self.kernels}
-    if not branches:
-      return by_xla(*args)
     if self.interpret:
       (branch,) = branches.values()
       return branch(*args)
+    if not branches or _mesh_is_cpu():
+      return by_xla(*args)
     return jax.lax.platform_dependent(*args, **branches, default=by_xla)
+
+
+def _mesh_is_cpu() -> bool:
+  """Whether the current mesh is of CPUs, so that kernels need no tracing."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device is not None and device.device_kind == 'cpu'
 
 
 def _supported(

@@ -48,7 +48,8 @@ class TrainProgram(ShardedModel):
 
     Each of them has a sharding.
     """
-    shapes = jax.eval_shape(self._create_state, 0)
+    with jax.set_mesh(self.mesh):  # As in `create`, which traces it no more.
+      shapes = jax.eval_shape(self._create_state, np.uint32(0))
     return jax.tree.map(
       lambda a, sharding: jax.ShapeDtypeStruct(
         a.shape, a.dtype, sharding=sharding
@@ -156,12 +157,14 @@ class TrainProgram(ShardedModel):
   def _create_sharded(self) -> Callable:
     return jax.jit(self._create_state, out_shardings=self._shardings)
 
-  def _create_state(self, seed) -> TrainState:
-    return create_state(
+  @functools.cached_property
+  def _create_state(self) -> Callable:
+    """Function of a seed. It is one object, so JAX traces it only once."""
+    return functools.partial(
+      create_state,
       self.model,
       self.optimizer,
-      seed,
-      self.rows,
-      self.segment,
+      rows=self.rows,
+      segment=self.segment,
       ema=self.ema_decay is not None,
     )

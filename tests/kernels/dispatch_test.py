@@ -60,6 +60,15 @@ def test_the_kernels_run_on_a_tpu_only(kind):
     assert not runs_kernels(platform, attend, inputs, form)
 
 
+@kinds
+def test_kernels_are_not_traced_for_a_mesh_of_cpus(kind):
+  attend, make, sizes = KINDS[kind]
+  traced = lambda: str(jax.make_jaxpr(lambda i: attend(i))(make(**sizes)))
+  assert 'pallas_call' in traced()
+  with jax.set_mesh(partition.make_mesh()):
+    assert 'pallas_call' not in traced()
+
+
 @pytest.mark.parametrize(
   ('kind', 'changes'),
   [
