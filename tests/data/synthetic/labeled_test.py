@@ -8,19 +8,27 @@ import pytest
 from meliad_rec.data import dataset
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.algorithm import Algorithm
+from meliad_rec.data.synthetic.arithmetic import Arithmetic
+from meliad_rec.data.synthetic.associative_recall import AssociativeRecall
+from meliad_rec.data.synthetic.by_size import BySize
+from meliad_rec.data.synthetic.cellular_automaton import CellularAutomaton
+from meliad_rec.data.synthetic.copying import Copying
 from meliad_rec.data.synthetic.flip_flop import FlipFlop
 from meliad_rec.data.synthetic.labeled import distinct
 from meliad_rec.data.synthetic.labeled import Draws
 from meliad_rec.data.synthetic.listops import ListOps
 from meliad_rec.data.synthetic.logical_inference import LogicalInference
+from meliad_rec.data.synthetic.needle import Needle
 from meliad_rec.data.synthetic.random_walk import RandomWalk
 from meliad_rec.data.synthetic.recall import Recall
+from meliad_rec.data.synthetic.word_problem import WordProblem
 from meliad_rec.data.vocabulary import Words
 
 WORDS = Words(['a', 'bc', 'é'])
 TOKENS = np.array([[1, 0, 2], [3, 3, 3], [0, 0, 1], [2, 1, 0], [0, 3, 0]])
 LABELS = np.array([[0, 0, 3], [1, 0, 2], [0, 0, 0], [3, 3, 0], [0, 1, 0]])
 
+FEW = {'sequences': 60, 'test_sequences': 20}
 LISTOPS = ListOps(trees=2000, max_length=30, test_trees=40)
 # A task, and the identity of a split: golden, because other content would be
 # other data under the same name.
@@ -29,6 +37,17 @@ TASKS = {
     Algorithm(programs=30, statements=8, values=4, programs_per_document=3),
     ('test', 'f8b54611a199'),
   ),
+  'arithmetic': (Arithmetic(**FEW), ('test_40', '9e1673171158')),
+  'arithmetic in brackets': (
+    Arithmetic(brackets=True, **FEW),
+    ('train', '56c9a9c267bc'),
+  ),
+  'associative_recall': (
+    AssociativeRecall(rewrites=0.3, **FEW),
+    ('test_32', 'd68f47051586'),
+  ),
+  'cellular_automaton': (CellularAutomaton(**FEW), ('test_2', 'c3ba8455453e')),
+  'copying': (Copying(**FEW), ('test_80', '59ec8b6b802a')),
   'flip_flop': (
     FlipFlop(sequences=60, length=40, test_sequences=20),
     ('test', '9c3b20826ac3'),
@@ -39,6 +58,7 @@ TASKS = {
     LogicalInference(pairs=5000),
     ('bin_5', 'db2bb0a3313d'),
   ),
+  'needle': (Needle(chains=2, hops=1, **FEW), ('test_1024', '7bf92c6a1368')),
   'random_walk': (
     RandomWalk(episodes=40, actions=13, grid=3, episodes_per_document=4),
     ('test', 'ca6bd623d11c'),
@@ -46,6 +66,10 @@ TASKS = {
   'recall': (
     Recall(documents_in_train=30, questions=2, letters=2, countdown=3),
     ('test', '4c8d89331c1b'),
+  ),
+  'word_problem': (
+    WordProblem(group='S5', **FEW),
+    ('test_64_last', 'fd847f85fc10'),
   ),
 }
 
@@ -63,7 +87,11 @@ def test_tasks_are_datasets_with_the_same_data_on_every_machine(name):
   assert found == (task.baselines(split) if name != 'recall' else {})
 
 
-@pytest.mark.parametrize('name', [n for n in TASKS if ' ' not in n])
+# Tasks by size draw short sequences more than once.
+DISTINCT = [n for n, (t, _) in TASKS.items() if not isinstance(t, BySize)]
+
+
+@pytest.mark.parametrize('name', [n for n in DISTINCT if ' ' not in n])
 def test_no_two_documents_are_the_same(name):
   """Except that some splits are parts of others."""
   task, _ = TASKS[name]
@@ -185,6 +213,19 @@ def test_distinct_rows_are_in_the_order_drawn():
     (Algorithm, {'programs': 0}, 'got 0. Set algorithm.Algorithm.programs'),
     (Algorithm, {'variables': 6}, 'from 1 to 5, got 6'),
     (Algorithm, {'values': 1}, 'Algorithm.values'),
+    (Arithmetic, {'modulus': 11}, 'from 2 to 10.*Arithmetic.modulus'),
+    (AssociativeRecall, {'keys': 63}, 'at least 64.*AssociativeRecall.keys'),
+    (AssociativeRecall, {'power': 0}, 'above 0.*AssociativeRecall.power'),
+    (AssociativeRecall, {'rewrites': 1}, 'AssociativeRecall.rewrites'),
+    (CellularAutomaton, {'test_sizes': (10,)}, 'from 1 to 9, got 10'),
+    (CellularAutomaton, {'radius': 3}, 'CellularAutomaton.radius'),
+    (Copying, {'most': 9}, 'at least 40, got 9. Set copying.Copying.most'),
+    (Needle, {'least': 13}, 'at least 14, got 13. Set needle.Needle.least'),
+    (Needle, {'chains': 101}, 'Needle.names'),
+    (WordProblem, {'group': 'Q8'}, "no group 'Q8'.*WordProblem.group"),
+    (WordProblem, {'group': 'S6'}, 'from 2 to 5.*WordProblem.group'),
+    (WordProblem, {'group': 'Z9', 'moved': 2}, 'Remove .*WordProblem.moved'),
+    (WordProblem, {'test_sizes': (0,)}, 'WordProblem.test_sizes'),
     (FlipFlop, {'sequences': 0}, 'FlipFlop.sequences'),
     (FlipFlop, {'length': 7}, 'even.*FlipFlop.length'),
     (FlipFlop, {'ignore': 1.5}, 'FlipFlop.ignore'),

@@ -1,0 +1,141 @@
+r"""Associative recall: the value that was given with a key, asked for later.
+
+With three pairs, a sequence with its labels below reads
+
+  k7 v2 k1 v9 k4 v2 k1 v5 v3 k7 v8 v8 k4 ...
+                    v9       v2       v2
+
+First come pairs of a key and its value, and then each key again, once, among
+random values. The label of a repeated key is its value.
+
+The task is multi-query associative recall of Arora et al. 2023: the questions
+come soon after the pairs rather than late, by a power law. With rewrites, some
+pairs repeat a key with another value, and the last value counts, as in Rodkin
+et al. 2024.
+
+Letters of this file: N sequences, P pairs, Q questions, T tokens.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from meliad_rec.data.synthetic import labeled
+from meliad_rec.data.synthetic.by_size import BySize
+from meliad_rec.data.vocabulary import Words
+
+
+@dataclasses.dataclass(frozen=True)
+class AssociativeRecall(BySize):
+  """Multi-query associative recall. The size is the number of pairs.
+
+  Attributes:
+    keys: number of keys in the vocabulary, at least as many as pairs.
+    values: number of values in the vocabulary.
+    length: tokens of a sequence for each pair: 2 for the pair itself, and at
+      least 2 for a question and the token after it.
+    power: places of the questions have the density power * x^(power - 1), where
+      x from 0 to 1 is how late one is. A small power makes most questions
+      early, and 1 distributes them uniformly.
+    rewrites: share of the pairs that repeat the key of an earlier pair, from 0
+      to 0.9.
+    sequences, least, most, test_sizes, test_sequences, seed: see BySize.
+  """
+
+  least: int = 4
+  most: int = 16
+  test_sizes: tuple[int, ...] = (4, 8, 16, 32, 64)
+  keys: int = 256
+  values: int = 256
+  length: int = 8
+  power: float = 0.01
+  rewrites: float = 0.0
+
+  def __post_init__(self):
+    super().__post_init__()
+    pairs = max(self.most, *self.test_sizes, 1)
+    labeled.check_setting(self.setting('keys'), self.keys, pairs)
+    labeled.check_setting(self.setting('values'), self.values, 2)
+    labeled.check_setting(self.setting('length'), self.length, 4)
+    labeled.check_setting(self.setting('rewrites'), self.rewrites, 0, 0.9)
+    if not 0 < self.power <= 1:
+      raise ValueError(
+        f'power must be above 0 and at most 1, got {self.power}. Set '
+        f'{self.setting("power")}.'
+      )
+
+  @property
+  def vocabulary(self) -> Words:
+    """The keys, and then the values."""
+    keys = (f'k{i}' for i in range(self.keys))
+    return Words([*keys, *(f'v{i}' for i in range(self.values))])
+
+  def draw(self, size_N, draws, in_train):
+    N, P = len(size_N), int(size_N.max())
+    T = P * self.length
+    pair_NP = np.arange(P) < size_N[:, None]
+    # Different keys: the first of a random order of all keys.
+    order_NK = np.argsort(draws.bits(N * self.keys).reshape(N, -1), 1)
+    key_NP = order_NK[:, :P]
+    value_NP = draws.below(self.values, N * P).reshape(N, P)
+    again_NP = draws.between_0_and_1(N * P).reshape(N, P) < self.rewrites
+    source_NP = draws.below(np.tile(np.arange(P).clip(1), N), N * P)
+    key_NP = _rewrite(key_NP, again_NP, source_NP.reshape(N, P))
+    tokens_NT = self.keys + 1 + draws.below(self.values, N * T).reshape(N, T)
+    tokens_NT *= np.arange(T) < (size_N * self.length)[:, None]
+    labels_NT = np.zeros((N, T), np.int64)
+    # A key is asked for once, with the value of its last pair.
+    asked_NP = pair_NP & _is_last(key_NP, pair_NP)
+    place_NP = self._places(size_N, P, draws)
+    n, p = np.nonzero(pair_NP)
+    tokens_NT[n, 2 * p] = key_NP[n, p] + 1
+    tokens_NT[n, 2 * p + 1] = self.keys + 1 + value_NP[n, p]
+    n, p = np.nonzero(asked_NP)
+    tokens_NT[n, place_NP[n, p]] = key_NP[n, p] + 1
+    labels_NT[n, place_NP[n, p]] = self.keys + 1 + value_NP[n, p]
+    return tokens_NT, labels_NT
+
+  def guess(self):
+    return 1 - 1 / self.values
+
+  def _places(self, size_N, P: int, draws: labeled.Draws) -> np.ndarray:
+    """Returns int64 [N, P], a different place for the question of each pair."""
+    # The places of a sequence of P pairs are 2 P, 2 P + 2, ...
+    N = len(size_N)
+    slots_N = size_N * (self.length - 2) // 2
+    S = int(slots_N.max())
+    edge_NS = np.minimum(np.arange(S + 1) / slots_N[:, None], 1) ** self.power
+    weight_NS = np.diff(edge_NS, axis=1)
+    # Drawing without replacement: the greatest weights after Gumbel noise.
+    noise_NS = -np.log(-np.log(draws.between_0_and_1(N * S))).reshape(N, S)
+    with np.errstate(divide='ignore'):
+      order_NS = np.argsort(-np.log(weight_NS) - noise_NS, 1, kind='stable')
+    # A pair gets a random one of the first P places drawn.
+    place_NP = order_NS[:, :P]
+    mixed_NP = np.argsort(draws.bits(N * P).reshape(N, P), 1)
+    first_NP = np.arange(P) < size_N[:, None]
+    # Pairs that do not exist stay last, so that the others get all places.
+    mixed_NP = np.argsort(
+      np.where(first_NP, mixed_NP, P + np.arange(P)), 1, kind='stable'
+    )
+    found_NP = np.take_along_axis(place_NP, mixed_NP, 1)
+    return 2 * (size_N[:, None] + found_NP)
+
+
+def _rewrite(key_NP, again_NP, source_NP) -> np.ndarray:
+  """Returns the keys, where some are replaced by the keys of earlier pairs."""
+  key_NP, rows_N = key_NP.copy(), np.arange(len(key_NP))
+  for p in range(1, key_NP.shape[1]):
+    earlier_N = key_NP[rows_N, source_NP[:, p]]
+    key_NP[:, p] = np.where(again_NP[:, p], earlier_N, key_NP[:, p])
+  return key_NP
+
+
+def _is_last(key_NP, pair_NP) -> np.ndarray:
+  """Returns bool [N, P]: whether no later pair has the key of a pair."""
+  P = key_NP.shape[1]
+  last_NP = np.ones_like(pair_NP)
+  for p in range(P - 1):
+    later_NP = (key_NP[:, p + 1 :] == key_NP[:, p, None]) & pair_NP[:, p + 1 :]
+    last_NP[:, p] = ~later_NP.any(1)
+  return last_NP

@@ -1,0 +1,144 @@
+r"""Base class of synthetic tasks that are tested at greater sizes than trained.
+
+Letters of this file: N sequences, T tokens.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+
+import numpy as np
+
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.synthetic import labeled
+from meliad_rec.data.synthetic.labeled import Draws
+from meliad_rec.data.vocabulary import Words
+
+_CHUNK_TOKENS = 2**22  # Tokens drawn at once, to save memory.
+_LAST = '_last'
+
+
+@dataclasses.dataclass(frozen=True)
+class BySize:
+  """A task with test splits of greater sizes than train.
+
+  Each subclass says what its size is, such as the number of tokens. The splits
+  train, validation and test have sequences of `least` to `most`, all sizes
+  equally frequent. A split such as test_128 has sequences of size 128. Sequences
+  are drawn independently, so short ones occur more than once.
+
+  Subclasses implement `vocabulary`, `draw` and `guess`.
+
+  Attributes:
+    sequences: number of sequences in train.
+    least, most: bounds of the size of a sequence in train, validation and test.
+    test_sizes: sizes of the further test splits.
+    test_sequences: number of sequences in validation and in each test split.
+    seed: seed of the sequences.
+  """
+
+  sequences: int = 160_000
+  least: int = 3
+  most: int = 32
+  test_sizes: tuple[int, ...] = (64, 128, 256, 512)
+  test_sequences: int = 2_000
+  seed: int = 0
+
+  # Whether a split test_128_last scores the last label of each sequence only.
+  has_last = False
+
+  def __post_init__(self):
+    for name in ('sequences', 'test_sequences'):
+      labeled.check_setting(self.setting(name), getattr(self, name), 1)
+    sizes = {'least': self.least, 'most': self.most}
+    sizes |= {'test_sizes': min(self.test_sizes, default=self.least)}
+    for name, size in sizes.items():
+      labeled.check_setting(self.setting(name), size, self.smallest)
+    labeled.check_setting(self.setting('most'), self.most, self.least)
+
+  @property
+  def smallest(self) -> int:
+    """The least size that the task has."""
+    return 1
+
+  @property
+  def vocabulary(self) -> Words:
+    raise NotImplementedError
+
+  def draw(
+    self, size_N: np.ndarray, draws: Draws, in_train: bool
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns tokens_NT and labels_NT, integers; id 0 where there is none.
+
+    Args:
+      size_N: size of each sequence.
+      draws: the random numbers.
+      in_train: whether the sequences are for train.
+    """
+    raise NotImplementedError
+
+  def guess(self) -> float:
+    """Returns the error rate from 0 to 1 of a guess that reads nothing."""
+    raise NotImplementedError
+
+  @classmethod
+  def setting(cls, name: str) -> str:
+    """Returns the name of a setting in gin."""
+    return f'{cls.__module__.rpartition(".")[2]}.{cls.__name__}.{name}'
+
+  @functools.cached_property
+  def splits(self) -> tuple[str, ...]:
+    """Names of the splits."""
+    more = [f'test_{size}' for size in self.test_sizes]
+    lasts = [name + _LAST for name in more if self.has_last]
+    return *SPLITS, *more, *lasts
+
+  def documents(self, split: str) -> Documents:
+    """Returns all documents of a split, one per sequence."""
+    self._check(split)
+    name = split.removesuffix(_LAST)
+    draws = Draws(self.seed, self.splits.index(name))
+    N = self.sequences if name == 'train' else self.test_sequences
+    if name in SPLITS:
+      size_N = self.least + draws.below(self.most - self.least + 1, N)
+    else:
+      size_N = np.full(N, int(name.removeprefix('test_')))
+    tokens, labels, lengths = [], [], []
+    step = max(_CHUNK_TOKENS // int(size_N.max()), 1)
+    for begin in range(0, N, step):
+      part_N = size_N[begin : begin + step]
+      tokens_NT, labels_NT = self.draw(part_N, draws, name == 'train')
+      if split.endswith(_LAST):
+        labels_NT = _only_last(labels_NT)
+      real_NT = tokens_NT != 0
+      lengths.append(real_NT.sum(1))
+      tokens.append(tokens_NT[real_NT].astype(np.uint16))
+      labels.append(labels_NT[real_NT].astype(np.uint16))
+    starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    return labeled.from_tokens(
+      split,
+      np.concatenate(tokens),
+      starts.astype(np.int64),
+      np.concatenate(labels),
+      self.vocabulary,
+    )
+
+  def baselines(self, split: str) -> Mapping[str, float]:
+    """Returns {name: error rate from 0 to 1} of a random guess."""
+    self._check(split)
+    return {'uniform': self.guess()}
+
+  def _check(self, split: str) -> None:
+    if split not in self.splits:
+      raise ValueError(
+        f'This task has no split {split!r}. '
+        f'Choose one of {", ".join(self.splits)}.'
+      )
+
+
+def _only_last(labels_NT: np.ndarray) -> np.ndarray:
+  """Returns the labels without all but the last of each sequence."""
+  T = labels_NT.shape[1]
+  last_N = T - 1 - (labels_NT[:, ::-1] != 0).argmax(1)
+  return np.where(np.arange(T) == last_N[:, None], labels_NT, 0)

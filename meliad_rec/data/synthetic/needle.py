@@ -1,0 +1,116 @@
+r"""Needle in a haystack: a number given somewhere in long filler, asked for last.
+
+With numbers of three digits and one hop, a sequence with its labels below reads
+
+  the grass is x8 = 7 1 9 . green . x3 = x8 . the sky is blue . x3 = 7 1
+                                                               7 1 9
+
+This is the passkey task of Mohtashami and Jaggi 2023 if there is one chain
+without hops, and like variable tracking of RULER (Hsieh et al. 2024) otherwise.
+A label is the next digit of the answer.
+
+Letters of this file: N sequences, T tokens, S statements.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from meliad_rec.data.synthetic import labeled
+from meliad_rec.data.synthetic.by_size import BySize
+from meliad_rec.data.vocabulary import Words
+
+_FILLER = (
+  'the grass is green . the sky is blue . the sun is yellow . here we go . '
+  'there and back again .'
+).split()
+
+
+@dataclasses.dataclass(frozen=True)
+class Needle(BySize):
+  """Passkey and variable tracking. The size is the number of tokens.
+
+  The places of all statements are distributed uniformly over the filler, and
+  the last variable of a random chain is asked for.
+
+  Attributes:
+    chains: number of numbers that are given; each begins a chain.
+    hops: how often a chain passes its number on to another variable.
+    digits: digits of a number.
+    names: number of names of variables, from x0 on.
+    sequences, least, most, test_sizes, test_sequences, seed: see BySize.
+  """
+
+  sequences: int = 20_000
+  least: int = 64
+  most: int = 512
+  test_sizes: tuple[int, ...] = (1024, 4096, 16_384, 65_536)
+  test_sequences: int = 200
+  chains: int = 1
+  hops: int = 0
+  digits: int = 5
+  names: int = 100
+
+  def __post_init__(self):
+    for name, least in ('chains', 1), ('hops', 0), ('digits', 1):
+      labeled.check_setting(self.setting(name), getattr(self, name), least)
+    needed = self.chains * (1 + self.hops)
+    labeled.check_setting(self.setting('names'), self.names, needed)
+    super().__post_init__()
+
+  @property
+  def smallest(self) -> int:
+    numbers, passed_on = self.chains, self.chains * self.hops
+    return numbers * (3 + self.digits) + passed_on * 4 + 1 + self.digits
+
+  @functools.cached_property
+  def vocabulary(self) -> Words:
+    """The digits, '=', the words of the filler, and the names."""
+    names = (f'x{i}' for i in range(self.names))
+    return Words([*'0123456789', '=', *dict.fromkeys(_FILLER), *names])
+
+  def draw(self, size_N, draws, in_train):
+    N, T = len(size_N), int(size_N.max())
+    tokens_NT, labels_NT = np.zeros((2, N, T), np.int64)
+    rows = zip(size_N.tolist(), tokens_NT, labels_NT, strict=True)
+    for size, tokens_T, labels_T in rows:
+      *tokens_T[:size], labels_T[size - 1] = self._sequence(size + 1, draws)
+      labels_T[size - self.digits : size - 1] = tokens_T[
+        size - self.digits + 1 : size
+      ]
+    return tokens_NT, labels_NT
+
+  def guess(self):
+    return 0.9
+
+  @functools.cached_property
+  def _filler(self) -> np.ndarray:
+    return np.array(self.vocabulary.encode(' '.join(_FILLER)))
+
+  def _id(self, word: str) -> int:
+    return int(self.vocabulary.encode(word)[0])
+
+  def _sequence(self, size: int, draws: labeled.Draws) -> np.ndarray:
+    """Returns the tokens of one sequence with its whole answer: int64 [size]."""
+    equals, stop, zero, x0 = map(self._id, ('=', '.', '0', 'x0'))
+    S = self.chains * (1 + self.hops)
+    numbers = zero + draws.below(10, self.chains * self.digits)
+    numbers = numbers.reshape(self.chains, self.digits)
+    chain_S = draws.order(S) % self.chains
+    name_S = x0 + draws.order(self.names)[:S]
+    latest, parts = {}, []
+    for chain, name in zip(chain_S.tolist(), name_S.tolist(), strict=True):
+      value = [latest[chain]] if chain in latest else numbers[chain]
+      parts.append(np.array([name, equals, *value, stop]))
+      latest[chain] = name
+    asked = int(draws.below(self.chains, 1)[0])
+    end = np.array([latest[asked], equals, *numbers[asked]])
+    length = size - len(end) - sum(map(len, parts))
+    filler = np.resize(self._filler, length)
+    places = np.sort(draws.below(length + 1, S))
+    pieces = [*np.split(filler, places)]
+    between = [
+      piece for pair in zip(pieces, parts, strict=False) for piece in pair
+    ]
+    return np.concatenate([*between, pieces[-1], end])
