@@ -158,7 +158,7 @@ def compiled(
   try:
     read = hlo.read(step.as_text(), depth)
     exchanges = estimate.exchanges(read, program.mesh, where)
-    if jax.config.jax_exec_time_optimization_effort < 0:
+    if jax.config.jax_optimization_level == 'O0':
       notes.append('compiled with little optimization, so times are n/a')
     else:
       parts = estimate.parts(read, exchanges, where.chip)

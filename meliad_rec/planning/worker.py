@@ -91,7 +91,7 @@ def answer(question: Question) -> Answer:
   if missing:
     return known
   if question.fast:
-    jax.config.update('jax_exec_time_optimization_effort', -1.0)
+    jax.config.update('jax_optimization_level', 'O0')
   # Traced outside of `try`: errors of tracing are not the compiler's.
   _ = experiment.program.traced
   try:

@@ -4,6 +4,8 @@ import functools
 import types
 
 import jax
+from jax.sharding import AbstractDevice
+from jax.sharding import AbstractMesh
 import numpy as np
 import pytest
 
@@ -116,7 +118,10 @@ def test_it_is_lowered_for_a_gpu_without_one(K, dtype, form):
   """Forward, and the gradients of queries, keys and the bias."""
   inputs = examples.example(T=256, P=128, W=128, K=K, dtype=dtype)
   run = lambda inputs: examples.both(window_attention, inputs, form=form)
-  lowered = jax.jit(run).trace(inputs).lower(lowering_platforms=('cuda',))
+  device = AbstractDevice('NVIDIA H100 80GB HBM3', None, 'gpu')
+  mesh = AbstractMesh((), (), abstract_device=device)
+  with jax.sharding.use_abstract_mesh(mesh):
+    lowered = jax.jit(run).trace(inputs).lower(lowering_platforms=('cuda',))
   text = lowered.as_text()
   for name in 'forward', 'query', 'key', 'bias':
     assert (f'window_attention_gpu_{name}' in text) == (form == 'gpu')

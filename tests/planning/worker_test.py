@@ -47,7 +47,7 @@ SMALL = ('LAYERS = 1', 'D_MODEL = 64', 'SEGMENT = 128', 'WINDOW = 64')
 def forget():
   yield
   config.reset()
-  jax.config.update('jax_exec_time_optimization_effort', 0.0)
+  jax.config.update('jax_optimization_level', 'UNKNOWN')
 
 
 @pytest.fixture
