@@ -18,8 +18,8 @@ PACKAGE = ROOT / 'meliad_rec'
 ROOMS = [
   '.',
   'commands',
-  'explore',
   'benchmarks',
+  'explore',
   'planning',
   'runs',
   'training',

@@ -13,10 +13,14 @@ NAME is one of:
               early halting
   attention   implementations of windowed attention, measured here or, with
               --topology, estimated for a TPU
+  tasks       accuracy of architectures on tasks that need a memory; trains them
+
+  meliad-rec bench tasks --out=DIR --tasks=parity,s3 --archs=lstm,xl --jobs=2
 """
 
 import dataclasses
 import json
+from pathlib import Path
 
 from absl import flags
 
@@ -26,8 +30,10 @@ from meliad_rec.benchmarks import halting
 from meliad_rec.benchmarks import memorizing
 from meliad_rec.benchmarks import recurrence
 from meliad_rec.benchmarks import step
+from meliad_rec.benchmarks import tasks
 from meliad_rec.benchmarks import trace
 from meliad_rec.benchmarks import training
+from meliad_rec.config import config_flags
 from meliad_rec.config.files import nearest
 
 BENCHES = {
@@ -38,6 +44,11 @@ BENCHES = {
   'halting': halting,
   'attention': attention,
 }
+
+
+# Flags of the benchmark `tasks`, and those of the others.
+_OF_TASKS = 'out', 'archs', 'tasks', 'rates', 'seeds', 'jobs', 'steps'
+_OF_OTHERS = 'setting', 'rounds', 'by', 'json', 'topology'
 
 
 def define_flags() -> None:
@@ -72,16 +83,35 @@ def define_flags() -> None:
     'estimated, instead of measured here.',
   )
 
+  # Flags of the benchmark `tasks`.
+  flags.DEFINE_string('out', None, 'Folder of the runs and of their table.')
+  flags.DEFINE_list('archs', [*tasks.ARCHS], 'Architectures to train.')
+  flags.DEFINE_list('tasks', [*tasks.TASKS], 'Tasks to train on.')
+  flags.DEFINE_list('rates', ['0.003', '0.001'], 'Learning rates to try.')
+  flags.DEFINE_integer('seeds', 1, 'Runs with each rate.', lower_bound=1)
+  flags.DEFINE_integer(
+    'jobs', 1, 'Runs at a time, which share the CPU cores.', lower_bound=1
+  )
+  flags.DEFINE_integer(
+    'steps', None, 'Training steps, if not those of the task.', lower_bound=1
+  )
 
-def main(argv: list[str]) -> None:
-  if len(argv) != 2 or argv[1] not in BENCHES:
+
+def main(argv: list[str]) -> int:
+  known = [*BENCHES, 'tasks']
+  if len(argv) != 2 or argv[1] not in known:
     given = ' '.join(argv[1:])
-    wrong = f'There is no benchmark {given!r}{nearest(given, BENCHES)}.'
+    wrong = f'There is no benchmark {given!r}{nearest(given, known)}.'
     raise ValueError(
       f'{wrong if given else "No benchmark was named."} Give one of '
-      f'{", ".join(BENCHES)}.'
+      f'{", ".join(known)}.'
     )
-  args, bench = flags.FLAGS, BENCHES[argv[1]]
+  args = flags.FLAGS
+  if argv[1] == 'tasks':
+    config_flags.refuse(_OF_OTHERS, 'is not a flag of the benchmark tasks')
+    return measure_tasks(args)
+  config_flags.refuse(_OF_TASKS, 'is a flag of the benchmark tasks only')
+  bench = BENCHES[argv[1]]
   setting = args.setting or next(iter(bench.SETTINGS))
   if setting not in bench.SETTINGS:
     raise ValueError(
@@ -103,7 +133,7 @@ def main(argv: list[str]) -> None:
       text = program.train_step.as_text()
       seconds = trace.measure(training.stepper(program), text)
       print(trace.table(name, seconds, args.by), end='\n\n', flush=True)
-    return
+    return 0
   source = 'Measured on this machine.'
   if args.topology:
     source = f'Compiler estimates for {args.topology}, not measured.'
@@ -118,6 +148,23 @@ def main(argv: list[str]) -> None:
     print(json.dumps(found, indent=1))
   else:
     print(table(rows, bench.BASELINE))
+  return 0
+
+
+def measure_tasks(args) -> int:
+  """Runs the benchmark `tasks`, and returns the exit code."""
+  if not args.out:
+    raise ValueError('The benchmark tasks needs a folder. Add --out=DIR.')
+  try:
+    rates = [float(rate) for rate in args.rates]
+  except ValueError:
+    raise ValueError(
+      f'--rates={",".join(args.rates)} must be numbers, such as 0.003,0.001.'
+    ) from None
+  return tasks.measure(
+    *(Path(args.out), args.archs, args.tasks, rates),
+    *(args.seeds, args.jobs, args.steps),
+  )
 
 
 def table(rows: dict, baseline: str) -> str:

@@ -13,6 +13,7 @@ at the tokens with the largest gain, in context. --plot also draws the gain.
 from collections.abc import Mapping
 import dataclasses
 import glob
+import json
 from pathlib import Path
 
 from absl import flags
@@ -33,12 +34,14 @@ from meliad_rec.report.console import Countdown
 from meliad_rec.report.console import counted
 from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.storage import array_file
+from meliad_rec.storage import workdir
 
 SCORED = 'scored_tokens'  # A metric that only labeled documents have.
 # Flags that cannot be combined with --compare.
 _READING = (
   *('workdir', 'step', 'trusted', 'split', 'store', 'path', 'split_file'),
   *('file', 'documents', 'tokens', 'batch', 'segment', 'clear_state', 'out'),
+  'metrics',
 )
 
 
@@ -63,6 +66,9 @@ def define_flags() -> None:
   )
   flags.DEFINE_string(
     'out', None, 'File to write the loss of each token to, an .npz.'
+  )
+  flags.DEFINE_string(
+    'metrics', None, 'File to write the metrics to as JSON, a .json.'
   )
   flags.DEFINE_list('compare', None, 'Two files written by --out: A.npz,B.npz.')
   flags.DEFINE_integer(
@@ -125,14 +131,20 @@ def main(argv: list[str]) -> None:
   if losses:
     losses.write(args.out)
     print(f'wrote {args.out}')
+  if args.metrics:
+    about = {'run': str(Path(args.workdir).resolve()), 'step': run.step}
+    found = {name: float(value) for name, value in metrics.items()}
+    text = json.dumps({**about, **found, 'trivial': dict(trivial)}, indent=1)
+    workdir.write_atomically(Path(args.metrics), f'{text}\n')
+    print(f'wrote {args.metrics}')
 
 
 def check_flags(args) -> None:
-  """Checks the combination of flags, and that --out can be written.
+  """Checks the combination of flags, and that files can be written.
 
   Raises:
     ValueError: not exactly one of --split and --file is given, a flag has no
-      effect with the others, or --out cannot be written.
+      effect with the others, or a file cannot be written.
   """
   if bool(args.split) == bool(args.file):
     run_flags.check_workdir(args)
@@ -144,6 +156,8 @@ def check_flags(args) -> None:
   run_flags.check_data_flags(args)
   if args.out:
     array_file.check_place(args.out)
+  if args.metrics:
+    array_file.check_place(args.metrics, '.json')
 
 
 def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:

@@ -16,23 +16,20 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import csv
 import dataclasses
-import os
+import json
 from pathlib import Path
 import re
 import statistics
-import subprocess
-import sys
-import time
 
 from absl import flags
 
 from meliad_rec.config import config_flags
 from meliad_rec.config import files
-from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.metrics.metrics import unit
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.runs import folder
+from meliad_rec.runs.queue import work
 from meliad_rec.training.experiment import BEST
 
 
@@ -61,11 +58,14 @@ class Run:
     return self.out / self.name
 
   @property
-  def losses(self) -> Path:
-    """File in its folder for the loss of each token of --split."""
+  def metrics(self) -> Path:
+    """File in its folder for the metrics on --split.
+
+    For text, there is also the loss of each token, in a file .npz.
+    """
     args = flags.FLAGS
     part = f'_{args.tokens}' if args.tokens else ''
-    return self.workdir / f'{args.split}{part}.npz'
+    return self.workdir / f'{args.split}{part}.json'
 
   def commands(self) -> Iterator[list[str]]:
     """Yields the commands that train and evaluate it, without finished ones."""
@@ -76,11 +76,13 @@ class Run:
       *(f'--gin_param={each}' for each in [seed, *args.gin_param]),
     ]
     # A finished run leaves its journal as it is.
-    if args.split and not newer(self.losses, journal.path(self.workdir)):
+    if args.split and not newer(self.metrics, journal.path(self.workdir)):
       part = [f'--tokens={args.tokens}'] if args.tokens else []
+      if not is_labeled(self):
+        part.append(f'--out={self.metrics.with_suffix(".npz")}')
       yield [
         *('evaluate', f'--workdir={self.workdir}', '--step=best', *part),
-        *(f'--split={args.split}', f'--out={self.losses}'),
+        *(f'--split={args.split}', f'--metrics={self.metrics}'),
       ]
 
 
@@ -135,7 +137,7 @@ def main(argv: list[str]) -> int:
   if not args.only_report:
     out.mkdir(parents=True, exist_ok=True)
     failed = work(runs, args.jobs)
-  results = [result(run) for run in runs if has_results(run)]
+  results = [result(run) for run in runs if validations(run)]
   if not results:
     todo = 'Train them without --only_report.'
     if failed:
@@ -198,88 +200,20 @@ def rows(table: str, chosen: Sequence[str] | None) -> dict[str, str]:
   return {name: found[name] for name in chosen}
 
 
-def work(runs: list[Run], jobs: int) -> dict[str, int]:
-  """Trains and evaluates runs, `jobs` of them at a time.
-
-  Returns:
-    {name of a run that failed: exit code}.
-
-  Raises:
-    KeyboardInterrupt, SystemExit: the command was stopped, after its runs have
-      saved and stopped.
-  """
-  waiting, active, failed = [*runs], {}, {}
-  shares = [*range(jobs)]
-  try:
-    while waiting or active:
-      while waiting and shares:
-        run, share = waiting.pop(0), shares.pop(0)
-        active[run] = share, run.commands(), None
-      for run, (share, commands, process) in [*active.items()]:
-        code = process.poll() if process else 0
-        if code is None:
-          continue
-        command = None if code else next(commands, None)
-        if command:
-          active[run] = share, commands, start(run, command, share, jobs)
-          continue
-        del active[run]
-        shares.append(share)
-        if code:
-          failed[run.name] = code
-      time.sleep(0.1)
-  except (KeyboardInterrupt, SystemExit):
-    processes = [process for _, _, process in active.values() if process]
-    for process in processes:
-      process.terminate()
-    for process in processes:
-      process.wait()
-    raise
-  return failed
-
-
-def start(run: Run, command: list[str], share: int, jobs: int):
-  """Starts a command of a run, and returns its process.
-
-  Args:
-    run: the run.
-    command: name and flags of the command.
-    share: which share of the CPU cores the process gets, from 0.
-    jobs: number of shares.
-  """
-  log = None
-  if jobs > 1:
-    path = run.out / f'{run.name}.log'
-    print(f'{run.name}: {command[0]}, see {path}', flush=True)
-    log = path.open('a')
-  else:
-    print(f'== {run.name}: {command[0]}', flush=True)
-  process = subprocess.Popen(
-    [sys.executable, '-m', 'meliad_rec', *command],
-    stdout=log,
-    stderr=log,
-    # Ctrl-C reaches this process only. It stops the others once, since a run
-    # that is stopped twice does not save.
-    process_group=0,
-  )
-  if log:
-    log.close()
-    if hasattr(os, 'sched_setaffinity'):
-      cores = sorted(os.sched_getaffinity(0))
-      os.sched_setaffinity(process.pid, cores[share::jobs] or cores)
-  return process
-
-
 def newer(path: Path, than: Path) -> bool:
   return path.exists() and path.stat().st_mtime >= than.stat().st_mtime
 
 
-def has_results(run: Run) -> bool:
-  """Returns whether the run has been evaluated on the validation split."""
+def validations(run: Run) -> list[dict]:
+  """Returns the records of all evaluations on the validation split."""
   path = run.workdir / journal.NAME
-  return path.is_file() and any(
-    each.get('split') == 'validation' for each in journal.read(path)
-  )
+  records = journal.read(path) if path.is_file() else []
+  return [each for each in records if each.get('split') == 'validation']
+
+
+def is_labeled(run: Run) -> bool:
+  """Returns whether the run predicts labels, and not the next token."""
+  return any('scored_tokens' in each for each in validations(run))
 
 
 def result(run: Run) -> dict:
@@ -287,11 +221,7 @@ def result(run: Run) -> dict:
   _, facts, _ = folder.read(run.workdir)
   metric = facts['best_metric']
   records = journal.read(journal.path(run.workdir))
-  points = [
-    (each[metric], each['step'])
-    for each in records
-    if each.get('split') == 'validation'
-  ]
+  points = [(each[metric], each['step']) for each in validations(run)]
   value, step = (min if BEST[metric] == 'lowest' else max)(points)
   seconds = [each['step_seconds'] for each in records if 'step_seconds' in each]
   last = max(each['step'] for each in records)
@@ -308,8 +238,8 @@ def result(run: Run) -> dict:
     'validation': value,
   }
   split = flags.FLAGS.split
-  if split and run.losses.exists():
-    found[split] = TokenLosses.load(run.losses).about['metrics'][metric]
+  if split and run.metrics.exists():
+    found[split] = json.loads(run.metrics.read_text())[metric]
   return found
 
 

@@ -104,7 +104,9 @@ def size_and_cost(run: TrainedRun) -> str:
   return text
 
 
-def heat_map(axes, values_YX, label: str, extent=None, diverging=False):
+def heat_map(
+  axes, values_YX, label: str, extent=None, diverging=False, limits=(None, None)
+):
   """Draws an array as colors, with a bar that shows their values.
 
   Args:
@@ -113,19 +115,20 @@ def heat_map(axes, values_YX, label: str, extent=None, diverging=False):
     label: what the colors are, with its unit.
     extent: (left, right, bottom, top) of the array in data coordinates.
     diverging: whether the colors on both sides of 0 differ.
+    limits: values of the first and the last color; None: those of the array.
   """
   values_YX = np.asarray(values_YX, np.float64)
-  limits = {}
   if diverging:
     top = np.nanpercentile(np.abs(values_YX), 99) or 1.0
-    limits = {'vmin': -top, 'vmax': top}
+    limits = -top, top
   image = axes.imshow(
     values_YX,
     aspect='auto',
     interpolation='nearest',
     cmap=DIVERGING if diverging else SEQUENTIAL,
     extent=extent,
-    **limits,
+    vmin=limits[0],
+    vmax=limits[1],
   )
   axes.figure.colorbar(image, ax=axes, label=label, pad=0.01)
   return image

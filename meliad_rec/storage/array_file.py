@@ -11,15 +11,19 @@ import numpy as np
 _META = 'meta'
 
 
-def check_place(path: str | Path) -> None:
-  """Checks, before long work, that `write` will be able to write a file.
+def check_place(path: str | Path, suffix: str = '.npz') -> None:
+  """Checks, before long work, that it will be possible to write a file.
+
+  Args:
+    path: path of the file.
+    suffix: the suffix that its name must have.
 
   Raises:
-    ValueError: the file cannot be written, or its name does not end in .npz.
+    ValueError: the file cannot be written, or its name has another suffix.
   """
-  if Path(path).suffix != '.npz':
+  if Path(path).suffix != suffix:
     # Otherwise a text file given by mistake would be overwritten.
-    raise ValueError(f'{path} does not end in .npz. Give a name that does.')
+    raise ValueError(f'{path} does not end in {suffix}. Give a name that does.')
   check_writable(path)
 
 

@@ -1,5 +1,7 @@
 """The command that evaluates, and what it says when it cannot."""
 
+import json
+from pathlib import Path
 import types
 
 import numpy as np
@@ -109,7 +111,9 @@ def test_data_that_have_changed_are_told(known, told, caplog):
   assert ('The data have changed since' in caplog.text) == told
 
 
-def test_labels_are_told_beside_what_trivial_answers_reach(monkeypatch, capsys):
+def test_labels_are_told_beside_what_trivial_answers_reach(
+  monkeypatch, capsys, tmp_path
+):
   task = RandomWalk(episodes=30, actions=9, episodes_per_document=1)
   config = types.SimpleNamespace(argument=lambda *_: task)
   run = types.SimpleNamespace(
@@ -118,8 +122,13 @@ def test_labels_are_told_beside_what_trivial_answers_reach(monkeypatch, capsys):
   measured = {'tokens': 30, 'error': 0.125, 'scored_tokens': 27}
   monkeypatch.setattr(evaluate.run_flags, 'open_run', lambda: run)
   monkeypatch.setattr(evaluate, 'measure', lambda *_: (measured, None))
-  command.run(evaluate, '--workdir=run', '--split=test')
-  first, error, *trivial = capsys.readouterr().out.splitlines()
+  file = tmp_path / 'test.json'
+  command.run(evaluate, '--workdir=run', '--split=test', f'--metrics={file}')
+  first, error, *trivial, wrote = capsys.readouterr().out.splitlines()
+  assert wrote == f'wrote {file}'
+  written = json.loads(file.read_text())
+  assert written.pop('trivial') == task.baselines('test')
+  assert written == {'run': str(Path('run').resolve()), 'step': 7} | measured
   assert first.startswith('step 7 of run: 3 documents, 30 tokens, ')
   assert first.endswith('30 words, 27 scored')
   assert error.split() == ['error', '0.125', 'share', 'of', 'scored', 'tokens']
@@ -143,6 +152,7 @@ def test_data_of_another_vocabulary_are_refused():
     (['--split=test', '--file=a'], 'got both'),
     (['--file=a', '--store=b'], 'Add --split'),
     (['--file=a', '--out=/no/such/x.npz'], 'The folder of /no/such/x'),
+    (['--file=a', '--metrics=a.txt'], 'a.txt does not end in .json'),
     (['--compare=a,b', '--split=test', '--out=c'], 'Remove --split and --out'),
     (['--compare=a'], 'two files'),
     (['--split=test', '--top=3'], '--top can'),

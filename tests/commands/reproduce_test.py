@@ -13,6 +13,7 @@ import pytest
 from meliad_rec.commands import reproduce
 from meliad_rec.report import journal
 from meliad_rec.runs import folder
+from meliad_rec.runs import queue
 from tests import command
 from tests import tiny_run
 
@@ -82,13 +83,13 @@ def test_a_run_that_fails_leaves_the_others(tmp_path, monkeypatch, jobs):
     begun.append((run.row, *command))
     return begin(run, command, *more)
 
-  begin = reproduce.start
-  monkeypatch.setattr(reproduce, 'start', start)
+  begin = queue.start
+  monkeypatch.setattr(queue, 'start', start)
   monkeypatch.setattr(
     reproduce.Run, 'commands', lambda run: iter(words[run.row])
   )
   runs = [reproduce.Run(row, '', 0, tmp_path) for row in words]
-  assert reproduce.work(runs, jobs) == {'a_seed0': 2, 'b_seed0': 2}
+  assert queue.work(runs, jobs) == {'a_seed0': 2, 'b_seed0': 2}
   assert sorted(begun) == [
     *(('a', 'runs'), ('b', '--version'), ('b', 'runs')),
     *(('c', '--help'), ('c', '--version')),
@@ -106,11 +107,11 @@ def test_training_is_followed_by_an_evaluation_of_its_best_step(own, out):
     def start(run, command, *more):
       begun.append(command)
       if command[0] == 'evaluate':
-        run.losses.write_text('')
+        run.metrics.write_text('')
       return subprocess.Popen([sys.executable, '-c', ''])
 
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(reproduce, 'start', start)
+      patch.setattr(queue, 'start', start)
       patch.setattr(reproduce, 'result', lambda run: dict(RESULT))
       command.run(
         *(reproduce, own, f'--out={out}', '--rows=a', '--split=test'),
@@ -124,15 +125,22 @@ def test_training_is_followed_by_an_evaluation_of_its_best_step(own, out):
     '--gin_param=experiment.Experiment.seed = 0',
     '--gin_param=STEPS = 9',
   ]
-  losses = workdir / 'test_64.npz'
+  metrics = workdir / 'test_64.json'
   evaluate = [
     *('evaluate', f'--workdir={workdir}', '--step=best', '--tokens=64'),
-    *('--split=test', f'--out={losses}'),
+    *(f'--out={workdir / "test_64.npz"}', '--split=test'),
+    f'--metrics={metrics}',
   ]
   assert commands() == [train, evaluate]
   assert commands() == [train]
-  os.utime(losses, (0, 0))
+  os.utime(metrics, (0, 0))
   assert commands() == [train, evaluate]
+  # There is no loss of each token to write if the data are labeled.
+  labels = journal.Journal(workdir / journal.NAME)
+  labels.append({'step': 9, 'split': 'validation', 'scored_tokens': 4})
+  labels.close()
+  os.utime(metrics, (0, 0))
+  assert commands() == [train, [a for a in evaluate if '--out' not in a]]
 
 
 RESULT = {'row': 'a', 'run': 'a_seed0', 'seed': 0, 'parameters': 1, 'steps': 1}

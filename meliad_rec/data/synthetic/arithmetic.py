@@ -64,7 +64,7 @@ class Arithmetic(BySize):
     return self.modulus + 1 + _SYMBOLS.index(symbol)
 
   def _flat(self, size_N, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens [N, T] and values [N] of expressions without brackets."""
+    """Returns tokens [N, T] and values [N] of expressions without brackets."""
     N, K = len(size_N), int(size_N.max())
     number_NK = draws.below(self.modulus, N * K).reshape(N, K)
     operator_NK = draws.below(len(_OPERATORS), N * K).reshape(N, K)
@@ -85,7 +85,7 @@ class Arithmetic(BySize):
     return tokens_NT, (total_N + product_N) % self.modulus
 
   def _bracketed(self, size_N, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens [N, T] and values [N] of expressions with brackets."""
+    """Returns tokens [N, T] and values [N] of expressions with brackets."""
     # An expression of K numbers has K - 1 operations with their brackets, "=".
     tokens_NT = np.zeros((len(size_N), 4 * int(size_N.max()) - 2), np.int64)
     values = []

@@ -25,8 +25,8 @@ class BySize:
 
   Each subclass says what its size is, such as the number of tokens. The splits
   train, validation and test have sequences of `least` to `most`, all sizes
-  equally frequent. A split such as test_128 has sequences of size 128. Sequences
-  are drawn independently, so short ones occur more than once.
+  equally frequent. A split such as test_128 has sequences of size 128. They are
+  drawn independently, so short sequences occur more than once.
 
   Subclasses implement `vocabulary`, `draw` and `guess`.
 

@@ -14,7 +14,8 @@ the last one shown, which `+1` says here.
 The task is that of Burtsev 2024: architectures of fixed depth learn one step
 ahead, and fail from two on.
 
-Letters of this file: N sequences, S states, T tokens, W cells, R bits of a rule.
+Letters of this file: N sequences, S states, T tokens, W cells, R bits of a
+rule.
 """
 
 import dataclasses

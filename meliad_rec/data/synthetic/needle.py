@@ -1,4 +1,4 @@
-r"""Needle in a haystack: a number given somewhere in long filler, asked for last.
+r"""Needle in a haystack: a number somewhere in long filler, asked for last.
 
 With numbers of three digits and one hop, a sequence with its labels below reads
 
@@ -24,7 +24,7 @@ from meliad_rec.data.vocabulary import Words
 _FILLER = (
   'the grass is green . the sky is blue . the sun is yellow . here we go . '
   'there and back again .'
-).split()
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Needle(BySize):
   def vocabulary(self) -> Words:
     """The digits, '=', the words of the filler, and the names."""
     names = (f'x{i}' for i in range(self.names))
-    return Words([*'0123456789', '=', *dict.fromkeys(_FILLER), *names])
+    return Words([*'0123456789', '=', *dict.fromkeys(_FILLER.split()), *names])
 
   def draw(self, size_N, draws, in_train):
     N, T = len(size_N), int(size_N.max())
@@ -86,13 +86,13 @@ class Needle(BySize):
 
   @functools.cached_property
   def _filler(self) -> np.ndarray:
-    return np.array(self.vocabulary.encode(' '.join(_FILLER)))
+    return np.array(self.vocabulary.encode(_FILLER))
 
   def _id(self, word: str) -> int:
     return int(self.vocabulary.encode(word)[0])
 
   def _sequence(self, size: int, draws: labeled.Draws) -> np.ndarray:
-    """Returns the tokens of one sequence with its whole answer: int64 [size]."""
+    """Returns int64 [size], one sequence with the last digit of its answer."""
     equals, stop, zero, x0 = map(self._id, ('=', '.', '0', 'x0'))
     S = self.chains * (1 + self.hops)
     numbers = zero + draws.below(10, self.chains * self.digits)

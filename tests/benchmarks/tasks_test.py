@@ -1,0 +1,127 @@
+"""The benchmark of tasks: what is run, the choice of a rate, the table."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from meliad_rec.benchmarks import tasks
+from meliad_rec.commands import bench
+from meliad_rec.config import config
+from meliad_rec.models.model import initialize
+from meliad_rec.report import journal
+from meliad_rec.training.experiment import Experiment
+from tests import command
+
+# {rate: (validation accuracy, test accuracy) of each seed}.
+FOUND = {
+  ('lstm', 'parity'): {0.1: [(0.7, 0.9), (0.9, 0.5)], 0.2: [(1, 0.75), (1, 1)]},
+  ('xl', 'parity'): {0.1: [(0.6, 0.5), (0.8, 0.6)]},
+  ('xl', 's3'): {0.1: [(1.0, 1 / 6)]},
+}
+
+
+@pytest.fixture
+def runs(tmp_path):
+  """Runs with the results FOUND."""
+  made = []
+  for (arch, task), rates in FOUND.items():
+    for rate, seeds in rates.items():
+      for seed, (validation, test) in enumerate(seeds):
+        run = tasks.Run(arch, task, rate, seed, tmp_path)
+        run.workdir.mkdir()
+        out = journal.Journal(run.workdir / journal.NAME)
+        for accuracy in 0.1, validation, 0.2:
+          out.append({'step': 1, 'split': 'validation', 'accuracy': accuracy})
+        out.append({'step': 1, 'split': 'train', 'accuracy': 1.0})
+        out.close()
+        run.metrics.write_text(json.dumps({'accuracy': test}))
+        made.append(run)
+  return made
+
+
+def test_the_rate_best_in_validation_counts_and_chance_is_0(runs):
+  shown = tasks.show(runs)
+  best = tasks.at_best_rate(shown.data)
+  at = lambda arch, task: best.sel(arch=arch, task=task).values.tolist()
+  assert at('lstm', 'parity') == [0.5, 1]  # The second rate.
+  np.testing.assert_allclose(at('xl', 'parity'), [0, 0.2], atol=1e-12)
+  np.testing.assert_allclose(at('xl', 's3'), [0, np.nan], atol=1e-12)
+  assert np.isnan(at('lstm', 's3')).all()
+  assert shown.data.validation.sel(
+    arch='lstm', task='parity', rate=0.1
+  ).values.tolist() == [0.7, 0.9]
+  assert [text.get_text() for text in shown.figure.axes[0].texts] == [
+    *('0.75', '', '0.10', '0.00')
+  ]
+  lines = tasks.table(shown.data).splitlines()
+  assert lines[3:7] == [
+    '| | parity | s3 |',
+    '|---|---:|---:|',
+    '| lstm | 0.750 (1.000) |  |',
+    '| xl | 0.100 (0.200) | 0.000 |',
+  ]
+  assert 'parity: test_256_last; s3: test_128_last' in lines[-1]
+
+
+@pytest.mark.parametrize('task', tasks.TASKS)
+@pytest.mark.parametrize('arch', tasks.ARCHS)
+def test_every_pair_is_an_experiment_and_every_test_split_exists(
+  arch, task, tmp_path
+):
+  run = tasks.Run(arch, task, 0.003, 1, tmp_path)
+  train, evaluate = run.commands()
+  values = lambda name: [
+    part.removeprefix(f'--{name}=')
+    for part in train
+    if part.startswith(f'--{name}=')
+  ]
+  config.parse(values('gin_file'), values('gin_param'))
+  experiment = config.build(Experiment)()
+  if task == 'parity':  # The others differ in their data.
+    model = experiment.model(experiment.data.vocabulary.size)
+    make = lambda rng: initialize(model, rng, 1, experiment.segment)
+    assert jax.eval_shape(make, jax.random.key(0))
+    config.check_read()
+  wanted = tasks.TASKS[task]
+  assert experiment.segment == wanted.segment and experiment.seed == 1
+  assert f'--split={wanted.split}' in evaluate
+  assert wanted.split in experiment.data.splits
+  config.reset()
+
+
+def test_tests_are_as_long_and_as_hard_as_they_are_said_to_be(tmp_path):
+  for name, task in tasks.TASKS.items():
+    few = ['TEST_SEQUENCES = 20', 'SEQUENCES = 200']
+    config.parse(['arch/lstm', 'size/walk', task.file], [*task.settings, *few])
+    data = config.build(Experiment)().data
+    longest = data.documents(task.split).lengths.max()
+    assert longest <= task.longest < 1.1 * longest + 8, name
+    assert data.documents('train').lengths.max() <= task.segment, name
+    assert abs(data.guess() - (1 - task.guess)) < 1e-9, name
+  config.reset()
+
+
+def test_mistakes_are_sentences(tmp_path):
+  say = lambda *flags: command.mistake(bench, 'tasks', *flags)
+  assert '--out=DIR' in say()
+  out = f'--out={tmp_path}'
+  assert "no task 'parityy' (nearest is parity)" in say(out, '--tasks=parityy')
+  assert "no arch 'x'" in say(out, '--archs=x')
+  assert '--rates=a must be numbers' in say(out, '--rates=a')
+  assert 'Remove --rounds' in say(out, '--rounds=3')
+  assert 'Remove --out' in command.mistake(bench, 'step', out)
+
+
+@pytest.mark.slow
+def test_it_trains_tests_and_repeats_nothing(tmp_path, capfd):
+  arguments = 'tasks', f'--out={tmp_path}', '--tasks=parity', '--steps=2'
+  arguments += '--archs=lstm,universal', '--rates=0.01', '--jobs=2'
+  assert command.run(bench, *arguments) == 0
+  written = {path.name for path in tmp_path.iterdir() if path.is_file()}
+  assert written >= {'tasks.md', 'tasks.csv', 'tasks.png'}
+  assert '| universal |' in (tmp_path / 'tasks.md').read_text()
+  capfd.readouterr()
+  assert command.run(bench, *arguments) == 0
+  assert 'train' not in capfd.readouterr().out
