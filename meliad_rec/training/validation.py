@@ -96,27 +96,37 @@ class Validation:
       report.write(step, {'error': error}, TRIVIAL + name)
     if text is not None:
       report.text(step, 'sample', text)
-    _warn_if_unused(step, metrics)
+    _tell_use(step, metrics, step == experiment.steps)
     report.plot()
     if 'error' in metrics:
       report.plot('error')
     return metrics
 
 
-def _warn_if_unused(step: int, metrics: dict[str, float]) -> None:
-  """Logs a warning if a recurrent model makes almost no use of its state.
+def _tell_use(step: int, metrics: dict[str, float], last: bool) -> None:
+  """Logs what the state is worth; warns if it is hardly used.
 
   Args:
     step: training steps so far; early ones give no warning.
     metrics: {metric: value} of the evaluation.
+    last: whether it is the last evaluation of the run.
   """
   loss, cost = metrics['loss_nats_per_token'], metrics.get('cleared_cost')
-  if cost is not None and step >= _LEARNED and cost < _UNUSED * loss:
+  if cost is None:
+    return
+  if step >= _LEARNED and cost < _UNUSED * loss:
     logging.warning(
       'The recurrent state is hardly used after %d steps: clearing it at the '
       'start of a segment raises the loss by %.2g of %.4g nats/token. The '
       'section "A state that pays" of gin/README.md says what helps.',
       step,
+      cost,
+      loss,
+    )
+  elif last:
+    logging.info(
+      'What recurrence gives: without the state from earlier segments, the '
+      'loss would change by %+.4f nats/token from %.4f.',
       cost,
       loss,
     )
