@@ -13,9 +13,9 @@ NAME is one of:
               early halting
   attention   implementations of windowed attention, measured here or, with
               --topology, estimated for a TPU
-  tasks       accuracy of architectures on tasks that need a memory; trains them
+  tasks       accuracy of architectures on tasks that need a memory, trained
 
-  meliad-rec bench tasks --out=DIR --tasks=parity,s3 --archs=lstm,xl --jobs=2
+  meliad-rec bench tasks --out=DIR --tasks=parity --archs=lstm,window --jobs=2
 """
 
 import dataclasses
@@ -158,9 +158,12 @@ def measure_tasks(args) -> int:
   try:
     rates = [float(rate) for rate in args.rates]
   except ValueError:
+    rates = []
+  if not rates or not all(0 < rate < 1000 for rate in rates):
     raise ValueError(
-      f'--rates={",".join(args.rates)} must be numbers, such as 0.003,0.001.'
-    ) from None
+      f'--rates={",".join(args.rates)} must be numbers above 0, such as '
+      '0.003,0.001.'
+    )
   return tasks.measure(
     *(Path(args.out), args.archs, args.tasks, rates),
     *(args.seeds, args.jobs, args.steps),

@@ -17,8 +17,8 @@ from tests import command
 # {rate: (validation accuracy, test accuracy) of each seed}.
 FOUND = {
   ('lstm', 'parity'): {0.1: [(0.7, 0.9), (0.9, 0.5)], 0.2: [(1, 0.75), (1, 1)]},
-  ('xl', 'parity'): {0.1: [(0.6, 0.5), (0.8, 0.6)]},
-  ('xl', 's3'): {0.1: [(1.0, 1 / 6)]},
+  ('window', 'parity'): {0.1: [(0.6, 0.5), (0.8, 0.6)]},
+  ('window', 's3'): {0.1: [(1.0, 1 / 6)]},
 }
 
 
@@ -46,8 +46,8 @@ def test_the_rate_best_in_validation_counts_and_chance_is_0(runs):
   best = tasks.at_best_rate(shown.data)
   at = lambda arch, task: best.sel(arch=arch, task=task).values.tolist()
   assert at('lstm', 'parity') == [0.5, 1]  # The second rate.
-  np.testing.assert_allclose(at('xl', 'parity'), [0, 0.2], atol=1e-12)
-  np.testing.assert_allclose(at('xl', 's3'), [0, np.nan], atol=1e-12)
+  np.testing.assert_allclose(at('window', 'parity'), [0, 0.2], atol=1e-12)
+  np.testing.assert_allclose(at('window', 's3'), [0, np.nan], atol=1e-12)
   assert np.isnan(at('lstm', 's3')).all()
   assert shown.data.validation.sel(
     arch='lstm', task='parity', rate=0.1
@@ -60,7 +60,7 @@ def test_the_rate_best_in_validation_counts_and_chance_is_0(runs):
     '| | parity | s3 |',
     '|---|---:|---:|',
     '| lstm | 0.750 (1.000) |  |',
-    '| xl | 0.100 (0.200) | 0.000 |',
+    '| window | 0.100 (0.200) | 0.000 |',
   ]
   assert 'parity: test_256_last; s3: test_128_last' in lines[-1]
 
@@ -109,7 +109,7 @@ def test_mistakes_are_sentences(tmp_path):
   out = f'--out={tmp_path}'
   assert "no task 'parityy' (nearest is parity)" in say(out, '--tasks=parityy')
   assert "no arch 'x'" in say(out, '--archs=x')
-  assert '--rates=a must be numbers' in say(out, '--rates=a')
+  assert '--rates=a must be numbers above 0' in say(out, '--rates=a')
   assert 'Remove --rounds' in say(out, '--rounds=3')
   assert 'Remove --out' in command.mistake(bench, 'step', out)
 

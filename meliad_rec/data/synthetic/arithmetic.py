@@ -5,9 +5,10 @@ Without and with brackets, a sequence with its label below reads
   3 + 4 * 2 - 1 =          ( ( 3 + 4 ) * 2 ) =
                 0                            4
 
-Without brackets, products come before sums. With brackets, each operation has
-its own. The label is at the sign of equality. The tasks are those of Deletang
-et al. 2023, who find that transformers do not extrapolate to greater lengths.
+Without brackets, products come before sums. With brackets, every operation is
+in brackets. The label is at the equals sign. The tasks are like those of
+Deletang et al. 2023, who find that transformers do not extrapolate to greater
+lengths. With brackets and modulus 5, the value 0 is the most frequent (30 %).
 
 Letters of this file: N expressions, T tokens, K numbers of an expression.
 """
@@ -86,7 +87,7 @@ class Arithmetic(BySize):
 
   def _bracketed(self, size_N, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
     """Returns tokens [N, T] and values [N] of expressions with brackets."""
-    # An expression of K numbers has K - 1 operations with their brackets, "=".
+    # K numbers, K - 1 operations with their brackets, and "=".
     tokens_NT = np.zeros((len(size_N), 4 * int(size_N.max()) - 2), np.int64)
     values = []
     random = iter(draws.bits(int((3 * size_N).sum())).tolist())

@@ -2,16 +2,17 @@ r"""Associative recall: the value that was given with a key, asked for later.
 
 With three pairs, a sequence with its labels below reads
 
-  k7 v2 k1 v9 k4 v2 k1 v5 v3 k7 v8 v8 k4 ...
-                    v9       v2       v2
+  k7 v2 k1 v9 k4 v2 k1 v5 v3 v6 k7 v8 k4 ...
+                    v9          v2    v2
 
 First come pairs of a key and its value, and then each key again, once, among
 random values. The label of a repeated key is its value.
 
-The task is multi-query associative recall of Arora et al. 2023: the questions
-come soon after the pairs rather than late, by a power law. With rewrites, some
-pairs repeat a key with another value, and the last value counts, as in Rodkin
-et al. 2024.
+The task is multi-query associative recall of Arora et al. 2023, with a smaller
+vocabulary, and with values alone between the questions. Questions come soon
+after the pairs rather than late, by a power law. With rewrites, some pairs
+repeat a key with another value, and the last value counts, as in Rodkin et al.
+2024.
 
 Letters of this file: N sequences, P pairs, Q questions, T tokens.
 """
@@ -32,11 +33,11 @@ class AssociativeRecall(BySize):
   Attributes:
     keys: number of keys in the vocabulary, at least as many as pairs.
     values: number of values in the vocabulary.
-    length: tokens of a sequence for each pair: 2 for the pair itself, and at
-      least 2 for a question and the token after it.
-    power: places of the questions have the density power * x^(power - 1), where
-      x from 0 to 1 is how late one is. A small power makes most questions
-      early, and 1 distributes them uniformly.
+    length: tokens per pair: 2 for the pair, and at least 2 for its question and
+      the token after it.
+    power: the k-th place for a question, counted from 1, has a weight
+      proportional to k^(power - 1). A small power makes most questions early,
+      and 1 distributes them uniformly.
     rewrites: share of the pairs that repeat the key of an earlier pair, from 0
       to 0.9.
     sequences, least, most, test_sizes, test_sequences, seed: see BySize.
@@ -95,6 +96,9 @@ class AssociativeRecall(BySize):
     labels_NT[n, place_NP[n, p]] = self.keys + 1 + value_NP[n, p]
     return tokens_NT, labels_NT
 
+  def largest(self, size):
+    return size * self.length + self.keys
+
   def guess(self):
     return 1 - 1 / self.values
 
@@ -104,8 +108,8 @@ class AssociativeRecall(BySize):
     N = len(size_N)
     slots_N = size_N * (self.length - 2) // 2
     S = int(slots_N.max())
-    edge_NS = np.minimum(np.arange(S + 1) / slots_N[:, None], 1) ** self.power
-    weight_NS = np.diff(edge_NS, axis=1)
+    weight_S = np.arange(1, S + 1) ** (self.power - 1)
+    weight_NS = weight_S * (np.arange(S) < slots_N[:, None])
     # Drawing without replacement: the greatest weights after Gumbel noise.
     noise_NS = -np.log(-np.log(draws.between_0_and_1(N * S))).reshape(N, S)
     with np.errstate(divide='ignore'):

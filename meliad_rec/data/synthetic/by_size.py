@@ -11,6 +11,7 @@ import numpy as np
 
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.documents import token_dtype
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.labeled import Draws
 from meliad_rec.data.vocabulary import Words
@@ -25,8 +26,9 @@ class BySize:
 
   Each subclass says what its size is, such as the number of tokens. The splits
   train, validation and test have sequences of `least` to `most`, all sizes
-  equally frequent. A split such as test_128 has sequences of size 128. They are
-  drawn independently, so short sequences occur more than once.
+  equally likely. A split such as test_128 has sequences of size 128. They are
+  drawn independently, so short sequences occur more than once, and in train as
+  well as in test.
 
   Subclasses implement `vocabulary`, `draw` and `guess`.
 
@@ -49,6 +51,14 @@ class BySize:
   has_last = False
 
   def __post_init__(self):
+    sizes = self.test_sizes
+    if not (
+      isinstance(sizes, tuple | list) and all(isinstance(n, int) for n in sizes)
+    ):
+      raise ValueError(
+        f'test_sizes must be whole numbers such as (64,), got {sizes!r}. Set '
+        f'{self.setting("test_sizes")}.'
+      )
     for name in ('sequences', 'test_sequences'):
       labeled.check_setting(self.setting(name), getattr(self, name), 1)
     sizes = {'least': self.least, 'most': self.most}
@@ -66,6 +76,10 @@ class BySize:
   def vocabulary(self) -> Words:
     raise NotImplementedError
 
+  def largest(self, size: int) -> int:
+    """Returns how many numbers it takes to draw a sequence, about."""
+    return size
+
   def draw(
     self, size_N: np.ndarray, draws: Draws, in_train: bool
   ) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +93,7 @@ class BySize:
     raise NotImplementedError
 
   def guess(self) -> float:
-    """Returns the error rate from 0 to 1 of a guess that reads nothing."""
+    """Returns the error rate from 0 to 1 of a uniform guess."""
     raise NotImplementedError
 
   @classmethod
@@ -98,14 +112,15 @@ class BySize:
     """Returns all documents of a split, one per sequence."""
     self._check(split)
     name = split.removesuffix(_LAST)
-    draws = Draws(self.seed, self.splits.index(name))
     N = self.sequences if name == 'train' else self.test_sequences
     if name in SPLITS:
+      draws = Draws(self.seed, SPLITS.index(name))
       size_N = self.least + draws.below(self.most - self.least + 1, N)
     else:
-      size_N = np.full(N, int(name.removeprefix('test_')))
+      size = int(name.removeprefix('test_'))
+      draws, size_N = Draws(self.seed, len(SPLITS), size), np.full(N, size)
     tokens, labels, lengths = [], [], []
-    step = max(_CHUNK_TOKENS // int(size_N.max()), 1)
+    step = max(_CHUNK_TOKENS // self.largest(int(size_N.max())), 1)
     for begin in range(0, N, step):
       part_N = size_N[begin : begin + step]
       tokens_NT, labels_NT = self.draw(part_N, draws, name == 'train')
@@ -113,8 +128,9 @@ class BySize:
         labels_NT = _only_last(labels_NT)
       real_NT = tokens_NT != 0
       lengths.append(real_NT.sum(1))
-      tokens.append(tokens_NT[real_NT].astype(np.uint16))
-      labels.append(labels_NT[real_NT].astype(np.uint16))
+      dtype = token_dtype(self.vocabulary.size)
+      tokens.append(tokens_NT[real_NT].astype(dtype))
+      labels.append(labels_NT[real_NT].astype(dtype))
     starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
     return labeled.from_tokens(
       split,

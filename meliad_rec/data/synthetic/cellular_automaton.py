@@ -1,7 +1,7 @@
-r"""Cellular automata: continues a ring of cells whose rule must be found out.
+r"""Cellular automata: predicts a ring of cells whose rule must be inferred.
 
-With rings of five cells and three states shown, a sequence with its labels
-below reads
+With rings of five cells, three states shown and radius 1, a sequence with its
+labels below reads
 
   0 1 0 0 1 / 1 1 0 1 1 / 0 1 1 1 0 +1 ? ? ? ? ?
                                        1 1 0 1 0
@@ -9,10 +9,10 @@ below reads
 Each cell becomes a function of itself and of `radius` neighbors on either side.
 The function is drawn at random for each sequence, and the test splits have
 functions that train does not have. The labels are the state `size` steps after
-the last one shown, which `+1` says here.
+the last one shown, here one step, written `+1`.
 
 The task is that of Burtsev 2024: architectures of fixed depth learn one step
-ahead, and fail from two on.
+ahead, and fail at about two.
 
 Letters of this file: N sequences, S states, T tokens, W cells, R bits of a
 rule.
@@ -77,6 +77,9 @@ class CellularAutomaton(BySize):
     future_NW = states_NSW[np.arange(N), self.shown - 1 + size_N] + zero
     tokens_NT = np.concatenate([shown_NT, np.full((N, W), blank)], 1)
     return tokens_NT, np.concatenate([0 * shown_NT, future_NW], 1)
+
+  def largest(self, size):
+    return (self.shown + 1) * (self.cells + 1)
 
   def guess(self):
     return 0.5

@@ -1,13 +1,15 @@
-r"""Needle in a haystack: a number somewhere in long filler, asked for last.
+r"""Needle in a haystack: a number hidden in long filler, asked for at the end.
 
 With numbers of three digits and one hop, a sequence with its labels below reads
 
   the grass is x8 = 7 1 9 . green . x3 = x8 . the sky is blue . x3 = 7 1
-                                                               7 1 9
+                                                                   7 1 9
 
-This is the passkey task of Mohtashami and Jaggi 2023 if there is one chain
-without hops, and like variable tracking of RULER (Hsieh et al. 2024) otherwise.
-A label is the next digit of the answer.
+A label is the next digit of the answer. With one chain and no hops, this is the
+passkey task of Mohtashami and Jaggi 2023. With several chains and hops, it
+resembles variable tracking in RULER (Hsieh et al. 2024), which asks for all
+variables of a number instead. With one chain, hops make it no harder, since the
+text has only one number.
 
 Letters of this file: N sequences, T tokens, S statements.
 """
@@ -35,7 +37,7 @@ class Needle(BySize):
   the last variable of a random chain is asked for.
 
   Attributes:
-    chains: number of numbers that are given; each begins a chain.
+    chains: how many numbers are hidden; each begins a chain.
     hops: how often a chain passes its number on to another variable.
     digits: digits of a number.
     names: number of names of variables, from x0 on.

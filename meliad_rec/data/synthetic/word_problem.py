@@ -12,7 +12,7 @@ product a b applies the permutation a first: (a b)[i] = b[a[i]].
 The task is that of Merrill et al. 2024, with a label at every token. A fixed
 number of layers of attention cannot solve it at all lengths if the group is not
 solvable, such as A5 or S5; one recurrent layer can. In Z2, the label is the
-parity of the ones so far.
+parity of the number of ones so far.
 
 Letters of this file: N sequences, T tokens, G elements of the group.
 """
@@ -29,6 +29,7 @@ from meliad_rec.data.synthetic.by_size import BySize
 from meliad_rec.data.vocabulary import Words
 
 _LARGEST = {'Z': 256, 'S': 5, 'A': 5}
+_MOST = 2000  # Elements of a product of groups.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,11 @@ class WordProblem(BySize):
           'permutations, such as S5 or A5. Remove '
           f'{self.setting("moved")}.'
         )
-    _ = self._group
+    if len(self._drawn) < 2:
+      raise ValueError(
+        f'moved is {self.moved}, but {self.group} has only its identity then. '
+        f'Increase {self.setting("moved")}.'
+      )
 
   @functools.cached_property
   def vocabulary(self) -> Words:
@@ -121,9 +126,14 @@ def group(name: str) -> tuple[list[str], np.ndarray]:
     ValueError: there is no such group, or it is too large.
   """
   names, table_GG = [''], np.zeros((1, 1), np.int64)
-  for part in name.split('x'):
+  for part in str(name).split('x'):
     more, more_GG = _simple(part, name)
     count = len(more)
+    if len(names) * count > _MOST:
+      raise ValueError(
+        f'The group {name} has more than {_MOST} elements. Set '
+        'word_problem.WordProblem.group (in gin: GROUP) to a smaller one.'
+      )
     names = [f'{a}{"_" * bool(a)}{b}' for a in names for b in more]
     # Element a count + b is the pair (a, b).
     table_GG = (table_GG[:, None, :, None] * count + more_GG[:, None]).reshape(
@@ -141,9 +151,10 @@ def _simple(name: str, whole: str) -> tuple[list[str], np.ndarray]:
       'Set word_problem.WordProblem.group (in gin: GROUP).'
     )
   n = int(size)
-  if not 2 <= n <= _LARGEST[kind]:
+  least = 3 if kind == 'A' else 2
+  if not least <= n <= _LARGEST[kind]:
     raise ValueError(
-      f'The number in {kind}{n} must be from 2 to {_LARGEST[kind]}. Set '
+      f'The number in {kind}{n} must be from {least} to {_LARGEST[kind]}. Set '
       'word_problem.WordProblem.group (in gin: GROUP).'
     )
   if kind == 'Z':
