@@ -124,4 +124,4 @@ def test_it_trains_tests_and_repeats_nothing(tmp_path, capfd):
   assert '| universal |' in (tmp_path / 'tasks.md').read_text()
   capfd.readouterr()
   assert command.run(bench, *arguments) == 0
-  assert 'train' not in capfd.readouterr().out
+  assert ': train' not in capfd.readouterr().out
