@@ -118,7 +118,7 @@ class Run:
     rate: peak learning rate.
     seed: the seed.
     out: folder of the table.
-    steps: number of training steps; None: that of the task.
+    steps: number of training steps; None: as many as Task.steps says.
   """
 
   arch: str
@@ -202,7 +202,7 @@ def measure(
     rates: learning rates to try.
     seeds: number of runs with each rate.
     jobs: runs at a time.
-    steps: number of training steps; None: that of each task.
+    steps: number of training steps; None: as many as each Task.steps says.
 
   Returns:
     The exit code: 1 if a run failed, else 0.

@@ -46,7 +46,7 @@ BENCHES = {
 }
 
 
-# Flags of the benchmark `tasks`, and those of the others.
+# Flags that only the benchmark `tasks` has, and flags that it lacks.
 _OF_TASKS = 'out', 'archs', 'tasks', 'rates', 'seeds', 'jobs', 'steps'
 _OF_OTHERS = 'setting', 'rounds', 'by', 'json', 'topology'
 
@@ -93,7 +93,10 @@ def define_flags() -> None:
     'jobs', 1, 'Runs at a time, which share the CPU cores.', lower_bound=1
   )
   flags.DEFINE_integer(
-    'steps', None, 'Training steps, if not those of the task.', lower_bound=1
+    'steps',
+    None,
+    'Training steps; default: as many as each task needs.',
+    lower_bound=1,
   )
 
 

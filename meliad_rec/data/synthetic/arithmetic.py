@@ -6,9 +6,9 @@ Without and with brackets, a sequence with its label below reads
                 0                            4
 
 Without brackets, products come before sums. With brackets, every operation is
-in brackets. The label is at the equals sign. The tasks are like those of
-Deletang et al. 2023, who find that transformers do not extrapolate to greater
-lengths. With brackets and modulus 5, the value 0 is the most frequent (30 %).
+in brackets. The label is at the equals sign. The tasks resemble two of Deletang
+et al. 2023, who find that transformers do not extrapolate to greater lengths.
+With brackets and modulus 5, the value 0 is the most frequent (30 %).
 
 Letters of this file: N expressions, T tokens, K numbers of an expression.
 """

@@ -11,8 +11,8 @@ The function is drawn at random for each sequence, and the test splits have
 functions that train does not have. The labels are the state `size` steps after
 the last one shown, here one step, written `+1`.
 
-The task is that of Burtsev 2024: architectures of fixed depth learn one step
-ahead, and fail at about two.
+The task is from Burtsev 2024, where architectures of fixed depth learn to
+predict one step ahead, but not two or more.
 
 Letters of this file: N sequences, S states, T tokens, W cells, R bits of a
 rule.

@@ -6,8 +6,8 @@ Copying four digits, a sequence with its labels below reads
           3 1 4 1
 
 A label is the next digit of the copy. A model that has all labels of a sequence
-right also generates the whole copy. The tasks are those of Fan et al. 2020,
-section 4.1.1, who train at length 40 and test at 400.
+right also generates the whole copy. Fan et al. 2020, section
+4.1.1, train on these two tasks at length 40, and test at 400.
 
 Letters of this file: N sequences, T tokens, X digits.
 """
@@ -41,7 +41,7 @@ class Copying(BySize):
     zero, equals = self.vocabulary.encode('0 =')
     digits_NX = zero + draws.below(10, N * X).reshape(N, X)
     place_T, size_N1 = np.arange(2 * X), size_N[:, None]
-    # How many digits of the copy come before the token.
+    # How many digits have been copied before each token.
     copied_NT = np.maximum(place_T - size_N1 - 1, -2)
     first_NT = np.take(digits_NX, np.minimum(place_T, X - 1), 1)
     copy_NX = digits_NX
