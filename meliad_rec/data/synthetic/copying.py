@@ -6,8 +6,8 @@ Copying four digits, a sequence with its labels below reads
           3 1 4 1
 
 A label is the next digit of the copy. A model that has all labels of a sequence
-right also generates the whole copy. Fan et al. 2020, section
-4.1.1, train on these two tasks at length 40, and test at 400.
+right also generates the whole copy. Fan et al. 2020, section 4.1.1, train on
+these two tasks at length 40, and test at 400.
 
 Letters of this file: N sequences, T tokens, X digits.
 """
