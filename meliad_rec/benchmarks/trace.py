@@ -14,6 +14,7 @@ import jax
 
 from meliad_rec.planning import hlo
 from meliad_rec.planning.hlo import Label
+from meliad_rec.training import profile
 
 STEPS = 5
 # Operations that run other operations. Only the time of the others counts.
@@ -32,7 +33,7 @@ def measure(step: Callable[[], None], text: str) -> Counter[Label]:
   """
   step()
   with tempfile.TemporaryDirectory(prefix='meliad_rec_trace_') as folder:
-    with jax.profiler.trace(folder):
+    with jax.profiler.trace(folder, profiler_options=profile.options()):
       for _ in range(STEPS):
         step()
     [file] = Path(folder).rglob('*.xplane.pb')

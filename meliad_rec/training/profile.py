@@ -39,6 +39,17 @@ def steps(text: str) -> range:
   return range(first, last + 1)
 
 
+def options() -> jax.profiler.ProfileOptions:
+  """Returns options with which a trace has no calls of Python functions.
+
+  These fill most of a trace, and the profiler has crashed when it collected
+  them while other threads ran.
+  """
+  found = jax.profiler.ProfileOptions()
+  found.python_tracer_level = 0
+  return found
+
+
 class Profile:
   """A tracer that writes one trace of some training steps, on process 0.
 
@@ -69,7 +80,7 @@ class Profile:
       if in_bucket(folder):  # The profiler writes to a disk only.
         self._temporary = tempfile.TemporaryDirectory()
         folder = self._temporary.name
-      jax.profiler.start_trace(folder)
+      jax.profiler.start_trace(folder, profiler_options=options())
     # The last traced step finishes during the step after it.
     if self._on and step > self._traced[-1] + 1:
       self.close()

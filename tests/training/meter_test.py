@@ -203,7 +203,9 @@ def traces(monkeypatch):
   """The calls of jax.profiler."""
   calls = []
   start = lambda folder: calls.append(str(folder))
-  monkeypatch.setattr(jax.profiler, 'start_trace', start)
+  monkeypatch.setattr(
+    jax.profiler, 'start_trace', lambda folder, **options: start(folder)
+  )
   monkeypatch.setattr(jax.profiler, 'stop_trace', lambda: calls.append('stop'))
   return calls
 
