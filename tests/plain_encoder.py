@@ -122,6 +122,8 @@ def universal(made, p, x_BTD, mask_BT, memory_BSD=None):
   h_BTD, mixed_BTD, remainder_BU, _, penalty_BU, depth_BU = now
   if made.halt.leftover:
     penalty_BU = penalty_BU + remainder_BU * depth_BU
+  else:
+    penalty_BU = penalty_BU - (1 - remainder_BU)
   units_B = jnp.maximum(unit_BU.sum(1), 1)
   penalty_B = made.halt.ponder_cost * (penalty_BU * unit_BU).sum(1) / units_B
   return (
@@ -147,7 +149,7 @@ def step(made, p, l, now, mask_BT, memory_BSD):
   p_BU = sigmoid(linear(p['gate']['last'], hidden))[..., 0]
   rest_BU = remainder_BU * (1 - p_BU)
   may_BU = active_BU
-  if not made.causal:
+  if made.halt.length_bound and not made.causal:
     may_BU = active_BU & (l <= mask_BT.sum(1, keepdims=True))
   active_BU = may_BU & (rest_BU > 1 - made.halt.threshold)
   takes_BU = may_BU if made.halt.keep_crossing else active_BU

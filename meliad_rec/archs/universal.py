@@ -70,6 +70,8 @@ class Universal(nn.Module):
     layer_drop: probability in training that a step in depth skips the layer.
       There is one draw for each step, for all rows and chunks. A skipped step
       still counts for halting.
+    early_exit: whether the loop ends when all rows have halted. If False, all
+      steps are computed, and rows that have halted keep their states.
   """
 
   layer: EncoderLayer
@@ -80,6 +82,7 @@ class Universal(nn.Module):
   eval_steps: int | None = None
   inference: str = 'while'
   layer_drop: float = 0.0
+  early_exit: bool = True
 
   def setup(self):
     if min(self.steps, self.max_steps(False)) < 1:
@@ -107,11 +110,13 @@ class Universal(nn.Module):
       return self.run_once(x_BTD, mask_BT, memory_BSD)
     training = self.has_rng('dropout')
     steps = self.max_steps(training)
-    if self.halt and not self.causal:
+    # A bound in a causal layer would reveal how many tokens follow.
+    bounded = self.halt and self.halt.length_bound and not self.causal
+    if bounded:
       steps = min(steps, x_BTD.shape[1] + 1)
     recurrence = self.recurrence(steps)
     shared = self.shared()
-    rows = Rows.of(mask_BT, memory_BSD, self.causal)
+    rows = Rows.of(mask_BT, memory_BSD, bounded)
     state, initial_counts = recurrence.initial_state(shared, rows, x_BTD)
     if pictures.wanted(self):
       self.sow_steps(recurrence, shared, rows, state, steps)
@@ -185,6 +190,7 @@ class Universal(nn.Module):
       self.transition,
       steps,
       self.layer_drop,
+      self.early_exit,
     )
 
   def shared(self) -> 'Shared':
@@ -267,19 +273,16 @@ class Rows(struct.PyTreeNode):
   max_steps_B1: jax.Array
 
   @classmethod
-  def of(cls, mask_BT, memory_BSD, causal: bool) -> 'Rows':
-    """Returns Rows that allow each row one step more than it has tokens.
-
-    If the layer is causal, there is no such limit, since a limit would reveal
-    how many tokens follow.
+  def of(cls, mask_BT, memory_BSD, bounded: bool) -> 'Rows':
+    """Returns Rows of which each may take any number of steps.
 
     Args:
       mask_BT: bool, False at padding.
       memory_BSD: memory slots, or None.
-      causal: whether the layer is causal.
+      bounded: whether a row may take only one step more than it has tokens.
     """
     max_steps_B1 = jnp.sum(mask_BT, 1, keepdims=True, dtype=jnp.int32)
-    if causal:
+    if not bounded:
       max_steps_B1 = jnp.full_like(max_steps_B1, jnp.iinfo(jnp.int32).max)
     return cls(mask_BT, memory_BSD, max_steps_B1)
 
@@ -325,7 +328,7 @@ class Recurrence:
   Attributes:
     layer: unbound module (without parameters).
     gate: unbound module; None if nothing halts.
-    halt, global_halt, transition, layer_drop: see Universal.
+    halt, global_halt, transition, layer_drop, early_exit: see Universal.
     steps: maximum number of steps.
   """
 
@@ -336,6 +339,7 @@ class Recurrence:
   transition: bool
   steps: int
   layer_drop: float = 0.0
+  early_exit: bool = True
 
   def initial_state(self, shared: Shared, rows: Rows, x_BTD):
     """Returns the DepthState and the Counts before step 0.
@@ -357,12 +361,18 @@ class Recurrence:
     return DepthState(x_BTD, units, p_BU, mixed_BTD), counts
 
   def active(self, state: DepthState):
-    """Returns bool [B], True at rows in which any unit continues."""
-    return state.units.active_B
+    """Returns bool [B], True at rows in which any unit continues.
+
+    If early_exit is False, it is True at all rows.
+    """
+    return state.units.active_B | (not self.early_exit)
 
   def changed(self, added: Added):
-    """Returns bool [B], True at rows in which any unit took its new state."""
-    return jnp.any(added.counts.depth > 0, 1)
+    """Returns bool [B], True at rows in which any unit took its new state.
+
+    If early_exit is False, it is True at all rows.
+    """
+    return jnp.any(added.counts.depth > 0, 1) | (not self.early_exit)
 
   def step(self, shared: Shared, rows: Rows, l, state: DepthState):
     """Returns the DepthState after step l, and the Added of this step.

@@ -35,7 +35,11 @@ class Halt:
       it crosses the threshold, as in the paper's text. The authors' code
       discards that state.
     leftover: whether the remainder after the last step counts in the expected
-      number of steps; see `cost`. In the paper's eq. 8 it does not.
+      number of steps; see `cost`. In the paper's eq. 8 it does not, and halting
+      at the initial state costs nothing.
+    length_bound: whether a unit of an encoder takes at most one step more than
+      the row has tokens, as in the authors' code. The paper's algorithms have
+      no such bound.
   """
 
   threshold: float = 0.999
@@ -43,6 +47,7 @@ class Halt:
   bias_init: float = 0.0
   keep_crossing: bool = False
   leftover: bool = True
+  length_bound: bool = True
 
   def __post_init__(self):
     if not 0 < self.threshold < 1:
@@ -157,8 +162,8 @@ def at_step(a_BU, l, steps: int):
 def cost(halt: Halt, remainder_BU, counts: Counts):
   """Returns each unit's expected number of steps, [B, U].
 
-  It is Counts.ponder_cost and, if Halt.leftover, the remainder times the number
-  of steps taken.
+  If Halt.leftover, it is Counts.ponder_cost plus the remainder times the number
+  of steps taken. Otherwise it is eq. 8, the sum over steps of weight_l l.
 
   Args:
     halt: settings.
@@ -166,7 +171,7 @@ def cost(halt: Halt, remainder_BU, counts: Counts):
     counts: counts of all steps.
   """
   if not halt.leftover:
-    return counts.ponder_cost
+    return counts.ponder_cost - (1 - remainder_BU)
   return counts.ponder_cost + remainder_BU * counts.depth
 
 

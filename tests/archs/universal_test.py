@@ -38,7 +38,9 @@ KINDS = {
   'gut, state before': (True, False, True, False),
 }
 OFFICIAL = Halt(threshold=0.9, bias_init=-1.0)
-PAPER = dataclasses.replace(OFFICIAL, keep_crossing=True, leftover=False)
+PAPER = dataclasses.replace(
+  OFFICIAL, keep_crossing=True, leftover=False, length_bound=False
+)
 ENDLESS = Halt(threshold=1 - 1e-9)
 TRAINING = {'dropout': jax.random.key(3)}
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
@@ -159,6 +161,11 @@ def test_early_exit_changes_nothing(variant):
   assert np.abs(found[0][1] - outcome('gut')[0][1]).max() > 0.1
 
 
+def test_steps_after_all_have_halted_change_nothing(monkeypatch):
+  monkeypatch.setitem(VARIANTS, 'all steps', {'early_exit': False})
+  assert_close(outcome('gut', variant='all steps'), outcome('gut'))
+
+
 def evaluated(made, params, block=None, **options):
   """Returns outputs and metrics."""
   (_, y_BTD), sown = cells.apply(
@@ -177,6 +184,7 @@ def test_inference_is_training_without_dropout(kind):
     'masked': encoder(kind, MaskedUniversal),
     'while': encoder(kind),
     'compacted': encoder(kind, inference='compacted'),
+    'all': encoder(kind, early_exit=False),
   }.items():
     y_BTD, seen = evaluated(made, parameters(kind))
     assert_close(y_BTD[mask_BT], expected[mask_BT])
@@ -193,7 +201,7 @@ def test_inference_is_training_without_dropout(kind):
     ran[name] = float(seen['halting_waste'].total)
     if kind == 'gut':
       assert float(seen['halting_waste'].count) == depths.sum()
-  assert ran['masked'] == 3 * STEPS
+  assert ran['masked'] == ran['all'] == 3 * STEPS
   # The step that is crossed in is computed too, if that is not known before.
   crossed = depths.max() + (kind != 'ut')
   assert ran['while'] == 3 * min(crossed, STEPS)
@@ -226,14 +234,19 @@ def test_evaluation_may_go_deeper():
 
 
 @pytest.mark.parametrize(
-  'kind, steps', [('gut', T + 1), ('ut', T + 1), ('gut causal', 30)]
+  'kind, bound, steps',
+  [
+    *(('gut', True, T + 1), ('gut', False, 30), ('ut', True, T + 1)),
+    ('gut causal', True, 30),
+  ],
 )
-def test_steps_are_at_most_the_tokens_and_one(kind, steps):
+def test_steps_are_at_most_the_tokens_and_one(kind, bound, steps):
   """Except where that would reveal how many tokens follow."""
   params = parameters(kind)['encoder']
   still = jax.tree.map(np.zeros_like, params['gate'])
   still['last']['bias'] -= 8.0
-  made = encoder(kind, halt=ENDLESS, steps=30)
+  halt = dataclasses.replace(ENDLESS, length_bound=bound)
+  made = encoder(kind, halt=halt, steps=30)
   _, seen = evaluated(made, {'encoder': params | {'gate': still}})
   assert float(seen['halting_depth_max'].value) == steps
   # Nor are more than those reckoned with.

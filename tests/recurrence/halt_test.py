@@ -100,8 +100,9 @@ def test_the_penalty_is_the_expected_number_of_steps():
   cost = halting.cost(Halt(), remainder_BU, counts)
   # What is left lies on the state behind the last step.
   np.testing.assert_allclose(cost, [[1.0 + 0.25 * 2, 1.3 + 0.4 * 3]])
+  # Equation 8: halting at the initial state costs nothing.
   cost = halting.cost(Halt(leftover=False), remainder_BU, counts)
-  np.testing.assert_allclose(cost, [[1.0, 1.3]])
+  np.testing.assert_allclose(cost, [[0.25, 0.1 + 2 * 0.3]])
 
 
 @pytest.mark.parametrize('bias, p', [(0.0, 0.5), (-3.0, 0.047426)])
