@@ -12,8 +12,6 @@ tokens that halt together, as a chunk or a document, count once. --out plots the
 result.
 """
 
-import dataclasses
-
 from absl import flags
 
 from meliad_rec.commands import depth_report
@@ -24,7 +22,6 @@ from meliad_rec.evaluation import depth
 from meliad_rec.evaluation.depth import bracket_steps
 from meliad_rec.evaluation.depth import Depths
 from meliad_rec.evaluation.depth import measure
-from meliad_rec.models.checks import check_data_compatible
 from meliad_rec.report.console import Countdown
 from meliad_rec.report.console import counted
 from meliad_rec.report.console import printable
@@ -104,10 +101,7 @@ def check_flags(args) -> None:
 
 def read(run: TrainedRun, documents: Documents, args) -> Depths:
   """Runs the model on documents and returns the steps of each token."""
-  sharded = run.sharded
-  if args.segment is not None:
-    sharded = dataclasses.replace(sharded, segment=args.segment)
-  check_data_compatible(sharded.model, documents, sharded.segment, '--segment')
+  sharded = run_flags.with_segment(run.sharded, documents, args.segment)
   rows = run.rows(len(documents)) if args.batch is None else args.batch
   countdown = Countdown(len(documents.tokens), 'tokens')
   try:

@@ -28,7 +28,6 @@ from meliad_rec.evaluation.evaluation import Part
 from meliad_rec.evaluation.gain_plot import plot_gain
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.metrics.metrics import unit
-from meliad_rec.models.checks import check_data_compatible
 from meliad_rec.report import plot
 from meliad_rec.report.console import Countdown
 from meliad_rec.report.console import counted
@@ -211,9 +210,7 @@ def measure(
   if args.clear_state:
     model = sharded.model.clone(clear_state=True)
     sharded = dataclasses.replace(sharded, model=model)
-  if args.segment is not None:
-    sharded = dataclasses.replace(sharded, segment=args.segment)
-  check_data_compatible(sharded.model, documents, sharded.segment, '--segment')
+  sharded = run_flags.with_segment(sharded, documents, args.segment)
   losses = TokenLosses.of(documents, run.vocabulary) if args.out else None
   countdown = Countdown(int(documents.lengths.sum()), 'tokens')
   rows = run.rows(len(documents)) if args.batch is None else args.batch

@@ -1,12 +1,17 @@
 """The flags that name a trained run, for the commands that use one."""
 
+import dataclasses
 from pathlib import Path
 
 from absl import flags
 from absl import logging
 
 from meliad_rec.data.dataset import Dataset
+from meliad_rec.data.documents import Documents
 from meliad_rec.distributed import compilation_cache
+from meliad_rec.models.checks import check_data_compatible
+from meliad_rec.models.checks import least_segment
+from meliad_rec.models.sharded_model import ShardedModel
 from meliad_rec.report import console
 from meliad_rec.runs import folder
 from meliad_rec.runs import run_data
@@ -62,9 +67,30 @@ def define_reading_flags() -> None:
   flags.DEFINE_integer(
     'segment',
     None,
-    'Number of tokens read at once; default: as in training.',
+    'Number of tokens read at once; default: as in training, or the length of '
+    'the longest document if the model reads whole documents and that is more.',
     lower_bound=1,
   )
+
+
+def with_segment(
+  sharded: ShardedModel, documents: Documents, segment: int | None
+) -> ShardedModel:
+  """Returns the model of a run that reads segments of another length.
+
+  Args:
+    sharded: the model, with the segments of training.
+    documents: documents that it will read.
+    segment: value of --segment. None means as in training, or longer if the
+      model reads whole documents.
+
+  Raises:
+    ValueError: the model cannot read these documents.
+  """
+  if segment is None:
+    segment = max(sharded.segment, least_segment(sharded.model, documents))
+  check_data_compatible(sharded.model, documents, segment, '--segment')
+  return dataclasses.replace(sharded, segment=segment)
 
 
 def open_run() -> TrainedRun:

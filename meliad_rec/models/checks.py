@@ -32,16 +32,25 @@ def check_data_compatible(
     raise ValueError(
       f'{setting} must be a multiple of {block} tokens ({unit}), got {segment}.'
     )
-  if not model.cell.needs_whole_document:
-    return
-  longest = documents.sequence_lengths.max(initial=0)
-  needed = -(-longest * model.sequences // block) * block
+  needed = least_segment(model, documents)
   if segment < needed:
     raise ValueError(
       f'{type(model.cell).__name__} reads a whole document at once, so '
       f'{setting} must be at least {needed} tokens, enough for the longest '
       f'document, got {segment}.'
     )
+
+
+def least_segment(model: Model, documents: Documents) -> int:
+  """Returns the least number of tokens of a segment that a model can read.
+
+  It is 1 block, or the longest document if the model reads whole documents.
+  """
+  block = (model.cell.block_length or 1) * model.sequences
+  if not model.cell.needs_whole_document:
+    return block
+  longest = documents.sequence_lengths.max(initial=0)
+  return -(-longest * model.sequences // block) * block
 
 
 def check_can_generate(model: Model) -> None:

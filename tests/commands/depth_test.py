@@ -106,7 +106,7 @@ def test_a_split(tell, tmp_path):
     ([TEXT, 'more'], "'more' is not a flag"),
     (['--text=[MAX 2 x ]'], "no word 'x'"),
     (['--split=tset'], "'tset'"),
-    ([LONG], '--segment must be at least 34'),
+    ([LONG, '--segment=8'], '--segment must be at least 34'),
     ([TEXT, '--segment=9'], '--segment must be at least 10'),
     ([TEXT, '--out=x.jpg'], '.png'),
   ],
