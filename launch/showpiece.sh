@@ -15,7 +15,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/this_code.sh"
 
 out="${OUT:-runs/showpiece}"
-"${run[@]}" reproduce cpu/code --rows=slide,rec --jobs=2 --split=test \
+"${run[@]}" reproduce cpu/code --rows=slide,rec --jobs=2 --splits=test \
   --tokens=65536 --out="$out" --gin_param="STORE = '$store'" "$@"
 echo "== A is slide, B is rec"
 losses=seed0/test_65536.npz

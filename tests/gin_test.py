@@ -12,6 +12,7 @@ import jax
 import pytest
 
 from meliad_rec.archs.transformer import EncoderLayers
+from meliad_rec.commands import reproduce
 from meliad_rec.config import config
 from meliad_rec.config import files
 from meliad_rec.config.saved import MODEL
@@ -54,8 +55,9 @@ READS = {
 }
 # Parts of the names of files without layers that can be scanned.
 UNLIKE = (
-  *('algorithm_xl', 'bottleneck', 'feed', 'program_xl', 'recurrent_memory'),
-  *('shared', 'staircase', 'transformer', 'universal', 'walk_xl'),
+  *('algorithm', 'bottleneck', 'copy', 'feed', 'program_xl', 'random_walk'),
+  *('recurrent_memory', 'reverse', 'shared', 'staircase', 'transformer'),
+  *('universal', 'walk_xl'),
 )
 # Options that need another task than the usual one of the tests.
 TASK = {
@@ -104,12 +106,25 @@ OF_LISTOPS = {
 # the algorithm of a paper have models of one size.
 IN_CODE = {
   **dict.fromkeys(
-    ('feedback/algorithm', 'feedback/random_walk'), (26, 3_175_199)
+    (
+      'feedback/table1_algorithm_3_feedback',
+      'staircase/table1_algorithm_feedback',
+    ),
+    (26, 3_175_199),
   ),
+  'feedback/table1_random_walk_feedback': (26, 3_175_199),
+  'feedback/table1_algorithm_3_transformer': (26, 3_175_194),
+  'feedback/table1_algorithm_3_transformer_8_layers': (26, 6_330_138),
   **dict.fromkeys(
-    ('staircase/algorithm', 'staircase/random_walk'), (26, 3_176_986)
+    (
+      *(
+        'staircase/table1_algorithm_cached',
+        'staircase/table1_algorithm_staircase',
+      ),
+      'staircase/table1_random_walk_staircase',
+    ),
+    (26, 3_176_986),
   ),
-  'feedback/algorithm_xl': (26, 6_330_138),
   'feedback/enwik8': (205, 76_837_178),
 }
 # Learning rate and steps of warm-up: those of TLB and GUTLB, of the others.
@@ -117,6 +132,72 @@ RATES = {
   'listops': ((0.0125, 8000), (0.05, 1000)),
   'logical_inference': ((7e-4, 4000), (7e-4, 4000)),
   'flip_flop': ((3e-4, 50), (3e-4, 50)),
+}
+
+
+# Rows of each table, and of each figure whose points are runs.
+HALTING_MODELS = {*CORES} | {
+  f'gated_universal_{name}'
+  for name in ('ablate_gate', 'ablate_global_halt', 'ablate_transition')
+}
+ROWS = {
+  'block_recurrent/table1': {
+    *('xl_512', 'xl_1024', 'xl_2048', 'slide_12l', 'slide_13l'),
+    *('rec_lstm_dual', 'rec_lstm_skip', 'rec_lstm_single'),
+    *('rec_fixed_dual', 'rec_fixed_skip', 'rec_fixed_single'),
+    *('feed_lstm_single', 'feed_fixed_skip', 'memorizing_64k'),
+  },
+  'block_recurrent/table2': {'rec_650m', 'rec_1300m'},
+  'block_recurrent/figure3': {
+    f'{model}_{size}'
+    for model in ('rec', 'xl')
+    for size in (40, 80, 150, 300, 650, 1300)
+  },
+  'block_recurrent/section4_3': {
+    *('layers_9_10', 'layers_4_10'),
+    *(f'states_{n}' for n in (128, 256, 512, 1024, 2048)),
+    *(f'{m}_window_{n}' for m in ('rec', 'xl') for n in (128, 256, 512)),
+  },
+  'dynamic_halt/table1_listops': HALTING_MODELS,
+  'dynamic_halt/table2_logical_inference': HALTING_MODELS,
+  'dynamic_halt/table3_flip_flop': {*CORES, 'latent_bottleneck_5_chunks'},
+  'dynamic_halt/table5_gated_universal': {
+    f'{kind}{steps}'
+    for kind in ('', 'upperbound_', 'no_halt_')
+    for steps in (10, 20, 30, 40)
+  },
+  'feedback/table1': {
+    *(
+      f'{task}_{model}'
+      for task in (
+        'copy',
+        'reverse',
+        'random_walk',
+        'algorithm_3',
+        'algorithm_5',
+      )
+      for model in ('transformer', 'feedback')
+    ),
+    *(
+      f'algorithm_{variables}_{model}'
+      for variables in (3, 5)
+      for model in ('transformer_8_layers', 'lstm')
+    ),
+  },
+  **{
+    f'staircase/table1_{task}': {
+      *('lstm', 'xl', 'feedback', 'staircase', 'cached')
+    }
+    for task in ('random_walk', 'algorithm')
+  },
+  **{
+    f'staircase/figure2_{task}': {
+      f'{model}_{steps}'
+      for model in ('staircase', 'universal')
+      for steps in (2, 4, 8)
+    }
+    for task in ('random_walk', 'algorithm')
+  },
 }
 
 
@@ -255,11 +336,12 @@ def test_every_experiment_builds_and_says_its_command(name, tmp_path):
   text = (files.root() / 'experiments' / f'{name}.gin').read_text()
   command = ('launch/quickstart.sh', f'experiments/{name} ')
   assert command[name != 'quickstart'] in text.replace('\n', ' ')
-  assert 'Expected' in text or name == 'quickstart'
+  said = 'PUBLISHED', 'Published', 'Expected'
+  assert any(word in text for word in said) or name == 'quickstart'
   folder, _, short = name.partition('/')
-  if folder == 'dynamic_halt':
-    task = next(task for task in RATES if short.startswith(task))
-    model = short.removeprefix(f'{task}_')
+  task = next((task for task in RATES if f'_{task}_' in short), None)
+  if folder == 'dynamic_halt' and task:
+    model = short.partition(f'_{task}_')[2]
     if task == 'listops' and model in OF_LISTOPS:
       assert round(found / 1e6, 2) == OF_LISTOPS[model]
     drops_as_its_code(name)
@@ -267,6 +349,37 @@ def test_every_experiment_builds_and_says_its_command(name, tmp_path):
       rate, warmup = RATES[task][model not in BOTTLENECKS]
       assert f'\nLEARNING_RATE = {rate}\n' in config.operative()
       assert f'\nWARMUP_STEPS = {warmup}\n' in config.operative()
+
+
+@pytest.mark.parametrize('scale', files.names('scale'))
+def test_every_scale_builds_a_smaller_run(scale):
+  """That of the first row that it is for; all rows: the slow test."""
+  builds_smaller(scaled_rows()[scale][0], scale)
+
+
+@pytest.mark.slow
+def test_every_scaled_row_builds():
+  for scale, rows in scaled_rows().items():
+    for row in rows[1:]:
+      builds_smaller(row, scale)
+
+
+def scaled_rows():
+  """Returns {file of a scale: experiments that it is for}."""
+  found = {}
+  for name in EXPERIMENTS:
+    try:
+      [file] = reproduce.scale(f'experiments/{name}', 'cpu')
+    except ValueError:
+      continue
+    found.setdefault(file.removeprefix('scale/'), []).append(name)
+  return found
+
+
+def builds_smaller(row, scale):
+  names = [f'experiments/{row}']
+  full = total(parameters(names))
+  assert total(parameters([*names, f'scale/{scale}'])) < full / 5
 
 
 def drops_as_its_code(name):
@@ -286,25 +399,8 @@ def test_every_file_says_first_what_it_is():
 
 
 def test_all_that_papers_measure_has_its_file():
-  rows = files.names('experiments/block_recurrent')
-  rows = {name.removeprefix('table1_') for name in rows}
-  assert rows >= {
-    *('xl_512', 'xl_1024', 'xl_2048', 'slide_12l', 'slide_13l'),
-    *('rec_lstm_dual', 'rec_lstm_skip', 'rec_lstm_single'),
-    *('rec_fixed_dual', 'rec_fixed_skip', 'rec_fixed_single'),
-    *('feed_lstm_single', 'feed_fixed_skip'),
-  }
-  halting = files.names('options/halting')
-  ablations = [f'gated_universal_{o}' for o in halting if 'ablate_' in o]
-  assert {
-    f'{task}_{model}'
-    for task in ('listops', 'logical_inference')
-    for model in (*CORES, *ablations)
-  } | {
-    'flip_flop_latent_bottleneck_5_chunks',
-    'listops_gated_universal_no_halt',
-    *(f'flip_flop_{model}' for model in CORES),
-  } == set(files.names('experiments/dynamic_halt'))
+  for table, rows in ROWS.items():
+    assert set(reproduce.rows(table, None)) == rows, table
 
 
 def test_memory_may_have_no_positions_where_other_layers_have():
@@ -325,13 +421,24 @@ def test_memory_may_have_no_positions_where_other_layers_have():
 
 
 CHUNKS = 'options/dynamic_halt/paper_text_{}_chunks'
+TABLES = {
+  'listops': 'table1_listops',
+  'logical_inference': 'table2_logical_inference',
+  'flip_flop': 'table3_flip_flop',
+}
 TO_AND_FRO = [
-  *((f'{task}_latent_bottleneck', CHUNKS.format(task)) for task in JUDGED),
   *(
-    (f'{task}_gated_latent_bottleneck', CHUNKS.format(f'{task}_gated'))
+    (f'{TABLES[task]}_latent_bottleneck', CHUNKS.format(task))
+    for task in JUDGED
+  ),
+  *(
+    (f'{TABLES[task]}_gated_latent_bottleneck', CHUNKS.format(f'{task}_gated'))
     for task in ('listops', 'logical_inference')
   ),
-  *((f'listops_{model}', 'options/halting/paper_text') for model in HALTING),
+  *(
+    (f'{TABLES["listops"]}_{model}', 'options/halting/paper_text')
+    for model in HALTING
+  ),
 ]
 
 
@@ -366,7 +473,9 @@ def test_chunks_of_the_paper_fit_its_documents(
 ):
   """Its code has no START and END; each of a pair has half a segment."""
   text = [CHUNKS.format(task)] * ends
-  found, experiment = built([f'experiments/dynamic_halt/{task}_{model}', *text])
+  found, experiment = built(
+    [f'experiments/dynamic_halt/{TABLES[task]}_{model}', *text]
+  )
   T = experiment.segment // found.sequences
   assert experiment.data.ends is ends
   assert ('START' in experiment.data.vocabulary.words) is ends
@@ -376,13 +485,14 @@ def test_chunks_of_the_paper_fit_its_documents(
 
 def test_the_papers_transformer_xl_has_one_size_in_both_tasks():
   names = [
-    f'experiments/feedback/{task}_xl' for task in ('random_walk', 'algorithm')
+    f'experiments/feedback/table1_{task}_transformer'
+    for task in ('random_walk', 'algorithm_3')
   ]
-  walk, program = (parameters([name], {'LAYERS = 4'}, 26) for name in names)
+  walk, program = (parameters([name], (), 26) for name in names)
   assert total(walk) == total(program)
   for paper, actions in {'feedback': 100, 'staircase': 400}.items():
-    _, experiment = built([f'experiments/{paper}/random_walk'])
-    assert experiment.data.actions == actions
+    name = f'experiments/{paper}/table1_random_walk_feedback'
+    assert built([name])[1].data.actions == actions
 
 
 @pytest.mark.parametrize('size', PARAMETERS)

@@ -1,15 +1,21 @@
 r"""Trains or resumes the experiments of a table, and compares their results.
 
+  meliad-rec reproduce dynamic_halt/table3 --out=runs/table3 --seeds=3
+  meliad-rec reproduce staircase/table1_algorithm --out=runs/small --scale=cpu
   meliad-rec reproduce cpu/code --out=runs/code --gin_param="STORE = 'STORE'"
+  meliad-rec reproduce my_files/ --out=runs/mine --jobs=2
   meliad-rec reproduce cpu/code --out=runs/code --only_report
-  meliad-rec reproduce my_files/ --out=runs/mine --seeds=3 --jobs=2
 
 The rows of a table are the shipped gin files gin/experiments/TABLE_*.gin, or
 the gin files in a folder of your own. Each row is trained once for each seed,
-in OUT/ROW_seedN. Then its best checkpoint is evaluated on --split. The table is
-in OUT/table.md, the results of each run in OUT/runs.csv, and the curves in
-OUT/curves.png. A run that fails leaves the others. Run again, the command
-resumes what is not finished.
+in OUT/ROW_seedN. Then its best checkpoint is evaluated on the test splits that
+the paper reports, or on --splits. --scale=cpu makes the runs so small that two
+cores train them in an hour or two. The table is in OUT/table.md, with the
+published value after a slash; the results of each run are in OUT/runs.csv, and
+the curves in OUT/curves.png. If rows or splits differ by a number, such as
+test_64 and test_128, OUT/figure.png shows the results over this number. A run
+that fails leaves the others. Run again, the command resumes what is not
+finished.
 """
 
 from collections.abc import Iterator
@@ -25,12 +31,20 @@ from absl import flags
 
 from meliad_rec.config import config_flags
 from meliad_rec.config import files
+from meliad_rec.metrics.metrics import parts
 from meliad_rec.metrics.metrics import unit
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.runs import folder
 from meliad_rec.runs.queue import work
 from meliad_rec.training.experiment import BEST
+
+_PUBLISHED = 'published '  # Begins the names of columns of runs.csv.
+# The columns before those of --splits.
+_COLUMNS = (
+  *('row', 'run', 'seed', 'parameters', 'step_seconds', 'steps', 'tokens'),
+  *('metric', 'best_step', 'validation'),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +53,13 @@ class Run:
 
   Attributes:
     row: name of its row.
-    file: its gin file.
+    files: its gin files.
     seed: its seed.
     out: folder of the table.
   """
 
   row: str
-  file: str
+  files: tuple[str, ...]
   seed: int
   out: Path
 
@@ -57,32 +71,34 @@ class Run:
   def workdir(self) -> Path:
     return self.out / self.name
 
-  @property
-  def metrics(self) -> Path:
-    """File in its folder for the metrics on --split.
+  def metrics(self, split: str) -> Path:
+    """Returns the file in its folder for the metrics of a split.
 
     For text, there is also the loss of each token, in a file .npz.
     """
-    args = flags.FLAGS
-    part = f'_{args.tokens}' if args.tokens else ''
-    return self.workdir / f'{args.split}{part}.json'
+    part = f'_{flags.FLAGS.tokens}' if flags.FLAGS.tokens else ''
+    return self.workdir / f'{split}{part}.json'
 
   def commands(self) -> Iterator[list[str]]:
     """Yields the commands that train and evaluate it, without finished ones."""
     args = flags.FLAGS
     seed = f'experiment.Experiment.seed = {self.seed}'
     yield [
-      *('train', f'--gin_file={self.file}', f'--workdir={self.workdir}'),
+      *('train', f'--workdir={self.workdir}'),
+      *(f'--gin_file={each}' for each in [*self.files, *args.gin_file]),
       *(f'--gin_param={each}' for each in [seed, *args.gin_param]),
     ]
-    # A finished run leaves its journal as it is.
-    if args.split and not newer(self.metrics, journal.path(self.workdir)):
+    for split in splits(self):
+      metrics = self.metrics(split)
+      # A finished run leaves its journal as it is.
+      if newer(metrics, journal.path(self.workdir)):
+        continue
       part = [f'--tokens={args.tokens}'] if args.tokens else []
       if not is_labeled(self):
-        part.append(f'--out={self.metrics.with_suffix(".npz")}')
+        part.append(f'--out={metrics.with_suffix(".npz")}')
       yield [
         *('evaluate', f'--workdir={self.workdir}', '--step=best', *part),
-        *(f'--split={args.split}', f'--metrics={self.metrics}'),
+        *(f'--split={split}', f'--metrics={metrics}'),
       ]
 
 
@@ -101,11 +117,27 @@ def define_flags() -> None:
     'ROW_seedN.log instead of the screen.',
     lower_bound=1,
   )
+  flags.DEFINE_string(
+    'scale',
+    'paper',
+    'Size of the runs: paper, or a folder of gin/scale with a file for the '
+    'table, such as cpu.',
+  )
+  flags.DEFINE_multi_string(
+    'gin_file',
+    [],
+    'A further gin file of all runs, such as options/X, or task/X in place of '
+    'the task of the table; repeatable.',
+  )
   flags.DEFINE_multi_string(
     'gin_param', [], "One setting 'NAME = value' of all runs, repeatable."
   )
-  flags.DEFINE_string(
-    'split', None, 'Split on which the best checkpoint is evaluated.'
+  flags.DEFINE_list(
+    'splits',
+    None,
+    'Splits on which the best checkpoint is evaluated; default: the test '
+    "splits of which the paper reports values, or 'test'. --splits= evaluates "
+    'none.',
   )
   flags.DEFINE_integer(
     'tokens',
@@ -125,11 +157,11 @@ def main(argv: list[str]) -> int:
     )
   if not args.out:
     raise ValueError('A table needs a folder. Add --out=DIR.')
-  if args.tokens and not args.split:
-    config_flags.refuse(['tokens'], 'needs --split')
+  if args.tokens and args.splits == []:
+    config_flags.refuse(['tokens'], 'has no effect without --splits')
   out = Path(args.out)
   runs = [
-    Run(row, file, seed, out)
+    Run(row, (file, *scale(file, args.scale)), seed, out)
     for row, file in rows(argv[1], args.rows).items()
     for seed in range(args.seeds)
   ]
@@ -159,7 +191,12 @@ def main(argv: list[str]) -> int:
   write_csv(out / 'runs.csv', results)
   folders = {each['run']: out / each['run'] for each in results}
   plot.compare(folders, out / 'curves.png', metric)
-  print(f'wrote table.md, runs.csv and curves.png in {out}')
+  pictures = ['curves.png']
+  curves, number = figure(results)
+  if curves:
+    plot.lines(curves, out / 'figure.png', number, metric)
+    pictures.append('figure.png')
+  print(f'wrote table.md, runs.csv and {" and ".join(pictures)} in {out}')
   return 1 if failed else 0
 
 
@@ -200,6 +237,51 @@ def rows(table: str, chosen: Sequence[str] | None) -> dict[str, str]:
   return {name: found[name] for name in chosen}
 
 
+def scale(file: str, name: str) -> tuple[str, ...]:
+  """Returns the gin files that bring a row to a scale.
+
+  That is the file of gin/scale/NAME whose name is the longest beginning of the
+  row's name: a file table1 is for all rows of a table, and a file table1_xl for
+  those rows only that begin so.
+
+  Args:
+    file: gin file of the row.
+    name: name of the scale; 'paper' needs no file.
+
+  Raises:
+    ValueError: no file of that scale is for the row.
+  """
+  if name == 'paper':
+    return ()
+  row = file.removeprefix('experiments/')
+  known = files.names('scale')
+  fitting = [
+    each
+    for each in known
+    if f'{name}/{row}_'.startswith(f'{each}_') and each.startswith(f'{name}/')
+  ]
+  if not fitting:
+    scales = {each.partition('/')[0]: None for each in known}
+    tables = [each.partition('/')[2] for each in known]
+    raise ValueError(
+      f'There is no --scale={name} of {row}. The scales are paper, '
+      f'{", ".join(scales)}, and other scales than paper exist for '
+      f'{", ".join(tables)}.'
+    )
+  return (f'scale/{max(fitting, key=len)}',)
+
+
+def splits(run: Run) -> list[str]:
+  """Returns the splits on which the best checkpoint of a run is evaluated."""
+  if flags.FLAGS.splits is not None:
+    return flags.FLAGS.splits
+  if not validations(run):
+    return []
+  _, facts, _ = folder.read(run.workdir)
+  # Other published values have names of several words.
+  return [name for name in facts['published'] if ' ' not in name] or ['test']
+
+
 def newer(path: Path, than: Path) -> bool:
   return path.exists() and path.stat().st_mtime >= than.stat().st_mtime
 
@@ -225,60 +307,142 @@ def result(run: Run) -> dict:
   value, step = (min if BEST[metric] == 'lowest' else max)(points)
   seconds = [each['step_seconds'] for each in records if 'step_seconds' in each]
   last = max(each['step'] for each in records)
-  found = {
-    'row': run.row,
-    'run': run.name,
-    'seed': run.seed,
-    'parameters': facts['parameters'],
-    'step_seconds': statistics.median(seconds or [float('nan')]),
-    'steps': last,
-    'tokens': last * facts['batch'] * facts['segment'],
-    'metric': metric,
-    'best_step': step,
-    'validation': value,
-  }
-  split = flags.FLAGS.split
-  if split and run.metrics.exists():
-    found[split] = json.loads(run.metrics.read_text())[metric]
+  values = (
+    *(run.row, run.name, run.seed, facts['parameters']),
+    *(statistics.median(seconds or [float('nan')]), last),
+    *(last * facts['batch'] * facts['segment'], metric, step, value),
+  )
+  found = dict(zip(_COLUMNS, values, strict=True))
+  for split in splits(run):
+    if (path := run.metrics(split)).exists():
+      found[split] = json.loads(path.read_text())[metric]
+  for name, value in facts['published'].items():
+    if value is not None:
+      found[f'{_PUBLISHED}{name}'] = value
   return found
+
+
+def by_row(results: list[dict]) -> dict[str, list[dict]]:
+  """Returns {row: results of its runs}."""
+  found = {}
+  for each in results:
+    found.setdefault(each['row'], []).append(each)
+  return found
+
+
+def measured(results: list[dict]) -> list[str]:
+  """Returns the splits that were evaluated, the validation split first."""
+  names = dict.fromkeys(name for each in results for name in each)
+  others = {*_COLUMNS}
+  splits = [each for each in names if each not in others and ' ' not in each]
+  return ['validation', *splits]
 
 
 def table(name: str, results: list[dict]) -> str:
   """Returns a table in Markdown: one line for each row, averaged over seeds."""
-  by_row = {}
-  for each in results:
-    by_row.setdefault(each['row'], []).append(each)
   metric = results[0]['metric']
-  splits = ['validation']
-  if all(flags.FLAGS.split in each for each in results):
-    splits.append(flags.FLAGS.split)
-  first = next(iter(by_row))
-  head = ['row', 'seeds', 'parameters', 'tokens', 'ms/step', *splits]
+  rows = by_row(results)
+  columns = measured(results)
+  published = dict.fromkeys(
+    key.removeprefix(_PUBLISHED)
+    for each in results
+    for key in each
+    if key.startswith(_PUBLISHED)
+  )
+  others = [each for each in published if each not in columns]
+  first = next(iter(rows))
+  has_seeds = any(len(runs) > 1 for runs in rows.values())
+  meaning = 'mean ± standard deviation [median] over seeds'
+  if published.keys() & {*columns}:
+    meaning += ' / published'
+  head = ['row', 'seeds', 'parameters', 'tokens', 'ms/step', *columns]
+  head += ['best seed'] * has_seeds
+  head += [f'published: {each}' for each in others]
   head.append(f'change to {first}')
   lines = [
-    f'{name}: {metric} ({unit(metric)}), mean ± standard deviation over seeds',
+    f'{name}: {metric} ({unit(metric)}), {meaning}',
     '',
     f'| {" | ".join(head)} |',
     '|---|' + '---:|' * (len(head) - 1),
   ]
-  mean = lambda runs, column: statistics.fmean(each[column] for each in runs)
-  for row, runs in by_row.items():
+  for row, runs in rows.items():
     cells = [
       row,
       str(len(runs)),
       f'{runs[0]["parameters"]:,}',
       f'{runs[0]["tokens"]:,}',
       f'{1000 * mean(runs, "step_seconds"):.0f}',
+      *(cell(runs, column) for column in columns),
     ]
-    for split in splits:
-      values = [each[split] for each in runs]
-      spread = f' ± {statistics.stdev(values):.4f}' if values[1:] else ''
-      cells.append(f'{mean(runs, split):.4f}{spread}')
-    before, now = mean(by_row[first], splits[-1]), mean(runs, splits[-1])
-    compared = row != first and before
+    if has_seeds:
+      value = best_seed(runs).get(columns[-1])
+      cells.append('' if value is None else f'{value:.4f}')
+    cells += [f'{runs[0].get(_PUBLISHED + each, "")}' for each in others]
+    before, now = (mean(some, columns[-1]) for some in (rows[first], runs))
+    compared = row != first and before and now is not None
     cells.append(f'{now / before - 1:+.1%}' if compared else '')
     lines.append(f'| {" | ".join(cells)} |')
   return '\n'.join([*lines, ''])
+
+
+def mean(runs: list[dict], column: str) -> float | None:
+  """Returns the mean over the runs that have a value; None if none has."""
+  values = [each[column] for each in runs if column in each]
+  return statistics.fmean(values) if values else None
+
+
+def best_seed(runs: list[dict]) -> dict:
+  """Returns the run of a row whose validation is best."""
+  best = min if BEST[runs[0]['metric']] == 'lowest' else max
+  return best(runs, key=lambda each: each['validation'])
+
+
+def cell(runs: list[dict], column: str) -> str:
+  """Returns the text of a split of a row: measured / published."""
+  values = [each[column] for each in runs if column in each]
+  text = f'{statistics.fmean(values):.4f}' if values else '-'
+  if values[1:]:
+    spread, median = statistics.stdev(values), statistics.median(values)
+    text += f' ± {spread:.4f} [{median:.4f}]'
+  if (published := runs[0].get(_PUBLISHED + column)) is not None:
+    text += f' / {published}'
+  return text
+
+
+def figure(
+  results: list[dict],
+) -> tuple[dict[str, list[tuple[float, list[float]]]], str]:
+  """Returns the results over the number at the end of splits or rows.
+
+  Splits come first: test_64 and test_128 of each row, and what is published of
+  them. If the splits have no numbers, then rows do: passes_2 and passes_4.
+
+  Returns:
+    ({name of a curve: [(number, values of all seeds)]}, what the number is).
+    The dict is empty if no two splits or rows differ by a number.
+  """
+  meaning = 'N of the split test_N'
+  curves = {}
+  for row, runs in by_row(results).items():
+    columns = measured(runs)
+    for column in columns:
+      base, number = parts(column)
+      values = [each[column] for each in runs if column in each]
+      if number and values:
+        name = ' '.join([row, base.removeprefix('test').strip('_')]).strip()
+        curves.setdefault(name, []).append((number, values))
+        if (value := runs[0].get(_PUBLISHED + column)) is not None:
+          name = f'{name} (published)'
+          curves.setdefault(name, []).append((number, [value]))
+  if not curves:
+    meaning = 'N of the row ..._N'
+    for row, runs in by_row(results).items():
+      base, number = parts(row)
+      values = [each[columns[-1]] for each in runs if columns[-1] in each]
+      if number and values:
+        curves.setdefault(base, []).append((number, values))
+  curves = {name: sorted(each) for name, each in curves.items() if each[1:]}
+  return curves, meaning
 
 
 def write_csv(path: Path, results: list[dict]) -> None:

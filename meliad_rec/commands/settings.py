@@ -28,6 +28,7 @@ _FOLDERS = {
   'task': 'Tasks, one in a run',
   'options': 'Options, any number',
   'experiments': 'Experiments, complete by themselves',
+  'scale': 'Smaller scales of experiments',
 }
 _ROW = re.compile(r'\| `([A-Z_]+)` \| (.*) \|')
 

@@ -2,7 +2,9 @@
 
 A run takes exactly one file from each of arch/, size/ and task/, any number
 from options/, and single bindings. A file of experiments/ may include all the
-files that a run takes. Files of options/ and experiments/ are grouped in
+files that a run takes, and a file of scale/ makes such a run smaller. A file
+that is given beside an experiment replaces the file of its kind that the
+experiment includes. Files of options/, experiments/ and scale/ are grouped in
 folders, as in 'options/position/rope'.
 """
 
@@ -13,7 +15,10 @@ from pathlib import Path
 from meliad_rec.config.values import ConfigError
 
 KINDS = ('arch', 'size', 'task')
-_ORDER = 'experiments', *KINDS, 'options'
+DEFAULTS = 'defaults.gin'
+# Files that may include files of all kinds, in the order of reading.
+_WHOLE = 'experiments', 'scale'
+_ORDER = *_WHOLE, *KINDS, 'options'
 
 
 def root() -> Path:
@@ -102,15 +107,22 @@ def is_shipped(path: Path) -> bool:
   return path.is_relative_to(root().resolve())
 
 
-def is_optional(path: Path) -> bool:
-  """Returns whether the bindings of a shipped file may stay unread.
+def is_optional(chain: tuple[Path, ...]) -> bool:
+  """Returns whether the bindings of a file may stay unread.
 
-  Those of arch/, size/ and task/ and of defaults.gin may, for these reasons. An
-  architecture need not use every setting of a size or a task. A model with few
-  layers need not have every kind of layer of its architecture. Options may
-  replace parts of the training recipe in defaults.gin.
+  Those of shipped files of arch/, size/ and task/ and of defaults.gin may, for
+  these reasons. An architecture need not use every setting of a size or a task.
+  A model with few layers need not have every kind of layer of its architecture.
+  Options may replace parts of the training recipe in defaults.gin. Those of
+  scale/ and of what it includes may, because all rows of a table share a file.
+
+  Args:
+    chain: the files that include the file, outermost first, then the file.
   """
-  return kind(path) in ('arch', 'size', 'task') or path.name == 'defaults.gin'
+  is_scale = 'scale' in map(kind, chain)
+  return is_shipped(chain[-1]) and (
+    is_scale or kind(chain[-1]) in (*KINDS, DEFAULTS)
+  )
 
 
 def label(path: Path) -> str:
@@ -129,10 +141,13 @@ def label(path: Path) -> str:
 def kind(path: Path) -> str:
   """Returns the kind of a file, such as 'arch', 'size', 'task' or 'options'.
 
-  The kind is the name of the folder that holds the file. If that folder is a
-  group inside options/ or experiments/, such as options/position, the kind is
-  the name of the outer folder. Both rules hold for a user's own files too.
+  The kind of a shipped file is the name of the outermost folder inside gin/.
+  The kind of a user's own file is the name of the folder that holds it. If that
+  folder is a group inside options/ or experiments/, such as options/position,
+  it is the name of the outer folder.
   """
+  if is_shipped(path):
+    return path.relative_to(root().resolve()).parts[0]
   folder, around = path.parent.name, path.parent.parent.name
   grouped = around in ('options', 'experiments') and folder not in _ORDER
   return around if grouped else folder
@@ -141,10 +156,10 @@ def kind(path: Path) -> str:
 def in_order(names: list[str]) -> list[str]:
   """Returns names in the order in which their files are read.
 
-  Later files override earlier ones. The order of kinds is: experiments, arch,
-  size, task, options. A file of none of these kinds, such as a user's own, is
-  read last. There is one exception: if all other files are options, it is read
-  first, because it then takes the place of an experiment.
+  Later files override earlier ones. The order of kinds is: experiments, scale,
+  arch, size, task, options. A file of none of these kinds, such as a user's
+  own, is read last. There is one exception: if all other files are options, it
+  is read first, because it then takes the place of an experiment.
 
   Args:
     names: names or paths of gin files; see `find`.
@@ -162,9 +177,11 @@ def in_order(names: list[str]) -> list[str]:
 def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:
   """Checks that exactly one file of each kind was read.
 
-  A file does not count if another file of its kind includes it. All kinds may
-  be absent if a user's own file was read. That file may be complete, such as
-  the saved configuration of a run.
+  A file does not count if another file of its kind includes it. A file that an
+  experiment or a scale includes counts only among the files that it includes,
+  since files read later replace it. All kinds may be absent if a user's own
+  file was read. That file may be complete, such as the saved configuration of a
+  run.
 
   Args:
     chains: a tuple for each file read: the files that include it, outermost
@@ -176,21 +193,22 @@ def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:
     ConfigError: there is more than one file of a kind, or none of a kind that
       is needed.
   """
-  chosen = {one: {} for one in KINDS}
+  chosen = {}
   for *outer, path in chains:
+    whole = next((one for one in outer if kind(one) in _WHOLE), None)
     if kind(path) in KINDS and kind(path) not in map(kind, outer):
-      chosen[kind(path)][path] = label(path)
-  for one, files in chosen.items():
+      chosen.setdefault((kind(path), whole), {})[path] = label(path)
+  for (one, _), files in chosen.items():
     if len(files) > 1:
       raise ConfigError(
         f'{" and ".join(files.values())} are {len(files)} files of {one}/, but'
         ' a run takes exactly one. Remove the others.'
       )
   own = any(not is_shipped(path) for *_, path in chains)
-  if own and not any(chosen.values()):
+  if own and not chosen:
     return
   for one in kinds:
-    if not chosen[one]:
+    if one not in {of_kind for of_kind, _ in chosen}:
       raise ConfigError(
         f'No file of {one}/ was given, but a run takes exactly one. Add'
         f' --gin_file={one}/NAME, where NAME is one of'

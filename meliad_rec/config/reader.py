@@ -56,6 +56,10 @@ class Reader:
   def file(self, name: str, where: str, outer: tuple[Path, ...] = ()) -> None:
     """Reads a file and the files that it includes.
 
+    defaults.gin is read only once, so that a task that replaces the task of an
+    experiment leaves the training recipe as it is. All settings before a file
+    of scale/ may stay unread.
+
     Args:
       name: name or path of the file; see files.find.
       where: the flag, or the file and line, that names it; for messages.
@@ -70,6 +74,12 @@ class Reader:
         f'{where} includes {name}, which includes it again. '
         'Remove one of the two include statements.'
       )
+    is_defaults = gin_files.kind(path) == gin_files.DEFAULTS
+    if is_defaults and path in {read for *_, read in self.chains}:
+      return
+    if gin_files.kind(path) == 'scale' and not outer:
+      for key, binding in self.bindings.items():
+        self.bindings[key] = dataclasses.replace(binding, optional=True)
     chain = (*outer, path)
     self.chains.append(chain)
     label = gin_files.label(path)
@@ -79,7 +89,7 @@ class Reader:
       raise ConfigError(
         f'{where}: {label} is not UTF-8 text. Convert it to UTF-8.'
       ) from error
-    optional = gin_files.is_shipped(path) and gin_files.is_optional(path)
+    optional = gin_files.is_optional(chain)
     self.text(text, lambda line: f'{label}:{line}', {}, optional, chain)
 
   def param(self, text: str) -> None:

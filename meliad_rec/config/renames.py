@@ -102,7 +102,10 @@ VALUES = {
 PATHS = ((r'(^|/)core/', r'\1encoder/'),)
 # Settings added since 0.1.0, and the values at which nothing changes; settings
 # that are None are left out.
-ADDED = {'layer_config.LayerConfig.qk_scale': '1.0'}
+ADDED = {
+  'experiment.Experiment.published': '{}',
+  'layer_config.LayerConfig.qk_scale': '1.0',
+}
 _PACKAGE = 'meliad_rec.'
 
 

@@ -1,6 +1,7 @@
 """Plots of the metrics that runs have written to metrics.jsonl."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import itertools
 import os
 import pathlib
@@ -63,13 +64,64 @@ def compare(
   Raises:
     ValueError: a run has no metrics.jsonl, or lacks one of the metrics.
   """
-  # A Figure without pyplot draws with Agg and needs no display.
-  from matplotlib.figure import Figure
-
-  figure = Figure(figsize=(7, 4 * len(names)), layout='constrained')
+  figure = _figure(4 * len(names))
   panels = figure.subplots(len(names), squeeze=False)[:, 0]
   for axes, name in zip(panels, names, strict=True):
     draw(axes, runs, name)
+  _save(figure, out)
+
+
+def lines(
+  curves: Mapping[str, Sequence[tuple[float, Sequence[float]]]],
+  out: PathLike,
+  number: str,
+  metric: str,
+) -> None:
+  """Draws a metric over a number, such as the size of the test sequences.
+
+  Args:
+    curves: {name in the legend: [(number, values of all seeds)]}. The curve is
+      their mean, and a band reaches from the least to the greatest value. A
+      name that ends in '(published)' is dashed, in the color of the curve
+      before.
+    out: path of the PNG, which is written whole or not at all.
+    number: what the number is, in words.
+    metric: name of the metric.
+  """
+  figure = _figure(4)
+  axes = figure.subplots()
+  color = -1
+  for name, points in curves.items():
+    numbers, values = zip(*points, strict=True)
+    means = [sum(each) / len(each) for each in values]
+    is_published = name.endswith('(published)')
+    color += not is_published
+    style = {'ls': '--', 'alpha': 0.6} if is_published else {'marker': 'o'}
+    axes.plot(numbers, means, color=f'C{color}', label=name, **style)
+    lowest, highest = [min(each) for each in values], map(max, values)
+    axes.fill_between(
+      numbers, lowest, [*highest], color=f'C{color}', alpha=0.15, linewidth=0
+    )
+  ticks = sorted({number for each in curves.values() for number, _ in each})
+  if ticks[-1] >= 8 * ticks[0]:
+    axes.set_xscale('log', base=2)
+  axes.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
+  axes.minorticks_off()
+  axes.set_xlabel(number)
+  axes.set_ylabel(metrics.label(metric))
+  axes.grid(alpha=0.3)
+  axes.legend(fontsize='small')
+  _save(figure, out)
+
+
+def _figure(height: float):
+  # A Figure without pyplot draws with Agg and needs no display.
+  from matplotlib.figure import Figure
+
+  return Figure(figsize=(7, height), layout='constrained')
+
+
+def _save(figure, out: PathLike) -> None:
   new = pathlib.Path(f'{out}.tmp')
   figure.savefig(new, format='png', dpi=120)
   os.replace(new, out)

@@ -43,10 +43,12 @@ _TYPES = {
   'averages': bool,
   'best_metric': str,
   'labels': bool,
+  'published': dict,
   'started_in': str,
 }
-# Values of the facts that runs of version 0.1.0 lack.
+# Values of the facts that older runs lack.
 _DEFAULTS = {'parameters': 0, 'labels': False, 'started_in': ''}
+_DEFAULTS |= {'published': {}}
 _SIZES = 'vocabulary_size', 'batch', 'segment'
 _LARGEST = 2**24  # A larger size is damage, and might use up the memory.
 
@@ -76,6 +78,7 @@ def write(
     'averages': experiment.ema_decay is not None,
     'best_metric': experiment.best_metric,
     'labels': experiment.data.documents('validation').labels is not None,
+    'published': dict(experiment.published),
     'started_in': os.getcwd(),
   }
   files = vocabulary_files(vocabulary)

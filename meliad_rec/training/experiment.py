@@ -1,6 +1,7 @@
 """The definition of a run: model, data, optimizer, and how long it trains."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import dataclasses
 import functools
 
@@ -26,6 +27,7 @@ _MACROS = {
   'eval_every': 'EVAL_EVERY',
   'save_every': 'SAVE_EVERY',
   'halting_warmup': 'HALT_WARMUP',
+  'published': 'PUBLISHED',
 }
 # Metrics that can select the best checkpoint, and their best value.
 BEST = {
@@ -69,6 +71,10 @@ class Experiment:
       new best value of best_metric; None: no limit.
     metrics_logger: object that also receives all metrics, such as a
       loggers.WandB; None: they are written only to the folder of the run.
+    published: {split such as 'test_128', or what was measured in several words,
+      such as 'arXiv tokens': value of best_metric that a paper reports}. None
+      stands for a value that was not available. `meliad-rec reproduce` shows
+      them beside what was measured.
 
   Raises:
     ValueError: an attribute is out of range, or the segment or steps of
@@ -96,6 +102,9 @@ class Experiment:
   best_metric: str = 'bits_per_byte'
   patience: int | None = None
   metrics_logger: MetricsLogger | None = None
+  published: Mapping[str, float | None] = dataclasses.field(
+    default_factory=dict
+  )
 
   def __post_init__(self):
     positive = ('batch', 'segment', 'steps', 'keep', 'patience')
@@ -116,6 +125,9 @@ class Experiment:
     if not is_logger or isinstance(logger, type):
       needed = 'None or an object with start, log and close, as @NAME() makes'
       raise _wrong('metrics_logger', logger, needed)
+    values = self.published.values()
+    if not all(isinstance(value, int | float | None) for value in values):
+      raise _wrong('published', self.published, '{name: number or None}')
     first = self.shorter_first
     if first and (first.segment >= self.segment or first.steps >= self.steps):
       raise ValueError(

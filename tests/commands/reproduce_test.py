@@ -35,6 +35,7 @@ def out(tmp_path):
   """Returns the folder of a table whose runs BITS have been trained."""
   facts = {'vocabulary': 'bytes', 'vocabulary_size': 259, 'batch': 2}
   facts |= {'segment': 8, 'averages': False, 'best_metric': 'bits_per_byte'}
+  facts |= {'published': {'test_64': 2.5, 'PG19 bytes': 2.6, 'test_8': None}}
   for name, values in BITS.items():
     path = tmp_path / 'out' / name
     path.mkdir(parents=True)
@@ -59,11 +60,12 @@ def test_rows_are_the_files_of_a_table_or_folder(own):
 def test_the_table_has_the_best_value_of_each_run(own, out, capsys):
   arguments = own, f'--out={out}', '--seeds=2', '--rows=a,b', '--only_report'
   assert command.run(reproduce, *arguments) == 0
-  assert (
-    '| a | 2 | 1,234 | 48 | 500 | 2.2500 ± 0.3536 |' in capsys.readouterr().out
-  )
+  mean = '2.2500 ± 0.3536 [2.2500]'
+  a = f'| a | 2 | 1,234 | 48 | 500 | {mean} | 2.0000 | 2.5 | 2.6 |  |'
+  assert a in capsys.readouterr().out
   lines = (out / 'table.md').read_text().splitlines()
-  assert lines[-1] == '| b | 1 | 1,234 | 32 | 500 | 1.8000 | -20.0% |'
+  b = '| b | 1 | 1,234 | 32 | 500 | 1.8000 | 1.8000 | 2.5 | 2.6 | -20.0% |'
+  assert lines[-1] == b
   with (out / 'runs.csv').open() as file:
     rows = list(csv.DictReader(file))
   found = {row['run']: (row['validation'], row['best_step']) for row in rows}
@@ -71,6 +73,47 @@ def test_the_table_has_the_best_value_of_each_run(own, out, capsys):
     'b_seed0': ('1.8', '1')
   }
   assert (out / 'curves.png').read_bytes()[1:4] == b'PNG'
+
+
+def test_what_papers_report_is_beside_what_was_measured(own, out, capsys):
+  """Splits are those with published values, and a figure shows their sizes."""
+  for name in BITS:
+    for split, value in {'test_64': 2.0, 'test_8': 1.5}.items():
+      path = out / name / f'{split}.json'
+      path.write_text(json.dumps({'bits_per_byte': value}))
+  arguments = own, f'--out={out}', '--seeds=2', '--rows=a', '--only_report'
+  assert command.run(reproduce, *arguments) == 0
+  text = capsys.readouterr().out
+  assert '| 2.0000 ± 0.0000 [2.0000] / 2.5 | 1.5000 ± 0.0000 [1.5000] |' in text
+  assert 'published: PG19 bytes' in text and 'published: test' not in text
+  results = reproduce.figure(
+    [
+      {'row': 'a', 'validation': 1.0, 'test_8': 1.5, 'test_64': 2.0},
+      {'row': 'a', 'validation': 1.0, 'test_8': 1.6, 'published test_8': 1.4},
+    ]
+  )
+  assert results == (
+    {'a': [(8, [1.5, 1.6]), (64, [2.0])]},
+    'N of the split test_N',
+  )
+  assert (out / 'figure.png').read_bytes()[1:4] == b'PNG'
+
+
+def test_rows_that_end_in_numbers_are_a_curve():
+  rows = [{'row': f'passes_{n}', 'validation': n / 2} for n in (8, 2)]
+  curves, _ = reproduce.figure([*rows, {'row': 'xl', 'validation': 1.0}])
+  assert curves == {'passes': [(2, [1.0]), (8, [4.0])]}
+
+
+def test_a_scale_is_that_of_the_longest_name():
+  xl = 'experiments/block_recurrent/table1_xl_512'
+  assert reproduce.scale(xl, 'paper') == ()
+  assert reproduce.scale(xl, 'cpu') == (
+    'scale/cpu/block_recurrent/table1_xl_512',
+  )
+  assert reproduce.scale(xl.replace('xl_512', 'slide_12l'), 'cpu') == (
+    'scale/cpu/block_recurrent/table1',
+  )
 
 
 @pytest.mark.parametrize('jobs', [1, 2])
@@ -88,7 +131,7 @@ def test_a_run_that_fails_leaves_the_others(tmp_path, monkeypatch, jobs):
   monkeypatch.setattr(
     reproduce.Run, 'commands', lambda run: iter(words[run.row])
   )
-  runs = [reproduce.Run(row, '', 0, tmp_path) for row in words]
+  runs = [reproduce.Run(row, (), 0, tmp_path) for row in words]
   assert queue.work(runs, jobs) == {'a_seed0': 2, 'b_seed0': 2}
   assert sorted(begun) == [
     *(('a', 'runs'), ('b', '--version'), ('b', 'runs')),
@@ -107,21 +150,21 @@ def test_training_is_followed_by_an_evaluation_of_its_best_step(own, out):
     def start(run, command, *more):
       begun.append(command)
       if command[0] == 'evaluate':
-        run.metrics.write_text('')
+        run.metrics('test').write_text('')
       return subprocess.Popen([sys.executable, '-c', ''])
 
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(queue, 'start', start)
       patch.setattr(reproduce, 'result', lambda run: dict(RESULT))
       command.run(
-        *(reproduce, own, f'--out={out}', '--rows=a', '--split=test'),
+        *(reproduce, own, f'--out={out}', '--rows=a', '--splits=test'),
         *('--tokens=64', '--gin_param=STEPS = 9'),
       )
     return begun
 
   workdir = out / 'a_seed0'
   train = [
-    *('train', f'--gin_file={own / "a.gin"}', f'--workdir={workdir}'),
+    *('train', f'--workdir={workdir}', f'--gin_file={own / "a.gin"}'),
     '--gin_param=experiment.Experiment.seed = 0',
     '--gin_param=STEPS = 9',
   ]
@@ -155,7 +198,14 @@ RESULT |= {'best_step': 1, 'validation': 2.0, 'test': 2.0}
     (['cpu/code'], 'A table needs a folder. Add --out=DIR.'),
     (['cpu/coda', '--out=x'], 'nearest is cpu/code_'),
     (['cpu/code', '--out=x', '--rows=rac'], 'Choose --rows from rec, slide.'),
-    (['cpu/code', '--out=x', '--tokens=9'], '--tokens needs --split.'),
+    (
+      ['cpu/code', '--out=x', '--tokens=9', '--splits='],
+      '--tokens has no effect without --splits.',
+    ),
+    (
+      ['cpu/code', '--out=x', '--scale=cpu'],
+      'There is no --scale=cpu of cpu/code_rec. The scales are paper, cpu,',
+    ),
     (['cpu/code', '--out=x', '--only_report'], 'has been evaluated yet.'),
   ],
 )
@@ -182,7 +232,7 @@ def test_a_table_is_trained_stopped_and_resumed(tmp_path):
       'EVAL_EVERY = 2\n'
     )
   words = [sys.executable, '-m', 'meliad_rec', 'reproduce', str(tmp_path)]
-  words += [f'--out={tmp_path / "out"}', '--jobs=2', '--split=test']
+  words += [f'--out={tmp_path / "out"}', '--jobs=2', '--splits=test']
   long = [*words, '--gin_param=STEPS = 1_000_000']
   process = subprocess.Popen(long, env=tiny_run.environment(), cwd='/')
   journals = [

@@ -132,7 +132,7 @@ def test_the_showpiece_trains_both_models_and_compares_them(tmp_path):
   npz = 'seed0/test_65536.npz'
   expected = [
     'tokenize --source=code --out=runs/quickstart_text',
-    'reproduce cpu/code --rows=slide,rec --jobs=2 --split=test --tokens=65536 '
+    'reproduce cpu/code --rows=slide,rec --jobs=2 --splits=test --tokens=65536 '
     "--out=a b --gin_param=STORE = 'runs/quickstart_text' "
     '--gin_param=STEPS = 9',
     f'evaluate --compare=a b/slide_{npz},a b/rec_{npz} --unit=word '

@@ -25,6 +25,7 @@ FACTS = {
     {'batch': 10**13},
     {'vocabulary_size': -1},
     {'started_in': 7},
+    {'published': [1]},
   ],
 )
 def test_sizes_and_types_are_checked(tmp_path, changed):
@@ -32,7 +33,8 @@ def test_sizes_and_types_are_checked(tmp_path, changed):
   path = tmp_path / 'run.json'
   path.write_text(json.dumps(FACTS))
   _, facts, _ = folder.read(tmp_path)  # As version 0.1.0 wrote it.
-  assert facts == FACTS | {'parameters': 0, 'labels': False, 'started_in': ''}
+  added = {'parameters': 0, 'labels': False, 'started_in': '', 'published': {}}
+  assert facts == FACTS | added
   path.write_text(json.dumps(FACTS | changed))
   with pytest.raises(ValueError, match='run.json is damaged'):
     folder.read(tmp_path)

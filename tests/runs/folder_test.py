@@ -30,6 +30,7 @@ def test_a_folder_is_read_as_it_was_written(tmp_path, experiment):
     'averages': True,
     'best_metric': 'bits_per_byte',
     'labels': False,
+    'published': {},
     'started_in': os.getcwd(),
   }
   assert vocabulary.identity == 'bytes'
