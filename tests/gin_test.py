@@ -67,8 +67,15 @@ TASK = {
 }
 # Tasks whose models have a head, and whether attention is causal there.
 JUDGED = {'flip_flop': True, 'listops': False, 'logical_inference': False}
+GATES = 'meliad_rec.layers.gates'
 # Settings that an option needs at the size of the tests.
 PARAMS = {
+  **{
+    f'recurrent/{name.lower()}_gate_bias': [
+      f'block_recurrent.BlockRecurrentLayer.gate = @{GATES}.{name}Gate'
+    ]
+    for name in ('Fixed', 'LSTM')
+  },
   'embedding/adaptive': ['CUTOFFS = (20, 60)'],
   'data/shorter_first': ['FIRST_SEGMENT = 4', 'FIRST_STEPS = 2'],
 }

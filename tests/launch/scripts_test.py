@@ -75,7 +75,7 @@ def test_shellcheck_finds_nothing():
   [
     *('tpu.sh', 'gke.sh start a', 'slurm.sh 2 x runs/a', 'slurm.sh 0 8 runs/a'),
     *('slurm.sh 2 8', 'gpu.sh', 'gpu.sh a,--gin_file=x', 'gpu.sh --help'),
-    *('local_pod.sh', 'local_pod.sh 0', 'local_pod.sh --workdir=a'),
+    *('local_pod.sh', 'local_pod.sh 0', 'local_pod.sh --workdir=a', 'pg19.sh'),
   ],
 )
 def test_without_what_a_launcher_needs_it_shows_its_head(tmp_path, words):
@@ -139,6 +139,18 @@ def test_the_showpiece_trains_both_models_and_compares_them(tmp_path):
     '--plot=a b/gain.png',
   ]
   assert lines == expected
+
+
+def test_pg19_makes_a_vocabulary_and_then_a_store(tmp_path):
+  python = {'PYTHON': str(tmp_path / '.venv' / 'bin' / 'python')}
+  said = said_by('pg19.sh', tmp_path, 'a b', '--path=BOOKS', **python)
+  lines = [line.split(' ', 2)[2] for line in said if line.startswith('-m ')]
+  assert lines == [
+    'train_vocab --source=pg19 --out=a b/pieces.model --size=32000 '
+    '--path=BOOKS',
+    'tokenize --source=pg19 --out=a b/store --vocabulary=a b/pieces.model '
+    '--path=BOOKS',
+  ]
 
 
 ROOT = Path(__file__).parents[2]

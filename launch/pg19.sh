@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Makes a vocabulary of 32,000 SentencePiece pieces and a token store of PG19:
+#
+#   bash launch/pg19.sh OUT [--path=DATA_DIR] [further flags of the source]
+#
+# Needs the books as `tfds build pg19` prepares them; DATA_DIR is its data_dir.
+# Writes OUT/pieces.model and OUT/store, and leaves what is already there. Train
+# with --gin_file=task/store and --gin_param="STORE = 'OUT/store'"; `meliad-rec
+# evaluate` then reports the perplexity per word. Other books: --source=folder
+# --path=BOOKS. SIZE is the number of pieces.
+set -euo pipefail
+
+if [[ $# -lt 1 || $1 == -* ]]; then
+  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$0" >&2
+  exit 2
+fi
+out=$1
+shift
+run=("${PYTHON:-python}" -m meliad_rec)
+mkdir -p "$out"
+if ! [ -e "$out/pieces.model" ]; then
+  "${run[@]}" train_vocab --source=pg19 --out="$out/pieces.model" \
+    --size="${SIZE:-32000}" "$@"
+fi
+if ! [ -e "$out/store" ]; then
+  "${run[@]}" tokenize --source=pg19 --out="$out/store" \
+    --vocabulary="$out/pieces.model" "$@"
+fi
+echo "In $out: pieces.model and store."
