@@ -12,7 +12,6 @@ import jax
 import pytest
 
 from meliad_rec.archs.transformer import EncoderLayers
-from meliad_rec.commands import reproduce
 from meliad_rec.config import config
 from meliad_rec.config import files
 from meliad_rec.config.saved import MODEL
@@ -139,72 +138,6 @@ RATES = {
   'listops': ((0.0125, 8000), (0.05, 1000)),
   'logical_inference': ((7e-4, 4000), (7e-4, 4000)),
   'flip_flop': ((3e-4, 50), (3e-4, 50)),
-}
-
-
-# Rows of each table, and of each figure whose points are runs.
-HALTING_MODELS = {*CORES} | {
-  f'gated_universal_{name}'
-  for name in ('ablate_gate', 'ablate_global_halt', 'ablate_transition')
-}
-ROWS = {
-  'block_recurrent/table1': {
-    *('xl_512', 'xl_1024', 'xl_2048', 'slide_12l', 'slide_13l'),
-    *('rec_lstm_dual', 'rec_lstm_skip', 'rec_lstm_single'),
-    *('rec_fixed_dual', 'rec_fixed_skip', 'rec_fixed_single'),
-    *('feed_lstm_single', 'feed_fixed_skip', 'memorizing_64k'),
-  },
-  'block_recurrent/table2': {'rec_650m', 'rec_1300m'},
-  'block_recurrent/figure3': {
-    f'{model}_{size}'
-    for model in ('rec', 'xl')
-    for size in (40, 80, 150, 300, 650, 1300)
-  },
-  'block_recurrent/section4_3': {
-    *('layers_9_10', 'layers_4_10'),
-    *(f'states_{n}' for n in (128, 256, 512, 1024, 2048)),
-    *(f'{m}_window_{n}' for m in ('rec', 'xl') for n in (128, 256, 512)),
-  },
-  'dynamic_halt/table1_listops': HALTING_MODELS,
-  'dynamic_halt/table2_logical_inference': HALTING_MODELS,
-  'dynamic_halt/table3_flip_flop': {*CORES, 'latent_bottleneck_5_chunks'},
-  'dynamic_halt/table5_gated_universal': {
-    f'{kind}{steps}'
-    for kind in ('', 'upperbound_', 'no_halt_')
-    for steps in (10, 20, 30, 40)
-  },
-  'feedback/table1': {
-    *(
-      f'{task}_{model}'
-      for task in (
-        'copy',
-        'reverse',
-        'random_walk',
-        'algorithm_3',
-        'algorithm_5',
-      )
-      for model in ('transformer', 'feedback')
-    ),
-    *(
-      f'algorithm_{variables}_{model}'
-      for variables in (3, 5)
-      for model in ('transformer_8_layers', 'lstm')
-    ),
-  },
-  **{
-    f'staircase/table1_{task}': {
-      *('lstm', 'xl', 'feedback', 'staircase', 'cached')
-    }
-    for task in ('random_walk', 'algorithm')
-  },
-  **{
-    f'staircase/figure2_{task}': {
-      f'{model}_{steps}'
-      for model in ('staircase', 'universal')
-      for steps in (2, 4, 8)
-    }
-    for task in ('random_walk', 'algorithm')
-  },
 }
 
 
@@ -358,37 +291,6 @@ def test_every_experiment_builds_and_says_its_command(name, tmp_path):
       assert f'\nWARMUP_STEPS = {warmup}\n' in config.operative()
 
 
-@pytest.mark.parametrize('scale', files.names('scale'))
-def test_every_scale_builds_a_smaller_run(scale):
-  """That of the first row that it is for; all rows: the slow test."""
-  builds_smaller(scaled_rows()[scale][0], scale)
-
-
-@pytest.mark.slow
-def test_every_scaled_row_builds():
-  for scale, rows in scaled_rows().items():
-    for row in rows[1:]:
-      builds_smaller(row, scale)
-
-
-def scaled_rows():
-  """Returns {file of a scale: experiments that it is for}."""
-  found = {}
-  for name in EXPERIMENTS:
-    try:
-      [file] = reproduce.scale(f'experiments/{name}', 'cpu')
-    except ValueError:
-      continue
-    found.setdefault(file.removeprefix('scale/'), []).append(name)
-  return found
-
-
-def builds_smaller(row, scale):
-  names = [f'experiments/{row}']
-  full = total(parameters(names))
-  assert total(parameters([*names, f'scale/{scale}'])) < full / 5
-
-
 def drops_as_its_code(name):
   """Checks that an experiment of the dynamic-halt paper drops alike in rows."""
   model, _ = built([f'experiments/{name}'])
@@ -403,11 +305,6 @@ def test_every_file_says_first_what_it_is():
   for name in files.names():
     first = (files.root() / f'{name}.gin').read_text().partition('\n')[0]
     assert re.fullmatch(r'# \w.{10,75}[.)]', first), (name, first)
-
-
-def test_all_that_papers_measure_has_its_file():
-  for table, rows in ROWS.items():
-    assert set(reproduce.rows(table, None)) == rows, table
 
 
 def test_memory_may_have_no_positions_where_other_layers_have():

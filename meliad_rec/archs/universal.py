@@ -274,12 +274,13 @@ class Rows(struct.PyTreeNode):
 
   @classmethod
   def of(cls, mask_BT, memory_BSD, bounded: bool) -> 'Rows':
-    """Returns Rows of which each may take any number of steps.
+    """Returns the Rows of a batch.
 
     Args:
       mask_BT: bool, False at padding.
       memory_BSD: memory slots, or None.
-      bounded: whether a row may take only one step more than it has tokens.
+      bounded: whether a row may take at most one step more than it has tokens.
+        If False, the number of its steps is not limited here.
     """
     max_steps_B1 = jnp.sum(mask_BT, 1, keepdims=True, dtype=jnp.int32)
     if not bounded:

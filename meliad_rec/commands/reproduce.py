@@ -40,7 +40,7 @@ from meliad_rec.runs.queue import work
 from meliad_rec.training.experiment import BEST
 
 _PUBLISHED = 'published '  # Begins the names of columns of runs.csv.
-# The columns before those of --splits.
+# Columns of runs.csv that come before the splits.
 _COLUMNS = (
   *('row', 'run', 'seed', 'parameters', 'step_seconds', 'steps', 'tokens'),
   *('metric', 'best_step', 'validation'),
@@ -424,8 +424,7 @@ def figure(
   meaning = 'N of the split test_N'
   curves = {}
   for row, runs in by_row(results).items():
-    columns = measured(runs)
-    for column in columns:
+    for column in measured(runs):
       base, number = parts(column)
       values = [each[column] for each in runs if column in each]
       if number and values:
@@ -438,7 +437,8 @@ def figure(
     meaning = 'N of the row ..._N'
     for row, runs in by_row(results).items():
       base, number = parts(row)
-      values = [each[columns[-1]] for each in runs if columns[-1] in each]
+      column = measured(runs)[-1]
+      values = [each[column] for each in runs if column in each]
       if number and values:
         curves.setdefault(base, []).append((number, values))
   curves = {name: sorted(each) for name, each in curves.items() if each[1:]}

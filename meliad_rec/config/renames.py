@@ -103,8 +103,11 @@ PATHS = ((r'(^|/)core/', r'\1encoder/'),)
 # Settings added since 0.1.0, and the values at which nothing changes; settings
 # that are None are left out.
 ADDED = {
+  'PUBLISHED': '{}',
   'experiment.Experiment.published': '{}',
+  'halt.Halt.length_bound': 'True',
   'layer_config.LayerConfig.qk_scale': '1.0',
+  'universal.Universal.early_exit': 'True',
 }
 _PACKAGE = 'meliad_rec.'
 

@@ -47,8 +47,12 @@ _TYPES = {
   'started_in': str,
 }
 # Values of the facts that older runs lack.
-_DEFAULTS = {'parameters': 0, 'labels': False, 'started_in': ''}
-_DEFAULTS |= {'published': {}}
+_DEFAULTS = {
+  'parameters': 0,
+  'labels': False,
+  'published': {},
+  'started_in': '',
+}
 _SIZES = 'vocabulary_size', 'batch', 'segment'
 _LARGEST = 2**24  # A larger size is damage, and might use up the memory.
 

@@ -42,8 +42,8 @@ def steps(text: str) -> range:
 def options() -> jax.profiler.ProfileOptions:
   """Returns options with which a trace has no calls of Python functions.
 
-  These fill most of a trace, and the profiler has crashed when it collected
-  them while other threads ran.
+  These fill most of a trace. With them, the profiler of jax 0.10.2 once crashed
+  as a trace ended.
   """
   found = jax.profiler.ProfileOptions()
   found.python_tracer_level = 0
