@@ -16,17 +16,18 @@ import pytest
 
 from tests import quick_xla
 
-os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+platform = os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 # Commands that find it set do not start again (cli._use_huge_pages).
 os.environ.setdefault('GLIBC_TUNABLES', 'glibc.malloc.hugetlb=1')
-os.environ['XLA_FLAGS'] = ' '.join(
-  [
-    os.environ.get('XLA_FLAGS', ''),
-    '--xla_force_host_platform_device_count=8',
-    *quick_xla.FLAGS,
-  ]
-)
+if platform == 'cpu':
+  os.environ['XLA_FLAGS'] = ' '.join(
+    [
+      os.environ.get('XLA_FLAGS', ''),
+      '--xla_force_host_platform_device_count=8',
+      *quick_xla.FLAGS,
+    ]
+  )
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   # Workers of xdist, and commands that tests start, find the variable set.
   _kept = tempfile.mkdtemp(prefix='meliad_rec_tests_')
