@@ -422,6 +422,7 @@ def test_every_architecture_file_is_under_the_laws():
 
 WITH_STORE = (
   *('quickstart', 'feedback/enwik8', 'cpu/code_rec', 'cpu/code_slide'),
+  *('gpu/code_rec', 'gpu/code_slide'),
   *(f'cpu/headroom_{window}' for window in (16, 32, 64, 128)),
 )
 

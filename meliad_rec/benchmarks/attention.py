@@ -4,8 +4,8 @@
 
 Times are measured on this machine or, with --topology, estimated by the TPU
 compiler. Each row of the table is one implementation (form). `ours` uses Pallas
-kernels on a TPU. Elsewhere it runs XLA code, as `blocked` does everywhere. On a
-GPU, this package's kernels for GPU have a row of their own.
+kernels on a TPU and a GPU. Elsewhere it runs XLA code, as `blocked` does
+everywhere.
 """
 
 import dataclasses

@@ -16,7 +16,6 @@ from jax.experimental.pallas.ops.tpu import splash_attention
 import jax.numpy as jnp
 
 from meliad_rec.kernels.dispatch import window_attention
-from meliad_rec.kernels.gpu.window_attention import device_reason
 from meliad_rec.kernels.reference import AttentionInputs
 from meliad_rec.kernels.reference import NEVER
 from meliad_rec.kernels.reference import normalize_and_scale
@@ -140,11 +139,6 @@ def blocked(inputs: AttentionInputs):
   return window_attention(inputs, form='xla')
 
 
-def gpu_kernels(inputs: AttentionInputs):
-  """Returns y_BTHK from this package's attention kernels for GPU."""
-  return window_attention(inputs, form='gpu')
-
-
 BASELINE = 'blocked'
 FORMS = {
   'ours': window_attention,
@@ -152,20 +146,13 @@ FORMS = {
   'whole blocks': whole_blocks,
   'jax, no bias': of_jax,
 }
-# These include forms that run only on a TPU, or only on a GPU.
+# These include a form that runs only on a TPU.
 TPU_FORMS = FORMS | {'splash, no bias': splash}
-GPU_FORMS = FORMS | {'our GPU kernels': gpu_kernels}
 
 
 def forms_here() -> dict:
   """Returns {name: function of AttentionInputs}: forms for this machine."""
-  match jax.default_backend():
-    case 'tpu':
-      return TPU_FORMS
-    case 'gpu' if device_reason() is None:
-      return GPU_FORMS
-    case _:
-      return FORMS
+  return TPU_FORMS if jax.default_backend() == 'tpu' else FORMS
 
 
 def programs(form: str, setting: AttentionSizes):
@@ -195,7 +182,7 @@ def programs(form: str, setting: AttentionSizes):
       scale_H,
       normalize_own=is_ours,
     )
-    return (TPU_FORMS | GPU_FORMS)[form](inputs).reshape(q_BTF.shape)
+    return TPU_FORMS[form](inputs).reshape(q_BTF.shape)
 
   def both(q, k, v, mask, bias, scale):
     attend = functools.partial(_of_mask, forward, mask)

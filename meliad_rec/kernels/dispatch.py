@@ -1,7 +1,6 @@
 """Attention by Pallas kernels if they run and support the inputs, else by XLA.
 
-The choice is made for the platform that a program is compiled for. The kernels
-for GPU have not been measured on a GPU yet, so they run only on request.
+The choice is made for the platform that a program is compiled for.
 """
 
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from meliad_rec.kernels.tpu import window_attention as window_attention_tpu
 # Values of LayerConfig.attention, and the platforms whose kernels each uses.
 # Interpreted kernels, for tests, run on any platform.
 FORMS = {
-  'auto': ('tpu',),
+  'auto': ('tpu', 'cuda'),
   'xla': (),
   'gpu': ('tpu', 'cuda'),
   'tpu_interpreted': ('tpu',),
@@ -47,10 +46,11 @@ def window_attention(
     inputs: see AttentionInputs.
     dropout: dropout of the probabilities; None means no dropout. All blocks of
       queries share one dropout mask, as in xla.window_attend.
-    form: one of FORMS. 'auto' uses kernels on a TPU; 'gpu' uses kernels on a
-      TPU or a GPU; 'xla' uses no kernels. In these forms, XLA computes what
-      kernels do not support. 'tpu_interpreted' and 'gpu_interpreted' interpret
-      the kernels of one platform on any machine.
+    form: one of FORMS. 'auto' uses kernels on a TPU, and on a GPU that can run
+      them; 'gpu' does too, but raises an error if the GPU cannot; 'xla' uses no
+      kernels. In these forms, XLA computes what kernels do not support.
+      'tpu_interpreted' and 'gpu_interpreted' interpret the kernels of one
+      platform on any machine.
 
   Raises:
     ValueError: the form does not exist; interpreted kernels do not support the
@@ -58,12 +58,16 @@ def window_attention(
       kernels.
   """
   kernels = {'tpu': window_attention_tpu, 'cuda': window_attention_gpu}
-  if form == 'gpu' and (reason := window_attention_gpu.device_reason()):
-    raise ValueError(
-      f'The attention kernels for GPU do not run on this machine: {reason}. '
-      'Set layer_config.LayerConfig.attention to "auto".'
-    )
   supported = _supported(form, kernels, inputs, dropout)
+  if 'cuda' in FORMS.get(form, ()) and not form.endswith('_interpreted'):
+    reason = window_attention_gpu.device_reason()
+    if reason and form == 'gpu':
+      raise ValueError(
+        f'The attention kernels for GPU do not run on this machine: {reason}. '
+        'Set layer_config.LayerConfig.attention to "auto".'
+      )
+    if reason:
+      supported = tuple(each for each in supported if each[0] != 'cuda')
   by_xla = xla.window_attend, xla.window_gradients
   return Dispatch(supported, form, by_xla, WINDOW_NAMES)(inputs, dropout)
 
@@ -156,15 +160,20 @@ class Dispatch:
     if self.interpret:
       (branch,) = branches.values()
       return branch(*args)
-    if not branches or _mesh_is_cpu():
+    platform = _mesh_platform()
+    if platform:
+      # Kernels of other platforms need no tracing.
+      name = 'cuda' if platform == 'gpu' else platform
+      branches = {k: branch for k, branch in branches.items() if k == name}
+    if not branches:
       return by_xla(*args)
     return jax.lax.platform_dependent(*args, **branches, default=by_xla)
 
 
-def _mesh_is_cpu() -> bool:
-  """Whether the current mesh is of CPUs, so that kernels need no tracing."""
+def _mesh_platform() -> str | None:
+  """Returns 'cpu', 'tpu' or 'gpu', if there is a current mesh of devices."""
   device = jax.sharding.get_abstract_mesh().abstract_device
-  return device is not None and device.device_kind == 'cpu'
+  return device.platform if device else None
 
 
 def _supported(

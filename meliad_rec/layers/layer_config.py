@@ -98,8 +98,9 @@ class LayerConfig(TransformerConfig):
       attention is therefore nearly uniform at first.
     include_self: whether the window of a token ends with the token itself. If
       False, it ends with the token before.
-    attention: 'auto' uses kernels on a TPU and XLA elsewhere; 'gpu' uses
-      kernels on a CUDA GPU too; 'xla' uses XLA only (see kernels/dispatch.py).
+    attention: 'auto' uses kernels on a TPU and a CUDA GPU, and XLA elsewhere;
+      'gpu' does too, but raises an error on a GPU that cannot run the kernels;
+      'xla' uses XLA only (see kernels/dispatch.py).
     mlp_bias: whether the MLP has biases. Gates have a separate `use_bias`.
     depth: number of layers L in the stack; the initial weights of output maps
       are divided by sqrt(2 L), except in gates. None means that they are not

@@ -51,7 +51,7 @@ def runs_kernels(platform, attend, inputs, form='auto'):
 
 
 @kinds
-def test_the_kernels_run_on_a_tpu_only(kind):
+def test_the_kernels_for_tpu_run_on_a_tpu_only(kind):
   attend, make, sizes = KINDS[kind]
   inputs = make(**sizes)
   assert runs_kernels('tpu', attend, inputs)
