@@ -1,6 +1,6 @@
 """Windowed attention by the kernels for GPU, against the definition.
 
-Elsewhere they are interpreted; on a machine with a GPU, this runs them on it:
+The kernels are interpreted. On a machine with a GPU, this command runs them:
 
   JAX_PLATFORMS=cuda JAX_DEFAULT_MATMUL_PRECISION=highest \
     python -m pytest tests/kernels/gpu_test.py -m 'slow or not slow'
