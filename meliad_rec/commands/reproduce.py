@@ -278,8 +278,10 @@ def splits(run: Run) -> list[str]:
   if not validations(run):
     return []
   _, facts, _ = folder.read(run.workdir)
-  # Other published values have names of several words.
-  return [name for name in facts['published'] if ' ' not in name] or ['test']
+  # Other published values have names of several words. The best value on the
+  # validation split is in the journal of the run.
+  others = [name for name in facts['published'] if ' ' not in name]
+  return [name for name in others if name != 'validation'] or ['test']
 
 
 def newer(path: Path, than: Path) -> bool:

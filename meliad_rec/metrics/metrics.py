@@ -20,6 +20,7 @@ UNITS: Mapping[str, str] = {
   'loss_nats_per_token': 'nats/token',
   'bits_per_token': 'bits/token',
   'bits_per_byte': 'bits/byte',
+  'perplexity': 'per token',
   'word_perplexity': 'per word, split at whitespace',
   'accuracy': 'share of tokens',
   'error': 'share of scored tokens',

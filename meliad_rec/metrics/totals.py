@@ -108,6 +108,7 @@ def quality(
   metrics = {
     'loss_nats_per_token': nats / totals.scored,
     'bits_per_token': bits / totals.scored,
+    'perplexity': _exp(nats / totals.scored),
     'accuracy': totals.correct / totals.scored,
     'padding_share': totals.padding / (totals.padding + totals.tokens),
     'tokens': totals.tokens,

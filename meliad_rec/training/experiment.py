@@ -34,6 +34,7 @@ BEST = {
   'bits_per_byte': 'lowest',
   'bits_per_token': 'lowest',
   'loss_nats_per_token': 'lowest',
+  'perplexity': 'lowest',
   'word_perplexity': 'lowest',
   'accuracy': 'highest',
   'error': 'lowest',

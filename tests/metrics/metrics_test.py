@@ -125,6 +125,7 @@ def test_quality_and_speed_by_hand():
   plain = {
     'loss_nats_per_token': 4.0,
     'bits_per_token': 5.7707802,  # 4 / ln 2
+    'perplexity': 54.59815,  # e ** 4
     'accuracy': 4 / 7,
     'padding_share': 5 / 12,
     'tokens': 14,
