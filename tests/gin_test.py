@@ -12,6 +12,7 @@ import jax
 import pytest
 
 from meliad_rec.archs.transformer import EncoderLayers
+from meliad_rec.commands import reproduce
 from meliad_rec.config import config
 from meliad_rec.config import files
 from meliad_rec.config.saved import MODEL
@@ -301,6 +302,23 @@ def test_every_experiment_builds_and_says_its_command(name, tmp_path):
       rate, warmup = RATES[task][model not in BOTTLENECKS]
       assert f'\nLEARNING_RATE = {rate}\n' in config.operative()
       assert f'\nWARMUP_STEPS = {warmup}\n' in config.operative()
+
+
+@pytest.mark.parametrize('scale', files.names('scale'))
+def test_every_scale_builds_with_the_rows_that_it_is_for(scale):
+  kind, row = scale.split('/', 1)
+  file = f'scale/{scale}'
+  rows = [
+    f'experiments/{each}'
+    for each in EXPERIMENTS
+    if each.startswith(row)
+    and reproduce.scale(f'experiments/{each}', kind) == (file,)
+  ]
+  assert rows
+  for each in rows:
+    _, experiment = built([each, file])
+    config.check_read()
+    assert experiment.steps <= 20_000
 
 
 def drops_as_its_code(name):
