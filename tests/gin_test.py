@@ -67,6 +67,8 @@ TASK = {
 }
 # Tasks whose models have a head, and whether attention is causal there.
 JUDGED = {'flip_flop': True, 'listops': False, 'logical_inference': False}
+# Tasks that read a corpus.
+CORPORA = 'char_ptb', 'corpus', 'wikitext103', 'wikitext2'
 GATES = 'meliad_rec.layers.gates'
 # Settings that an option needs at the size of the tests.
 PARAMS = {
@@ -262,11 +264,13 @@ def test_every_task_builds(task, tmp_path):
     'folder': [f'FOLDER = {str(tmp_path)!r}'],
     'jsonl': [f'JSONL = {str(tmp_path / "x.jsonl")!r}'],
     'seqio': ["TASK = 'mine'"],
+    **dict.fromkeys(CORPORA, [f'CORPUS = {str(tmp_path / "{split}.txt")!r}']),
     'store': [f'STORE = {str(tmp_path / "store")!r}'],
     'logical_inference': ['SEGMENT = 24'],
   }
   if task == 'store':
     write_store(tmp_path / 'store')
+  (tmp_path / 'train.txt').write_text('a b a\n')
   config.parse(
     ['arch/block_recurrent', 'size/test', f'task/{task}'],
     ['BATCH = 8', *needs.get(task, [])],

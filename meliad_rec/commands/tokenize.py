@@ -20,13 +20,14 @@ from meliad_rec.data import sources
 from meliad_rec.data import store
 from meliad_rec.data.documents import Document
 from meliad_rec.data.text import Text
-from meliad_rec.data.vocabulary import open_vocabulary
+from meliad_rec.data.text import vocabulary_of
 from meliad_rec.report import console
 
 # Flags that cannot be combined with --verify.
 _WRITE_FLAGS = (
   *('source', 'path', 'field', 'split_file', 'module', 'subset', 'limit'),
-  *('splits_from', 'stream', 'splits', 'vocabulary', 'out', 'force'),
+  *('splits_from', 'stream', 'newlines', 'concatenate'),
+  *('splits', 'vocabulary', 'out', 'force'),
 )
 
 
@@ -38,8 +39,9 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'vocabulary',
     'bytes',
-    'bytes, or the path of a SentencePiece .model file (see train_vocab) or of '
-    'a tokenizer.json of Hugging Face.',
+    'bytes, words (all words of the split train), or the path of a '
+    'SentencePiece .model file (see train_vocab), of a tokenizer.json of '
+    'Hugging Face or of a .txt file with a word in each line.',
   )
   flags.DEFINE_string('out', None, 'Folder of the store.')
   flags.DEFINE_bool('force', False, 'Replace the store in --out.')
@@ -60,7 +62,8 @@ def main(argv: list[str]) -> None:
   if not args.out:
     raise ValueError('--out is missing. Set it to the folder of the new store.')
   store.check_free(args.out, args.force)
-  text = Text(sources.from_flags(), open_vocabulary(args.vocabulary))
+  source = sources.from_flags()
+  text = Text(source, vocabulary_of(source, args.vocabulary))
   splits = {
     split: _report_counts(split, text.stream(split))
     for split in args.splits or text.splits

@@ -8,6 +8,7 @@ from typing import Protocol
 from absl import flags
 
 from meliad_rec.data.code import Code
+from meliad_rec.data.corpus import Corpus
 from meliad_rec.data.folder import Folder
 from meliad_rec.data.huggingface import HuggingFace
 from meliad_rec.data.jsonl import Jsonl
@@ -47,11 +48,58 @@ class Registered:
     return f'seqio: {self.name}'
 
 
+@dataclasses.dataclass(frozen=True)
+class Concatenated:
+  r"""Long documents, each of many short documents of another source.
+
+  Short documents waste the rest of their last segment, because a row begins a
+  new document at a segment. Concatenated, they waste nothing.
+
+  Attributes:
+    source: the source of the short documents.
+    size: characters at which a long document ends, after a whole short one.
+    separator: text after each short document.
+  """
+
+  source: TextReader
+  size: int = 10_000_000
+  separator: str = '\n\n'
+
+  def __post_init__(self):
+    if self.size < 1:
+      raise ValueError(
+        f'Concatenated.size must be at least 1, got {self.size}. Set '
+        '--concatenate (in gin: sources.Concatenated.size).'
+      )
+
+  @property
+  def description(self) -> str:
+    return f'{self.source.description}, concatenated'
+
+  @property
+  def splits(self) -> tuple[str, ...]:
+    return self.source.splits
+
+  def read(self, split: str) -> Iterator[tuple[str, str]]:
+    """Yields (name of the first short document, text) of each long one."""
+    parts, size, first = [], 0, ''
+    for name, text in self.source.read(split):
+      first = first if parts else name
+      parts += text, self.separator
+      size += len(text) + len(self.separator)
+      if size >= self.size:
+        yield first, ''.join(parts)
+        parts, size = [], 0
+    if parts:
+      yield first, ''.join(parts)
+
+
 Source = TextReader | Registered
 
 # The flags that each kind of source uses. Any other kind is a seqio task.
 _FLAGS = {
   'code': (),
+  'corpus': ('path', 'newlines'),
   'folder': ('path', 'split_file'),
   'jsonl': ('path', 'field'),
   'hf': ('path', 'field', 'subset', 'splits_from', 'stream', 'limit'),
@@ -69,20 +117,27 @@ def source(
   splits_from: Sequence[str] | None = None,
   stream: bool | None = None,
   limit: int | None = None,
+  newlines: bool | None = None,
+  concatenate: int | None = None,
 ) -> Source:
   """Returns the source that the flags of a command describe.
 
   Args:
-    kind: code, folder, jsonl, hf, pg19, or the name of a seqio task or mixture.
-    path: for folder, a folder or pattern; for jsonl, a file, folder or pattern;
-      for hf, one of these or the name of a dataset on the Hub; for pg19, the
-      data_dir of tensorflow-datasets.
+    kind: code, corpus, folder, jsonl, hf, pg19, or the name of a seqio task or
+      mixture.
+    path: for corpus, a file or a pattern with {split}; for folder, a folder or
+      pattern; for jsonl, a file, folder or pattern; for hf, one of these or the
+      name of a dataset on the Hub; for pg19, the data_dir of
+      tensorflow-datasets.
     field: for jsonl and hf, name of the field that holds the text. None means
       'text'.
     split_file: for folder, a file that assigns files to splits; see Folder.
     module: for a seqio task, the Python module that registers it.
     subset, stream, limit: for hf; see HuggingFace.
     splits_from: for hf, one entry 'SPLIT=NAME' for each split; see HuggingFace.
+    newlines: for corpus; see Corpus.
+    concatenate: size of a document that consists of many; see Concatenated.
+      None means that documents are not concatenated.
 
   Raises:
     ValueError: a flag is missing, does not apply to this kind of source, or has
@@ -97,6 +152,7 @@ def source(
     'splits_from': splits_from,
     'stream': stream,
     'limit': limit,
+    'newlines': newlines,
   }
   unused = [
     f'--{name}'
@@ -109,11 +165,20 @@ def source(
       f'The source {kind!r}{"" if kind in _FLAGS else note} does not use '
       f'{", ".join(unused)}. Remove it, or correct --source.'
     )
-  if kind in ('folder', 'jsonl', 'hf') and not path:
+  if kind in ('corpus', 'folder', 'jsonl', 'hf') and not path:
     raise ValueError(f'The source {kind!r} needs a path. Set --path.')
+  if concatenate is not None:
+    if kind not in _FLAGS:
+      raise ValueError(
+        f'A seqio task such as {kind!r} cannot be concatenated. Remove '
+        '--concatenate.'
+      )
+    return Concatenated(source(kind, **given), concatenate)
   match kind:
     case 'code':
       return Code()
+    case 'corpus':
+      return Corpus(path, newlines is not False)
     case 'folder':
       return Folder(path, split_file)
     case 'jsonl':
@@ -142,13 +207,15 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'source',
     None,
-    'The source: code (the Python packages of this machine), folder, jsonl, '
-    'hf (a dataset of Hugging Face), pg19, or the name of a seqio task or '
-    'mixture.',
+    'The source: code (the Python packages of this machine), corpus, folder, '
+    'jsonl, hf (a dataset of Hugging Face), pg19, or the name of a seqio task '
+    'or mixture.',
   )
   flags.DEFINE_string(
     'path',
     None,
+    'corpus: a file that is cut in 90, 5 and 5 %, or a pattern with {split}, '
+    'such as wiki.{split}.tokens. '
     'folder: a folder of UTF-8 files or a pattern, one document per file. '
     'jsonl: a file, a folder with train.jsonl etc. or a pattern with {split}. '
     'hf: a file, folder or pattern, or the name of a dataset on the Hub. '
@@ -183,6 +250,17 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'limit', None, 'hf: maximum rows to read of each split.', lower_bound=1
   )
+  flags.DEFINE_bool(
+    'newlines',
+    None,
+    'corpus: whether to keep newlines; default: they are kept.',
+  )
+  flags.DEFINE_integer(
+    'concatenate',
+    None,
+    'Concatenates short documents to long ones of this many characters.',
+    lower_bound=1,
+  )
 
 
 def from_flags() -> Source:
@@ -197,5 +275,8 @@ def from_flags() -> Source:
       f'--source is missing. Set it to {", ".join(_FLAGS)} or the name of a '
       'seqio task.'
     )
-  names = 'path', 'field', 'split_file', 'module', *_FLAGS['hf'][2:]
+  names = (
+    *('path', 'field', 'split_file', 'module', 'newlines', 'concatenate'),
+    *_FLAGS['hf'][2:],
+  )
   return source(args.source, **{name: getattr(args, name) for name in names})

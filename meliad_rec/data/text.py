@@ -15,7 +15,9 @@ from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.sources import Registered
 from meliad_rec.data.sources import Source
+from meliad_rec.data.vocabulary import open_vocabulary
 from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.data.vocabulary import WordList
 from meliad_rec.report.console import Countdown
 from meliad_rec.report.console import counted
 
@@ -111,10 +113,21 @@ class Text:
 
 
 def document(name: str, text: str, vocabulary: Vocabulary) -> Document:
-  """Returns a text as a tokenized document."""
-  return Document(
-    name, vocabulary.encode(text), len(text.encode()), count_words(text)
-  )
+  """Returns a text as a tokenized document.
+
+  Raises:
+    ValueError: the text has bytes that are not UTF-8, and the vocabulary does
+      not spell them.
+  """
+  try:
+    ids = vocabulary.encode(text)
+  except UnicodeEncodeError:
+    raise ValueError(
+      f'{name} has bytes that are not UTF-8, such as half a character where a '
+      "file was cut. Set --vocabulary=bytes (in gin: VOCABULARY = 'bytes')."
+    ) from None
+  size = len(text.encode(errors='surrogateescape'))
+  return Document(name, ids, size, count_words(text))
 
 
 def _shown(documents: Iterator[Document]) -> Iterator[Document]:
@@ -155,3 +168,19 @@ def _check_split(source: Source, splits: Iterable[str], split: str) -> None:
       f'{source.description} has no split {split!r}. '
       f'Choose one of {", ".join(splits)}.'
     )
+
+
+def vocabulary_of(source: Source, name: str) -> Vocabulary:
+  """Opens a vocabulary, or collects the words of a source.
+
+  Args:
+    source: the source of the texts.
+    name: 'words' for all words of the split train, the most frequent first, and
+      '<eos>' for a newline; or what open_vocabulary takes.
+
+  Raises:
+    ValueError: the source or the vocabulary cannot be read.
+  """
+  if name == 'words':
+    return WordList.collect(texts(source, 'train'))
+  return open_vocabulary(name)

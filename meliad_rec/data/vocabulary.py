@@ -3,6 +3,9 @@
 Id 0 is padding in every vocabulary and never occurs in a document.
 """
 
+import array
+import collections
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import hashlib
@@ -20,9 +23,13 @@ from meliad_rec.storage.workdir import expand_home
 # Files in which the folder of a store or run keeps a vocabulary.
 MODEL = 'vocabulary.model'
 TOKENIZER = 'tokenizer.json'
+WORD_LIST = 'vocabulary.txt'
 
 # Prefix of the identities of `Words` vocabularies, and of no others.
 WORDS_PREFIX = 'words: '
+
+# The words of a `WordList` for a newline, and for words that are not in it.
+END_OF_LINE, UNKNOWN = '<eos>', '<unk>'
 
 
 class Vocabulary(Protocol):
@@ -58,15 +65,16 @@ def open_vocabulary(name: str | Path) -> Vocabulary:
   """Opens a vocabulary.
 
   Args:
-    name: 'bytes', or the path of a SentencePiece .model file or of a Hugging
-      Face tokenizer.json.
+    name: 'bytes', or the path of a SentencePiece .model file, of a Hugging Face
+      tokenizer.json, or of a .txt file of words.
 
   Raises:
     ValueError: the file cannot be read, or is not such a file.
   """
   if name == 'bytes':
     return Bytes()
-  return (Tokenizer if Path(name).suffix == '.json' else SentencePiece)(name)
+  kinds = {'.json': Tokenizer, '.txt': WordList.open}
+  return kinds.get(Path(name).suffix, SentencePiece)(name)
 
 
 def vocabulary_files(vocabulary: Vocabulary) -> Mapping[str, bytes]:
@@ -76,20 +84,24 @@ def vocabulary_files(vocabulary: Vocabulary) -> Mapping[str, bytes]:
       return {MODEL: vocabulary.model}
     case Tokenizer():
       return {TOKENIZER: vocabulary.model}
+    case WordList():
+      return {WORD_LIST: vocabulary.model}
   return {}
 
 
 class Bytes:
   """UTF-8 bytes at ids 3 to 258, as in ByT5 (Xue et al. 2022) and seqio.
 
-  Ids 0, 1 and 2 are padding, end and unknown, which have no text.
+  Ids 0, 1 and 2 are padding, end and unknown, which have no text. Bytes that
+  Python decoded with errors='surrogateescape' are encoded as they were.
   """
 
   size = 259
   identity = 'bytes'
 
   def encode(self, text: str) -> np.ndarray:
-    return np.frombuffer(text.encode(), np.uint8).astype(np.int32) + 3
+    content = text.encode(errors='surrogateescape')
+    return np.frombuffer(content, np.uint8).astype(np.int32) + 3
 
   def decode(self, ids: np.ndarray) -> str:
     ids = np.asarray(ids)
@@ -369,12 +381,100 @@ class Words:
     return spelled
 
 
+class WordList:
+  """A vocabulary of the words of a text; a newline is the word '<eos>'.
+
+  Texts must be split into words by whitespace, as WikiText and the Penn
+  Treebank are. Only words and newlines of a text are encoded. Other words
+  become '<unk>'.
+
+  Args:
+    words: all words in the order of their ids, which count from 1. '<eos>' must
+      be one of them. An adaptive embedding needs the most frequent word first.
+
+  Raises:
+    ValueError: a word is empty, has a space or is repeated, or there is no
+      '<eos>'. `encode` raises it if a word is not in the vocabulary and '<unk>'
+      is not either.
+  """
+
+  def __init__(self, words: Sequence[str]):
+    self.model = ''.join(f'{word}\n' for word in words).encode()
+    self.identity = f'word list:{hashlib.sha256(self.model).hexdigest()}'
+    self._id_of = {word: i for i, word in enumerate(words, 1)}
+    wrong = [word for word in words if word.split() != [word]]
+    if wrong or len(self._id_of) < len(words) or END_OF_LINE not in self._id_of:
+      raise ValueError(
+        'A list of words must have each word once, without spaces, and '
+        f'{END_OF_LINE}, got {len(words)} words'
+        f'{f", one of them {wrong[0]!r}" if wrong else ""}. Write one word in '
+        'each line of the file.'
+      )
+    self.size = len(words) + 1
+    self._bytes = [b'', *(f' {word}'.encode() for word in words)]
+    self._bytes[self._id_of[END_OF_LINE]] = b'\n'
+
+  @classmethod
+  def open(cls, path: str | Path) -> 'WordList':
+    """Returns the vocabulary of a .txt file with one word in each line.
+
+    Raises:
+      ValueError: the file cannot be read, or its words are not valid.
+    """
+    content = _read(path).decode(errors='replace')
+    return cls(content.removesuffix('\n').split('\n'))
+
+  @classmethod
+  def collect(cls, texts: Iterable[str]) -> 'WordList':
+    """Returns the vocabulary of all words of texts, the most frequent first."""
+    counts = collections.Counter({END_OF_LINE: 0})
+    for text in texts:
+      lines = text.split('\n')
+      counts[END_OF_LINE] += len(lines) - 1
+      for line in lines:
+        counts.update(line.split())
+    return cls([word for word, _ in counts.most_common()])
+
+  def encode(self, text: str) -> np.ndarray:
+    end_of_line, unknown = map(self._id_of.get, (END_OF_LINE, UNKNOWN))
+    ids = array.array('i')
+    for number, line in enumerate(text.split('\n')):
+      if number:
+        ids.append(end_of_line)
+      words = line.split()
+      try:
+        ids.extend([self._id_of.get(word, unknown) for word in words])
+      except TypeError:
+        missing = next(word for word in words if word not in self._id_of)
+        raise ValueError(
+          f'The vocabulary has neither the word {missing!r} nor {UNKNOWN}. Add '
+          f'{UNKNOWN} to its words.'
+        ) from None
+    return np.frombuffer(ids, np.int32) if ids else np.zeros(0, np.int32)
+
+  def decode(self, ids: np.ndarray) -> str:
+    return b''.join(self.token_bytes(ids)).decode()
+
+  def token_bytes(self, ids: np.ndarray) -> list[bytes]:
+    """Returns the bytes of each id: a word after a space, or a newline.
+
+    The first word of a line has no space.
+    """
+    spelled = [self._bytes[i] for i in np.asarray(ids).tolist()]
+    before = b'\n'
+    for i, word in enumerate(spelled):
+      if before == b'\n':
+        spelled[i] = word.removeprefix(b' ')
+      before = word or before
+    return spelled
+
+
 def _read(path: str | Path) -> bytes:
   try:
     return epath.Path(expand_home(path)).read_bytes()
   except OSError as error:
     raise ValueError(
       f'The vocabulary file {path} cannot be read ({error.strerror}). Give '
-      "'bytes', or the path of a SentencePiece .model file or of a "
-      'tokenizer.json.'
+      "'bytes', or the path of a SentencePiece .model file, of a "
+      'tokenizer.json or of a .txt file of words.'
     ) from None

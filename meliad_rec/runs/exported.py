@@ -2,8 +2,9 @@
 
   model.safetensors     the parameters, by their paths in the model
   config.gin, run.json  as in the folder of the run (folder.py)
-  vocabulary.model or
-  tokenizer.json        as in the folder of the run, if it has such a file
+  vocabulary.model,
+  tokenizer.json or
+  vocabulary.txt        as in the folder of the run, if it has such a file
   README.md             a model card
 
 The header of model.safetensors holds the step, facts about the training, and

@@ -1,9 +1,10 @@
 """The folder of a run, which can be opened without the training data.
 
 config.gin is the complete configuration. run.json has the other facts that are
-needed to open the run. vocabulary.model or tokenizer.json is the vocabulary, if
-it has a file. checkpoints/ has the training states. The folder of an exported
-model has model.safetensors in place of checkpoints/ (exported.py).
+needed to open the run. vocabulary.model, tokenizer.json or vocabulary.txt is
+the vocabulary, if it has a file. checkpoints/ has the training states. The
+folder of an exported model has model.safetensors in place of checkpoints/
+(exported.py).
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from meliad_rec.data.vocabulary import open_vocabulary
 from meliad_rec.data.vocabulary import TOKENIZER
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.data.vocabulary import vocabulary_files
+from meliad_rec.data.vocabulary import WORD_LIST
 from meliad_rec.data.vocabulary import Words
 from meliad_rec.data.vocabulary import WORDS_PREFIX
 from meliad_rec.runs import exported
@@ -30,7 +32,7 @@ from meliad_rec.training.experiment import Experiment
 
 CONFIG = 'config.gin'
 FACTS = 'run.json'
-VOCABULARIES = MODEL, TOKENIZER
+VOCABULARIES = MODEL, TOKENIZER, WORD_LIST
 CHECKPOINTS = 'checkpoints'
 
 _Path = Path | epath.Path

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from meliad_rec.config.saved import DATA
 from meliad_rec.data import sources
+from meliad_rec.data import text
 from meliad_rec.data import vocabulary
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.store import Store
@@ -20,6 +21,7 @@ from meliad_rec.training.experiment import Experiment
 # {class: {parameter that is a path: flag that replaces it}}.
 _FLAGS = {
   Store: {'path': 'store'},
+  sources.Corpus: {'path': 'path'},
   sources.Folder: {'path': 'path', 'split_file': 'split_file'},
   sources.Jsonl: {'path': 'path'},
   sources.Pg19: {'data_dir': 'path'},
@@ -30,6 +32,7 @@ _VOCABULARIES = (
   vocabulary.open_vocabulary,
   vocabulary.SentencePiece,
   vocabulary.Tokenizer,
+  text.vocabulary_of,
 )
 
 

@@ -1,0 +1,115 @@
+"""Corpora of one stream of text per split: enwik8, text8, WikiText, PTB."""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+from pathlib import Path
+import zipfile
+
+from meliad_rec.data.documents import SPLITS
+from meliad_rec.storage.workdir import expand_home
+
+# What {split} stands for in a path; the first file that exists is read.
+_NAMES = {
+  'train': ('train',),
+  'validation': ('valid', 'validation'),
+  'test': ('test',),
+}
+# Shares of a single file in percent, as the papers on enwik8 and text8 cut it.
+_ENDS = {'train': (0, 90), 'validation': (90, 95), 'test': (95, 100)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """One stream of text per split, which is a single document.
+
+  A single file is cut by bytes: the first 90 % are train, the next 5 %
+  validation and the last 5 % test. A cut may fall inside a character of several
+  bytes. The incomplete character is kept as it is, for which the vocabulary
+  must be 'bytes'.
+
+  Attributes:
+    path: one file; or a pattern such as 'wiki.{split}.tokens', in which {split}
+      stands for train, valid or validation, and test. A file whose name ends in
+      .zip must contain exactly one file, which is read.
+    newlines: whether to keep newlines. The code of Sukhbaatar et al. 2021 and
+      of Fan et al. 2020 drops those of enwik8 (False).
+    fetch: a command that gets the files, for the error message.
+
+  Raises:
+    ValueError: there is no such file, it cannot be read, or a file of a pattern
+      is not UTF-8. Raised on first use.
+  """
+
+  path: str
+  newlines: bool = True
+  fetch: str | None = None
+
+  def __post_init__(self):
+    object.__setattr__(self, 'path', expand_home(self.path))
+
+  @property
+  def description(self) -> str:
+    kept = '' if self.newlines else ', without newlines'
+    return f'corpus: {Path(self.path).name}{kept}'
+
+  @functools.cached_property
+  def splits(self) -> tuple[str, ...]:
+    found = [split for split in SPLITS if self._file(split)]
+    if not found:
+      remedy = f'Run `{self.fetch}`, or set' if self.fetch else 'Set'
+      content = (
+        'where {split} is train, valid (or validation) or test'
+        if '{split}' in self.path
+        else 'whose bytes are cut into train, validation and test'
+      )
+      raise ValueError(
+        f'There is no file {Path(self.path).absolute()}, {content}. {remedy} '
+        '--path (in gin: CORPUS).'
+      )
+    return tuple(found)
+
+  def read(self, split: str) -> Iterator[tuple[str, str]]:
+    """Yields (name of the file, text) of the only document of a split."""
+    path = self._file(split)
+    assert path, f'{split} is not in {self.splits}'
+    content = _content(path)
+    if '{split}' in self.path:
+      text = _decoded(path, content)
+    else:
+      begin, end = (len(content) * share // 100 for share in _ENDS[split])
+      text = content[begin:end].decode(errors='surrogateescape')
+    yield path.name, text if self.newlines else text.replace('\n', '')
+
+  def _file(self, split: str) -> Path | None:
+    paths = (Path(self.path.replace('{split}', s)) for s in _NAMES[split])
+    return next(filter(Path.is_file, paths), None)
+
+
+def _content(path: Path) -> bytes:
+  try:
+    if path.suffix != '.zip':
+      return path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+      names = [
+        each.filename for each in archive.infolist() if not each.is_dir()
+      ]
+      if len(names) != 1:
+        raise ValueError(
+          f'{path} contains {len(names)} files. Unpack it, and give the path '
+          'of one of them.'
+        )
+      return archive.read(names[0])
+  except (OSError, zipfile.BadZipFile) as error:
+    raise ValueError(
+      f'{path} cannot be read ({error}). Get it again.'
+    ) from None
+
+
+def _decoded(path: Path, content: bytes) -> str:
+  try:
+    return content.decode()
+  except UnicodeDecodeError as error:
+    raise ValueError(
+      f'{path} is not UTF-8 (byte {error.start}). Convert it.'
+    ) from None
