@@ -309,7 +309,7 @@ def test_every_experiment_builds_and_says_its_command(name, tmp_path):
 
 
 @pytest.mark.parametrize('scale', files.names('scale'))
-def test_every_scale_builds_with_the_rows_that_it_is_for(scale):
+def test_every_scale_builds_with_the_rows_that_it_is_for(scale, tmp_path):
   kind, row = scale.split('/', 1)
   file = f'scale/{scale}'
   rows = [
@@ -319,8 +319,10 @@ def test_every_scale_builds_with_the_rows_that_it_is_for(scale):
     and reproduce.scale(f'experiments/{each}', kind) == (file,)
   ]
   assert rows
+  write_store(tmp_path / 'store')
+  store = [f'STORE = {str(tmp_path / "store")!r}'] if kind == 'gpu' else ()
   for each in rows:
-    _, experiment = built([each, file])
+    _, experiment = built([each, file], store)
     config.check_read()
     assert experiment.steps <= 20_000
 

@@ -10,12 +10,12 @@ The rows of a table are the shipped gin files gin/experiments/TABLE_*.gin, or
 the gin files in a folder of your own. Each row is trained once for each seed,
 in OUT/ROW_seedN. Then its best checkpoint is evaluated on the test splits that
 the paper reports, or on --splits. --scale=cpu makes the runs so small that two
-cores train them in an hour or two. The table is in OUT/table.md, with the
-published value after a slash; the results of each run are in OUT/runs.csv, and
-the curves in OUT/curves.png. If rows or splits differ by a number, such as
-test_64 and test_128, OUT/figure.png shows the results over this number. A run
-that fails leaves the others. Run again, the command resumes what is not
-finished.
+cores train them in an hour or two, and --scale=gpu fits one GPU. The table is
+in OUT/table.md, with the published value after a slash; the results of each run
+are in OUT/runs.csv, and the curves in OUT/curves.png. If rows or splits differ
+by a number, such as test_64 and test_128, OUT/figure.png shows the results over
+this number. A run that fails leaves the others. Run again, the command resumes
+what is not finished.
 """
 
 from collections.abc import Iterator
@@ -261,12 +261,15 @@ def scale(file: str, name: str) -> tuple[str, ...]:
     if f'{name}/{row}_'.startswith(f'{each}_') and each.startswith(f'{name}/')
   ]
   if not fitting:
-    scales = {each.partition('/')[0]: None for each in known}
-    tables = [each.partition('/')[2] for each in known]
+    scales = {}
+    for each in known:
+      scale_, _, rows = each.partition('/')
+      table_ = re.match(r'[^/]*/[a-z]+\d*(_\d+)?', rows)[0]
+      scales.setdefault(scale_, {})[table_] = None
+    listed = (f'{name} for {", ".join(of)}' for name, of in scales.items())
     raise ValueError(
-      f'There is no --scale={name} of {row}. The scales are paper, '
-      f'{", ".join(scales)}, and other scales than paper exist for '
-      f'{", ".join(tables)}.'
+      f'There is no --scale={name} of {row}. The scales are paper for all '
+      f'tables, {", and ".join(listed)}.'
     )
   return (f'scale/{max(fitting, key=len)}',)
 

@@ -204,7 +204,7 @@ RESULT |= {'best_step': 1, 'validation': 2.0, 'test': 2.0}
     ),
     (
       ['cpu/code', '--out=x', '--scale=cpu'],
-      'There is no --scale=cpu of cpu/code_rec. The scales are paper, cpu,',
+      'There is no --scale=cpu of cpu/code_rec. The scales are paper for all',
     ),
     (['cpu/code', '--out=x', '--only_report'], 'has been evaluated yet.'),
   ],
