@@ -60,7 +60,8 @@ if ! is_installed "$extra"; then
     hint="For Python 3.13 a package of seqio is compiled, which needs a C++"
     hint+=" compiler and Python's headers (Debian: apt install g++ python3-dev)."
   fi
-  $bin/python -m pip install -qq --disable-pip-version-check \
+  # Python compiles what is imported; compiling all takes a minute more.
+  $bin/python -m pip install -qq --disable-pip-version-check --no-compile \
     -e ".${extra:+[$extra]}" \
     || fail "pip could not install meliad_rec. See above. $hint"
   cp setup.py ".venv/installed${extra:+-$extra}"

@@ -5,6 +5,7 @@ shards; T holds three windows.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 import dataclasses
 import functools
 
@@ -297,10 +298,13 @@ QUICK = {
 }
 
 
-def each(fits: Callable[[Architecture], bool] = lambda a: True) -> list:
-  """Names of the rows that fit, for pytest."""
+def each(
+  fits: Callable[[Architecture], bool] = lambda a: True,
+  quick: Collection[str] = QUICK,
+) -> list:
+  """Names of the rows that fit, for pytest; slow except for the quick ones."""
   return [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    name if name in quick else pytest.param(name, marks=pytest.mark.slow)
     for name, architecture in ARCHITECTURES.items()
     if fits(architecture)
   ]

@@ -129,7 +129,7 @@ def test_replicas_only_sum_gradients(name):
   assert kinds(exchanges(name, (8, 1, 1))) == {('all-reduce', 'data')}
 
 
-@each('recurrent_fixed_skip', 'window_scanned')
+@each('recurrent_fixed_skip')
 def test_parameters_are_gathered_once_in_each_direction(name):
   """Nothing else is gathered if they and the rows are sharded over one axis."""
   found = exchanges(name, (1, 8, 1))
@@ -182,7 +182,7 @@ def gathered_rows(name, found) -> list[Exchange]:
   return strange
 
 
-@each('recurrent_fixed_skip', 'universal')
+@each('recurrent_fixed_skip')
 def test_rows_are_never_gathered_on_a_mesh_of_three_axes(name):
   found = exchanges(name, (2, 2, 2))
   assert ('all-gather', 'fsdp') in kinds(found)  # The parameters.

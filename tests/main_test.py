@@ -98,6 +98,7 @@ def wait_for(child, at):
       return
 
 
+@pytest.mark.slow
 def test_a_run_stopped_any_way_ends_as_one_never_stopped(tmp_path, data, whole):
   """kill -9, then SIGTERM, each at a random step, with batches in flight.
 

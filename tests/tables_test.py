@@ -3,11 +3,15 @@
 import pytest
 
 from meliad_rec.commands import reproduce
+from meliad_rec.config import config
 from meliad_rec.config import files
+from tests.gin_test import built
 from tests.gin_test import CORES
 from tests.gin_test import EXPERIMENTS
 from tests.gin_test import parameters
+from tests.gin_test import store_of
 from tests.gin_test import total
+from tests.gin_test import write_store
 
 # Rows of each table, and of each figure whose points are runs.
 HALTING_MODELS = {*CORES} | {
@@ -62,7 +66,17 @@ ROWS = {
     f'staircase/table1_{task}': {
       *('lstm', 'xl', 'feedback', 'staircase', 'cached')
     }
-    for task in ('random_walk', 'algorithm')
+    for task in ('random_walk', 'algorithm', 'enwik8')
+  },
+  'staircase/table1_base': {'xl', 'feedback', 'staircase', 'cached'},
+  'staircase/table2': {
+    *('xl', 'xl_16_layers', 'feedback', 'cached'),
+    *(f'staircase_{passes}' for passes in (2, 4, 8)),
+    *(f'universal_{repeats}' for repeats in (2, 4, 8, 16, '8_wide')),
+  },
+  'staircase/table3': {
+    *(f'cached_{chunk}' for chunk in (32, 64, 128)),
+    *('staircase_2_64', 'staircase_2_128', 'staircase_4_32', 'staircase_4_64'),
   },
   **{
     f'staircase/figure2_{task}': {
@@ -81,31 +95,30 @@ def test_all_that_papers_measure_has_its_file():
 
 
 @pytest.mark.parametrize('scale', files.names('scale'))
-def test_every_scale_builds_a_smaller_run(scale):
-  """Builds the first of its rows; a slow test builds the others."""
-  builds_smaller(scaled_rows()[scale][0], scale)
+def test_every_scale_builds_with_the_rows_that_it_is_for(scale, tmp_path):
+  for name, params in scaled(scale, tmp_path):
+    built(name, params)
+    config.check_read()
 
 
 @pytest.mark.slow
-def test_every_scaled_row_builds():
-  for scale, rows in scaled_rows().items():
-    for row in rows[1:]:
-      builds_smaller(row, scale)
+def test_every_scaled_row_is_smaller(tmp_path):
+  for scale in files.names('scale'):
+    for (row, file), params in scaled(scale, tmp_path):
+      full = total(parameters([row], store_of(row.partition('/')[2], tmp_path)))
+      assert total(parameters([row, file], params)) < full / 5
 
 
-def scaled_rows():
-  """Returns {file of a scale: experiments that it is for}."""
-  found = {}
-  for name in EXPERIMENTS:
-    try:
-      [file] = reproduce.scale(f'experiments/{name}', 'cpu')
-    except ValueError:
-      continue
-    found.setdefault(file.removeprefix('scale/'), []).append(name)
-  return found
-
-
-def builds_smaller(row, scale):
-  names = [f'experiments/{row}']
-  full = total(parameters(names))
-  assert total(parameters([*names, f'scale/{scale}'])) < full / 5
+def scaled(scale, folder):
+  """Returns ((row, file of the scale), settings) of all its rows."""
+  kind, beginning = scale.split('/', 1)
+  rows = [
+    f'experiments/{each}'
+    for each in EXPERIMENTS
+    if each.startswith(beginning)
+    and reproduce.scale(f'experiments/{each}', kind) == (f'scale/{scale}',)
+  ]
+  assert rows
+  write_store(folder / 'store')
+  store = [f'STORE = {str(folder / "store")!r}'] if kind == 'gpu' else []
+  return [((row, f'scale/{scale}'), store) for row in rows]

@@ -85,9 +85,9 @@ def by_steps(live, N, C, p, block):
   'live, N, C',
   [
     (2, 3, 2),
-    (3, 3, 2),
+    pytest.param(3, 3, 2, marks=slow),
     # Resembles a Feedback Transformer.
-    (1, 6, 1),
+    pytest.param(1, 6, 1, marks=slow),
     pytest.param(1, 3, 2, marks=slow),
     # A memory network.
     pytest.param(0, 3, 2, marks=slow),

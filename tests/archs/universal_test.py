@@ -143,7 +143,10 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize('variant', VARIANTS)
+@pytest.mark.parametrize(
+  'variant',
+  ['dropout by row', slow('dropout of layers'), slow('no halting')],
+)
 def test_early_exit_changes_nothing(variant):
   """Compares values and gradients, as vectors, to 1e-6 of their norm.
 

@@ -35,6 +35,7 @@ def test_each_chunk_halts():
   assert found.shape == (2, 4, 1) and (found == 2).all()
 
 
+@pytest.mark.slow
 def test_causal_chunks_take_more_steps_than_they_have_tokens():
   """Chunks that are not causal cannot, even if more steps are asked for."""
   chunks = {'chunk': 3, 'trains': False}

@@ -63,7 +63,7 @@ every = pytest.mark.parametrize(
   'name',
   [
     name
-    if name in ('pairs', 'bottleneck', 'text')
+    if name in ('pairs', 'bottleneck')
     else pytest.param(name, marks=pytest.mark.slow)
     for name in MODELS
   ],

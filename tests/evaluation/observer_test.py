@@ -16,9 +16,11 @@ from meliad_rec.models.sharded_model import ShardedModel
 from tests import architectures as tiny
 
 SEGMENT, TOKENS = 16, 43  # The last block is not full.
-every = pytest.mark.parametrize('name', tiny.each(), scope='module')
+# The others are slow.
+QUICK = 'recurrent_fixed_skip', 'memorizing', 'staircase', 'gated_universal'
+every = pytest.mark.parametrize('name', tiny.each(quick=QUICK), scope='module')
 recurrent = pytest.mark.parametrize(
-  'name', tiny.each(lambda a: a.recurrent), scope='module'
+  'name', tiny.each(lambda a: a.recurrent, QUICK), scope='module'
 )
 close = functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-5)
 SHOWN = tuple(name for name in pictures.AXES if name != 'lens')
@@ -159,7 +161,13 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize('name', LAYERS)
+@pytest.mark.parametrize(
+  'name',
+  [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name in LAYERS
+  ],
+)
 def test_layers_of_pictures(name):
   found = observed(name)[0].pictures
   assert {kind: set(layers) for kind, layers in found.items()} == LAYERS[name]

@@ -111,7 +111,16 @@ def test_ask(tmp_path):
   close(shown.data['fresh'][0], alone[len(question) :].sum())
 
 
-@pytest.mark.parametrize('name', ['universal', 'gated_universal', 'staircase'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    'gated_universal',
+    *(
+      pytest.param(name, marks=pytest.mark.slow)
+      for name in ('universal', 'staircase')
+    ),
+  ],
+)
 def test_lens(name, tmp_path):
   run = observed.run(name)
   shown = explore.lens(run, TEXT, tokens=12)
@@ -185,6 +194,7 @@ def test_forgetting(tmp_path):
     explore.forgetting(run, TEXT, tokens=len(TEXT))
 
 
+@pytest.mark.slow
 def test_state_gradients(tmp_path):
   run = block_recurrent()
   shown = explore.state_gradients(run, TEXT, back=2, samples=2)

@@ -61,6 +61,7 @@ def test_the_numbers_are_those_of_the_run(tmp_path):
   assert len(re.findall('<figure>', text)) == 6  # Too short for one.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['window', 'universal', 'feedback'])
 def test_pages_of_other_architectures(name, tmp_path):
   run, out = observed.run(name), tmp_path / 'page.html'

@@ -168,9 +168,8 @@ def test_a_kernel_that_does_not_lower_is_an_answer(tmp_path, monkeypatch):
 
 
 @needs_libtpu
-@pytest.mark.parametrize(
-  'remat', ['attention', pytest.param('full', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('remat', ['attention', 'full'])
 def test_the_trainers_step_runs_the_kernels(monkeypatch, remat):
   """Also on a mesh; full remat computes the layers' kernels again."""
   texts, read = [], hlo.read

@@ -27,6 +27,7 @@ def test_a_run_stops_and_goes_on_as_if_it_had_not(tmp_path):
   assert 'bits_per_byte' in cut.evaluate(Recall().text('ABCD'))
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_parameters_of_another(tmp_path):
   first = train(FILES, PARAMS, tmp_path / 'a', stop_at=2)
   still = [*PARAMS, 'LEARNING_RATE = 1e-9']
