@@ -60,7 +60,7 @@ SMALL = LayerConfig(
 SETTINGS = {
   # Sizes at which the authors' own code (meliad) was measured on a CPU.
   'meliad': StepSizes(SMALL, 4, 1, slots=128, rows=4, segment=512, vocab=256),
-  # gin/size/small.gin, as launch/compare.sh trains it.
+  # gin/size/small.gin, with segments of 8 blocks.
   'small': StepSizes(
     dataclasses.replace(SMALL, dropout=0.0),
     6,
