@@ -26,7 +26,8 @@ from meliad_rec.report import console
 # Flags that cannot be combined with --verify.
 _WRITE_FLAGS = (
   *('source', 'path', 'field', 'split_file', 'module', 'subset', 'limit'),
-  *('splits_from', 'stream', 'newlines', 'concatenate'),
+  *('splits_from', 'stream', 'newlines', 'suffixes', 'licenses', 'names'),
+  'concatenate',
   *('splits', 'vocabulary', 'out', 'force'),
 )
 

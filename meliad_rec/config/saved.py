@@ -39,6 +39,7 @@ DATA = (
   'meliad_rec.data.sources.Jsonl',
   'meliad_rec.data.sources.HuggingFace',
   'meliad_rec.data.sources.Pg19',
+  'meliad_rec.data.sources.Projects',
   'meliad_rec.data.vocabulary',
 )
 _RESTORE = 'Restore the file that was saved'

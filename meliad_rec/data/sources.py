@@ -13,6 +13,8 @@ from meliad_rec.data.folder import Folder
 from meliad_rec.data.huggingface import HuggingFace
 from meliad_rec.data.jsonl import Jsonl
 from meliad_rec.data.pg19 import Pg19
+from meliad_rec.data.projects import LICENSES
+from meliad_rec.data.projects import Projects
 
 
 class TextReader(Protocol):
@@ -104,6 +106,7 @@ _FLAGS = {
   'jsonl': ('path', 'field'),
   'hf': ('path', 'field', 'subset', 'splits_from', 'stream', 'limit'),
   'pg19': ('path',),
+  'projects': ('path', 'suffixes', 'licenses', 'names'),
 }
 
 
@@ -118,17 +121,20 @@ def source(
   stream: bool | None = None,
   limit: int | None = None,
   newlines: bool | None = None,
+  suffixes: Sequence[str] | None = None,
+  licenses: Sequence[str] | None = None,
+  names: str | None = None,
   concatenate: int | None = None,
 ) -> Source:
   """Returns the source that the flags of a command describe.
 
   Args:
-    kind: code, corpus, folder, jsonl, hf, pg19, or the name of a seqio task or
-      mixture.
+    kind: code, corpus, folder, jsonl, hf, pg19, projects, or the name of a
+      seqio task or mixture.
     path: for corpus, a file or a pattern with {split}; for folder, a folder or
       pattern; for jsonl, a file, folder or pattern; for hf, one of these or the
       name of a dataset on the Hub; for pg19, the data_dir of
-      tensorflow-datasets.
+      tensorflow-datasets; for projects, a folder or pattern.
     field: for jsonl and hf, name of the field that holds the text. None means
       'text'.
     split_file: for folder, a file that assigns files to splits; see Folder.
@@ -136,6 +142,7 @@ def source(
     subset, stream, limit: for hf; see HuggingFace.
     splits_from: for hf, one entry 'SPLIT=NAME' for each split; see HuggingFace.
     newlines: for corpus; see Corpus.
+    suffixes, licenses, names: for projects; see Projects.
     concatenate: size of a document that consists of many; see Concatenated.
       None means that documents are not concatenated.
 
@@ -153,6 +160,9 @@ def source(
     'stream': stream,
     'limit': limit,
     'newlines': newlines,
+    'suffixes': suffixes,
+    'licenses': licenses,
+    'names': names,
   }
   unused = [
     f'--{name}'
@@ -165,7 +175,8 @@ def source(
       f'The source {kind!r}{"" if kind in _FLAGS else note} does not use '
       f'{", ".join(unused)}. Remove it, or correct --source.'
     )
-  if kind in ('corpus', 'folder', 'jsonl', 'hf') and not path:
+  needs_path = kind in ('corpus', 'folder', 'jsonl', 'hf', 'projects')
+  if needs_path and not path:
     raise ValueError(f'The source {kind!r} needs a path. Set --path.')
   if concatenate is not None:
     if kind not in _FLAGS:
@@ -189,6 +200,13 @@ def source(
       return HuggingFace(path, field, subset, names, bool(stream), limit)
     case 'pg19':
       return Pg19(path)
+    case 'projects':
+      if not suffixes:
+        raise ValueError(
+          "The source 'projects' needs the suffixes of files. Set --suffixes, "
+          'such as .tex or .py,.c.'
+        )
+      return Projects(path, suffixes, licenses, names)
     case _:
       return Registered(kind, module)
 
@@ -208,8 +226,8 @@ def define_flags() -> None:
     'source',
     None,
     'The source: code (the Python packages of this machine), corpus, folder, '
-    'jsonl, hf (a dataset of Hugging Face), pg19, or the name of a seqio task '
-    'or mixture.',
+    'jsonl, hf (a dataset of Hugging Face), pg19, projects (articles or '
+    'repositories), or the name of a seqio task or mixture.',
   )
   flags.DEFINE_string(
     'path',
@@ -219,7 +237,8 @@ def define_flags() -> None:
     'folder: a folder of UTF-8 files or a pattern, one document per file. '
     'jsonl: a file, a folder with train.jsonl etc. or a pattern with {split}. '
     'hf: a file, folder or pattern, or the name of a dataset on the Hub. '
-    'pg19: the data_dir of tensorflow-datasets.',
+    'pg19: the data_dir of tensorflow-datasets. '
+    'projects: a folder or pattern of folders and archives, one document each.',
   )
   flags.DEFINE_string(
     'field', None, "jsonl, hf: the field that holds the text; default: 'text'."
@@ -255,6 +274,18 @@ def define_flags() -> None:
     None,
     'corpus: whether to keep newlines; default: they are kept.',
   )
+  flags.DEFINE_list(
+    'suffixes', None, 'projects: suffixes of the files to read, such as .py,.c.'
+  )
+  flags.DEFINE_list(
+    'licenses',
+    None,
+    'projects: licenses of the projects to read, of '
+    f'{", ".join(LICENSES)}; default: any or none.',
+  )
+  flags.DEFINE_string(
+    'names', None, 'projects: a file that lists the projects to read.'
+  )
   flags.DEFINE_integer(
     'concatenate',
     None,
@@ -277,6 +308,6 @@ def from_flags() -> Source:
     )
   names = (
     *('path', 'field', 'split_file', 'module', 'newlines', 'concatenate'),
-    *_FLAGS['hf'][2:],
+    *(*_FLAGS['hf'][2:], *_FLAGS['projects'][1:]),
   )
   return source(args.source, **{name: getattr(args, name) for name in names})

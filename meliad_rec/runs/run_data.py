@@ -26,6 +26,7 @@ _FLAGS = {
   sources.Jsonl: {'path': 'path'},
   sources.Pg19: {'data_dir': 'path'},
   sources.HuggingFace: {'path': 'path'},
+  sources.Projects: {'path': 'path'},
 }
 # Replaced by the vocabulary in the folder of the run.
 _VOCABULARIES = (
