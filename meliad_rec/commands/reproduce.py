@@ -276,6 +276,11 @@ def scale(file: str, name: str) -> tuple[str, ...]:
 
 def splits(run: Run) -> list[str]:
   """Returns the splits on which the best checkpoint of a run is evaluated."""
+  return list(dict.fromkeys(each.partition(':')[0] for each in wanted(run)))
+
+
+def wanted(run: Run) -> list[str]:
+  """Returns what is read from evaluations: SPLIT, or SPLIT:METRIC."""
   if flags.FLAGS.splits is not None:
     return flags.FLAGS.splits
   if not validations(run):
@@ -318,9 +323,10 @@ def result(run: Run) -> dict:
     *(last * facts['batch'] * facts['segment'], metric, step, value),
   )
   found = dict(zip(_COLUMNS, values, strict=True))
-  for split in splits(run):
+  for column in wanted(run):
+    split, _, other = column.partition(':')
     if (path := run.metrics(split)).exists():
-      found[split] = json.loads(path.read_text())[metric]
+      found[column] = json.loads(path.read_text())[other or metric]
   for name, value in facts['published'].items():
     if value is not None:
       found[f'{_PUBLISHED}{name}'] = value

@@ -151,14 +151,17 @@ def evaluate(
   Returns:
     {metric: value}, or None if `stop` ended the evaluation. The metrics are
     those of totals.quality (of totals.label_quality if the documents have
-    labels) and those that modules sowed. If the model carries a recurrent state
-    from one segment to the next, they include those of sharded_model.ablations,
-    measured in one of every ABLATE_EVERY batches.
+    labels) and those that modules sowed. If documents have several labels, they
+    include 'sequence_accuracy', the share of documents without an error. If the
+    model carries a recurrent state from one segment to the next, they include
+    those of sharded_model.ablations, measured in one of every ABLATE_EVERY
+    batches.
 
   Raises:
     ValueError: no token was scored.
   """
   totals, segments = Totals(), itertools.count()
+  sequences = _Sequences(len(documents))
   model = sharded.model
   carries = model.cell.is_recurrent and not model.clear_state
   carries &= bool(documents.lengths.max(initial=0) > sharded.segment)
@@ -169,10 +172,13 @@ def evaluate(
     run = sharded.ablation_step if ablate else sharded.eval_step
     return run(params, carry, batch)
 
-  def consume(batch, sums, nats_BT):
+  def consume(batch, sums, scores):
     totals.add(sums)
     if nats_of is not None:
-      _keep_nats(nats_of, *gather(batch, nats_BT))
+      _keep_nats(nats_of, *gather(batch, scores.nats_BT))
+    if documents.labels is not None:
+      wrong_BT = batch.scored_BT & ~scores.correct_BT
+      sequences.add(*gather(batch.document_B, batch.scored_BT, wrong_BT))
 
   completed = run_over(
     documents,
@@ -184,7 +190,9 @@ def evaluate(
     on_progress,
     stop,
   )
-  return _metrics(totals, documents) | totals.sown if completed else None
+  if not completed:
+    return None
+  return _metrics(totals, documents) | sequences.metrics() | totals.sown
 
 
 def metrics_given(documents: Documents) -> list[str]:
@@ -218,6 +226,28 @@ def _metrics(totals, documents):
   return quality(
     totals, float(documents.bytes_.sum()), int(documents.words.sum())
   )
+
+
+class _Sequences:
+  """Counts the documents of which all labels are predicted correctly."""
+
+  def __init__(self, documents: int):
+    self._scored = np.zeros(documents, np.int64)
+    self._wrong = np.zeros(documents, np.int64)
+
+  def add(self, document_B, scored_BT, wrong_BT):
+    real_B = document_B >= 0
+    for counts, counted_BT in (
+      (self._scored, scored_BT),
+      (self._wrong, wrong_BT),
+    ):
+      np.add.at(counts, document_B[real_B], counted_BT[real_B].sum(1))
+
+  def metrics(self) -> dict[str, float]:
+    if self._scored.max(initial=0) < 2:
+      return {}
+    wrong = self._wrong[self._scored > 0]
+    return {'sequence_accuracy': float((wrong == 0).mean())}
 
 
 def _keep_nats(nats_of, batch, nats_BT):

@@ -23,6 +23,7 @@ UNITS: Mapping[str, str] = {
   'perplexity': 'per token',
   'word_perplexity': 'per word, split at whitespace',
   'accuracy': 'share of tokens',
+  'sequence_accuracy': 'share of documents without an error',
   'error': 'share of scored tokens',
   'padding_share': 'share of positions',
   'tokens': 'tokens',

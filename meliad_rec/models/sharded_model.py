@@ -4,6 +4,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 
+from flax import struct
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -89,7 +90,7 @@ class ShardedModel:
 
   @functools.cached_property
   def eval_step(self) -> Callable:
-    """Compiled function (params, carry, batch) -> (carry, Sums, nats_BT).
+    """Compiled function (params, carry, batch) -> (carry, Sums, TokenScores).
 
     The argument `carry` is donated: its memory is reused, so it cannot be read
     afterward.
@@ -131,10 +132,17 @@ class ShardedModel:
     )
 
 
+class TokenScores(struct.PyTreeNode):
+  """How well each token of a segment was predicted."""
+
+  nats_BT: jax.Array  # float32 loss in nats.
+  correct_BT: jax.Array  # bool, whether the most likely token is the target.
+
+
 def eval_step(
   model: Model, params, carry: State, batch: Batch
-) -> tuple[State, Sums, jax.Array]:
-  """Returns the next carry, the metrics of a segment, and its losses.
+) -> tuple[State, Sums, TokenScores]:
+  """Returns the next carry, and the metrics of a segment and of its tokens.
 
   Args:
     model: the model.
@@ -143,8 +151,7 @@ def eval_step(
     batch: the segment.
 
   Returns:
-    The next carry; the Sums of the metrics; and nats_BT, the loss of each token
-    in nats.
+    The next carry, the Sums of the metrics, and the scores of each token.
   """
   (carry, logits_BTV), sown = model.apply(
     {'params': all_gather_params(params, stacked=False)},
@@ -154,20 +161,23 @@ def eval_step(
     batch.mask_BT,
     mutable=[metrics.COLLECTION],
   )
-  nats_BT = losses.cross_entropy(logits_BTV, batch.targets_BT)
-  return carry, count(logits_BTV, batch, sown), nats_BT
+  scores = TokenScores(
+    losses.cross_entropy(logits_BTV, batch.targets_BT),
+    losses.correct(logits_BTV, batch.targets_BT),
+  )
+  return carry, count(logits_BTV, batch, sown), scores
 
 
 def ablation_step(
   model: Model, params, carry: State, batch: Batch
-) -> tuple[State, Sums, jax.Array]:
+) -> tuple[State, Sums, TokenScores]:
   """Returns the results of `eval_step`, with more metrics in the Sums.
 
   The additional metrics are those of `ablations`.
   """
-  after, sums, nats_BT = eval_step(model, params, carry, batch)
-  more = ablations(model, params, carry, batch, nats_BT)
-  return after, sums.replace(sown={**sums.sown, **more}), nats_BT
+  after, sums, scores = eval_step(model, params, carry, batch)
+  more = ablations(model, params, carry, batch, scores.nats_BT)
+  return after, sums.replace(sown={**sums.sown, **more}), scores
 
 
 def ablations(

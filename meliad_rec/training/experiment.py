@@ -72,10 +72,11 @@ class Experiment:
       new best value of best_metric; None: no limit.
     metrics_logger: object that also receives all metrics, such as a
       loggers.WandB; None: they are written only to the folder of the run.
-    published: {split such as 'test_128', or what was measured in several words,
-      such as 'arXiv tokens': value of best_metric that a paper reports}. None
-      stands for a value that was not available. `meliad-rec reproduce` shows
-      them beside what was measured.
+    published: {name: value that a paper reports}. A name is a split such as
+      'test_128', with the value of best_metric; a split and another metric,
+      such as 'test_400:sequence_accuracy'; or what was measured in several
+      words, such as 'arXiv tokens'. None stands for a value that was not
+      available. `meliad-rec reproduce` shows them beside what was measured.
 
   Raises:
     ValueError: an attribute is out of range, or the segment or steps of

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from meliad_rec.data.lanes import Lanes
+from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.random_walk import RandomWalk
+from meliad_rec.data.vocabulary import Words
 from meliad_rec.evaluation.evaluation import evaluate
 from meliad_rec.evaluation.evaluation import metrics_given
 from meliad_rec.evaluation.evaluation import Part
@@ -28,22 +30,30 @@ def params():
 
 def nats_by_hand(program, params, targets, inputs):
   """Returns the nats of each document, read alone, segment by segment."""
+  found = []
+  logits = logits_by_hand(program, params, inputs)
+  for target, logits_TV in zip(targets, logits, strict=True):
+    log_p_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
+    found.append(-log_p_TV[np.arange(len(target)), target])
+  return found
+
+
+def logits_by_hand(program, params, inputs):
+  """Returns the logits of each document, read alone, segment by segment."""
   T, found = program.segment, []
   apply = jax.jit(program.model.apply)
-  for target, tokens in zip(targets, inputs, strict=True):
-    carry, nats = program.empty_carry(params, 1), []
-    for at in range(0, len(target), T):
-      part = target[at : at + T]
+  for tokens in inputs:
+    carry, logits = program.empty_carry(params, 1), []
+    for at in range(0, len(tokens), T):
+      part = tokens[at : at + T]
       tokens_1T = np.zeros((1, T), np.int32)
-      tokens_1T[0, : len(part)] = tokens[at : at + T]
+      tokens_1T[0, : len(part)] = part
       start_1, mask_1T = np.array([at == 0]), np.arange(T)[None] < len(part)
       carry, logits_1TV = apply(
         {'params': params}, carry, tokens_1T, start_1, mask_1T
       )
-      logits_TV = np.asarray(logits_1TV[0, : len(part)], np.float64)
-      log_p_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
-      nats.append(-log_p_TV[np.arange(len(part)), part])
-    found.append(np.concatenate(nats))
+      logits.append(np.asarray(logits_1TV[0, : len(part)], np.float64))
+    found.append(np.concatenate(logits))
   return found
 
 
@@ -98,6 +108,30 @@ def test_labels_are_predicted_from_their_own_tokens(params):
   assert found['error'] == pytest.approx(1 - found['accuracy'])
   given = metrics_given(documents)
   assert list(found)[: len(given)] == given
+
+
+def test_sequences_without_an_error_are_counted(params):
+  """Labels are the model's own outputs, except for one in each of two."""
+  program, rng = tiny_run.program(), np.random.default_rng(0)
+  lengths = np.array([3, 40, 7, 1, 25, 12])
+  tokens = [rng.integers(1, 30, length) for length in lengths]
+  labels = [
+    logits_TV[:, 1:].argmax(-1) + 1
+    for logits_TV in logits_by_hand(program, params, tokens)
+  ]
+  labels[1][2] = labels[1][2] % 7 + 1
+  labels[4][-1] = labels[4][-1] % 7 + 1
+  labels[0][1:] = 0  # Not scored.
+  documents = labeled.from_tokens(
+    'test',
+    np.concatenate(tokens),
+    np.concatenate([[0], np.cumsum(lengths)]),
+    np.concatenate(labels),
+    Words([f'word{i}' for i in range(program.model.vocab - 1)]),
+  )
+  found = evaluate(program, params, documents, 4)
+  assert found['sequence_accuracy'] == pytest.approx(4 / 6)
+  assert found['accuracy'] == pytest.approx(1 - 2 / (lengths.sum() - 2))
 
 
 def test_what_the_state_is_worth(data, params):

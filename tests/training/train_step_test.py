@@ -310,8 +310,8 @@ def test_dropout_depends_on_the_seed_and_the_step():
 def test_evaluation_gives_each_token_and_has_no_dropout():
   state, _ = compiled(changes=True)
   step = functools.partial(eval_step, language_model(dropout=0.3))
-  carry, sums, nats_BT = jax.jit(step)(state.params, state.carry, batch(0))
-  found = np.asarray(nats_BT)[batch(0).mask_BT]
+  carry, sums, scores = jax.jit(step)(state.params, state.carry, batch(0))
+  found = np.asarray(scores.nats_BT)[batch(0).mask_BT]
   expected = by_hand()[0][0][batch(0).mask_BT]
   np.testing.assert_allclose(found, expected, rtol=1e-4)
   assert float(sums.nats) == pytest.approx(expected.sum(), rel=1e-5)
