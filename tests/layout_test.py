@@ -44,10 +44,10 @@ TOP |= {'LICENSE'}
 TOP |= {'meliad_rec', 'gin', 'launch', 'tests', 'colab'}
 
 # Functions import these when they need them, as they do HEAVY.
-LATE = {'matplotlib', 'pandas', 'tensorboardX', 'tqdm', 'xarray'}
+LATE = {'PIL', 'matplotlib', 'pandas', 'tensorboardX', 'tqdm', 'xarray'}
 HEAVY = {'tensorflow', 'tensorflow_datasets', 'tensorflow_text', 'seqio'}
 # Files that import these, inside functions.
-TENSORFLOW = {'data/pg19', 'data/seqio_tasks'}
+TENSORFLOW = {'data/lra', 'data/pg19', 'data/seqio_tasks'}
 GIN = {'config/config', 'config/renames', 'config/values'}
 
 

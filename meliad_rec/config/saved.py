@@ -29,6 +29,7 @@ MODEL = (
 )
 DATA = (
   'meliad_rec.data.synthetic',
+  'meliad_rec.data.lra',
   'meliad_rec.data.store.Store',
   'meliad_rec.data.text.Text',
   'meliad_rec.data.text.vocabulary_of',
