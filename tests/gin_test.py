@@ -62,6 +62,10 @@ UNLIKE = (
 TASK = {
   '*_listops_*chunks': 'listops',
   '*_logical_inference_*chunks': 'logical_inference',
+  **{
+    f'*_lra_{task}_chunks': f'lra_{task}'
+    for task in ('image', 'retrieval', 'text')
+  },
   'pool/*': 'listops',
 }
 # Tasks whose models have a head, and whether attention is causal there.
