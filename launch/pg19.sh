@@ -6,8 +6,13 @@
 # Needs the books as `tfds build pg19` prepares them; DATA_DIR is its data_dir.
 # Writes OUT/pieces.model and OUT/store, and leaves what is already there. Train
 # with --gin_file=task/store and --gin_param="STORE = 'OUT/store'"; `meliad-rec
-# evaluate` then reports the perplexity per word. Other books: --source=folder
-# --path=BOOKS. SIZE is the number of pieces.
+# evaluate` then reports the perplexity per word, where words are separated by
+# whitespace; the published number of words of the test set is 6,966,499. SIZE is
+# the number of pieces. Without TensorFlow, from the files themselves, a book a
+# file in train/, validation/ and test/ (or from other books laid out like this):
+#
+#   gsutil -m cp -r gs://deepmind-gutenberg/{train,validation,test} BOOKS
+#   bash launch/pg19.sh OUT --source=folder --path=BOOKS
 set -euo pipefail
 
 if [[ $# -lt 1 || $1 == -* ]]; then
