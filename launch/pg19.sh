@@ -11,6 +11,7 @@
 # the number of pieces. Without TensorFlow, from the files themselves, a book a
 # file in train/, validation/ and test/ (or from other books laid out like this):
 #
+#   mkdir BOOKS
 #   gsutil -m cp -r gs://deepmind-gutenberg/{train,validation,test} BOOKS
 #   bash launch/pg19.sh OUT --source=folder --path=BOOKS
 set -euo pipefail
