@@ -23,6 +23,7 @@ ROOMS = [
   'planning',
   'runs',
   'training',
+  'reinforcement',
   'generation',
   'evaluation',
   'archs',

@@ -14,8 +14,11 @@ NAME is one of:
   attention   implementations of windowed attention, measured here or, with
               --topology, estimated for a TPU
   tasks       accuracy of architectures on tasks that need a memory, trained
+  corridor    return of agents that must remember a color, by architecture and
+              span of attention, trained
 
   meliad-rec bench tasks --out=DIR --tasks=parity --archs=lstm,window --jobs=2
+  meliad-rec bench corridor --seeds=3
 """
 
 import dataclasses
@@ -25,6 +28,7 @@ from pathlib import Path
 from absl import flags
 
 from meliad_rec.benchmarks import attention
+from meliad_rec.benchmarks import corridor
 from meliad_rec.benchmarks import generation
 from meliad_rec.benchmarks import halting
 from meliad_rec.benchmarks import memorizing
@@ -83,7 +87,7 @@ def define_flags() -> None:
     'estimated, instead of measured here.',
   )
 
-  # Flags of the benchmark `tasks`.
+  # Flags of the benchmark `tasks`; `corridor` has --seeds too.
   flags.DEFINE_string('out', None, 'Folder of the runs and of their table.')
   flags.DEFINE_list('archs', [*tasks.ARCHS], 'Architectures to train.')
   flags.DEFINE_list('tasks', [*tasks.TASKS], 'Tasks to train on.')
@@ -101,7 +105,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> int:
-  known = [*BENCHES, 'tasks']
+  known = [*BENCHES, 'tasks', 'corridor']
   if len(argv) != 2 or argv[1] not in known:
     given = ' '.join(argv[1:])
     wrong = f'There is no benchmark {given!r}{nearest(given, known)}.'
@@ -113,6 +117,11 @@ def main(argv: list[str]) -> int:
   if argv[1] == 'tasks':
     config_flags.refuse(_OF_OTHERS, 'is not a flag of the benchmark tasks')
     return measure_tasks(args)
+  if argv[1] == 'corridor':
+    others = {*_OF_TASKS, *_OF_OTHERS} - {'seeds', 'json'}
+    config_flags.refuse(sorted(others), 'is not a flag of this benchmark')
+    show(corridor.measure(corridor.SIZES, args.seeds), '', args.json)
+    return 0
   config_flags.refuse(_OF_TASKS, 'is a flag of the benchmark tasks only')
   bench = BENCHES[argv[1]]
   setting = args.setting or next(iter(bench.SETTINGS))
@@ -145,13 +154,25 @@ def main(argv: list[str]) -> int:
     rows = attention.estimate(bench.SETTINGS[setting], args.topology)
   else:
     rows = bench.measure(bench.SETTINGS[setting], args.rounds)
-  if args.json:
-    found = {name: dataclasses.asdict(row) for name, row in rows.items()}
-    found = {'source': source, 'setting': setting, 'rows': found}
-    print(json.dumps(found, indent=1))
-  else:
-    print(table(rows, bench.BASELINE))
+  facts = {'source': source, 'setting': setting}
+  show(rows, bench.BASELINE, args.json, facts)
   return 0
+
+
+def show(rows: dict, baseline: str, as_json: bool, facts: dict | None = None):
+  """Prints the results of a benchmark, as a table or as JSON.
+
+  Args:
+    rows: {name: result}, as `table` takes them; dataclasses.
+    baseline: as `table` takes it.
+    as_json: whether to print JSON.
+    facts: {name: JSON value}, which only JSON shows.
+  """
+  if not as_json:
+    print(table(rows, baseline))
+    return
+  found = {name: dataclasses.asdict(row) for name, row in rows.items()}
+  print(json.dumps((facts or {}) | {'rows': found}, indent=1))
 
 
 def measure_tasks(args) -> int:
