@@ -2,9 +2,11 @@
 
   meliad-rec bench corridor --seeds=3
 
-Figure 3 of Fan et al. 2020 at a size for a CPU. With a span shorter than the
-corridor, a Transformer cannot connect the door with the color, but a Feedback
-Transformer can: its memory is recurrent. All seeds are trained in one program.
+Figure 3 of Fan et al. 2020 at a size for a CPU. A Transformer of 2 layers
+sees twice its span back: with a span of 2 it cannot connect the doors with the
+color 6 steps earlier, and with a span of 3 it just can. A Feedback Transformer
+can with any span: its memory is recurrent. All seeds are trained in one
+program.
 """
 
 import dataclasses
