@@ -4,6 +4,7 @@ r"""Generates text with a trained model, and prints it as it is generated.
   meliad-rec generate --workdir=RUN --prompt_file=BOOK --tokens=0 \
     --save_state=S.npz
   meliad-rec generate --workdir=RUN --load_state=S.npz --prompt='Who'
+  meliad-rec generate --workdir=RUN --prompt='It was' --beams=5 --until=.
 
 A prompt may be a whole book: the cost of a generated token does not grow with
 the length of the prompt.
@@ -17,6 +18,8 @@ from absl import flags
 
 from meliad_rec.commands import run_flags
 from meliad_rec.config import config_flags
+from meliad_rec.generation.beam import BeamSearch
+from meliad_rec.generation.beam import PENALTIES
 from meliad_rec.generation.decoder import DecoderState
 from meliad_rec.generation.sampling import Sampler
 from meliad_rec.report.console import printable
@@ -49,6 +52,35 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'samples', 1, 'Number of texts to generate.', lower_bound=1
   )
+  flags.DEFINE_integer(
+    'beams',
+    None,
+    'Search for the most likely texts with this many beams, instead of '
+    'sampling.',
+    lower_bound=1,
+  )
+  flags.DEFINE_float(
+    'alpha',
+    1.0,
+    'Of --beams: exponent of the penalty on short texts; 0 for none.',
+    lower_bound=0,
+  )
+  flags.DEFINE_enum(
+    'penalty',
+    'power',
+    list(PENALTIES),
+    'Of --beams: log-probabilities are divided by (tokens)**alpha (power) or '
+    '((5 + tokens) / 6)**alpha (gnmt).',
+  )
+  flags.DEFINE_integer(
+    'no_repeat',
+    None,
+    'Of --beams: no run of this many tokens occurs twice.',
+    lower_bound=1,
+  )
+  flags.DEFINE_string(
+    'until', None, 'Of --beams: token that ends a text, such as a full stop.'
+  )
   flags.DEFINE_string(
     'save_state',
     None,
@@ -73,6 +105,7 @@ def main(argv: list[str]) -> None:
   if args.greedy:
     names = 'temperature', 'top_k', 'top_p'
     config_flags.refuse(names, 'cannot be combined with --greedy')
+  beam = given_beam(args)
   temperature = 0.0 if args.greedy else args.temperature
   sampler = Sampler(temperature, args.top_k, args.top_p)
   prompt = read_prompt(args)
@@ -81,6 +114,10 @@ def main(argv: list[str]) -> None:
   began = time.perf_counter()
   reading = run.read(prompt, reading)
   seen = int(reading.count)
+  if beam is not None:
+    texts = run.text_generator.search(reading, args.tokens, beam, args.until)
+    print_texts(texts[: args.samples])
+    return
   on_progress = [_speed('read', len(run.vocabulary.encode(prompt)), began)]
   reading, speed = write(run, reading.repeat(args.samples), sampler, args)
   if args.show_speed:
@@ -88,6 +125,35 @@ def main(argv: list[str]) -> None:
     print(*on_progress, speed, sep='\n', file=sys.stderr)
   if args.save_state:
     run.save_state(args.save_state, reading)
+
+
+def given_beam(args) -> BeamSearch | None:
+  """Returns the settings of the search; None without --beams.
+
+  Raises:
+    ValueError: flags of a search and of sampling are mixed, or the search finds
+      fewer texts than --samples.
+  """
+  if args.beams is None:
+    names = 'alpha', 'penalty', 'no_repeat', 'until'
+    config_flags.refuse(names, 'needs --beams')
+    return None
+  names = 'greedy', 'temperature', 'top_k', 'top_p', 'seed'
+  names += 'save_state', 'show_speed'
+  config_flags.refuse(names, 'cannot be combined with --beams')
+  if args.samples > args.beams or not args.tokens:
+    raise ValueError(
+      f'--beams={args.beams} finds that many texts of at least one token, but '
+      f'--samples is {args.samples} and --tokens is {args.tokens}. Set --beams '
+      'to at least --samples, and --tokens to at least 1.'
+    )
+  return BeamSearch(args.beams, args.alpha, args.penalty, args.no_repeat)
+
+
+def print_texts(texts: list[str]) -> None:
+  """Prints whole texts, under headings if there are several."""
+  for number, text in enumerate(texts, 1):
+    _print(f'--- sample {number}\n{text}\n' if texts[1:] else f'{text}\n')
 
 
 def read_prompt(args) -> str:

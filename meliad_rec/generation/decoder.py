@@ -21,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from meliad_rec.distributed.hosts import mesh_jit
+from meliad_rec.generation.beam import BeamSearch
+from meliad_rec.generation.beam import Hypotheses
 from meliad_rec.generation.sampling import Sampler
 from meliad_rec.models.cell import reading_block
 from meliad_rec.models.model import Model
@@ -100,7 +102,7 @@ class DecoderState(struct.PyTreeNode):
     return self.recent_BN[:, -1]
 
   def repeat(self, rows: int) -> 'DecoderState':
-    """Returns a state with `rows` copies of the only row of this state."""
+    """Returns a state with `rows` copies of each row, side by side."""
     return jax.tree.map(
       lambda a: jnp.repeat(a, rows, 0) if jnp.ndim(a) else a, self
     )
@@ -151,6 +153,7 @@ class Decoder:
     self._read_blocks = mesh_jit(mesh, self._traced_blocks)
     self._read_tokens = mesh_jit(mesh, self._traced_tokens)
     self._generate = mesh_jit(mesh, self._traced_chunk, static_argnums=1)
+    self._search = mesh_jit(mesh, self._traced_search, static_argnums=1)
 
   def start(self, rows: int) -> DecoderState:
     """Returns the state at the beginning of `rows` documents."""
@@ -237,6 +240,23 @@ class Decoder:
       count -= take
       yield state, np.asarray(tokens_BC)[:, :take]
 
+  def search(
+    self,
+    state: DecoderState,
+    count: int,
+    beam: BeamSearch,
+    end: int | None = None,
+  ) -> Hypotheses:
+    """Returns the best continuations of each row, the best first.
+
+    Args:
+      state: the state after the prompt.
+      count: greatest number of tokens of a continuation, at least 1.
+      beam: settings of the search.
+      end: id of the token that ends a continuation. None: only `count` does.
+    """
+    return self._search(self.variables, (beam, count, end), state)
+
   def _traced_start(self, variables, rows):
     """Returns the state before the first token."""
     state = self.model.apply(variables, rows, method='initial_state')
@@ -292,6 +312,25 @@ class Decoder:
     # `take` is not a shape, so the last, shorter chunk is not compiled again.
     tokens_BC = jnp.zeros((len(row_B), self.chunk), jnp.int32)
     return jax.lax.fori_loop(0, take, step, (state, tokens_BC))
+
+  def _traced_search(self, variables, settings, state):
+    """Returns the Hypotheses of `search`; settings: (beam, count, end)."""
+    beam, count, end = settings
+    B, K = len(state.recent_BN), beam.beams
+    over_axes = lambda f, state: jax.tree.map(
+      lambda a: f(a) if jnp.ndim(a) else a, state
+    )
+
+    def by_row(state):
+      return over_axes(lambda a: a.reshape(B, K, *a.shape[1:]), state)
+
+    def step(state, tokens_BK):
+      flat = over_axes(lambda a: a.reshape(B * K, *a.shape[2:]), state)
+      flat, logits_NV = self._step(variables, flat, tokens_BK.reshape(-1))
+      return by_row(flat), logits_NV.reshape(B, K, -1)
+
+    state, first_B = by_row(state.repeat(K)), state.pending_B
+    return beam(step, state, first_B, count, end)
 
   def _step(self, variables, state, tokens_B):
     """Reads one token of each row; returns the next state and logits_BV."""

@@ -8,6 +8,7 @@ import contextlib
 import numpy as np
 
 from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.generation.beam import BeamSearch
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.decoder import DecoderState
 from meliad_rec.generation.sampling import Sampler
@@ -73,6 +74,44 @@ class TextGenerator:
       pairs = zip(rows, ids_BT, strict=True)
       yield end, [row.add(ids) for row, ids in pairs]
     yield end, [row.end() for row in rows]
+
+  def search(
+    self,
+    state: DecoderState,
+    tokens: int,
+    beam: BeamSearch,
+    until: str | None = None,
+  ) -> list[str]:
+    """Returns the best continuations of a text, the best first.
+
+    There are at most `beam.beams`; fewer if fewer have ended.
+
+    Args:
+      state: the state after the prompt, of one row.
+      tokens: greatest number of tokens of a continuation, at least 1.
+      beam: settings of the search.
+      until: text of the token that ends a continuation, which it includes.
+        None: all have the greatest number of tokens.
+
+    Raises:
+      ValueError: `until` is not a single token.
+    """
+    ids_T = self.vocabulary.encode(until) if until is not None else []
+    if until is not None and len(ids_T) != 1:
+      raise ValueError(
+        f'A search ends at a single token, but {until!r} is {len(ids_T)} '
+        'tokens of the vocabulary. Give another text, or none.'
+      )
+    end = int(ids_T[0]) if len(ids_T) else None
+    found = self.decoder.search(state, tokens, beam, end)
+    recent = [i for i in np.asarray(state.recent_BN)[0].tolist() if i]
+    texts = []
+    for ids_L in np.asarray(found.tokens_BKL)[0][
+      np.isfinite(found.score_BK[0])
+    ]:
+      row = StreamingDetokenizer(self.vocabulary, recent)
+      texts.append(row.add(ids_L[ids_L > 0]) + row.end())
+    return texts
 
 
 class StreamingDetokenizer:

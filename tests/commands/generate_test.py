@@ -105,12 +105,30 @@ def test_a_saved_state_goes_on_as_one_text(tmp_path, capsys):
   assert first + second == strip(whole)
 
 
+def test_a_search_finds_what_greedy_writing_and_more_beams_find(capsys):
+  def command_writes(*arguments):
+    folder = f'--workdir={trained.folder()}'
+    capsys.readouterr()  # Training prints.
+    prompt = '--prompt=a long ', '--tokens=6'
+    assert command.run(generate, folder, *prompt, *arguments) == 0
+    return capsys.readouterr().out
+
+  assert command_writes('--beams=1') == command_writes('--greedy')
+  two = command_writes('--beams=3', '--samples=2', '--no_repeat=2')
+  assert two.startswith('--- sample 1\n') and '\n--- sample 2\n' in two
+  arguments = f'--workdir={trained.folder()}', '--beams=2', '--until=two'
+  assert 'is 3 tokens' in command.mistake(generate, *arguments)
+
+
 @pytest.mark.parametrize(
   ('arguments', 'told'),
   [
     (['--samples=2', '--save_state=x'], '--samples is 2'),
     (['--save_state=/no/such/s.npz'], '/no/such/s.npz'),
     (['--greedy', '--top_k=3'], '--top_k cannot'),
+    (['--beams=3', '--top_k=3'], '--top_k cannot be combined with --beams'),
+    (['--beams=3', '--samples=4'], '--samples is 4'),
+    (['--until=.'], '--until needs --beams'),
   ],
 )
 def test_mistakes_are_found_before_anything_is_read(

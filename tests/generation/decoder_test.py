@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from meliad_rec.generation.beam import BeamSearch
 from meliad_rec.generation.decoder import BlockStepper
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.sampling import Sampler
@@ -58,6 +59,25 @@ def test_read_and_greedy_text_are_what_teacher_forcing_gives(name):
     for part in np.split(tokens_BT, cuts, 1):
       state = made.read(state, part)
     jax.tree.map(close, after(state), whole)
+
+
+@of('recurrent_lstm_dual', slow=['feedback', 'block_feedback', 'lstm'])
+def test_a_search_scores_as_teacher_forcing_does(name):
+  m, made = build(name), decoder(name)
+  prompt_BT = np.asarray(m.tokens_BT)[:, : W - 2]
+  state = made.read(made.start(B), prompt_BT)
+  greedy = written(made, state, 7, GREEDY)
+  found = made.search(state, 7, BeamSearch(1))
+  np.testing.assert_array_equal(found.tokens_BKL[:, 0], greedy)
+  found = made.search(state, 7, BeamSearch(3, alpha=0.0))
+  for k in range(3):
+    text_BT = np.hstack([prompt_BT, found.tokens_BKL[:, k]])
+    text_BT = np.pad(text_BT, ((0, 0), (0, T - text_BT.shape[1])))
+    inputs_BT = np.pad(text_BT, ((0, 0), (1, 0)))[:, :T]
+    _, logits_BTV = m.apply(m.carry, inputs_BT, ALL, inputs_BT >= 0)
+    log_p_BTV = np.asarray(jax.nn.log_softmax(logits_BTV))
+    log_p_BT = np.take_along_axis(log_p_BTV, text_BT[..., None], -1)[..., 0]
+    close(log_p_BT[:, W - 2 : W + 5].sum(1), found.score_BK[:, k])
 
 
 @of('recurrent_lstm_dual', slow=['block_feedback'])
