@@ -1,6 +1,7 @@
 r"""Exports a trained model: parameters as safetensors, and files to load them.
 
   meliad-rec export --workdir=RUN --step=best --out=DIR
+  meliad-rec export --workdir=RUN --average=10 --out=DIR
 
 DIR then has model.safetensors, config.gin, run.json, the vocabulary, and
 README.md, a model card to complete. `evaluate`, `generate` and
@@ -20,6 +21,12 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'out', None, 'Folder to write; must be empty or not exist.'
   )
+  flags.DEFINE_integer(
+    'average',
+    1,
+    'Average the parameters of this many checkpoints, up to --step.',
+    lower_bound=1,
+  )
 
 
 def main(argv: list[str]) -> None:
@@ -27,7 +34,7 @@ def main(argv: list[str]) -> None:
   if not flags.FLAGS.out:
     raise ValueError('No folder was given. Add --out=DIR, a new folder.')
   out = exported.check_new(flags.FLAGS.out)
-  run = run_flags.open_run()
+  run = run_flags.open_run(flags.FLAGS.average)
   run.export(out)
   size = (out / exported.PARAMETERS).stat().st_size
   print(run)

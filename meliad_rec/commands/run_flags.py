@@ -93,8 +93,11 @@ def with_segment(
   return dataclasses.replace(sharded, segment=segment)
 
 
-def open_run() -> TrainedRun:
+def open_run(average: int = 1) -> TrainedRun:
   """Opens the run that --workdir and --step name.
+
+  Args:
+    average: see load_run.
 
   Raises:
     ValueError: --workdir is missing or is not a run, or --step has no
@@ -108,7 +111,7 @@ def open_run() -> TrainedRun:
   step_or_best = step()
   console.plain()
   compilation_cache.enable()
-  return load_run(args.workdir, step_or_best, args.trusted)
+  return load_run(args.workdir, step_or_best, args.trusted, average)
 
 
 def step() -> int | str | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from etils import epath
 import jax
+import jax.numpy as jnp
 
 from meliad_rec.config.config import settings
 from meliad_rec.data.vocabulary import MODEL
@@ -25,6 +26,7 @@ from meliad_rec.data.vocabulary import vocabulary_files
 from meliad_rec.data.vocabulary import WORD_LIST
 from meliad_rec.data.vocabulary import Words
 from meliad_rec.data.vocabulary import WORDS_PREFIX
+from meliad_rec.generation.sampling import check_count
 from meliad_rec.runs import exported
 from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.workdir import place
@@ -173,7 +175,11 @@ def check_step(step: int) -> None:
 
 
 def read_params(
-  folder: _Path, facts: Mapping[str, Any], target: Any, step: int | str | None
+  folder: _Path,
+  facts: Mapping[str, Any],
+  target: Any,
+  step: int | str | None,
+  average: int = 1,
 ) -> tuple[int, Any, dict[str, Any]]:
   """Reads a run's parameters, or their moving average if the run keeps one.
 
@@ -183,16 +189,25 @@ def read_params(
     target: the parameters as jax.ShapeDtypeStruct with shardings, or a function
       that chooses some; see SavedStep.load.
     step: step of a checkpoint, 'best', or None for the newest.
+    average: the parameters are the mean of this many checkpoints that the
+      folder still has, the last of which is `step`.
 
   Returns:
     (step, parameters, facts about the training that were saved with them).
 
   Raises:
-    ValueError: the step does not exist, is damaged, or does not match `target`.
+    ValueError: the step does not exist, is damaged, or does not match `target`;
+      or there are fewer checkpoints than `average`.
   """
+  check_count('average', average, 1)
   match = {'tokenizer': facts['vocabulary']}
   if exported.is_in(folder):
     params, about = exported.read(folder, target, match)
+    if average > 1:
+      raise ValueError(
+        f'{folder} is an exported model, which has no checkpoints to average. '
+        'Give the folder of the run.'
+      )
     if step not in (None, about['step']):
       raise ValueError(
         f'{folder} is an exported model of step {about["step"]} only, got '
@@ -208,7 +223,22 @@ def read_params(
       ' it back; otherwise train until the first one is saved.'
     )
   part = 'ema' if facts['averages'] else 'params'
-  return checkpoints.restore_params(target, step, match, part)
+  step, params, about = checkpoints.restore_params(target, step, match, part)
+  if average == 1:
+    return step, params, about
+  steps = [each for each in checkpoints.steps() if each <= step][-average:]
+  if len(steps) < average:
+    raise ValueError(
+      f'{folder} has {len(steps)} checkpoints up to step {step}, fewer than '
+      f'the {average} to average. Average fewer, or let training keep more '
+      'with experiment.Experiment.keep.'
+    )
+  total = jax.tree.map(lambda a: a.astype(jnp.float32), params)
+  for each in steps[:-1]:
+    _, more, _ = checkpoints.restore_params(target, each, match, part)
+    total = jax.tree.map(jnp.add, total, more)
+  mean = lambda a, like: (a / average).astype(like.dtype)
+  return step, jax.tree.map(mean, total, params), about
 
 
 def files(folder: _Path) -> list[_Path]:

@@ -51,6 +51,7 @@ def load_run(
   workdir: str | os.PathLike[str],
   step: int | str | None = None,
   trusted: bool = False,
+  average: int = 1,
 ) -> 'TrainedRun':
   """Opens a run, or a model that was exported from one.
 
@@ -62,6 +63,9 @@ def load_run(
       newest checkpoint.
     trusted: whether config.gin may import and call modules outside meliad_rec.
       Set it only for folders whose author you trust.
+    average: the parameters are the mean of this many checkpoints that the
+      folder still has, the last of which is `step` (Vaswani et al. 2017,
+      section 6.1).
 
   Raises:
     ValueError: the folder has no run or no such checkpoint, or is damaged.
@@ -78,7 +82,7 @@ def load_run(
   model = config.build(Model, {'vocab': vocabulary.size}, MODEL)
   sharded = ShardedModel(model, partition.make_mesh(), facts['segment'])
   step, params, about = run_folder.read_params(
-    folder, facts, sharded.param_shapes, step
+    folder, facts, sharded.param_shapes, step, average
   )
   return TrainedRun(
     sharded, params, vocabulary, config, about | facts, step, folder

@@ -2,6 +2,8 @@
 
 from absl import flags
 from absl.testing import flagsaver
+import jax
+import numpy as np
 import pytest
 
 from meliad_rec.commands import export
@@ -26,12 +28,27 @@ def test_the_command_exports_a_step_and_says_what(tmp_path, capsys):
   assert load_run(out).step == 2
 
 
+def test_an_average_is_the_mean_of_the_checkpoints(tmp_path):
+  out, run = tmp_path / 'model', trained.folder()
+  call(f'--workdir={run}', '--average=2', f'--out={out}')
+  average, *both = load_run(out), load_run(run, 2), load_run(run, 4)
+  assert average.step == 4
+  jax.tree.map(
+    lambda got, a, b: np.testing.assert_allclose(
+      got, np.mean(np.array([a, b], np.float64), 0), atol=1e-7
+    ),
+    average.params,
+    *(each.params for each in both),
+  )
+
+
 @pytest.mark.parametrize(
   ('arguments', 'expected'),
   [
     (['--workdir={run}'], 'Add --out=DIR'),
     (['--workdir={run}', '--out={run}'], 'not empty'),
     (['--out=x'], 'Add --workdir=DIR'),
+    (['--workdir={run}', '--out=x', '--average=9'], 'fewer than the 9'),
   ],
 )
 def test_mistakes_are_one_sentence(arguments, expected, tmp_path, monkeypatch):
