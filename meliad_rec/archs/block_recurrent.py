@@ -8,6 +8,7 @@ result with the old state vector.
 """
 
 from collections.abc import Callable
+import dataclasses
 import functools
 
 from flax import linen as nn
@@ -217,7 +218,8 @@ class StateVectors(nn.Module):
       raise ValueError(
         f'slots must be at least 1, got {self.slots}. Set SLOTS.'
       )
-    config = self.config
+    # Gates take the place of the sums that post_norm normalizes.
+    config = dataclasses.replace(self.config, post_norm=False)
     gate = self.gate
     if config.compat_meliad:
       gate = functools.partial(gate, tanh=self.gate_config == 'single')

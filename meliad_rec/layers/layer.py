@@ -21,6 +21,7 @@ from meliad_rec.kernels.reference import window_weights
 from meliad_rec.layers import gates
 from meliad_rec.layers.attention import Heads
 from meliad_rec.layers.attention import KV
+from meliad_rec.layers.dropout import TiledDropout
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.layers.linear import dot_general
 from meliad_rec.layers.remat import SUMS
@@ -29,7 +30,9 @@ from meliad_rec.metrics import state_use
 
 
 class Layer(nn.Module):
-  """Pre-norm attention, then a pre-norm MLP.
+  """Attention, then an MLP, each with a norm before it or after its sum.
+
+  The norms are before the sublayers unless `config.post_norm` is True.
 
   Attributes:
     config, has_memory, position: see Attention.
@@ -46,6 +49,7 @@ class Layer(nn.Module):
       config,
       self.has_memory,
       rate=config.dropout,
+      attention_rate=config.attention_rate,
       join=residual,
       position=self.position,
     )
@@ -62,6 +66,8 @@ class Layer(nn.Module):
       residual,
       config.activation,
       config.mlp_bias,
+      config.hidden_dropout,
+      config.dropout_kind,
     )
 
   def pre_norm(self, x_BTD):
@@ -95,7 +101,10 @@ class Layer(nn.Module):
     attended, output = SUMS
     x_BTD = self.attention.project(x_BTD, *heads_BTF)
     x_BTD = checkpoint_name(x_BTD, attended)
-    y_BTD = self.mlp(x_BTD, self.mlp_norm(x_BTD))
+    if self.config.post_norm:
+      y_BTD = self.mlp_norm(self.mlp(x_BTD, x_BTD))
+    else:
+      y_BTD = self.mlp(x_BTD, self.mlp_norm(x_BTD))
     return checkpoint_name(y_BTD, output)
 
 
@@ -122,7 +131,10 @@ class Query(nn.Module):
 
 
 class Attention(nn.Module):
-  """Pre-norm attention to past and memory, joined with the residual stream.
+  """Attention to past and memory, joined with the residual stream.
+
+  Its norm is applied before attention, or, if `config.post_norm` is True, to
+  the sum of the residual stream and the result of attention.
 
   There are two sets of keys, `past` and `memory`, each with its own queries. By
   default, keys of `past` have positions, and a query sees a window of them.
@@ -134,8 +146,8 @@ class Attention(nn.Module):
     has_memory: whether there are queries for `memory`.
     in_order: whether keys of `past` have positions. If False, every query sees
       all unmasked keys of `past`.
-    rate: rate of dropout on the result of `pre_norm` and on attention
-      probabilities.
+    rate: rate of dropout on the result of `pre_norm`.
+    attention_rate: rate of dropout on attention probabilities.
     join: a class of gates.py. None means that there is none, and that `project`
       returns heads.
     position: position module that several layers share. None means that this
@@ -146,6 +158,7 @@ class Attention(nn.Module):
   has_memory: bool = False
   in_order: bool = True
   rate: float = 0.0
+  attention_rate: float = 0.0
   join: Callable[..., nn.Module] | None = gates.Residual
   position: nn.Module | None = None
 
@@ -171,9 +184,10 @@ class Attention(nn.Module):
   def pre_norm(self, x_BTD):
     """Returns n_BTD, the norm of x_BTD with dropout.
 
-    Queries, keys and values are computed from it.
+    Queries, keys and values are computed from it. If `config.post_norm` is
+    True, it is x_BTD with dropout.
     """
-    return self.dropout(self.norm(x_BTD))
+    return self.dropout(x_BTD if self.config.post_norm else self.norm(x_BTD))
 
   def kv(self, n_BTD, mask_BT=None, unnormalized=False) -> KV:
     """Returns keys and values of tokens.
@@ -281,15 +295,16 @@ class Attention(nn.Module):
       *heads_BTF: one or two sets of heads; F = H K.
     """
     h = heads_BTF[0] if len(heads_BTF) == 1 else jnp.stack(heads_BTF, 2)
-    return self.output(x_BTD, h) if self.join else h
+    if not self.join:
+      return h
+    y_BTD = self.output(x_BTD, h)
+    return self.norm(y_BTD) if self.config.post_norm else y_BTD
 
   def probability_dropout(self) -> Dropout | None:
     """Returns the dropout of attention probabilities; None means no dropout."""
-    if not self.rate or self.config.locked_dropout:
+    if not self.attention_rate or not self.has_rng('dropout'):
       return None
-    if not self.has_rng('dropout'):
-      return None
-    return Dropout(self.make_rng('dropout'), self.rate)
+    return Dropout(self.make_rng('dropout'), self.attention_rate)
 
 
 class FeedForward(nn.Module):
@@ -301,6 +316,8 @@ class FeedForward(nn.Module):
     join: a class of gates.py, which contains the second linear map.
     activation: function of the hidden units, such as jax.nn.relu.
     use_bias: whether the first linear map has a bias.
+    rate: rate of dropout on the hidden units, after the activation.
+    dropout: a class of dropout.py.
   """
 
   width: int
@@ -308,6 +325,8 @@ class FeedForward(nn.Module):
   join: Callable[..., nn.Module]
   activation: Callable = jax.nn.relu
   use_bias: bool = False
+  rate: float = 0.0
+  dropout: Callable[..., nn.Module] = TiledDropout
 
   @nn.compact
   def __call__(self, x_BTD, h):
@@ -319,7 +338,7 @@ class FeedForward(nn.Module):
       name='hidden',
     )
     join = self.join(dtype=self.dtype, name='output')
-    return join(x_BTD, self.activation(hidden(h)))
+    return join(x_BTD, self.dropout(self.rate)(self.activation(hidden(h))))
 
 
 def scaled(q_BTHK, scale_H):

@@ -72,12 +72,18 @@ class TransformerConfig:
           f'{name.upper()}.'
         )
 
-  def check_rate(self, name: str) -> None:
-    """Raises ValueError if the named field, a rate, is outside [0, 1)."""
+  def check_rate(self, name: str, of: str = '') -> None:
+    """Raises ValueError if a rate is outside [0, 1).
+
+    Args:
+      name: name of the field.
+      of: class whose parameter sets it; '' means that a macro of its name does.
+    """
     if not 0 <= getattr(self, name) < 1:
+      setting = f'layer_config.{of}.{name}' if of else name.upper()
       raise ValueError(
         f'{name} must be at least 0 and less than 1, got '
-        f'{getattr(self, name)}. Set {name.upper()}.'
+        f'{getattr(self, name)}. Set {setting}.'
       )
 
 
@@ -105,9 +111,17 @@ class LayerConfig(TransformerConfig):
     depth: number of layers L in the stack; the initial weights of output maps
       are divided by sqrt(2 L), except in gates. None means that they are not
       divided.
-    dropout: rate of dropout on the result of the first norm, on attention
-      probabilities and on the result of the MLP. State vectors have no dropout,
-      as in google-research/meliad.
+    post_norm: whether norms are applied to the sum of the residual stream and
+      the result of a sublayer (Vaswani et al. 2017), instead of before the
+      sublayer. State vectors always have the norm before: gates take the place
+      of their sums.
+    dropout: rate of dropout on the input of attention (after its norm, unless
+      post_norm) and on the result of the MLP. State vectors have no dropout, as
+      in google-research/meliad.
+    attention_dropout: rate of dropout on attention probabilities. None means
+      `dropout` or, if locked_dropout is True, 0, which is then the only rate.
+    hidden_dropout: rate of dropout on the hidden units of the MLP, after the
+      activation.
     locked_dropout: whether all tokens of a row share one dropout mask, for
       cells that read token by token; attention probabilities then have no
       dropout.
@@ -129,12 +143,24 @@ class LayerConfig(TransformerConfig):
   activation: Callable = jax.nn.relu
   mlp_bias: bool = False
   depth: int | None = None
+  post_norm: bool = False
+  attention_dropout: float | None = None
+  hidden_dropout: float = 0.0
   locked_dropout: bool = False
   compat_meliad: bool = False
 
   def __post_init__(self):
     super().__post_init__()
     self.check_positive('window')
+    if self.attention_dropout is not None:
+      self.check_rate('attention_dropout', 'LayerConfig')
+    if self.locked_dropout and self.attention_dropout:
+      raise ValueError(
+        'A cell that reads token by token has no dropout of attention '
+        f'probabilities, got attention_dropout={self.attention_dropout}. Set '
+        'layer_config.LayerConfig.attention_dropout to None.'
+      )
+    self.check_rate('hidden_dropout', 'LayerConfig')
     if self.num_kv_heads is not None and (
       self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads
     ):
@@ -173,6 +199,13 @@ class LayerConfig(TransformerConfig):
   def output_scale(self) -> float:
     """Scale of the initial weights of output maps; see `depth`."""
     return 1.0 if self.depth is None else (2 * self.depth) ** -0.5
+
+  @property
+  def attention_rate(self) -> float:
+    """Rate of dropout on attention probabilities; see `attention_dropout`."""
+    if self.attention_dropout is not None:
+      return self.attention_dropout
+    return 0.0 if self.locked_dropout else self.dropout
 
   @property
   def dropout_kind(self) -> Callable[..., nn.Module]:

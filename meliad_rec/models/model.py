@@ -34,6 +34,7 @@ class Model(nn.Module):
     cell: the architecture, see cell.Cell.
     d_model: width D.
     dropout: rate of dropout before the logits.
+    embedding_dropout: rate of dropout on the embeddings of tokens.
     dtype: dtype of activations; logits are float32.
     embedding: a class of embedding.py.
     logits_divisor: see embedding.Embedding.
@@ -49,6 +50,7 @@ class Model(nn.Module):
   cell: Cell
   d_model: int
   dropout: float = 0.0
+  embedding_dropout: float = 0.0
   dtype: str = 'float32'
   embedding: Callable[..., nn.Module] = TiedEmbedding
   logits_divisor: float | None = None
@@ -74,6 +76,7 @@ class Model(nn.Module):
       self.head.check(self.embed)
     self.norm = self.final_norm(dtype=self.dtype)
     self.drop = TiledDropout(self.dropout)
+    self.drop_embedding = TiledDropout(self.embedding_dropout)
 
   @property
   def sequences(self) -> int:
@@ -184,7 +187,7 @@ class Model(nn.Module):
   def block(self, tokens_BT, mask_BT) -> Block:
     """Embeds tokens and returns the cell's input."""
     x_BTD = self.embed(tokens_BT).astype(self.dtype)
-    return Block(x_BTD, mask_BT)
+    return Block(self.drop_embedding(x_BTD), mask_BT)
 
   def apply_head(self, head, y_BTD, mask_BT, summary):
     """Computes logits from the cell's outputs.

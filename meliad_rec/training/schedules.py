@@ -1,10 +1,10 @@
 """Learning-rate schedules: functions of the training step, counted from 0.
 
-All except one_cycle have the form of the Block-Recurrent Transformer's code: a
-ramp times a curve. The ramp rises linearly from 0 at step 0 to 1 at step
-`warmup_steps`, and then stays at 1. The curve is constant during the ramp, at
-its value of step `warmup_steps`. So with a warm-up, the first update (step 0)
-has a rate of 0.
+All except one_cycle and finetune have the form of the Block-Recurrent
+Transformer's code: a ramp times a curve. The ramp rises linearly from 0 at step
+0 to 1 at step `warmup_steps`, and then stays at 1. The curve is constant during
+the ramp, at its value of step `warmup_steps`. So with a warm-up, the first
+update (step 0) has a rate of 0.
 """
 
 from collections.abc import Callable
@@ -161,6 +161,34 @@ def constant(peak: float, warmup_steps: int = 0) -> Schedule:
   return _warm(warmup_steps, lambda step: jnp.full_like(step, peak))
 
 
+def finetune(
+  schedule: Schedule, total_steps: int, last_steps: int, factor: float = 0.1
+) -> Schedule:
+  """Returns a schedule: another one, and a lower rate in the last steps.
+
+  Fan et al. 2020 (section 7.6) train at a tenth of the rate in the end.
+
+  Args:
+    schedule: the rate before the last steps; in the last steps, it is
+      multiplied by `factor`.
+    total_steps: training steps.
+    last_steps: number of steps with the lower rate, from 0 to total_steps.
+    factor: above 0.
+
+  Raises:
+    ValueError: last_steps or factor is out of range.
+  """
+  needed = f'from 0 to total_steps, {total_steps}'
+  _need(0 <= last_steps <= total_steps, 'last_steps', last_steps, needed)
+  _need(factor > 0, 'factor', factor, 'above 0')
+
+  def lower(step):
+    is_last = jnp.asarray(step) >= total_steps - last_steps
+    return schedule(step) * jnp.where(is_last, factor, 1.0)
+
+  return lower
+
+
 def default_warmup(warmup_steps: int | None, total_steps: int | None) -> int:
   """Returns warmup_steps or, if it is None, 5% of total_steps.
 
@@ -220,6 +248,7 @@ _SETTINGS = {
   'peak': 'LEARNING_RATE',
   'scale': 'LEARNING_RATE',
   'total_steps': 'STEPS',
+  'last_steps': 'FINETUNE_STEPS',
   'warmup_steps': 'WARMUP_STEPS',
 }
 

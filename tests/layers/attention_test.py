@@ -1,5 +1,6 @@
 """Attention to a window and to memory against NumPy; window caches."""
 
+import dataclasses
 import functools
 
 import jax
@@ -168,7 +169,8 @@ def test_without_order_every_key_is_visible():
 def test_dropout_of_inputs_or_of_probabilities_too(locked):
   """Locked dropout drops inputs only, and the same at all tokens."""
   module, params, x = attention(locked_dropout=locked)
-  module = module.clone(rate=0.5)
+  rates = dataclasses.replace(module.config, dropout=0.5)
+  module = module.clone(rate=0.5, attention_rate=rates.attention_rate)
   rngs = {'dropout': jax.random.key(1)}
   enter = lambda x: module.apply(params, x, method='pre_norm', rngs=rngs)
   many, one = enter(x) == 0, enter(x[:, :1]) == 0

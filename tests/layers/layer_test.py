@@ -3,6 +3,7 @@
 Also its norms and activations, and what the backward pass keeps of it.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -29,10 +30,11 @@ T = 6
 MASK = np.ones((B, T), bool)
 
 
+@pytest.mark.parametrize('post_norm', [False, True])
 @pytest.mark.parametrize('has_memory', [False, True])
-def test_layer_is_two_residual_blocks(has_memory):
+def test_layer_is_two_residual_blocks(has_memory, post_norm):
   x, slots = draw(B, T, D), draw(B, 4, D, seed=1)
-  layer = Layer(config(), has_memory)
+  layer = Layer(config(post_norm=post_norm), has_memory)
 
   def forward(m):
     n = m.pre_norm(x)
@@ -48,11 +50,44 @@ def test_layer_is_two_residual_blocks(has_memory):
   p = params['params']
   kernel = np.reshape(p['attention']['output']['linear']['kernel'], (-1, D))
   assert kernel.shape == ((1 + has_memory) * H * K, D)
-  x = x + np.concatenate(heads, -1) @ kernel
-  n = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
-  hidden = np.maximum(n @ p['mlp']['hidden']['kernel'], 0)
-  x = x + hidden @ p['mlp']['output']['linear']['kernel']
+  norm = lambda x: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+  before, after = (lambda x: x, norm) if post_norm else (norm, lambda x: x)
+  x = after(x + np.concatenate(heads, -1) @ kernel)
+  hidden = np.maximum(before(x) @ p['mlp']['hidden']['kernel'], 0)
+  x = after(x + hidden @ p['mlp']['output']['linear']['kernel'])
   np.testing.assert_allclose(y, x, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_of_hidden_units_drops_inside_the_mlp():
+  """With one hidden unit, the MLP adds nothing, or twice as much."""
+  x = draw(B, T, D)
+  one = config(mlp_dim=1, activation=lambda h: h)
+
+  def added(m):
+    n = m.pre_norm(x)
+    past = m.attention.config.empty_past(B).append(m.kv(n, MASK))
+    heads = m.attention.attend_window(n, past)
+    return m.output(x, heads) - m.attention.project(x, heads)
+
+  params = Layer(one).init(jax.random.key(0), method=added)
+  whole = Layer(one).apply(params, method=added)
+  dropping = dataclasses.replace(one, hidden_dropout=0.5)
+  found = Layer(dropping).apply(
+    params, method=added, rngs={'dropout': jax.random.key(1)}
+  )
+  ratio = np.asarray(found / whole)
+  np.testing.assert_allclose(ratio, np.round(ratio / 2) * 2, atol=1e-4)
+  assert set(np.unique(np.round(ratio))) == {0, 2}
+
+
+def test_attention_and_hidden_dropout_may_be_all_that_drops():
+  both = config(dropout=0.0, attention_dropout=0.3)
+  assert (both.attention_rate, config(dropout=0.3).attention_rate) == (0.3, 0.3)
+  with pytest.raises(ValueError, match='attention_dropout'):
+    config(locked_dropout=True, attention_dropout=0.3)
+  for name in 'attention_dropout', 'hidden_dropout':
+    with pytest.raises(ValueError, match=f'LayerConfig.{name}'):
+      config(**{name: 1.0})
 
 
 def test_three_dropouts_change_what_they_should():

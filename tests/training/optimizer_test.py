@@ -218,3 +218,11 @@ def test_sums_are_float32_and_updates_have_the_parameters_dtype():
   updates, state = jax.eval_shape(update, params, init(params), params, 5)
   assert state.gradients['w'].dtype == jnp.float32
   assert updates['w'].dtype == jnp.bfloat16
+
+
+def test_finetune_lowers_the_rate_of_the_last_steps():
+  schedule = schedules.finetune(LINEAR, 100, 30)
+  rates = [float(schedule(step) / LINEAR(step)) for step in (1, 69, 70, 99)]
+  assert rates == pytest.approx([1, 1, 0.1, 0.1])
+  with pytest.raises(ValueError, match='FINETUNE_STEPS'):
+    schedules.finetune(LINEAR, 100, 101)
