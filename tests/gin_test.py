@@ -137,17 +137,34 @@ IN_CODE = {
     ),
     (26, 3_176_986),
   ),
-  'feedback/enwik8': (205, 76_837_178),
+  'feedback/table4_feedback': (205, 76_837_178),
 }
-# Millions of all parameters with 8,000 ids: table 2 of Ju et al. 2021.
-OF_REDDIT = {
-  'xl': 117,
-  'xl_16_layers': 218,
-  'feedback': 102,
-  'cached': 117,
-  **{f'staircase_{passes}': 117 for passes in (2, 4, 8)},
-  **{f'universal_{repeats}': 29 for repeats in (2, 4, 8, 16)},
-  'universal_8_wide': 120,
+# Millions of all parameters: table 2 of Ju et al. 2021, and tables 3 and 9 of
+# Fan et al. 2020, whose figure 9 keeps the number of parameters.
+OF_PAPERS = {
+  **{
+    f'staircase/table2_{row}': millions
+    for row, millions in {
+      'xl': 117,
+      'xl_16_layers': 218,
+      'feedback': 102,
+      'cached': 117,
+      **{f'staircase_{passes}': 117 for passes in (2, 4, 8)},
+      **{f'universal_{repeats}': 29 for repeats in (2, 4, 8, 16)},
+      'universal_8_wide': 120,
+    }.items()
+  },
+  'feedback/table3_transformer': 139,
+  **{f'feedback/figure9_wikitext_transformer_{n}': 44 for n in (1, 2, 4, 8)},
+  **{f'feedback/figure9_char_ptb_transformer_{n}': 10.7 for n in (1, 2, 3, 6)},
+}
+# Ids of vocabularies that are read from files which are not here.
+IDS = {
+  'staircase/table2_*': 8000,
+  'feedback/table[36]_*': 267_736,
+  'feedback/figure9_wikitext_*': 267_736,
+  'feedback/figure[58]_*': 51,
+  'feedback/figure9_char_ptb_*': 51,
 }
 # Learning rate and steps of warm-up: those of TLB and GUTLB, of the others.
 RATES = {
@@ -287,14 +304,14 @@ def test_every_task_builds(task, tmp_path):
 @pytest.mark.parametrize('name', EXPERIMENTS)
 def test_every_experiment_builds_and_says_its_command(name, tmp_path):
   """Its size, rates and dropout are those of the paper's code."""
-  millions = OF_REDDIT.get(name.removeprefix('staircase/table2_'))
-  ids, expected = IN_CODE.get(name, (millions and 8000, None))
+  millions = OF_PAPERS.get(name)
+  text = (files.root() / 'experiments' / f'{name}.gin').read_text()
+  ids, expected = IN_CODE.get(name, (of(name, IDS, None), None))
   found = total(
-    parameters([f'experiments/{name}'], store_of(name, tmp_path), ids)
+    parameters([f'experiments/{name}'], data_of(name, tmp_path), ids)
   )
   assert found == (expected or found)
   assert millions is None or abs(found / 1e6 - millions) < 0.6
-  text = (files.root() / 'experiments' / f'{name}.gin').read_text()
   command = ('launch/quickstart.sh', f'experiments/{name} ')
   assert command[name != 'quickstart'] in text.replace('\n', ' ')
   said = 'PUBLISHED', 'Published', 'Expected'
@@ -441,9 +458,12 @@ def test_every_architecture_file_is_under_the_laws():
   assert listed == set(ARCHS)
 
 
-def store_of(name, folder):
-  """Returns the setting of a store for an experiment that needs one."""
+def data_of(name, folder):
+  """Writes the files that an experiment needs, and returns its setting."""
   text = (files.root() / f'experiments/{name}.gin').read_text()
+  if of(name, IDS, 8000) != 8000:
+    (folder / 'train.txt').write_text('a b a\n')
+    return [f'CORPUS = {str(folder / "{split}.txt")!r}']
   if 'STORE = ' not in text and 'task/store.gin' not in text:
     return []
   write_store(folder / 'store')

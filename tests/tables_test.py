@@ -7,9 +7,11 @@ from meliad_rec.config import config
 from meliad_rec.config import files
 from tests.gin_test import built
 from tests.gin_test import CORES
+from tests.gin_test import data_of
 from tests.gin_test import EXPERIMENTS
+from tests.gin_test import IDS
+from tests.gin_test import of
 from tests.gin_test import parameters
-from tests.gin_test import store_of
 from tests.gin_test import total
 from tests.gin_test import write_store
 
@@ -62,6 +64,24 @@ ROWS = {
       for model in ('transformer_8_layers', 'lstm')
     ),
   },
+  'feedback/table3': {'transformer', 'feedback'},
+  'feedback/table4': {'feedback'},
+  'feedback/table6': {
+    *('transformer_plain', 'transformer_longer_segments'),
+    'transformer_pre_norm_longer_segments',
+    'transformer_pre_norm_adaptive_span',
+    *('feedback_plain', 'feedback_longer_segments'),
+    'feedback_pre_norm_longer_segments',
+    'feedback_pre_norm_adaptive_span_longer_segments',
+  },
+  'feedback/figure5': {'transformer', 'feedback', 'own_and_below', 'top'},
+  'feedback/figure8': {'average', *(f'layer_{layer}' for layer in range(7))},
+  'feedback/figure9': {
+    f'{data}_{model}_{layers}'
+    for data, most in (('char_ptb', (1, 2, 3, 6)), ('wikitext', (1, 2, 4, 8)))
+    for layers in most
+    for model in ('transformer', 'feedback')
+  },
   **{
     f'staircase/table1_{task}': {
       *('lstm', 'xl', 'feedback', 'staircase', 'cached')
@@ -105,7 +125,10 @@ def test_every_scale_builds_with_the_rows_that_it_is_for(scale, tmp_path):
 def test_every_scaled_row_is_smaller(tmp_path):
   for scale in files.names('scale'):
     for (row, file), params in scaled(scale, tmp_path):
-      full = total(parameters([row], store_of(row.partition('/')[2], tmp_path)))
+      name = row.partition('/')[2]
+      full = total(
+        parameters([row], data_of(name, tmp_path), of(name, IDS, None))
+      )
       assert total(parameters([row, file], params)) < full / 5
 
 
