@@ -367,11 +367,14 @@ TABLES = {
   'listops': 'table1_listops',
   'logical_inference': 'table2_logical_inference',
   'flip_flop': 'table3_flip_flop',
+  **{
+    f'lra_{task}': f'table4_{task}' for task in ('image', 'retrieval', 'text')
+  },
 }
 TO_AND_FRO = [
   *(
-    (f'{TABLES[task]}_latent_bottleneck', CHUNKS.format(task))
-    for task in JUDGED
+    (f'{table}_latent_bottleneck', CHUNKS.format(task))
+    for task, table in TABLES.items()
   ),
   *(
     (f'{TABLES[task]}_gated_latent_bottleneck', CHUNKS.format(f'{task}_gated'))
@@ -386,19 +389,26 @@ TO_AND_FRO = [
 
 @pytest.mark.parametrize(('name', 'text'), TO_AND_FRO)
 def test_text_and_code_of_the_paper_go_to_and_fro(name, text, tmp_path):
-  """Settings of the text, then of the code again; GUTLB pools END there."""
+  """Settings of the text, then of the code again.
+
+  In the text, GUTLB pools END and TLB the mean, and all MLPs are equally wide.
+  """
   own = tmp_path / f'{name}.gin'
   whole = f'experiments/dynamic_halt/{name}'
   own.write_text(f"include '{whole}'\ninclude '{text}'\n")
   code = text.replace('paper_text', 'official_code').replace('_gated', '')
-  settings = []
+  settings, cells = [], []
   for names in [whole], [str(own)], [str(own), code]:
-    built(names)
+    cells.append(built(names)[0].cell)
     settings.append(config.operative())
   as_code, as_text, again = settings
   assert as_code == again != as_text
-  if name.endswith('bottleneck'):
-    assert ('pooling.Last' in as_text) == ('_gated_chunks' in text)
+  if '_chunks' in text:
+    pool = 'Last' if '_gated_chunks' in text else 'Mean'
+    assert f'pooling.{pool}()' in as_text or 'flip_flop' in name
+    coded, written, _ = (cell.cell for cell in cells)
+    assert coded.writer_mlp_dim == coded.config.d_model
+    assert written.writer_mlp_dim == written.config.mlp_dim
 
 
 @pytest.mark.parametrize('model', BOTTLENECKS)

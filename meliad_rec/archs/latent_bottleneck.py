@@ -50,6 +50,9 @@ class LatentBottleneck(Cell):
     slots_init: initializer of the initial slots. The code of Ray Chowdhury and
       Caragea 2024 has zeros (see `zeros`), but slots that begin equal stay
       equal, unless dropout makes them differ.
+    writer_mlp_dim: number of hidden units of the MLP of layers that write. None
+      means d_model, as in the code of Ray Chowdhury and Caragea 2024. In their
+      algorithm 2, all MLPs have mlp_dim hidden units (equation 4).
   """
 
   config: EncoderConfig
@@ -58,6 +61,7 @@ class LatentBottleneck(Cell):
   writers: int = 1
   chunk: int | None = None
   slots_init: nn.initializers.Initializer = nn.initializers.normal(0.02)
+  writer_mlp_dim: int | None = None
 
   is_recurrent = True
   takes_segments = False
@@ -81,7 +85,16 @@ class LatentBottleneck(Cell):
       raise ValueError(
         f'chunk must be None or at least 1, got {self.chunk}. Set WINDOW.'
       )
-    self.update = [MemoryWriter(self.config) for _ in range(self.writers)]
+    mlp_dim = self.writer_mlp_dim
+    if mlp_dim is None:
+      mlp_dim = self.config.d_model
+    if mlp_dim < 1:
+      raise ValueError(
+        f'writer_mlp_dim must be at least 1, got {mlp_dim}. Set WRITER_MLP_DIM.'
+      )
+    self.update = [
+      MemoryWriter(self.config, mlp_dim) for _ in range(self.writers)
+    ]
     shape = self.slots, self.config.d_model
     self.initial_slots_SD = self.param('first', self.slots_init, shape)
     self.drop = self.config.dropout_kind(self.config.dropout)
@@ -113,17 +126,18 @@ class MemoryWriter(nn.Module):
   """Layer that writes a chunk into the memory: the slots attend to the chunk.
 
   Attributes:
-    config: sizes and choices. The MLP has d_model hidden units, however;
-      `mlp_dim` is not used.
+    config: sizes and choices, except the width of the MLP.
+    mlp_dim: number of hidden units of the MLP.
   """
 
   config: EncoderConfig
+  mlp_dim: int
 
   def setup(self):
     config = self.config
     self.attention = EncoderAttention(config, 'state_to_token')
     self.mlp_norm = config.norm(dtype=config.dtype)
-    self.mlp = EncoderMLP(config, config.d_model)
+    self.mlp = EncoderMLP(config, self.mlp_dim)
 
   def __call__(self, m_BSD, y_BWD, mask_BW):
     """Returns the memory [B, S, D] after a chunk.

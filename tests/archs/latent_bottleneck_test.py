@@ -20,7 +20,9 @@ from meliad_rec.recurrence.halt import Halt
 from meliad_rec.training.train_step import auxiliary
 from tests import cells
 from tests import plain_encoder
+from tests.architectures import D
 from tests.architectures import encoder_config
+from tests.architectures import F
 from tests.architectures import S
 from tests.cells import assert_close
 
@@ -98,6 +100,16 @@ def test_slots_that_begin_alike_stay_alike(alike):
   for slots in (memory[0], gradients['first']):
     assert (np.ptp(slots, 0).max() < 1e-5) == alike
   assert alike or 0.017 < params['first'].std() < 0.023
+
+
+def test_writers_have_a_width_of_their_own():
+  for width, expected in ((None, D), (7, 7)):
+    params = cells.shapes(model('tlb', writer_mlp_dim=width), example())
+    for i in range(2):
+      hidden = params[f'update_{i}']['mlp']['hidden']['kernel']
+      assert hidden.shape == (D, expected)
+    layer = params['encoder']['layers_0']['mlp']['hidden']['kernel']
+    assert layer.shape == (D, F)
 
 
 def test_a_token_sees_later_ones_in_its_own_chunk():

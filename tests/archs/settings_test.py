@@ -96,6 +96,7 @@ REFUSED = {
   'Universal.inference': [lambda: universal(inference='for')],
   'WINDOW': [lambda: bottleneck(chunk=0)],
   'WRITERS': [lambda: bottleneck(writers=0)],
+  'WRITER_MLP_DIM': [lambda: bottleneck(writer_mlp_dim=0)],
   'compat_meliad': [
     lambda: tiny.feedback({'compat_meliad': True}),
     lambda: tiny.staircase().clone(config=config(compat_meliad=True)),
