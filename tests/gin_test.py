@@ -307,11 +307,13 @@ def test_every_experiment_builds_and_says_its_command(name, tmp_path):
   millions = OF_PAPERS.get(name)
   text = (files.root() / 'experiments' / f'{name}.gin').read_text()
   ids, expected = IN_CODE.get(name, (of(name, IDS, None), None))
-  found = total(
-    parameters([f'experiments/{name}'], data_of(name, tmp_path), ids)
-  )
+  shapes = parameters([f'experiments/{name}'], data_of(name, tmp_path), ids)
+  found = total(shapes)
   assert found == (expected or found)
   assert millions is None or abs(found / 1e6 - millions) < 0.6
+  if said := re.search(r'([\d.]+) million parameters without', text):
+    without = found - total(shapes['embed'])
+    assert round(without / 1e6, 1) == float(said[1])
   command = ('launch/quickstart.sh', f'experiments/{name} ')
   assert command[name != 'quickstart'] in text.replace('\n', ' ')
   said = 'PUBLISHED', 'Published', 'Expected'
