@@ -167,6 +167,11 @@ ARCHITECTURES = {
     'block_recurrent',
     recurrent=True,
   ),
+  'recurrent_sequential': Architecture(
+    lambda: recurrent(gate=gates.LSTMGate, gate_config='dual', sequential=True),
+    'block_recurrent',
+    recurrent=True,
+  ),
   'recurrent_in_scan': Architecture(
     lambda: recurrent(hoist=False, remat='full', unroll=2),
     'block_recurrent',

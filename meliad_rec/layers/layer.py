@@ -36,16 +36,21 @@ class Layer(nn.Module):
 
   Attributes:
     config, has_memory, position: see Attention.
+    sequential: whether tokens attend to memory after their attention to past
+      has been added to the residual stream, as in the decoder of Vaswani et al.
+      2017. If False, they attend to both at once.
   """
 
   config: LayerConfig
   has_memory: bool = False
   position: nn.Module | None = None
+  sequential: bool = False
 
   def setup(self):
     config = self.config
     residual = functools.partial(gates.Residual, scale=config.output_scale)
-    self.attention = Attention(
+    attention = functools.partial(
+      Attention,
       config,
       self.has_memory,
       rate=config.dropout,
@@ -53,6 +58,9 @@ class Layer(nn.Module):
       join=residual,
       position=self.position,
     )
+    self.attention = attention()
+    if self.sequential:
+      self.memory_attention = attention()
     self.mlp_norm = config.norm(dtype=config.dtype)
     residual = functools.partial(
       residual,
@@ -76,7 +84,14 @@ class Layer(nn.Module):
   def kv(self, n_BTD, mask_BT, unnormalized=False) -> KV:
     return self.attention.kv(n_BTD, mask_BT, unnormalized)
 
-  def __call__(self, x_BTD, n_BTD, past: KV, memory: KV | None = None):
+  def __call__(
+    self,
+    x_BTD,
+    n_BTD,
+    past: KV,
+    memory: KV | None = None,
+    newest: KV | None = None,
+  ):
     """Returns y_BTD, the residual stream after the layer.
 
     Args:
@@ -84,22 +99,34 @@ class Layer(nn.Module):
       n_BTD: the result of `pre_norm` for x_BTD.
       past: keys and values of earlier tokens, followed by those of x_BTD.
       memory: keys and values of memory slots; None means that there are none.
+      newest: the part of `memory` that the last `window` tokens read. If it is
+        given, the entropy of their attention to it is sown.
     """
-    heads = [self.attention.attend_window(n_BTD, past)]
+    attention = self.attention
+    heads = [attention.attend_window(n_BTD, past)]
+    if self.sequential:
+      x_BTD = attention.project(x_BTD, *heads)
+      attention, heads = self.memory_attention, []
+      n_BTD = attention.pre_norm(x_BTD)
+    if newest is not None:
+      W = self.config.window
+      attention.sow_memory(n_BTD[:, -W:], past.mask[:, -W:], newest)
     if memory is not None:
-      heads.append(self.attention.attend_memory(n_BTD, memory))
-    return self.output(x_BTD, *heads)
+      heads.append(attention.attend_memory(n_BTD, memory))
+    return self.mlp_output(attention.project(x_BTD, *heads))
 
   def output(self, x_BTD, *heads_BTF):
     """Returns y_BTD, the residual stream after the layer.
 
     Args:
       x_BTD: the residual stream before the layer.
-      *heads_BTF: the result of Attention.attend_window and, if there is memory,
-        that of Attention.attend_memory; F = H K.
+      *heads_BTF: results of attention, as in Attention.project.
     """
+    return self.mlp_output(self.attention.project(x_BTD, *heads_BTF))
+
+  def mlp_output(self, x_BTD):
+    """Returns y_BTD, given the residual stream x_BTD after attention."""
     attended, output = SUMS
-    x_BTD = self.attention.project(x_BTD, *heads_BTF)
     x_BTD = checkpoint_name(x_BTD, attended)
     if self.config.post_norm:
       y_BTD = self.mlp_norm(self.mlp(x_BTD, x_BTD))

@@ -56,7 +56,7 @@ def through_gate(p, kind, x, h):
   return x * f + np.tanh(z) * i  # eq. 7
 
 
-def slow(p, gate, gate_config, block):
+def slow(p, gate, gate_config, block, sequential=False):
   """Computes section 3 of the paper, block by block, in float64."""
   x_BTD, mask_BT = block.x.astype(np.float64), block.mask
   t, s = p['tokens'], p['states']
@@ -82,14 +82,23 @@ def slow(p, gate, gate_config, block):
     near = near_WX & seen[:, None]
     own = attention(query(a['query'], n), k, v, near, bias_HWX)
     all_BWS = np.ones((B, W, S))
+    if sequential:
+      x = x + linear(a['output']['linear'], own)
+      a = t['memory_attention']
+      n = norm(a['norm'], x)
     read = attention(query(a['memory_query'], n), k_state, v_state, all_BWS)
-    outputs.append(plain_layer.output(t, x, np.concatenate([own, read], -1)))
+    y = read if sequential else np.concatenate([own, read], -1)
+    outputs.append(plain_layer.output(t | {'attention': a}, x, y))
     # Horizontal: states to themselves, and to the tokens of both blocks.
     all_BSS = np.ones((B, S, S))
     own = attention(query(m['query'], c), k_state, v_state, all_BSS)
+    if sequential:
+      state = through_gate(m['output'], gate, state, own)
+      m = s['memory_attention']
+      c = norm(m['norm'], state) + s['ids']
     seen_BSX = np.repeat(seen[:, None], S, 1)
     read = attention(query(m['memory_query'], c), k, v, seen_BSX)
-    h = np.concatenate([own, read], -1)
+    h = read if sequential else np.concatenate([own, read], -1)
     if gate_config == 'single':
       hidden = np.maximum(linear(s['mlp']['hidden'], h), 0)
       state = through_gate(s['mlp']['output'], gate, state, hidden)
@@ -114,6 +123,22 @@ def test_is_the_papers_equations(gate, gate_config):
   expected_state, expected = slow(params, gate, gate_config, block)
   assert_close(y[block.mask], expected[block.mask])
   assert_close(state, expected_state)
+
+
+def test_attention_may_be_sequential_with_a_third_gate():
+  cell, block = layer('lstm', 'dual', sequential=True), example()
+  params = cells.parameters(cell)
+  (_, state), y = cells.apply(cell, params, block)
+  expected_state, expected = slow(params, 'lstm', 'dual', block, True)
+  assert_close(y[block.mask], expected[block.mask])
+  assert_close(state, expected_state)
+  states = params['states']
+  assert all(
+    'f' in states[part]['output']
+    for part in ('attention', 'memory_attention', 'mlp')
+  )
+  # The new modules have only what they use.
+  assert set(states['memory_attention']) == {'memory_query', 'norm', 'output'}
 
 
 def test_neither_hoist_nor_remat_change_anything():

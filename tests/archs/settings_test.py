@@ -108,6 +108,11 @@ REFUSED = {
     lambda: memorizing(neighbors=None, recall_target=0.9),
   ],
   'remat': [lambda: tiny.feedback(remat='full')],
+  'BlockRecurrentLayer.sequential': [
+    lambda: BlockRecurrentLayer(
+      config(), S, gate_config='single', sequential=True
+    )
+  ],
   'stack.layers.position': [
     lambda: tiny.stack.layers(
       2, tiny.windowed, scan=True, position=functools.partial(T5Bias, H)
