@@ -311,7 +311,7 @@ def test_every_experiment_builds_and_says_its_command(name, tmp_path):
   found = total(shapes)
   assert found == (expected or found)
   assert millions is None or abs(found / 1e6 - millions) < 0.6
-  if stated := re.search(r'([\d.]+) million parameters without', text):
+  if counted := re.search(r'([\d.]+) million parameters without', text):
     without = found - total(shapes['embed'])
     assert round(without / 1e6, 1) == float(counted[1])
   command = ('launch/quickstart.sh', f'experiments/{name} ')
