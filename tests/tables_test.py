@@ -1,10 +1,14 @@
 """Every row of the papers' tables has its file and, at a scale, a small run."""
 
+import re
+
 import pytest
 
 from meliad_rec.commands import reproduce
 from meliad_rec.config import config
 from meliad_rec.config import files
+from meliad_rec.planning import question
+from meliad_rec.planning.question import Question
 from tests.gin_test import built
 from tests.gin_test import CORES
 from tests.gin_test import data_of
@@ -14,7 +18,9 @@ from tests.gin_test import of
 from tests.gin_test import parameters
 from tests.gin_test import total
 from tests.gin_test import write_store
+from tests.libtpu import needs_libtpu
 
+FOLDERS = 'block_recurrent', 'dynamic_halt', 'feedback', 'staircase'
 # Rows of each table, and of each figure whose points are runs.
 HALTING_MODELS = {*CORES} | {
   f'gated_universal_{name}'
@@ -107,6 +113,54 @@ ROWS = {
     for task in ('random_walk', 'algorithm')
   },
 }
+
+
+PAPERS = [name for name in EXPERIMENTS if name.split('/')[0] in FOLDERS]
+
+
+def needs(name):
+  """Returns (FLOP, slice) that the first comment of an experiment states."""
+  text = (files.root() / f'experiments/{name}.gin').read_text()
+  line = r'^# Needs (\S+) FLOP: at least [\d.]+ (?:hours?|minutes?) on (\S+)\.$'
+  return re.search(line, text, re.MULTILINE).groups()
+
+
+def model_files(name):
+  """Returns the gin files of arch/ and size/ that a gin file includes."""
+  text = (files.root() / f'{name}.gin').read_text()
+  found = set()
+  for each in re.findall(r"^include '(.*)\.gin'", text, re.MULTILINE):
+    if each.startswith('experiments/'):
+      found |= model_files(each)
+    elif each.startswith(('arch/', 'size/')):
+      found.add(each)
+  return frozenset(found)
+
+
+def most_costly():
+  """Returns the row that needs most FLOP of each architecture and size."""
+  costs = sorted(PAPERS, key=lambda name: float(needs(name)[0]))
+  return sorted(
+    {model_files(f'experiments/{name}'): name for name in costs}.values()
+  )
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize('name', most_costly())
+def test_a_step_fits_the_slice_that_the_file_names(name, tmp_path):
+  flop, slice_ = needs(name)
+  asked = Question(
+    slice_,
+    (f'experiments/{name}',),
+    tuple(data_of(name, tmp_path)),
+    vocab_size=of(name, IDS, None),
+    fast=True,
+  )
+  answer = question.ask(asked)
+  assert answer.fits
+  needed = answer.sizes['flops'] * answer.sizes['steps']
+  assert needed == pytest.approx(float(flop), rel=0.06)
 
 
 def test_all_that_papers_measure_has_its_file():
