@@ -117,8 +117,10 @@ class Feedback(MemoryCell):
   Attributes:
     config: sizes and choices of the layers. Dropout applies after the norm
       before attention, both of a layer's input and of the memory, and after the
-      MLP. Each time, all tokens of a row share one mask. Attention
-      probabilities have no dropout.
+      MLP. Each time, all tokens of a row share one mask. Dropout of attention
+      probabilities and of hidden units has a mask for each token, which all
+      rows share; attention probabilities have none if `attention_dropout` is
+      None.
     count, share_position, layer_drop, span: see MemoryCell.
     compose: a subclass of Composition, which computes the vectors that tokens
       write.
@@ -159,14 +161,15 @@ class Feedback(MemoryCell):
     kv = [r.kv(r.pre_norm(m)) for r, m in zip(readers, written, strict=True)]
     return [(each.k, each.v) for each in kv]
 
-  def read(self, kv, mask_BS, x_BTD):
+  def read(self, kv, mask_BS, x_BTD, first):
     if len(kv) == 1:
       kv = kv * self.count
     hidden = [x_BTD]
     for layer, (k, v) in zip(self.layers, kv, strict=True):
       x_BTD = hidden[-1]
       n_BTD = layer.pre_norm(x_BTD)
-      hidden.append(self.apply_layer(layer, x_BTD, n_BTD, KV(k, v, mask_BS)))
+      past = KV(k, v, mask_BS)
+      hidden.append(self.apply_layer(layer, x_BTD, n_BTD, past, first))
     return self.memory(hidden), hidden[-1]
 
   def to_decode_state(self, state):
@@ -175,7 +178,7 @@ class Feedback(MemoryCell):
   def decode_step(self, decode_state, block):
     memory = decode_state.memory
     mask_BS = jnp.concatenate([memory.mask_BA, block.mask], 1)
-    written, y_B1D = self.read(decode_state.kv, mask_BS, block.x)
+    written, y_B1D = self.read(decode_state.kv, mask_BS, block.x, 0)
     push = lambda a, new: jnp.concatenate([a[:, 1:], new], 1)
     kv = jax.tree.map(
       lambda a, new: extend(push(a[:, :-1], new), 1),

@@ -54,8 +54,9 @@ class MemoryCell(Cell, kw_only=True):
       since the scan copies all that is kept. If `parallel`, remat must be None.
     chunk: number of tokens C that read the same memory and write together.
     parallel: whether `read` can process any number of tokens at once, each as a
-      chunk of its own. If True, all tokens of a row must share one dropout
-      mask, in `keys` too. If False, masks depend on which tokens are processed
+      chunk of its own. If True, a dropout mask must be the same at all tokens
+      of a row, or depend on the position of the token; in `keys` it must be the
+      same. If False, masks depend on which tokens are processed
       at once, so `keys`, which sees the same tokens in different groups, must
       apply no dropout.
     by_steps: whether segments are read in steps of several chunks, as by
@@ -90,7 +91,7 @@ class MemoryCell(Cell, kw_only=True):
     """
     raise NotImplementedError
 
-  def read(self, kv, mask_BS, x_BTD):
+  def read(self, kv, mask_BS, x_BTD, first):
     """Reads n chunks; n is 1 unless `parallel`.
 
     Args:
@@ -99,6 +100,7 @@ class MemoryCell(Cell, kw_only=True):
         and may be anything.
       mask_BS: bool, False at padding, for the tokens of memory and the chunks.
       x_BTD: the tokens of the n chunks.
+      first: int, position of the first of these tokens in the segment.
 
     Returns:
       The vectors that the chunks write, a pytree like Memory.written; and the
@@ -133,12 +135,12 @@ class MemoryCell(Cell, kw_only=True):
       position = config.position(config.num_heads, name='position')
     return [Layer(config, position=position) for _ in range(self.count)]
 
-  def apply_layer(self, layer: Layer, x_BTD, n_BTD, kv):
+  def apply_layer(self, layer: Layer, x_BTD, n_BTD, kv, first=None):
     """Returns the outputs of a layer, or x_BTD if LayerDrop skips the layer.
 
-    `n_BTD` and `kv` are passed to the layer.
+    `n_BTD`, `kv` and `first` are passed to the layer.
     """
-    y_BTD = layer(x_BTD, n_BTD, kv)
+    y_BTD = layer(x_BTD, n_BTD, kv, first=first)
     return drop_layer(self, self.layer_drop, x_BTD, y_BTD)
 
   @property
@@ -167,7 +169,7 @@ class MemoryCell(Cell, kw_only=True):
     if self.is_initializing():
       # Only creates the parameters; the outputs do not matter.
       kv = extend(self.keys(state.written), C)
-      self.read(kv, mask_BS[:, : A + C], block.x[:, :C])
+      self.read(kv, mask_BS[:, : A + C], block.x[:, :C], 0)
       return state, block.x
     if pictures.wanted(self):
       return self.read_chunks(state, block)
@@ -190,10 +192,10 @@ class MemoryCell(Cell, kw_only=True):
     """
     C, A = self.chunk, state.mask_BA.shape[1]
 
-    def read(cell, state, chunk):
+    def read(cell, state, chunk, first):
       mask_BS = jnp.concatenate([state.mask_BA, chunk.mask], 1)
       kv = extend(cell.keys(state.written), C)
-      written, y_BCD = cell.read(kv, mask_BS, chunk.x)
+      written, y_BCD = cell.read(kv, mask_BS, chunk.x, first)
       push = lambda a, new: jnp.concatenate([a, new], 1)[:, C:]
       written = jax.tree.map(push, state.written, written)
       return Memory(written, mask_BS[:, mask_BS.shape[1] - A :]), y_BCD
@@ -203,11 +205,12 @@ class MemoryCell(Cell, kw_only=True):
       variable_broadcast='params',
       variable_axes={pictures.COLLECTION: 0},
       split_rngs={'params': False},
-      in_axes=1,
+      in_axes=(1, 0),
       out_axes=1,
     )
     chunks = Block(*(to_blocks(a, C) for a in (block.x, block.mask)))
-    state, y_BnCD = pictures.join_chunks(scan)(self, state, chunks)
+    first_n = jnp.arange(0, block.mask.shape[1], C)
+    state, y_BnCD = pictures.join_chunks(scan)(self, state, chunks, first_n)
     return state, y_BnCD.reshape(block.x.shape)
 
   def penalize_spans(self):
@@ -241,7 +244,7 @@ class MemoryCell(Cell, kw_only=True):
       mask_BS, rng = inputs
       T = x_BTD.shape[1]
       mask_BS = jax.lax.dynamic_slice_in_dim(mask_BS, first, A + T, 1)
-      return apply(params, rng, kv, mask_BS, x_BTD, method='read')
+      return apply(params, rng, kv, mask_BS, x_BTD, first, method='read')
 
     C = self.chunk
     policy = kept(self.policy) or jax.checkpoint_policies.everything_saveable

@@ -149,7 +149,8 @@ class Staircase(MemoryCell):
       frozen = [pair(kv(layer, frozen)) for layer in self.layers]
     return live, frozen
 
-  def read(self, kv, mask_BS, x_BCD):
+  def read(self, kv, mask_BS, x_BCD, first):
+    del first  # All chunks of a segment share their dropout masks.
     M, inputs = self.live_passes, []
     y_BCD = x_BCD
     for n in range(max(M, 1)):

@@ -29,13 +29,27 @@ class Dropout(struct.PyTreeNode):
   Attributes:
     rng: key of JAX's random numbers.
     rate: fraction of the probabilities that is dropped.
+    first: position of the first query. If it is given, a query's mask depends
+      on its position, and not on which queries are processed at once.
   """
 
   rng: jax.Array
   rate: float = struct.field(pytree_node=False)
+  first: jax.Array | int | None = None
 
   def keep_mask(self, shape: tuple[int, ...]):
     return keep_mask(self.rng, self.rate, shape)
+
+  def keep_by_position(self, at, count: int, shape: tuple[int, ...]):
+    """Returns factors [count, *shape]: one mask for each query.
+
+    Args:
+      at: index of the first of these queries.
+      count: number of queries.
+      shape: shape of the mask of a query.
+    """
+    first = self.first + at
+    return keep_by_position(self.rng, self.rate, first, count, shape)
 
 
 def keep_mask(rng, rate: float, shape: tuple[int, ...]):
@@ -44,6 +58,23 @@ def keep_mask(rng, rate: float, shape: tuple[int, ...]):
   Each is 0 with probability `rate`, else 1 / (1 - rate).
   """
   return jax.random.bernoulli(rng, 1 - rate, shape) / (1 - rate)
+
+
+def keep_by_position(rng, rate: float, first, count: int, shape):
+  """Returns random dropout factors in float32, [count, *shape].
+
+  They are those of `keep_mask`, with a random key for each position.
+
+  Args:
+    rng: key of JAX's random numbers.
+    rate: fraction of the factors that is 0.
+    first: int, the first position.
+    count: number of positions, one after another.
+    shape: shape of the mask of a position.
+  """
+  positions = first + jnp.arange(count)
+  keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, positions)
+  return jax.vmap(lambda key: keep_mask(key, rate, shape))(keys)
 
 
 def dot(a, b, dims=AB):
@@ -99,11 +130,15 @@ def pad_to_multiple(a_BS, block: int):
   return jnp.pad(a_BS, pads)
 
 
-def unsupported_reason(inputs: AttentionInputs) -> str | None:
+def unsupported_reason(
+  inputs: AttentionInputs, dropout: Dropout | None
+) -> str | None:
   """Returns why no kernel supports the inputs; None if a kernel may."""
   T, S, W = inputs.q_BTHK.shape[1], inputs.k_BSHK.shape[1], inputs.window
   if inputs.keys_WK is not None:
     return 'the position module adds vectors to the keys'
+  if dropout is not None and dropout.first is not None:
+    return 'each position has its own dropout mask'
   if S > W + T:
     return (
       f'there are {S} keys; there can be at most {W + T}, a window of {W} '

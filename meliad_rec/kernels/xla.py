@@ -17,6 +17,7 @@ Arrays have heads before tokens, [B, H, T, K], inside the functions of this
 file.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 
@@ -42,7 +43,9 @@ def window_attend(
     inputs: see AttentionInputs.
     dropout: dropout of the probabilities; None means no dropout. One mask
       [H, Q, X] for the Q queries of a sub-block and the X keys that they see
-      serves all rows and sub-blocks, as in google-research/meliad.
+      serves all rows and sub-blocks, as in google-research/meliad. With
+      `dropout.first`, each query has its own mask [H, W] for the keys of its
+      window, farthest first, which serves all rows.
     tile: number of queries in a sub-block; None means default_tile(W), for a
       window of W keys. If there are fewer than W past keys, `tile` is ignored,
       and one sub-block takes all queries.
@@ -53,14 +56,14 @@ def window_attend(
   """
   bands = _Bands.of(inputs, tile)
   q, k, v, bias_HQX, keys_WK = bands.arrays(inputs)
-  mask_BS, keep_HQX = bands.mask(inputs), _keep_mask(dropout, bias_HQX.shape)
+  mask_BS, keep = bands.mask(inputs), bands.keep_masks(dropout, bias_HQX)
 
   def sub_block(j):
     k_BHXK, mask_BX = bands.keys(j, k, 2), bands.keys(j, mask_BS, 1)
     logits = bands.logits(
       bands.queries(j, q), k_BHXK, bias_HQX, keys_WK, mask_BX
     )
-    return _attend(logits, bands.keys(j, v, 2), keep_HQX)
+    return _attend(logits, bands.keys(j, v, 2), keep(j))
 
   if bands.count == 1:
     o, lse = sub_block(0)
@@ -89,7 +92,7 @@ def window_gradients(
   bands = _Bands.of(inputs, tile)
   arrays, to_inputs = jax.vjp(bands.arrays, inputs.replace(mask_BS=None))
   q, k, v, bias_HQX, keys_WK = arrays
-  mask_BS, keep_HQX = bands.mask(inputs), _keep_mask(dropout, bias_HQX.shape)
+  mask_BS, keep = bands.mask(inputs), bands.keep_masks(dropout, bias_HQX)
   do, mean_BHT = bands.pad(_heads_first(do_BTHK)), _mean(o_BTHK, do_BTHK)
   # Padded queries have probabilities of 0.
   pads = (0, 0), (0, 0), (0, bands.count * bands.Q - bands.T)
@@ -109,7 +112,7 @@ def window_gradients(
     dlogits, dv_BHXK = _gradients(
       logits,
       v_BHXK,
-      keep_HQX,
+      keep(j),
       bands.queries(j, lse_BHT),
       bands.queries(j, mean_BHT),
       bands.queries(j, do),
@@ -197,6 +200,26 @@ class _Bands:
     if self.single:
       mask_BS = mask_BS[:, self._near]
     return jnp.pad(mask_BS, ((0, 0), (0, self.count * self.Q - self.T)))
+
+  def keep_masks(
+    self, dropout: Dropout | None, bias_HQX
+  ) -> Callable[[jax.Array | int], jax.Array | None]:
+    """Returns a function from a sub-block to its dropout factors [H, Q, X].
+
+    The function returns None if there is no dropout.
+    """
+    if dropout is None:
+      return lambda j: None
+    if dropout.first is None:
+      shared_HQX = dropout.keep_mask(bias_HQX.shape)
+      return lambda j: shared_HQX
+    of_query = len(bias_HQX), self.W
+
+    def by_position(j):
+      keep_QHW = dropout.keep_by_position(j * self.Q, self.Q, of_query)
+      return self._to_band(keep_QHW.swapaxes(0, 1))
+
+    return by_position
 
   def logits(self, q_BHQK, k_BHXK, bias_HQX, keys_WK, mask_BX):
     """Returns a sub-block's logits [B, H, Q, X] float32, NEVER where masked."""
@@ -370,10 +393,6 @@ def _heads_first(a_BTHK):
   return a_BTHK.swapaxes(1, 2)
 
 
-def _keep_mask(dropout: Dropout | None, shape):
-  return None if dropout is None else dropout.keep_mask(shape)
-
-
 def default_tile(W: int) -> int:
   """Returns the number of queries in a sub-block, for a window of W keys.
 
@@ -403,20 +422,21 @@ def band_tile(bias_HW, Q: int, include_self: bool):
   return skew(jnp.broadcast_to(row[:, None], (H, Q, W + Q + 1)))
 
 
-def band(r_BHQW, include_self: bool):
+def band(r_HQW, include_self: bool):
   """Moves each query's W values to the columns of the W keys that it sees.
 
   Args:
-    r_BHQW: W values of each query; the first is for the largest distance.
+    r_HQW: W values of each query, [..., Q, W]; the first is for the largest
+      distance.
     include_self: whether the nearest visible key is the query's own.
 
   Returns:
-    [B, H, Q, W + Q], 0 at keys outside a query's window.
+    [..., Q, W + Q], 0 at keys outside a query's window.
   """
-  Q = r_BHQW.shape[2]
+  Q = r_HQW.shape[-2]
   first = 1 if include_self else 0
-  outside = (0, 0), (0, 0), (0, 0), (first, Q + 1 - first)
-  return skew(jnp.pad(r_BHQW, outside))
+  outside = [(0, 0)] * (r_HQW.ndim - 1) + [(first, Q + 1 - first)]
+  return skew(jnp.pad(r_HQW, outside))
 
 
 def skew(rows):

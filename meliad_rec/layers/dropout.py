@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 
 from meliad_rec.distributed.partition import BATCH_AXES
+from meliad_rec.kernels.blocks import keep_by_position
 from meliad_rec.kernels.blocks import keep_mask
 
 
@@ -54,6 +55,31 @@ class LockedDropout(nn.Module):
     B, _, D = x_BTD.shape
     keep_B1D = keep_mask(self.make_rng('dropout'), self.rate, (B, 1, D))
     return x_BTD * keep_B1D.astype(x_BTD.dtype)
+
+
+class PositionDropout(nn.Module):
+  """Dropout whose mask [T, D] serves all rows and depends on positions.
+
+  The mask of a token is the same whether a cell reads tokens one by one in a
+  scan or all at once.
+  """
+
+  rate: float
+
+  @nn.compact
+  def __call__(self, x_BTD, first):
+    """Returns x_BTD with dropout.
+
+    Args:
+      x_BTD: vectors of T tokens, one after another.
+      first: int, position of the first of these tokens.
+    """
+    if not self.rate or not self.has_rng('dropout'):
+      return x_BTD
+    T, D = x_BTD.shape[1:]
+    rng = self.make_rng('dropout')
+    keep_TD = keep_by_position(rng, self.rate, first, T, (D,))
+    return x_BTD * keep_TD.astype(x_BTD.dtype)
 
 
 class RowDropout(nn.Module):

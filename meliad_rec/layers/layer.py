@@ -21,6 +21,7 @@ from meliad_rec.kernels.reference import window_weights
 from meliad_rec.layers import gates
 from meliad_rec.layers.attention import Heads
 from meliad_rec.layers.attention import KV
+from meliad_rec.layers.dropout import PositionDropout
 from meliad_rec.layers.dropout import TiledDropout
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.layers.linear import dot_general
@@ -91,6 +92,7 @@ class Layer(nn.Module):
     past: KV,
     memory: KV | None = None,
     newest: KV | None = None,
+    first=None,
   ):
     """Returns y_BTD, the residual stream after the layer.
 
@@ -101,9 +103,12 @@ class Layer(nn.Module):
       memory: keys and values of memory slots; None means that there are none.
       newest: the part of `memory` that the last `window` tokens read. If it is
         given, the entropy of their attention to it is sown.
+      first: int, position of the first token in the segment. If it is given,
+        dropout of attention to past and of hidden units has a mask for each
+        position, and does not depend on which tokens are processed at once.
     """
     attention = self.attention
-    heads = [attention.attend_window(n_BTD, past)]
+    heads = [attention.attend_window(n_BTD, past, first)]
     if self.sequential:
       x_BTD = attention.project(x_BTD, *heads)
       attention, heads = self.memory_attention, []
@@ -113,7 +118,7 @@ class Layer(nn.Module):
       attention.sow_memory(n_BTD[:, -W:], past.mask[:, -W:], newest)
     if memory is not None:
       heads.append(attention.attend_memory(n_BTD, memory))
-    return self.mlp_output(attention.project(x_BTD, *heads))
+    return self.mlp_output(attention.project(x_BTD, *heads), first)
 
   def output(self, x_BTD, *heads_BTF):
     """Returns y_BTD, the residual stream after the layer.
@@ -124,14 +129,19 @@ class Layer(nn.Module):
     """
     return self.mlp_output(self.attention.project(x_BTD, *heads_BTF))
 
-  def mlp_output(self, x_BTD):
-    """Returns y_BTD, given the residual stream x_BTD after attention."""
+  def mlp_output(self, x_BTD, first=None):
+    """Returns y_BTD, the residual stream after the layer.
+
+    Args:
+      x_BTD: the residual stream after attention.
+      first: see `__call__`.
+    """
     attended, output = SUMS
     x_BTD = checkpoint_name(x_BTD, attended)
     if self.config.post_norm:
-      y_BTD = self.mlp_norm(self.mlp(x_BTD, x_BTD))
+      y_BTD = self.mlp_norm(self.mlp(x_BTD, x_BTD, first))
     else:
-      y_BTD = self.mlp(x_BTD, self.mlp_norm(x_BTD))
+      y_BTD = self.mlp(x_BTD, self.mlp_norm(x_BTD), first)
     return checkpoint_name(y_BTD, output)
 
 
@@ -230,13 +240,14 @@ class Attention(nn.Module):
     newest = n_BTD.shape[1] if unnormalized else 0
     return KV(self.key(n_BTD, unnormalized), self.value(n_BTD), mask_BT, newest)
 
-  def attend_window(self, n_BTD, past: KV):
+  def attend_window(self, n_BTD, past: KV, first=None):
     """Returns heads [B, T, H K]: the result of attention to `past`.
 
     Args:
       n_BTD: the result of `pre_norm`, from which queries are computed.
       past: keys and values. If in_order is True, the last T are those of the T
         tokens in n_BTD.
+      first: see Layer.__call__.
     """
     config = self.config
     q_BTHK, scale_H = self.query(n_BTD)
@@ -264,7 +275,7 @@ class Attention(nn.Module):
       normalize_own=past.unnormalized > 0,
     )
     pictures.sow(self, 'token_to_token', lambda: window_weights(inputs))
-    dropout = self.probability_dropout()
+    dropout = self.probability_dropout(first)
     return merge_heads(window_attention(inputs, dropout, config.attention))
 
   def attend_memory(self, n_BTD, memory: KV):
@@ -327,11 +338,15 @@ class Attention(nn.Module):
     y_BTD = self.output(x_BTD, h)
     return self.norm(y_BTD) if self.config.post_norm else y_BTD
 
-  def probability_dropout(self) -> Dropout | None:
-    """Returns the dropout of attention probabilities; None means no dropout."""
+  def probability_dropout(self, first=None) -> Dropout | None:
+    """Returns the dropout of attention probabilities; None means no dropout.
+
+    Args:
+      first: see Layer.__call__.
+    """
     if not self.attention_rate or not self.has_rng('dropout'):
       return None
-    return Dropout(self.make_rng('dropout'), self.attention_rate)
+    return Dropout(self.make_rng('dropout'), self.attention_rate, first)
 
 
 class FeedForward(nn.Module):
@@ -344,7 +359,7 @@ class FeedForward(nn.Module):
     activation: function of the hidden units, such as jax.nn.relu.
     use_bias: whether the first linear map has a bias.
     rate: rate of dropout on the hidden units, after the activation.
-    dropout: a class of dropout.py.
+    dropout: a class of dropout.py, for calls without `first`.
   """
 
   width: int
@@ -356,7 +371,7 @@ class FeedForward(nn.Module):
   dropout: Callable[..., nn.Module] = TiledDropout
 
   @nn.compact
-  def __call__(self, x_BTD, h):
+  def __call__(self, x_BTD, h, first=None):
     hidden = nn.Dense(
       self.width,
       use_bias=self.use_bias,
@@ -365,7 +380,12 @@ class FeedForward(nn.Module):
       name='hidden',
     )
     join = self.join(dtype=self.dtype, name='output')
-    return join(x_BTD, self.dropout(self.rate)(self.activation(hidden(h))))
+    h = self.activation(hidden(h))
+    if first is None:
+      h = self.dropout(self.rate)(h)
+    else:
+      h = PositionDropout(self.rate)(h, first)
+    return join(x_BTD, h)
 
 
 def scaled(q_BTHK, scale_H):

@@ -119,12 +119,12 @@ class LayerConfig(TransformerConfig):
       post_norm) and on the result of the MLP. State vectors have no dropout, as
       in google-research/meliad.
     attention_dropout: rate of dropout on attention probabilities. None means
-      `dropout` or, if locked_dropout is True, 0, which is then the only rate.
+      `dropout` or, if locked_dropout is True, 0.
     hidden_dropout: rate of dropout on the hidden units of the MLP, after the
       activation.
-    locked_dropout: whether all tokens of a row share one dropout mask, for
-      cells that read token by token; attention probabilities then have no
-      dropout.
+    locked_dropout: whether all tokens of a row share one mask of `dropout`, for
+      cells that read token by token. Such cells give layers the positions of
+      tokens (see Layer.__call__), on which the other masks depend.
     compat_meliad: whether to follow the numerics of google-research/meliad. An
       empty cache then holds zeros that take part in the softmax, the scale of
       logits multiplies the position bias too, and gates have a tanh only if
@@ -154,12 +154,6 @@ class LayerConfig(TransformerConfig):
     self.check_positive('window')
     if self.attention_dropout is not None:
       self.check_rate('attention_dropout', 'LayerConfig')
-    if self.locked_dropout and self.attention_dropout:
-      raise ValueError(
-        'A cell that reads token by token has no dropout of attention '
-        f'probabilities, got attention_dropout={self.attention_dropout}. Set '
-        'layer_config.LayerConfig.attention_dropout to None.'
-      )
     self.check_rate('hidden_dropout', 'LayerConfig')
     if self.num_kv_heads is not None and (
       self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads

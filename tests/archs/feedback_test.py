@@ -135,9 +135,10 @@ def test_what_else_a_token_may_write():
   ],
 )
 def test_dropout_is_that_of_the_plain_scan(compose, share_keys):
-  """Memory is dropped equally whenever its keys are computed again."""
+  """What is computed again in the backward pass is dropped as before."""
   p, block = parameters(compose, share_keys), example(T)
-  cell = make(compose, share_keys, dropout=0.5).clone(span=4)
+  rates = {'dropout': 0.5, 'attention_dropout': 0.4, 'hidden_dropout': 0.3}
+  cell = make(compose, share_keys, **rates).clone(span=4)
   state = cell.apply({'params': p}, B, method='initial_state')
   mask_BS = jnp.concatenate([state.mask_BA, block.mask], 1)
   rng = np.random.default_rng(3)

@@ -50,7 +50,7 @@ class Sum(MemoryCell):
   def keys(self, written):
     return written * self.weight
 
-  def read(self, kv, mask_BS, x_BTD):
+  def read(self, kv, mask_BS, x_BTD, first):
     A, C, T = self.config.window, self.chunk, x_BTD.shape[1]
     kv = jnp.where(mask_BS[..., None], kv, 0)
     sums = [kv[:, i : i + A].sum(1, keepdims=True) for i in range(0, T, C)]

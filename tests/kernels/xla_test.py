@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.kernels import blocks
 from meliad_rec.kernels import reference as ref
 from meliad_rec.kernels import xla
 from meliad_rec.kernels.blocks import Dropout
@@ -106,6 +107,26 @@ def test_nothing_of_all_queries_by_the_window_is_stored(keys):
 @pytest.mark.parametrize('window, tile', [(7, 7), (16, 16), (64, 16), (66, 66)])
 def test_default_tile(window, tile):
   assert xla.default_tile(window) == tile
+
+
+@pytest.mark.parametrize('T, P', [(2 * W, W), (1, W), (5, 3)])
+def test_dropout_by_position_is_that_of_the_definition(T, P):
+  """A query has the same mask whichever queries are processed with it."""
+  inputs, rng = inputs_of(T, P=P, scale=3.0), jax.random.key(0)
+  keep = blocks.keep_by_position(rng, 0.4, 0, 20 + T, (2, W))
+  all_THW = keep[..., ::-1]  # Nearest key first.
+  assert (all_THW[20] != all_THW[19]).any()
+
+  def slow(inputs):
+    p_BTHW = ref.window_weights(inputs) * all_THW[20:]
+    key_TW = P + np.arange(T)[:, None] - 1 - np.arange(W)
+    v_BTWHK = inputs.v_BSHK[:, np.maximum(key_TW, 0)]
+    return jnp.einsum('bthw,btwhk->bthk', p_BTHW, v_BTWHK)
+
+  found = examples.both(
+    examples.window_by_xla, inputs, Dropout(rng, 0.4, 20), tile=7
+  )
+  examples.assert_close(found, examples.both(slow, inputs), 1e-5)
 
 
 def test_dropout_is_one_mask_for_all_rows_and_tiles_and_keeps_the_mean():

@@ -83,8 +83,9 @@ def test_dropout_of_hidden_units_drops_inside_the_mlp():
 def test_attention_and_hidden_dropout_may_be_all_that_drops():
   both = config(dropout=0.0, attention_dropout=0.3)
   assert (both.attention_rate, config(dropout=0.3).attention_rate) == (0.3, 0.3)
-  with pytest.raises(ValueError, match='attention_dropout'):
-    config(locked_dropout=True, attention_dropout=0.3)
+  locked = config(dropout=0.3, locked_dropout=True)
+  assert locked.attention_rate == 0
+  assert dataclasses.replace(both, locked_dropout=True).attention_rate == 0.3
   for name in 'attention_dropout', 'hidden_dropout':
     with pytest.raises(ValueError, match=f'LayerConfig.{name}'):
       config(**{name: 1.0})
@@ -158,7 +159,9 @@ def test_the_block_of_the_feedback_transformer():
 
 def test_locked_dropout_is_the_same_for_one_token_and_for_many():
   """Cells that read token by token, all with one rng, need this."""
-  T, settings = 64, config(dropout=0.4, locked_dropout=True, window=64)
+  names = 'dropout', 'attention_dropout', 'hidden_dropout'
+  T, rates = 64, dict.fromkeys(names, 0.4)
+  settings = config(**rates, locked_dropout=True, window=64)
   layer, x = Layer(settings), draw(B, 64, D)
 
   def read(m, first, x, kv):
@@ -168,7 +171,7 @@ def test_locked_dropout_is_the_same_for_one_token_and_for_many():
       lambda a: jax.lax.dynamic_slice_in_dim(a, first, T, 1), kv
     )
     past = past.append(m.kv(n, np.ones(x.shape[:2], bool)))
-    return past, m(x, n, past)
+    return past, m(x, n, past, first=first)
 
   whole = 0, x, settings.empty_past(B)
   params = jax.jit(functools.partial(layer.init, method=read))(
@@ -182,6 +185,9 @@ def test_locked_dropout_is_the_same_for_one_token_and_for_many():
     np.testing.assert_allclose(one[:, 0], many[:, t], rtol=1e-4, atol=1e-5)
   _, plain = apply(*whole)
   assert np.abs(plain - many).max() > 0.1
+  # Random bits are drawn for each query of a tile, and each token's units.
+  text = str(jax.make_jaxpr(lambda x: apply(0, x, kv, rngs=rngs))(x))
+  assert f'u32[16,{H},{T}]' in text and f'u32[{T},{F}]' in text
 
 
 X = draw(3, 5)

@@ -124,7 +124,6 @@ def dropout_shape(inputs: AttentionInputs) -> tuple[int, ...]:
 
 def unsupported_reason(inputs: AttentionInputs, dropout=None) -> str | None:
   """Returns why these kernels do not support the inputs; None if they do."""
-  del dropout
   T, K = inputs.q_BTHK.shape[1::2]
   W, S = inputs.window, tile_size(inputs.q_BTHK)
   if W % S or not 16 <= K <= 256:
@@ -137,7 +136,7 @@ def unsupported_reason(inputs: AttentionInputs, dropout=None) -> str | None:
       f'there are {T} queries; there must be at least {W // 2}, half of the '
       'window'
     )
-  return blocks.unsupported_reason(inputs)
+  return blocks.unsupported_reason(inputs, dropout)
 
 
 def device_reason() -> str | None:

@@ -132,7 +132,6 @@ def dropout_shape(inputs: AttentionInputs) -> tuple[int, ...]:
 
 def unsupported_reason(inputs: AttentionInputs, dropout=None) -> str | None:
   """Returns why these kernels do not support the inputs; None if they do."""
-  del dropout
   T, K = inputs.q_BTHK.shape[1::2]
   W = inputs.window
   if W % LANES or K % 64 or K > 256:
@@ -147,7 +146,7 @@ def unsupported_reason(inputs: AttentionInputs, dropout=None) -> str | None:
   if shortage := vmem_shortage(needed):
     dtype = inputs.q_BTHK.dtype
     return f'a window of {W} and head_dim {K} in {dtype} {shortage}'
-  return blocks.unsupported_reason(inputs)
+  return blocks.unsupported_reason(inputs, dropout)
 
 
 def block_size(T: int, W: int) -> int:
