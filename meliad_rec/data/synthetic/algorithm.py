@@ -16,6 +16,12 @@ print of a variable without a value, it is drawn again as a whole, including its
 kind. A condition is drawn before the statement that it guards. The guarded
 statement must be possible even if the condition is false.
 
+Fan et al. 2020 disagree about conditions. The example program of their table 7,
+like the generator of Ju et al., has < and > only, and so has this task by
+default; sections 4.1.2 and 7.4 have conditions such as `if x == 4`. With
+`equality`, conditions are <, > and ==, all equally likely; the value last set
+or printed is then right at 47.9 % and 49.5 % of prints (measured: seed 0).
+
 Letters of this file: P programs, S statements, V variables, X words, N programs
 for which a statement is drawn.
 """
@@ -35,6 +41,9 @@ from meliad_rec.data.vocabulary import Words
 
 VARIABLES = 'xyzpr'
 _SYMBOLS = ('=', '++', '--', ';', 'if', '<', '>', ':', 'print', 'END')
+_EQUAL = '=='
+# A condition has one of these operators; the last only with `equality`.
+_COMPARISONS = '>', '<', _EQUAL
 # Kinds of statements; a condition may guard the first three.
 SET, UP, DOWN, PRINT, IF = range(5)
 
@@ -56,6 +65,7 @@ class Algorithm:
       trainer of Ju et al. 2021 cuts one stream of programs into 512 batch rows
       of about 20 programs each.
     seed: seed of the programs.
+    equality: whether conditions may be ==, besides < and >.
   """
 
   programs: int = 10_000
@@ -64,6 +74,7 @@ class Algorithm:
   values: int = 10
   programs_per_document: int = 1
   seed: int = 0
+  equality: bool = False
 
   splits = SPLITS
 
@@ -115,7 +126,7 @@ class Algorithm:
 
   @functools.cached_property
   def _language(self) -> 'Programs':
-    return Programs(self.variables, self.values, self.statements)
+    return Programs(self.variables, self.values, self.statements, self.equality)
 
   def _split(self, split: str) -> np.ndarray:
     return self._all[labeled.split_rows(split, self.programs)]
@@ -138,9 +149,9 @@ _STATEMENT = np.dtype(
     ('kind', 'i1'),
     ('variable', 'i1'),
     ('new', 'i2'),  # The value of the variable after the statement.
-    ('guarded', '?'),  # Whether there is a condition, `left < right`.
+    ('guarded', '?'),  # Whether there is a condition, such as `left < right`.
     ('left', 'i1'),  # A variable.
-    ('less', '?'),  # Whether the operator is < rather than >.
+    ('comparison', 'i1'),  # Index of the operator in _COMPARISONS.
     ('by_variable', '?'),  # Whether `right` is a variable rather than a value.
     ('right', 'i2'),
     ('runs', '?'),  # Whether the statement is executed.
@@ -157,17 +168,20 @@ class Programs:
     values: the greatest value of a variable, at least 2; the least is 1.
     statements: number of statements in a program; a condition and the statement
       it guards count as one.
+    equality: whether conditions may be ==.
   """
 
   variables: int
   values: int
   statements: int
+  equality: bool
 
   @functools.cached_property
   def vocabulary(self) -> Words:
     """The words of programs: variables, then values, then all others."""
     values = map(str, range(1, self.values + 1))
-    return Words([*VARIABLES[: self.variables], *values, *_SYMBOLS])
+    equal = [_EQUAL] if self.equality else []
+    return Words([*VARIABLES[: self.variables], *values, *_SYMBOLS, *equal])
 
   def draw(self, draws: Draws, count: int) -> np.ndarray:
     """Draws random programs: _STATEMENT [count, statements]."""
@@ -249,15 +263,17 @@ class Programs:
     variable_N, any_other_N = _pick(draws, is_other_NV)
     constant_N = draws.below(self.values, len(n)) + 1
     by_variable_N = draws.below(2, len(n)) == 1
-    less_N = draws.below(2, len(n)) == 1
+    comparison_N = draws.below(3 if self.equality else 2, len(n))
     a_N = values_NV[n, left_N]
     b_N = np.where(by_variable_N, values_NV[n, variable_N], constant_N)
     statement_N['guarded'] = True
     statement_N['left'] = left_N
-    statement_N['less'] = less_N
+    statement_N['comparison'] = comparison_N
     statement_N['by_variable'] = by_variable_N
     statement_N['right'] = np.where(by_variable_N, variable_N, constant_N)
-    statement_N['runs'] = np.where(less_N, a_N < b_N, a_N > b_N)
+    statement_N['runs'] = np.choose(
+      comparison_N, [a_N > b_N, a_N < b_N, a_N == b_N]
+    )
     return statement_N, any_N & (any_other_N | ~by_variable_N)
 
   def write(self, programs_PS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -267,14 +283,14 @@ class Programs:
     A printed value is the label of the `;` of its statement.
     """
     s_PS = programs_PS
-    symbol_ids = self.vocabulary.encode(' '.join(_SYMBOLS)).tolist()
-    id_of = dict(zip(_SYMBOLS, symbol_ids, strict=True))
+    id_of = {word: id_ for id_, word in enumerate(self.vocabulary.words, 1)}
     variable = lambda number: 1 + number
     value = lambda number: self.variables + number
     target, guarded = variable(s_PS['variable']), s_PS['guarded']
     is_set, is_print = s_PS['kind'] == SET, s_PS['kind'] == PRINT
     change = np.array([id_of['='], id_of['++'], id_of['--'], 0])[s_PS['kind']]
-    comparison = np.where(s_PS['less'], id_of['<'], id_of['>'])
+    operators = [id_of[word] for word in _COMPARISONS if word in id_of]
+    comparison = np.array(operators)[s_PS['comparison']]
     right = np.where(
       s_PS['by_variable'], variable(s_PS['right']), value(s_PS['right'])
     )

@@ -1,10 +1,14 @@
 """Algorithm: against an interpreter and published figures."""
 
+import operator
+
 import numpy as np
 import pytest
 
 from meliad_rec.data.synthetic.algorithm import Algorithm
 from tests.data.synthetic.spelled import spelled
+
+COMPARISONS = {'<': operator.lt, '>': operator.gt, '==': operator.eq}
 
 
 def interpret(words, most):
@@ -16,8 +20,8 @@ def interpret(words, most):
       _, a, sign, b, colon = words[at : at + 5]
       assert colon == ':'
       right = values[b] if b in values else int(b)
-      runs = values[a] < right if sign == '<' else values[a] > right
-      assert sign in '<>' and a != b
+      runs = COMPARISONS[sign](values[a], right)
+      assert a != b
       at += 5
     match words[at : at + 4]:
       case [variable, '=', k, ';']:
@@ -43,11 +47,19 @@ def interpret(words, most):
   return [*labels, None], statements
 
 
+@pytest.mark.parametrize('equality', [False, True])
 @pytest.mark.parametrize('sizes', [(3, 30, 10), (5, 25, 4), (1, 9, 2)])
-def test_labels_are_what_an_interpreter_prints(sizes):
-  task = Algorithm(200, *sizes)
+def test_labels_are_what_an_interpreter_prints(sizes, equality):
+  task = Algorithm(200, *sizes, equality=equality)
+  signs = []
   for words, labels in spelled(task, 'train'):
     assert interpret(words, task.values) == (labels, task.statements)
+    signs += [word for word in words if word in COMPARISONS]
+  # A third of the conditions are ==, within 5 standard deviations.
+  shares = np.array([signs.count(sign) for sign in ('<', '>', '==')])
+  expected = np.array([3, 3, 0] if not equality else [2, 2, 2]) / 6
+  assert np.abs(shares / len(signs) - expected).max() < 2.5 / len(signs) ** 0.5
+  assert ('==' in task.vocabulary.words) is equality
 
 
 # Tokens and scored tokens of 10,000 programs of the published generator, and
