@@ -58,6 +58,8 @@ ROWS = {
       for task in (
         'copy',
         'reverse',
+        'counting_50',
+        'counting_1000',
         'random_walk',
         'algorithm_3',
         'algorithm_5',

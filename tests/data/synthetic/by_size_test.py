@@ -10,6 +10,7 @@ from meliad_rec.data.synthetic.associative_recall import AssociativeRecall
 from meliad_rec.data.synthetic.cellular_automaton import CellularAutomaton
 from meliad_rec.data.synthetic.cellular_automaton import step
 from meliad_rec.data.synthetic.copying import Copying
+from meliad_rec.data.synthetic.counting import Counting
 from meliad_rec.data.synthetic.labeled import Draws
 from meliad_rec.data.synthetic.needle import Needle
 from meliad_rec.data.synthetic.word_problem import group
@@ -178,6 +179,18 @@ def test_copies_are_copies(backward):
       assert 3 <= size <= 9 if split == 'train' else size == 80
 
 
+def test_there_are_as_many_b_as_a():
+  task = Counting(least=2, most=9, **FEW)
+  wrong = labeled = 0
+  for words, labels in sequences(task):
+    size = words.count('a')
+    assert words == ['a'] * size + ['b'] * size and 2 <= size <= 9
+    # What comes next, where it is certain.
+    assert labels == [None] * size + [*words, '.'][size + 1 :]
+    wrong, labeled = wrong + 1, labeled + size
+  assert task.baselines('train')['likeliest'] == wrong / labeled
+
+
 @pytest.mark.parametrize(('chains', 'hops'), [(1, 0), (3, 2), (8, 0)])
 def test_the_needle_is_found_by_following_its_chain(chains, hops):
   task = Needle(chains=chains, hops=hops, digits=3, names=24, **FEW)
@@ -214,6 +227,7 @@ def test_a_million_tokens_take_a_second_and_hold_one_needle():
     (WordProblem(sequences=8000, least=3, most=6), lambda size: size),
     (Copying(sequences=8000, least=3, most=6), lambda size: 2 * size),
     (Arithmetic(sequences=8000, least=3, most=6), lambda size: 2 * size),
+    (Counting(sequences=8000, least=3, most=6), lambda size: 2 * size),
   ],
 )
 def test_all_sizes_are_equally_frequent(task, tokens_of):

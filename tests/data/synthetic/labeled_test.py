@@ -13,6 +13,7 @@ from meliad_rec.data.synthetic.associative_recall import AssociativeRecall
 from meliad_rec.data.synthetic.by_size import BySize
 from meliad_rec.data.synthetic.cellular_automaton import CellularAutomaton
 from meliad_rec.data.synthetic.copying import Copying
+from meliad_rec.data.synthetic.counting import Counting
 from meliad_rec.data.synthetic.flip_flop import FlipFlop
 from meliad_rec.data.synthetic.labeled import distinct
 from meliad_rec.data.synthetic.labeled import Draws
@@ -48,6 +49,7 @@ TASKS = {
   ),
   'cellular_automaton': (CellularAutomaton(**FEW), ('test_2', 'dca3216cc1b6')),
   'copying': (Copying(**FEW), ('test_80', '5006f2961724')),
+  'counting': (Counting(**FEW), ('test', 'cefa39f3ed1b')),
   'flip_flop': (
     FlipFlop(sequences=60, length=40, test_sequences=20),
     ('test', '9c3b20826ac3'),
