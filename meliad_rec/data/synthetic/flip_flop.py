@@ -11,8 +11,10 @@ labels in the second line, 1 and 2, are the ids of the bits 0 and 1.
 
 The task is that of Liu et al. 2023. Sizes and splits are those of the code of
 Ray Chowdhury and Caragea 2024, where validation mixes the settings of all test
-splits, with a tenth as many sequences of each. Here every read has a label. The
-published error rates count only the last read of a sequence, as the splits
+splits, with a tenth as many sequences of each. One of these, `test`, has the
+settings of train, which are also among the other six. Section 6.6 of the paper
+names the six only: `validation_like_train=False`. Here every read has a label.
+The published error rates count only the last read of a sequence, as the splits
 `..._last` do. In the published code, inputs are shifted by one, and the next
 token is the target; the labels here need no shift.
 
@@ -46,8 +48,9 @@ class FlipFlop:
   its share of ignore instructions (0.1, 0.8 or 0.98) and its number of tokens
   in a sequence: as many as in train, or twice as many. Every test split also
   exists as `..._last`, with the same sequences, where only the last read of a
-  sequence has a label. Otherwise no two sequences are the same, within a split
-  or across splits.
+  sequence has a label. A split such as validation_0.98_1024 is the part of
+  validation with those settings. Otherwise no two sequences are the same,
+  within a split or across splits.
 
   Attributes:
     sequences: number of sequences in train.
@@ -57,6 +60,9 @@ class FlipFlop:
     test_sequences: number of sequences in each test split. For each test split,
       validation has a tenth as many sequences with the same settings.
     seed: seed of the sequences.
+    validation_like_train: whether a seventh part of validation is like the
+      split test, besides the parts with the settings of the six other test
+      splits. Two parts are then like train if train is as published.
   """
 
   sequences: int = 160_000
@@ -64,6 +70,7 @@ class FlipFlop:
   ignore: float = 0.8
   test_sequences: int = 10_000
   seed: int = 0
+  validation_like_train: bool = True
 
   vocabulary = Words(['0', '1', 'w', 'i', 'r'])
 
@@ -82,9 +89,9 @@ class FlipFlop:
 
   @functools.cached_property
   def splits(self) -> tuple[str, ...]:
-    """Names of the splits: train, validation, and all test splits."""
+    """Names of the splits: train, validation, all test splits, and parts."""
     lasts = [name + _LAST for name in self._tests]
-    return 'train', 'validation', *self._tests, *lasts
+    return 'train', 'validation', *self._tests, *lasts, *self._parts
 
   def documents(self, split: str) -> Documents:
     """Returns all documents of a split, one per sequence."""
@@ -136,6 +143,12 @@ class FlipFlop:
     return {'test': (self.ignore, self.length)} | grid
 
   @functools.cached_property
+  def _parts(self) -> tuple[str, ...]:
+    """Names of the splits that are parts of validation."""
+    tests = [name for name in self._tests if name != 'test']
+    return tuple(name.replace('test', 'validation') for name in tests)
+
+  @functools.cached_property
   def _pools(self) -> list[tuple[int, float, int]]:
     """(Sequences, share of ignore instructions, tokens of each) of each pool.
 
@@ -162,7 +175,10 @@ class FlipFlop:
       return [self._pool(0)]
     tests = list(self._tests)
     if split == 'validation':
-      return [self._pool(1 + i) for i in range(len(tests))]
+      first = not self.validation_like_train
+      return [self._pool(1 + i) for i in range(first, len(tests))]
+    if split in self._parts:
+      return [self._pool(1 + tests.index(split.replace('validation', 'test')))]
     test = tests.index(split.removesuffix(_LAST))
     return [self._pool(1 + len(tests) + test)]
 

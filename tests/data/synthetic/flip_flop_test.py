@@ -14,6 +14,7 @@ TASK = FlipFlop(sequences=60, length=40, test_sequences=20)
 POOLS = ['test'] + [
   f'test_{p}_{t}' for p in ('0.1', '0.8', '0.98') for t in (40, 80)
 ]
+PARTS = [split.replace('test', 'validation') for split in POOLS[1:]]
 
 
 def by_hand(words):
@@ -31,7 +32,7 @@ def by_hand(words):
 
 def test_labels_are_the_last_write():
   lasts = [f'{split}_last' for split in POOLS]
-  assert TASK.splits == ('train', 'validation', *POOLS, *lasts)
+  assert TASK.splits == ('train', 'validation', *POOLS, *lasts, *PARTS)
   for split in TASK.splits:
     for words, labels in spelled(TASK, split):
       expected = by_hand(words)
@@ -51,6 +52,25 @@ def test_counts():
     assert lengths(split) == [80 if split.endswith('_80') else 40] * 20
     last = TASK.documents(f'{split}_last')
     np.testing.assert_array_equal(last.tokens, TASK.documents(split).tokens)
+
+
+def test_validation_has_six_or_seven_parts():
+  """Seven in the authors' code, six in section 6.6 of the paper."""
+  texts = lambda task, split: [
+    ' '.join(words) for words, _ in spelled(task, split)
+  ]
+  six = dataclasses.replace(TASK, validation_like_train=False)
+  parts = [texts(TASK, part) for part in PARTS]
+  # One sequence of each part in turn.
+  in_turn = [
+    text for one_of_each in zip(*parts, strict=True) for text in one_of_each
+  ]
+  assert texts(six, 'validation') == in_turn and len(in_turn) == 6 * 2
+  seven = texts(TASK, 'validation')
+  assert len(seven) == 7 * 2 and [*seven[1:7], *seven[8:]] == in_turn
+  for split in 'train', 'test_0.98_80', *PARTS:
+    documents = six.documents(split)
+    assert documents.identity == TASK.documents(split).identity
 
 
 # Reads in a sequence of 512, including the last one; measured elsewhere.
@@ -84,7 +104,7 @@ def test_short_sequences_do_not_repeat():
   texts = [
     ''.join(words)
     for split in small.splits
-    if not split.endswith('_last')
+    if not split.endswith('_last') and not split.startswith('validation_')
     for words, _ in spelled(small, split)
   ]
   assert len(set(texts)) == len(texts) == 60 + 14 + 140

@@ -97,7 +97,7 @@ DISTINCT = [n for n, (t, _) in TASKS.items() if not isinstance(t, BySize)]
 def test_no_two_documents_are_the_same(name):
   """Except that some splits are parts of others."""
   task, _ = TASKS[name]
-  parts = ('_last', 'test_short', 'bin_')
+  parts = ('_last', 'test_short', 'bin_', 'validation_')
   texts = [
     task.documents(split)[i].tobytes()
     for split in task.splits
