@@ -413,7 +413,7 @@ def test_text_and_code_of_the_paper_go_to_and_fro(name, text, tmp_path):
     pool = 'Last' if '_gated_chunks' in text else 'Mean'
     assert f'pooling.{pool}()' in as_text or 'flip_flop' in name
     coded, written, _ = (cell.cell for cell in cells)
-    assert coded.writer_mlp_dim == coded.config.d_model
+    assert coded.writer_mlp_dim is None
     assert written.writer_mlp_dim == written.config.mlp_dim
 
 

@@ -103,10 +103,17 @@ PATHS = ((r'(^|/)core/', r'\1encoder/'),)
 # Settings added since 0.1.0, and the values at which nothing changes; settings
 # that are None are left out.
 ADDED = {
+  'EQUALITY': 'False',
   'PUBLISHED': '{}',
+  'VALIDATION_LIKE_TRAIN': 'True',
+  'algorithm.Algorithm.equality': 'False',
+  'block_recurrent.BlockRecurrentLayer.sequential': 'False',
   'experiment.Experiment.published': '{}',
+  'flip_flop.FlipFlop.validation_like_train': 'True',
   'halt.Halt.length_bound': 'True',
+  'layer_config.LayerConfig.post_norm': 'False',
   'layer_config.LayerConfig.qk_scale': '1.0',
+  'model.Model.embedding_dropout': '0.0',
   'universal.Universal.early_exit': 'True',
 }
 _PACKAGE = 'meliad_rec.'
