@@ -111,6 +111,7 @@ ADDED = {
   'experiment.Experiment.published': '{}',
   'flip_flop.FlipFlop.validation_like_train': 'True',
   'halt.Halt.length_bound': 'True',
+  'layer_config.LayerConfig.hidden_dropout': '0.0',
   'layer_config.LayerConfig.post_norm': 'False',
   'layer_config.LayerConfig.qk_scale': '1.0',
   'model.Model.embedding_dropout': '0.0',
