@@ -323,6 +323,7 @@ def test_adaptive_spans_of_shared_cells_cost_once():
   np.testing.assert_allclose(grad_H, 5e-7 * W / len(grad_H), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_casting_before_the_scan_changes_no_gradient(monkeypatch):
   """The scan over layers stacks gradients of kernels in bfloat16."""
   repeat = Repeat(WindowLayer(config(dtype='bfloat16')), 3)

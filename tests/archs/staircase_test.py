@@ -114,13 +114,9 @@ def test_it_is_the_paper_s(live, N, C):
   assert_close(cells.outcome(lean, params, block), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  'live, remat',
-  [
-    pytest.param(2, 'none', marks=slow),
-    pytest.param(1, 'full', marks=slow),
-    (3, 'sublayers'),
-  ],
+  'live, remat', [(2, 'none'), (1, 'full'), (3, 'sublayers')]
 )
 def test_both_forms_compute_the_same(live, remat):
   """Compares outputs, states and gradients after a partly masked memory."""

@@ -44,6 +44,7 @@ def test_causal_chunks_take_more_steps_than_they_have_tokens():
   assert (depths('while', (9,), 8, **chunks) == 4).all()
 
 
+@pytest.mark.slow
 def test_a_row_for_each_loop_at_each_depth():
   """The step in which a row finds that it halts does not count."""
   setting = tiny(

@@ -63,6 +63,7 @@ def tell(capsys):
   return run
 
 
+@pytest.mark.slow
 def test_tokens_of_a_text_halt_together(tell, tmp_path):
   out = tmp_path / 'depth.png'
   told = tell(TEXT, '--text=7', f'--out={out}')

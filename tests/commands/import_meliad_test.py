@@ -59,6 +59,7 @@ def experiment(files, params=()):
   return dataclasses.replace(config.build(Experiment)(), mesh=mesh)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_weights(tmp_path, capsys):
   data = tmp_path / 'store'
   tiny_run.write_store(data)

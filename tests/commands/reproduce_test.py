@@ -116,7 +116,7 @@ def test_a_scale_is_that_of_the_longest_name():
   )
 
 
-@pytest.mark.parametrize('jobs', [1, 2])
+@pytest.mark.parametrize('jobs', [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_fails_leaves_the_others(tmp_path, monkeypatch, jobs):
   words = {'a': [['runs'], ['--version']], 'b': [['--version'], ['runs']]}
   words['c'] = [['--version'], ['--help']]

@@ -121,10 +121,11 @@ def test_similarity_is_the_share_of_common_shingles():
   """Against all shingles of 32 bytes, counted one by one."""
   a, b = text_of(1, 3000), text_of(2, 3000)
   half = a[: len(a) // 2] + b[len(b) // 2 :]
-  shingles = lambda text: {
-    ''.join(text.split())[i : i + 32]
-    for i in range(len(''.join(text.split())) - 31)
-  }
+
+  def shingles(text):
+    dense = ''.join(text.split())
+    return {dense[i : i + 32] for i in range(len(dense) - 31)}
+
   exact = len(shingles(a) & shingles(half)) / len(shingles(a) | shingles(half))
   among = Sketches(map(sketch, ('', b[:99], a)))
   assert among.similarity(sketch(half)) == pytest.approx(exact, abs=0.05)

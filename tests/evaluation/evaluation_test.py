@@ -57,7 +57,7 @@ def logits_by_hand(program, params, inputs):
   return found
 
 
-@pytest.mark.parametrize('rows', [2, 5])
+@pytest.mark.parametrize('rows', [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_every_token_once_with_any_rows(data, params, rows):
   """There are fewer than five documents."""
   program, documents = tiny_run.program(), data.documents('validation')

@@ -240,6 +240,7 @@ def test_runs_with_different_vocabularies_are_refused(show):
     show(both, TEXT)
 
 
+@pytest.mark.slow
 def test_size_and_cost(tmp_path):
   run = load_run(trained.folder())
   text = size_and_cost(run)
@@ -261,6 +262,7 @@ def test_ridge():
   close(few, many)
 
 
+@pytest.mark.slow
 def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
   run = observed.run('lstm')
   rng = np.random.default_rng(0)

@@ -34,6 +34,7 @@ def facts_of(path):
   return facts
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_run(tmp_path):
   run, out = observed.run('recurrent_fixed_skip'), tmp_path / 'page.html'
   write_page(run, TEXT, out, name='<cats>', top=3)

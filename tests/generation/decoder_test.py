@@ -40,7 +40,7 @@ def written(decoder, state, count, sampler, seed=0):
   return np.concatenate([tokens_BC for _, tokens_BC in parts], 1)
 
 
-@of('window', 'recurrent_lstm_dual', slow=['vanilla', 'block_feedback'])
+@of('window', slow=['recurrent_lstm_dual', 'vanilla', 'block_feedback'])
 def test_read_and_greedy_text_are_what_teacher_forcing_gives(name):
   m, made = build(name), decoder(name)
   tokens_BT = np.asarray(m.tokens_BT)
