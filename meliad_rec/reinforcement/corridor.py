@@ -9,6 +9,9 @@ import dataclasses
 from flax import struct
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from meliad_rec.reinforcement import environment
 
 FORWARD = 0  # The actions 1 and 2 open the doors of the two colors.
 
@@ -49,7 +52,13 @@ class Corridor:
 
   def __post_init__(self):
     if self.length < 1:
-      raise ValueError(f'length must be at least 1, got {self.length}.')
+      raise ValueError(
+        f'length must be at least 1, got {self.length}. Set LENGTH.'
+      )
+
+  @property
+  def limit(self) -> int:
+    return 4 * self.length
 
   def reset(self, key: jax.Array) -> CorridorState:
     """Returns the state at the start of an episode."""
@@ -75,8 +84,17 @@ class Corridor:
     opens = (state.cell == self.length) & (action != FORWARD)
     is_right = action - 1 == state.color
     steps = state.steps + 1
-    late = ~opens & (steps >= 4 * self.length)
+    late = ~opens & (steps >= self.limit)
     reward = jnp.where(opens, jnp.where(is_right, 1.0, -1.0), -1.0 * late)
     walks = (action == FORWARD) & (state.cell < self.length)
     state = state.replace(cell=state.cell + walks, steps=steps)
     return state, reward, opens | late
+
+  def picture(self, state: CorridorState) -> np.ndarray:
+    """Returns a picture: the agent below the object, the way and the doors."""
+    whole = np.tile(np.uint8(environment.FLOOR), (2, self.length + 2, 1))
+    whole[0, 0] = environment.PALETTE[state.color]
+    whole[0, 1:-1] = environment.WALL
+    whole[:, -1] = environment.PALETTE[:2]
+    whole[1, state.cell] = environment.AGENT
+    return whole

@@ -2,20 +2,27 @@
 
 from typing import Any
 from typing import Protocol
+from typing import runtime_checkable
 
 import jax
+import numpy as np
 
 
+@runtime_checkable
 class Environment(Protocol):
   """An environment whose state is a pytree of arrays of fixed shapes.
 
   Attributes:
     actions: number of actions.
     observations: entries O of an observation.
+    limit: steps after which an episode ends at the latest.
   """
 
   actions: int
   observations: int
+
+  @property
+  def limit(self) -> int: ...
 
   def reset(self, key: jax.Array) -> Any:
     """Returns the state at the start of an episode, drawn with a random key."""
@@ -33,3 +40,30 @@ class Environment(Protocol):
       state: state before the action.
       action: int32 below `actions`.
     """
+
+  def picture(self, state: Any) -> np.ndarray:
+    """Returns a picture of a state, RGB as uint8 [rows, columns, 3].
+
+    Each cell of the world is one pixel.
+
+    Args:
+      state: state of one episode, as NumPy arrays.
+    """
+
+
+# Steps to the cell above, to the right, below and to the left: (row, column).
+MOVES_4C = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
+# Colors of pictures, RGB.
+WALL, FLOOR, AGENT, GOAL = (40, 40, 40), (235, 235, 235), (0, 0, 0), (0, 160, 0)
+PALETTE = np.array(
+  [
+    *((40, 90, 220), (0, 160, 0), (220, 40, 40), (240, 190, 0)),
+    *((150, 60, 190), (0, 180, 190), (240, 120, 0), (240, 110, 180)),
+  ],
+  np.uint8,
+)
+
+
+def action_seen(action: jax.Array, actions: int) -> jax.Array:
+  """Returns the previous action, one-hot; zeros before the first (-1)."""
+  return jax.nn.one_hot(action, actions)
