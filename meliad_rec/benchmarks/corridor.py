@@ -140,15 +140,16 @@ def train(sizes: CorridorSizes, cell: Cell, seeds: int) -> jax.Array:
   )
 
   def create(seed):
-    key, env_key = jax.random.split(jax.random.key(seed))
+    key, env_key, act_key = jax.random.split(jax.random.key(seed), 3)
     params = a2c.initialize(agent, env, sizes.rows, key)
     acting = a2c.begin(agent, env, params, sizes.rows, env_key)
-    return params, chain.init(params), acting
+    keys = jax.random.split(act_key, sizes.updates)
+    return (params, chain.init(params), acting), keys
 
-  def update(state, _):
+  def update(state, key):
     params, opt_state, acting = state
-    grads, (acting, steps) = a2c.gradient(
-      agent, env, sizes.a2c, params, acting, sizes.segment
+    grads, (_, acting, steps) = a2c.gradient(
+      agent, env, sizes.a2c, params, acting, sizes.segment, key
     )
     updates, opt_state = chain.update(grads, opt_state, params, steps.done.size)
     params = optax.apply_updates(params, updates)
@@ -156,9 +157,7 @@ def train(sizes: CorridorSizes, cell: Cell, seeds: int) -> jax.Array:
     return (params, opt_state, acting), ended
 
   def live(seed):
-    _, (count_N, total_N) = jax.lax.scan(
-      update, create(seed), length=sizes.updates
-    )
+    _, (count_N, total_N) = jax.lax.scan(update, *create(seed))
     last = slice(-max(sizes.updates // 10, 1), None)
     return total_N[last].sum() / count_N[last].sum()
 

@@ -7,7 +7,9 @@ on text. Where the paper is silent, returns are n-step returns up to the end of
 the scan, and losses are means over environments and steps.
 """
 
+from collections.abc import Callable
 import dataclasses
+import math
 from typing import Any
 
 from flax import struct
@@ -19,6 +21,13 @@ from meliad_rec.models.cell import State
 from meliad_rec.reinforcement.agent import Agent
 from meliad_rec.reinforcement.environment import Environment
 
+# Settings in gin that set parameters of A2C.
+_MACROS = {
+  'discount': 'DISCOUNT',
+  'entropy_cost': 'ENTROPY_COST',
+  'agents': 'AGENTS',
+}
+
 
 class Acting(struct.PyTreeNode):
   """What is carried from step to step, and from update to update.
@@ -28,14 +37,12 @@ class Acting(struct.PyTreeNode):
     world: states of the environments, stacked; leaves [B, ...].
     start_B: bool, True at environments that begin an episode.
     return_B: sum of the rewards of the current episode, not discounted.
-    rng: uint32, key data of all later random numbers.
   """
 
   memory: State
   world: Any
   start_B: jax.Array
   return_B: jax.Array
-  rng: jax.Array
 
 
 class Steps(struct.PyTreeNode):
@@ -54,17 +61,37 @@ class Steps(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class A2C:
-  """Weights of the losses.
+  """How agents learn.
 
   Attributes:
     discount: weight of the next step's return.
     entropy_cost: weight of the policy's entropy, in nats, which is maximized.
     value_cost: weight of the squared error of the value.
+    agents: number of agents that one program trains, each with its own
+      parameters, environments and random numbers.
+
+  Raises:
+    ValueError: discount is not between 0 and 1, a weight is below 0, or agents
+      below 1.
   """
 
   discount: float = 0.99
   entropy_cost: float = 5e-4
   value_cost: float = 0.5
+  agents: int = 1
+
+  def __post_init__(self):
+    for name, least, most in (
+      *(('discount', 0, 1), ('entropy_cost', 0, math.inf)),
+      *(('value_cost', 0, math.inf), ('agents', 1, math.inf)),
+    ):
+      value = getattr(self, name)
+      if not least <= value <= most:
+        raise ValueError(
+          f'{name} must be at least {least}'
+          f'{f" and at most {most}" if most < math.inf else ""}, got {value}. '
+          f'Set {_MACROS.get(name, f"a2c.A2C.{name}")}.'
+        )
 
   def loss(self, steps: Steps, last_value_B: jax.Array) -> jax.Array:
     """Returns the loss, a mean over all steps.
@@ -108,14 +135,11 @@ def begin(
   agent: Agent, env: Environment, params, rows: int, key: jax.Array
 ) -> Acting:
   """Returns the start of `rows` episodes."""
-  key, reset_key = jax.random.split(key)
-  memory = agent.apply({'params': params}, rows, method='initial_state')
   return Acting(
-    memory=memory,
-    world=jax.vmap(env.reset)(jax.random.split(reset_key, rows)),
+    memory=agent.apply({'params': params}, rows, method='initial_state'),
+    world=jax.vmap(env.reset)(jax.random.split(key, rows)),
     start_B=jnp.ones(rows, bool),
     return_B=jnp.zeros(rows),
-    rng=jax.random.key_data(key),
   )
 
 
@@ -129,76 +153,120 @@ def initialize(agent: Agent, env: Environment, rows: int, key: jax.Array):
   return agent.init(key, method=once)['params']
 
 
+def act(
+  agent: Agent,
+  env: Environment,
+  params,
+  acting: Acting,
+  key: jax.Array,
+  choose: Callable = jax.random.categorical,
+  axis: str | None = None,
+) -> tuple[Acting, Steps]:
+  """Lets the agent take one step in each environment.
+
+  Args:
+    agent: the agent.
+    env: an environment that ends its own episodes; the next begins at once.
+    params: parameters of the agent.
+    acting: what is carried from the steps before.
+    key: random key.
+    choose: (key, logits_BA) -> action_B.
+    axis: name of the axis of jax.vmap over agents; None: there is one agent.
+
+  Returns:
+    What is carried on, and the step; its leaves are [B].
+  """
+  B = len(acting.start_B)
+  act_key, step_key, reset_key = jax.random.split(key, 3)
+  x_BO = jax.vmap(env.observe)(acting.world)
+  memory, logits_BA, value_B = agent.apply(
+    {'params': params}, acting.memory, x_BO, acting.start_B
+  )
+  action_B = choose(act_key, logits_BA)
+  log_BA = jax.nn.log_softmax(logits_BA)
+  world, reward_B, done_B = jax.vmap(env.step)(
+    jax.random.split(step_key, B), acting.world, action_B
+  )
+  total_B = acting.return_B + reward_B
+
+  def renewed():
+    fresh = jax.vmap(env.reset)(jax.random.split(reset_key, B))
+    return reset(done_B, fresh, world)
+
+  some = done_B.any()
+  if axis is not None:  # `cond` needs one predicate for all agents.
+    some = jax.lax.pmax(some, axis)
+  next_ = Acting(
+    memory=memory,
+    # A new maze costs more than a step, and is rarely needed.
+    world=jax.lax.cond(some, renewed, lambda: world),
+    start_B=done_B,
+    return_B=jnp.where(done_B, 0.0, total_B),
+  )
+  return next_, Steps(
+    x=x_BO,
+    start=acting.start_B,
+    action=action_B,
+    log_prob=jnp.take_along_axis(log_BA, action_B[:, None], 1)[:, 0],
+    entropy=-jnp.sum(jnp.exp(log_BA) * log_BA, 1),
+    value=value_B,
+    reward=reward_B,
+    done=done_B,
+    total=total_B,
+  )
+
+
 def rollout(
-  agent: Agent, env: Environment, params, acting: Acting, frames: int
+  agent: Agent,
+  env: Environment,
+  params,
+  acting: Acting,
+  frames: int,
+  key: jax.Array,
+  axis: str | None = None,
 ) -> tuple[Acting, Steps, jax.Array]:
   """Lets the agent act for `frames` steps in each environment.
 
   Args:
-    agent: the agent; its actions are drawn from its policy.
-    env: an environment that ends its own episodes; the next begins at once.
-    params: parameters of the agent.
-    acting: what is carried from the steps before.
+    agent, env, params, acting, axis: as in `act`.
     frames: number of steps T.
+    key: random key.
 
   Returns:
     What is carried on, the steps, and last_value_B, the values of the next
     observations.
   """
-  observe = jax.vmap(env.observe)
-  variables = {'params': params}
 
-  def step(acting, _):
-    B = len(acting.start_B)
-    key = jax.random.wrap_key_data(acting.rng)
-    key, act_key, step_key, reset_key = jax.random.split(key, 4)
-    x_BO = observe(acting.world)
-    memory, logits_BA, value_B = agent.apply(
-      variables, acting.memory, x_BO, acting.start_B
-    )
-    action_B = jax.random.categorical(act_key, logits_BA)
-    log_BA = jax.nn.log_softmax(logits_BA)
-    world, reward_B, done_B = jax.vmap(env.step)(
-      jax.random.split(step_key, B), acting.world, action_B
-    )
-    total_B = acting.return_B + reward_B
-    fresh = jax.vmap(env.reset)(jax.random.split(reset_key, B))
-    taken = Steps(
-      x=x_BO,
-      start=acting.start_B,
-      action=action_B,
-      log_prob=jnp.take_along_axis(log_BA, action_B[:, None], 1)[:, 0],
-      entropy=-jnp.sum(jnp.exp(log_BA) * log_BA, 1),
-      value=value_B,
-      reward=reward_B,
-      done=done_B,
-      total=total_B,
-    )
-    next_ = Acting(
-      memory=memory,
-      world=reset(done_B, fresh, world),
-      start_B=done_B,
-      return_B=jnp.where(done_B, 0.0, total_B),
-      rng=jax.random.key_data(key),
-    )
-    return next_, taken
+  def step(acting, key):
+    return act(agent, env, params, acting, key, axis=axis)
 
-  acting, steps = jax.lax.scan(step, acting, length=frames)
+  acting, steps = jax.lax.scan(step, acting, jax.random.split(key, frames))
   _, _, last_value_B = agent.apply(
-    variables, acting.memory, observe(acting.world), acting.start_B
+    {'params': params},
+    acting.memory,
+    jax.vmap(env.observe)(acting.world),
+    acting.start_B,
   )
   return acting, steps, last_value_B
 
 
 def gradient(
-  agent: Agent, env: Environment, a2c: A2C, params, acting: Acting, frames: int
+  agent: Agent,
+  env: Environment,
+  a2c: A2C,
+  params,
+  acting: Acting,
+  frames: int,
+  key: jax.Array,
+  axis: str | None = None,
 ):
-  """Returns (gradient of the loss, (what is carried on, the steps))."""
+  """Returns (gradient, (loss, what is carried on, the steps))."""
 
   def loss(params):
     after, steps, last_value_B = rollout(
-      agent, env, params, jax.lax.stop_gradient(acting), frames
+      agent, env, params, jax.lax.stop_gradient(acting), frames, key, axis
     )
-    return a2c.loss(steps, last_value_B), (after, steps)
+    value = a2c.loss(steps, last_value_B)
+    return value, (value, after, steps)
 
   return jax.grad(loss, has_aux=True)(params)

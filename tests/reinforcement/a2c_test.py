@@ -50,7 +50,7 @@ def played(name):
   @jax.jit
   def play(params, key):
     acting = a2c.begin(agent, env, params, B, key)
-    return a2c.rollout(agent, env, params, acting, T)
+    return a2c.rollout(agent, env, params, acting, T, key)
 
   return agent, params, play(params, jax.random.key(1))
 
@@ -143,13 +143,17 @@ def test_seeds_in_one_program_are_the_seeds_one_by_one():
   agent, params = agent_of('lstm')
   env = Corridor(2)
 
-  def seeded(key):
+  def seeded(key, axis=None):
     acting = a2c.begin(agent, env, params, B, key)
-    grads, (acting, _) = a2c.gradient(agent, env, a2c.A2C(), params, acting, T)
+    grads, (_, acting, _) = a2c.gradient(
+      agent, env, a2c.A2C(), params, acting, T, key, axis
+    )
     return grads, acting
 
   keys = jax.random.split(jax.random.key(3), 2)
-  together = jax.jit(jax.vmap(seeded))(keys)
+  together = jax.jit(
+    jax.vmap(lambda key: seeded(key, 'agents'), axis_name='agents')
+  )(keys)
   one = jax.jit(seeded)
   for i in range(2):
     jax.tree.map(
