@@ -17,7 +17,9 @@ from meliad_rec.metrics.metrics import unit
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 
-_MORE_IS_BETTER = ('accuracy', 'tokens_per_second', 'mfu', 'epoch')
+_MORE_IS_BETTER = (
+  *('accuracy', 'mean_return', 'success', 'tokens_per_second', 'mfu', 'epoch'),
+)
 
 
 def define_flags() -> None:

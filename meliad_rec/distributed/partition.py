@@ -23,6 +23,9 @@ import numpy as np
 RULES = (
   (r'embed/(embedding|output)(_\d+)?$', ('vocab', 'embed')),
   (r'embed/((output_)?maps_\d+/kernel|clusters)$', (None, 'embed')),
+  (r'^embed/(kernel|bias)$', ('embed',)),
+  (r'^(policy|value)/kernel$', ('embed', None)),
+  (r'^(policy|value)/bias$', (None,)),
   (r'embed/output/kernel$', ('embed', 'vocab')),
   (r'embed/output/bias$', ('vocab',)),
   (r'attention/(.*/)?(query|key|value|heads)/kernel$', ('embed', 'heads')),

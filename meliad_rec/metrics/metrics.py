@@ -28,6 +28,9 @@ UNITS: Mapping[str, str] = {
   'padding_share': 'share of positions',
   'tokens': 'tokens',
   'scored_tokens': 'tokens',
+  'mean_return': 'sum of the rewards of an episode',
+  'success': 'share of episodes with a return above 0',
+  'episode_steps': 'steps',
   'learning_rate': 'per update',
   'gradient_norm': 'L2, before clipping',
   'tokens_per_second': 'tokens/s',
@@ -52,6 +55,8 @@ SOWN_UNITS: Mapping[str, str] = {
   'row_difference': 'RMS difference of rows / RMS',
   'cleared_cost': 'nats/token',
   'shuffled_cost': 'nats/token',
+  'reward': 'per step',
+  'entropy': 'nats',
 }
 
 

@@ -23,6 +23,10 @@ _SHOWN = {
   'word_perplexity': lambda x: f'perplexity {x:.4g} per word',
   'accuracy': lambda x: f'accuracy {x:.1%}',
   'error': lambda x: f'error {x:.2%}',
+  'mean_return': lambda x: f'return {x:.3f}',
+  'success': lambda x: f'success {x:.1%}',
+  'episode_steps': lambda x: f'{x:.1f} steps',
+  'entropy': lambda x: f'entropy {x:.3f} nats',
   'cleared_cost': lambda x: f'without state {x:+.4f} nats/token',
   'learning_rate': lambda x: f'lr {x:.2e}',
   'tokens_per_second': lambda x: f'{x:,.0f} tokens/s',
@@ -89,7 +93,7 @@ class Console:
       )
 
   def tick(
-    self, step: int, loss: float, learning_rate: Callable[[], float]
+    self, step: int, loss: float | None, learning_rate: Callable[[], float]
   ) -> None:
     """Shows, if it is time for it, that a training step is done.
 
@@ -100,7 +104,8 @@ class Console:
 
     Args:
       step: training steps done.
-      loss: loss of the step, in nats per token.
+      loss: loss of the step, in nats per token. None: it has none, so that only
+        the bar is updated.
       learning_rate: returns the learning rate; called only if it is shown.
     """
     now = time.monotonic()
@@ -108,11 +113,13 @@ class Console:
     self._announce(step, now)
     if self._bar is not None and now - self._drawn >= _BAR:
       self._drawn = now
-      shown = self._shown(loss, learning_rate(), ', ')
-      self._bar.set_postfix_str(shown, refresh=False)
+      if loss is not None:
+        shown = self._shown(loss, learning_rate(), ', ')
+        self._bar.set_postfix_str(shown, refresh=False)
       self._bar.update(step - self._bar.n)
     # Half as often as `write`, whose lines say more.
-    if now - self._last < max(_TICK, 2 * self._interval(now)):
+    wait = max(_TICK, 2 * self._interval(now))
+    if loss is None or now - self._last < wait:
       return
     self._train_line(
       step, self._shown(loss, learning_rate(), ' in this step  ')

@@ -124,7 +124,7 @@ class Report:
       self._logger.log(step, {f'{split}/{k}': v for k, v in values.items()})
 
   def tick(
-    self, step: int, loss: float, learning_rate: Callable[[], float]
+    self, step: int, loss: float | None, learning_rate: Callable[[], float]
   ) -> None:
     """Shows a training step on the screen only; see Console.tick."""
     if self._on:

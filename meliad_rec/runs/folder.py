@@ -30,6 +30,7 @@ from meliad_rec.generation.sampling import check_count
 from meliad_rec.runs import exported
 from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.workdir import place
+from meliad_rec.training.experiment import ENVIRONMENT
 from meliad_rec.training.experiment import Experiment
 
 CONFIG = 'config.gin'
@@ -76,20 +77,23 @@ def write(
     return
   folder = place(workdir)
   folder.mkdir(parents=True, exist_ok=True)
-  vocabulary = experiment.data.vocabulary
+  vocabulary, labels = None, False
+  if experiment.env is None:
+    vocabulary = experiment.data.vocabulary
+    labels = experiment.data.documents('validation').labels is not None
   facts = {
-    'vocabulary': vocabulary.identity,
-    'vocabulary_size': vocabulary.size,
+    'vocabulary': experiment.source_identity,
+    'vocabulary_size': vocabulary.size if vocabulary else 1,
     'batch': experiment.batch,
     'segment': experiment.segment,
     'parameters': experiment.parameters,
     'averages': experiment.ema_decay is not None,
     'best_metric': experiment.best_metric,
-    'labels': experiment.data.documents('validation').labels is not None,
+    'labels': labels,
     'published': dict(experiment.published),
     'started_in': os.getcwd(),
   }
-  files = vocabulary_files(vocabulary)
+  files = vocabulary_files(vocabulary) if vocabulary else {}
   for name in VOCABULARIES:
     if name in files:
       _replace(folder / name, files[name])
@@ -99,8 +103,10 @@ def write(
   _replace(folder / CONFIG, config.encode())
 
 
-def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
+def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary | None]:
   """Returns the text of config.gin, the facts of run.json, and the vocabulary.
+
+  The vocabulary is None if the run trained agents.
 
   Raises:
     ValueError: `workdir` is not the folder of a run; a file in it is damaged or
@@ -119,6 +125,8 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
         'Replace the link with a copy of what it points to.'
       )
   facts = _facts(folder / FACTS)
+  if is_of_agents(facts):
+    return _config(folder / CONFIG), facts, None
   vocabulary = _vocabulary(folder, facts['vocabulary'])
   if vocabulary.identity != facts['vocabulary']:
     raise ValueError(
@@ -128,6 +136,11 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary]:
       "remove any other; the vocabulary 'bytes' has no file."
     )
   return _config(folder / CONFIG), facts, vocabulary
+
+
+def is_of_agents(facts: Mapping[str, Any]) -> bool:
+  """Returns whether the facts of run.json are those of a run of agents."""
+  return facts['vocabulary'].startswith(ENVIRONMENT)
 
 
 def left_behind(workdir: str | os.PathLike) -> str:

@@ -78,6 +78,11 @@ def load_run(
     run_folder.check_step(step)
   folder = place(workdir)
   text, facts, vocabulary = run_folder.read(folder)
+  if vocabulary is None:
+    raise ValueError(
+      f'{folder} is a run of agents, which have no text. Open it with '
+      'meliad-rec play or meliad_rec.runs.agent_run.load_agent.'
+    )
   config = SavedConfig(text, str(folder / run_folder.CONFIG), trusted)
   model = config.build(Model, {'vocab': vocabulary.size}, MODEL)
   sharded = ShardedModel(model, partition.make_mesh(), facts['segment'])

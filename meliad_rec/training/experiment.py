@@ -14,7 +14,10 @@ from meliad_rec.evaluation.evaluation import Part
 from meliad_rec.generation.sample import Sample
 from meliad_rec.metrics import losses
 from meliad_rec.models.model import Model
+from meliad_rec.reinforcement.a2c import A2C
+from meliad_rec.reinforcement.environment import Environment
 from meliad_rec.report.loggers import MetricsLogger
+from meliad_rec.training.agent_program import AgentProgram
 from meliad_rec.training.optimizer import Optimizer
 from meliad_rec.training.program import TrainProgram
 
@@ -29,6 +32,8 @@ _MACROS = {
   'halting_warmup': 'HALT_WARMUP',
   'published': 'PUBLISHED',
 }
+# Begins the identity of an environment.
+ENVIRONMENT = 'environment '
 # Metrics that can select the best checkpoint, and their best value.
 BEST = {
   'bits_per_byte': 'lowest',
@@ -38,6 +43,8 @@ BEST = {
   'word_perplexity': 'lowest',
   'accuracy': 'highest',
   'error': 'lowest',
+  'mean_return': 'highest',
+  'success': 'highest',
 }
 
 
@@ -46,28 +53,34 @@ class Experiment:
   """Everything about a run except its folder.
 
   Attributes:
-    model: makes the model, given the size of the vocabulary.
-    data: the splits 'train' and 'validation', and their vocabulary.
+    model: makes the model, given the size of the vocabulary. Agents have its
+      cell and width.
+    data: the splits 'train' and 'validation', and their vocabulary; or the
+      environment of agents.
     optimizer: from optimizer.chain.
-    batch: number of documents read in parallel, over all hosts.
-    segment: tokens of each document per step; gradients reach this far back.
+    batch: number of documents read in parallel, over all hosts; or environments
+      of each agent.
+    segment: tokens of each document per step; gradients reach this far back. A
+      token of an agent is one observation and the action after it.
     steps: number of training steps.
     shorter_first: initial steps with shorter segments; None: no such steps.
     seed: seed for parameters, dropout and the order of documents.
     mesh: makes the mesh of devices.
-    objective: (logits_BTV, targets_BT) -> nats_BT to minimize.
+    objective: (logits_BTV, targets_BT) -> nats_BT to minimize; or an A2C, which
+      says how agents learn.
     ema_decay: decay of a moving average of the parameters. Evaluations use this
       average in place of the parameters. None: no average.
     halting_warmup: steps over which the weight of the halting loss rises to
       PONDER_COST; 0 disables the warm-up.
-    part: part of the validation split that evaluations read.
+    part: part of the validation split that evaluations read; its number of
+      documents is also the number of episodes that agents play.
     sample: settings of the text that is generated at each evaluation.
     log_every, eval_every, save_every: training steps between two reports, two
       evaluations and two checkpoints.
     keep: number of last checkpoints kept, in addition to the best one.
     best_metric: validation metric that selects the best checkpoint, a key of
-      BEST. Metrics per byte and per word need data that are text; 'error' needs
-      data with labels.
+      BEST. Metrics per byte and per word need data that are text, 'error' needs
+      data with labels, and 'mean_return' and 'success' need agents.
     patience: the run ends after this number of evaluations in a row without a
       new best value of best_metric; None: no limit.
     metrics_logger: object that also receives all metrics, such as a
@@ -84,7 +97,7 @@ class Experiment:
   """
 
   model: Callable[[int], Model]
-  data: Dataset
+  data: Dataset | Environment
   optimizer: Optimizer
   batch: int
   segment: int
@@ -92,7 +105,7 @@ class Experiment:
   shorter_first: ShorterFirst | None = None
   seed: int = 0
   mesh: Callable[[], jax.sharding.Mesh] = partition.make_mesh
-  objective: Callable = losses.objective
+  objective: Callable | A2C = losses.objective
   ema_decay: float | None = None
   halting_warmup: int = 0
   part: Part = Part()
@@ -130,6 +143,11 @@ class Experiment:
     values = self.published.values()
     if not all(isinstance(value, int | float | None) for value in values):
       raise _wrong('published', self.published, '{name: number or None}')
+    if isinstance(self.objective, A2C) is (self.env is None):
+      needed = 'a function of logits and targets'
+      if self.env is not None:
+        needed = 'an A2C for agents in environments, such as @a2c.A2C()'
+      raise _wrong('objective', self.objective, needed)
     first = self.shorter_first
     if first and (first.segment >= self.segment or first.steps >= self.steps):
       raise ValueError(
@@ -144,6 +162,18 @@ class Experiment:
     return BEST[self.best_metric]
 
   @property
+  def env(self) -> Environment | None:
+    """The environment of agents; None if the data are documents."""
+    return self.data if isinstance(self.data, Environment) else None
+
+  @property
+  def source_identity(self) -> str:
+    """Identity of the vocabulary, or of the environment of agents."""
+    if self.env is not None:
+      return f'{ENVIRONMENT}{self.env!r}'
+    return self.data.vocabulary.identity
+
+  @property
   def parameters(self) -> int:
     """The number of parameters."""
     return sum(a.size for a in jax.tree.leaves(self.program.shapes.params))
@@ -151,6 +181,17 @@ class Experiment:
   @functools.cached_property
   def program(self) -> TrainProgram:
     """The training step with segments of `segment` tokens, on the mesh."""
+    if self.env is not None:
+      return AgentProgram(
+        model=self.model(self.env.actions),
+        mesh=self.mesh(),
+        segment=self.segment,
+        optimizer=self.optimizer,
+        objective=self.objective,
+        rows=self.batch,
+        ema_decay=self.ema_decay,
+        env=self.env,
+      )
     return TrainProgram(
       model=self.model(self.data.vocabulary.size),
       mesh=self.mesh(),

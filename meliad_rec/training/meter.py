@@ -16,17 +16,16 @@ from meliad_rec.metrics.totals import Totals
 from meliad_rec.training.program import TrainProgram
 
 
-class Meter:
+class StepMeter:
   """A counter of the metrics and the time of training steps.
 
   Its clock leaves out evaluations and saves: see `pause`.
 
   Args:
     program: the program whose steps are timed.
-    documents: the training split, for its bytes per token and tokens per epoch.
   """
 
-  def __init__(self, program: TrainProgram, documents: Documents):
+  def __init__(self, program: TrainProgram):
     self.program = program
     self.peak_flops = flops.peak_flops(program.mesh.devices.flat)
     self.traced = None
@@ -36,9 +35,6 @@ class Meter:
         program.shapes.carry,
         program.batch_shapes(program.rows),
       )
-    self.tokens_per_epoch = len(documents.tokens)
-    self.bytes_per_token = documents.bytes_.sum() / self.tokens_per_epoch
-    self.labelled = documents.labels is not None
     self.totals, self.seconds, self.since = Totals(), 0.0, None
 
   def start(self) -> None:
@@ -77,13 +73,22 @@ class Meter:
     totals, seconds = self.totals, self.seconds
     self.totals, self.seconds = Totals(), 0.0
     return {
-      **self._quality(totals),
+      **self.quality(totals),
       **totals.sown,
       **speed(totals, seconds, self._flops(totals), self.peak_flops),
       'learning_rate': self.learning_rate(step),
       'gradient_norm': totals.gradient_norm,
-      'epoch': tokens / self.tokens_per_epoch,
+      **self.progress(tokens),
     }
+
+  def quality(self, totals: Totals) -> dict[str, float]:
+    """Returns {metric: value} of the totals of some steps."""
+    raise NotImplementedError
+
+  def progress(self, tokens: int) -> dict[str, float]:
+    """Returns {metric: value} of the tokens that the run has read so far."""
+    del tokens
+    return {}
 
   def learning_rate(self, step: int) -> float:
     """Returns the learning rate that a step used.
@@ -111,11 +116,29 @@ class Meter:
     # The backward pass costs twice the forward pass.
     return 3 * forward / (self.program.rows * self.program.segment)
 
-  def _quality(self, totals: Totals) -> dict[str, float]:
+
+class Meter(StepMeter):
+  """A counter of the metrics and the time of training steps on documents.
+
+  Args:
+    program: the program whose steps are timed.
+    documents: the training split, for its bytes per token and tokens per epoch.
+  """
+
+  def __init__(self, program: TrainProgram, documents: Documents):
+    super().__init__(program)
+    self.tokens_per_epoch = len(documents.tokens)
+    self.bytes_per_token = documents.bytes_.sum() / self.tokens_per_epoch
+    self.labelled = documents.labels is not None
+
+  def quality(self, totals: Totals) -> dict[str, float]:
     if not self.labelled:
       return quality(totals, totals.tokens * self.bytes_per_token)
     # A few steps may contain no scored label.
     return label_quality(totals) if totals.scored else {}
+
+  def progress(self, tokens: int) -> dict[str, float]:
+    return {'epoch': tokens / self.tokens_per_epoch}
 
 
 def is_finite(sums: Sums) -> bool:
@@ -128,16 +151,22 @@ def check_finite(what: str, batch: Batch, sums: Sums) -> None:
 
   Args:
     what: name of the step for the message, such as 'Step 7'.
-    batch: batch of the step; the message names its documents.
+    batch: batch of the step; the message names its documents. The batches of
+      agents have none.
     sums: sums of the step, on the host.
   """
   if is_finite(sums):
     return
-  rows = zip(batch.document_B.tolist(), batch.offset_B.tolist(), strict=True)
+  where = ''
+  if isinstance(batch, Batch):
+    rows = zip(batch.document_B.tolist(), batch.offset_B.tolist(), strict=True)
+    where = (
+      ' on the batch whose rows begin at document:token '
+      f'{", ".join(f"{d}:{t}" for d, t in rows)}'
+    )
   raise ValueError(
     f'{what} has loss {sums.nats / max(sums.scored, 1):.4g} and gradient '
-    f'norm {sums.gradient_norm:.4g} on the batch whose rows begin at '
-    f'document:token {", ".join(f"{d}:{t}" for d, t in rows)}. The run '
+    f'norm {sums.gradient_norm:.4g}{where}. The run '
     'stopped; its last checkpoint is from before this step. Lower '
     'LEARNING_RATE, set optimizer.chain.clip_norm, or use DTYPE = "float32".'
   )

@@ -124,17 +124,9 @@ class TrainProgram(ShardedModel):
 
     Errors of the model occur when this property is first read.
     """
-    step = functools.partial(
-      train_step,
-      self.model,
-      self.optimizer,
-      self.objective,
-      self.ema_decay,
-      self.halting_warmup,
-    )
     replicated = NamedSharding(self.mesh, PartitionSpec())
     jitted = jax.jit(
-      step, donate_argnums=0, out_shardings=(self._shardings, replicated)
+      self._step, donate_argnums=0, out_shardings=(self._shardings, replicated)
     )
     with jax.set_mesh(self.mesh):
       return jitted.trace(self.shapes, self.batch_shapes(self.rows))
@@ -148,6 +140,18 @@ class TrainProgram(ShardedModel):
     """
     with jax.set_mesh(self.mesh):
       return self.traced.lower().compile()
+
+  @property
+  def _step(self) -> Callable:
+    """Function (state, batch) -> (state, Sums)."""
+    return functools.partial(
+      train_step,
+      self.model,
+      self.optimizer,
+      self.objective,
+      self.ema_decay,
+      self.halting_warmup,
+    )
 
   @property
   def _shardings(self) -> TrainState:

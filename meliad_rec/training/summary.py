@@ -9,6 +9,7 @@ import jax
 from meliad_rec.data.documents import Documents
 from meliad_rec.distributed.partition import path_string
 from meliad_rec.report.console import counted
+from meliad_rec.training import agents
 from meliad_rec.training.experiment import Experiment
 from meliad_rec.training.program import TrainProgram
 
@@ -18,9 +19,12 @@ def show(experiment: Experiment) -> None:
   program = experiment.program
   print(parameter_table(program.shapes.params))
   print(memory(program))
-  for split in ('train', 'validation'):
-    documents = experiment.data.documents(split)
-    print(f'{split}: {_count(documents)}, {_amount(documents)}')
+  if experiment.env is not None:
+    print(agents.description(experiment))
+  else:
+    for split in ('train', 'validation'):
+      documents = experiment.data.documents(split)
+      print(f'{split}: {_count(documents)}, {_amount(documents)}')
   tokens = experiment.batch * experiment.segment
   print(
     f'{experiment.steps:,} steps of {experiment.batch} x {experiment.segment} '
@@ -30,12 +34,16 @@ def show(experiment: Experiment) -> None:
 
 def sentence(experiment: Experiment) -> str:
   """Returns one sentence: parameters, devices, training data and steps."""
-  train = experiment.data.documents('train')
+  if experiment.env is not None:
+    read = agents.description(experiment)
+  else:
+    train = experiment.data.documents('train')
+    read = f'{_count(train)} of {len(train.tokens):,} tokens'
   kinds = sorted({d.device_kind for d in experiment.program.mesh.devices.flat})
   return (
     f'{experiment.parameters:,} parameters on '
-    f'{experiment.program.mesh.size} x {", ".join(kinds)}; {_count(train)} of '
-    f'{len(train.tokens):,} tokens; {experiment.steps:,} steps of '
+    f'{experiment.program.mesh.size} x {", ".join(kinds)}; {read}; '
+    f'{experiment.steps:,} steps of '
     f'{experiment.batch} x {experiment.segment} tokens.'
   )
 

@@ -15,27 +15,24 @@ from absl import logging
 
 from meliad_rec.config import config
 from meliad_rec.data.batch import Batch
-from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.lanes import Position
 from meliad_rec.data.prefetch import prefetch
 from meliad_rec.distributed import hosts
-from meliad_rec.distributed.partition import local_rows
 from meliad_rec.distributed.preemption import at_once
 from meliad_rec.evaluation.evaluation import probe
 from meliad_rec.metrics.metrics import Sums
 from meliad_rec.report import journal
-from meliad_rec.report.console import counted
 from meliad_rec.report.report import Report
 from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.checksums import fingerprints
 from meliad_rec.storage.workdir import Lock
 from meliad_rec.storage.workdir import place
 from meliad_rec.training import meter
+from meliad_rec.training import parts
 from meliad_rec.training.experiment import Experiment
 from meliad_rec.training.goodput import Goodput
 from meliad_rec.training.profile import Profile
 from meliad_rec.training.progress import Progress
-from meliad_rec.training.validation import Validation
 
 
 class Run:
@@ -69,27 +66,14 @@ class Run:
     self._fill = fill
     self.workdir = place(workdir)
     self.program = experiment.program
-    documents = experiment.data.documents('train')
-    self.validation = Validation(experiment)
-    self.lanes = Lanes(
-      documents,
-      experiment.batch,
-      experiment.segment,
-      seed=experiment.seed,
-      shorter_first=experiment.shorter_first,
-      local_rows=local_rows(self.program.mesh, experiment.batch),
-    )
+    found = parts.of(experiment)
+    self.validation, self.meter = found.validation, found.meter
+    self.lanes, self._match = found.stream, found.match
     identities = {
-      'tokenizer': experiment.data.vocabulary.identity,
-      'data': documents.identity,
-      'validation': self.validation.documents.identity,
-      'validation split': self.validation.split,
+      **found.identities,
       'steps an update': f'{experiment.optimizer.every}',
     }
-    described = counted(len(documents), 'document')
-    if source := getattr(experiment.data, 'description', ''):
-      described += f' ({source})'
-    self.about = about | identities | {'documents': described}
+    self.about = about | identities | {'documents': found.documents}
     self.checkpoints = Checkpoints(
       self.workdir / 'checkpoints',
       experiment.keep,
@@ -98,7 +82,6 @@ class Run:
     )
     newest = {'newest step': f'{self.checkpoints.latest()}'}
     hosts.agree(identities | newest)
-    self.meter = meter.Meter(self.program, documents)
     self.step, self.position = 0, self.lanes.position
     self.progress, self.profile = Progress(), Profile()
     self.state = self.batch = self.saved = None
@@ -166,7 +149,7 @@ class Run:
 
     It holds the state, the position in the data and the progress.
     """
-    names = 'tokenizer', 'data', 'documents', 'steps an update'
+    names = *self._match, 'steps an update'
     match = {name: self.about[name] for name in names}
     self.step, self.state, data, about = self.checkpoints.restore(
       self.program.shapes, match=match
@@ -288,10 +271,9 @@ class Run:
     if due or not meter.is_finite(sums):
       self.report.write(step, self.meter.metrics(step, tokens))
       self.meter.start()
-    if sums.scored:
-      # After `write`, so that the screen shows one of the two losses of a step.
-      rate = lambda: self.meter.learning_rate(step)
-      self.report.tick(step, sums.nats / sums.scored, rate)
+    # After `write`, so that the screen shows one of the two losses of a step.
+    loss = sums.nats / sums.scored if sums.scored else None
+    self.report.tick(step, loss, lambda: self.meter.learning_rate(step))
     meter.check_finite(f'Step {step}', batch, sums)
 
   def is_due(self, every: int) -> bool:

@@ -1,0 +1,126 @@
+"""The parts of a run that depend on what it learns from: text or environments.
+
+The trainer knows neither.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+from typing import Protocol
+
+from meliad_rec.data.lanes import Lanes
+from meliad_rec.data.lanes import Position
+from meliad_rec.distributed.partition import local_rows
+from meliad_rec.report.console import counted
+from meliad_rec.report.report import Report
+from meliad_rec.training import agents
+from meliad_rec.training.experiment import Experiment
+from meliad_rec.training.meter import Meter
+from meliad_rec.training.meter import StepMeter
+from meliad_rec.training.validation import Validation
+
+
+class Stream(Protocol):
+  """An iterator over (batch, position of the next batch).
+
+  Attributes:
+    position: position of the next batch, as JSON values. `tokens` counts the
+      tokens so far.
+    local_rows: indices of the rows that this host reads.
+  """
+
+  local_rows: Any
+
+  @property
+  def position(self) -> Position: ...
+
+  def __iter__(self) -> 'Stream': ...
+
+  def __next__(self) -> tuple[Any, Position]: ...
+
+  def seek(self, position: Position) -> None:
+    """Continues at a position."""
+
+
+class Evaluator(Protocol):
+  """An object that evaluates parameters during a run."""
+
+  def evaluate(
+    self, params: Any, step: int, report: Report, stop: Callable[[], bool]
+  ) -> dict[str, float] | None:
+    """Returns {metric: value} after reporting it; see Validation.evaluate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """The parts of a run that depend on what it learns from.
+
+  Attributes:
+    stream: the batches of training.
+    validation: evaluates parameters.
+    meter: counts the metrics of training steps.
+    identities: {name: text} of what the run reads, the same on all hosts.
+      'validation' and 'validation split' are those of evaluations.
+    match: names of the identities that must be those of a checkpoint from which
+      the run resumes.
+    documents: what the run reads, in words.
+  """
+
+  stream: Stream
+  validation: Evaluator
+  meter: StepMeter
+  identities: Mapping[str, str]
+  match: tuple[str, ...]
+  documents: str
+
+
+def of(experiment: Experiment) -> Parts:
+  """Returns the parts of a run of an experiment; errors as in trainer.Run."""
+  return _text(experiment) if experiment.env is None else _agents(experiment)
+
+
+def _text(experiment: Experiment) -> Parts:
+  documents = experiment.data.documents('train')
+  validation = Validation(experiment)
+  described = counted(len(documents), 'document')
+  if source := getattr(experiment.data, 'description', ''):
+    described += f' ({source})'
+  return Parts(
+    stream=Lanes(
+      documents,
+      experiment.batch,
+      experiment.segment,
+      seed=experiment.seed,
+      shorter_first=experiment.shorter_first,
+      local_rows=local_rows(experiment.program.mesh, experiment.batch),
+    ),
+    validation=validation,
+    meter=Meter(experiment.program, documents),
+    identities={
+      'tokenizer': experiment.data.vocabulary.identity,
+      'data': documents.identity,
+      'validation': validation.documents.identity,
+      'validation split': validation.split,
+    },
+    match=('tokenizer', 'data', 'documents'),
+    documents=described,
+  )
+
+
+def _agents(experiment: Experiment) -> Parts:
+  program, validation = experiment.program, agents.AgentValidation(experiment)
+  frames = program.objective.agents * experiment.batch * experiment.segment
+  return Parts(
+    stream=agents.Frames(frames),
+    validation=validation,
+    meter=agents.AgentMeter(program),
+    identities={
+      'tokenizer': experiment.source_identity,
+      'environment': experiment.source_identity,
+      'validation': validation.identity,
+      'validation split': experiment.source_identity,
+    },
+    match=('environment',),
+    documents=agents.description(experiment),
+  )

@@ -1,0 +1,86 @@
+"""Runs of agents: they resume bit for bit, and learn to remember."""
+
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from meliad_rec.config import config
+from meliad_rec.distributed.partition import make_mesh
+from meliad_rec.report import journal
+from meliad_rec.runs import training
+from meliad_rec.runs.trained_run import load_run
+from meliad_rec.storage.checksums import digest
+from meliad_rec.training import parts
+from meliad_rec.training.experiment import Experiment
+
+FILES = ['arch/feedback', 'size/corridor', 'task/corridor']
+TINY = [
+  *('BATCH = 8', 'SEGMENT = 4', 'LENGTH = 2', 'EVAL_DOCUMENTS = 5'),
+  *('STEPS = 6', 'EVAL_EVERY = 3', 'SAVE_EVERY = 2', 'LOG_EVERY = 2'),
+]
+
+
+def lived(workdir, params=TINY, stop_at=None, devices=8):
+  """Trains a run, and returns it."""
+  config.parse(FILES, list(params))
+  mesh = functools.partial(make_mesh, devices=jax.devices()[:devices])
+  experiment = config.build(Experiment)(mesh=mesh)
+  _ = experiment.program.shapes
+  config.check_read()
+  if stop_at:
+    object.__setattr__(experiment, 'steps', stop_at)
+  return training.run_experiment(experiment, workdir)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('agents', [1, 2])
+def test_a_stopped_run_ends_as_one_that_was_never_stopped(tmp_path, agents):
+  """Its parameters, moments, environments, memory and random numbers."""
+  params = [*TINY, f'AGENTS = {agents}']
+  whole = lived(tmp_path / 'whole', params=params)
+  lived(tmp_path / 'parts', params=params, stop_at=2)
+  resumed = lived(tmp_path / 'parts', params=params)
+  assert digest(resumed.state) == digest(whole.state)
+  assert (
+    resumed.position == whole.position == {'step': 6, 'tokens': 192 * agents}
+  )
+  read = lambda name: [
+    {k: v for k, v in each.items() if 'second' not in k and k != 'time'}
+    for each in journal.read(journal.path(tmp_path / name))
+    if each.get('split') == 'validation' and each['step'] > 2
+  ]
+  assert read('parts')[-1] == read('whole')[-1]
+  assert np.isfinite(read('whole')[-1]['mean_return'])
+  facts = json.loads((tmp_path / 'whole' / 'run.json').read_text())
+  assert facts['vocabulary'] == 'environment Corridor(length=2)'
+  with pytest.raises(ValueError, match='meliad-rec play'):
+    load_run(tmp_path / 'whole')
+  with pytest.raises(ValueError, match=r'environment Corridor\(length=2\)'):
+    lived(tmp_path / 'whole', params=[*params, 'LENGTH = 3', 'STEPS = 9'])
+
+
+def test_settings_of_text_are_refused():
+  for param in 'SAMPLE = 5', 'EVAL_TOKENS = 3', 'HALT_WARMUP = 2':
+    config.parse(FILES, [*TINY, param])
+    experiment = config.build(Experiment)()
+    with pytest.raises(ValueError, match=param.split(maxsplit=1)[0]):
+      parts.of(experiment)
+  config.parse(FILES, [*TINY, 'DROPOUT = 0.1'])
+  with pytest.raises(ValueError, match='DROPOUT'):
+    _ = config.build(Experiment)().program.shapes
+
+
+@pytest.mark.slow
+def test_agents_learn_the_corridor_and_each_has_its_own_seed(tmp_path):
+  run = lived(tmp_path, params=['AGENTS = 2', 'STEPS = 600'], devices=1)
+  records = journal.read(journal.path(tmp_path))
+  last = [each for each in records if each.get('split') == 'validation'][-1]
+  assert last['success'] > 0.97
+  assert last['mean_return_0'] > 0.95 and last['mean_return_1'] > 0.95
+  one, other = (
+    [a[i] for a in jax.tree.leaves(run.state.params)] for i in (0, 1)
+  )
+  assert any((a != b).any() for a, b in zip(one, other, strict=True))
