@@ -32,6 +32,7 @@ COMMANDS = {
   'evaluate': 'commands.evaluate',
   'depth': 'commands.depth',
   'generate': 'commands.generate',
+  'play': 'commands.play',
   'explore': 'commands.explore',
   'export': 'commands.export',
   'runs': 'commands.runs',
@@ -44,7 +45,9 @@ COMMANDS = {
   'bench': 'commands.bench',
 }
 
-_COMPUTING = 'train', 'evaluate', 'depth', 'generate', 'explore', 'bench'
+_COMPUTING = (
+  *('train', 'evaluate', 'depth', 'generate', 'play', 'explore', 'bench'),
+)
 _REPEAT = '; repeat this option to specify a list of values'  # Added by absl.
 # Write errors without a file name: the disk is full or defective, the quota
 # used up, the file larger than allowed.

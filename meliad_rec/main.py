@@ -97,6 +97,7 @@ def work() -> int:
     experiment = config.build(Experiment)()
     _ = experiment.program.shapes  # Builds all layers, which read settings.
     config.check_read()
+  training.check_source(experiment, source)
   account = source and source.account(
     experiment.program.shapes.params, experiment.data.vocabulary
   )

@@ -70,6 +70,8 @@ TASK = {
 }
 # Tasks whose models have a head, and whether attention is causal there.
 JUDGED = {'flip_flop': True, 'listops': False, 'logical_inference': False}
+# Tasks of agents, which read token by token.
+AGENTS = 'corridor', 'maze', 'maze_easy', 'water_maze'
 # Tasks that read a corpus.
 CORPORA = 'char_ptb', 'corpus', 'wikitext103', 'wikitext2'
 GATES = 'meliad_rec.layers.gates'
@@ -193,6 +195,8 @@ def built(names, params=(), ids=None):
   """Returns the model of a whole configuration, and its experiment."""
   config.parse(list(names), list(params))
   experiment = config.build(Experiment)()
+  if experiment.env is not None:
+    return experiment.program.model, experiment
   return experiment.model(ids or experiment.data.vocabulary.size), experiment
 
 
@@ -203,10 +207,13 @@ def parameters(names, params=(), ids=None):
   if not any(part in ' '.join(names) for part in UNLIKE):
     names.append('options/layer/scan')
   model, experiment = built(names, params, ids)
-  shapes = jax.eval_shape(
-    lambda rng: initialize(model, rng, 1, experiment.segment),
-    jax.random.key(0),
-  )
+  if experiment.env is not None:
+    shapes = experiment.program.shapes.params
+  else:
+    shapes = jax.eval_shape(
+      lambda rng: initialize(model, rng, 1, experiment.segment),
+      jax.random.key(0),
+    )
   config.check_read()
   # Evaluation builds it from what was saved, by names of this package alone.
   saved = SavedConfig(config.operative(), 'config.gin')
@@ -296,8 +303,9 @@ def test_every_task_builds(task, tmp_path):
   if task == 'store':
     write_store(tmp_path / 'store')
   (tmp_path / 'train.txt').write_text('a b a\n')
+  arch = 'feedback' if task in AGENTS else 'block_recurrent'
   config.parse(
-    ['arch/block_recurrent', 'size/test', f'task/{task}'],
+    [f'arch/{arch}', 'size/test', f'task/{task}'],
     ['BATCH = 8', *needs.get(task, [])],
   )
   experiment = config.build(Experiment)()

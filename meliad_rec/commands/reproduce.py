@@ -286,6 +286,8 @@ def wanted(run: Run) -> list[str]:
   if not validations(run):
     return []
   _, facts, _ = folder.read(run.workdir)
+  if folder.is_of_agents(facts):
+    return []  # They have no splits.
   # Other published values have names of several words. The best value on the
   # validation split is in the journal of the run.
   others = [name for name in facts['published'] if ' ' not in name]
@@ -317,6 +319,10 @@ def result(run: Run) -> dict:
   value, step = (min if BEST[metric] == 'lowest' else max)(points)
   seconds = [each['step_seconds'] for each in records if 'step_seconds' in each]
   last = max(each['step'] for each in records)
+  if folder.is_of_agents(facts):  # A single evaluation may be lucky.
+    step = last
+    late = [v for v, at in points if at > 0.9 * last or at == points[-1][1]]
+    value = statistics.fmean(late)
   values = (
     *(run.row, run.name, run.seed, facts['parameters']),
     *(statistics.median(seconds or [float('nan')]), last),

@@ -83,7 +83,12 @@ class Source:
         f' model: there is no {self._folder / run_folder.CONFIG}. Correct the'
         ' path.'
       )
-    _, self._facts, _ = run_folder.read(self._folder)
+    _, self._facts, vocabulary = run_folder.read(self._folder)
+    if vocabulary is None:
+      raise ValueError(
+        f'--init_from={name} is a run of agents, with whose parameters no model'
+        ' of text can begin. Give another run, or remove --init_from.'
+      )
 
   def account(self, params: Any, vocabulary: Vocabulary) -> Account:
     """Returns the Account that `fill` would return, but reads no arrays.

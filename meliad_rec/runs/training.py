@@ -21,6 +21,8 @@ from meliad_rec.report import console
 from meliad_rec.runs import exported
 from meliad_rec.runs import folder
 from meliad_rec.runs import initial
+from meliad_rec.runs.agent_run import AgentRun
+from meliad_rec.runs.agent_run import load_agent
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.storage.checkpoints import Checkpoints
@@ -38,7 +40,7 @@ def train(
   *,
   stop_at: int | None = None,
   init_from: str | os.PathLike[str] | None = None,
-) -> TrainedRun:
+) -> TrainedRun | AgentRun:
   """Trains a model, or resumes training where it stopped.
 
   It does what `meliad-rec train` does. An interrupt saves and stops; the next
@@ -79,6 +81,8 @@ def train(
     experiment = dataclasses.replace(experiment, steps=stop_at)
   run_experiment(experiment, workdir, source=source)
   # The caller chose the code that the configuration names.
+  if experiment.env is not None:
+    return load_agent(workdir, trusted=True)
   return load_run(workdir, trusted=True)
 
 
@@ -159,6 +163,7 @@ def run_experiment(
     ValueError: the folder holds another run, the source does not fit, or a loss
       is not finite.
   """
+  check_source(experiment, source)
   _ = experiment.program.shapes  # Builds all layers, which read settings.
   operative = config.operative()
   fill = source and (
@@ -180,6 +185,15 @@ def run_experiment(
     # Not a wrong setting: a disk or bucket failed, and may recover.
     error.exit_code = 1
     raise
+
+
+def check_source(experiment: Experiment, source: initial.Source | None) -> None:
+  """Raises ValueError if agents are to begin with other parameters."""
+  if source and experiment.env is not None:
+    raise ValueError(
+      'Agents begin with random parameters. Remove --init_from (in Python, '
+      'init_from).'
+    )
 
 
 def tell_changes(path: pathlib.Path, operative: str) -> None:

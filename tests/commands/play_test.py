@@ -1,0 +1,55 @@
+"""Plays episodes of an agent, and shows one."""
+
+import jax
+import numpy as np
+from PIL import Image
+import pytest
+
+from meliad_rec.archs.lstm import LSTM
+from meliad_rec.commands import play
+from meliad_rec.reinforcement import a2c
+from meliad_rec.reinforcement.agent import Agent
+from meliad_rec.reinforcement.corridor import Corridor
+from meliad_rec.reinforcement.maze import Maze
+from meliad_rec.reinforcement.water_maze import WaterMaze
+from meliad_rec.runs.agent_run import AgentRun
+from tests import command
+
+
+def run(env):
+  agent = Agent(LSTM(6), 6, env.actions)
+  params = a2c.initialize(agent, env, 1, jax.random.key(0))
+  return AgentRun(agent, env, params, 3)
+
+
+def test_the_command_prints_returns_and_writes_an_episode(
+  tmp_path, monkeypatch, capsys
+):
+  one = run(Corridor(2))
+  monkeypatch.setattr(play, 'load_agent', lambda *args: one)
+  for path in tmp_path / 'x.gif', tmp_path / 'x.png':
+    code = command.run(play, 'RUN', '--episodes=9', f'--out={path}')
+    assert code in (None, 0)
+    out = capsys.readouterr().out
+    returns = one.play(9)['mean_return']
+    assert f'return   {returns.mean():.3f} ' in out
+    pictures = one.pictures()
+    assert f'an episode of {len(pictures)} steps' in out
+  image = Image.open(tmp_path / 'x.gif')
+  changes = (np.diff(pictures, axis=0) != 0).any((1, 2, 3)).sum()
+  assert image.n_frames == 1 + changes  # Equal ones in a row are joined.
+  assert '.png' in command.mistake(play, 'RUN', '--out=x.jpg')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'env',
+  [Maze(5, 3, limit=7), Maze(5, 3, 7, turn=False), WaterMaze(3, limit=7)],
+)
+def test_an_episode_is_played_to_its_end(env):
+  one = run(env)
+  found, pictures = one.play(4, greedy=True), one.pictures()
+  assert found['episode_steps'].tolist() == [7] * 4
+  assert len(pictures) == 7 and pictures[0].dtype == np.uint8
+  black = [(each == 0).all(2).sum() for each in pictures]
+  assert black == [1] * 7  # The agent.
