@@ -165,8 +165,10 @@ def test_whole_numbers_have_a_lower_bound():
         bound = {key.arg: key.value for key in node.keywords}
         if made == 'flags.DEFINE_integer':
           bounds[path.stem, name.strip("'")] = bound.get('lower_bound')
-  assert bounds.pop(('generate', 'seed')).value == 0
-  assert bounds.pop(('generate', 'tokens')).value == 0
+  for flag in ('generate', 'seed'), ('generate', 'tokens'):
+    assert bounds.pop(flag).value == 0
+  for flag in ('play', 'seed'), ('play', 'agent'):
+    assert bounds.pop(flag).value == 0
   assert len(bounds) >= 10
   for flag, bound in bounds.items():
     assert bound is not None and bound.value == 1, flag

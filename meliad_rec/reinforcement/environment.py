@@ -54,7 +54,8 @@ class Environment(Protocol):
 # Steps to the cell above, to the right, below and to the left: (row, column).
 MOVES_4C = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
 # Colors of pictures, RGB.
-WALL, FLOOR, AGENT, GOAL = (40, 40, 40), (235, 235, 235), (0, 0, 0), (0, 160, 0)
+WALL, FLOOR = (130, 130, 130), (235, 235, 235)
+AGENT, GOAL = (0, 0, 0), (0, 160, 0)
 PALETTE = np.array(
   [
     *((40, 90, 220), (0, 160, 0), (220, 40, 40), (240, 190, 0)),
