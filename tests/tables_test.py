@@ -82,6 +82,19 @@ ROWS = {
     'feedback_pre_norm_longer_segments',
     'feedback_pre_norm_adaptive_span_longer_segments',
   },
+  'feedback/figure3': {
+    f'{model}_{span}'
+    for model in ('feedback', 'transformer')
+    for span in (2, 3, 8)
+  },
+  'feedback/figure4': {
+    f'maze_{m}' for m in ('feedback', 'lstm', 'transformer')
+  },
+  'feedback/figure6': {
+    f'{maze}_{model}'
+    for maze in ('maze_easy', 'water_maze')
+    for model in ('feedback', 'lstm', 'transformer')
+  },
   'feedback/figure5': {'transformer', 'feedback', 'own_and_below', 'top'},
   'feedback/figure8': {'average', *(f'layer_{layer}' for layer in range(7))},
   'feedback/figure9': {
@@ -117,7 +130,13 @@ ROWS = {
 }
 
 
-PAPERS = [name for name in EXPERIMENTS if name.split('/')[0] in FOLDERS]
+# Figures of agents, whose programs are not planned for TPUs.
+OF_AGENTS = tuple(f'feedback/figure{number}_' for number in (3, 4, 6))
+PAPERS = [
+  name
+  for name in EXPERIMENTS
+  if name.split('/')[0] in FOLDERS and not name.startswith(OF_AGENTS)
+]
 
 
 def needs(name):
