@@ -28,6 +28,7 @@ COLAB = [
 
 HF = ['datasets>=4,<6', 'tokenizers>=0.21,<0.24']
 EXPORT = ['safetensors>=0.4.5,<0.9']
+TEXT = ['rouge-score>=0.1.2,<0.2', 'sacrebleu>=2.4,<3']
 WANDB = ['wandb>=0.19,<0.32']
 
 setup(
@@ -73,6 +74,7 @@ setup(
     'gcs': ['google-cloud-storage>=2.18,<4'],
     'colab': COLAB,
     'export': EXPORT,
+    'text': TEXT,
     'wandb': WANDB,
     'test': [
       'mypy>=1.15,<3',

@@ -33,6 +33,8 @@ COMMANDS = {
   'depth': 'commands.depth',
   'generate': 'commands.generate',
   'play': 'commands.play',
+  'translate': 'commands.translate',
+  'score': 'commands.score',
   'explore': 'commands.explore',
   'export': 'commands.export',
   'runs': 'commands.runs',

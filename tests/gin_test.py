@@ -38,6 +38,7 @@ CORES = (*HALTING, 'latent_bottleneck', 'transformer')
 READS = {
   'block_feedback/*': 'block_feedback',
   'chunks/*': 'latent_bottleneck',
+  'encoder/*_lstm': 'lstm',
   'dynamic_halt/official_code_*': 'universal',
   'dynamic_halt/*_chunks': 'latent_bottleneck',
   'dynamic_halt/*_gated_chunks': 'gated_latent_bottleneck',
@@ -60,6 +61,7 @@ UNLIKE = (
 )
 # Options that need another task than the usual one of the tests.
 TASK = {
+  'encoder/*': 'copying_pairs',
   '*_listops_*chunks': 'listops',
   '*_logical_inference_*chunks': 'logical_inference',
   **{
@@ -295,6 +297,7 @@ def test_every_task_builds(task, tmp_path):
     'folder': [f'FOLDER = {str(tmp_path)!r}'],
     'jsonl': [f'JSONL = {str(tmp_path / "x.jsonl")!r}'],
     'seqio': ["TASK = 'mine'"],
+    'pairs': [f'{n} = "{tmp_path}/{{split}}"' for n in ('SOURCE', 'TARGET')],
     **dict.fromkeys(CORPORA, [f'CORPUS = {str(tmp_path / "{split}.txt")!r}']),
     'store': [f'STORE = {str(tmp_path / "store")!r}'],
     'logical_inference': ['SEGMENT = 24'],

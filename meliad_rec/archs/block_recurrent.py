@@ -122,8 +122,18 @@ class BlockRecurrentLayer(Cell):
       state, memory = scan_blocks(body, self, state, blocks)
       newest = jax.tree.map(lambda a: a[:, -1], memory)
       memory = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), memory)
-    y_BTD = self.tokens(block.x, n_BTD, past.append(new), memory, newest)
+    y_BTD = self.tokens(
+      block.x,
+      n_BTD,
+      past.append(new),
+      memory,
+      newest=newest,
+      source=block.source,
+    )
     return state, y_BTD
+
+  def source(self, encoded_BSD, mask_BS):
+    return self.tokens.source(encoded_BSD, mask_BS)
 
   def seen(self, state):
     """Returns n_BSD, the state vectors' `pre_norm`, and its keys and values."""
@@ -172,7 +182,9 @@ class BlockRecurrentLayer(Cell):
     near = jax.tree.map(
       lambda a: jax.lax.dynamic_slice_in_dim(a, filled, W + 1, 1), kv
     )
-    y_B1D = self.tokens(block.x, n_B1D, near, decode_state.memory)
+    y_B1D = self.tokens(
+      block.x, n_B1D, near, decode_state.memory, source=block.source
+    )
     decode_state = decode_state.replace(kv=kv, filled_B=filled_B + 1)
     return nn.cond(
       filled + 1 == W, self.next_block, lambda _, d: d, self, decode_state

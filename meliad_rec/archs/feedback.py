@@ -161,15 +161,20 @@ class Feedback(MemoryCell):
     kv = [r.kv(r.pre_norm(m)) for r, m in zip(readers, written, strict=True)]
     return [(each.k, each.v) for each in kv]
 
-  def read(self, kv, mask_BS, x_BTD, first):
+  def source(self, encoded_BSD, mask_BS):
+    return [layer.source(encoded_BSD, mask_BS) for layer in self.layers]
+
+  def read(self, kv, mask_BS, x_BTD, first, source=None):
     if len(kv) == 1:
       kv = kv * self.count
+    sources = source or [None] * self.count
     hidden = [x_BTD]
-    for layer, (k, v) in zip(self.layers, kv, strict=True):
+    for layer, (k, v), each in zip(self.layers, kv, sources, strict=True):
       x_BTD = hidden[-1]
       n_BTD = layer.pre_norm(x_BTD)
       past = KV(k, v, mask_BS)
-      hidden.append(self.apply_layer(layer, x_BTD, n_BTD, past, first))
+      y_BTD = self.apply_layer(layer, x_BTD, n_BTD, past, first, each)
+      hidden.append(y_BTD)
     return self.memory(hidden), hidden[-1]
 
   def to_decode_state(self, state):
@@ -178,7 +183,9 @@ class Feedback(MemoryCell):
   def decode_step(self, decode_state, block):
     memory = decode_state.memory
     mask_BS = jnp.concatenate([memory.mask_BA, block.mask], 1)
-    written, y_B1D = self.read(decode_state.kv, mask_BS, block.x, 0)
+    written, y_B1D = self.read(
+      decode_state.kv, mask_BS, block.x, 0, *block.sources
+    )
     push = lambda a, new: jnp.concatenate([a[:, 1:], new], 1)
     kv = jax.tree.map(
       lambda a, new: extend(push(a[:, :-1], new), 1),

@@ -10,7 +10,10 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from meliad_rec.layers import gates
 from meliad_rec.layers.dropout import TiledDropout
+from meliad_rec.layers.layer import cross_attention
+from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import Cell
 
@@ -25,11 +28,15 @@ class LSTM(Cell):
     dropout: rate of dropout on inputs.
     dtype: dtype of outputs and of the operands of matrix products; sums, gates
       and the state are float32.
+    cross: sizes of attention to the output of an encoder, which is added to the
+      hidden vectors; the recurrence does not read it. None means that there is
+      no encoder.
   """
 
   d_model: int
   dropout: float = 0.0
   dtype: str = 'float32'
+  cross: LayerConfig | None = None
 
   is_recurrent = True
 
@@ -41,10 +48,17 @@ class LSTM(Cell):
     self.input_DF = self.param('input_kernel', lecun, D)
     self.recurrent_DF = self.param('recurrence', orthogonal, D)
     self.bias_F = self.param('gate_bias', initial_bias, D)
+    if self.cross:
+      self.cross_attention = cross_attention(self.cross, gates.Residual)
 
   def initial_state(self, batch):
     zeros_BD = jnp.zeros((batch, self.d_model))
     return zeros_BD, zeros_BD
+
+  def source(self, encoded_BSD, mask_BS):
+    if not self.cross:
+      return super().source(encoded_BSD, mask_BS)
+    return self.cross_attention.kv(encoded_BSD, mask_BS)
 
   def parts(self, state):
     return dict(zip(('cell', 'hidden'), state, strict=True))
@@ -62,13 +76,16 @@ class LSTM(Cell):
 
     def gate(i):
       h = jnp.concatenate([before_BD[:, None], h_BTD[:, :-1]], 1)
-      gates = z_BTF + product('btd,df->btf', h.astype(self.dtype), kernel_DF)
-      return jax.nn.sigmoid(jnp.split(gates, 4, -1)[i])
+      all_BTF = z_BTF + product('btd,df->btf', h.astype(self.dtype), kernel_DF)
+      return jax.nn.sigmoid(jnp.split(all_BTF, 4, -1)[i])
 
     pictures.sow(self, 'token_write', lambda: gate(0))
     pictures.sow(self, 'token_keep', lambda: gate(1))
     pictures.sow(self, 'token_output', lambda: gate(3))
-    return state, h_BTD.astype(self.dtype)
+    y_BTD = h_BTD.astype(self.dtype)
+    if self.cross:
+      y_BTD = self.cross_attention.read_source(y_BTD, block.source)
+    return state, y_BTD
 
 
 @jax.custom_vjp

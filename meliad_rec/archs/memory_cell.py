@@ -22,6 +22,8 @@ from meliad_rec.models.cell import to_blocks
 from meliad_rec.recurrence.memory_scan import memory_scan
 from meliad_rec.recurrence.memory_scan import MemoryScanBody
 
+_FLOATS = 'real floating'
+
 
 class Memory(struct.PyTreeNode):
   """The memory that the last A tokens wrote.
@@ -91,7 +93,7 @@ class MemoryCell(Cell, kw_only=True):
     """
     raise NotImplementedError
 
-  def read(self, kv, mask_BS, x_BTD, first):
+  def read(self, kv, mask_BS, x_BTD, first, *source):
     """Reads n chunks; n is 1 unless `parallel`.
 
     Args:
@@ -101,6 +103,8 @@ class MemoryCell(Cell, kw_only=True):
       mask_BS: bool, False at padding, for the tokens of memory and the chunks.
       x_BTD: the tokens of the n chunks.
       first: int, position of the first of these tokens in the segment.
+      *source: Block.source, if there is one: only for cells with a method
+        `source`.
 
     Returns:
       The vectors that the chunks write, a pytree like Memory.written; and the
@@ -135,12 +139,14 @@ class MemoryCell(Cell, kw_only=True):
       position = config.position(config.num_heads, name='position')
     return [Layer(config, position=position) for _ in range(self.count)]
 
-  def apply_layer(self, layer: Layer, x_BTD, n_BTD, kv, first=None):
+  def apply_layer(
+    self, layer: Layer, x_BTD, n_BTD, kv, first=None, source=None
+  ):
     """Returns the outputs of a layer, or x_BTD if LayerDrop skips the layer.
 
-    `n_BTD`, `kv` and `first` are passed to the layer.
+    `n_BTD`, `kv`, `first` and `source` are passed to the layer.
     """
-    y_BTD = layer(x_BTD, n_BTD, kv, first=first)
+    y_BTD = layer(x_BTD, n_BTD, kv, first=first, source=source)
     return drop_layer(self, self.layer_drop, x_BTD, y_BTD)
 
   @property
@@ -169,17 +175,21 @@ class MemoryCell(Cell, kw_only=True):
     if self.is_initializing():
       # Only creates the parameters; the outputs do not matter.
       kv = extend(self.keys(state.written), C)
-      self.read(kv, mask_BS[:, : A + C], block.x[:, :C], 0)
+      self.read(kv, mask_BS[:, : A + C], block.x[:, :C], 0, *block.sources)
       return state, block.x
     if pictures.wanted(self):
       return self.read_chunks(state, block)
     written, y_BTD = memory_scan(
       self.pure(A),
-      # Gathered once rather than for each chunk.
-      all_gather_params(self.variables['params']),
+      # Gathered once rather than for each chunk. A source gets gradients too.
+      (all_gather_params(self.variables['params']), floats(block.sources)),
       state.written,
       block.x,
-      (mask_BS, self.make_rng('dropout') if self.has_rng('dropout') else None),
+      (
+        mask_BS,
+        self.make_rng('dropout') if self.has_rng('dropout') else None,
+        block.sources,
+      ),
     )
     self.penalize_spans()
     return Memory(written, mask_BS[:, mask_BS.shape[1] - A :]), y_BTD
@@ -195,7 +205,7 @@ class MemoryCell(Cell, kw_only=True):
     def read(cell, state, chunk, first):
       mask_BS = jnp.concatenate([state.mask_BA, chunk.mask], 1)
       kv = extend(cell.keys(state.written), C)
-      written, y_BCD = cell.read(kv, mask_BS, chunk.x, first)
+      written, y_BCD = cell.read(kv, mask_BS, chunk.x, first, *block.sources)
       push = lambda a, new: jnp.concatenate([a, new], 1)[:, C:]
       written = jax.tree.map(push, state.written, written)
       return Memory(written, mask_BS[:, mask_BS.shape[1] - A :]), y_BCD
@@ -236,19 +246,34 @@ class MemoryCell(Cell, kw_only=True):
         {'params': params}, *arguments, rngs=rngs, method=method
       )
 
-    def keys(params, written, inputs):
-      rng = inputs[1] if self.parallel else None
+    def keys(both, written, inputs):
+      rng, (params, _) = inputs[1] if self.parallel else None, both
       return apply(params, rng, written, method='keys')
 
-    def read(params, kv, x_BTD, inputs, first):
-      mask_BS, rng = inputs
+    def read(both, kv, x_BTD, inputs, first):
+      (params, differentiable), (mask_BS, rng, sources) = both, inputs
+      sources = with_floats(sources, differentiable)
       T = x_BTD.shape[1]
       mask_BS = jax.lax.dynamic_slice_in_dim(mask_BS, first, A + T, 1)
-      return apply(params, rng, kv, mask_BS, x_BTD, first, method='read')
+      arguments = kv, mask_BS, x_BTD, first, *sources
+      return apply(params, rng, *arguments, method='read')
 
     C = self.chunk
     policy = kept(self.policy) or jax.checkpoint_policies.everything_saveable
     return MemoryScanBody(keys, read, C, self.span, self.parallel, policy)
+
+
+def floats(tree) -> list:
+  """Returns the leaves of a pytree that have gradients."""
+  return [a for a in jax.tree.leaves(tree) if jnp.isdtype(a.dtype, _FLOATS)]
+
+
+def with_floats(tree, leaves: list):
+  """Returns a pytree with others in place of the leaves of `floats`."""
+  given = iter(leaves)
+  return jax.tree.map(
+    lambda a: next(given) if jnp.isdtype(a.dtype, _FLOATS) else a, tree
+  )
 
 
 def extend(kv, C: int):

@@ -33,6 +33,9 @@ class WindowLayer(Cell):
   def initial_state(self, batch):
     return self.config.empty_past(batch)
 
+  def source(self, encoded_BSD, mask_BS):
+    return self.layer.source(encoded_BSD, mask_BS)
+
   def cast_params(self, params):
     cast = lambda path, leaf: (
       leaf.astype(self.config.dtype) if path[-1].key == 'kernel' else leaf
@@ -44,7 +47,8 @@ class WindowLayer(Cell):
     # In a longer segment most keys never enter the cache; see KV.unnormalized.
     unnormalized = n_BTD.shape[1] > self.config.window
     kv = past.append(self.layer.kv(n_BTD, block.mask, unnormalized))
-    return kv.last(self.config.window), self.layer(block.x, n_BTD, kv)
+    y_BTD = self.layer(block.x, n_BTD, kv, source=block.source)
+    return kv.last(self.config.window), y_BTD
 
 
 class VanillaLayer(Cell):

@@ -30,6 +30,9 @@ MODEL = (
 DATA = (
   'meliad_rec.data.synthetic',
   'meliad_rec.data.lra',
+  'meliad_rec.data.pairs.Pairs',
+  'meliad_rec.data.pairs.Lines',
+  'meliad_rec.data.pairs.JsonPairs',
   'meliad_rec.data.store.Store',
   'meliad_rec.data.text.Text',
   'meliad_rec.data.text.vocabulary_of',

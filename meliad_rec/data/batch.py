@@ -22,6 +22,9 @@ class Batch(flax.struct.PyTreeNode):
   is the label of the pair. It is at the last position of the segment in which
   the longer sequence ends, whether or not that position is padding.
 
+  If a document is a source and its target, the tokens and targets are those of
+  the target, which is read as text.
+
   Attributes:
     tokens_BT: int32 inputs; 0 at padding, and before the first token of a text.
     targets_BT: int32 targets; 0 at positions without a target.
@@ -34,6 +37,7 @@ class Batch(flax.struct.PyTreeNode):
     document_B: int32 index of the row's document; -1 for a row without one.
     offset_B: int32 number of tokens of the document that come before this
       segment; for pairs, the number in each of the two sequences.
+    source_BS: int32 sources, 0 at padding; None if documents have no sources.
   """
 
   tokens_BT: np.ndarray | jax.Array
@@ -43,3 +47,9 @@ class Batch(flax.struct.PyTreeNode):
   start_B: np.ndarray | jax.Array
   document_B: np.ndarray | jax.Array
   offset_B: np.ndarray | jax.Array
+  source_BS: np.ndarray | jax.Array | None = None
+
+  @property
+  def inputs(self) -> tuple:
+    """The arguments of models.model.Model after the state."""
+    return self.tokens_BT, self.start_B, self.mask_BT, self.source_BS

@@ -3,7 +3,8 @@
 Most documents are text, and the next token is the target. Most synthetic tasks
 have labels instead: one for each scored token, or one for a pair of sequences.
 A pair is one document: the second sequence follows the first, and the label of
-the pair is on the last token of the document.
+the pair is on the last token of the document. A pair without a label is a
+source and its target, of which only the target is predicted.
 """
 
 from collections.abc import Iterable
@@ -60,7 +61,8 @@ class Documents:
     labels: 1-d array like `tokens`, the label of each token; 0 at tokens that
       are not scored. None means that the target is the next token.
     first_lengths: int64 [documents], tokens in the first sequence of each pair;
-      the rest is the second sequence. None means that documents are not pairs.
+      the rest is the second sequence. Without labels, the first one is a source
+      and the second one its target. None means that documents are not pairs.
     vocabulary_size: size of the vocabulary; ids are checked against it when
       they are read. None means that they have been checked already.
 
@@ -103,10 +105,7 @@ class Documents:
         'token. Correct its first_length, or leave the document out.'
       )
     if self.labels is None:
-      raise ValueError(
-        'Documents with first_lengths are pairs and need labels. Give each '
-        'pair a label on its last token, or remove first_lengths.'
-      )
+      return
     last_labels = self.labels[self.starts[1:] - 1]
     if np.count_nonzero(self.labels) > np.count_nonzero(last_labels):
       early = np.setdiff1d(np.flatnonzero(self.labels), self.starts[1:] - 1)[0]
@@ -196,6 +195,17 @@ class Documents:
   def lengths(self) -> np.ndarray:
     """int64 [documents], tokens in each document."""
     return np.diff(self.starts)
+
+  @property
+  def have_sources(self) -> bool:
+    """Whether each document is a source and its target."""
+    return self.first_lengths is not None and self.labels is None
+
+  @property
+  def tokens_read(self) -> int:
+    """Number of tokens of all documents, without those of sources."""
+    lengths = self.sequence_lengths
+    return int(lengths[:, -1].sum() if self.have_sources else lengths.sum())
 
   @property
   def sequence_lengths(self) -> np.ndarray:

@@ -72,7 +72,7 @@ class Jsonl:
     FILE is the name of the file, and LINE counts its lines from 1.
     """
     path = self._file(split)
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
       name = f'{path.name}:{number}'
       if self._is_single_file and self._split_of[name] != split:
         continue
@@ -92,7 +92,7 @@ class Jsonl:
   def _split_of(self) -> dict[str, str]:
     """{document name: split} for a single file."""
     path = Path(self.path)
-    names = [f'{path.name}:{number}' for number, _ in _lines(path)]
+    names = [f'{path.name}:{number}' for number, _ in numbered_lines(path)]
     return split_by_name(
       names,
       self.path,
@@ -115,7 +115,7 @@ class Jsonl:
     return Path(self._pattern.replace('{split}', split))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
   """Yields (line number, content) of each line that is not blank.
 
   Lines are numbered from 1.

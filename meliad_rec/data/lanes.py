@@ -16,6 +16,7 @@ labels are always read from the beginning, because a label may depend on all
 tokens before it.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import itertools
 from typing import NamedTuple
@@ -29,6 +30,8 @@ from meliad_rec.data.documents import Documents
 _REMEDIES = {
   'rows': 'Set BATCH to the saved value',
   'segment': 'Set SEGMENT to the saved value',
+  'source_segment': 'Set SOURCE_SEGMENT to the saved value',
+  'buckets': 'Set BUCKETS to the saved value',
   'seed': 'Set experiment.Experiment.seed to the saved value',
   'shorter_first': 'Set FIRST_SEGMENT and FIRST_STEPS to the saved values',
   'documents': 'Give the same data (these are its hashes)',
@@ -144,6 +147,11 @@ class Lanes:
     is_early = first and self._step < first.steps
     return first.segment if is_early else self._settings['segment']
 
+  @property
+  def segments(self) -> set[int]:
+    """All numbers of tokens per row in the next batch and in later ones."""
+    return {self.segment, self._settings['segment']}
+
   def __iter__(self) -> 'Lanes':
     return self
 
@@ -185,21 +193,7 @@ class Lanes:
       ValueError: `position` has the wrong keys, or was saved with other
         documents or settings.
     """
-    current = self.position
-    if set(position) != set(current):
-      raise ValueError(
-        'This is not a data position of this version: the keys '
-        f'{", ".join(sorted(set(position) ^ set(current)))} are missing or '
-        'unknown. Restore a checkpoint that this version saved.'
-      )
-    for name in (*self._settings, 'documents'):
-      if position[name] != current[name]:
-        raise ValueError(
-          f'The data position was saved with {name} = {position[name]}, but '
-          f'this run reads with {name} = {current[name]}. '
-          f'{_REMEDIES.get(name, f"Set {name} to the saved value")}, or start '
-          'a new run.'
-        )
+    check_position(position, self.position, (*self._settings, 'documents'))
     for name in 'step', 'epoch', 'next', 'tokens', 'padding':
       setattr(self, f'_{name}', position[name])
     self._order = self._epoch_order(self._epoch)
@@ -261,6 +255,32 @@ class Lanes:
       return np.flatnonzero(lengths)
     width = settings['segment'] // self._lengths.shape[1]
     return longest_first(lengths, width)
+
+
+def check_position(
+  position: Position, current: Position, settings: Sequence[str]
+) -> None:
+  """Raises ValueError if a saved position does not fit an iterator.
+
+  Args:
+    position: the saved position.
+    current: a position of the iterator that is to continue there.
+    settings: names of the entries that must be equal.
+  """
+  if set(position) != set(current):
+    raise ValueError(
+      'This is not a data position of this version: the keys '
+      f'{", ".join(sorted(set(position) ^ set(current)))} are missing or '
+      'unknown. Restore a checkpoint that this version saved.'
+    )
+  for name in settings:
+    if position[name] != current[name]:
+      raise ValueError(
+        f'The data position was saved with {name} = {position[name]}, but '
+        f'this run reads with {name} = {current[name]}. '
+        f'{_REMEDIES.get(name, f"Set {name} to the saved value")}, or start '
+        'a new run.'
+      )
 
 
 class LaneRow(NamedTuple):

@@ -12,6 +12,7 @@ from meliad_rec.data.corpus import Corpus
 from meliad_rec.data.folder import Folder
 from meliad_rec.data.huggingface import HuggingFace
 from meliad_rec.data.jsonl import Jsonl
+from meliad_rec.data.pairs import Lines
 from meliad_rec.data.pg19 import Pg19
 from meliad_rec.data.projects import LICENSES
 from meliad_rec.data.projects import Projects
@@ -105,6 +106,7 @@ _FLAGS = {
   'folder': ('path', 'split_file'),
   'jsonl': ('path', 'field'),
   'hf': ('path', 'field', 'subset', 'splits_from', 'stream', 'limit'),
+  'pairs': ('path', 'target'),
   'pg19': ('path',),
   'projects': ('path', 'suffixes', 'licenses', 'names'),
 }
@@ -124,12 +126,14 @@ def source(
   suffixes: Sequence[str] | None = None,
   licenses: Sequence[str] | None = None,
   names: str | None = None,
+  target: str | None = None,
   concatenate: int | None = None,
 ) -> Source:
   """Returns the source that the flags of a command describe.
 
   Args:
-    kind: code, corpus, folder, jsonl, hf, pg19, projects, or the name of a
+    kind: code, corpus, folder, jsonl, hf, pairs, pg19, projects, or the name
+      of a
       seqio task or mixture.
     path: for corpus, a file or a pattern with {split}; for folder, a folder or
       pattern; for jsonl, a file, folder or pattern; for hf, one of these or the
@@ -143,6 +147,7 @@ def source(
     splits_from: for hf, one entry 'SPLIT=NAME' for each split; see HuggingFace.
     newlines: for corpus; see Corpus.
     suffixes, licenses, names: for projects; see Projects.
+    target: for pairs; see Lines, of which `path` is the source.
     concatenate: size of a document that consists of many; see Concatenated.
       None means that documents are not concatenated.
 
@@ -163,6 +168,7 @@ def source(
     'suffixes': suffixes,
     'licenses': licenses,
     'names': names,
+    'target': target,
   }
   unused = [
     f'--{name}'
@@ -175,7 +181,9 @@ def source(
       f'The source {kind!r}{"" if kind in _FLAGS else note} does not use '
       f'{", ".join(unused)}. Remove it, or correct --source.'
     )
-  needs_path = kind in ('corpus', 'folder', 'jsonl', 'hf', 'projects')
+  needs_path = kind in (
+    *('corpus', 'folder', 'jsonl', 'hf', 'pairs', 'projects'),
+  )
   if needs_path and not path:
     raise ValueError(f'The source {kind!r} needs a path. Set --path.')
   if concatenate is not None:
@@ -198,6 +206,13 @@ def source(
       names = splits_from and dict(map(_pair, splits_from))
       field = field or 'text'
       return HuggingFace(path, field, subset, names, bool(stream), limit)
+    case 'pairs':
+      if not target:
+        raise ValueError(
+          "The source 'pairs' needs the files of targets. Set --target, such "
+          "as 'data/{split}.de'."
+        )
+      return Lines(path, target)
     case 'pg19':
       return Pg19(path)
     case 'projects':
@@ -237,6 +252,7 @@ def define_flags() -> None:
     'folder: a folder of UTF-8 files or a pattern, one document per file. '
     'jsonl: a file, a folder with train.jsonl etc. or a pattern with {split}. '
     'hf: a file, folder or pattern, or the name of a dataset on the Hub. '
+    'pairs: a pattern of the files of sources, such as data/{split}.en. '
     'pg19: the data_dir of tensorflow-datasets. '
     'projects: a folder or pattern of folders and archives, one document each.',
   )
@@ -260,6 +276,9 @@ def define_flags() -> None:
     None,
     'hf: for each split, its name in the dataset, such as '
     'validation=dev,test=eval.',
+  )
+  flags.DEFINE_string(
+    'target', None, 'pairs: a pattern of the files of targets.'
   )
   flags.DEFINE_bool(
     'stream',
@@ -308,6 +327,7 @@ def from_flags() -> Source:
     )
   names = (
     *('path', 'field', 'split_file', 'module', 'newlines', 'concatenate'),
+    'target',
     *(*_FLAGS['hf'][2:], *_FLAGS['projects'][1:]),
   )
   return source(args.source, **{name: getattr(args, name) for name in names})

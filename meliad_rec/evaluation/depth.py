@@ -124,9 +124,7 @@ def depth_step(model: Model, params, carry, batch: Batch):
   (carry, logits_BTV), sown = model.apply(
     {'params': params},
     carry,
-    batch.tokens_BT,
-    batch.start_B,
-    batch.mask_BT,
+    *batch.inputs,
     mutable=[pictures.DEPTHS],
   )
   B, T = batch.mask_BT.shape

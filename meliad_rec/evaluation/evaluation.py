@@ -12,6 +12,7 @@ import numpy as np
 from meliad_rec.data.batch import Batch
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.lanes import Lanes
+from meliad_rec.data.pair_batches import PairBatches
 from meliad_rec.data.prefetch import prefetch
 from meliad_rec.distributed.partition import local_rows
 from meliad_rec.metrics.metrics import Sums
@@ -89,7 +90,8 @@ def run_over(
   Returns:
     Whether all documents were read; False if `stop` ended this.
   """
-  lanes = Lanes(
+  read: Callable = PairBatches if documents.have_sources else Lanes
+  batches_of = read(
     documents,
     rows,
     sharded.segment,
@@ -105,7 +107,7 @@ def run_over(
     consume(*results)
     on_progress(tokens)
 
-  with contextlib.closing(prefetch(lanes, 2)) as batches:
+  with contextlib.closing(prefetch(batches_of, 2)) as batches:
     for batch, position in batches:
       if stop():
         return False
@@ -151,8 +153,9 @@ def evaluate(
   Returns:
     {metric: value}, or None if `stop` ended the evaluation. The metrics are
     those of totals.quality (of totals.label_quality if the documents have
-    labels) and those that modules sowed. If documents have several labels, they
-    include 'sequence_accuracy', the share of documents without an error. If the
+    labels) and those that modules sowed. If documents have several labels or
+    are targets, they include 'sequence_accuracy', the share of documents
+    without an error, given the right tokens before each one. If the
     model carries a recurrent state from one segment to the next, they include
     those of sharded_model.ablations, measured in one of every ABLATE_EVERY
     batches.
@@ -164,6 +167,7 @@ def evaluate(
   sequences = _Sequences(len(documents))
   model = sharded.model
   carries = model.cell.is_recurrent and not model.clear_state
+  carries &= model.encoder is None
   carries &= bool(documents.lengths.max(initial=0) > sharded.segment)
 
   def step(params, carry, batch):
@@ -176,7 +180,7 @@ def evaluate(
     totals.add(sums)
     if nats_of is not None:
       _keep_nats(nats_of, *gather(batch, scores.nats_BT))
-    if documents.labels is not None:
+    if documents.labels is not None or documents.have_sources:
       wrong_BT = batch.scored_BT & ~scores.correct_BT
       sequences.add(*gather(batch.document_B, batch.scored_BT, wrong_BT))
 

@@ -81,9 +81,10 @@ class BeamSearch:
     """Returns the best hypotheses of each row, the best first.
 
     A hypothesis ends where `end` is among the `beams` most likely extensions of
-    the row, as in fairseq. A row is done when that many hypotheses have ended,
-    or when none that is unfinished could still become the best. It does not
-    depend on other rows.
+    the row, as in fairseq. A row is done when no unfinished hypothesis could
+    still become the best, as in t5x; with one beam, when its hypothesis has
+    ended. fairseq also stops when `beams` hypotheses have ended, and so misses
+    a longer one that is far more likely. A row does not depend on other rows.
 
     Args:
       step: function of a state and tokens_BK; returns the state after reading
@@ -158,7 +159,8 @@ class BeamSearch:
     from_BK = take(from_BN, kept_BK)
     L = tokens_BNL.shape[-1]
     beaten_B = ended.score_BK[:, 0] >= self.score(score_BK[:, 0], L)
-    full_B = jnp.isfinite(ended.score_BK[:, -1])
+    # Otherwise one beam would not be greedy: what goes on is less likely.
+    greedy_B = (K == 1) & jnp.isfinite(ended.score_BK[:, 0])
     return _Search(
       t=t + 1,
       state=jax.tree.map(
@@ -167,7 +169,7 @@ class BeamSearch:
       last_BK=take(token_BN, kept_BK),
       live=live,
       ended=ended,
-      done_B=search.done_B | beaten_B | full_B,
+      done_B=search.done_B | beaten_B | greedy_B,
     )
 
 

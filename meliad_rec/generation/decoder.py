@@ -39,9 +39,9 @@ class TokenStepper:
   def to_decode_state(self, variables, state, rows):
     return self.model.apply(variables, state, method='to_decode_state')
 
-  def decode_step(self, variables, decode_state, tokens_B):
+  def decode_step(self, variables, decode_state, tokens_B, source=None):
     return self.model.apply(
-      variables, decode_state, tokens_B, method='decode_step'
+      variables, decode_state, tokens_B, source, method='decode_step'
     )
 
   def to_segment_state(self, variables, decode_state):
@@ -65,7 +65,8 @@ class BlockStepper:
   def to_decode_state(self, variables, state, rows):
     return state, jnp.zeros((rows, self.block), jnp.int32), jnp.int32(0)
 
-  def decode_step(self, variables, decode_state, tokens_B):
+  def decode_step(self, variables, decode_state, tokens_B, source=None):
+    assert source is None, 'Every cell with a source can step.'
     state, tokens_BW, filled = decode_state
     tokens_BW = tokens_BW.at[:, filled].set(tokens_B)
     B, W = tokens_BW.shape
@@ -154,6 +155,7 @@ class Decoder:
     self._read_tokens = mesh_jit(mesh, self._traced_tokens)
     self._generate = mesh_jit(mesh, self._traced_chunk, static_argnums=1)
     self._search = mesh_jit(mesh, self._traced_search, static_argnums=1)
+    self._translate = mesh_jit(mesh, self._traced_targets, static_argnums=1)
 
   def start(self, rows: int) -> DecoderState:
     """Returns the state at the beginning of `rows` documents."""
@@ -257,6 +259,26 @@ class Decoder:
     """
     return self._search(self.variables, (beam, count, end), state)
 
+  def translate(
+    self, source_BS: np.ndarray, count: int, beam: BeamSearch, end: int
+  ) -> Hypotheses:
+    """Returns the best targets of each source, the best first.
+
+    Args:
+      source_BS: int32 ids of sources, 0 at padding, for a model with an
+        encoder.
+      count: greatest number of tokens of a target, at least 1.
+      beam: settings of the search.
+      end: id of the token that ends a target.
+    """
+    return self._translate(self.variables, (beam, count, end), source_BS)
+
+  def _traced_targets(self, variables, settings, source_BS):
+    """Returns the Hypotheses of `translate`; settings: (beam, count, end)."""
+    source = self.model.apply(variables, source_BS, method='source')
+    state = self._traced_start(variables, len(source_BS))
+    return self._traced_search(variables, settings, state, source)
+
   def _traced_start(self, variables, rows):
     """Returns the state before the first token."""
     state = self.model.apply(variables, rows, method='initial_state')
@@ -313,8 +335,11 @@ class Decoder:
     tokens_BC = jnp.zeros((len(row_B), self.chunk), jnp.int32)
     return jax.lax.fori_loop(0, take, step, (state, tokens_BC))
 
-  def _traced_search(self, variables, settings, state):
-    """Returns the Hypotheses of `search`; settings: (beam, count, end)."""
+  def _traced_search(self, variables, settings, state, source=None):
+    """Returns the Hypotheses of `search`; settings: (beam, count, end).
+
+    The hypotheses of a row share its source, which is not copied.
+    """
     beam, count, end = settings
     B, K = len(state.recent_BN), beam.beams
     over_axes = lambda f, state: jax.tree.map(
@@ -326,17 +351,18 @@ class Decoder:
 
     def step(state, tokens_BK):
       flat = over_axes(lambda a: a.reshape(B * K, *a.shape[2:]), state)
-      flat, logits_NV = self._step(variables, flat, tokens_BK.reshape(-1))
+      tokens_N = tokens_BK.reshape(-1)
+      flat, logits_NV = self._step(variables, flat, tokens_N, source)
       return by_row(flat), logits_NV.reshape(B, K, -1)
 
     state, first_B = by_row(state.repeat(K)), state.pending_B
     return beam(step, state, first_B, count, end)
 
-  def _step(self, variables, state, tokens_B):
+  def _step(self, variables, state, tokens_B, source=None):
     """Reads one token of each row; returns the next state and logits_BV."""
     state = self._begin_segment(variables, state)
     decode_state, logits_BV = self._stepper.decode_step(
-      variables, state.decode_state, tokens_B
+      variables, state.decode_state, tokens_B, source
     )
     state = state.replace(decode_state=decode_state, count=state.count + 1)
     return state, logits_BV

@@ -1,4 +1,4 @@
-"""Layer whose tokens attend to a window, and optionally to memory slots."""
+"""Layer whose tokens attend to a window, to memory slots, to an encoder."""
 
 from collections.abc import Callable
 import functools
@@ -33,6 +33,9 @@ from meliad_rec.metrics import state_use
 class Layer(nn.Module):
   """Attention, then an MLP, each with a norm before it or after its sum.
 
+  If `config.cross` is True, attention to a source, the output of an encoder,
+  lies between them.
+
   The norms are before the sublayers unless `config.post_norm` is True.
 
   Attributes:
@@ -62,6 +65,8 @@ class Layer(nn.Module):
     self.attention = attention()
     if self.sequential:
       self.memory_attention = attention()
+    if config.cross:
+      self.cross_attention = cross_attention(config, residual)
     self.mlp_norm = config.norm(dtype=config.dtype)
     residual = functools.partial(
       residual,
@@ -85,6 +90,20 @@ class Layer(nn.Module):
   def kv(self, n_BTD, mask_BT, unnormalized=False) -> KV:
     return self.attention.kv(n_BTD, mask_BT, unnormalized)
 
+  def source(self, encoded_BSD, mask_BS) -> KV:
+    """Returns keys and values of an encoded sequence; see Cell.source.
+
+    Raises:
+      ValueError: `config.cross` is False.
+    """
+    if not self.config.cross:
+      raise ValueError(
+        'The model has an encoder, but its layers have no attention to it. Set '
+        'layer_config.LayerConfig.cross = True, as options/encoder/transformer '
+        'does.'
+      )
+    return self.cross_attention.kv(encoded_BSD, mask_BS)
+
   def __call__(
     self,
     x_BTD,
@@ -93,6 +112,7 @@ class Layer(nn.Module):
     memory: KV | None = None,
     newest: KV | None = None,
     first=None,
+    source: KV | None = None,
   ):
     """Returns y_BTD, the residual stream after the layer.
 
@@ -106,6 +126,7 @@ class Layer(nn.Module):
       first: int, position of the first token in the segment. If it is given,
         dropout of attention to past and of hidden units has a mask for each
         position, and does not depend on which tokens are processed at once.
+      source: the result of the method `source`; None means that there is none.
     """
     attention = self.attention
     heads = [attention.attend_window(n_BTD, past, first)]
@@ -118,26 +139,33 @@ class Layer(nn.Module):
       attention.sow_memory(n_BTD[:, -W:], past.mask[:, -W:], newest)
     if memory is not None:
       heads.append(attention.attend_memory(n_BTD, memory))
-    return self.mlp_output(attention.project(x_BTD, *heads), first)
+    return self.mlp_output(attention.project(x_BTD, *heads), first, source)
 
-  def output(self, x_BTD, *heads_BTF):
+  def output(self, x_BTD, *heads_BTF, source: KV | None = None):
     """Returns y_BTD, the residual stream after the layer.
 
     Args:
       x_BTD: the residual stream before the layer.
       *heads_BTF: results of attention, as in Attention.project.
+      source: see `__call__`.
     """
-    return self.mlp_output(self.attention.project(x_BTD, *heads_BTF))
+    x_BTD = self.attention.project(x_BTD, *heads_BTF)
+    return self.mlp_output(x_BTD, source=source)
 
-  def mlp_output(self, x_BTD, first=None):
+  def mlp_output(self, x_BTD, first=None, source: KV | None = None):
     """Returns y_BTD, the residual stream after the layer.
 
     Args:
-      x_BTD: the residual stream after attention.
-      first: see `__call__`.
+      x_BTD: the residual stream after attention to past and to memory.
+      first, source: see `__call__`.
+
+    Raises:
+      ValueError: there is no source, although `config.cross` is True.
     """
     attended, output = SUMS
     x_BTD = checkpoint_name(x_BTD, attended)
+    if self.config.cross:
+      x_BTD = self.cross_attention.read_source(x_BTD, source)
     if self.config.post_norm:
       y_BTD = self.mlp_norm(self.mlp(x_BTD, x_BTD, first))
     else:
@@ -295,6 +323,27 @@ class Attention(nn.Module):
     name = 'token_to_state' if self.in_order else 'state_to_token'
     return self.attend_slots(q_BWHK, scale_H, memory, name).reshape(B, T, -1)
 
+  def read_source(self, x_BTD, source: KV | None):
+    """Returns the residual stream joined with attention to a source.
+
+    Args:
+      x_BTD: the residual stream.
+      source: keys and values of an encoded sequence, in B rows or in fewer;
+        see `attend_slots`.
+
+    Raises:
+      ValueError: there is no source.
+    """
+    if source is None:
+      raise ValueError(
+        'Layers attend to the output of an encoder, but the model has none. '
+        'Set model.Model.encoder, as options/encoder/transformer does, or '
+        'layer_config.LayerConfig.cross = False.'
+      )
+    n_BTD = self.pre_norm(x_BTD)
+    heads_BTF = self.attend_slots(*self.query(n_BTD), source, 'token_to_source')
+    return self.project(x_BTD, heads_BTF)
+
   def sow_memory(self, n_BTD, mask_BT, memory: KV) -> None:
     """Sows the entropy of attention to memory; see state_use.sow_attention.
 
@@ -313,14 +362,18 @@ class Attention(nn.Module):
 
     Args:
       q_BTHK, scale_H: the results of a Query.
-      kv: keys and values.
+      kv: keys and values, in B rows, or in fewer that each serve equally many
+        consecutive rows of queries, such as the hypotheses of a beam search.
       picture: name in pictures.AXES of the attention weights.
     """
+    B, T = q_BTHK.shape[:2]
     dropout, kv = self.probability_dropout(), kv.normalized()
+    q_BTHK = q_BTHK.reshape(len(kv.mask), -1, *q_BTHK.shape[2:])
     inputs = MemoryInputs(q_BTHK, kv.k, kv.v, kv.mask, scale_H)
     pictures.sow(self, picture, lambda: memory_weights(inputs))
     form = self.config.attention
-    return merge_heads(memory_attention(inputs, dropout, form))
+    y_BTHK = memory_attention(inputs, dropout, form)
+    return merge_heads(y_BTHK).reshape(B, T, -1)
 
   def project(self, x_BTD, *heads_BTF):
     """Returns the residual stream joined with heads, [B, T, D].
@@ -347,6 +400,24 @@ class Attention(nn.Module):
     if not self.attention_rate or not self.has_rng('dropout'):
       return None
     return Dropout(self.make_rng('dropout'), self.attention_rate, first)
+
+
+def cross_attention(config: LayerConfig, join: Callable) -> Attention:
+  """Returns attention to the output of an encoder, with its own projections.
+
+  Keys and values have no positions: the encoder's output has them.
+
+  Args:
+    config: sizes and choices of the layer.
+    join: a class of gates.py.
+  """
+  return Attention(
+    config,
+    in_order=False,
+    rate=config.dropout,
+    attention_rate=config.attention_rate,
+    join=join,
+  )
 
 
 class FeedForward(nn.Module):

@@ -111,6 +111,8 @@ class LayerConfig(TransformerConfig):
     depth: number of layers L in the stack; the initial weights of output maps
       are divided by sqrt(2 L), except in gates. None means that they are not
       divided.
+    cross: whether tokens also attend to the output of an encoder, between
+      attention to the window and the MLP.
     post_norm: whether norms are applied to the sum of the residual stream and
       the result of a sublayer (Vaswani et al. 2017), instead of before the
       sublayer. State vectors always have the norm before: gates take the place
@@ -143,6 +145,7 @@ class LayerConfig(TransformerConfig):
   activation: Callable = jax.nn.relu
   mlp_bias: bool = False
   depth: int | None = None
+  cross: bool = False
   post_norm: bool = False
   attention_dropout: float | None = None
   hidden_dropout: float = 0.0

@@ -31,6 +31,7 @@ def objective(
   targets_BT: jax.Array,
   z_loss: float = 0.0,
   label_smoothing: float = 0.0,
+  smooth_target: bool = True,
 ) -> jax.Array:
   """Returns the loss to minimize for each token, in nats: [B, T].
 
@@ -44,6 +45,8 @@ def objective(
     label_smoothing: share of the target's probability that is spread evenly
       over the vocabulary, except over ids that are masked (whose logit is the
       constant NEVER). The entropy of the smoothed target is not subtracted.
+    smooth_target: whether the target gets an even part of this share too. If
+      False, only the other ids get it, as in fairseq.
 
   Raises:
     ValueError: z_loss is below 0, or label_smoothing is outside [0, 1).
@@ -64,7 +67,11 @@ def objective(
     can_be_BTV = logits_BTV > NEVER / 2
     mean_BT = jnp.mean(logits_BTV, -1, dtype=jnp.float32, where=can_be_BTV)
     even_BT = log_z_BT - mean_BT
-    nats_BT = (1 - label_smoothing) * nats_BT + label_smoothing * even_BT
+    share = label_smoothing
+    if not smooth_target:
+      count_BT = jnp.sum(can_be_BTV, -1)
+      share = share * count_BT / (count_BT - 1)
+    nats_BT = (1 - share) * nats_BT + share * even_BT
   if z_loss:
     nats_BT = nats_BT + z_loss * jnp.square(log_z_BT)
   return nats_BT

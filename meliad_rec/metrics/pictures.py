@@ -27,6 +27,7 @@ AXES = {
   # 'back' 0 is the nearest key that a token may see: itself or the one before.
   'token_to_token': ('token', 'head', 'back'),
   'token_to_state': ('token', 'head', 'slot'),
+  'token_to_source': ('token', 'head', 'source'),
   'state_to_state': ('slot', 'head', 'other_slot'),
   # The keys are the tokens that a state vector sees, oldest first.
   'state_to_token': ('slot', 'head', 'key'),

@@ -36,10 +36,18 @@ State = Any  # A pytree; every leaf is [B, ...]; the same shapes in and out.
 
 
 class Block(struct.PyTreeNode):
-  """Consecutive tokens of each row, at most a segment: leaves [B, T, ...]."""
+  """Consecutive tokens of each row, at most a segment: [B, T, ...]."""
 
   x: jax.Array  # [B, T, D] activations.
   mask: jax.Array  # [B, T] bool, False at padding.
+  # The result of Cell.source, which is that of the whole row and is not cut
+  # into blocks; None if the model has no encoder.
+  source: Any = None
+
+  @property
+  def sources(self) -> tuple:
+    """A tuple of the source, or an empty one if there is none."""
+    return () if self.source is None else (self.source,)
 
 
 class Cell(nn.Module, kw_only=True):
@@ -103,6 +111,27 @@ class Cell(nn.Module, kw_only=True):
       The state after these tokens, and the outputs y_BTD.
     """
     raise NotImplementedError
+
+  def source(self, encoded_BSD: jax.Array, mask_BS: jax.Array) -> Any:
+    """Returns what the cell's tokens read of an encoded sequence.
+
+    It is computed once for each row, and is the same for all of its tokens.
+
+    Args:
+      encoded_BSD: outputs of an encoder.
+      mask_BS: bool, False at padding, which no token attends to.
+
+    Returns:
+      A pytree of [B, ...]: keys and values for each layer.
+
+    Raises:
+      ValueError: the cell has no attention to a source.
+    """
+    raise ValueError(
+      f'{type(self).__name__} cannot attend to the output of an encoder. '
+      'Choose arch/window, block_recurrent, feedback or lstm, or remove '
+      'model.Model.encoder.'
+    )
 
   def cast_params(self, params):
     """Returns the cell's parameters in the dtypes that its products take.
@@ -209,8 +238,10 @@ def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
     if slots_BSD is not None:
       sow_slots(cell, slots_BSD[:, None], state, segment.mask[:, None])
     return state, y_BTD
-  blocks = jax.tree.map(lambda a: to_blocks(a, W), segment)
-  state, y = scan_blocks(lambda c, s, b: c(s, b), cell, state, blocks)
+  source = segment.source
+  blocks = jax.tree.map(lambda a: to_blocks(a, W), segment.replace(source=None))
+  call = lambda c, s, b: c(s, b.replace(source=source))
+  state, y = scan_blocks(call, cell, state, blocks)
   return state, y.reshape(B, T, *y.shape[3:])
 
 

@@ -17,9 +17,18 @@ def check_data_compatible(
     segment: number of tokens of each row that the model reads at once.
     setting: name of the setting that gives `segment`, such as SEGMENT.
   """
+  if documents.have_sources != (model.encoder is not None):
+    remedy = 'Choose a task of pairs, or remove model.Model.encoder.'
+    if documents.have_sources:
+      remedy = 'Add --gin_file=options/encoder/transformer.'
+    raise ValueError(
+      f'These documents {"have" if documents.have_sources else "have no"} '
+      f'sources, but the model has {"an" if model.encoder else "no"} encoder '
+      f'to read them. {remedy}'
+    )
   if model.head is not None:
     _check_labels(model.head, documents)
-  elif documents.first_lengths is not None:
+  elif documents.first_lengths is not None and not documents.have_sources:
     raise ValueError(
       'These documents are pairs of sequences, but the model has no head for '
       'pairs. Set model.Model.head = @heads.Matcher().'
@@ -55,6 +64,11 @@ def least_segment(model: Model, documents: Documents) -> int:
 
 def check_can_generate(model: Model) -> None:
   """Raises ValueError if a model cannot generate text."""
+  if model.encoder is not None:
+    raise ValueError(
+      'The model has an encoder, and writes only the targets of sources. Set '
+      'SAMPLE = 0 for training, or use meliad-rec translate.'
+    )
   if model.head is not None:
     raise ValueError(
       f'The model has a {type(model.head).__name__}, which predicts labels, '

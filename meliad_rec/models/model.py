@@ -1,5 +1,7 @@
 """The model: token ids in, logits of the next token or of labels out.
 
+With an encoder, the ids of a second sequence, the source, go in as well.
+
 A segment is the tokens of each row that one call reads. In tasks that compare
 two sequences (pairs), each half of a row holds one of them, and cell and head
 treat the halves as separate rows. The state of a model is that of its cell, or
@@ -44,6 +46,12 @@ class Model(nn.Module):
       of each segment, an ablation; see Cell.clear.
     head: a head of heads.py, which predicts labels. None means that the model
       predicts the next token.
+    encoder: module (x_BSD, mask_BS) -> y_BSD, such as
+      transformer.EncoderLayers. The model then maps sequences to sequences: it
+      predicts the next token of a target, and the cell attends to the encoder's
+      output for a source. Both sequences share the embedding. None means that
+      there is no source.
+    encoder_norm: a class of norms.py, for the encoder's output.
   """
 
   vocab: int
@@ -57,6 +65,8 @@ class Model(nn.Module):
   final_norm: Callable[..., nn.Module] = RMSNorm
   clear_state: bool = False
   head: Head | None = None
+  encoder: nn.Module | None = None
+  encoder_norm: Callable[..., nn.Module] = RMSNorm
 
   def setup(self):
     if self.clear_state and not self.cell.is_recurrent:
@@ -75,6 +85,13 @@ class Model(nn.Module):
     if self.head is not None:
       self.head.check(self.embed)
     self.norm = self.final_norm(dtype=self.dtype)
+    if self.encoder is not None:
+      if self.head is not None:
+        raise ValueError(
+          'A model predicts a target with an encoder, or labels with a head, '
+          'but not both. Remove model.Model.encoder or model.Model.head.'
+        )
+      self.source_norm = self.encoder_norm(dtype=self.dtype)
     self.drop = TiledDropout(self.dropout)
     self.drop_embedding = TiledDropout(self.embedding_dropout)
 
@@ -90,14 +107,18 @@ class Model(nn.Module):
       head = self.head.initial_state(rows, self.d_model)
     return self.join_state(self.cell.initial_state(rows), head)
 
-  def __call__(self, state, tokens_BT, start_B, mask_BT):
+  def __call__(self, state, tokens_BT, start_B, mask_BT, source_BS=None):
     """Returns the state after a segment, and its logits.
+
+    A segment of a model with an encoder is a whole target, so its state before
+    and after the segment is ().
 
     Args:
       state: the state before the segment.
       tokens_BT: int ids; for pairs, one sequence in each half of a row.
       start_B: bool, True at rows that begin a document; their state is reset.
       mask_BT: bool, False at padding.
+      source_BS: int ids of the sources, 0 at padding; None without an encoder.
 
     Returns:
       The state, and logits_BTV float32 of the next token after each token, or
@@ -116,6 +137,9 @@ class Model(nn.Module):
       )
     apart = lambda a_BT: a_BT.reshape(B * self.sequences, -1)
     block = self.block(apart(tokens_BT), apart(mask_BT))
+    if self.encoder is not None:
+      block = block.replace(source=self.source(source_BS))
+      state = self.initial_state(B)
     cell, head = reset(
       jnp.repeat(start_B, self.sequences),
       self.split_state(self.initial_state(B)),
@@ -126,7 +150,19 @@ class Model(nn.Module):
     cell, y_BTD = run(self.cell, cell, block)
     summary = lambda: self.cell.memory_slots(cell)
     head, logits_BTV = self.apply_head(head, y_BTD, block.mask, summary)
+    if self.encoder is not None:
+      return (), logits_BTV
     return self.join_state(cell, head), logits_BTV
+
+  def source(self, source_BS) -> Any:
+    """Encodes sources; returns the Block.source of their rows.
+
+    Args:
+      source_BS: int ids, 0 at padding.
+    """
+    block = self.block(source_BS, source_BS != 0)
+    encoded_BSD = self.source_norm(self.encoder(block.x, block.mask))
+    return self.cell.source(encoded_BSD, block.mask)
 
   def parts(self, state: State) -> dict[str, Any]:
     """Returns the recurrent part of the cell's state; see Cell.parts."""
@@ -160,12 +196,14 @@ class Model(nn.Module):
     cell, head = self.split_state(state)
     return self.join_state(self.cell.to_decode_state(cell), head)
 
-  def decode_step(self, decode_state: State, tokens_B):
+  def decode_step(self, decode_state: State, tokens_B, source=None):
     """Reads one token of each document.
 
     Args:
       decode_state: the result of `to_decode_state`, or of the previous call.
       tokens_B: int ids; [B, 2] for pairs.
+      source: the result of the method `source`, or None without an encoder. If
+        it has fewer than B rows, each serves equally many consecutive rows.
 
     Returns:
       The new decode state, and logits_BV float32 after this token. If the head
@@ -173,6 +211,7 @@ class Model(nn.Module):
     """
     tokens_B1 = tokens_B.reshape(-1, 1)
     block = self.block(tokens_B1, jnp.ones(tokens_B1.shape, bool))
+    block = block.replace(source=source)
     cell, head = self.split_state(decode_state)
     cell, y_B1D = self.cell.decode_step(cell, block)
     summary = lambda: self.cell.memory_slots(self.cell.to_segment_state(cell))
@@ -255,7 +294,8 @@ def initialize(model: Model, rng: jax.Array, batch: int, segment: int):
   def initialize_all(m):
     state = m.initial_state(batch)
     start_B, mask_BT = jnp.ones(batch, bool), jnp.ones(tokens_BT.shape, bool)
-    return m(state, tokens_BT, start_B, mask_BT)
+    source_BS = None if model.encoder is None else tokens_BT
+    return m(state, tokens_BT, start_B, mask_BT, source_BS)
 
   return model.init(rng, method=initialize_all)['params']
 
@@ -264,8 +304,11 @@ def empty_carry(model: Model, params, batch: int) -> State:
   """Returns zeros shaped as the model's state, the carry before the first step.
 
   The carry is the state that is passed from segment to segment. The zeros are
-  never used, because the first segment of every row begins a document.
+  never used, because the first segment of every row begins a document. The
+  carry of a model with an encoder is ().
   """
+  if model.encoder is not None:
+    return ()
   shapes = jax.eval_shape(
     lambda p: model.apply({'params': p}, batch, method='initial_state'), params
   )

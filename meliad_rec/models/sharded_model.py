@@ -125,9 +125,7 @@ class ShardedModel:
     return self.model.apply(
       {'params': params},
       carry,
-      batch.tokens_BT,
-      batch.start_B,
-      batch.mask_BT,
+      *batch.inputs,
       rngs={'dropout': jax.random.key(0)},
     )
 
@@ -156,9 +154,7 @@ def eval_step(
   (carry, logits_BTV), sown = model.apply(
     {'params': all_gather_params(params, stacked=False)},
     carry,
-    batch.tokens_BT,
-    batch.start_B,
-    batch.mask_BT,
+    *batch.inputs,
     mutable=[metrics.COLLECTION],
   )
   scores = TokenScores(
@@ -208,9 +204,7 @@ def ablations(
   pair_B = goes_on_B & jnp.roll(goes_on_B, 1) & (len(goes_on_B) > 1)
 
   def cost(other: State, rows_B) -> MeanMetric:
-    _, logits_BTV = model.apply(
-      variables, other, batch.tokens_BT, batch.start_B, batch.mask_BT
-    )
+    _, logits_BTV = model.apply(variables, other, *batch.inputs)
     other_BT = losses.cross_entropy(logits_BTV, batch.targets_BT)
     counted_BT = batch.scored_BT & rows_B[:, None]
     return MeanMetric(

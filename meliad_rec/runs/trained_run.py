@@ -5,6 +5,7 @@ run.generate('def main(', tokens=100)[0]
 run.evaluate(open('book.txt').read())['bits_per_byte']
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -22,12 +23,15 @@ from meliad_rec.config.saved import MODEL
 from meliad_rec.config.saved import SavedConfig
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.documents import Documents
+from meliad_rec.data.pairs import end_of_line
+from meliad_rec.data.pairs import line_ids
 from meliad_rec.data.text import document
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.distributed import partition
 from meliad_rec.evaluation.evaluation import evaluate
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.generation import saved_state
+from meliad_rec.generation.beam import BeamSearch
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.decoder import DecoderState
 from meliad_rec.generation.sampling import check_count
@@ -213,6 +217,61 @@ class TrainedRun(ObservedRun):
     for pieces in self._pieces(prompt, tokens, sampler, seed, samples):
       texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
     return texts
+
+  def translate(
+    self,
+    lines: Sequence[str],
+    beam: BeamSearch | None = None,
+    tokens: int | None = None,
+    on_progress: Callable[[int], None] = lambda lines: None,
+  ) -> list[str]:
+    """Returns the most likely target of each source, found by a beam search.
+
+    Args:
+      lines: the sources, without newlines.
+      beam: settings of the search; None: BeamSearch().
+      tokens: greatest number of tokens of a target. None: 1.2 times as many as
+        the longest source of a batch, plus 10.
+      on_progress: called after each batch with the number of sources so far.
+
+    Raises:
+      ValueError: the model has no encoder, or a source is not a single line.
+    """
+    model, mesh = self.sharded.model, self.sharded.mesh
+    if model.encoder is None:
+      raise ValueError(
+        'This model has no encoder, so it cannot translate. Use meliad-rec '
+        'generate.'
+      )
+    if tokens is not None:
+      check_count('tokens', tokens, 1)
+    for number, line in enumerate(lines):
+      check_text(f'Source {number}', line)
+      if '\n' in line:
+        raise ValueError(
+          f'Source {number} has several lines. Give one line for each source.'
+        )
+    decoder = Decoder(model, self.params, self.sharded.segment, mesh=mesh)
+    end = end_of_line(self.vocabulary)
+    ids = [line_ids(line, self.vocabulary) for line in lines]
+    # Sources of about the same length share a batch.
+    order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+    rows, targets = self.rows(len(ids)), [''] * len(ids)
+    for begin in range(0, len(order), rows):
+      part = order[begin : begin + rows]
+      S = -(-len(ids[part[0]]) // 16) * 16  # Few shapes are compiled.
+      source_BS = np.zeros((rows, S), np.int32)
+      for row, i in enumerate(part):
+        source_BS[row, : len(ids[i])] = ids[i]
+      count = S * 6 // 5 + 10 if tokens is None else tokens
+      found = decoder.translate(source_BS, count, beam or BeamSearch(), end)
+      for i, ids_L in zip(
+        part, np.asarray(found.tokens_BKL)[:, 0], strict=False
+      ):
+        real = (ids_L != 0) & (ids_L != end)
+        targets[i] = self.vocabulary.decode(ids_L[real])
+      on_progress(begin + len(part))
+    return targets
 
   def stream(
     self,

@@ -25,10 +25,12 @@ class Frames:
 
   Args:
     frames: steps of all agents in all environments in a training step.
+    segment: steps of each agent in one environment.
   """
 
-  def __init__(self, frames: int):
+  def __init__(self, frames: int, segment: int):
     self._frames, self._step = frames, 0
+    self.segments = {segment}
     self.local_rows = np.zeros(0, int)  # Agents read no rows of data.
 
   def __iter__(self) -> Iterator:

@@ -26,6 +26,8 @@ _MACROS = {
   'batch': 'BATCH',
   'segment': 'SEGMENT',
   'steps': 'STEPS',
+  'source_segment': 'SOURCE_SEGMENT',
+  'buckets': 'BUCKETS',
   'log_every': 'LOG_EVERY',
   'eval_every': 'EVAL_EVERY',
   'save_every': 'SAVE_EVERY',
@@ -63,6 +65,10 @@ class Experiment:
     segment: tokens of each document per step; gradients reach this far back. A
       token of an agent is one observation and the action after it.
     steps: number of training steps.
+    source_segment: maximum tokens of a source. None: as many as in a segment;
+      only for a model with an encoder.
+    buckets: number of lengths to which sources and targets are padded; see
+      PairBatches. A model without an encoder has 1.
     shorter_first: initial steps with shorter segments; None: no such steps.
     seed: seed for parameters, dropout and the order of documents.
     mesh: makes the mesh of devices.
@@ -102,6 +108,8 @@ class Experiment:
   batch: int
   segment: int
   steps: int
+  source_segment: int | None = None
+  buckets: int = 1
   shorter_first: ShorterFirst | None = None
   seed: int = 0
   mesh: Callable[[], jax.sharding.Mesh] = partition.make_mesh
@@ -123,6 +131,7 @@ class Experiment:
 
   def __post_init__(self):
     positive = ('batch', 'segment', 'steps', 'keep', 'patience')
+    positive += ('source_segment', 'buckets')
     for name in (*positive, 'log_every', 'eval_every', 'save_every'):
       value = getattr(self, name)
       if value is not None and value < 1:
@@ -155,6 +164,11 @@ class Experiment:
         f'{first.segment} of {self.segment} tokens and {first.steps} of '
         f'{self.steps} steps. Lower them.'
       )
+
+    for name in 'segment', 'source_segment':
+      size = getattr(self, name) or self.segment
+      if size % 2 ** (self.buckets - 1):
+        raise _wrong(name, size, f'a multiple of {2 ** (self.buckets - 1)}')
 
   @property
   def best_is(self) -> str:
@@ -192,8 +206,10 @@ class Experiment:
         ema_decay=self.ema_decay,
         env=self.env,
       )
+    model = self.model(self.data.vocabulary.size)
+    sources = self.source_segment or self.segment
     return TrainProgram(
-      model=self.model(self.data.vocabulary.size),
+      model=model,
       mesh=self.mesh(),
       segment=self.segment,
       optimizer=self.optimizer,
@@ -201,24 +217,30 @@ class Experiment:
       rows=self.batch,
       ema_decay=self.ema_decay,
       halting_warmup=self.halting_warmup,
+      source_segment=None if model.encoder is None else sources,
     )
 
   @functools.cached_property
-  def first_program(self) -> TrainProgram:
-    """The training step of the initial steps; needs shorter_first.
+  def programs(self) -> dict[int, TrainProgram]:
+    """The training steps, {tokens of a row: TrainProgram}.
 
-    It differs from `program` only in its shorter segments. Both have the same
-    train state, so training passes it from one to the other.
+    Apart from `program`, there are that of shorter_first, and those of shorter
+    buckets, which have more rows. All have the same train state, so training
+    passes it from one to another.
     """
-    return dataclasses.replace(self.program, segment=self.shorter_first.segment)
-
-  def program_of(self, step: int) -> TrainProgram:
-    """Returns the TrainProgram of a training step; steps count from 0.
-
-    The steps of shorter_first have a program for shorter segments.
-    """
-    first = self.shorter_first
-    return self.first_program if first and step < first.steps else self.program
+    replace = functools.partial(dataclasses.replace, self.program)
+    segments = {self.segment: self.program}
+    if self.shorter_first:
+      first = self.shorter_first.segment
+      segments[first] = replace(segment=first)
+    for i in range(1, self.buckets):
+      source, times = self.program.source_segment, 2**i
+      segments[self.segment // times] = replace(
+        segment=self.segment // times,
+        source_segment=source and source // times,
+        rows=self.batch * times,
+      )
+    return segments
 
 
 def _wrong(name: str, value, needed: str) -> ValueError:

@@ -127,7 +127,7 @@ class Meter(StepMeter):
 
   def __init__(self, program: TrainProgram, documents: Documents):
     super().__init__(program)
-    self.tokens_per_epoch = len(documents.tokens)
+    self.tokens_per_epoch = documents.tokens_read
     self.bytes_per_token = documents.bytes_.sum() / self.tokens_per_epoch
     self.labelled = documents.labels is not None
 

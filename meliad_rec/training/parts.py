@@ -11,6 +11,7 @@ from typing import Protocol
 
 from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.lanes import Position
+from meliad_rec.data.pair_batches import PairBatches
 from meliad_rec.distributed.partition import local_rows
 from meliad_rec.report.console import counted
 from meliad_rec.report.report import Report
@@ -31,6 +32,10 @@ class Stream(Protocol):
   """
 
   local_rows: Any
+
+  @property
+  def segments(self) -> set[int]:
+    """All numbers of tokens of a row that batches may have."""
 
   @property
   def position(self) -> Position: ...
@@ -86,14 +91,22 @@ def _text(experiment: Experiment) -> Parts:
   described = counted(len(documents), 'document')
   if source := getattr(experiment.data, 'description', ''):
     described += f' ({source})'
+  read: Callable[..., Stream] = Lanes
+  options: dict[str, Any] = {'shorter_first': experiment.shorter_first}
+  if documents.have_sources:
+    read = PairBatches
+    options = {
+      'source_segment': experiment.program.source_segment,
+      'buckets': experiment.buckets,
+    }
   return Parts(
-    stream=Lanes(
+    stream=read(
       documents,
       experiment.batch,
       experiment.segment,
       seed=experiment.seed,
-      shorter_first=experiment.shorter_first,
       local_rows=local_rows(experiment.program.mesh, experiment.batch),
+      **options,
     ),
     validation=validation,
     meter=Meter(experiment.program, documents),
@@ -112,7 +125,7 @@ def _agents(experiment: Experiment) -> Parts:
   program, validation = experiment.program, agents.AgentValidation(experiment)
   frames = program.objective.agents * experiment.batch * experiment.segment
   return Parts(
-    stream=agents.Frames(frames),
+    stream=agents.Frames(frames, experiment.segment),
     validation=validation,
     meter=agents.AgentMeter(program),
     identities={

@@ -34,6 +34,7 @@ class TrainProgram(ShardedModel):
     ema_decay: decay of the moving average of the parameters; None: no average.
     halting_warmup: steps over which the weight of the halting loss rises to its
       full value; 0 disables the warm-up.
+    source_segment: tokens of the source of each row; None without an encoder.
   """
 
   optimizer: Optimizer
@@ -41,6 +42,7 @@ class TrainProgram(ShardedModel):
   rows: int
   ema_decay: float | None = None
   halting_warmup: int = 0
+  source_segment: int | None = None
 
   @functools.cached_property
   def shapes(self) -> TrainState:
@@ -71,7 +73,9 @@ class TrainProgram(ShardedModel):
     def shape(dtype, *axes):
       return jax.ShapeDtypeStruct((rows, *axes), dtype, sharding=sharding)
 
+    sources = self.source_segment
     return Batch(
+      source_BS=None if sources is None else shape(jnp.int32, sources),
       tokens_BT=shape(jnp.int32, self.segment),
       targets_BT=shape(jnp.int32, self.segment),
       mask_BT=shape(bool, self.segment),

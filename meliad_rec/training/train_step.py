@@ -106,9 +106,7 @@ def train_step(
     (carry, logits_BTV), sown = model.apply(
       {'params': all_gather_params(params, stacked=False)},
       jax.lax.stop_gradient(state.carry),
-      batch.tokens_BT,
-      batch.start_B,
-      batch.mask_BT,
+      *batch.inputs,
       rngs={'dropout': rng},
       mutable=['losses', metrics.COLLECTION],
     )

@@ -32,6 +32,7 @@ from meliad_rec.training import parts
 from meliad_rec.training.experiment import Experiment
 from meliad_rec.training.goodput import Goodput
 from meliad_rec.training.profile import Profile
+from meliad_rec.training.program import TrainProgram
 from meliad_rec.training.progress import Progress
 
 
@@ -115,10 +116,12 @@ class Run:
       self.finished = self.step == self.saved and self._is_at_end()
       if self.step < self.experiment.steps:
         with self.goodput.on('compile'), at_once():
-          for step in {self.step, self.experiment.steps}:
-            program = self.experiment.program_of(step)
+          for segment in sorted(self.lanes.segments):
+            program = self.experiment.programs[segment]
             _ = program.train_step
-            self.probe(program.empty_batch(len(self.lanes.local_rows)))
+            times = program.rows // self.experiment.batch
+            rows = len(self.lanes.local_rows) * times
+            self.probe(program.empty_batch(rows))
           _ = fingerprints(self.state)
         logging.info('Compiled in %.1f s.', self.goodput.seconds['compile'])
       self.report = Report(
@@ -242,10 +245,10 @@ class Run:
     """
     self.meter.start()
     self.batch, self.position = next(batches)
-    program = self.experiment.program_of(self.step)
+    program = self.program_of(self.batch)
     self.step += 1
     with self.goodput.on('step'), self.profile.step(self.step):
-      batch = program.put(self.batch, self.experiment.batch)
+      batch = program.put(self.batch, program.rows)
       self.state, sums = program.train_step(self.state, batch)
       self.read()
     self.unread = self.step, self.position['tokens'], self.batch, sums
@@ -316,7 +319,14 @@ class Run:
 
     The carry is empty. `begin` compiles what this needs.
     """
-    return probe(self.program, self.state.params, batch, self.experiment.batch)
+    rows = self.program_of(batch).rows
+    return probe(self.program, self.state.params, batch, rows)
+
+  def program_of(self, batch: Batch) -> TrainProgram:
+    """Returns the training step for batches of this shape."""
+    if not isinstance(batch, Batch):
+      return self.program
+    return self.experiment.programs[batch.tokens_BT.shape[1]]
 
   def save(self, metrics: dict[str, float] | None) -> None:
     """Starts to save the run.

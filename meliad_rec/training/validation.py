@@ -71,7 +71,7 @@ class Validation:
       {metric: value}; None if `stop` ended the evaluation.
     """
     experiment = self._experiment
-    countdown = Countdown(int(self.documents.lengths.sum()), 'tokens')
+    countdown = Countdown(self.documents.tokens_read, 'tokens')
     with contextlib.closing(countdown):
       metrics = evaluate(
         experiment.program,

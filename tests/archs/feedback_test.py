@@ -146,8 +146,8 @@ def test_dropout_is_that_of_the_plain_scan(compose, share_keys):
 
   def outcome(scan):
     def run(p, block):
-      facts = mask_BS, jax.random.key(7)
-      return scan(cell.pure(W), p['p'], p['memory'], block.x, facts)
+      facts = mask_BS, jax.random.key(7), ()
+      return scan(cell.pure(W), (p['p'], []), p['memory'], block.x, facts)
 
     return cells.outcome(run, {'p': p, 'memory': memory}, block)
 
@@ -167,7 +167,7 @@ def test_memory_is_dropped_behind_the_norm_as_queries_are(share_keys):
 
   one = np.ones((B, 3, D), np.float32)
   kept = cell.apply(p, one, rngs={'dropout': rng}, method=entered)
-  kv = cell.pure(W).keys(p['params'], [one], (None, rng))
+  kv = cell.pure(W).keys((p['params'], []), [one], (None, rng))
   for i, (keep_BTD, (k, _)) in enumerate(zip(kept, kv, strict=True)):
     assert {*np.unique(keep_BTD)} == {0, 2}
     np.testing.assert_array_equal(keep_BTD, keep_BTD[:, :1].repeat(3, 1))

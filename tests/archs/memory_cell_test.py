@@ -114,7 +114,7 @@ def test_a_staircase_drops_nothing_of_its_memory():
   state = cell.apply({'params': params}, B, method='initial_state')
   written = jax.tree.map(jnp.ones_like, state.written)
   text = lambda rng: str(
-    jax.make_jaxpr(cell.pure(W).keys)(params, written, (None, rng))
+    jax.make_jaxpr(cell.pure(W).keys)((params, []), written, (None, rng))
   )
   assert text(None).count('= ') == text(jax.random.key(0)).count('= ')
 

@@ -149,7 +149,6 @@ def test_pairs_have_two_lengths():
     ({'first_lengths': np.array([1, 1])}, '2 first_lengths for 3'),
     ({'first_lengths': np.array([1, 0, 3])}, "'1' .* first_length 0"),
     ({'first_lengths': np.array([7, 1, 4])}, "'0' .* first_length 7"),
-    ({'labels': None}, 'labels'),
     ({'labels': np.ones(27)}, "'0' .* token 0 .* label 1"),
   ],
 )

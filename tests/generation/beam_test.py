@@ -175,3 +175,20 @@ def test_devices_gather_no_rows():
 def test_settings_are_checked(settings, message):
   with pytest.raises(ValueError, match=message):
     BeamSearch(**settings)
+
+
+def test_short_endings_do_not_hide_a_longer_and_likelier_hypothesis():
+  """At each step the end is second best; only the fifth token ends surely."""
+
+  def step(state, tokens_BK):
+    sure_BK = state >= 4
+    end_BK = jnp.where(sure_BK, 0.0, -6.0)
+    go_on_BK = jnp.where(sure_BK, -20.0, 0.0)
+    worse_BK = jnp.full(tokens_BK.shape, -9.0)
+    never_BK = jnp.full(tokens_BK.shape, -99.0)
+    logits = [never_BK, end_BK, go_on_BK, worse_BK]
+    return state + 1, jnp.stack(logits, -1)
+
+  state = jnp.zeros((1, 2), jnp.int32)
+  found = BeamSearch(2, 0.0)(step, state, jnp.zeros(1, jnp.int32), 9, 1)
+  assert found.tokens_BKL[0, 0].tolist() == [2, 2, 2, 2, 1, 0, 0, 0, 0]

@@ -48,10 +48,13 @@ def test_initial_segments_must_be_shorter_and_few(data, segment, steps):
 
 
 def test_the_program_is_made_of_the_settings(data):
-  sizes = []
-  made = tiny_run.experiment(
-    data, tiny_run.program(), model=sizes.append, halting_warmup=7
-  )
+  sizes, program = [], tiny_run.program()
+
+  def model(size):
+    sizes.append(size)
+    return program.model
+
+  made = tiny_run.experiment(data, program, model=model, halting_warmup=7)
   del made.__dict__['program']
   found = made.program
   assert (found.rows, found.segment) == (made.batch, made.segment)

@@ -1,0 +1,318 @@
+"""Pairs of texts, a source and its target: translation and summarization.
+
+A source and a target are one line each. Both end with the token of a newline,
+which ends what a model writes.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Protocol
+
+from absl import logging
+import numpy as np
+
+from meliad_rec.data.documents import count_words
+from meliad_rec.data.documents import Document
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.jsonl import numbered_lines
+from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.report.console import counted
+from meliad_rec.storage.workdir import expand_home
+
+# What {split} stands for in a path; the first file that exists is read.
+_NAMES = {'validation': ('validation', 'valid', 'val', 'dev')}
+
+
+class PairReader(Protocol):
+  """The interface of a source of pairs.
+
+  Attributes:
+    description: one line that describes the pairs in logs.
+    splits: names of the splits.
+  """
+
+  description: str
+  splits: tuple[str, ...]
+
+  def pairs(self, split: str) -> Iterator[tuple[str, str, str]]:
+    """Yields (name, source, target) of each pair in a fixed order."""
+
+  def read(self, split: str) -> Iterator[tuple[str, str]]:
+    """Yields (name, source and target as two lines), for a vocabulary."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+  """Pairs of lines of two files for each split.
+
+  Attributes:
+    source: pattern of the files of sources, such as 'data/{split}.en', in which
+      {split} stands for train, validation (or valid, val or dev) and test.
+      Other files that match are splits too, such as test_2016 in
+      data/test_2016.en.
+    target: pattern of the files of targets.
+    fetch: how to get the files, for the error message.
+
+  Raises:
+    ValueError: there are no files, they cannot be read, or two files of a split
+      have different numbers of lines. Raised on first use.
+  """
+
+  source: str
+  target: str
+  fetch: str | None = None
+
+  def __post_init__(self):
+    for name in 'source', 'target':
+      path = expand_home(getattr(self, name))
+      if path.count('{split}') != 1:
+        raise ValueError(
+          f"{name} must contain '{{split}}' once, got {path!r}. Set "
+          f'--{"path" if name == "source" else name} (in gin: {name.upper()}).'
+        )
+      object.__setattr__(self, name, path)
+
+  @property
+  def description(self) -> str:
+    names = Path(self.source).name, Path(self.target).name
+    return f'pairs: {" and ".join(names)}'
+
+  @functools.cached_property
+  def splits(self) -> tuple[str, ...]:
+    before, after = Path(self.source).name.split('{split}')
+    folder = Path(self.source).parent
+    found = {
+      path.name[len(before) : len(path.name) - len(after)]
+      for path in folder.glob(f'{before}*{after}')
+    }
+    known = [split for split in SPLITS if found & {*_names(split)}]
+    if 'train' not in known and not found:
+      how = f'{self.fetch} Or set' if self.fetch else 'Set'
+      raise ValueError(
+        f'There is no file {Path(self.source).absolute()}, where {{split}} is '
+        f'train, validation (or valid, val, dev) or test. {how} '
+        '--path (in gin: SOURCE) and --target (in gin: TARGET).'
+      )
+    others = found.difference(*(_names(split) for split in SPLITS))
+    return *known, *sorted(others)
+
+  def pairs(self, split: str) -> Iterator[tuple[str, str, str]]:
+    sources, targets = (
+      _lines(_file(pattern, split)) for pattern in (self.source, self.target)
+    )
+    if len(sources) != len(targets):
+      raise ValueError(
+        f'{_file(self.source, split)} has {len(sources)} lines, but '
+        f'{_file(self.target, split)} has {len(targets)}. Line n of one must '
+        'be the target of line n of the other.'
+      )
+    for number, pair in enumerate(zip(sources, targets, strict=True), 1):
+      yield f'{split}:{number}', *pair
+
+  def read(self, split: str) -> Iterator[tuple[str, str]]:
+    return ((name, f'{s}\n{t}\n') for name, s, t in self.pairs(split))
+
+
+@dataclasses.dataclass(frozen=True)
+class JsonPairs:
+  """Pairs of two fields of JSON objects, one per line.
+
+  A field is a string or a list of strings. The strings of a source are joined
+  with spaces. Of the targets in a list, such as several summaries, only the
+  first is used.
+
+  Attributes:
+    path: pattern such as 'data/{split}.jsonl'; {split} is as in Lines.
+    source: name of the field of the source.
+    target: name of the field of the target.
+    fetch: how to get the files, for the error message.
+
+  Raises:
+    ValueError: there are no files, they cannot be read, or a line is not an
+      object with both fields. Raised on first use.
+  """
+
+  path: str
+  source: str
+  target: str
+  fetch: str | None = None
+
+  def __post_init__(self):
+    object.__setattr__(self, 'path', expand_home(self.path))
+
+  @property
+  def description(self) -> str:
+    return f'pairs: {Path(self.path).name}, {self.source} and {self.target}'
+
+  @functools.cached_property
+  def splits(self) -> tuple[str, ...]:
+    found = tuple(s for s in SPLITS if _file(self.path, s).is_file())
+    if not found:
+      how = f'{self.fetch} Or set' if self.fetch else 'Set'
+      raise ValueError(
+        f'There is no file {Path(self.path).absolute()}, where {{split}} is '
+        f'train, validation (or valid, val, dev) or test. {how} '
+        '--path (in gin: JSONL).'
+      )
+    return found
+
+  def pairs(self, split: str) -> Iterator[tuple[str, str, str]]:
+    path = _file(self.path, split)
+    for number, line in numbered_lines(path):
+      try:
+        fields = json.loads(line)
+        sources, targets = (
+          [given] if isinstance(given, str) else list(given)
+          for given in (fields[self.source], fields[self.target])
+        )
+        pair = ' '.join(sources), targets[0]
+        one_line = [' '.join(text.split()) for text in pair]
+      except (ValueError, TypeError, LookupError, AttributeError):
+        raise ValueError(
+          f'{path}:{number} is not a JSON object with texts in '
+          f'{self.source!r} and {self.target!r}. Correct it, or set '
+          'SOURCE_FIELD and TARGET_FIELD.'
+        ) from None
+      yield f'{split}:{number}', one_line[0], one_line[1]
+
+  def read(self, split: str) -> Iterator[tuple[str, str]]:
+    return ((name, f'{s}\n{t}\n') for name, s, t in self.pairs(split))
+
+
+class Pairs:
+  """A dataset of pairs; tokenizes a split when it is first used.
+
+  Attributes:
+    source: the source of the pairs.
+    vocabulary: the vocabulary of both sequences.
+    max_tokens: pairs of train are left out if their source or their target has
+      more tokens than this, with the one that ends it. None leaves out none.
+    source_words: words of a source that are read, from its beginning; the rest
+      is cut off. None: all.
+
+  Raises:
+    ValueError: the source cannot be read, or a newline is not one token of the
+      vocabulary.
+  """
+
+  def __init__(
+    self,
+    source: PairReader,
+    vocabulary: Vocabulary,
+    max_tokens: int | None = None,
+    source_words: int | None = None,
+  ):
+    for name, value in (
+      ('max_tokens', max_tokens),
+      ('source_words', source_words),
+    ):
+      if value is not None and value < 1:
+        raise ValueError(
+          f'{name} must be None or at least 1, got {value}. Set {name.upper()}.'
+        )
+    self.source, self.vocabulary = source, vocabulary
+    self.max_tokens, self.source_words = max_tokens, source_words
+    self._documents: dict[str, Documents] = {}
+
+  @property
+  def description(self) -> str:
+    return self.source.description
+
+  @property
+  def splits(self) -> tuple[str, ...]:
+    return self.source.splits
+
+  def documents(self, split: str) -> Documents:
+    """Returns all pairs of a split, tokenizing them on the first call.
+
+    Raises:
+      ValueError: there is no such split, or the source cannot be read.
+    """
+    if split not in self.splits:
+      raise ValueError(
+        f'{self.source.description} has no split {split!r}. '
+        f'Choose one of {", ".join(self.splits)}.'
+      )
+    if split not in self._documents:
+      found = self._read(split)
+      if split == 'train' and self.max_tokens is not None:
+        found = self._short(found)
+      self._documents[split] = Documents.collect(found, self.vocabulary)
+    return self._documents[split]
+
+  def _read(self, split: str) -> Iterator[Document]:
+    for name, source, target in self.source.pairs(split):
+      if self.source_words is not None:
+        source = ' '.join(source.split()[: self.source_words])
+      yield pair(name, source, target, self.vocabulary)
+
+  def _short(self, documents: Iterator[Document]) -> Iterator[Document]:
+    left_out = 0
+    for document in documents:
+      first = document.first_length or 0
+      if max(first, len(document.tokens) - first) <= self.max_tokens:
+        yield document
+      else:
+        left_out += 1
+    logging.info(
+      'MAX_TOKENS leaves out %s of train.', counted(left_out, 'pair')
+    )
+
+
+def pair(
+  name: str, source: str, target: str, vocabulary: Vocabulary
+) -> Document:
+  """Returns a source and its target as a tokenized document."""
+  first = line_ids(source, vocabulary)
+  return Document(
+    name,
+    np.concatenate([first, line_ids(target, vocabulary)]),
+    len(target.encode()) + 1,
+    count_words(target),
+    first_length=len(first),
+  )
+
+
+def line_ids(line: str, vocabulary: Vocabulary) -> np.ndarray:
+  """Returns the ids of a line and of the newline that ends it."""
+  return np.append(vocabulary.encode(line), end_of_line(vocabulary))
+
+
+def end_of_line(vocabulary: Vocabulary) -> int:
+  """Returns the id of a newline; ValueError if that is not a single token."""
+  ids = vocabulary.encode('\n')
+  if len(ids) != 1:
+    raise ValueError(
+      'A newline ends a source and a target, but it is not one token of the '
+      f'vocabulary; it is {len(ids)}. Make a vocabulary with meliad-rec '
+      "train_vocab, or set VOCABULARY = 'bytes'."
+    )
+  return int(ids[0])
+
+
+def _names(split: str) -> tuple[str, ...]:
+  return _NAMES.get(split, (split,))
+
+
+def _file(pattern: str, split: str) -> Path:
+  """Returns the file of a split, or where it would be if there is none."""
+  paths = [Path(pattern.replace('{split}', name)) for name in _names(split)]
+  return next(filter(Path.is_file, paths), paths[0])
+
+
+def _lines(path: Path) -> list[str]:
+  try:
+    lines = path.read_bytes().decode().split('\n')
+  except OSError as error:
+    raise ValueError(
+      f'{path} cannot be read ({error.strerror}). Check the path.'
+    ) from None
+  except UnicodeDecodeError as error:
+    raise ValueError(
+      f'{path} is not UTF-8 (byte {error.start}). Convert it to UTF-8.'
+    ) from None
+  return [line.strip() for line in (lines if lines[-1] else lines[:-1])]

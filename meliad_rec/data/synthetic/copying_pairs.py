@@ -1,0 +1,81 @@
+r"""Copy and reverse as pairs: the source is digits, the target their copy.
+
+Letters of this file: N pairs, X digits.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.documents import token_dtype
+from meliad_rec.data.pairs import line_ids
+from meliad_rec.data.synthetic import labeled
+from meliad_rec.data.synthetic.labeled import Draws
+from meliad_rec.data.vocabulary import END_OF_LINE
+from meliad_rec.data.vocabulary import WordList
+
+_DIGITS = '0123456789'
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyingPairs:
+  """Copy or reverse from a source; the size is the number of digits.
+
+  Attributes:
+    sequences: number of pairs in train.
+    least, most: bounds of the size; all sizes are equally likely.
+    test_sequences: number of pairs in validation and in test.
+    backward: whether the target begins with the last digit of the source.
+    seed: seed of the pairs.
+  """
+
+  sequences: int = 100_000
+  least: int = 1
+  most: int = 12
+  test_sequences: int = 1_000
+  backward: bool = False
+  seed: int = 0
+
+  vocabulary = WordList([END_OF_LINE, *_DIGITS])
+  splits = SPLITS
+
+  def __post_init__(self):
+    for name in 'sequences', 'least', 'test_sequences':
+      setting = f'copying_pairs.CopyingPairs.{name}'
+      labeled.check_setting(setting, getattr(self, name), 1)
+    setting = 'copying_pairs.CopyingPairs.most'
+    labeled.check_setting(setting, self.most, self.least)
+
+  def documents(self, split: str) -> Documents:
+    """Returns all pairs of a split.
+
+    Raises:
+      ValueError: there is no such split.
+    """
+    if split not in self.splits:
+      raise ValueError(
+        f'This task has no split {split!r}. '
+        f'Choose one of {", ".join(self.splits)}.'
+      )
+    N = self.sequences if split == 'train' else self.test_sequences
+    draws = Draws(self.seed, SPLITS.index(split))
+    size_N = self.least + draws.below(self.most - self.least + 1, N)
+    digits_NX = draws.below(10, N * self.most).reshape(N, self.most)
+    ids = line_ids(' '.join(_DIGITS), self.vocabulary)
+    digit_ids, end = ids[:-1], ids[-1:]
+    order = slice(None, None, -1 if self.backward else 1)
+    tokens = []
+    for digits_X, size in zip(digits_NX, size_N, strict=True):
+      digits = digit_ids[digits_X[:size]]
+      tokens += digits, end, digits[order], end
+    first_lengths = size_N + 1
+    return Documents(
+      tokens=np.concatenate(tokens).astype(token_dtype(self.vocabulary.size)),
+      starts=np.concatenate([[0], np.cumsum(2 * first_lengths)]),
+      bytes_=2 * size_N,  # A digit and a space or newline.
+      words=size_N,
+      names=[f'{split}-{i}' for i in range(N)],
+      first_lengths=first_lengths,
+    )
