@@ -174,8 +174,8 @@ class JsonPairs:
       except (ValueError, TypeError, LookupError, AttributeError):
         raise ValueError(
           f'{path}:{number} is not a JSON object with texts in '
-          f'{self.source!r} and {self.target!r}. Correct it, or set '
-          'SOURCE_FIELD and TARGET_FIELD.'
+          f'{self.source!r} and {self.target!r}. Correct it, or name '
+          'other fields.'
         ) from None
       yield f'{split}:{number}', one_line[0], one_line[1]
 
