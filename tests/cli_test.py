@@ -268,7 +268,10 @@ cli.main()"""
   assert out == f'{started.pid} {given or "glibc.malloc.hugetlb=1"}\n'
 
 
-@pytest.mark.parametrize('module', ['meliad_rec', 'meliad_rec.main'])
+@pytest.mark.parametrize(
+  'module',
+  ['meliad_rec', pytest.param('meliad_rec.main', marks=pytest.mark.slow)],
+)
 def test_control_c_during_the_start_is_one_line(module, tmp_path):
   # Python imports sitecustomize when it starts.
   (tmp_path / 'sitecustomize.py').write_text(

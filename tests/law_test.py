@@ -14,6 +14,7 @@ from tests import architectures as tiny
 from tests.architectures import ALL
 from tests.architectures import ARCHITECTURES
 from tests.architectures import build
+from tests.architectures import QUICK
 from tests.architectures import real
 
 B, T, W = tiny.B, tiny.T, tiny.W
@@ -21,9 +22,9 @@ WITH_SLOTS = 'block_recurrent', 'block_feedback', 'latent_bottleneck'
 WITH_SLOTS += 'gated_latent_bottleneck', 'recurrent_memory'
 
 
-def of(fits=lambda a: True):
+def of(fits=lambda a: True, quick=QUICK):
   """One architecture after another, so that each is compiled once."""
-  return pytest.mark.parametrize('name', tiny.each(fits), scope='module')
+  return pytest.mark.parametrize('name', tiny.each(fits, quick), scope='module')
 
 
 every = of()
@@ -91,12 +92,14 @@ def test_recurrent_states_are_replaced_row_by_row(name):
   assert differ(replaced, after(other)) != ARCHITECTURES[name].forgets_all
 
 
-@every
+# Of the others, a gradient takes long to compile.
+@of(quick=QUICK - {'staircase', 'latent_bottleneck', 'block_feedback'})
 def test_gradients(name):
   """Laws 4 and 1: finite, not zero, and they do not depend on the cuts."""
   build(name).gradients()
 
 
+@pytest.mark.slow
 def test_gradients_of_spans_do_not_depend_on_the_cut():
   """Their layers are not in QUICK."""
   for name in 'window_span', 'feedback_own_and_below':

@@ -126,6 +126,7 @@ def test_a_run_stopped_any_way_ends_as_one_never_stopped(tmp_path, data, whole):
   assert figures(tmp_path) == figures(whole[0])
 
 
+@pytest.mark.slow
 def test_the_training_step_is_compiled_once_and_its_state_donated(whole):
   _, done = whole
   assert done.stderr.count('Finished XLA compilation of jit(train_step)') == 1

@@ -127,12 +127,9 @@ def test_what_else_a_token_may_write():
   np.testing.assert_allclose(found, np.full((1, 2, 3), 15 / 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  'compose, share_keys',
-  [
-    ('weighted sum', False),
-    pytest.param('own and below', True, marks=slow),
-  ],
+  'compose, share_keys', [('weighted sum', False), ('own and below', True)]
 )
 def test_dropout_is_that_of_the_plain_scan(compose, share_keys):
   """What is computed again in the backward pass is dropped as before."""

@@ -224,6 +224,7 @@ def test_shared_repeats_are_a_loop():
   assert_close(*(cells.outcome(f, params, block) for f in (repeated, looped)))
 
 
+@pytest.mark.slow
 def test_repeats_with_their_own_parameters_are_a_stack():
   count, flat = 3, windowed(3)
   repeat = Repeat(flat.cells[0].clone(), count)

@@ -79,6 +79,7 @@ def test_tokens_of_a_text_halt_together(tell, tmp_path):
   assert 'steps for all 34 tokens' in tell(LONG, '--segment=34')
 
 
+@pytest.mark.slow
 def test_a_split(tell, tmp_path):
   """The line counts the documents and tokens of the data."""
   out = tmp_path / 'depth.png'

@@ -42,6 +42,7 @@ def plain(run, documents):
   return evaluate.measure(run, documents, flags())
 
 
+@pytest.mark.slow
 def test_losses_and_figures_agree(plain, documents):
   metrics, losses = plain
   assert metrics['tokens'] == documents.lengths.sum() == len(losses.nats)

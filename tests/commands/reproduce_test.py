@@ -215,6 +215,7 @@ def test_mistakes_are_one_sentence(arguments, message, tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_if_no_run_succeeds_the_message_names_those_that_failed(own, tmp_path):
   out = tmp_path / 'new'
   message = command.mistake(reproduce, own, f'--out={out}', '--rows=b,a')

@@ -62,9 +62,7 @@ UNITS = {'gated': SEGMENT, 'pairs': 1, 'bottleneck': 4, 'chunks': 5, 'text': 1}
 every = pytest.mark.parametrize(
   'name',
   [
-    name
-    if name in ('pairs', 'bottleneck')
-    else pytest.param(name, marks=pytest.mark.slow)
+    name if name == 'pairs' else pytest.param(name, marks=pytest.mark.slow)
     for name in MODELS
   ],
 )

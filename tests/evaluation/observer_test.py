@@ -17,7 +17,7 @@ from tests import architectures as tiny
 
 SEGMENT, TOKENS = 16, 43  # The last block is not full.
 # The others are slow.
-QUICK = 'recurrent_fixed_skip', 'memorizing', 'staircase', 'gated_universal'
+QUICK = 'recurrent_fixed_skip', 'gated_universal'
 every = pytest.mark.parametrize('name', tiny.each(quick=QUICK), scope='module')
 recurrent = pytest.mark.parametrize(
   'name', tiny.each(lambda a: a.recurrent, QUICK), scope='module'

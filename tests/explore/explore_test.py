@@ -63,6 +63,7 @@ def test_effective_rank():
   close(effective_rank(np.ones((1, 4, 3))), 1)
 
 
+@pytest.mark.slow
 def test_state_map(tmp_path):
   run = block_recurrent()
   shown = explore.state_map(run, [TEXT, OTHER])
@@ -87,6 +88,7 @@ def test_state_map(tmp_path):
   check(explore.state_map(observed.run('lstm'), TEXT), tmp_path)
 
 
+@pytest.mark.slow
 def test_swap_changes_nothing_between_equal_beginnings(tmp_path):
   run, at = block_recurrent(), 4 * W
   shown = explore.swap(run, TEXT[:at], TEXT, after_b=at)
@@ -314,7 +316,10 @@ def test_memory_sources(tmp_path):
     explore.memory_sources(block_recurrent())
 
 
-@pytest.mark.parametrize('name, rows', [('staircase', 8), ('universal', 6)])
+@pytest.mark.parametrize(
+  'name, rows',
+  [pytest.param('staircase', 8, marks=pytest.mark.slow), ('universal', 6)],
+)
 def test_attention_map(name, rows, tmp_path):
   run = observed.run(name)
   shown = explore.attention_map(run, TEXT)

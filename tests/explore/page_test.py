@@ -82,6 +82,7 @@ def test_pages_that_would_be_too_large(tmp_path, monkeypatch):
   assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_command(tmp_path, capsys):
   text, out = tmp_path / 'cats.txt', tmp_path / 'page.html'
   text.write_text(TEXT)

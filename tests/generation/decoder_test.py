@@ -131,7 +131,7 @@ def test_recent_tokens_are_the_last_that_were_read_or_written():
   np.testing.assert_array_equal(state.recent_BN[:, 2:], tokens_BT)
 
 
-@of('block_feedback', slow=['recurrent_fixed_skip'])
+@of(slow=['block_feedback', 'recurrent_fixed_skip'])
 def test_steps_equal_running_the_block_again(name):
   m = build(name)
   by_blocks = Decoder(m.model, m.params, SEGMENT, 5)

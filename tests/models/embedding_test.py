@@ -107,7 +107,9 @@ def slow_adaptive(params, tied):
   return np.reshape(x, Y.shape), np.reshape(logits, (B, T, V))
 
 
-@pytest.mark.parametrize('tied', [True, False])
+@pytest.mark.parametrize(
+  'tied', [pytest.param(True, marks=pytest.mark.slow), False]
+)
 def test_adaptive_is_its_definition(tied):
   """Compares gradients with differences in float64, in one direction each."""
   kind = 'adaptive' if tied else 'adaptive_untied'

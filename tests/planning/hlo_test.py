@@ -286,6 +286,7 @@ class Products:
 
 
 @needs_libtpu
+@pytest.mark.slow
 def test_a_loop_that_may_end_early_and_its_gradient_count_whole():
   [device] = topology.devices('v5e:1x1')
   place = jax.sharding.SingleDeviceSharding(device)

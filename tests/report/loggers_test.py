@@ -82,6 +82,7 @@ def test_what_is_no_logger_is_refused(tmp_path, wrong):
     tiny_run.experiment(data, program, metrics_logger=wrong)
 
 
+@pytest.mark.slow
 def test_wandb_offline_continues_its_run(tmp_path, monkeypatch):
   monkeypatch.setenv('WANDB_SILENT', 'true')
   for place in 'CONFIG', 'CACHE', 'DATA':  # Otherwise in the user's home.

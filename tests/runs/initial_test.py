@@ -43,7 +43,9 @@ def source_of(kind, folder):
   return str(folder / 'exported'), run
 
 
-@pytest.mark.parametrize('kind', ['run', 'exported'])
+@pytest.mark.parametrize(
+  'kind', [pytest.param('run', marks=pytest.mark.slow), 'exported']
+)
 def test_what_fits_is_taken_and_the_rest_is_told(tmp_path, kind):
   """One layer more, a longer window, and a head for labels."""
   name, run = source_of(kind, tmp_path)
@@ -98,6 +100,7 @@ def test_what_does_not_fit_is_refused(name, settings, vocabulary, expected):
   assert '\n' not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_run_reads_its_source_once(tmp_path):
   """Also if it is killed before its first step, and with an average."""
   data = tiny_run.write_store(tmp_path / 'store')

@@ -15,6 +15,7 @@ PARAMS = ['STEPS = 4', 'SAVE_EVERY = 2', 'SAMPLE = 0', 'BATCH = 8']
 PARAMS += ['EVAL_DOCUMENTS = 8', 'recall.Recall.documents_in_train = 80']
 
 
+@pytest.mark.slow
 def test_a_run_stops_and_goes_on_as_if_it_had_not(tmp_path):
   first = train(FILES, PARAMS, tmp_path / 'cut', stop_at=2)
   assert first.step == 2

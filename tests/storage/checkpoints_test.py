@@ -309,6 +309,7 @@ def restored_on(directory, count):
   return digest(state)
 
 
+@pytest.mark.slow
 def test_saved_on_8_devices_restored_on_4_2_1(tmp_path):
   state = on_mesh(make_state(5), 8)
   save_all(tmp_path, 5, make=lambda _: state)
