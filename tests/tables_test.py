@@ -130,13 +130,7 @@ ROWS = {
 }
 
 
-# Figures of agents, whose programs are not planned for TPUs.
-OF_AGENTS = tuple(f'feedback/figure{number}_' for number in (3, 4, 6))
-PAPERS = [
-  name
-  for name in EXPERIMENTS
-  if name.split('/')[0] in FOLDERS and not name.startswith(OF_AGENTS)
-]
+PAPERS = [name for name in EXPERIMENTS if name.split('/')[0] in FOLDERS]
 
 
 def needs(name):

@@ -105,7 +105,10 @@ PATHS = ((r'(^|/)core/', r'\1encoder/'),)
 ADDED = {
   'EQUALITY': 'False',
   'PUBLISHED': '{}',
+  'REMAT_STEPS': '1',
   'VALIDATION_LIKE_TRAIN': 'True',
+  'a2c.A2C.bootstrap_at_limit': 'False',
+  'a2c.A2C.remat_steps': '1',
   'algorithm.Algorithm.equality': 'False',
   'block_recurrent.BlockRecurrentLayer.sequential': 'False',
   'experiment.Experiment.buckets': '1',

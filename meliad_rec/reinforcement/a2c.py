@@ -26,6 +26,7 @@ _MACROS = {
   'discount': 'DISCOUNT',
   'entropy_cost': 'ENTROPY_COST',
   'agents': 'AGENTS',
+  'remat_steps': 'REMAT_STEPS',
 }
 
 
@@ -57,6 +58,7 @@ class Steps(struct.PyTreeNode):
   reward: jax.Array
   done: jax.Array  # bool, whether the step ends an episode.
   total: jax.Array  # Return of an episode that ends here, not discounted.
+  after: jax.Array  # Return that would follow this step; 0 but at a time limit.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,21 +71,30 @@ class A2C:
     value_cost: weight of the squared error of the value.
     agents: number of agents that one program trains, each with its own
       parameters, environments and random numbers.
+    bootstrap_at_limit: whether the value of the observation after the last step
+      stands for what would follow if the episode had no time limit (Pardo et
+      al. 2018). If False, nothing follows.
+    remat_steps: the backward pass stores what a cell carries only once in so
+      many steps, and computes the steps between again. 1 stores it at each
+      step.
 
   Raises:
     ValueError: discount is not between 0 and 1, a weight is below 0, or agents
-      below 1.
+      or remat_steps below 1.
   """
 
   discount: float = 0.99
   entropy_cost: float = 5e-4
   value_cost: float = 0.5
   agents: int = 1
+  bootstrap_at_limit: bool = False
+  remat_steps: int = 1
 
   def __post_init__(self):
     for name, least, most in (
       *(('discount', 0, 1), ('entropy_cost', 0, math.inf)),
       *(('value_cost', 0, math.inf), ('agents', 1, math.inf)),
+      ('remat_steps', 1, math.inf),
     ):
       value = getattr(self, name)
       if not least <= value <= most:
@@ -102,7 +113,9 @@ class A2C:
       last_value_B: value of the observation after these steps.
     """
     target_TB = jax.lax.stop_gradient(
-      returns(steps.reward, steps.done, last_value_B, self.discount)
+      returns(
+        steps.reward, steps.done, steps.after, last_value_B, self.discount
+      )
     )
     gap_TB = target_TB - steps.value
     policy_TB = -steps.log_prob * jax.lax.stop_gradient(gap_TB)
@@ -113,20 +126,23 @@ class A2C:
     )
 
 
-def returns(reward_TB, done_TB, last_value_B, discount: float) -> jax.Array:
+def returns(
+  reward_TB, done_TB, after_TB, last_value_B, discount: float
+) -> jax.Array:
   """Returns the discounted sum of rewards from each step on, [T, B].
 
-  The sum ends with the episode. If the scan ends first, the value of the next
-  observation stands for what would follow.
+  The sum ends with the episode, whose last step has what follows in after_TB.
+  If the scan ends first, the value of the next observation stands for what
+  would follow.
   """
 
-  def before(after_B, step):
-    reward_B, done_B = step
-    now_B = reward_B + discount * jnp.where(done_B, 0.0, after_B)
+  def before(next_B, step):
+    reward_B, done_B, after_B = step
+    now_B = reward_B + discount * jnp.where(done_B, after_B, next_B)
     return now_B, now_B
 
   _, return_TB = jax.lax.scan(
-    before, last_value_B, (reward_TB, done_TB), reverse=True
+    before, last_value_B, (reward_TB, done_TB, after_TB), reverse=True
   )
   return return_TB
 
@@ -161,6 +177,7 @@ def act(
   key: jax.Array,
   choose: Callable = jax.random.categorical,
   axis: str | None = None,
+  bootstrap: bool = False,
 ) -> tuple[Acting, Steps]:
   """Lets the agent take one step in each environment.
 
@@ -172,6 +189,7 @@ def act(
     key: random key.
     choose: (key, logits_BA) -> action_B.
     axis: name of the axis of jax.vmap over agents; None: there is one agent.
+    bootstrap: A2C.bootstrap_at_limit.
 
   Returns:
     What is carried on, and the step; its leaves are [B].
@@ -196,6 +214,15 @@ def act(
   some = done_B.any()
   if axis is not None:  # `cond` needs one predicate for all agents.
     some = jax.lax.pmax(some, axis)
+
+  def beyond():
+    x_BO = jax.vmap(env.observe)(world)
+    _, _, value_B = agent.apply(
+      {'params': params}, memory, x_BO, jnp.zeros(B, bool)
+    )
+    return jnp.where(done_B, value_B, 0.0)
+
+  nothing = lambda: jnp.zeros(B)
   next_ = Acting(
     memory=memory,
     # A new maze costs more than a step, and is rarely needed.
@@ -213,6 +240,7 @@ def act(
     reward=reward_B,
     done=done_B,
     total=total_B,
+    after=jax.lax.cond(some, beyond, nothing) if bootstrap else nothing(),
   )
 
 
@@ -224,23 +252,46 @@ def rollout(
   frames: int,
   key: jax.Array,
   axis: str | None = None,
+  bootstrap: bool = False,
+  remat_steps: int = 1,
 ) -> tuple[Acting, Steps, jax.Array]:
   """Lets the agent act for `frames` steps in each environment.
 
   Args:
-    agent, env, params, acting, axis: as in `act`.
+    agent, env, params, acting, axis, bootstrap: as in `act`.
     frames: number of steps T.
     key: random key.
+    remat_steps: A2C.remat_steps.
 
   Returns:
     What is carried on, the steps, and last_value_B, the values of the next
     observations.
+
+  Raises:
+    ValueError: frames is not a multiple of remat_steps.
   """
+  if frames % remat_steps:
+    raise ValueError(
+      f'remat_steps is {remat_steps}, which does not divide the {frames} steps '
+      'of an update. Set REMAT_STEPS or SEGMENT.'
+    )
 
   def step(acting, key):
-    return act(agent, env, params, acting, key, axis=axis)
+    return act(agent, env, params, acting, key, axis=axis, bootstrap=bootstrap)
 
-  acting, steps = jax.lax.scan(step, acting, jax.random.split(key, frames))
+  def several(acting, keys):
+    return jax.lax.scan(step, acting, keys)
+
+  keys = jax.random.split(key, frames)
+  if remat_steps == 1:
+    acting, steps = several(acting, keys)
+  else:
+    acting, steps = jax.lax.scan(
+      jax.checkpoint(several, prevent_cse=False),
+      acting,
+      keys.reshape(-1, remat_steps),
+    )
+    steps = jax.tree.map(lambda a: a.reshape(frames, *a.shape[2:]), steps)
   _, _, last_value_B = agent.apply(
     {'params': params},
     acting.memory,
@@ -260,11 +311,23 @@ def gradient(
   key: jax.Array,
   axis: str | None = None,
 ):
-  """Returns (gradient, (loss, what is carried on, the steps))."""
+  """Returns (gradient, (loss, what is carried on, the steps)).
+
+  Raises:
+    ValueError: the steps of an update do not fit `a2c.remat_steps`, or a time
+      limit is not the only end of an episode and `a2c.bootstrap_at_limit`.
+  """
+  if a2c.bootstrap_at_limit and not env.endless:
+    raise ValueError(
+      f'bootstrap_at_limit is True, but in {env!r} an episode does not only '
+      'end at the time limit. Remove a2c.A2C.bootstrap_at_limit.'
+    )
 
   def loss(params):
     after, steps, last_value_B = rollout(
-      agent, env, params, jax.lax.stop_gradient(acting), frames, key, axis
+      *(agent, env, params, jax.lax.stop_gradient(acting), frames, key, axis),
+      bootstrap=a2c.bootstrap_at_limit,
+      remat_steps=a2c.remat_steps,
     )
     value = a2c.loss(steps, last_value_B)
     return value, (value, after, steps)

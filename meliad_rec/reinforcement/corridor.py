@@ -47,8 +47,7 @@ class Corridor:
 
   length: int = 20
 
-  actions = 3
-  observations = 3
+  actions, observations, endless = 3, 3, False
 
   def __post_init__(self):
     if self.length < 1:

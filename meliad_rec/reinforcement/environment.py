@@ -16,10 +16,12 @@ class Environment(Protocol):
     actions: number of actions.
     observations: entries O of an observation.
     limit: steps after which an episode ends at the latest.
+    endless: whether nothing but `limit` ends an episode.
   """
 
   actions: int
   observations: int
+  endless: bool
 
   @property
   def limit(self) -> int: ...

@@ -50,7 +50,8 @@ class Maze:
 
   The reward is 1 for moving onto the object of the target color. The next
   target is drawn uniformly from the other colors; objects stay where they are.
-  An episode ends after `limit` steps, which count as its end for returns too.
+  An episode ends after `limit` steps, which count as its end for returns too,
+  unless A2C.bootstrap_at_limit.
 
   Attributes:
     side: rows and columns of the grid, odd.
@@ -71,6 +72,8 @@ class Maze:
   limit: int = 200
   turn: bool = True
   with_action: bool | None = None
+
+  endless = True
 
   def __post_init__(self):
     if self.side < 3 or self.side % 2 == 0:

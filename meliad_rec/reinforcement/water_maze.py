@@ -40,7 +40,7 @@ class WaterMaze:
 
   The reward is 1 for moving onto the goal, and the agent is then moved to a
   random cell other than the goal. An episode ends after `limit` steps, which
-  count as its end for returns too.
+  count as its end for returns too, unless A2C.bootstrap_at_limit.
 
   Attributes:
     side: rows and columns.
@@ -55,7 +55,7 @@ class WaterMaze:
   limit: int = 200
   with_action: bool = True
 
-  actions = 4
+  actions, endless = 4, True
 
   def __post_init__(self):
     if self.side < 2:

@@ -1,5 +1,6 @@
 """Acting and learning: returns, gradients, resets, and the splitting law."""
 
+import dataclasses
 import functools
 
 import jax
@@ -18,8 +19,10 @@ from meliad_rec.models.cell import run
 from meliad_rec.reinforcement import a2c
 from meliad_rec.reinforcement.agent import Agent
 from meliad_rec.reinforcement.corridor import Corridor
+from meliad_rec.reinforcement.water_maze import WaterMaze
 
 B, T, D, LENGTH = 3, 11, 10, 20
+CORRIDOR = Corridor(LENGTH)
 CONFIG = LayerConfig(d_model=D, num_heads=2, head_dim=6, mlp_dim=14, window=4)
 CELLS = {
   'feedback': lambda: Feedback(config=CONFIG, count=2),
@@ -29,9 +32,8 @@ CELLS = {
 
 
 @functools.cache
-def agent_of(name):
+def agent_of(name, env=CORRIDOR):
   """An agent with random parameters, also in the heads, which begin at 0."""
-  env = Corridor(LENGTH)
   agent = Agent(CELLS[name](), D, env.actions)
   params = jax.jit(lambda key: a2c.initialize(agent, env, B, key))(
     jax.random.key(0)
@@ -93,8 +95,9 @@ def test_returns_are_those_of_the_definition():
   rng = np.random.default_rng(0)
   reward_TB = rng.normal(size=(T, B)).astype(np.float32)
   done_TB = rng.random((T, B)) < 0.2
+  after_TB = rng.normal(size=(T, B)).astype(np.float32)
   last_B, discount = rng.normal(size=B).astype(np.float32), 0.9
-  found_TB = a2c.returns(reward_TB, done_TB, last_B, discount)
+  found_TB = a2c.returns(reward_TB, done_TB, after_TB, last_B, discount)
   for t in range(T):
     for b in range(B):
       total, weight = 0.0, 1.0
@@ -102,6 +105,7 @@ def test_returns_are_those_of_the_definition():
         total += weight * reward_TB[u, b]
         weight *= discount
         if done_TB[u, b]:
+          total += weight * after_TB[u, b]
           break
       else:
         total += weight * last_B[b]
@@ -125,6 +129,7 @@ def test_gradient_on_a_two_armed_bandit_is_the_analytic_one():
       reward=reward_TB,
       done=whole > 0,
       total=reward_TB,
+      after=jnp.zeros(action_TB.shape),
     )
     return loss.loss(steps, jnp.full(3, 100.0))  # No step sees this value.
 
@@ -137,6 +142,53 @@ def test_gradient_on_a_two_armed_bandit_is_the_analytic_one():
   entropy_A = -p_A * (np.log(p_A) + entropy)
   np.testing.assert_allclose(d_logits_A, policy_A - 0.1 * entropy_A, rtol=1e-5)
   np.testing.assert_allclose(d_value, -2 * 0.3 * gap_TB.mean(), rtol=1e-5)
+
+
+def test_the_value_at_a_time_limit_is_that_without_the_limit():
+  env = WaterMaze(side=3, limit=T)
+  agent, params = agent_of('lstm', env)
+
+  def play(limit):
+    longer = dataclasses.replace(env, limit=limit)
+    acting = a2c.begin(agent, longer, params, B, jax.random.key(1))
+    return a2c.rollout(
+      *(agent, longer, params, acting, T, jax.random.key(2)), bootstrap=True
+    )
+
+  _, steps, _ = play(T)
+  _, _, value_B = play(T + 1)
+  assert (steps.done.sum(0) == 1).all() and (value_B != 0).all()
+  np.testing.assert_allclose(steps.after[-1], value_B, atol=1e-6)
+  assert not steps.after[:-1].any()
+
+
+def test_remat_changes_no_gradient():
+  env = Corridor(2)
+  agent, params = agent_of('feedback')
+  acting = a2c.begin(agent, env, params, B, jax.random.key(1))
+
+  def gradient(remat_steps):
+    return a2c.gradient(
+      *(agent, env, a2c.A2C(remat_steps=remat_steps), params, acting, 12),
+      jax.random.key(2),
+    )
+
+  plain, remat = (jax.jit(gradient, static_argnums=0)(n) for n in (1, 4))
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), plain, remat
+  )
+  with pytest.raises(ValueError, match='does not divide the 12 steps'):
+    jax.eval_shape(lambda: gradient(5))
+
+
+def test_only_time_limits_are_bootstrapped():
+  agent, params = agent_of('lstm')
+  acting = a2c.begin(agent, Corridor(2), params, B, jax.random.key(1))
+  with pytest.raises(ValueError, match='does not only end at the time limit'):
+    a2c.gradient(
+      *(agent, Corridor(2), a2c.A2C(bootstrap_at_limit=True), params, acting),
+      *(4, jax.random.key(2)),
+    )
 
 
 def test_seeds_in_one_program_are_the_seeds_one_by_one():
