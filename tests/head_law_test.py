@@ -43,11 +43,12 @@ HEADS = {
 }
 # Pools do not depend on the architecture, but the rows of pairs do.
 FAST = [
-  *(('lstm', head) for head in ('tokens', 'first', 'last')),
+  *(('lstm', head) for head in ('tokens', 'last')),
   *(('window', 'pairs_mean'), ('latent_bottleneck', 'pairs_slots')),
 ]
 SLOW = [
-  *(('lstm', 'pairs_last'), ('recurrent_fixed_skip', 'last')),
+  *(('lstm', 'first'), ('lstm', 'pairs_last')),
+  ('recurrent_fixed_skip', 'last'),
   *(('memorizing', 'pairs_last'), ('feedback', 'mean')),
   *(('staircase_by_chunks', 'pairs_last'), ('block_feedback', 'pairs_slots')),
   *(('gated_latent_bottleneck', 'slots'), ('recurrent_memory', 'slots')),

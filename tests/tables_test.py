@@ -47,6 +47,10 @@ ROWS = {
   'dynamic_halt/table1_listops': HALTING_MODELS,
   'dynamic_halt/table2_logical_inference': HALTING_MODELS,
   'dynamic_halt/table3_flip_flop': {*CORES, 'latent_bottleneck_5_chunks'},
+  **{
+    f'dynamic_halt/table4_{task}': set(CORES)
+    for task in ('image', 'listops', 'retrieval', 'text')
+  },
   'dynamic_halt/table5_gated_universal': {
     f'{kind}{steps}'
     for kind in ('', 'upperbound_', 'no_halt_')

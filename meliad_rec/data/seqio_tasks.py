@@ -1,16 +1,22 @@
-"""Tasks and mixtures that the user has registered with seqio.
+"""Tasks and mixtures of seqio: the user's, and those that are generated here.
 
 seqio and TensorFlow are imported where they are used, because other sources
 need neither.
 """
 
 from collections.abc import Iterator
+import dataclasses
+import functools
 import hashlib
 import importlib
 import itertools
+import pkgutil
 
 from absl import logging
+import numpy as np
 
+from meliad_rec.data import synthetic
+from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.sources import Registered
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.report.console import suppress_stderr
@@ -65,6 +71,86 @@ def find(source: Registered, vocabulary: Vocabulary | None):
   return task
 
 
+def register(name: str, dataset: Dataset) -> None:
+  """Registers a dataset, such as a synthetic task, as a seqio task.
+
+  The ids of a document are its feature 'targets'. Documents with labels have
+  them as 'labels', one for each token and 0 where it is not scored, and pairs
+  of sequences have 'first_length', the tokens of the first one. `name` is the
+  name of the document. Nothing is generated before an example is asked for.
+
+    register('flip_flop', FlipFlop(length=64))
+    seqio.get_mixture_or_task('flip_flop').get_dataset(split='train')
+
+  Args:
+    name: name of the new task.
+    dataset: the documents and their vocabulary.
+
+  Raises:
+    ValueError: there is a task of this name.
+  """
+  import seqio
+  import tensorflow as tf
+
+  ids = tf.TensorSpec([None], tf.int32)
+  signature = {
+    'targets': ids,
+    'labels': ids,
+    'first_length': tf.TensorSpec([], tf.int32),
+    'name': tf.TensorSpec([], tf.string),
+  }
+
+  def read(split, shuffle_files, seed=None):
+    del shuffle_files, seed
+    documents = dataset.documents(split)
+    given = {
+      'labels': documents.labels is not None,
+      'first_length': documents.first_lengths is not None,
+    }
+    shapes = {k: v for k, v in signature.items() if given.get(k, True)}
+
+    def generate():
+      for i in range(len(documents)):
+        part = slice(*documents.starts[i : i + 2])
+        found = {'targets': documents[i], 'name': documents.names[i]}
+        if given['labels']:
+          found['labels'] = documents.labels[part]
+        if given['first_length']:
+          found['first_length'] = documents.first_lengths[i]
+        yield found
+
+    return tf.data.Dataset.from_generator(generate, output_signature=shapes)
+
+  seqio.TaskRegistry.add(
+    name,
+    source=seqio.FunctionDataSource(read, splits=list(dataset.splits)),
+    output_features={
+      'targets': seqio.Feature(
+        _adapter(seqio)(dataset.vocabulary), add_eos=False
+      )
+    },
+  )
+
+
+def register_generated() -> list[str]:
+  """Registers all synthetic tasks with their default sizes.
+
+  Returns:
+    The names of the tasks, such as 'meliad_rec.FlipFlop', after their classes
+    in meliad_rec.data.synthetic.
+  """
+  found = {}
+  for module in pkgutil.iter_modules(synthetic.__path__):
+    of_module = importlib.import_module(f'{synthetic.__name__}.{module.name}')
+    for kind in vars(of_module).values():
+      if dataclasses.is_dataclass(kind) and hasattr(kind, 'documents'):
+        found[f'meliad_rec.{kind.__name__}'] = kind
+  names = [name for name, kind in found.items() if not kind.__subclasses__()]
+  for name in names:
+    register(name, found[name]())
+  return names
+
+
 def examples(task, split: str) -> Iterator[dict]:
   """Yields examples of a split as {feature: value}, none of them twice.
 
@@ -103,9 +189,51 @@ def _identity(vocabulary) -> str:
   import seqio
   import tensorflow as tf
 
+  if isinstance(vocabulary, _adapter(seqio)):
+    return vocabulary.own.identity
   if isinstance(vocabulary, seqio.ByteVocabulary):
     return 'bytes'
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):
     with tf.io.gfile.GFile(vocabulary.sentencepiece_model_file, 'rb') as file:
       return f'sentencepiece:{hashlib.sha256(file.read()).hexdigest()}'
   return type(vocabulary).__name__
+
+
+@functools.cache
+def _adapter(seqio) -> type:
+  """Returns a class of seqio vocabularies around ours, which are `own`."""
+  import tensorflow as tf
+
+  class Adapter(seqio.Vocabulary):
+    def __init__(self, own: Vocabulary):
+      super().__init__()
+      self.own = own
+
+    eos_id = unk_id = None
+
+    @property
+    def _base_vocab_size(self):
+      return self.own.size
+
+    def _encode(self, s):
+      return self.own.encode(s).tolist()
+
+    def _decode(self, ids):
+      return self.own.decode(np.asarray(ids))
+
+    def _encode_tf(self, s):
+      return tf.numpy_function(
+        lambda text: np.int32(self._encode(text.decode())), [s], tf.int32
+      )
+
+    def _decode_tf(self, ids):
+      return tf.numpy_function(self._decode, [ids], tf.string)
+
+    def __eq__(self, other):
+      return (
+        isinstance(other, Adapter) and self.own.identity == other.own.identity
+      )
+
+    __hash__ = None
+
+  return Adapter

@@ -109,7 +109,11 @@ class Text:
       text = b''.join(self.vocabulary.token_bytes(ids))
     words = count_words(text.decode('utf-8', 'replace'))
     name = example.get('name', number.encode()).decode()
-    return Document(name, ids, len(text), words)
+    return Document(
+      *(name, ids, len(text), words),
+      labels=example.get('labels'),
+      first_length=example.get('first_length'),
+    )
 
 
 def document(name: str, text: str, vocabulary: Vocabulary) -> Document:

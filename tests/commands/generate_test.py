@@ -105,6 +105,7 @@ def test_a_saved_state_goes_on_as_one_text(tmp_path, capsys):
   assert first + second == strip(whole)
 
 
+@pytest.mark.slow
 def test_a_search_finds_what_greedy_writing_and_more_beams_find(capsys):
   def command_writes(*arguments):
     folder = f'--workdir={trained.folder()}'

@@ -1,17 +1,21 @@
 """Text and seqio tasks: the same documents as our own vocabularies give."""
 
 import os
+import re
 import sys
 
 import numpy as np
 import pytest
 
+from meliad_rec.config import files
 from meliad_rec.data import seqio_tasks
 from meliad_rec.data.documents import count_words
 from meliad_rec.data.folder import Folder
 from meliad_rec.data.jsonl import Jsonl
 from meliad_rec.data.sources import Pg19
 from meliad_rec.data.sources import Registered
+from meliad_rec.data.synthetic.copying_pairs import CopyingPairs
+from meliad_rec.data.synthetic.flip_flop import FlipFlop
 from meliad_rec.data.text import Text
 from meliad_rec.data.text import texts
 from meliad_rec.data.vocabulary import Bytes
@@ -193,3 +197,38 @@ def test_stderr_is_suppressed_only_in_the_context(capfd):
     raise ValueError('raised')
   os.write(2, b'after')
   assert capfd.readouterr().err == 'before after'
+
+
+@pytest.mark.parametrize(
+  'task',
+  [FlipFlop(sequences=20, length=10, test_sequences=8), CopyingPairs()],
+)
+def test_a_registered_dataset_is_read_again(task):
+  seqio_tasks.register('generated', task)
+  try:
+    read = Text(Registered('generated'), task.vocabulary)
+    assert list(read.splits) == list(task.splits)
+    ours, theirs = task.documents('test'), read.documents('test')
+    for part in 'tokens', 'starts', 'labels', 'first_lengths':
+      np.testing.assert_array_equal(getattr(theirs, part), getattr(ours, part))
+    assert theirs.names == ours.names
+    with pytest.raises(ValueError, match='has the vocabulary word'):
+      seqio_tasks.find(Registered('generated'), Bytes())
+  finally:
+    seqio.TaskRegistry.remove('generated')
+
+
+def test_every_synthetic_task_is_one_of_seqio():
+  names = seqio_tasks.register_generated()
+  try:
+    of_gin = set()
+    for file in (files.root() / 'task').glob('*.gin'):
+      text = file.read_text()
+      for name in re.findall(r'data\.synthetic import (\w+)', text):
+        of_gin.update(re.findall(rf'data = @{name}\.(\w+)\(\)', text))
+    assert {name.removeprefix('meliad_rec.') for name in names} == of_gin
+    for name in names:
+      assert 'train' in seqio.get_mixture_or_task(name).splits
+  finally:
+    for name in names:
+      seqio.TaskRegistry.remove(name)

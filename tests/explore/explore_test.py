@@ -131,6 +131,7 @@ def test_lens(name, tmp_path):
   assert ('depth' in shown.data) == (name != 'staircase')
 
 
+@pytest.mark.slow
 def test_lens_of_labels(tmp_path):
   """The losses after the last step equal those that predictions returns."""
   run = observed.run('gated_universal', labels=True)
@@ -155,6 +156,7 @@ def test_by_position(tmp_path):
   close(shown.data['bits'][0], np.array(bits) / np.log(2))
 
 
+@pytest.mark.slow
 def test_by_distance(tmp_path):
   run = block_recurrent()
   shown = explore.by_distance(run, TEXT)
@@ -170,6 +172,7 @@ def test_by_distance(tmp_path):
     explore.by_distance(run, '1 + 2')
 
 
+@pytest.mark.slow
 def test_forgetting(tmp_path):
   run, tokens = block_recurrent(), 20
   shown = explore.forgetting(run, TEXT, tokens=tokens, samples=3)
@@ -294,6 +297,7 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
     explore.probe(run, texts, [t[:-1] for t in targets])
 
 
+@pytest.mark.slow
 def test_recalled(tmp_path):
   run = observed.run('memorizing')
   shown = explore.recalled(run, TEXT, token=-1, context=2)

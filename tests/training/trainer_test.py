@@ -94,6 +94,7 @@ def test_a_run_resumes_exactly(tmp_path, data, straight):
   assert a == b
 
 
+@pytest.mark.slow
 def test_shorter_segments_first(tmp_path, data, straight):
   """The carry continues through the change, also if the run is stopped."""
   first = whole(tmp_path / 'a', data, shorter_first=ShorterFirst(8, 2))

@@ -17,15 +17,19 @@ There is one difference from their splits: validation here, like train, leaves
 out expressions of more than 100 words, because they do not fit in a training
 segment. 891 of the 1,000 expressions remain. They are easier on average than
 those left out. The split test has expressions of all lengths.
+
+LRAListOps trains on expressions as long as in the Long Range Arena.
 """
 
 from collections.abc import Mapping
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 
 from meliad_rec.data.documents import Documents
+from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.labeled import Draws
 from meliad_rec.data.synthetic.listops_trees import distinct
@@ -51,66 +55,29 @@ _TESTS = {
 _ENDS = START, END
 # Limits for one draw: expressions, and approximately their words.
 _EXPRESSIONS, _WORDS = 2**16, 2**24
+_LONG = 4096  # Long expressions drawn at once.
 _MEAN_LENGTH = 2**16  # Limit for the mean length of an expression.
 
 
-@dataclasses.dataclass(frozen=True)
-class ListOps:
-  """The ListOps task, with in-distribution and out-of-distribution tests.
-
-  The split test is like train but includes expressions of all lengths;
-  test_short has those of test that are as short as in train. The other test
-  splits are out of distribution:
-  - length_200_300, length_300_400, ..., length_900_1000: expressions with more
-    words than the first number and fewer than the second;
-  - args_5, args_10 and args_15: up to that many arguments of an operator, up to
-    depth 9, and 100 to 1,000 words;
-  - lra: up to 10 arguments, up to depth 10, and 501 to 1,999 words.
-
-  No two expressions of a split are the same, and no test split shares any with
-  train or validation.
-
-  Attributes:
-    trees: number of expressions of train (89 %), validation (1 %) and test
-      (10 %), before long ones are left out of train and validation.
-    max_args: maximum number of arguments of an operator.
-    max_depth: greatest depth of a digit; a digit alone has depth 1.
-    max_length: maximum number of words of an expression in train, validation
-      and test_short. `[MAX` and `]` are one word each; START and END do not
-      count.
-    test_trees: number of expressions in each out-of-distribution test split.
-    seed: seed of the expressions.
-    ends: whether documents and vocabulary have the words START and END.
-  """
-
-  trees: int = 100_000
-  max_args: int = 5
-  max_depth: int = 20
-  max_length: int = 100
-  test_trees: int = 2000
-  seed: int = 0
-  ends: bool = True
+class _Expressions:
+  """Base class of tasks of ListOps, frozen dataclasses with `ends`."""
 
   vocabulary = VOCABULARY
-  splits = ('train', 'validation', 'test', 'test_short', *_TESTS)
+  splits = SPLITS
 
-  def __post_init__(self):
-    for name, least in (
-      ('trees', 3),
-      ('max_args', 2),
-      ('max_depth', 2),
-      ('max_length', 1),
-      ('test_trees', 1),
-    ):
+  def _check(self, **least):
+    """Checks {attribute: least value}, and sets the vocabulary."""
+    kind = type(self).__name__
+    for name, value in least.items():
       labeled.check_setting(
-        f'listops.ListOps.{name}', getattr(self, name), least
+        f'listops.{kind}.{name}', getattr(self, name), value
       )
     mean = mean_length(self.max_args, self.max_depth)
     if mean > _MEAN_LENGTH:
       raise ValueError(
         f'Expressions with max_args={self.max_args} and '
         f'max_depth={self.max_depth} have {mean:,.0f} words on average. '
-        'Decrease listops.ListOps.max_depth or listops.ListOps.max_args.'
+        f'Decrease listops.{kind}.max_depth or listops.{kind}.max_args.'
       )
     if not self.ends:
       words = Words(self.vocabulary.words[: -len(_ENDS)])
@@ -155,11 +122,61 @@ class ListOps:
 
   def _split(self, split: str) -> dict[bytes, int]:
     """Returns {ids of an expression, as bytes: its value} of a split."""
+    raise NotImplementedError
+
+  def _known(self, split: str) -> None:
+    """Raises ValueError if there is no such split."""
     if split not in self.splits:
       raise ValueError(
         f'This task has no split {split!r}. '
         f'Choose one of {", ".join(self.splits)}.'
       )
+
+
+@dataclasses.dataclass(frozen=True)
+class ListOps(_Expressions):
+  """The ListOps task, with in-distribution and out-of-distribution tests.
+
+  The split test is like train but includes expressions of all lengths;
+  test_short has those of test that are as short as in train. The other test
+  splits are out of distribution:
+  - length_200_300, length_300_400, ..., length_900_1000: expressions with more
+    words than the first number and fewer than the second;
+  - args_5, args_10 and args_15: up to that many arguments of an operator, up to
+    depth 9, and 100 to 1,000 words;
+  - lra: up to 10 arguments, up to depth 10, and 501 to 1,999 words.
+
+  No two expressions of a split are the same, and no test split shares any with
+  train or validation.
+
+  Attributes:
+    trees: number of expressions of train (89 %), validation (1 %) and test
+      (10 %), before long ones are left out of train and validation.
+    max_args: maximum number of arguments of an operator.
+    max_depth: greatest depth of a digit; a digit alone has depth 1.
+    max_length: maximum number of words of an expression in train, validation
+      and test_short. `[MAX` and `]` are one word each; START and END do not
+      count.
+    test_trees: number of expressions in each out-of-distribution test split.
+    seed: seed of the expressions.
+    ends: whether documents and vocabulary have the words START and END.
+  """
+
+  trees: int = 100_000
+  max_args: int = 5
+  max_depth: int = 20
+  max_length: int = 100
+  test_trees: int = 2000
+  seed: int = 0
+  ends: bool = True
+
+  splits = ('train', 'validation', 'test', 'test_short', *_TESTS)
+
+  def __post_init__(self):
+    self._check(trees=3, max_args=2, max_depth=2, max_length=1, test_trees=1)
+
+  def _split(self, split: str) -> dict[bytes, int]:
+    self._known(split)
     if split in _TESTS:
       return self._test(split)
     tenth, hundredth = (max(self.trees // part, 1) for part in (10, 100))
@@ -212,4 +229,70 @@ class ListOps:
       self.test_trees,
       'listops.ListOps.max_args or listops.ListOps.max_depth',
       excluded=self._all,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LRAListOps(_Expressions):
+  """ListOps of the Long Range Arena, with splits train, validation and test.
+
+  All have expressions of the same lengths, and no two are the same, within a
+  split or across splits. Drawing the 100,000 expressions of the Long Range
+  Arena takes a minute.
+
+  Attributes:
+    expressions: number of expressions of train.
+    test_expressions: number of expressions of validation, and of test.
+    max_args: maximum number of arguments of an operator.
+    max_depth: greatest depth of a digit; a digit alone has depth 1.
+    min_length: minimum number of words of an expression, as in ListOps.
+    max_length: maximum number of words of an expression.
+    seed: seed of the expressions.
+    ends: whether documents and vocabulary have the words START and END.
+  """
+
+  expressions: int = 96_000
+  test_expressions: int = 2000
+  max_args: int = 10
+  max_depth: int = 10
+  min_length: int = 501
+  max_length: int = 1999
+  seed: int = 0
+  ends: bool = True
+
+  def __post_init__(self):
+    self._check(
+      expressions=1,
+      test_expressions=1,
+      max_args=2,
+      max_depth=2,
+      min_length=1,
+      max_length=self.min_length,
+    )
+
+  def _split(self, split):
+    self._known(split)
+    others = self.test_expressions
+    first = {'train': 2 * others, 'validation': 0, 'test': others}[split]
+    count = self.expressions if split == 'train' else others
+    return dict(itertools.islice(self._all.items(), first, first + count))
+
+  @functools.cached_property
+  def _all(self) -> dict[bytes, int]:
+    """Expressions of validation, test and train."""
+    lengths = Lengths(self.max_args, self.max_depth, self.max_length)
+    if not lengths.share(self.min_length, self.max_length):
+      raise ValueError(
+        f'No expression with max_args={self.max_args} and '
+        f'max_depth={self.max_depth} has {self.min_length} to '
+        f'{self.max_length} words. Change listops.LRAListOps.min_length.'
+      )
+    draws, count = Draws(self.seed), 2 * self.test_expressions
+    count += self.expressions
+    return distinct(
+      lambda: lengths.grow(
+        draws, min(count, _LONG), self.min_length, self.max_length
+      ),
+      count,
+      'listops.LRAListOps.max_args or listops.LRAListOps.max_depth',
     )

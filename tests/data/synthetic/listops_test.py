@@ -10,6 +10,7 @@ import pytest
 from meliad_rec.data.synthetic import listops
 from meliad_rec.data.synthetic.labeled import Draws
 from meliad_rec.data.synthetic.listops import ListOps
+from meliad_rec.data.synthetic.listops import LRAListOps
 from meliad_rec.data.synthetic.listops_trees import grow
 from meliad_rec.data.synthetic.listops_trees import Lengths
 from meliad_rec.data.synthetic.listops_trees import Level
@@ -243,3 +244,44 @@ def test_fewer_long_expressions_are_drawn_at_once(monkeypatch):
   assert len(ListOps(trees=30, max_args=10).documents('test')) == 3
   assert len(ListOps(trees=30).documents('test')) == 3
   assert max(counts[:-1]) < 3000 and counts[-1] == 2**16
+
+
+def test_expressions_of_the_long_range_arena():
+  task = LRAListOps(
+    expressions=120, test_expressions=30, min_length=60, max_length=90
+  )
+  seen, counts = set(), []
+  for split in task.splits:
+    documents = [*spelled(task, split)]
+    counts.append(len(documents))
+    for words, labels in documents:
+      assert (words[0], words[-1]) == ('START', 'END')
+      assert 60 <= len(words) - 2 <= 90
+      value, depth = run(words[1:-1])
+      assert labels == [*[None] * (len(words) - 1), str(value)]
+      assert depth < 10
+      seen.add(' '.join(words))
+  assert counts == [120, 30, 30] and len(seen) == 180
+  assert LRAListOps(ends=False).vocabulary.size == task.vocabulary.size - 2
+
+
+def test_lengths_and_answers_of_the_long_range_arena():
+  """The commonest answers, 0 and 9, are 17.5 % of its examples each."""
+  documents = LRAListOps(100, 1500).documents('validation')
+  assert documents.lengths.min() >= 503 and documents.lengths.max() <= 2001
+  share = np.bincount(documents.labels)[1:] / len(documents)
+  assert np.ptp([*share[[0, 9]], 0.175]) < 0.04
+  assert share[1:9].max() < 0.11
+
+
+@pytest.mark.parametrize(
+  ('setting', 'told'),
+  [
+    ({'max_length': 400}, 'max_length must be at least 501, got 400'),
+    ({'max_args': 2, 'max_depth': 3}, 'No expression with max_args=2'),
+    ({'expressions': 0}, 'Set listops.LRAListOps.expressions'),
+  ],
+)
+def test_mistakes_of_the_long_range_arena(setting, told):
+  with pytest.raises(ValueError, match=told):
+    LRAListOps(**setting).documents('train')
