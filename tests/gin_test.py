@@ -64,6 +64,7 @@ TASK = {
   'encoder/*': 'copying_pairs',
   '*_listops_*chunks': 'listops',
   '*_logical_inference_*chunks': 'logical_inference',
+  '*_pathfinder_*chunks': 'pathfinder',
   **{
     f'*_lra_{task}_chunks': f'lra_{task}'
     for task in ('image', 'listops', 'retrieval', 'text')

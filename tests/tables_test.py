@@ -49,7 +49,7 @@ ROWS = {
   'dynamic_halt/table3_flip_flop': {*CORES, 'latent_bottleneck_5_chunks'},
   **{
     f'dynamic_halt/table4_{task}': set(CORES)
-    for task in ('image', 'listops', 'retrieval', 'text')
+    for task in ('image', 'listops', 'pathfinder', 'retrieval', 'text')
   },
   'dynamic_halt/table5_gated_universal': {
     f'{kind}{steps}'

@@ -86,8 +86,8 @@ class _Labeled:
     return _START, _END
 
 
-class _Image(_Labeled):
-  """Base class of datasets of images."""
+class GreyImages(_Labeled):
+  """Base class of datasets of grey images: levels from 0 to 255, row by row."""
 
   vocabulary = Words([*map(str, range(256)), 'START', 'END'])
 
@@ -124,7 +124,7 @@ class Text(_Labeled):
 
 
 @dataclasses.dataclass(frozen=True)
-class Image(_Image):
+class Image(GreyImages):
   """Images of CIFAR-10 in grey: 1,024 levels each, and 10 classes.
 
   Attributes:
@@ -191,7 +191,7 @@ class Retrieval(_Labeled):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pathfinder(_Image):
+class Pathfinder(GreyImages):
   """Images of 32 x 32 points; class 1 if a path connects the two circles.
 
   80 % of the images are in train, 10 % in validation and 10 % in test, after
