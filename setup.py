@@ -86,6 +86,7 @@ setup(
       *COLAB,
       *HF,
       *EXPORT,
+      *TEXT,
       *WANDB,
     ],
   },

@@ -4,6 +4,7 @@ A source and a target are one line each. Both end with the token of a newline,
 which ends what a model writes.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import dataclasses
 import functools
@@ -189,8 +190,10 @@ class Pairs:
   Attributes:
     source: the source of the pairs.
     vocabulary: the vocabulary of both sequences.
-    max_tokens: pairs of train are left out if their source or their target has
-      more tokens than this, with the one that ends it. None leaves out none.
+    max_tokens: pairs of train are left out if their target has more tokens than
+      this, with the one that ends it, or their source more than
+      `max_source_tokens`. None leaves out none.
+    max_source_tokens: None: as many as `max_tokens`.
     source_words: words of a source that are read, from its beginning; the rest
       is cut off. None: all.
 
@@ -205,9 +208,11 @@ class Pairs:
     vocabulary: Vocabulary,
     max_tokens: int | None = None,
     source_words: int | None = None,
+    max_source_tokens: int | None = None,
   ):
     for name, value in (
       ('max_tokens', max_tokens),
+      ('max_source_tokens', max_source_tokens),
       ('source_words', source_words),
     ):
       if value is not None and value < 1:
@@ -216,6 +221,7 @@ class Pairs:
         )
     self.source, self.vocabulary = source, vocabulary
     self.max_tokens, self.source_words = max_tokens, source_words
+    self._max_source_tokens = max_source_tokens or max_tokens
     self._documents: dict[str, Documents] = {}
 
   @property
@@ -245,22 +251,29 @@ class Pairs:
     return self._documents[split]
 
   def _read(self, split: str) -> Iterator[Document]:
+    first = first_words(self.source_words)
     for name, source, target in self.source.pairs(split):
-      if self.source_words is not None:
-        source = ' '.join(source.split()[: self.source_words])
-      yield pair(name, source, target, self.vocabulary)
+      yield pair(name, first(source), target, self.vocabulary)
 
   def _short(self, documents: Iterator[Document]) -> Iterator[Document]:
     left_out = 0
     for document in documents:
       first = document.first_length or 0
-      if max(first, len(document.tokens) - first) <= self.max_tokens:
+      target = len(document.tokens) - first
+      if first <= self._max_source_tokens and target <= self.max_tokens:
         yield document
       else:
         left_out += 1
     logging.info(
       'MAX_TOKENS leaves out %s of train.', counted(left_out, 'pair')
     )
+
+
+def first_words(count: int | None) -> Callable[[str], str]:
+  """Returns a function that cuts a text after `count` words; None: nowhere."""
+  if count is None:
+    return lambda text: text
+  return lambda text: ' '.join(text.split()[:count])
 
 
 def pair(

@@ -9,6 +9,7 @@ import glob
 from pathlib import Path
 
 from meliad_rec.config.saved import DATA
+from meliad_rec.data import pairs
 from meliad_rec.data import sources
 from meliad_rec.data import text
 from meliad_rec.data import vocabulary
@@ -18,8 +19,11 @@ from meliad_rec.storage.workdir import expand_home
 from meliad_rec.storage.workdir import is_address
 from meliad_rec.training.experiment import Experiment
 
-# {class: {parameter that is a path: flag that replaces it}}.
+# {class: {parameter that is a path: flag that replaces it}}. The files of pairs
+# have no flag: two patterns name them.
 _FLAGS = {
+  pairs.Lines: {'source': 'source', 'target': 'target'},
+  pairs.JsonPairs: {'path': 'path'},
   Store: {'path': 'store'},
   sources.Corpus: {'path': 'path'},
   sources.Folder: {'path': 'path', 'split_file': 'split_file'},

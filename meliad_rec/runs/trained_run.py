@@ -19,12 +19,16 @@ from etils import epath
 import jax
 import numpy as np
 
+from meliad_rec.config.saved import DATA
 from meliad_rec.config.saved import MODEL
 from meliad_rec.config.saved import SavedConfig
+from meliad_rec.config.values import ConfigError
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.pairs import end_of_line
+from meliad_rec.data.pairs import first_words
 from meliad_rec.data.pairs import line_ids
+from meliad_rec.data.pairs import Pairs
 from meliad_rec.data.text import document
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.distributed import partition
@@ -227,6 +231,9 @@ class TrainedRun(ObservedRun):
   ) -> list[str]:
     """Returns the most likely target of each source, found by a beam search.
 
+    If training read only the first words of a source (SOURCE_WORDS), so does
+    this.
+
     Args:
       lines: the sources, without newlines.
       beam: settings of the search; None: BeamSearch().
@@ -253,7 +260,8 @@ class TrainedRun(ObservedRun):
         )
     decoder = Decoder(model, self.params, self.sharded.segment, mesh=mesh)
     end = end_of_line(self.vocabulary)
-    ids = [line_ids(line, self.vocabulary) for line in lines]
+    first = first_words(self._source_words)
+    ids = [line_ids(first(line), self.vocabulary) for line in lines]
     # Sources of about the same length share a batch.
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
     rows, targets = self.rows(len(ids)), [''] * len(ids)
@@ -272,6 +280,13 @@ class TrainedRun(ObservedRun):
         targets[i] = self.vocabulary.decode(ids_L[real])
       on_progress(begin + len(part))
     return targets
+
+  @property
+  def _source_words(self) -> int | None:
+    try:
+      return self.config.argument(Pairs, 'source_words', DATA)
+    except ConfigError:  # The run did not read pairs.
+      return None
 
   def stream(
     self,

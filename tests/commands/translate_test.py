@@ -1,0 +1,66 @@
+"""Trains a tiny encoder-decoder, translates with it, and scores the result."""
+
+import pytest
+
+from meliad_rec.commands import score
+from meliad_rec.commands import translate
+from meliad_rec.config import config
+from meliad_rec.runs import training
+from meliad_rec.training.experiment import Experiment
+from tests import command
+
+LINES = ['one two three four', 'five six', 'one two three five']
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  """The folder of a run that reads three words of each source."""
+  folder = tmp_path_factory.mktemp('pairs')
+  for split in 'train', 'valid':
+    (folder / f'{split}.en').write_text('\n'.join(LINES) + '\n')
+    (folder / f'{split}.de').write_text('eins\nzwei\ndrei\n')
+  params = [
+    f'SOURCE = "{folder}/{{split}}.en"',
+    f'TARGET = "{folder}/{{split}}.de"',
+    *('SOURCE_WORDS = 3', 'SEGMENT = 24', 'BATCH = 8', 'STEPS = 2'),
+  ]
+  names = ['arch/feedback', 'size/test', 'task/pairs']
+  config.parse([*names, 'options/encoder/transformer'], params)
+  training.run_experiment(config.build(Experiment)(), folder / 'run')
+  return folder
+
+
+@pytest.mark.slow
+def test_targets_are_written_and_scored(run, capsys):
+  flags = '--tokens=7', '--beams=2'
+  command.run(translate, str(run / 'run'), str(run / 'train.en'), *flags)
+  first, second, third = capsys.readouterr().out.removesuffix('\n').split('\n')
+  assert first == third  # Their first three words are the same.
+  assert max(map(len, (first, second))) <= 7
+  (run / 'found').write_text('eins\nzwei\nvier\n')
+  command.run(score, str(run / 'found'), str(run / 'train.de'))
+  assert 'BLEU' in capsys.readouterr().out
+  command.run(score, str(run / 'found'), str(run / 'train.de'), '--rouge')
+  rouge = dict(line.split() for line in capsys.readouterr().out.splitlines())
+  assert float(rouge['rouge1']) == pytest.approx(200 / 3, abs=0.01)
+
+
+def test_mistakes(tmp_path):
+  (tmp_path / 'one').write_text('a\n')
+  (tmp_path / 'two').write_text('a\nb\n')
+  (tmp_path / 'none').write_text('')
+  of = lambda *names: [str(tmp_path / name) for name in names]
+  assert 'Got 0 arguments' in command.mistake(translate)
+  assert 'one text per line' in command.mistake(translate, *of('run', 'none'))
+  assert 'has 1 lines, but' in command.mistake(score, *of('one', 'two'))
+
+
+def test_bleu_is_that_of_its_definition():
+  texts, references = ['the cat sat on the mat'], ['the cat sat on a mat']
+  # Of 6, 5, 4 and 3 n-grams, 5, 3, 2 and 1 are in the reference.
+  expected = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
+  found = score.bleu(texts, references)
+  assert [*found.values()] == pytest.approx([expected] * 2)
+  assert score.split_compounds('a well-known -') == (
+    'a well ##AT##-##AT## known -'
+  )
