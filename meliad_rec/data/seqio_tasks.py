@@ -5,17 +5,14 @@ need neither.
 """
 
 from collections.abc import Iterator
-import dataclasses
 import functools
 import hashlib
 import importlib
 import itertools
-import pkgutil
 
 from absl import logging
 import numpy as np
 
-from meliad_rec.data import synthetic
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.sources import Registered
 from meliad_rec.data.vocabulary import Vocabulary
@@ -130,25 +127,6 @@ def register(name: str, dataset: Dataset) -> None:
       )
     },
   )
-
-
-def register_generated() -> list[str]:
-  """Registers all synthetic tasks with their default sizes.
-
-  Returns:
-    The names of the tasks, such as 'meliad_rec.FlipFlop', after their classes
-    in meliad_rec.data.synthetic.
-  """
-  found = {}
-  for module in pkgutil.iter_modules(synthetic.__path__):
-    of_module = importlib.import_module(f'{synthetic.__name__}.{module.name}')
-    for kind in vars(of_module).values():
-      if dataclasses.is_dataclass(kind) and hasattr(kind, 'documents'):
-        found[f'meliad_rec.{kind.__name__}'] = kind
-  names = [name for name, kind in found.items() if not kind.__subclasses__()]
-  for name in names:
-    register(name, found[name]())
-  return names
 
 
 def examples(task, split: str) -> Iterator[dict]:

@@ -61,6 +61,9 @@ def test_bleu_is_that_of_its_definition():
   expected = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
   found = score.bleu(texts, references)
   assert [*found.values()] == pytest.approx([expected] * 2)
+  assert [*score.bleu(references, references).values()] == pytest.approx(
+    [100] * 2
+  )
   assert score.split_compounds('a well-known -') == (
     'a well ##AT##-##AT## known -'
   )

@@ -14,6 +14,7 @@ from meliad_rec.data.folder import Folder
 from meliad_rec.data.jsonl import Jsonl
 from meliad_rec.data.sources import Pg19
 from meliad_rec.data.sources import Registered
+from meliad_rec.data.synthetic import as_seqio
 from meliad_rec.data.synthetic.copying_pairs import CopyingPairs
 from meliad_rec.data.synthetic.flip_flop import FlipFlop
 from meliad_rec.data.text import Text
@@ -219,7 +220,7 @@ def test_a_registered_dataset_is_read_again(task):
 
 
 def test_every_synthetic_task_is_one_of_seqio():
-  names = seqio_tasks.register_generated()
+  names = as_seqio.register_all()
   try:
     of_gin = set()
     for file in (files.root() / 'task').glob('*.gin'):
