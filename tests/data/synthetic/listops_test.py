@@ -282,6 +282,6 @@ def test_lengths_and_answers_of_the_long_range_arena():
     ({'expressions': 0}, 'Set listops.LRAListOps.expressions'),
   ],
 )
-def test_mistakes_of_the_long_range_arena(setting, told):
+def test_lengths_and_counts_out_of_range_are_refused(setting, told):
   with pytest.raises(ValueError, match=told):
     LRAListOps(**setting).documents('train')
