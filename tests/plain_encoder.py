@@ -17,6 +17,12 @@ def norm(p, x_BTD):
   return n_BTD / jnp.sqrt(variance + 1e-5) * p['scale'] + p['bias']
 
 
+def norms(p, config):
+  """Returns the norm before a sublayer, and that of the sum after it."""
+  applied, none = functools.partial(norm, p), lambda x_BTD: x_BTD
+  return (none, applied) if config.post_norm else (applied, none)
+
+
 def linear(p, x):
   return x @ p['kernel'] + p['bias']
 
@@ -54,8 +60,10 @@ def attention(p, config, x_BTD, source_BSD, seen_BTS, logits=plain_logits):
   heads = lambda name, a: (a @ p[name]['kernel']).reshape(
     *a.shape[:2], config.num_heads, config.head_dim
   )
-  n_BTD = norm(p['norm'], x_BTD)
-  n_BSD = norm(p.get('source_norm', p['norm']), source_BSD)
+  before, after = norms(p['norm'], config)
+  n_BTD, n_BSD = before(x_BTD), before(source_BSD)
+  if 'source_norm' in p:
+    n_BSD = norm(p['source_norm'], source_BSD)
   q_BTHK = heads('query', n_BTD) / config.head_dim**0.5
   logits_BHTS = logits(q_BTHK, heads('key', n_BSD))
   e_BHTS = jnp.exp(logits_BHTS) * seen_BTS[:, None]
@@ -63,7 +71,7 @@ def attention(p, config, x_BTD, source_BSD, seen_BTS, logits=plain_logits):
   p_BHTS = e_BHTS / jnp.where(total_BHT1 > 0, total_BHT1, 1)
   y_BTHK = jnp.einsum('bhts,bshk->bthk', p_BHTS, heads('value', n_BSD))
   y_BTF = y_BTHK.reshape(*x_BTD.shape[:2], -1)
-  return x_BTD + y_BTF @ p['output']['linear']['kernel']
+  return after(x_BTD + y_BTF @ p['output']['linear']['kernel'])
 
 
 def mlp(p, n_BTD):
@@ -86,8 +94,9 @@ def layer(p, config, x_BTD, mask_BT, memory_BSD=None, source_BTD=None):
     all_BTS = np.ones((B, T, memory_BSD.shape[1]), bool)
     q = p['memory_attention']
     a_BTD = attention(q, config, a_BTD, memory_BSD, all_BTS)
-  n_BTD = norm(p['mlp_norm'], a_BTD)
-  y_BTD = a_BTD + mlp(p['mlp'], n_BTD)
+  before, after = norms(p['mlp_norm'], config)
+  n_BTD = before(a_BTD)
+  y_BTD = after(a_BTD + mlp(p['mlp'], n_BTD))
   if 'gate_mlp' not in p:
     return y_BTD
   g_BTD = sigmoid(mlp(p['gate_mlp'], n_BTD))

@@ -76,6 +76,23 @@ ROWS = {
       for model in ('transformer_8_layers', 'lstm')
     ),
   },
+  **{
+    f'feedback/{table}': {'feedback', 'transformer'}
+    for table in ('table2', 'table5_translation')
+  },
+  'feedback/section4_3': {'feedback_12_2'},
+  **{
+    f'feedback/{figure}': {
+      f'{model}_{layers}'
+      for model in ('feedback', 'transformer')
+      for layers in depths
+    }
+    for figure, depths in {
+      'figure4_wmt': range(1, 7),
+      'figure7_iwslt': (1, 2, 4, 6),
+      'figure7_cnn_dailymail': (1, 2, 4, 6),
+    }.items()
+  },
   'feedback/table3': {'transformer', 'feedback'},
   'feedback/table4': {'feedback'},
   'feedback/table6': {
@@ -91,9 +108,7 @@ ROWS = {
     for model in ('feedback', 'transformer')
     for span in (2, 3, 8)
   },
-  'feedback/figure4': {
-    f'maze_{m}' for m in ('feedback', 'lstm', 'transformer')
-  },
+  'feedback/figure4_maze': {'feedback', 'lstm', 'transformer'},
   'feedback/figure6': {
     f'{maze}_{model}'
     for maze in ('maze_easy', 'water_maze')

@@ -14,6 +14,7 @@ from meliad_rec.layers.dropout import drop_layer
 from meliad_rec.layers.dropout import RowDropout
 from meliad_rec.layers.dropout import TiledDropout
 from meliad_rec.layers.encoder_layer import EncoderLayer
+from meliad_rec.layers.positions import sinusoids
 from meliad_rec.models.cell import Cell
 
 
@@ -72,11 +73,14 @@ class EncoderLayers(nn.Module):
     layer: function or class that makes a layer.
     count: number of layers.
     layer_drop: probability that each layer is skipped in a training step.
+    sinusoids: whether vectors of absolute positions are added to the input; see
+      positions.sinusoids. Position 0 is the first token of a call.
   """
 
   layer: Callable[[], EncoderLayer]
   count: int
   layer_drop: float = 0.0
+  sinusoids: bool = False
 
   def setup(self):
     if self.count < 1:
@@ -97,6 +101,8 @@ class EncoderLayers(nn.Module):
 
   def __call__(self, x_BTD, mask_BT, memory_BSD=None):
     """Returns y_BTD; the arguments are those of EncoderLayer.__call__."""
+    if self.sinusoids:
+      x_BTD = x_BTD + sinusoids(*x_BTD.shape[1:]).astype(x_BTD.dtype)
     for layer in self.layers:
       y_BTD = layer(x_BTD, mask_BT, memory_BSD)
       x_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)

@@ -9,13 +9,14 @@ r"""Trains or resumes the experiments of a table, and compares their results.
 The rows of a table are the shipped gin files gin/experiments/TABLE_*.gin, or
 the gin files in a folder of your own. Each row is trained once for each seed,
 in OUT/ROW_seedN. Then its best checkpoint is evaluated on the test splits that
-the paper reports, or on --splits. --scale=cpu makes the runs so small that two
-cores train them in an hour or two, and --scale=gpu fits one GPU. The table is
-in OUT/table.md, with the published value after a slash; the results of each run
-are in OUT/runs.csv, and the curves in OUT/curves.png. If rows or splits differ
-by a number, such as test_64 and test_128, OUT/figure.png shows the results over
-this number. A run that fails leaves the others. Run again, the command resumes
-what is not finished.
+the paper reports, or on --splits. Translations and summaries are written and
+scored too. --scale=cpu makes the runs so small that two cores train them in an
+hour or two, and --scale=gpu fits one GPU. The table is in OUT/table.md, with
+the published value after a slash; the results of each run are in OUT/runs.csv,
+and the curves in OUT/curves.png. If rows or splits differ by a number, such as
+test_64 and test_128, OUT/figure.png shows the results over this number. A run
+that fails leaves the others. Run again, the command resumes what is not
+finished.
 """
 
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from meliad_rec.config import config_flags
 from meliad_rec.config import files
 from meliad_rec.metrics.metrics import parts
 from meliad_rec.metrics.metrics import unit
+from meliad_rec.metrics.text_scores import NAMES
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.runs import folder
@@ -79,6 +81,10 @@ class Run:
     part = f'_{flags.FLAGS.tokens}' if flags.FLAGS.tokens else ''
     return self.workdir / f'{split}{part}.json'
 
+  def scores(self, split: str) -> Path:
+    """Returns the file for BLEU and ROUGE of the targets of a split."""
+    return self.workdir / f'{split}_scores.json'
+
   def commands(self) -> Iterator[list[str]]:
     """Yields the commands that train and evaluate it, without finished ones."""
     args = flags.FLAGS
@@ -88,6 +94,14 @@ class Run:
       *(f'--gin_file={each}' for each in [*self.files, *args.gin_file]),
       *(f'--gin_param={each}' for each in [seed, *args.gin_param]),
     ]
+    written = [split for split, name in wanted_metrics(self) if name in NAMES]
+    for split in dict.fromkeys(written):
+      if not newer(self.scores(split), journal.path(self.workdir)):
+        yield [
+          *('translate', str(self.workdir), f'--split={split}'),
+          f'--out={self.workdir / split}_targets.txt',
+          f'--metrics={self.scores(split)}',
+        ]
     for split in splits(self):
       metrics = self.metrics(split)
       # A finished run leaves its journal as it is.
@@ -276,7 +290,12 @@ def scale(file: str, name: str) -> tuple[str, ...]:
 
 def splits(run: Run) -> list[str]:
   """Returns the splits on which the best checkpoint of a run is evaluated."""
-  return list(dict.fromkeys(each.partition(':')[0] for each in wanted(run)))
+  return list(dict.fromkeys(split for split, _ in wanted_metrics(run)))
+
+
+def wanted_metrics(run: Run) -> list[tuple[str, str]]:
+  """Returns (split, metric) of each of `wanted`; '' is best_metric."""
+  return [each.partition(':')[::2] for each in wanted(run)]
 
 
 def wanted(run: Run) -> list[str]:
@@ -331,7 +350,8 @@ def result(run: Run) -> dict:
   found = dict(zip(_COLUMNS, values, strict=True))
   for column in wanted(run):
     split, _, other = column.partition(':')
-    if (path := run.metrics(split)).exists():
+    path = run.scores(split) if other in NAMES else run.metrics(split)
+    if path.exists():
       found[column] = json.loads(path.read_text())[other or metric]
   for name, value in facts['published'].items():
     if value is not None:

@@ -1,39 +1,63 @@
 r"""Writes the targets of sources, such as translations, by a beam search.
 
   meliad-rec translate RUN FILE --beams=5 --alpha=1 >TARGETS
+  meliad-rec translate RUN --split=test --metrics=SCORES.json >TARGETS
 
 FILE has one source in each line, and is - for stdin. The run must be of a model
-with an encoder. --average=10 takes the mean of the last ten checkpoints.
+with an encoder. --split reads sources of the run's own data, and --metrics
+scores their targets by BLEU and ROUGE (see meliad-rec score). --average=10
+takes the mean of the last ten checkpoints. What the flags do not set is as the
+configuration of the run says.
 """
 
+from collections.abc import Mapping
 import contextlib
+import dataclasses
+import json
+from pathlib import Path
 import sys
+from typing import Any
 
 from absl import flags
 
 from meliad_rec.commands import run_flags
+from meliad_rec.data.documents import Documents
+from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.distributed import compilation_cache
-from meliad_rec.generation.beam import BeamSearch
 from meliad_rec.generation.beam import PENALTIES
+from meliad_rec.generation.translation import Translation
+from meliad_rec.metrics import text_scores
 from meliad_rec.report import console
 from meliad_rec.report.console import Countdown
+from meliad_rec.runs import folder
 from meliad_rec.runs.trained_run import load_run
+from meliad_rec.storage import array_file
+from meliad_rec.storage.workdir import write_atomically
 
 
 def define_flags() -> None:
   run_flags.define_step_flags()
+  run_flags.define_data_flags()
+  flags.DEFINE_string(
+    'out', None, 'File to write the targets to; default: stdout.'
+  )
+  flags.DEFINE_string(
+    'metrics',
+    None,
+    'File to write BLEU and ROUGE to as JSON, a .json; with --split.',
+  )
   flags.DEFINE_integer(
-    'beams', 5, 'Number of beams of the search.', lower_bound=1
+    'beams', None, 'Number of beams of the search.', lower_bound=1
   )
   flags.DEFINE_float(
     'alpha',
-    1.0,
+    None,
     'Exponent of the penalty on short targets; 0 for none.',
     lower_bound=0,
   )
   flags.DEFINE_enum(
     'penalty',
-    'power',
+    None,
     list(PENALTIES),
     'Log-probabilities are divided by (tokens)**alpha (power) or '
     '((5 + tokens) / 6)**alpha (gnmt).',
@@ -41,8 +65,8 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'no_repeat',
     None,
-    'No run of this many tokens occurs twice in a target.',
-    lower_bound=1,
+    'No run of this many tokens occurs twice in a target; 0 allows all.',
+    lower_bound=0,
   )
   flags.DEFINE_integer(
     'tokens',
@@ -52,27 +76,88 @@ def define_flags() -> None:
     lower_bound=1,
   )
   flags.DEFINE_integer(
-    'average', 1, 'Number of last checkpoints to average.', lower_bound=1
+    'average', None, 'Number of last checkpoints to average.', lower_bound=1
   )
 
 
 def main(argv: list[str]) -> None:
-  if len(argv) != 3:
-    raise ValueError(
-      'Give the folder of a run and a file of sources, as in: meliad-rec '
-      f'translate RUN FILE. Got {len(argv) - 1} arguments.'
-    )
   args = flags.FLAGS
-  lines = read_lines(argv[2])
+  if len(argv) != 2 + (not args.split):
+    raise ValueError(
+      'Give the folder of a run and either a file of sources or --split, as '
+      f'in: meliad-rec translate RUN FILE. Got {len(argv) - 1} arguments'
+      f'{" and --split" * bool(args.split)}.'
+    )
+  if args.metrics:
+    if not args.split:
+      raise ValueError(
+        '--metrics needs references. Add --split, or score targets of a FILE '
+        'by meliad-rec score.'
+      )
+    array_file.check_place(args.metrics, '.json')
+  run_flags.check_data_flags(args)
+  lines = None if args.split else read_lines(argv[2])
   console.plain()
   compilation_cache.enable()
   step = run_flags.step()
-  run = load_run(argv[1], step, args.trusted, args.average)
-  beam = BeamSearch(args.beams, args.alpha, args.penalty, args.no_repeat)
+  _, facts, _ = folder.read(argv[1])
+  translation = from_flags(Translation.of(facts['translation']), args)
+  run = load_run(argv[1], step, args.trusted, translation.average)
+  references = None
+  if args.split:
+    documents = run_flags.open_data(run, args).documents(args.split)
+    lines, references = texts(documents, run.vocabulary, args.split)
   countdown = Countdown(len(lines), 'lines')
   with contextlib.closing(countdown):
-    targets = run.translate(lines, beam, args.tokens, countdown.show)
-  sys.stdout.writelines(f'{target}\n' for target in targets)
+    targets = run.translate(
+      lines, translation.beam, args.tokens, countdown.show
+    )
+  if args.out:
+    write_atomically(Path(args.out), ''.join(f'{line}\n' for line in targets))
+    print(f'wrote {args.out}')
+  else:
+    sys.stdout.writelines(f'{target}\n' for target in targets)
+  if args.metrics:
+    scores = text_scores.measure(targets, references)
+    about = {'run': str(Path(argv[1]).resolve()), 'step': run.step}
+    text = json.dumps(about | translation.facts | scores, indent=1)
+    write_atomically(Path(args.metrics), f'{text}\n')
+
+
+def from_flags(translation: Translation, args) -> Translation:
+  """Returns the settings with those replaced that the flags give."""
+  given = lambda *names: {
+    name: getattr(args, name)
+    for name in names
+    if getattr(args, name) is not None
+  }
+  changes: Mapping[str, Any] = given('beams', 'alpha', 'penalty', 'no_repeat')
+  if changes.get('no_repeat') == 0:
+    changes |= {'no_repeat': None}
+  beam = dataclasses.replace(translation.beam, **changes)
+  return dataclasses.replace(translation, beam=beam, **given('average'))
+
+
+def texts(
+  documents: Documents, vocabulary: Vocabulary, split: str
+) -> tuple[list[str], list[str]]:
+  """Returns the sources and the targets of pairs as text, without newlines.
+
+  Raises:
+    ValueError: the documents are not sources and targets.
+  """
+  if documents.first_lengths is None or documents.labels is not None:
+    raise ValueError(
+      f'The split {split} has no sources and targets. Give a run of a task of '
+      'pairs.'
+    )
+  sources, targets = [], []
+  starts = documents.starts
+  for i, first in enumerate(documents.first_lengths):
+    ids = documents.tokens[starts[i] : starts[i + 1]]
+    for lines, part in (sources, ids[:first]), (targets, ids[first:]):
+      lines.append(vocabulary.decode(part).strip())
+  return sources, targets
 
 
 def read_lines(path: str) -> list[str]:

@@ -115,11 +115,13 @@ ADDED = {
   'experiment.Experiment.published': '{}',
   'flip_flop.FlipFlop.validation_like_train': 'True',
   'halt.Halt.length_bound': 'True',
+  'layer_config.EncoderConfig.post_norm': 'False',
   'layer_config.LayerConfig.cross': 'False',
   'layer_config.LayerConfig.hidden_dropout': '0.0',
   'layer_config.LayerConfig.post_norm': 'False',
   'layer_config.LayerConfig.qk_scale': '1.0',
   'model.Model.embedding_dropout': '0.0',
+  'transformer.EncoderLayers.sinusoids': 'False',
   'universal.Universal.early_exit': 'True',
 }
 _PACKAGE = 'meliad_rec.'

@@ -30,7 +30,9 @@ UNIFORM = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 
 
 class EncoderLayer(nn.Module):
-  """Pre-norm self-attention, optional attention to memory, and an MLP.
+  """Self-attention, optional attention to memory, and an MLP.
+
+  The norms are before these sublayers unless `config.post_norm` is True.
 
   Attributes:
     config: sizes and choices.
@@ -91,8 +93,11 @@ class EncoderLayer(nn.Module):
     if self.reads_memory:
       seen_BS = jnp.ones(memory_BSD.shape[:2], bool)
       a_BTD = self.memory_attention(a_BTD, memory_BSD, seen_BS)
-    n_BTD = self.mlp_norm(a_BTD)
+    post_norm = self.config.post_norm
+    n_BTD = a_BTD if post_norm else self.mlp_norm(a_BTD)
     y_BTD = a_BTD + self.mlp(n_BTD)  # eq. 9
+    if post_norm:
+      y_BTD = self.mlp_norm(y_BTD)
     if not self.gated:
       return y_BTD
     g_BTD = jax.nn.sigmoid(self.gate_mlp(n_BTD).astype(jnp.float32))  # eq. 10
@@ -103,14 +108,17 @@ class EncoderLayer(nn.Module):
 
 
 class EncoderAttention(nn.Module):
-  """Pre-norm attention, added to the residual stream.
+  """Attention, added to the residual stream.
+
+  Its norm is applied before attention, or, if `config.post_norm` is True, to
+  the sum.
 
   Attributes:
     config: sizes and choices.
     kind: from what to what attention goes, a name in pictures.AXES. In
       'token_to_token' queries and keys are computed from the same tokens.
-      Otherwise, the source has its own norm, there are no positions, and every
-      query sees all unmasked vectors of the source.
+      Otherwise, the source always has a norm of its own before attention, there
+      are no positions, and every query sees all unmasked vectors of the source.
   """
 
   config: EncoderConfig
@@ -149,8 +157,9 @@ class EncoderAttention(nn.Module):
     """
     config = self.config
     (B, T, _), S = x_BTD.shape, source_BSD.shape[1]
-    n_BTD = self.norm(x_BTD)
-    n_BSD = (self.source_norm if self.cross else self.norm)(source_BSD)
+    pre_norm = (lambda x_BTD: x_BTD) if config.post_norm else self.norm
+    n_BTD = pre_norm(x_BTD)
+    n_BSD = (self.source_norm if self.cross else pre_norm)(source_BSD)
     relative = None if self.cross else self.relative
     q_BTHK = self.query(n_BTD) * config.head_dim**-0.5
     k_BSHK, causal = self.key(n_BSD), config.causal
@@ -174,7 +183,8 @@ class EncoderAttention(nn.Module):
       dropout_rate=config.attention_dropout,
     )
     # Heads as one axis, so that the output weights are sharded by heads.
-    return self.output(x_BTD, y_BTHK.reshape(B, T, -1))
+    y_BTD = self.output(x_BTD, y_BTHK.reshape(B, T, -1))
+    return self.norm(y_BTD) if config.post_norm else y_BTD
 
 
 class EncoderMLP(nn.Module):

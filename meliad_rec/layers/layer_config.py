@@ -249,6 +249,9 @@ class EncoderConfig(TransformerConfig):
       2024. If False, all rows share their masks, which takes less time and
       memory. In both cases, all chunks of a row share their masks (see
       cell.scan_blocks).
+    post_norm: whether norms are applied to the sum of the residual stream and
+      the result of a sublayer (Vaswani et al. 2017), instead of before the
+      sublayer.
   """
 
   causal: bool
@@ -257,6 +260,7 @@ class EncoderConfig(TransformerConfig):
   activation: Callable = gelu
   attention_dropout: float = 0.0
   dropout_by_row: bool = False
+  post_norm: bool = False
 
   def __post_init__(self):
     super().__post_init__()

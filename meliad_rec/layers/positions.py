@@ -119,6 +119,33 @@ class ALiBi(NoPosition):
     return jnp.asarray(-slope_H[:, None] * steps_back[None], jnp.float32)
 
 
+def sinusoids(length: int, width: int) -> np.ndarray:
+  """Returns vectors that are added to the embeddings of positions 0, 1, ...
+
+  The first half of a vector holds sines and the second half cosines, with wave
+  lengths from 2 pi to 20,000 pi tokens in a geometric progression (Vaswani et
+  al. 2017, section 3.5, where sines and cosines alternate).
+
+  Args:
+    length: number of positions T.
+    width: even number D.
+
+  Returns:
+    [T, D] float32.
+
+  Raises:
+    ValueError: the width is odd.
+  """
+  if width % 2:
+    raise ValueError(
+      f'Sinusoids need an even width, got {width}. Make D_MODEL even.'
+    )
+  rate_F = 10_000.0 ** -np.linspace(0, 1, width // 2)
+  angle_TF = np.arange(length)[:, None] * rate_F
+  waves = [np.sin(angle_TF), np.cos(angle_TF)]
+  return np.concatenate(waves, 1).astype(np.float32)
+
+
 class RoPE(NoPosition):
   """Rotation of queries and keys by their position (Su et al. 2021)."""
 

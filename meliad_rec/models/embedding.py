@@ -86,6 +86,31 @@ class TiedEmbedding(Embedding):
     return logits_BTV / self.divisor(math.sqrt(self.d_model))
 
 
+class ScaledEmbedding(TiedEmbedding):
+  """Tied embedding of short vectors, which inputs multiply by sqrt(D).
+
+  A new model is the same function as with TiedEmbedding, but Adam, whose steps
+  do not depend on the length of vectors, moves them sqrt(D) times as far in
+  proportion. By default, logits are not divided. Vaswani et al. 2017, section
+  3.4; the deviation is that of fairseq.
+
+  Attributes:
+    deviation: factor of the standard deviation of the initial vectors, which is
+      1 / sqrt(D) with the default of 1.
+  """
+
+  def setup(self):
+    deviation = self.deviation / math.sqrt(self.d_model)
+    shape = self.vocab, self.d_model
+    self.table_VD = self.vectors('embedding', *shape, deviation=deviation)
+
+  def __call__(self, tokens_BT):
+    return super().__call__(tokens_BT) * math.sqrt(self.d_model)
+
+  def logits(self, y_BTD):
+    return y_BTD @ self.table_VD.T / self.divisor(1.0)
+
+
 class UntiedEmbedding(Embedding):
   """Embedding whose logits have a separate matrix and bias.
 

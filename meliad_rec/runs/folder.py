@@ -50,6 +50,7 @@ _TYPES = {
   'labels': bool,
   'published': dict,
   'started_in': str,
+  'translation': dict,
 }
 # Values of the facts that older runs lack.
 _DEFAULTS = {
@@ -57,6 +58,7 @@ _DEFAULTS = {
   'labels': False,
   'published': {},
   'started_in': '',
+  'translation': {},
 }
 _SIZES = 'vocabulary_size', 'batch', 'segment'
 _LARGEST = 2**24  # A larger size is damage, and might use up the memory.
@@ -92,6 +94,7 @@ def write(
     'labels': labels,
     'published': dict(experiment.published),
     'started_in': os.getcwd(),
+    'translation': experiment.translation.facts,
   }
   files = vocabulary_files(vocabulary) if vocabulary else {}
   for name in VOCABULARIES:

@@ -41,6 +41,7 @@ from meliad_rec.generation.decoder import DecoderState
 from meliad_rec.generation.sampling import check_count
 from meliad_rec.generation.sampling import Sampler
 from meliad_rec.generation.text import TextGenerator
+from meliad_rec.generation.translation import Translation
 from meliad_rec.models.checks import check_can_generate
 from meliad_rec.models.checks import check_data_compatible
 from meliad_rec.models.model import Model
@@ -236,7 +237,7 @@ class TrainedRun(ObservedRun):
 
     Args:
       lines: the sources, without newlines.
-      beam: settings of the search; None: BeamSearch().
+      beam: settings of the search. None: those of the run's configuration.
       tokens: greatest number of tokens of a target. None: 1.2 times as many as
         the longest source of a batch, plus 10.
       on_progress: called after each batch with the number of sources so far.
@@ -258,6 +259,7 @@ class TrainedRun(ObservedRun):
         raise ValueError(
           f'Source {number} has several lines. Give one line for each source.'
         )
+    beam = beam or Translation.of(self._facts['translation']).beam
     decoder = Decoder(model, self.params, self.sharded.segment, mesh=mesh)
     end = end_of_line(self.vocabulary)
     first = first_words(self._source_words)
@@ -272,7 +274,7 @@ class TrainedRun(ObservedRun):
       for row, i in enumerate(part):
         source_BS[row, : len(ids[i])] = ids[i]
       count = S * 6 // 5 + 10 if tokens is None else tokens
-      found = decoder.translate(source_BS, count, beam or BeamSearch(), end)
+      found = decoder.translate(source_BS, count, beam, end)
       for i, ids_L in zip(
         part, np.asarray(found.tokens_BKL)[:, 0], strict=False
       ):

@@ -6,12 +6,14 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.lanes import ShorterFirst
 from meliad_rec.distributed import partition
 from meliad_rec.evaluation.evaluation import Part
 from meliad_rec.generation.sample import Sample
+from meliad_rec.generation.translation import Translation
 from meliad_rec.metrics import losses
 from meliad_rec.models.model import Model
 from meliad_rec.reinforcement.a2c import A2C
@@ -81,6 +83,8 @@ class Experiment:
     part: part of the validation split that evaluations read; its number of
       documents is also the number of episodes that agents play.
     sample: settings of the text that is generated at each evaluation.
+    translation: settings with which a model with an encoder writes targets
+      after training.
     log_every, eval_every, save_every: training steps between two reports, two
       evaluations and two checkpoints.
     keep: number of last checkpoints kept, in addition to the best one.
@@ -118,6 +122,7 @@ class Experiment:
   halting_warmup: int = 0
   part: Part = Part()
   sample: Sample = Sample()
+  translation: Translation = Translation()
   log_every: int = 50
   eval_every: int = 1000
   save_every: int = 1000
@@ -140,6 +145,9 @@ class Experiment:
       if not 0 <= getattr(self, name) < 2**bits:
         needed = f'at least 0 and below 2**{bits}'
         raise _wrong(name, getattr(self, name), needed)
+    if self.keep < self.translation.average:
+      needed = f'at least AVERAGE, {self.translation.average}'
+      raise _wrong('keep', self.keep, needed)
     if self.ema_decay is not None and not 0 < self.ema_decay < 1:
       raise _wrong('ema_decay', self.ema_decay, 'None or between 0 and 1')
     if self.best_metric not in BEST:
@@ -157,6 +165,9 @@ class Experiment:
       if self.env is not None:
         needed = 'an A2C for agents in environments, such as @a2c.A2C()'
       raise _wrong('objective', self.objective, needed)
+    if self.env is None:  # Reads and checks the settings of the objective.
+      logits_BTV, targets_BT = jnp.zeros((1, 1, 8)), jnp.ones((1, 1), int)
+      jax.eval_shape(self.objective, logits_BTV, targets_BT)
     first = self.shorter_first
     if first and (first.segment >= self.segment or first.steps >= self.steps):
       raise ValueError(

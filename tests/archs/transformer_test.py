@@ -8,6 +8,7 @@ import pytest
 
 from meliad_rec.archs.transformer import Encoder
 from meliad_rec.layers.encoder_layer import EncoderLayer
+from meliad_rec.layers.positions import sinusoids
 from tests import cells
 from tests.architectures import D
 from tests.architectures import encoder_config
@@ -32,6 +33,16 @@ def encode(causal, window=None, **options):
 @functools.cache
 def parameters():
   return cells.parameters(encode(True))
+
+
+def test_sinusoids_are_added_to_the_input():
+  x_BTD = cells.example(lengths=[T]).x
+  mask_BT = np.ones(x_BTD.shape[:2], bool)
+  plain = transformer(causal=False)
+  params = plain.init(jax.random.key(0), x_BTD, mask_BT)
+  found = plain.clone(sinusoids=True).apply(params, x_BTD, mask_BT)
+  x_BTD = x_BTD + sinusoids(T, D)
+  assert_close(found, plain.apply(params, x_BTD, mask_BT))
 
 
 @pytest.mark.parametrize('causal, window', [(True, None), (False, W)])

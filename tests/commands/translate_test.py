@@ -1,10 +1,13 @@
 """Trains a tiny encoder-decoder, translates with it, and scores the result."""
 
+import json
+
 import pytest
 
 from meliad_rec.commands import score
 from meliad_rec.commands import translate
 from meliad_rec.config import config
+from meliad_rec.metrics import text_scores
 from meliad_rec.runs import training
 from meliad_rec.training.experiment import Experiment
 from tests import command
@@ -23,6 +26,7 @@ def run(tmp_path_factory):
     f'SOURCE = "{folder}/{{split}}.en"',
     f'TARGET = "{folder}/{{split}}.de"',
     *('SOURCE_WORDS = 3', 'SEGMENT = 24', 'BATCH = 8', 'STEPS = 2'),
+    *('SAVE_EVERY = 1', 'AVERAGE = 2', 'BEAMS = 3', 'NO_REPEAT = 2'),
   ]
   names = ['arch/feedback', 'size/test', 'task/pairs']
   config.parse([*names, 'options/encoder/transformer'], params)
@@ -39,10 +43,38 @@ def test_targets_are_written_and_scored(run, capsys):
   assert max(map(len, (first, second))) <= 7
   (run / 'found').write_text('eins\nzwei\nvier\n')
   command.run(score, str(run / 'found'), str(run / 'train.de'))
-  assert 'BLEU' in capsys.readouterr().out
+  assert 'tokenized_bleu' in capsys.readouterr().out
   command.run(score, str(run / 'found'), str(run / 'train.de'), '--rouge')
   rouge = dict(line.split() for line in capsys.readouterr().out.splitlines())
   assert float(rouge['rouge1']) == pytest.approx(200 / 3, abs=0.01)
+
+
+@pytest.mark.slow
+def test_a_split_is_written_as_the_configuration_says(run):
+  """The sources, as long as training read them; and how they are scored."""
+  out, metrics = run / 'targets', run / 'scores.json'
+  flags = '--split=validation', '--tokens=9'
+  saved = f'--out={out}', f'--metrics={metrics}'
+  command.run(translate, str(run / 'run'), *flags, *saved)
+  found = json.loads(metrics.read_text())
+  text = out.read_text()
+  targets = text.removesuffix('\n').split('\n')
+  assert found['average'] == 2 and found['step'] == 2
+  assert found['beam'] == {
+    'beams': 3,
+    'alpha': 1.0,
+    'penalty': 'power',
+    'no_repeat': 2,
+  }
+  references = ['eins', 'zwei', 'drei']
+  measured = text_scores.measure(targets, references)
+  assert {name: found[name] for name in measured} == measured
+  assert [*measured] == [*text_scores.NAMES]
+  explicit = '--beams=3', '--no_repeat=2', '--average=2', '--tokens=9'
+  command.run(
+    translate, str(run / 'run'), str(run / 'valid.en'), *explicit, saved[0]
+  )
+  assert out.read_text() == text
 
 
 def test_mistakes(tmp_path):
@@ -51,6 +83,10 @@ def test_mistakes(tmp_path):
   (tmp_path / 'none').write_text('')
   of = lambda *names: [str(tmp_path / name) for name in names]
   assert 'Got 0 arguments' in command.mistake(translate)
+  both = *of('run', 'one'), '--split=test'
+  assert 'Got 2 arguments and --split' in command.mistake(translate, *both)
+  scores = *of('run', 'one'), '--metrics=a.json'
+  assert '--metrics needs references' in command.mistake(translate, *scores)
   assert 'one text per line' in command.mistake(translate, *of('run', 'none'))
   assert 'has 1 lines, but' in command.mistake(score, *of('one', 'two'))
 
@@ -59,11 +95,11 @@ def test_bleu_is_that_of_its_definition():
   texts, references = ['the cat sat on the mat'], ['the cat sat on a mat']
   # Of 6, 5, 4 and 3 n-grams, 5, 3, 2 and 1 are in the reference.
   expected = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
-  found = score.bleu(texts, references)
+  found = text_scores.bleu(texts, references)
   assert [*found.values()] == pytest.approx([expected] * 2)
-  assert [*score.bleu(references, references).values()] == pytest.approx(
+  assert [*text_scores.bleu(references, references).values()] == pytest.approx(
     [100] * 2
   )
-  assert score.split_compounds('a well-known -') == (
+  assert text_scores.split_compounds('a well-known -') == (
     'a well ##AT##-##AT## known -'
   )

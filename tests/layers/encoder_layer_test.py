@@ -59,10 +59,13 @@ def parameters(kind):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('causal', [False, True])
-def test_equals_plain_equations(kind, causal):
+@pytest.mark.parametrize(
+  ('causal', 'post_norm'), [(False, False), (True, False), (False, True)]
+)
+def test_equals_plain_equations(kind, causal, post_norm):
   """Eqs. 9 to 11, and their gradients; causal layers have another source."""
-  made, (x_BTD, *rest, source_BTD) = layer(kind, causal), given(kind)
+  made = layer(kind, causal, post_norm=post_norm)
+  x_BTD, *rest, source_BTD = given(kind)
   rest.append(source_BTD if causal else None)
 
   def outcome(layer):

@@ -15,6 +15,18 @@ from tests.cells import draw
 H, W, K = 3, 150, 6
 
 
+def test_sinusoids():
+  """Equation of Vaswani et al. 2017, with cosines after sines."""
+  found_TD = positions.sinusoids(600, 8)
+  t_T1 = np.arange(600)[:, None]
+  angle_TF = t_T1 / 10_000.0 ** (np.arange(4) / 3)
+  expected_TD = np.hstack([np.sin(angle_TF), np.cos(angle_TF)])
+  np.testing.assert_allclose(found_TD, expected_TD, atol=1e-6)
+  assert found_TD.dtype == np.float32
+  with pytest.raises(ValueError, match='D_MODEL'):
+    positions.sinusoids(3, 7)
+
+
 def test_t5_buckets():
   bucket = positions.t5_bucket(np.arange(600), 32, 128)
   np.testing.assert_array_equal(bucket[:16], np.arange(16))

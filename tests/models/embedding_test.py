@@ -10,6 +10,7 @@ import pytest
 
 from meliad_rec.distributed import partition
 from meliad_rec.models.embedding import AdaptiveEmbedding
+from meliad_rec.models.embedding import ScaledEmbedding
 from meliad_rec.models.embedding import TiedEmbedding
 from meliad_rec.models.embedding import UntiedEmbedding
 from tests.cells import draw
@@ -30,6 +31,7 @@ def adaptive(**options):
 # And divisors of their logits.
 KINDS = {
   'tied': (TiedEmbedding(V, D), math.sqrt(D)),
+  'scaled': (ScaledEmbedding(V, D), 1),
   'untied': (UntiedEmbedding(V, D), 1),
   'adaptive': (adaptive(), math.sqrt(D)),
   'adaptive_untied': (adaptive(tied=False), math.sqrt(D)),
@@ -62,6 +64,15 @@ def test_tied():
   np.testing.assert_array_equal(params['embedding'], table)
   np.testing.assert_array_equal(x, table[TOKENS])
   np.testing.assert_allclose(logits, Y @ table.T / math.sqrt(D), rtol=1e-4)
+
+
+def test_scaled():
+  """The function of new parameters is that of TiedEmbedding."""
+  (x, logits, params), tied = example('scaled'), example('tied')
+  table = params['embedding'] * math.sqrt(D)
+  np.testing.assert_allclose(table, tied[2]['embedding'], rtol=1e-5)
+  np.testing.assert_allclose(x, tied[0], rtol=1e-5)
+  np.testing.assert_allclose(logits, tied[1], rtol=1e-4, atol=1e-5)
 
 
 def test_untied():

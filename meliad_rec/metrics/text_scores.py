@@ -1,0 +1,86 @@
+"""BLEU and ROUGE of texts, in percent, by sacrebleu and rouge-score."""
+
+from collections.abc import Sequence
+import re
+
+# Names of the results of `measure`.
+NAMES = (
+  *('sacrebleu', 'sacrebleu_lowercase', 'tokenized_bleu'),
+  *('rouge1', 'rouge2', 'rougeL'),
+)
+
+
+def measure(
+  texts: Sequence[str], references: Sequence[str]
+) -> dict[str, float]:
+  """Returns {name in NAMES: value} of texts, one reference each.
+
+  Raises:
+    ValueError: a package is missing, or the numbers of texts differ.
+  """
+  lower = bleu(*([*map(str.lower, each)] for each in (texts, references)))
+  found = bleu(texts, references) | rouge(texts, references)
+  found['sacrebleu_lowercase'] = lower['sacrebleu']
+  return {name: found[name] for name in NAMES}
+
+
+def bleu(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+  """Returns {name: BLEU} of texts, one reference each.
+
+  'sacrebleu' is that of sacreBLEU with its tokenizer 13a. 'tokenized_bleu' is
+  for texts that are tokenized already, and splits hyphens between words, as in
+  Ott et al. 2018.
+
+  Raises:
+    ValueError: the package sacrebleu is missing, or the numbers of texts
+      differ.
+  """
+  try:
+    import sacrebleu
+  except ImportError:
+    raise ValueError(
+      'BLEU needs the package sacrebleu. Install meliad_rec[text].'
+    ) from None
+  _check(texts, references)
+  standard = sacrebleu.corpus_bleu(texts, [references])
+  split = [[*map(split_compounds, each)] for each in (texts, references)]
+  tokenized = sacrebleu.corpus_bleu(
+    split[0], [split[1]], tokenize='none', force=True
+  )
+  return {'sacrebleu': standard.score, 'tokenized_bleu': tokenized.score}
+
+
+def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+  """Returns {name: mean F1} of texts, one reference each.
+
+  There is no stemming, and 'rougeL' compares whole texts.
+
+  Raises:
+    ValueError: the package rouge-score is missing, or the numbers of texts
+      differ.
+  """
+  try:
+    from rouge_score import rouge_scorer
+  except ImportError:
+    raise ValueError(
+      'ROUGE needs the package rouge-score. Install meliad_rec[text].'
+    ) from None
+  _check(texts, references)
+  names = ['rouge1', 'rouge2', 'rougeL']
+  scorer = rouge_scorer.RougeScorer(names)
+  scores = [*map(scorer.score, references, texts)]
+  mean = lambda name: sum(s[name].fmeasure for s in scores) / len(scores)
+  return {name: 100 * mean(name) for name in names}
+
+
+def split_compounds(line: str) -> str:
+  """Splits hyphens between words, as scripts of fairseq do for WMT."""
+  return re.sub(r'(\S)-(\S)', r'\1 ##AT##-##AT## \2', line)
+
+
+def _check(texts, references):
+  if len(texts) != len(references):
+    raise ValueError(
+      f'There are {len(texts)} texts, but {len(references)} references. Text n '
+      'must belong to reference n.'
+    )
