@@ -8,17 +8,15 @@ NAME is one of:
   step        training steps of the models of the Block-Recurrent paper, table 1
   recurrence  training steps of the models of the Staircase and Feedback papers
   generation  generation with the models of `recurrence`
+  translation beam search of the models of the Feedback paper, table 5
   memorizing  training steps of Memorizing Transformers, by size of the memory
   halting     recurrence in depth of universal transformers, with and without
               early halting
   attention   implementations of windowed attention, measured here or, with
               --topology, estimated for a TPU
   tasks       accuracy of architectures on tasks that need a memory, trained
-  corridor    return of agents that must remember a color, by architecture and
-              span of attention, trained
 
   meliad-rec bench tasks --out=DIR --tasks=parity --archs=lstm,window --jobs=2
-  meliad-rec bench corridor --seeds=3
 """
 
 import dataclasses
@@ -28,7 +26,6 @@ from pathlib import Path
 from absl import flags
 
 from meliad_rec.benchmarks import attention
-from meliad_rec.benchmarks import corridor
 from meliad_rec.benchmarks import generation
 from meliad_rec.benchmarks import halting
 from meliad_rec.benchmarks import memorizing
@@ -37,6 +34,7 @@ from meliad_rec.benchmarks import step
 from meliad_rec.benchmarks import tasks
 from meliad_rec.benchmarks import trace
 from meliad_rec.benchmarks import training
+from meliad_rec.benchmarks import translation
 from meliad_rec.config import config_flags
 from meliad_rec.config.files import nearest
 
@@ -44,6 +42,7 @@ BENCHES = {
   'step': step,
   'recurrence': recurrence,
   'generation': generation,
+  'translation': translation,
   'memorizing': memorizing,
   'halting': halting,
   'attention': attention,
@@ -87,7 +86,7 @@ def define_flags() -> None:
     'estimated, instead of measured here.',
   )
 
-  # Flags of the benchmark `tasks`; `corridor` has --seeds too.
+  # Flags of the benchmark `tasks`.
   flags.DEFINE_string('out', None, 'Folder of the runs and of their table.')
   flags.DEFINE_list('archs', [*tasks.ARCHS], 'Architectures to train.')
   flags.DEFINE_list('tasks', [*tasks.TASKS], 'Tasks to train on.')
@@ -105,7 +104,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> int:
-  known = [*BENCHES, 'tasks', 'corridor']
+  known = [*BENCHES, 'tasks']
   if len(argv) != 2 or argv[1] not in known:
     given = ' '.join(argv[1:])
     wrong = f'There is no benchmark {given!r}{nearest(given, known)}.'
@@ -117,11 +116,6 @@ def main(argv: list[str]) -> int:
   if argv[1] == 'tasks':
     config_flags.refuse(_OF_OTHERS, 'is not a flag of the benchmark tasks')
     return measure_tasks(args)
-  if argv[1] == 'corridor':
-    others = {*_OF_TASKS, *_OF_OTHERS} - {'seeds', 'json'}
-    config_flags.refuse(sorted(others), 'is not a flag of this benchmark')
-    show(corridor.measure(corridor.SIZES, args.seeds), '', args.json)
-    return 0
   config_flags.refuse(_OF_TASKS, 'is a flag of the benchmark tasks only')
   bench = BENCHES[argv[1]]
   setting = args.setting or next(iter(bench.SETTINGS))

@@ -33,8 +33,8 @@ def test_sizes_and_types_are_checked(tmp_path, changed):
   path = tmp_path / 'run.json'
   path.write_text(json.dumps(FACTS))
   _, facts, _ = folder.read(tmp_path)  # As version 0.1.0 wrote it.
-  added = {'parameters': 0, 'labels': False, 'started_in': '', 'published': {}}
-  assert facts == FACTS | added
+  added = {'parameters': 0, 'labels': False, 'started_in': ''}
+  assert facts == FACTS | added | {'published': {}, 'translation': {}}
   path.write_text(json.dumps(FACTS | changed))
   with pytest.raises(ValueError, match='run.json is damaged'):
     folder.read(tmp_path)

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from meliad_rec.data.synthetic.random_walk import RandomWalk
+from meliad_rec.generation.translation import Translation
 from meliad_rec.runs import folder
 from tests import bucket
 from tests import tiny_run
@@ -32,6 +33,7 @@ def test_a_folder_is_read_as_it_was_written(tmp_path, experiment):
     'labels': False,
     'published': {},
     'started_in': os.getcwd(),
+    'translation': Translation().facts,
   }
   assert vocabulary.identity == 'bytes'
 
