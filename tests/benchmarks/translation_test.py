@@ -8,8 +8,14 @@ from meliad_rec.benchmarks import translation
 def test_a_row_for_each_model_and_number_of_sources():
   sizes = dataclasses.replace(
     translation.SETTINGS['small'],
-    **{'size': 'test', 'layers': 3, 'encoder_layers': 1, 'vocab': 9},
-    **{'batches': (1, 2), 'source': 4, 'target': 4, 'beams': 2},
+    size='test',
+    layers=3,
+    encoder_layers=1,
+    vocab=9,
+    batches=(1, 2),
+    source=4,
+    target=4,
+    beams=2,
   )
   rows = translation.measure(sizes, rounds=1)
   assert [*rows] == [
