@@ -9,15 +9,15 @@ from meliad_rec.config import config
 from meliad_rec.config import files
 from meliad_rec.planning import question
 from meliad_rec.planning.question import Question
-from tests.gin_test import built
-from tests.gin_test import CORES
-from tests.gin_test import data_of
-from tests.gin_test import EXPERIMENTS
-from tests.gin_test import IDS
-from tests.gin_test import of
-from tests.gin_test import parameters
-from tests.gin_test import total
-from tests.gin_test import write_store
+from tests.experiments_test import EXPERIMENTS
+from tests.gin_files import built
+from tests.gin_files import CORES
+from tests.gin_files import data_of
+from tests.gin_files import IDS
+from tests.gin_files import of
+from tests.gin_files import parameters
+from tests.gin_files import total
+from tests.gin_files import write_store
 from tests.libtpu import needs_libtpu
 
 FOLDERS = 'block_recurrent', 'dynamic_halt', 'feedback', 'staircase'
