@@ -167,7 +167,7 @@ def test_whole_numbers_have_a_lower_bound():
           bounds[path.stem, name.strip("'")] = bound.get('lower_bound')
   for flag in ('generate', 'seed'), ('generate', 'tokens'):
     assert bounds.pop(flag).value == 0
-  for flag in ('play', 'seed'), ('play', 'agent'):
+  for flag in ('play', 'seed'), ('play', 'agent'), ('translate', 'no_repeat'):
     assert bounds.pop(flag).value == 0
   assert len(bounds) >= 10
   for flag, bound in bounds.items():
