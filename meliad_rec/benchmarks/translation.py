@@ -13,6 +13,7 @@ import dataclasses
 import jax
 import numpy as np
 
+from meliad_rec.benchmarks.generation import state_bytes
 from meliad_rec.benchmarks.round_robin import round_robin
 from meliad_rec.benchmarks.round_robin import Times
 from meliad_rec.config import config
@@ -117,7 +118,7 @@ def measure(
       times=times[name, rows],
       ratio=times[name, rows].ratio(times[BASELINE, rows]),
       tokens=rows * setting.target,
-      state_bytes=_state_bytes(decoders[name]),
+      state_bytes=state_bytes(models[name], setting.target, held=True),
       parameters=sum(
         a.size for a in jax.tree.leaves(decoders[name].variables['params'])
       ),
@@ -158,14 +159,3 @@ def _translator(
     jax.block_until_ready(found)
 
   return translate
-
-
-def _state_bytes(decoder: Decoder) -> int:
-  """Returns the size in bytes of the state of one hypothesis."""
-
-  def state(variables):
-    begun = decoder.model.apply(variables, 1, method='initial_state')
-    return decoder.model.apply(variables, begun, method='to_decode_state')
-
-  shapes = jax.eval_shape(state, decoder.variables)
-  return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
