@@ -2,9 +2,12 @@
 
 import dataclasses
 
+import pytest
+
 from meliad_rec.benchmarks import translation
 
 
+@pytest.mark.slow
 def test_a_row_for_each_model_and_number_of_sources():
   sizes = dataclasses.replace(
     translation.SETTINGS['small'],
