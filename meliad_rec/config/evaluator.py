@@ -172,7 +172,7 @@ class Evaluator:
       if binding.parameter:
         target = self.find(binding.name)
         self._check_parameter(binding, parameters(target))
-        _check_type(binding, target, value)
+        _check_type(binding, target, value, self._origin(binding))
 
   def check_read(self) -> None:
     """Checks that every binding that is not optional has been read.
@@ -282,6 +282,12 @@ class Evaluator:
       )
     return found['']
 
+  def _origin(self, binding):
+    """Returns the binding that gives the value: the last of a row of macros."""
+    while isinstance(binding.value, Macro):
+      binding = self._macro(binding.value, (binding,))
+    return binding
+
   def _expanded(self, binding, outer):
     """Returns the value of a binding with macros replaced by their values.
 
@@ -356,7 +362,7 @@ class Evaluator:
       )
 
 
-def _check_type(binding, target, value):
+def _check_type(binding, target, value, origin):
   """Checks that a value fits its parameter.
 
   The default of the parameter always fits.
@@ -365,6 +371,7 @@ def _check_type(binding, target, value):
     binding: a binding of a parameter.
     target: the function or class that has the parameter.
     value: the binding's value with macros replaced.
+    origin: the binding itself, or that of the macro which has the value.
 
   Raises:
     ConfigError: the value does not fit.
@@ -386,8 +393,7 @@ def _check_type(binding, target, value):
     hint = f'. Write {other!r}' if fits(other, needed) else ''
   else:
     hint = f', not {describe(type(value))}. Set '
-    macro = isinstance(binding.value, Macro)
-    hint += binding.value.name if macro else 'it'
+    hint += 'it' if origin is binding else origin.path
     hint += f' to {describe(needed)}'
   raise ConfigError(
     f'{binding.where}: {binding.path} = {given}, but {binding.parameter} takes'

@@ -304,6 +304,11 @@ def test_ill_typed_macro_names_both_places():
   assert all(part in found for part in parts), found
 
 
+def test_of_macros_in_a_row_the_one_with_the_value_is_named():
+  found = mistake(params=['WIDTH = %SIZE', "SIZE = '7'"])
+  assert found.endswith('not a str. Set SIZE to an int.'), found
+
+
 def test_binding_in_another_scope_is_unread():
   config.parse(USUAL, ['late/toy.Layer.rate = 1', 'late/toy.train.seed = 2'])
   config.build(repeat)()
