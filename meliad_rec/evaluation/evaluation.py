@@ -22,6 +22,7 @@ from meliad_rec.metrics.totals import Totals
 from meliad_rec.models.sharded_model import ShardedModel
 
 ABLATE_EVERY = 4  # Segments.
+_SHORTEST = 32  # Tokens of a segment that is made shorter.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,8 @@ def run_over(
 ) -> bool:
   """Reads documents once, in batches, and runs a step on each batch.
 
-  A batch has the next segment of each row.
+  A batch has the next segment of each row. On a single host, a model that reads
+  whole documents and keeps no state reads short ones in shorter segments.
 
   Args:
     documents: the documents to read. The longest are read first, so that all
@@ -101,6 +103,9 @@ def run_over(
     local_rows=local_rows(sharded.mesh, rows),
   )
   carry = sharded.empty_carry(params, rows)
+  cell = sharded.model.cell
+  cuts = cell.needs_whole_document and not cell.is_recurrent
+  cuts &= documents.first_lengths is None and jax.process_count() == 1
   previous = None
 
   def finish(tokens, *results):
@@ -111,7 +116,7 @@ def run_over(
     for batch, position in batches:
       if stop():
         return False
-      batch = sharded.put(batch, rows)
+      batch = sharded.put(_without_padding(batch) if cuts else batch, rows)
       carry, *outputs = step(params, carry, batch)
       # Consumed one step late, so that the devices never wait for the host.
       if previous is not None:
@@ -120,6 +125,20 @@ def run_over(
   if previous is not None:
     finish(*previous)
   return True
+
+
+def _without_padding(batch: Batch) -> Batch:
+  """Returns a batch of a fourth of the tokens, or a sixteenth, and so on.
+
+  There are few lengths, because each one compiles the step again.
+  """
+  T = batch.mask_BT.shape[1]
+  ends = np.flatnonzero(batch.mask_BT.any(0))
+  real = max(ends[-1] + 1 if len(ends) else 0, _SHORTEST)
+  while T % 4 == 0 and real <= T // 4:
+    T //= 4
+  names = 'tokens_BT', 'targets_BT', 'mask_BT', 'scored_BT'
+  return batch.replace(**{name: getattr(batch, name)[:, :T] for name in names})
 
 
 def gather(*arrays):

@@ -6,14 +6,24 @@ import jax
 import numpy as np
 import pytest
 
+from meliad_rec.archs.transformer import Encoder
+from meliad_rec.data.documents import Document
+from meliad_rec.data.documents import Documents
 from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.random_walk import RandomWalk
+from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import Words
+from meliad_rec.distributed.partition import make_mesh
 from meliad_rec.evaluation.evaluation import evaluate
 from meliad_rec.evaluation.evaluation import metrics_given
 from meliad_rec.evaluation.evaluation import Part
 from meliad_rec.evaluation.evaluation import probe
+from meliad_rec.models.heads import Classifier
+from meliad_rec.models.model import initialize
+from meliad_rec.models.model import Model
+from meliad_rec.models.sharded_model import ShardedModel
+from tests import architectures as tiny
 from tests import tiny_run
 from tests.counting import Counting
 
@@ -133,6 +143,38 @@ def test_sequences_without_an_error_are_counted(params):
   assert found['sequence_accuracy'] == pytest.approx(4 / 6)
   scored = sum(np.count_nonzero(each) for each in labels)
   assert found['accuracy'] == pytest.approx(1 - 2 / scored)
+
+
+def test_whole_documents_are_read_in_segments_that_fit():
+  """Of 252 tokens there is a fourth, 63; of 251 there is none."""
+  rng = np.random.default_rng(0)
+  labels = [rng.integers(1, 4, length) for length in (200, 60, 63, 251, 9)]
+  documents = Documents.collect(
+    [
+      Document(f'{i}', rng.integers(3, tiny.V, len(each)), 1, 1, each)
+      for i, each in enumerate(labels)
+    ],
+    Bytes(),
+  )
+  cell = Encoder(tiny.transformer(causal=False))
+  model = Model(tiny.V, cell, tiny.D, head=Classifier(4, None))
+  params = initialize(model, jax.random.key(0), 1, 252)
+  for segment, shapes in (251, {(2, 251)}), (252, {(2, 252), (2, 63)}):
+    sharded = ShardedModel(model, make_mesh(devices=jax.devices()[:1]), segment)
+    read, nats_of = set(), [np.zeros(len(y), np.float32) for y in labels]
+
+    def step(params, carry, batch, run=sharded.eval_step, read=read):
+      read.add(batch.tokens_BT.shape)
+      return run(params, carry, batch)
+
+    vars(sharded)['eval_step'] = step
+    evaluate(sharded, params, documents, 2, nats_of=nats_of)
+    assert read == shapes
+    logits = logits_by_hand(sharded, params, [*documents])
+    for nats, y, logits_TV in zip(nats_of, labels, logits, strict=True):
+      log_p_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
+      by_hand = -log_p_TV[np.arange(len(y)), y]
+      np.testing.assert_allclose(nats, by_hand, atol=1e-4)
 
 
 def test_what_the_state_is_worth(data, params):
