@@ -128,15 +128,15 @@ def run_over(
 
 
 def _without_padding(batch: Batch) -> Batch:
-  """Returns a batch of a fourth of the tokens, or a sixteenth, and so on.
+  """Returns a batch of a fourth of the places, or a sixteenth, and so on.
 
   There are few lengths, because each one compiles the step again.
   """
   T = batch.mask_BT.shape[1]
   ends = np.flatnonzero(batch.mask_BT.any(0))
   real = max(ends[-1] + 1 if len(ends) else 0, _SHORTEST)
-  while T % 4 == 0 and real <= T // 4:
-    T //= 4
+  while real <= (fourth := -(-T // 4)):
+    T = fourth
   names = 'tokens_BT', 'targets_BT', 'mask_BT', 'scored_BT'
   return batch.replace(**{name: getattr(batch, name)[:, :T] for name in names})
 
