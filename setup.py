@@ -33,7 +33,7 @@ WANDB = ['wandb>=0.19,<0.32']
 
 setup(
   name='meliad_rec',
-  version='0.1.0',
+  version='0.2.0.dev0',
   description='Recurrent transformers for long documents, in JAX and Flax',
   long_description=README.read_text(encoding='utf-8')
   if README.exists()

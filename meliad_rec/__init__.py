@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # The same names for type checkers and editors.
   from meliad_rec.training import schedules as schedules
   from meliad_rec.training.experiment import Experiment as Experiment
 
-__version__ = '0.1.0'
+__version__ = '0.2.0.dev0'
 
 # Public name -> where it is: a module, or a module's attribute after a colon.
 _PUBLIC = {

@@ -10,7 +10,6 @@ import dataclasses
 from typing import Any
 
 from flax import linen as nn
-from flax import struct
 import jax
 import jax.numpy as jnp
 
@@ -19,6 +18,7 @@ from meliad_rec.archs.memory_cell import Memory
 from meliad_rec.archs.memory_cell import MemoryCell
 from meliad_rec.layers.attention import KV
 from meliad_rec.layers.layer import Attention
+from meliad_rec.models.cell import Resettable
 
 
 class Composition(nn.Module):
@@ -98,7 +98,7 @@ def _mix(module, name: str, hidden):
   return jnp.einsum('l,lbtd->btd', weight_L, jnp.stack(hidden))  # eq. 1
 
 
-class FeedbackDecodeState(struct.PyTreeNode):
+class FeedbackDecodeState(Resettable):
   """State while decoding token by token.
 
   Attributes:
@@ -109,6 +109,9 @@ class FeedbackDecodeState(struct.PyTreeNode):
 
   memory: Memory
   kv: Any
+
+  def reset(self, start_B, fresh):
+    return self.replace(memory=self.memory.reset(start_B, fresh.memory))
 
 
 class Feedback(MemoryCell):

@@ -6,7 +6,6 @@ Letters of this file: A tokens of memory before a segment, C tokens of a chunk.
 from typing import Any
 
 from flax import linen as nn
-from flax import struct
 import jax
 import jax.numpy as jnp
 
@@ -18,6 +17,7 @@ from meliad_rec.layers.remat import kept
 from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import Cell
+from meliad_rec.models.cell import Resettable
 from meliad_rec.models.cell import to_blocks
 from meliad_rec.recurrence.memory_scan import memory_scan
 from meliad_rec.recurrence.memory_scan import MemoryScanBody
@@ -25,7 +25,7 @@ from meliad_rec.recurrence.memory_scan import MemoryScanBody
 _FLOATS = 'real floating'
 
 
-class Memory(struct.PyTreeNode):
+class Memory(Resettable):
   """The memory that the last A tokens wrote.
 
   Attributes:
@@ -37,6 +37,9 @@ class Memory(struct.PyTreeNode):
 
   written: Any
   mask_BA: jax.Array
+
+  def reset(self, start_B, fresh):
+    return self.replace(mask_BA=self.mask_BA & ~start_B[:, None])
 
 
 class MemoryCell(Cell, kw_only=True):

@@ -289,7 +289,7 @@ class Rows(struct.PyTreeNode):
 
 
 class DepthState(struct.PyTreeNode):
-  """What one step passes on to the next.
+  """State that one step passes to the next.
 
   Attributes:
     h_BTD: state of each token.

@@ -51,7 +51,9 @@ def main(argv: list[str]) -> None:
   console.plain()
   compilation_cache.enable()
   run = load_run(workdir, run_flags.step(), args.trusted)
-  baseline = load_run(args.baseline) if args.baseline else None
+  baseline = None
+  if args.baseline:
+    baseline = load_run(args.baseline, trusted=args.trusted)
   show = lambda what: print(what, file=sys.stderr)
   write_page(
     run,

@@ -33,8 +33,8 @@ def define_step_flags() -> None:
   flags.DEFINE_bool(
     'trusted',
     False,
-    'Let the configuration in --workdir import and call any code; only for '
-    'folders from sources that you trust.',
+    'Let the configuration of the run import and call any code; only for '
+    'runs from sources that you trust.',
   )
 
 

@@ -21,7 +21,8 @@ from typing import Any
 from absl import flags
 
 from meliad_rec.commands import run_flags
-from meliad_rec.data.documents import Documents
+from meliad_rec.data.dataset import Dataset
+from meliad_rec.data.pairs import Pairs
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.distributed import compilation_cache
 from meliad_rec.generation.beam import PENALTIES
@@ -29,9 +30,11 @@ from meliad_rec.generation.translation import Translation
 from meliad_rec.metrics import text_scores
 from meliad_rec.report import console
 from meliad_rec.report.console import Countdown
+from meliad_rec.runs import exported
 from meliad_rec.runs import folder
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.storage import array_file
+from meliad_rec.storage.workdir import place
 from meliad_rec.storage.workdir import write_atomically
 
 
@@ -72,7 +75,14 @@ def define_flags() -> None:
     'tokens',
     None,
     'Maximum tokens of a target; default: 1.2 times as many as the longest '
-    'source of a batch, plus 10.',
+    'source of a batch, rounded up to a multiple of 16, plus 10.',
+    lower_bound=1,
+  )
+  flags.DEFINE_integer(
+    'batch',
+    None,
+    'Number of sources translated at once; affects only speed and memory; '
+    'default: the rows of a training step, at most 128.',
     lower_bound=1,
   )
   flags.DEFINE_integer(
@@ -102,15 +112,18 @@ def main(argv: list[str]) -> None:
   step = run_flags.step()
   _, facts, _ = folder.read(argv[1])
   translation = from_flags(Translation.of(facts['translation']), args)
+  if exported.is_in(place(argv[1])) and args.average is None:
+    # An export of the mean of checkpoints already has it.
+    translation = dataclasses.replace(translation, average=1)
   run = load_run(argv[1], step, args.trusted, translation.average)
   references = None
   if args.split:
-    documents = run_flags.open_data(run, args).documents(args.split)
-    lines, references = texts(documents, run.vocabulary, args.split)
+    data = run_flags.open_data(run, args)
+    lines, references = texts(data, run.vocabulary, args.split)
   countdown = Countdown(len(lines), 'lines')
   with contextlib.closing(countdown):
     targets = run.translate(
-      lines, translation.beam, args.tokens, countdown.show
+      lines, translation.beam, args.tokens, countdown.show, args.batch
     )
   if args.out:
     write_atomically(Path(args.out), ''.join(f'{line}\n' for line in targets))
@@ -139,13 +152,20 @@ def from_flags(translation: Translation, args) -> Translation:
 
 
 def texts(
-  documents: Documents, vocabulary: Vocabulary, split: str
+  data: Dataset, vocabulary: Vocabulary, split: str
 ) -> tuple[list[str], list[str]]:
   """Returns the sources and the targets of pairs as text, without newlines.
+
+  They are as in the files, if the data are read from files. If not, they are
+  decoded from ids.
 
   Raises:
     ValueError: the documents are not sources and targets.
   """
+  documents = data.documents(split)
+  if isinstance(data, Pairs):
+    pairs = [pair[1:] for pair in data.source.pairs(split)]
+    return [source for source, _ in pairs], [target for _, target in pairs]
   if documents.first_lengths is None or documents.labels is not None:
     raise ValueError(
       f'The split {split} has no sources and targets. Give a run of a task of '

@@ -98,7 +98,7 @@ class Binding:
 
   @property
   def key(self) -> tuple[str, Name | str, str]:
-    """What the binding sets: equal for bindings that override each other."""
+    """Target of the binding, equal for bindings that override each other."""
     return self.scope, self.name, self.parameter
 
   @property

@@ -284,7 +284,9 @@ class Documents:
       vocabulary_size=None,
     )
     for i in np.flatnonzero((lengths > kept).any(1)):
-      text = b''.join(vocabulary.token_bytes(cut[i]))
+      # The size of a pair of a source and a target is that of the target.
+      first = cut.first_lengths[i] if cut.have_sources else 0
+      text = b''.join(vocabulary.token_bytes(cut[i][first:]))
       cut.bytes_[i] = len(text)
       cut.words[i] = count_words(text.decode('utf-8', 'replace'))
     return cut

@@ -328,7 +328,9 @@ def read_row(documents: Documents, i: int, offset: int, length: int) -> LaneRow:
   return row
 
 
-def shuffled(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+def shuffled(
+  lengths: np.ndarray, seed: int, epoch: int, *purpose: int
+) -> np.ndarray:
   """Returns the indices of documents that are not empty, shuffled.
 
   Each pair of seed and epoch gives another order, the same on every machine.
@@ -337,10 +339,11 @@ def shuffled(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     lengths: number of tokens of each document.
     seed: seed of the order.
     epoch: number of the pass over the documents.
+    *purpose: a number, for a further order that is independent of this one.
   """
   full = np.flatnonzero(lengths)
   # NumPy guarantees that this raw stream never changes, but `permutation` may.
-  bits = np.random.PCG64(np.random.SeedSequence((seed, epoch)))
+  bits = np.random.PCG64(np.random.SeedSequence((seed, epoch, *purpose)))
   return full[np.argsort(bits.random_raw(len(full)), kind='stable')]
 
 

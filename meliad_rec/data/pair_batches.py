@@ -65,8 +65,8 @@ class PairBatches:
       if size > limit:
         raise ValueError(
           f'The longest {name} has {size} tokens with its end, but {setting} '
-          f'is {limit}. Set {setting} to at least {size}, or MAX_TOKENS to '
-          'leave out long pairs of train.'
+          f'is {limit}. Set {setting} to at least {size}. MAX_TOKENS leaves '
+          'out long pairs, but only of train.'
         )
     self._settings = {
       'rows': rows,
@@ -159,7 +159,7 @@ class PairBatches:
         document_B[: len(part)] = part
         batches.append((2**i, document_B))
     if settings['shuffle']:
-      places = shuffled(np.ones(len(batches)), settings['seed'], epoch)
+      places = shuffled(np.ones(len(batches)), settings['seed'], epoch, 1)
       batches = [batches[place] for place in places]
     return batches
 

@@ -6,8 +6,10 @@ which ends what a model writes.
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 import dataclasses
 import functools
+import glob
 import json
 from pathlib import Path
 from typing import Protocol
@@ -54,13 +56,14 @@ class Lines:
     source: pattern of the files of sources, such as 'data/{split}.en', in which
       {split} stands for train, validation (or valid, val or dev) and test.
       Other files that match are splits too, such as test_2016 in
-      data/test_2016.en.
+      data/test_2016.en, if both files exist.
     target: pattern of the files of targets.
     fetch: how to get the files, for the error message.
 
   Raises:
-    ValueError: there are no files, they cannot be read, or two files of a split
-      have different numbers of lines. Raised on first use.
+    ValueError: there are no files, they cannot be read, one of a split is
+      missing, two names stand for one split, or two files of a split have
+      different numbers of lines. Raised on first use.
   """
 
   source: str
@@ -68,13 +71,9 @@ class Lines:
   fetch: str | None = None
 
   def __post_init__(self):
-    for name in 'source', 'target':
-      path = expand_home(getattr(self, name))
-      if path.count('{split}') != 1:
-        raise ValueError(
-          f"{name} must contain '{{split}}' once, got {path!r}. Set "
-          f'--{"path" if name == "source" else name} (in gin: {name.upper()}).'
-        )
+    for name, flag in ('source', 'path'), ('target', 'target'):
+      flag = f'--{flag} (in gin: {name.upper()})'
+      path = _pattern(name, getattr(self, name), flag)
       object.__setattr__(self, name, path)
 
   @property
@@ -83,33 +82,22 @@ class Lines:
     return f'pairs: {" and ".join(names)}'
 
   @functools.cached_property
+  def files(self) -> dict[str, tuple[Path, ...]]:
+    """The files of sources and of targets of each split."""
+    flags = '--path (in gin: SOURCE) and --target (in gin: TARGET)'
+    return _files((self.source, self.target), self.fetch, flags)
+
+  @property
   def splits(self) -> tuple[str, ...]:
-    before, after = Path(self.source).name.split('{split}')
-    folder = Path(self.source).parent
-    found = {
-      path.name[len(before) : len(path.name) - len(after)]
-      for path in folder.glob(f'{before}*{after}')
-    }
-    known = [split for split in SPLITS if found & {*_names(split)}]
-    if 'train' not in known and not found:
-      how = f'{self.fetch} Or set' if self.fetch else 'Set'
-      raise ValueError(
-        f'There is no file {Path(self.source).absolute()}, where {{split}} is '
-        f'train, validation (or valid, val, dev) or test. {how} '
-        '--path (in gin: SOURCE) and --target (in gin: TARGET).'
-      )
-    others = found.difference(*(_names(split) for split in SPLITS))
-    return *known, *sorted(others)
+    return (*self.files,)
 
   def pairs(self, split: str) -> Iterator[tuple[str, str, str]]:
-    sources, targets = (
-      _lines(_file(pattern, split)) for pattern in (self.source, self.target)
-    )
+    source, target = self.files[split]
+    sources, targets = _lines(source), _lines(target)
     if len(sources) != len(targets):
       raise ValueError(
-        f'{_file(self.source, split)} has {len(sources)} lines, but '
-        f'{_file(self.target, split)} has {len(targets)}. Line n of one must '
-        'be the target of line n of the other.'
+        f'{source} has {len(sources)} lines, but {target} has {len(targets)}. '
+        'Line n of one must be the target of line n of the other.'
       )
     for number, pair in enumerate(zip(sources, targets, strict=True), 1):
       yield f'{split}:{number}', *pair
@@ -143,31 +131,29 @@ class JsonPairs:
   fetch: str | None = None
 
   def __post_init__(self):
-    object.__setattr__(self, 'path', expand_home(self.path))
+    path = _pattern('path', self.path, '--path (in gin: JSONL)')
+    object.__setattr__(self, 'path', path)
 
   @property
   def description(self) -> str:
     return f'pairs: {Path(self.path).name}, {self.source} and {self.target}'
 
   @functools.cached_property
+  def files(self) -> dict[str, tuple[Path, ...]]:
+    """The file of each split."""
+    return _files((self.path,), self.fetch, '--path (in gin: JSONL)')
+
+  @property
   def splits(self) -> tuple[str, ...]:
-    found = tuple(s for s in SPLITS if _file(self.path, s).is_file())
-    if not found:
-      how = f'{self.fetch} Or set' if self.fetch else 'Set'
-      raise ValueError(
-        f'There is no file {Path(self.path).absolute()}, where {{split}} is '
-        f'train, validation (or valid, val, dev) or test. {how} '
-        '--path (in gin: JSONL).'
-      )
-    return found
+    return (*self.files,)
 
   def pairs(self, split: str) -> Iterator[tuple[str, str, str]]:
-    path = _file(self.path, split)
+    (path,) = self.files[split]
     for number, line in numbered_lines(path):
       try:
         fields = json.loads(line)
         sources, targets = (
-          [given] if isinstance(given, str) else list(given)
+          [*given] if isinstance(given, list) else [given]
           for given in (fields[self.source], fields[self.target])
         )
         pair = ' '.join(sources), targets[0]
@@ -307,14 +293,72 @@ def end_of_line(vocabulary: Vocabulary) -> int:
   return int(ids[0])
 
 
-def _names(split: str) -> tuple[str, ...]:
-  return _NAMES.get(split, (split,))
+def _pattern(name: str, path: str, flag: str) -> str:
+  """Returns a pattern of files; ValueError if it lacks {split}."""
+  path = expand_home(path)
+  if path.count('{split}') != 1:
+    raise ValueError(
+      f"{name} must contain '{{split}}' once, got {path!r}. Set {flag}."
+    )
+  return path
 
 
-def _file(pattern: str, split: str) -> Path:
-  """Returns the file of a split, or where it would be if there is none."""
-  paths = [Path(pattern.replace('{split}', name)) for name in _names(split)]
-  return next(filter(Path.is_file, paths), paths[0])
+def _files(
+  patterns: Sequence[str], fetch: str | None, flags: str
+) -> dict[str, tuple[Path, ...]]:
+  """Returns {split: its files}; see Lines for the names of splits.
+
+  Args:
+    patterns: patterns of the files. A split has a file of each, and all have
+      the same name in place of {split}.
+    fetch: how to get the files, for the error message.
+    flags: flags that set the patterns, for the error message.
+
+  Raises:
+    ValueError: there are no files, one of a split is missing, or two names
+      stand for one split.
+  """
+  found = [_matching(pattern) for pattern in patterns]
+  if not any(found):
+    raise ValueError(
+      f'There is no file {Path(patterns[0]).absolute()}, where {{split}} is '
+      'train, validation (or valid, val, dev) or test. '
+      f'{f"{fetch} Or set" if fetch else "Set"} {flags}.'
+    )
+  splits, others = {}, set.intersection(*found)
+  for split in SPLITS:
+    names = _NAMES.get(split, (split,))
+    others.difference_update(names)
+    there = [name for name in names if any(name in each for each in found)]
+    if len(there) > 1:
+      raise ValueError(
+        f'Files of {" and ".join(there)} would both be the split {split}, such '
+        f'as {_path(patterns[0], there[0])}. Rename or remove those of one.'
+      )
+    for name in there:
+      splits[split] = name
+      for pattern in patterns:
+        if not _path(pattern, name).is_file():
+          raise ValueError(
+            f'There is no file {_path(pattern, name)}, but another of the '
+            f'split {split}. Add it, or set {flags}.'
+          )
+  splits |= {name: name for name in sorted(others)}
+  return {
+    split: tuple(_path(pattern, name) for pattern in patterns)
+    for split, name in splits.items()
+  }
+
+
+def _path(pattern: str, name: str) -> Path:
+  return Path(pattern.replace('{split}', name))
+
+
+def _matching(pattern: str) -> set[str]:
+  """Returns what stands for {split} in the files that match a pattern."""
+  before, after = pattern.split('{split}')
+  paths = glob.glob(f'{glob.escape(before)}*{glob.escape(after)}')
+  return {path[len(before) : len(path) - len(after)] for path in paths}
 
 
 def _lines(path: Path) -> list[str]:

@@ -133,8 +133,7 @@ def source(
 
   Args:
     kind: code, corpus, folder, jsonl, hf, pairs, pg19, projects, or the name
-      of a
-      seqio task or mixture.
+      of a seqio task or mixture.
     path: for corpus, a file or a pattern with {split}; for folder, a folder or
       pattern; for jsonl, a file, folder or pattern; for hf, one of these or the
       name of a dataset on the Hub; for pg19, the data_dir of
@@ -241,8 +240,9 @@ def define_flags() -> None:
     'source',
     None,
     'The source: code (the Python packages of this machine), corpus, folder, '
-    'jsonl, hf (a dataset of Hugging Face), pg19, projects (articles or '
-    'repositories), or the name of a seqio task or mixture.',
+    'jsonl, hf (a dataset of Hugging Face), pairs (sources and targets), pg19, '
+    'projects (articles or repositories), or the name of a seqio task or '
+    'mixture.',
   )
   flags.DEFINE_string(
     'path',

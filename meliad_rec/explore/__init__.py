@@ -1,7 +1,8 @@
 """Pictures of what a trained model does with a text, and the numbers in them.
 
-Each function takes a run that meliad_rec.load_run opened, and returns a Shown:
-arrays with named axes, and a figure. They use the public methods of the run, so
+Each function takes a run that meliad_rec.load_run opened, or {name: run} to
+compare several, and returns a Shown: arrays with named axes, and a figure. The
+functions use the public methods of the run, so
 each is also an example of how to look at a model in another way.
 """
 

@@ -39,7 +39,8 @@ def gain(
 
   Returns:
     'nats' and 'baseline_nats' [token], the losses of the run and of the
-    baseline, and 'gain', their difference in bits. `data.attrs['top']` lists
+    baseline, and 'gain', baseline_nats - nats in bits: positive where the run
+    predicts better. `data.attrs['top']` lists
     the words that gain most: the 'word', the text 'before' it, its first
     'byte', its 'gain' in bits, 'back', the number of tokens back to its
     previous use (0 if there is none), and 'in_window', whether that use is

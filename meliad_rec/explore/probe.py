@@ -63,9 +63,9 @@ def probe(
       the variance of the state.
 
   Returns:
-    Of each state, 'target' and 'predicted' class, 'document', 'tokens' read and
-    'distance'; and in attributes 'accuracy' and 'most_common', the share of the
-    most common class.
+    For each state, 'target' and 'predicted' class, 'document', 'tokens' read
+    and 'distance'; and in attributes 'accuracy' and 'most_common', the share of
+    the most common class.
 
   Raises:
     ValueError: there are fewer than five texts, numbers of targets and tokens

@@ -32,7 +32,7 @@ def swap(
     tokens: number of tokens of B to read after it.
 
   Returns:
-    Of each token of B after the swap, 'own', 'swapped' and 'cleared': its loss
+    For each token of B after the swap, 'own', 'swapped' and 'cleared': its loss
     in nats with the state of B, with that of A, and with a cleared state; and
     'own_best' and 'swapped_best', the most likely token with each.
 

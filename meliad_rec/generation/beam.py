@@ -78,13 +78,16 @@ class BeamSearch:
     length: int,
     end: int | None,
   ) -> 'Hypotheses':
-    """Returns the best hypotheses of each row, the best first.
+    """Returns hypotheses of each row, the best first.
 
-    A hypothesis ends where `end` is among the `beams` most likely extensions of
-    the row, as in fairseq. A row is done when no unfinished hypothesis could
-    still become the best, as in t5x; with one beam, when its hypothesis has
-    ended. fairseq also stops when `beams` hypotheses have ended, and so misses
-    a longer one that is far more likely. A row does not depend on other rows.
+    The first is the best that the beams can find; the others are the best that
+    were found before the search stopped. A hypothesis ends where `end` is among
+    the `beams` most likely extensions of the row, as in fairseq. A row is done
+    when no unfinished hypothesis could still become the best; with one beam,
+    when its hypothesis has ended. t5x goes on until none could become one of
+    the best K. fairseq also stops when `beams` hypotheses have ended, and so
+    misses a longer one that is far more likely. A row does not depend on other
+    rows.
 
     Args:
       step: function of a state and tokens_BK; returns the state after reading

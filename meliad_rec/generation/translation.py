@@ -1,4 +1,4 @@
-"""How a trained model writes the targets of sources."""
+"""Settings with which a trained model writes targets."""
 
 from collections.abc import Mapping
 import dataclasses

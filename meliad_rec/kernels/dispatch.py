@@ -94,7 +94,8 @@ def memory_attention(
   Args:
     inputs: see MemoryInputs.
     dropout: dropout of the probabilities, with one dropout mask [H, T, S] for
-      all rows; None means no dropout.
+      all rows, which depends on positions if `dropout.first` is given; None
+      means no dropout.
     form: see window_attention.
 
   Raises:
@@ -102,7 +103,12 @@ def memory_attention(
       the inputs.
   """
   (T, H), S = inputs.q_BTHK.shape[1:3], inputs.k_BSHK.shape[1]
-  keep_HTS = None if dropout is None else dropout.keep_mask((H, T, S))
+  if dropout is None:
+    keep_HTS = None
+  elif dropout.first is None:
+    keep_HTS = dropout.keep_mask((H, T, S))
+  else:
+    keep_HTS = dropout.keep_by_position(0, T, (H, S)).swapaxes(0, 1)
   kernels = {'tpu': memory_attention_tpu}
   supported = _supported(form, kernels, inputs, keep_HTS)
   by_xla = xla.memory_attend, xla.memory_gradients

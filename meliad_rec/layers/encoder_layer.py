@@ -6,8 +6,6 @@ this layer: the plain transformer, the universal transformer (UT), the gated UT
 (GUT), and the temporal latent bottleneck (TLB), alone and with GUT (GUTLB).
 """
 
-import functools
-
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -206,7 +204,10 @@ class EncoderMLP(nn.Module):
     dense = lambda width, name: nn.Dense(
       width, dtype=config.dtype, kernel_init=self.kernel_init, name=name
     )
-    drop = functools.partial(config.dropout_kind, config.dropout)
-    h_BTF = drop()(dense(self.width, 'hidden')(n_BTD))
+    hidden_rate = config.hidden_dropout
+    if hidden_rate is None:
+      hidden_rate = config.dropout
+    h_BTF = dense(self.width, 'hidden')(n_BTD)
+    h_BTF = config.dropout_kind(hidden_rate)(h_BTF)
     y_BTD = dense(n_BTD.shape[-1], 'output')(config.activation(h_BTF))
-    return drop()(y_BTD)
+    return config.dropout_kind(config.dropout)(y_BTD)

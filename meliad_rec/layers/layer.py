@@ -124,8 +124,9 @@ class Layer(nn.Module):
       newest: the part of `memory` that the last `window` tokens read. If it is
         given, the entropy of their attention to it is sown.
       first: int, position of the first token in the segment. If it is given,
-        dropout of attention to past and of hidden units has a mask for each
-        position, and does not depend on which tokens are processed at once.
+        dropout of attention to past, of attention to a source and of hidden
+        units has a mask for each position, and does not depend on which tokens
+        are processed at once.
       source: the result of the method `source`; None means that there is none.
     """
     attention = self.attention
@@ -165,7 +166,7 @@ class Layer(nn.Module):
     attended, output = SUMS
     x_BTD = checkpoint_name(x_BTD, attended)
     if self.config.cross:
-      x_BTD = self.cross_attention.read_source(x_BTD, source)
+      x_BTD = self.cross_attention.read_source(x_BTD, source, first)
     if self.config.post_norm:
       y_BTD = self.mlp_norm(self.mlp(x_BTD, x_BTD, first))
     else:
@@ -323,13 +324,14 @@ class Attention(nn.Module):
     name = 'token_to_state' if self.in_order else 'state_to_token'
     return self.attend_slots(q_BWHK, scale_H, memory, name).reshape(B, T, -1)
 
-  def read_source(self, x_BTD, source: KV | None):
+  def read_source(self, x_BTD, source: KV | None, first=None):
     """Returns the residual stream joined with attention to a source.
 
     Args:
       x_BTD: the residual stream.
       source: keys and values of an encoded sequence, in B rows or in fewer;
         see `attend_slots`.
+      first: see Layer.__call__.
 
     Raises:
       ValueError: there is no source.
@@ -341,7 +343,8 @@ class Attention(nn.Module):
         'layer_config.LayerConfig.cross = False.'
       )
     n_BTD = self.pre_norm(x_BTD)
-    heads_BTF = self.attend_slots(*self.query(n_BTD), source, 'token_to_source')
+    picture = 'token_to_source'
+    heads_BTF = self.attend_slots(*self.query(n_BTD), source, picture, first)
     return self.project(x_BTD, heads_BTF)
 
   def sow_memory(self, n_BTD, mask_BT, memory: KV) -> None:
@@ -357,7 +360,7 @@ class Attention(nn.Module):
     logits_BHTS = jnp.einsum('bthk,bshk->bhts', q_BTHK, k_BSHK)
     state_use.sow_attention(self, logits_BHTS, mask_BT)
 
-  def attend_slots(self, q_BTHK, scale_H, kv: KV, picture: str):
+  def attend_slots(self, q_BTHK, scale_H, kv: KV, picture: str, first=None):
     """Returns heads [B, T, H K]: the result of attention without positions.
 
     Args:
@@ -365,9 +368,10 @@ class Attention(nn.Module):
       kv: keys and values, in B rows, or in fewer that each serve equally many
         consecutive rows of queries, such as the hypotheses of a beam search.
       picture: name in pictures.AXES of the attention weights.
+      first: see Layer.__call__.
     """
     B, T = q_BTHK.shape[:2]
-    dropout, kv = self.probability_dropout(), kv.normalized()
+    dropout, kv = self.probability_dropout(first), kv.normalized()
     q_BTHK = q_BTHK.reshape(len(kv.mask), -1, *q_BTHK.shape[2:])
     inputs = MemoryInputs(q_BTHK, kv.k, kv.v, kv.mask, scale_H)
     pictures.sow(self, picture, lambda: memory_weights(inputs))

@@ -241,8 +241,9 @@ class EncoderConfig(TransformerConfig):
       gate.
     position: one of ENCODER_POSITIONS, for self-attention.
     activation: function of the hidden units of both MLPs.
-    dropout: rate of dropout on embeddings, hidden units and the outputs of
-      sublayers.
+    dropout: rate of dropout on embeddings and the outputs of sublayers.
+    hidden_dropout: rate of dropout on the hidden units of an MLP. None:
+      `dropout`.
     attention_dropout: rate of dropout on attention probabilities.
     dropout_by_row: whether each row of a batch (and each sequence of a pair)
       has its own dropout masks, as in the code of Ray Chowdhury and Caragea
@@ -259,12 +260,15 @@ class EncoderConfig(TransformerConfig):
   norm: Callable[..., nn.Module] = norms.LayerNorm
   activation: Callable = gelu
   attention_dropout: float = 0.0
+  hidden_dropout: float | None = None
   dropout_by_row: bool = False
   post_norm: bool = False
 
   def __post_init__(self):
     super().__post_init__()
     self.check_rate('attention_dropout')
+    if self.hidden_dropout is not None:
+      self.check_rate('hidden_dropout')
     # `position` may be a partial: look at what it builds.
     built, plain = type(self.position(self.num_heads)), positions.NoPosition
     if built.bias is not plain.bias or built.keys is not plain.keys:

@@ -8,6 +8,7 @@ import math
 
 import jax
 from jax.extend import core
+from jax.interpreters import partial_eval
 import numpy as np
 
 
@@ -20,7 +21,16 @@ def forward_flops(function: Callable, *arguments) -> int:
   iterations, or once if the trace shows no maximum. Arguments may be
   jax.ShapeDtypeStruct.
   """
-  return count(jax.make_jaxpr(function)(*arguments).jaxpr, turns=None)
+  return count(trace(function, *arguments), turns=None)
+
+
+def trace(function: Callable, *arguments) -> core.Jaxpr:
+  """Returns the trace of a call, without operations whose results are unused.
+
+  Arguments may be jax.ShapeDtypeStruct.
+  """
+  jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+  return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
 
 
 def count(jaxpr: core.Jaxpr, turns: float | None) -> float:

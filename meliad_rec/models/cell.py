@@ -336,9 +336,9 @@ def to_blocks(a_BT: jax.Array, W: int) -> jax.Array:
 
 
 class Resettable(struct.PyTreeNode):
-  """Part of a state that is too large to copy.
+  """Part of a state that masks old values in rows that are reset.
 
-  It masks old values in rows that are reset, rather than replacing them.
+  Replacing them would take longer, or a copy of what is too large to copy.
   """
 
   def reset(self, start_B: jax.Array, fresh: 'Resettable') -> 'Resettable':

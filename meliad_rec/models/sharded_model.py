@@ -131,7 +131,7 @@ class ShardedModel:
 
 
 class TokenScores(struct.PyTreeNode):
-  """How well each token of a segment was predicted."""
+  """Losses and hits of the predictions of each token of a segment."""
 
   nats_BT: jax.Array  # float32 loss in nats.
   correct_BT: jax.Array  # bool, whether the most likely token is the target.

@@ -95,9 +95,9 @@ def sizes(experiment: Experiment) -> Sizes:
   program = experiment.program
   state, mesh = program.shapes, program.mesh
   batch = program.batch_shapes(program.rows)
-  trace = jax.make_jaxpr(program.forward)(state.params, state.carry, batch)
-  turns = flops.loops(trace.jaxpr)
-  forward = flops.count(trace.jaxpr, turns=None)
+  trace = flops.trace(program.forward, state.params, state.carry, batch)
+  turns = flops.loops(trace)
+  forward = flops.count(trace, turns=None)
   known = mesh.devices.flat[0].platform == 'tpu'
   return Sizes(
     mesh=dict(mesh.shape),

@@ -31,7 +31,7 @@ _MACROS = {
 
 
 class Acting(struct.PyTreeNode):
-  """What is carried from step to step, and from update to update.
+  """State carried from step to step, and from update to update.
 
   Attributes:
     memory: decode state of the agent's cell.
@@ -63,7 +63,7 @@ class Steps(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class A2C:
-  """How agents learn.
+  """Settings of advantage actor-critic.
 
   Attributes:
     discount: weight of the next step's return.

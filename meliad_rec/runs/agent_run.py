@@ -134,6 +134,9 @@ class AgentRun:
 
     Args:
       seed, greedy: as in `play`.
+
+    Returns:
+      Pictures in red, green and blue, uint8 [height, width, 3].
     """
     agent, env = self.agent, self.env
 

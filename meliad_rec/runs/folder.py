@@ -222,7 +222,7 @@ def read_params(
     if average > 1:
       raise ValueError(
         f'{folder} is an exported model, which has no checkpoints to average. '
-        'Give the folder of the run.'
+        'Give the folder of the run, or --average=1.'
       )
     if step not in (None, about['step']):
       raise ValueError(

@@ -152,8 +152,11 @@ class ObservedRun:
       {name: DataArray}, with those names of pictures.AXES that the model has,
       such as 'token_to_token', and 'token_to_state' in a model with state
       vectors. The axes are 'layer', if layers are numbered, 'pass' and 'step',
-      if there are several, and those in pictures.AXES. The axis block counts
-      blocks, whose state vectors attend to each other and to tokens.
+      if there are several, and those in pictures.AXES: for 'token_to_token'
+      token, head and back, where back 0 is the nearest key that the token may
+      see. The axis block counts blocks, whose state vectors attend to each
+      other and to tokens. The weights of a query add up to 1, over all keys
+      that it sees, or to 0 if there are none.
 
     Raises:
       ValueError: as in `predictions`; also if no layer has attention.

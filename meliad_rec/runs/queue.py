@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Run(Protocol):
-  """What `work` needs to know of a run, which must be hashable.
+  """Interface of a run that `work` trains; must be hashable.
 
   Attributes:
     name: name of the run.

@@ -76,6 +76,9 @@ def load_run(
       folder still has, the last of which is `step` (Vaswani et al. 2017,
       section 6.1).
 
+  Returns:
+    The run at this step, on all devices of this process.
+
   Raises:
     ValueError: the folder has no run or no such checkpoint, or is damaged.
   """
@@ -229,6 +232,7 @@ class TrainedRun(ObservedRun):
     beam: BeamSearch | None = None,
     tokens: int | None = None,
     on_progress: Callable[[int], None] = lambda lines: None,
+    batch: int | None = None,
   ) -> list[str]:
     """Returns the most likely target of each source, found by a beam search.
 
@@ -239,8 +243,10 @@ class TrainedRun(ObservedRun):
       lines: the sources, without newlines.
       beam: settings of the search. None: those of the run's configuration.
       tokens: greatest number of tokens of a target. None: 1.2 times as many as
-        the longest source of a batch, plus 10.
+        the longest source of a batch, rounded up to a multiple of 16, plus 10.
       on_progress: called after each batch with the number of sources so far.
+      batch: number of sources translated at once. None: the rows of a training
+        step, at most 128.
 
     Raises:
       ValueError: the model has no encoder, or a source is not a single line.
@@ -266,7 +272,8 @@ class TrainedRun(ObservedRun):
     ids = [line_ids(first(line), self.vocabulary) for line in lines]
     # Sources of about the same length share a batch.
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
-    rows, targets = self.rows(len(ids)), [''] * len(ids)
+    rows = self.rows(len(ids), batch or min(self.batch, 128))
+    targets = [''] * len(ids)
     for begin in range(0, len(order), rows):
       part = order[begin : begin + rows]
       S = -(-len(ids[part[0]]) // 16) * 16  # Few shapes are compiled.
@@ -362,6 +369,8 @@ class TrainedRun(ObservedRun):
 
   def evaluate(self, texts: str | Sequence[str]) -> dict[str, float]:
     """Returns {name: value} of metrics over all texts, such as 'bits_per_byte'.
+
+    `metrics.UNITS` has the unit of each.
 
     Args:
       texts: a document, or several; every token of each is predicted once.
@@ -468,7 +477,7 @@ class TrainedRun(ObservedRun):
     )
     return Documents.collect(documents, self.vocabulary)
 
-  def rows(self, documents: int) -> int:
+  def rows(self, documents: int, batch: int | None = None) -> int:
     """Returns the number of batch rows with which to read documents.
 
     It is the smaller of `batch` and the number of documents, rounded up to a
@@ -476,8 +485,9 @@ class TrainedRun(ObservedRun):
 
     Args:
       documents: number of documents.
+      batch: rows of a batch. None: the run's own number.
     """
     mesh = self.sharded.mesh
     shards = np.prod([mesh.shape[axis] for axis in partition.BATCH_AXES])
-    wanted = min(self.batch, documents)
+    wanted = min(batch or self.batch, documents)
     return int(-(-wanted // shards) * shards)

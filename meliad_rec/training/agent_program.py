@@ -6,12 +6,14 @@ import functools
 from typing import Any
 
 import jax
+from jax.interpreters import partial_eval
 import jax.numpy as jnp
 import optax
 
 from meliad_rec.layers.positions import clip_spans
 from meliad_rec.metrics.metrics import MeanMetric
 from meliad_rec.metrics.metrics import Sums
+from meliad_rec.models.cell import Block
 from meliad_rec.models.model import Model
 from meliad_rec.reinforcement import a2c
 from meliad_rec.reinforcement.a2c import A2C
@@ -25,6 +27,16 @@ from meliad_rec.training.train_step import TrainState
 # Batches of agents are empty: their data come from the environments.
 EMPTY: Any = ()
 _AXIS = 'agents'
+# Fields of a Model that agents lack, with macros that set them.
+_NOT_OF_AGENTS = {
+  'dropout': ' (set DROPOUT = 0.0)',
+  'embedding_dropout': '',
+  'embedding': '',
+  'logits_divisor': '',
+  'clear_state': '',
+  'head': '',
+  'encoder': '',
+}
 # Axis of the agents in each part of the state. Rows of the carry come first.
 _STATE = TrainState(step=None, params=0, opt_state=0, carry=1, ema=0, rng=0)
 
@@ -221,20 +233,49 @@ def agent_of(model: Model, env: Environment) -> Agent:
   Raises:
     ValueError: the model has a part that agents lack.
   """
-  given = {
-    'model.Model.dropout (DROPOUT)': model.dropout,
-    'model.Model.embedding_dropout': model.embedding_dropout,
-    'model.Model.clear_state': model.clear_state,
-    'model.Model.head': model.head,
-  }
-  for name, value in given.items():
-    if value:
+  for field in dataclasses.fields(Model):
+    value = getattr(model, field.name)
+    if field.name in _NOT_OF_AGENTS and value != field.default:
       raise ValueError(
-        f'{name} is {value!r}, but an agent has no such part. Remove it.'
+        f'model.Model.{field.name} is {value!r}, but an agent has no such '
+        f'part. Remove it{_NOT_OF_AGENTS[field.name]}.'
       )
-  return Agent(
+  agent = Agent(
     model.cell, model.d_model, env.actions, model.final_norm, model.dtype
   )
+  _check_training(agent, env)
+  return agent
+
+
+def _check_training(agent: Agent, env: Environment) -> None:
+  """Raises ValueError if the cell has dropout or losses, which agents lack."""
+  key = jax.eval_shape(jax.random.key, 0)
+  params = jax.eval_shape(lambda key: a2c.initialize(agent, env, 1, key), key)
+
+  def act(key, params):
+    once = lambda m, x_BO: m(m.initial_state(1), x_BO, jnp.ones(1, bool))
+    x_BO, rngs = jnp.zeros((1, env.observations)), {'dropout': key}
+    return agent.apply({'params': params}, x_BO, rngs=rngs, method=once)
+
+  trace = jax.make_jaxpr(act)(key, params).jaxpr
+  _, used = partial_eval.dce_jaxpr(trace, [True] * len(trace.outvars))
+  if used[0]:
+    raise ValueError(
+      'The cell has dropout, but agents do not use it. Set DROPOUT and '
+      'LAYER_DROP to 0, and remove options/layer/dropout_inside.'
+    )
+
+  def read(params):
+    x_BTD = jnp.zeros((1, 1, agent.d_model), agent.dtype)
+    block = Block(x_BTD, jnp.ones((1, 1), bool))
+    once = lambda m: m.cell(m.cell.initial_state(1), block)
+    return agent.apply({'params': params}, mutable=['losses'], method=once)[1]
+
+  if jax.eval_shape(read, params):
+    raise ValueError(
+      'The cell has a loss of its own, which agents do not minimize. Remove '
+      'the option that adds it, such as options/layer/adaptive_span.'
+    )
 
 
 def _sums(steps: a2c.Steps, loss: jax.Array) -> Sums:

@@ -1,4 +1,4 @@
-"""What a run of agents reads, evaluates and counts."""
+"""Data, evaluation and metrics of a run of agents."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -164,6 +164,8 @@ def check(experiment: Experiment) -> None:
     ('SAMPLE', experiment.sample.length, 0),
     ('EVAL_TOKENS', experiment.part.tokens, None),
     ('HALT_WARMUP', experiment.halting_warmup, 0),
+    ('BUCKETS', experiment.buckets, 1),
+    ('SOURCE_SEGMENT', experiment.source_segment, None),
     ('experiment.Experiment.shorter_first', experiment.shorter_first, None),
   ):
     if value != needed:

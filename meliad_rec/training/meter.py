@@ -30,7 +30,8 @@ class StepMeter:
     self.peak_flops = flops.peak_flops(program.mesh.devices.flat)
     self.traced = None
     if self.peak_flops is not None:
-      self.traced = jax.make_jaxpr(program.forward)(
+      self.traced = flops.trace(
+        program.forward,
         program.shapes.params,
         program.shapes.carry,
         program.batch_shapes(program.rows),
@@ -112,7 +113,7 @@ class StepMeter:
     # A `while` loop counts as many iterations as the mean halting depth. Work
     # for halted tokens is not a model FLOP, nor is recomputation by remat.
     turns = totals.sown.get('halting_depth', 1.0)
-    forward = flops.count(self.traced.jaxpr, turns)
+    forward = flops.count(self.traced, turns)
     # The backward pass costs twice the forward pass.
     return 3 * forward / (self.program.rows * self.program.segment)
 

@@ -8,7 +8,7 @@ from absl import logging
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-  """What the evaluations of a run have found so far.
+  """Results of the evaluations of a run so far.
 
   Attributes:
     evaluated: step of the last evaluation; 0 before the first.

@@ -9,8 +9,10 @@ import pytest
 
 from meliad_rec.archs import feedback
 from meliad_rec.archs.feedback import Feedback
+from meliad_rec.archs.memory_cell import floats
 from meliad_rec.layers import norms
 from meliad_rec.layers import positions
+from meliad_rec.layers.attention import KV
 from meliad_rec.recurrence.memory_scan import memory_scan
 from tests import cells
 from tests import plain_layer
@@ -149,6 +151,37 @@ def test_dropout_is_that_of_the_plain_scan(compose, share_keys):
     return cells.outcome(run, {'p': p, 'memory': memory}, block)
 
   assert_close(outcome(memory_scan), outcome(plain_scan))
+
+
+def test_dropout_of_attention_to_a_source_is_that_of_the_plain_scan():
+  cell = make('weighted sum', True, cross=True, attention_dropout=0.4)
+  rng = np.random.default_rng(2)
+  source = KV(*rng.normal(size=(2, B, 3, H, K)), np.ones((B, 3), bool))
+  block = example(T).replace(source=[source] * L)
+  p = cells.parameters(cell, block)
+  state = cell.apply({'params': p}, B, method='initial_state')
+  mask_BS = jnp.concatenate([state.mask_BA, block.mask], 1)
+
+  def outcome(scan):
+    def run(p, block):
+      facts = mask_BS, jax.random.key(7), block.sources
+      both = p, floats(block.sources)
+      body = cell.clone(span=4).pure(W)
+      return scan(body, both, state.written, block.x, facts)
+
+    return cells.outcome(run, p, block)
+
+  assert_close(outcome(memory_scan), outcome(plain_scan))
+
+
+def test_a_skipped_layer_repeats_its_input():
+  """Also as a level of the memory, which then is the embedding."""
+  p, block = parameters('weighted sum', True), example(T)
+  cell = make('weighted sum', True).clone(layer_drop=1 - 1e-7)
+  forward = functools.partial(cell.apply, {'params': p}, method=cells.forward)
+  state, y_BTD = forward(block, rngs={'dropout': jax.random.key(0)})
+  np.testing.assert_array_equal(y_BTD, block.x)
+  assert_close(state.written[0], block.x[:, -W:])
 
 
 @pytest.mark.parametrize('share_keys', [False, True])

@@ -20,8 +20,8 @@ from meliad_rec.kernels.dispatch import window_attention
 from tests import attention_example as examples
 
 FORM = 'gpu' if jax.default_backend() == 'gpu' else 'gpu_interpreted'
-# A GPU approximates exponentials. Logits of about 100, as with a large bias, are
-# rounded to 8e-6, which exponentials turn into the same share of a weight.
+# A GPU approximates exponentials. Logits of about 100, as with a large bias,
+# are rounded to 8e-6, which exponentials turn into that share of a weight.
 RATE = 4e-5 if FORM == 'gpu' else 1e-5
 attend = functools.partial(window_attention, form=FORM)
 

@@ -181,6 +181,25 @@ def test_remat_changes_no_gradient():
     jax.eval_shape(lambda: gradient(5))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['feedback', 'window'])
+def test_memory_for_a_gradient_hardly_grows_with_the_steps(name):
+  """Each step alone would store all keys that the agent recalls."""
+  agent, params = agent_of(name)
+  acting = a2c.begin(agent, CORRIDOR, params, B, jax.random.key(1))
+
+  def temporary(steps):
+    gradient = jax.jit(
+      lambda params, key: a2c.gradient(
+        *(agent, CORRIDOR, a2c.A2C(remat_steps=10), params, acting, steps), key
+      )
+    )
+    compiled = gradient.lower(params, jax.random.key(2)).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  assert temporary(100) < 1.5 * temporary(50)
+
+
 def test_only_time_limits_are_bootstrapped():
   agent, params = agent_of('lstm')
   acting = a2c.begin(agent, Corridor(2), params, B, jax.random.key(1))

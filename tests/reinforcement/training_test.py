@@ -63,13 +63,30 @@ def test_a_stopped_run_ends_as_one_that_was_never_stopped(tmp_path, agents):
 
 
 def test_settings_of_text_are_refused():
-  for param in 'SAMPLE = 5', 'EVAL_TOKENS = 3', 'HALT_WARMUP = 2':
+  for param in (
+    *('SAMPLE = 5', 'EVAL_TOKENS = 3', 'HALT_WARMUP = 2'),
+    'experiment.Experiment.buckets = 2',
+  ):
     config.parse(FILES, [*TINY, param])
     experiment = config.build(Experiment)()
-    with pytest.raises(ValueError, match=param.split(maxsplit=1)[0]):
+    name = param.split()[0].rpartition('.')[2].upper()
+    with pytest.raises(ValueError, match=name):
       parts.of(experiment)
-  config.parse(FILES, [*TINY, 'DROPOUT = 0.1'])
-  with pytest.raises(ValueError, match='DROPOUT'):
+
+
+@pytest.mark.parametrize(
+  ('files', 'params', 'message'),
+  [
+    ([], ['DROPOUT = 0.1'], 'DROPOUT'),
+    ([], ['LAYER_DROP = 0.1'], 'LAYER_DROP'),
+    (['options/layer/dropout_inside'], ['DROPOUT = 0.1'], 'dropout'),
+    (['options/layer/adaptive_span'], [], 'a loss of its own'),
+    (['options/embedding/untied'], [], 'model.Model.embedding'),
+  ],
+)
+def test_parts_that_agents_lack_are_refused(files, params, message):
+  config.parse([*FILES, *files], [*TINY, *params])
+  with pytest.raises(ValueError, match=message):
     _ = config.build(Experiment)().program.shapes
 
 

@@ -1,0 +1,87 @@
+"""Pairs of lines and of JSON fields: which files are which split."""
+
+import json
+
+import pytest
+
+from meliad_rec.data.pairs import JsonPairs
+from meliad_rec.data.pairs import Lines
+
+
+def write(folder, **files):
+  for name, lines in files.items():
+    path = folder / name.replace('_', '.')
+    path.write_text(''.join(f'{line}\n' for line in lines))
+
+
+def lines(folder):
+  return Lines(f'{folder}/{{split}}.en', f'{folder}/{{split}}.de')
+
+
+def test_a_split_has_both_files(tmp_path):
+  write(tmp_path, train_en=['a', 'b '], train_de=['c', 'd'])
+  write(tmp_path, dev_en=['e'], dev_de=['f'], test2_en=['g'], test2_de=['h'])
+  write(tmp_path, notes_en=['no target'])
+  pairs = lines(tmp_path)
+  assert pairs.splits == ('train', 'validation', 'test2')
+  assert [*pairs.pairs('train')] == [
+    ('train:1', 'a', 'c'),
+    ('train:2', 'b', 'd'),
+  ]
+  assert [*pairs.pairs('validation')] == [('validation:1', 'e', 'f')]
+
+
+def test_splits_may_be_folders(tmp_path):
+  (tmp_path / 'train').mkdir()
+  write(tmp_path / 'train', x_en=['a'], x_de=['b'])
+  pairs = Lines(f'{tmp_path}/{{split}}/x.en', f'{tmp_path}/{{split}}/x.de')
+  assert [*pairs.read('train')] == [('train:1', 'a\nb\n')]
+
+
+@pytest.mark.parametrize(
+  ('files', 'message'),
+  [
+    ({}, 'There is no file .*TARGET'),
+    (
+      {'train_en': ['a']},
+      r'no file \S*train.de, but another of the split train',
+    ),
+    (
+      {
+        f'{name}_{kind}': ['a']
+        for name in ('dev', 'valid')
+        for kind in ('en', 'de')
+      },
+      'Files of valid and dev would both be the split validation',
+    ),
+    ({'train_en': ['a', 'b'], 'train_de': ['c']}, 'has 2 lines, but .* has 1'),
+  ],
+)
+def test_files_that_do_not_fit(tmp_path, files, message):
+  write(tmp_path, **files)
+  pairs = lines(tmp_path)
+  with pytest.raises(ValueError, match=message):
+    [*pairs.pairs(pairs.splits[0])]
+
+
+def test_fields_of_json_objects(tmp_path):
+  several = {'text': ['one.', 'two.'], 'short': ['1', '2'], 'more': 3}
+  write(tmp_path, train_jsonl=[json.dumps(several)])
+  write(tmp_path, test2_jsonl=['{"text": "a\\nb", "short": "c"}'])
+  pairs = JsonPairs(f'{tmp_path}/{{split}}.jsonl', 'text', 'short')
+  assert pairs.splits == ('train', 'test2')
+  assert [*pairs.pairs('train')] == [('train:1', 'one. two.', '1')]
+  assert [*pairs.pairs('test2')] == [('test2:1', 'a b', 'c')]
+
+
+@pytest.mark.parametrize('text', ['{"x": 1}', '3', '[4]', 'null'])
+def test_fields_that_are_no_text(tmp_path, text):
+  write(tmp_path, train_jsonl=[f'{{"text": {text}, "short": "a"}}'])
+  pairs = JsonPairs(f'{tmp_path}/{{split}}.jsonl', 'text', 'short')
+  with pytest.raises(ValueError, match="train.jsonl:1 is not .* in 'text'"):
+    [*pairs.pairs('train')]
+
+
+def test_a_path_of_json_objects_names_the_split(tmp_path):
+  with pytest.raises(ValueError, match='JSONL'):
+    JsonPairs(f'{tmp_path}/all.jsonl', 'text', 'short')
