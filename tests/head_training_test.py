@@ -44,7 +44,7 @@ def documents(count, segment, classes, seed=0, hides=0):
 @pytest.mark.parametrize(
   ('cell', 'segment', 'classes', 'rate', 'steps'),
   [
-    (lambda: stack.layers(1, lambda: LSTM(tiny.D)), 4, 2, 0.02, 200),
+    (lambda: stack.layers(1, lambda: LSTM(tiny.D)), 4, 2, 0.02, 300),
     pytest.param(
       *(lambda: tiny.recurrent(1, (0,)), tiny.W, 4, 0.01, 1500),
       marks=pytest.mark.slow,

@@ -9,14 +9,14 @@ r"""Trains or resumes the experiments of a table, and compares their results.
 The rows of a table are the shipped gin files gin/experiments/TABLE_*.gin, or
 the gin files in a folder of your own. Each row is trained once for each seed,
 in OUT/ROW_seedN. Then its best checkpoint is evaluated on the test splits that
-the paper reports, or on --splits. Translations and summaries are written and
-scored too. --scale=cpu makes the runs so small that two cores train them in an
-hour or two, and --scale=gpu fits one GPU. The table is in OUT/table.md, with
-the published value after a slash; the results of each run are in OUT/runs.csv,
-and the curves in OUT/curves.png. If rows or splits differ by a number, such as
-test_64 and test_128, OUT/figure.png shows the results over this number. A run
-that fails leaves the others. Run again, the command resumes what is not
-finished.
+the paper reports, or on --splits. Translations and summaries are written by the
+newest checkpoint, and scored. --scale=cpu makes the runs so small that two
+cores train them in an hour or two, and --scale=gpu fits one GPU. The table is
+in OUT/table.md, with the published value after a slash; the results of each run
+are in OUT/runs.csv, and the curves in OUT/curves.png. If rows or splits differ
+by a number, such as test_64 and test_128, OUT/figure.png shows the results over
+this number. A run that fails leaves the others. Run again, the command resumes
+what is not finished.
 """
 
 from collections.abc import Iterator

@@ -180,7 +180,7 @@ class SavedConfig:
       found = self._elsewhere(name)
     # A module of ours may also hold names that it imports from elsewhere.
     own = getattr(found, '__module__', '').startswith('meliad_rec.')
-    own = own or name.module == 'jax.nn'
+    own = own or name.module in ('jax.nn', 'jax.nn.initializers')
     if not (callable(found) and (own or self.trusted)):
       raise ConfigError(
         f'{self.where} calls {full}, which is not a part of meliad_rec. '

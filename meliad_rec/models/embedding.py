@@ -22,6 +22,8 @@ class Embedding(nn.Module):
       the outputs from which they are computed. None means the default of the
       class.
     deviation: standard deviation of the initial input vectors.
+    ends: ids whose initial input vectors have a deviation of 1, such as START
+      and END in the code of the dynamic-halt paper; -1 is the last id.
     own_logits: whether logits have vectors of ids other than those of inputs.
   """
 
@@ -29,6 +31,7 @@ class Embedding(nn.Module):
   d_model: int
   logits_divisor: float | None = None
   deviation: float = 1.0
+  ends: tuple[int, ...] = ()
 
   own_logits = False
 
@@ -65,7 +68,13 @@ class Embedding(nn.Module):
   def table(self):
     """Returns a new parameter [V, D], the input vectors of all ids."""
     shape = self.vocab, self.d_model
-    return self.vectors('embedding', *shape, deviation=self.deviation)
+    if not self.ends:
+      return self.vectors('embedding', *shape, deviation=self.deviation)
+    scale_V = np.full(self.vocab, self.deviation, np.float32)
+    scale_V[[*self.ends]] = 1
+    normal = nn.initializers.normal(1.0)
+    init = lambda key, shape: normal(key, shape) * scale_V[:, None]
+    return self.param('embedding', init, shape)
 
 
 class TiedEmbedding(Embedding):

@@ -9,12 +9,14 @@ start of a segment, so a pool passes none to earlier segments.
 """
 
 from collections.abc import Callable
+import functools
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from meliad_rec.kernels.reference import NEVER
+from meliad_rec.layers.encoder_layer import UNIFORM
 from meliad_rec.models.cell import State
 from meliad_rec.models.embedding import Embedding
 from meliad_rec.models.pooling import Mean
@@ -88,8 +90,9 @@ class Head(nn.Module):
         f'classes must be at least 2, got {self.classes}. Set CLASSES.'
       )
     two = self.classes == 2
-    h_BTD = nn.relu(nn.Dense(width, name='hidden')(features_BTF))
-    z_BTV = nn.Dense(1 if two else self.classes, name='output')(h_BTD)
+    dense = functools.partial(nn.Dense, kernel_init=UNIFORM)
+    h_BTD = nn.relu(dense(width, name='hidden')(features_BTF))
+    z_BTV = dense(1 if two else self.classes, name='output')(h_BTD)
     none_BT1 = jnp.full((*z_BTV.shape[:2], 1), NEVER)
     # The softmax of 0 and z is the sigmoid of z.
     zeros = [jnp.zeros_like(none_BT1)] if two else []
