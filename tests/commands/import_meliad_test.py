@@ -139,6 +139,7 @@ CASES = {
   for name, gate in (('fixed', 'bias'), ('lstm', 'lstm'))
   for config in ('skip', 'dual', 'single')
 }
+SLOW = 'fixed_dual', 'fixed_single', 'lstm_skip'
 
 
 def build(sizes, scan=False, layer=WindowLayer, divisor=None, **changes):
@@ -200,7 +201,13 @@ def differences(sizes, model):
   return found
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW))
+    for name in CASES
+  ],
+)
 def test_logits_are_meliads(name):
   sizes = CASES[name]
   assert max(differences(sizes, build(sizes))) < 1e-5

@@ -58,9 +58,17 @@ def parameters(kind):
   return jax.tree.map(move, init(jax.random.key(0))['params'])
 
 
-@pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize(
-  ('causal', 'post_norm'), [(False, False), (True, False), (False, True)]
+  ('kind', 'causal', 'post_norm'),
+  [
+    *((kind, False, False) for kind in KINDS),
+    *(('both', True, False), ('both', False, True)),
+    *(
+      pytest.param(kind, *how, marks=pytest.mark.slow)
+      for how in ((True, False), (False, True))
+      for kind in ('plain', 'gated', 'reading')
+    ),
+  ],
 )
 def test_equals_plain_equations(kind, causal, post_norm):
   """Eqs. 9 to 11, and their gradients; causal layers have another source."""
