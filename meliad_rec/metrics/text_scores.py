@@ -61,13 +61,15 @@ def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
   """
   try:
     from rouge_score import rouge_scorer
+    from rouge_score import tokenizers
   except ImportError:
     raise ValueError(
       'ROUGE needs the package rouge-score. Install meliad_rec[text].'
     ) from None
   _check(texts, references)
   names = ['rouge1', 'rouge2', 'rougeL']
-  scorer = rouge_scorer.RougeScorer(names)
+  words = tokenizers.DefaultTokenizer(use_stemmer=False)
+  scorer = rouge_scorer.RougeScorer(names, tokenizer=words)
   scores = [*map(scorer.score, references, texts)]
   mean = lambda name: sum(s[name].fmeasure for s in scores) / len(scores)
   return {name: 100 * mean(name) for name in names}
