@@ -22,6 +22,7 @@ from meliad_rec.training.experiment import Experiment
 # this many training steps, is reported as unused.
 _UNUSED = 0.001
 _LEARNED = 2000
+_NO_DEPTH = 0.01  # Mean steps in depth.
 
 
 class Validation:
@@ -104,13 +105,21 @@ class Validation:
 
 
 def _tell_use(step: int, metrics: dict[str, float], last: bool) -> None:
-  """Logs what the state is worth; warns if it is hardly used.
+  """Logs what the state is worth; warns if it or the depth is hardly used.
 
   Args:
     step: training steps so far; early ones give no warning.
     metrics: {metric: value} of the evaluation.
     last: whether it is the last evaluation of the run.
   """
+  if metrics.get('halting_depth', 1) < _NO_DEPTH:
+    logging.warning(
+      'After %d steps, tokens halt before their first step in depth. The layer '
+      'thus gets no gradient, and will hardly change any more. Begin again '
+      'with a lower LEARNING_RATE or HALT_BIAS, or with HALT_WARMUP if '
+      'PONDER_COST is above 0.',
+      step,
+    )
   loss, cost = metrics['loss_nats_per_token'], metrics.get('cleared_cost')
   if cost is None:
     return

@@ -197,6 +197,15 @@ def with_model(**changes):
   return dataclasses.replace(tiny_run.program(), model=Model(**settings))
 
 
+@pytest.mark.parametrize('depth', [0.0, 0.02, None])
+def test_halting_before_the_first_step_is_reported(caplog, depth):
+  metrics = {'loss_nats_per_token': 2.0}
+  if depth is not None:
+    metrics['halting_depth'] = depth
+  validation._tell_use(100, metrics, last=False)
+  assert ('halt before their first step' in caplog.text) == (depth == 0)
+
+
 @pytest.mark.parametrize(
   'step, cost, told',
   [(2000, 0.0019, True), (2000, 0.0021, False)]
