@@ -96,7 +96,7 @@ COUNTED = {*IN_CODE, *OF_PAPERS} | {
 
 
 def quickly(names):
-  """Marks all names as slow but those of `COUNTED` and one of each table."""
+  """Marks names as slow, except those in COUNTED and one of each table."""
   tables = {re.match(r'[^/]+(/[a-z]+\d*)?', name)[0]: name for name in names}
   quick = COUNTED | {*tables.values()}
   slow = functools.partial(pytest.param, marks=pytest.mark.slow)
@@ -105,7 +105,7 @@ def quickly(names):
 
 @pytest.mark.parametrize('name', EXPERIMENTS)
 def test_every_experiment_builds_and_says_its_command(name, tmp_path):
-  """Its rates and dropout are those of the paper's code."""
+  """Rates and dropout are as in the code of the paper."""
   text = (files.root() / 'experiments' / f'{name}.gin').read_text()
   command = ('launch/quickstart.sh', f'experiments/{name} ')
   assert command[name != 'quickstart'] in text.replace('\n', ' ')

@@ -284,7 +284,7 @@ class Documents:
       vocabulary_size=None,
     )
     for i in np.flatnonzero((lengths > kept).any(1)):
-      # The size of a pair of a source and a target is that of the target.
+      # Of a source and its target, only the target counts.
       first = cut.first_lengths[i] if cut.have_sources else 0
       text = b''.join(vocabulary.token_bytes(cut[i][first:]))
       cut.bytes_[i] = len(text)

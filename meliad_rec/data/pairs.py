@@ -333,7 +333,8 @@ def _files(
     if len(there) > 1:
       raise ValueError(
         f'Files of {" and ".join(there)} would both be the split {split}, such '
-        f'as {_path(patterns[0], there[0])}. Rename or remove those of one.'
+        f'as {_path(patterns[0], there[0])}. Rename or remove the files of one '
+        'name.'
       )
     for name in there:
       splits[split] = name

@@ -4,6 +4,7 @@ Letters of this file: N ids of a cluster (see AdaptiveEmbedding), E width of
 their vectors, C clusters except cluster 0.
 """
 
+from collections.abc import Sequence
 import math
 
 from flax import linen as nn
@@ -22,8 +23,6 @@ class Embedding(nn.Module):
       the outputs from which they are computed. None means the default of the
       class.
     deviation: standard deviation of the initial input vectors.
-    ends: ids whose initial input vectors have a deviation of 1, such as START
-      and END in the code of the dynamic-halt paper; -1 is the last id.
     own_logits: whether logits have vectors of ids other than those of inputs.
   """
 
@@ -31,7 +30,6 @@ class Embedding(nn.Module):
   d_model: int
   logits_divisor: float | None = None
   deviation: float = 1.0
-  ends: tuple[int, ...] = ()
 
   own_logits = False
 
@@ -47,13 +45,20 @@ class Embedding(nn.Module):
     """Returns logits_divisor, or the default if it is None."""
     return default if self.logits_divisor is None else self.logits_divisor
 
-  def vectors(self, name: str, *shape: int, deviation: float = 1.0):
+  def vectors(
+    self,
+    name: str,
+    *shape: int,
+    deviation: float = 1.0,
+    ends: Sequence[int] = (),
+  ):
     """Returns a new parameter with random initial values.
 
     Args:
       name: name of the parameter.
       *shape: its shape.
       deviation: standard deviation of the initial values.
+      ends: rows whose initial values have a deviation of 1.
 
     Raises:
       ValueError: the deviation is not above 0.
@@ -63,18 +68,25 @@ class Embedding(nn.Module):
         f'deviation must be above 0, got {deviation}. Set '
         f'embedding.{type(self).__name__}.deviation.'
       )
-    return self.param(name, nn.initializers.normal(deviation), shape)
-
-  def table(self):
-    """Returns a new parameter [V, D], the input vectors of all ids."""
-    shape = self.vocab, self.d_model
-    if not self.ends:
-      return self.vectors('embedding', *shape, deviation=self.deviation)
-    scale_V = np.full(self.vocab, self.deviation, np.float32)
-    scale_V[[*self.ends]] = 1
+    if not ends:
+      return self.param(name, nn.initializers.normal(deviation), shape)
+    scale_V = np.full(shape[0], deviation, np.float32)
+    scale_V[[*ends]] = 1
     normal = nn.initializers.normal(1.0)
-    init = lambda key, shape: normal(key, shape) * scale_V[:, None]
-    return self.param('embedding', init, shape)
+    return self.param(
+      name, lambda key, shape: normal(key, shape) * scale_V[:, None], shape
+    )
+
+  def table(self, ends: Sequence[int] = ()):
+    """Returns a new parameter [V, D], the input vectors of all ids.
+
+    Args:
+      ends: ids whose initial vectors have a deviation of 1.
+    """
+    shape = self.vocab, self.d_model
+    return self.vectors(
+      'embedding', *shape, deviation=self.deviation, ends=ends
+    )
 
 
 class TiedEmbedding(Embedding):
@@ -82,10 +94,16 @@ class TiedEmbedding(Embedding):
 
   The same table of vectors is used for inputs and outputs. By default, logits
   are divided by sqrt(D).
+
+  Attributes:
+    ends: ids whose initial vectors have a deviation of 1, such as START and END
+      in the code of the dynamic-halt paper; -1 is the last id.
   """
 
+  ends: tuple[int, ...] = ()
+
   def setup(self):
-    self.table_VD = self.table()
+    self.table_VD = self.table(self.ends)
 
   def __call__(self, tokens_BT):
     return jnp.take(self.table_VD, tokens_BT, axis=0)
