@@ -4,7 +4,6 @@ Letters of this file: N ids of a cluster (see AdaptiveEmbedding), E width of
 their vectors, C clusters except cluster 0.
 """
 
-from collections.abc import Sequence
 import math
 
 from flax import linen as nn
@@ -46,46 +45,29 @@ class Embedding(nn.Module):
     return default if self.logits_divisor is None else self.logits_divisor
 
   def vectors(
-    self,
-    name: str,
-    *shape: int,
-    deviation: float = 1.0,
-    ends: Sequence[int] = (),
+    self, name: str, *shape: int, deviation: float | np.ndarray = 1.0
   ):
     """Returns a new parameter with random initial values.
 
     Args:
       name: name of the parameter.
       *shape: its shape.
-      deviation: standard deviation of the initial values.
-      ends: rows whose initial values have a deviation of 1.
+      deviation: standard deviation of the initial values, of all or of each
+        row.
 
     Raises:
       ValueError: the deviation is not above 0.
     """
-    if deviation <= 0:
+    if np.min(deviation) <= 0:
       raise ValueError(
-        f'deviation must be above 0, got {deviation}. Set '
+        f'deviation must be above 0, got {self.deviation}. Set '
         f'embedding.{type(self).__name__}.deviation.'
       )
-    if not ends:
+    if not isinstance(deviation, np.ndarray):
       return self.param(name, nn.initializers.normal(deviation), shape)
-    scale_V = np.full(shape[0], deviation, np.float32)
-    scale_V[[*ends]] = 1
     normal = nn.initializers.normal(1.0)
     return self.param(
-      name, lambda key, shape: normal(key, shape) * scale_V[:, None], shape
-    )
-
-  def table(self, ends: Sequence[int] = ()):
-    """Returns a new parameter [V, D], the input vectors of all ids.
-
-    Args:
-      ends: ids whose initial vectors have a deviation of 1.
-    """
-    shape = self.vocab, self.d_model
-    return self.vectors(
-      'embedding', *shape, deviation=self.deviation, ends=ends
+      name, lambda key, shape: normal(key, shape) * deviation[:, None], shape
     )
 
 
@@ -103,7 +85,16 @@ class TiedEmbedding(Embedding):
   ends: tuple[int, ...] = ()
 
   def setup(self):
-    self.table_VD = self.table(self.ends)
+    self.table_VD = self.table(1.0)
+
+  def table(self, scale: float):
+    """Returns the parameter [V, D]; `scale` multiplies its deviations."""
+    deviation = self.deviation * scale
+    if self.ends:
+      deviation = np.full(self.vocab, deviation, np.float32)
+      deviation[[*self.ends]] = scale
+    shape = self.vocab, self.d_model
+    return self.vectors('embedding', *shape, deviation=deviation)
 
   def __call__(self, tokens_BT):
     return jnp.take(self.table_VD, tokens_BT, axis=0)
@@ -122,14 +113,12 @@ class ScaledEmbedding(TiedEmbedding):
   3.4; the deviation is that of fairseq.
 
   Attributes:
-    deviation: factor of the standard deviation of the initial vectors, which is
-      1 / sqrt(D) with the default of 1.
+    deviation, ends: as in TiedEmbedding, but all deviations are divided by
+      sqrt(D).
   """
 
   def setup(self):
-    deviation = self.deviation / math.sqrt(self.d_model)
-    shape = self.vocab, self.d_model
-    self.table_VD = self.vectors('embedding', *shape, deviation=deviation)
+    self.table_VD = self.table(1 / math.sqrt(self.d_model))
 
   def __call__(self, tokens_BT):
     return super().__call__(tokens_BT) * math.sqrt(self.d_model)
@@ -147,7 +136,8 @@ class UntiedEmbedding(Embedding):
   own_logits = True
 
   def setup(self):
-    self.table_VD = self.table()
+    shape = self.vocab, self.d_model
+    self.table_VD = self.vectors('embedding', *shape, deviation=self.deviation)
     self.output = nn.Dense(self.vocab)
 
   def __call__(self, tokens_BT):
