@@ -45,6 +45,42 @@ def test_sinusoids_are_added_to_the_input():
   assert_close(found, plain.apply(params, x_BTD, mask_BT))
 
 
+def test_a_layer_that_is_dropped_is_as_if_it_were_not_there():
+  """It has gradients of exactly 0; evaluation drops no layer."""
+  x_BTD, mask_BT = cells.example().x, np.ones((B, T), bool)
+  plain = transformer(4, causal=False)
+  params = plain.init(jax.random.key(0), x_BTD, mask_BT)['params']
+  wet = plain.clone(layer_drop=0.5)
+
+  @functools.partial(jax.grad, has_aux=True)
+  def gradients(params, key):
+    rngs = {'dropout': key}
+    y_BTD = wet.apply({'params': params}, x_BTD, mask_BT, rngs=rngs)
+    return (y_BTD * np.sin(np.arange(D))).sum(), y_BTD
+
+  numbers = set()
+  for seed in range(6):
+    grads, y_BTD = jax.jit(gradients)(params, jax.random.key(seed))
+    kept = [
+      name
+      for name, layer in grads.items()
+      if any(np.any(leaf) for leaf in jax.tree.leaves(layer))
+    ]
+    numbers.add(len(kept))
+    expected_BTD = x_BTD
+    if kept:
+      fewer = {f'layers_{i}': params[name] for i, name in enumerate(kept)}
+      expected_BTD = plain.clone(count=len(kept)).apply(
+        {'params': fewer}, x_BTD, mask_BT
+      )
+    assert_close(y_BTD, expected_BTD)
+  assert len(numbers) > 1
+  whole, dry = (
+    each.apply({'params': params}, x_BTD, mask_BT) for each in (plain, wet)
+  )
+  np.testing.assert_array_equal(whole, dry)
+
+
 @pytest.mark.parametrize('causal, window', [(True, None), (False, W)])
 def test_what_a_token_changes(causal, window):
   """A token sees its document or block, or only earlier tokens of it."""

@@ -65,7 +65,10 @@ def all_ended():
       yield [*words, END]
 
 
-SETTINGS = [('power', 0.0), ('power', 0.6), ('power', 1.0), ('gnmt', 0.6)]
+SETTINGS = [
+  *(('power', alpha) for alpha in (0.0, 0.6, 1.0)),
+  *(('gnmt', alpha) for alpha in (0.6, 1.0)),
+]
 
 
 @pytest.mark.parametrize(('penalty', 'alpha'), SETTINGS)

@@ -143,6 +143,31 @@ def test_steps_are_those_of_a_plain_form(name):
     assert done_TB[-1, b]
 
 
+def test_a_turned_world_looks_the_same_to_an_agent_that_turned_with_it():
+  """Nor does what is not among the 9 cells around it change what it sees."""
+  env = TINY['maze']
+  world, _, x_TBO, *_ = recorded('maze')
+  state = jax.tree.map(lambda a: a[::7].reshape(-1, *a.shape[2:]), world)
+  x_NO = x_TBO[::7].reshape(-1, env.observations)
+  observe = jax.jit(jax.vmap(env.observe))
+  row_N, column_N = state.place.T
+  turned = state.replace(
+    grid=np.rot90(state.grid, axes=(1, 2)),  # Counterclockwise.
+    place=np.stack([env.side - 1 - column_N, row_N], 1),
+    heading=(state.heading - 1) % 4,
+  )
+  np.testing.assert_array_equal(observe(turned), x_NO)
+  only = state.replace(heading=turned.heading)
+  assert np.mean(np.any(observe(only) != x_NO, 1)) > 0.9
+  row_S, column_S = np.indices((env.side,) * 2).reshape(2, -1)
+  far_NS = np.maximum(
+    abs(row_S - row_N[:, None]), abs(column_S - column_N[:, None])
+  )
+  hidden = (far_NS > 1).reshape(state.grid.shape)
+  other = np.where(hidden, (state.grid + 1) % 5, state.grid)
+  np.testing.assert_array_equal(observe(state.replace(grid=other)), x_NO)
+
+
 @pytest.mark.slow
 def test_targets_and_new_places_are_uniform_over_the_others():
   """All is the same with the same key."""
