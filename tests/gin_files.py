@@ -37,15 +37,17 @@ IDS = {
   'staircase/table1_base_*': 8000,
   'staircase/table1_enwik8_*': 259,
   'staircase/table[23]_*': 8000,
+  'staircase/table1_reddit_*': 8000,
   'feedback/table4_*': 259,
   'feedback/table[36]_*': 267_736,
+  'feedback/table5_language_model_*': 267_736,
   'feedback/figure9_wikitext_*': 267_736,
   'feedback/figure[58]_*': 51,
   'feedback/figure9_char_ptb_*': 51,
   **dict.fromkeys(
     (
       *('feedback/table2_*', 'feedback/figure4_wmt_*'),
-      *('feedback/section4_3_*', 'feedback/table5_translation_*'),
+      *('feedback/section4_2_*', 'feedback/table5_translation_*'),
       'feedback/figure7_cnn_dailymail_*',
     ),
     32_000,

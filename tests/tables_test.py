@@ -45,7 +45,10 @@ ROWS = {
     *(f'{m}_window_{n}' for m in ('rec', 'xl') for n in (128, 256, 512)),
   },
   'dynamic_halt/table1_listops': HALTING_MODELS,
-  'dynamic_halt/table2_logical_inference': HALTING_MODELS,
+  'dynamic_halt/table2_logical_inference': {
+    *HALTING_MODELS,
+    'sparse_universal',
+  },
   'dynamic_halt/table3_flip_flop': {*CORES, 'latent_bottleneck_5_chunks'},
   **{
     f'dynamic_halt/table4_{task}': set(CORES)
@@ -78,9 +81,9 @@ ROWS = {
   },
   **{
     f'feedback/{table}': {'feedback', 'transformer'}
-    for table in ('table2', 'table5_translation')
+    for table in ('table2', 'table5_translation', 'table5_language_model')
   },
-  'feedback/section4_3': {'feedback_12_2'},
+  'feedback/section4_2': {'feedback_12_2'},
   **{
     f'feedback/{figure}': {
       f'{model}_{layers}'
@@ -129,6 +132,7 @@ ROWS = {
     for task in ('random_walk', 'algorithm', 'enwik8')
   },
   'staircase/table1_base': {'xl', 'feedback', 'staircase', 'cached'},
+  'staircase/table1_reddit': {'xl', 'feedback', 'staircase', 'cached'},
   'staircase/table2': {
     *('xl', 'xl_16_layers', 'feedback', 'cached'),
     *(f'staircase_{passes}' for passes in (2, 4, 8)),
@@ -177,6 +181,22 @@ def most_costly():
   return sorted(
     {model_files(f'experiments/{name}'): name for name in costs}.values()
   )
+
+
+@pytest.mark.parametrize('data', ['pg19', 'arxiv', 'github'])
+def test_a_column_of_table_1_is_an_option(data, tmp_path):
+  """It changes the data and the metric, and nothing of the recipe."""
+  names = [
+    'experiments/block_recurrent/table1_rec_fixed_skip',
+    'task/store',
+    f'options/data/{data}_tokens',
+  ]
+  write_store(tmp_path / 'store')
+  _, experiment = built(names, [f'STORE = {str(tmp_path / "store")!r}'])
+  assert experiment.published_data.lower() == f'{data} tokens'
+  assert experiment.published_data in experiment.published
+  assert experiment.best_metric == 'bits_per_token'
+  assert experiment.steps == 500_000
 
 
 @needs_libtpu

@@ -13,15 +13,22 @@ the paper reports, or on --splits. Translations and summaries are written by the
 newest checkpoint, and scored. --scale=cpu makes the runs so small that two
 cores train them in an hour or two, and --scale=gpu fits one GPU. The table is
 in OUT/table.md, with the published value after a slash; the results of each run
-are in OUT/runs.csv, and the curves in OUT/curves.png. If rows or splits differ
-by a number, such as test_64 and test_128, OUT/figure.png shows the results over
-this number. A run that fails leaves the others. Run again, the command resumes
-what is not finished.
+are in OUT/runs.csv, the curves in OUT/curves.png, and the results over the time
+of a training step in OUT/cost.png. If rows or splits differ by a number, such
+as test_64 and test_128, OUT/figure.png shows the results over this number. A
+run that fails leaves the others. Run again, the command resumes what is not
+finished.
+
+--sweep trains each row with each value of a setting, and names the best on the
+validation split, such as the ponder cost of the dynamic-halt paper:
+
+  meliad-rec reproduce dynamic_halt/table1_listops --out=runs/listops \
+    --sweep='PONDER_COST = 1, 0.1, 0.01, 0.001'
 """
 
+import ast
 from collections.abc import Iterator
 from collections.abc import Sequence
-import csv
 import dataclasses
 import json
 from pathlib import Path
@@ -32,21 +39,13 @@ from absl import flags
 
 from meliad_rec.config import config_flags
 from meliad_rec.config import files
-from meliad_rec.metrics.metrics import parts
-from meliad_rec.metrics.metrics import unit
+from meliad_rec.metrics.metrics import BEST
 from meliad_rec.metrics.text_scores import NAMES
 from meliad_rec.report import journal
 from meliad_rec.report import plot
+from meliad_rec.report import results
 from meliad_rec.runs import folder
 from meliad_rec.runs.queue import work
-from meliad_rec.training.experiment import BEST
-
-_PUBLISHED = 'published '  # Begins the names of columns of runs.csv.
-# Columns of runs.csv that come before the splits.
-_COLUMNS = (
-  *('row', 'run', 'seed', 'parameters', 'step_seconds', 'steps', 'tokens'),
-  *('metric', 'best_step', 'validation'),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +57,24 @@ class Run:
     files: its gin files.
     seed: its seed.
     out: folder of the table.
+    setting: the setting 'NAME = value' of --sweep; '' without it.
   """
 
   row: str
   files: tuple[str, ...]
   seed: int
   out: Path
+  setting: str = ''
+
+  @property
+  def label(self) -> str:
+    """The name of its row in the table."""
+    return f'{self.row}, {self.setting}' if self.setting else self.row
 
   @property
   def name(self) -> str:
-    return f'{self.row}_seed{self.seed}'
+    label = re.sub(r'[^\w.-]+', '_', self.label).strip('_')
+    return f'{label}_seed{self.seed}'
 
   @property
   def workdir(self) -> Path:
@@ -88,11 +95,12 @@ class Run:
   def commands(self) -> Iterator[list[str]]:
     """Yields the commands that train and evaluate it, without finished ones."""
     args = flags.FLAGS
-    seed = f'experiment.Experiment.seed = {self.seed}'
+    params = [f'experiment.Experiment.seed = {self.seed}', *args.gin_param]
+    params += [self.setting] * bool(self.setting)
     yield [
       *('train', f'--workdir={self.workdir}'),
       *(f'--gin_file={each}' for each in [*self.files, *args.gin_file]),
-      *(f'--gin_param={each}' for each in [seed, *args.gin_param]),
+      *(f'--gin_param={each}' for each in params),
     ]
     written = [split for split, name in wanted_metrics(self) if name in NAMES]
     for split in dict.fromkeys(written):
@@ -146,6 +154,12 @@ def define_flags() -> None:
   flags.DEFINE_multi_string(
     'gin_param', [], "One setting 'NAME = value' of all runs, repeatable."
   )
+  flags.DEFINE_string(
+    'sweep',
+    None,
+    'Values of one setting, as in NAME = 1, 0.1: each row is trained with each '
+    'of them.',
+  )
   flags.DEFINE_list(
     'splits',
     None,
@@ -175,42 +189,49 @@ def main(argv: list[str]) -> int:
     config_flags.refuse(['tokens'], 'has no effect without --splits')
   out = Path(args.out)
   runs = [
-    Run(row, (file, *scale(file, args.scale)), seed, out)
+    Run(row, (file, *scale(file, args.scale)), seed, out, setting)
     for row, file in rows(argv[1], args.rows).items()
+    for setting in settings(args.sweep)
     for seed in range(args.seeds)
   ]
   failed = {}
   if not args.only_report:
     out.mkdir(parents=True, exist_ok=True)
     failed = work(runs, args.jobs)
-  results = [result(run) for run in runs if validations(run)]
-  if not results:
+  done = [run for run in runs if validations(run)]
+  if not done:
     todo = 'Train them without --only_report.'
     if failed:
       todo = f'{", ".join(failed)} failed: correct what their messages say.'
     raise ValueError(
       f'No run of {argv[1]} in {out} has been evaluated yet. {todo}'
     )
-  [metric, *others] = {each['metric'] for each in results}
+  found = [result(run) for run in done]
+  [metric, *others] = {each['metric'] for each in found}
   if others:
     raise ValueError(
       f'The rows measure different metrics: {", ".join([metric, *others])}. '
       'Give a table whose rows have the same best_metric.'
     )
-  text = table(argv[1], results)
+  text = results.table(argv[1], found)
+  if args.sweep:
+    text += f'\n{best_settings(done, found)}\n'
   print(f'\n{text}')
   for run, code in failed.items():
     print(f'{run} failed with exit code {code}.')
   (out / 'table.md').write_text(text)
-  write_csv(out / 'runs.csv', results)
-  folders = {each['run']: out / each['run'] for each in results}
+  results.write_csv(out / 'runs.csv', found)
+  folders = {run.name: run.workdir for run in done}
   plot.compare(folders, out / 'curves.png', metric)
   pictures = ['curves.png']
-  curves, number = figure(results)
+  if len(costs := results.costs(found)) > 1:
+    plot.cost(costs, out / 'cost.png', metric)
+    pictures.append('cost.png')
+  curves, number = results.figure(found)
   if curves:
     plot.lines(curves, out / 'figure.png', number, metric)
     pictures.append('figure.png')
-  print(f'wrote table.md, runs.csv and {" and ".join(pictures)} in {out}')
+  print(f'wrote table.md, runs.csv, {", ".join(pictures)} in {out}')
   return 1 if failed else 0
 
 
@@ -288,6 +309,42 @@ def scale(file: str, name: str) -> tuple[str, ...]:
   return (f'scale/{max(fitting, key=len)}',)
 
 
+def settings(sweep: str | None) -> list[str]:
+  """Returns the settings 'NAME = value' of --sweep; [''] without it.
+
+  Raises:
+    ValueError: it is not a name with several values.
+  """
+  if sweep is None:
+    return ['']
+  name, _, values = (each.strip() for each in sweep.partition('='))
+  try:
+    listed = ast.literal_eval(f'({values},)' if values else '()')
+    listed = listed[0] if isinstance(listed[0], tuple) else listed
+  except (ValueError, SyntaxError, IndexError):
+    listed = ()
+  found = list(dict.fromkeys(f'{name} = {value!r}' for value in listed))
+  if not name or len(found) < 2:
+    raise ValueError(
+      f'--sweep needs a setting and at least two values, got {sweep!r}. Give '
+      "for example --sweep='PONDER_COST = 1, 0.1'."
+    )
+  return found
+
+
+def best_settings(runs: list[Run], found: list[dict]) -> str:
+  """Returns a sentence with the best setting of --sweep of each row."""
+  by_row = {}
+  for run, each in zip(runs, found, strict=True):
+    by_row.setdefault(run.row, {}).setdefault(run.setting, []).append(each)
+  best = min if BEST[found[0]['metric']] == 'lowest' else max
+  chosen = (
+    f'{row} with {best(of, key=lambda s: results.mean(of[s], "validation"))}'
+    for row, of in by_row.items()
+  )
+  return f'Best on the validation split: {"; ".join(chosen)}.'
+
+
 def splits(run: Run) -> list[str]:
   """Returns the splits on which the best checkpoint of a run is evaluated."""
   return list(dict.fromkeys(split for split, _ in wanted_metrics(run)))
@@ -343,11 +400,11 @@ def result(run: Run) -> dict:
     late = [v for v, at in points if at > 0.9 * last or at == points[-1][1]]
     value = statistics.fmean(late)
   values = (
-    *(run.row, run.name, run.seed, facts['parameters']),
+    *(run.label, run.name, run.seed, facts['parameters']),
     *(statistics.median(seconds or [float('nan')]), last),
     *(last * facts['batch'] * facts['segment'], metric, step, value),
   )
-  found = dict(zip(_COLUMNS, values, strict=True))
+  found = dict(zip(results.COLUMNS, values, strict=True))
   for column in wanted(run):
     split, _, other = column.partition(':')
     path = run.scores(split) if other in NAMES else run.metrics(split)
@@ -355,136 +412,5 @@ def result(run: Run) -> dict:
       found[column] = json.loads(path.read_text())[other or metric]
   for name, value in facts['published'].items():
     if value is not None:
-      found[f'{_PUBLISHED}{name}'] = value
+      found[f'{results.PUBLISHED}{name}'] = value
   return found
-
-
-def by_row(results: list[dict]) -> dict[str, list[dict]]:
-  """Returns {row: results of its runs}."""
-  found = {}
-  for each in results:
-    found.setdefault(each['row'], []).append(each)
-  return found
-
-
-def measured(results: list[dict]) -> list[str]:
-  """Returns the splits that were evaluated, the validation split first."""
-  names = dict.fromkeys(name for each in results for name in each)
-  others = {*_COLUMNS}
-  splits = [each for each in names if each not in others and ' ' not in each]
-  return ['validation', *splits]
-
-
-def table(name: str, results: list[dict]) -> str:
-  """Returns a table in Markdown: one line for each row, averaged over seeds."""
-  metric = results[0]['metric']
-  rows = by_row(results)
-  columns = measured(results)
-  published = dict.fromkeys(
-    key.removeprefix(_PUBLISHED)
-    for each in results
-    for key in each
-    if key.startswith(_PUBLISHED)
-  )
-  others = [each for each in published if each not in columns]
-  first = next(iter(rows))
-  has_seeds = any(len(runs) > 1 for runs in rows.values())
-  meaning = 'mean ± standard deviation [median] over seeds'
-  if published.keys() & {*columns}:
-    meaning += ' / published'
-  head = ['row', 'seeds', 'parameters', 'tokens', 'ms/step', *columns]
-  head += ['best seed'] * has_seeds
-  head += [f'published: {each}' for each in others]
-  head.append(f'change to {first}')
-  lines = [
-    f'{name}: {metric} ({unit(metric)}), {meaning}',
-    '',
-    f'| {" | ".join(head)} |',
-    '|---|' + '---:|' * (len(head) - 1),
-  ]
-  for row, runs in rows.items():
-    cells = [
-      row,
-      str(len(runs)),
-      f'{runs[0]["parameters"]:,}',
-      f'{runs[0]["tokens"]:,}',
-      f'{1000 * mean(runs, "step_seconds"):.0f}',
-      *(cell(runs, column) for column in columns),
-    ]
-    if has_seeds:
-      value = best_seed(runs).get(columns[-1])
-      cells.append('' if value is None else f'{value:.4f}')
-    cells += [f'{runs[0].get(_PUBLISHED + each, "")}' for each in others]
-    before, now = (mean(some, columns[-1]) for some in (rows[first], runs))
-    compared = row != first and before and now is not None
-    cells.append(f'{now / before - 1:+.1%}' if compared else '')
-    lines.append(f'| {" | ".join(cells)} |')
-  return '\n'.join([*lines, ''])
-
-
-def mean(runs: list[dict], column: str) -> float | None:
-  """Returns the mean over the runs that have a value; None if none has."""
-  values = [each[column] for each in runs if column in each]
-  return statistics.fmean(values) if values else None
-
-
-def best_seed(runs: list[dict]) -> dict:
-  """Returns the run of a row whose validation is best."""
-  best = min if BEST[runs[0]['metric']] == 'lowest' else max
-  return best(runs, key=lambda each: each['validation'])
-
-
-def cell(runs: list[dict], column: str) -> str:
-  """Returns the text of a split of a row: measured / published."""
-  values = [each[column] for each in runs if column in each]
-  text = f'{statistics.fmean(values):.4f}' if values else '-'
-  if values[1:]:
-    spread, median = statistics.stdev(values), statistics.median(values)
-    text += f' ± {spread:.4f} [{median:.4f}]'
-  if (published := runs[0].get(_PUBLISHED + column)) is not None:
-    text += f' / {published}'
-  return text
-
-
-def figure(
-  results: list[dict],
-) -> tuple[dict[str, list[tuple[float, list[float]]]], str]:
-  """Returns the results over the number at the end of splits or rows.
-
-  Splits come first: test_64 and test_128 of each row, and what is published of
-  them. If the splits have no numbers, then rows do: passes_2 and passes_4.
-
-  Returns:
-    ({name of a curve: [(number, values of all seeds)]}, what the number is).
-    The dict is empty if no two splits or rows differ by a number.
-  """
-  meaning = 'N of the split test_N'
-  curves = {}
-  for row, runs in by_row(results).items():
-    for column in measured(runs):
-      base, number = parts(column)
-      values = [each[column] for each in runs if column in each]
-      if number and values:
-        name = ' '.join([row, base.removeprefix('test').strip('_')]).strip()
-        curves.setdefault(name, []).append((number, values))
-        if (value := runs[0].get(_PUBLISHED + column)) is not None:
-          name = f'{name} (published)'
-          curves.setdefault(name, []).append((number, [value]))
-  if not curves:
-    meaning = 'N of the row ..._N'
-    for row, runs in by_row(results).items():
-      base, number = parts(row)
-      column = measured(runs)[-1]
-      values = [each[column] for each in runs if column in each]
-      if number and values:
-        curves.setdefault(base, []).append((number, values))
-  curves = {name: sorted(each) for name, each in curves.items() if each[1:]}
-  return curves, meaning
-
-
-def write_csv(path: Path, results: list[dict]) -> None:
-  with path.open('w', newline='') as file:
-    columns = list(dict.fromkeys(name for each in results for name in each))
-    writer = csv.DictWriter(file, columns)
-    writer.writeheader()
-    writer.writerows(results)

@@ -82,6 +82,20 @@ def unit(name: str) -> str:
   return known.get(name) or known.get(parts(name)[0], '')
 
 
+# Metrics that can select the best checkpoint, and their best value.
+BEST = {
+  'bits_per_byte': 'lowest',
+  'bits_per_token': 'lowest',
+  'loss_nats_per_token': 'lowest',
+  'perplexity': 'lowest',
+  'word_perplexity': 'lowest',
+  'accuracy': 'highest',
+  'error': 'lowest',
+  'mean_return': 'highest',
+  'success': 'highest',
+}
+
+
 def parts(name: str) -> tuple[str, int]:
   """Splits the name of a metric: 'halting_p_10' into ('halting_p', 10).
 

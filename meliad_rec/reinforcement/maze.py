@@ -1,6 +1,6 @@
 """Mazes with colored objects, which an agent must find one after another.
 
-Fan et al. 2020, section 4.1.2 and appendix. The paper gives the size, Kruskal's
+Fan et al. 2020, sections 4.2.2 and 6.1. The paper gives the size, Kruskal's
 algorithm, the observation, the actions and the 200 steps; the rest is a choice
 of this library.
 """

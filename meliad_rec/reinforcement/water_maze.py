@@ -1,6 +1,6 @@
 """The water maze: a hidden goal, and cells that are known by random names.
 
-Fan et al. 2020, section 4.1.2 and appendix, after Morris 1981. The paper gives
+Fan et al. 2020, section 6.1, after Morris 1981. The paper gives
 the size, the names of the cells, the reward and the 200 steps; the rest is a
 choice of this library.
 """

@@ -114,6 +114,40 @@ def lines(
   _save(figure, out)
 
 
+def cost(
+  points: Mapping[str, tuple[float, float, int]], out: PathLike, metric: str
+) -> None:
+  """Draws a metric over the time of a training step, as circles.
+
+  Their area is proportional to the number of parameters. Ju et al. 2021,
+  figure 3.
+
+  Args:
+    points: {name: (seconds of a step, value, number of parameters)}.
+    out: path of the PNG, which is written whole or not at all.
+    metric: name of the metric.
+  """
+  figure = _figure(4)
+  axes = figure.subplots()
+  most = max(size for *_, size in points.values())
+  for name, (seconds, value, size) in points.items():
+    ms = 1000 * seconds
+    axes.scatter(ms, value, s=400 * size / most, alpha=0.5)
+    axes.annotate(
+      f'{name} ({size:,})',
+      (ms, value),
+      fontsize='x-small',
+      textcoords='offset points',
+      xytext=(6, 6),
+    )
+  axes.margins(0.15)
+  axes.set_xlabel('time of a training step, ms')
+  axes.set_ylabel(metrics.label(metric))
+  axes.set_title('area and number: parameters', fontsize='small')
+  axes.grid(alpha=0.3)
+  _save(figure, out)
+
+
 def _figure(height: float):
   # A Figure without pyplot draws with Agg and needs no display.
   from matplotlib.figure import Figure

@@ -92,7 +92,10 @@ def write(
     'averages': experiment.ema_decay is not None,
     'best_metric': experiment.best_metric,
     'labels': labels,
-    'published': dict(experiment.published),
+    'published': {
+      'test' if name == experiment.published_data else name: value
+      for name, value in experiment.published.items()
+    },
     'started_in': os.getcwd(),
     'translation': experiment.translation.facts,
   }

@@ -15,6 +15,7 @@ from meliad_rec.evaluation.evaluation import Part
 from meliad_rec.generation.sample import Sample
 from meliad_rec.generation.translation import Translation
 from meliad_rec.metrics import losses
+from meliad_rec.metrics.metrics import BEST
 from meliad_rec.models.model import Model
 from meliad_rec.reinforcement.a2c import A2C
 from meliad_rec.reinforcement.environment import Environment
@@ -35,21 +36,10 @@ _MACROS = {
   'save_every': 'SAVE_EVERY',
   'halting_warmup': 'HALT_WARMUP',
   'published': 'PUBLISHED',
+  'published_data': 'PUBLISHED_DATA',
 }
 # Begins the identity of an environment.
 ENVIRONMENT = 'environment '
-# Metrics that can select the best checkpoint, and their best value.
-BEST = {
-  'bits_per_byte': 'lowest',
-  'bits_per_token': 'lowest',
-  'loss_nats_per_token': 'lowest',
-  'perplexity': 'lowest',
-  'word_perplexity': 'lowest',
-  'accuracy': 'highest',
-  'error': 'lowest',
-  'mean_return': 'highest',
-  'success': 'highest',
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +90,8 @@ class Experiment:
       such as 'test_400:sequence_accuracy'; or what was measured in several
       words, such as 'arXiv tokens'. None stands for a value that was not
       available. `meliad-rec reproduce` shows them beside what was measured.
+    published_data: name in `published` of what the split 'test' of this run
+      measures, such as 'arXiv tokens'; None: only names of splits say that.
 
   Raises:
     ValueError: an attribute is out of range, or the segment or steps of
@@ -133,6 +125,7 @@ class Experiment:
   published: Mapping[str, float | None] = dataclasses.field(
     default_factory=dict
   )
+  published_data: str | None = None
 
   def __post_init__(self):
     positive = ('batch', 'segment', 'steps', 'keep', 'patience')
@@ -160,6 +153,10 @@ class Experiment:
     values = self.published.values()
     if not all(isinstance(value, int | float | None) for value in values):
       raise _wrong('published', self.published, '{name: number or None}')
+    names = self.published
+    if names and self.published_data not in (None, *names):
+      needed = f'None or a name of PUBLISHED: {", ".join(names)}'
+      raise _wrong('published_data', self.published_data, needed)
     if isinstance(self.objective, A2C) is (self.env is None):
       needed = 'a function of logits and targets'
       if self.env is not None:

@@ -10,12 +10,12 @@ from meliad_rec.data.documents import Documents
 from meliad_rec.evaluation.evaluation import evaluate
 from meliad_rec.evaluation.evaluation import metrics_given
 from meliad_rec.generation.decoder import Decoder
+from meliad_rec.metrics.metrics import BEST
 from meliad_rec.models.checks import check_can_generate
 from meliad_rec.models.checks import check_data_compatible
 from meliad_rec.report.console import Countdown
 from meliad_rec.report.journal import TRIVIAL
 from meliad_rec.report.report import Report
-from meliad_rec.training.experiment import BEST
 from meliad_rec.training.experiment import Experiment
 
 # A state that costs less than this share of the loss when it is cleared, after

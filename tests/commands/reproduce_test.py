@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from meliad_rec.commands import reproduce
 from meliad_rec.report import journal
+from meliad_rec.report import results
 from meliad_rec.runs import folder
 from meliad_rec.runs import queue
 from tests import command
@@ -72,7 +74,8 @@ def test_the_table_has_the_best_value_of_each_run(own, out, capsys):
   assert found == {'a_seed0': ('2.5', '2'), 'a_seed1': ('2.0', '1')} | {
     'b_seed0': ('1.8', '1')
   }
-  assert (out / 'curves.png').read_bytes()[1:4] == b'PNG'
+  for picture in 'curves', 'cost':
+    assert (out / f'{picture}.png').read_bytes()[1:4] == b'PNG'
 
 
 def test_what_papers_report_is_beside_what_was_measured(own, out, capsys):
@@ -86,22 +89,74 @@ def test_what_papers_report_is_beside_what_was_measured(own, out, capsys):
   text = capsys.readouterr().out
   assert '| 2.0000 ± 0.0000 [2.0000] / 2.5 | 1.5000 ± 0.0000 [1.5000] |' in text
   assert 'published: PG19 bytes' in text and 'published: test' not in text
-  results = reproduce.figure(
+  found = results.figure(
     [
       {'row': 'a', 'validation': 1.0, 'test_8': 1.5, 'test_64': 2.0},
       {'row': 'a', 'validation': 1.0, 'test_8': 1.6, 'published test_8': 1.4},
     ]
   )
-  assert results == (
+  assert found == (
     {'a': [(8, [1.5, 1.6]), (64, [2.0])]},
     'N of the split test_N',
   )
   assert (out / 'figure.png').read_bytes()[1:4] == b'PNG'
 
 
+def test_a_published_time_is_beside_the_measured_one():
+  runs = [{'step_seconds': 0.5, 'published ms per step': 178}]
+  assert results.time(runs) == '500 / 178'
+  assert results.time([{'step_seconds': 0.5}]) == '500'
+
+
+def test_costs_are_of_rows_that_have_a_time_and_a_result():
+  rows = [{'row': 'a', 'step_seconds': s, 'parameters': 9} for s in (0.1, 0.3)]
+  rows[0] |= {'validation': 1.0, 'test': 2.0}
+  rows[1] |= {'validation': 1.0, 'test': 4.0}
+  other = {'row': 'b', 'step_seconds': math.nan, 'test': 1.0, 'parameters': 9}
+  assert results.costs([*rows, other]) == {'a': (pytest.approx(0.2), 3.0, 9)}
+
+
+def test_a_sweep_trains_each_row_with_each_value(own, out, capsys):
+  assert reproduce.settings(None) == ['']
+  assert reproduce.settings("A.b=('x', 2)") == ["A.b = 'x'", 'A.b = 2']
+  one = reproduce.settings('RATE = 1e-3, 0.01')[0]
+  run = reproduce.Run('a', (), 0, out, one)
+  assert (run.label, run.name) == ('a, RATE = 0.001', 'a_RATE_0.001_seed0')
+  for seed in range(2):
+    (out / f'a_seed{seed}').rename(out / f'a_RATE_0.001_seed{seed}')
+  (out / 'b_seed0').rename(out / 'a_RATE_0.01_seed0')
+  arguments = own, f'--out={out}', '--seeds=2', '--rows=a', '--only_report'
+  swept = *arguments, '--sweep=RATE = 0.001, 0.01'
+  assert command.run(reproduce, *swept) == 0
+  text = capsys.readouterr().out
+  assert '\n| a, RATE = 0.01 | 1 | 1,234 | 32 | 500 | 1.8000 |' in text
+  best = 'Best on the validation split: a with RATE = 0.01.'
+  assert best in text and best in (out / 'table.md').read_text()
+
+
+def test_the_setting_of_a_sweep_is_given_to_the_training(own, tmp_path):
+  given = []
+
+  def start(run, command, *more):
+    given.append((run.name, command[-2:]))
+    return subprocess.Popen([sys.executable, '-c', ''])
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(queue, 'start', start)
+    command.mistake(  # No run has been trained.
+      *(reproduce, own, f'--out={tmp_path}', '--rows=a', '--sweep=X = 1, 2'),
+      '--gin_param=STEPS = 9',
+    )
+  steps = '--gin_param=STEPS = 9'
+  assert given == [
+    ('a_X_1_seed0', [steps, '--gin_param=X = 1']),
+    ('a_X_2_seed0', [steps, '--gin_param=X = 2']),
+  ]
+
+
 def test_rows_that_end_in_numbers_are_a_curve():
   rows = [{'row': f'passes_{n}', 'validation': n / 2} for n in (8, 2)]
-  curves, _ = reproduce.figure([*rows, {'row': 'xl', 'validation': 1.0}])
+  curves, _ = results.figure([*rows, {'row': 'xl', 'validation': 1.0}])
   assert curves == {'passes': [(2, [1.0]), (8, [4.0])]}
 
 
@@ -207,6 +262,12 @@ RESULT |= {'best_step': 1, 'validation': 2.0, 'test': 2.0}
       'There is no --scale=cpu of cpu/code_rec. The scales are paper for all',
     ),
     (['cpu/code', '--out=x', '--only_report'], 'has been evaluated yet.'),
+    (
+      ['cpu/code', '--out=x', '--sweep=RATE'],
+      "at least two values, got 'RATE'",
+    ),
+    (['cpu/code', '--out=x', '--sweep=A = 1, 1'], 'at least two values'),
+    (['cpu/code', '--out=x', '--sweep=A = 1, b'], 'at least two values'),
   ],
 )
 def test_mistakes_are_one_sentence(arguments, message, tmp_path, monkeypatch):

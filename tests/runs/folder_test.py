@@ -1,5 +1,6 @@
 """The files in the folder of a run."""
 
+import functools
 import json
 import os
 
@@ -36,6 +37,22 @@ def test_a_folder_is_read_as_it_was_written(tmp_path, experiment):
     'translation': Translation().facts,
   }
   assert vocabulary.identity == 'bytes'
+
+
+def test_what_a_paper_reports_of_these_data_is_that_of_the_test_split(
+  tmp_path,
+):
+  published = {'books': 0.9, 'arXiv tokens': 1.2}
+  data = tiny_run.write_store(tmp_path / 'store')
+  make = functools.partial(
+    tiny_run.experiment, data, tiny_run.program(), published=published
+  )
+  made = make(published_data='arXiv tokens')
+  folder.write(tmp_path, made, '')
+  _, facts, _ = folder.read(tmp_path)
+  assert facts['published'] == {'books': 0.9, 'test': 1.2}
+  with pytest.raises(ValueError, match='books, arXiv tokens, got .web.'):
+    make(published_data='web')
 
 
 def test_a_path_of_another_folder_is_named(tmp_path, experiment, monkeypatch):
