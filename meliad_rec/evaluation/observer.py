@@ -9,8 +9,9 @@ Letters of this file: N blocks, W tokens of a block, P steps in depth or passes.
 
 from collections.abc import Iterator
 from collections.abc import Mapping
-import dataclasses
+import copy
 from typing import Any
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,8 @@ from meliad_rec.distributed.hosts import mesh_jit
 from meliad_rec.evaluation.picture_layers import blocks_of_picture
 from meliad_rec.evaluation.picture_layers import by_layer
 from meliad_rec.evaluation.picture_layers import join_tokens
+from meliad_rec.evaluation.recording import Recording
+from meliad_rec.evaluation.recording import Request
 from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import reading_block
 from meliad_rec.models.cell import State
@@ -27,52 +30,6 @@ from meliad_rec.models.model import Model
 from meliad_rec.models.sharded_model import ShardedModel
 
 LIMIT = 4 * 2**30  # Bytes of the arrays that one call may return.
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-  """Selection of what an Observer records.
-
-  Attributes:
-    states: whether to record the recurrent state after blocks.
-    every: number of blocks between two recorded states.
-    top: number of the most likely tokens to record at each token, with the loss
-      and other facts; see `predictions`. None records no predictions.
-    lens: whether to record predictions after each step in depth or pass, for
-      models that sow the picture 'lens'.
-    pictures: names in pictures.AXES of other pictures to record.
-    layer: index, from 0, of the only layer whose pictures are recorded; None
-      records those of all layers.
-  """
-
-  states: bool = False
-  every: int = 1
-  top: int | None = None
-  lens: bool = False
-  pictures: tuple[str, ...] = ()
-  layer: int | None = None
-
-
-@dataclasses.dataclass
-class Recording:
-  """Results of an Observer that read T tokens.
-
-  Attributes:
-    states: {name of a part: array}. Axis 0 counts block borders; border 0 is
-      before the first token.
-    tokens: {name: array [T, ...]}, see `predictions`.
-    lens: {name: array [P, T, ...]}, see `predictions`.
-    pictures: {name: {(layer, index): array}}. If a layer has several pictures
-      of one name, such as one for each pass or gate, the index counts them. The
-      layer is -1 if the model's layers are not numbered. The axes are those in
-      pictures.AXES. An axis of N blocks precedes that of slots, and an axis of
-      P steps in depth comes first, if the layer is repeated in depth.
-  """
-
-  states: dict[str, np.ndarray]
-  tokens: dict[str, np.ndarray]
-  lens: dict[str, np.ndarray]
-  pictures: dict[str, dict[tuple[int, int], np.ndarray]]
 
 
 class Observer:
@@ -116,9 +73,21 @@ class Observer:
     self.model: Model = model.clone(clear_state=False)
     self.block = reading_block(model.cell, self.segment)
     self._variables = {'params': params}
+    self._source_1S: np.ndarray | None = None
     self._read = mesh_jit(sharded.mesh, self._traced_read, static_argnums=0)
     self._gradients = mesh_jit(sharded.mesh, self._traced_gradients)
     self._call = mesh_jit(sharded.mesh, self._traced_call, static_argnums=0)
+
+  def from_source(self, source_S: np.ndarray) -> Self:
+    """Returns an observer that reads targets of a source.
+
+    Args:
+      source_S: ids of the source, for a model with an encoder.
+    """
+    other = copy.copy(self)
+    padded = -len(source_S) % 16  # So that few shapes are compiled.
+    other._source_1S = np.pad(source_S, (0, padded))[None].astype(np.int32)
+    return other
 
   def start(self) -> State:
     """Returns the state of one row at the start of a document."""
@@ -192,9 +161,11 @@ class Observer:
       What was recorded, and the state after the last whole block.
 
     Raises:
-      ValueError: there are no tokens, the arrays would take more than LIMIT, or
-        `first` or `clear_every` is not a multiple of `block`.
+      ValueError: there are no tokens, the arrays would take more than LIMIT,
+        `first` or `clear_every` is not a multiple of `block`, or the model has
+        an encoder but no source was given.
     """
+    self._check_source()
     last = len(tokens_T) if last is None else last
     clear_every = clear_every or self._clear_every
     for name, value in ('first', first), ('clear_every', clear_every or 0):
@@ -217,7 +188,8 @@ class Observer:
     for batch in self._batches(inputs_T, labels_T, first, last, clear_every):
       if not pieces:
         self._check_size(request, state, batch, last - first)
-      state, found = self._read(request, self._variables, state, *batch)
+      given = self._variables, self._source_1S
+      state, found = self._read(request, *given, state, *batch)
       begin = len(pieces) * len(batch[0])
       if states := found.get('states'):
         # The recorded states are those after every `every` blocks.
@@ -268,13 +240,24 @@ class Observer:
         'Gradients of states need a model that predicts the next token, but '
         'this one predicts labels.'
       )
+    self._check_source()
     last = first + (back + 1) * self.block
     inputs_T = np.concatenate([[0], tokens_T[:-1]])
     shape = back + 1, self.block
     ids = (a[first:last].reshape(shape) for a in (inputs_T, tokens_T))
-    return np.asarray(self._gradients(self._variables, state, *ids))
+    given = self._variables, self._source_1S
+    return np.asarray(self._gradients(*given, state, *ids))
 
-  def _traced_gradients(self, variables, state, inputs_NW, targets_NW):
+  def _check_source(self) -> None:
+    if self.model.encoder is not None and self._source_1S is None:
+      raise ValueError(
+        'This model reads targets together with their source. Give the source '
+        'by with_source.'
+      )
+
+  def _traced_gradients(
+    self, variables, source_1S, state, inputs_NW, targets_NW
+  ):
     """Returns gradients times sizes of states; see `state_gradients`."""
     apply = lambda *a, method=None: self.model.apply(
       variables, *a, method=method
@@ -298,6 +281,7 @@ class Observer:
         inputs_W[None],
         jnp.zeros(1, bool),
         jnp.ones((1, self.block), bool),
+        source_1S,
       )
       nats = jnp.sum(predictions(logits_1WV[0], targets_W, 1)['nats'])
       return state, (nats, _squares(floats(parts)))
@@ -317,7 +301,8 @@ class Observer:
   def _check_size(self, request, state, batch, tokens: int) -> None:
     """Raises ValueError if reading `tokens` tokens returns more than LIMIT."""
     call = lambda *a: self._traced_read(request, *a)
-    _, found = jax.eval_shape(call, self._variables, state, *batch)
+    given = self._variables, self._source_1S
+    _, found = jax.eval_shape(call, *given, state, *batch)
     size = {
       name: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(part))
       for name, part in found.items()
@@ -353,10 +338,16 @@ class Observer:
       ids = (place(a).astype(np.int32) for a in (inputs_T, targets_T))
       yield *ids, mask_NW, clear_N
 
-  def _traced_read(
-    self, request, variables, state, inputs_NW, targets_NW, mask_NW, clear_N
-  ):
-    """Reads N blocks; returns the state after them and what was recorded."""
+  def _traced_read(self, request, variables, source_1S, state, *blocks):
+    """Reads N blocks; returns the state after them and what was recorded.
+
+    Args:
+      request: what to record.
+      variables: variables of the model.
+      source_1S: ids of the source, or None.
+      state: state before the blocks.
+      *blocks: what `_batches` yields.
+    """
     model = self.model
     sows = request.lens or request.pictures
 
@@ -373,6 +364,7 @@ class Observer:
         inputs_W[None],
         jnp.zeros(1, bool),
         mask_W[None],
+        source_1S,
         mutable=[pictures.COLLECTION] if sows else [],
       )
       # A state is that after a whole block.
@@ -392,7 +384,7 @@ class Observer:
         found['lens'] = self._lens(variables, sown, targets_W)
       return after, found
 
-    return jax.lax.scan(step, state, (inputs_NW, targets_NW, mask_NW, clear_N))
+    return jax.lax.scan(step, state, blocks)
 
   def _lens(self, variables, sown, targets_W):
     """Returns predictions after each step or pass, arrays [P, W, ...]."""

@@ -29,7 +29,7 @@ def by_layer(cell: Cell, sown, names: Sequence[str], only: int | None):
   found: dict[str, dict] = {name: {} for name in names}
   for path, a in jax.tree.leaves_with_path(sown):
     name = path[-2].key
-    if name not in found:
+    if name not in found or path[0].key != 'cell':  # Not of an encoder.
       continue
     layer, stride, in_depth = _place(cell, [part.key for part in path[:-2]])
     row = a.ndim - len(pictures.AXES[name]) - 1

@@ -10,8 +10,8 @@ import numpy as np
 
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.evaluation.observer import Observer
-from meliad_rec.evaluation.observer import Recording
-from meliad_rec.evaluation.observer import Request
+from meliad_rec.evaluation.recording import Recording
+from meliad_rec.evaluation.recording import Request
 from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import State
 
@@ -84,6 +84,11 @@ class TextObserver:
       _, state = self.observer.read(ids_T, Request())
     state = self.observer.with_parts(state, parts)
     return dataclasses.replace(self, before=ids_T, state=state)
+
+  def from_source(self, source_S: np.ndarray) -> 'TextObserver':
+    """Returns a TextObserver of targets; see Observer.from_source."""
+    observer = self.observer.from_source(source_S)
+    return dataclasses.replace(self, observer=observer)
 
   def read(
     self,

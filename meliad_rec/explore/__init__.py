@@ -1,9 +1,9 @@
 """Pictures of what a trained model does with a text, and the numbers in them.
 
-Each function takes a run that meliad_rec.load_run opened, or {name: run} to
-compare several, and returns a Shown: arrays with named axes, and a figure. The
-functions use the public methods of the run, so
-each is also an example of how to look at a model in another way.
+Each function takes a run that meliad_rec.load_run opened; those with a
+parameter `runs` also take {name: run} to compare several. It returns a Shown:
+arrays with named axes, and a figure. The functions use the public methods of
+the run, so each is also an example of how to look at a model in another way.
 """
 
 from meliad_rec.explore.forgetting import by_distance
@@ -17,6 +17,7 @@ from meliad_rec.explore.probe import probe
 from meliad_rec.explore.recalled import attention_map
 from meliad_rec.explore.recalled import memory_sources
 from meliad_rec.explore.recalled import recalled
+from meliad_rec.explore.recalled import source_map
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.state_map import state_map
 from meliad_rec.explore.swap import ask
@@ -35,6 +36,7 @@ __all__ = [
   'memory_sources',
   'probe',
   'recalled',
+  'source_map',
   'state_gradients',
   'state_map',
   'swap',

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from meliad_rec.evaluation.name_distance import Names
-from meliad_rec.evaluation.observer import Request
+from meliad_rec.evaluation.recording import Request
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import COLORS

@@ -12,6 +12,8 @@ from meliad_rec.explore.shown import Shown
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 
+_LUMINANCE = np.array([0.299, 0.587, 0.114])  # Of red, green and blue.
+
 
 def lens(
   run: TrainedRun,
@@ -49,11 +51,11 @@ def lens(
   top.grid(alpha=0.3)
   extent = (-0.5, T - 0.5, L + 0.5, 0.5)
   bits = last['nats'] / np.log(2)
-  heat_map(bottom, bits, 'loss (bits)', extent)
+  image = heat_map(bottom, bits, 'loss (bits)', extent)
+  shades = image.cmap(image.norm(bits.values))[..., :3] @ _LUMINANCE
   for step in range(L):
     for token in range(T):
       best = str(last['best'].values[step, token])
-      dark = bits.values[step, token] < float(bits.mean())
       bottom.text(
         token,
         step + 1,
@@ -62,7 +64,7 @@ def lens(
         va='center',
         size=7,
         family='monospace',
-        color='white' if dark else 'black',
+        color='white' if shades[step, token] < 0.5 else 'black',
       )
   if 'depth' in last:
     depth = last['depth'].values

@@ -1,4 +1,4 @@
-"""Targets of attention: recalled passages, older tokens, and layers."""
+"""Targets of attention: recalled passages, sources, tokens, and layers."""
 
 import numpy as np
 
@@ -169,6 +169,50 @@ def attention_map(runs: Runs, text: Text) -> Shown:
   heat_map(axes, data['weight'].values, 'mean weight', extent)
   axes.set_yticks(range(len(rows)), list(rows))
   axes.set_xlabel('tokens back, from the nearest visible one')
+  return Shown(data, figure)
+
+
+def source_map(
+  run: TrainedRun, source: str, text: Text, layer: int | None = None
+) -> Shown:
+  """Shows which tokens of a source a decoder attends to.
+
+  Args:
+    run: run of a model with an encoder.
+    source: a source, one line.
+    text: a target, such as run.translate([source])[0].
+    layer: index of a layer of the decoder; None means the mean over all.
+
+  Returns:
+    'weight' [source, token], the mean weight over heads where the token is
+    predicted. 'source_text' has the tokens of the source, and its end.
+
+  Raises:
+    ValueError: the model has no encoder, or no such layer.
+  """
+  import xarray as xr
+
+  weights = run.with_source(source).attention(text, layer)['token_to_source']
+  others = [dim for dim in weights.dims if dim not in ('token', 'source')]
+  ids_S = run.source_ids(source)
+  mean = weights.mean(others).isel(source=slice(len(ids_S)))
+  spelled = run.vocabulary.token_bytes(ids_S)
+  texts = [piece.decode('utf-8', 'replace') for piece in spelled]
+  data = xr.Dataset(
+    {
+      'weight': mean.transpose('source', 'token'),
+      'source_text': ('source', np.array(texts, object)),
+    }
+  )
+  S, T = len(texts), mean.sizes['token']
+  figure = new_figure(max(5, 2.5 + 0.28 * T), 1.5 + 0.22 * S)
+  axes = figure.subplots()
+  heat_map(axes, data['weight'].values, 'mean weight of the heads')
+  written = list(map(dots, mean['text'].values))
+  axes.set_xticks(range(T), written, family='monospace', size=8, rotation=90)
+  axes.set_yticks(range(S), list(map(dots, texts)), family='monospace', size=8)
+  axes.set_xlabel('token to predict')
+  axes.set_ylabel('source')
   return Shown(data, figure)
 
 

@@ -110,8 +110,9 @@ class Model(nn.Module):
   def __call__(self, state, tokens_BT, start_B, mask_BT, source_BS=None):
     """Returns the state after a segment, and its logits.
 
-    A segment of a model with an encoder is a whole target, so its state before
-    and after the segment is ().
+    A segment of a model with an encoder is a whole target in training: with the
+    state () before it, the state after it is () too. With any other state, the
+    segment continues a target.
 
     Args:
       state: the state before the segment.
@@ -139,6 +140,8 @@ class Model(nn.Module):
     block = self.block(apart(tokens_BT), apart(mask_BT))
     if self.encoder is not None:
       block = block.replace(source=self.source(source_BS))
+    is_whole = self.encoder is not None and state == ()
+    if is_whole:
       state = self.initial_state(B)
     cell, head = reset(
       jnp.repeat(start_B, self.sequences),
@@ -150,7 +153,7 @@ class Model(nn.Module):
     cell, y_BTD = run(self.cell, cell, block)
     summary = lambda: self.cell.memory_slots(cell)
     head, logits_BTV = self.apply_head(head, y_BTD, block.mask, summary)
-    if self.encoder is not None:
+    if is_whole:
       return (), logits_BTV
     return self.join_state(cell, head), logits_BTV
 

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meliad_rec.config.saved import DATA
+from meliad_rec.config.saved import SavedConfig
+from meliad_rec.config.values import ConfigError
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
+from meliad_rec.data.pairs import first_words
+from meliad_rec.data.pairs import line_ids
+from meliad_rec.data.pairs import Pairs
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.evaluation import depth
 from meliad_rec.evaluation.observer import Observer
@@ -35,13 +41,14 @@ class ObservedRun:
   with named axes; see https://docs.xarray.dev.
 
   Attributes:
-    sharded, params, vocabulary, labels: see TrainedRun.
+    sharded, params, vocabulary, labels, config: see TrainedRun.
   """
 
   sharded: ShardedModel
   params: Any
   vocabulary: Vocabulary
   labels: bool
+  config: SavedConfig
 
   @property
   def observer(self) -> Observer:
@@ -249,6 +256,51 @@ class ObservedRun:
     parts = parts_of(state, observer.parts(observer.start()))
     run._observer = self._observer.from_state(parts, before)
     return run
+
+  def with_source(self, source: str) -> Self:
+    """Returns this run, but every text is the beginning of a source's target.
+
+    For models with an encoder, whose `predictions`, `attention` and `states`
+    need it: run.with_source('a dog').attention('ein Hund').
+
+    Args:
+      source: a source, without newlines.
+
+    Raises:
+      ValueError: the model has no encoder, or the source is not a single line.
+    """
+    self._check_encoder('read a source', 'Call its methods without one.')
+    run = copy.copy(self)
+    run._observer = self._observer.from_source(self.source_ids(source))
+    return run
+
+  def _check_encoder(self, what: str, todo: str) -> None:
+    if self.sharded.model.encoder is None:
+      raise ValueError(
+        f'This model has no encoder, so it cannot {what}. {todo}'
+      )
+
+  def source_ids(self, line: str, what: str = 'The source') -> np.ndarray:
+    """Returns the ids of a source, as the model reads it.
+
+    Args:
+      line: the source.
+      what: what it is, in error messages.
+
+    Raises:
+      ValueError: it is not a single line.
+    """
+    check_text(what, line)
+    if '\n' in line:
+      raise ValueError(f'{what} has several lines. Give a single line.')
+    return line_ids(first_words(self._source_words)(line), self.vocabulary)
+
+  @property
+  def _source_words(self) -> int | None:
+    try:
+      return self.config.argument(Pairs, 'source_words', DATA)
+    except ConfigError:  # The run did not read pairs.
+      return None
 
   def _reading(self, text: Text) -> TextObserver:
     """Returns the reader of texts; ValueError if it cannot read this one."""

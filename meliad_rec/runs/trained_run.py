@@ -19,16 +19,11 @@ from etils import epath
 import jax
 import numpy as np
 
-from meliad_rec.config.saved import DATA
 from meliad_rec.config.saved import MODEL
 from meliad_rec.config.saved import SavedConfig
-from meliad_rec.config.values import ConfigError
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.pairs import end_of_line
-from meliad_rec.data.pairs import first_words
-from meliad_rec.data.pairs import line_ids
-from meliad_rec.data.pairs import Pairs
 from meliad_rec.data.text import document
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.distributed import partition
@@ -252,24 +247,16 @@ class TrainedRun(ObservedRun):
       ValueError: the model has no encoder, or a source is not a single line.
     """
     model, mesh = self.sharded.model, self.sharded.mesh
-    if model.encoder is None:
-      raise ValueError(
-        'This model has no encoder, so it cannot translate. Use meliad-rec '
-        'generate.'
-      )
+    self._check_encoder('translate', 'Use meliad-rec generate.')
     if tokens is not None:
       check_count('tokens', tokens, 1)
-    for number, line in enumerate(lines):
-      check_text(f'Source {number}', line)
-      if '\n' in line:
-        raise ValueError(
-          f'Source {number} has several lines. Give one line for each source.'
-        )
     beam = beam or Translation.of(self._facts['translation']).beam
     decoder = Decoder(model, self.params, self.sharded.segment, mesh=mesh)
     end = end_of_line(self.vocabulary)
-    first = first_words(self._source_words)
-    ids = [line_ids(first(line), self.vocabulary) for line in lines]
+    ids = [
+      self.source_ids(line, f'Source {number}')
+      for number, line in enumerate(lines)
+    ]
     # Sources of about the same length share a batch.
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
     rows = self.rows(len(ids), batch or min(self.batch, 128))
@@ -289,13 +276,6 @@ class TrainedRun(ObservedRun):
         targets[i] = self.vocabulary.decode(ids_L[real])
       on_progress(begin + len(part))
     return targets
-
-  @property
-  def _source_words(self) -> int | None:
-    try:
-      return self.config.argument(Pairs, 'source_words', DATA)
-    except ConfigError:  # The run did not read pairs.
-      return None
 
   def stream(
     self,

@@ -10,7 +10,7 @@ import pytest
 from meliad_rec.distributed.partition import make_mesh
 from meliad_rec.evaluation import observer as observer_module
 from meliad_rec.evaluation.observer import Observer
-from meliad_rec.evaluation.observer import Request
+from meliad_rec.evaluation.recording import Request
 from meliad_rec.metrics import pictures
 from meliad_rec.models.sharded_model import ShardedModel
 from tests import architectures as tiny

@@ -12,7 +12,7 @@ import pytest
 
 from meliad_rec import explore
 from meliad_rec.data.vocabulary import Words
-from meliad_rec.evaluation.observer import Request
+from meliad_rec.evaluation.recording import Request
 from meliad_rec.explore.probe import ridge
 from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.explore.state_map import effective_rank
@@ -310,6 +310,37 @@ def test_recalled(tmp_path):
     explore.recalled(run, TEXT, token=1000)
   with pytest.raises(ValueError, match='recalls no keys'):
     explore.recalled(block_recurrent(), TEXT, token=-1)
+
+
+@pytest.mark.parametrize('name', ['window', 'feedback'])
+def test_source_map(name, tmp_path):
+  run, source, text = observed.translator(name), 'a dog', TEXT[: 2 * W + 1]
+  shown = explore.source_map(run, source, text)
+  check(shown, tmp_path)
+  assert ''.join(shown.data['source_text'].values) == source + '\n'
+  close(shown.data['weight'].sum('source'), 1)
+  upper = explore.source_map(run, source, text, layer=1).data['weight']
+  assert np.abs(upper - shown.data['weight']).max() > 1e-5
+  # The losses are those of teacher forcing.
+  ids = [run.encode(a)[None] for a in (text, source + '\n')]
+  start_B, mask_BT = np.ones(1, bool), np.ones(ids[0].shape, bool)
+  model, variables = run.sharded.model, {'params': run.params}
+  inputs_BT = np.pad(ids[0], ((0, 0), (1, 0)))[:, :-1]
+  length = -len(text) % W
+  start = model.apply(variables, 1, method='initial_state')
+  pad = lambda a: np.pad(a, ((0, 0), (0, length)))
+  _, logits = model.apply(
+    variables, start, pad(inputs_BT), start_B, pad(mask_BT), ids[1]
+  )
+  expected = -jax.nn.log_softmax(logits)[0, np.arange(len(text)), ids[0][0]]
+  found = run.with_source(source)
+  close(found.predictions(text)['nats'], expected)
+  with pytest.raises(ValueError, match='Give the source by with_source'):
+    run.predictions(text)
+  with pytest.raises(ValueError, match='The source has several lines'):
+    run.with_source('a\nb')
+  with pytest.raises(ValueError, match='no encoder, so it cannot read'):
+    block_recurrent().with_source(source)
 
 
 def test_memory_sources(tmp_path):
