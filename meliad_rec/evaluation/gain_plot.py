@@ -10,7 +10,7 @@ from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 
-_ROWS, _COLUMNS = 36, 96  # Characters of the page of text.
+_ROWS, _COLUMNS = 28, 76  # Characters of the page of text.
 _FEWEST = 12  # Rows of the panel for a shorter page.
 # A page may begin within a character, whose bytes then stay single.
 _ERRORS = 'surrogateescape'
@@ -56,7 +56,9 @@ def _draw_curves(axes, *losses):
   }
   if runs:
     plot.draw(axes, runs, 'bits_per_byte')
-  axes.set_title('training')
+    axes.set_title('training')
+  else:
+    axes.set_axis_off()
 
 
 def draw_distances(axes, a: TokenLosses, b: TokenLosses) -> None:
@@ -78,18 +80,20 @@ def draw_page(figure, axes, a: TokenLosses, b: TokenLosses) -> None:
   """Draws the page of text on which B gains most over A, colored by gain."""
   gain = (a.nats - b.nats).astype(np.float64) / np.log(2)
   name, rows = _best_page(a, gain)
-  color = np.full((max(len(rows), _FEWEST), _COLUMNS), np.nan)
+  width = max(map(len, rows))
+  color = np.full((max(len(rows), _FEWEST), max(width, _COLUMNS // 2)), np.nan)
   for y, row in enumerate(rows):
     for x, (character, bits) in enumerate(row):
       color[y, x] = bits
-      style = {'family': 'monospace', 'size': 6}
+      style = {'family': 'monospace', 'size': 9}
       axes.text(x, y, character, ha='center', va='center', **style)
   image = axes.imshow(
     color, cmap='PiYG', vmin=-_LIMIT, vmax=_LIMIT, aspect='auto'
   )
   axes.set_axis_off()
   axes.set_title(f'the page where B gains most: {name}')
-  figure.colorbar(image, ax=axes, shrink=0.5, label='gain (bits per token)')
+  where = {'location': 'bottom', 'shrink': 0.5, 'aspect': 40, 'pad': 0.01}
+  figure.colorbar(image, ax=axes, label='gain (bits per token)', **where)
 
 
 def _best_page(losses: TokenLosses, gain):
