@@ -54,9 +54,10 @@ IDS = {
   ),
   'feedback/figure7_iwslt_*': 10_000,
   'cpu/multi30k_*': 8001,
+  'cpu/scitldr_*': 4000,
 }
 # Ids of vocabularies of pairs, which are read from files.
-PAIRS = 8001, 10_000, 32_000
+PAIRS = 4000, 8001, 10_000, 32_000
 
 
 class NoTask:

@@ -12,6 +12,7 @@ from meliad_rec.data.corpus import Corpus
 from meliad_rec.data.folder import Folder
 from meliad_rec.data.huggingface import HuggingFace
 from meliad_rec.data.jsonl import Jsonl
+from meliad_rec.data.pairs import JsonPairs
 from meliad_rec.data.pairs import Lines
 from meliad_rec.data.pg19 import Pg19
 from meliad_rec.data.projects import LICENSES
@@ -106,7 +107,7 @@ _FLAGS = {
   'folder': ('path', 'split_file'),
   'jsonl': ('path', 'field'),
   'hf': ('path', 'field', 'subset', 'splits_from', 'stream', 'limit'),
-  'pairs': ('path', 'target'),
+  'pairs': ('path', 'field', 'target'),
   'pg19': ('path',),
   'projects': ('path', 'suffixes', 'licenses', 'names'),
 }
@@ -139,14 +140,14 @@ def source(
       name of a dataset on the Hub; for pg19, the data_dir of
       tensorflow-datasets; for projects, a folder or pattern.
     field: for jsonl and hf, name of the field that holds the text. None means
-      'text'.
+      'text'. For pairs in one JSON file per split, that of the source.
     split_file: for folder, a file that assigns files to splits; see Folder.
     module: for a seqio task, the Python module that registers it.
     subset, stream, limit: for hf; see HuggingFace.
     splits_from: for hf, one entry 'SPLIT=NAME' for each split; see HuggingFace.
     newlines: for corpus; see Corpus.
     suffixes, licenses, names: for projects; see Projects.
-    target: for pairs; see Lines, of which `path` is the source.
+    target: for pairs; see Lines, of which `path` is the source, or JsonPairs.
     concatenate: size of a document that consists of many; see Concatenated.
       None means that documents are not concatenated.
 
@@ -209,9 +210,9 @@ def source(
       if not target:
         raise ValueError(
           "The source 'pairs' needs the files of targets. Set --target, such "
-          "as 'data/{split}.de'."
+          "as 'data/{split}.de', or to a field beside --field."
         )
-      return Lines(path, target)
+      return JsonPairs(path, field, target) if field else Lines(path, target)
     case 'pg19':
       return Pg19(path)
     case 'projects':
@@ -252,12 +253,16 @@ def define_flags() -> None:
     'folder: a folder of UTF-8 files or a pattern, one document per file. '
     'jsonl: a file, a folder with train.jsonl etc. or a pattern with {split}. '
     'hf: a file, folder or pattern, or the name of a dataset on the Hub. '
-    'pairs: a pattern of the files of sources, such as data/{split}.en. '
+    'pairs: a pattern of the files of sources, such as data/{split}.en, or of '
+    'JSON Lines with --field. '
     'pg19: the data_dir of tensorflow-datasets. '
     'projects: a folder or pattern of folders and archives, one document each.',
   )
   flags.DEFINE_string(
-    'field', None, "jsonl, hf: the field that holds the text; default: 'text'."
+    'field',
+    None,
+    "jsonl, hf: the field that holds the text; default: 'text'. pairs: the "
+    'field of the source in JSON Lines.',
   )
   flags.DEFINE_string(
     'split_file',
@@ -278,7 +283,9 @@ def define_flags() -> None:
     'validation=dev,test=eval.',
   )
   flags.DEFINE_string(
-    'target', None, 'pairs: a pattern of the files of targets.'
+    'target',
+    None,
+    'pairs: a pattern of the files of targets, or their field in JSON Lines.',
   )
   flags.DEFINE_bool(
     'stream',

@@ -6,6 +6,7 @@ import pytest
 
 from meliad_rec.data.pairs import JsonPairs
 from meliad_rec.data.pairs import Lines
+from meliad_rec.data.sources import source
 
 
 def write(folder, **files):
@@ -85,3 +86,15 @@ def test_fields_that_are_no_text(tmp_path, text):
 def test_a_path_of_json_objects_names_the_split(tmp_path):
   with pytest.raises(ValueError, match='JSONL'):
     JsonPairs(f'{tmp_path}/all.jsonl', 'text', 'short')
+
+
+def test_flags_name_files_of_lines_or_fields_of_json(tmp_path):
+  (tmp_path / 'train.jsonl').write_text('{"a": ["b", "c"], "d": "e"}\n')
+  path = f'{tmp_path}/{{split}}.jsonl'
+  found = source('pairs', path, field='a', target='d')
+  assert [*found.read('train')] == [('train:1', 'b c\ne\n')]
+  assert source('pairs', 'x.{split}', target='y.{split}') == Lines(
+    'x.{split}', 'y.{split}'
+  )
+  with pytest.raises(ValueError, match='Set --target, such as'):
+    source('pairs', path, field='a')
