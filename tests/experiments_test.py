@@ -159,6 +159,7 @@ TABLES = {
   'listops': 'table1_listops',
   'logical_inference': 'table2_logical_inference',
   'flip_flop': 'table3_flip_flop',
+  'pathfinder': 'table4_pathfinder',
   **{
     f'lra_{task}': f'table4_{task}'
     for task in ('image', 'listops', 'retrieval', 'text')

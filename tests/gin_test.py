@@ -32,7 +32,7 @@ READS = {
   'block_feedback/*': 'block_feedback',
   'chunks/*': 'latent_bottleneck',
   'encoder/*_lstm': 'lstm',
-  'dynamic_halt/official_code_*': 'universal',
+  'dynamic_halt/*': 'universal',
   'dynamic_halt/*_chunks': 'latent_bottleneck',
   'dynamic_halt/*_gated_chunks': 'gated_latent_bottleneck',
   'feedback/*': 'feedback',
@@ -52,6 +52,7 @@ TASK = {
   '*_listops_*chunks': 'listops',
   '*_logical_inference_*chunks': 'logical_inference',
   '*_pathfinder_*chunks': 'pathfinder',
+  '*_text_flip_flop': 'flip_flop',
   **{
     f'*_lra_{task}_chunks': f'lra_{task}'
     for task in ('image', 'listops', 'retrieval', 'text')
