@@ -171,6 +171,7 @@ def test_every_task_builds(task, tmp_path):
     **dict.fromkeys(CORPORA, [f'CORPUS = {str(tmp_path / "{split}.txt")!r}']),
     'store': [f'STORE = {str(tmp_path / "store")!r}'],
     'logical_inference': ['SEGMENT = 24'],
+    'logical_inference_files': ['SEGMENT = 24'],
     'lra_retrieval': ['SEGMENT = 24'],
   }
   if task == 'store':

@@ -34,7 +34,7 @@ _RELEASE = (
 )
 
 
-class _Labeled:
+class LabeledSequences:
   """Base class of datasets of labeled sequences; see the module.
 
   Attributes:
@@ -86,7 +86,7 @@ class _Labeled:
     return _START, _END
 
 
-class GreyImages(_Labeled):
+class GreyImages(LabeledSequences):
   """Base class of datasets of grey images: levels from 0 to 255, row by row."""
 
   vocabulary = Words([*map(str, range(256)), 'START', 'END'])
@@ -97,7 +97,7 @@ class GreyImages(_Labeled):
 
 
 @dataclasses.dataclass(frozen=True)
-class Text(_Labeled):
+class Text(LabeledSequences):
   """Reviews of IMDb as bytes; class 1 is a positive review.
 
   Attributes:
@@ -146,7 +146,7 @@ class Image(GreyImages):
 
 
 @dataclasses.dataclass(frozen=True)
-class Retrieval(_Labeled):
+class Retrieval(LabeledSequences):
   """Pairs of articles of the ACL Anthology Network as bytes.
 
   Class 1 is a pair in which one article cites the other. All splits together

@@ -6,10 +6,8 @@ which ends what a model writes.
 
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Sequence
 import dataclasses
 import functools
-import glob
 import json
 from pathlib import Path
 from typing import Protocol
@@ -20,14 +18,12 @@ import numpy as np
 from meliad_rec.data.documents import count_words
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
-from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.jsonl import numbered_lines
+from meliad_rec.data.split_files import check_pattern
+from meliad_rec.data.split_files import files_of_splits
+from meliad_rec.data.split_files import read_lines
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.report.console import counted
-from meliad_rec.storage.workdir import expand_home
-
-# What {split} stands for in a path; the first file that exists is read.
-_NAMES = {'validation': ('validation', 'valid', 'val', 'dev')}
 
 
 class PairReader(Protocol):
@@ -73,7 +69,7 @@ class Lines:
   def __post_init__(self):
     for name, flag in ('source', 'path'), ('target', 'target'):
       flag = f'--{flag} (in gin: {name.upper()})'
-      path = _pattern(name, getattr(self, name), flag)
+      path = check_pattern(name, getattr(self, name), flag)
       object.__setattr__(self, name, path)
 
   @property
@@ -85,7 +81,7 @@ class Lines:
   def files(self) -> dict[str, tuple[Path, ...]]:
     """The files of sources and of targets of each split."""
     flags = '--path (in gin: SOURCE) and --target (in gin: TARGET)'
-    return _files((self.source, self.target), self.fetch, flags)
+    return files_of_splits((self.source, self.target), self.fetch, flags)
 
   @property
   def splits(self) -> tuple[str, ...]:
@@ -93,7 +89,7 @@ class Lines:
 
   def pairs(self, split: str) -> Iterator[tuple[str, str, str]]:
     source, target = self.files[split]
-    sources, targets = _lines(source), _lines(target)
+    sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
       raise ValueError(
         f'{source} has {len(sources)} lines, but {target} has {len(targets)}. '
@@ -131,7 +127,7 @@ class JsonPairs:
   fetch: str | None = None
 
   def __post_init__(self):
-    path = _pattern('path', self.path, '--path (in gin: JSONL)')
+    path = check_pattern('path', self.path, '--path (in gin: JSONL)')
     object.__setattr__(self, 'path', path)
 
   @property
@@ -141,7 +137,7 @@ class JsonPairs:
   @functools.cached_property
   def files(self) -> dict[str, tuple[Path, ...]]:
     """The file of each split."""
-    return _files((self.path,), self.fetch, '--path (in gin: JSONL)')
+    return files_of_splits((self.path,), self.fetch, '--path (in gin: JSONL)')
 
   @property
   def splits(self) -> tuple[str, ...]:
@@ -291,86 +287,3 @@ def end_of_line(vocabulary: Vocabulary) -> int:
       "train_vocab, or set VOCABULARY = 'bytes'."
     )
   return int(ids[0])
-
-
-def _pattern(name: str, path: str, flag: str) -> str:
-  """Returns a pattern of files; ValueError if it lacks {split}."""
-  path = expand_home(path)
-  if path.count('{split}') != 1:
-    raise ValueError(
-      f"{name} must contain '{{split}}' once, got {path!r}. Set {flag}."
-    )
-  return path
-
-
-def _files(
-  patterns: Sequence[str], fetch: str | None, flags: str
-) -> dict[str, tuple[Path, ...]]:
-  """Returns {split: its files}; see Lines for the names of splits.
-
-  Args:
-    patterns: patterns of the files. A split has a file of each, and all have
-      the same name in place of {split}.
-    fetch: how to get the files, for the error message.
-    flags: flags that set the patterns, for the error message.
-
-  Raises:
-    ValueError: there are no files, one of a split is missing, or two names
-      stand for one split.
-  """
-  found = [_matching(pattern) for pattern in patterns]
-  if not any(found):
-    raise ValueError(
-      f'There is no file {Path(patterns[0]).absolute()}, where {{split}} is '
-      'train, validation (or valid, val, dev) or test. '
-      f'{f"{fetch} Or set" if fetch else "Set"} {flags}.'
-    )
-  splits, others = {}, set.intersection(*found)
-  for split in SPLITS:
-    names = _NAMES.get(split, (split,))
-    others.difference_update(names)
-    there = [name for name in names if any(name in each for each in found)]
-    if len(there) > 1:
-      raise ValueError(
-        f'Files of {" and ".join(there)} would both be the split {split}, such '
-        f'as {_path(patterns[0], there[0])}. Rename or remove the files of one '
-        'name.'
-      )
-    for name in there:
-      splits[split] = name
-      for pattern in patterns:
-        if not _path(pattern, name).is_file():
-          raise ValueError(
-            f'There is no file {_path(pattern, name)}, but another of the '
-            f'split {split}. Add it, or set {flags}.'
-          )
-  splits |= {name: name for name in sorted(others)}
-  return {
-    split: tuple(_path(pattern, name) for pattern in patterns)
-    for split, name in splits.items()
-  }
-
-
-def _path(pattern: str, name: str) -> Path:
-  return Path(pattern.replace('{split}', name))
-
-
-def _matching(pattern: str) -> set[str]:
-  """Returns what stands for {split} in the files that match a pattern."""
-  before, after = pattern.split('{split}')
-  paths = glob.glob(f'{glob.escape(before)}*{glob.escape(after)}')
-  return {path[len(before) : len(path) - len(after)] for path in paths}
-
-
-def _lines(path: Path) -> list[str]:
-  try:
-    lines = path.read_bytes().decode().split('\n')
-  except OSError as error:
-    raise ValueError(
-      f'{path} cannot be read ({error.strerror}). Check the path.'
-    ) from None
-  except UnicodeDecodeError as error:
-    raise ValueError(
-      f'{path} is not UTF-8 (byte {error.start}). Convert it to UTF-8.'
-    ) from None
-  return [line.strip() for line in (lines if lines[-1] else lines[:-1])]

@@ -1,0 +1,103 @@
+"""Files of splits, which a pattern such as 'data/{split}.en' names.
+
+{split} stands for train, validation (or valid, val or dev) and test. Other
+files that match are splits too, such as test_2016 in data/test_2016.en.
+"""
+
+from collections.abc import Sequence
+import glob
+from pathlib import Path
+
+from meliad_rec.data.documents import SPLITS
+from meliad_rec.storage.workdir import expand_home
+
+# What {split} stands for in a path.
+_NAMES = {'validation': ('validation', 'valid', 'val', 'dev')}
+
+
+def check_pattern(name: str, path: str, flag: str) -> str:
+  """Returns a pattern of files; ValueError if it lacks {split}."""
+  path = expand_home(path)
+  if path.count('{split}') != 1:
+    raise ValueError(
+      f"{name} must contain '{{split}}' once, got {path!r}. Set {flag}."
+    )
+  return path
+
+
+def files_of_splits(
+  patterns: Sequence[str], fetch: str | None, flags: str
+) -> dict[str, tuple[Path, ...]]:
+  """Returns {split: its files}; see the module for their names.
+
+  Args:
+    patterns: patterns of the files. A split has a file of each, and all have
+      the same name in place of {split}.
+    fetch: how to get the files, for the error message.
+    flags: flags that set the patterns, for the error message.
+
+  Raises:
+    ValueError: there are no files, one of a split is missing, or two names
+      stand for one split.
+  """
+  found = [_matching(pattern) for pattern in patterns]
+  if not any(found):
+    raise ValueError(
+      f'There is no file {Path(patterns[0]).absolute()}, where {{split}} is '
+      'train, validation (or valid, val, dev) or test. '
+      f'{f"{fetch} Or set" if fetch else "Set"} {flags}.'
+    )
+  splits, others = {}, set.intersection(*found)
+  for split in SPLITS:
+    names = _NAMES.get(split, (split,))
+    others.difference_update(names)
+    there = [name for name in names if any(name in each for each in found)]
+    if len(there) > 1:
+      raise ValueError(
+        f'Files of {" and ".join(there)} would both be the split {split}, such '
+        f'as {_path(patterns[0], there[0])}. Rename or remove the files of one '
+        'name.'
+      )
+    for name in there:
+      splits[split] = name
+      for pattern in patterns:
+        if not _path(pattern, name).is_file():
+          raise ValueError(
+            f'There is no file {_path(pattern, name)}, but another of the '
+            f'split {split}. Add it, or set {flags}.'
+          )
+  splits |= {name: name for name in sorted(others)}
+  return {
+    split: tuple(_path(pattern, name) for pattern in patterns)
+    for split, name in splits.items()
+  }
+
+
+def _path(pattern: str, name: str) -> Path:
+  return Path(pattern.replace('{split}', name))
+
+
+def _matching(pattern: str) -> set[str]:
+  """Returns what stands for {split} in the files that match a pattern."""
+  before, after = pattern.split('{split}')
+  paths = glob.glob(f'{glob.escape(before)}*{glob.escape(after)}')
+  return {path[len(before) : len(path) - len(after)] for path in paths}
+
+
+def read_lines(path: Path) -> list[str]:
+  """Returns the lines of a file without white space at their ends.
+
+  Raises:
+    ValueError: the file cannot be read, or is not UTF-8.
+  """
+  try:
+    lines = path.read_bytes().decode().split('\n')
+  except OSError as error:
+    raise ValueError(
+      f'{path} cannot be read ({error.strerror}). Check the path.'
+    ) from None
+  except UnicodeDecodeError as error:
+    raise ValueError(
+      f'{path} is not UTF-8 (byte {error.start}). Convert it to UTF-8.'
+    ) from None
+  return [line.strip() for line in (lines if lines[-1] else lines[:-1])]
