@@ -218,7 +218,8 @@ def main(argv: list[str]) -> int:
     text += f'\n{best_settings(done, found)}\n'
   print(f'\n{text}')
   for run, code in failed.items():
-    print(f'{run} failed with exit code {code}.')
+    why = f'in {out / run}.log' if args.jobs > 1 else 'above'
+    print(f'{run} failed with exit code {code}. Its message is {why}.')
   (out / 'table.md').write_text(text)
   results.write_csv(out / 'runs.csv', found)
   folders = {run.name: run.workdir for run in done}
