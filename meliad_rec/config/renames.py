@@ -115,6 +115,8 @@ ADDED = {
   'experiment.Experiment.objective': '@losses.objective',
   'experiment.Experiment.published': '{}',
   'flip_flop.FlipFlop.validation_like_train': 'True',
+  'gates.FixedGate.keep_bias': '0.0',
+  'gates.LSTMGate.keep_bias': '1.0',
   'halt.Halt.length_bound': 'True',
   'layer_config.EncoderConfig.post_norm': 'False',
   'layer_config.LayerConfig.cross': 'False',

@@ -66,20 +66,22 @@ class FixedGate(nn.Module):
     dtype: dtype of W and h when they are multiplied; sums are float32.
     tanh: whether W h passes through a tanh.
     use_bias: whether to add a bias to W h.
+    keep_bias: mean of the initial logits of the weight of x. With 0, the
+      published value, about half of x is kept at first.
   """
 
   dtype: str = 'float32'
   tanh: bool = False
   use_bias: bool = False  # b_z of eq. 1; the authors' code has none.
+  keep_bias: float = 0.0
 
   @nn.compact
   def __call__(self, x_BSD, h):
     D = x_BSD.shape[-1]
     z_BSD = contract32(D, h, self.dtype, use_bias=self.use_bias, name='z')(h)
     z_BSD = jnp.tanh(z_BSD) if self.tanh else z_BSD
-    g_D = jax.nn.sigmoid(
-      self.param('gate', nn.initializers.normal(0.1), (D,))
-    )  # eq. 2
+    init = lambda *a: self.keep_bias + nn.initializers.normal(0.1)(*a)
+    g_D = jax.nn.sigmoid(self.param('gate', init, (D,)))  # eq. 2
     state_use.sow_gate(self, g_D)
     for name, weight_D in ('state_keep', g_D), ('state_write', 1 - g_D):
       like = lambda weight_D=weight_D: jnp.broadcast_to(weight_D, x_BSD.shape)
@@ -95,11 +97,13 @@ class LSTMGate(nn.Module):
 
   Attributes:
     dtype, tanh, use_bias: see FixedGate.
+    keep_bias: constant in the logits of the weight of x; published is 1.
   """
 
   dtype: str = 'float32'
   tanh: bool = True
   use_bias: bool = False  # b_z of eq. 4.
+  keep_bias: float = 1.0
 
   @nn.compact
   def __call__(self, x_BSD, h):
@@ -115,7 +119,7 @@ class LSTMGate(nn.Module):
     i_BSD = contract32(D, h, self.dtype, name='i', **small)(h)
     f_BSD = contract32(D, h, self.dtype, name='f', **small)(h)
     i_BSD = jax.nn.sigmoid(i_BSD - 1)  # eq. 5
-    f_BSD = jax.nn.sigmoid(f_BSD + 1)  # eq. 6
+    f_BSD = jax.nn.sigmoid(f_BSD + self.keep_bias)  # eq. 6
     state_use.sow_gate(self, f_BSD)
     pictures.sow(self, 'state_keep', lambda: f_BSD)
     pictures.sow(self, 'state_write', lambda: i_BSD)

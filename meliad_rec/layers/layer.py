@@ -180,9 +180,14 @@ class Query(nn.Module):
   Queries are [B, T, H, K]. If config.normalize_qk is True, scale is [H]; the
   caller must L2-normalize the queries and multiply them by the scale.
   Otherwise, scale is None, and the queries are already scaled.
+
+  Attributes:
+    config: sizes and choices.
+    in_order: whether the keys have positions; see LayerConfig.memory_qk_scale.
   """
 
   config: LayerConfig
+  in_order: bool = True
 
   @nn.compact
   def __call__(self, n_BTD):
@@ -191,7 +196,9 @@ class Query(nn.Module):
     q_BTHK = Heads(*dims, False, config.dtype, name='heads')(n_BTD)
     if not config.normalize_qk:
       return q_BTHK * config.head_dim**-0.5, None
-    init = nn.initializers.constant(config.qk_scale)
+    first = None if self.in_order else config.memory_qk_scale
+    first = config.qk_scale if first is None else first
+    init = nn.initializers.constant(first)
     scale_H = self.param('scale', init, (config.num_heads,))
     return q_BTHK, jnp.abs(scale_H)
 
@@ -232,12 +239,12 @@ class Attention(nn.Module):
     config = self.config
     self.norm = config.norm(dtype=config.dtype)
     self.dropout = config.dropout_kind(self.rate)
-    self.query = Query(config)
+    self.query = Query(config, self.in_order)
     dims = config.kv_heads, config.head_dim
     self.key = Heads(*dims, config.normalize_qk, config.dtype)
     self.value = Heads(*dims, False, config.dtype)
     if self.has_memory:
-      self.memory_query = Query(config)
+      self.memory_query = Query(config, in_order=False)
     if self.in_order:
       self.relative = self.position
       if self.position is None:

@@ -102,6 +102,8 @@ class LayerConfig(TransformerConfig):
     qk_scale: initial value of the scale that normalize_qk adds. Logits of unit
       vectors are at most as large as the scale. With 1, the published value,
       attention is therefore nearly uniform at first.
+    memory_qk_scale: the same for attention to keys without positions, those of
+      state vectors and other memory. None means qk_scale.
     include_self: whether the window of a token ends with the token itself. If
       False, it ends with the token before.
     attention: 'auto' uses kernels on a TPU and a CUDA GPU, and XLA elsewhere;
@@ -139,6 +141,7 @@ class LayerConfig(TransformerConfig):
   num_kv_heads: int | None = None
   normalize_qk: bool = True
   qk_scale: float = 1.0
+  memory_qk_scale: float | None = None
   include_self: bool = False
   attention: str = 'auto'
   norm: Callable[..., nn.Module] = norms.RMSNorm
@@ -165,17 +168,16 @@ class LayerConfig(TransformerConfig):
         f'num_kv_heads must divide num_heads, got {self.num_kv_heads} for '
         f'{self.num_heads} heads. Set layer_config.LayerConfig.num_kv_heads.'
       )
-    if self.qk_scale <= 0:
-      raise ValueError(
-        f'qk_scale must be above 0, got {self.qk_scale}. Set '
-        'layer_config.LayerConfig.qk_scale.'
-      )
-    if self.qk_scale != 1 and not self.normalize_qk:
-      raise ValueError(
-        f'qk_scale is {self.qk_scale}, but only normalized queries and keys '
-        'have a scale. Remove layer_config.LayerConfig.qk_scale, or set '
-        'layer_config.LayerConfig.normalize_qk = True.'
-      )
+    for name, without in ('qk_scale', 1.0), ('memory_qk_scale', None):
+      value, setting = getattr(self, name), f'layer_config.LayerConfig.{name}'
+      if value is not None and value <= 0:
+        raise ValueError(f'{name} must be above 0, got {value}. Set {setting}.')
+      if value != without and not self.normalize_qk:
+        raise ValueError(
+          f'{name} is {value}, but only normalized queries and keys have a '
+          f'scale. Remove {setting}, or set '
+          'layer_config.LayerConfig.normalize_qk = True.'
+        )
     if self.attention not in FORMS:
       raise ValueError(
         f'attention must be one of {", ".join(FORMS)}, got '

@@ -21,7 +21,9 @@ the loss non-finite, which stops the run.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import dataclasses
+import re
 from typing import Any
 
 from flax import struct
@@ -69,6 +71,7 @@ def chain(
   schedule: Schedule,
   clip_norm: float | None = None,
   every: int = 1,
+  factors: Mapping[str, float] | None = None,
 ) -> Optimizer:
   """Returns the optimizer of a run.
 
@@ -81,9 +84,13 @@ def chain(
       mean over all scored tokens of its steps. A larger gradient is scaled down
       to this norm. None: no clipping, as for the Block-Recurrent Transformer.
     every: training steps per update; see `accumulate`.
+    factors: {pattern: factor of the learning rate} of parameters whose path,
+      such as 'cell/cells_4/state_gate/gate', has the regular expression in it.
+      The first pattern that is found counts.
 
   Raises:
-    ValueError: clip_norm is not above 0, or every is below 1.
+    ValueError: clip_norm is not above 0, or every is below 1; later, if a
+      pattern fits no parameter.
   """
   if clip_norm is not None and not clip_norm > 0:
     raise ValueError(
@@ -96,6 +103,8 @@ def chain(
       f'{every}. Set optimizer.chain.every.'
     )
   inner = rule(lambda update: schedule(update * every))
+  if factors:
+    inner = optax.chain(inner, scale_by_path(factors))
   if clip_norm is not None:
     inner = optax.chain(optax.clip_by_global_norm(clip_norm), inner)
   if every == 1:
@@ -165,6 +174,42 @@ def scale_by_param_rms(minimum: float = 1e-3) -> optax.GradientTransformation:
     return jax.tree.map(scale, updates, params), state
 
   return optax.GradientTransformation(optax.init_empty_state, update)
+
+
+def scale_by_path(factors: Mapping[str, float]) -> optax.GradientTransformation:
+  """Returns a transformation that scales the updates of some parameters.
+
+  Args:
+    factors: see `chain`.
+  """
+
+  def factor(path: str) -> tuple[str, float]:
+    for pattern, value in factors.items():
+      if re.search(pattern, path):
+        return pattern, value
+    return '', 1.0
+
+  def init(params):
+    paths = map(path_name, jax.tree.leaves_with_path(params))
+    used = {factor(path)[0] for path in paths}
+    if unused := [pattern for pattern in factors if pattern not in used]:
+      raise ValueError(
+        f'The pattern {unused[0]!r} fits no parameter, or others come first. '
+        'Correct or remove it in optimizer.chain.factors.'
+      )
+    return optax.EmptyState()
+
+  def update(updates, state, params=None):
+    del params
+    scaled = lambda path, u: u * factor(path_name((path,)))[1]
+    return jax.tree.map_with_path(scaled, updates), state
+
+  return optax.GradientTransformation(init, update)
+
+
+def path_name(leaf) -> str:
+  """Returns the name of a leaf of jax.tree.leaves_with_path."""
+  return jax.tree_util.keystr(leaf[0], simple=True, separator='/')
 
 
 def adamw(

@@ -48,6 +48,14 @@ def attention(**changes):
   return module, {'params': jax.tree.map(moved, params)}, x_BTD
 
 
+@pytest.mark.parametrize(('memory', 'first'), [(None, 5.0), (2.0, 2.0)])
+def test_scales_of_tokens_and_of_memory_begin_apart(memory, first):
+  _, variables, _ = attention(qk_scale=5.0, memory_qk_scale=memory)
+  for name, value in ('query', 5.0), ('memory_query', first):
+    scale_H = variables['params'][name]['scale'] / 1.5
+    np.testing.assert_allclose(scale_H, value)
+
+
 def test_kernels_may_be_left_out(monkeypatch):
   forms = []
   for name in 'window_attention', 'memory_attention':

@@ -45,6 +45,24 @@ def test_fixed_gate(options, tanh):
   np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_fixed_gate_keeps_more_at_first_if_told_so():
+  x_BSD, h_BSCF, *_ = example(gates.FixedGate())
+  start = lambda **options: gates.FixedGate(**options).init(
+    jax.random.key(0), x_BSD, h_BSCF
+  )
+  gate_D, more_D = (
+    start(**o)['params']['gate'] for o in ({}, {'keep_bias': 2.2})
+  )
+  np.testing.assert_allclose(more_D - gate_D, 2.2, rtol=1e-6)
+
+
+def test_the_forget_gate_of_an_lstm_has_a_constant():
+  x, h, params, y = example(gates.LSTMGate(keep_bias=3.0))
+  f = sigmoid(linear(params['f'], h) + 3)
+  rest = np.tanh(linear(params['z'], h)) * sigmoid(linear(params['i'], h) - 1)
+  np.testing.assert_allclose(y, x * f + rest, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
   ('options', 'tanh'), [({}, True), ({'tanh': False, 'use_bias': True}, False)]
 )

@@ -3,6 +3,8 @@
 Adafactor by hand is in train_step_test.py.
 """
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,6 +148,27 @@ def test_adamw_by_hand_decays_kernels_only():
     np.testing.assert_allclose(decayed, 2 - 0.5 * 0.1 * 2)
   for same in new['table'], new['layer']['bias'], new['norms']['scale']:
     np.testing.assert_array_equal(same, 2)
+
+
+def test_some_parameters_have_another_rate():
+  params = {'a': {'gate': jnp.ones(2), 'gated': jnp.ones(2)}, 'b': jnp.ones(2)}
+  plain, scaled = (
+    optimizer.chain(optax.sgd, lambda step: 0.5, factors=factors)
+    for factors in (None, {'/gate$': 10.0, 'gate': 2.0})
+  )
+  gradients = jax.tree.map(lambda p: 3 * p, params)
+  one, other = (
+    made.update(gradients, made.init(params), params, 1)[0]
+    for made in (plain, scaled)
+  )
+  ratio = jax.tree.map(lambda a, b: float(b[0] / a[0]), one, other)
+  assert ratio == {'a': {'gate': 10.0, 'gated': 2.0}, 'b': 1.0}
+  for factors in {'gates': 2.0}, {'gate': 2.0, '/gate$': 10.0}:
+    made = optimizer.chain(optax.sgd, lambda step: 0.5, factors=factors)
+    with pytest.raises(
+      ValueError, match=re.escape(f'{[*factors][-1]!r} fits no')
+    ):
+      made.init(params)
 
 
 def test_clipping_is_by_the_global_norm():
