@@ -9,10 +9,12 @@ from pathlib import Path
 from absl import logging
 
 from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.split_files import read_text
 from meliad_rec.data.splits import split_by_name
 from meliad_rec.storage.workdir import expand_home
 
 _DROP = 'drop'
+_TODO = 'Convert it, or remove it from the folder.'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Folder:
     """
     for name, its_split in self._split_of.items():
       if its_split == split:
-        yield name, _decode(self._files[name])
+        yield name, read_text(self._files[name], _TODO)
 
   @functools.cached_property
   def _root(self) -> Path:
@@ -139,7 +141,7 @@ class Folder:
     for name in self._files:
       by_stem.setdefault(Path(name).stem, []).append(name)
     chosen = {}
-    lines = _decode(Path(expand_home(self.split_file))).splitlines()
+    lines = read_text(Path(expand_home(self.split_file))).splitlines()
     for number, line in enumerate(lines, 1):
       name, split = (line.split('\t') + [''])[:2]
       names = [name] if name in self._files else by_stem.get(name, [])
@@ -176,17 +178,3 @@ class Folder:
       self.split_file,
     )
     return dict(sorted(chosen.items()))
-
-
-def _decode(path: Path) -> str:
-  try:
-    return path.read_bytes().decode()
-  except OSError as error:
-    raise ValueError(
-      f'{path} cannot be read ({error.strerror}). Check the path.'
-    ) from None
-  except UnicodeDecodeError as error:
-    raise ValueError(
-      f'{path} is not UTF-8 (byte {error.start}). Convert it, or remove it '
-      'from the folder.'
-    ) from None

@@ -84,20 +84,33 @@ def _matching(pattern: str) -> set[str]:
   return {path[len(before) : len(path) - len(after)] for path in paths}
 
 
-def read_lines(path: Path) -> list[str]:
-  """Returns the lines of a file without white space at their ends.
+def read_text(path: Path, todo: str = 'Convert it to UTF-8.') -> str:
+  """Returns the text of a file.
+
+  Args:
+    path: the file.
+    todo: what to do if it is not UTF-8, for the error message.
 
   Raises:
     ValueError: the file cannot be read, or is not UTF-8.
   """
   try:
-    lines = path.read_bytes().decode().split('\n')
+    return path.read_bytes().decode()
   except OSError as error:
     raise ValueError(
       f'{path} cannot be read ({error.strerror}). Check the path.'
     ) from None
   except UnicodeDecodeError as error:
     raise ValueError(
-      f'{path} is not UTF-8 (byte {error.start}). Convert it to UTF-8.'
+      f'{path} is not UTF-8 (byte {error.start}). {todo}'
     ) from None
+
+
+def read_lines(path: Path) -> list[str]:
+  """Returns the lines of a file without white space at their ends.
+
+  Raises:
+    ValueError: see `read_text`.
+  """
+  lines = read_text(path).split('\n')
   return [line.strip() for line in (lines if lines[-1] else lines[:-1])]
