@@ -1,6 +1,6 @@
 """ListOps and logical inference from published files, one example in a line.
 
-The other modules here generate such examples by the same rules.
+data/synthetic generates such examples by the same rules, with the same ids.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,13 @@ from meliad_rec.data.lra import LabeledSequences
 from meliad_rec.data.split_files import check_pattern
 from meliad_rec.data.split_files import files_of_splits
 from meliad_rec.data.split_files import read_lines
-from meliad_rec.data.synthetic import listops_trees
-from meliad_rec.data.synthetic.logical_inference import LogicalInference
-from meliad_rec.data.synthetic.logical_inference import RELATIONS
+from meliad_rec.data.vocabulary import Words
+
+_DIGITS = tuple('0123456789')
+_OPERATORS = '[MIN', '[MAX', '[MED', '[SM'
+_RELATIONS = '=', '<', '>', '^', '|', 'v', '#'
+_SYMBOLS = '(', ')', *'abcdef', 'and', 'or', 'not'
+_ENDS = 'START', 'END'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +58,7 @@ class _Files(LabeledSequences):
 
   @property
   def _ends(self) -> tuple[int, int]:
-    start, end = self.vocabulary.encode('START END').tolist()
+    start, end = self.vocabulary.encode(' '.join(_ENDS)).tolist()
     return start, end
 
   def examples(self, split: str) -> Iterator[tuple[str, list[np.ndarray], int]]:
@@ -87,7 +91,7 @@ class ListOpsFiles(_Files):
   `)`, which make each expression a binary tree, are left out.
   """
 
-  vocabulary = listops_trees.VOCABULARY
+  vocabulary = Words([*_DIGITS, *_OPERATORS, ']', *_ENDS])
   _flag = 'LISTOPS'
   _form = 'an expression and its value'
 
@@ -96,7 +100,7 @@ class ListOpsFiles(_Files):
     if len(second.split()) > 1:
       first, second = second, first
     words = [word for word in first.split() if word not in ('(', ')')]
-    if not words or second not in tuple(listops_trees.DIGITS):
+    if not words or second not in _DIGITS:
       raise ValueError
     return [' '.join(words)], int(second)
 
@@ -108,7 +112,7 @@ class LogicalInferenceFiles(_Files):
   `<`, `( a ( and b ) )` and `a`.
   """
 
-  vocabulary = LogicalInference.vocabulary
+  vocabulary = Words([*_RELATIONS, *_SYMBOLS, *_ENDS])
   _flag = 'RELATIONS'
   _form = 'a relation and two formulas'
 
@@ -116,4 +120,4 @@ class LogicalInferenceFiles(_Files):
     relation, *formulas = fields
     if len(formulas) != 2 or not all(formulas):
       raise ValueError
-    return formulas, RELATIONS.index(relation)
+    return formulas, _RELATIONS.index(relation)

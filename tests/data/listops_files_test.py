@@ -2,8 +2,18 @@
 
 import pytest
 
-from meliad_rec.data.synthetic.published import ListOpsFiles
-from meliad_rec.data.synthetic.published import LogicalInferenceFiles
+from meliad_rec.data.listops_files import ListOpsFiles
+from meliad_rec.data.listops_files import LogicalInferenceFiles
+from meliad_rec.data.synthetic.listops import ListOps
+from meliad_rec.data.synthetic.logical_inference import LogicalInference
+
+
+@pytest.mark.parametrize(
+  ('read', 'generated'),
+  [(ListOpsFiles, ListOps), (LogicalInferenceFiles, LogicalInference)],
+)
+def test_ids_are_those_of_generated_examples(read, generated):
+  assert read.vocabulary.words == generated.vocabulary.words
 
 
 def write(folder, **texts):
