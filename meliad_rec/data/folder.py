@@ -14,7 +14,7 @@ from meliad_rec.data.splits import split_by_name
 from meliad_rec.storage.workdir import expand_home
 
 _DROP = 'drop'
-_TODO = 'Convert it, or remove it from the folder.'
+_ADVICE = 'Convert it, or remove it from the folder.'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Folder:
     """
     for name, its_split in self._split_of.items():
       if its_split == split:
-        yield name, read_text(self._files[name], _TODO)
+        yield name, read_text(self._files[name], _ADVICE)
 
   @functools.cached_property
   def _root(self) -> Path:

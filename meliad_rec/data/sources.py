@@ -140,7 +140,7 @@ def source(
       name of a dataset on the Hub; for pg19, the data_dir of
       tensorflow-datasets; for projects, a folder or pattern.
     field: for jsonl and hf, name of the field that holds the text. None means
-      'text'. For pairs in one JSON file per split, that of the source.
+      'text'. For pairs in JSON Lines, name of the field that holds the source.
     split_file: for folder, a file that assigns files to splits; see Folder.
     module: for a seqio task, the Python module that registers it.
     subset, stream, limit: for hf; see HuggingFace.

@@ -84,12 +84,12 @@ def _matching(pattern: str) -> set[str]:
   return {path[len(before) : len(path) - len(after)] for path in paths}
 
 
-def read_text(path: Path, todo: str = 'Convert it to UTF-8.') -> str:
+def read_text(path: Path, advice: str = 'Convert it to UTF-8.') -> str:
   """Returns the text of a file.
 
   Args:
     path: the file.
-    todo: what to do if it is not UTF-8, for the error message.
+    advice: what to do if it is not UTF-8, for the error message.
 
   Raises:
     ValueError: the file cannot be read, or is not UTF-8.
@@ -102,7 +102,7 @@ def read_text(path: Path, todo: str = 'Convert it to UTF-8.') -> str:
     ) from None
   except UnicodeDecodeError as error:
     raise ValueError(
-      f'{path} is not UTF-8 (byte {error.start}). {todo}'
+      f'{path} is not UTF-8 (byte {error.start}). {advice}'
     ) from None
 
 

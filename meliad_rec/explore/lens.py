@@ -12,7 +12,7 @@ from meliad_rec.explore.shown import Shown
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 
-_LUMINANCE = np.array([0.299, 0.587, 0.114])  # Of red, green and blue.
+_LUMINANCE = np.array([0.299, 0.587, 0.114])  # Weights of red, green and blue.
 
 
 def lens(

@@ -102,8 +102,8 @@ class LayerConfig(TransformerConfig):
     qk_scale: initial value of the scale that normalize_qk adds. Logits of unit
       vectors are at most as large as the scale. With 1, the published value,
       attention is therefore nearly uniform at first.
-    memory_qk_scale: the same for attention to keys without positions, those of
-      state vectors and other memory. None means qk_scale.
+    memory_qk_scale: initial value of that scale where attention reads state
+      vectors or other memory, whose keys have no positions. None: qk_scale.
     include_self: whether the window of a token ends with the token itself. If
       False, it ends with the token before.
     attention: 'auto' uses kernels on a TPU and a CUDA GPU, and XLA elsewhere;

@@ -321,7 +321,7 @@ def test_source_map(name, tmp_path):
   close(shown.data['weight'].sum('source'), 1)
   upper = explore.source_map(run, source, text, layer=1).data['weight']
   assert np.abs(upper - shown.data['weight']).max() > 1e-5
-  # The losses are those of teacher forcing.
+  # Reading block by block gives the losses of reading all at once.
   ids = [run.encode(a)[None] for a in (text, source + '\n')]
   start_B, mask_BT = np.ones(1, bool), np.ones(ids[0].shape, bool)
   model, variables = run.sharded.model, {'params': run.params}
