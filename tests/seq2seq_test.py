@@ -11,11 +11,13 @@ from meliad_rec.archs import stack
 from meliad_rec.archs.lstm import LSTM
 from meliad_rec.data.pair_batches import PairBatches
 from meliad_rec.data.synthetic.copying_pairs import CopyingPairs
+from meliad_rec.distributed import partition
 from meliad_rec.generation.beam import BeamSearch
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.metrics import losses
 from meliad_rec.models.model import initialize
 from meliad_rec.models.model import Model
+from meliad_rec.planning import hlo
 from tests import architectures as tiny
 
 B, T, S, V, D = tiny.B, tiny.T, 7, tiny.V, tiny.D
@@ -147,6 +149,35 @@ def test_scores_of_a_search_are_those_of_its_tokens(name):
   total_N = np.where(real_NT, log_p_NT, 0).sum(1)
   expected_N = total_N / real_NT.sum(1) ** 0.6
   close(score_BK.ravel(), expected_N)
+
+
+@each
+def test_devices_search_their_own_rows(name):
+  """They gather no state or hypothesis, and find what one device finds."""
+  model, params, source_BS, _ = built(name)
+  decoder = Decoder(model, params['params'], T)
+  beam, end = BeamSearch(beams=3, alpha=0.6), 3
+  source_BS = np.resize(source_BS, (8, S))
+  one = decoder.translate(source_BS, 8, beam, end)
+  mesh = partition.make_mesh(8)
+  rows = partition.batch_sharding(mesh, 8)
+  with jax.set_mesh(mesh):
+    search = jax.jit(
+      lambda source_BS: decoder._traced_targets(
+        decoder.variables, (beam, 8, end), source_BS
+      ),
+      in_shardings=rows,
+      out_shardings=rows,
+    )
+    search = search.lower(source_BS).compile()
+    found = search(jax.device_put(source_BS, rows))
+  text = search.as_text()
+  assert 'while' in text
+  assert not {'all-gather', 'all-to-all', 'collective-permute'} & {
+    op for op in hlo.COLLECTIVES if f' {op}(' in text or f' {op}-start(' in text
+  }
+  np.testing.assert_array_equal(found.tokens_BKL, one.tokens_BKL)
+  close(found.score_BK, one.score_BK)
 
 
 def test_batches_hold_each_pair_once_and_continue_at_a_position():

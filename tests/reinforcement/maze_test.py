@@ -129,13 +129,26 @@ def recorded(name, episodes=EPISODES, seed=0):
 
 @pytest.mark.parametrize('name', TINY)
 def test_steps_are_those_of_a_plain_form(name):
-  env = TINY[name]
-  world, new, x_TBO, action_TB, reward_TB, done_TB = recorded(name)
+  assert_plain(TINY[name], *recorded(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'env', [Maze(limit=1000), Maze(limit=1000, turn=False), WaterMaze(limit=1000)]
+)
+def test_long_episodes_are_those_of_a_plain_form(env, monkeypatch):
+  """At the paper's size, 1,000 steps of 100 episodes."""
+  monkeypatch.setitem(TINY, 'whole', env)
+  assert_plain(env, *recorded.__wrapped__('whole', 100))
+
+
+def assert_plain(env, world, new, x_TBO, action_TB, reward_TB, done_TB):
   assert x_TBO.shape[-1] == env.observations and reward_TB.sum() > 10
-  for b in range(EPISODES):
+  water = isinstance(env, WaterMaze)
+  told = new.place if water else new.target
+  for b in range(x_TBO.shape[1]):
     state = jax.tree.map(lambda a, b=b: a[0, b], world)
-    plain = (PlainWater if name == 'water' else PlainMaze)(env, state)
-    told = new.place if name == 'water' else new.target
+    plain = (PlainWater if water else PlainMaze)(env, state)
     for t in range(env.limit):
       assert x_TBO[t, b].tolist() == plain.see()
       found = plain.act(action_TB[t, b], told[t, b])
