@@ -1,11 +1,14 @@
 """Pictures of what a trained model does with a text, and the numbers in them.
 
 Each function takes a run that meliad_rec.load_run opened; those with a
-parameter `runs` also take {name: run} to compare several. It returns a Shown:
-arrays with named axes, and a figure. The functions use the public methods of
-the run, so each is also an example of how to look at a model in another way.
+parameter `runs` also take {name: run} and draw several together, and `compare`
+shows the results of any other for several runs side by side. A function returns
+a Shown: arrays with named axes, and a figure. The functions use the public
+methods of the run, so each is also an example of how to look at a model in
+another way.
 """
 
+from meliad_rec.explore.compare import compare
 from meliad_rec.explore.forgetting import by_distance
 from meliad_rec.explore.forgetting import by_position
 from meliad_rec.explore.forgetting import forgetting
@@ -30,6 +33,7 @@ __all__ = [
   'attention_map',
   'by_distance',
   'by_position',
+  'compare',
   'forgetting',
   'gain',
   'lens',

@@ -16,6 +16,7 @@ from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import new_figure
 from meliad_rec.explore.shown import Shown
+from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.explore.shown import smooth
 from meliad_rec.runs.trained_run import TrainedRun
 
@@ -72,9 +73,10 @@ def gain(
   gain_plot.draw_page(figure, page, a, b)
   page.set_title('the part that gains most')
   total = [x.nats.mean() / np.log(2) for x in (a, b)]
-  figure.suptitle(
-    f'{names[0]}: {total[0]:.3f} bits/token, {names[1]}: {total[1]:.3f}'
-  )
+  title = f'{run.name} ({size_and_cost(run)}): {total[1]:.3f} bits/token'
+  if baseline is not None:
+    against += f' ({size_and_cost(baseline)})'
+  figure.suptitle(f'{title}, {against}: {total[0]:.3f}')
   return Shown(data, figure)
 
 

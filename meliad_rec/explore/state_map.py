@@ -167,6 +167,7 @@ def _draw(run, data):
     extent = (0, read[-1], len(values) - 0.5, -0.5)
     heat_map(axes, values, labels[name], extent)
     axes.set_ylabel('slot')
+    axes.yaxis.get_major_locator().set_params(integer=True)
   axes = panels[len(maps)]
   for color, (name, label) in zip(
     COLORS,
@@ -177,7 +178,7 @@ def _draw(run, data):
     ),
     strict=False,
   ):
-    if name in data:
+    if name in data and (name != 'alike' or data.sizes['slot'] > 1):
       axes.plot(read, data[name], color=color, label=label)
   axes.set_ylabel('cosine, weight')
   other = axes.twinx()

@@ -58,6 +58,55 @@ def test_gain(tmp_path):
   close(other.data['baseline_nats'], observed.run('lstm').nats(TEXT)[0])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'show',
+  [
+    lambda run, t: explore.gain(run, t),
+    lambda run, t: explore.swap(run, OTHER, t),
+    lambda run, t: explore.state_map(run, t),
+    lambda run, t: explore.ask(run, t, 'What?', ['cat', 'dog']),
+  ],
+)
+def test_results_of_runs_side_by_side(show, tmp_path):
+  """Each run has its own numbers, and NaN where another has more of them."""
+  runs = {'recurrent': block_recurrent(), 'lstm': observed.run('lstm')}
+  shown = explore.compare(show, runs, TEXT)
+  check(shown, tmp_path)
+  assert shown.data['run'].values.tolist() == [*runs]
+  titles = [axes.get_title() for axes in shown.figure.axes]
+  assert titles == [f'{n}: {size_and_cost(r)}' for n, r in runs.items()]
+  for name, run in runs.items():
+    alone, found = show(run, TEXT).data, shown.data.sel(run=name)
+    assert shown.data.attrs[name] == alone.attrs
+    for key, a in alone.data_vars.items():
+      if a.dtype.kind == 'f':
+        b = found[key].values[tuple(map(slice, a.shape))]
+        np.testing.assert_array_equal(b, a.values)
+        assert np.isfinite(found[key].values).sum() == a.size
+
+
+def test_panels_of_curves_have_one_scale():
+  import xarray as xr
+
+  from meliad_rec.explore.shown import new_figure
+  from meliad_rec.explore.shown import Shown
+
+  def show(run, _):
+    figure, high = new_figure(3, 2), 1 + (run is lstm)
+    figure.subplots().plot([0, high])
+    drawn.append(figure)
+    return Shown(xr.Dataset({'high': high}), figure)
+
+  drawn, lstm = [], observed.run('lstm')
+  runs = {'recurrent': block_recurrent(), 'lstm': lstm}
+  shown = explore.compare(show, runs, TEXT)
+  assert shown.data['high'].values.tolist() == [1, 2]
+  assert {figure.axes[0].get_ylim() for figure in drawn} == {(-0.1, 2.1)}
+  with pytest.raises(ValueError, match='at least one'):
+    explore.compare(show, {}, TEXT)
+
+
 def test_effective_rank():
   close(effective_rank(np.eye(4)[None]), 4)
   close(effective_rank(np.ones((1, 4, 3))), 1)
@@ -234,6 +283,7 @@ def test_state_gradients(tmp_path):
     *(
       explore.state_gradients,
       lambda runs, t: explore.gain(runs['a'], t, runs['b']),
+      lambda runs, t: explore.compare(explore.state_map, runs, t),
     ),
   ],
 )
