@@ -24,7 +24,7 @@ def inside(place, side):
 
 
 class PlainMaze:
-  """The rules of Maze, from its docstring; `targets` are told."""
+  """The rules of Maze, from its docstring; the next target is given to it."""
 
   def __init__(self, env, state):
     self.env, self.grid = env, state.grid
@@ -66,7 +66,7 @@ class PlainMaze:
 
 
 class PlainWater:
-  """The rules of WaterMaze, from its docstring; new places are told."""
+  """The rules of WaterMaze, from its docstring; the new place is given to it."""
 
   def __init__(self, env, state):
     self.side, self.names = env.side, state.names.reshape(env.side, -1)
@@ -145,13 +145,13 @@ def test_long_episodes_are_those_of_a_plain_form(env, monkeypatch):
 def assert_plain(env, world, new, x_TBO, action_TB, reward_TB, done_TB):
   assert x_TBO.shape[-1] == env.observations and reward_TB.sum() > 10
   water = isinstance(env, WaterMaze)
-  told = new.place if water else new.target
+  next_TB = new.place if water else new.target
   for b in range(x_TBO.shape[1]):
     state = jax.tree.map(lambda a, b=b: a[0, b], world)
     plain = (PlainWater if water else PlainMaze)(env, state)
     for t in range(env.limit):
       assert x_TBO[t, b].tolist() == plain.see()
-      found = plain.act(action_TB[t, b], told[t, b])
+      found = plain.act(action_TB[t, b], next_TB[t, b])
       assert found == (reward_TB[t, b], done_TB[t, b])
     assert done_TB[-1, b]
 
