@@ -66,7 +66,7 @@ class PlainMaze:
 
 
 class PlainWater:
-  """The rules of WaterMaze, from its docstring; the new place is given to it."""
+  """The rules of WaterMaze, from its docstring; it is given new places."""
 
   def __init__(self, env, state):
     self.side, self.names = env.side, state.names.reshape(env.side, -1)
