@@ -6,7 +6,8 @@ r"""Scores translations by BLEU, or summaries by ROUGE.
 Both files have one text in each line. There are two figures of BLEU: that of
 sacreBLEU, with its tokenizer 13a, and that of texts that are tokenized already,
 in which hyphens between words are split, as in Ott et al. 2018. ROUGE is the
-mean F1 without stemming; ROUGE-L compares whole texts. All are in percent.
+mean F1 without stemming; rougeL compares whole texts, and rougeLsum sentence by
+sentence. All are in percent.
 """
 
 from absl import flags

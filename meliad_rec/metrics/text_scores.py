@@ -6,7 +6,7 @@ import re
 # Names of the results of `measure`.
 NAMES = (
   *('sacrebleu', 'sacrebleu_lowercase', 'tokenized_bleu'),
-  *('rouge1', 'rouge2', 'rougeL'),
+  *('rouge1', 'rouge2', 'rougeL', 'rougeLsum'),
 )
 
 
@@ -53,7 +53,9 @@ def bleu(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
 def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
   """Returns {name: mean F1} of texts, one reference each.
 
-  There is no stemming, and 'rougeL' compares whole texts.
+  There is no stemming. 'rougeL' compares whole texts, and 'rougeLsum' sentence
+  by sentence, as usual for CNN-DailyMail: in both texts, a sentence ends at a
+  space after a period, a question mark or an exclamation mark.
 
   Raises:
     ValueError: the package rouge-score is missing, or the numbers of texts
@@ -67,10 +69,11 @@ def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
       'ROUGE needs the package rouge-score. Install meliad_rec[text].'
     ) from None
   _check(texts, references)
-  names = ['rouge1', 'rouge2', 'rougeL']
+  names = ['rouge1', 'rouge2', 'rougeL', 'rougeLsum']
   words = tokenizers.DefaultTokenizer(use_stemmer=False)
   scorer = rouge_scorer.RougeScorer(names, tokenizer=words)
-  scores = [*map(scorer.score, references, texts)]
+  lines = lambda text: re.sub(r'(?<=[.!?])\s+', '\n', text)
+  scores = [*map(scorer.score, map(lines, references), map(lines, texts))]
   mean = lambda name: sum(s[name].fmeasure for s in scores) / len(scores)
   return {name: 100 * mean(name) for name in names}
 

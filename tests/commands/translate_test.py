@@ -91,6 +91,13 @@ def test_mistakes(tmp_path):
   assert 'has 1 lines, but' in command.mistake(score, *of('one', 'two'))
 
 
+def test_rouge_of_sentences_in_another_order():
+  found = text_scores.rouge(['d e. a b c.'], ['a b c. d e.'])
+  # In the whole text, the longest common subsequence is a b c.
+  expected = {'rouge1': 100, 'rouge2': 75, 'rougeL': 60, 'rougeLsum': 100}
+  assert found == pytest.approx(expected)
+
+
 def test_bleu_is_that_of_its_definition():
   texts, references = ['the cat sat on the mat'], ['the cat sat on a mat']
   # Of 6, 5, 4 and 3 n-grams, 5, 3, 2 and 1 are in the reference.
