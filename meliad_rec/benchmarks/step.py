@@ -97,7 +97,7 @@ def recurrent(s: StepSizes, gate: Callable, gate_config: str) -> Cell:
 def feedback(s: StepSizes) -> Cell:
   """Returns a cell of L layers with block feedback; see BlockFeedback."""
   return BlockFeedback(
-    s.config, s.layers, (s.recurrent_at,), s.slots, remat='sublayers'
+    s.config, s.layers, (s.recurrent_at,), s.slots, remat='auto'
   )
 
 

@@ -166,7 +166,7 @@ class Dispatch:
     if self.interpret:
       (branch,) = branches.values()
       return branch(*args)
-    platform = _mesh_platform()
+    platform = mesh_platform()
     if platform:
       # Kernels of other platforms need no tracing.
       name = 'cuda' if platform == 'gpu' else platform
@@ -176,7 +176,7 @@ class Dispatch:
     return jax.lax.platform_dependent(*args, **branches, default=by_xla)
 
 
-def _mesh_platform() -> str | None:
+def mesh_platform() -> str | None:
   """Returns 'cpu', 'tpu' or 'gpu', if there is a current mesh of devices."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else None

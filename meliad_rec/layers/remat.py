@@ -22,6 +22,8 @@ POLICIES = {
   ),
   'full': jax.checkpoint_policies.nothing_saveable,
 }
+# 'sublayers' on accelerators, but 'none' on a CPU.
+AUTO = 'auto'
 
 
 def remat(body: Callable, policy: str, in_scan: bool = False) -> Callable:
@@ -29,7 +31,7 @@ def remat(body: Callable, policy: str, in_scan: bool = False) -> Callable:
 
   Args:
     body: a function of a module and arrays.
-    policy: a name in POLICIES.
+    policy: a name in POLICIES, or AUTO.
     in_scan: whether a scan calls `body`. If False, XLA is kept from merging the
       recomputation with the first computation.
   """
@@ -45,11 +47,14 @@ def kept(policy: str) -> Callable | None:
   None means that the backward pass keeps everything.
 
   Raises:
-    ValueError: `policy` is not a name in POLICIES.
+    ValueError: `policy` is neither a name in POLICIES nor AUTO.
   """
+  if policy == AUTO:
+    on_cpu = (dispatch.mesh_platform() or jax.default_backend()) == 'cpu'
+    policy = 'none' if on_cpu else 'sublayers'
   if policy not in POLICIES:
     raise ValueError(
-      f'remat must be one of {", ".join(POLICIES)}, got {policy!r}. Set the '
-      "remat of the model's cell, such as window.WindowLayer.remat."
+      f'remat must be one of {", ".join((AUTO, *POLICIES))}, got {policy!r}. '
+      "Set the remat of the model's cell, such as window.WindowLayer.remat."
     )
   return POLICIES[policy]

@@ -61,8 +61,8 @@ class Cell(nn.Module, kw_only=True):
     unroll: number of blocks in one iteration of the compiled loop, if the cell
       is scanned over blocks; see `unroll` of jax.lax.scan.
     remat: name in remat.POLICIES, which says which activations the backward
-      pass keeps. It applies to each call, or to each block if the call scans
-      over blocks.
+      pass keeps, or 'auto' (see remat.AUTO). It applies to each call, or to
+      each block if the call scans over blocks.
     block_length: number of tokens of a block; calls take whole blocks. None
       means that a call takes any number of tokens.
     block_setting: block_length in terms of settings, such as 'WINDOW / PASSES',

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.kernels import dispatch
 from meliad_rec.layers import norms
 from meliad_rec.layers import positions
 from meliad_rec.layers.layer import Layer
 from meliad_rec.layers.layer_config import gelu
+from meliad_rec.layers.remat import AUTO
 from meliad_rec.layers.remat import remat
 from tests.architectures import B
 from tests.architectures import config
@@ -215,6 +217,12 @@ def test_what_is_not_kept_is_computed_again(policy, tanhs):
   params = Twice('none').init(jax.random.key(0), X)
   gradient = jax.grad(lambda p: jnp.sum(jnp.sin(module.apply(p, X))))
   assert str(jax.make_jaxpr(gradient)(params)).count('= tanh') == tanhs
+
+
+@pytest.mark.parametrize(('platform', 'tanhs'), [('cpu', 1), ('tpu', 2)])
+def test_a_cpu_computes_nothing_again_by_default(monkeypatch, platform, tanhs):
+  monkeypatch.setattr(dispatch, 'mesh_platform', lambda: platform)
+  test_what_is_not_kept_is_computed_again(AUTO, tanhs)
 
 
 def test_unknown_remat_is_an_error():
