@@ -210,7 +210,8 @@ def source_map(
   heat_map(axes, data['weight'].values, 'mean weight of the heads')
   written = list(map(dots, mean['text'].values))
   axes.set_xticks(range(T), written, family='monospace', size=8, rotation=90)
-  axes.set_yticks(range(S), list(map(dots, texts)), family='monospace', size=8)
+  read = [*map(dots, texts[:-1]), '(end)']
+  axes.set_yticks(range(S), read, family='monospace', size=8)
   axes.set_xlabel('token to predict')
   axes.set_ylabel('source')
   return Shown(data, figure)
