@@ -43,7 +43,7 @@ from meliad_rec.archs.stack import Stack
 from meliad_rec.archs.window import WindowLayer
 from meliad_rec.config import config
 from meliad_rec.config import config_flags
-from meliad_rec.distributed.partition import path_string
+from meliad_rec.distributed.partition import leaves_by_path
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.layers.positions import T5Bias
 from meliad_rec.models.cell import Cell
@@ -326,10 +326,7 @@ def sources(target) -> dict[str, list[str]]:
   Raises:
     ValueError: meliad has no counterpart of a parameter.
   """
-  leaves = {
-    path_string(path): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(target)
-  }
+  leaves = leaves_by_path(target)
   counts = {}  # {cell: layers in it}; several layers are stacked.
   for path, leaf in leaves.items():
     if match := IN_LAYER.fullmatch(path):

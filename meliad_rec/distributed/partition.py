@@ -11,6 +11,7 @@ heads (CARRY_RULES).
 """
 
 import re
+from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
@@ -112,6 +113,12 @@ def make_mesh(
 def path_string(path) -> str:
   """Returns a key path of a pytree as a string such as 'cell/cells_0/...'."""
   return jax.tree_util.keystr(path, simple=True, separator='/')
+
+
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+  """Returns {path: leaf} of a pytree; see `path_string`. None is not a leaf."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {path_string(path): leaf for path, leaf in leaves}
 
 
 def logical_axes(path: str) -> tuple[str | None, ...]:
@@ -228,11 +235,8 @@ def state_shardings(mesh: Mesh, state, rows: int):
       devices, and the path of a parameter does not match exactly one of RULES.
   """
   params = {
-    path_string(path): (
-      leaf.shape,
-      param_spec(mesh, path_string(path), leaf.shape),
-    )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
+    path: (leaf.shape, param_spec(mesh, path, leaf.shape))
+    for path, leaf in leaves_by_path(state.params).items()
   }
   batch_sharding(mesh, rows)  # Raises if the rows do not divide.
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meliad_rec.distributed.hosts import mesh_jit
+from meliad_rec.distributed.partition import leaves_by_path
 from meliad_rec.evaluation.picture_layers import blocks_of_picture
 from meliad_rec.evaluation.picture_layers import by_layer
 from meliad_rec.evaluation.picture_layers import join_tokens
@@ -123,11 +124,11 @@ class Observer:
       case 'initial_state':
         return apply(1, method=method)
       case 'parts':
-        return named_leaves(apply(*arguments, method=method))
+        return leaves_by_path(apply(*arguments, method=method))
       case 'with_parts':
         state, named = arguments
         parts = apply(state, method='parts')
-        leaves = [named[name] for name in named_leaves(parts)]
+        leaves = [named[name] for name in leaves_by_path(parts)]
         parts = jax.tree.unflatten(jax.tree.structure(parts), leaves)
         return apply(state, parts, method=method)
       case _:
@@ -264,13 +265,13 @@ class Observer:
     )
     is_float = lambda a: jnp.issubdtype(a.dtype, jnp.floating)
     floats = lambda parts: {
-      k: a for k, a in named_leaves(parts).items() if is_float(a)
+      k: a for k, a in leaves_by_path(parts).items() if is_float(a)
     }
 
     def step(state, block):
       inputs_W, targets_W, offsets = block
       parts = apply(state, method='parts')
-      names, leaves = named_leaves(parts), jax.tree.leaves(parts)
+      names, leaves = leaves_by_path(parts), jax.tree.leaves(parts)
       moved = [
         a + offsets[name] if name in offsets else a
         for name, a in zip(names, leaves, strict=True)
@@ -372,7 +373,7 @@ class Observer:
       found: dict[str, Any] = {}
       if request.states:
         parts = model.apply(variables, after, method='parts')
-        found['states'] = named_leaves(parts)
+        found['states'] = leaves_by_path(parts)
       if request.top is not None:
         found['tokens'] = predictions(logits_1WV[0], targets_W, request.top)
       sown = sown.get(pictures.COLLECTION, {})
@@ -438,19 +439,6 @@ def predictions(logits_WV, targets_W, top: int) -> dict[str, jax.Array]:
     'entropy': -jnp.sum(jnp.exp(logp_WV) * logp_WV, 1),
     'top_ids': ids,
     'top_nats': -best,
-  }
-
-
-def named_leaves(parts: dict[str, Any]) -> dict[str, jax.Array]:
-  """Returns the arrays of a recurrent state by name, such as 'layer_2/slots'.
-
-  Args:
-    parts: result of Cell.parts; the arrays of a part that is a pytree are named
-      by their paths in it.
-  """
-  return {
-    jax.tree_util.keystr(path, simple=True, separator='/'): leaf
-    for path, leaf in jax.tree.leaves_with_path(parts)
   }
 
 

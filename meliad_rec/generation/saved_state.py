@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meliad_rec.distributed.partition import leaves_by_path
 from meliad_rec.generation.decoder import DecoderState
 from meliad_rec.storage import array_file
-from meliad_rec.storage.checksums import leaves_by_path
 
 _KIND, _COMMAND = 'saved state', 'generate --save_state'
 _OLD_PREFIX = 'opened'  # Version 0.1.0's name of `decode_state`.

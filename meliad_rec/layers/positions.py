@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meliad_rec.distributed.partition import path_string
 from meliad_rec.kernels.reference import NEVER
 
 
@@ -309,7 +310,7 @@ def clip_spans(params):
   """
 
   def clip(path, leaf):
-    name = jax.tree_util.keystr(path[-2:], simple=True, separator='/')
-    return jnp.clip(leaf, 0, 1) if name == 'span/ratio' else leaf
+    is_ratio = path_string(path[-2:]) == 'span/ratio'
+    return jnp.clip(leaf, 0, 1) if is_ratio else leaf
 
   return jax.tree_util.tree_map_with_path(clip, params)

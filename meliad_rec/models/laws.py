@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meliad_rec.distributed.partition import leaves_by_path
 from meliad_rec.metrics.losses import cross_entropy
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.cell import State
@@ -237,8 +238,7 @@ class Laws:
     """Every parameter gets a gradient, whatever the length of segments."""
     hint = 'Every parameter must be used, without jax.lax.stop_gradient.'
     found = self.gradient()
-    for path, g in jax.tree.leaves_with_path(found):
-      name = jax.tree_util.keystr(path, simple=True, separator='/')
+    for name, g in leaves_by_path(found).items():
       if not np.isfinite(g).all():
         raise ValueError(
           f'The gradient of {name} is not finite. Look for a division by 0 or '

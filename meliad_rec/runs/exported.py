@@ -25,8 +25,8 @@ from etils import epath
 import jax
 import numpy as np
 
+from meliad_rec.distributed.partition import leaves_by_path
 from meliad_rec.storage import checksums
-from meliad_rec.storage.checksums import leaves_by_path
 from meliad_rec.storage.saved_step import changed
 from meliad_rec.storage.saved_step import check_about
 from meliad_rec.storage.saved_step import DamagedError

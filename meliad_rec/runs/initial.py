@@ -16,8 +16,8 @@ import jax
 
 from meliad_rec.config.renames import saved_paths
 from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.distributed.partition import leaves_by_path
 from meliad_rec.runs import folder as run_folder
-from meliad_rec.storage.checksums import leaves_by_path
 from meliad_rec.storage.saved_step import check_leaves
 from meliad_rec.storage.workdir import place
 

@@ -25,20 +25,11 @@ from etils import epath
 import jax
 import jax.numpy as jnp
 
+from meliad_rec.distributed.partition import leaves_by_path
+
 # Multiplier of the index and starting value of each lane; multiplication by an
 # odd number is a bijection modulo 2^32.
 _LANES = ((0x9E3779B1, 0x85EBCA77), (0xC2B2AE3D, 0x27D4EB2F))
-
-
-def leaves_by_path(tree):
-  """Returns {path: leaf} of a tree, with paths such as 'params/embed/kernel'.
-
-  None is not a leaf.
-  """
-  return {
-    jax.tree_util.keystr(path, simple=True, separator='/'): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
 
 
 def fingerprints(tree):

@@ -22,9 +22,9 @@ import orbax.checkpoint as ocp
 
 from meliad_rec.config.renames import saved_paths
 from meliad_rec.distributed import hosts
+from meliad_rec.distributed.partition import leaves_by_path
 from meliad_rec.storage import checksums
 from meliad_rec.storage.checksums import fingerprints
-from meliad_rec.storage.checksums import leaves_by_path
 from meliad_rec.storage.workdir import write_atomically
 
 SCORES = 'scores.json'

@@ -31,6 +31,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from meliad_rec.distributed.partition import leaves_by_path
+from meliad_rec.distributed.partition import path_string
 from meliad_rec.training.schedules import Schedule
 
 Rule = Callable[[Schedule], optax.GradientTransformation]
@@ -190,8 +192,7 @@ def scale_by_path(factors: Mapping[str, float]) -> optax.GradientTransformation:
     return '', 1.0
 
   def init(params):
-    paths = map(path_name, jax.tree.leaves_with_path(params))
-    used = {factor(path)[0] for path in paths}
+    used = {factor(path)[0] for path in leaves_by_path(params)}
     if unused := [pattern for pattern in factors if pattern not in used]:
       raise ValueError(
         f'The pattern {unused[0]!r} fits no parameter, or others come first. '
@@ -201,15 +202,10 @@ def scale_by_path(factors: Mapping[str, float]) -> optax.GradientTransformation:
 
   def update(updates, state, params=None):
     del params
-    scaled = lambda path, u: u * factor(path_name((path,)))[1]
+    scaled = lambda path, u: u * factor(path_string(path))[1]
     return jax.tree.map_with_path(scaled, updates), state
 
   return optax.GradientTransformation(init, update)
-
-
-def path_name(leaf) -> str:
-  """Returns the name of a leaf of jax.tree.leaves_with_path."""
-  return jax.tree_util.keystr(leaf[0], simple=True, separator='/')
 
 
 def adamw(
@@ -335,6 +331,6 @@ def _matrices(params):
   names = 'kernel', 'input_kernel', 'recurrence'
 
   def is_kernel(path, _):
-    return jax.tree_util.keystr(path[-1:], simple=True) in names
+    return path_string(path[-1:]) in names
 
   return jax.tree_util.tree_map_with_path(is_kernel, params)

@@ -7,7 +7,7 @@ import sys
 import jax
 
 from meliad_rec.data.documents import Documents
-from meliad_rec.distributed.partition import path_string
+from meliad_rec.distributed.partition import leaves_by_path
 from meliad_rec.report.console import counted
 from meliad_rec.training import agents
 from meliad_rec.training.experiment import Experiment
@@ -73,8 +73,8 @@ def parameter_table(params) -> str:
     params: tree of jax.ShapeDtypeStruct with shardings.
   """
   rows, total, embedding = [], 0, 0
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    name, count = path_string(path), math.prod(leaf.shape)
+  for name, leaf in leaves_by_path(params).items():
+    count = math.prod(leaf.shape)
     total += count
     embedding += count if name.startswith('embed/embedding') else 0
     spec = tuple(leaf.sharding.spec)

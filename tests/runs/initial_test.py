@@ -10,6 +10,7 @@ import pytest
 from meliad_rec.config import config
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import Words
+from meliad_rec.distributed.partition import leaves_by_path
 from meliad_rec.distributed.partition import make_mesh
 from meliad_rec.models.model import initialize
 from meliad_rec.models.model import Model
@@ -18,7 +19,6 @@ from meliad_rec.runs import training
 from meliad_rec.runs.initial import Source
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.storage.checksums import digest
-from meliad_rec.storage.checksums import leaves_by_path
 from meliad_rec.training import trainer
 from tests import tiny_run
 from tests import trained
