@@ -21,9 +21,9 @@ import numpy as np
 
 from meliad_rec.config.files import nearest
 from meliad_rec.explore.shown import heat_map
-from meliad_rec.explore.shown import new_figure
 from meliad_rec.explore.shown import Shown
 from meliad_rec.report import journal
+from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.queue import work
 
 if TYPE_CHECKING:

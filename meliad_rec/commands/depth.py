@@ -26,6 +26,7 @@ from meliad_rec.report.console import Countdown
 from meliad_rec.report.console import counted
 from meliad_rec.report.console import printable
 from meliad_rec.runs.trained_run import TrainedRun
+from meliad_rec.storage import output_file
 
 
 def define_flags() -> None:
@@ -96,7 +97,7 @@ def check_flags(args) -> None:
   if args.documents and args.text:
     raise ValueError('--documents has no effect with --text. Remove it.')
   if args.out:
-    depth_report.check_path(args.out)
+    output_file.check(args.out, '.png')
 
 
 def read(run: TrainedRun, documents: Documents, args) -> Depths:

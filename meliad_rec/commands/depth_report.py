@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from meliad_rec.evaluation.depth import bracket_steps
 from meliad_rec.evaluation.depth import Depths
 from meliad_rec.evaluation.depth import Group
 from meliad_rec.evaluation.depth import levels
+from meliad_rec.report import plot
 from meliad_rec.runs.trained_run import TrainedRun
 
 _START, _END = 'START', 'END'
@@ -169,22 +169,6 @@ _BARS = 1.2  # Height of the bars in inches.
 _MOST = 160  # Largest side in inches, for about 1000 tokens.
 
 
-def check_path(out: str | Path) -> None:
-  """Raises ValueError if `out` is not a new .png file in a writable folder."""
-  out = Path(out)
-  if out.suffix != '.png':
-    raise ValueError(
-      f'--out={out} is not a .png file. Give a name that ends in .png.'
-    )
-  if out.exists():
-    raise ValueError(f'--out={out} exists. Remove it, or give another path.')
-  folder = out.absolute().parent
-  if not folder.is_dir():
-    raise ValueError(f'The folder of {out} does not exist. Create it first.')
-  if not os.access(folder, os.W_OK):
-    raise ValueError(f'--out={out} cannot be written. Give another folder.')
-
-
 def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
   """Draws texts below one another, with a bar of the steps above each token.
 
@@ -206,7 +190,7 @@ def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
       f'but at most {_MOST} are possible. Give shorter or fewer texts, or '
       'remove --out.'
     )
-  figure = _figure(width, height)
+  figure = plot.new_figure(width, height)
   rows = figure.subplots(
     len(drawn), squeeze=False, sharex=True, sharey=True, height_ratios=inches
   )[:, 0]
@@ -231,7 +215,7 @@ def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
     axes.set_xticks([])
     axes.set_xlim(-0.6, longest - 0.4)
     _count(axes)
-  _save(figure, out)
+  plot.save(figure, out)
 
 
 def draw_groups(drawn: Mapping[str, Sequence[Group]], out: str | Path) -> None:
@@ -243,7 +227,7 @@ def draw_groups(drawn: Mapping[str, Sequence[Group]], out: str | Path) -> None:
     out: path of the PNG.
   """
   widths = [max(0.4 * len(each), 3) for each in drawn.values()]
-  figure = _figure(sum(widths) + 1.5, 5)
+  figure = plot.new_figure(sum(widths) + 1.5, 5)
   both = figure.subplots(
     2,
     len(drawn),
@@ -267,7 +251,7 @@ def draw_groups(drawn: Mapping[str, Sequence[Group]], out: str | Path) -> None:
     below.tick_params('x', rotation=45)
   marks = both[0, 0].get_legend_handles_labels()
   figure.legend(*marks, loc='outside upper center', ncols=2)
-  _save(figure, out)
+  plot.save(figure, out)
 
 
 def _words_height(line):
@@ -285,16 +269,3 @@ def _count(axes):
   axes.yaxis.get_major_locator().set_params(integer=True)
   axes.grid(axis='y', alpha=0.3)
   axes.set_axisbelow(True)
-
-
-def _figure(width, height):
-  # A Figure made without pyplot draws with Agg, which needs no display.
-  from matplotlib.figure import Figure
-
-  return Figure(figsize=(width, height), layout='constrained')
-
-
-def _save(figure, out):
-  fresh = Path(f'{out}.tmp')
-  figure.savefig(fresh, format='png', dpi=120)
-  os.replace(fresh, out)

@@ -28,12 +28,10 @@ from meliad_rec.evaluation.evaluation import Part
 from meliad_rec.evaluation.gain_plot import plot_gain
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.metrics.metrics import unit
-from meliad_rec.report import plot
 from meliad_rec.report.console import Countdown
 from meliad_rec.report.console import counted
 from meliad_rec.runs.trained_run import TrainedRun
-from meliad_rec.storage import array_file
-from meliad_rec.storage import workdir
+from meliad_rec.storage import output_file
 
 SCORED = 'scored_tokens'  # A metric that only labeled documents have.
 # Flags that cannot be combined with --compare.
@@ -95,7 +93,7 @@ def main(argv: list[str]) -> None:
         f'--compare takes two files, A.npz,B.npz, got {len(args.compare)}.'
       )
     if args.plot:
-      plot.check_name(args.plot)
+      output_file.check(args.plot, '.png')
     a, b = map(TokenLosses.load, args.compare)
     print(compare(a, b, args.top, args.unit))
     if args.plot:
@@ -134,7 +132,7 @@ def main(argv: list[str]) -> None:
     about = {'run': str(Path(args.workdir).resolve()), 'step': run.step}
     found = {name: float(value) for name, value in metrics.items()}
     text = json.dumps({**about, **found, 'trivial': dict(trivial)}, indent=1)
-    workdir.write_atomically(Path(args.metrics), f'{text}\n')
+    output_file.write(Path(args.metrics), f'{text}\n')
     print(f'wrote {args.metrics}')
 
 
@@ -154,9 +152,9 @@ def check_flags(args) -> None:
     )
   run_flags.check_data_flags(args)
   if args.out:
-    array_file.check_place(args.out)
+    output_file.check(args.out, '.npz')
   if args.metrics:
-    array_file.check_place(args.metrics, '.json')
+    output_file.check(args.metrics, '.json')
 
 
 def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:

@@ -20,12 +20,14 @@ from meliad_rec.distributed import compilation_cache
 from meliad_rec.explore.page import write_page
 from meliad_rec.report import console
 from meliad_rec.runs.trained_run import load_run
-from meliad_rec.storage import array_file
+from meliad_rec.storage import output_file
 
 
 def define_flags() -> None:
   run_flags.define_step_flags()
-  flags.DEFINE_string('out', None, 'Path of the page, an .html file.')
+  flags.DEFINE_string(
+    'out', None, 'Path of the page, an .html file.', required=True
+  )
   flags.DEFINE_string(
     'baseline', None, 'Folder of a run to compare with; see above.'
   )
@@ -41,11 +43,7 @@ def main(argv: list[str]) -> None:
       'Give the folder of a run and a text file, as in: meliad-rec explore RUN '
       f'TEXT --out=report.html. Got {len(argv) - 1} arguments.'
     )
-  if not args.out or Path(args.out).suffix != '.html':
-    raise ValueError(
-      f'--out must name an .html file, got {args.out}. Add --out=report.html.'
-    )
-  array_file.check_writable(args.out)
+  output_file.check(args.out, '.html')
   workdir, path = argv[1:]
   text = run_flags.read_text(path)
   console.plain()

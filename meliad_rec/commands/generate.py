@@ -24,7 +24,7 @@ from meliad_rec.generation.decoder import DecoderState
 from meliad_rec.generation.sampling import Sampler
 from meliad_rec.report.console import printable
 from meliad_rec.runs.trained_run import TrainedRun
-from meliad_rec.storage import array_file
+from meliad_rec.storage import output_file
 
 
 def define_flags() -> None:
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
       f'{args.samples}. Remove one of the two.'
     )
   if args.save_state:
-    array_file.check_place(args.save_state)
+    output_file.check(args.save_state, '.npz')
   if args.greedy:
     names = 'temperature', 'top_k', 'top_p'
     config_flags.refuse(names, 'cannot be combined with --greedy')

@@ -17,7 +17,7 @@ from meliad_rec.commands import run_flags
 from meliad_rec.distributed import compilation_cache
 from meliad_rec.report import console
 from meliad_rec.runs.agent_run import load_agent
-from meliad_rec.storage import array_file
+from meliad_rec.storage import output_file
 
 _PIXELS = 240  # Longest side of a state in an animation, at least.
 _COLUMNS = 10  # States in a row of a picture.
@@ -44,12 +44,7 @@ def main(argv: list[str]) -> None:
   if len(argv) != 2:
     raise ValueError(f'Give the folder of one run, got {len(argv) - 1}.')
   if args.out:
-    if Path(args.out).suffix not in ('.gif', '.png'):
-      raise ValueError(
-        f'--out={args.out} is neither a .gif nor a .png file. Give a name that '
-        'ends in one of them.'
-      )
-    array_file.check_writable(args.out)
+    output_file.check(args.out, '.gif', '.png')
   step = run_flags.step()
   console.plain()
   compilation_cache.enable()

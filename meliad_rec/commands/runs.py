@@ -16,6 +16,7 @@ from absl import flags
 from meliad_rec.metrics.metrics import unit
 from meliad_rec.report import journal
 from meliad_rec.report import plot
+from meliad_rec.storage import output_file
 
 _MORE_IS_BETTER = (
   *('accuracy', 'mean_return', 'success', 'tokens_per_second', 'mfu', 'epoch'),
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> None:
       )
     runs[name] = each
   if args.plot:
-    plot.check_name(args.plot)
+    output_file.check(args.plot, '.png')
   if len(args.metric) > 1 and not args.plot:
     raise ValueError(
       f'--metric={",".join(args.metric)} are several metrics, which can only '

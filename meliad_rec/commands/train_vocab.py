@@ -24,7 +24,7 @@ from meliad_rec.data import sources
 from meliad_rec.data.text import texts
 from meliad_rec.data.vocabulary import SentencePiece
 from meliad_rec.report import console
-from meliad_rec.storage import array_file
+from meliad_rec.storage import output_file
 from meliad_rec.storage.workdir import local
 
 # Characters in a training sentence; the trainer counts bytes, at most 4 each.
@@ -58,11 +58,9 @@ def main(argv: list[str]) -> None:
   console.plain()
   args = flags.FLAGS
   out = local(args.out, 'A vocabulary')
-  if out.suffix != '.model':
-    raise ValueError(f'--out must end in .model, got {out}.')
   source = sources.from_flags()
   out.parent.mkdir(parents=True, exist_ok=True)
-  array_file.check_writable(out)
+  output_file.check(out, '.model')
   if out.exists() and not args.force:
     raise ValueError(
       f'{out} exists. Choose another file, or replace it with --force.'

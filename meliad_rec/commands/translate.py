@@ -33,9 +33,8 @@ from meliad_rec.report.console import Countdown
 from meliad_rec.runs import exported
 from meliad_rec.runs import folder
 from meliad_rec.runs.trained_run import load_run
-from meliad_rec.storage import array_file
+from meliad_rec.storage import output_file
 from meliad_rec.storage.workdir import place
-from meliad_rec.storage.workdir import write_atomically
 
 
 def define_flags() -> None:
@@ -104,7 +103,7 @@ def main(argv: list[str]) -> None:
         '--metrics needs references. Add --split, or score targets of a FILE '
         'by meliad-rec score.'
       )
-    array_file.check_place(args.metrics, '.json')
+    output_file.check(args.metrics, '.json')
   run_flags.check_data_flags(args)
   lines = None if args.split else read_lines(argv[2])
   console.plain()
@@ -126,7 +125,7 @@ def main(argv: list[str]) -> None:
       lines, translation.beam, args.tokens, countdown.show, args.batch
     )
   if args.out:
-    write_atomically(Path(args.out), ''.join(f'{line}\n' for line in targets))
+    output_file.write(Path(args.out), ''.join(f'{line}\n' for line in targets))
     print(f'wrote {args.out}')
   else:
     sys.stdout.writelines(f'{target}\n' for target in targets)
@@ -134,7 +133,7 @@ def main(argv: list[str]) -> None:
     scores = text_scores.measure(targets, references)
     about = {'run': str(Path(argv[1]).resolve()), 'step': run.step}
     text = json.dumps(about | translation.facts | scores, indent=1)
-    write_atomically(Path(args.metrics), f'{text}\n')
+    output_file.write(Path(args.metrics), f'{text}\n')
 
 
 def from_flags(translation: Translation, args) -> Translation:

@@ -12,6 +12,7 @@ import numpy as np
 
 from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.token_losses import TokenLosses
+from meliad_rec.report.console import dots
 from meliad_rec.report.console import printable
 
 _BEFORE, _AFTER = 90, 20  # Bytes of text shown around a token.
@@ -110,25 +111,22 @@ def _totals(a, b):
 
 
 def _by_place(a, b):
-  yield f'{"tokens":>20}{"count":>12}{"A":>9}{"B":>9}{"B gains":>9} bits/token'
-  for low, high, inside in place_bins(a):
-    bits_a, bits_b = (_bits(x.nats[inside].mean()) for x in (a, b))
-    span = f'{low:,}-{high - 1:,}'
-    yield (
-      f'{span:>20}{len(inside):12,}{bits_a:9.4f}{bits_b:9.4f}'
-      f'{bits_a - bits_b:9.4f}'
-    )
+  spans = [(f'{low:,}-{high - 1:,}', i) for low, high, i in place_bins(a)]
+  return _table('token', spans, a.nats, b.nats)
 
 
 def _by_distance(a, b):
-  names = Names.of(a)
-  nats_a, nats_b = names.nats(a), names.nats(b)
-  yield f'{"tokens":>20}{"count":>12}{"A":>9}{"B":>9}{"B gains":>9} bits/name'
+  names, spans = Names.of(a), []
   for low, high, inside in names.bins():
-    if not len(inside):
-      continue
-    bits_a, bits_b = (_bits(x[inside].mean()) for x in (nats_a, nats_b))
-    span = f'{low:,}-{high - 1:,}' if low else 'first use'
+    if len(inside):
+      spans.append((f'{low:,}-{high - 1:,}' if low else 'first use', inside))
+  return _table('name', spans, names.nats(a), names.nats(b))
+
+
+def _table(unit, spans, nats_a, nats_b):
+  yield f'{"tokens":>20}{"count":>12}{"A":>9}{"B":>9}{"B gains":>9} bits/{unit}'
+  for span, inside in spans:
+    bits_a, bits_b = (_bits(nats[inside].mean()) for nats in (nats_a, nats_b))
     yield (
       f'{span:>20}{len(inside):12,}{bits_a:9.4f}{bits_b:9.4f}'
       f'{bits_a - bits_b:9.4f}'
@@ -176,8 +174,8 @@ def _places(word, a, b, firsts, top, sign):
 
 def _shown(text: np.ndarray) -> str:
   """Returns UTF-8 bytes as one line of printable text."""
-  line = text.tobytes().decode('utf-8', 'replace').replace('\n', '\u23ce')
-  return ''.join(c if c.isprintable() else '\u00b7' for c in line)
+  line = text.tobytes().decode('utf-8', 'replace')
+  return dots(line.replace('\n', '\u23ce'))
 
 
 def _bits(nats):

@@ -1,6 +1,5 @@
 """Picture of how many bits one model gains over another on the same tokens."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.report import journal
 from meliad_rec.report import plot
+from meliad_rec.report.console import dots
 
 _ROWS, _COLUMNS = 28, 76  # Characters of the page of text.
 _FEWEST = 12  # Rows of the panel for a shorter page.
@@ -29,10 +29,7 @@ def plot_gain(a: TokenLosses, b: TokenLosses, out: str | Path) -> None:
     a, b: losses of models A and B on the same tokens.
     out: path of the PNG, which is written completely or not at all.
   """
-  # A Figure without pyplot draws with Agg and needs no display.
-  from matplotlib.figure import Figure
-
-  figure = Figure(figsize=(13, 9), layout='constrained')
+  figure = plot.new_figure(13, 9)
   grid = figure.add_gridspec(2, 2, width_ratios=[1, 1.6])
   _draw_curves(figure.add_subplot(grid[0, 0]), a, b)
   draw_distances(figure.add_subplot(grid[1, 0]), a, b)
@@ -43,9 +40,7 @@ def plot_gain(a: TokenLosses, b: TokenLosses, out: str | Path) -> None:
     for letter, x, n in zip('AB', (a, b), bits, strict=True)
   ]
   figure.suptitle(f'{", ".join(described)} bits/byte')
-  new = Path(f'{out}.tmp')
-  figure.savefig(new, format='png', dpi=120)
-  os.replace(new, out)
+  plot.save(figure, out)
 
 
 def _draw_curves(axes, *losses):
@@ -130,7 +125,6 @@ def _best_page(losses: TokenLosses, gain):
         break
       rows.append([])
     if character != '\n':
-      shown = character if character.isprintable() else '\u00b7'
-      rows[-1].append((shown, gain[min(token, len(gain) - 1)]))
+      rows[-1].append((dots(character), gain[min(token, len(gain) - 1)]))
   name = f'{losses.names[document]}:{losses.bytes_[first] - begin}'
   return name, rows

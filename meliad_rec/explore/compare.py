@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from meliad_rec.explore.shown import check_vocabularies
-from meliad_rec.explore.shown import new_figure
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
+from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.trained_run import TrainedRun
 
 _DPI = 100

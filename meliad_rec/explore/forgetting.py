@@ -11,10 +11,10 @@ from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import named
-from meliad_rec.explore.shown import new_figure
 from meliad_rec.explore.shown import Runs
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
+from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.observed_run import Text
 
 

@@ -14,10 +14,10 @@ from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import COLORS
-from meliad_rec.explore.shown import new_figure
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.explore.shown import smooth
+from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.trained_run import TrainedRun
 
 _BEFORE = 90  # Bytes of text before a word.

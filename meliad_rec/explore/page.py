@@ -32,6 +32,7 @@ from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.state_map import slots_of
 from meliad_rec.explore.state_map import state_map
 from meliad_rec.runs.trained_run import TrainedRun
+from meliad_rec.storage import output_file
 
 LIMIT = 10 * 10**6  # Bytes of a page.
 STEPS = 16  # Parts of a bit to which losses are rounded.
@@ -104,10 +105,8 @@ def write_page(
       f'The page would take {len(page) / 1e6:.1f} MB, but the limit is '
       f'{LIMIT / 1e6:.0f}. Show fewer likely tokens, or give a shorter text.'
     )
-  new = Path(f'{out}.tmp')
   try:
-    new.write_bytes(page)
-    os.replace(new, out)
+    output_file.write(Path(out), page)
   except OSError as error:
     raise ValueError(
       f'{out} cannot be written ({error.strerror}). Give another path.'

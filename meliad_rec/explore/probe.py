@@ -11,8 +11,8 @@ import dataclasses
 import numpy as np
 
 from meliad_rec.explore.shown import COLORS
-from meliad_rec.explore.shown import new_figure
 from meliad_rec.explore.shown import Shown
+from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 

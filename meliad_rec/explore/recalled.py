@@ -3,12 +3,12 @@
 import numpy as np
 
 from meliad_rec.explore.shown import COLORS
-from meliad_rec.explore.shown import dots
 from meliad_rec.explore.shown import heat_map
 from meliad_rec.explore.shown import named
-from meliad_rec.explore.shown import new_figure
 from meliad_rec.explore.shown import Runs
 from meliad_rec.explore.shown import Shown
+from meliad_rec.report.console import dots
+from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 import dataclasses
 import io
 import os
-from pathlib import Path
 import statistics
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from meliad_rec.report import journal
+from meliad_rec.report import plot
 from meliad_rec.runs.trained_run import TrainedRun
 
 if TYPE_CHECKING:
@@ -55,24 +55,13 @@ class Shown:
       path: path of the file; its suffix, such as .png or .svg, is the format.
       dpi: resolution of the picture.
     """
-    path = Path(path)
-    new = path.with_name(f'{path.name}.tmp')
-    self.figure.savefig(new, format=path.suffix[1:] or 'png', dpi=dpi)
-    os.replace(new, path)
+    plot.save(self.figure, path, dpi)
 
   def _repr_png_(self) -> bytes:
     """Returns the figure as a PNG, which notebooks display."""
     buffer = io.BytesIO()
     self.figure.savefig(buffer, format='png', dpi=90)
     return buffer.getvalue()
-
-
-def new_figure(width: float, height: float) -> 'Figure':
-  """Returns an empty figure; width and height are in inches."""
-  # A Figure without pyplot draws with Agg and needs no display.
-  from matplotlib.figure import Figure
-
-  return Figure(figsize=(width, height), layout='constrained')
 
 
 def named(runs: Runs) -> Mapping[str, TrainedRun]:
@@ -132,11 +121,6 @@ def heat_map(
   )
   axes.figure.colorbar(image, ax=axes, label=label, pad=0.01)
   return image
-
-
-def dots(text: str) -> str:
-  """Returns the text with a dot in place of each unprintable character."""
-  return ''.join(c if c.isprintable() else '\u00b7' for c in text)
 
 
 def smooth(values_T: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

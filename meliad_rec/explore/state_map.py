@@ -7,10 +7,10 @@ import numpy as np
 
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import heat_map
-from meliad_rec.explore.shown import new_figure
 from meliad_rec.explore.shown import Shown
 from meliad_rec.report import journal
 from meliad_rec.report import plot
+from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.trained_run import TrainedRun
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from meliad_rec.explore.shown import COLORS
-from meliad_rec.explore.shown import dots
-from meliad_rec.explore.shown import new_figure
 from meliad_rec.explore.shown import Shown
+from meliad_rec.report.console import dots
+from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.trained_run import TrainedRun
 
 

@@ -56,6 +56,11 @@ def printable(text: str) -> str:
   return text.translate(_CONTROL)
 
 
+def dots(text: str) -> str:
+  """Returns the text with a dot in place of each unprintable character."""
+  return ''.join(c if c.isprintable() else '\u00b7' for c in text)
+
+
 class Console:
   """Progress of a run: lines, and on a terminal a bar below them.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from etils import epath
 
+from meliad_rec.storage.output_file import replacing
 from meliad_rec.storage.workdir import place
 
 NAME = 'metrics.jsonl'
@@ -89,12 +90,10 @@ def truncate(path: str | os.PathLike, step: int) -> int:
     with path.with_name(OLD).open('a', encoding='utf-8') as file:
       file.writelines(map(_line, records))
   # Also drops an incomplete last line, which the next record would extend.
-  new = path.with_name(path.name + '.tmp')
-  with new.open('w', encoding='utf-8') as file:
+  with replacing(path) as new, new.open('w', encoding='utf-8') as file:
     file.writelines(map(_line, kept))
     file.flush()
     os.fsync(file.fileno())
-  os.replace(new, path)
   return len(records) - len(kept)
 
 

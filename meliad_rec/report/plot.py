@@ -5,25 +5,18 @@ from collections.abc import Sequence
 import itertools
 import os
 import pathlib
+from typing import TYPE_CHECKING
 
 from meliad_rec.metrics import metrics
 from meliad_rec.report import journal
-from meliad_rec.storage import array_file
+from meliad_rec.storage import output_file
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 PathLike = str | os.PathLike
 
-
-def check_name(path: PathLike) -> None:
-  """Checks, before long work, the file that the flag --plot names.
-
-  Raises:
-    ValueError: the file cannot be written, or its name does not end in .png.
-  """
-  if pathlib.Path(path).suffix != '.png':
-    raise ValueError(
-      f'--plot={path} is not a .png file. Give a name that ends in .png.'
-    )
-  array_file.check_writable(path)
+_WIDTH = 7  # Inches.
 
 
 def plot(workdir: PathLike, metric: str = 'loss_nats_per_token') -> str:
@@ -64,11 +57,11 @@ def compare(
   Raises:
     ValueError: a run has no metrics.jsonl, or lacks one of the metrics.
   """
-  figure = _figure(4 * len(names))
+  figure = new_figure(_WIDTH, 4 * len(names))
   panels = figure.subplots(len(names), squeeze=False)[:, 0]
   for axes, name in zip(panels, names, strict=True):
     draw(axes, runs, name)
-  _save(figure, out)
+  save(figure, out)
 
 
 def lines(
@@ -88,7 +81,7 @@ def lines(
     number: what the number is, in words.
     metric: name of the metric.
   """
-  figure = _figure(4)
+  figure = new_figure(_WIDTH, 4)
   axes = figure.subplots()
   color = -1
   for name, points in curves.items():
@@ -111,7 +104,7 @@ def lines(
   axes.set_ylabel(metrics.label(metric))
   axes.grid(alpha=0.3)
   axes.legend(fontsize='small')
-  _save(figure, out)
+  save(figure, out)
 
 
 def cost(
@@ -127,7 +120,7 @@ def cost(
     out: path of the PNG, which is written whole or not at all.
     metric: name of the metric.
   """
-  figure = _figure(4)
+  figure = new_figure(_WIDTH, 4)
   axes = figure.subplots()
   most = max(size for *_, size in points.values())
   for name, (seconds, value, size) in points.items():
@@ -145,20 +138,28 @@ def cost(
   axes.set_ylabel(metrics.label(metric))
   axes.set_title('area and number: parameters', fontsize='small')
   axes.grid(alpha=0.3)
-  _save(figure, out)
+  save(figure, out)
 
 
-def _figure(height: float):
+def new_figure(width: float, height: float) -> 'Figure':
+  """Returns an empty figure; width and height are in inches."""
   # A Figure without pyplot draws with Agg and needs no display.
   from matplotlib.figure import Figure
 
-  return Figure(figsize=(7, height), layout='constrained')
+  return Figure(figsize=(width, height), layout='constrained')
 
 
-def _save(figure, out: PathLike) -> None:
-  new = pathlib.Path(f'{out}.tmp')
-  figure.savefig(new, format='png', dpi=120)
-  os.replace(new, out)
+def save(figure: 'Figure', path: PathLike, dpi: int = 120) -> None:
+  """Writes a figure to a file, whole or not at all.
+
+  Args:
+    figure: figure of matplotlib.
+    path: path of the file; its suffix, such as .png or .svg, is the format.
+    dpi: resolution of the picture.
+  """
+  suffix = pathlib.Path(path).suffix
+  with output_file.replacing(path) as new:
+    figure.savefig(new, format=suffix[1:] or 'png', dpi=dpi)
 
 
 def draw(axes, runs: Mapping[str, PathLike], metric: str) -> None:

@@ -28,6 +28,7 @@ from meliad_rec.data.vocabulary import Words
 from meliad_rec.data.vocabulary import WORDS_PREFIX
 from meliad_rec.generation.sampling import check_count
 from meliad_rec.runs import exported
+from meliad_rec.storage import output_file
 from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.workdir import place
 from meliad_rec.training.experiment import ENVIRONMENT
@@ -102,11 +103,12 @@ def write(
   files = vocabulary_files(vocabulary) if vocabulary else {}
   for name in VOCABULARIES:
     if name in files:
-      _replace(folder / name, files[name])
+      output_file.write(folder / name, files[name])
     else:
       (folder / name).unlink(missing_ok=True)
-  _replace(folder / FACTS, json.dumps(facts, indent=1).encode() + b'\n')
-  _replace(folder / CONFIG, config.encode())
+  text = json.dumps(facts, indent=1)
+  output_file.write(folder / FACTS, f'{text}\n')
+  output_file.write(folder / CONFIG, config)
 
 
 def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary | None]:
@@ -296,13 +298,6 @@ def _vocabulary(folder: _Path, identity: str) -> Vocabulary:
     if (folder / name).is_file():
       return open_vocabulary(folder / name)
   return open_vocabulary('bytes')
-
-
-def _replace(path: _Path, content: bytes) -> None:
-  """Replaces a file atomically: a killed process leaves the old one intact."""
-  fresh = path.with_name(path.name + '.tmp')
-  fresh.write_bytes(content)
-  fresh.replace(path)
 
 
 def _config(path: _Path) -> str:

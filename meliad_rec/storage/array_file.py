@@ -2,42 +2,13 @@
 
 from collections.abc import Mapping
 import json
-import os
 from pathlib import Path
-import secrets
 
 import numpy as np
 
+from meliad_rec.storage import output_file
+
 _META = 'meta'
-
-
-def check_place(path: str | Path, suffix: str = '.npz') -> None:
-  """Checks, before long work, that it will be possible to write a file.
-
-  Args:
-    path: path of the file.
-    suffix: the suffix that its name must have.
-
-  Raises:
-    ValueError: the file cannot be written, or its name has another suffix.
-  """
-  if Path(path).suffix != suffix:
-    # Otherwise a text file given by mistake would be overwritten.
-    raise ValueError(f'{path} does not end in {suffix}. Give a name that does.')
-  check_writable(path)
-
-
-def check_writable(path: str | Path) -> None:
-  """Checks, before long work, that it will be possible to write a file.
-
-  Raises:
-    ValueError: the file cannot be written.
-  """
-  folder = Path(path).absolute().parent
-  if not folder.is_dir():
-    raise ValueError(f'The folder of {path} does not exist. Create it first.')
-  if Path(path).is_dir() or not os.access(folder, os.W_OK):
-    raise ValueError(f'{path} cannot be written. Choose another file.')
 
 
 def write(
@@ -56,16 +27,9 @@ def write(
   """
   text = json.dumps({'kind': kind, 'facts': facts})
   meta = {_META: np.frombuffer(text.encode(), np.uint8)}
-  path = Path(path)
-  # Opened like any other file, so that its permissions follow the umask.
-  new = path.parent / f'.{path.name}.{secrets.token_hex(4)}'
   try:
-    try:
-      with new.open('xb') as file:
-        np.savez(file, **arrays, **meta)
-      os.replace(new, path)
-    finally:
-      new.unlink(missing_ok=True)
+    with output_file.replacing(path) as new, new.open('xb') as file:
+      np.savez(file, **arrays, **meta)
   except OSError as error:
     raise ValueError(
       f'{path} cannot be written ({error.strerror}). Choose another file.'

@@ -24,8 +24,8 @@ from meliad_rec.config.renames import saved_paths
 from meliad_rec.distributed import hosts
 from meliad_rec.distributed.partition import leaves_by_path
 from meliad_rec.storage import checksums
+from meliad_rec.storage import output_file
 from meliad_rec.storage.checksums import fingerprints
-from meliad_rec.storage.workdir import write_atomically
 
 SCORES = 'scores.json'
 _FORMAT = 1
@@ -195,7 +195,7 @@ class SavedStep:
       }
       # Libraries for buckets raise errors with no common class.
       try:
-        write_atomically(steps / SCORES, checksums.seal(scores))
+        output_file.write(steps / SCORES, checksums.seal(scores))
       except Exception as error:
         logging.error(
           '%s: its score was not saved (%s).', self._where, first_line(error)

@@ -91,16 +91,6 @@ def check_writable(folder: Path | epath.Path) -> None:
     )
 
 
-def write_atomically(path: Path | epath.Path, text: str) -> None:
-  """Writes the whole file or nothing; replaces an existing file."""
-  if in_bucket(path):
-    path.write_text(text)  # An object appears when it is complete.
-    return
-  new = path.with_name(path.name + '.tmp')
-  new.write_text(text)
-  new.replace(path)
-
-
 def upload(source: Path, target: epath.Path) -> None:
   """Copies all files from a folder on the disk to a folder in a bucket.
 

@@ -277,14 +277,3 @@ def test_what_is_too_large_to_be_looked_at(tmp_path):
   for drawn in (wide, 100 * high):
     with pytest.raises(ValueError, match='inches'):
       depth_report.draw_lines(drawn, tmp_path / 'x.png')
-
-
-def test_places_where_no_picture_can_be(tmp_path, monkeypatch):
-  (tmp_path / 'old.png').touch()
-  for name, told in ('old.png', 'exists'), ('no/x.png', 'does not exist'):
-    with pytest.raises(ValueError, match=told):
-      depth_report.check_path(tmp_path / name)
-  depth_report.check_path(str(tmp_path / 'new.png'))
-  monkeypatch.setattr(depth_report.os, 'access', lambda *_: False)
-  with pytest.raises(ValueError, match=r'new\.png cannot be written'):
-    depth_report.check_path(tmp_path / 'new.png')

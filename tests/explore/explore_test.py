@@ -89,8 +89,8 @@ def test_results_of_runs_side_by_side(show, tmp_path):
 def test_panels_of_curves_have_one_scale():
   import xarray as xr
 
-  from meliad_rec.explore.shown import new_figure
   from meliad_rec.explore.shown import Shown
+  from meliad_rec.report.plot import new_figure
 
   def show(run, _):
     figure, high = new_figure(3, 2), 1 + (run is lstm)

@@ -47,20 +47,6 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
     array_file.write(tmp_path / 'no' / 'x.npz', 'plums', ARRAYS, FACTS)
 
 
-def test_a_path_that_cannot_be_written_is_found_early(tmp_path, monkeypatch):
-  array_file.check_place(tmp_path / 's.npz')
-  with pytest.raises(ValueError, match='none'):
-    array_file.check_place(tmp_path / 'none' / 's.npz')
-  with pytest.raises(ValueError, match='cannot be written'):
-    array_file.check_writable(tmp_path)
-  with pytest.raises(ValueError, match='book.txt'):
-    array_file.check_place(tmp_path / 'book.txt')
-  monkeypatch.setattr(os, 'access', lambda path, mode: mode != os.W_OK)
-  with pytest.raises(ValueError, match='cannot be written'):
-    array_file.check_place(tmp_path / 's.npz')
-  assert list(tmp_path.iterdir()) == []
-
-
 def damaged_stream(path):
   """Makes a compressed file that cannot be decompressed."""
   facts = json.dumps({'kind': 'plums', 'facts': {}}).encode()

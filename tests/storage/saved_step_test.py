@@ -197,7 +197,7 @@ def test_a_score_belongs_to_one_state(run):
 
 
 def test_a_score_on_a_full_disk_stops_nothing(run, monkeypatch, caplog):
-  monkeypatch.setattr(saved_step, 'write_atomically', full_disk)
+  monkeypatch.setattr(saved_step.output_file, 'write', full_disk)
   evaluated_later(run, {'loss': 0.5})
   assert 'its score was not saved (No space left' in caplog.text
   assert Checkpoints(run).restore(make_state())[0] == 20

@@ -1,0 +1,62 @@
+"""Files that users name or that runs keep: checked early, written whole."""
+
+from collections.abc import Iterator
+import contextlib
+import os
+from pathlib import Path
+import secrets
+
+from etils import epath
+
+from meliad_rec.storage.workdir import in_bucket
+
+
+def check(path: str | os.PathLike, *suffixes: str) -> None:
+  """Checks, before long work, that it will be possible to write a file.
+
+  Args:
+    path: path of the file, on a disk.
+    *suffixes: the file name must end in one of them, if any are given.
+      Otherwise a text file given by mistake would be overwritten.
+
+  Raises:
+    ValueError: the file cannot be written, or its name has another suffix.
+  """
+  path = Path(path)
+  if suffixes and path.suffix not in suffixes:
+    raise ValueError(
+      f'{path} does not end in {" or ".join(suffixes)}. Give a name that does.'
+    )
+  folder = path.absolute().parent
+  if not folder.is_dir():
+    raise ValueError(f'The folder of {path} does not exist. Create it first.')
+  if path.is_dir() or not os.access(folder, os.W_OK):
+    raise ValueError(f'{path} cannot be written. Choose another file.')
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[Path]:
+  """Writes a whole file or nothing, on a disk.
+
+  Yields:
+    The path of a file to write. If no error occurs, it replaces `path`.
+  """
+  path = Path(path)
+  # Opened like any other file, so that its permissions follow the umask.
+  new = path.with_name(f'.{path.name}.{secrets.token_hex(4)}')
+  try:
+    yield new
+    os.replace(new, path)
+  finally:
+    new.unlink(missing_ok=True)
+
+
+def write(path: Path | epath.Path, content: bytes | str) -> None:
+  """Writes the whole file or nothing, on a disk or in a bucket."""
+  if isinstance(content, str):
+    content = content.encode()
+  if in_bucket(path):
+    path.write_bytes(content)  # An object appears when it is complete.
+    return
+  with replacing(path) as new:
+    new.write_bytes(content)
