@@ -330,6 +330,22 @@ def check_ids(document: Document, vocabulary: Vocabulary) -> None:
     )
 
 
+def check_split(
+  split: str, splits: Iterable[str], owner: str = 'This task'
+) -> None:
+  """Raises ValueError if a split does not exist.
+
+  Args:
+    split: name of the split.
+    splits: names of the splits that exist.
+    owner: what has these splits, for the message.
+  """
+  if split not in splits:
+    raise ValueError(
+      f'{owner} has no split {split!r}. Choose one of {", ".join(splits)}.'
+    )
+
+
 def check_range(ids: np.ndarray, size: int, path: str | Path) -> None:
   """Checks that ids of a file are in the vocabulary.
 

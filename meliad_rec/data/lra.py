@@ -15,6 +15,7 @@ import sys
 
 import numpy as np
 
+from meliad_rec.data.documents import check_split
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
@@ -56,11 +57,7 @@ class LabeledSequences:
     Raises:
       ValueError: there is no such split, or it cannot be read.
     """
-    if split not in self.splits:
-      raise ValueError(
-        f'This task has no split {split!r}. '
-        f'Choose one of {", ".join(self.splits)}.'
-      )
+    check_split(split, self.splits)
     if split not in self._cache:
       documents = (self._document(*each) for each in self.examples(split))
       self._cache[split] = Documents.collect(documents, self.vocabulary)

@@ -15,6 +15,7 @@ from typing import Protocol
 from absl import logging
 import numpy as np
 
+from meliad_rec.data.documents import check_split
 from meliad_rec.data.documents import count_words
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
@@ -220,11 +221,7 @@ class Pairs:
     Raises:
       ValueError: there is no such split, or the source cannot be read.
     """
-    if split not in self.splits:
-      raise ValueError(
-        f'{self.source.description} has no split {split!r}. '
-        f'Choose one of {", ".join(self.splits)}.'
-      )
+    check_split(split, self.splits, self.source.description)
     if split not in self._documents:
       found = self._read(split)
       if split == 'train' and self.max_tokens is not None:

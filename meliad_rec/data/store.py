@@ -25,6 +25,7 @@ import numpy as np
 
 from meliad_rec.data.documents import check_ids
 from meliad_rec.data.documents import check_range
+from meliad_rec.data.documents import check_split
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import token_dtype
@@ -108,11 +109,7 @@ class Store:
     Raises:
       ValueError: there is no such split, or its files are missing or damaged.
     """
-    if split not in self.splits:
-      raise ValueError(
-        f'The store {self.path} has no split {split!r}. '
-        f'Choose one of {", ".join(self.splits)}.'
-      )
+    check_split(split, self.splits, f'The store {self.path}')
     if split not in self._documents:
       entry = self.manifest['splits'][split]
       self._documents[split] = read_split(self.path, entry, self.vocabulary)

@@ -9,6 +9,7 @@ import time
 from absl import logging
 
 from meliad_rec.data import seqio_tasks
+from meliad_rec.data.documents import check_split
 from meliad_rec.data.documents import count_words
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
@@ -167,11 +168,7 @@ def texts(source: Source, split: str) -> Iterator[str]:
 
 
 def _check_split(source: Source, splits: Iterable[str], split: str) -> None:
-  if split not in splits:
-    raise ValueError(
-      f'{source.description} has no split {split!r}. '
-      f'Choose one of {", ".join(splits)}.'
-    )
+  check_split(split, splits, source.description)
 
 
 def vocabulary_of(source: Source, name: str) -> Vocabulary:

@@ -10,7 +10,6 @@ from jax.interpreters import partial_eval
 import jax.numpy as jnp
 import optax
 
-from meliad_rec.layers.positions import clip_spans
 from meliad_rec.metrics.metrics import MeanMetric
 from meliad_rec.metrics.metrics import Sums
 from meliad_rec.models.cell import Block
@@ -20,7 +19,6 @@ from meliad_rec.reinforcement.a2c import A2C
 from meliad_rec.reinforcement.a2c import Acting
 from meliad_rec.reinforcement.agent import Agent
 from meliad_rec.reinforcement.environment import Environment
-from meliad_rec.training.optimizer import ema_update
 from meliad_rec.training.program import TrainProgram
 from meliad_rec.training.train_step import TrainState
 
@@ -193,20 +191,9 @@ class AgentProgram(TrainProgram):
       sums = _sums(steps, loss * steps.done.size).replace(
         gradient_norm=optax.global_norm(grads)
       )
-      updates, opt_state = self.optimizer.update(
-        grads, state.opt_state, state.params, sums.tokens
+      state = state.updated(
+        grads, self.optimizer, sums.tokens, carry, self.ema_decay
       )
-      params = clip_spans(optax.apply_updates(state.params, updates))
-      ema = state.ema
-      if self.ema_decay is not None:
-        ema = ema_update(ema, params, self.ema_decay, state.step)
-    state = state.replace(
-      step=state.step + 1,
-      params=params,
-      opt_state=opt_state,
-      carry=carry,
-      ema=ema,
-    )
     return state, sums
 
   def _together(self, sums: Sums) -> Sums:

@@ -40,6 +40,38 @@ class TrainState(struct.PyTreeNode):
   ema: Any  # Moving average of params; None: not kept.
   rng: jax.Array  # uint32: key data for dropout.
 
+  def updated(
+    self,
+    grads: Any,
+    optimizer: Optimizer,
+    tokens: jax.Array,
+    carry: State,
+    ema_decay: float | None,
+  ) -> 'TrainState':
+    """Returns the state after a step.
+
+    Args:
+      grads: gradients of the parameters.
+      optimizer: from optimizer.chain.
+      tokens: number of tokens that the gradients are a mean over.
+      carry: the model's state after the segment.
+      ema_decay: decay of the moving average of the parameters; None: none.
+    """
+    updates, opt_state = optimizer.update(
+      grads, self.opt_state, self.params, tokens
+    )
+    params = clip_spans(optax.apply_updates(self.params, updates))
+    ema = self.ema
+    if ema_decay is not None:
+      ema = ema_update(ema, params, ema_decay, self.step)
+    return self.replace(
+      step=self.step + 1,
+      params=params,
+      opt_state=opt_state,
+      carry=carry,
+      ema=ema,
+    )
+
 
 def create_state(
   model: Model,
@@ -125,20 +157,7 @@ def train_step(
   grads, (carry, sums) = jax.grad(loss, has_aux=True)(state.params)
   with jax.named_scope('optimizer'):
     sums = sums.replace(gradient_norm=optax.global_norm(grads))
-    updates, opt_state = optimizer.update(
-      grads, state.opt_state, state.params, sums.scored
-    )
-    params = clip_spans(optax.apply_updates(state.params, updates))
-    ema = state.ema
-    if ema_decay is not None:
-      ema = ema_update(ema, params, ema_decay, state.step)
-  state = state.replace(
-    step=state.step + 1,
-    params=params,
-    opt_state=opt_state,
-    carry=carry,
-    ema=ema,
-  )
+    state = state.updated(grads, optimizer, sums.scored, carry, ema_decay)
   return state, sums
 
 

@@ -9,6 +9,7 @@ import functools
 
 import numpy as np
 
+from meliad_rec.data.documents import check_split
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.documents import token_dtype
@@ -146,11 +147,7 @@ class BySize:
     return {'uniform': self.guess()}
 
   def _check(self, split: str) -> None:
-    if split not in self.splits:
-      raise ValueError(
-        f'This task has no split {split!r}. '
-        f'Choose one of {", ".join(self.splits)}.'
-      )
+    check_split(split, self.splits)
 
 
 def _only_last(labels_NT: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 
+from meliad_rec.data.documents import check_split
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.documents import token_dtype
@@ -54,11 +55,7 @@ class CopyingPairs:
     Raises:
       ValueError: there is no such split.
     """
-    if split not in self.splits:
-      raise ValueError(
-        f'This task has no split {split!r}. '
-        f'Choose one of {", ".join(self.splits)}.'
-      )
+    check_split(split, self.splits)
     N = self.sequences if split == 'train' else self.test_sequences
     draws = Draws(self.seed, SPLITS.index(split))
     size_N = self.least + draws.below(self.most - self.least + 1, N)

@@ -28,6 +28,7 @@ import functools
 
 import numpy as np
 
+from meliad_rec.data.documents import check_split
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.labeled import distinct
@@ -166,11 +167,7 @@ class FlipFlop:
 
   def _split(self, split: str) -> list[np.ndarray]:
     """Returns the sequences of each pool of a split; see `_pool`."""
-    if split not in self.splits:
-      raise ValueError(
-        f'This task has no split {split!r}. '
-        f'Choose one of {", ".join(self.splits)}.'
-      )
+    check_split(split, self.splits)
     if split == 'train':
       return [self._pool(0)]
     tests = list(self._tests)

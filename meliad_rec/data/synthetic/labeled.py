@@ -8,6 +8,7 @@ from collections.abc import Container
 
 import numpy as np
 
+from meliad_rec.data.documents import check_split
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.documents import token_dtype
@@ -100,10 +101,7 @@ def split_rows(split: str, in_train: int) -> slice:
   Raises:
     ValueError: there is no such split.
   """
-  if split not in SPLITS:
-    raise ValueError(
-      f'This task has no split {split!r}. Choose one of {", ".join(SPLITS)}.'
-    )
+  check_split(split, SPLITS)
   counts = in_train, _tenth(in_train), _tenth(in_train)
   ends = np.cumsum(counts)
   i = SPLITS.index(split)

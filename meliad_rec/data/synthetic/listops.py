@@ -28,6 +28,7 @@ import itertools
 
 import numpy as np
 
+from meliad_rec.data.documents import check_split
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.synthetic import labeled
@@ -126,11 +127,7 @@ class _Expressions:
 
   def _known(self, split: str) -> None:
     """Raises ValueError if there is no such split."""
-    if split not in self.splits:
-      raise ValueError(
-        f'This task has no split {split!r}. '
-        f'Choose one of {", ".join(self.splits)}.'
-      )
+    check_split(split, self.splits)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,7 @@ import itertools
 
 import numpy as np
 
+from meliad_rec.data.documents import check_split
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.labeled import Draws
@@ -163,11 +164,7 @@ class LogicalInference:
 
   def _split(self, split: str) -> np.ndarray:
     """Returns the indices of the pairs of a split."""
-    if split not in self.splits:
-      raise ValueError(
-        f'This task has no split {split!r}. '
-        f'Choose one of {", ".join(self.splits)}.'
-      )
+    check_split(split, self.splits)
     by_bin = [np.flatnonzero(self._bin_N == number) for number in range(BINS)]
     ends = [len(n) * 85 // 100 for n in by_bin]
     tests = [n[end:] for n, end in zip(by_bin, ends, strict=True)]
