@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # The same names for type checkers and editors.
   from meliad_rec.models.cell import Cell as Cell
   from meliad_rec.models.laws import check_laws as check_laws
   from meliad_rec.models.model import Model as Model
+  from meliad_rec.runs.agent_run import load_agent as load_agent
   from meliad_rec.runs.trained_run import load_run as load_run
   from meliad_rec.runs.trained_run import TrainedRun as TrainedRun
   from meliad_rec.runs.training import train as train
@@ -37,6 +38,7 @@ _PUBLIC = {
   # Train a run, and use it.
   'train': 'runs.training:train',
   'load_run': 'runs.trained_run:load_run',
+  'load_agent': 'runs.agent_run:load_agent',
   'TrainedRun': 'runs.trained_run:TrainedRun',
   'Sampler': 'generation.sampling:Sampler',
   'explore': 'explore',

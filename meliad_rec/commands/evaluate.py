@@ -22,6 +22,7 @@ from meliad_rec.commands import run_flags
 from meliad_rec.config import config_flags
 from meliad_rec.data.dataset import baselines
 from meliad_rec.data.documents import Documents
+from meliad_rec.data.split_files import read_text
 from meliad_rec.evaluation.compare import compare
 from meliad_rec.evaluation.evaluation import evaluate
 from meliad_rec.evaluation.evaluation import Part
@@ -166,7 +167,7 @@ def choose(run: TrainedRun, args) -> tuple[Documents, Mapping[str, float]]:
   """
   if args.file:
     names = find(args.file)
-    texts = [run_flags.read_text(name) for name in names]
+    texts = [read_text(name) for name in names]
     return run.documents(texts, names), {}
   data = run_flags.open_data(run, args)
   return data.documents(args.split), baselines(data, args.split)

@@ -16,6 +16,7 @@ import sys
 from absl import flags
 
 from meliad_rec.commands import run_flags
+from meliad_rec.data.split_files import read_text
 from meliad_rec.distributed import compilation_cache
 from meliad_rec.explore.page import write_page
 from meliad_rec.report import console
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> None:
     )
   output_file.check(args.out, '.html')
   workdir, path = argv[1:]
-  text = run_flags.read_text(path)
+  text = read_text(path)
   console.plain()
   compilation_cache.enable()
   run = load_run(workdir, run_flags.step(), args.trusted)

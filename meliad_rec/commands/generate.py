@@ -18,6 +18,7 @@ from absl import flags
 
 from meliad_rec.commands import run_flags
 from meliad_rec.config import config_flags
+from meliad_rec.data.split_files import read_text
 from meliad_rec.generation.beam import BeamSearch
 from meliad_rec.generation.beam import PENALTIES
 from meliad_rec.generation.decoder import DecoderState
@@ -118,11 +119,11 @@ def main(argv: list[str]) -> None:
     texts = run.text_generator.search(reading, args.tokens, beam, args.until)
     print_texts(texts[: args.samples])
     return
-  on_progress = [_speed('read', len(run.vocabulary.encode(prompt)), began)]
+  read = _speed('read', len(run.vocabulary.encode(prompt)), began)
   reading, speed = write(run, reading.repeat(args.samples), sampler, args)
   if args.show_speed:
     speed = f'{speed}, after {seen:,} tokens'
-    print(*on_progress, speed, sep='\n', file=sys.stderr)
+    print(read, speed, sep='\n', file=sys.stderr)
   if args.save_state:
     run.save_state(args.save_state, reading)
 
@@ -174,7 +175,7 @@ def read_prompt(args) -> str:
         'UTF-8.'
       ) from None
   if args.prompt_file is not None:
-    return run_flags.read_text(args.prompt_file)
+    return read_text(args.prompt_file)
   try:
     (args.prompt or '').encode()
   except UnicodeEncodeError:

@@ -1,7 +1,6 @@
 """The flags that name a trained run, for the commands that use one."""
 
 import dataclasses
-from pathlib import Path
 
 from absl import flags
 from absl import logging
@@ -173,17 +172,3 @@ def check_split(run: TrainedRun, data: Dataset) -> None:
       'names of all documents, the model may have been trained on some of '
       'these documents. Restore the data, or give other data.'
     )
-
-
-def read_text(path: str | Path) -> str:
-  """Reads a text file; ValueError if it cannot be read or is not UTF-8."""
-  try:
-    return Path(path).read_bytes().decode()
-  except OSError as error:
-    raise ValueError(
-      f'{path} cannot be read ({error.strerror}). Give the path of a text file.'
-    ) from None
-  except UnicodeDecodeError as error:
-    raise ValueError(
-      f'{path} is not UTF-8 (byte {error.start}). Convert it to UTF-8.'
-    ) from None

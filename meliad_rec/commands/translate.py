@@ -23,6 +23,7 @@ from absl import flags
 from meliad_rec.commands import run_flags
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.pairs import Pairs
+from meliad_rec.data.split_files import read_text
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.distributed import compilation_cache
 from meliad_rec.generation.beam import PENALTIES
@@ -185,7 +186,7 @@ def read_lines(path: str) -> list[str]:
   Raises:
     ValueError: it cannot be read, is not UTF-8, or is empty.
   """
-  text = sys.stdin.read() if path == '-' else run_flags.read_text(path)
+  text = sys.stdin.read() if path == '-' else read_text(path)
   lines = text.removesuffix('\n').split('\n')
   if lines == ['']:
     raise ValueError(f'{path} is empty. Give a file with one text per line.')

@@ -84,7 +84,7 @@ def _matching(pattern: str) -> set[str]:
   return {path[len(before) : len(path) - len(after)] for path in paths}
 
 
-def read_text(path: Path, advice: str = 'Convert it to UTF-8.') -> str:
+def read_text(path: str | Path, advice: str = 'Convert it to UTF-8.') -> str:
   """Returns the text of a file.
 
   Args:
@@ -95,10 +95,10 @@ def read_text(path: Path, advice: str = 'Convert it to UTF-8.') -> str:
     ValueError: the file cannot be read, or is not UTF-8.
   """
   try:
-    return path.read_bytes().decode()
+    return Path(path).read_bytes().decode()
   except OSError as error:
     raise ValueError(
-      f'{path} cannot be read ({error.strerror}). Check the path.'
+      f'{path} cannot be read ({error.strerror}). Give the path of a text file.'
     ) from None
   except UnicodeDecodeError as error:
     raise ValueError(

@@ -1,6 +1,5 @@
 """Text from any source, tokenized in memory."""
 
-from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
 import functools
@@ -92,7 +91,7 @@ class Text:
     Raises:
       ValueError: there is no such split, or the source cannot be read.
     """
-    _check_split(self.source, self.splits, split)
+    check_split(split, self.splits, self.source.description)
     if not isinstance(self.source, Registered):
       return _shown(
         document(name, text, self.vocabulary)
@@ -153,11 +152,11 @@ def texts(source: Source, split: str) -> Iterator[str]:
       task has no feature 'targets_pretokenized'.
   """
   if not isinstance(source, Registered):
-    _check_split(source, source.splits, split)
+    check_split(split, source.splits, source.description)
     yield from (text for _, text in source.read(split))
     return
   task = seqio_tasks.find(source, None)
-  _check_split(source, task.splits, split)
+  check_split(split, task.splits, source.description)
   for example in seqio_tasks.examples(task, split):
     if 'targets_pretokenized' not in example:
       raise ValueError(
@@ -165,10 +164,6 @@ def texts(source: Source, split: str) -> Iterator[str]:
         'before tokenization. Keep it in the preprocessors of its task.'
       )
     yield example['targets_pretokenized'].decode()
-
-
-def _check_split(source: Source, splits: Iterable[str], split: str) -> None:
-  check_split(split, splits, source.description)
 
 
 def vocabulary_of(source: Source, name: str) -> Vocabulary:

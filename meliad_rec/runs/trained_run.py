@@ -88,7 +88,7 @@ def load_run(
   if vocabulary is None:
     raise ValueError(
       f'{folder} is a run of agents, which have no text. Open it with '
-      'meliad-rec play or meliad_rec.runs.agent_run.load_agent.'
+      'meliad-rec play or meliad_rec.load_agent.'
     )
   config = SavedConfig(text, str(folder / run_folder.CONFIG), trusted)
   model = config.build(Model, {'vocab': vocabulary.size}, MODEL)

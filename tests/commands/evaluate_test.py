@@ -9,6 +9,7 @@ import pytest
 
 from meliad_rec.commands import evaluate
 from meliad_rec.commands import run_flags
+from meliad_rec.data.split_files import read_text
 from meliad_rec.data.store import Store
 from meliad_rec.data.synthetic.random_walk import RandomWalk
 from meliad_rec.evaluation.token_losses import TokenLosses
@@ -93,12 +94,12 @@ def test_what_is_read(run, documents, tmp_path):
 
 def test_texts_that_cannot_be_read(tmp_path):
   (tmp_path / 'a').write_bytes('ö\r\n'.encode())
-  assert run_flags.read_text(tmp_path / 'a') == 'ö\r\n'
+  assert read_text(tmp_path / 'a') == 'ö\r\n'
   (tmp_path / 'b').write_bytes(b'ab\xff')
   with pytest.raises(ValueError, match=r'b is not UTF-8 \(byte 2\)'):
-    run_flags.read_text(tmp_path / 'b')
+    read_text(tmp_path / 'b')
   with pytest.raises(ValueError, match=r'cannot be read \(Is a directory\)'):
-    run_flags.read_text(tmp_path)
+    read_text(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from meliad_rec.models.model import Model
 from meliad_rec.models.sharded_model import ShardedModel
 from meliad_rec.recurrence.halt import Halt
 from tests import architectures as tiny
+from tests.data.synthetic import listops_test
 
 SEGMENT, ROWS, STEPS = 24, 3, 6
 LONG = 'bottleneck', 'text'  # Their documents are longer than a segment.
@@ -258,7 +259,7 @@ def test_groups():
   assert spans == sorted(spans) and 2 < len(spans) <= 8
   assert (spans[0][0], spans[-1][-1]) == (1, lengths.max())
   by_nesting = depth.by_nesting(found, BRACKETS)
-  nesting = np.array([listops_trees.nesting(d) for d in found.documents])
+  nesting = np.array([listops_test.nesting(d) for d in found.documents])
   for i, each in enumerate(by_nesting):
     inside = np.flatnonzero((nesting == i) & (lengths > 0))
     assert each.name == str(i)
@@ -312,7 +313,7 @@ def test_levels(words, text, expected):
 
 def test_the_deepest_level_is_the_nesting_of_the_task():
   for expression in of_listops().documents:
-    expected = listops_trees.nesting(expression)
+    expected = listops_test.nesting(expression)
     assert depth.deepest(BRACKETS, expression) == expected
     levels = depth.levels(BRACKETS, expression)
     assert levels.max(initial=0) == expected

@@ -51,7 +51,7 @@ class Arithmetic(BySize):
     """The digits, and then the symbols."""
     return Words([*map(str, range(self.modulus)), *_SYMBOLS])
 
-  def draw(self, size_N, draws, in_train):
+  def draw(self, size_N, draws):
     make = self._bracketed if self.brackets else self._flat
     tokens_NT, value_N = make(size_N, draws)
     equals = self._id('=')

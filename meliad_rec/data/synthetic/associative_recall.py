@@ -71,7 +71,7 @@ class AssociativeRecall(BySize):
     keys = (f'k{i}' for i in range(self.keys))
     return Words([*keys, *(f'v{i}' for i in range(self.values))])
 
-  def draw(self, size_N, draws, in_train):
+  def draw(self, size_N, draws):
     N, P = len(size_N), int(size_N.max())
     T = P * self.length
     pair_NP = np.arange(P) < size_N[:, None]

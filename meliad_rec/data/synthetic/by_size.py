@@ -82,16 +82,21 @@ class BySize:
     return size
 
   def draw(
-    self, size_N: np.ndarray, draws: Draws, in_train: bool
+    self, size_N: np.ndarray, draws: Draws
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns tokens_NT and labels_NT, integers; id 0 where there is none.
 
     Args:
       size_N: size of each sequence.
       draws: the random numbers.
-      in_train: whether the sequences are for train.
     """
     raise NotImplementedError
+
+  def draw_train(
+    self, size_N: np.ndarray, draws: Draws
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns sequences for train, in the form of `draw`."""
+    return self.draw(size_N, draws)
 
   def guess(self) -> float:
     """Returns the error rate from 0 to 1 of a uniform guess."""
@@ -111,7 +116,7 @@ class BySize:
 
   def documents(self, split: str) -> Documents:
     """Returns all documents of a split, one per sequence."""
-    self._check(split)
+    check_split(split, self.splits)
     name = split.removesuffix(_LAST)
     N = self.sequences if name == 'train' else self.test_sequences
     if name in SPLITS:
@@ -120,11 +125,12 @@ class BySize:
     else:
       size = int(name.removeprefix('test_'))
       draws, size_N = Draws(self.seed, len(SPLITS), size), np.full(N, size)
+    draw = self.draw_train if name == 'train' else self.draw
     tokens, labels, lengths = [], [], []
     step = max(_CHUNK_TOKENS // self.largest(int(size_N.max())), 1)
     for begin in range(0, N, step):
       part_N = size_N[begin : begin + step]
-      tokens_NT, labels_NT = self.draw(part_N, draws, name == 'train')
+      tokens_NT, labels_NT = draw(part_N, draws)
       if split.endswith(_LAST):
         labels_NT = _only_last(labels_NT)
       real_NT = tokens_NT != 0
@@ -143,11 +149,8 @@ class BySize:
 
   def baselines(self, split: str) -> Mapping[str, float]:
     """Returns {name: error rate from 0 to 1} of a random guess."""
-    self._check(split)
-    return {'uniform': self.guess()}
-
-  def _check(self, split: str) -> None:
     check_split(split, self.splits)
+    return {'uniform': self.guess()}
 
 
 def _only_last(labels_NT: np.ndarray) -> np.ndarray:

@@ -62,9 +62,15 @@ class CellularAutomaton(BySize):
       for size in sizes:
         labeled.check_setting(self.setting(name), size, 1, 9)
 
-  def draw(self, size_N, draws, in_train):
+  def draw(self, size_N, draws):
+    return self._run(self._rules(len(size_N), draws, False), size_N, draws)
+
+  def draw_train(self, size_N, draws):
+    return self._run(self._rules(len(size_N), draws, True), size_N, draws)
+
+  def _run(self, rule_NR, size_N, draws):
+    """Returns tokens_NT and labels_NT of automata with these rules."""
     N, W = len(size_N), self.cells
-    rule_NR = self._rules(N, draws, in_train)
     states = [_bits(draws, N, W)]
     for _ in range(self.shown - 1 + int(size_N.max())):
       states.append(step(states[-1], rule_NR, self.radius))

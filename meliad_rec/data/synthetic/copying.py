@@ -36,7 +36,7 @@ class Copying(BySize):
 
   vocabulary = Words([*'0123456789', '='])
 
-  def draw(self, size_N, draws, in_train):
+  def draw(self, size_N, draws):
     N, X = len(size_N), int(size_N.max())
     zero, equals = self.vocabulary.encode('0 =')
     digits_NX = zero + draws.below(10, N * X).reshape(N, X)

@@ -44,7 +44,7 @@ class Counting(BySize):
   def largest(self, size):
     return 2 * size
 
-  def draw(self, size_N, draws, in_train):
+  def draw(self, size_N, draws):
     place_T, size_N1 = np.arange(2 * size_N.max()), size_N[:, None]
     a, b, end = self.vocabulary.encode('a b .')
     real_NT = place_T < 2 * size_N1

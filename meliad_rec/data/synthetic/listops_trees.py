@@ -188,18 +188,6 @@ def _words(levels, sizes, starts):
   return tokens
 
 
-def nesting(tokens: np.ndarray) -> int:
-  """Returns the maximum number of operators around a digit of an expression.
-
-  Args:
-    tokens: ids of one expression; START and END do not count.
-  """
-  opens = (tokens >= _OPERATOR) & (tokens < _CLOSE)
-  closes = tokens == _CLOSE
-  depth = np.cumsum(opens.astype(int) - closes)
-  return int(depth.max(initial=0))
-
-
 def distinct(
   draw: Callable[[], list[Level]],
   count: int,

@@ -72,7 +72,7 @@ class Needle(BySize):
     names = (f'x{i}' for i in range(self.names))
     return Words([*'0123456789', '=', *dict.fromkeys(_FILLER.split()), *names])
 
-  def draw(self, size_N, draws, in_train):
+  def draw(self, size_N, draws):
     N, T = len(size_N), int(size_N.max())
     tokens_NT, labels_NT = np.zeros((2, N, T), np.int64)
     rows = zip(size_N.tolist(), tokens_NT, labels_NT, strict=True)

@@ -74,7 +74,7 @@ class WordProblem(BySize):
     """The elements of the group; the first is the identity."""
     return Words(self._group[0])
 
-  def draw(self, size_N, draws, in_train):
+  def draw(self, size_N, draws):
     N, T = len(size_N), size_N.max()
     drawn = draws.below(len(self._drawn), N * T).reshape(N, T)
     elements_NT = self._drawn[drawn]

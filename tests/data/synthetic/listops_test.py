@@ -15,7 +15,6 @@ from meliad_rec.data.synthetic.listops_trees import grow
 from meliad_rec.data.synthetic.listops_trees import Lengths
 from meliad_rec.data.synthetic.listops_trees import Level
 from meliad_rec.data.synthetic.listops_trees import mean_length
-from meliad_rec.data.synthetic.listops_trees import nesting
 from meliad_rec.data.synthetic.listops_trees import VOCABULARY
 from meliad_rec.data.synthetic.listops_trees import write
 from tests.data.synthetic.spelled import spelled
@@ -43,6 +42,18 @@ def run(words):
     deepest = max(deepest, len(stack) - 1)
   ((value,),) = stack
   return value, deepest
+
+
+OPENS = np.isin(
+  np.arange(VOCABULARY.size), VOCABULARY.encode(' '.join(EVALUATE))
+)
+CLOSES = np.arange(VOCABULARY.size) == VOCABULARY.encode(']')
+
+
+def nesting(tokens):
+  """The maximum number of operators around a digit of an expression."""
+  depth = np.cumsum(OPENS[tokens].astype(int) - CLOSES[tokens])
+  return int(depth.max(initial=0))
 
 
 def texts(levels):
