@@ -324,7 +324,7 @@ class Added(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recurrence:
-  """The step in depth and the initial state; implements early_exit.Steps.
+  """The step in depth and the initial state; implements early_exit.DepthSteps.
 
   Attributes:
     layer: unbound module (without parameters).

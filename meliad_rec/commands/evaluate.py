@@ -23,8 +23,8 @@ from meliad_rec.config import config_flags
 from meliad_rec.data.dataset import baselines
 from meliad_rec.data.documents import Documents
 from meliad_rec.evaluation.compare import compare
+from meliad_rec.evaluation.evaluation import EvalSubset
 from meliad_rec.evaluation.evaluation import evaluate
-from meliad_rec.evaluation.evaluation import Part
 from meliad_rec.evaluation.gain_plot import plot_gain
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.metrics.metrics import unit
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> None:
   check_flags(args)
   run = run_flags.open_run()
   chosen, trivial = choose(run, args)
-  documents = Part(args.documents, args.tokens).of(chosen, run.vocabulary)
+  documents = EvalSubset(args.documents, args.tokens).of(chosen, run.vocabulary)
   metrics, losses = measure(run, documents, args)
   counts = {
     'document': len(documents),

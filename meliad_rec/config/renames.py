@@ -54,6 +54,9 @@ MODULES = {
 CLASSES = {
   'archs.transformer.Encode': 'Encoder',
   'archs.transformer.Layers': 'EncoderLayers',
+  'data.lra.Pathfinder': 'PathfinderFiles',
+  'data.lra.Text': 'IMDbText',
+  'evaluation.evaluation.Part': 'EvalSubset',
   'layers.encoder_layer.CoreLayer': 'EncoderLayer',
   'layers.layer_config.CoreConfig': 'EncoderConfig',
 }

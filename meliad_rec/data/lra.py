@@ -97,7 +97,7 @@ class GreyImages(LabeledSequences):
 
 
 @dataclasses.dataclass(frozen=True)
-class Text(LabeledSequences):
+class IMDbText(LabeledSequences):
   """Reviews of IMDb as bytes; class 1 is a positive review.
 
   Attributes:
@@ -191,7 +191,7 @@ class Retrieval(LabeledSequences):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pathfinder(GreyImages):
+class PathfinderFiles(GreyImages):
   """Images of 32 x 32 points; class 1 if a path connects the two circles.
 
   80 % of the images are in train, 10 % in validation and 10 % in test, after

@@ -26,7 +26,7 @@ _SHORTEST = 32  # Tokens of a segment that is made shorter.
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class EvalSubset:
   """The part of a split that is evaluated.
 
   Attributes:

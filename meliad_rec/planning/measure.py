@@ -86,7 +86,7 @@ class Compiled:
   needed: int
   compile_seconds: float
   exchanges: list[estimate.Exchange] | None
-  parts: list[estimate.Part] | None
+  parts: list[estimate.TimeShare] | None
   notes: tuple[str, ...]
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.lanes import ShorterFirst
 from meliad_rec.distributed import partition
-from meliad_rec.evaluation.evaluation import Part
+from meliad_rec.evaluation.evaluation import EvalSubset
 from meliad_rec.generation.sample import Sample
 from meliad_rec.generation.translation import Translation
 from meliad_rec.metrics import losses
@@ -112,7 +112,7 @@ class Experiment:
   objective: Callable | A2C = losses.objective
   ema_decay: float | None = None
   halting_warmup: int = 0
-  part: Part = Part()
+  part: EvalSubset = EvalSubset()
   sample: Sample = Sample()
   translation: Translation = Translation()
   log_every: int = 50

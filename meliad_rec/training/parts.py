@@ -48,7 +48,7 @@ class Stream(Protocol):
     """Continues at a position."""
 
 
-class Evaluator(Protocol):
+class Validator(Protocol):
   """An object that evaluates parameters during a run."""
 
   def evaluate(
@@ -73,7 +73,7 @@ class Parts:
   """
 
   stream: Stream
-  validation: Evaluator
+  validation: Validator
   meter: StepMeter
   identities: Mapping[str, str]
   match: tuple[str, ...]

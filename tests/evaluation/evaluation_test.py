@@ -15,9 +15,9 @@ from meliad_rec.data.synthetic.random_walk import RandomWalk
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import Words
 from meliad_rec.distributed.partition import make_mesh
+from meliad_rec.evaluation.evaluation import EvalSubset
 from meliad_rec.evaluation.evaluation import evaluate
 from meliad_rec.evaluation.evaluation import metrics_given
-from meliad_rec.evaluation.evaluation import Part
 from meliad_rec.evaluation.evaluation import probe
 from meliad_rec.models.heads import Classifier
 from meliad_rec.models.model import initialize
@@ -250,9 +250,11 @@ def test_a_pass_can_be_stopped(data, params):
 
 def test_a_part(data):
   documents = data.documents('validation')
-  part = Part(documents=2, tokens=30).of(documents, data.vocabulary)
+  part = EvalSubset(documents=2, tokens=30).of(documents, data.vocabulary)
   assert part.lengths.tolist() == [30, 30]
-  assert Part().of(documents, data.vocabulary).identity == documents.identity
+  assert (
+    EvalSubset().of(documents, data.vocabulary).identity == documents.identity
+  )
 
 
 def test_a_probe_counts_one_batch(data, params):

@@ -19,7 +19,7 @@ from meliad_rec.report import journal
 from meliad_rec.report.report import Report
 from meliad_rec.training import summary
 from meliad_rec.training import validation
-from meliad_rec.training.experiment import Part
+from meliad_rec.training.experiment import EvalSubset
 from meliad_rec.training.progress import Progress
 from meliad_rec.training.validation import Validation
 from tests import tiny_run
@@ -161,7 +161,7 @@ def evaluated(workdir, experiment, stop=lambda: False):
 
 
 def test_it_reports_metrics_a_sample_and_a_plot(tmp_path, data):
-  part = Part(documents=2, tokens=20)
+  part = EvalSubset(documents=2, tokens=20)
   experiment = tiny_run.experiment(
     data, tiny_run.program(), part=part, sample=Sample()
   )
@@ -251,7 +251,7 @@ BY_ERROR = {'best_metric': 'error'}
   [
     (True, {}, {}, "best_metric is 'bits_per_byte', .* loss_nats_per_token"),
     (True, {}, BY_ERROR | {'sample': Sample()}, 'SAMPLE .* 5'),
-    (True, {}, BY_ERROR | {'part': Part(tokens=1)}, 'EVAL_TOKENS'),
+    (True, {}, BY_ERROR | {'part': EvalSubset(tokens=1)}, 'EVAL_TOKENS'),
     (True, {'head': Matcher(13)}, BY_ERROR, 'Matcher'),
     (
       *(True, {'cell': Whole()}),
@@ -279,7 +279,7 @@ def test_both_splits_must_be_readable(data):
     vocabulary=data.vocabulary,
     documents=lambda split: data.documents(other[split]),
   )
-  program, part = with_model(cell=Whole()), {'part': Part(tokens=90)}
+  program, part = with_model(cell=Whole()), {'part': EvalSubset(tokens=90)}
   make = lambda given, **more: Validation(
     tiny_run.experiment(given, program, segment=90, **more)
   )
