@@ -151,8 +151,8 @@ class Model(nn.Module):
     if self.clear_state:
       cell = self.cell.clear(cell)
     cell, y_BTD = run(self.cell, cell, block)
-    summary = lambda: self.cell.memory_slots(cell)
-    head, logits_BTV = self.apply_head(head, y_BTD, block.mask, summary)
+    slots_after = lambda: self.cell.memory_slots(cell)
+    head, logits_BTV = self.apply_head(head, y_BTD, block.mask, slots_after)
     if is_whole:
       return (), logits_BTV
     return self.join_state(cell, head), logits_BTV
@@ -217,8 +217,10 @@ class Model(nn.Module):
     block = block.replace(source=source)
     cell, head = self.split_state(decode_state)
     cell, y_B1D = self.cell.decode_step(cell, block)
-    summary = lambda: self.cell.memory_slots(self.cell.to_segment_state(cell))
-    head, logits_BTV = self.apply_head(head, y_B1D, block.mask, summary)
+    slots_after = lambda: self.cell.memory_slots(
+      self.cell.to_segment_state(cell)
+    )
+    head, logits_BTV = self.apply_head(head, y_B1D, block.mask, slots_after)
     return self.join_state(cell, head), logits_BTV[:, 0]
 
   def to_segment_state(self, decode_state: State) -> State:
@@ -231,15 +233,15 @@ class Model(nn.Module):
     x_BTD = self.embed(tokens_BT).astype(self.dtype)
     return Block(self.drop_embedding(x_BTD), mask_BT)
 
-  def apply_head(self, head, y_BTD, mask_BT, summary):
+  def apply_head(self, head, y_BTD, mask_BT, slots_after):
     """Computes logits from the cell's outputs.
 
     Args:
       head: state of the head; None if the model has no head.
       y_BTD: outputs of the cell.
       mask_BT: bool, False at padding.
-      summary: function that returns the cell's memory slots after these tokens.
-        It returns None if the cell has no slots.
+      slots_after: function that returns the cell's memory slots after these
+        tokens. It returns None if the cell has no slots.
 
     Returns:
       The head's new state, or None without a head; and logits_BTV float32.
@@ -253,7 +255,7 @@ class Model(nn.Module):
         return None, self.embed.logits(y_BTD)
 
     def slots():
-      s_BSD = summary()
+      s_BSD = slots_after()
       if s_BSD is None:
         raise ValueError(
           'This architecture has no memory slots to pool. Choose another of '

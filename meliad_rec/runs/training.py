@@ -178,7 +178,7 @@ def run_experiment(
     # A run that trains no further keeps the settings that it was trained with.
     if not (run.finished and saved.is_file()):
       if run.step:
-        tell_changes(saved, operative)
+        log_changes(saved, operative)
       folder.write(run.workdir, experiment, operative)
     return run, run.live()
   except OSError as error:
@@ -196,7 +196,7 @@ def check_source(experiment: Experiment, source: initial.Source | None) -> None:
     )
 
 
-def tell_changes(path: pathlib.Path, operative: str) -> None:
+def log_changes(path: pathlib.Path, operative: str) -> None:
   """Logs the settings that differ from those of the run so far.
 
   Args:

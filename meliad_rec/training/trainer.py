@@ -363,7 +363,7 @@ def _log_later_error(close: Callable[[], None]) -> Callable:
     except BaseException as later:
       if error is None:
         raise
-      if not getattr(later, 'told', False):
+      if not getattr(later, 'logged', False):
         logging.error('Another error while closing the run: %s', later)
 
   return exit_

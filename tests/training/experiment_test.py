@@ -202,7 +202,7 @@ def test_halting_before_the_first_step_is_reported(caplog, depth):
   metrics = {'loss_nats_per_token': 2.0}
   if depth is not None:
     metrics['halting_depth'] = depth
-  validation._tell_use(100, metrics, last=False)
+  validation._log_use_of_state(100, metrics, last=False)
   assert ('halt before their first step' in caplog.text) == (depth == 0)
 
 
@@ -215,11 +215,11 @@ def test_a_state_that_is_not_used_is_reported(caplog, step, cost, told):
   metrics = {'loss_nats_per_token': 2.0}
   if cost is not None:
     metrics['cleared_cost'] = cost
-  validation._tell_use(step, metrics, last=False)
+  validation._log_use_of_state(step, metrics, last=False)
   assert ('state is hardly used' in caplog.text) == told
   assert 'What recurrence gives' not in caplog.text
   with caplog.at_level('INFO'):
-    validation._tell_use(step, metrics, last=True)
+    validation._log_use_of_state(step, metrics, last=True)
   if cost is None or told:
     assert 'What recurrence gives' not in caplog.text
   else:
