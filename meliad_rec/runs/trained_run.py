@@ -413,14 +413,18 @@ class TrainedRun(ObservedRun):
     check_data_compatible(sharded.model, documents, sharded.segment, 'SEGMENT')
     return evaluate(sharded, self.params, documents, rows, nats_of=nats_of)
 
-  def data(self, **moved: str) -> Dataset:
+  def data(
+    self,
+    store: str | None = None,
+    path: str | None = None,
+    split_file: str | None = None,
+  ) -> Dataset:
     """Returns the data of the run.
 
     Args:
-      **moved: `store`, `path` or `split_file` of run_data.open_data, if the
-        data were moved.
+      store, path, split_file: as in run_data.open_data, if the data were moved.
     """
-    return open_data(self, **moved)
+    return open_data(self, store, path, split_file)
 
   def documents(
     self, texts: Sequence[str], names: Sequence[str] | None = None
