@@ -231,7 +231,7 @@ def _forward(inputs, dropout, dispatch: Dispatch):
     def attend(inputs, dropout):
       arguments = inputs, _keep_mask(inputs, dropout, module)
       call = functools.partial(module.attend, interpret=dispatch.interpret)
-      kinds, results = (inputs.kinds(), 'heads'), ('tokens', 'sums')
+      kinds, results = (inputs.kinds(), 'H'), ('BTHK', 'BH')
       return per_shard(call, kinds, arguments, results)(*arguments)
 
     return attend
@@ -257,7 +257,7 @@ def _backward(dispatch: Dispatch, saved, do):
     def gradients(inputs, dropout, o, lse, do):
       arguments = inputs, _keep_mask(inputs, dropout, module), o, lse, do
       call = functools.partial(module.gradients, interpret=dispatch.interpret)
-      kinds = inputs.kinds(), 'heads', 'tokens', 'sums', 'tokens'
+      kinds = inputs.kinds(), 'H', 'BTHK', 'BH', 'BTHK'
       return per_shard(call, kinds, arguments, kinds[0])(*arguments)
 
     return gradients

@@ -60,12 +60,12 @@ class AttentionInputs(struct.PyTreeNode):
     not support keys_WK.
     """
     return self.replace(
-      q_BTHK='tokens',
-      k_BSHK='tokens',
-      v_BSHK='tokens',
-      mask_BS='rows',
-      bias_HW='heads',
-      scale_H='heads',
+      q_BTHK='BTHK',
+      k_BSHK='BTHK',
+      v_BSHK='BTHK',
+      mask_BS='BS',
+      bias_HW='H',
+      scale_H='H',
       keys_WK=None,
     )
 
@@ -147,7 +147,7 @@ class MemoryInputs(struct.PyTreeNode):
 
   def kinds(self) -> 'MemoryInputs':
     """Returns the kind of each array, as per_shard.per_shard needs it."""
-    return MemoryInputs('tokens', 'tokens', 'tokens', 'rows', 'heads')
+    return MemoryInputs('BTHK', 'BTHK', 'BTHK', 'BS', 'H')
 
 
 def memory_attention(inputs: MemoryInputs, keep_HTS=None):

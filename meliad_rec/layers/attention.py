@@ -157,9 +157,9 @@ def attend(
   call = functools.partial(_attend_on_device, causal, dropout_rate)
   arguments = mask_BS, keep, v_BSHK, *sum(pairs, ())
   # Without per_shard, XLA may shard rows and queries over the axis of heads.
-  kind = 'sums' if _has_rows(keep) else 'heads'
-  kinds = 'rows', kind, *['tokens'] * (1 + 2 * len(pairs))
-  (y_BTHK,) = per_shard(call, kinds, arguments, ('tokens',))(*arguments)
+  kind = 'BH' if _has_rows(keep) else 'H'
+  kinds = 'BS', kind, *['BTHK'] * (1 + 2 * len(pairs))
+  (y_BTHK,) = per_shard(call, kinds, arguments, ('BTHK',))(*arguments)
   return y_BTHK
 
 

@@ -20,8 +20,8 @@ from tests.attention_example import both
 from tests.attention_example import example
 from tests.libtpu import needs_libtpu
 
-KINDS = 'tokens', 'rows', 'sums', 'heads', 'heads'
-RESULTS = 'tokens', 'heads'
+KINDS = 'BTHK', 'BS', 'BH', 'H', 'H'
+RESULTS = 'BTHK', 'H'
 
 
 def gradient_like(x_BTHK, mask_BS, sums_BHT, scale_H, nothing):
