@@ -83,10 +83,28 @@ PARAMETERS = {
   'archs.universal.Universal.exit_per_device': None,
   'archs.universal.Universal.loop': None,
   'archs.universal.Universal.together': 'global_halt',
+  **{
+    f'data.synthetic.{task}.{old}': new
+    for task in (
+      'arithmetic.Arithmetic',
+      'associative_recall.AssociativeRecall',
+      'cellular_automaton.CellularAutomaton',
+      'copying.Copying',
+      'copying_pairs.CopyingPairs',
+      'counting.Counting',
+      'needle.Needle',
+      'word_problem.WordProblem',
+    )
+    for old, new in (('least', 'min_size'), ('most', 'max_size'))
+  },
   'layers.layer_config.LayerConfig.attention_kernels': 'attention',
   **{
     f'layers.positions.{name}.heads': 'num_heads'
     for name in ('T5Bias', 'ALiBi', 'RelativeKeys')
+  },
+  **{
+    f'models.embedding.{kind}Embedding.deviation': 'stddev'
+    for kind in ('Tied', 'Scaled', 'Untied', 'Adaptive')
   },
   'recurrence.halt.Halt.penalty': 'ponder_cost',
 }

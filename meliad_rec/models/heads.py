@@ -46,7 +46,7 @@ class Head(nn.Module):
         f'logits_divisor is {embed.logits_divisor}, but the logits of a head '
         'are not divided. Remove model.Model.logits_divisor.'
       )
-    if embed.own_logits:
+    if embed.has_output_params:
       raise ValueError(
         f'{type(embed).__name__} has parameters for logits of the next token, '
         f'but this model predicts labels with a {type(self).__name__}. Remove '
