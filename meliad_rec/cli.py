@@ -86,7 +86,7 @@ def run_main(
   define_flags()
   signal.signal(signal.SIGTERM, _terminate)
   sys.stdout.reconfigure(errors='replace')
-  console.plain()
+  console.use_plain_logs()
 
   def parse(args):
     if {'--help', '-h'} & set(args[1:]):

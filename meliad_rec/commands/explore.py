@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
   array_file.check_writable(args.out)
   workdir, path = argv[1:]
   text = run_flags.read_text(path)
-  console.plain()
+  console.use_plain_logs()
   compilation_cache.enable()
   run = load_run(workdir, run_flags.step(), args.trusted)
   baseline = None

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
       )
     array_file.check_writable(args.out)
   step = run_flags.step()
-  console.plain()
+  console.use_plain_logs()
   compilation_cache.enable()
   run = load_agent(argv[1], step, args.trusted, args.agent)
   found = run.play(args.episodes, seed=args.seed, greedy=args.greedy)

@@ -41,12 +41,12 @@ class Seconds:
   exchange: float
 
   @property
-  def most(self) -> float:
+  def upper(self) -> float:
     """Seconds of a step if no collective overlaps with other operations."""
     return self.compute + self.kernels + self.exchange
 
   @property
-  def least(self) -> float:
+  def lower(self) -> float:
     """Seconds of a step if collectives overlap as much as possible."""
     return max(self.compute + self.kernels, self.exchange)
 

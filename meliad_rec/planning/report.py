@@ -79,14 +79,14 @@ def rates(answer: Answer) -> dict[str, float | None] | None:
   step, sizes = estimate.seconds(parts), measure.Sizes(**answer.sizes)
   peak = sizes.devices * topology.parse(answer.topology).chip.peak_flops
   return {
-    'step': step.most,
+    'step': step.upper,
     'estimated by XLA': step.compute,
     'Pallas kernels': step.kernels,
     'collectives': step.exchange,
-    'step if these overlap': step.least,
-    'MFU': sizes.flops and sizes.flops / (peak * step.most),
-    'tokens/s': sizes.tokens / step.most,
-    'hours': sizes.steps * step.most / 3600,
+    'step if these overlap': step.lower,
+    'MFU': sizes.flops and sizes.flops / (peak * step.upper),
+    'tokens/s': sizes.tokens / step.upper,
+    'hours': sizes.steps * step.upper / 3600,
   }
 
 

@@ -159,6 +159,7 @@ def read_with_pullback(body, *arguments):
     return body.read(*arguments), ()
   read = jax.checkpoint(body.read, prevent_cse=False, policy=body.policy)
   results, pull = jax.vjp(read, *arguments)
+  # `args_res` is undocumented. JAX 0.10 has it; setup.py bounds the version.
   pull.args_res[:] = [None] * len(arguments)
   return results, pull
 

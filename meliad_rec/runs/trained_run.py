@@ -21,6 +21,7 @@ import numpy as np
 
 from meliad_rec.config.saved import MODEL
 from meliad_rec.config.saved import SavedConfig
+from meliad_rec.config.values import check_count
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.pairs import end_of_line
@@ -33,7 +34,6 @@ from meliad_rec.generation import saved_state
 from meliad_rec.generation.beam import BeamSearch
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.decoder import DecoderState
-from meliad_rec.generation.sampling import check_count
 from meliad_rec.generation.sampling import Sampler
 from meliad_rec.generation.text import TextGenerator
 from meliad_rec.generation.translation import Translation
@@ -359,7 +359,7 @@ class TrainedRun(ObservedRun):
       ValueError: a document is not a string, all are empty, or the model
         predicts labels.
     """
-    self.refuse_changed('evaluate')
+    self.check_state_unmodified('evaluate')
     return self._evaluate(
       self.documents([texts] if isinstance(texts, str) else texts)
     )

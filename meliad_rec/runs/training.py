@@ -14,9 +14,9 @@ import pathlib
 from absl import logging
 
 from meliad_rec.config import config
+from meliad_rec.config.values import check_count
 from meliad_rec.data import store
 from meliad_rec.distributed import compilation_cache
-from meliad_rec.generation.sampling import check_count
 from meliad_rec.report import console
 from meliad_rec.runs import exported
 from meliad_rec.runs import folder
@@ -68,7 +68,7 @@ def train(
   if stop_at is not None:
     check_count('stop_at', stop_at, 1)
   workdir = os.fspath(workdir)
-  console.plain()
+  console.use_plain_logs()
   compilation_cache.enable()
   source = open_source(init_from and os.fspath(init_from), workdir)
   config.parse(list(gin_files), list(gin_params))

@@ -140,4 +140,4 @@ def test_seconds_of_a_step():
   parts = estimate.parts(program, [exchange], V5E)
   found = estimate.seconds(parts)
   assert (found.compute, found.kernels, found.exchange) == (2, 3, 0.25)
-  assert (found.most, found.least) == (5.25, 5)
+  assert (found.upper, found.lower) == (5.25, 5)
