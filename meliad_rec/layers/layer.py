@@ -382,8 +382,8 @@ class Attention(nn.Module):
     q_BTHK = q_BTHK.reshape(len(kv.mask), -1, *q_BTHK.shape[2:])
     inputs = MemoryInputs(q_BTHK, kv.k, kv.v, kv.mask, scale_H)
     pictures.sow(self, picture, lambda: memory_weights(inputs))
-    form = self.config.attention
-    y_BTHK = memory_attention(inputs, dropout, form)
+    implementation = self.config.attention
+    y_BTHK = memory_attention(inputs, dropout, implementation)
     return merge_heads(y_BTHK).reshape(B, T, -1)
 
   def project(self, x_BTD, *heads_BTF):

@@ -11,7 +11,7 @@ import dataclasses
 from flax import linen as nn
 import jax
 
-from meliad_rec.kernels.dispatch import FORMS
+from meliad_rec.kernels.dispatch import IMPLEMENTATIONS
 from meliad_rec.layers import norms
 from meliad_rec.layers import positions
 from meliad_rec.layers.attention import KV
@@ -178,9 +178,9 @@ class LayerConfig(TransformerConfig):
           f'scale. Remove {setting}, or set '
           'layer_config.LayerConfig.normalize_qk = True.'
         )
-    if self.attention not in FORMS:
+    if self.attention not in IMPLEMENTATIONS:
       raise ValueError(
-        f'attention must be one of {", ".join(FORMS)}, got '
+        f'attention must be one of {", ".join(IMPLEMENTATIONS)}, got '
         f'{self.attention!r}. Set layer_config.LayerConfig.attention.'
       )
     if self.depth is not None and self.depth < 1:

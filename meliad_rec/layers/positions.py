@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 
 
 class NoPosition(nn.Module):
@@ -265,7 +265,7 @@ class AdaptiveSpan(nn.Module):
   def bias(self, window: int):
     """Returns log m(x) for x from 0 to W - 1, [H, W] float32; W = window.
 
-    It is NEVER where the weight m(x) is 0.
+    It is MASKED where the weight m(x) is 0.
     """
     self.penalize(window)
     z_HW = clipped(self.ratio_H)[:, None] * window
@@ -273,7 +273,7 @@ class AdaptiveSpan(nn.Module):
     # Off the ramp, 1 takes the place of m: gradients must be finite there too,
     # even if `where` drops them.
     ramp_HW = jnp.where((m_HW > 0) & (m_HW < 1), m_HW, 1)
-    return jnp.where(m_HW > 0, jnp.log(ramp_HW), NEVER)
+    return jnp.where(m_HW > 0, jnp.log(ramp_HW), MASKED)
 
   def penalize(self, window: int):
     """Sows the loss of the mean span of the heads.

@@ -140,5 +140,5 @@ def test_kernels_of_shared_keys_on_many_devices():
   inputs = example(T=128, P=128, W=128, H=4, num_kv_heads=1)
   expected = both(ref.window_attention, inputs)
   with jax.set_mesh(partition.make_mesh(1, 2, 4)):
-    found = both(window_attention, inputs, form='tpu_interpreted')
+    found = both(window_attention, inputs, implementation='tpu_interpreted')
   assert_close(found, expected, 3e-5)

@@ -57,18 +57,18 @@ def test_scales_of_tokens_and_of_memory_begin_apart(memory, first):
 
 
 def test_kernels_may_be_left_out(monkeypatch):
-  forms = []
+  implementations = []
   for name in 'window_attention', 'memory_attention':
     whole = getattr(layer, name)
 
-    def record(inputs, dropout, form, whole=whole):
-      forms.append(form)
-      return whole(inputs, dropout, form)
+    def record(inputs, dropout, implementation, whole=whole):
+      implementations.append(implementation)
+      return whole(inputs, dropout, implementation)
 
     monkeypatch.setattr(layer, name, record)
   attention()
   attention(attention='xla')
-  assert forms == ['auto', 'auto', 'xla', 'xla']
+  assert implementations == ['auto', 'auto', 'xla', 'xla']
 
 
 def unit(y):
