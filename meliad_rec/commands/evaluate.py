@@ -220,7 +220,7 @@ def measure(
       run.params,
       documents,
       rows,
-      nats_of=losses.parts if losses else None,
+      losses_out=losses.parts if losses else None,
       on_progress=countdown.show,
     )
   finally:

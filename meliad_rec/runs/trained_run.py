@@ -407,11 +407,13 @@ class TrainedRun(ObservedRun):
     exported.write(out, files, self.params, facts, card)
 
   def _evaluate(
-    self, documents: Documents, nats_of: list | None = None
+    self, documents: Documents, losses_out: list | None = None
   ) -> dict[str, float]:
     sharded, rows = self.sharded, self.rows(len(documents))
     check_data_compatible(sharded.model, documents, sharded.segment, 'SEGMENT')
-    return evaluate(sharded, self.params, documents, rows, nats_of=nats_of)
+    return evaluate(
+      sharded, self.params, documents, rows, losses_out=losses_out
+    )
 
   def data(
     self,

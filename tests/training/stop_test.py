@@ -31,7 +31,7 @@ def begun(workdir, data, **changes):
 
 
 def test_a_stop_compiles_nothing(tmp_path, data, caplog):
-  """Compiling the probe and the fingerprints took most of a stop's time."""
+  """Compiling evaluate_batch and fingerprints took most of a stop's time."""
   run = begun(tmp_path, data)
   run.checkpoints.preempted = lambda: run.step == 1
   with jax.log_compiles():
