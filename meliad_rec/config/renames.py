@@ -83,6 +83,8 @@ PARAMETERS = {
   'archs.universal.Universal.exit_per_device': None,
   'archs.universal.Universal.loop': None,
   'archs.universal.Universal.together': 'global_halt',
+  'data.lra.IMDbText.parts': 'tfds_splits',
+  'data.lra.Image.parts': 'tfds_splits',
   **{
     f'data.synthetic.{task}.{old}': new
     for task in (
@@ -107,6 +109,7 @@ PARAMETERS = {
     for kind in ('Tied', 'Scaled', 'Untied', 'Adaptive')
   },
   'recurrence.halt.Halt.penalty': 'ponder_cost',
+  'training.experiment.Experiment.part': 'eval_subset',
 }
 # Values that changed: current module and class with the former parameter, and
 # {former value: current value}.

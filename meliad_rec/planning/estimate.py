@@ -179,7 +179,7 @@ class TimeShare:
   seconds: float
 
 
-def parts(
+def time_shares(
   program: hlo.Program, exchanged: Sequence[Exchange], chip: Chip
 ) -> list[TimeShare]:
   """Returns the parts of a step's time, the longest first.

@@ -28,7 +28,7 @@ from meliad_rec.storage.checksums import fingerprints
 from meliad_rec.storage.workdir import Lock
 from meliad_rec.storage.workdir import place
 from meliad_rec.training import meter
-from meliad_rec.training import parts
+from meliad_rec.training.components import build_components
 from meliad_rec.training.experiment import Experiment
 from meliad_rec.training.goodput import Goodput
 from meliad_rec.training.profile import Profile
@@ -67,7 +67,7 @@ class Run:
     self._fill = fill
     self.workdir = place(workdir)
     self.program = experiment.program
-    found = parts.of(experiment)
+    found = build_components(experiment)
     self.validation, self.meter = found.validation, found.meter
     self.lanes, self._match = found.stream, found.match
     identities = {

@@ -46,7 +46,7 @@ class Validation:
     self._vocabulary = experiment.data.vocabulary
     whole = experiment.data.documents('validation')
     self.split = whole.identity
-    self.documents = experiment.part.of(whole, self._vocabulary)
+    self.documents = experiment.eval_subset.of(whole, self._vocabulary)
     _check(experiment, self.documents)
     _check_model(experiment, self.documents)
     self.baselines = baselines(experiment.data, 'validation')

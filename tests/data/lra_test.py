@@ -70,10 +70,10 @@ def test_reviews_are_bytes_with_the_class_on_the_last_token(tmp_path):
     assert labels.tolist() == [0] * 12 + [i % 2 + 1]
   cut = IMDbText(str(tmp_path), max_length=3, ends=False).documents('test')
   assert data.vocabulary.decode(cut[0]) == 'goo' and cut.bytes_ == [3]
-  parts = {'train': 'train', 'validation': 'test', 'test': 'test'}
-  official = IMDbText(str(tmp_path), parts)
+  tfds_splits = {'train': 'train', 'validation': 'test', 'test': 'test'}
+  official = IMDbText(str(tmp_path), tfds_splits)
   assert [len(official.documents(split)) for split in SPLITS] == [10, 1, 1]
-  with pytest.raises(ValueError, match='parts must have'):
+  with pytest.raises(ValueError, match='tfds_splits must have'):
     IMDbText(str(tmp_path), {'train': 'train'}).documents('train')
 
 

@@ -161,9 +161,9 @@ def evaluated(workdir, experiment, stop=lambda: False):
 
 
 def test_it_reports_metrics_a_sample_and_a_plot(tmp_path, data):
-  part = EvalSubset(documents=2, tokens=20)
+  subset = EvalSubset(documents=2, tokens=20)
   experiment = tiny_run.experiment(
-    data, tiny_run.program(), part=part, sample=Sample()
+    data, tiny_run.program(), eval_subset=subset, sample=Sample()
   )
   validation, metrics, records, _ = evaluated(tmp_path / 'a', experiment)
   assert len(validation.documents) == 2
@@ -251,7 +251,7 @@ BY_ERROR = {'best_metric': 'error'}
   [
     (True, {}, {}, "best_metric is 'bits_per_byte', .* loss_nats_per_token"),
     (True, {}, BY_ERROR | {'sample': Sample()}, 'SAMPLE .* 5'),
-    (True, {}, BY_ERROR | {'part': EvalSubset(tokens=1)}, 'EVAL_TOKENS'),
+    (True, {}, BY_ERROR | {'eval_subset': EvalSubset(tokens=1)}, 'EVAL_TOKENS'),
     (True, {'head': Matcher(13)}, BY_ERROR, 'Matcher'),
     (
       *(True, {'cell': Whole()}),
@@ -279,11 +279,14 @@ def test_both_splits_must_be_readable(data):
     vocabulary=data.vocabulary,
     documents=lambda split: data.documents(other[split]),
   )
-  program, part = with_model(cell=Whole()), {'part': EvalSubset(tokens=90)}
+  program, subset = (
+    with_model(cell=Whole()),
+    {'eval_subset': EvalSubset(tokens=90)},
+  )
   make = lambda given, **more: Validation(
     tiny_run.experiment(given, program, segment=90, **more)
   )
-  make(swapped, **part)
-  for given, more in (swapped, {}), (data, part):
+  make(swapped, **subset)
+  for given, more in (swapped, {}), (data, subset):
     with pytest.raises(ValueError, match='SEGMENT'):
       make(given, **more)

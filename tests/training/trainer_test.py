@@ -214,8 +214,8 @@ def test_other_validation_documents_restart_the_search(
   run = start(tmp_path, data, steps=2, **settings)
   assert run.live() is None
   assert (run.progress.best, run.progress.since_best) == (1.0, 1)
-  part = EvalSubset(documents=2)
-  run = start(tmp_path, data, steps=4, part=part, **settings)
+  subset = EvalSubset(documents=2)
+  run = start(tmp_path, data, steps=4, eval_subset=subset, **settings)
   assert 'EVAL_DOCUMENTS or EVAL_TOKENS of this run' in caplog.text
   assert run.live() is None
   assert (run.progress.best, run.progress.since_best) == (8.0, 0)
