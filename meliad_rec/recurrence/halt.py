@@ -101,13 +101,13 @@ class Counts(struct.PyTreeNode):
     depth: [B, U], number of steps taken.
     p: [B, L], for each step l the sum of p_l over the units that were still
       active when p_l was computed.
-    asked: [B, L], for each step the number of these units.
+    evaluated: [B, L], for each step the number of these units.
   """
 
   ponder_cost: jax.Array
   depth: jax.Array
   p: jax.Array
-  asked: jax.Array
+  evaluated: jax.Array
 
 
 def advance(
@@ -132,14 +132,14 @@ def advance(
   active_BU = units.active > 0
   may_BU = active_BU & (l <= max_steps_B1)
   continues_BU = may_BU & (remainder_BU > 1 - halt.threshold)
-  takes_BU = may_BU if halt.keep_crossing else continues_BU
-  weight_BU = jnp.where(takes_BU, units.remainder * p_BU, 0)
-  remainder_BU = jnp.where(takes_BU, remainder_BU, units.remainder)
+  updated_BU = may_BU if halt.keep_crossing else continues_BU
+  weight_BU = jnp.where(updated_BU, units.remainder * p_BU, 0)
+  remainder_BU = jnp.where(updated_BU, remainder_BU, units.remainder)
   units = Units(remainder_BU, continues_BU.astype(jnp.float32))
-  return units, takes_BU, weight_BU
+  return units, updated_BU, weight_BU
 
 
-def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
+def halt_ahead(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
   """Returns the units; those that step l would halt are no longer active.
 
   If p_BU is known before the step, this saves steps in which units would only
@@ -204,7 +204,7 @@ class HaltingGate(nn.Module):
     return jax.nn.sigmoid(last(h_BUF))[..., 0]
 
 
-def mean(h_BTD, mask_BT, causal: bool):
+def mean_state(h_BTD, mask_BT, causal: bool):
   """Returns means over tokens that are not padding, float32.
 
   Args:

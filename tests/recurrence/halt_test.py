@@ -9,7 +9,7 @@ from meliad_rec.recurrence import halt as halting
 from meliad_rec.recurrence.halt import Counts
 from meliad_rec.recurrence.halt import Halt
 from meliad_rec.recurrence.halt import HaltingGate
-from meliad_rec.recurrence.halt import mean
+from meliad_rec.recurrence.halt import mean_state
 from meliad_rec.recurrence.halt import Units
 
 B, U, L = 3, 4, 7
@@ -53,12 +53,12 @@ def run(halt, foreseen=False):
   for l in range(L):
     p_BU = jnp.asarray(p_LBU[l])
     if foreseen:
-      units = halting.foresee(halt, units, p_BU, l, max_steps_B1)
-    units, takes_BU, weight_BU = halting.advance(
+      units = halting.halt_ahead(halt, units, p_BU, l, max_steps_B1)
+    units, updated_BU, weight_BU = halting.advance(
       halt, units, p_BU, l, max_steps_B1
     )
     weights.append(weight_BU)
-    took.append(takes_BU)
+    took.append(updated_BU)
   return units, np.stack(weights), np.stack(took)
 
 
@@ -85,7 +85,9 @@ def test_weights_are_those_of_each_unit_by_itself(halt):
     np.testing.assert_array_equal(a, b)
   # The unit that halts at step 2 is known to before it, and not else.
   before = Units.initial(jnp.asarray(active_BU))
-  units = halting.foresee(halt, before, jnp.asarray(p_LBU[2]), 2, max_steps_B1)
+  units = halting.halt_ahead(
+    halt, before, jnp.asarray(p_LBU[2]), 2, max_steps_B1
+  )
   assert units.active[0, 0] == halt.keep_crossing
   np.testing.assert_array_equal(units.remainder, before.remainder)
 
@@ -121,6 +123,6 @@ def test_means_of_bfloat16_are_added_up_in_float32():
   """In bfloat16 a sum of ones stays at 256."""
   ones = jnp.ones((1, 1000, 1), jnp.bfloat16)
   for causal in (False, True):
-    found = mean(ones, np.ones((1, 1000), bool), causal)
+    found = mean_state(ones, np.ones((1, 1000), bool), causal)
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, np.ones_like(found))
