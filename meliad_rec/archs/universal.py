@@ -221,9 +221,9 @@ class Universal(nn.Module):
     units_B = jnp.maximum(jnp.sum(real_BU, 1), 1)
     mean_B = lambda a_BU: jnp.sum(a_BU * real_BU, 1) / units_B
     real_B = jnp.any(unit_BU, 1).astype(jnp.float32)
-    cost_B = mean_B(halting.cost(self.halt, remainder_BU, counts))
+    steps_BU = halting.expected_steps(self.halt, remainder_BU, counts)
     # Rows without tokens cost nothing, and are not counted in the mean.
-    loss = losses.RowMeans(self.halt.ponder_cost * cost_B, real_B)
+    loss = losses.RowMeans(self.halt.ponder_cost * mean_B(steps_BU), real_B)
     self.sow('losses', losses.HALTING, loss)
     self.sow(pictures.DEPTHS, 'depth', counts.depth)
     sow = functools.partial(metrics.sow, self)
@@ -261,13 +261,13 @@ class Rows(struct.PyTreeNode):
   Attributes:
     mask_BT: bool, False at padding.
     memory_BSD: memory slots; None means that there are none.
-    max_steps_B1: int32, index, from 0, of the last step that the units of a row
+    last_step_B1: int32, index, from 0, of the last step that the units of a row
       may take.
   """
 
   mask_BT: jax.Array
   memory_BSD: jax.Array | None
-  max_steps_B1: jax.Array
+  last_step_B1: jax.Array
 
   @classmethod
   def of(cls, mask_BT, memory_BSD, bounded: bool) -> 'Rows':
@@ -279,10 +279,10 @@ class Rows(struct.PyTreeNode):
       bounded: whether a row may take at most one step more than it has tokens.
         If False, the number of its steps is not limited here.
     """
-    max_steps_B1 = jnp.sum(mask_BT, 1, keepdims=True, dtype=jnp.int32)
+    last_step_B1 = jnp.sum(mask_BT, 1, keepdims=True, dtype=jnp.int32)
     if not bounded:
-      max_steps_B1 = jnp.full_like(max_steps_B1, jnp.iinfo(jnp.int32).max)
-    return cls(mask_BT, memory_BSD, max_steps_B1)
+      last_step_B1 = jnp.full_like(last_step_B1, jnp.iinfo(jnp.int32).max)
+    return cls(mask_BT, memory_BSD, last_step_B1)
 
 
 class DepthState(struct.PyTreeNode):
@@ -393,10 +393,10 @@ class Recurrence:
         p_BU = self.halting_probability(shared, rows, h_BTD, new_BTD)
         counts = self.count_evaluated(counts, p_BU, units, l)
       units, updated_BU, weight_BU = halting.advance(
-        self.halt, units, p_BU, l, rows.max_steps_B1
+        self.halt, units, p_BU, l, rows.last_step_B1
       )
     counts = counts.replace(
-      ponder_cost=weight_BU * (l + 1), depth=updated_BU.astype(jnp.float32)
+      expected_steps=weight_BU * (l + 1), depth=updated_BU.astype(jnp.float32)
     )
     routes = experts.routes(sown, updated_BU & rows.mask_BT)
     weighted_BTD = weight_BU[..., None] * h_BTD.astype(jnp.float32)
@@ -470,7 +470,7 @@ class Recurrence:
     """
     p_BU = self.halting_probability(shared, rows, h_BTD)
     counts = self.count_evaluated(self.zero_counts(units), p_BU, units, l)
-    units = halting.halt_ahead(self.halt, units, p_BU, l, rows.max_steps_B1)
+    units = halting.halt_ahead(self.halt, units, p_BU, l, rows.last_step_B1)
     return units, p_BU, counts
 
   def zero_counts(self, units: Units) -> Counts:
