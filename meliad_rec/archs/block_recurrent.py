@@ -128,12 +128,12 @@ class BlockRecurrentLayer(Cell):
       past.append(new),
       memory,
       newest=newest,
-      source=block.source,
+      source_kv=block.source_kv,
     )
     return state, y_BTD
 
-  def source(self, encoded_BSD, mask_BS):
-    return self.tokens.source(encoded_BSD, mask_BS)
+  def source_kv(self, encoded_BSD, mask_BS):
+    return self.tokens.source_kv(encoded_BSD, mask_BS)
 
   def seen(self, state):
     """Returns n_BSD, the state vectors' `pre_norm`, and its keys and values."""
@@ -183,7 +183,7 @@ class BlockRecurrentLayer(Cell):
       lambda a: jax.lax.dynamic_slice_in_dim(a, filled, W + 1, 1), kv
     )
     y_B1D = self.tokens(
-      block.x, n_B1D, near, decode_state.memory, source=block.source
+      block.x, n_B1D, near, decode_state.memory, source_kv=block.source_kv
     )
     decode_state = decode_state.replace(kv=kv, filled_B=filled_B + 1)
     return nn.cond(

@@ -90,8 +90,8 @@ class Layer(nn.Module):
   def kv(self, n_BTD, mask_BT, unnormalized=False) -> KV:
     return self.attention.kv(n_BTD, mask_BT, unnormalized)
 
-  def source(self, encoded_BSD, mask_BS) -> KV:
-    """Returns keys and values of an encoded sequence; see Cell.source.
+  def source_kv(self, encoded_BSD, mask_BS) -> KV:
+    """Returns keys and values of an encoded sequence; see Cell.source_kv.
 
     Raises:
       ValueError: `config.cross` is False.
@@ -112,7 +112,7 @@ class Layer(nn.Module):
     memory: KV | None = None,
     newest: KV | None = None,
     first=None,
-    source: KV | None = None,
+    source_kv: KV | None = None,
   ):
     """Returns y_BTD, the residual stream after the layer.
 
@@ -127,7 +127,8 @@ class Layer(nn.Module):
         dropout of attention to past, of attention to a source and of hidden
         units has a mask for each position, and does not depend on which tokens
         are processed at once.
-      source: the result of the method `source`; None means that there is none.
+      source_kv: the result of the method `source_kv`; None means that there is
+        none.
     """
     attention = self.attention
     heads = [attention.attend_window(n_BTD, past, first)]
@@ -140,25 +141,25 @@ class Layer(nn.Module):
       attention.sow_memory(n_BTD[:, -W:], past.mask[:, -W:], newest)
     if memory is not None:
       heads.append(attention.attend_memory(n_BTD, memory))
-    return self.mlp_output(attention.project(x_BTD, *heads), first, source)
+    return self.mlp_output(attention.project(x_BTD, *heads), first, source_kv)
 
-  def output(self, x_BTD, *heads_BTF, source: KV | None = None):
+  def output(self, x_BTD, *heads_BTF, source_kv: KV | None = None):
     """Returns y_BTD, the residual stream after the layer.
 
     Args:
       x_BTD: the residual stream before the layer.
       *heads_BTF: results of attention, as in Attention.project.
-      source: see `__call__`.
+      source_kv: see `__call__`.
     """
     x_BTD = self.attention.project(x_BTD, *heads_BTF)
-    return self.mlp_output(x_BTD, source=source)
+    return self.mlp_output(x_BTD, source_kv=source_kv)
 
-  def mlp_output(self, x_BTD, first=None, source: KV | None = None):
+  def mlp_output(self, x_BTD, first=None, source_kv: KV | None = None):
     """Returns y_BTD, the residual stream after the layer.
 
     Args:
       x_BTD: the residual stream after attention to past and to memory.
-      first, source: see `__call__`.
+      first, source_kv: see `__call__`.
 
     Raises:
       ValueError: there is no source, although `config.cross` is True.
@@ -166,7 +167,7 @@ class Layer(nn.Module):
     attended, output = SUMS
     x_BTD = checkpoint_name(x_BTD, attended)
     if self.config.cross:
-      x_BTD = self.cross_attention.read_source(x_BTD, source, first)
+      x_BTD = self.cross_attention.read_source(x_BTD, source_kv, first)
     if self.config.post_norm:
       y_BTD = self.mlp_norm(self.mlp(x_BTD, x_BTD, first))
     else:
@@ -331,19 +332,19 @@ class Attention(nn.Module):
     name = 'token_to_state' if self.in_order else 'state_to_token'
     return self.attend_slots(q_BWHK, scale_H, memory, name).reshape(B, T, -1)
 
-  def read_source(self, x_BTD, source: KV | None, first=None):
+  def read_source(self, x_BTD, source_kv: KV | None, first=None):
     """Returns the residual stream joined with attention to a source.
 
     Args:
       x_BTD: the residual stream.
-      source: keys and values of an encoded sequence, in B rows or in fewer;
+      source_kv: keys and values of an encoded sequence, in B rows or in fewer;
         see `attend_slots`.
       first: see Layer.__call__.
 
     Raises:
       ValueError: there is no source.
     """
-    if source is None:
+    if source_kv is None:
       raise ValueError(
         'Layers attend to the output of an encoder, but the model has none. '
         'Set model.Model.encoder, as options/encoder/transformer does, or '
@@ -351,7 +352,7 @@ class Attention(nn.Module):
       )
     n_BTD = self.pre_norm(x_BTD)
     picture = 'token_to_source'
-    heads_BTF = self.attend_slots(*self.query(n_BTD), source, picture, first)
+    heads_BTF = self.attend_slots(*self.query(n_BTD), source_kv, picture, first)
     return self.project(x_BTD, heads_BTF)
 
   def sow_memory(self, n_BTD, mask_BT, memory: KV) -> None:

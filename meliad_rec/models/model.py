@@ -139,7 +139,7 @@ class Model(nn.Module):
     apart = lambda a_BT: a_BT.reshape(B * self.sequences, -1)
     block = self.block(apart(tokens_BT), apart(mask_BT))
     if self.encoder is not None:
-      block = block.replace(source=self.source(source_BS))
+      block = block.replace(source_kv=self.encode_source(source_BS))
     is_whole = self.encoder is not None and state == ()
     if is_whole:
       state = self.initial_state(B)
@@ -157,15 +157,15 @@ class Model(nn.Module):
       return (), logits_BTV
     return self.join_state(cell, head), logits_BTV
 
-  def source(self, source_BS) -> Any:
-    """Encodes sources; returns the Block.source of their rows.
+  def encode_source(self, source_BS) -> Any:
+    """Encodes sources; returns the Block.source_kv of their rows.
 
     Args:
       source_BS: int ids, 0 at padding.
     """
     block = self.block(source_BS, source_BS != 0)
     encoded_BSD = self.source_norm(self.encoder(block.x, block.mask))
-    return self.cell.source(encoded_BSD, block.mask)
+    return self.cell.source_kv(encoded_BSD, block.mask)
 
   def parts(self, state: State) -> dict[str, Any]:
     """Returns the recurrent part of the cell's state; see Cell.parts."""
@@ -199,13 +199,13 @@ class Model(nn.Module):
     cell, head = self.split_state(state)
     return self.join_state(self.cell.to_decode_state(cell), head)
 
-  def decode_step(self, decode_state: State, tokens_B, source=None):
+  def decode_step(self, decode_state: State, tokens_B, source_kv=None):
     """Reads one token of each document.
 
     Args:
       decode_state: the result of `to_decode_state`, or of the previous call.
       tokens_B: int ids; [B, 2] for pairs.
-      source: the result of the method `source`, or None without an encoder. If
+      source_kv: the result of `encode_source`, or None without an encoder. If
         it has fewer than B rows, each serves equally many consecutive rows.
 
     Returns:
@@ -214,7 +214,7 @@ class Model(nn.Module):
     """
     tokens_B1 = tokens_B.reshape(-1, 1)
     block = self.block(tokens_B1, jnp.ones(tokens_B1.shape, bool))
-    block = block.replace(source=source)
+    block = block.replace(source_kv=source_kv)
     cell, head = self.split_state(decode_state)
     cell, y_B1D = self.cell.decode_step(cell, block)
     slots_after = lambda: self.cell.memory_slots(
