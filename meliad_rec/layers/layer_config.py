@@ -272,12 +272,12 @@ class EncoderConfig(TransformerConfig):
     if self.hidden_dropout is not None:
       self.check_rate('hidden_dropout')
     # `position` may be a partial: look at what it builds.
-    built, plain = type(self.position(self.num_heads)), positions.NoPosition
-    if built.bias is not plain.bias or built.keys is not plain.keys:
+    built = self.position(self.num_heads)
+    if not isinstance(built, ENCODER_POSITIONS):
       names = ', '.join(p.__name__ for p in ENCODER_POSITIONS)
       raise ValueError(
-        f'position must be one of {names} in an encoder, got {built.__name__}. '
-        'Set layer_config.EncoderConfig.position.'
+        f'position must be one of {names} in an encoder, got '
+        f'{type(built).__name__}. Set layer_config.EncoderConfig.position.'
       )
 
   @property

@@ -15,8 +15,8 @@ import numpy as np
 from meliad_rec.kernels.reference import MASKED
 
 
-class NoPosition(nn.Module):
-  """Module that ignores positions; base class of all position modules.
+class Position(nn.Module):
+  """Base class of position modules. Its methods ignore positions.
 
   Attributes:
     num_heads: number of attention heads H.
@@ -63,7 +63,11 @@ class NoPosition(nn.Module):
     """
 
 
-class T5Bias(NoPosition):
+class NoPosition(Position):
+  """Module that ignores positions."""
+
+
+class T5Bias(Position):
   """Learned bias by logarithmic buckets of distance (Raffel et al. 2020).
 
   Attributes:
@@ -108,7 +112,7 @@ class T5Bias(NoPosition):
     return self.table_HN @ np.eye(self.buckets, dtype=np.float32)[bucket_W].T
 
 
-class ALiBi(NoPosition):
+class ALiBi(Position):
   """Bias that falls linearly with distance, with a fixed slope for each head.
 
   Press et al. 2022.
@@ -146,7 +150,7 @@ def sinusoids(length: int, width: int) -> np.ndarray:
   return np.concatenate(waves, 1).astype(np.float32)
 
 
-class RoPE(NoPosition):
+class RoPE(Position):
   """Rotation of queries and keys by their position (Su et al. 2021)."""
 
   base: float = 10_000.0
@@ -200,7 +204,7 @@ class SymmetricXPos(XPos):
   two_sided: ClassVar[bool] = True
 
 
-class RelativeKeys(NoPosition):
+class RelativeKeys(Position):
   """Learned vectors added to keys, one per distance, the same in all heads.
 
   Shaw et al. 2018, eq. 4.
