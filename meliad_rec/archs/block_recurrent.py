@@ -244,19 +244,14 @@ class StateVectors(nn.Module):
     gate = self.gate
     if config.compat_meliad:
       gate = functools.partial(gate, tanh=self.gate_config == 'single')
-    match self.gate_config:
-      case 'dual' | 'skip':
-        join = gate
-      case 'single':
-        join = None
-      case _:
-        raise ValueError(
-          f'gate_config must be dual, single or skip, got {self.gate_config!r}.'
-          ' Set block_recurrent.BlockRecurrentLayer.gate_config, or '
-          'block_feedback.BlockFeedback.gate_config.'
-        )
+    if self.gate_config not in ('dual', 'single', 'skip'):
+      raise ValueError(
+        f'gate_config must be dual, single or skip, got {self.gate_config!r}.'
+        ' Set block_recurrent.BlockRecurrentLayer.gate_config, or '
+        'block_feedback.BlockFeedback.gate_config.'
+      )
     attention = functools.partial(
-      Attention, config, has_memory=True, in_order=False, join=join
+      Attention, config, has_memory=True, in_order=False, join=gate
     )
     self.attention = attention()
     if self.sequential:
@@ -321,13 +316,11 @@ class StateVectors(nn.Module):
       attention, heads = self.memory_attention, []
       n_BSD = self.add_ids(attention.pre_norm(s_BSD))
     heads.append(attention.attend_memory(n_BSD, kv_tokens))
-    h = attention.project(s_BSD, *heads)
-    match self.gate_config:
-      case 'skip':
-        return h
-      case 'dual':
-        return self.mlp(h, self.mlp_norm(h))
-      case 'single':
-        # Flattened, because XLA of jaxlib 0.10 multiplies by a [2, H K, F]
-        # kernel wrongly in the backward pass if the kernel is sharded 3 ways.
-        return self.mlp(s_BSD, h.reshape(*h.shape[:2], -1))
+    if self.gate_config == 'single':
+      # Not stacked, because XLA of jaxlib 0.10 multiplies by a [2, H K, F]
+      # kernel wrongly in the backward pass if the kernel is sharded 3 ways.
+      return self.mlp(s_BSD, jnp.concatenate(heads, -1))
+    s_BSD = attention.project(s_BSD, *heads)
+    if self.gate_config == 'skip':
+      return s_BSD
+    return self.mlp(s_BSD, self.mlp_norm(s_BSD))

@@ -147,7 +147,7 @@ class Feedback(MemoryCell):
     self.layers = self.make_layers(config)
     self.memory = self.compose()
     if self.share_keys:
-      self.memory_attention = Attention(config, rate=config.dropout, join=None)
+      self.memory_attention = Attention(config, rate=config.dropout)
 
   def empty(self, batch):
     config = self.config

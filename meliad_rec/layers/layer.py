@@ -222,8 +222,7 @@ class Attention(nn.Module):
       all unmasked keys of `past`.
     rate: rate of dropout on the result of `pre_norm`.
     attention_rate: rate of dropout on attention probabilities.
-    join: a class of gates.py. None means that there is none, and that `project`
-      returns heads.
+    join: a class of gates.py.
     position: position module that several layers share. None means that this
       module makes its own.
   """
@@ -233,7 +232,7 @@ class Attention(nn.Module):
   in_order: bool = True
   rate: float = 0.0
   attention_rate: float = 0.0
-  join: Callable[..., nn.Module] | None = gates.Residual
+  join: Callable[..., nn.Module] = gates.Residual
   position: nn.Module | None = None
 
   def setup(self):
@@ -252,8 +251,7 @@ class Attention(nn.Module):
         self.relative = config.position(config.num_heads, name='position')
       if config.span:
         self.span = config.span(config.num_heads)
-    if self.join:
-      self.output = self.join(dtype=config.dtype)
+    self.output = self.join(dtype=config.dtype)
 
   def pre_norm(self, x_BTD):
     """Returns n_BTD, the norm of x_BTD with dropout.
@@ -390,16 +388,11 @@ class Attention(nn.Module):
   def project(self, x_BTD, *heads_BTF):
     """Returns the residual stream joined with heads, [B, T, D].
 
-    If `join` is None, returns the heads instead: [B, T, H K], or [B, T, 2, H K]
-    if there are two sets.
-
     Args:
       x_BTD: the residual stream.
       *heads_BTF: one or two sets of heads; F = H K.
     """
     h = heads_BTF[0] if len(heads_BTF) == 1 else jnp.stack(heads_BTF, 2)
-    if not self.join:
-      return h
     y_BTD = self.output(x_BTD, h)
     return self.norm(y_BTD) if self.config.post_norm else y_BTD
 
