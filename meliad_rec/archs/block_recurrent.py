@@ -251,7 +251,7 @@ class StateVectors(nn.Module):
         'block_feedback.BlockFeedback.gate_config.'
       )
     attention = functools.partial(
-      Attention, config, has_memory=True, in_order=False, join=gate
+      Attention, config, has_memory=True, has_positions=False, join=gate
     )
     self.attention = attention()
     if self.sequential:
@@ -310,7 +310,8 @@ class StateVectors(nn.Module):
         one.
     """
     attention = self.attention
-    heads = [attention.attend_window(n_BSD, kv_states)]
+    query = attention.query(n_BSD)
+    heads = [attention.attend_slots(*query, kv_states, 'state_to_state')]
     if self.sequential:
       s_BSD = attention.project(s_BSD, *heads)
       attention, heads = self.memory_attention, []

@@ -184,11 +184,12 @@ class Query(nn.Module):
 
   Attributes:
     config: sizes and choices.
-    in_order: whether the keys have positions; see LayerConfig.memory_qk_scale.
+    has_positions: whether the keys have positions; see
+      LayerConfig.memory_qk_scale.
   """
 
   config: LayerConfig
-  in_order: bool = True
+  has_positions: bool = True
 
   @nn.compact
   def __call__(self, n_BTD):
@@ -197,9 +198,9 @@ class Query(nn.Module):
     q_BTHK = Heads(*dims, False, config.dtype, name='heads')(n_BTD)
     if not config.normalize_qk:
       return q_BTHK * config.head_dim**-0.5, None
-    first = None if self.in_order else config.memory_qk_scale
-    first = config.qk_scale if first is None else first
-    init = nn.initializers.constant(first)
+    initial = None if self.has_positions else config.memory_qk_scale
+    initial = config.qk_scale if initial is None else initial
+    init = nn.initializers.constant(initial)
     scale_H = self.param('scale', init, (config.num_heads,))
     return q_BTHK, jnp.abs(scale_H)
 
@@ -218,8 +219,8 @@ class Attention(nn.Module):
   Attributes:
     config: sizes and choices, shared by the layers.
     has_memory: whether there are queries for `memory`.
-    in_order: whether keys of `past` have positions. If False, every query sees
-      all unmasked keys of `past`.
+    has_positions: whether keys of `past` have positions. If False, they are
+      read by `attend_slots` instead of `attend_window`.
     rate: rate of dropout on the result of `pre_norm`.
     attention_rate: rate of dropout on attention probabilities.
     join: a class of gates.py.
@@ -229,7 +230,7 @@ class Attention(nn.Module):
 
   config: LayerConfig
   has_memory: bool = False
-  in_order: bool = True
+  has_positions: bool = True
   rate: float = 0.0
   attention_rate: float = 0.0
   join: Callable[..., nn.Module] = gates.Residual
@@ -239,13 +240,13 @@ class Attention(nn.Module):
     config = self.config
     self.norm = config.norm(dtype=config.dtype)
     self.dropout = config.dropout_kind(self.rate)
-    self.query = Query(config, self.in_order)
+    self.query = Query(config, self.has_positions)
     dims = config.kv_heads, config.head_dim
     self.key = Heads(*dims, config.normalize_qk, config.dtype)
     self.value = Heads(*dims, False, config.dtype)
     if self.has_memory:
-      self.memory_query = Query(config, in_order=False)
-    if self.in_order:
+      self.memory_query = Query(config, has_positions=False)
+    if self.has_positions:
       self.relative = self.position
       if self.position is None:
         self.relative = config.position(config.num_heads, name='position')
@@ -280,14 +281,11 @@ class Attention(nn.Module):
 
     Args:
       n_BTD: the result of `pre_norm`, from which queries are computed.
-      past: keys and values. If in_order is True, the last T are those of the T
-        tokens in n_BTD.
+      past: keys and values; the last T are those of the T tokens in n_BTD.
       first: see Layer.__call__.
     """
     config = self.config
     q_BTHK, scale_H = self.query(n_BTD)
-    if not self.in_order:
-      return self.attend_slots(q_BTHK, scale_H, past, 'state_to_state')
     nearest = 0 if config.include_self else 1
     steps_back = np.arange(config.window) + nearest
     bias_HW = self.relative.bias(steps_back)
@@ -327,7 +325,7 @@ class Attention(nn.Module):
     W = B * T // rows
     q_BTHK, scale_H = self.memory_query(n_BTD)
     q_BWHK = q_BTHK.reshape(rows, W, *q_BTHK.shape[2:])
-    name = 'token_to_state' if self.in_order else 'state_to_token'
+    name = 'token_to_state' if self.has_positions else 'state_to_token'
     return self.attend_slots(q_BWHK, scale_H, memory, name).reshape(B, T, -1)
 
   def read_source(self, x_BTD, source_kv: KV | None, first=None):
@@ -418,7 +416,7 @@ def cross_attention(config: LayerConfig, join: Callable) -> Attention:
   """
   return Attention(
     config,
-    in_order=False,
+    has_positions=False,
     rate=config.dropout,
     attention_rate=config.attention_rate,
     join=join,

@@ -160,16 +160,15 @@ def test_reading_memory_has_its_own_queries():
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_without_order_every_key_is_visible():
-  module = Attention(config(), in_order=False)
+def test_without_positions_every_key_is_visible():
+  module = Attention(config(), has_positions=False)
   x = draw(B, T, D)
-  read = lambda m, x: m.attend_window(x, m.kv(x))
-  params = module.init(jax.random.key(0), x, method=read)
+  read = lambda m, x, z: m.attend_slots(*m.query(x), m.kv(z), 'state_to_state')
+  params = module.init(jax.random.key(0), x, x, method=read)
   assert 'position' not in params['params']
   changed = x.copy()
   changed[:, -1] += 1
-  past = lambda z: module.apply(params, z, method='kv')
-  first = lambda z: read_past(module, params, x, past(z))[:, 0]
+  first = lambda z: module.apply(params, x, z, method=read)[:, 0]
   assert np.abs(first(x) - first(changed)).max() > 1e-3
 
 
