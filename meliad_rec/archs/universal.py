@@ -179,6 +179,7 @@ class Universal(nn.Module):
     return self.layer(x_BTD, mask_BT, memory_BSD)
 
   def recurrence(self, steps: int) -> 'Recurrence':
+    """Returns the step in depth as a function of arrays."""
     return Recurrence(
       self.layer.unbind()[0],
       self.gate.unbind()[0] if self.halt else None,
@@ -191,6 +192,7 @@ class Universal(nn.Module):
     )
 
   def shared(self) -> 'Shared':
+    """Returns the parameters and a new random key, for all steps and rows."""
     rng = None
     if self.has_rng('dropout'):
       rng = jax.random.key_data(self.make_rng('dropout'))
