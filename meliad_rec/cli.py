@@ -86,7 +86,7 @@ def run_main(
   define_flags()
   signal.signal(signal.SIGTERM, _terminate)
   sys.stdout.reconfigure(errors='replace')
-  console.plain()
+  console.use_plain_logs()
 
   def parse(args):
     if {'--help', '-h'} & set(args[1:]):
@@ -155,8 +155,8 @@ def guarded(
     if message is None:
       raise
     code = getattr(error, 'exit_code', 2)
-    # An error is `told` if it was printed already, as by a background save.
-    return code if getattr(error, 'told', False) else _fail(message, code)
+    # An error is `logged` if it was printed already, as by a background save.
+    return code if getattr(error, 'logged', False) else _fail(message, code)
 
 
 def summary(command: str) -> str:

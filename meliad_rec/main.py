@@ -80,9 +80,9 @@ def main(argv: list[str]) -> int:
   args = flags.FLAGS
   if not (args.workdir or args.dry_run):
     raise ValueError('A run needs a folder. Add --workdir=DIR.')
-  console.plain()
+  console.use_plain_logs()
   compilation_cache.enable()
-  return pod.together(work, cli.guarded)
+  return pod.run_on_all_processes(work, cli.guarded)
 
 
 def work() -> int:

@@ -34,7 +34,7 @@ def example(
   mask_BS = rng.random((B, S)) < 0.8
   mask_BS[1, : P + 3] = False  # The first queries of row 1 see no key.
   bias_HW = jnp.asarray(rng.normal(size=(H, W)) + bias, jnp.float32)
-  bias_HW = bias_HW.at[0, (W + 1) // 2 :].set(ref.NEVER)  # As a span does.
+  bias_HW = bias_HW.at[0, (W + 1) // 2 :].set(ref.MASKED)  # As a span does.
   scale_H = np.linspace(scale or 1, 1, H)
   return ref.AttentionInputs(
     draw(B, T, H, K),

@@ -3,7 +3,7 @@
 import dataclasses
 
 from meliad_rec.planning.estimate import Exchange
-from meliad_rec.planning.estimate import Part
+from meliad_rec.planning.estimate import TimeShare
 from meliad_rec.planning.measure import Compiled
 from meliad_rec.planning.measure import Sizes
 from meliad_rec.planning.question import Answer
@@ -36,10 +36,10 @@ COMPILED = Compiled(
     Exchange('all-to-all', 'model', 2, 2**20, 0.125),
   ],
   parts=[
-    Part('products', 'forward cell/mlp', 0.5),
-    Part('collectives', 'over data', 0.25),
-    Part('kernels', 'forward cell/attention', 0.125),
-    Part('copies', 'forward cell/mlp', 0.125),
+    TimeShare('products', 'forward cell/mlp', 0.5),
+    TimeShare('collectives', 'over data', 0.25),
+    TimeShare('kernels', 'forward cell/attention', 0.125),
+    TimeShare('copies', 'forward cell/mlp', 0.125),
   ],
   notes=('a loop counts once',),
 )

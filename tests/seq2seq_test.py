@@ -80,12 +80,12 @@ def test_steps_give_the_logits_of_teacher_forcing(name):
 
   @jax.jit
   def stepwise(params):
-    source = model.apply(params, source_BS, method='source')
+    kv = model.apply(params, source_BS, method='encode_source')
     state = model.apply(params, B, method='initial_state')
     state = model.apply(params, state, method='to_decode_state')
 
     def step(state, tokens_B):
-      return model.apply(params, state, tokens_B, source, method='decode_step')
+      return model.apply(params, state, tokens_B, kv, method='decode_step')
 
     return jax.lax.scan(step, state, jnp.asarray(tokens_BT.T))[1]
 

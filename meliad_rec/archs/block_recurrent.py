@@ -128,12 +128,12 @@ class BlockRecurrentLayer(Cell):
       past.append(new),
       memory,
       newest=newest,
-      source=block.source,
+      source_kv=block.source_kv,
     )
     return state, y_BTD
 
-  def source(self, encoded_BSD, mask_BS):
-    return self.tokens.source(encoded_BSD, mask_BS)
+  def source_kv(self, encoded_BSD, mask_BS):
+    return self.tokens.source_kv(encoded_BSD, mask_BS)
 
   def seen(self, state):
     """Returns n_BSD, the state vectors' `pre_norm`, and its keys and values."""
@@ -183,7 +183,7 @@ class BlockRecurrentLayer(Cell):
       lambda a: jax.lax.dynamic_slice_in_dim(a, filled, W + 1, 1), kv
     )
     y_B1D = self.tokens(
-      block.x, n_B1D, near, decode_state.memory, source=block.source
+      block.x, n_B1D, near, decode_state.memory, source_kv=block.source_kv
     )
     decode_state = decode_state.replace(kv=kv, filled_B=filled_B + 1)
     return nn.cond(
@@ -244,19 +244,14 @@ class StateVectors(nn.Module):
     gate = self.gate
     if config.compat_meliad:
       gate = functools.partial(gate, tanh=self.gate_config == 'single')
-    match self.gate_config:
-      case 'dual' | 'skip':
-        join = gate
-      case 'single':
-        join = None
-      case _:
-        raise ValueError(
-          f'gate_config must be dual, single or skip, got {self.gate_config!r}.'
-          ' Set block_recurrent.BlockRecurrentLayer.gate_config, or '
-          'block_feedback.BlockFeedback.gate_config.'
-        )
+    if self.gate_config not in ('dual', 'single', 'skip'):
+      raise ValueError(
+        f'gate_config must be dual, single or skip, got {self.gate_config!r}.'
+        ' Set block_recurrent.BlockRecurrentLayer.gate_config, or '
+        'block_feedback.BlockFeedback.gate_config.'
+      )
     attention = functools.partial(
-      Attention, config, has_memory=True, in_order=False, join=join
+      Attention, config, has_memory=True, has_positions=False, join=gate
     )
     self.attention = attention()
     if self.sequential:
@@ -315,19 +310,18 @@ class StateVectors(nn.Module):
         one.
     """
     attention = self.attention
-    heads = [attention.attend_window(n_BSD, kv_states)]
+    query = attention.query(n_BSD)
+    heads = [attention.attend_slots(*query, kv_states, 'state_to_state')]
     if self.sequential:
       s_BSD = attention.project(s_BSD, *heads)
       attention, heads = self.memory_attention, []
       n_BSD = self.add_ids(attention.pre_norm(s_BSD))
     heads.append(attention.attend_memory(n_BSD, kv_tokens))
-    h = attention.project(s_BSD, *heads)
-    match self.gate_config:
-      case 'skip':
-        return h
-      case 'dual':
-        return self.mlp(h, self.mlp_norm(h))
-      case 'single':
-        # Flattened, because XLA of jaxlib 0.10 multiplies by a [2, H K, F]
-        # kernel wrongly in the backward pass if the kernel is sharded 3 ways.
-        return self.mlp(s_BSD, h.reshape(*h.shape[:2], -1))
+    if self.gate_config == 'single':
+      # Not stacked, because XLA of jaxlib 0.10 multiplies by a [2, H K, F]
+      # kernel wrongly in the backward pass if the kernel is sharded 3 ways.
+      return self.mlp(s_BSD, jnp.concatenate(heads, -1))
+    s_BSD = attention.project(s_BSD, *heads)
+    if self.gate_config == 'skip':
+      return s_BSD
+    return self.mlp(s_BSD, self.mlp_norm(s_BSD))

@@ -147,7 +147,7 @@ class Feedback(MemoryCell):
     self.layers = self.make_layers(config)
     self.memory = self.compose()
     if self.share_keys:
-      self.memory_attention = Attention(config, rate=config.dropout, join=None)
+      self.memory_attention = Attention(config, rate=config.dropout)
 
   def empty(self, batch):
     config = self.config
@@ -164,8 +164,8 @@ class Feedback(MemoryCell):
     kv = [r.kv(r.pre_norm(m)) for r, m in zip(readers, written, strict=True)]
     return [(each.k, each.v) for each in kv]
 
-  def source(self, encoded_BSD, mask_BS):
-    return [layer.source(encoded_BSD, mask_BS) for layer in self.layers]
+  def source_kv(self, encoded_BSD, mask_BS):
+    return [layer.source_kv(encoded_BSD, mask_BS) for layer in self.layers]
 
   def read(self, kv, mask_BS, x_BTD, first, source=None):
     if len(kv) == 1:

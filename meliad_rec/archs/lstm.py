@@ -55,9 +55,9 @@ class LSTM(Cell):
     zeros_BD = jnp.zeros((batch, self.d_model))
     return zeros_BD, zeros_BD
 
-  def source(self, encoded_BSD, mask_BS):
+  def source_kv(self, encoded_BSD, mask_BS):
     if not self.cross:
-      return super().source(encoded_BSD, mask_BS)
+      return super().source_kv(encoded_BSD, mask_BS)
     return self.cross_attention.kv(encoded_BSD, mask_BS)
 
   def parts(self, state):
@@ -84,7 +84,7 @@ class LSTM(Cell):
     pictures.sow(self, 'token_output', lambda: gate(3))
     y_BTD = h_BTD.astype(self.dtype)
     if self.cross:
-      y_BTD = self.cross_attention.read_source(y_BTD, block.source)
+      y_BTD = self.cross_attention.read_source(y_BTD, block.source_kv)
     return state, y_BTD
 
 

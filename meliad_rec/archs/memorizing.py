@@ -23,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from meliad_rec.distributed.per_shard import per_shard
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 from meliad_rec.layers.attention import KV
 from meliad_rec.layers.layer import Layer
 from meliad_rec.layers.layer import scaled
@@ -162,10 +162,10 @@ class MemorizingLayer(Cell):
         'bhqk,bhsk->bhqs', q_BHQK, ring.keys, preferred_element_type=jnp.float32
       )
       near_S = (age_S >= since) & (age_S < since + self.memory)
-      score = jnp.where(ring.mask.swapaxes(2, 3) & near_S, score, NEVER)
+      score = jnp.where(ring.mask.swapaxes(2, 3) & near_S, score, MASKED)
       if self.neighbors:
-        score = jnp.where(score >= self.least(score), score, NEVER)
-      p = jnp.where(score > NEVER, jax.nn.softmax(score, -1), 0)
+        score = jnp.where(score >= self.least(score), score, MASKED)
+      p = jnp.where(score > MASKED, jax.nn.softmax(score, -1), 0)
       p = p.astype(ring.values.dtype)
       return jnp.einsum('bhqs,bhsk->bhqk', p, ring.values)
 
@@ -199,14 +199,16 @@ class MemorizingLayer(Cell):
     age_S = ring.age_S()
     near_S = (age_S >= T) & (age_S < T + self.memory)
     seen_BS = ring.mask[:, 0, :, 0] & near_S
-    score = jnp.where(seen_BS[:, None, None], score.reshape(B, T, H, -1), NEVER)
+    score = jnp.where(
+      seen_BS[:, None, None], score.reshape(B, T, H, -1), MASKED
+    )
     top, at = jax.lax.top_k(score, self.neighbors or SHOWN)
-    weights = jnp.where(top > NEVER, jax.nn.softmax(top), 0)
+    weights = jnp.where(top > MASKED, jax.nn.softmax(top), 0)
     if self.neighbors is None:
       share = jnp.exp(jax.nn.logsumexp(top, -1) - jax.nn.logsumexp(score, -1))
       weights = weights * share[..., None]
     back = age_S[at] - (T - 1 - jnp.arange(T))[:, None, None]
-    back = jnp.where(top > NEVER, back, 0)
+    back = jnp.where(top > MASKED, back, 0)
     n = min(SHOWN, top.shape[-1])
     pictures.sow(self, 'recall_weight', lambda: weights[..., :n])
     pictures.sow(self, 'recall_back', lambda: back[..., :n])
@@ -230,7 +232,7 @@ class MemorizingLayer(Cell):
       )
     search = lambda score_BHQS: (find(score_BHQS, self.neighbors + 1)[0],)
     scores = (jax.lax.stop_gradient(score_BHQS),)
-    (top,) = per_shard(search, ('sums',), scores, ('sums',))(*scores)
+    (top,) = per_shard(search, ('BH',), scores, ('BH',))(*scores)
     # Otherwise XLA fuses the next slice with the search, and sorts all scores.
     top = jax.lax.optimization_barrier(top)
     # Halfway to the next score, because recomputed scores may differ slightly.

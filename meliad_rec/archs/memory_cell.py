@@ -106,8 +106,8 @@ class MemoryCell(Cell, kw_only=True):
       mask_BS: bool, False at padding, for the tokens of memory and the chunks.
       x_BTD: the tokens of the n chunks.
       first: int, position of the first of these tokens in the segment.
-      *source: Block.source, if there is one: only for cells with a method
-        `source`.
+      *source: Block.source_kv, if there is one: only for cells with a method
+        `source_kv`.
 
     Returns:
       The vectors that the chunks write, a pytree like Memory.written; and the
@@ -143,13 +143,13 @@ class MemoryCell(Cell, kw_only=True):
     return [Layer(config, position=position) for _ in range(self.count)]
 
   def apply_layer(
-    self, layer: Layer, x_BTD, n_BTD, kv, first=None, source=None
+    self, layer: Layer, x_BTD, n_BTD, kv, first=None, source_kv=None
   ):
     """Returns the outputs of a layer, or x_BTD if LayerDrop skips the layer.
 
-    `n_BTD`, `kv`, `first` and `source` are passed to the layer.
+    `n_BTD`, `kv`, `first` and `source_kv` are passed to the layer.
     """
-    y_BTD = layer(x_BTD, n_BTD, kv, first=first, source=source)
+    y_BTD = layer(x_BTD, n_BTD, kv, first=first, source_kv=source_kv)
     return drop_layer(self, self.layer_drop, x_BTD, y_BTD)
 
   @property

@@ -45,8 +45,8 @@ class Chain(Cell, kw_only=True):
   def __call__(self, state, block):
     return self.pass_through(self.run_or_drop, state, block)
 
-  def source(self, encoded_BSD, mask_BS):
-    return self.map_cells(lambda cell: cell.source(encoded_BSD, mask_BS))
+  def source_kv(self, encoded_BSD, mask_BS):
+    return self.map_cells(lambda cell: cell.source_kv(encoded_BSD, mask_BS))
 
   def clear(self, state):
     return self.map_cells(lambda cell, s: cell.clear(s), state)
@@ -159,8 +159,8 @@ class Repeat(Chain):
     return self.cell.memory_slots(jax.tree.map(lambda a: a[:, -1], state))
 
   def pass_through(self, call, state, block):
-    def body(cell, x_BTD, s, source):
-      s, y_BTD = call(cell, s, block.replace(x=x_BTD, source=source))
+    def body(cell, x_BTD, s, kv):
+      s, y_BTD = call(cell, s, block.replace(x=x_BTD, source_kv=kv))
       return y_BTD, s
 
     own = {} if self.share else {'params': 0}
@@ -175,7 +175,7 @@ class Repeat(Chain):
     )
     if not self.share and not self.is_initializing():
       scan = nn.map_variables(scan, 'params', trans_in_fn=self.cell.cast_params)
-    y_BTD, state = scan(self.cell, block.x, state, block.source)
+    y_BTD, state = scan(self.cell, block.x, state, block.source_kv)
     return state, y_BTD
 
   def map_cells(self, call, *state):
@@ -249,9 +249,9 @@ class Stack(Chain):
 
   def pass_through(self, call, state, block):
     new, y_BTD = [], block.x
-    sources = block.source or (None,) * len(self.cells)
-    for cell, s, source in zip(self.cells, state, sources, strict=True):
-      s, y_BTD = call(cell, s, block.replace(x=y_BTD, source=source))
+    sources = block.source_kv or (None,) * len(self.cells)
+    for cell, s, kv in zip(self.cells, state, sources, strict=True):
+      s, y_BTD = call(cell, s, block.replace(x=y_BTD, source_kv=kv))
       new.append(s)
     return tuple(new), y_BTD
 

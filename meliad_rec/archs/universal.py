@@ -9,9 +9,8 @@ after it. In a causal GUT each token halts on its own, depending on such means
 over this token and all earlier ones.
 
 `Universal` is the module; `Recurrence` is its step as a function of arrays,
-which the loops of recurrence/early_exit.py repeat. A unit is what halts as a
-whole: a token, or all tokens of a row. Letters of this file: U units of a row,
-L the maximum number of steps.
+which the loops of recurrence/early_exit.py repeat. Letters of this file: U
+units of a row (see recurrence/halt.py), L the maximum number of steps.
 """
 
 from collections.abc import Callable
@@ -41,7 +40,7 @@ from meliad_rec.recurrence.early_exit import while_loop
 from meliad_rec.recurrence.halt import Counts
 from meliad_rec.recurrence.halt import Halt
 from meliad_rec.recurrence.halt import HaltingGate
-from meliad_rec.recurrence.halt import mean
+from meliad_rec.recurrence.halt import mean_state
 from meliad_rec.recurrence.halt import Units
 
 INFERENCE_LOOPS = {'while': while_loop, 'compacted': compacted_loop}
@@ -49,8 +48,6 @@ INFERENCE_LOOPS = {'while': while_loop, 'compacted': compacted_loop}
 
 class Universal(nn.Module):
   """A layer repeated in depth until all units halt.
-
-  A unit is what halts as a whole: a token, or all tokens of a row.
 
   Attributes:
     layer: the layer to repeat.
@@ -182,6 +179,7 @@ class Universal(nn.Module):
     return self.layer(x_BTD, mask_BT, memory_BSD)
 
   def recurrence(self, steps: int) -> 'Recurrence':
+    """Returns the step in depth as a function of arrays."""
     return Recurrence(
       self.layer.unbind()[0],
       self.gate.unbind()[0] if self.halt else None,
@@ -194,6 +192,7 @@ class Universal(nn.Module):
     )
 
   def shared(self) -> 'Shared':
+    """Returns the parameters and a new random key, for all steps and rows."""
     rng = None
     if self.has_rng('dropout'):
       rng = jax.random.key_data(self.make_rng('dropout'))
@@ -224,9 +223,9 @@ class Universal(nn.Module):
     units_B = jnp.maximum(jnp.sum(real_BU, 1), 1)
     mean_B = lambda a_BU: jnp.sum(a_BU * real_BU, 1) / units_B
     real_B = jnp.any(unit_BU, 1).astype(jnp.float32)
-    cost_B = mean_B(halting.cost(self.halt, remainder_BU, counts))
+    steps_BU = halting.expected_steps(self.halt, remainder_BU, counts)
     # Rows without tokens cost nothing, and are not counted in the mean.
-    loss = losses.RowMeans(self.halt.ponder_cost * cost_B, real_B)
+    loss = losses.RowMeans(self.halt.ponder_cost * mean_B(steps_BU), real_B)
     self.sow('losses', losses.HALTING, loss)
     self.sow(pictures.DEPTHS, 'depth', counts.depth)
     sow = functools.partial(metrics.sow, self)
@@ -239,8 +238,8 @@ class Universal(nn.Module):
       MeanMetric(jnp.sum(ran_B * real_B), jnp.sum(mean_B(counts.depth))),
     )
     for l in range(counts.p.shape[1]):
-      asked = jnp.sum(counts.asked[:, l])
-      sow(f'halting_p_{l}', MeanMetric(jnp.sum(counts.p[:, l]), asked))
+      evaluated = jnp.sum(counts.evaluated[:, l])
+      sow(f'halting_p_{l}', MeanMetric(jnp.sum(counts.p[:, l]), evaluated))
 
 
 class Shared(struct.PyTreeNode):
@@ -264,13 +263,13 @@ class Rows(struct.PyTreeNode):
   Attributes:
     mask_BT: bool, False at padding.
     memory_BSD: memory slots; None means that there are none.
-    max_steps_B1: int32, index, from 0, of the last step that the units of a row
+    last_step_B1: int32, index, from 0, of the last step that the units of a row
       may take.
   """
 
   mask_BT: jax.Array
   memory_BSD: jax.Array | None
-  max_steps_B1: jax.Array
+  last_step_B1: jax.Array
 
   @classmethod
   def of(cls, mask_BT, memory_BSD, bounded: bool) -> 'Rows':
@@ -282,10 +281,10 @@ class Rows(struct.PyTreeNode):
       bounded: whether a row may take at most one step more than it has tokens.
         If False, the number of its steps is not limited here.
     """
-    max_steps_B1 = jnp.sum(mask_BT, 1, keepdims=True, dtype=jnp.int32)
+    last_step_B1 = jnp.sum(mask_BT, 1, keepdims=True, dtype=jnp.int32)
     if not bounded:
-      max_steps_B1 = jnp.full_like(max_steps_B1, jnp.iinfo(jnp.int32).max)
-    return cls(mask_BT, memory_BSD, max_steps_B1)
+      last_step_B1 = jnp.full_like(last_step_B1, jnp.iinfo(jnp.int32).max)
+    return cls(mask_BT, memory_BSD, last_step_B1)
 
 
 class DepthState(struct.PyTreeNode):
@@ -324,7 +323,7 @@ class Added(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recurrence:
-  """The step in depth and the initial state; implements early_exit.Steps.
+  """The step in depth and the initial state; implements early_exit.DepthSteps.
 
   Attributes:
     layer: unbound module (without parameters).
@@ -355,7 +354,9 @@ class Recurrence:
     units = Units.initial(active_BU)
     p_BU, counts = None, self.zero_counts(units)
     if self.halt and not self.transition:
-      units, p_BU, counts = self.ask_ahead(shared, rows, 0, x_BTD, units)
+      units, p_BU, counts = self.next_halting_probability(
+        shared, rows, 0, x_BTD, units
+      )
     mixed_BTD = None
     if not self.global_halt:
       mixed_BTD = jnp.zeros(x_BTD.shape, jnp.float32)
@@ -387,24 +388,26 @@ class Recurrence:
     units, h_BTD, next_p_BU = state.units, state.h_BTD, None
     counts = self.zero_counts(units)
     if not self.halt:
-      takes_BU, weight_BU = units.active > 0, jnp.zeros_like(units.active)
+      updated_BU, weight_BU = units.active > 0, jnp.zeros_like(units.active)
     else:
       p_BU = state.p_BU
       if self.transition:
-        p_BU = self.ask(shared, rows, h_BTD, new_BTD)
-        counts = self.count_asked(counts, p_BU, units, l)
-      units, takes_BU, weight_BU = halting.advance(
-        self.halt, units, p_BU, l, rows.max_steps_B1
+        p_BU = self.halting_probability(shared, rows, h_BTD, new_BTD)
+        counts = self.count_evaluated(counts, p_BU, units, l)
+      units, updated_BU, weight_BU = halting.advance(
+        self.halt, units, p_BU, l, rows.last_step_B1
       )
     counts = counts.replace(
-      ponder_cost=weight_BU * (l + 1), depth=takes_BU.astype(jnp.float32)
+      expected_steps=weight_BU * (l + 1), depth=updated_BU.astype(jnp.float32)
     )
-    routes = experts.routes(sown, takes_BU & rows.mask_BT)
+    routes = experts.routes(sown, updated_BU & rows.mask_BT)
     weighted_BTD = weight_BU[..., None] * h_BTD.astype(jnp.float32)
-    h_BTD = jnp.where(takes_BU[..., None], new_BTD, h_BTD)
+    h_BTD = jnp.where(updated_BU[..., None], new_BTD, h_BTD)
     if self.halt and not self.transition:
-      units, next_p_BU, more = self.ask_ahead(shared, rows, l + 1, h_BTD, units)
-      counts = counts.replace(p=more.p, asked=more.asked)
+      units, next_p_BU, more = self.next_halting_probability(
+        shared, rows, l + 1, h_BTD, units
+      )
+      counts = counts.replace(p=more.p, evaluated=more.evaluated)
     if self.global_halt:
       state = DepthState(h_BTD, units, next_p_BU, None)
       return state, Added(counts, weighted_BTD, routes)
@@ -439,10 +442,8 @@ class Recurrence:
       new_BTD = drop_by(drop_key, self.layer_drop, state.h_BTD, new_BTD)
     return new_BTD, sown.get(collection, {})
 
-  def ask(self, shared, rows, *h_BTD):
+  def halting_probability(self, shared, rows, *h_BTD):
     """Returns p_BU, the halting probability of each unit.
-
-    A unit is what halts as one: a token (U = T) or a whole row (U = 1).
 
     Args:
       shared: parameters and random keys, the same for all rows.
@@ -452,10 +453,10 @@ class Recurrence:
     """
     if self.global_halt:
       causal = self.layer.config.causal
-      h_BTD = [mean(h, rows.mask_BT, causal) for h in h_BTD]
+      h_BTD = [mean_state(h, rows.mask_BT, causal) for h in h_BTD]
     return self.gate.apply({'params': shared.gate}, *h_BTD)
 
-  def ask_ahead(self, shared, rows, l, h_BTD, units):
+  def next_halting_probability(self, shared, rows, l, h_BTD, units):
     """Computes the halting probabilities of step l before the step.
 
     Args:
@@ -466,11 +467,12 @@ class Recurrence:
 
     Returns:
       The units, of which those that step l would halt are no longer active; the
-      probabilities p_BU; and Counts of which only `p` and `asked` are not 0.
+      probabilities p_BU; and Counts of which only `p` and `evaluated` are not
+      0.
     """
-    p_BU = self.ask(shared, rows, h_BTD)
-    counts = self.count_asked(self.zero_counts(units), p_BU, units, l)
-    units = halting.foresee(self.halt, units, p_BU, l, rows.max_steps_B1)
+    p_BU = self.halting_probability(shared, rows, h_BTD)
+    counts = self.count_evaluated(self.zero_counts(units), p_BU, units, l)
+    units = halting.halt_ahead(self.halt, units, p_BU, l, rows.last_step_B1)
     return units, p_BU, counts
 
   def zero_counts(self, units: Units) -> Counts:
@@ -478,10 +480,10 @@ class Recurrence:
     zeros_BL = jnp.zeros((len(zeros_BU), self.steps))
     return Counts(zeros_BU, zeros_BU, zeros_BL, zeros_BL)
 
-  def count_asked(self, counts: Counts, p_BU, units: Units, l) -> Counts:
+  def count_evaluated(self, counts: Counts, p_BU, units: Units, l) -> Counts:
     return counts.replace(
       p=halting.at_step(p_BU * units.active, l, self.steps),
-      asked=halting.at_step(units.active, l, self.steps),
+      evaluated=halting.at_step(units.active, l, self.steps),
     )
 
 

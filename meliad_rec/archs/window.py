@@ -33,8 +33,8 @@ class WindowLayer(Cell):
   def initial_state(self, batch):
     return self.config.empty_past(batch)
 
-  def source(self, encoded_BSD, mask_BS):
-    return self.layer.source(encoded_BSD, mask_BS)
+  def source_kv(self, encoded_BSD, mask_BS):
+    return self.layer.source_kv(encoded_BSD, mask_BS)
 
   def cast_params(self, params):
     cast = lambda path, leaf: (
@@ -47,7 +47,7 @@ class WindowLayer(Cell):
     # In a longer segment most keys never enter the cache; see KV.unnormalized.
     unnormalized = n_BTD.shape[1] > self.config.window
     kv = past.append(self.layer.kv(n_BTD, block.mask, unnormalized))
-    y_BTD = self.layer(block.x, n_BTD, kv, source=block.source)
+    y_BTD = self.layer(block.x, n_BTD, kv, source_kv=block.source_kv)
     return kv.last(self.config.window), y_BTD
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from meliad_rec.kernels.dispatch import window_attention
 from meliad_rec.kernels.reference import AttentionInputs
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 from meliad_rec.kernels.reference import normalize_and_scale
 from meliad_rec.kernels.reference import normalize_own_keys
 
@@ -93,7 +93,7 @@ def whole_blocks(inputs: AttentionInputs):
     preferred_element_type=jnp.float32,
   )
   seen = near_WX & pairs(inputs.mask_BS)[:, :, None, None]
-  p = jax.nn.softmax(jnp.where(seen, logits + bias_HWX, NEVER), -1)
+  p = jax.nn.softmax(jnp.where(seen, logits + bias_HWX, MASKED), -1)
   p = p.astype(inputs.v_BSHK.dtype)
   y = jnp.einsum('bnhqx,bnxhk->bnqhk', p, pairs(inputs.v_BSHK))
   return y.reshape(B, n * W, H, K)
@@ -136,7 +136,7 @@ def splash(inputs: AttentionInputs):
 
 def blocked(inputs: AttentionInputs):
   """Returns y_BTHK from this package's attention in XLA, without kernels."""
-  return window_attention(inputs, form='xla')
+  return window_attention(inputs, implementation='xla')
 
 
 BASELINE = 'blocked'

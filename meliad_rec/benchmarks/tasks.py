@@ -115,7 +115,7 @@ TASKS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class TaskRun:
   """One training run: an architecture on a task.
 
   Attributes:
@@ -228,7 +228,7 @@ def measure(
     raise ValueError(f'--out={out} is a file. Give a folder.')
   out.mkdir(parents=True, exist_ok=True)
   runs = [
-    Run(arch, task, rate, seed, out, steps)
+    TaskRun(arch, task, rate, seed, out, steps)
     for task in dict.fromkeys(tasks)
     for arch in dict.fromkeys(archs)
     for rate in dict.fromkeys(rates)
@@ -252,7 +252,7 @@ def measure(
   return 1 if failed else 0
 
 
-def show(runs: Sequence[Run]) -> Shown:
+def show(runs: Sequence[TaskRun]) -> Shown:
   """Returns the accuracies of runs, and a figure of the medians over seeds.
 
   The arrays have the axes (arch, task, rate, seed) and are NaN where there is

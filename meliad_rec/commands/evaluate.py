@@ -24,8 +24,8 @@ from meliad_rec.data.dataset import baselines
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.split_files import read_text
 from meliad_rec.evaluation.compare import compare
+from meliad_rec.evaluation.evaluation import EvalSubset
 from meliad_rec.evaluation.evaluation import evaluate
-from meliad_rec.evaluation.evaluation import Part
 from meliad_rec.evaluation.gain_plot import plot_gain
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.metrics.metrics import unit
@@ -106,7 +106,7 @@ def main(argv: list[str]) -> None:
   check_flags(args)
   run = run_flags.open_run()
   chosen, trivial = choose(run, args)
-  documents = Part(args.documents, args.tokens).of(chosen, run.vocabulary)
+  documents = EvalSubset(args.documents, args.tokens).of(chosen, run.vocabulary)
   metrics, losses = measure(run, documents, args)
   counts = {
     'document': len(documents),
@@ -219,7 +219,7 @@ def measure(
       run.params,
       documents,
       rows,
-      nats_of=losses.parts if losses else None,
+      losses_out=losses.parts if losses else None,
       on_progress=countdown.show,
     )
   finally:

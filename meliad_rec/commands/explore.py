@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
   output_file.check(args.out, '.html')
   workdir, path = argv[1:]
   text = read_text(path)
-  console.plain()
+  console.use_plain_logs()
   compilation_cache.enable()
   run = load_run(workdir, run_flags.step(), args.trusted)
   baseline = None

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
   if args.out:
     output_file.check(args.out, '.gif', '.png')
   step = run_flags.step()
-  console.plain()
+  console.use_plain_logs()
   compilation_cache.enable()
   run = load_agent(argv[1], step, args.trusted, args.agent)
   found = run.play(args.episodes, seed=args.seed, greedy=args.greedy)

@@ -49,7 +49,7 @@ from meliad_rec.runs.queue import work
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class TableRun:
   """One training run of a table.
 
   Attributes:
@@ -189,7 +189,7 @@ def main(argv: list[str]) -> int:
     config_flags.refuse(['tokens'], 'has no effect without --splits')
   out = Path(args.out)
   runs = [
-    Run(row, (file, *scale(file, args.scale)), seed, out, setting)
+    TableRun(row, (file, *scale(file, args.scale)), seed, out, setting)
     for row, file in rows(argv[1], args.rows).items()
     for setting in settings(args.sweep)
     for seed in range(args.seeds)
@@ -333,7 +333,7 @@ def settings(sweep: str | None) -> list[str]:
   return found
 
 
-def best_settings(runs: list[Run], found: list[dict]) -> str:
+def best_settings(runs: list[TableRun], found: list[dict]) -> str:
   """Returns a sentence with the best setting of --sweep of each row."""
   by_row = {}
   for run, each in zip(runs, found, strict=True):
@@ -346,17 +346,17 @@ def best_settings(runs: list[Run], found: list[dict]) -> str:
   return f'Best on the validation split: {"; ".join(chosen)}.'
 
 
-def splits(run: Run) -> list[str]:
+def splits(run: TableRun) -> list[str]:
   """Returns the splits on which the best checkpoint of a run is evaluated."""
   return list(dict.fromkeys(split for split, _ in wanted_metrics(run)))
 
 
-def wanted_metrics(run: Run) -> list[tuple[str, str]]:
+def wanted_metrics(run: TableRun) -> list[tuple[str, str]]:
   """Returns (split, metric) of each of `wanted`; '' is best_metric."""
   return [each.partition(':')[::2] for each in wanted(run)]
 
 
-def wanted(run: Run) -> list[str]:
+def wanted(run: TableRun) -> list[str]:
   """Returns what is read from evaluations: SPLIT, or SPLIT:METRIC."""
   if flags.FLAGS.splits is not None:
     return flags.FLAGS.splits
@@ -375,19 +375,19 @@ def newer(path: Path, than: Path) -> bool:
   return path.exists() and path.stat().st_mtime >= than.stat().st_mtime
 
 
-def validations(run: Run) -> list[dict]:
+def validations(run: TableRun) -> list[dict]:
   """Returns the records of all evaluations on the validation split."""
   path = run.workdir / journal.NAME
   records = journal.read(path) if path.is_file() else []
   return [each for each in records if each.get('split') == 'validation']
 
 
-def is_labeled(run: Run) -> bool:
+def is_labeled(run: TableRun) -> bool:
   """Returns whether the run predicts labels, and not the next token."""
   return any('scored_tokens' in each for each in validations(run))
 
 
-def result(run: Run) -> dict:
+def result(run: TableRun) -> dict:
   """Returns the results of a run: {column of runs.csv: value}."""
   _, facts, _ = folder.read(run.workdir)
   metric = facts['best_metric']

@@ -108,7 +108,7 @@ def open_run(average: int = 1) -> TrainedRun:
       'No run was given. Add --workdir=DIR, the folder of a run.'
     )
   step_or_best = step()
-  console.plain()
+  console.use_plain_logs()
   compilation_cache.enable()
   return load_run(args.workdir, step_or_best, args.trusted, average)
 

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> None:
       f'TEXTS REFERENCES. Got {len(argv) - 1} arguments.'
     )
   args = flags.FLAGS
-  console.plain()
+  console.use_plain_logs()
   texts, references = read_lines(argv[1]), read_lines(argv[2])
   if len(texts) != len(references):
     raise ValueError(

@@ -53,7 +53,7 @@ def define_flags() -> None:
 
 def main(argv: list[str]) -> None:
   config_flags.check_no_arguments(argv)
-  console.plain()
+  console.use_plain_logs()
   args = flags.FLAGS
   if args.verify:
     config_flags.refuse(_WRITE_FLAGS, 'cannot be combined with --verify')

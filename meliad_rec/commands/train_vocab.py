@@ -55,7 +55,7 @@ def define_flags() -> None:
 
 def main(argv: list[str]) -> None:
   config_flags.check_no_arguments(argv)
-  console.plain()
+  console.use_plain_logs()
   args = flags.FLAGS
   out = local(args.out, 'A vocabulary')
   source = sources.from_flags()

@@ -107,7 +107,7 @@ def main(argv: list[str]) -> None:
     output_file.check(args.metrics, '.json')
   run_flags.check_data_flags(args)
   lines = None if args.split else read_lines(argv[2])
-  console.plain()
+  console.use_plain_logs()
   compilation_cache.enable()
   step = run_flags.step()
   _, facts, _ = folder.read(argv[1])

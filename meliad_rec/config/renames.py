@@ -54,6 +54,9 @@ MODULES = {
 CLASSES = {
   'archs.transformer.Encode': 'Encoder',
   'archs.transformer.Layers': 'EncoderLayers',
+  'data.lra.Pathfinder': 'PathfinderFiles',
+  'data.lra.Text': 'IMDbText',
+  'evaluation.evaluation.Part': 'EvalSubset',
   'layers.encoder_layer.CoreLayer': 'EncoderLayer',
   'layers.layer_config.CoreConfig': 'EncoderConfig',
 }
@@ -80,12 +83,33 @@ PARAMETERS = {
   'archs.universal.Universal.exit_per_device': None,
   'archs.universal.Universal.loop': None,
   'archs.universal.Universal.together': 'global_halt',
+  'data.lra.IMDbText.parts': 'tfds_splits',
+  'data.lra.Image.parts': 'tfds_splits',
+  **{
+    f'data.synthetic.{task}.{old}': new
+    for task in (
+      'arithmetic.Arithmetic',
+      'associative_recall.AssociativeRecall',
+      'cellular_automaton.CellularAutomaton',
+      'copying.Copying',
+      'copying_pairs.CopyingPairs',
+      'counting.Counting',
+      'needle.Needle',
+      'word_problem.WordProblem',
+    )
+    for old, new in (('least', 'min_size'), ('most', 'max_size'))
+  },
   'layers.layer_config.LayerConfig.attention_kernels': 'attention',
   **{
     f'layers.positions.{name}.heads': 'num_heads'
     for name in ('T5Bias', 'ALiBi', 'RelativeKeys')
   },
+  **{
+    f'models.embedding.{kind}Embedding.deviation': 'stddev'
+    for kind in ('Tied', 'Scaled', 'Untied', 'Adaptive')
+  },
   'recurrence.halt.Halt.penalty': 'ponder_cost',
+  'training.experiment.Experiment.part': 'eval_subset',
 }
 # Values that changed: current module and class with the former parameter, and
 # {former value: current value}.

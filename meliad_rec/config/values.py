@@ -1,4 +1,4 @@
-"""Statements and values of gin files, and whether a value fits a parameter.
+"""Statements and values of gin files, and checks of values.
 
 This module uses only the parser of gin, which keeps no global state.
 """
@@ -6,6 +6,8 @@ This module uses only the parser of gin, which keeps no global state.
 import collections.abc
 import dataclasses
 import inspect
+import math
+import numbers
 import re
 import sys
 import tokenize
@@ -325,3 +327,19 @@ def statements(text: str, place):
     line = cut((error.text or '').strip())
     reason += f', in "{line}"' if line else ''
     raise ConfigError(f'{place(error.lineno)}: {reason}.') from error
+
+
+def check_count(
+  name: str, value: int, least: int, below: float = math.inf
+) -> None:
+  """Raises ValueError unless value is an integer and least <= value < below.
+
+  The error message calls the value `name`.
+  """
+  whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  if not (whole and least <= value < below):
+    limit = '' if below == math.inf else f' and below {below:,}'
+    raise ValueError(
+      f'{name} must be a whole number of at least {least}{limit}, got '
+      f'{value!r}.'
+    )

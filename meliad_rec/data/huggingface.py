@@ -101,7 +101,8 @@ class HuggingFace:
     rows = ((f'{name}:{i}', row) for i, row in enumerate(part))
     if self._hashed:
       rows = (row for row in rows if self._split_of(row[0]) == split)
-    for number, row in itertools.islice(_told(rows, self.path), self.limit):
+    rows = _with_readable_errors(rows, self.path)
+    for number, row in itertools.islice(rows, self.limit):
       yield number, self._text(number, row)
 
   def _text(self, number: str, row: Mapping) -> str:
@@ -192,7 +193,7 @@ class HuggingFace:
     ).get
 
 
-def _told(rows: Iterator, path: str) -> Iterator:
+def _with_readable_errors(rows: Iterator, path: str) -> Iterator:
   """Yields the same rows; turns any error into a ValueError that names path."""
   try:
     yield from rows

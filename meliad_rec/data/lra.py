@@ -94,25 +94,27 @@ class GreyImages(LabeledSequences):
 
 
 @dataclasses.dataclass(frozen=True)
-class Text(LabeledSequences):
+class IMDbText(LabeledSequences):
   """Reviews of IMDb as bytes; class 1 is a positive review.
 
   Attributes:
     data_dir: folder in which `tfds build imdb_reviews` wrote the reviews. None:
       the default folder of tensorflow-datasets.
-    parts: for train, validation and test, the part of the dataset. The Long
-      Range Arena trains on all of 'train', and validates on 'test'.
+    tfds_splits: for train, validation and test, the part of the dataset. The
+      Long Range Arena trains on all of 'train', and validates on 'test'.
     max_length: maximum bytes of a review; the rest is left out.
     ends: whether a review has START and END.
   """
 
   data_dir: str | None = None
-  parts: Mapping[str, str] = dataclasses.field(default_factory=_TENTHS.copy)
+  tfds_splits: Mapping[str, str] = dataclasses.field(
+    default_factory=_TENTHS.copy
+  )
   max_length: int = 4096
   ends: bool = True
 
   def examples(self, split):
-    rows = _tfds('imdb_reviews', self.data_dir, self.parts, split)
+    rows = _tfds('imdb_reviews', self.data_dir, self.tfds_splits, split)
     for number, row in enumerate(rows):
       ids = np.frombuffer(row['text'], np.uint8)[: self.max_length] + np.int32(
         3
@@ -127,16 +129,18 @@ class Image(GreyImages):
   Attributes:
     data_dir: folder in which `tfds build cifar10` wrote the images. None: the
       default folder of tensorflow-datasets.
-    parts: for train, validation and test, the part of the dataset.
+    tfds_splits: for train, validation and test, the part of the dataset.
     ends: whether an image has START and END.
   """
 
   data_dir: str | None = None
-  parts: Mapping[str, str] = dataclasses.field(default_factory=_TENTHS.copy)
+  tfds_splits: Mapping[str, str] = dataclasses.field(
+    default_factory=_TENTHS.copy
+  )
   ends: bool = True
 
   def examples(self, split):
-    rows = _tfds('cifar10', self.data_dir, self.parts, split)
+    rows = _tfds('cifar10', self.data_dir, self.tfds_splits, split)
     for number, row in enumerate(rows):
       ids = grey(row['image']).ravel() + np.int32(1)
       yield f'{split}-{number}', [ids], int(row['label'])
@@ -188,7 +192,7 @@ class Retrieval(LabeledSequences):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pathfinder(GreyImages):
+class PathfinderFiles(GreyImages):
   """Images of 32 x 32 points; class 1 if a path connects the two circles.
 
   80 % of the images are in train, 10 % in validation and 10 % in test, after
@@ -253,13 +257,13 @@ def grey(rgb_HWC: np.ndarray) -> np.ndarray:
 
 
 def _tfds(
-  name: str, data_dir: str | None, parts: Mapping[str, str], split: str
+  name: str, data_dir: str | None, tfds_splits: Mapping[str, str], split: str
 ) -> Iterator:
   """Yields rows {feature: value} of a part of a dataset, in their order."""
-  if {*parts} != {*SPLITS}:
+  if {*tfds_splits} != {*SPLITS}:
     raise ValueError(
-      f'parts must have {", ".join(SPLITS)}, got {", ".join(parts)}. Set the '
-      'parts of the task.'
+      f'tfds_splits must have {", ".join(SPLITS)}, got '
+      f'{", ".join(tfds_splits)}. Set the tfds_splits of the task.'
     )
   with suppress_stderr():
     import tensorflow_datasets as tfds
@@ -272,5 +276,5 @@ def _tfds(
       'data_dir it was built in.'
     )
   with suppress_stderr():
-    rows = builder.as_dataset(split=parts[split], shuffle_files=False)
+    rows = builder.as_dataset(split=tfds_splits[split], shuffle_files=False)
     yield from rows.as_numpy_iterator()

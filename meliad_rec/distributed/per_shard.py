@@ -16,25 +16,25 @@ from jax.sharding import PartitionSpec
 from meliad_rec.distributed.partition import BATCH_AXES
 from meliad_rec.distributed.partition import MESH_AXES
 
-_HEAD_AXES = {'tokens': 2, 'sums': 1}
+_HEAD_AXES = {'BTHK': 2, 'BH': 1}
 
 
 def per_shard(call: Callable, kinds, arguments, results) -> Callable:
   """Wraps `call` so that each device runs it on its own rows and heads.
 
   Rows or heads that do not divide evenly over the mesh are not divided. Without
-  a mesh, `call` itself is returned. Each array has one of four kinds: 'tokens'
-  [B, T, H, K], 'rows' [B, S], 'sums' [B, H, ...] or 'heads' [H, ...]. An array
-  may also be None.
+  a mesh, `call` itself is returned. The kind of an array names its first axes:
+  'BTHK', 'BS', 'BH' or 'H'. Further axes are not divided. An array may also be
+  None.
 
   Args:
     call: a function of arrays.
     kinds: the kind of each argument of `call`, or a pytree of kinds; at least
-      one is 'tokens' or 'sums'.
+      one is 'BTHK' or 'BH'.
     arguments: arguments of `call`, with all rows and heads. Only their shapes
       are read.
     results: pytree of the kinds of the results of `call`. Results of the kind
-      'heads' are summed over the devices that have different rows.
+      'H' are summed over the devices that have different rows.
   """
   mesh = jax.sharding.get_abstract_mesh()
   axes = _auto_axes(mesh)
@@ -54,14 +54,14 @@ def per_shard(call: Callable, kinds, arguments, results) -> Callable:
   indivisible = any(a.shape[axis] % axes.get(heads, 1) for a, axis in split)
   heads = None if indivisible or heads not in axes else heads
   specs = {
-    'tokens': PartitionSpec(rows or None, None, heads),
-    'rows': PartitionSpec(rows or None),
-    'sums': PartitionSpec(rows or None, heads),
-    'heads': PartitionSpec(heads),
+    'BTHK': PartitionSpec(rows or None, None, heads),
+    'BS': PartitionSpec(rows or None),
+    'BH': PartitionSpec(rows or None, heads),
+    'H': PartitionSpec(heads),
   }
 
   def total(kind, output):
-    if kind != 'heads' or not rows:
+    if kind != 'H' or not rows:
       return output
     return jax.tree.map(lambda a: jax.lax.psum(a, rows), output)
 

@@ -28,7 +28,7 @@ _SHUTDOWN_SECONDS = 60
 _LOST = 'UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED'
 
 
-def together(
+def run_on_all_processes(
   work: Callable[[], int],
   guarded: Callable[[Callable, list[str]], int | None],
 ) -> int:

@@ -26,7 +26,7 @@ _SHORTEST = 32  # Tokens of a segment that is made shorter.
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class EvalSubset:
   """The part of a split that is evaluated.
 
   Attributes:
@@ -152,7 +152,7 @@ def evaluate(
   documents: Documents,
   rows: int,
   stop: Callable[[], bool] = lambda: False,
-  nats_of: list[np.ndarray] | None = None,
+  losses_out: list[np.ndarray] | None = None,
   on_progress: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, float] | None:
   """Evaluates a model on documents.
@@ -164,9 +164,9 @@ def evaluate(
     rows: number of documents read in parallel. It affects the speed and the
       metrics of ablations. It affects other metrics only by rounding.
     stop: called before each batch; if it returns True, evaluation ends.
-    nats_of: a float32 array for each document, which every host fills with the
-      loss of each target in nats, or NaN at targets that are not scored. None
-      means that these losses are not kept.
+    losses_out: a float32 array for each document, which every host fills with
+      the loss of each target in nats, or NaN at targets that are not scored.
+      None means that these losses are not kept.
     on_progress: called after each batch with the number of tokens read so far.
 
   Returns:
@@ -185,20 +185,20 @@ def evaluate(
   totals, segments = Totals(), itertools.count()
   sequences = _Sequences(len(documents))
   model = sharded.model
-  carries = model.cell.is_recurrent and not model.clear_state
-  carries &= model.encoder is None
-  carries &= bool(documents.lengths.max(initial=0) > sharded.segment)
+  carries_state = model.cell.is_recurrent and not model.clear_state
+  carries_state &= model.encoder is None
+  carries_state &= bool(documents.lengths.max(initial=0) > sharded.segment)
 
   def step(params, carry, batch):
     # The first segments begin documents, and have no earlier state.
-    ablate = carries and next(segments) % ABLATE_EVERY == 1
+    ablate = carries_state and next(segments) % ABLATE_EVERY == 1
     run = sharded.ablation_step if ablate else sharded.eval_step
     return run(params, carry, batch)
 
   def consume(batch, sums, scores):
     totals.add(sums)
-    if nats_of is not None:
-      _keep_nats(nats_of, *gather(batch, scores.nats_BT))
+    if losses_out is not None:
+      _keep_nats(losses_out, *gather(batch, scores.nats_BT))
     if documents.labels is not None or documents.have_sources:
       wrong_BT = batch.scored_BT & ~scores.correct_BT
       sequences.add(*gather(batch.document_B, batch.scored_BT, wrong_BT))
@@ -226,7 +226,9 @@ def metrics_given(documents: Documents) -> list[str]:
   return list(_metrics(Totals(tokens=1, scored=1), documents))
 
 
-def probe(sharded: ShardedModel, params, batch: Batch, rows: int) -> Sums:
+def evaluate_batch(
+  sharded: ShardedModel, params, batch: Batch, rows: int
+) -> Sums:
   """Evaluates one batch, starting from ShardedModel.empty_carry.
 
   Args:
@@ -273,9 +275,9 @@ class _Sequences:
     return {'sequence_accuracy': float((wrong == 0).mean())}
 
 
-def _keep_nats(nats_of, batch, nats_BT):
+def _keep_nats(losses_out, batch, nats_BT):
   for row in np.flatnonzero(batch.document_B >= 0):
     real = int(batch.mask_BT[row].sum())
     at = batch.offset_B[row]
     nats_T = np.where(batch.scored_BT[row], nats_BT[row], np.nan)
-    nats_of[batch.document_B[row]][at : at + real] = nats_T[:real]
+    losses_out[batch.document_B[row]][at : at + real] = nats_T[:real]

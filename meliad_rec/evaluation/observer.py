@@ -7,8 +7,10 @@ metrics/pictures.py).
 Letters of this file: N blocks, W tokens of a block, P steps in depth or passes.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import copy
 from typing import Any
 from typing import Self
@@ -92,11 +94,11 @@ class Observer:
 
   def start(self) -> State:
     """Returns the state of one row at the start of a document."""
-    return self._call('initial_state', self._variables)
+    return self._call(Model.initial_state, self._variables)
 
   def parts(self, state: State) -> dict[str, jax.Array]:
     """Returns {name: array [1, ...]} of the recurrent part of a state."""
-    return self._call('parts', self._variables, state)
+    return self._call(Model.parts, self._variables, state)
 
   def with_parts(self, state: State, parts: Mapping[str, Any]) -> State:
     """Returns the state with other recurrent parts.
@@ -111,28 +113,26 @@ class Observer:
     known = self.parts(state)
     check_parts(parts, known)
     parts = {k: jnp.asarray(parts.get(k, a), a.dtype) for k, a in known.items()}
-    return self._call('with_parts', self._variables, state, parts)
+    return self._call(Model.with_parts, self._variables, state, parts)
 
   def clear(self, state: State) -> State:
     """Returns the state after Cell.clear."""
-    return self._call('clear', self._variables, state)
+    return self._call(Model.clear, self._variables, state)
 
-  def _traced_call(self, method: str, variables, *arguments):
-    """Calls a method of the model; parts of states are named arrays."""
-    apply = lambda *a, method: self.model.apply(variables, *a, method=method)
-    match method:
-      case 'initial_state':
-        return apply(1, method=method)
-      case 'parts':
-        return leaves_by_path(apply(*arguments, method=method))
-      case 'with_parts':
-        state, named = arguments
-        parts = apply(state, method='parts')
-        leaves = [named[name] for name in leaves_by_path(parts)]
-        parts = jax.tree.unflatten(jax.tree.structure(parts), leaves)
-        return apply(state, parts, method=method)
-      case _:
-        return apply(*arguments, method=method)
+  def _traced_call(self, method: Callable, variables, *arguments):
+    """Calls a method of Model; parts of states are named arrays."""
+    call = lambda method, *a: self.model.apply(variables, *a, method=method)
+    if method is Model.initial_state:
+      return call(method, 1)
+    if method is Model.parts:
+      return leaves_by_path(call(method, *arguments))
+    if method is Model.with_parts:
+      state, named = arguments
+      parts = call(Model.parts, state)
+      leaves = [named[name] for name in leaves_by_path(parts)]
+      parts = jax.tree.unflatten(jax.tree.structure(parts), leaves)
+      return call(method, state, parts)
+    return call(method, *arguments)
 
   def read(
     self,
@@ -179,8 +179,7 @@ class Observer:
       raise ValueError('There is no token to read. Give a longer text.')
     state = self.start() if state is None else state
     initial = self.parts(state) if request.states else {}
-    # Of each segment, with an axis of blocks.
-    pieces, blocks = [], (last - first) // self.block
+    pieces = []  # Of each segment, with an axis of blocks.
     inputs_T = tokens_T
     if not self.labels:
       inputs_T, labels_T = np.concatenate([[0], tokens_T[:-1]]), tokens_T
@@ -197,26 +196,9 @@ class Observer:
         at = slice(-(begin + 1) % request.every, None, request.every)
         found['states'] = jax.tree.map(lambda a, at=at: a[at], states)
       pieces.append(jax.device_get(found))
-    join = lambda name: jax.tree.map(
-      lambda *a: np.concatenate(a), *(p.get(name, {}) for p in pieces)
-    )
-    tokens = lambda a, axis: join_tokens(a, axis, last - first)
-    states = {
-      name: np.concatenate([initial[name], a[:, 0]])
-      for name, a in join('states').items()
-    }
-    return Recording(
-      {k: a[: 1 + blocks // request.every] for k, a in states.items()},
-      {k: tokens(a, 1) for k, a in join('tokens').items()},
-      {k: tokens(a, 2) for k, a in join('lens').items()},
-      {
-        name: {
-          layer: blocks_of_picture(name, a, last - first, blocks)
-          for layer, a in layers.items()
-        }
-        for name, layers in join('pictures').items()
-      },
-    ), state
+    blocks = (last - first) // self.block
+    recording = _join(pieces, initial, last - first, blocks, request.every)
+    return recording, state
 
   def state_gradients(
     self, tokens_T: np.ndarray, state: State, first: int, back: int
@@ -440,6 +422,39 @@ def predictions(logits_WV, targets_W, top: int) -> dict[str, jax.Array]:
     'top_ids': ids,
     'top_nats': -best,
   }
+
+
+def _join(
+  pieces: Sequence[dict], initial: dict, tokens: int, blocks: int, every: int
+) -> Recording:
+  """Returns the recording of all segments.
+
+  Args:
+    pieces: what was recorded in each segment, with an axis of blocks.
+    initial: parts of the state before the first token, if states are recorded.
+    tokens: number of tokens read.
+    blocks: number of whole blocks among them.
+    every: number of blocks between two recorded states.
+  """
+  join = lambda name: jax.tree.map(
+    lambda *a: np.concatenate(a), *(p.get(name, {}) for p in pieces)
+  )
+  states = {
+    name: np.concatenate([initial[name], a[:, 0]])
+    for name, a in join('states').items()
+  }
+  return Recording(
+    {k: a[: 1 + blocks // every] for k, a in states.items()},
+    {k: join_tokens(a, 1, tokens) for k, a in join('tokens').items()},
+    {k: join_tokens(a, 2, tokens) for k, a in join('lens').items()},
+    {
+      name: {
+        layer: blocks_of_picture(name, a, tokens, blocks)
+        for layer, a in layers.items()
+      }
+      for name, layers in join('pictures').items()
+    },
+  )
 
 
 def check_parts(parts: Mapping[str, Any], known: Mapping[str, Any]) -> None:

@@ -49,7 +49,7 @@ class TokenLosses:
     """Returns TokenLosses of these documents, with losses of 0.
 
     To fill in the losses, pass the result's `parts` to evaluation.evaluate as
-    `nats_of`.
+    `losses_out`.
 
     Raises:
       ValueError: the documents are labeled.

@@ -7,6 +7,7 @@ differ, and compares the rise of the loss with that for random directions.
 
 from collections.abc import Sequence
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
@@ -78,24 +79,15 @@ def probe(
       f'A probe needs at least {_FOLDS} texts with their targets, got '
       f'{len(texts)} texts and targets of {len(targets)}.'
     )
-  x, y, document, read, far = [], [], [], [], []
-  for number, (text, target) in enumerate(zip(texts, targets, strict=True)):
-    states = run.states(text, every)
-    s_ND = _vectors(states, layer)
-    tokens = states['tokens'].values[1:]
-    count = len(run.encode(text))
-    if len(target) != count:
-      raise ValueError(
-        f'Text {number} has {count} tokens, but {len(target)} targets. Give '
-        'one target for each token.'
-      )
-    x.append(s_ND[1:])
-    y.append(np.asarray(target)[tokens - 1])
-    document.append(np.full(len(tokens), number))
-    read.append(tokens)
-    by = tokens if distances is None else distances[number][tokens - 1]
-    far.append(np.asarray(by))
-  x, y, document, read, far = map(np.concatenate, (x, y, document, read, far))
+  each = [
+    _examples(run, number, text, target, layer, every)
+    for number, (text, target) in enumerate(zip(texts, targets, strict=True))
+  ]
+  x, y, document, read = map(np.concatenate, zip(*each, strict=True))
+  far, label = read, 'tokens read'
+  if distances is not None:
+    far = [distances[i][one.tokens_N - 1] for i, one in enumerate(each)]
+    far, label = np.concatenate(far), 'distance (tokens)'
   classes, y = np.unique(y, return_inverse=True)
   predicted = np.zeros_like(y)
   for fold in range(_FOLDS):
@@ -117,8 +109,40 @@ def probe(
       'most_common': float(np.bincount(y).max() / len(y)),
     },
   )
-  label = 'tokens read' if distances is None else 'distance (tokens)'
-  return Probe(data, _draw(data, label), directions, layer)
+  return Probe(data, _draw_accuracy(data, label), directions, layer)
+
+
+class _Examples(NamedTuple):
+  """States after some tokens of one text, and the classes they should hold.
+
+  Attributes:
+    s_ND: the states.
+    target_N: their classes.
+    document_N: number of the text, the same for all of them.
+    tokens_N: number of tokens read before each state.
+  """
+
+  s_ND: np.ndarray
+  target_N: np.ndarray
+  document_N: np.ndarray
+  tokens_N: np.ndarray
+
+
+def _examples(run, number, text, target_T, layer, every) -> _Examples:
+  states = run.states(text, every)
+  tokens_N = states['tokens'].values[1:]
+  count = len(run.encode(text))
+  if len(target_T) != count:
+    raise ValueError(
+      f'Text {number} has {count} tokens, but {len(target_T)} targets. Give '
+      'one target for each token.'
+    )
+  return _Examples(
+    _vectors(states, layer)[1:],
+    np.asarray(target_T)[tokens_N - 1],
+    np.full(len(tokens_N), number),
+    tokens_N,
+  )
 
 
 def ridge(x_ND, y_NC, penalty: float) -> tuple[np.ndarray, np.ndarray]:
@@ -135,7 +159,7 @@ def ridge(x_ND, y_NC, penalty: float) -> tuple[np.ndarray, np.ndarray]:
   return (x_ND.T @ np.linalg.solve(gram, y_NC)).T, center
 
 
-def _draw(data, label):
+def _draw_accuracy(data, label):
   figure = new_figure(7, 4)
   axes = figure.subplots()
   far = data['distance'].values
@@ -225,17 +249,23 @@ def ablate(
   data = xr.Dataset(
     {'rise': (('text', 'kind'), np.array(rises))}, {'kind': list(bases)}
   )
+  title = f'{rank} of {D} directions of the state removed'
+  return Shown(data, _draw_rises(data, title))
+
+
+def _draw_rises(data, title: str):
   figure = new_figure(6, 3.5)
   axes = figure.subplots()
+  kinds = list(data['kind'].values)
   means = data['rise'].mean('text').values
-  errors = data['rise'].std('text').values / np.sqrt(len(rises))
-  colors = [COLORS[1], *[COLORS[5]] * random]
+  errors = data['rise'].std('text').values / np.sqrt(data.sizes['text'])
+  colors = [COLORS[1 if kind == 'probe' else 5] for kind in kinds]
   axes.bar(range(len(means)), means, yerr=errors, color=colors)
-  axes.set_xticks(range(len(means)), list(bases), rotation=60)
+  axes.set_xticks(range(len(means)), kinds, rotation=60)
   axes.set_ylabel('rise of the loss\n(nats per token)')
-  axes.set_title(f'{rank} of {D} directions of the state removed', size=10)
+  axes.set_title(title, size=10)
   axes.grid(axis='y', alpha=0.3)
-  return Shown(data, figure)
+  return figure
 
 
 def _views(states, layer: int | None) -> list:

@@ -13,7 +13,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from meliad_rec.generation.sampling import check_count
+from meliad_rec.config.values import check_count
 
 State = Any
 Step = Callable[[State, jax.Array], tuple[State, jax.Array]]

@@ -39,9 +39,9 @@ class TokenStepper:
   def to_decode_state(self, variables, state, rows):
     return self.model.apply(variables, state, method='to_decode_state')
 
-  def decode_step(self, variables, decode_state, tokens_B, source=None):
+  def decode_step(self, variables, decode_state, tokens_B, source_kv=None):
     return self.model.apply(
-      variables, decode_state, tokens_B, source, method='decode_step'
+      variables, decode_state, tokens_B, source_kv, method='decode_step'
     )
 
   def to_segment_state(self, variables, decode_state):
@@ -65,8 +65,8 @@ class BlockStepper:
   def to_decode_state(self, variables, state, rows):
     return state, jnp.zeros((rows, self.block), jnp.int32), jnp.int32(0)
 
-  def decode_step(self, variables, decode_state, tokens_B, source=None):
-    assert source is None, 'Every cell with a source can step.'
+  def decode_step(self, variables, decode_state, tokens_B, source_kv=None):
+    assert source_kv is None, 'Every cell with a source can step.'
     state, tokens_BW, filled = decode_state
     tokens_BW = tokens_BW.at[:, filled].set(tokens_B)
     B, W = tokens_BW.shape
@@ -275,9 +275,9 @@ class Decoder:
 
   def _traced_targets(self, variables, settings, source_BS):
     """Returns the Hypotheses of `translate`; settings: (beam, count, end)."""
-    source = self.model.apply(variables, source_BS, method='source')
+    source_kv = self.model.apply(variables, source_BS, method='encode_source')
     state = self._traced_start(variables, len(source_BS))
-    return self._traced_search(variables, settings, state, source)
+    return self._traced_search(variables, settings, state, source_kv)
 
   def _traced_start(self, variables, rows):
     """Returns the state before the first token."""
@@ -335,7 +335,7 @@ class Decoder:
     tokens_BC = jnp.zeros((len(row_B), self.chunk), jnp.int32)
     return jax.lax.fori_loop(0, take, step, (state, tokens_BC))
 
-  def _traced_search(self, variables, settings, state, source=None):
+  def _traced_search(self, variables, settings, state, source_kv=None):
     """Returns the Hypotheses of `search`; settings: (beam, count, end).
 
     The hypotheses of a row share its source, which is not copied.
@@ -352,17 +352,17 @@ class Decoder:
     def step(state, tokens_BK):
       flat = over_axes(lambda a: a.reshape(B * K, *a.shape[2:]), state)
       tokens_N = tokens_BK.reshape(-1)
-      flat, logits_NV = self._step(variables, flat, tokens_N, source)
+      flat, logits_NV = self._step(variables, flat, tokens_N, source_kv)
       return by_row(flat), logits_NV.reshape(B, K, -1)
 
     state, first_B = by_row(state.repeat(K)), state.pending_B
     return beam(step, state, first_B, count, end)
 
-  def _step(self, variables, state, tokens_B, source=None):
+  def _step(self, variables, state, tokens_B, source_kv=None):
     """Reads one token of each row; returns the next state and logits_BV."""
     state = self._begin_segment(variables, state)
     decode_state, logits_BV = self._stepper.decode_step(
-      variables, state.decode_state, tokens_B, source
+      variables, state.decode_state, tokens_B, source_kv
     )
     state = state.replace(decode_state=decode_state, count=state.count + 1)
     return state, logits_BV

@@ -7,6 +7,8 @@ import numbers
 import jax
 import jax.numpy as jnp
 
+from meliad_rec.config.values import check_count
+
 _GREEDY = 1e-30  # Logits divided by less may overflow.
 
 
@@ -74,22 +76,6 @@ class Sampler:
       )
       logits_BV = jnp.where(logits_BV < least_B1, -jnp.inf, logits_BV)
     return logits_BV
-
-
-def check_count(
-  name: str, value: int, least: int, below: float = math.inf
-) -> None:
-  """Raises ValueError unless value is an integer and least <= value < below.
-
-  The error message calls the value `name`.
-  """
-  whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-  if not (whole and least <= value < below):
-    limit = '' if below == math.inf else f' and below {below:,}'
-    raise ValueError(
-      f'{name} must be a whole number of at least {least}{limit}, got '
-      f'{value!r}.'
-    )
 
 
 def _number(value) -> bool:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
+from meliad_rec.config.values import check_count
 from meliad_rec.generation.beam import BeamSearch
-from meliad_rec.generation.sampling import check_count
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The kernels compute exponentials to base 2. In their docstrings, a logit or bias
 "to base 2" has been multiplied by LOG2E. The "band" is an array that is added
-to logits: NEVER (-1e30) where a key is outside a query's window, and 0
+to logits: MASKED (-1e30) where a key is outside a query's window, and 0
 elsewhere.
 """
 
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.kernels.reference import AttentionInputs
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 
 LOG2E = math.log2(math.e)
 
@@ -98,7 +98,7 @@ def pad_to_blocks(inputs: AttentionInputs, past: int, block: int):
 
   Returns:
     The padded queries, keys and values; and the mask [B, S] float32, to be
-    added to logits: NEVER at keys that no query may see, and 0 elsewhere.
+    added to logits: MASKED at keys that no query may see, and 0 elsewhere.
   """
   missing = past + inputs.q_BTHK.shape[1] - inputs.k_BSHK.shape[1]
   pad_after = lambda a: pad_to_multiple(a, block)
@@ -108,7 +108,7 @@ def pad_to_blocks(inputs: AttentionInputs, past: int, block: int):
     pad_after(inputs.q_BTHK),
     pad_after(pad_before(inputs.k_BSHK)),
     pad_after(pad_before(inputs.v_BSHK)),
-    jnp.where(mask_BS, 0, NEVER).astype(jnp.float32),
+    jnp.where(mask_BS, 0, MASKED).astype(jnp.float32),
   )
 
 

@@ -24,7 +24,7 @@ from meliad_rec.kernels.tpu import window_attention as window_attention_tpu
 
 # Values of LayerConfig.attention, and the platforms whose kernels each uses.
 # Interpreted kernels, for tests, run on any platform.
-FORMS = {
+IMPLEMENTATIONS = {
   'auto': ('tpu', 'cuda'),
   'xla': (),
   'gpu': ('tpu', 'cuda'),
@@ -38,7 +38,9 @@ MEMORY_NAMES = 'memory_attention_output', 'memory_attention_sums'
 
 
 def window_attention(
-  inputs: AttentionInputs, dropout: Dropout | None = None, form: str = 'auto'
+  inputs: AttentionInputs,
+  dropout: Dropout | None = None,
+  implementation: str = 'auto',
 ):
   """Returns the outputs [B, T, H, K] of causal sliding-window attention.
 
@@ -46,22 +48,23 @@ def window_attention(
     inputs: see AttentionInputs.
     dropout: dropout of the probabilities; None means no dropout. All blocks of
       queries share one dropout mask, as in xla.window_attend.
-    form: one of FORMS. 'auto' uses kernels on a TPU, and on a GPU that can run
-      them; 'gpu' does too, but raises an error if the GPU cannot; 'xla' uses no
-      kernels. In these forms, XLA computes what kernels do not support.
+    implementation: one of IMPLEMENTATIONS. 'auto' uses kernels on a TPU, and on
+      a GPU that can run them; 'gpu' does too, but raises an error if the GPU
+      cannot; 'xla' uses no kernels. With these three, XLA computes what kernels
+      do not support.
       'tpu_interpreted' and 'gpu_interpreted' interpret the kernels of one
       platform on any machine.
 
   Raises:
-    ValueError: the form does not exist; interpreted kernels do not support the
-      inputs; or the form is 'gpu', but this machine's GPU cannot run the
-      kernels.
+    ValueError: the implementation does not exist; interpreted kernels do not
+      support the inputs; or the implementation is 'gpu', but this machine's GPU
+      cannot run the kernels.
   """
   kernels = {'tpu': window_attention_tpu, 'cuda': window_attention_gpu}
-  supported = _supported(form, kernels, inputs, dropout)
-  if 'cuda' in FORMS.get(form, ()) and not form.endswith('_interpreted'):
+  supported = _supported(implementation, kernels, inputs, dropout)
+  if implementation in ('auto', 'gpu'):
     reason = window_attention_gpu.device_reason()
-    if reason and form == 'gpu':
+    if reason and implementation == 'gpu':
       raise ValueError(
         f'The attention kernels for GPU do not run on this machine: {reason}. '
         'Set layer_config.LayerConfig.attention to "auto".'
@@ -69,11 +72,14 @@ def window_attention(
     if reason:
       supported = tuple(each for each in supported if each[0] != 'cuda')
   by_xla = xla.window_attend, xla.window_gradients
-  return Dispatch(supported, form, by_xla, WINDOW_NAMES)(inputs, dropout)
+  attend = Dispatch(supported, implementation, by_xla, WINDOW_NAMES)
+  return attend(inputs, dropout)
 
 
 def memory_attention(
-  inputs: MemoryInputs, dropout: Dropout | None = None, form: str = 'auto'
+  inputs: MemoryInputs,
+  dropout: Dropout | None = None,
+  implementation: str = 'auto',
 ):
   """Returns the outputs [B, T, H, K] of attention to memory slots.
 
@@ -96,11 +102,11 @@ def memory_attention(
     dropout: dropout of the probabilities, with one dropout mask [H, T, S] for
       all rows, which depends on positions if `dropout.first` is given; None
       means no dropout.
-    form: see window_attention.
+    implementation: see window_attention.
 
   Raises:
-    ValueError: the form does not exist, or interpreted kernels do not support
-      the inputs.
+    ValueError: the implementation does not exist, or interpreted kernels do not
+      support the inputs.
   """
   (T, H), S = inputs.q_BTHK.shape[1:3], inputs.k_BSHK.shape[1]
   if dropout is None:
@@ -110,9 +116,10 @@ def memory_attention(
   else:
     keep_HTS = dropout.keep_by_position(0, T, (H, S)).swapaxes(0, 1)
   kernels = {'tpu': memory_attention_tpu}
-  supported = _supported(form, kernels, inputs, keep_HTS)
+  supported = _supported(implementation, kernels, inputs, keep_HTS)
   by_xla = xla.memory_attend, xla.memory_gradients
-  return Dispatch(supported, form, by_xla, MEMORY_NAMES)(inputs, keep_HTS)
+  attend = Dispatch(supported, implementation, by_xla, MEMORY_NAMES)
+  return attend(inputs, keep_HTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +134,7 @@ class Dispatch:
 
   Attributes:
     kernels: (platform, module) pairs of the kernels that may run.
-    form: one of FORMS.
+    implementation: one of IMPLEMENTATIONS.
     by_xla: two functions in plain XLA, for outputs and for gradients, such as
       xla.window_attend and xla.window_gradients.
     names: two checkpoint names, for policies of remat: of the output, and of
@@ -135,7 +142,7 @@ class Dispatch:
   """
 
   kernels: tuple[tuple[str, ModuleType], ...]
-  form: str
+  implementation: str
   by_xla: tuple[Callable, Callable]
   names: tuple[str, str]
 
@@ -151,7 +158,7 @@ class Dispatch:
   @property
   def interpret(self) -> bool:
     """Whether kernels are interpreted, which needs no TPU or GPU."""
-    return self.form.endswith('_interpreted')
+    return self.implementation.endswith('_interpreted')
 
   def run(self, by_kernels: Callable[[ModuleType], Callable], by_xla, *args):
     """Returns the result of one implementation: the platform's kernels, or XLA.
@@ -183,12 +190,12 @@ def mesh_platform() -> str | None:
 
 
 def _supported(
-  form: str, kernels: dict[str, ModuleType], inputs, dropout: Any
+  implementation: str, kernels: dict[str, ModuleType], inputs, dropout: Any
 ) -> tuple[tuple[str, ModuleType], ...]:
   """Returns (platform, module) pairs of kernels that support the inputs.
 
   Args:
-    form: one of FORMS, which names the platforms.
+    implementation: one of IMPLEMENTATIONS, which names the platforms.
     kernels: module of kernels by platform.
     inputs: see Dispatch.
     dropout: see Dispatch.
@@ -196,23 +203,23 @@ def _supported(
   Raises:
     ValueError: see window_attention.
   """
-  if form not in FORMS:
+  if implementation not in IMPLEMENTATIONS:
     raise ValueError(
-      f'form must be one of {", ".join(FORMS)}, got {form!r}. Set '
-      'layer_config.LayerConfig.attention.'
+      f'implementation must be one of {", ".join(IMPLEMENTATIONS)}, got '
+      f'{implementation!r}. Set layer_config.LayerConfig.attention.'
     )
   reasons = {
     platform: kernels[platform].unsupported_reason(inputs, dropout)
     if platform in kernels
     else f'this kind of attention has no kernels for {platform}'
-    for platform in FORMS[form]
+    for platform in IMPLEMENTATIONS[implementation]
   }
-  if form.endswith('_interpreted'):
+  if implementation.endswith('_interpreted'):
     (reason,) = reasons.values()
     if reason:
       raise ValueError(
-        f'The kernels of {form} do not support these inputs: {reason}. Set '
-        'layer_config.LayerConfig.attention to "auto".'
+        f'The kernels of {implementation} do not support these inputs: '
+        f'{reason}. Set layer_config.LayerConfig.attention to "auto".'
       )
   return tuple(
     (platform, kernels[platform])
@@ -231,7 +238,7 @@ def _forward(inputs, dropout, dispatch: Dispatch):
     def attend(inputs, dropout):
       arguments = inputs, _keep_mask(inputs, dropout, module)
       call = functools.partial(module.attend, interpret=dispatch.interpret)
-      kinds, results = (inputs.kinds(), 'heads'), ('tokens', 'sums')
+      kinds, results = (inputs.kinds(), 'H'), ('BTHK', 'BH')
       return per_shard(call, kinds, arguments, results)(*arguments)
 
     return attend
@@ -257,7 +264,7 @@ def _backward(dispatch: Dispatch, saved, do):
     def gradients(inputs, dropout, o, lse, do):
       arguments = inputs, _keep_mask(inputs, dropout, module), o, lse, do
       call = functools.partial(module.gradients, interpret=dispatch.interpret)
-      kinds = inputs.kinds(), 'heads', 'tokens', 'sums', 'tokens'
+      kinds = inputs.kinds(), 'H', 'BTHK', 'BH', 'BTHK'
       return per_shard(call, kinds, arguments, kinds[0])(*arguments)
 
     return gradients

@@ -9,7 +9,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-NEVER = -1e30  # A logit whose exponential is exactly 0 in float32.
+MASKED = -1e30  # Finite score of a masked key; its exponential is exactly 0.
 
 
 class AttentionInputs(struct.PyTreeNode):
@@ -28,7 +28,7 @@ class AttentionInputs(struct.PyTreeNode):
     v_BSHK: values, with as many heads as the keys.
     mask_BS: bool, False at keys that no query may see.
     bias_HW: added to the logits, by distance: index 0 is for the nearest
-      visible key. A bias of NEVER hides the keys at that distance.
+      visible key. A bias of MASKED hides the keys at that distance.
     scale_H: scale of each head, by which the queries are multiplied after
       L2-normalization. The keys must then have unit length too, except own keys
       that `normalize_own` normalizes. None means that the queries are already
@@ -60,12 +60,12 @@ class AttentionInputs(struct.PyTreeNode):
     not support keys_WK.
     """
     return self.replace(
-      q_BTHK='tokens',
-      k_BSHK='tokens',
-      v_BSHK='tokens',
-      mask_BS='rows',
-      bias_HW='heads',
-      scale_H='heads',
+      q_BTHK='BTHK',
+      k_BSHK='BTHK',
+      v_BSHK='BTHK',
+      mask_BS='BS',
+      bias_HW='H',
+      scale_H='H',
       keys_WK=None,
     )
 
@@ -121,9 +121,9 @@ def _window_weights(inputs: AttentionInputs):
   bias_HTS = bias_HW[:, bias_TS]
   logits_BHTS += bias_HTS
   seen_BHTS = (
-    near_TS & inputs.mask_BS[:, None, None, :] & (bias_HTS > NEVER / 2)
+    near_TS & inputs.mask_BS[:, None, None, :] & (bias_HTS > MASKED / 2)
   )
-  p_BHTS = jax.nn.softmax(jnp.where(seen_BHTS, logits_BHTS, NEVER), -1)
+  p_BHTS = jax.nn.softmax(jnp.where(seen_BHTS, logits_BHTS, MASKED), -1)
   return jnp.where(seen_BHTS, p_BHTS, 0), back_TS
 
 
@@ -147,7 +147,7 @@ class MemoryInputs(struct.PyTreeNode):
 
   def kinds(self) -> 'MemoryInputs':
     """Returns the kind of each array, as per_shard.per_shard needs it."""
-    return MemoryInputs('tokens', 'tokens', 'tokens', 'rows', 'heads')
+    return MemoryInputs('BTHK', 'BTHK', 'BTHK', 'BS', 'H')
 
 
 def memory_attention(inputs: MemoryInputs, keep_HTS=None):
@@ -175,7 +175,7 @@ def memory_weights(inputs: MemoryInputs):
     'bthk,bshk->bhts', q_BTHK, k_BSHK, preferred_element_type=sum_dtype(q_BTHK)
   )
   seen = inputs.mask_BS[:, None, None, :]
-  p = jax.nn.softmax(jnp.where(seen, logits, NEVER), -1)
+  p = jax.nn.softmax(jnp.where(seen, logits, MASKED), -1)
   return jnp.where(seen, p, 0).swapaxes(1, 2)
 
 

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 
 from meliad_rec.kernels.blocks import Dropout
 from meliad_rec.kernels.reference import AttentionInputs
+from meliad_rec.kernels.reference import MASKED
 from meliad_rec.kernels.reference import MemoryInputs
-from meliad_rec.kernels.reference import NEVER
 from meliad_rec.kernels.reference import normalize_and_scale
 from meliad_rec.kernels.reference import normalize_own_keys
 from meliad_rec.kernels.reference import repeat_kv_heads
@@ -93,11 +93,11 @@ def window_gradients(
   arrays, to_inputs = jax.vjp(bands.arrays, inputs.replace(mask_BS=None))
   q, k, v, bias_HQX, keys_WK = arrays
   mask_BS, keep = bands.mask(inputs), bands.keep_masks(dropout, bias_HQX)
-  do, mean_BHT = bands.pad(_heads_first(do_BTHK)), _mean(o_BTHK, do_BTHK)
+  do, delta_BHT = bands.pad(_heads_first(do_BTHK)), _delta(o_BTHK, do_BTHK)
   # Padded queries have probabilities of 0.
   pads = (0, 0), (0, 0), (0, bands.count * bands.Q - bands.T)
-  lse_BHT = jnp.pad(lse_BHT, pads, constant_values=-NEVER)
-  mean_BHT = jnp.pad(mean_BHT, pads)
+  lse_BHT = jnp.pad(lse_BHT, pads, constant_values=-MASKED)
+  delta_BHT = jnp.pad(delta_BHT, pads)
 
   def sub_block(sums, j):
     dk, dv, *dshared = sums
@@ -114,7 +114,7 @@ def window_gradients(
       v_BHXK,
       keep(j),
       bands.queries(j, lse_BHT),
-      bands.queries(j, mean_BHT),
+      bands.queries(j, delta_BHT),
       bands.queries(j, do),
     )
     dq, dk_BHXK, *more = to_operands(dlogits)
@@ -222,13 +222,13 @@ class _Bands:
     return by_position
 
   def logits(self, q_BHQK, k_BHXK, bias_HQX, keys_WK, mask_BX):
-    """Returns a sub-block's logits [B, H, Q, X] float32, NEVER where masked."""
+    """Returns a sub-block's logits [B, H, Q, X] float32; MASKED if masked."""
     multiply = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     logits = multiply('bhqk,bhxk->bhqx', q_BHQK, k_BHXK)
     if keys_WK is not None:
       keys_WK = keys_WK.astype(q_BHQK.dtype)
       logits += self._to_band(multiply('bhqk,wk->bhqw', q_BHQK, keys_WK))
-    return jnp.where(mask_BX[:, None, None], logits + bias_HQX, NEVER)
+    return jnp.where(mask_BX[:, None, None], logits + bias_HQX, MASKED)
 
   def queries(self, j, a_BHT):
     """Returns the part [B, H, Q, ...] of [B, H, T, ...] for sub-block j."""
@@ -316,8 +316,8 @@ def memory_gradients(
   logits, to_operands = jax.vjp(
     functools.partial(_memory_logits, mask_BS=inputs.mask_BS), q, k
   )
-  mean_BHT, do = _mean(o_BTHK, do_BTHK), _heads_first(do_BTHK)
-  dlogits, dv = _gradients(logits, v, keep_HTS, lse_BHT, mean_BHT, do)
+  delta_BHT, do = _delta(o_BTHK, do_BTHK), _heads_first(do_BTHK)
+  dlogits, dv = _gradients(logits, v, keep_HTS, lse_BHT, delta_BHT, do)
   dq, dk = to_operands(dlogits)
   return to_inputs((dq, dk, dv.astype(v.dtype)))[0]
 
@@ -334,7 +334,7 @@ def _memory_logits(q, k, mask_BS):
   logits = jnp.einsum(
     'bhtk,bhsk->bhts', q, k, preferred_element_type=sum_dtype(q)
   )
-  return jnp.where(mask_BS[:, None, None], logits, NEVER)
+  return jnp.where(mask_BS[:, None, None], logits, MASKED)
 
 
 def _attend(logits_BHQX, v_BHXK, keep_HQX):
@@ -349,7 +349,7 @@ def _attend(logits_BHQX, v_BHXK, keep_HQX):
     Outputs [B, H, Q, K], and natural logarithms [B, H, Q].
   """
   # The floor keeps the exponentials of a row without keys at 0.
-  top = jnp.maximum(jnp.max(logits_BHQX, -1, keepdims=True), NEVER / 2)
+  top = jnp.maximum(jnp.max(logits_BHQX, -1, keepdims=True), MASKED / 2)
   p = jnp.exp(logits_BHQX - top)
   total = jnp.sum(p, -1, keepdims=True)
   total = jnp.where(total > 0, total, 1)
@@ -359,13 +359,13 @@ def _attend(logits_BHQX, v_BHXK, keep_HQX):
   return (o / total).astype(v_BHXK.dtype), (top + jnp.log(total))[..., 0]
 
 
-def _gradients(logits_BHQX, v_BHXK, keep_HQX, lse_BHQ, mean_BHQ, do_BHQK):
+def _gradients(logits_BHQX, v_BHXK, keep_HQX, lse_BHQ, delta_BHQ, do_BHQK):
   """Returns gradients of logits and values.
 
   Args:
     logits_BHQX, v_BHXK, keep_HQX: arguments of `_attend`.
     lse_BHQ: logarithms of sums of exponentials, from `_attend`.
-    mean_BHQ: result of `_mean`.
+    delta_BHQ: result of `_delta`.
     do_BHQK: gradients of the outputs.
   """
   multiply = functools.partial(
@@ -375,10 +375,10 @@ def _gradients(logits_BHQX, v_BHXK, keep_HQX, lse_BHQ, mean_BHQ, do_BHQK):
   kept = p if keep_HQX is None else p * keep_HQX
   dp = multiply('bhqk,bhxk->bhqx', do_BHQK, v_BHXK)
   dv = multiply('bhqx,bhqk->bhxk', kept.astype(v_BHXK.dtype), do_BHQK)
-  return kept * dp - p * mean_BHQ[..., None], dv
+  return kept * dp - p * delta_BHQ[..., None], dv
 
 
-def _mean(o_BTHK, do_BTHK):
+def _delta(o_BTHK, do_BTHK):
   """Returns the inner product of each query's output and output gradient.
 
   The result [B, H, T] equals the sum, over keys, of the query's probabilities
@@ -410,13 +410,13 @@ def band_tile(bias_HW, Q: int, include_self: bool):
     include_self: whether the nearest visible key is the query's own.
 
   Returns:
-    [H, Q, W + Q], NEVER at keys outside a query's window.
+    [H, Q, W + Q], MASKED at keys outside a query's window.
   """
   H, W = bias_HW.shape
-  never = lambda n: jnp.full((H, n), NEVER, bias_HW.dtype)
+  masked = lambda n: jnp.full((H, n), MASKED, bias_HW.dtype)
   first = 1 if include_self else 0
   row = jnp.concatenate(
-    [never(first), bias_HW[:, ::-1], never(Q + 1 - first)], 1
+    [masked(first), bias_HW[:, ::-1], masked(Q + 1 - first)], 1
   )
   # Skewing avoids a gather.
   return skew(jnp.broadcast_to(row[:, None], (H, Q, W + Q + 1)))

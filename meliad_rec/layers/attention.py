@@ -15,7 +15,7 @@ import numpy as np
 
 from meliad_rec.distributed.per_shard import per_shard
 from meliad_rec.kernels.reference import l2_normalize
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 from meliad_rec.kernels.reference import normalize_own_keys
 from meliad_rec.layers.linear import dot_general
 
@@ -157,9 +157,9 @@ def attend(
   call = functools.partial(_attend_on_device, causal, dropout_rate)
   arguments = mask_BS, keep, v_BSHK, *sum(pairs, ())
   # Without per_shard, XLA may shard rows and queries over the axis of heads.
-  kind = 'sums' if _has_rows(keep) else 'heads'
-  kinds = 'rows', kind, *['tokens'] * (1 + 2 * len(pairs))
-  (y_BTHK,) = per_shard(call, kinds, arguments, ('tokens',))(*arguments)
+  kind = 'BH' if _has_rows(keep) else 'H'
+  kinds = 'BS', kind, *['BTHK'] * (1 + 2 * len(pairs))
+  (y_BTHK,) = per_shard(call, kinds, arguments, ('BTHK',))(*arguments)
   return y_BTHK
 
 
@@ -182,7 +182,7 @@ def attention_weights(
   seen = mask_BS[:, None, None]
   if relative is not None and causal:
     seen = seen & (back_TS >= 0)
-  logits_BHTS = jnp.where(seen, attention_logits(pairs, back_TS < 0), NEVER)
+  logits_BHTS = jnp.where(seen, attention_logits(pairs, back_TS < 0), MASKED)
   p_BTHS = jnp.where(seen, jax.nn.softmax(logits_BHTS), 0).swapaxes(1, 2)
   if relative is None:
     return p_BTHS
@@ -294,9 +294,9 @@ def _attend_by_blocks(causal: bool, rate: float, rows, shared_keep_HTS):
     seen_1QS = mask_S[..., None, None, :end]
     if causal:
       seen_1QS = seen_1QS & ~later_QS
-    logits_HQS = jnp.where(seen_1QS, attention_logits(pairs, later_QS), NEVER)
+    logits_HQS = jnp.where(seen_1QS, attention_logits(pairs, later_QS), MASKED)
     # The floor keeps the exponentials of a query without keys at 0.
-    top_HQ1 = jnp.maximum(jnp.max(logits_HQS, -1, keepdims=True), NEVER / 2)
+    top_HQ1 = jnp.maximum(jnp.max(logits_HQS, -1, keepdims=True), MASKED / 2)
     p_HQS = jnp.exp(logits_HQS - jax.lax.stop_gradient(top_HQ1))
     total_HQ1 = jnp.sum(p_HQS, -1, keepdims=True)
     total_HQ1 = jnp.where(total_HQ1 > 0, total_HQ1, 1)

@@ -90,8 +90,8 @@ class Layer(nn.Module):
   def kv(self, n_BTD, mask_BT, unnormalized=False) -> KV:
     return self.attention.kv(n_BTD, mask_BT, unnormalized)
 
-  def source(self, encoded_BSD, mask_BS) -> KV:
-    """Returns keys and values of an encoded sequence; see Cell.source.
+  def source_kv(self, encoded_BSD, mask_BS) -> KV:
+    """Returns keys and values of an encoded sequence; see Cell.source_kv.
 
     Raises:
       ValueError: `config.cross` is False.
@@ -112,7 +112,7 @@ class Layer(nn.Module):
     memory: KV | None = None,
     newest: KV | None = None,
     first=None,
-    source: KV | None = None,
+    source_kv: KV | None = None,
   ):
     """Returns y_BTD, the residual stream after the layer.
 
@@ -127,7 +127,8 @@ class Layer(nn.Module):
         dropout of attention to past, of attention to a source and of hidden
         units has a mask for each position, and does not depend on which tokens
         are processed at once.
-      source: the result of the method `source`; None means that there is none.
+      source_kv: the result of the method `source_kv`; None means that there is
+        none.
     """
     attention = self.attention
     heads = [attention.attend_window(n_BTD, past, first)]
@@ -140,25 +141,25 @@ class Layer(nn.Module):
       attention.sow_memory(n_BTD[:, -W:], past.mask[:, -W:], newest)
     if memory is not None:
       heads.append(attention.attend_memory(n_BTD, memory))
-    return self.mlp_output(attention.project(x_BTD, *heads), first, source)
+    return self.mlp_output(attention.project(x_BTD, *heads), first, source_kv)
 
-  def output(self, x_BTD, *heads_BTF, source: KV | None = None):
+  def output(self, x_BTD, *heads_BTF, source_kv: KV | None = None):
     """Returns y_BTD, the residual stream after the layer.
 
     Args:
       x_BTD: the residual stream before the layer.
       *heads_BTF: results of attention, as in Attention.project.
-      source: see `__call__`.
+      source_kv: see `__call__`.
     """
     x_BTD = self.attention.project(x_BTD, *heads_BTF)
-    return self.mlp_output(x_BTD, source=source)
+    return self.mlp_output(x_BTD, source_kv=source_kv)
 
-  def mlp_output(self, x_BTD, first=None, source: KV | None = None):
+  def mlp_output(self, x_BTD, first=None, source_kv: KV | None = None):
     """Returns y_BTD, the residual stream after the layer.
 
     Args:
       x_BTD: the residual stream after attention to past and to memory.
-      first, source: see `__call__`.
+      first, source_kv: see `__call__`.
 
     Raises:
       ValueError: there is no source, although `config.cross` is True.
@@ -166,7 +167,7 @@ class Layer(nn.Module):
     attended, output = SUMS
     x_BTD = checkpoint_name(x_BTD, attended)
     if self.config.cross:
-      x_BTD = self.cross_attention.read_source(x_BTD, source, first)
+      x_BTD = self.cross_attention.read_source(x_BTD, source_kv, first)
     if self.config.post_norm:
       y_BTD = self.mlp_norm(self.mlp(x_BTD, x_BTD, first))
     else:
@@ -183,11 +184,12 @@ class Query(nn.Module):
 
   Attributes:
     config: sizes and choices.
-    in_order: whether the keys have positions; see LayerConfig.memory_qk_scale.
+    has_positions: whether the keys have positions; see
+      LayerConfig.memory_qk_scale.
   """
 
   config: LayerConfig
-  in_order: bool = True
+  has_positions: bool = True
 
   @nn.compact
   def __call__(self, n_BTD):
@@ -196,9 +198,9 @@ class Query(nn.Module):
     q_BTHK = Heads(*dims, False, config.dtype, name='heads')(n_BTD)
     if not config.normalize_qk:
       return q_BTHK * config.head_dim**-0.5, None
-    first = None if self.in_order else config.memory_qk_scale
-    first = config.qk_scale if first is None else first
-    init = nn.initializers.constant(first)
+    initial = None if self.has_positions else config.memory_qk_scale
+    initial = config.qk_scale if initial is None else initial
+    init = nn.initializers.constant(initial)
     scale_H = self.param('scale', init, (config.num_heads,))
     return q_BTHK, jnp.abs(scale_H)
 
@@ -217,42 +219,40 @@ class Attention(nn.Module):
   Attributes:
     config: sizes and choices, shared by the layers.
     has_memory: whether there are queries for `memory`.
-    in_order: whether keys of `past` have positions. If False, every query sees
-      all unmasked keys of `past`.
+    has_positions: whether keys of `past` have positions. If False, they are
+      read by `attend_slots` instead of `attend_window`.
     rate: rate of dropout on the result of `pre_norm`.
     attention_rate: rate of dropout on attention probabilities.
-    join: a class of gates.py. None means that there is none, and that `project`
-      returns heads.
+    join: a class of gates.py.
     position: position module that several layers share. None means that this
       module makes its own.
   """
 
   config: LayerConfig
   has_memory: bool = False
-  in_order: bool = True
+  has_positions: bool = True
   rate: float = 0.0
   attention_rate: float = 0.0
-  join: Callable[..., nn.Module] | None = gates.Residual
+  join: Callable[..., nn.Module] = gates.Residual
   position: nn.Module | None = None
 
   def setup(self):
     config = self.config
     self.norm = config.norm(dtype=config.dtype)
     self.dropout = config.dropout_kind(self.rate)
-    self.query = Query(config, self.in_order)
+    self.query = Query(config, self.has_positions)
     dims = config.kv_heads, config.head_dim
     self.key = Heads(*dims, config.normalize_qk, config.dtype)
     self.value = Heads(*dims, False, config.dtype)
     if self.has_memory:
-      self.memory_query = Query(config, in_order=False)
-    if self.in_order:
+      self.memory_query = Query(config, has_positions=False)
+    if self.has_positions:
       self.relative = self.position
       if self.position is None:
         self.relative = config.position(config.num_heads, name='position')
       if config.span:
         self.span = config.span(config.num_heads)
-    if self.join:
-      self.output = self.join(dtype=config.dtype)
+    self.output = self.join(dtype=config.dtype)
 
   def pre_norm(self, x_BTD):
     """Returns n_BTD, the norm of x_BTD with dropout.
@@ -281,14 +281,11 @@ class Attention(nn.Module):
 
     Args:
       n_BTD: the result of `pre_norm`, from which queries are computed.
-      past: keys and values. If in_order is True, the last T are those of the T
-        tokens in n_BTD.
+      past: keys and values; the last T are those of the T tokens in n_BTD.
       first: see Layer.__call__.
     """
     config = self.config
     q_BTHK, scale_H = self.query(n_BTD)
-    if not self.in_order:
-      return self.attend_slots(q_BTHK, scale_H, past, 'state_to_state')
     nearest = 0 if config.include_self else 1
     steps_back = np.arange(config.window) + nearest
     bias_HW = self.relative.bias(steps_back)
@@ -328,22 +325,22 @@ class Attention(nn.Module):
     W = B * T // rows
     q_BTHK, scale_H = self.memory_query(n_BTD)
     q_BWHK = q_BTHK.reshape(rows, W, *q_BTHK.shape[2:])
-    name = 'token_to_state' if self.in_order else 'state_to_token'
+    name = 'token_to_state' if self.has_positions else 'state_to_token'
     return self.attend_slots(q_BWHK, scale_H, memory, name).reshape(B, T, -1)
 
-  def read_source(self, x_BTD, source: KV | None, first=None):
+  def read_source(self, x_BTD, source_kv: KV | None, first=None):
     """Returns the residual stream joined with attention to a source.
 
     Args:
       x_BTD: the residual stream.
-      source: keys and values of an encoded sequence, in B rows or in fewer;
+      source_kv: keys and values of an encoded sequence, in B rows or in fewer;
         see `attend_slots`.
       first: see Layer.__call__.
 
     Raises:
       ValueError: there is no source.
     """
-    if source is None:
+    if source_kv is None:
       raise ValueError(
         'Layers attend to the output of an encoder, but the model has none. '
         'Set model.Model.encoder, as options/encoder/transformer does, or '
@@ -351,7 +348,7 @@ class Attention(nn.Module):
       )
     n_BTD = self.pre_norm(x_BTD)
     picture = 'token_to_source'
-    heads_BTF = self.attend_slots(*self.query(n_BTD), source, picture, first)
+    heads_BTF = self.attend_slots(*self.query(n_BTD), source_kv, picture, first)
     return self.project(x_BTD, heads_BTF)
 
   def sow_memory(self, n_BTD, mask_BT, memory: KV) -> None:
@@ -382,23 +379,18 @@ class Attention(nn.Module):
     q_BTHK = q_BTHK.reshape(len(kv.mask), -1, *q_BTHK.shape[2:])
     inputs = MemoryInputs(q_BTHK, kv.k, kv.v, kv.mask, scale_H)
     pictures.sow(self, picture, lambda: memory_weights(inputs))
-    form = self.config.attention
-    y_BTHK = memory_attention(inputs, dropout, form)
+    implementation = self.config.attention
+    y_BTHK = memory_attention(inputs, dropout, implementation)
     return merge_heads(y_BTHK).reshape(B, T, -1)
 
   def project(self, x_BTD, *heads_BTF):
     """Returns the residual stream joined with heads, [B, T, D].
-
-    If `join` is None, returns the heads instead: [B, T, H K], or [B, T, 2, H K]
-    if there are two sets.
 
     Args:
       x_BTD: the residual stream.
       *heads_BTF: one or two sets of heads; F = H K.
     """
     h = heads_BTF[0] if len(heads_BTF) == 1 else jnp.stack(heads_BTF, 2)
-    if not self.join:
-      return h
     y_BTD = self.output(x_BTD, h)
     return self.norm(y_BTD) if self.config.post_norm else y_BTD
 
@@ -424,7 +416,7 @@ def cross_attention(config: LayerConfig, join: Callable) -> Attention:
   """
   return Attention(
     config,
-    in_order=False,
+    has_positions=False,
     rate=config.dropout,
     attention_rate=config.attention_rate,
     join=join,

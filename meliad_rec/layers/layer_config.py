@@ -11,7 +11,7 @@ import dataclasses
 from flax import linen as nn
 import jax
 
-from meliad_rec.kernels.dispatch import FORMS
+from meliad_rec.kernels.dispatch import IMPLEMENTATIONS
 from meliad_rec.layers import norms
 from meliad_rec.layers import positions
 from meliad_rec.layers.attention import KV
@@ -178,9 +178,9 @@ class LayerConfig(TransformerConfig):
           f'scale. Remove {setting}, or set '
           'layer_config.LayerConfig.normalize_qk = True.'
         )
-    if self.attention not in FORMS:
+    if self.attention not in IMPLEMENTATIONS:
       raise ValueError(
-        f'attention must be one of {", ".join(FORMS)}, got '
+        f'attention must be one of {", ".join(IMPLEMENTATIONS)}, got '
         f'{self.attention!r}. Set layer_config.LayerConfig.attention.'
       )
     if self.depth is not None and self.depth < 1:
@@ -272,12 +272,12 @@ class EncoderConfig(TransformerConfig):
     if self.hidden_dropout is not None:
       self.check_rate('hidden_dropout')
     # `position` may be a partial: look at what it builds.
-    built, plain = type(self.position(self.num_heads)), positions.NoPosition
-    if built.bias is not plain.bias or built.keys is not plain.keys:
+    built = self.position(self.num_heads)
+    if not isinstance(built, ENCODER_POSITIONS):
       names = ', '.join(p.__name__ for p in ENCODER_POSITIONS)
       raise ValueError(
-        f'position must be one of {names} in an encoder, got {built.__name__}. '
-        'Set layer_config.EncoderConfig.position.'
+        f'position must be one of {names} in an encoder, got '
+        f'{type(built).__name__}. Set layer_config.EncoderConfig.position.'
       )
 
   @property

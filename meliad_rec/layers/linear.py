@@ -11,6 +11,7 @@ import functools
 
 import jax
 from jax import lax
+import jax.numpy as jnp
 
 
 def dot_general(
@@ -60,7 +61,7 @@ def _backward(count, dtype, saved, g):
   if w.size // w.shape[-1] <= w.shape[-1]:
     dw = dot(x, g, over_tokens)
   else:
-    dw = jax.numpy.moveaxis(dot(g, x, over_tokens), 0, -1)
+    dw = jnp.moveaxis(dot(g, x, over_tokens), 0, -1)
   return dx.astype(x.dtype), dw.astype(w.dtype)
 
 

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from meliad_rec.distributed.partition import path_string
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 
 
-class NoPosition(nn.Module):
-  """Module that ignores positions; base class of all position modules.
+class Position(nn.Module):
+  """Base class of position modules. Its methods ignore positions.
 
   Attributes:
     num_heads: number of attention heads H.
@@ -64,7 +64,11 @@ class NoPosition(nn.Module):
     """
 
 
-class T5Bias(NoPosition):
+class NoPosition(Position):
+  """Module that ignores positions."""
+
+
+class T5Bias(Position):
   """Learned bias by logarithmic buckets of distance (Raffel et al. 2020).
 
   Attributes:
@@ -109,7 +113,7 @@ class T5Bias(NoPosition):
     return self.table_HN @ np.eye(self.buckets, dtype=np.float32)[bucket_W].T
 
 
-class ALiBi(NoPosition):
+class ALiBi(Position):
   """Bias that falls linearly with distance, with a fixed slope for each head.
 
   Press et al. 2022.
@@ -147,7 +151,7 @@ def sinusoids(length: int, width: int) -> np.ndarray:
   return np.concatenate(waves, 1).astype(np.float32)
 
 
-class RoPE(NoPosition):
+class RoPE(Position):
   """Rotation of queries and keys by their position (Su et al. 2021)."""
 
   base: float = 10_000.0
@@ -201,7 +205,7 @@ class SymmetricXPos(XPos):
   two_sided: ClassVar[bool] = True
 
 
-class RelativeKeys(NoPosition):
+class RelativeKeys(Position):
   """Learned vectors added to keys, one per distance, the same in all heads.
 
   Shaw et al. 2018, eq. 4.
@@ -266,7 +270,7 @@ class AdaptiveSpan(nn.Module):
   def bias(self, window: int):
     """Returns log m(x) for x from 0 to W - 1, [H, W] float32; W = window.
 
-    It is NEVER where the weight m(x) is 0.
+    It is MASKED where the weight m(x) is 0.
     """
     self.penalize(window)
     z_HW = clipped(self.ratio_H)[:, None] * window
@@ -274,7 +278,7 @@ class AdaptiveSpan(nn.Module):
     # Off the ramp, 1 takes the place of m: gradients must be finite there too,
     # even if `where` drops them.
     ramp_HW = jnp.where((m_HW > 0) & (m_HW < 1), m_HW, 1)
-    return jnp.where(m_HW > 0, jnp.log(ramp_HW), NEVER)
+    return jnp.where(m_HW > 0, jnp.log(ramp_HW), MASKED)
 
   def penalize(self, window: int):
     """Sows the loss of the mean span of the heads.

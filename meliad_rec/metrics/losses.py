@@ -9,7 +9,7 @@ from flax import struct
 import jax
 import jax.numpy as jnp
 
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 
 HALTING = 'halting'  # Name of the sown halting loss.
 
@@ -44,7 +44,7 @@ def objective(
       the sum of exp(logits). Chowdhery et al. 2022, section 5, use 1e-4.
     label_smoothing: share of the target's probability that is spread evenly
       over the vocabulary, except over ids that are masked (whose logit is the
-      constant NEVER). The entropy of the smoothed target is not subtracted.
+      constant MASKED). The entropy of the smoothed target is not subtracted.
     smooth_target: whether the target gets an even part of this share too. If
       False, only the other ids get it, as in fairseq.
 
@@ -63,8 +63,8 @@ def objective(
   log_z_BT, target_BT = _parts(logits_BTV, targets_BT)
   nats_BT = log_z_BT - target_BT
   if label_smoothing:
-    # Heads set the logits of ids that are not labels to NEVER.
-    can_be_BTV = logits_BTV > NEVER / 2
+    # Heads set the logits of ids that are not labels to MASKED.
+    can_be_BTV = logits_BTV > MASKED / 2
     mean_BT = jnp.mean(logits_BTV, -1, dtype=jnp.float32, where=can_be_BTV)
     even_BT = log_z_BT - mean_BT
     share = label_smoothing

@@ -79,7 +79,7 @@ def label(name: str) -> str:
 def unit(name: str) -> str:
   """Returns the unit of a metric; '' if UNITS and SOWN_UNITS lack it."""
   known = {**SOWN_UNITS, **UNITS}
-  return known.get(name) or known.get(parts(name)[0], '')
+  return known.get(name) or known.get(split_name(name)[0], '')
 
 
 # Metrics that can select the best checkpoint, and their best value.
@@ -96,7 +96,7 @@ BEST = {
 }
 
 
-def parts(name: str) -> tuple[str, int]:
+def split_name(name: str) -> tuple[str, int]:
   """Splits the name of a metric: 'halting_p_10' into ('halting_p', 10).
 
   The number is 0 if the name does not end in a number.

@@ -15,7 +15,7 @@ import numpy as np
 
 from meliad_rec.metrics.metrics import MaxMetric
 from meliad_rec.metrics.metrics import Metric
-from meliad_rec.metrics.metrics import parts
+from meliad_rec.metrics.metrics import split_name
 from meliad_rec.metrics.metrics import Sums
 
 
@@ -63,7 +63,7 @@ class Totals:
     """
     values = {
       name: over_steps(self._sown[name])
-      for name in sorted(self._sown, key=parts)
+      for name in sorted(self._sown, key=split_name)
     }
     return {name: v for name, v in values.items() if v is not None}
 

@@ -40,14 +40,14 @@ class Block(struct.PyTreeNode):
 
   x: jax.Array  # [B, T, D] activations.
   mask: jax.Array  # [B, T] bool, False at padding.
-  # The result of Cell.source, which is that of the whole row and is not cut
-  # into blocks; None if the model has no encoder.
-  source: Any = None
+  # Result of Cell.source_kv for the whole row, not divided into blocks. None
+  # without an encoder.
+  source_kv: Any = None
 
   @property
   def sources(self) -> tuple:
-    """A tuple of the source, or an empty one if there is none."""
-    return () if self.source is None else (self.source,)
+    """A tuple of source_kv, or an empty one if it is None."""
+    return () if self.source_kv is None else (self.source_kv,)
 
 
 class Cell(nn.Module, kw_only=True):
@@ -112,8 +112,8 @@ class Cell(nn.Module, kw_only=True):
     """
     raise NotImplementedError
 
-  def source(self, encoded_BSD: jax.Array, mask_BS: jax.Array) -> Any:
-    """Returns what the cell's tokens read of an encoded sequence.
+  def source_kv(self, encoded_BSD: jax.Array, mask_BS: jax.Array) -> Any:
+    """Returns keys and values of an encoded sequence, which tokens attend to.
 
     It is computed once for each row, and is the same for all of its tokens.
 
@@ -238,9 +238,11 @@ def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
     if slots_BSD is not None:
       sow_slots(cell, slots_BSD[:, None], state, segment.mask[:, None])
     return state, y_BTD
-  source = segment.source
-  blocks = jax.tree.map(lambda a: to_blocks(a, W), segment.replace(source=None))
-  call = lambda c, s, b: c(s, b.replace(source=source))
+  kv = segment.source_kv
+  blocks = jax.tree.map(
+    lambda a: to_blocks(a, W), segment.replace(source_kv=None)
+  )
+  call = lambda c, s, b: c(s, b.replace(source_kv=kv))
   state, y = scan_blocks(call, cell, state, blocks)
   return state, y.reshape(B, T, *y.shape[3:])
 

@@ -21,16 +21,17 @@ class Embedding(nn.Module):
     logits_divisor: number by which logits are divided, or in AdaptiveEmbedding
       the outputs from which they are computed. None means the default of the
       class.
-    deviation: standard deviation of the initial input vectors.
-    own_logits: whether logits have vectors of ids other than those of inputs.
+    stddev: standard deviation of the initial input vectors.
+    has_output_params: whether logits have vectors of ids other than those of
+      inputs.
   """
 
   vocab: int
   d_model: int
   logits_divisor: float | None = None
-  deviation: float = 1.0
+  stddev: float = 1.0
 
-  own_logits = False
+  has_output_params = False
 
   def __call__(self, tokens_BT):
     """Returns x_BTD float32, vectors of ids; NaN if an id is V or more."""
@@ -44,30 +45,28 @@ class Embedding(nn.Module):
     """Returns logits_divisor, or the default if it is None."""
     return default if self.logits_divisor is None else self.logits_divisor
 
-  def vectors(
-    self, name: str, *shape: int, deviation: float | np.ndarray = 1.0
-  ):
+  def vectors(self, name: str, *shape: int, stddev: float | np.ndarray = 1.0):
     """Returns a new parameter with random initial values.
 
     Args:
       name: name of the parameter.
       *shape: its shape.
-      deviation: standard deviation of the initial values, of all or of each
+      stddev: standard deviation of the initial values, of all or of each
         row.
 
     Raises:
-      ValueError: the deviation is not above 0.
+      ValueError: stddev is not above 0.
     """
-    if np.min(deviation) <= 0:
+    if np.min(stddev) <= 0:
       raise ValueError(
-        f'deviation must be above 0, got {self.deviation}. Set '
-        f'embedding.{type(self).__name__}.deviation.'
+        f'stddev must be above 0, got {self.stddev}. Set '
+        f'embedding.{type(self).__name__}.stddev.'
       )
-    if not isinstance(deviation, np.ndarray):
-      return self.param(name, nn.initializers.normal(deviation), shape)
+    if not isinstance(stddev, np.ndarray):
+      return self.param(name, nn.initializers.normal(stddev), shape)
     normal = nn.initializers.normal(1.0)
     return self.param(
-      name, lambda key, shape: normal(key, shape) * deviation[:, None], shape
+      name, lambda key, shape: normal(key, shape) * stddev[:, None], shape
     )
 
 
@@ -89,12 +88,12 @@ class TiedEmbedding(Embedding):
 
   def table(self, scale: float):
     """Returns the parameter [V, D]; `scale` multiplies its deviations."""
-    deviation = self.deviation * scale
+    stddev = self.stddev * scale
     if self.ends:
-      deviation = np.full(self.vocab, deviation, np.float32)
-      deviation[[*self.ends]] = scale
+      stddev = np.full(self.vocab, stddev, np.float32)
+      stddev[[*self.ends]] = scale
     shape = self.vocab, self.d_model
-    return self.vectors('embedding', *shape, deviation=deviation)
+    return self.vectors('embedding', *shape, stddev=stddev)
 
   def __call__(self, tokens_BT):
     return jnp.take(self.table_VD, tokens_BT, axis=0)
@@ -113,7 +112,7 @@ class ScaledEmbedding(TiedEmbedding):
   3.4; the deviation is that of fairseq.
 
   Attributes:
-    deviation, ends: as in TiedEmbedding, but all deviations are divided by
+    stddev, ends: as in TiedEmbedding, but all deviations are divided by
       sqrt(D).
   """
 
@@ -133,11 +132,11 @@ class UntiedEmbedding(Embedding):
   By default, logits are not divided.
   """
 
-  own_logits = True
+  has_output_params = True
 
   def setup(self):
     shape = self.vocab, self.d_model
-    self.table_VD = self.vectors('embedding', *shape, deviation=self.deviation)
+    self.table_VD = self.vectors('embedding', *shape, stddev=self.stddev)
     self.output = nn.Dense(self.vocab)
 
   def __call__(self, tokens_BT):
@@ -173,7 +172,7 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
   tied: bool = True
 
   @property
-  def own_logits(self):
+  def has_output_params(self):
     return not self.tied
 
   def setup(self):
@@ -191,16 +190,16 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
         f'of the model, got {k}. Set embedding.AdaptiveEmbedding.width_divisor.'
       )
     shapes = [(n, D // k**i) for i, n in enumerate(np.diff(edges).tolist())]
-    tables = lambda name, deviation: [
-      self.vectors(f'{name}_{i}', *shape, deviation=deviation)
+    tables = lambda name, stddev: [
+      self.vectors(f'{name}_{i}', *shape, stddev=stddev)
       for i, shape in enumerate(shapes)
     ]
-    self.tables = tables('embedding', self.deviation)
-    self.maps = [Map(E, D) for _, E in shapes]
+    self.tables = tables('embedding', self.stddev)
+    self.maps = [Projection(E, D) for _, E in shapes]
     self.clusters_CD = self.vectors('clusters', len(self.cutoffs), D)
     if not self.tied:
       self.output_tables = tables('output', 1.0)
-      self.output_maps = [Map(E, D) for _, E in shapes]
+      self.output_maps = [Projection(E, D) for _, E in shapes]
 
   def __call__(self, tokens_BT):
     cluster_BT = jnp.searchsorted(
@@ -231,7 +230,7 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
     return jnp.concatenate(parts, -1)
 
 
-class Map(nn.Module):
+class Projection(nn.Module):
   """Matrix [E, D] that maps vectors of a cluster to width D.
 
   Its transpose maps back to width E.

@@ -3,7 +3,7 @@
 A model with a head predicts labels instead of the next token. A head is a
 linear map, a ReLU and a linear map, as in the code of Ray Chowdhury and Caragea
 2024. There are logits for the label ids from 0 to `classes`. Id 0 means no
-label, and its logit is the constant NEVER. For two classes, the last map has a
+label, and its logit is the constant MASKED. For two classes, the last map has a
 single output z, and ids 1 and 2 have the logits 0 and z. Gradients stop at the
 start of a segment, so a pool passes none to earlier segments.
 """
@@ -15,7 +15,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 from meliad_rec.layers.encoder_layer import UNIFORM
 from meliad_rec.models.cell import State
 from meliad_rec.models.embedding import Embedding
@@ -46,7 +46,7 @@ class Head(nn.Module):
         f'logits_divisor is {embed.logits_divisor}, but the logits of a head '
         'are not divided. Remove model.Model.logits_divisor.'
       )
-    if embed.own_logits:
+    if embed.has_output_params:
       raise ValueError(
         f'{type(embed).__name__} has parameters for logits of the next token, '
         f'but this model predicts labels with a {type(self).__name__}. Remove '
@@ -93,7 +93,7 @@ class Head(nn.Module):
     dense = functools.partial(nn.Dense, kernel_init=UNIFORM)
     h_BTD = nn.relu(dense(width, name='hidden')(features_BTF))
     z_BTV = dense(1 if two else self.classes, name='output')(h_BTD)
-    none_BT1 = jnp.full((*z_BTV.shape[:2], 1), NEVER)
+    none_BT1 = jnp.full((*z_BTV.shape[:2], 1), MASKED)
     # The softmax of 0 and z is the sigmoid of z.
     zeros = [jnp.zeros_like(none_BT1)] if two else []
     return jnp.concatenate([none_BT1, *zeros, z_BTV], -1)

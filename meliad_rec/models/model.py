@@ -139,7 +139,7 @@ class Model(nn.Module):
     apart = lambda a_BT: a_BT.reshape(B * self.sequences, -1)
     block = self.block(apart(tokens_BT), apart(mask_BT))
     if self.encoder is not None:
-      block = block.replace(source=self.source(source_BS))
+      block = block.replace(source_kv=self.encode_source(source_BS))
     is_whole = self.encoder is not None and state == ()
     if is_whole:
       state = self.initial_state(B)
@@ -151,21 +151,21 @@ class Model(nn.Module):
     if self.clear_state:
       cell = self.cell.clear(cell)
     cell, y_BTD = run(self.cell, cell, block)
-    summary = lambda: self.cell.memory_slots(cell)
-    head, logits_BTV = self.apply_head(head, y_BTD, block.mask, summary)
+    slots_after = lambda: self.cell.memory_slots(cell)
+    head, logits_BTV = self.apply_head(head, y_BTD, block.mask, slots_after)
     if is_whole:
       return (), logits_BTV
     return self.join_state(cell, head), logits_BTV
 
-  def source(self, source_BS) -> Any:
-    """Encodes sources; returns the Block.source of their rows.
+  def encode_source(self, source_BS) -> Any:
+    """Encodes sources; returns the Block.source_kv of their rows.
 
     Args:
       source_BS: int ids, 0 at padding.
     """
     block = self.block(source_BS, source_BS != 0)
     encoded_BSD = self.source_norm(self.encoder(block.x, block.mask))
-    return self.cell.source(encoded_BSD, block.mask)
+    return self.cell.source_kv(encoded_BSD, block.mask)
 
   def parts(self, state: State) -> dict[str, Any]:
     """Returns the recurrent part of the cell's state; see Cell.parts."""
@@ -199,13 +199,13 @@ class Model(nn.Module):
     cell, head = self.split_state(state)
     return self.join_state(self.cell.to_decode_state(cell), head)
 
-  def decode_step(self, decode_state: State, tokens_B, source=None):
+  def decode_step(self, decode_state: State, tokens_B, source_kv=None):
     """Reads one token of each document.
 
     Args:
       decode_state: the result of `to_decode_state`, or of the previous call.
       tokens_B: int ids; [B, 2] for pairs.
-      source: the result of the method `source`, or None without an encoder. If
+      source_kv: the result of `encode_source`, or None without an encoder. If
         it has fewer than B rows, each serves equally many consecutive rows.
 
     Returns:
@@ -214,11 +214,13 @@ class Model(nn.Module):
     """
     tokens_B1 = tokens_B.reshape(-1, 1)
     block = self.block(tokens_B1, jnp.ones(tokens_B1.shape, bool))
-    block = block.replace(source=source)
+    block = block.replace(source_kv=source_kv)
     cell, head = self.split_state(decode_state)
     cell, y_B1D = self.cell.decode_step(cell, block)
-    summary = lambda: self.cell.memory_slots(self.cell.to_segment_state(cell))
-    head, logits_BTV = self.apply_head(head, y_B1D, block.mask, summary)
+    slots_after = lambda: self.cell.memory_slots(
+      self.cell.to_segment_state(cell)
+    )
+    head, logits_BTV = self.apply_head(head, y_B1D, block.mask, slots_after)
     return self.join_state(cell, head), logits_BTV[:, 0]
 
   def to_segment_state(self, decode_state: State) -> State:
@@ -231,15 +233,15 @@ class Model(nn.Module):
     x_BTD = self.embed(tokens_BT).astype(self.dtype)
     return Block(self.drop_embedding(x_BTD), mask_BT)
 
-  def apply_head(self, head, y_BTD, mask_BT, summary):
+  def apply_head(self, head, y_BTD, mask_BT, slots_after):
     """Computes logits from the cell's outputs.
 
     Args:
       head: state of the head; None if the model has no head.
       y_BTD: outputs of the cell.
       mask_BT: bool, False at padding.
-      summary: function that returns the cell's memory slots after these tokens.
-        It returns None if the cell has no slots.
+      slots_after: function that returns the cell's memory slots after these
+        tokens. It returns None if the cell has no slots.
 
     Returns:
       The head's new state, or None without a head; and logits_BTV float32.
@@ -253,7 +255,7 @@ class Model(nn.Module):
         return None, self.embed.logits(y_BTD)
 
     def slots():
-      s_BSD = summary()
+      s_BSD = slots_after()
       if s_BSD is None:
         raise ValueError(
           'This architecture has no memory slots to pool. Choose another of '

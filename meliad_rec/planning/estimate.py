@@ -41,12 +41,12 @@ class Seconds:
   exchange: float
 
   @property
-  def most(self) -> float:
+  def upper(self) -> float:
     """Seconds of a step if no collective overlaps with other operations."""
     return self.compute + self.kernels + self.exchange
 
   @property
-  def least(self) -> float:
+  def lower(self) -> float:
     """Seconds of a step if collectives overlap as much as possible."""
     return max(self.compute + self.kernels, self.exchange)
 
@@ -162,7 +162,7 @@ def wraps(where: Slice, size: int) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class TimeShare:
   """Part of a step's time: that of the operations of one kind and place.
 
   Attributes:
@@ -179,9 +179,9 @@ class Part:
   seconds: float
 
 
-def parts(
+def time_shares(
   program: hlo.Program, exchanged: Sequence[Exchange], chip: Chip
-) -> list[Part]:
+) -> list[TimeShare]:
   """Returns the parts of a step's time, the longest first.
 
   Args:
@@ -198,10 +198,10 @@ def parts(
       found['kernels', one.place] += count * time
   for one in exchanged:
     found['collectives', f'over {one.axes}'] += one.seconds
-  return [Part(*key, time) for key, time in found.most_common()]
+  return [TimeShare(*key, time) for key, time in found.most_common()]
 
 
-def seconds(parts: Sequence[Part]) -> Seconds:
+def seconds(parts: Sequence[TimeShare]) -> Seconds:
   """Returns the Seconds of a step, summed over its parts."""
   found = Counter()
   for part in parts:

@@ -75,8 +75,8 @@ class Compiled:
     compile_seconds: time of tracing and compiling.
     exchanges: collectives of a step, from estimate.exchanges. None means that
       the program cannot be read.
-    parts: parts of the time of a step, from estimate.parts. None means that the
-      program cannot be read, or was compiled with little optimization.
+    parts: parts of the time of a step, from estimate.time_shares. None means
+      that the program cannot be read, or was compiled with little optimization.
     notes: remarks on what the figures leave out.
   """
 
@@ -86,7 +86,7 @@ class Compiled:
   needed: int
   compile_seconds: float
   exchanges: list[estimate.Exchange] | None
-  parts: list[estimate.Part] | None
+  parts: list[estimate.TimeShare] | None
   notes: tuple[str, ...]
 
 
@@ -161,7 +161,7 @@ def compiled(
     if jax.config.jax_optimization_level == 'O0':
       notes.append('compiled with little optimization, so times are n/a')
     else:
-      parts = estimate.parts(read, exchanges, where.chip)
+      parts = estimate.time_shares(read, exchanges, where.chip)
       notes += _left_out(read)
   except ValueError as error:
     notes.append(f'times and collectives are n/a: {error}')

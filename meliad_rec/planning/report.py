@@ -9,7 +9,7 @@ from meliad_rec.planning import estimate
 from meliad_rec.planning import measure
 from meliad_rec.planning import topology
 from meliad_rec.planning.estimate import Exchange
-from meliad_rec.planning.estimate import Part
+from meliad_rec.planning.estimate import TimeShare
 from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import Question
 
@@ -79,14 +79,14 @@ def rates(answer: Answer) -> dict[str, float | None] | None:
   step, sizes = estimate.seconds(parts), measure.Sizes(**answer.sizes)
   peak = sizes.devices * topology.parse(answer.topology).chip.peak_flops
   return {
-    'step': step.most,
+    'step': step.upper,
     'estimated by XLA': step.compute,
     'Pallas kernels': step.kernels,
     'collectives': step.exchange,
-    'step if these overlap': step.least,
-    'MFU': sizes.flops and sizes.flops / (peak * step.most),
-    'tokens/s': sizes.tokens / step.most,
-    'hours': sizes.steps * step.most / 3600,
+    'step if these overlap': step.lower,
+    'MFU': sizes.flops and sizes.flops / (peak * step.upper),
+    'tokens/s': sizes.tokens / step.upper,
+    'hours': sizes.steps * step.upper / 3600,
   }
 
 
@@ -109,10 +109,10 @@ def _times(answer: Answer) -> dict[str, str]:
   }
 
 
-def parts_of(answer: Answer) -> list[Part] | None:
+def parts_of(answer: Answer) -> list[TimeShare] | None:
   """Returns the time of a step by kind and place, or None if not known."""
   found = answer.compiled and answer.compiled['parts']
-  return [Part(**fields) for fields in found] if found else None
+  return [TimeShare(**fields) for fields in found] if found else None
 
 
 def breakdown(answers: Sequence[Answer], by: str) -> str:
@@ -122,7 +122,7 @@ def breakdown(answers: Sequence[Answer], by: str) -> str:
 
   Args:
     answers: answers for one or more slices; each gets a table.
-    by: field of estimate.Part by which times are summed: 'kind' or 'place'.
+    by: field of TimeShare by which times are summed: 'kind' or 'place'.
   """
   lines = []
   for answer in answers:

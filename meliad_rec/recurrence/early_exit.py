@@ -12,12 +12,12 @@ size, and so on down to one row. All shapes are static, so one compiled program
 does all of this.
 
 Every loop takes (steps, shared, rows, state, max_steps). `steps` is an object
-with the methods of `Steps`. `shared` holds parameters and random keys, without
-a row axis. `rows` holds inputs of each row that do not change. `state` is the
-state before the first step. Loops return (state, sums, ran_B): the last state;
-the sums over all steps of the values that a step returns in addition to the
-state; and the number of steps computed for each row, in float32. Every leaf of
-`rows`, the states and the sums is [B, ...]; states and sums are floats.
+with the methods of `DepthSteps`. `shared` holds parameters and random keys,
+without a row axis. `rows` holds inputs of each row that do not change. `state`
+is the state before the first step. Loops return (state, sums, ran_B): the last
+state; the sums over all steps of the values that a step returns in addition to
+the state; and the number of steps computed for each row, in float32. Every leaf
+of `rows`, the states and the sums is [B, ...]; states and sums are floats.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 
-class Steps(Protocol):
+class DepthSteps(Protocol):
   """The step in depth that the loops of this file repeat until rows halt.
 
   It holds no arrays: `step` takes all arrays as arguments, so that a loop of
@@ -62,7 +62,7 @@ class Steps(Protocol):
     """
 
 
-def while_loop(steps: Steps, shared, rows, state, max_steps: int):
+def while_loop(steps: DepthSteps, shared, rows, state, max_steps: int):
   """Runs steps until no row is active, or max_steps have run.
 
   This loop has a gradient in reverse mode only. The top of this file describes
@@ -72,7 +72,7 @@ def while_loop(steps: Steps, shared, rows, state, max_steps: int):
   return _while(_Static(steps, join, max_steps), floats, others, state)
 
 
-def compacted_loop(steps: Steps, shared, rows, state, max_steps: int):
+def compacted_loop(steps: DepthSteps, shared, rows, state, max_steps: int):
   """Runs steps like while_loop, but rows leave the batch as they halt.
 
   This loop has no gradient.
@@ -82,7 +82,7 @@ def compacted_loop(steps: Steps, shared, rows, state, max_steps: int):
   return _compact(steps, shared, rows, l, carry, max_steps)
 
 
-def recorded_loop(steps: Steps, shared, rows, state, max_steps: int):
+def recorded_loop(steps: DepthSteps, shared, rows, state, max_steps: int):
   """Runs all steps, and keeps the carry after each of them, for pictures.
 
   The arguments are those of the other loops.
@@ -111,7 +111,7 @@ def take_step(step: Callable, shared, rows, l, carry):
   """Returns (state, sums, ran_B) after step l, and what it added to the sums.
 
   Args:
-    step: function with the arguments and results of Steps.step.
+    step: function with the arguments and results of DepthSteps.step.
     shared, rows, l: arguments of `step`.
     carry: (state, sums, ran_B) before step l.
   """
@@ -142,7 +142,7 @@ def split_floats(tree: Any) -> tuple[list, list, Callable[[list, list], Any]]:
 class _Static:
   """The part of while_loop that is neither traced nor differentiated."""
 
-  def __init__(self, steps: Steps, join: Callable, max_steps: int):
+  def __init__(self, steps: DepthSteps, join: Callable, max_steps: int):
     self.steps, self.join, self.max_steps = steps, join, max_steps
 
   def step(self, floats, others, l, state):

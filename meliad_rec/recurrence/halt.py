@@ -35,8 +35,8 @@ class Halt:
       it crosses the threshold, as in the paper's text. The authors' code
       discards that state.
     leftover: whether the remainder after the last step counts in the expected
-      number of steps; see `cost`. In the paper's eq. 8 it does not, and halting
-      at the initial state costs nothing.
+      number of steps; see `expected_steps`. In the paper's eq. 8 it does not,
+      and halting at the initial state costs nothing.
     length_bound: whether a unit of an encoder takes at most one step more than
       the row has tokens, as in the authors' code. The paper's algorithms have
       no such bound.
@@ -97,21 +97,21 @@ class Counts(struct.PyTreeNode):
   weight of the unit's state before the step.
 
   Attributes:
-    ponder_cost: [B, U], sum over steps of weight_l (l + 1).
+    expected_steps: [B, U], sum over steps of weight_l (l + 1).
     depth: [B, U], number of steps taken.
     p: [B, L], for each step l the sum of p_l over the units that were still
       active when p_l was computed.
-    asked: [B, L], for each step the number of these units.
+    evaluated: [B, L], for each step the number of these units.
   """
 
-  ponder_cost: jax.Array
+  expected_steps: jax.Array
   depth: jax.Array
   p: jax.Array
-  asked: jax.Array
+  evaluated: jax.Array
 
 
 def advance(
-  halt: Halt, units: Units, p_BU, l, max_steps_B1
+  halt: Halt, units: Units, p_BU, l, last_step_B1
 ) -> tuple[Units, jax.Array, jax.Array]:
   """Decides which units take step l and which halt, and updates their progress.
 
@@ -120,7 +120,7 @@ def advance(
     units: units before the step.
     p_BU: float32, probability of halting at the state before the step.
     l: int, the step, from 0.
-    max_steps_B1: int, index, from 0, of the last step that the units of a row
+    last_step_B1: int, index, from 0, of the last step that the units of a row
       may take.
 
   Returns:
@@ -130,16 +130,16 @@ def advance(
   """
   remainder_BU = units.remainder * (1 - p_BU)
   active_BU = units.active > 0
-  may_BU = active_BU & (l <= max_steps_B1)
+  may_BU = active_BU & (l <= last_step_B1)
   continues_BU = may_BU & (remainder_BU > 1 - halt.threshold)
-  takes_BU = may_BU if halt.keep_crossing else continues_BU
-  weight_BU = jnp.where(takes_BU, units.remainder * p_BU, 0)
-  remainder_BU = jnp.where(takes_BU, remainder_BU, units.remainder)
+  updated_BU = may_BU if halt.keep_crossing else continues_BU
+  weight_BU = jnp.where(updated_BU, units.remainder * p_BU, 0)
+  remainder_BU = jnp.where(updated_BU, remainder_BU, units.remainder)
   units = Units(remainder_BU, continues_BU.astype(jnp.float32))
-  return units, takes_BU, weight_BU
+  return units, updated_BU, weight_BU
 
 
-def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
+def halt_ahead(halt: Halt, units: Units, p_BU, l, last_step_B1) -> Units:
   """Returns the units; those that step l would halt are no longer active.
 
   If p_BU is known before the step, this saves steps in which units would only
@@ -149,7 +149,7 @@ def foresee(halt: Halt, units: Units, p_BU, l, max_steps_B1) -> Units:
   """
   if halt.keep_crossing:
     return units
-  ahead, _, _ = advance(halt, units, p_BU, l, max_steps_B1)
+  ahead, _, _ = advance(halt, units, p_BU, l, last_step_B1)
   return units.replace(active=ahead.active)
 
 
@@ -159,11 +159,12 @@ def at_step(a_BU, l, steps: int):
   return jnp.sum(a_BU, 1, keepdims=True) * at_L
 
 
-def cost(halt: Halt, remainder_BU, counts: Counts):
+def expected_steps(halt: Halt, remainder_BU, counts: Counts):
   """Returns each unit's expected number of steps, [B, U].
 
-  If Halt.leftover, it is Counts.ponder_cost plus the remainder times the number
-  of steps taken. Otherwise it is eq. 8, the sum over steps of weight_l l.
+  If Halt.leftover, it is Counts.expected_steps plus the remainder times the
+  number of steps taken. Otherwise it is eq. 8, the sum over steps of
+  weight_l l.
 
   Args:
     halt: settings.
@@ -171,8 +172,8 @@ def cost(halt: Halt, remainder_BU, counts: Counts):
     counts: counts of all steps.
   """
   if not halt.leftover:
-    return counts.ponder_cost - (1 - remainder_BU)
-  return counts.ponder_cost + remainder_BU * counts.depth
+    return counts.expected_steps - (1 - remainder_BU)
+  return counts.expected_steps + remainder_BU * counts.depth
 
 
 class HaltingGate(nn.Module):
@@ -204,7 +205,7 @@ class HaltingGate(nn.Module):
     return jax.nn.sigmoid(last(h_BUF))[..., 0]
 
 
-def mean(h_BTD, mask_BT, causal: bool):
+def mean_state(h_BTD, mask_BT, causal: bool):
   """Returns means over tokens that are not padding, float32.
 
   Args:

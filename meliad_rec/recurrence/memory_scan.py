@@ -86,34 +86,33 @@ def memory_scan(body: MemoryScanBody, params, memory: Tree, x_BTD, inputs):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scan(model, params, memory, x_BTD, inputs):
+def _scan(body, params, memory, x_BTD, inputs):
   """Returns the memory followed by all vectors that chunks wrote, and y_BTD.
 
-  `model` is the argument `body` of memory_scan. The other arguments are those
-  of memory_scan.
+  The arguments are those of memory_scan.
   """
-  read = lambda *arguments: (model.read(*arguments), ())
-  return _sweep(model, read, params, memory, x_BTD, inputs)[0]
+  read = lambda *arguments: (body.read(*arguments), ())
+  return _sweep(body, read, params, memory, x_BTD, inputs)[0]
 
 
-def _forward(model, params, memory, x_BTD, inputs):
-  read = functools.partial(read_with_pullback, model)
-  results, pulls = _sweep(model, read, params, memory, x_BTD, inputs)
+def _forward(body, params, memory, x_BTD, inputs):
+  read = functools.partial(read_with_pullback, body)
+  results, pulls = _sweep(body, read, params, memory, x_BTD, inputs)
   return results, (params, results[0], x_BTD, inputs, pulls)
 
 
-def _sweep(model, read, params, memory, x_BTD, inputs):
+def _sweep(body, read, params, memory, x_BTD, inputs):
   """Returns the results of `_scan`, and the pullback of each chunk.
 
   The pullbacks are stacked by span and chunk.
 
   Args:
-    model: MemoryScanBody.
-    read: (arguments of model.read) -> (results of model.read, pullback).
+    body: MemoryScanBody.
+    read: (arguments of body.read) -> (results of body.read, pullback).
     params, memory, x_BTD, inputs: as in memory_scan.
   """
-  C, T = model.chunk, x_BTD.shape[1]
-  K = divisor(T, C, model.span)
+  C, T = body.chunk, x_BTD.shape[1]
+  K = divisor(T, C, body.span)
 
   def span(carry, j):
     seen, kv = carry  # Keys of the A tokens before the span.
@@ -126,7 +125,7 @@ def _sweep(model, read, params, memory, x_BTD, inputs):
       )
       x_BCD = slice_tokens(x_BTD, j * K + now, C)
       (written, y_BCD), pull = read(params, window, x_BCD, inputs, j * K + now)
-      new = model.keys(params, written, inputs)
+      new = body.keys(params, written, inputs)
       kv = jax.tree.map(lambda a, n: put(a, n, a.shape[1] - K + now), kv, new)
       seen = jax.tree.map(
         lambda a, n: put(a, n, a.shape[1] - T + j * K + now),
@@ -143,32 +142,33 @@ def _sweep(model, read, params, memory, x_BTD, inputs):
     return (seen, kv), (join(y), pulls)
 
   seen = jax.tree.map(lambda a: pad(a, 0, T), memory)
-  kv = model.keys(params, memory, inputs)
+  kv = body.keys(params, memory, inputs)
   (seen, _), (y, pulls) = jax.lax.scan(span, (seen, kv), jnp.arange(T // K))
   return (seen, join(y)), pulls
 
 
-def read_with_pullback(model, *arguments):
-  """Returns the results of `model.read`, and its pullback.
+def read_with_pullback(body, *arguments):
+  """Returns the results of `body.read`, and its pullback.
 
-  If model.parallel, () takes the place of the pullback. The pullback does not
+  If body.parallel, () takes the place of the pullback. The pullback does not
   store the arguments of `read`: the keys of successive chunks overlap, and the
   parameters are the same in every chunk. `_by_chunks` inserts the arguments
   again.
   """
-  if model.parallel:
-    return model.read(*arguments), ()
-  body = jax.checkpoint(model.read, prevent_cse=False, policy=model.policy)
-  results, pull = jax.vjp(body, *arguments)
+  if body.parallel:
+    return body.read(*arguments), ()
+  read = jax.checkpoint(body.read, prevent_cse=False, policy=body.policy)
+  results, pull = jax.vjp(read, *arguments)
+  # `args_res` is undocumented. JAX 0.10 has it; setup.py bounds the version.
   pull.args_res[:] = [None] * len(arguments)
   return results, pull
 
 
-def _backward(model, residuals, gradients):
+def _backward(body, residuals, gradients):
   """Returns gradients of params, memory and x_BTD; None for the inputs.
 
   Args:
-    model: MemoryScanBody.
+    body: MemoryScanBody.
     residuals: params; seen, which is the memory followed by all vectors that
       chunks wrote; x_BTD; inputs; and the pullbacks, stacked by span and chunk.
     gradients: the gradients of seen and of y_BTD.
@@ -176,10 +176,10 @@ def _backward(model, residuals, gradients):
   params, seen, x_BTD, inputs, pulls = residuals
   d_seen, d_y_BTD = gradients
   T = x_BTD.shape[1]
-  K = divisor(T, model.chunk, model.span)
+  K = divisor(T, body.chunk, body.span)
   memory = jax.tree.map(lambda a: a[:, : a.shape[1] - T], seen)
-  keys = lambda params, written: model.keys(params, written, inputs)
-  differentiate = _in_parallel if model.parallel else _by_chunks
+  keys = lambda params, written: body.keys(params, written, inputs)
+  differentiate = _in_parallel if body.parallel else _by_chunks
 
   def span(carry, xs):
     j, pulls = xs
@@ -197,7 +197,7 @@ def _backward(model, residuals, gradients):
       pulls,
     )
     d_params, d_kv = carry
-    more, d_kv, d_x_BKD = differentiate(model, params, inputs, part, d_kv)
+    more, d_kv, d_x_BKD = differentiate(body, params, inputs, part, d_kv)
     return (jax.tree.map(jnp.add, d_params, more), d_kv), d_x_BKD
 
   kv = jax.eval_shape(keys, params, memory)
@@ -211,7 +211,7 @@ def _backward(model, residuals, gradients):
     reverse=True,
   )
   d_kv = _like(d_kv, kv)
-  if model.parallel:
+  if body.parallel:
     (d_memory,) = jax.vjp(functools.partial(keys, params), memory)[1](d_kv)
   else:
     more, d_memory = jax.vjp(keys, params, memory)[1](d_kv)
@@ -247,14 +247,14 @@ class _Span(NamedTuple):
   pulls: Tree
 
 
-def _in_parallel(model, params, inputs, span, d_kv):
+def _in_parallel(body, params, inputs, span, d_kv):
   """Computes a span's gradients: recurrent ones first, others in parallel.
 
   Recurrent ones are those of the vectors that the span wrote. A is the number
   of tokens of memory that a chunk reads.
 
   Args:
-    model: MemoryScanBody.
+    body: MemoryScanBody.
     params, inputs: as in memory_scan.
     span: the span.
     d_kv: gradients of the keys and values of the last A tokens up to the end of
@@ -267,27 +267,27 @@ def _in_parallel(model, params, inputs, span, d_kv):
   """
 
   def pull(_, now, window, x_BCD, cotangents):
-    read = lambda kv: model.read(params, kv, x_BCD, inputs, now)
+    read = lambda kv: body.read(params, kv, x_BCD, inputs, now)
     return (), *jax.vjp(read, window)[1](cotangents), ()
 
   def pull_keys(part, own):
-    keys = lambda part: model.keys(params, part, inputs)
+    keys = lambda part: body.keys(params, part, inputs)
     return (), *jax.vjp(keys, part)[1](own)
 
   _, d_kv, d_written, _ = _backward_sweep(
-    model, params, inputs, span, d_kv, (), pull, pull_keys
+    body, params, inputs, span, d_kv, (), pull, pull_keys
   )
 
   def read_span(params, x_BKD):
-    kv = model.keys(params, span.seen, inputs)
-    return model.read(params, kv, x_BKD, inputs, span.at)
+    kv = body.keys(params, span.seen, inputs)
+    return body.read(params, kv, x_BKD, inputs, span.at)
 
   _, pull_span = jax.vjp(read_span, params, span.x_BKD)
   d_params, d_x_BKD = pull_span((d_written, span.d_y_BKD))
   return d_params, d_kv, d_x_BKD
 
 
-def _by_chunks(model, params, inputs, span, d_kv):
+def _by_chunks(body, params, inputs, span, d_kv):
   """Computes a span's gradients chunk by chunk; see `_in_parallel`.
 
   There, the gradients of the parameters include those through the keys and
@@ -301,18 +301,18 @@ def _by_chunks(model, params, inputs, span, d_kv):
     return pullback(cotangents)[:3]
 
   def pull_keys(part, own):
-    keys = lambda params, part: model.keys(params, part, inputs)
+    keys = lambda params, part: body.keys(params, part, inputs)
     return jax.vjp(keys, params, part)[1](own)
 
   none = jax.tree.map(jnp.zeros_like, params)
   d_params, d_kv, _, d_x = _backward_sweep(
-    model, params, inputs, span, d_kv, none, pull, pull_keys
+    body, params, inputs, span, d_kv, none, pull, pull_keys
   )
   return d_params, d_kv, join(d_x)
 
 
 def _backward_sweep(
-  model, params, inputs, span, d_kv, d_params, pull, pull_keys
+  body, params, inputs, span, d_kv, d_params, pull, pull_keys
 ):
   """Computes gradients chunk by chunk, from a span's last chunk to its first.
 
@@ -320,11 +320,11 @@ def _backward_sweep(
   that a chunk reads.
 
   Args:
-    model, params, inputs, span, d_kv: see _in_parallel.
+    body, params, inputs, span, d_kv: see _in_parallel.
     d_params: zeros to which gradients of parameters are added; () if these
       gradients are not computed.
     pull: function (pullback, position, keys, tokens, gradients of the results
-      of model.read) -> gradients of (params, keys, tokens), for one chunk.
+      of body.read) -> gradients of (params, keys, tokens), for one chunk.
       `position` is that of the chunk's first token in the segment. Gradients of
       params and tokens are () if they are not computed.
     pull_keys: function (written, gradients of its keys) -> gradients of
@@ -335,8 +335,8 @@ def _backward_sweep(
     the span; complete gradients of the vectors that the span wrote; and the
     gradients that `pull` returns for the tokens, stacked by chunk.
   """
-  C, K = model.chunk, span.x_BKD.shape[1]
-  kv = model.keys(params, span.seen, inputs)
+  C, K = body.chunk, span.x_BKD.shape[1]
+  kv = body.keys(params, span.seen, inputs)
   length = lambda a: a.shape[1] - K
 
   def step(carry, xs):

@@ -46,7 +46,7 @@ class Acting(struct.PyTreeNode):
   return_B: jax.Array
 
 
-class Steps(struct.PyTreeNode):
+class Transitions(struct.PyTreeNode):
   """Steps of an agent; all leaves are [T, B]."""
 
   x: jax.Array  # Observations, [T, B, O].
@@ -104,7 +104,7 @@ class A2C:
           f'Set {_MACROS.get(name, f"a2c.A2C.{name}")}.'
         )
 
-  def loss(self, steps: Steps, last_value_B: jax.Array) -> jax.Array:
+  def loss(self, steps: Transitions, last_value_B: jax.Array) -> jax.Array:
     """Returns the loss, a mean over all steps.
 
     Args:
@@ -178,7 +178,7 @@ def act(
   choose: Callable = jax.random.categorical,
   axis: str | None = None,
   bootstrap: bool = False,
-) -> tuple[Acting, Steps]:
+) -> tuple[Acting, Transitions]:
   """Lets the agent take one step in each environment.
 
   Args:
@@ -230,7 +230,7 @@ def act(
     start_B=done_B,
     return_B=jnp.where(done_B, 0.0, total_B),
   )
-  return next_, Steps(
+  return next_, Transitions(
     x=x_BO,
     start=acting.start_B,
     action=action_B,
@@ -254,7 +254,7 @@ def rollout(
   axis: str | None = None,
   bootstrap: bool = False,
   remat_steps: int = 1,
-) -> tuple[Acting, Steps, jax.Array]:
+) -> tuple[Acting, Transitions, jax.Array]:
   """Lets the agent act for `frames` steps in each environment.
 
   Args:

@@ -243,7 +243,7 @@ def counted(number: int, noun: str) -> str:
   return f'{number:,} {noun}{"" if number == 1 else "s"}'
 
 
-def plain() -> None:
+def use_plain_logs() -> None:
   """Formats every log message of the process as a plain line.
 
   Messages of level INFO from other packages are dropped. Messages of orbax and

@@ -10,7 +10,7 @@ from pathlib import Path
 import statistics
 
 from meliad_rec.metrics.metrics import BEST
-from meliad_rec.metrics.metrics import parts
+from meliad_rec.metrics.metrics import split_name
 from meliad_rec.metrics.metrics import unit
 
 PUBLISHED = 'published '
@@ -151,7 +151,7 @@ def figure(
   curves = {}
   for row, runs in by_row(results).items():
     for column in measured(runs):
-      base, number = parts(column)
+      base, number = split_name(column)
       values = [each[column] for each in runs if column in each]
       if number and values:
         name = ' '.join([row, base.removeprefix('test').strip('_')]).strip()
@@ -162,7 +162,7 @@ def figure(
   if not curves:
     meaning = 'N of the row ..._N'
     for row, runs in by_row(results).items():
-      base, number = parts(row)
+      base, number = split_name(row)
       column = measured(runs)[-1]
       values = [each[column] for each in runs if column in each]
       if number and values:

@@ -15,8 +15,8 @@ import numpy as np
 
 from meliad_rec.config.saved import MODEL
 from meliad_rec.config.saved import SavedConfig
+from meliad_rec.config.values import check_count
 from meliad_rec.distributed import partition
-from meliad_rec.generation.sampling import check_count
 from meliad_rec.models.model import Model
 from meliad_rec.reinforcement import a2c
 from meliad_rec.reinforcement.agent import Agent

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.config.config import settings
+from meliad_rec.config.values import check_count
 from meliad_rec.data.vocabulary import MODEL
 from meliad_rec.data.vocabulary import open_vocabulary
 from meliad_rec.data.vocabulary import TOKENIZER
@@ -26,7 +27,6 @@ from meliad_rec.data.vocabulary import vocabulary_files
 from meliad_rec.data.vocabulary import WORD_LIST
 from meliad_rec.data.vocabulary import Words
 from meliad_rec.data.vocabulary import WORDS_PREFIX
-from meliad_rec.generation.sampling import check_count
 from meliad_rec.runs import exported
 from meliad_rec.storage import output_file
 from meliad_rec.storage.checkpoints import Checkpoints

@@ -11,6 +11,7 @@ import numpy as np
 
 from meliad_rec.config.saved import DATA
 from meliad_rec.config.saved import SavedConfig
+from meliad_rec.config.values import check_count
 from meliad_rec.config.values import ConfigError
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
@@ -22,7 +23,6 @@ from meliad_rec.evaluation import depth
 from meliad_rec.evaluation.observer import Observer
 from meliad_rec.evaluation.text_observer import parts_of
 from meliad_rec.evaluation.text_observer import TextObserver
-from meliad_rec.generation.sampling import check_count
 from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import reading_block
 from meliad_rec.models.sharded_model import ShardedModel
@@ -224,7 +224,7 @@ class ObservedRun:
       ValueError: the model does not halt, texts begin with another state (see
         `with_state`), or as in `predictions`.
     """
-    self.refuse_changed('depth')
+    self.check_state_unmodified('depth')
     observer, ids_T = self._reading(text), self.encode(text)
     length = len(b''.join(self.vocabulary.token_bytes(ids_T)))
     labels_T = np.zeros_like(ids_T) if self.labels else None
@@ -349,7 +349,7 @@ class ObservedRun:
       )
     return found
 
-  def refuse_changed(self, what: str) -> None:
+  def check_state_unmodified(self, what: str) -> None:
     """Raises ValueError if texts begin with another recurrent state.
 
     Args:

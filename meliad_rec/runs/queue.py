@@ -10,7 +10,7 @@ import time
 from typing import Protocol
 
 
-class Run(Protocol):
+class Job(Protocol):
   """Interface of a run that `work` trains; must be hashable.
 
   Attributes:
@@ -29,7 +29,7 @@ class Run(Protocol):
     ...
 
 
-def work(runs: Sequence[Run], jobs: int) -> dict[str, int]:
+def work(runs: Sequence[Job], jobs: int) -> dict[str, int]:
   """Trains and evaluates runs, `jobs` of them at a time.
 
   Returns:
@@ -69,7 +69,7 @@ def work(runs: Sequence[Run], jobs: int) -> dict[str, int]:
   return failed
 
 
-def start(run: Run, command: list[str], share: int, jobs: int):
+def start(run: Job, command: list[str], share: int, jobs: int):
   """Starts a command of a run, and returns its process.
 
   Args:

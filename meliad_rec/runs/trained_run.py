@@ -21,6 +21,7 @@ import numpy as np
 
 from meliad_rec.config.saved import MODEL
 from meliad_rec.config.saved import SavedConfig
+from meliad_rec.config.values import check_count
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.pairs import end_of_line
@@ -33,7 +34,6 @@ from meliad_rec.generation import saved_state
 from meliad_rec.generation.beam import BeamSearch
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.decoder import DecoderState
-from meliad_rec.generation.sampling import check_count
 from meliad_rec.generation.sampling import Sampler
 from meliad_rec.generation.text import TextGenerator
 from meliad_rec.generation.translation import Translation
@@ -359,7 +359,7 @@ class TrainedRun(ObservedRun):
       ValueError: a document is not a string, all are empty, or the model
         predicts labels.
     """
-    self.refuse_changed('evaluate')
+    self.check_state_unmodified('evaluate')
     return self._evaluate(
       self.documents([texts] if isinstance(texts, str) else texts)
     )
@@ -407,20 +407,26 @@ class TrainedRun(ObservedRun):
     exported.write(out, files, self.params, facts, card)
 
   def _evaluate(
-    self, documents: Documents, nats_of: list | None = None
+    self, documents: Documents, losses_out: list | None = None
   ) -> dict[str, float]:
     sharded, rows = self.sharded, self.rows(len(documents))
     check_data_compatible(sharded.model, documents, sharded.segment, 'SEGMENT')
-    return evaluate(sharded, self.params, documents, rows, nats_of=nats_of)
+    return evaluate(
+      sharded, self.params, documents, rows, losses_out=losses_out
+    )
 
-  def data(self, **moved: str) -> Dataset:
+  def data(
+    self,
+    store: str | None = None,
+    path: str | None = None,
+    split_file: str | None = None,
+  ) -> Dataset:
     """Returns the data of the run.
 
     Args:
-      **moved: `store`, `path` or `split_file` of run_data.open_data, if the
-        data were moved.
+      store, path, split_file: as in run_data.open_data, if the data were moved.
     """
-    return open_data(self, **moved)
+    return open_data(self, store, path, split_file)
 
   def documents(
     self, texts: Sequence[str], names: Sequence[str] | None = None

@@ -14,9 +14,9 @@ import pathlib
 from absl import logging
 
 from meliad_rec.config import config
+from meliad_rec.config.values import check_count
 from meliad_rec.data import store
 from meliad_rec.distributed import compilation_cache
-from meliad_rec.generation.sampling import check_count
 from meliad_rec.report import console
 from meliad_rec.runs import exported
 from meliad_rec.runs import folder
@@ -68,7 +68,7 @@ def train(
   if stop_at is not None:
     check_count('stop_at', stop_at, 1)
   workdir = os.fspath(workdir)
-  console.plain()
+  console.use_plain_logs()
   compilation_cache.enable()
   source = open_source(init_from and os.fspath(init_from), workdir)
   config.parse(list(gin_files), list(gin_params))
@@ -178,7 +178,7 @@ def run_experiment(
     # A run that trains no further keeps the settings that it was trained with.
     if not (run.finished and saved.is_file()):
       if run.step:
-        tell_changes(saved, operative)
+        log_changes(saved, operative)
       folder.write(run.workdir, experiment, operative)
     return run, run.live()
   except OSError as error:
@@ -196,7 +196,7 @@ def check_source(experiment: Experiment, source: initial.Source | None) -> None:
     )
 
 
-def tell_changes(path: pathlib.Path, operative: str) -> None:
+def log_changes(path: pathlib.Path, operative: str) -> None:
   """Logs the settings that differ from those of the run so far.
 
   Args:

@@ -50,7 +50,7 @@ class SaveError(CheckpointError):
   """
 
   exit_code = 1
-  told = False  # Whether the message has been logged.
+  logged = False  # Whether the message has been logged.
 
 
 class StepWriter:
@@ -187,7 +187,7 @@ class StepWriter:
       ' its disk has space.'
     )
     logging.error('%s', self._failure)
-    self._failure.told = True
+    self._failure.logged = True
     # The manager's state after a failed save would make the next one fail too.
     self._manager = None
 

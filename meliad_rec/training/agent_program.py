@@ -265,7 +265,7 @@ def _check_training(agent: Agent, env: Environment) -> None:
     )
 
 
-def _sums(steps: a2c.Steps, loss: jax.Array) -> Sums:
+def _sums(steps: a2c.Transitions, loss: jax.Array) -> Sums:
   """Returns the Sums of an agent's steps, of which none is scored.
 
   Args:

@@ -71,7 +71,7 @@ class AgentValidation:
   def __init__(self, experiment: Experiment):
     check(experiment)
     self._program = experiment.program
-    self._rows = experiment.part.documents or experiment.batch
+    self._rows = experiment.eval_subset.documents or experiment.batch
 
   @property
   def identity(self) -> str:
@@ -162,7 +162,7 @@ def check(experiment: Experiment) -> None:
     )
   for setting, value, needed in (
     ('SAMPLE', experiment.sample.length, 0),
-    ('EVAL_TOKENS', experiment.part.tokens, None),
+    ('EVAL_TOKENS', experiment.eval_subset.tokens, None),
     ('HALT_WARMUP', experiment.halting_warmup, 0),
     ('BUCKETS', experiment.buckets, 1),
     ('SOURCE_SEGMENT', experiment.source_segment, None),

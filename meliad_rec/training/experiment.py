@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.lanes import ShorterFirst
 from meliad_rec.distributed import partition
-from meliad_rec.evaluation.evaluation import Part
+from meliad_rec.evaluation.evaluation import EvalSubset
 from meliad_rec.generation.sample import Sample
 from meliad_rec.generation.translation import Translation
 from meliad_rec.metrics import losses
@@ -70,8 +70,8 @@ class Experiment:
       average in place of the parameters. None: no average.
     halting_warmup: steps over which the weight of the halting loss rises to
       PONDER_COST; 0 disables the warm-up.
-    part: part of the validation split that evaluations read; its number of
-      documents is also the number of episodes that agents play.
+    eval_subset: part of the validation split that evaluations read; its number
+      of documents is also the number of episodes that agents play.
     sample: settings of the text that is generated at each evaluation.
     translation: settings with which a model with an encoder writes targets
       after training.
@@ -112,7 +112,7 @@ class Experiment:
   objective: Callable | A2C = losses.objective
   ema_decay: float | None = None
   halting_warmup: int = 0
-  part: Part = Part()
+  eval_subset: EvalSubset = EvalSubset()
   sample: Sample = Sample()
   translation: Translation = Translation()
   log_every: int = 50

@@ -19,7 +19,7 @@ from meliad_rec.data.lanes import Position
 from meliad_rec.data.prefetch import prefetch
 from meliad_rec.distributed import hosts
 from meliad_rec.distributed.preemption import at_once
-from meliad_rec.evaluation.evaluation import probe
+from meliad_rec.evaluation.evaluation import evaluate_batch
 from meliad_rec.metrics.metrics import Sums
 from meliad_rec.report import journal
 from meliad_rec.report.report import Report
@@ -28,7 +28,7 @@ from meliad_rec.storage.checksums import fingerprints
 from meliad_rec.storage.workdir import Lock
 from meliad_rec.storage.workdir import place
 from meliad_rec.training import meter
-from meliad_rec.training import parts
+from meliad_rec.training.components import build_components
 from meliad_rec.training.experiment import Experiment
 from meliad_rec.training.goodput import Goodput
 from meliad_rec.training.profile import Profile
@@ -67,7 +67,7 @@ class Run:
     self._fill = fill
     self.workdir = place(workdir)
     self.program = experiment.program
-    found = parts.of(experiment)
+    found = build_components(experiment)
     self.validation, self.meter = found.validation, found.meter
     self.lanes, self._match = found.stream, found.match
     identities = {
@@ -121,7 +121,7 @@ class Run:
             _ = program.train_step
             times = program.rows // self.experiment.batch
             rows = len(self.lanes.local_rows) * times
-            self.probe(program.empty_batch(rows))
+            self.evaluate_batch(program.empty_batch(rows))
           _ = fingerprints(self.state)
         logging.info('Compiled in %.1f s.', self.goodput.seconds['compile'])
       self.report = Report(
@@ -314,13 +314,13 @@ class Run:
       self.progress = self.progress.after(self.step, value, best_is)
     return metrics
 
-  def probe(self, batch: Batch) -> Sums:
+  def evaluate_batch(self, batch: Batch) -> Sums:
     """Returns the Sums of the current parameters on one batch.
 
     The carry is empty. `begin` compiles what this needs.
     """
     rows = self.program_of(batch).rows
-    return probe(self.program, self.state.params, batch, rows)
+    return evaluate_batch(self.program, self.state.params, batch, rows)
 
   def program_of(self, batch: Batch) -> TrainProgram:
     """Returns the training step for batches of this shape."""
@@ -345,7 +345,7 @@ class Run:
     # The reported loss is from before the update, which may have ruined it.
     if self.batch is not None:
       what = f'Step {self.step}, after its update,'
-      meter.check_finite(what, self.batch, self.probe(self.batch))
+      meter.check_finite(what, self.batch, self.evaluate_batch(self.batch))
     data = {'position': self.position, 'progress': asdict(self.progress)}
     self.checkpoints.save(self.step, self.state, data, self.about, metrics)
     self.saved = self.step
@@ -363,7 +363,7 @@ def _log_later_error(close: Callable[[], None]) -> Callable:
     except BaseException as later:
       if error is None:
         raise
-      if not getattr(later, 'told', False):
+      if not getattr(later, 'logged', False):
         logging.error('Another error while closing the run: %s', later)
 
   return exit_

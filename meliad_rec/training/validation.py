@@ -46,7 +46,7 @@ class Validation:
     self._vocabulary = experiment.data.vocabulary
     whole = experiment.data.documents('validation')
     self.split = whole.identity
-    self.documents = experiment.part.of(whole, self._vocabulary)
+    self.documents = experiment.eval_subset.of(whole, self._vocabulary)
     _check(experiment, self.documents)
     _check_model(experiment, self.documents)
     self.baselines = baselines(experiment.data, 'validation')
@@ -97,14 +97,14 @@ class Validation:
       report.write(step, {'error': error}, TRIVIAL + name)
     if text is not None:
       report.text(step, 'sample', text)
-    _tell_use(step, metrics, step == experiment.steps)
+    _log_use_of_state(step, metrics, step == experiment.steps)
     report.plot()
     if 'error' in metrics:
       report.plot('error')
     return metrics
 
 
-def _tell_use(step: int, metrics: dict[str, float], last: bool) -> None:
+def _log_use_of_state(step: int, metrics: dict[str, float], last: bool) -> None:
   """Logs what the state is worth; warns if it or the depth is hardly used.
 
   Args:

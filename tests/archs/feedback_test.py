@@ -157,7 +157,7 @@ def test_dropout_of_attention_to_a_source_is_that_of_the_plain_scan():
   cell = make('weighted sum', True, cross=True, attention_dropout=0.4)
   rng = np.random.default_rng(2)
   source = KV(*rng.normal(size=(2, B, 3, H, K)), np.ones((B, 3), bool))
-  block = example(T).replace(source=[source] * L)
+  block = example(T).replace(source_kv=[source] * L)
   p = cells.parameters(cell, block)
   state = cell.apply({'params': p}, B, method='initial_state')
   mask_BS = jnp.concatenate([state.mask_BA, block.mask], 1)

@@ -29,7 +29,7 @@ def runs(tmp_path):
   for (arch, task), rates in FOUND.items():
     for rate, seeds in rates.items():
       for seed, (validation, test) in enumerate(seeds):
-        run = tasks.Run(arch, task, rate, seed, tmp_path)
+        run = tasks.TaskRun(arch, task, rate, seed, tmp_path)
         run.workdir.mkdir()
         out = journal.Journal(run.workdir / journal.NAME)
         for accuracy in 0.1, validation, 0.2:
@@ -70,7 +70,7 @@ def test_the_rate_best_in_validation_counts_and_chance_is_0(runs):
 def test_every_pair_is_an_experiment_and_every_test_split_exists(
   arch, task, tmp_path
 ):
-  run = tasks.Run(arch, task, 0.003, 1, tmp_path)
+  run = tasks.TaskRun(arch, task, 0.003, 1, tmp_path)
   train, evaluate = run.commands()
   values = lambda name: [
     part.removeprefix(f'--{name}=')

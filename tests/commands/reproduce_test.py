@@ -120,7 +120,7 @@ def test_a_sweep_trains_each_row_with_each_value(own, out, capsys):
   assert reproduce.settings(None) == ['']
   assert reproduce.settings("A.b=('x', 2)") == ["A.b = 'x'", 'A.b = 2']
   one = reproduce.settings('RATE = 1e-3, 0.01')[0]
-  run = reproduce.Run('a', (), 0, out, one)
+  run = reproduce.TableRun('a', (), 0, out, one)
   assert (run.label, run.name) == ('a, RATE = 0.001', 'a_RATE_0.001_seed0')
   for seed in range(2):
     (out / f'a_seed{seed}').rename(out / f'a_RATE_0.001_seed{seed}')
@@ -184,9 +184,9 @@ def test_a_run_that_fails_leaves_the_others(tmp_path, monkeypatch, jobs):
   begin = queue.start
   monkeypatch.setattr(queue, 'start', start)
   monkeypatch.setattr(
-    reproduce.Run, 'commands', lambda run: iter(words[run.row])
+    reproduce.TableRun, 'commands', lambda run: iter(words[run.row])
   )
-  runs = [reproduce.Run(row, (), 0, tmp_path) for row in words]
+  runs = [reproduce.TableRun(row, (), 0, tmp_path) for row in words]
   assert queue.work(runs, jobs) == {'a_seed0': 2, 'b_seed0': 2}
   assert sorted(begun) == [
     *(('a', 'runs'), ('b', '--version'), ('b', 'runs')),

@@ -6,9 +6,9 @@ import pytest
 
 from meliad_rec.data.lra import grey
 from meliad_rec.data.lra import Image
-from meliad_rec.data.lra import Pathfinder
+from meliad_rec.data.lra import IMDbText
+from meliad_rec.data.lra import PathfinderFiles
 from meliad_rec.data.lra import Retrieval
-from meliad_rec.data.lra import Text
 
 SPLITS = 'train', 'validation', 'test'
 
@@ -60,7 +60,7 @@ def test_reviews_are_bytes_with_the_class_on_the_last_token(tmp_path):
       'test': [{'text': 'good', 'label': 1}],
     },
   )
-  data = Text(str(tmp_path))
+  data = IMDbText(str(tmp_path))
   counts = [len(data.documents(split)) for split in SPLITS]
   assert counts == [9, 1, 1]
   for i, text in enumerate(texts):
@@ -68,13 +68,13 @@ def test_reviews_are_bytes_with_the_class_on_the_last_token(tmp_path):
     tokens, labels = data.documents(split).read(place, 0, 13)
     assert tokens.tolist() == [2, *(b + 3 for b in text.encode()), 1]
     assert labels.tolist() == [0] * 12 + [i % 2 + 1]
-  cut = Text(str(tmp_path), max_length=3, ends=False).documents('test')
+  cut = IMDbText(str(tmp_path), max_length=3, ends=False).documents('test')
   assert data.vocabulary.decode(cut[0]) == 'goo' and cut.bytes_ == [3]
-  parts = {'train': 'train', 'validation': 'test', 'test': 'test'}
-  official = Text(str(tmp_path), parts)
+  tfds_splits = {'train': 'train', 'validation': 'test', 'test': 'test'}
+  official = IMDbText(str(tmp_path), tfds_splits)
   assert [len(official.documents(split)) for split in SPLITS] == [10, 1, 1]
-  with pytest.raises(ValueError, match='parts must have'):
-    Text(str(tmp_path), {'train': 'train'}).documents('train')
+  with pytest.raises(ValueError, match='tfds_splits must have'):
+    IMDbText(str(tmp_path), {'train': 'train'}).documents('train')
 
 
 def test_images_are_the_grey_levels_of_tensorflow(tmp_path):
@@ -106,10 +106,10 @@ def test_images_are_the_grey_levels_of_tensorflow(tmp_path):
 @pytest.mark.parametrize(
   ('data', 'message'),
   [
-    (lambda path: Text(path), 'tfds build imdb_reviews --data_dir='),
+    (lambda path: IMDbText(path), 'tfds build imdb_reviews --data_dir='),
     (lambda path: Image(path), 'tfds build cifar10 --data_dir='),
     (lambda path: Retrieval(path), 'lra_release.gz.* and set AAN'),
-    (lambda path: Pathfinder(path), 'lra_release.gz.* and set PATHFINDER'),
+    (lambda path: PathfinderFiles(path), 'lra_release.gz.* and set PATHFINDER'),
   ],
 )
 def test_missing_files_are_reported_with_their_command(tmp_path, data, message):
@@ -150,7 +150,7 @@ def test_pathfinder_is_split_and_skips_the_empty_file(tmp_path):
     text = '\n'.join(lines) + '\n'
     (tmp_path / 'metadata' / f'{part}.npy').write_text(text)
   (tmp_path / 'imgs' / '1' / 'sample_3.png').write_bytes(b'')
-  data = Pathfinder(str(tmp_path), ends=False)
+  data = PathfinderFiles(str(tmp_path), ends=False)
   names = {split: data.documents(split).names for split in SPLITS}
   every = [name for split in SPLITS for name in names[split]]
   assert len(set(every)) == len(every) == 19

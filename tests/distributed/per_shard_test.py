@@ -20,8 +20,8 @@ from tests.attention_example import both
 from tests.attention_example import example
 from tests.libtpu import needs_libtpu
 
-KINDS = 'tokens', 'rows', 'sums', 'heads', 'heads'
-RESULTS = 'tokens', 'heads'
+KINDS = 'BTHK', 'BS', 'BH', 'H', 'H'
+RESULTS = 'BTHK', 'H'
 
 
 def gradient_like(x_BTHK, mask_BS, sums_BHT, scale_H, nothing):
@@ -140,5 +140,5 @@ def test_kernels_of_shared_keys_on_many_devices():
   inputs = example(T=128, P=128, W=128, H=4, num_kv_heads=1)
   expected = both(ref.window_attention, inputs)
   with jax.set_mesh(partition.make_mesh(1, 2, 4)):
-    found = both(window_attention, inputs, form='tpu_interpreted')
+    found = both(window_attention, inputs, implementation='tpu_interpreted')
   assert_close(found, expected, 3e-5)

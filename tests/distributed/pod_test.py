@@ -23,10 +23,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_a_single_process_just_works():
-  assert pod.together(lambda: 7, cli.guarded) == 7
+  assert pod.run_on_all_processes(lambda: 7, cli.guarded) == 7
   assert not jax.distributed.is_initialized()
   with pytest.raises(KeyError):
-    pod.together(lambda: {}['x'], cli.guarded)
+    pod.run_on_all_processes(lambda: {}['x'], cli.guarded)
 
 
 def start(what, indices=(0, 1), **more):
@@ -217,4 +217,4 @@ if __name__ == '__main__':
   # As in cli.run_main, even if this was started in the background.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   signal.signal(signal.SIGINT, signal.default_int_handler)
-  sys.exit(pod.together(work, guarded))
+  sys.exit(pod.run_on_all_processes(work, guarded))

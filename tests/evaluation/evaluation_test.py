@@ -15,10 +15,10 @@ from meliad_rec.data.synthetic.random_walk import RandomWalk
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import Words
 from meliad_rec.distributed.partition import make_mesh
+from meliad_rec.evaluation.evaluation import EvalSubset
 from meliad_rec.evaluation.evaluation import evaluate
+from meliad_rec.evaluation.evaluation import evaluate_batch
 from meliad_rec.evaluation.evaluation import metrics_given
-from meliad_rec.evaluation.evaluation import Part
-from meliad_rec.evaluation.evaluation import probe
 from meliad_rec.models.heads import Classifier
 from meliad_rec.models.model import initialize
 from meliad_rec.models.model import Model
@@ -71,21 +71,21 @@ def logits_by_hand(program, params, inputs):
 def test_every_token_once_with_any_rows(data, params, rows):
   """There are fewer than five documents."""
   program, documents = tiny_run.program(), data.documents('validation')
-  nats_of = [np.full(n, np.nan, np.float32) for n in documents.lengths]
+  losses_out = [np.full(n, np.nan, np.float32) for n in documents.lengths]
   counted = []
   found = evaluate(
     program,
     params,
     documents,
     rows,
-    nats_of=nats_of,
+    losses_out=losses_out,
     on_progress=counted.append,
   )
   by_hand = nats_by_hand(
     *(program, params, documents),
     [np.concatenate([[0], d[:-1]]) for d in documents],
   )
-  for nats, expected in zip(nats_of, by_hand, strict=True):
+  for nats, expected in zip(losses_out, by_hand, strict=True):
     np.testing.assert_allclose(nats, expected, atol=1e-4)
   assert found['tokens'] == len(documents.tokens) == counted[-1]
   total = np.concatenate(by_hand).sum(dtype=np.float64)
@@ -100,8 +100,8 @@ def test_labels_are_predicted_from_their_own_tokens(params):
   """Documents of 2 episodes of 11 words; the first of each is not scored."""
   task = RandomWalk(episodes=30, actions=10, grid=3, episodes_per_document=2)
   program, documents = tiny_run.program(), task.documents('validation')
-  nats_of = [np.zeros(n, np.float32) for n in documents.lengths]
-  found = evaluate(program, params, documents, 2, nats_of=nats_of)
+  losses_out = [np.zeros(n, np.float32) for n in documents.lengths]
+  found = evaluate(program, params, documents, 2, losses_out=losses_out)
   whole = [documents.read(i, 0, len(d)) for i, d in enumerate(documents)]
   tokens, labels = zip(*whole, strict=True)
   by_hand = [
@@ -110,7 +110,7 @@ def test_labels_are_predicted_from_their_own_tokens(params):
       labels, nats_by_hand(program, params, labels, tokens), strict=True
     )
   ]
-  for nats, expected in zip(nats_of, by_hand, strict=True):
+  for nats, expected in zip(losses_out, by_hand, strict=True):
     np.testing.assert_allclose(nats, expected, atol=1e-4)
   mean = np.nanmean(np.concatenate(by_hand), dtype=np.float64)
   assert found['loss_nats_per_token'] == pytest.approx(mean, rel=1e-5)
@@ -160,17 +160,17 @@ def test_whole_documents_are_read_in_segments_that_fit():
   params = initialize(model, jax.random.key(0), 1, 252)
   for segment in 251, 1003:
     sharded = ShardedModel(model, make_mesh(devices=jax.devices()[:1]), segment)
-    read, nats_of = set(), [np.zeros(len(y), np.float32) for y in labels]
+    read, losses_out = set(), [np.zeros(len(y), np.float32) for y in labels]
 
     def step(params, carry, batch, run=sharded.eval_step, read=read):
       read.add(batch.tokens_BT.shape)
       return run(params, carry, batch)
 
     vars(sharded)['eval_step'] = step
-    evaluate(sharded, params, documents, 2, nats_of=nats_of)
+    evaluate(sharded, params, documents, 2, losses_out=losses_out)
     assert read == {(2, 251), (2, 63)}
     logits = logits_by_hand(sharded, params, [*documents])
-    for nats, y, logits_TV in zip(nats_of, labels, logits, strict=True):
+    for nats, y, logits_TV in zip(losses_out, labels, logits, strict=True):
       log_p_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
       by_hand = -log_p_TV[np.arange(len(y)), y]
       np.testing.assert_allclose(nats, by_hand, atol=1e-4)
@@ -250,16 +250,18 @@ def test_a_pass_can_be_stopped(data, params):
 
 def test_a_part(data):
   documents = data.documents('validation')
-  part = Part(documents=2, tokens=30).of(documents, data.vocabulary)
+  part = EvalSubset(documents=2, tokens=30).of(documents, data.vocabulary)
   assert part.lengths.tolist() == [30, 30]
-  assert Part().of(documents, data.vocabulary).identity == documents.identity
+  assert (
+    EvalSubset().of(documents, data.vocabulary).identity == documents.identity
+  )
 
 
-def test_a_probe_counts_one_batch(data, params):
+def test_evaluate_batch_counts_one_batch(data, params):
   program = tiny_run.program()
   lanes = Lanes(data.documents('train'), program.rows, program.segment, seed=0)
   batch, _ = next(lanes)
-  sums = probe(program, params, batch, program.rows)
+  sums = evaluate_batch(program, params, batch, program.rows)
   assert sums.tokens == batch.mask_BT.sum()
   bad = jax.tree.map(lambda p: p + np.inf, params)
-  assert np.isnan(probe(program, bad, batch, program.rows).nats)
+  assert np.isnan(evaluate_batch(program, bad, batch, program.rows).nats)

@@ -44,8 +44,10 @@ def test_under_a_mesh_it_is_the_same(kind):
   jax.tree.map(close, found, expected)
 
 
-def runs_kernels(platform, attend, inputs, form='auto'):
-  traced = jax.jit(lambda inputs: attend(inputs, form=form)).trace(inputs)
+def runs_kernels(platform, attend, inputs, implementation='auto'):
+  traced = jax.jit(
+    lambda inputs: attend(inputs, implementation=implementation)
+  ).trace(inputs)
   text = traced.lower(lowering_platforms=(platform,)).as_text()
   return 'tpu_custom_call' in text
 
@@ -56,8 +58,12 @@ def test_the_kernels_for_tpu_run_on_a_tpu_only(kind):
   inputs = make(**sizes)
   assert runs_kernels('tpu', attend, inputs)
   assert runs_kernels('tpu', attend, inputs, 'gpu')
-  for platform, form in ('cpu', 'auto'), ('cuda', 'auto'), ('tpu', 'xla'):
-    assert not runs_kernels(platform, attend, inputs, form)
+  for platform, implementation in (
+    ('cpu', 'auto'),
+    ('cuda', 'auto'),
+    ('tpu', 'xla'),
+  ):
+    assert not runs_kernels(platform, attend, inputs, implementation)
 
 
 @kinds
@@ -82,21 +88,21 @@ def test_what_the_kernels_do_not_support_runs_in_xla(kind, changes):
   inputs = make(**sizes | changes)
   assert not runs_kernels('tpu', attend, inputs)
   with pytest.raises(ValueError, match='tpu_interpreted do not support'):
-    attend(inputs, form='tpu_interpreted')
+    attend(inputs, implementation='tpu_interpreted')
 
 
 @pytest.mark.parametrize(
-  ('kind', 'changes', 'form', 'message'),
+  ('kind', 'changes', 'implementation', 'message'),
   [
     ('window', {'P': 129}, 'tpu_interpreted', '257 keys'),
     ('memory', {}, 'gpu_interpreted', 'gpu_interpreted'),
     ('window', {}, 'fast', "'fast'"),
   ],
 )
-def test_forms_that_cannot_be(kind, changes, form, message):
+def test_forms_that_cannot_be(kind, changes, implementation, message):
   attend, make, sizes = KINDS[kind]
   with pytest.raises(ValueError, match=message):
-    attend(make(**sizes | changes), form=form)
+    attend(make(**sizes | changes), implementation=implementation)
 
 
 def test_what_the_backward_pass_reads_can_be_saved_by_name():

@@ -19,11 +19,11 @@ from meliad_rec.kernels.blocks import Dropout
 from meliad_rec.kernels.dispatch import window_attention
 from tests import attention_example as examples
 
-FORM = 'gpu' if jax.default_backend() == 'gpu' else 'gpu_interpreted'
+IMPLEMENTATION = 'gpu' if jax.default_backend() == 'gpu' else 'gpu_interpreted'
 # A GPU approximates exponentials. Logits of about 100, as with a large bias,
 # are rounded to 8e-6, which exponentials turn into that share of a weight.
-RATE = 4e-5 if FORM == 'gpu' else 1e-5
-attend = functools.partial(window_attention, form=FORM)
+RATE = 4e-5 if IMPLEMENTATION == 'gpu' else 1e-5
+attend = functools.partial(window_attention, implementation=IMPLEMENTATION)
 
 CASES = {
   'no past, a last block that is not full': {'T': 50, 'P': 0, 'W': 64, 'K': 16},
@@ -108,28 +108,30 @@ def test_gpus_before_ampere_are_an_error(capability, monkeypatch):
     device.compute_capability = capability
   monkeypatch.setattr(jax, 'devices', lambda: [device])
   inputs = examples.example(T=64, P=64, W=64, K=16)
-  for form in 'gpu', 'gpu_interpreted', 'auto':
-    by_form = functools.partial(window_attention, form=form)
-    if capability == '7.5' and form == 'gpu':
+  for implementation in 'gpu', 'gpu_interpreted', 'auto':
+    run = functools.partial(window_attention, implementation=implementation)
+    if capability == '7.5' and implementation == 'gpu':
       with pytest.raises(ValueError, match='7.5.*LayerConfig.attention'):
-        jax.eval_shape(by_form, inputs)
+        jax.eval_shape(run, inputs)
     else:
-      text = str(jax.make_jaxpr(by_form)(inputs))
-      runs = form != 'auto' or capability != '7.5'
+      text = str(jax.make_jaxpr(run)(inputs))
+      runs = implementation != 'auto' or capability != '7.5'
       assert ('window_attention_gpu' in text) == runs
 
 
 @pytest.mark.parametrize(
-  ('K', 'dtype', 'form'),
+  ('K', 'dtype', 'implementation'),
   [
     *((64, 'bfloat16', 'gpu'), (192, 'bfloat16', 'gpu')),
     *((256, 'float32', 'gpu'), (64, 'bfloat16', 'auto')),
   ],
 )
-def test_it_is_lowered_for_a_gpu_without_one(K, dtype, form):
+def test_it_is_lowered_for_a_gpu_without_one(K, dtype, implementation):
   """Forward, and the gradients of queries, keys and the bias."""
   inputs = examples.example(T=256, P=128, W=128, K=K, dtype=dtype)
-  run = lambda inputs: examples.both(window_attention, inputs, form=form)
+  run = lambda inputs: examples.both(
+    window_attention, inputs, implementation=implementation
+  )
   device = AbstractDevice('NVIDIA H100 80GB HBM3', None, 'gpu')
   mesh = AbstractMesh((), (), abstract_device=device)
   with jax.sharding.use_abstract_mesh(mesh):

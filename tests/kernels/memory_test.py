@@ -13,7 +13,9 @@ from meliad_rec.planning import topology
 from tests import attention_example as examples
 from tests.libtpu import needs_libtpu
 
-interpreted = functools.partial(memory_attention, form='tpu_interpreted')
+interpreted = functools.partial(
+  memory_attention, implementation='tpu_interpreted'
+)
 DROPOUT = Dropout(jax.random.key(0), 0.3)
 
 # Sizes, and whether probabilities are dropped.

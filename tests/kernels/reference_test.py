@@ -57,7 +57,7 @@ def test_window_attention_is_the_loop(include_self, with_keys):
 def test_a_bias_of_never_hides_a_key():
   inputs = window_inputs()
   mask = np.arange(W + T) == np.array([[1], [W], [W + 1]])  # One key a row.
-  inputs.bias_HW[0, 2:] = ref.NEVER
+  inputs.bias_HW[0, 2:] = ref.MASKED
   inputs = inputs.replace(mask_BS=mask, keys_WK=None)
   found = jax.jit(ref.window_attention)(inputs)
   np.testing.assert_allclose(found, window_loop(inputs), rtol=1e-5, atol=1e-6)

@@ -19,7 +19,9 @@ from meliad_rec.planning import topology
 from tests import attention_example as examples
 from tests.libtpu import needs_libtpu
 
-interpreted = functools.partial(window_attention, form='tpu_interpreted')
+interpreted = functools.partial(
+  window_attention, implementation='tpu_interpreted'
+)
 
 CASES = {
   'two blocks': {'T': 256, 'P': 128, 'W': 128},
@@ -122,7 +124,7 @@ def test_bound_and_range_of_the_logits_hold():
     assert logits.max() <= top_H[head]
     assert top_H[head] - logits.min() <= range_H[head]
   _, nothing_H = window_attention_tpu.bound(
-    jnp.full((2, 4), ref.NEVER), jnp.ones(2)
+    jnp.full((2, 4), ref.MASKED), jnp.ones(2)
   )
   assert (nothing_H < 3).all()
 

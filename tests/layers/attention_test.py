@@ -57,18 +57,18 @@ def test_scales_of_tokens_and_of_memory_begin_apart(memory, first):
 
 
 def test_kernels_may_be_left_out(monkeypatch):
-  forms = []
+  implementations = []
   for name in 'window_attention', 'memory_attention':
     whole = getattr(layer, name)
 
-    def record(inputs, dropout, form, whole=whole):
-      forms.append(form)
-      return whole(inputs, dropout, form)
+    def record(inputs, dropout, implementation, whole=whole):
+      implementations.append(implementation)
+      return whole(inputs, dropout, implementation)
 
     monkeypatch.setattr(layer, name, record)
   attention()
   attention(attention='xla')
-  assert forms == ['auto', 'auto', 'xla', 'xla']
+  assert implementations == ['auto', 'auto', 'xla', 'xla']
 
 
 def unit(y):
@@ -160,16 +160,15 @@ def test_reading_memory_has_its_own_queries():
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_without_order_every_key_is_visible():
-  module = Attention(config(), in_order=False)
+def test_without_positions_every_key_is_visible():
+  module = Attention(config(), has_positions=False)
   x = draw(B, T, D)
-  read = lambda m, x: m.attend_window(x, m.kv(x))
-  params = module.init(jax.random.key(0), x, method=read)
+  read = lambda m, x, z: m.attend_slots(*m.query(x), m.kv(z), 'state_to_state')
+  params = module.init(jax.random.key(0), x, x, method=read)
   assert 'position' not in params['params']
   changed = x.copy()
   changed[:, -1] += 1
-  past = lambda z: module.apply(params, z, method='kv')
-  first = lambda z: read_past(module, params, x, past(z))[:, 0]
+  first = lambda z: module.apply(params, x, z, method=read)[:, 0]
   assert np.abs(first(x) - first(changed)).max() > 1e-3
 
 

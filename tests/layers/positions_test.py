@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 from meliad_rec.layers import positions
 from tests.cells import draw
 
@@ -147,7 +147,7 @@ def test_a_span_is_masking_probabilities_and_renormalising():
   def biased(ratio_H):
     return jax.nn.softmax(logits_HW + bias(ratio_H))
 
-  hidden = bias(RATIO_H) == np.float32(NEVER)
+  hidden = bias(RATIO_H) == np.float32(MASKED)
   np.testing.assert_array_equal(hidden, weights(RATIO_H) == 0)
   np.testing.assert_allclose(biased(RATIO_H), masked(RATIO_H), atol=1e-6)
   ratio_H = RATIO_H.clip(0.02, 0.98)  # The two clip differently at the ends.

@@ -183,7 +183,7 @@ def test_sizes_on_wikitext_103_are_those_of_the_paper(tied, millions):
   [
     *(('cutoffs', c) for c in ((), (6, 6), (0, 6), (6, 31))),
     *(('width_divisor', k) for k in (5, 0)),
-    ('deviation', 0),
+    ('stddev', 0),
   ],
 )
 def test_impossible_settings(name, value):
@@ -210,7 +210,7 @@ def test_the_divisor_may_be_given_and_an_id_beyond_the_vocabulary_is_told(kind):
 def test_vectors_of_inputs_begin_as_wide_as_is_said(kind):
   module, _ = KINDS[kind]
   plain, _, params = example(kind)
-  narrow, _, drawn = built(module.clone(deviation=0.02))
+  narrow, _, drawn = built(module.clone(stddev=0.02))
   np.testing.assert_allclose(narrow, 0.02 * plain, rtol=1e-4, atol=1e-7)
   assert 0.9 < plain.std() < 1.1
   named = jax.tree.leaves_with_path(params)
@@ -223,7 +223,7 @@ def test_vectors_of_inputs_begin_as_wide_as_is_said(kind):
 
 @pytest.mark.parametrize('kind', ['tied', 'scaled'])
 def test_vectors_of_start_and_end_may_begin_wider_than_those_of_words(kind):
-  module = KINDS[kind][0].clone(deviation=0.02)
+  module = KINDS[kind][0].clone(stddev=0.02)
   words, found = (
     built(each)[2]['embedding'] for each in (module, module.clone(ends=(1, -1)))
   )

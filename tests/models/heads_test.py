@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 from meliad_rec.metrics.losses import correct
 from meliad_rec.metrics.losses import cross_entropy
 from meliad_rec.models import pooling
@@ -54,7 +54,7 @@ def test_tokens_are_judged_or_what_is_pooled(pool):
   assert logits_BTV.dtype == jnp.float32
   found = logits_BTV[..., 1:]
   np.testing.assert_allclose(found, slow(params, pooled), rtol=1e-4, atol=1e-5)
-  np.testing.assert_array_equal(logits_BTV[..., 0], np.float32(NEVER))
+  np.testing.assert_array_equal(logits_BTV[..., 0], np.float32(MASKED))
 
 
 def test_of_two_classes_the_loss_is_binary_cross_entropy():

@@ -137,7 +137,7 @@ def test_seconds_of_a_step():
     ),
   )
   exchange = estimate.Exchange('all-reduce', 'data', 1, 1, 0.25)
-  parts = estimate.parts(program, [exchange], V5E)
-  found = estimate.seconds(parts)
+  shares = estimate.time_shares(program, [exchange], V5E)
+  found = estimate.seconds(shares)
   assert (found.compute, found.kernels, found.exchange) == (2, 3, 0.25)
-  assert (found.most, found.least) == (5.25, 5)
+  assert (found.upper, found.lower) == (5.25, 5)

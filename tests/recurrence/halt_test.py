@@ -9,7 +9,7 @@ from meliad_rec.recurrence import halt as halting
 from meliad_rec.recurrence.halt import Counts
 from meliad_rec.recurrence.halt import Halt
 from meliad_rec.recurrence.halt import HaltingGate
-from meliad_rec.recurrence.halt import mean
+from meliad_rec.recurrence.halt import mean_state
 from meliad_rec.recurrence.halt import Units
 
 B, U, L = 3, 4, 7
@@ -21,14 +21,14 @@ HALTS = {
 
 
 def example():
-  """Returns p_l of all units, some of them padding, and max_steps_B1."""
+  """Returns p_l of all units, some of them padding, and last_step_B1."""
   rng = np.random.default_rng(0)
   p_LBU = rng.uniform(0.05, 0.7, size=(L, B, U)).astype(np.float32)
   p_LBU[2, 0, 0] = 1  # One halts at once.
   active_BU = np.ones((B, U), bool)
   active_BU[1, 2:] = False
-  max_steps_B1 = np.array([[L], [L], [2]])
-  return p_LBU, active_BU, max_steps_B1
+  last_step_B1 = np.array([[L], [L], [2]])
+  return p_LBU, active_BU, last_step_B1
 
 
 def slow(halt, p, live, most):
@@ -47,29 +47,29 @@ def slow(halt, p, live, most):
 
 def run(halt, foreseen=False):
   """Returns the final units, and weights and takers of each step."""
-  p_LBU, active_BU, max_steps_B1 = example()
+  p_LBU, active_BU, last_step_B1 = example()
   units = Units.initial(jnp.asarray(active_BU))
   weights, took = [], []
   for l in range(L):
     p_BU = jnp.asarray(p_LBU[l])
     if foreseen:
-      units = halting.foresee(halt, units, p_BU, l, max_steps_B1)
-    units, takes_BU, weight_BU = halting.advance(
-      halt, units, p_BU, l, max_steps_B1
+      units = halting.halt_ahead(halt, units, p_BU, l, last_step_B1)
+    units, updated_BU, weight_BU = halting.advance(
+      halt, units, p_BU, l, last_step_B1
     )
     weights.append(weight_BU)
-    took.append(takes_BU)
+    took.append(updated_BU)
   return units, np.stack(weights), np.stack(took)
 
 
 @pytest.mark.parametrize('halt', HALTS.values(), ids=HALTS)
 def test_weights_are_those_of_each_unit_by_itself(halt):
   units, weight_LBU, takes_LBU = run(halt)
-  p_LBU, active_BU, max_steps_B1 = example()
+  p_LBU, active_BU, last_step_B1 = example()
   depths = set()
   for b, u in np.ndindex(B, U):
     weights, left = slow(
-      halt, np.float64(p_LBU[:, b, u]), active_BU[b, u], max_steps_B1[b, 0]
+      halt, np.float64(p_LBU[:, b, u]), active_BU[b, u], last_step_B1[b, 0]
     )
     padded = weights + [0] * (L - len(weights))
     np.testing.assert_allclose(weight_LBU[:, b, u], padded, rtol=1e-5)
@@ -85,7 +85,9 @@ def test_weights_are_those_of_each_unit_by_itself(halt):
     np.testing.assert_array_equal(a, b)
   # The unit that halts at step 2 is known to before it, and not else.
   before = Units.initial(jnp.asarray(active_BU))
-  units = halting.foresee(halt, before, jnp.asarray(p_LBU[2]), 2, max_steps_B1)
+  units = halting.halt_ahead(
+    halt, before, jnp.asarray(p_LBU[2]), 2, last_step_B1
+  )
   assert units.active[0, 0] == halt.keep_crossing
   np.testing.assert_array_equal(units.remainder, before.remainder)
 
@@ -97,12 +99,12 @@ def test_the_penalty_is_the_expected_number_of_steps():
   zeros = np.zeros((1, 3))
   counts = Counts((weight_LU * steps).sum(0)[None], depth_BU, zeros, zeros)
   remainder_BU = 1 - weight_LU.sum(0)[None]
-  cost = halting.cost(Halt(), remainder_BU, counts)
+  found = halting.expected_steps(Halt(), remainder_BU, counts)
   # What is left lies on the state behind the last step.
-  np.testing.assert_allclose(cost, [[1.0 + 0.25 * 2, 1.3 + 0.4 * 3]])
+  np.testing.assert_allclose(found, [[1.0 + 0.25 * 2, 1.3 + 0.4 * 3]])
   # Equation 8: halting at the initial state costs nothing.
-  cost = halting.cost(Halt(leftover=False), remainder_BU, counts)
-  np.testing.assert_allclose(cost, [[0.25, 0.1 + 2 * 0.3]])
+  found = halting.expected_steps(Halt(leftover=False), remainder_BU, counts)
+  np.testing.assert_allclose(found, [[0.25, 0.1 + 2 * 0.3]])
 
 
 @pytest.mark.parametrize('bias, p', [(0.0, 0.5), (-3.0, 0.047426)])
@@ -121,6 +123,6 @@ def test_means_of_bfloat16_are_added_up_in_float32():
   """In bfloat16 a sum of ones stays at 256."""
   ones = jnp.ones((1, 1000, 1), jnp.bfloat16)
   for causal in (False, True):
-    found = mean(ones, np.ones((1, 1000), bool), causal)
+    found = mean_state(ones, np.ones((1, 1000), bool), causal)
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, np.ones_like(found))

@@ -122,7 +122,7 @@ def test_gradient_on_a_two_armed_bandit_is_the_analytic_one():
   def of(logits_A, value):
     log_A = jax.nn.log_softmax(logits_A)
     whole = jnp.ones(action_TB.shape)
-    steps = a2c.Steps(
+    steps = a2c.Transitions(
       *(None, None, action_TB, log_A[action_TB]),
       entropy=-jnp.sum(jnp.exp(log_A) * log_A) * whole,
       value=value * whole,

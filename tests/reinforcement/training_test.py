@@ -13,7 +13,7 @@ from meliad_rec.report import journal
 from meliad_rec.runs import training
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.storage.checksums import digest
-from meliad_rec.training import parts
+from meliad_rec.training.components import build_components
 from meliad_rec.training.experiment import Experiment
 
 FILES = ['arch/feedback', 'size/corridor', 'task/corridor']
@@ -71,7 +71,7 @@ def test_settings_of_text_are_refused():
     experiment = config.build(Experiment)()
     name = param.split()[0].rpartition('.')[2].upper()
     with pytest.raises(ValueError, match=name):
-      parts.of(experiment)
+      build_components(experiment)
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,8 @@ from absl import logging as absl_logging
 from meliad_rec.report import console
 
 def main(_):
-  console.plain()
-  console.plain()
+  console.use_plain_logs()
+  console.use_plain_logs()
   absl_logging.info('Going on from step %d.', 7)
   absl_logging.error('It is damaged.')
   logging.getLogger('matplotlib').info('generated new fontManager')

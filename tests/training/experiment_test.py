@@ -19,7 +19,7 @@ from meliad_rec.report import journal
 from meliad_rec.report.report import Report
 from meliad_rec.training import summary
 from meliad_rec.training import validation
-from meliad_rec.training.experiment import Part
+from meliad_rec.training.experiment import EvalSubset
 from meliad_rec.training.progress import Progress
 from meliad_rec.training.validation import Validation
 from tests import tiny_run
@@ -161,9 +161,9 @@ def evaluated(workdir, experiment, stop=lambda: False):
 
 
 def test_it_reports_metrics_a_sample_and_a_plot(tmp_path, data):
-  part = Part(documents=2, tokens=20)
+  subset = EvalSubset(documents=2, tokens=20)
   experiment = tiny_run.experiment(
-    data, tiny_run.program(), part=part, sample=Sample()
+    data, tiny_run.program(), eval_subset=subset, sample=Sample()
   )
   validation, metrics, records, _ = evaluated(tmp_path / 'a', experiment)
   assert len(validation.documents) == 2
@@ -202,7 +202,7 @@ def test_halting_before_the_first_step_is_reported(caplog, depth):
   metrics = {'loss_nats_per_token': 2.0}
   if depth is not None:
     metrics['halting_depth'] = depth
-  validation._tell_use(100, metrics, last=False)
+  validation._log_use_of_state(100, metrics, last=False)
   assert ('halt before their first step' in caplog.text) == (depth == 0)
 
 
@@ -215,11 +215,11 @@ def test_a_state_that_is_not_used_is_reported(caplog, step, cost, told):
   metrics = {'loss_nats_per_token': 2.0}
   if cost is not None:
     metrics['cleared_cost'] = cost
-  validation._tell_use(step, metrics, last=False)
+  validation._log_use_of_state(step, metrics, last=False)
   assert ('state is hardly used' in caplog.text) == told
   assert 'What recurrence gives' not in caplog.text
   with caplog.at_level('INFO'):
-    validation._tell_use(step, metrics, last=True)
+    validation._log_use_of_state(step, metrics, last=True)
   if cost is None or told:
     assert 'What recurrence gives' not in caplog.text
   else:
@@ -251,7 +251,7 @@ BY_ERROR = {'best_metric': 'error'}
   [
     (True, {}, {}, "best_metric is 'bits_per_byte', .* loss_nats_per_token"),
     (True, {}, BY_ERROR | {'sample': Sample()}, 'SAMPLE .* 5'),
-    (True, {}, BY_ERROR | {'part': Part(tokens=1)}, 'EVAL_TOKENS'),
+    (True, {}, BY_ERROR | {'eval_subset': EvalSubset(tokens=1)}, 'EVAL_TOKENS'),
     (True, {'head': Matcher(13)}, BY_ERROR, 'Matcher'),
     (
       *(True, {'cell': Whole()}),
@@ -279,11 +279,14 @@ def test_both_splits_must_be_readable(data):
     vocabulary=data.vocabulary,
     documents=lambda split: data.documents(other[split]),
   )
-  program, part = with_model(cell=Whole()), {'part': Part(tokens=90)}
+  program, subset = (
+    with_model(cell=Whole()),
+    {'eval_subset': EvalSubset(tokens=90)},
+  )
   make = lambda given, **more: Validation(
     tiny_run.experiment(given, program, segment=90, **more)
   )
-  make(swapped, **part)
-  for given, more in (swapped, {}), (data, part):
+  make(swapped, **subset)
+  for given, more in (swapped, {}), (data, subset):
     with pytest.raises(ValueError, match='SEGMENT'):
       make(given, **more)

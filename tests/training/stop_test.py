@@ -31,7 +31,7 @@ def begun(workdir, data, **changes):
 
 
 def test_a_stop_compiles_nothing(tmp_path, data, caplog):
-  """Compiling the probe and the fingerprints took most of a stop's time."""
+  """Compiling evaluate_batch and fingerprints took most of a stop's time."""
   run = begun(tmp_path, data)
   run.checkpoints.preempted = lambda: run.step == 1
   with jax.log_compiles():
@@ -64,9 +64,9 @@ def test_a_folder_that_is_removed_ends_the_run(tmp_path, data):
     return False
 
   run.checkpoints.preempted = preempted
-  with pytest.raises(RemovedError, match=str(tmp_path)) as told:
+  with pytest.raises(RemovedError, match=str(tmp_path)) as raised:
     run.live()
-  assert told.value.exit_code == 1
+  assert raised.value.exit_code == 1
   assert run.step == 3
 
 
@@ -77,9 +77,9 @@ def test_a_step_that_does_not_fit_is_told_in_one_sentence(
   run = begun(tmp_path, data)
   full = lambda _: types.SimpleNamespace(free=1000 if run.step >= 4 else 10**9)
   monkeypatch.setattr(step_writer.shutil, 'disk_usage', full)
-  with pytest.raises(SaveError, match='do not fit') as told:
+  with pytest.raises(SaveError, match='do not fit') as raised:
     run.live()
-  assert (told.value.told, told.value.exit_code) == (True, 1)
+  assert (raised.value.logged, raised.value.exit_code) == (True, 1)
   assert run.step == 6
   errors = [each for each in caplog.records if each.levelname == 'ERROR']
   assert [each.exc_info for each in errors] == [None, None]

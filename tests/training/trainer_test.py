@@ -17,7 +17,7 @@ from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.checksums import digest
 from meliad_rec.training import trainer
 from meliad_rec.training import validation
-from meliad_rec.training.experiment import Part
+from meliad_rec.training.experiment import EvalSubset
 from meliad_rec.training.trainer import Run
 from tests import bucket
 from tests import tiny_run
@@ -214,8 +214,8 @@ def test_other_validation_documents_restart_the_search(
   run = start(tmp_path, data, steps=2, **settings)
   assert run.live() is None
   assert (run.progress.best, run.progress.since_best) == (1.0, 1)
-  part = Part(documents=2)
-  run = start(tmp_path, data, steps=4, part=part, **settings)
+  subset = EvalSubset(documents=2)
+  run = start(tmp_path, data, steps=4, eval_subset=subset, **settings)
   assert 'EVAL_DOCUMENTS or EVAL_TOKENS of this run' in caplog.text
   assert run.live() is None
   assert (run.progress.best, run.progress.since_best) == (8.0, 0)

@@ -33,11 +33,11 @@ class Arithmetic(BySize):
   Attributes:
     modulus: numbers are drawn from 0 to modulus - 1, at most 10.
     brackets: whether each operation has brackets; they nest at random.
-    sequences, least, most, test_sizes, test_sequences, seed: see BySize.
+    sequences, min_size, max_size, test_sizes, test_sequences, seed: see BySize.
   """
 
-  least: int = 2
-  most: int = 20
+  min_size: int = 2
+  max_size: int = 20
   test_sizes: tuple[int, ...] = (40, 80, 128)
   modulus: int = 5
   brackets: bool = False

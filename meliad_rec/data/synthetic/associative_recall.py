@@ -40,11 +40,11 @@ class AssociativeRecall(BySize):
       and 1 distributes them uniformly.
     rewrites: share of the pairs that repeat the key of an earlier pair, from 0
       to 0.9.
-    sequences, least, most, test_sizes, test_sequences, seed: see BySize.
+    sequences, min_size, max_size, test_sizes, test_sequences, seed: see BySize.
   """
 
-  least: int = 4
-  most: int = 16
+  min_size: int = 4
+  max_size: int = 16
   test_sizes: tuple[int, ...] = (4, 8, 16, 32, 64)
   keys: int = 256
   values: int = 256
@@ -54,7 +54,7 @@ class AssociativeRecall(BySize):
 
   def __post_init__(self):
     super().__post_init__()
-    pairs = max(self.most, *self.test_sizes, 1)
+    pairs = max(self.max_size, *self.test_sizes, 1)
     labeled.check_setting(self.setting('keys'), self.keys, pairs)
     labeled.check_setting(self.setting('values'), self.values, 2)
     labeled.check_setting(self.setting('length'), self.length, 4)

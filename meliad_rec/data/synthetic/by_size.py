@@ -26,24 +26,25 @@ class BySize:
   """A task with test splits of greater sizes than train.
 
   Each subclass says what its size is, such as the number of tokens. The splits
-  train, validation and test have sequences of `least` to `most`, all sizes
-  equally likely. A split such as test_128 has sequences of size 128. They are
-  drawn independently, so short sequences occur more than once, and in train as
-  well as in test.
+  train, validation and test have sequences of `min_size` to `max_size`, all
+  sizes equally likely. A split such as test_128 has sequences of size 128. They
+  are drawn independently, so short sequences occur more than once, and in train
+  as well as in test.
 
   Subclasses implement `vocabulary`, `draw` and `guess`.
 
   Attributes:
     sequences: number of sequences in train.
-    least, most: bounds of the size of a sequence in train, validation and test.
+    min_size, max_size: bounds of the size of a sequence in train, validation
+      and test.
     test_sizes: sizes of the further test splits.
     test_sequences: number of sequences in validation and in each test split.
     seed: seed of the sequences.
   """
 
   sequences: int = 160_000
-  least: int = 3
-  most: int = 32
+  min_size: int = 3
+  max_size: int = 32
   test_sizes: tuple[int, ...] = (64, 128, 256, 512)
   test_sequences: int = 2_000
   seed: int = 0
@@ -62,11 +63,13 @@ class BySize:
       )
     for name in ('sequences', 'test_sequences'):
       labeled.check_setting(self.setting(name), getattr(self, name), 1)
-    sizes = {'least': self.least, 'most': self.most}
-    sizes |= {'test_sizes': min(self.test_sizes, default=self.least)}
+    sizes = {'min_size': self.min_size, 'max_size': self.max_size}
+    sizes |= {'test_sizes': min(self.test_sizes, default=self.min_size)}
     for name, size in sizes.items():
       labeled.check_setting(self.setting(name), size, self.smallest)
-    labeled.check_setting(self.setting('most'), self.most, self.least)
+    labeled.check_setting(
+      self.setting('max_size'), self.max_size, self.min_size
+    )
 
   @property
   def smallest(self) -> int:
@@ -121,7 +124,7 @@ class BySize:
     N = self.sequences if name == 'train' else self.test_sequences
     if name in SPLITS:
       draws = Draws(self.seed, SPLITS.index(name))
-      size_N = self.least + draws.below(self.most - self.least + 1, N)
+      size_N = self.min_size + draws.below(self.max_size - self.min_size + 1, N)
     else:
       size = int(name.removeprefix('test_'))
       draws, size_N = Draws(self.seed, len(SPLITS), size), np.full(N, size)

@@ -40,11 +40,11 @@ class CellularAutomaton(BySize):
     radius: neighbors on each side that a rule reads, at most 2. A rule has one
       bit for each of the 2^(2 radius + 1) neighborhoods.
     shown: number of states shown.
-    sequences, least, most, test_sizes, test_sequences, seed: see BySize.
+    sequences, min_size, max_size, test_sizes, test_sequences, seed: see BySize.
   """
 
-  least: int = 1
-  most: int = 1
+  min_size: int = 1
+  max_size: int = 1
   test_sizes: tuple[int, ...] = (1, 2, 3, 4)
   cells: int = 20
   radius: int = 2
@@ -58,7 +58,10 @@ class CellularAutomaton(BySize):
     least = 2 * self.radius + 1
     labeled.check_setting(self.setting('cells'), self.cells, least)
     labeled.check_setting(self.setting('shown'), self.shown, 2)
-    for name, sizes in ('most', [self.most]), ('test_sizes', self.test_sizes):
+    for name, sizes in (
+      ('max_size', [self.max_size]),
+      ('test_sizes', self.test_sizes),
+    ):
       for size in sizes:
         labeled.check_setting(self.setting(name), size, 1, 9)
 

@@ -26,11 +26,11 @@ class Copying(BySize):
 
   Attributes:
     backward: whether the copy begins with the last digit.
-    sequences, least, most, test_sizes, test_sequences, seed: see BySize.
+    sequences, min_size, max_size, test_sizes, test_sequences, seed: see BySize.
   """
 
-  least: int = 40
-  most: int = 40
+  min_size: int = 40
+  max_size: int = 40
   test_sizes: tuple[int, ...] = (80, 160, 400)
   backward: bool = False
 

@@ -26,15 +26,15 @@ class CopyingPairs:
 
   Attributes:
     sequences: number of pairs in train.
-    least, most: bounds of the size; all sizes are equally likely.
+    min_size, max_size: bounds of the size; all sizes are equally likely.
     test_sequences: number of pairs in validation and in test.
     backward: whether the target begins with the last digit of the source.
     seed: seed of the pairs.
   """
 
   sequences: int = 100_000
-  least: int = 1
-  most: int = 12
+  min_size: int = 1
+  max_size: int = 12
   test_sequences: int = 1_000
   backward: bool = False
   seed: int = 0
@@ -43,11 +43,11 @@ class CopyingPairs:
   splits = SPLITS
 
   def __post_init__(self):
-    for name in 'sequences', 'least', 'test_sequences':
+    for name in 'sequences', 'min_size', 'test_sequences':
       setting = f'copying_pairs.CopyingPairs.{name}'
       labeled.check_setting(setting, getattr(self, name), 1)
-    setting = 'copying_pairs.CopyingPairs.most'
-    labeled.check_setting(setting, self.most, self.least)
+    setting = 'copying_pairs.CopyingPairs.max_size'
+    labeled.check_setting(setting, self.max_size, self.min_size)
 
   def documents(self, split: str) -> Documents:
     """Returns all pairs of a split.
@@ -58,8 +58,8 @@ class CopyingPairs:
     check_split(split, self.splits)
     N = self.sequences if split == 'train' else self.test_sequences
     draws = Draws(self.seed, SPLITS.index(split))
-    size_N = self.least + draws.below(self.most - self.least + 1, N)
-    digits_NX = draws.below(10, N * self.most).reshape(N, self.most)
+    size_N = self.min_size + draws.below(self.max_size - self.min_size + 1, N)
+    digits_NX = draws.below(10, N * self.max_size).reshape(N, self.max_size)
     ids = line_ids(' '.join(_DIGITS), self.vocabulary)
     digit_ids, end = ids[:-1], ids[-1:]
     order = slice(None, None, -1 if self.backward else 1)

@@ -31,12 +31,12 @@ class Counting(BySize):
   """Counting. The size is the number to count to, half of the tokens.
 
   Attributes:
-    sequences, least, most, test_sizes, test_sequences, seed: see BySize.
+    sequences, min_size, max_size, test_sizes, test_sequences, seed: see BySize.
   """
 
   sequences: int = 20_000
-  least: int = 1
-  most: int = 50
+  min_size: int = 1
+  max_size: int = 50
   test_sizes: tuple[int, ...] = (50, 100, 200)
 
   vocabulary = Words(['a', 'b', '.'])

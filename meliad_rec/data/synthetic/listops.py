@@ -66,7 +66,7 @@ class _Expressions:
   vocabulary = VOCABULARY
   splits = SPLITS
 
-  def _check(self, **least):
+  def _check(self, least: Mapping[str, int]):
     """Checks {attribute: least value}, and sets the vocabulary."""
     kind = type(self).__name__
     for name, value in least.items():
@@ -170,7 +170,8 @@ class ListOps(_Expressions):
   splits = ('train', 'validation', 'test', 'test_short', *_TESTS)
 
   def __post_init__(self):
-    self._check(trees=3, max_args=2, max_depth=2, max_length=1, test_trees=1)
+    least = {'max_args': 2, 'max_depth': 2, 'max_length': 1}
+    self._check({'trees': 3, 'test_trees': 1} | least)
 
   def _split(self, split: str) -> dict[bytes, int]:
     self._known(split)
@@ -259,12 +260,14 @@ class LRAListOps(_Expressions):
 
   def __post_init__(self):
     self._check(
-      expressions=1,
-      test_expressions=1,
-      max_args=2,
-      max_depth=2,
-      min_length=1,
-      max_length=self.min_length,
+      {
+        'expressions': 1,
+        'test_expressions': 1,
+        'max_args': 2,
+        'max_depth': 2,
+        'min_length': 1,
+        'max_length': self.min_length,
+      }
     )
 
   def _split(self, split):

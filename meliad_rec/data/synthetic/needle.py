@@ -41,12 +41,12 @@ class Needle(BySize):
     hops: how often a chain passes its number on to another variable.
     digits: digits of a number.
     names: number of names of variables, from x0 on.
-    sequences, least, most, test_sizes, test_sequences, seed: see BySize.
+    sequences, min_size, max_size, test_sizes, test_sequences, seed: see BySize.
   """
 
   sequences: int = 20_000
-  least: int = 64
-  most: int = 512
+  min_size: int = 64
+  max_size: int = 512
   test_sizes: tuple[int, ...] = (1024, 4096, 16_384, 65_536)
   test_sequences: int = 200
   chains: int = 1

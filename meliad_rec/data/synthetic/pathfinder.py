@@ -8,7 +8,7 @@ by row, and its class is the label of the last token.
 Linsley et al. 2018 and Tay et al. 2021 (Long Range Arena), whose images of
 32 x 32 points have the same numbers and sizes of dashes and discs. The curves
 of the paths are a choice of this library, so images resemble theirs without
-being the same; `lra.Pathfinder` reads theirs.
+being the same; `lra.PathfinderFiles` reads theirs.
 
 Letters of this file: N images, L dashes of a path, P points of a patch.
 """

@@ -45,7 +45,7 @@ class WordProblem(BySize):
       the even ones; 'A4xZ5' is a product of two groups.
     moved: draws only permutations that move at most this many things. 2 gives
       swaps and the identity. None: all elements.
-    sequences, least, most, test_sizes, test_sequences, seed: see BySize.
+    sequences, min_size, max_size, test_sizes, test_sequences, seed: see BySize.
   """
 
   group: str = 'S3'

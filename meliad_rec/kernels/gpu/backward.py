@@ -31,7 +31,7 @@ def backward(
   scale_H,
   keep_HSX,
   lse_BHT,
-  mean_BHT,
+  delta_BHT,
   do_BTHK,
   *,
   normalize,
@@ -43,7 +43,7 @@ def backward(
     q_BTHK, k_BSHK, v_BSHK, seen_BS, tile_HSX, scale_H, keep_HSX, normalize,
       interpret: see forward.forward.
     lse_BHT: logarithms that forward.forward returned.
-    mean_BHT: inner product of each query's output and the output's gradient.
+    delta_BHT: inner product of each query's output and the output's gradient.
     do_BTHK: gradients of the outputs.
 
   Returns:
@@ -52,7 +52,7 @@ def backward(
   """
   (B, T, H, K), S = q_BTHK.shape, tile_HSX.shape[1]
   tiles = Tiles(H, K, H // k_BSHK.shape[2], normalize, S)
-  arguments = [q_BTHK, k_BSHK, v_BSHK, do_BTHK, lse_BHT, mean_BHT]
+  arguments = [q_BTHK, k_BSHK, v_BSHK, do_BTHK, lse_BHT, delta_BHT]
   arguments += [seen_BS, tile_HSX, scale_H]
   arguments += [] if keep_HSX is None else [keep_HSX]
   heads = [tiles.head(a) for a in arguments[7:]]
@@ -110,7 +110,7 @@ def _query_gradients(
   v_ref,
   do_ref,
   lse_ref,
-  mean_ref,
+  delta_ref,
   seen_ref,
   tile_ref,
   scale_ref,
@@ -119,8 +119,8 @@ def _query_gradients(
 ):
   *keep_ref, dq_ref, radial_ref = rest
   S, first = tiles.size, pl.program_id(0) * tiles.size
-  scale, do, lse, mean = (
-    ref[...] for ref in (scale_ref, do_ref, lse_ref, mean_ref)
+  scale, do, lse, delta = (
+    ref[...] for ref in (scale_ref, do_ref, lse_ref, delta_ref)
   )
   q, unit, factor = tiles.query(q_ref[...], scale)
 
@@ -133,7 +133,7 @@ def _query_gradients(
       v_ref[near, :],
       do,
       lse,
-      mean,
+      delta,
       seen_ref[near],
       tile_ref[:, columns],
       keep,
@@ -156,7 +156,7 @@ def _key_gradients(
   v_ref,
   do_ref,
   lse_ref,
-  mean_ref,
+  delta_ref,
   seen_ref,
   tile_ref,
   scale_ref,
@@ -179,7 +179,7 @@ def _key_gradients(
       v,
       do,
       lse_ref[block],
-      mean_ref[block],
+      delta_ref[block],
       seen,
       tile_ref[:, columns],
       keep,
@@ -247,7 +247,7 @@ def _bias_kernel(
   v_ref,
   do_ref,
   lse_ref,
-  mean_ref,
+  delta_ref,
   seen_ref,
   tile_ref,
   scale_ref,
@@ -273,7 +273,7 @@ def _bias_kernel(
       v_ref[b, near, :],
       do_ref[b, block, :],
       lse_ref[b, block],
-      mean_ref[b, block],
+      delta_ref[b, block],
       seen_ref[b, near],
       tile,
       keep,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from meliad_rec.kernels.blocks import dot
 from meliad_rec.kernels.gpu.tiles import compiler_params
 from meliad_rec.kernels.gpu.tiles import Tiles
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 
 
 def forward(
@@ -30,7 +30,7 @@ def forward(
     q_BTHK: queries, in whole blocks of S queries.
     k_BSHK, v_BSHK: keys and values of W past tokens, and then of the T tokens
       of the queries; they may have fewer heads than the queries.
-    seen_BS: NEVER at keys that no query may see, and 0 elsewhere.
+    seen_BS: MASKED at keys that no query may see, and 0 elsewhere.
     tile_HSX: sum of bias and band (see kernels/blocks.py) for a block of S
       queries and the X = W + S keys that they see, to base 2.
     scale_H: scale of each head, by which normalized queries are multiplied.
@@ -89,7 +89,7 @@ def _kernel(q_ref, k_ref, v_ref, seen_ref, tile_ref, scale_ref, *rest, tiles):
   # The floor keeps the exponentials of a row without keys at 0.
   start = (
     jnp.zeros(q.shape, jnp.float32),
-    jnp.full(S, NEVER / 2, jnp.float32),
+    jnp.full(S, MASKED / 2, jnp.float32),
     jnp.zeros(S, jnp.float32),
   )
   o, top, total = jax.lax.fori_loop(0, tile_ref.shape[1] // S, step, start)

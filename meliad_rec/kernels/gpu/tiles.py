@@ -104,15 +104,15 @@ class Tiles:
 
     Args:
       q, k: queries and keys of the tile.
-      tile: position bias [queries, keys], NEVER outside the window.
-      seen: [keys], NEVER at keys that no query may see, and 0 elsewhere.
+      tile: position bias [queries, keys], MASKED outside the window.
+      seen: [keys], MASKED at keys that no query may see, and 0 elsewhere.
     """
     s = dot(q, k, AB_T)
     if not self.normalize:
       s = s * LOG2E
     return s + tile + seen[None, :]
 
-  def logit_gradients(self, q, k, v, do, lse, mean, seen, tile, keep):
+  def logit_gradients(self, q, k, v, do, lse, delta, seen, tile, keep):
     """Returns a tile's probabilities after dropout, and gradients of logits.
 
     Both arrays are [queries, keys]. The gradients are with respect to the
@@ -122,16 +122,16 @@ class Tiles:
       q, k, v: queries, keys and values of the tile.
       do: gradients of the outputs.
       lse: logarithms, to base 2, of each query's sum of exponentials.
-      mean: product of each query's output and its gradient.
+      delta: product of each query's output and its gradient.
       tile, seen: see `logits`.
       keep: dropout factors [queries, keys].
     """
     p = jnp.exp2(self.logits(q, k, tile, seen) - lse[:, None])
     dp = dot(do, v, AB_T)
     if keep is None:
-      return p, p * (dp - mean[:, None])
+      return p, p * (dp - delta[:, None])
     kept = p * keep
-    return kept, kept * dp - p * mean[:, None]
+    return kept, kept * dp - p * delta[:, None]
 
 
 def tile_size(q_BTHK) -> int:

@@ -23,7 +23,7 @@ from meliad_rec.kernels.gpu.backward import backward
 from meliad_rec.kernels.gpu.forward import forward
 from meliad_rec.kernels.gpu.tiles import tile_size
 from meliad_rec.kernels.reference import AttentionInputs
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 from meliad_rec.kernels.reference import normalize_own_keys
 from meliad_rec.kernels.xla import band_tile
 
@@ -81,7 +81,7 @@ def gradients(
     lambda bias: band_tile(bias, S, inputs.include_self),
     inputs.bias_HW * LOG2E,
   )
-  mean_BHT = jnp.einsum(
+  delta_BHT = jnp.einsum(
     'bthk,bthk->bht', o_BTHK, do_BTHK, preferred_element_type=jnp.float32
   )
   pad = lambda a_BHT, value: jnp.pad(
@@ -93,8 +93,8 @@ def gradients(
     jnp.ones(H) if scale_H is None else scale_H,
     keep_HSX,
     # Padded queries have probabilities of 0, whatever the bias is.
-    pad(lse_BHT, -NEVER),
-    pad(mean_BHT, 0),
+    pad(lse_BHT, -MASKED),
+    pad(delta_BHT, 0),
     pad_to_multiple(_pad_head_dim(do_BTHK), S),
     normalize=scale_H is not None,
     interpret=interpret,

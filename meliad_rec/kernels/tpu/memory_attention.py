@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from meliad_rec.kernels.blocks import LOG2E
 from meliad_rec.kernels.blocks import pad_to_multiple
+from meliad_rec.kernels.reference import MASKED
 from meliad_rec.kernels.reference import MemoryInputs
-from meliad_rec.kernels.reference import NEVER
 from meliad_rec.kernels.tpu.blocks import LANES
 from meliad_rec.kernels.tpu.blocks import memory_bytes
 from meliad_rec.kernels.tpu.blocks import vmem_shortage
@@ -113,7 +113,7 @@ def unsupported_reason(inputs: MemoryInputs, keep_HTS=None) -> str | None:
 def _prepared(inputs: MemoryInputs, block: int):
   """Returns the arguments q_BTF, k_BSF, v_BSF and seen_B1S of the kernels."""
   slots = lambda a: pad_to_multiple(merge_heads(a), LANES)
-  seen_BS = jnp.where(pad_to_multiple(inputs.mask_BS, LANES), 0, NEVER)
+  seen_BS = jnp.where(pad_to_multiple(inputs.mask_BS, LANES), 0, MASKED)
   return (
     pad_to_multiple(merge_heads(inputs.q_BTHK), block),
     slots(inputs.k_BSHK),

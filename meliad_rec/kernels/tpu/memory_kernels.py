@@ -44,7 +44,7 @@ def forward(
   Args:
     q_BTF: queries, the heads merged, in whole blocks.
     k_BSF, v_BSF: keys and values of the slots; S is a multiple of LANES.
-    seen_B1S: numbers added to the logits: the constant NEVER at slots that no
+    seen_B1S: numbers added to the logits: the constant MASKED at slots that no
       query may see, and 0 elsewhere.
     scale_H: scale of each head, by which L2-normalized queries are multiplied.
       None means that the queries are already scaled.

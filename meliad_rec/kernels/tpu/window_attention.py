@@ -16,7 +16,7 @@ from meliad_rec.kernels.blocks import pad_to_blocks
 from meliad_rec.kernels.blocks import pad_to_multiple
 from meliad_rec.kernels.blocks import unpad_keys
 from meliad_rec.kernels.reference import AttentionInputs
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 from meliad_rec.kernels.tpu.blocks import LANES
 from meliad_rec.kernels.tpu.blocks import vmem_shortage
 from meliad_rec.kernels.tpu.blocks import window_bytes
@@ -99,7 +99,9 @@ def gradients(
     transposed(keep_HSX),
     pad_to_multiple(merge_heads(o_BTHK), block),
     # Padded queries have probabilities of 0, whatever the bias is.
-    jnp.pad(lse_BHT, ((0, 0), (0, 0), (0, -T % block)), constant_values=-NEVER),
+    jnp.pad(
+      lse_BHT, ((0, 0), (0, 0), (0, -T % block)), constant_values=-MASKED
+    ),
     pad_to_multiple(merge_heads(do_BTHK), block),
     block=block,
     head_dim=q_BTHK.shape[3],
@@ -195,10 +197,10 @@ def bound(bias_HW, scale_H):
   Args:
     bias_HW, scale_H: see AttentionInputs.
   """
-  is_seen_HW = bias_HW > NEVER / 2
-  highest_H = jnp.max(jnp.where(is_seen_HW, bias_HW, NEVER), 1)
-  lowest_H = jnp.min(jnp.where(is_seen_HW, bias_HW, -NEVER), 1)
-  is_any_H = highest_H > NEVER / 2
+  is_seen_HW = bias_HW > MASKED / 2
+  highest_H = jnp.max(jnp.where(is_seen_HW, bias_HW, MASKED), 1)
+  lowest_H = jnp.min(jnp.where(is_seen_HW, bias_HW, -MASKED), 1)
+  is_any_H = highest_H > MASKED / 2
   highest_H, lowest_H = (
     jnp.where(is_any_H, a, 0) for a in (highest_H, lowest_H)
   )

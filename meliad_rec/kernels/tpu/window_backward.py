@@ -18,7 +18,7 @@ from meliad_rec.kernels.blocks import A_TB
 from meliad_rec.kernels.blocks import AB_T
 from meliad_rec.kernels.blocks import dot
 from meliad_rec.kernels.blocks import LOG2E
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 from meliad_rec.kernels.tpu.blocks import backward_heads
 from meliad_rec.kernels.tpu.blocks import l2_normalize_rows
 from meliad_rec.kernels.tpu.blocks import LANES
@@ -221,8 +221,8 @@ def _kernel(
 
   @pl.when(i < pl.num_programs(2) - window_blocks)
   def _():
-    never = jnp.full((W, LANES), NEVER, seen.dtype)
-    before = to_columns(past[2][0]) if past else never
+    masked = jnp.full((W, LANES), MASKED, seen.dtype)
+    before = to_columns(past[2][0]) if past else masked
     seen[:W] = jnp.where(i == 0, before, seen[Q:])
     for l, buffer in enumerate((keys, values)):
       zeros = jnp.zeros((W, blocks.kv_width), buffer.dtype)
@@ -301,18 +301,18 @@ def add_gradients(
       s = s * LOG2E
     s = s + added(j, head) - lse_ref[0, 0, head : head + 1, rows]
     o = o_ref[0, rows, columns].astype(jnp.float32)
-    mean = jnp.sum((do.astype(jnp.float32) * o).T, 0, keepdims=True)
+    delta = jnp.sum((do.astype(jnp.float32) * o).T, 0, keepdims=True)
     dp = dot(blocks.read(values, j, head), do, AB_T)
-    return s, dp, mean, q, do, unit, factor
+    return s, dp, delta, q, do, unit, factor
 
   def gradients(j, head, ahead):
-    s, dp, mean, q, do, unit, factor = ahead
+    s, dp, delta, q, do, unit, factor = ahead
     rows, columns = blocks.queries(j), blocks.columns(head)
     near, kv_columns = blocks.seen(j), blocks.kv_columns(head)
     p = jnp.exp2(s)
     kept = p * keep(j, head) if keep else p
     dvalues[near, kv_columns] += dot(kept.astype(dtype), do)
-    ds = kept * dp - p * mean if keep else p * (dp - mean)
+    ds = kept * dp - p * delta if keep else p * (dp - delta)
     add_to_bias(head, ds)
     ds = ds.astype(dtype)
     dkeys[near, kv_columns] += dot(ds, q)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from meliad_rec.kernels.blocks import AB_T
 from meliad_rec.kernels.blocks import dot
 from meliad_rec.kernels.blocks import LOG2E
-from meliad_rec.kernels.reference import NEVER
+from meliad_rec.kernels.reference import MASKED
 from meliad_rec.kernels.tpu.blocks import heads_per_step
 from meliad_rec.kernels.tpu.blocks import l2_normalize_rows
 from meliad_rec.kernels.tpu.blocks import reciprocal
@@ -48,7 +48,7 @@ def forward(
     q_BTF: queries, the heads merged.
     k_BSF, v_BSF: keys and values of W past tokens, or of none, and then of the
       T tokens of the queries (own keys).
-    seen_B1S: NEVER at keys that no query may see, and 0 elsewhere.
+    seen_B1S: MASKED at keys that no query may see, and 0 elsewhere.
     tile_HSX: sum of bias and band, minus the shift, to base 2, for a sub-block
       of S queries and the X = W + S keys that they see.
     scale_H: scale of each head, by which L2-normalized queries are multiplied.
@@ -171,8 +171,8 @@ def _kernel(
   for l, buffer in enumerate((keys, values)):
     zeros = jnp.zeros((W, blocks.kv_width), buffer.dtype)
     buffer[:W] = jnp.where(is_first, past[l][0] if past else zeros, buffer[Q:])
-  never = jnp.full((1, W), NEVER, seen.dtype)
-  seen[:, :W] = jnp.where(is_first, past[2][0] if past else never, seen[:, Q:])
+  masked = jnp.full((1, W), MASKED, seen.dtype)
+  seen[:, :W] = jnp.where(is_first, past[2][0] if past else masked, seen[:, Q:])
   values[W:], seen[:, W:] = v_ref[0], seen_ref[0]
 
   write_outputs(
@@ -268,7 +268,7 @@ def write_outputs(
     rows = blocks.queries(j)
     if not is_bounded:
       # The floor keeps the exponentials of a row without keys at 0.
-      top = jnp.maximum(jnp.max(s, 1, keepdims=True), NEVER / 2)
+      top = jnp.maximum(jnp.max(s, 1, keepdims=True), MASKED / 2)
       s = s - top
     p = jnp.exp2(s)
     total = jnp.sum(p, 1, keepdims=True)

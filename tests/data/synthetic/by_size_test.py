@@ -119,7 +119,7 @@ def test_questions_come_early_unless_the_power_is_1():
   early = {}
   for power in 0.01, 1:
     task = AssociativeRecall(
-      least=4, most=4, length=42, power=power, sequences=2000
+      min_size=4, max_size=4, length=42, power=power, sequences=2000
     )
     places = [
       i - 8
@@ -169,7 +169,7 @@ def test_rule_110_is_rule_110():
 
 @pytest.mark.parametrize('backward', [False, True])
 def test_copies_are_copies(backward):
-  task = Copying(least=3, most=9, backward=backward, **FEW)
+  task = Copying(min_size=3, max_size=9, backward=backward, **FEW)
   for split in 'train', 'test_80':
     for words, labels in sequences(task, split):
       size = words.index('=')
@@ -180,7 +180,7 @@ def test_copies_are_copies(backward):
 
 
 def test_there_are_as_many_b_as_a():
-  task = Counting(least=2, most=9, **FEW)
+  task = Counting(min_size=2, max_size=9, **FEW)
   wrong = labeled = 0
   for words, labels in sequences(task):
     size = words.count('a')
@@ -224,10 +224,10 @@ def test_a_million_tokens_take_a_second_and_hold_one_needle():
 @pytest.mark.parametrize(
   ('task', 'tokens_of'),
   [
-    (WordProblem(sequences=8000, least=3, most=6), lambda size: size),
-    (Copying(sequences=8000, least=3, most=6), lambda size: 2 * size),
-    (Arithmetic(sequences=8000, least=3, most=6), lambda size: 2 * size),
-    (Counting(sequences=8000, least=3, most=6), lambda size: 2 * size),
+    (WordProblem(sequences=8000, min_size=3, max_size=6), lambda size: size),
+    (Copying(sequences=8000, min_size=3, max_size=6), lambda size: 2 * size),
+    (Arithmetic(sequences=8000, min_size=3, max_size=6), lambda size: 2 * size),
+    (Counting(sequences=8000, min_size=3, max_size=6), lambda size: 2 * size),
   ],
 )
 def test_all_sizes_are_equally_frequent(task, tokens_of):

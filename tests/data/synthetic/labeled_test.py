@@ -221,8 +221,16 @@ def test_distinct_rows_are_in_the_order_drawn():
     (AssociativeRecall, {'rewrites': 1}, 'AssociativeRecall.rewrites'),
     (CellularAutomaton, {'test_sizes': (10,)}, 'from 1 to 9, got 10'),
     (CellularAutomaton, {'radius': 3}, 'CellularAutomaton.radius'),
-    (Copying, {'most': 9}, 'at least 40, got 9. Set copying.Copying.most'),
-    (Needle, {'least': 13}, 'at least 14, got 13. Set needle.Needle.least'),
+    (
+      Copying,
+      {'max_size': 9},
+      'at least 40, got 9. Set copying.Copying.max_size',
+    ),
+    (
+      Needle,
+      {'min_size': 13},
+      'at least 14, got 13. Set needle.Needle.min_size',
+    ),
     (Needle, {'chains': 101}, 'Needle.names'),
     (WordProblem, {'group': 'Q8'}, "no group 'Q8'.*WordProblem.group"),
     (WordProblem, {'group': 'S6'}, 'from 2 to 5.*WordProblem.group'),

@@ -1,4 +1,4 @@
-"""The parts of a run that depend on what it learns from: text or environments.
+"""Components of a run that depend on what it learns from: text or environments.
 
 The trainer knows neither.
 """
@@ -48,7 +48,7 @@ class Stream(Protocol):
     """Continues at a position."""
 
 
-class Evaluator(Protocol):
+class Validator(Protocol):
   """An object that evaluates parameters during a run."""
 
   def evaluate(
@@ -58,8 +58,8 @@ class Evaluator(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-  """The parts of a run that depend on what it learns from.
+class Components:
+  """The components of a run that depend on what it learns from.
 
   Attributes:
     stream: the batches of training.
@@ -73,19 +73,19 @@ class Parts:
   """
 
   stream: Stream
-  validation: Evaluator
+  validation: Validator
   meter: StepMeter
   identities: Mapping[str, str]
   match: tuple[str, ...]
   documents: str
 
 
-def of(experiment: Experiment) -> Parts:
-  """Returns the parts of a run of an experiment; errors as in trainer.Run."""
+def build_components(experiment: Experiment) -> Components:
+  """Returns the components of a run; errors as in trainer.Run."""
   return _text(experiment) if experiment.env is None else _agents(experiment)
 
 
-def _text(experiment: Experiment) -> Parts:
+def _text(experiment: Experiment) -> Components:
   documents = experiment.data.documents('train')
   validation = Validation(experiment)
   described = counted(len(documents), 'document')
@@ -99,7 +99,7 @@ def _text(experiment: Experiment) -> Parts:
       'source_segment': experiment.program.source_segment,
       'buckets': experiment.buckets,
     }
-  return Parts(
+  return Components(
     stream=read(
       documents,
       experiment.batch,
@@ -121,10 +121,10 @@ def _text(experiment: Experiment) -> Parts:
   )
 
 
-def _agents(experiment: Experiment) -> Parts:
+def _agents(experiment: Experiment) -> Components:
   program, validation = experiment.program, agents.AgentValidation(experiment)
   frames = program.objective.agents * experiment.batch * experiment.segment
-  return Parts(
+  return Components(
     stream=agents.Frames(frames, experiment.segment),
     validation=validation,
     meter=agents.AgentMeter(program),
