@@ -34,7 +34,7 @@ class Layer(nn.Module):
   """Attention, then an MLP, each with a norm before it or after its sum.
 
   If `config.cross` is True, attention to a source, the output of an encoder,
-  lies between them.
+  is between them.
 
   The norms are before the sublayers unless `config.post_norm` is True.
 
