@@ -65,8 +65,8 @@ class PairBatches:
       if size > limit:
         raise ValueError(
           f'The longest {name} has {size} tokens with its end, but {setting} '
-          f'is {limit}. Set {setting} to at least {size}. MAX_TOKENS leaves '
-          'out long pairs, but only of train.'
+          f'is {limit}. Set {setting} to at least {size}. MAX_TOKENS drops '
+          'longer pairs from train only.'
         )
     self._settings = {
       'rows': rows,

@@ -338,7 +338,8 @@ def to_blocks(a_BT: jax.Array, W: int) -> jax.Array:
 class Resettable(struct.PyTreeNode):
   """Part of a state that masks old values in rows that are reset.
 
-  Replacing them would take longer, or a copy of what is too large to copy.
+  Masking is cheaper than overwriting, and needs no second copy of a large
+  buffer.
   """
 
   def reset(self, start_B: jax.Array, fresh: 'Resettable') -> 'Resettable':

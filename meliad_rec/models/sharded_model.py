@@ -182,8 +182,9 @@ def ablations(
   """Measures by how much the loss rises if a model loses its recurrent state.
 
   The segment is read again from two other states. In one, the recurrent part of
-  the carry is cleared; in the other, each row has that of the row before it.
-  Rows that begin a document do not count, since they have no earlier state.
+  the carry is cleared; in the other, it is replaced by that of the previous
+  row. Rows that begin a document do not count, since they have no earlier
+  state.
 
   Args:
     model: a recurrent model.
