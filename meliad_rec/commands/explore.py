@@ -7,7 +7,7 @@ RUN is the folder of a trained run, TEXT a text file. The page is one file,
 which any browser opens without a network. It colors each token by how much the
 recurrent state lowers its loss, by the loss itself, or by its rank among all
 tokens. Below are the state at block borders, and figures. With --baseline, the
-losses are compared with those of another run with the same vocabulary.
+losses are compared with another run, which has the same vocabulary.
 """
 
 from pathlib import Path

@@ -249,7 +249,8 @@ class Pathfinder(GrayImages):
 def gray(rgb_HWC: np.ndarray) -> np.ndarray:
   """Returns the gray levels, uint8 [H, W], of an image uint8 [H, W, 3].
 
-  They are those of tf.image.rgb_to_grayscale, which the Long Range Arena uses.
+  They equal the results of tf.image.rgb_to_grayscale, which the Long Range
+  Arena uses.
   """
   luma_HW = (rgb_HWC.astype(np.float32) / np.float32(255)) @ _LUMA
   return (luma_HW * np.float32(255.5)).astype(np.uint8)

@@ -102,7 +102,7 @@ class Observer:
 
     Args:
       state: the state.
-      parts: arrays like those of `parts`; parts that are not given are kept.
+      parts: arrays like the results of `parts`; other parts are kept.
 
     Raises:
       ValueError: a part has an unknown name or a wrong shape.

@@ -22,7 +22,7 @@ class Embedding(nn.Module):
       the outputs from which they are computed. None means the default of the
       class.
     deviation: standard deviation of the initial input vectors.
-    own_logits: whether logits have vectors of ids other than those of inputs.
+    own_logits: whether logits have other vectors of ids than inputs have.
   """
 
   vocab: int
@@ -110,7 +110,7 @@ class ScaledEmbedding(TiedEmbedding):
   A new model is the same function as with TiedEmbedding, but Adam, whose steps
   do not depend on the length of vectors, moves them sqrt(D) times as far in
   proportion. By default, logits are not divided. Vaswani et al. 2017, section
-  3.4; the deviation is that of fairseq.
+  3.4; the deviation is fairseq's.
 
   Attributes:
     deviation, ends: as in TiedEmbedding, but all deviations are divided by

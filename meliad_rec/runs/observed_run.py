@@ -154,7 +154,7 @@ class ObservedRun:
 
     Args:
       text: text to read.
-      layer: index of a layer, from 0. None returns those of all layers.
+      layer: index of a layer, from 0. None returns all layers.
 
     Returns:
       {name: DataArray}, with those names of pictures.AXES that the model has,
@@ -179,7 +179,7 @@ class ObservedRun:
 
     Args:
       text: text to read.
-      layer: index of a layer, from 0. None returns those of all layers.
+      layer: index of a layer, from 0. None returns all layers.
 
     Returns:
       {name: DataArray}, like `attention`. 'state_keep' and 'state_write' are
@@ -333,7 +333,7 @@ class ObservedRun:
     Args:
       text: text to read.
       names: names of pictures.AXES; fewer of them take less memory.
-      layer: index of a layer, from 0. None returns those of all layers.
+      layer: index of a layer, from 0. None returns all layers.
 
     Raises:
       ValueError: as in `predictions`.

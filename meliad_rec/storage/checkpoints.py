@@ -202,7 +202,7 @@ class Checkpoints:
   def restore_params(self, target, step=None, match=None, part='params'):
     """Restores only the parameters, or their moving average.
 
-    Nothing on disk is changed. Errors are those of `restore`.
+    Nothing on disk is changed. Errors are as in `restore`.
 
     Args:
       target: the parameters, as in `restore`; or a function that chooses

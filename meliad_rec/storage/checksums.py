@@ -113,8 +113,8 @@ def _lanes(x):
 def _words(x):
   """Returns the bits of `x` as uint32 words.
 
-  The shape is that of `x`, with one word for each element. For elements of 64
-  bits, a last axis of two words is added.
+  The result has the shape of `x`, with one word for each element. For elements
+  of 64 bits, a last axis of two words is added.
   """
   if x.dtype == jnp.bool_:
     return x.astype(jnp.uint32)

@@ -226,7 +226,7 @@ class _Keep:
 
 
 def _without_orbax_info(record):
-  """Filters log records: returns False for those of orbax up to level INFO.
+  """Filters log records: returns False for records of orbax up to level INFO.
 
   Warnings and errors of orbax pass, as do all records of other packages.
   """

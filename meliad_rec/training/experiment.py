@@ -94,7 +94,7 @@ class Experiment:
 
   Raises:
     ValueError: an attribute is out of range, or the segment or steps of
-      shorter_first are not below those of the run.
+      shorter_first are not below the run's.
   """
 
   model: Callable[[int], Model]
