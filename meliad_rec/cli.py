@@ -80,7 +80,7 @@ def run_main(
     main: the command. It takes the program's name and the arguments that are
       not flags, and returns an exit code; None means 0.
     define_flags: defines the flags of the command.
-    argv: the program's name and its arguments; None for those of the process.
+    argv: the program's name and its arguments. None: sys.argv.
   """
   interrupts.end_at_once()
   define_flags()
@@ -239,7 +239,7 @@ def _file_sentence(error) -> str | None:
 def _unknown_flag(error: flags.UnrecognizedFlagError) -> str:
   """Returns the message for a flag that does not exist.
 
-  If its name is that of a setting, the message has the --gin_param to type.
+  If it has the name of a setting, the message has the --gin_param to type.
   """
   from meliad_rec.commands import settings
 

@@ -39,7 +39,7 @@ from meliad_rec.training import summary
 from meliad_rec.training import trainer
 from meliad_rec.training.experiment import Experiment
 
-DOES_NOT_FIT = 3  # Exit code of --dry_run, the same as that of `plan`.
+DOES_NOT_FIT = 3  # Exit code of --dry_run, as in `plan`.
 
 
 def define_flags() -> None:

@@ -247,7 +247,7 @@ from meliad_rec import cli; cli.main()"""
 @pytest.mark.skipif(sys.platform != 'linux', reason='an option of glibc')
 @pytest.mark.parametrize('given', [None, 'glibc.malloc.check=0'])
 def test_large_arrays_lie_on_huge_pages(given):
-  """The program starts anew, with the same arguments, in the same process."""
+  """The program starts again, with the same arguments, in the same process."""
   call = """import os, sys
 from meliad_rec import cli
 cli.importlib.import_module = lambda _: cli

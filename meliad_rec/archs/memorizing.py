@@ -216,7 +216,7 @@ class MemorizingLayer(Cell):
   def least(self, score_BHQS):
     """Returns the lowest score at which each query attends to a key.
 
-    It lies halfway between two of the scores that the search finds, sorted from
+    It is halfway between two of the scores that the search finds, sorted from
     the highest down: number `neighbors` and the one after it.
 
     Args:

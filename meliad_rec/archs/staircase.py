@@ -312,7 +312,7 @@ def _run_pass(cell, i, x_BXD, known, past, mask_BS):
     x_BXD: the X tokens of the live chunks of this segment, oldest first.
     known: for each layer, its inputs at the live chunks of earlier segments,
       which precede the tokens of x_BXD. None means that there are none.
-    past: outputs of the frozen chunks, which precede those of `known`. None
+    past: outputs of the frozen chunks, which precede `known`. None
       means that there are none.
     mask_BS: bool, False at padding, for the memory and the segment.
 
@@ -453,7 +453,7 @@ def open_chunk(cell: Staircase, state: Memory) -> StaircaseDecodeState:
 def decode_token(cell: Staircase, decode_state: StaircaseDecodeState, block):
   """Reads one token in all passes; returns the new decode state and y_B1D.
 
-  If the token fills the chunk, the new state is that of the next chunk.
+  If the token fills the chunk, the new state is the state of the next chunk.
   """
   C, filled = cell.chunk, decode_state.filled_B[0]
   append = lambda a, new: put(a, new, a.shape[1] - C + filled)

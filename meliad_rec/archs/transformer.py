@@ -100,7 +100,7 @@ class EncoderLayers(nn.Module):
     return self.layer().config.causal
 
   def __call__(self, x_BTD, mask_BT, memory_BSD=None):
-    """Returns y_BTD; the arguments are those of EncoderLayer.__call__."""
+    """Returns y_BTD; the arguments are as in EncoderLayer.__call__."""
     if self.sinusoids:
       x_BTD = x_BTD + sinusoids(*x_BTD.shape[1:]).astype(x_BTD.dtype)
     for layer in self.layers:

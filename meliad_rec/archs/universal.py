@@ -102,7 +102,7 @@ class Universal(nn.Module):
     return self.layer.config.causal
 
   def __call__(self, x_BTD, mask_BT, memory_BSD=None):
-    """Returns y_BTD; the arguments are those of EncoderLayer.__call__."""
+    """Returns y_BTD; the arguments are as in EncoderLayer.__call__."""
     if self.is_initializing():
       return self.run_once(x_BTD, mask_BT, memory_BSD)
     training = self.has_rng('dropout')

@@ -250,7 +250,7 @@ class HaltingCost:
 
   Attributes:
     times: times of a call of the program.
-    ratio: this time divided by that of the table's first row; see Times.ratio.
+    ratio: this time divided by the first row's of the table; see Times.ratio.
     steps: largest number of steps taken by a row or token of the batch.
     temporary_bytes: bytes of temporary memory, according to the compiler.
     epoch_seconds: time of an epoch, estimated from the time of a call; None

@@ -75,7 +75,7 @@ def cells(s: RecurrenceSizes) -> dict[str, Cell]:
 def closed_flops(s: RecurrenceSizes) -> dict[str, int]:
   """Returns {name of the model: FLOP of a training step} by closed formulas.
 
-  The FLOP are 3 times those of the forward pass, output logits included.
+  The FLOP are 3 times the FLOP of the forward pass, output logits included.
   """
   c, L, N = s.config, s.layers, s.passes
   heads = c.num_heads * c.head_dim

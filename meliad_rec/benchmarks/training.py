@@ -30,7 +30,7 @@ class StepCost:
     times: times of a step.
     ratio: this time divided by the baseline's; see Times.ratio.
     tokens: tokens per step.
-    flops: FLOP of a step's matrix products, taken as 3 times those of the
+    flops: FLOP of a step's matrix products, taken as 3 times the FLOP of the
       forward pass.
     temporary_bytes: bytes of temporary memory, according to the compiler.
     compile_seconds: time of tracing and compiling.

@@ -5,9 +5,9 @@ r"""Evaluates a trained model on a split or on text files, every token once.
   meliad-rec evaluate --compare=A.npz,B.npz
 
 --out writes the loss and the text of every token to a file. --compare takes two
-such files, and shows what the model of the second gains over that of the first:
-by position in the document, by distance back to the previous use of a name, and
-at the tokens with the largest gain, in context. --plot also draws the gain.
+such files, and shows how much better the second model predicts: by position in
+the document, by distance back to the previous use of a name, and at the tokens
+with the largest gain, in context. --plot also draws the gain.
 """
 
 from collections.abc import Mapping

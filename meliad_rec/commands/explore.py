@@ -4,10 +4,10 @@ r"""Shows in a page of HTML what a trained model does with a text.
   meliad-rec explore RUN TEXT --out=report.html --baseline=OTHER_RUN
 
 RUN is the folder of a trained run, TEXT a text file. The page is one file,
-which any browser opens without a network. It colors each token by what the
-recurrent state gains there, by its loss, or by its rank among all tokens. Below
-are the state at block borders, and figures. With --baseline, gains are those
-over another run with the same vocabulary.
+which any browser opens without a network. It colors each token by how much the
+recurrent state lowers its loss, by the loss itself, or by its rank among all
+tokens. Below are the state at block borders, and figures. With --baseline, the
+losses are compared with another run, which has the same vocabulary.
 """
 
 from pathlib import Path

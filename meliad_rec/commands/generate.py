@@ -63,24 +63,24 @@ def define_flags() -> None:
   flags.DEFINE_float(
     'alpha',
     1.0,
-    'Of --beams: exponent of the penalty on short texts; 0 for none.',
+    'With --beams: exponent of the penalty on short texts; 0 for none.',
     lower_bound=0,
   )
   flags.DEFINE_enum(
     'penalty',
     'power',
     list(PENALTIES),
-    'Of --beams: log-probabilities are divided by (tokens)**alpha (power) or '
+    'With --beams: log-probabilities are divided by (tokens)**alpha (power) or '
     '((5 + tokens) / 6)**alpha (gnmt).',
   )
   flags.DEFINE_integer(
     'no_repeat',
     None,
-    'Of --beams: no run of this many tokens occurs twice.',
+    'With --beams: no sequence of this many tokens occurs twice in a text.',
     lower_bound=1,
   )
   flags.DEFINE_string(
-    'until', None, 'Of --beams: token that ends a text, such as a full stop.'
+    'until', None, 'With --beams: token that ends a text, such as a full stop.'
   )
   flags.DEFINE_string(
     'save_state',

@@ -27,7 +27,7 @@ from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import ask
 from meliad_rec.planning.question import Question
 
-# Exit codes in addition to those of cli.run_main.
+# Exit codes in addition to the codes of cli.run_main.
 DOES_NOT_FIT = 3
 UNKNOWN = 4
 

@@ -3,11 +3,11 @@ r"""Scores translations by BLEU, or summaries by ROUGE.
   meliad-rec score TARGETS REFERENCES
   meliad-rec score SUMMARIES REFERENCES --rouge
 
-Both files have one text in each line. There are two figures of BLEU: that of
-sacreBLEU, with its tokenizer 13a, and that of texts that are tokenized already,
-in which hyphens between words are split, as in Ott et al. 2018. ROUGE is the
-mean F1 without stemming; rougeL compares whole texts, and rougeLsum sentence by
-sentence. All are in percent.
+Both files have one text in each line. BLEU is given twice: as computed by
+sacreBLEU (tokenizer 13a), and for text that is already tokenized, with hyphens
+between words split, as in Ott et al. 2018. ROUGE is the mean F1 without
+stemming; rougeL compares whole texts, and rougeLsum sentence by sentence. All
+are in percent.
 """
 
 from absl import flags

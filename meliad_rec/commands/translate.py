@@ -68,7 +68,7 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'no_repeat',
     None,
-    'No run of this many tokens occurs twice in a target; 0 allows all.',
+    'No sequence of this many tokens occurs twice in a target; 0 allows all.',
     lower_bound=0,
   )
   flags.DEFINE_integer(

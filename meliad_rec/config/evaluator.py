@@ -36,7 +36,7 @@ _MACROS = 10_000
 class Configured:
   """A function or class that takes its arguments from a configuration.
 
-  Each call builds the arguments anew, so that no two calls share an object.
+  Each call builds the arguments again, so that no two calls share an object.
   """
 
   evaluator: 'Evaluator' = dataclasses.field(repr=False)

@@ -110,11 +110,10 @@ def is_shipped(path: Path) -> bool:
 def is_optional(chain: tuple[Path, ...]) -> bool:
   """Returns whether the bindings of a file may stay unread.
 
-  Those of shipped files of arch/, size/ and task/ and of defaults.gin may, for
-  these reasons. An architecture need not use every setting of a size or a task.
-  A model with few layers need not have every kind of layer of its architecture.
-  Options may replace parts of the training recipe in defaults.gin. Those of
-  scale/ and of what it includes may, because all rows of a table share a file.
+  Bindings of these shipped files may: arch/, size/ and task/, since an
+  architecture need not use every setting, nor a small model every kind of
+  layer; defaults.gin, since options may replace parts of the recipe; scale/ and
+  what it includes, since all rows of a table share a file.
 
   Args:
     chain: the files that include the file, outermost first, then the file.

@@ -119,7 +119,7 @@ class Reader:
       parameter: name of the parameter.
 
     Returns:
-      What `name` stands for, if the parameter is bound to `@name()`. None if
+      What `name` means, if the parameter is bound to `@name()`. None if
       the parameter is not bound, or is bound to anything else.
     """
     binding = self.bindings.get(('', self.name(function), parameter))

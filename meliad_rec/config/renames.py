@@ -197,7 +197,7 @@ class Renamer:
     return name if current is None and not is_former else current
 
   def value(self, selector: str, former_name: str, value):
-    """Returns the value that means today what `value` meant in the text.
+    """Returns the current equivalent of a former value.
 
     Args:
       selector: current name of the function or class, as `selector` returns it.

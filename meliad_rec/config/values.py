@@ -113,8 +113,8 @@ class Binding:
 def map_leaves(change, value):
   """Returns a value with `change` applied to each of its leaves.
 
-  The leaves of a tuple or list are those of its items. The leaves of a dict are
-  those of its keys and values. Any other value is itself a leaf.
+  The leaves of a tuple or list are the leaves of its items. A dict has the
+  leaves of its keys and values. Any other value is itself a leaf.
   """
   match value:
     case tuple() | list():

@@ -9,7 +9,7 @@ import zipfile
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.storage.workdir import expand_home
 
-# What {split} stands for in a path; the first file that exists is read.
+# What {split} means in a path; the first file that exists is read.
 _NAMES = {
   'train': ('train',),
   'validation': ('valid', 'validation'),
@@ -30,10 +30,10 @@ class Corpus:
 
   Attributes:
     path: one file; or a pattern such as 'wiki.{split}.tokens', in which {split}
-      stands for train, valid or validation, and test. A file whose name ends in
+      means train, valid or validation, and test. A file whose name ends in
       .zip must contain exactly one file, which is read.
     newlines: whether to keep newlines. The code of Sukhbaatar et al. 2021 and
-      of Fan et al. 2020 drops those of enwik8 (False).
+      of Fan et al. 2020 drops the newlines of enwik8 (False).
     fetch: a command that gets the files, for the error message.
 
   Raises:

@@ -203,7 +203,7 @@ class Documents:
 
   @property
   def tokens_read(self) -> int:
-    """Number of tokens of all documents, without those of sources."""
+    """Number of tokens of all documents, without sources."""
     lengths = self.sequence_lengths
     return int(lengths[:, -1].sum() if self.have_sources else lengths.sum())
 

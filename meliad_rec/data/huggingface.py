@@ -35,7 +35,7 @@ class HuggingFace:
   a hash of the row's number decides the split of a row: about 5 % of rows go to
   validation and 5 % to test.
 
-  With `stream`, the documents may be others when the dataset is read again. A
+  With `stream`, the documents may differ when the dataset is read again. A
   run resumes only with the documents with which it began, so it may then be
   unable to resume. A run that reads a token store written from the stream can
   always resume.

@@ -2,7 +2,7 @@
 
 A document is a sequence, and its class is the label of the last token. For
 Retrieval it is a pair of sequences. Text is read as bytes, at the ids of
-`Bytes`, and images as grey levels, row by row, at the ids 1 to 256.
+`Bytes`, and images as gray levels, row by row, at the ids 1 to 256.
 """
 
 from collections.abc import Iterator
@@ -83,8 +83,8 @@ class LabeledSequences:
     return _START, _END
 
 
-class GreyImages(LabeledSequences):
-  """Base class of datasets of grey images: levels from 0 to 255, row by row."""
+class GrayImages(LabeledSequences):
+  """Base class of datasets of gray images: levels from 0 to 255, row by row."""
 
   vocabulary = Words([*map(str, range(256)), 'START', 'END'])
 
@@ -123,8 +123,8 @@ class IMDbText(LabeledSequences):
 
 
 @dataclasses.dataclass(frozen=True)
-class Image(GreyImages):
-  """Images of CIFAR-10 in grey: 1,024 levels each, and 10 classes.
+class Image(GrayImages):
+  """Images of CIFAR-10 in gray: 1,024 levels each, and 10 classes.
 
   Attributes:
     data_dir: folder in which `tfds build cifar10` wrote the images. None: the
@@ -142,7 +142,7 @@ class Image(GreyImages):
   def examples(self, split):
     rows = _tfds('cifar10', self.data_dir, self.tfds_splits, split)
     for number, row in enumerate(rows):
-      ids = grey(row['image']).ravel() + np.int32(1)
+      ids = gray(row['image']).ravel() + np.int32(1)
       yield f'{split}-{number}', [ids], int(row['label'])
 
 
@@ -192,7 +192,7 @@ class Retrieval(LabeledSequences):
 
 
 @dataclasses.dataclass(frozen=True)
-class PathfinderFiles(GreyImages):
+class PathfinderFiles(GrayImages):
   """Images of 32 x 32 points; class 1 if a path connects the two circles.
 
   80 % of the images are in train, 10 % in validation and 10 % in test, after
@@ -247,10 +247,11 @@ class PathfinderFiles(GreyImages):
     return [(self._root / row[0] / row[1], int(row[3])) for row in rows]
 
 
-def grey(rgb_HWC: np.ndarray) -> np.ndarray:
-  """Returns the grey levels, uint8 [H, W], of an image uint8 [H, W, 3].
+def gray(rgb_HWC: np.ndarray) -> np.ndarray:
+  """Returns the gray levels, uint8 [H, W], of an image uint8 [H, W, 3].
 
-  They are those of tf.image.rgb_to_grayscale, which the Long Range Arena uses.
+  They equal the results of tf.image.rgb_to_grayscale, which the Long Range
+  Arena uses.
   """
   luma_HW = (rgb_HWC.astype(np.float32) / np.float32(255)) @ _LUMA
   return (luma_HW * np.float32(255.5)).astype(np.uint8)

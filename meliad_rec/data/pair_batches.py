@@ -65,8 +65,8 @@ class PairBatches:
       if size > limit:
         raise ValueError(
           f'The longest {name} has {size} tokens with its end, but {setting} '
-          f'is {limit}. Set {setting} to at least {size}. MAX_TOKENS leaves '
-          'out long pairs, but only of train.'
+          f'is {limit}. Set {setting} to at least {size}. MAX_TOKENS drops '
+          'longer pairs from train only.'
         )
     self._settings = {
       'rows': rows,
@@ -109,7 +109,7 @@ class PairBatches:
     """The position of the next batch in the data, as a small JSON object.
 
     `step`, `tokens`, `padding`, `epoch` and `documents` are as in Lanes, where
-    tokens and padding are those of targets. `next` is the number of batches of
+    only tokens and padding of targets count. `next` is the number of batches of
     this epoch so far. All other entries are arguments of PairBatches.
     """
     return {
@@ -137,7 +137,7 @@ class PairBatches:
   def _epoch_batches(self, epoch: int) -> list[tuple[int, np.ndarray]]:
     """Returns (times, document_B) of each batch of an epoch.
 
-    `times` is how many times shorter its rows are than those of the longest
+    `times` is how many times shorter its rows are than the rows of the longest
     bucket.
     """
     settings = self._settings

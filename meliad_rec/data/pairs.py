@@ -51,7 +51,7 @@ class Lines:
 
   Attributes:
     source: pattern of the files of sources, such as 'data/{split}.en', in which
-      {split} stands for train, validation (or valid, val or dev) and test.
+      {split} means train, validation (or valid, val or dev) and test.
       Other files that match are splits too, such as test_2016 in
       data/test_2016.en, if both files exist.
     target: pattern of the files of targets.
@@ -59,7 +59,7 @@ class Lines:
 
   Raises:
     ValueError: there are no files, they cannot be read, one of a split is
-      missing, two names stand for one split, or two files of a split have
+      missing, two names mean one split, or two files of a split have
       different numbers of lines. Raised on first use.
   """
 

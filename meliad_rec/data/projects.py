@@ -28,7 +28,7 @@ from meliad_rec.storage.workdir import expand_home
 
 _ARCHIVE = re.compile(r'\.(tar|tgz|zip|gz|tar\.(gz|bz2|xz))$')
 _LICENSE_FILE = re.compile(r'(un)?licen[cs]e|copying', re.IGNORECASE)
-# Words by which a licence is known; the earliest in its file counts.
+# Words by which a license is recognized; the earliest in its file counts.
 LICENSES = {
   'apache-2.0': 'apache license version 2 0',
   'agpl-3.0': 'gnu affero general public license version 3',

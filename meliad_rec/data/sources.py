@@ -54,7 +54,7 @@ class Registered:
 
 @dataclasses.dataclass(frozen=True)
 class Concatenated:
-  r"""Long documents, each of many short documents of another source.
+  r"""Long documents made by joining short documents of another source.
 
   Short documents waste the rest of their last segment, because a row begins a
   new document at a segment. Concatenated, they waste nothing.

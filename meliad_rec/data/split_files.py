@@ -1,6 +1,6 @@
 """Files of splits, which a pattern such as 'data/{split}.en' names.
 
-{split} stands for train, validation (or valid, val or dev) and test. Other
+{split} means train, validation (or valid, val or dev) and test. Other
 files that match are splits too, such as test_2016 in data/test_2016.en.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.storage.workdir import expand_home
 
-# What {split} stands for in a path.
+# What {split} means in a path.
 _NAMES = {'validation': ('validation', 'valid', 'val', 'dev')}
 
 
@@ -38,7 +38,7 @@ def files_of_splits(
 
   Raises:
     ValueError: there are no files, one of a split is missing, or two names
-      stand for one split.
+      mean one split.
   """
   found = [_matching(pattern) for pattern in patterns]
   if not any(found):

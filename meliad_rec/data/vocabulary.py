@@ -196,7 +196,7 @@ class SentencePiece:
 class Tokenizer:
   """A Hugging Face tokenizer, read from a file tokenizer.json.
 
-  Ids are those of the file plus 1, because 0 is padding. Text that looks like a
+  Ids are the file's ids plus 1, because 0 is padding. Text that looks like a
   special token, such as '<s>', is encoded like any other text, so no special
   token occurs in a document. If the tokenizer does not normalize text, decoding
   returns exactly the text that was encoded, with one exception: if the
@@ -339,7 +339,7 @@ class Words:
     """Returns the vocabulary with this identity.
 
     Raises:
-      ValueError: the identity is that of another kind of vocabulary.
+      ValueError: the identity belongs to another kind of vocabulary.
     """
     if not identity.startswith(WORDS_PREFIX):
       raise ValueError(

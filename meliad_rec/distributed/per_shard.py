@@ -150,7 +150,7 @@ def _auto_axes(mesh) -> dict[str, int]:
 
 
 def _row_axes(axes: dict[str, int], rows: int) -> tuple[str, ...]:
-  """Returns those of BATCH_AXES that together divide this many rows evenly."""
+  """Returns the BATCH_AXES that together divide this many rows evenly."""
   found = []
   for axis in BATCH_AXES:
     if axis in axes and rows % axes[axis] == 0:

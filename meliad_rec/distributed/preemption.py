@@ -5,18 +5,21 @@ service catches SIGTERM and makes all hosts agree on the step after which they
 stop. Ctrl-C is passed on to this service as SIGTERM.
 """
 
+from collections.abc import Iterator
 import contextlib
 import os
 import signal
 import sys
 import threading
+from types import FrameType
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
 
 @contextlib.contextmanager
-def at_once():
+def at_once() -> Iterator[None]:
   """Lets Ctrl-C and SIGTERM end the process at once within a `with` body.
 
   Use this around long work in C++, such as compilation, during which Python
@@ -43,12 +46,13 @@ class StopRequest:
   """Catches signals that ask this run to stop, from `listen` to `close`."""
 
   def __init__(self):
-    self._number = None  # The first signal of this process.
+    self._number: int | None = None  # The first signal of this process.
     self._calls = 0  # Number of calls of `reached`.
     self._agreed = False
-    self._previous = None
+    # {signal: the handler that `listen` replaced}; None before `listen`.
+    self._previous: dict[int, Any] | None = None
 
-  def reached(self):
+  def reached(self) -> bool:
     """Returns whether all hosts should save and stop now.
 
     Every host must call this at the same points: after each step, and after
@@ -63,7 +67,7 @@ class StopRequest:
     return self._number is not None
 
   @property
-  def exit_code(self):
+  def exit_code(self) -> int:
     """Exit code of the run: 0 if the run was not asked to stop.
 
     Otherwise the code is 128 plus the signal's number, as in shells: 130 for
@@ -72,7 +76,7 @@ class StopRequest:
     number = self._number or (signal.SIGTERM if self._agreed else None)
     return 0 if number is None else 128 + number
 
-  def listen(self):
+  def listen(self) -> None:
     """Catches SIGTERM and the first Ctrl-C from now on.
 
     A second Ctrl-C is left to the earlier handler. On several hosts, SIGTERM is
@@ -91,13 +95,13 @@ class StopRequest:
     for each in caught:
       signal.signal(each, self._handle)
 
-  def close(self):
+  def close(self) -> None:
     """Restores the signal handlers that `listen` replaced."""
     for each, handler in (self._previous or {}).items():
       signal.signal(each, handler)
     self._previous = None
 
-  def _handle(self, number, frame):
+  def _handle(self, number: int, frame: FrameType | None) -> None:
     del frame
     self._number = self._number or number
     name = signal.Signals(number).name

@@ -221,7 +221,7 @@ def evaluate(
 def metrics_given(documents: Documents) -> list[str]:
   """Returns the names of the metrics that every model has on these documents.
 
-  Metrics that modules sow and those of ablations are left out.
+  Metrics that modules sow and metrics of ablations are left out.
   """
   return list(_metrics(Totals(tokens=1, scored=1), documents))
 

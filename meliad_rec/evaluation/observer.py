@@ -105,7 +105,7 @@ class Observer:
 
     Args:
       state: the state.
-      parts: arrays like those of `parts`; parts that are not given are kept.
+      parts: arrays like the results of `parts`; other parts are kept.
 
     Raises:
       ValueError: a part has an unknown name or a wrong shape.
@@ -152,9 +152,9 @@ class Observer:
       state: state before token `first`, of one row. None begins a document.
       first: index of the first token to read, a multiple of `block`.
       last: index after the last token to read; None means all.
-      clear_every: clears the recurrent state before every stretch of so many
-        tokens, a multiple of `block`. None means never, unless the model has
-        `clear_state`.
+      clear_every: the recurrent state is cleared every so many tokens, a
+        multiple of `block`, counted from the start of the document. None:
+        never, unless the model has `clear_state`.
       labels_T: ids of the labels of all tokens, if the model predicts labels;
         needed for predictions only.
 

@@ -77,7 +77,7 @@ def join_tokens(a, axis: int, tokens: int) -> np.ndarray:
   """Joins tokens of blocks: [N, ..., W, ...] -> [..., tokens, ...].
 
   Args:
-    a: array whose axis 0 is that of blocks.
+    a: array whose axis 0 is the axis of blocks.
     axis: index of the axis of the tokens of a block.
     tokens: number of tokens; the others are padding.
   """
@@ -91,7 +91,7 @@ def blocks_of_picture(name: str, a, tokens: int, blocks: int) -> np.ndarray:
 
   Args:
     name: name of the picture.
-    a: array whose axis 0 is that of blocks.
+    a: array whose axis 0 is the axis of blocks.
     tokens: number of tokens of the document.
     blocks: number of its whole blocks.
   """

@@ -21,7 +21,7 @@ class Request:
       models that sow the picture 'lens'.
     pictures: names in pictures.AXES of other pictures to record.
     layer: index, from 0, of the only layer whose pictures are recorded; None
-      records those of all layers.
+      records all layers.
   """
 
   states: bool = False

@@ -94,7 +94,7 @@ def by_distance(runs: Runs, text: str) -> Shown:
   Returns:
     'bits' [curve, bin], the mean loss in bits per name, and 'count' [bin], the
     number of names. Coordinates of a bin are 'low' and 'high', the distances in
-    tokens, from `low` to below `high`; 0 stands for first uses.
+    tokens, from `low` to below `high`; 0 means first uses.
 
   Raises:
     ValueError: a run cannot read the text, it holds no name, or vocabularies

@@ -1,7 +1,7 @@
 """Gain by the recurrent state at each token of a text.
 
 Hutchins et al. 2022, section 4.6, look at the tokens that gain most, and ask
-whether what they repeat lies within the window of attention.
+whether what they repeat is within the window of attention.
 """
 
 import dataclasses

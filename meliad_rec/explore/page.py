@@ -84,10 +84,12 @@ def write_page(
     on_progress('gain')
     shown = gain(run, text, baseline)
     columns['gain'] = _signed(shown.data['gain'].values)
-    figures['gain'] = 'What the state gains, and where it gains most', shown
+    title = 'How much the state lowers the loss, and where most'
     label = 'loss, state cleared before each block'
     if baseline is not None:
+      title = "How much lower the loss is than the baseline's, and where most"
       label = f'loss of {baseline.workdir}, {baseline.parameters:,} parameters'
+    figures['gain'] = title, shown
     summary[label] = _bits(shown.data['baseline_nats'], text)
   states = None
   if recurrent:

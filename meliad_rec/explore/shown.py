@@ -104,7 +104,7 @@ def heat_map(
     label: what the colors are, with its unit.
     extent: (left, right, bottom, top) of the array in data coordinates.
     diverging: whether the colors on both sides of 0 differ.
-    limits: values of the first and the last color; None: those of the array.
+    limits: values of the first and the last color; None: the array's.
   """
   values_YX = np.asarray(values_YX, np.float64)
   if diverging:

@@ -21,7 +21,7 @@ def swap(
 ) -> Shown:
   """Puts the state of text A into text B, and shows which losses change.
 
-  Attention caches stay those of B.
+  Attention caches stay B's.
 
   Args:
     run: a recurrent run.
@@ -33,7 +33,7 @@ def swap(
 
   Returns:
     For each token of B after the swap, 'own', 'swapped' and 'cleared': its loss
-    in nats with the state of B, with that of A, and with a cleared state; and
+    in nats with the state of B, the state of A and a cleared state; and
     'own_best' and 'swapped_best', the most likely token with each.
 
   Raises:
@@ -123,7 +123,7 @@ def ask(
     run: a recurrent run.
     text: the text. It is read up to `after` tokens, or to its end.
     question: text that is read after it, such as '\\n\\nThe title is '.
-    answers: possible answers, such as the title and those of other books.
+    answers: possible answers, such as titles: the book's and other books'.
     after: number of tokens of the text to read, rounded down to whole blocks.
 
   Returns:

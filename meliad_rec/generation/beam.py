@@ -1,8 +1,10 @@
 """Beam search over a state of any shape, for any function that reads a token.
 
-The state of K hypotheses of each row has leaves [B, K, ...], and is reordered
-within its row, so that rows sharded over devices never leave them. The letters
-are those of `models/cell.py`; K counts hypotheses and L the longest output.
+The state of the hypotheses has leaves [B, K, ...], and is reordered within its
+row, so that rows sharded over devices never leave them.
+
+Letters of this file: K hypotheses of a row, N candidates of a row, L tokens of
+the longest output, I places in a hypothesis at which a repetition may begin.
 """
 
 from collections.abc import Callable
@@ -39,8 +41,8 @@ class BeamSearch:
     penalty: 'power', where f(n) = n (fairseq), or 'gnmt', where f(n) =
       (5 + n) / 6 (Wu et al. 2016, equation 14, without coverage). The same
       alpha means something else in each.
-    no_repeat: no run of this many tokens occurs twice in a hypothesis (Paulus
-      et al. 2017, section 2.5, with 3). None allows repetition.
+    no_repeat: no sequence of this many tokens occurs twice in a hypothesis
+      (Paulus et al. 2017, section 2.5, with 3). None allows repetition.
 
   Raises:
     ValueError: a setting is outside its range.
@@ -162,7 +164,8 @@ class BeamSearch:
     from_BK = take(from_BN, kept_BK)
     L = tokens_BNL.shape[-1]
     beaten_B = ended.score_BK[:, 0] >= self.score(score_BK[:, 0], L)
-    # Otherwise one beam would not be greedy: what goes on is less likely.
+    # With one beam the search is greedy: it stops when its hypothesis ends,
+    # since any continuation is less likely.
     greedy_B = (K == 1) & jnp.isfinite(ended.score_BK[:, 0])
     return _Search(
       t=t + 1,
@@ -228,12 +231,12 @@ def top(a_BN: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 def repeats(
   tokens_BKL: jax.Array, t: jax.Array, size: int, vocab: int
 ) -> jax.Array:
-  """Returns which next tokens would repeat a run of `size` tokens: [B, K, V].
+  """Returns which next tokens would repeat `size` tokens in a row: [B, K, V].
 
   Args:
     tokens_BKL: hypotheses, of which the first t tokens count.
     t: number of tokens of each hypothesis.
-    size: length of a run.
+    size: length of a repeated sequence.
     vocab: number of ids.
   """
   starts = tokens_BKL.shape[-1] - size + 1

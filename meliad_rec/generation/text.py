@@ -30,7 +30,8 @@ class TextGenerator:
   def read(self, text: str, state: DecoderState | None = None) -> DecoderState:
     """Returns the state after all rows have read a text.
 
-    The cost depends on the length of this text, not on that of the text before.
+    The cost depends on the length of this text, not on how long the text before
+    it was.
 
     Args:
       text: text of any length.

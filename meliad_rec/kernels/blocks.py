@@ -63,7 +63,7 @@ def keep_mask(rng, rate: float, shape: tuple[int, ...]):
 def keep_by_position(rng, rate: float, first, count: int, shape):
   """Returns random dropout factors in float32, [count, *shape].
 
-  They are those of `keep_mask`, with a random key for each position.
+  They are drawn as in `keep_mask`, with a random key for each position.
 
   Args:
     rng: key of JAX's random numbers.

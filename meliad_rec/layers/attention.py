@@ -48,7 +48,7 @@ class KV(struct.PyTreeNode):
     return cls(zeros, zeros, jnp.full((batch, length), visible))
 
   def append(self, new: 'KV') -> 'KV':
-    """Returns the keys and values of `self`, followed by those of `new`.
+    """Returns the keys and values of `self`, and then of `new`.
 
     `self.unnormalized` must be 0.
     """
@@ -269,7 +269,7 @@ def _attend_on_device(
 def _attend_by_blocks(causal: bool, rate: float, rows, shared_keep_HTS):
   """Returns the result of attention, [..., H, T, K].
 
-  In all shapes, `...` stands for the axis of rows, or for nothing if there is
+  In all shapes, `...` is the axis of rows, or nothing if there is
   only a single row without that axis.
 
   Args:

@@ -172,7 +172,7 @@ class Grouped(nn.Module):
 def grouped(x_MX, kernel_EXY, size_E):
   """Multiplies each vector by the matrix of its expert: returns [M, Y].
 
-  The dtype of the result is that of the matrices. On a TPU, XLA computes only
+  The result has the dtype of the matrices. On a TPU, XLA computes only
   these products. On a CPU, XLA multiplies every vector by the matrix of every
   expert.
 
@@ -235,7 +235,7 @@ def routes(sown, taken_BT) -> list[Routes]:
 def mean_imbalance(all_routes: list[Routes]) -> jax.Array:
   """Returns the mean of `imbalance` over routers, in nats.
 
-  The imbalance of a router is that of the selected tokens of all rows.
+  The imbalance of a router is computed over the selected tokens of all rows.
 
   Args:
     all_routes: the sums of each router.
@@ -328,7 +328,7 @@ class ExpertAttention(nn.Module):
   def __call__(self, x_BTD, source_BSD, mask_BS):
     """Returns the residual stream plus the result of attention, [B, T, D].
 
-    The arguments are those of EncoderAttention.__call__.
+    The arguments are as in EncoderAttention.__call__.
     """
     config, C = self.config, self.experts.chosen
     (B, T, _), H, K = x_BTD.shape, config.num_heads, config.head_dim

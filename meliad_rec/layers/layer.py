@@ -34,7 +34,7 @@ class Layer(nn.Module):
   """Attention, then an MLP, each with a norm before it or after its sum.
 
   If `config.cross` is True, attention to a source, the output of an encoder,
-  lies between them.
+  is between them.
 
   The norms are before the sublayers unless `config.post_norm` is True.
 
@@ -119,7 +119,7 @@ class Layer(nn.Module):
     Args:
       x_BTD: the residual stream before the layer.
       n_BTD: the result of `pre_norm` for x_BTD.
-      past: keys and values of earlier tokens, followed by those of x_BTD.
+      past: keys and values of earlier tokens, and then of x_BTD.
       memory: keys and values of memory slots; None means that there are none.
       newest: the part of `memory` that the last `window` tokens read. If it is
         given, the entropy of their attention to it is sown.

@@ -19,7 +19,7 @@ def dot_general(
 ):
   """Returns the result of lax.dot_general for the same arguments.
 
-  Gradients equal those of lax.dot_general too, except for rounding.
+  Gradients equal the gradients of lax.dot_general too, except for rounding.
 
   Raises:
     ValueError: there are batch axes, or a `precision`; or the contracted axes

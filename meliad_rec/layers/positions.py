@@ -241,7 +241,7 @@ class AdaptiveSpan(nn.Module):
   """Attention span that each head learns (Sukhbaatar et al. 2019).
 
   W is the number of keys in the window. The span of a head is z W keys, where
-  the ratio z is learned and starts at 0. A key that lies x tokens before the
+  the ratio z is learned and starts at 0. A key that is x tokens before the
   nearest key of the window has the weight m(x). It is 1 if x is at most the
   span, and falls linearly to 0 over the next R keys. Multiplying probabilities
   by m and renormalizing them equals adding log m to the logits.

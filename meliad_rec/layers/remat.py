@@ -11,15 +11,22 @@ from meliad_rec.kernels import dispatch
 SUMS = 'layer_attended', 'layer_output'
 # Checkpoint names of the results of attention.
 _ATTENTION = *dispatch.WINDOW_NAMES, *dispatch.MEMORY_NAMES
+# What each policy keeps for the backward pass.
 POLICIES = {
+  # All activations: most memory, and nothing is computed again.
   'none': None,
+  # Results of all matrix products.
   'dots': jax.checkpoint_policies.dots_saveable,
+  # Results of products with parameters.
   'projections': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  # Results of attention.
   'attention': jax.checkpoint_policies.save_only_these_names(*_ATTENTION),
-  # Often the fastest in a scan, which copies everything that is kept.
+  # Results of attention, and the residual stream after each sublayer. Often the
+  # fastest in a scan, which copies everything that is kept.
   'sublayers': jax.checkpoint_policies.save_only_these_names(
     *_ATTENTION, *SUMS
   ),
+  # Nothing: everything is computed again.
   'full': jax.checkpoint_policies.nothing_saveable,
 }
 # 'sublayers' on accelerators, but 'none' on a CPU.

@@ -27,7 +27,7 @@ def measure(
 def bleu(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
   """Returns {name: BLEU} of texts, one reference each.
 
-  'sacrebleu' is that of sacreBLEU with its tokenizer 13a. 'tokenized_bleu' is
+  'sacrebleu' is computed by sacreBLEU (tokenizer 13a). 'tokenized_bleu' is
   for texts that are tokenized already, and splits hyphens between words, as in
   Ott et al. 2018.
 

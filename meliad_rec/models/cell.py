@@ -259,7 +259,7 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
     body: (cell, state, block) -> (new state, outputs of the block).
     cell: the cell.
     state: the state before the first block.
-    blocks: pytree with a `mask`; axis 1 of every leaf is that of blocks.
+    blocks: pytree with a `mask`; axis 1 of every leaf is the axis of blocks.
 
   Returns:
     The state after the last block, and the outputs of all blocks, stacked along
@@ -340,13 +340,14 @@ def to_blocks(a_BT: jax.Array, W: int) -> jax.Array:
 class Resettable(struct.PyTreeNode):
   """Part of a state that masks old values in rows that are reset.
 
-  Replacing them would take longer, or a copy of what is too large to copy.
+  Masking is cheaper than overwriting, and needs no second copy of a large
+  buffer.
   """
 
   def reset(self, start_B: jax.Array, fresh: 'Resettable') -> 'Resettable':
     """Returns this part, acting like `fresh` in rows that begin a document.
 
-    The arguments are those of the function `reset`.
+    The arguments are as in the function `reset`.
     """
     raise NotImplementedError
 

@@ -31,8 +31,8 @@ def check_data_compatible(
     if longest > segment:
       raise ValueError(
         f'The longest target has {longest} tokens with its end, but {setting} '
-        f'is {segment}. Set {setting} to at least {longest}. MAX_TOKENS leaves '
-        'out long pairs, but only of train.'
+        f'is {segment}. Set {setting} to at least {longest}. MAX_TOKENS drops '
+        'longer pairs from train only.'
       )
   if model.head is not None:
     _check_labels(model.head, documents)

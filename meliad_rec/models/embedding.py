@@ -109,7 +109,7 @@ class ScaledEmbedding(TiedEmbedding):
   A new model is the same function as with TiedEmbedding, but Adam, whose steps
   do not depend on the length of vectors, moves them sqrt(D) times as far in
   proportion. By default, logits are not divided. Vaswani et al. 2017, section
-  3.4; the deviation is that of fairseq.
+  3.4; the deviation is fairseq's.
 
   Attributes:
     stddev, ends: as in TiedEmbedding, but all deviations are divided by

@@ -25,7 +25,7 @@ _DIFFERENT = 1e-4  # Numbers that differ by more are not equal.
 
 
 def check_laws(cell: Cell, d_model: int) -> list[str]:
-  """Checks that a cell obeys the laws on which the rest of the package rests.
+  """Checks that a cell obeys the laws that the rest of the package relies on.
 
   It builds a small model with random parameters, so choose small sizes. This
   takes a few seconds.
@@ -177,7 +177,7 @@ class Laws:
       )
 
   def use_of_state(self) -> None:
-    """The state counts within a document, but not at the start of another."""
+    """The state affects outputs in its document, but not in the next one."""
     state, fresh = self.whole
     after = lambda state, start_B: self.read(state, self.tokens_BT, start_B)[1]
     hint = 'Read the state that a call is given, and return the new one.'
@@ -197,10 +197,18 @@ class Laws:
     same(mixed[1:], goes_on[1:], 'A reset of one row changes others', hint)
     state = jax.tree.map(np.asarray, state)
     zeros = jax.tree.map(np.zeros_like, state)
-    differs(goes_on, after(zeros, None), 'A state of zeros does as well', hint)
-    turned = jax.tree.map(lambda a: a[::-1], state)
     differs(
-      goes_on, after(turned, None), 'States of other rows do as well', hint
+      goes_on,
+      after(zeros, None),
+      'Setting the state to zeros changes no output',
+      hint,
+    )
+    swapped = jax.tree.map(lambda a: a[::-1], state)
+    differs(
+      goes_on,
+      after(swapped, None),
+      'Swapping the states of rows changes no output',
+      hint,
     )
 
   def rows(self) -> None:
@@ -283,7 +291,7 @@ class Laws:
       targets_BT = jnp.roll(self.tokens_BT, -1, 1)
       return cross_entropy(jnp.concatenate(found, 1), targets_BT).mean()
 
-    # Spans outside of [0, 1], which is where their gradients are special.
+    # Some spans outside [0, 1], where they are clipped but keep gradients.
     outside = lambda path, a: (
       jnp.linspace(-0.1, 1.1, len(a)) if path[-1].key == 'ratio' else a
     )

@@ -4,7 +4,7 @@ With an encoder, the ids of a second sequence, the source, go in as well.
 
 A segment is the tokens of each row that one call reads. In tasks that compare
 two sequences (pairs), each half of a row holds one of them, and cell and head
-treat the halves as separate rows. The state of a model is that of its cell, or
+treat the halves as separate rows. The state of a model is its cell's, or
 {'cell': ..., 'head': ...} with a head. Every leaf is [B, ...], or [B, 2, ...]
 for pairs.
 """
@@ -31,7 +31,7 @@ class Model(nn.Module):
   """Embedding, cell, norm, and logits from the embedding or from a head.
 
   Attributes:
-    vocab: number of token ids. Id 0 stands for padding; it is also the input
+    vocab: number of token ids. Id 0 means padding; it is also the input
       from which the first token of a document is predicted.
     cell: the architecture, see cell.Cell.
     d_model: width D.

@@ -87,7 +87,7 @@ class First(Pool):
 
 @dataclasses.dataclass(frozen=True)
 class Last(Pool):
-  """Output of each token; at padding, that of the last token.
+  """Output of each token; at padding, the output of the last token.
 
   State: the output of the last token so far [B, D].
   """

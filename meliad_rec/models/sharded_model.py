@@ -169,7 +169,7 @@ def ablation_step(
 ) -> tuple[State, Sums, TokenScores]:
   """Returns the results of `eval_step`, with more metrics in the Sums.
 
-  The additional metrics are those of `ablations`.
+  The additional metrics are the result of `ablations`.
   """
   after, sums, scores = eval_step(model, params, carry, batch)
   more = ablations(model, params, carry, batch, scores.nats_BT)
@@ -182,8 +182,9 @@ def ablations(
   """Measures by how much the loss rises if a model loses its recurrent state.
 
   The segment is read again from two other states. In one, the recurrent part of
-  the carry is cleared; in the other, each row has that of the row before it.
-  Rows that begin a document do not count, since they have no earlier state.
+  the carry is cleared; in the other, each row gets the recurrent part of the
+  previous row. Rows that begin a document do not count, since they have no
+  earlier state.
 
   Args:
     model: a recurrent model.

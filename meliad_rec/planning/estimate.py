@@ -163,7 +163,7 @@ def wraps(where: Slice, size: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class TimeShare:
-  """Part of a step's time: that of the operations of one kind and place.
+  """Part of a step's time: the operations of one kind and place.
 
   Attributes:
     kind: 'kernels', 'collectives', or a kind of other operations as in

@@ -31,7 +31,7 @@ class Sizes:
     batch, segment, steps: settings of the experiment: rows per step, tokens per
       row and step, and number of steps.
     parameters: number of parameters.
-    flops: FLOP of a step's matrix products, 3 times those of the forward pass;
+    flops: FLOP of a step's matrix products, 3 times the forward pass's;
       recomputation by remat does not count. None means that the length of a
       loop is not known.
     held: {name: bytes on each device}. The names are 'parameters', 'optimizer'

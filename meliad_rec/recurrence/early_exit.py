@@ -85,7 +85,7 @@ def compacted_loop(steps: DepthSteps, shared, rows, state, max_steps: int):
 def recorded_loop(steps: DepthSteps, shared, rows, state, max_steps: int):
   """Runs all steps, and keeps the carry after each of them, for pictures.
 
-  The arguments are those of the other loops.
+  The arguments are as in the other loops.
 
   Returns:
     The carries (state, sums, ran_B) before each step, and those after each

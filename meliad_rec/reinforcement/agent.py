@@ -1,6 +1,6 @@
 """An agent: observations in, action logits and a value out; any cell recalls.
 
-Letters beside those of cell.py: O entries of an observation, A actions.
+Letters of this file: O entries of an observation, A actions.
 """
 
 from flax import linen as nn

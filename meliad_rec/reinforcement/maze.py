@@ -39,7 +39,7 @@ class Maze:
   Cells whose row and column are both even are rooms. Kruskal's algorithm opens
   cells between rooms until all are connected. Then each room, in random order,
   that has only one opening gets a second one, so that there is no dead end. The
-  outside counts as wall. One object of each color lies on a free cell, and the
+  outside counts as wall. One object of each color is on a free cell, and the
   agent starts on another free cell, with a random heading.
 
   The agent observes the 3 x 3 cells around it, each one-hot as wall, empty or

@@ -147,7 +147,7 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary | None]:
 
 
 def is_of_agents(facts: Mapping[str, Any]) -> bool:
-  """Returns whether the facts of run.json are those of a run of agents."""
+  """Returns whether the facts of run.json describe a run of agents."""
   return facts['vocabulary'].startswith(ENVIRONMENT)
 
 

@@ -104,17 +104,18 @@ class ObservedRun:
     Args:
       text: text to read.
       top: number of the most likely tokens to return at each place.
-      clear_every: clears the recurrent state before every stretch of so many
-        tokens, a multiple of `block`. None means never.
+      clear_every: the recurrent state is cleared every so many tokens, a
+        multiple of `block`, counted from the start of the text. None: never,
+        unless the model has `clear_state`.
       labels: ids of the labels of all tokens, if the model predicts labels.
 
     Returns:
       A Dataset with the axes token and choice, the best first. 'nats' is the
       loss -ln p of each token, 'rank' the number of tokens that were more
-      likely, 'entropy' that of the prediction in nats; 'top_ids', 'top_text'
-      and 'top_nats' are the most likely tokens and the loss that each would
-      have had. Coordinates of a token are its 'text', its 'id', and 'byte', the
-      index of its first byte in the text.
+      likely, and 'entropy' the entropy of the prediction, in nats. 'top_ids',
+      'top_text' and 'top_nats' are the most likely tokens and the loss that
+      each would have had. Coordinates of a token are its 'text', its 'id', and
+      'byte', the index of its first byte in the text.
 
     Raises:
       ValueError: the text is empty or neither a string nor ids, the arrays
@@ -153,7 +154,7 @@ class ObservedRun:
 
     Args:
       text: text to read.
-      layer: index of a layer, from 0. None returns those of all layers.
+      layer: index of a layer, from 0. None returns all layers.
 
     Returns:
       {name: DataArray}, with those names of pictures.AXES that the model has,
@@ -178,7 +179,7 @@ class ObservedRun:
 
     Args:
       text: text to read.
-      layer: index of a layer, from 0. None returns those of all layers.
+      layer: index of a layer, from 0. None returns all layers.
 
     Returns:
       {name: DataArray}, like `attention`. 'state_keep' and 'state_write' are
@@ -332,7 +333,7 @@ class ObservedRun:
     Args:
       text: text to read.
       names: names of pictures.AXES; fewer of them take less memory.
-      layer: index of a layer, from 0. None returns those of all layers.
+      layer: index of a layer, from 0. None returns all layers.
 
     Raises:
       ValueError: as in `predictions`.

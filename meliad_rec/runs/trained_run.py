@@ -236,7 +236,7 @@ class TrainedRun(ObservedRun):
 
     Args:
       lines: the sources, without newlines.
-      beam: settings of the search. None: those of the run's configuration.
+      beam: settings of the search. None: the run's configuration.
       tokens: greatest number of tokens of a target. None: 1.2 times as many as
         the longest source of a batch, rounded up to a multiple of 16, plus 10.
       on_progress: called after each batch with the number of sources so far.

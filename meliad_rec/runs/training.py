@@ -197,7 +197,7 @@ def check_source(experiment: Experiment, source: initial.Source | None) -> None:
 
 
 def log_changes(path: pathlib.Path, operative: str) -> None:
-  """Logs the settings that differ from those of the run so far.
+  """Logs the settings that differ from the run's so far.
 
   Args:
     path: config.gin of the run so far.
@@ -209,7 +209,7 @@ def log_changes(path: pathlib.Path, operative: str) -> None:
     changes = config.differences(path.read_text(encoding='utf-8'), operative)
   except ValueError as error:
     logging.warning(
-      'The settings cannot be compared with those of the run so far: %s', error
+      'The settings cannot be compared with the run so far: %s', error
     )
     return
   for line in changes:

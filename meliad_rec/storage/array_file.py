@@ -70,7 +70,7 @@ def read(
 def damaged(path: str | Path, kind: str, command: str) -> ValueError:
   """Returns the error for a file that is damaged or of another kind.
 
-  The arguments are those of `read`.
+  The arguments are as in `read`.
   """
   return ValueError(
     f'{path} is damaged, or is not a file of {kind}. '

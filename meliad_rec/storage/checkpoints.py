@@ -13,7 +13,10 @@ tries the step before it. The best step has the best value of one metric on one
 set of validation documents.
 """
 
+from collections.abc import Mapping
 import math
+import os
+from typing import Any
 
 from absl import logging
 from etils import epath
@@ -23,6 +26,7 @@ from meliad_rec.storage import saved_step
 from meliad_rec.storage.saved_step import CheckpointError
 from meliad_rec.storage.saved_step import DamagedError
 from meliad_rec.storage.saved_step import SavedStep
+from meliad_rec.storage.saved_step import Score
 from meliad_rec.storage.step_writer import committed_steps
 from meliad_rec.storage.step_writer import StepWriter
 from meliad_rec.storage.workdir import in_bucket
@@ -50,7 +54,13 @@ class Checkpoints:
     ValueError: keep is below 1, or best_is is unknown.
   """
 
-  def __init__(self, directory, keep=3, best_metric=None, best_is='lowest'):
+  def __init__(
+    self,
+    directory: str | os.PathLike,
+    keep: int = 3,
+    best_metric: str | None = None,
+    best_is: str = 'lowest',
+  ):
     if keep < 1:
       raise ValueError(f'keep must be at least 1, got {keep}.')
     self._best = Best(best_metric, best_is)
@@ -60,7 +70,14 @@ class Checkpoints:
     self._stop = StopRequest()
     self._writer = StepWriter(self.directory, keep)
 
-  def save(self, step, state, data, meta, metrics=None):
+  def save(
+    self,
+    step: int,
+    state: Any,
+    data: Any,
+    meta: Mapping[str, Any],
+    metrics: Mapping[str, float] | None = None,
+  ) -> bool:
     """Starts a save; returns as soon as `state` may be donated or changed.
 
     If the save fails, this is logged as an error, and training can continue.
@@ -109,7 +126,7 @@ class Checkpoints:
     self._writer.save(step, args, comparable(scores))
     return True
 
-  def check_space(self, state):
+  def check_space(self, state: Any) -> None:
     """Checks, before training, that a step fits on the disk.
 
     Args:
@@ -127,7 +144,7 @@ class Checkpoints:
         '--workdir.'
       ) from error
 
-  def wait(self):
+  def wait(self) -> None:
     """Blocks until the last save ends.
 
     Raises:
@@ -135,7 +152,7 @@ class Checkpoints:
     """
     self._writer.wait()
 
-  def close(self):
+  def close(self) -> None:
     """Blocks until the last save ends, and stops catching signals.
 
     The signal handlers that `preempted` replaced are restored in any case.
@@ -150,7 +167,7 @@ class Checkpoints:
     finally:
       self._stop.close()
 
-  def preempted(self):
+  def preempted(self) -> bool:
     """Returns whether the run was asked to stop, and so should save and exit.
 
     From the first call until `close`, signals such as SIGTERM are caught. See
@@ -159,19 +176,24 @@ class Checkpoints:
     return self._stop.reached()
 
   @property
-  def exit_code(self):
+  def exit_code(self) -> int:
     """Exit code of the process; see StopRequest.exit_code."""
     return self._stop.exit_code
 
-  def steps(self):
+  def steps(self) -> list[int]:
     """Returns the numbers of the complete steps, in ascending order."""
     return list(committed_steps(self.directory))
 
-  def latest(self):
+  def latest(self) -> int | None:
     """Returns the number of the newest step; None if there is no step."""
     return max(self.steps(), default=None)
 
-  def restore(self, target, step=None, match=None):
+  def restore(
+    self,
+    target: Any,
+    step: int | str | None = None,
+    match: Mapping[str, Any] | None = None,
+  ) -> tuple[int, Any, Any, dict[str, Any]]:
     """Restores the newest step that can be verified.
 
     If a damaged step is skipped and another one is restored, the damaged step
@@ -199,10 +221,16 @@ class Checkpoints:
       self._at(each).put_aside()
     return found
 
-  def restore_params(self, target, step=None, match=None, part='params'):
+  def restore_params(
+    self,
+    target: Any,
+    step: int | str | None = None,
+    match: Mapping[str, Any] | None = None,
+    part: str = 'params',
+  ) -> tuple[int, Any, dict[str, Any]]:
     """Restores only the parameters, or their moving average.
 
-    Nothing on disk is changed. Errors are those of `restore`.
+    Nothing on disk is changed. Errors are as in `restore`.
 
     Args:
       target: the parameters, as in `restore`; or a function that chooses
@@ -218,7 +246,13 @@ class Checkpoints:
     step, params, _, meta = found
     return step, params, meta
 
-  def _first_good(self, target, step, match, part):
+  def _first_good(
+    self,
+    target: Any,
+    step: int | str | None,
+    match: Mapping[str, Any] | None,
+    part: str,
+  ) -> tuple[tuple[int, Any, Any, dict[str, Any]], list[int]]:
     """Loads the first of the `_candidates` that can be verified.
 
     Args:
@@ -233,7 +267,8 @@ class Checkpoints:
     Raises:
       CheckpointError: as in `restore`.
     """
-    damaged, deleted = {}, set()
+    damaged: dict[int, DamagedError] = {}
+    deleted: set[int] = set()
     while remaining := [
       each for each in self._candidates(step) if each not in damaged
     ]:
@@ -269,7 +304,7 @@ class Checkpoints:
       message = f'{reasons} Give another --step, or leave it out.'
     raise CheckpointError(message)
 
-  def _candidates(self, step):
+  def _candidates(self, step: int | str | None) -> list[int]:
     """Returns the numbers of the steps that `restore` tries, in its order.
 
     Args:
@@ -296,7 +331,7 @@ class Checkpoints:
       )
     return [step]
 
-  def _scores(self):
+  def _scores(self) -> dict[int, tuple[float, str | None] | None]:
     """Returns {step: its SavedStep.score, which may be None}, oldest first."""
     metric = self._best.metric
     return {
@@ -304,7 +339,7 @@ class Checkpoints:
       for step, folder in committed_steps(self.directory).items()
     }
 
-  def _at(self, step):
+  def _at(self, step: int) -> SavedStep:
     return SavedStep(self.directory / str(step))
 
 
@@ -319,7 +354,7 @@ class Best:
     ValueError: best_is is unknown.
   """
 
-  def __init__(self, metric, best_is):
+  def __init__(self, metric: str | None, best_is: str):
     if best_is not in ('lowest', 'highest'):
       raise ValueError(
         f"best_is must be 'lowest' or 'highest', got {best_is!r}."
@@ -327,7 +362,7 @@ class Best:
     self.metric = metric
     self._sign = 1 if best_is == 'lowest' else -1
 
-  def score(self, metrics):
+  def score(self, metrics: Mapping[str, float] | None) -> Score | None:
     """Returns the score of a step: [name of the metric, value].
 
     Lower values are better: if the highest value of the metric is best, the
@@ -350,7 +385,9 @@ class Best:
     return [self.metric, value] if math.isfinite(value) else None
 
 
-def comparable(scores):
+def comparable(
+  scores: Mapping[int, tuple[float, str | None] | None],
+) -> dict[int, float | None]:
   """Keeps the scores that were measured on the same data as the newest score.
 
   Args:

@@ -16,10 +16,12 @@ Files are found by listing the folder, never by following a name in the
 manifest, so that a forged manifest cannot lead out of its folder.
 """
 
+from collections.abc import Iterator
 import hashlib
 import json
 import math
 import os
+from typing import Any
 
 from etils import epath
 import jax
@@ -32,7 +34,7 @@ from meliad_rec.distributed.partition import leaves_by_path
 _LANES = ((0x9E3779B1, 0x85EBCA77), (0xC2B2AE3D, 0x27D4EB2F))
 
 
-def fingerprints(tree):
+def fingerprints(tree: Any) -> dict[str, str]:
   """Returns {path: fingerprint as 16 hex digits} of every array of a tree.
 
   Args:
@@ -59,7 +61,7 @@ def fingerprints(tree):
   }
 
 
-def digest(tree):
+def digest(tree: Any) -> str:
   """Returns one sha256, in hex, for all arrays of a tree.
 
   It is the sha256 of their paths, dtypes, shapes and fingerprints. Trees whose
@@ -73,7 +75,7 @@ def digest(tree):
   return hashlib.sha256(''.join(lines).encode()).hexdigest()
 
 
-def _has_words(dtype):
+def _has_words(dtype: Any) -> bool:
   if dtype == jnp.bool_:
     return True
   # Other dtypes are not numbers, or lose bits when they are put on a device.
@@ -84,7 +86,7 @@ def _has_words(dtype):
 
 
 @jax.jit
-def _lanes(x):
+def _lanes(x: jax.Array) -> tuple[jax.Array, ...]:
   """Returns the two sums of the fingerprint of an array, as uint32 scalars."""
   words = _words(x)
   index = jnp.zeros(words.shape, jnp.uint32)
@@ -101,11 +103,11 @@ def _lanes(x):
   )
 
 
-def _words(x):
+def _words(x: jax.Array) -> jax.Array:
   """Returns the bits of `x` as uint32 words.
 
-  The shape is that of `x`, with one word for each element. For elements of 64
-  bits, a last axis of two words is added.
+  The result has the shape of `x`, with one word for each element. For elements
+  of 64 bits, a last axis of two words is added.
   """
   if x.dtype == jnp.bool_:
     return x.astype(jnp.uint32)
@@ -114,7 +116,7 @@ def _words(x):
   return jax.lax.bitcast_convert_type(x, word).astype(jnp.uint32)
 
 
-def _mix(h):
+def _mix(h: jax.Array) -> jax.Array:
   """Maps uint32 numbers one to one (MurmurHash3's finalizer, Appleby 2011)."""
   h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
   h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
@@ -127,7 +129,7 @@ _LATER = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 _CHUNK = 1 << 22
 
 
-def write(folder):
+def write(folder: str | os.PathLike) -> None:
   """Writes the manifest of a folder, MANIFEST.json, into the folder.
 
   It lists all files that the folder and its subfolders hold now.
@@ -138,7 +140,7 @@ def write(folder):
   (folder / NAME).write_text(text)
 
 
-def damage(folder, part=''):
+def damage(folder: str | os.PathLike, part: str = '') -> list[str]:
   """Compares a folder with the manifest that `write` made.
 
   Args:
@@ -180,13 +182,13 @@ def damage(folder, part=''):
   return phrases
 
 
-def seal(value) -> str:
+def seal(value: Any) -> str:
   """Returns a JSON value as text that `unseal` can verify."""
   value = json.loads(json.dumps(value))  # Integer keys become strings.
   return json.dumps({'value': value, 'sha256': sha256(value)})
 
 
-def unseal(text: str):
+def unseal(text: str) -> Any:
   """Returns the value that was passed to `seal`.
 
   Integers that were keys of objects are returned as strings, as in JSON.
@@ -203,7 +205,9 @@ def unseal(text: str):
   raise ValueError('its content has changed since it was written')
 
 
-def _files(folder, prefix=''):
+def _files(
+  folder: epath.Path, prefix: str = ''
+) -> Iterator[tuple[str, epath.Path]]:
   """Yields (name, path) of all files in a folder and its subfolders.
 
   Leaves out the manifest and the files that orbax writes after it.
@@ -220,14 +224,14 @@ def _files(folder, prefix=''):
       yield prefix + path.name, path
 
 
-def _inside(path, folder):
+def _inside(path: epath.Path, folder: epath.Path) -> bool:
   """Returns whether a path is inside `folder` after links are followed."""
   # A bucket has no links, and a gs:// path always begins with its folder.
   root = os.path.realpath(folder) + os.sep
   return os.path.realpath(path).startswith(root)
 
 
-def _measure(path):
+def _measure(path: epath.Path) -> dict[str, Any]:
   hasher, size = hashlib.sha256(), 0
   with path.open('rb') as file:
     while chunk := file.read(_CHUNK):
@@ -236,6 +240,6 @@ def _measure(path):
   return {'bytes': size, 'sha256': hasher.hexdigest()}
 
 
-def sha256(value) -> str:
+def sha256(value: Any) -> str:
   """Returns the sha256, in hex, of a JSON value such as a table of files."""
   return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -13,6 +13,10 @@ of the state). It is an error if the saved state differs from the requested one
 in its tokenizer, training documents, names of leaves, shapes or dtypes.
 """
 
+from collections.abc import Mapping
+import os
+from typing import Any
+
 from absl import logging
 from etils import epath
 import flax
@@ -27,6 +31,11 @@ from meliad_rec.storage import checksums
 from meliad_rec.storage import output_file
 from meliad_rec.storage.checksums import fingerprints
 
+# {path: [shape, dtype name, fingerprint]} of the arrays of a state.
+LeafTable = Mapping[str, list[Any]]
+ShapeAndType = tuple[tuple[int, ...], str]
+# [name of the metric, value], where lower values are better.
+Score = list[Any]
 SCORES = 'scores.json'
 _FORMAT = 1
 _SHOWN = 3  # Leaves that an error message names.
@@ -40,7 +49,7 @@ class DamagedError(CheckpointError):
   """The error raised if the bytes of a step have changed since it was saved."""
 
 
-def leaf_table(state):
+def leaf_table(state: Any) -> LeafTable:
   """Returns {path: [shape, dtype name, fingerprint]} of a state's arrays."""
   leaves = leaves_by_path(state)
   return {
@@ -49,7 +58,15 @@ def leaf_table(state):
   }
 
 
-def save_args(step, state, leaves, data, about, metrics, score):
+def save_args(
+  step: int,
+  state: Any,
+  leaves: LeafTable,
+  data: Any,
+  about: Mapping[str, Any],
+  metrics: Mapping[str, float],
+  score: Score | None,
+) -> ocp.args.Composite:
   """Returns the arguments with which orbax writes one step.
 
   Args:
@@ -84,11 +101,13 @@ class SavedStep:
     folder: folder of the step; its name is the number of the step.
   """
 
-  def __init__(self, folder):
+  def __init__(self, folder: str | os.PathLike):
     self.folder = epath.Path(folder)
     self._where = f'Step {self.folder.name} of {self.folder.parent}'
 
-  def load(self, target, match, part=''):
+  def load(
+    self, target: Any, match: Mapping[str, Any], part: str = ''
+  ) -> tuple[Any, Any, dict[str, Any]]:
     """Reads and verifies the step.
 
     Args:
@@ -138,11 +157,11 @@ class SavedStep:
       data = later['data']
     return filled, data, meta['about']
 
-  def meta(self):
+  def meta(self) -> dict[str, Any]:
     """Returns the item meta, a JSON object made by `save_args`, unverified."""
     return ocp.JsonCheckpointHandler().restore(self.folder / 'meta')
 
-  def score(self, metric):
+  def score(self, metric: str | None) -> tuple[float, str | None] | None:
     """Returns (value, identity of the validation data), or None.
 
     Lower values are better. None means that the step has no score for this
@@ -169,7 +188,7 @@ class SavedStep:
       return None
     return value, (later or meta['about']).get('validation')
 
-  def add_score(self, score, validation, data):
+  def add_score(self, score: Score, validation: str | None, data: Any) -> None:
     """Records the score of a step that was saved before it was evaluated.
 
     Every host must call this. A failure is logged and not raised.
@@ -202,7 +221,7 @@ class SavedStep:
         )
     multihost_utils.sync_global_devices(f'{self._where} has a score')
 
-  def put_aside(self):
+  def put_aside(self) -> None:
     """Renames the folder to STEP.corrupt; replaces an older STEP.corrupt.
 
     Every host must call this.
@@ -214,7 +233,7 @@ class SavedStep:
       self.folder.rename(aside)
     multihost_utils.sync_global_devices(f'{self._where} put aside')
 
-  def _later(self, meta):
+  def _later(self, meta: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the entry that `add_score` wrote for this step's state.
 
     Returns None if there is no entry, or if it is for another state.
@@ -227,7 +246,7 @@ class SavedStep:
       return found
     return None
 
-  def _read_scores(self):
+  def _read_scores(self) -> dict[str, Any]:
     path = self.folder.parent / SCORES
     if not path.exists():
       return {}
@@ -237,7 +256,9 @@ class SavedStep:
       logging.error('%s is not used: %s.', path, error)
       return {}
 
-  def _arrays(self, wanted):
+  def _arrays(
+    self, wanted: Mapping[str, jax.ShapeDtypeStruct]
+  ) -> dict[str, jax.Array]:
     """Reads arrays of the saved state.
 
     Args:
@@ -265,7 +286,7 @@ class SavedStep:
     self._verify(phrases)
     return leaves_by_path(tree)
 
-  def _verify(self, phrases):
+  def _verify(self, phrases: list[str]) -> None:
     """Raises DamagedError on all hosts if any host found damage.
 
     Args:
@@ -278,7 +299,9 @@ class SavedStep:
       raise DamagedError(f'{self._where} is damaged: {named}{more}.')
 
 
-def check_about(where, about, match):
+def check_about(
+  where: str, about: Mapping[str, Any], match: Mapping[str, Any]
+) -> None:
   """Checks that a step was saved by a run like this one.
 
   Args:
@@ -314,7 +337,9 @@ def check_about(where, about, match):
     )
 
 
-def match_leaves(where, leaves, target, part=''):
+def match_leaves(
+  where: str, leaves: LeafTable, target: Any, part: str = ''
+) -> tuple[Any, dict[str, jax.ShapeDtypeStruct], dict[str, str]]:
   """Finds the saved arrays that a target needs.
 
   Args:
@@ -347,7 +372,11 @@ def match_leaves(where, leaves, target, part=''):
   return target, wanted, former
 
 
-def changed(restored, leaves, former):
+def changed(
+  restored: Mapping[str, jax.Array],
+  leaves: LeafTable,
+  former: Mapping[str, str],
+) -> list[str]:
   """Returns a list with a phrase for each array whose values have changed.
 
   Args:
@@ -362,7 +391,11 @@ def changed(restored, leaves, former):
   ]
 
 
-def check_leaves(where, saved, wanted):
+def check_leaves(
+  where: str,
+  saved: Mapping[str, ShapeAndType],
+  wanted: Mapping[str, ShapeAndType],
+) -> None:
   """Checks that two states have the same leaves, shapes and dtypes.
 
   Args:
@@ -395,7 +428,7 @@ def check_leaves(where, saved, wanted):
       raise CheckpointError(f'{where} holds {_list(differ)}. {settings}.')
 
 
-def first_line(error):
+def first_line(error: BaseException) -> str:
   """Returns the first line of an error's message, cut after 200 characters.
 
   Returns the name of the error's class if there is no message.
@@ -403,13 +436,13 @@ def first_line(error):
   return str(error).strip().partition('\n')[0][:200] or type(error).__name__
 
 
-def _list(names):
+def _list(names: list[str]) -> str:
   more = len(names) - _SHOWN
   shown = ', '.join(names[:_SHOWN])
   return f'{shown} and {more} more' if more > 0 else shown
 
 
-def _short(value):
+def _short(value: Any) -> str:
   """Returns a value as text, cut to at most 48 characters.
 
   Values with longer texts are identities that contain a hash. Their beginning
@@ -419,11 +452,11 @@ def _short(value):
   return text if len(text) <= 48 else text[:45] + '...'
 
 
-def _abstract(leaf):
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
   sharding = getattr(leaf, 'sharding', None)
   sharding = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _nested(leaves):
+def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
   return flax.traverse_util.unflatten_dict(leaves, sep='/')

@@ -10,11 +10,15 @@ In a bucket, which cannot rename, a step is written in place and its last file
 commits it.
 """
 
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import logging as standard_logging
 import shutil
+from typing import Any
 
 from absl import logging
+from etils import epath
 import jax
 import orbax.checkpoint as ocp
 
@@ -25,7 +29,7 @@ from meliad_rec.storage.saved_step import first_line
 from meliad_rec.storage.workdir import in_bucket
 
 
-def committed_steps(directory):
+def committed_steps(directory: epath.Path) -> dict[int, epath.Path]:
   """Returns {step: folder} of all committed steps, oldest first.
 
   Args:
@@ -61,15 +65,20 @@ class StepWriter:
     keep: number of last steps to keep, in addition to the best one.
   """
 
-  def __init__(self, directory, keep):
+  def __init__(self, directory: epath.Path, keep: int):
     self._directory = directory
     self._keep = _Keep(keep, {})
-    self._manager = None
-    self._step = None  # The step that was saved last.
-    self._failure = None
+    self._manager: ocp.CheckpointManager | None = None
+    self._step: int | None = None  # The step that was saved last.
+    self._failure: SaveError | None = None
     logging.get_absl_logger().addFilter(_without_orbax_info)
 
-  def save(self, step, args, scores):
+  def save(
+    self,
+    step: int,
+    args: ocp.args.Composite,
+    scores: Mapping[int, float | None],
+  ) -> None:
     """Waits for the previous save, and starts to save a step in the background.
 
     If the save cannot begin, this is logged as an error. On several hosts the
@@ -101,7 +110,7 @@ class StepWriter:
       if jax.process_count() > 1:
         raise self._failure from error
 
-  def check_space(self, state):
+  def check_space(self, state: Any) -> None:
     """Raises OSError if a step certainly does not fit on the disk.
 
     Without this check, orbax would print a traceback for each array. Nothing is
@@ -118,7 +127,7 @@ class StepWriter:
     if needed > (free := shutil.disk_usage(there).free):
       raise OSError(f'{needed:,} bytes do not fit into the {free:,} left')
 
-  def finish(self):
+  def finish(self) -> None:
     """Blocks until the current save has been committed or has failed."""
     if self._manager is not None:
       try:
@@ -126,7 +135,7 @@ class StepWriter:
       except Exception as error:
         self._fail(error)
 
-  def wait(self):
+  def wait(self) -> None:
     """Blocks until the last save has been committed or has failed.
 
     A failure is raised only once: a second call does not raise it again.
@@ -139,7 +148,7 @@ class StepWriter:
     if failure is not None:
       raise failure
 
-  def close(self):
+  def close(self) -> None:
     """Waits for the last save and ends orbax's threads.
 
     Raises:
@@ -149,7 +158,7 @@ class StepWriter:
     self._close_manager()
     self.wait()
 
-  def _open(self):
+  def _open(self) -> ocp.CheckpointManager:
     """Returns orbax's manager; creates it if there is none."""
     if self._manager is None:
       self._manager = _Manager(
@@ -168,19 +177,19 @@ class StepWriter:
       )
     return self._manager
 
-  def _close_manager(self):
+  def _close_manager(self) -> None:
     if self._manager is not None:
       self._manager.close()
       self._manager = None
 
-  def _write_manifest(self):
+  def _write_manifest(self) -> None:
     # orbax calls this just before the commit, when the step is complete in its
     # temporary folder or, in a bucket, in its final one.
     folder = self._directory / f'{self._step}.orbax-checkpoint-tmp'
     final = self._directory / str(self._step)
     checksums.write(folder if folder.exists() else final)
 
-  def _fail(self, error):
+  def _fail(self, error: Exception) -> None:
     self._failure = SaveError(
       f'Step {self._step} was not saved in {self._directory}'
       f' ({first_line(error)}). Check that this folder can be written and that'
@@ -200,7 +209,7 @@ class _Manager(ocp.CheckpointManager):
   would use numbers of its own, which do not fit into this sequence.
   """
 
-  def reached_preemption(self, step):
+  def reached_preemption(self, step: int) -> bool:
     del step
     return False
 
@@ -215,9 +224,11 @@ class _Keep:
   """
 
   last: int
-  scores: dict
+  scores: Mapping[int, float | None]
 
-  def should_preserve(self, checkpoints, *, context):
+  def should_preserve(
+    self, checkpoints: Sequence[Any], *, context: Any
+  ) -> list[bool]:
     del context
     steps = [info.step for info in checkpoints]
     scored = [step for step in steps if self.scores.get(step) is not None]
@@ -225,8 +236,8 @@ class _Keep:
     return [step in steps[-self.last :] or step == best for step in steps]
 
 
-def _without_orbax_info(record):
-  """Filters log records: returns False for those of orbax up to level INFO.
+def _without_orbax_info(record: standard_logging.LogRecord) -> bool:
+  """Filters log records: returns False for records of orbax up to level INFO.
 
   Warnings and errors of orbax pass, as do all records of other packages.
   """

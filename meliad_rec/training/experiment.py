@@ -85,17 +85,16 @@ class Experiment:
       new best value of best_metric; None: no limit.
     metrics_logger: object that also receives all metrics, such as a
       loggers.WandB; None: they are written only to the folder of the run.
-    published: {name: value that a paper reports}. A name is a split such as
-      'test_128', with the value of best_metric; a split and another metric,
-      such as 'test_400:sequence_accuracy'; or what was measured in several
-      words, such as 'arXiv tokens'. None stands for a value that was not
-      available. `meliad-rec reproduce` shows them beside what was measured.
-    published_data: name in `published` of what the split 'test' of this run
-      measures, such as 'arXiv tokens'; None: only names of splits say that.
+    published: {name: value that a paper reports; None if it gives none}. A name
+      is a split ('test_128', for best_metric), SPLIT:METRIC
+      ('test_400:sequence_accuracy'), or words that are not a split ('arXiv
+      tokens'). `meliad-rec reproduce` shows the values beside those measured.
+    published_data: the name in `published`, such as 'arXiv tokens', to which
+      the split 'test' of this run corresponds. None: there is no such name.
 
   Raises:
     ValueError: an attribute is out of range, or the segment or steps of
-      shorter_first are not below those of the run.
+      shorter_first are not below the run's.
   """
 
   model: Callable[[int], Model]
@@ -180,7 +179,7 @@ class Experiment:
 
   @property
   def best_is(self) -> str:
-    """Whether the 'lowest' or the 'highest' value of best_metric is best."""
+    """'lowest' or 'highest': which value of best_metric is best."""
     return BEST[self.best_metric]
 
   @property
@@ -232,8 +231,8 @@ class Experiment:
   def programs(self) -> dict[int, TrainProgram]:
     """The training steps, {tokens of a row: TrainProgram}.
 
-    Apart from `program`, there are that of shorter_first, and those of shorter
-    buckets, which have more rows. All have the same train state, so training
+    Besides `program`, there is one for shorter_first, and one for each shorter
+    bucket, which has more rows. All have the same train state, so training
     passes it from one to another.
     """
     replace = functools.partial(dataclasses.replace, self.program)

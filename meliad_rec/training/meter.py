@@ -130,10 +130,10 @@ class Meter(StepMeter):
     super().__init__(program)
     self.tokens_per_epoch = documents.tokens_read
     self.bytes_per_token = documents.bytes_.sum() / self.tokens_per_epoch
-    self.labelled = documents.labels is not None
+    self.labeled = documents.labels is not None
 
   def quality(self, totals: Totals) -> dict[str, float]:
-    if not self.labelled:
+    if not self.labeled:
       return quality(totals, totals.tokens * self.bytes_per_token)
     # A few steps may contain no scored label.
     return label_quality(totals) if totals.scored else {}

@@ -109,7 +109,7 @@ class TrainProgram(ShardedModel):
 
     Args:
       state: from `create`.
-      params: parameters of the same shapes, sharded like those of the state.
+      params: parameters with the shapes and shardings of the state's.
     """
 
     def begin(params):

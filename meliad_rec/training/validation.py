@@ -22,7 +22,9 @@ from meliad_rec.training.experiment import Experiment
 # this many training steps, is reported as unused.
 _UNUSED = 0.001
 _LEARNED = 2000
-_NO_DEPTH = 0.01  # Mean steps in depth.
+# With fewer mean steps in depth than this, nearly all tokens halt before their
+# first step.
+_NO_DEPTH = 0.01
 
 
 class Validation:
@@ -127,15 +129,16 @@ def _log_use_of_state(step: int, metrics: dict[str, float], last: bool) -> None:
     logging.warning(
       'The recurrent state is hardly used after %d steps: clearing it at the '
       'start of a segment raises the loss by %.2g of %.4g nats/token. The '
-      'section "A state that pays" of gin/README.md says what helps.',
+      'section "When a recurrent state helps" of gin/README.md says what to '
+      'change.',
       step,
       cost,
       loss,
     )
   elif last:
     logging.info(
-      'What recurrence gives: without the state from earlier segments, the '
-      'loss would change by %+.4f nats/token from %.4f.',
+      'Value of the recurrent state: without the state from earlier segments, '
+      'the loss would change by %+.4f nats/token (now %.4f).',
       cost,
       loss,
     )

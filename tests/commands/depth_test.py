@@ -155,7 +155,7 @@ def test_start_and_end_are_put_around_once_where_they_are_words():
   assert Bytes().decode(depth_report.encode(Bytes(), 'a  b')) == 'a  b'
 
 
-def test_documents_of_labelled_pairs():
+def test_documents_of_labeled_pairs():
   judges = stand_in(LogicalInference.vocabulary, Matcher(7, pooling.Mean()))
   found = depth_report.documents_of(judges, ['( a and b ) || a', 'a||b'])
   assert found.first_lengths.tolist() == [7, 3]

@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image as Png
 import pytest
 
-from meliad_rec.data.lra import grey
+from meliad_rec.data.lra import gray
 from meliad_rec.data.lra import Image
 from meliad_rec.data.lra import IMDbText
 from meliad_rec.data.lra import PathfinderFiles
@@ -82,8 +82,8 @@ def test_images_are_the_grey_levels_of_tensorflow(tmp_path):
   image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
   expected = np.asarray(tf.image.rgb_to_grayscale(image))[..., 0]
   # A rounding of the last bit may move a level by 1.
-  assert np.abs(grey(image).astype(int) - expected).max() <= 1
-  assert (grey(image) == expected).mean() > 0.99
+  assert np.abs(gray(image).astype(int) - expected).max() <= 1
+  assert (gray(image) == expected).mean() > 0.99
   row = {'image': image, 'label': 7, 'id': 'a'}
   prepared(
     tmp_path,
@@ -98,7 +98,7 @@ def test_images_are_the_grey_levels_of_tensorflow(tmp_path):
   )
   documents = Image(str(tmp_path)).documents('test')
   tokens, labels = documents.read(0, 0, 1026)
-  np.testing.assert_array_equal(tokens[1:-1], grey(image).ravel() + 1)
+  np.testing.assert_array_equal(tokens[1:-1], gray(image).ravel() + 1)
   assert tokens[[0, -1]].tolist() == [257, 258]
   assert labels.tolist() == [0] * 1025 + [8]
 

@@ -200,7 +200,7 @@ def test_a_model_that_never_halts():
 BRACKETS = depth.bracket_steps(listops_trees.VOCABULARY)
 
 
-def of_listops(labelled=True) -> Depths:
+def of_listops(labeled=True) -> Depths:
   """Returns random steps for random expressions, one of them empty."""
   rng = np.random.default_rng(0)
   tree = listops_trees.grow(Draws(0), 90, 4, 6)
@@ -215,11 +215,11 @@ def of_listops(labelled=True) -> Depths:
     bytes_=np.ones(count, int),
     words=np.ones(count, int),
     names=[f'{i}' for i in range(count)],
-    labels=labels if labelled else None,
+    labels=labels if labeled else None,
   )
   begins = rng.random(N) < 0.5
   begins[starts[:-1]] = True
-  right = labels if labelled else tokens
+  right = labels if labeled else tokens
   answers = np.where(rng.random(N) < 0.5, right, 9)
   return Depths(documents, rng.integers(1, 9, N), begins, answers)
 
@@ -242,7 +242,7 @@ def by_hand(depths, chosen):
 
 def test_groups():
   """All documents, then by length, about equally many, and by nesting."""
-  found = of_listops(labelled=False)
+  found = of_listops(labeled=False)
   lengths = found.documents.lengths
   read = np.flatnonzero(lengths)
   for each in found, of_listops():

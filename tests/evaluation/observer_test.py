@@ -182,7 +182,7 @@ def test_pictures_of_one_layer():
 
 
 def test_a_token_attends_to_what_changes_its_output():
-  """The window of a vanilla layer begins anew in each block."""
+  """The window of a vanilla layer begins again in each block."""
   a = observed('vanilla')[0].pictures['token_to_token'][0, 0]
   back = np.arange(tiny.W)
   place = np.arange(TOKENS) % tiny.W

@@ -217,13 +217,13 @@ def test_a_state_that_is_not_used_is_reported(caplog, step, cost, told):
     metrics['cleared_cost'] = cost
   validation._log_use_of_state(step, metrics, last=False)
   assert ('state is hardly used' in caplog.text) == told
-  assert 'What recurrence gives' not in caplog.text
+  assert 'Value of the recurrent state' not in caplog.text
   with caplog.at_level('INFO'):
     validation._log_use_of_state(step, metrics, last=True)
   if cost is None or told:
-    assert 'What recurrence gives' not in caplog.text
+    assert 'Value of the recurrent state' not in caplog.text
   else:
-    assert f'change by {cost:+.4f} nats/token from 2.0000' in caplog.text
+    assert f'change by {cost:+.4f} nats/token (now 2.0000)' in caplog.text
 
 
 def test_labels_are_reported_with_trivial_answers(tmp_path, caplog):

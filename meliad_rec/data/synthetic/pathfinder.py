@@ -2,7 +2,7 @@
 
 An image has two long paths of dashes, shorter ones that distract, and two
 discs. In class 1 the discs are at both ends of one long path, in class 0 each
-is at an end of another one. The document of an image has its grey levels, row
+is at an end of another one. The document of an image has its gray levels, row
 by row, and its class is the label of the last token.
 
 Linsley et al. 2018 and Tay et al. 2021 (Long Range Arena), whose images of
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meliad_rec.data.lra import GreyImages
+from meliad_rec.data.lra import GrayImages
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.labeled import Draws
 
@@ -58,7 +58,7 @@ class _Path(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pathfinder(GreyImages):
+class Pathfinder(GrayImages):
   """The Pathfinder task, with splits train, validation and test.
 
   Both classes are equally likely.
@@ -107,7 +107,7 @@ class Pathfinder(GreyImages):
         number += 1
 
   def _drawn(self, draws: Draws) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields the grey levels and the class of some images."""
+    """Yields the gray levels and the class of some images."""
     side = self.size + 2 * _BORDER
     blocked_NSS = np.zeros((_CHUNK, side, side), bool)
     levels_NSS = np.zeros((_CHUNK, side, side), np.uint8)

@@ -9,7 +9,7 @@ below reads
 A label is the product of all elements up to its token, from the left. The
 product a b applies the permutation a first: (a b)[i] = b[a[i]].
 
-The task is that of Merrill et al. 2024, with a label at every token. A fixed
+The task is from Merrill et al. 2024, with a label at every token. A fixed
 number of layers of attention cannot solve it at all lengths if the group is not
 solvable, such as A5 or S5; one recurrent layer can. In Z2, the label is the
 parity of the number of ones so far.
