@@ -15,7 +15,8 @@ cores train them in an hour or two, and --scale=gpu fits one GPU. The table is
 in OUT/table.md, with the published value after a slash; the results of each run
 are in OUT/runs.csv, the curves in OUT/curves.png, and the results over the time
 of a training step in OUT/cost.png. If rows or splits differ by a number, such
-as test_64 and test_128, OUT/figure.png shows the results over this number. A
+as test_64 and test_128, OUT/figure.png shows the results over this number. If
+rows have different metrics, there is a table and a set of figures for each. A
 run that fails leaves the others. Run again, the command resumes what is not
 finished.
 
@@ -207,33 +208,39 @@ def main(argv: list[str]) -> int:
       f'No run of {argv[1]} in {out} has been evaluated yet. {todo}'
     )
   found = [result(run) for run in done]
-  [metric, *others] = {each['metric'] for each in found}
-  if others:
-    raise ValueError(
-      f'The rows measure different metrics: {", ".join([metric, *others])}. '
-      'Give a table whose rows have the same best_metric.'
-    )
-  text = results.table(argv[1], found)
-  if args.sweep:
-    text += f'\n{best_settings(done, found)}\n'
+  metrics = list(dict.fromkeys(each['metric'] for each in found))
+  texts, pictures = [], []
+  for metric in metrics:
+    of_metric = [each for each in found if each['metric'] == metric]
+    text = results.table(argv[1], of_metric)
+    if args.sweep:
+      text += f'\n{best_settings(done, of_metric)}\n'
+    texts.append(text)
+    suffix = '.png' if len(metrics) == 1 else f'_{metric}.png'
+    pictures += draw(out, suffix, of_metric, metric)
+  text = '\n'.join(texts)
   print(f'\n{text}')
   for run, code in failed.items():
     why = f'in {out / run}.log' if args.jobs > 1 else 'above'
     print(f'{run} failed with exit code {code}. Its message is {why}.')
   (out / 'table.md').write_text(text)
   results.write_csv(out / 'runs.csv', found)
-  folders = {run.name: run.workdir for run in done}
-  plot.compare(folders, out / 'curves.png', metric)
-  pictures = ['curves.png']
-  if len(costs := results.costs(found)) > 1:
-    plot.cost(costs, out / 'cost.png', metric)
-    pictures.append('cost.png')
-  curves, number = results.figure(found)
-  if curves:
-    plot.lines(curves, out / 'figure.png', number, metric)
-    pictures.append('figure.png')
   print(f'wrote table.md, runs.csv, {", ".join(pictures)} in {out}')
   return 1 if failed else 0
+
+
+def draw(out: Path, suffix: str, found: list[dict], metric: str) -> list[str]:
+  """Draws the figures of results with one metric, and returns their names."""
+  pictures = [f'curves{suffix}']
+  folders = {each['run']: out / each['run'] for each in found}
+  plot.compare(folders, out / pictures[0], metric)
+  if len(costs := results.costs(found)) > 1:
+    pictures.append(f'cost{suffix}')
+    plot.cost(costs, out / pictures[-1], metric)
+  if panels := results.figure(found):
+    pictures.append(f'figure{suffix}')
+    plot.lines(panels, out / pictures[-1], metric)
+  return pictures
 
 
 def rows(table: str, chosen: Sequence[str] | None) -> dict[str, str]:
@@ -335,8 +342,9 @@ def settings(sweep: str | None) -> list[str]:
 
 def best_settings(runs: list[TableRun], found: list[dict]) -> str:
   """Returns a sentence with the best setting of --sweep of each row."""
-  by_row = {}
-  for run, each in zip(runs, found, strict=True):
+  by_row, named = {}, {run.name: run for run in runs}
+  for each in found:
+    run = named[each['run']]
     by_row.setdefault(run.row, {}).setdefault(run.setting, []).append(each)
   best = min if BEST[found[0]['metric']] == 'lowest' else max
   chosen = (

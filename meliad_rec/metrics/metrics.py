@@ -96,13 +96,13 @@ BEST = {
 }
 
 
-def split_name(name: str) -> tuple[str, int]:
-  """Splits the name of a metric: 'halting_p_10' into ('halting_p', 10).
+def split_name(name: str) -> tuple[str, int | None]:
+  """Splits a name such as 'halting_p_10' into ('halting_p', 10).
 
-  The number is 0 if the name does not end in a number.
+  The number is None if the name does not end in a number.
   """
-  base, number = re.fullmatch(r'(.*?)(?:_(\d+))?', name).groups('0')
-  return base, int(number)
+  base, number = re.fullmatch(r'(.*?)(?:(?:^|_)(\d+))?', name).groups()
+  return base, None if number is None else int(number)
 
 
 COLLECTION = 'metrics'  # The flax collection that modules sow into.

@@ -65,24 +65,30 @@ def compare(
 
 
 def lines(
-  curves: Mapping[str, Sequence[tuple[float, Sequence[float]]]],
+  panels: Mapping[str, Mapping[str, Sequence[tuple[float, Sequence[float]]]]],
   out: PathLike,
-  number: str,
   metric: str,
 ) -> None:
-  """Draws a metric over a number, such as the size of the test sequences.
+  """Draws a metric over numbers, such as the size of the test sequences.
 
   Args:
-    curves: {name in the legend: [(number, values of all seeds)]}. The curve is
-      their mean, and a band reaches from the least to the greatest value. A
-      name that ends in '(published)' is dashed, in the color of the curve
-      before.
+    panels: {what the number is, in words: {name in the legend: [(number, values
+      of all seeds)]}}. A curve is their mean, and a band reaches from the least
+      to the greatest value. A name that ends in '(published)' is dashed, in the
+      color of the curve before.
     out: path of the PNG, which is written whole or not at all.
-    number: what the number is, in words.
     metric: name of the metric.
   """
-  figure = new_figure(_WIDTH, 4)
-  axes = figure.subplots()
+  figure = new_figure(_WIDTH, 4 * len(panels))
+  every = figure.subplots(len(panels), squeeze=False)[:, 0]
+  for axes, (number, curves) in zip(every, panels.items(), strict=True):
+    _draw_lines(axes, curves)
+    axes.set_xlabel(number)
+    axes.set_ylabel(metrics.label(metric))
+  save(figure, out)
+
+
+def _draw_lines(axes, curves):
   color = -1
   for name, points in curves.items():
     numbers, values = zip(*points, strict=True)
@@ -96,15 +102,12 @@ def lines(
       numbers, lowest, [*highest], color=f'C{color}', alpha=0.15, linewidth=0
     )
   ticks = sorted({number for each in curves.values() for number, _ in each})
-  if ticks[-1] >= 8 * ticks[0]:
+  if ticks[-1] >= 8 * ticks[0] > 0:
     axes.set_xscale('log', base=2)
   axes.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
   axes.minorticks_off()
-  axes.set_xlabel(number)
-  axes.set_ylabel(metrics.label(metric))
   axes.grid(alpha=0.3)
   axes.legend(fontsize='small')
-  save(figure, out)
 
 
 def cost(

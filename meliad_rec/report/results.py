@@ -7,6 +7,7 @@ on each split, and what a paper reports, in columns that begin with PUBLISHED.
 import csv
 import math
 from pathlib import Path
+import re
 import statistics
 
 from meliad_rec.metrics.metrics import BEST
@@ -14,8 +15,8 @@ from meliad_rec.metrics.metrics import split_name
 from meliad_rec.metrics.metrics import unit
 
 PUBLISHED = 'published '
-# A published value of this name is beside the measured time of a step.
-_TIME = f'{PUBLISHED}ms per step'
+# A published value of this name is in the column of the time of a step.
+_TIME = 'ms per step'
 # Columns of runs.csv that come before the splits.
 COLUMNS = (
   *('row', 'run', 'seed', 'parameters', 'step_seconds', 'steps', 'tokens'),
@@ -50,19 +51,17 @@ def table(name: str, results: list[dict]) -> str:
     for key in each
     if key.startswith(PUBLISHED)
   )
-  others = [
-    each
-    for each in published
-    if each not in columns and PUBLISHED + each != _TIME
-  ]
+  others = [each for each in published if each not in (*columns, _TIME)]
+  times = [name for name in others if any(map_times(name, rows).values())]
+  others = [each for each in others if each not in times]
   first = next(iter(rows))
   has_seeds = any(len(runs) > 1 for runs in rows.values())
   meaning = 'mean ± standard deviation [median] over seeds'
-  if published.keys() & {*columns}:
+  if times or published.keys() & {*columns, _TIME}:
     meaning += ' / published'
   head = ['row', 'seeds', 'parameters', 'tokens', 'ms/step', *columns]
   head += ['best seed'] * has_seeds
-  head += [f'published: {each}' for each in others]
+  head += [*times, *(f'published: {each}' for each in others)]
   head.append(f'change to {first}')
   lines = [
     f'{name}: {metric} ({unit(metric)}), {meaning}',
@@ -76,12 +75,15 @@ def table(name: str, results: list[dict]) -> str:
       str(len(runs)),
       f'{runs[0]["parameters"]:,}',
       f'{runs[0]["tokens"]:,}',
-      time(runs),
+      beside_published(1000 * mean(runs, 'step_seconds'), '.0f', runs, _TIME),
       *(cell(runs, column) for column in columns),
     ]
     if has_seeds:
       value = best_seed(runs).get(columns[-1])
       cells.append('' if value is None else f'{value:.4f}')
+    for name in times:
+      value = map_times(name, rows)[row]
+      cells.append(beside_published(value, '.3g', runs, name))
     cells += [f'{runs[0].get(PUBLISHED + each, "")}' for each in others]
     before, now = (mean(some, columns[-1]) for some in (rows[first], runs))
     compared = row != first and before and now is not None
@@ -90,10 +92,35 @@ def table(name: str, results: list[dict]) -> str:
   return '\n'.join([*lines, ''])
 
 
-def time(runs: list[dict]) -> str:
-  """Returns the time of a step in ms, with the published one after a slash."""
-  text = f'{1000 * mean(runs, "step_seconds"):.0f}'
-  published = runs[0].get(_TIME)
+def map_times(name: str, rows: dict[str, list[dict]]) -> dict:
+  """Returns {row: measured counterpart of a published time or speed}.
+
+  The value is None where there is none.
+
+  Args:
+    name: 'minutes per N steps'; 'step time to ROW', the ratio to another row;
+      or 'training K words/s', if a token is a word.
+    rows: result of `by_row`.
+  """
+  seconds = {row: mean(runs, 'step_seconds') for row, runs in rows.items()}
+  if found := re.fullmatch(r'minutes per (\d+) steps', name):
+    return {row: int(found[1]) * s / 60 for row, s in seconds.items()}
+  if name == 'training K words/s':
+    tokens = {row: runs[0]['tokens'] for row, runs in rows.items()}
+    steps = {row: runs[0]['steps'] for row, runs in rows.items()}
+    return {
+      row: tokens[row] / steps[row] / s / 1000 for row, s in seconds.items()
+    }
+  other = seconds.get(name.removeprefix('step time to '))
+  return {row: other and s / other for row, s in seconds.items()}
+
+
+def beside_published(
+  value: float | None, form: str, runs: list[dict], name: str
+) -> str:
+  """Returns a number as text, and what is published of it after a slash."""
+  text = '-' if value is None else format(value, form)
+  published = runs[0].get(PUBLISHED + name)
   return text if published is None else f'{text} / {published}'
 
 
@@ -128,7 +155,8 @@ def cell(runs: list[dict], column: str) -> str:
   values = [each[column] for each in runs if column in each]
   text = f'{statistics.fmean(values):.4f}' if values else '-'
   if values[1:]:
-    spread, median = statistics.stdev(values), statistics.median(values)
+    # Divided by the number of seeds, as in Ray Chowdhury and Caragea 2024.
+    spread, median = statistics.pstdev(values), statistics.median(values)
     text += f' ± {spread:.4f} [{median:.4f}]'
   if (published := runs[0].get(PUBLISHED + column)) is not None:
     text += f' / {published}'
@@ -137,38 +165,52 @@ def cell(runs: list[dict], column: str) -> str:
 
 def figure(
   results: list[dict],
-) -> tuple[dict[str, list[tuple[float, list[float]]]], str]:
-  """Returns the results over the number at the end of splits or rows.
+) -> dict[str, dict[str, list[tuple[float, list[float]]]]]:
+  """Returns the results over the number in the names of splits or rows.
 
-  Splits come first: test_64 and test_128 of each row, and what is published of
-  them. If the splits have no numbers, then rows do: passes_2 and passes_4.
+  Splits come first: test_64 and test_128 of each row, or the middle of
+  length_200_300, and what is published of them. If the splits have no numbers,
+  then rows do: passes_2 and passes_4.
 
   Returns:
-    ({name of a curve: [(number, values of all seeds)]}, what the number is).
+    {what the number is: {name of a curve: [(number, values of all seeds)]}}.
     The dict is empty if no two splits or rows differ by a number.
   """
-  meaning = 'N of the split test_N'
-  curves = {}
+  panels = {}
+
+  def add(panel, curve, number, values):
+    if values:
+      curves = panels.setdefault(panel, {})
+      curves.setdefault(curve, []).append((number, values))
+
   for row, runs in by_row(results).items():
     for column in measured(runs):
-      base, number = split_name(column)
-      values = [each[column] for each in runs if column in each]
-      if number and values:
-        name = ' '.join([row, base.removeprefix('test').strip('_')]).strip()
-        curves.setdefault(name, []).append((number, values))
+      base, number = split_range(column)
+      if number is not None:
+        values = [each[column] for each in runs if column in each]
+        panel = f'N of the split {base}_N'
+        add(panel, row, number, values)
         if (value := runs[0].get(PUBLISHED + column)) is not None:
-          name = f'{name} (published)'
-          curves.setdefault(name, []).append((number, [value]))
-  if not curves:
-    meaning = 'N of the row ..._N'
+          add(panel, f'{row} (published)', number, [value])
+  if not panels:
     for row, runs in by_row(results).items():
       base, number = split_name(row)
-      column = measured(runs)[-1]
-      values = [each[column] for each in runs if column in each]
-      if number and values:
-        curves.setdefault(base, []).append((number, values))
-  curves = {name: sorted(each) for name, each in curves.items() if each[1:]}
-  return curves, meaning
+      if number is not None:
+        column = measured(runs)[-1]
+        values = [each[column] for each in runs if column in each]
+        add('N of the row ..._N', base or row, number, values)
+  found = {}
+  for panel, curves in panels.items():
+    if longer := {k: sorted(each) for k, each in curves.items() if each[1:]}:
+      found[panel] = longer
+  return found
+
+
+def split_range(name: str) -> tuple[str, float | None]:
+  """Returns 'length' and 250.0 of 'length_200_300', else as split_name does."""
+  if found := re.fullmatch(r'(.+)_(\d+)_(\d+)', name):
+    return found[1], (int(found[2]) + int(found[3])) / 2
+  return split_name(name)
 
 
 def write_csv(path: Path, results: list[dict]) -> None:

@@ -62,7 +62,7 @@ def test_rows_are_the_files_of_a_table_or_folder(own):
 def test_the_table_has_the_best_value_of_each_run(own, out, capsys):
   arguments = own, f'--out={out}', '--seeds=2', '--rows=a,b', '--only_report'
   assert command.run(reproduce, *arguments) == 0
-  mean = '2.2500 ± 0.3536 [2.2500]'
+  mean = '2.2500 ± 0.2500 [2.2500]'
   a = f'| a | 2 | 1,234 | 48 | 500 | {mean} | 2.0000 | 2.5 | 2.6 |  |'
   assert a in capsys.readouterr().out
   lines = (out / 'table.md').read_text().splitlines()
@@ -95,17 +95,60 @@ def test_what_papers_report_is_beside_what_was_measured(own, out, capsys):
       {'row': 'a', 'validation': 1.0, 'test_8': 1.6, 'published test_8': 1.4},
     ]
   )
-  assert found == (
-    {'a': [(8, [1.5, 1.6]), (64, [2.0])]},
-    'N of the split test_N',
-  )
+  curves = {'a': [(8, [1.5, 1.6]), (64, [2.0])]}
+  assert found == {'N of the split test_N': curves}
   assert (out / 'figure.png').read_bytes()[1:4] == b'PNG'
 
 
+def test_figures_are_drawn_over_numbers_of_splits_or_of_rows():
+  own = {'length_20_40': 0.5, 'length_40_60': 0.6, 'args_5': 0.1, 'args_9': 0.2}
+  assert results.figure([{'row': 'a', 'validation': 1.0, **own}]) == {
+    'N of the split length_N': {'a': [(30, [0.5]), (50, [0.6])]},
+    'N of the split args_N': {'a': [(5, [0.1]), (9, [0.2])]},
+  }
+  rows = [{'row': f'layer_{n}', 'validation': n / 2} for n in (2, 0, 1)]
+  assert results.figure([*rows, {'row': 'average', 'validation': 1}]) == {
+    'N of the row ..._N': {'layer': [(0, [0.0]), (1, [0.5]), (2, [1.0])]}
+  }
+  assert results.figure(rows[:1]) == {}
+
+
 def test_a_published_time_is_beside_the_measured_one():
-  runs = [{'step_seconds': 0.5, 'published ms per step': 178}]
-  assert results.time(runs) == '500 / 178'
-  assert results.time([{'step_seconds': 0.5}]) == '500'
+  def row(name, seconds, **published):
+    values = name, name, 0, 9, seconds, 10, 5000, 'error', 10, 0.5
+    published = {f'published {k}': v for k, v in published.items()}
+    return dict(zip(results.COLUMNS, values, strict=True)) | published
+
+  to = 'step time to b'
+  a = row('a', 0.5, **{'ms per step': 178, to: 1.5, 'minutes per 60 steps': 5})
+  b = row('b', 0.25, **{to: 1, 'training K words/s': 9, 'words/s': 7})
+  head, _, *lines = results.table('t', [a, b]).splitlines()[2:]
+  columns = [each.strip() for each in head.split('|')[6:-2]]
+  assert columns == [
+    *('validation', to, 'minutes per 60 steps', 'training K words/s'),
+    'published: words/s',
+  ]
+  cells = [[each.strip() for each in line.split('|')[5:-2]] for line in lines]
+  assert cells == [
+    ['500 / 178', '0.5000', '2 / 1.5', '0.5 / 5', '1', ''],
+    ['250', '0.5000', '1 / 1', '0.25', '2 / 9', '7'],
+  ]
+
+
+def test_rows_of_several_metrics_have_a_table_each(own, out, capsys):
+  path = out / 'b_seed0'
+  facts = json.loads((path / folder.FACTS).read_text())
+  facts['best_metric'] = 'error'
+  (path / folder.FACTS).write_text(json.dumps(facts))
+  text = (path / journal.NAME).read_text()
+  (path / journal.NAME).write_text(text.replace('bits_per_byte', 'error'))
+  arguments = own, f'--out={out}', '--rows=a,b', '--only_report'
+  assert command.run(reproduce, *arguments) == 0
+  text = capsys.readouterr().out
+  assert ': bits_per_byte (bits/byte)' in text and ': error (' in text
+  for name in 'curves_bits_per_byte', 'curves_error':
+    assert (out / f'{name}.png').read_bytes()[1:4] == b'PNG'
+  assert not (out / 'curves.png').exists()
 
 
 def test_costs_are_of_rows_that_have_a_time_and_a_result():
@@ -152,12 +195,6 @@ def test_the_setting_of_a_sweep_is_given_to_the_training(own, tmp_path):
     ('a_X_1_seed0', [steps, '--gin_param=X = 1']),
     ('a_X_2_seed0', [steps, '--gin_param=X = 2']),
   ]
-
-
-def test_rows_that_end_in_numbers_are_a_curve():
-  rows = [{'row': f'passes_{n}', 'validation': n / 2} for n in (8, 2)]
-  curves, _ = results.figure([*rows, {'row': 'xl', 'validation': 1.0}])
-  assert curves == {'passes': [(2, [1.0]), (8, [4.0])]}
 
 
 def test_a_scale_is_that_of_the_longest_name():
