@@ -1,10 +1,11 @@
 r"""Architectures on tasks that need a memory: one table, one figure.
 
 Each architecture is trained on each task with each learning rate and seed. The
-rate with the best validation accuracy counts. Tests are at greater sizes than
-training, except for `automaton`, whose rules are new. Scaled accuracy is 1 if
-everything is right, and 0 for a uniform guess; a better guess reaches 0.23 on
-`automaton`, the more frequent state of the last ring, and 0.12 on `brackets`.
+rate with the best validation accuracy counts. The greatest tested size is above
+those of training, except for `automaton`, whose rules are new, and whose size
+is the number of steps ahead. Scaled accuracy is 1 if everything is right, and 0
+for a uniform guess; a better guess reaches 0.12 on `brackets`, and up to 0.23
+on `automaton`, by the more frequent state of the last ring.
 
 All have about 0.1 M parameters (gin/size/walk). `window` and the recurrent ones
 attend to at most 16 tokens back; `universal` reads the whole sequence.
@@ -13,6 +14,7 @@ attend to at most 16 tokens back; `universal` reads the whole sequence.
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,10 +25,11 @@ from meliad_rec.config.files import nearest
 from meliad_rec.explore.shown import heat_map
 from meliad_rec.explore.shown import Shown
 from meliad_rec.report import journal
-from meliad_rec.report.plot import new_figure
+from meliad_rec.report import plot
 from meliad_rec.runs.queue import work
 
 if TYPE_CHECKING:
+  from matplotlib.figure import Figure
   import xarray as xr
 
 # The published start of the position bias, as in experiments/cpu.
@@ -44,6 +47,7 @@ ARCHS = {
 }
 # Architectures that read a document at once, so tests need longer segments.
 _WHOLE = 'universal'
+_COLUMNS = 4  # Panels of a figure beside one another.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +56,14 @@ class Task:
 
   Attributes:
     file: its gin file.
-    settings: its settings, as in --gin_param.
+    settings: its settings, as in --gin_param, without TEST_SIZES.
     steps: number of training steps.
     segment: tokens of a training sequence, at most.
-    split: the test split.
-    longest: tokens of a sequence of the test split.
+    split: name of a test split, with {} in place of its size.
+    sizes: sizes of the test splits.
+    longest: tokens of a sequence of the last test split.
     guess: accuracy of a random guess.
+    documents: number of sequences of each test split.
   """
 
   file: str
@@ -65,52 +71,61 @@ class Task:
   steps: int
   segment: int
   split: str
+  sizes: tuple[int, ...]
   longest: int
   guess: float
+  documents: int = 2000
 
 
-def _problem(group: str, order: int, steps: int, most: int, test: int) -> Task:
-  sizes = f'MAX_SIZE = {most}', f'TEST_SIZES = ({test},)'
+def _problem(
+  group: str, order: int, steps: int, most: int, sizes: tuple[int, ...]
+) -> Task:
+  """Returns a word problem of a group, of which the last label is scored."""
+  settings = f"GROUP = '{group}'", f'MAX_SIZE = {most}'
   return Task(
-    *('task/word_problem', (f"GROUP = '{group}'", *sizes), steps, most),
-    *(f'test_{test}_last', test, 1 / order),
+    *('task/word_problem', settings, steps, most),
+    *('test_{}_last', sizes, sizes[-1], 1 / order),
+  )
+
+
+def _arithmetic(brackets: bool, segment: int, longest: int) -> Task:
+  settings = (f'BRACKETS = {brackets}',)
+  return Task(
+    *('task/arithmetic', settings, 5000, segment),
+    *('test_{}', (32, 64), longest, 1 / 5),
   )
 
 
 def _recall(rewrites: float) -> Task:
-  settings = 'KEYS = 64', 'VALUES = 64', 'MAX_SIZE = 16', 'TEST_SIZES = (32,)'
+  settings = 'KEYS = 64', 'VALUES = 64', 'MAX_SIZE = 16'
   return Task(
     *('task/associative_recall', (*settings, f'REWRITES = {rewrites}')),
-    *(5000, 128, 'test_32', 256, 1 / 64),
+    *(5000, 128, 'test_{}', (4, 8, 16, 32), 256, 1 / 64),
+  )
+
+
+def _needle(*settings: str) -> Task:
+  return Task(
+    *('task/needle', ('MAX_SIZE = 256', 'DIGITS = 2', *settings), 3000, 256),
+    *('test_{}', (256, 1024, 4096), 4096, 1 / 10, 200),
   )
 
 
 TASKS = {
-  'parity': _problem('Z2', 2, 3000, 40, 256),
-  's3': _problem('S3', 6, 3000, 32, 128),
-  'a5': _problem('A5', 60, 5000, 32, 128),
-  's5': _problem('S5', 120, 5000, 32, 128),
-  'arithmetic': Task(
-    *('task/arithmetic', ('TEST_SIZES = (64,)',), 5000, 40),
-    *('test_64', 128, 1 / 5),
-  ),
-  'brackets': Task(
-    *('task/arithmetic', ('BRACKETS = True', 'TEST_SIZES = (64,)'), 5000, 80),
-    *('test_64', 254, 1 / 5),
-  ),
+  'parity': _problem('Z2', 2, 3000, 40, (64, 128, 256)),
+  's3': _problem('S3', 6, 3000, 32, (32, 64, 128)),
+  'a5': _problem('A5', 60, 5000, 32, (32, 64, 128)),
+  's5': _problem('S5', 120, 5000, 32, (32, 64, 128)),
+  'arithmetic': _arithmetic(False, 40, 128),
+  'brackets': _arithmetic(True, 80, 254),
   'recall': _recall(0.0),
   'rewrites': _recall(0.5),
   'automaton': Task(
-    *(
-      'task/cellular_automaton',
-      ('CELLS = 11', 'MIN_SIZE = 2', 'MAX_SIZE = 2'),
-    ),
-    *(5000, 136, 'test', 131, 1 / 2),
+    *('task/cellular_automaton', ('CELLS = 11', 'MAX_SIZE = 4'), 5000, 136),
+    *('test_{}', (1, 2, 3, 4), 131, 1 / 2),
   ),
-  'needle': Task(
-    *('task/needle', ('MAX_SIZE = 256', 'TEST_SIZES = (4096,)', 'DIGITS = 2')),
-    *(3000, 256, 'test_4096', 4096, 1 / 10),
-  ),
+  'needle': _needle(),
+  'variables': _needle('CHAINS = 4', 'HOPS = 2'),
 }
 
 
@@ -142,10 +157,14 @@ class TaskRun:
   def workdir(self) -> Path:
     return self.out / self.name
 
+  def metrics(self, size: int) -> Path:
+    """Returns the file for the metrics on the test split of a size."""
+    return self.workdir / f'{TASKS[self.task].split.format(size)}.json'
+
   @property
-  def metrics(self) -> Path:
-    """File for the metrics on the test split."""
-    return self.workdir / f'{TASKS[self.task].split}.json'
+  def has_ended(self) -> bool:
+    """Whether it has been tested at all sizes."""
+    return all(self.metrics(size).exists() for size in TASKS[self.task].sizes)
 
   def commands(self) -> Iterator[list[str]]:
     """Yields the commands that train and test it, without finished ones."""
@@ -153,13 +172,14 @@ class TaskRun:
     files = *files, 'size/walk', task.file, 'options/optimizer/adamw'
     steps = self.steps or task.steps
     settings = (
-      *(*settings, *task.settings, f'SEGMENT = {task.segment}', 'BATCH = 64'),
+      *(*settings, *task.settings, f'TEST_SIZES = {task.sizes}'),
+      *(f'SEGMENT = {task.segment}', 'BATCH = 64'),
       *(f'STEPS = {steps}', f'LEARNING_RATE = {self.rate}'),
       *(f'WARMUP_STEPS = {max(steps // 20, 1)}', 'EVAL_DOCUMENTS = 500'),
       *(f'EVAL_EVERY = {max(steps // 6, 1)}', f'SAVE_EVERY = {steps}'),
       f'experiment.Experiment.seed = {self.seed}',
     )
-    if self.metrics.exists():
+    if self.has_ended:
       return
     yield [
       *('train', f'--workdir={self.workdir}'),
@@ -167,25 +187,27 @@ class TaskRun:
       *(f'--gin_param={setting}' for setting in settings),
     ]
     whole = [f'--segment={task.longest}'] if self.arch == _WHOLE else []
-    yield [
-      *('evaluate', f'--workdir={self.workdir}', '--step=best', *whole),
-      *(
-        f'--split={task.split}',
-        f'--metrics={self.metrics}',
-        '--documents=500',
-      ),
-    ]
+    for size in task.sizes:
+      if not self.metrics(size).exists():
+        yield [
+          *('evaluate', f'--workdir={self.workdir}', '--step=best', *whole),
+          *(f'--split={task.split.format(size)}',),
+          f'--metrics={self.metrics(size)}',
+          f'--documents={task.documents}',
+        ]
 
-  def accuracies(self) -> tuple[float, float]:
-    """Returns the best validation accuracy, and the scaled test accuracy."""
+  def accuracies(self) -> tuple[float, dict[int, float]]:
+    """Returns the best validation accuracy, and {size: scaled accuracy}."""
     best = max(
       each['accuracy']
       for each in journal.read(journal.path(self.workdir))
       if each.get('split') == 'validation'
     )
-    test = json.loads(self.metrics.read_text())['accuracy']
-    guess = TASKS[self.task].guess
-    return best, (test - guess) / (1 - guess)
+    task, found = TASKS[self.task], {}
+    for size in task.sizes:
+      accuracy = json.loads(self.metrics(size).read_text())['accuracy']
+      found[size] = (accuracy - task.guess) / (1 - task.guess)
+    return best, found
 
 
 def measure(
@@ -197,7 +219,7 @@ def measure(
   jobs: int,
   steps: int | None = None,
 ) -> int:
-  """Trains, tests, and writes tasks.md, tasks.csv and tasks.png to `out`.
+  """Trains and tests; writes tasks.md, .csv, .png and sizes.png to `out`.
 
   Called again, it trains and tests only what is missing.
 
@@ -235,7 +257,7 @@ def measure(
     for seed in range(seeds)
   ]
   failed = work(runs, jobs)
-  ended = [run for run in runs if run.metrics.exists()]
+  ended = [run for run in runs if run.has_ended]
   for name, code in failed.items():
     print(f'{name} failed with exit code {code}.')
   if not ended:
@@ -248,50 +270,97 @@ def measure(
   (out / 'tasks.md').write_text(text)
   shown.to_csv(out / 'tasks.csv')
   shown.save(out / 'tasks.png')
-  print(f'wrote tasks.md, tasks.csv and tasks.png in {out}')
+  plot.save(draw_sizes(shown.data), out / 'sizes.png')
+  print(f'wrote tasks.md, tasks.csv, tasks.png and sizes.png in {out}')
   return 1 if failed else 0
 
 
 def show(runs: Sequence[TaskRun]) -> Shown:
   """Returns the accuracies of runs, and a figure of the medians over seeds.
 
-  The arrays have the axes (arch, task, rate, seed) and are NaN where there is
-  no run: `validation` is the best validation accuracy, `test` the scaled
-  accuracy on the test split.
+  The arrays are NaN where there is no run: `validation`, the best validation
+  accuracy, with the axes (arch, task, rate, seed); and `test`, the scaled
+  accuracy, with a further axis `size`. The figure has the last size of each
+  task.
   """
   import xarray as xr
 
   axes = 'arch', 'task', 'rate', 'seed'
   names = [list(dict.fromkeys(getattr(r, axis) for r in runs)) for axis in axes]
-  arrays = np.full((2, *map(len, names)), np.nan)
+  sizes = sorted({size for run in runs for size in TASKS[run.task].sizes})
+  shape = [len(of) for of in names]
+  validation = np.full(shape, np.nan)
+  test = np.full((*shape, len(sizes)), np.nan)
   for run in runs:
-    place = [
+    place = tuple(
       of.index(getattr(run, a)) for a, of in zip(axes, names, strict=True)
-    ]
-    arrays[:, *place] = run.accuracies()
+    )
+    validation[place], found = run.accuracies()
+    for size, value in found.items():
+      test[(*place, sizes.index(size))] = value
   data = xr.Dataset(
-    {
-      'validation': (axes, arrays[0]),
-      'test': (axes, arrays[1]),
-    },
-    dict(zip(axes, names, strict=True)),
+    {'validation': (axes, validation), 'test': ((*axes, 'size'), test)},
+    {**dict(zip(axes, names, strict=True)), 'size': sizes},
   )
-  median_YX = at_best_rate(data).median('seed').values
+  median_YX = at_last_size(at_best_rate(data)).median('seed').values
   archs, tasks = median_YX.shape
-  figure = new_figure(2.6 + 0.9 * tasks, 1.6 + 0.42 * archs)
-  plot = figure.subplots()
-  heat_map(plot, median_YX, 'scaled accuracy', limits=(0, 1))
+  figure = plot.new_figure(2.6 + 0.9 * tasks, 1.6 + 0.42 * archs)
+  axes = figure.subplots()
+  heat_map(axes, median_YX, 'scaled accuracy', limits=(0, 1))
   for (y, x), value in np.ndenumerate(median_YX):
     color = 'black' if value > 0.5 else 'white'
     text = '' if np.isnan(value) else f'{value:.2f}'
-    plot.text(x, y, text, ha='center', va='center', color=color)
-  plot.set_xticks(range(tasks), data.task.values, rotation=30, ha='right')
-  plot.set_yticks(range(archs), data.arch.values)
+    axes.text(x, y, text, ha='center', va='center', color=color)
+  axes.set_xticks(range(tasks), data.task.values, rotation=30, ha='right')
+  axes.set_yticks(range(archs), data.arch.values)
   return Shown(data, figure)
 
 
+def draw_sizes(data: 'xr.Dataset') -> 'Figure':
+  """Returns a figure of the accuracies over the sizes, a panel for each task.
+
+  Args:
+    data: arrays that `show` returns.
+  """
+  tests = at_best_rate(data).median('seed')
+  tasks = data.task.values
+  rows = -(-len(tasks) // _COLUMNS)
+  figure = plot.new_figure(3.2 * min(len(tasks), _COLUMNS), 2.6 * rows + 0.6)
+  panels = figure.subplots(rows, min(len(tasks), _COLUMNS), squeeze=False)
+  for axes, task in itertools.zip_longest(panels.flat, tasks):
+    if task is None:
+      axes.set_axis_off()
+      continue
+    sizes = TASKS[task].sizes
+    for number, arch in enumerate(data.arch.values):
+      values = tests.sel(arch=arch, task=task, size=list(sizes)).values
+      style = {'color': f'C{number}', 'marker': 'osD^v<>P'[number % 8]}
+      axes.plot(sizes, values, label=arch, markersize=4, **style)
+    axes.set_xscale('log', base=2)
+    axes.set_xticks(sizes, sizes)
+    axes.minorticks_off()
+    axes.set_ylim(-0.1, 1.05)
+    axes.grid(alpha=0.3)
+    axes.set_title(task, fontsize='medium')
+  for axes in panels[:, 0]:
+    axes.set_ylabel('scaled accuracy')
+  for axes in panels[-1]:
+    axes.set_xlabel('size of a test sequence')
+  handles = panels[0, 0].get_legend_handles_labels()
+  figure.legend(*handles, loc='outside lower center', ncols=4)
+  return figure
+
+
+def at_last_size(tests: 'xr.DataArray') -> 'xr.DataArray':
+  """Returns the tests of each task at its last size, without that axis."""
+  import xarray as xr
+
+  last = [TASKS[task].sizes[-1] for task in tests.task.values]
+  return tests.sel(size=xr.DataArray(last, dims='task'))
+
+
 def at_best_rate(data: 'xr.Dataset') -> 'xr.DataArray':
-  """Returns the tests (arch, task, seed) with the rate best in validation."""
+  """Returns tests (arch, task, seed, size) at the rate best in validation."""
   mean = data.validation.mean('seed')
   # A cell without runs keeps NaN, whichever rate is taken.
   best = mean.fillna(-1).argmax('rate')
@@ -300,9 +369,9 @@ def at_best_rate(data: 'xr.Dataset') -> 'xr.DataArray':
 
 def table(data: 'xr.Dataset') -> str:
   """Returns a table in Markdown of the arrays that `show` returns."""
-  tests, tasks = at_best_rate(data), data.task.values
+  tests, tasks = at_last_size(at_best_rate(data)), data.task.values
   lines = [
-    'Scaled accuracy at the tested size, median over seeds (and the best),',
+    'Scaled accuracy at the last size, median over seeds (and the best),',
     'with the learning rate that has the best validation accuracy.',
     '',
     f'| | {" | ".join(tasks)} |',
@@ -315,5 +384,8 @@ def table(data: 'xr.Dataset') -> str:
       best = f' ({max(found_S):.3f})' if len(found_S) > 1 else ''
       cells.append(f'{np.median(found_S):.3f}{best}' if len(found_S) else '')
     lines.append(f'| {arch} | {" | ".join(cells)} |')
-  tested = '; '.join(f'{task}: {TASKS[task].split}' for task in tasks)
+  tested = '; '.join(
+    f'{task}: {TASKS[task].split.format(TASKS[task].sizes[-1])}'
+    for task in tasks
+  )
   return '\n'.join([*lines, '', f'Test splits: {tested}.', ''])

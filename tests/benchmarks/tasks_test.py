@@ -36,14 +36,17 @@ def runs(tmp_path):
           out.append({'step': 1, 'split': 'validation', 'accuracy': accuracy})
         out.append({'step': 1, 'split': 'train', 'accuracy': 1.0})
         out.close()
-        run.metrics.write_text(json.dumps({'accuracy': test}))
+        for size in tasks.TASKS[task].sizes:
+          # Shorter ones are easier.
+          easier = 1 if size < tasks.TASKS[task].sizes[-1] else test
+          run.metrics(size).write_text(json.dumps({'accuracy': easier}))
         made.append(run)
   return made
 
 
 def test_the_rate_best_in_validation_counts_and_chance_is_0(runs):
   shown = tasks.show(runs)
-  best = tasks.at_best_rate(shown.data)
+  best = tasks.at_last_size(tasks.at_best_rate(shown.data))
   at = lambda arch, task: best.sel(arch=arch, task=task).values.tolist()
   assert at('lstm', 'parity') == [0.5, 1]  # The second rate.
   np.testing.assert_allclose(at('window', 'parity'), [0, 0.2], atol=1e-12)
@@ -55,6 +58,12 @@ def test_the_rate_best_in_validation_counts_and_chance_is_0(runs):
   assert [text.get_text() for text in shown.figure.axes[0].texts] == [
     *('0.75', '', '0.10', '0.00')
   ]
+  panels = tasks.draw_sizes(shown.data).axes
+  assert [axes.get_title() for axes in panels] == ['parity', 's3']
+  lstm, window = panels[0].lines
+  assert lstm.get_xdata().tolist() == [64, 128, 256]
+  np.testing.assert_allclose(lstm.get_ydata(), [1, 1, 0.75])
+  np.testing.assert_allclose(window.get_ydata(), [1, 1, 0.1])
   lines = tasks.table(shown.data).splitlines()
   assert lines[3:7] == [
     '| | parity | s3 |',
@@ -71,7 +80,7 @@ def test_every_pair_is_an_experiment_and_every_test_split_exists(
   arch, task, tmp_path
 ):
   run = tasks.TaskRun(arch, task, 0.003, 1, tmp_path)
-  train, evaluate = run.commands()
+  train, *evaluations = run.commands()
   values = lambda name: [
     part.removeprefix(f'--{name}=')
     for part in train
@@ -86,17 +95,21 @@ def test_every_pair_is_an_experiment_and_every_test_split_exists(
     config.check_read()
   wanted = tasks.TASKS[task]
   assert experiment.segment == wanted.segment and experiment.seed == 1
-  assert f'--split={wanted.split}' in evaluate
-  assert wanted.split in experiment.data.splits
+  for size, evaluate in zip(wanted.sizes, evaluations, strict=True):
+    split = wanted.split.format(size)
+    assert f'--split={split}' in evaluate
+    assert split in experiment.data.splits
   config.reset()
 
 
 def test_tests_are_as_long_and_as_hard_as_they_are_said_to_be(tmp_path):
   for name, task in tasks.TASKS.items():
     few = ['TEST_SEQUENCES = 20', 'SEQUENCES = 200']
+    few.append(f'TEST_SIZES = {task.sizes}')
     config.parse(['arch/lstm', 'size/walk', task.file], [*task.settings, *few])
     data = config.build(Experiment)().data
-    longest = data.documents(task.split).lengths.max()
+    split = task.split.format(task.sizes[-1])
+    longest = data.documents(split).lengths.max()
     assert longest <= task.longest < 1.1 * longest + 8, name
     assert data.documents('train').lengths.max() <= task.segment, name
     assert abs(data.guess() - (1 - task.guess)) < 1e-9, name
@@ -120,7 +133,7 @@ def test_it_trains_tests_and_repeats_nothing(tmp_path, capfd):
   arguments += '--archs=lstm,universal', '--rates=0.01', '--jobs=2'
   assert command.run(bench, *arguments) == 0
   written = {path.name for path in tmp_path.iterdir() if path.is_file()}
-  assert written >= {'tasks.md', 'tasks.csv', 'tasks.png'}
+  assert written >= {'tasks.md', 'tasks.csv', 'tasks.png', 'sizes.png'}
   assert '| universal |' in (tmp_path / 'tasks.md').read_text()
   capfd.readouterr()
   assert command.run(bench, *arguments) == 0

@@ -44,7 +44,7 @@ class CellularAutomaton(BySize):
   """
 
   min_size: int = 1
-  max_size: int = 1
+  max_size: int = 4
   test_sizes: tuple[int, ...] = (1, 2, 3, 4)
   cells: int = 20
   radius: int = 2
