@@ -40,8 +40,8 @@ class Block(struct.PyTreeNode):
 
   x: jax.Array  # [B, T, D] activations.
   mask: jax.Array  # [B, T] bool, False at padding.
-  # The result of Cell.source, which is that of the whole row and is not cut
-  # into blocks; None if the model has no encoder.
+  # The result of Cell.source for the whole row, not cut into blocks. None if
+  # the model has no encoder.
   source: Any = None
 
   @property
