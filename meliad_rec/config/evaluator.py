@@ -244,7 +244,7 @@ class Evaluator:
   def _of(self, name, scope):
     """Returns {parameter: binding} of a function inside a scope.
 
-    For the scope 'a/b', bindings of 'a/b' override those of 'a', and these
+    For the scope 'a/b', bindings of 'a/b' override bindings of 'a', which
     override bindings without a scope.
     """
     bound, entered = dict(self._bindings.get(('', name), {})), ''
@@ -371,7 +371,7 @@ def _check_type(binding, target, value, origin):
     binding: a binding of a parameter.
     target: the function or class that has the parameter.
     value: the binding's value with macros replaced.
-    origin: the binding itself, or that of the macro which has the value.
+    origin: the binding itself, or the binding of the macro that has the value.
 
   Raises:
     ConfigError: the value does not fit.

@@ -170,14 +170,14 @@ def evaluate(
     on_progress: called after each batch with the number of tokens read so far.
 
   Returns:
-    {metric: value}, or None if `stop` ended the evaluation. The metrics are
-    those of totals.quality (of totals.label_quality if the documents have
-    labels) and those that modules sowed. If documents have several labels or
+    {metric: value}, or None if `stop` ended the evaluation. The metrics come
+    from totals.quality (from totals.label_quality if the documents have labels)
+    and from modules that sow some. If documents have several labels or
     are targets, they include 'sequence_accuracy', the share of documents
     without an error, given the right tokens before each one. If the
     model carries a recurrent state from one segment to the next, they include
-    those of sharded_model.ablations, measured in one of every ABLATE_EVERY
-    batches.
+    the metrics of sharded_model.ablations, measured in one of every
+    ABLATE_EVERY batches.
 
   Raises:
     ValueError: no token was scored.

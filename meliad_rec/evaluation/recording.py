@@ -44,7 +44,7 @@ class Recording:
     pictures: {name: {(layer, index): array}}. If a layer has several pictures
       of one name, such as one for each pass or gate, the index counts them. The
       layer is -1 if the model's layers are not numbered. The axes are those in
-      pictures.AXES. An axis of N blocks precedes that of slots, and an axis of
+      pictures.AXES. An axis of N blocks precedes the slots, and an axis of
       P steps in depth comes first, if the layer is repeated in depth.
   """
 

@@ -20,7 +20,7 @@ DEPTHS = 'depths'
 # Axes of both that nn.scan stacks the arrays along.
 STACKED = {COLLECTION: 0, DEPTHS: 0}
 
-# The axes of each picture after that of rows, as modules sow it. Pictures of
+# The axes of each picture after its rows, as modules sow it. Pictures of
 # attention are weights after the softmax. A query has weights that add up to 1,
 # or to 0 if it sees no key.
 AXES = {
@@ -61,8 +61,8 @@ def sow(module: nn.Module, name: str, picture: Callable[[], jax.Array]) -> None:
   Args:
     module: a bound module.
     name: a name in AXES.
-    picture: function that computes the array. Its axes are that of rows and
-      those of AXES; others, such as steps in depth, may precede them.
+    picture: function that computes the array. Its axes are the rows and
+      the axes in AXES; others, such as steps in depth, may precede them.
   """
   if wanted(module):
     module.sow(COLLECTION, name, picture())

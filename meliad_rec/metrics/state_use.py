@@ -19,9 +19,10 @@ def sow_states(module: nn.Module, s_BNSD, mask_BN) -> None:
   """Sows 'state_change' and, if there are several slots, 'slot_difference'.
 
   'state_change' is the difference between the state vectors after and before a
-  block. 'slot_difference' is that between the vectors after a block and their
-  mean over slots. Each is a root mean square, divided by that of the vectors
-  after the block, and averaged over blocks that hold tokens.
+  block. 'slot_difference' is the difference between the vectors after a block
+  and their mean over slots. Each is a root mean square, divided by the root
+  mean square of the vectors after the block, and averaged over blocks that hold
+  tokens.
 
   Args:
     module: the module that sows.
@@ -84,8 +85,9 @@ def sow_attention(module: nn.Module, logits_BHTS, mask_BT) -> None:
 def row_difference(s_BSD, pair_B) -> MeanMetric:
   """Returns how much state vectors differ between a row and the row before it.
 
-  The difference is a root mean square, divided by that of the row's vectors,
-  and averaged over rows. For independent vectors of mean 0 it is about 1.4.
+  The difference is a root mean square, divided by the root mean square of the
+  row's vectors, and averaged over rows. For independent vectors of mean 0 it is
+  about 1.4.
 
   Args:
     s_BSD: state vectors.

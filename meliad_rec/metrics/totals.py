@@ -149,8 +149,8 @@ def speed(
     totals: counts of at least one step.
     seconds: wall-clock time of all counted steps together.
     flops_per_place: model FLOPs per position, which is a token or padding. They
-      are those of the forward and backward pass, without recomputation by
-      remat. None leaves out mfu, the model FLOPs utilization.
+      count the forward and the backward pass, without recomputation by remat.
+      None leaves out mfu, the model FLOPs utilization.
     peak_flops: peak FLOP/s of all devices together; see flops.py. None leaves
       out mfu.
   """

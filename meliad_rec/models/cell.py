@@ -40,8 +40,8 @@ class Block(struct.PyTreeNode):
 
   x: jax.Array  # [B, T, D] activations.
   mask: jax.Array  # [B, T] bool, False at padding.
-  # Result of Cell.source_kv for the whole row, not divided into blocks. None
-  # without an encoder.
+  # The result of Cell.source_kv for the whole row, not cut into blocks. None if
+  # the model has no encoder.
   source_kv: Any = None
 
   @property

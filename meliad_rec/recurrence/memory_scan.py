@@ -6,7 +6,8 @@ the keys and values of the memory that each chunk reads. These overlap, so each
 key would be stored many times. This scan stores each written vector once, and
 computes keys and values again.
 
-The gradients of the vectors that a chunk wrote depend on those of later chunks.
+The gradients of the vectors that a chunk wrote depend on the gradients of later
+chunks.
 The backward pass therefore runs from the last chunk to the first. A policy
 chooses which values each call of `MemoryScanBody.read` keeps for the backward
 pass.
@@ -250,8 +251,8 @@ class _Span(NamedTuple):
 def _in_parallel(body, params, inputs, span, d_kv):
   """Computes a span's gradients: recurrent ones first, others in parallel.
 
-  Recurrent ones are those of the vectors that the span wrote. A is the number
-  of tokens of memory that a chunk reads.
+  The gradients of the vectors that the span wrote are recurrent. A is the
+  number of tokens of memory that a chunk reads.
 
   Args:
     body: MemoryScanBody.
@@ -325,8 +326,8 @@ def _backward_sweep(
       gradients are not computed.
     pull: function (pullback, position, keys, tokens, gradients of the results
       of body.read) -> gradients of (params, keys, tokens), for one chunk.
-      `position` is that of the chunk's first token in the segment. Gradients of
-      params and tokens are () if they are not computed.
+      `position` is the position of the chunk's first token in the segment.
+      Gradients of params and tokens are () if they are not computed.
     pull_keys: function (written, gradients of its keys) -> gradients of
       (params, written), for one chunk.
 

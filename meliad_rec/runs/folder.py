@@ -119,7 +119,7 @@ def read(workdir: str | os.PathLike) -> tuple[str, dict, Vocabulary | None]:
   Raises:
     ValueError: `workdir` is not the folder of a run; a file in it is damaged or
       is a link to a place outside the folder; or the vocabulary in it is not
-      that of the training.
+      the one of the training.
   """
   folder = place(workdir)
   check_is_run(folder)

@@ -183,9 +183,9 @@ class ObservedRun:
 
     Returns:
       {name: DataArray}, like `attention`. 'state_keep' and 'state_write' are
-      the weights of the old state vector and of its update; 'token_keep',
-      'token_write' and, in an LSTM, 'token_output' are those of a token's
-      state, in a gated universal transformer or an LSTM.
+      the weights of the old state vector and of its update. In a gated
+      universal transformer or an LSTM, 'token_keep' and 'token_write' are the
+      same weights of a token's state; an LSTM also has 'token_output'.
 
     Raises:
       ValueError: as in `predictions`; also if no layer has gates.

@@ -90,7 +90,7 @@ def train(
 def advising(workdir: str | pathlib.Path | None) -> Iterator[None]:
   """Adds advice to the message of a user's mistake in a `with` body.
 
-  The advice is that of folder.left_behind, if there is any.
+  The advice comes from folder.left_behind, if there is any.
 
   Args:
     workdir: folder of the run; None if there is none.

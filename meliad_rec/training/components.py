@@ -66,9 +66,9 @@ class Components:
     validation: evaluates parameters.
     meter: counts the metrics of training steps.
     identities: {name: text} of what the run reads, the same on all hosts.
-      'validation' and 'validation split' are those of evaluations.
-    match: names of the identities that must be those of a checkpoint from which
-      the run resumes.
+      'validation' and 'validation split' are what evaluations read.
+    match: names of the identities that a checkpoint must share, so that the run
+      can resume from it.
     documents: what the run reads, in words.
   """
 

@@ -163,8 +163,8 @@ def scale_by_param_rms(minimum: float = 1e-3) -> optax.GradientTransformation:
   """Returns a transformation that scales each update to its parameter's size.
 
   The update is multiplied by the root mean square of the parameter. The result
-  is that of optax.scale_by_param_block_rms, but that function reads all
-  parameters twice, so that it can be differentiated.
+  equals optax.scale_by_param_block_rms, but that function reads all parameters
+  twice, so that it can be differentiated.
 
   Args:
     minimum: the least factor.
