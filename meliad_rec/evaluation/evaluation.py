@@ -22,6 +22,7 @@ from meliad_rec.metrics.totals import Totals
 from meliad_rec.models.sharded_model import ShardedModel
 
 ABLATE_EVERY = 4  # Segments.
+_SEQUENCES = 'sequence_accuracy'
 _SHORTEST = 32  # Tokens of a segment that is made shorter.
 
 
@@ -223,7 +224,12 @@ def metrics_given(documents: Documents) -> list[str]:
 
   Metrics that modules sow and metrics of ablations are left out.
   """
-  return list(_metrics(Totals(tokens=1, scored=1), documents))
+  found = list(_metrics(Totals(tokens=1, scored=1), documents))
+  several = documents.have_sources
+  if documents.labels is not None:
+    before = np.concatenate([[0], np.cumsum(documents.labels != 0)])
+    several = np.diff(before[documents.starts]).max(initial=0) > 1
+  return [*found, _SEQUENCES] if several else found
 
 
 def evaluate_batch(
@@ -272,7 +278,7 @@ class _Sequences:
     if self._scored.max(initial=0) < 2:
       return {}
     wrong = self._wrong[self._scored > 0]
-    return {'sequence_accuracy': float((wrong == 0).mean())}
+    return {_SEQUENCES: float((wrong == 0).mean())}
 
 
 def _keep_nats(losses_out, batch, nats_BT):

@@ -90,6 +90,7 @@ BEST = {
   'perplexity': 'lowest',
   'word_perplexity': 'lowest',
   'accuracy': 'highest',
+  'sequence_accuracy': 'highest',
   'error': 'lowest',
   'mean_return': 'highest',
   'success': 'highest',

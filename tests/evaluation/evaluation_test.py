@@ -141,6 +141,10 @@ def test_sequences_without_an_error_are_counted(params):
   )
   found = evaluate(program, params, documents, 4)
   assert found['sequence_accuracy'] == pytest.approx(4 / 6)
+  assert metrics_given(documents)[-1] == 'sequence_accuracy'
+  one_each = np.concatenate([np.eye(1, n, n - 1, int)[0] for n in lengths])
+  of_one_label = dataclasses.replace(documents, labels=one_each)
+  assert 'sequence_accuracy' not in metrics_given(of_one_label)
   scored = sum(np.count_nonzero(each) for each in labels)
   assert found['accuracy'] == pytest.approx(1 - 2 / scored)
 

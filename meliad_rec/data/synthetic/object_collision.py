@@ -13,7 +13,7 @@ There is no label if they have never done so.
 This is the task of Sukhbaatar et al. 2021 (Expire-Span), by the rules of its
 authors' code, which has one stream of 50 million steps for training. Here a
 document is a stream of its own, and before the first collision all questions
-are random. Objects meet once in some 600 steps, so short streams have few
+are random. Objects meet once in some 350 steps, so short streams have few
 answers besides the last collision.
 
 Letters of this file: N documents, S steps of each, O the two objects, C colors.
