@@ -11,13 +11,13 @@ the gin files in a folder of your own. Each row is trained once for each seed,
 in OUT/ROW_seedN. Then its best checkpoint is evaluated on the test splits that
 the paper reports, or on --splits. Translations and summaries are written by the
 newest checkpoint, and scored. --scale=cpu makes the runs so small that two
-cores train them in an hour or two, and --scale=gpu fits one GPU. The table is
-in OUT/table.md, with the published value after a slash; the results of each run
-are in OUT/runs.csv, the curves in OUT/curves.png, and the results over the time
-of a training step in OUT/cost.png. If rows or splits differ by a number, such
-as test_64 and test_128, OUT/figure.png shows the results over this number. If
-rows have different metrics, there is a table and a set of figures for each. A
-run that fails leaves the others. Run again, the command resumes what is not
+cores train most rows in half an hour, and --scale=gpu fits one GPU. The table
+is in OUT/table.md, with the published value after a slash; the results of each
+run are in OUT/runs.csv, the curves in OUT/curves.png, and the results over the
+time of a training step in OUT/cost.png. If rows or splits differ by a number,
+such as test_64 and test_128, OUT/figure.png shows the results over this number.
+If rows have different metrics, there is a table and a set of figures for each.
+A run that fails leaves the others. Run again, the command resumes what is not
 finished.
 
 --sweep trains each row with each value of a setting, and names the best on the
