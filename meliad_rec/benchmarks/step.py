@@ -9,7 +9,8 @@ the table:
 - slide L+1: the baseline, the same with one more layer. According to section
   4.2 of Hutchins et al. 2022, a recurrent layer costs about as much as an
   additional ordinary layer.
-- xl L: as `slide L`, but a segment has one window (Transformer-XL).
+- xl L: as `slide L`, but a segment has one window (Transformer-XL). `xl L 2W`
+  and `xl L 4W` have windows of twice and four times the length.
 - rec GATE:CONFIGURATION: Block-Recurrent Transformer with one recurrent layer.
 - feedback GATE:CONFIGURATION: Transformer with block feedback.
 """
@@ -94,28 +95,35 @@ def recurrent(s: StepSizes, gate: Callable, gate_config: str) -> Cell:
   return stack.layers(s.layers, layer, special, (s.recurrent_at,))
 
 
-def feedback(s: StepSizes) -> Cell:
+def feedback(s: StepSizes, gate: Callable, gate_config: str) -> Cell:
   """Returns a cell of L layers with block feedback; see BlockFeedback."""
+  places = (s.recurrent_at,)
   return BlockFeedback(
-    s.config, s.layers, (s.recurrent_at,), s.slots, remat='auto'
+    s.config, s.layers, places, s.slots, gate, gate_config, remat='auto'
   )
 
 
 BASELINE = 'slide L+1'
+# {model whose segments have one window: multiple of the window's length}.
+XL = {'xl L': 1, 'xl L 2W': 2, 'xl L 4W': 4}
+_GATES = {'fixed': gates.FixedGate, 'lstm': gates.LSTMGate}
 CELLS = {
   'slide L': slide,
   BASELINE: functools.partial(slide, more=1),
-  'xl L': slide,  # With a segment of one window.
-  'rec fixed:skip': functools.partial(
-    recurrent, gate=gates.FixedGate, gate_config='skip'
-  ),
-  'rec fixed:dual': functools.partial(
-    recurrent, gate=gates.FixedGate, gate_config='dual'
-  ),
-  'rec lstm:dual': functools.partial(
-    recurrent, gate=gates.LSTMGate, gate_config='dual'
-  ),
-  'feedback fixed:skip': feedback,
+  **dict.fromkeys(XL, slide),
+  **{
+    f'rec {name}:{gate_config}': functools.partial(
+      recurrent, gate=gate, gate_config=gate_config
+    )
+    for name, gate in _GATES.items()
+    for gate_config in ('single', 'skip', 'dual')
+  },
+  **{
+    f'feedback {name}:{gate_config}': functools.partial(
+      feedback, gate=_GATES[name], gate_config=gate_config
+    )
+    for name, gate_config in (('fixed', 'skip'), ('lstm', 'single'))
+  },
 }
 
 
@@ -128,10 +136,13 @@ def programs(
     setting: sizes of the models.
     cells: {name: function that takes StepSizes and returns a cell}.
   """
-  return {
-    name: program(setting, cell(setting), name.startswith('xl'))
-    for name, cell in cells.items()
-  }
+  found = {}
+  for name, cell in cells.items():
+    window = XL.get(name, 1) * setting.config.window
+    config = dataclasses.replace(setting.config, window=window)
+    sizes = dataclasses.replace(setting, config=config)
+    found[name] = program(sizes, cell(sizes), name in XL)
+  return found
 
 
 def measure(

@@ -33,7 +33,7 @@ STEP = step.StepSizes(
   recurrent_at=-1,
   slots=3,
   rows=2,
-  segment=3 * W,
+  segment=4 * W,
   vocab=13,
 )
 
@@ -110,7 +110,8 @@ def test_every_row_is_a_model_of_the_same_tokens(unmeasured):
   rows = step.measure(STEP, 2)
   shapes = {name: row.tokens for name, row in rows.items()}
   # XL reads them in segments of one window.
-  assert shapes == dict.fromkeys(step.CELLS, (2, 3 * W)) | {'xl L': (6, W)}
+  xl = {'xl L': (8, W), 'xl L 2W': (4, 2 * W), 'xl L 4W': (2, 4 * W)}
+  assert shapes == dict.fromkeys(step.CELLS, (2, 4 * W)) | xl
 
 
 def test_counted_flops_are_close_to_the_formula(unmeasured):
