@@ -15,6 +15,7 @@ from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.explore.shown import smooth
@@ -62,6 +63,7 @@ def gain(
       not recurrent and there is no baseline.
   """
   check_count('top', top, 0)
+  named({'run': run})
   if baseline is None:
     cell = run.sharded.model.cell
     if not cell.is_recurrent:
@@ -126,19 +128,17 @@ def _draw_words(axes, words: list[dict]) -> None:
   axes.set_ylim(len(words) + 0.5, -0.5)
   style = {'family': 'monospace', 'size': 9, 'va': 'center'}
   for row, word in enumerate(words):
-    facts = f'{word["gain"]:+6.1f} bits, {back(word)}'
+    facts = f'{word["gain"]:+6.1f} bits, {previous_use(word)}'
     shown = dots(f'{word["before"][-50:]:>50}[{word["word"]}]')
     axes.text(0, row, f'{facts:52}{shown[:90]}', **style)
 
 
-def back(word: dict) -> str:
+def previous_use(word: dict) -> str:
   """Returns in words how far back the name in a word was used before."""
-  if word['back'] < 0:
-    return 'no name'
-  if not word['back']:
-    return f'first {dots(word["name"])}'
-  where = 'in' if word['in_window'] else 'outside'
-  return f'{word["back"]:,} tokens back ({where} the window)'
+  if word['back'] < 1:
+    return 'no name' if word['back'] < 0 else 'first use'
+  within = ', within the window' if word['in_window'] else ''
+  return f'{word["back"]:,} tokens back{within}'
 
 
 def _top_words(a, b, window: int | None, top: int) -> list[dict]:
