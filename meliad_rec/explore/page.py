@@ -195,7 +195,7 @@ def _fitted(render, text: str, found, on_progress) -> bytes:
       T = max(1, int(T * min(0.9, 0.95 * LIMIT / len(page))))
     bytes_ = bytes_[: ends[T]]
     found = found.isel(token=slice(T), choice=slice(K))
-    part = f'all {T:,}' if T == whole else f'the first {T:,} of {whole:,}'
+    part = f'all {T:,}' if whole == T else f'the first {T:,} of {whole:,}'
     note = {
       'shown': f'{part} tokens, and {K} of the most likely at each, so that '
       f'the page takes at most {LIMIT / 1e6:.0f} MB'
