@@ -15,6 +15,9 @@ _FEWEST = 12  # Rows of the panel for a shorter page.
 # A page may begin within a character, whose bytes then stay single.
 _ERRORS = 'surrogateescape'
 _LIMIT = 4.0  # Bits per character at which colors are strongest.
+_LOSS, _GAIN = '#D55E00', '#0072B2'  # As in the page of `meliad-rec explore`.
+# Light enough for black letters.
+_SHADES = '#EAA270', '#FFFFFF', '#6AB0D8'
 
 
 def plot_gain(a: TokenLosses, b: TokenLosses, out: str | Path) -> None:
@@ -64,7 +67,8 @@ def draw_distances(axes, a: TokenLosses, b: TokenLosses) -> None:
     if len(inside):
       labels.append(f'{low:,}-{high - 1:,}' if low else 'first use')
       gains.append(gain[inside].mean())
-  axes.bar(labels, gains)
+  colors = [_GAIN if gained > 0 else _LOSS for gained in gains]
+  axes.bar(labels, gains, color=colors)
   axes.tick_params(axis='x', rotation=60)
   axes.axhline(0, color='black', linewidth=0.8)
   axes.set_xlabel('tokens back to the previous use of a name')
@@ -73,6 +77,8 @@ def draw_distances(axes, a: TokenLosses, b: TokenLosses) -> None:
 
 def draw_page(figure, axes, a: TokenLosses, b: TokenLosses) -> None:
   """Draws the page of text on which B gains most over A, colored by gain."""
+  from matplotlib.colors import LinearSegmentedColormap
+
   gain = (a.nats - b.nats).astype(np.float64) / np.log(2)
   name, rows = _best_page(a, gain)
   width = max(map(len, rows))
@@ -83,7 +89,11 @@ def draw_page(figure, axes, a: TokenLosses, b: TokenLosses) -> None:
       style = {'family': 'monospace', 'size': 9}
       axes.text(x, y, character, ha='center', va='center', **style)
   image = axes.imshow(
-    color, cmap='PiYG', vmin=-_LIMIT, vmax=_LIMIT, aspect='auto'
+    color,
+    cmap=LinearSegmentedColormap.from_list('gain', _SHADES),
+    vmin=-_LIMIT,
+    vmax=_LIMIT,
+    aspect='auto',
   )
   axes.set_axis_off()
   axes.set_title(f'the page where B gains most: {name}')

@@ -1,7 +1,9 @@
 """Results of any function of this folder for several runs, side by side."""
 
+import collections
 from collections.abc import Callable
 from collections.abc import Mapping
+import re
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.trained_run import TrainedRun
 
 _DPI = 100
+_LUMINANCE = np.array([0.299, 0.587, 0.114])  # Weights of red, green and blue.
 
 
 def compare(
@@ -32,31 +35,39 @@ def compare(
 
   Returns:
     The arrays of the function with a first axis 'run'; where runs have axes of
-    different lengths, the shorter are filled with NaN. `data.attrs` holds
+    different lengths, the shorter are filled with NaN. Coordinates that differ,
+    such as the tokens before a border, have this axis, too. `data.attrs` holds
     {name of a run: its attributes}. The pictures are side by side, with the
     number of parameters and the time of a training step of each run above.
-    Curves are drawn to the same scale.
+    Curves and colors of the same quantity have the same scale.
 
   Raises:
-    ValueError: there is no run, the vocabularies differ, or the function
-      refuses a run.
+    ValueError: `runs` is not such a mapping, the vocabularies differ, or the
+      function refuses a run.
   """
   import xarray as xr
 
-  if not runs:
-    raise ValueError('There is no run to show. Give at least one.')
+  if not isinstance(runs, Mapping):
+    raise ValueError(
+      f'compare takes runs as {{name: run}}, got a {type(runs).__name__}.'
+    )
   check_vocabularies(runs)
   shown = {name: function(run, *args, **options) for name, run in runs.items()}
+  parts = [_indexed(one.data) for one in shown.values()]
+  own = [name for name in parts[0].coords if _differs(name, parts)]
   data = xr.concat(
-    [_indexed(one.data) for one in shown.values()],
+    [part.reset_coords(own) for part in parts],
     xr.Variable('run', list(runs)),
     coords='minimal',
     compat='override',
     join='outer',
     combine_attrs='drop',
   )
+  data = data.set_coords(own)
   data.attrs = {name: one.data.attrs for name, one in shown.items()}
-  _share_limits([one.figure for one in shown.values()])
+  for name, one in shown.items():
+    _rename(one.figure, runs[name], name)
+  _share_scales([one.figure for one in shown.values()])
   pictures = [_drawn(one.figure) for one in shown.values()]
   height = max(len(picture) for picture in pictures)
   widths = [picture.shape[1] for picture in pictures]
@@ -78,14 +89,75 @@ def _indexed(data):
   return data.assign_coords({n: np.arange(data.sizes[n]) for n in missing})
 
 
-def _share_limits(figures):
-  """Gives the same vertical range to the same panel of curves of figures."""
-  for panels in zip(*(figure.axes for figure in figures), strict=False):
+def _differs(name, parts) -> bool:
+  """Returns whether a coordinate that is no index differs among Datasets."""
+  first = parts[0][name].variable
+  return name not in first.dims and not all(
+    name in part.coords and first.equals(part[name].variable) for part in parts
+  )
+
+
+def _rename(figure, run, name):
+  """Gives a run in titles and legends its name, without its size and cost."""
+  cost = re.escape(f' ({size_and_cost(run)})')
+  own = re.compile(rf'(?<!\w){re.escape(run.name)}(?!\w)({cost})?')
+  renamed = lambda text: own.sub(lambda _: name, text)
+  if figure.get_suptitle():
+    figure.suptitle(renamed(figure.get_suptitle()))
+  for axes in figure.axes:
+    if axes.get_legend() is not None:
+      for text in axes.get_legend().get_texts():
+        text.set_text(renamed(text.get_text()))
+
+
+def _share_scales(figures):
+  """Gives panels of one quantity the same vertical range, or the same colors.
+
+  Panels show one quantity if their labels are equal. Of several such panels in
+  a figure, those in the same place are compared.
+  """
+  panels_of = collections.defaultdict(list)
+  for figure in figures:
+    seen: dict[tuple, int] = collections.Counter()
+    for axes in figure.axes:
+      labels = _labels(axes)
+      panels_of[labels, seen[labels]].append(axes)
+      seen[labels] += 1
+  for panels in panels_of.values():
     if all(axes.lines and not axes.images for axes in panels):
       limits_N2 = np.array([axes.get_ylim() for axes in panels])
       if (limits_N2[:, 0] < limits_N2[:, 1]).all():
         for axes in panels:
           axes.set_ylim(limits_N2[:, 0].min(), limits_N2[:, 1].max())
+    elif all(axes.images for axes in panels):
+      images = [axes.images[0] for axes in panels]
+      limits_N2 = np.array([image.get_clim() for image in images], np.float64)
+      for image in images:
+        image.set_clim(limits_N2[:, 0].min(), limits_N2[:, 1].max())
+        _recolor_texts(image)
+
+
+def _labels(axes) -> tuple[str, ...]:
+  """Returns the labels of a panel, and of the bar of its colors."""
+  labels = axes.get_xlabel(), axes.get_ylabel()
+  if axes.images and axes.images[0].colorbar:
+    bar = axes.images[0].colorbar.ax
+    labels += bar.get_xlabel(), bar.get_ylabel()
+  return labels
+
+
+def _recolor_texts(image):
+  """Makes letters on the cells of a heat map white or black, to be readable."""
+  values_YX = image.get_array()
+  left, right, bottom, top = image.get_extent()
+  Y, X = values_YX.shape[:2]
+  for text in image.axes.texts:
+    x, y = text.get_position()
+    column = int((x - left) / (right - left) * X)
+    row = int((y - top) / (bottom - top) * Y)
+    if 0 <= column < X and 0 <= row < Y:
+      shade = image.cmap(image.norm(values_YX[row, column]))[:3] @ _LUMINANCE
+      text.set_color('white' if shade < 0.5 else 'black')
 
 
 def _drawn(figure) -> np.ndarray:

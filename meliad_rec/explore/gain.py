@@ -8,19 +8,24 @@ import dataclasses
 
 import numpy as np
 
+from meliad_rec.config.values import check_count
 from meliad_rec.evaluation import gain_plot
 from meliad_rec.evaluation.compare import word_starts
 from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.explore.shown import smooth
+from meliad_rec.report.console import dots
 from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.trained_run import TrainedRun
 
 _BEFORE = 90  # Bytes of text before a word.
+_LISTED = 8  # Words listed in the figure.
+_SPACE = b' \t\n\r\f\v'
 
 
 def gain(
@@ -28,33 +33,56 @@ def gain(
   text: str,
   baseline: TrainedRun | None = None,
   top: int = 4,
+  *,
+  clear_every: int | None = None,
 ) -> Shown:
   """Shows at which tokens the recurrent state helps.
 
   Args:
-    run: a recurrent run.
+    run: a recurrent run, or any run if there is a baseline.
     text: a document.
     baseline: another run with the same vocabulary, to compare with. None
-      compares with the same run, whose state is cleared before every block.
+      compares with the same run, whose state is cleared again and again.
     top: number of words that gain most to list.
+    clear_every: number of tokens after which the state is cleared if there is
+      no baseline, a multiple of `run.block`. None: one block, the length of
+      which depends on the model.
 
   Returns:
     'nats' and 'baseline_nats' [token], the losses of the run and of the
     baseline, and 'gain', baseline_nats - nats in bits: positive where the run
-    predicts better. `data.attrs['top']` lists
-    the words that gain most: the 'word', the text 'before' it, its first
-    'byte', its 'gain' in bits, 'back', the number of tokens back to its
-    previous use (0 if there is none), and 'in_window', whether that use is
-    within the window of attention.
+    predicts better. `data.attrs['top']` lists the words that gain most, not
+    counting the whitespace before them: the 'word', the text 'before' it, its
+    first 'byte', its 'gain' in bits, and the 'name' in it that gains most, ''
+    if it holds none; see name_distance. 'back' is the number of tokens back to
+    the previous use of this name, 0 at its first use and -1 without a name.
+    'in_window' is whether that use is within the window of attention.
 
   Raises:
-    ValueError: the vocabularies differ, or the run cannot read the text.
+    ValueError: the vocabularies differ, the run cannot read the text, or it is
+      not recurrent and there is no baseline.
   """
+  check_count('top', top, 0)
+  named({'run': run})
   if baseline is None:
-    other = run.predictions(text, 1, clear_every=run.block)
+    cell = run.sharded.model.cell
+    if not cell.is_recurrent:
+      raise ValueError(
+        f'{type(cell).__name__} has no recurrent state to clear, so there is '
+        'nothing to compare with. Choose a recurrent run, or give a baseline.'
+      )
+    every = run.block if clear_every is None else clear_every
+    check_count('clear_every', every, 1)
+    other = run.predictions(text, 1, clear_every=every)
+    against = f'state cleared every {every:,} tokens'
   else:
+    if clear_every is not None:
+      raise ValueError(
+        'With a baseline, no state is cleared. Give clear_every or baseline.'
+      )
     check_vocabularies({'run': run, 'baseline': baseline})
     other = baseline.predictions(text, 1)
+    against = baseline.name
   data = run.predictions(text, 1)[['nats']]
   data['baseline_nats'] = other['nats']
   data['gain'] = (data['baseline_nats'] - data['nats']) / np.log(2)
@@ -63,15 +91,18 @@ def gain(
   a = dataclasses.replace(losses, nats=data['baseline_nats'].values)
   b = dataclasses.replace(losses, nats=data['nats'].values)
   data.attrs['top'] = _top_words(a, b, run.window, top)
-  figure = new_figure(13, 6.5)
-  grid = figure.add_gridspec(2, 2, width_ratios=[1, 1.6])
-  against = 'state cleared' if baseline is None else baseline.name
-  names = against, run.name
-  _draw_losses(figure.add_subplot(grid[0, 0]), a, b, names)
+  listed = data.attrs['top'][:_LISTED]
+  lines = 0.22 * len(listed) + 0.3
+  figure = new_figure(13, 6.5 + lines)
+  grid = figure.add_gridspec(
+    3, 2, width_ratios=[1, 1.6], height_ratios=[3.25, 3.25, lines]
+  )
+  _draw_losses(figure.add_subplot(grid[0, 0]), a, b, (against, run.name))
   gain_plot.draw_distances(figure.add_subplot(grid[1, 0]), a, b)
-  page = figure.add_subplot(grid[:, 1])
+  page = figure.add_subplot(grid[:2, 1])
   gain_plot.draw_page(figure, page, a, b)
   page.set_title('the part that gains most')
+  _draw_words(figure.add_subplot(grid[2, :]), listed)
   total = [x.nats.mean() / np.log(2) for x in (a, b)]
   title = f'{run.name} ({size_and_cost(run)}): {total[1]:.3f} bits/token'
   if baseline is not None:
@@ -91,27 +122,62 @@ def _draw_losses(axes, a, b, names):
   axes.grid(alpha=0.3)
 
 
+def _draw_words(axes, words: list[dict]) -> None:
+  """Writes a line about each word."""
+  axes.set_axis_off()
+  axes.set_ylim(len(words) + 0.5, -0.5)
+  style = {'family': 'monospace', 'size': 9, 'va': 'center'}
+  for row, word in enumerate(words):
+    facts = f'{word["gain"]:+6.1f} bits, {previous_use(word)}'
+    shown = dots(f'{word["before"][-50:]:>50}[{word["word"]}]')
+    axes.text(0, row, f'{facts:52}{shown[:90]}', **style)
+
+
+def previous_use(word: dict) -> str:
+  """Returns in words how far back the name in a word was used before."""
+  if word['back'] < 1:
+    return 'no name' if word['back'] < 0 else 'first use'
+  within = ', within the window' if word['in_window'] else ''
+  return f'{word["back"]:,} tokens back{within}'
+
+
 def _top_words(a, b, window: int | None, top: int) -> list[dict]:
   """Returns facts about the words at which B gains most over A."""
-  firsts = word_starts(b)
-  gained = np.add.reduceat((a.nats - b.nats).astype(np.float64), firsts)
+  text, starts = b.text.tobytes(), np.append(word_starts(b), len(b.tokens))
+  bounds, words = b.bytes_[starts].tolist(), []
+  for low, high, end in zip(bounds, bounds[1:], starts[1:], strict=False):
+    low = high - len(text[low:high].lstrip(_SPACE))
+    if low < high:  # There is more than whitespace.
+      first = np.searchsorted(b.bytes_, low, 'right') - 1
+      words.append((low, high, first, end))
+  words_N4 = np.array(words, np.int64).reshape(-1, 4)
+  bits = (a.nats - b.nats).astype(np.float64) / np.log(2)
+  total = np.concatenate([[0], np.cumsum(bits)])
+  gained_N = total[words_N4[:, 3]] - total[words_N4[:, 2]]
   names = Names.of(b)
+  of_names = names.nats(a) - names.nats(b)
   found = []
-  for i in np.argsort(-gained, kind='stable')[:top]:
-    first = firsts[i]
-    end = firsts[i + 1] if i + 1 < len(firsts) else len(b.tokens)
-    low, high = b.bytes_[first], b.bytes_[end]
-    show = lambda i, k: b.text[i:k].tobytes().decode(errors='replace')
-    inside = (names.first >= first) & (names.first < end)
-    back = int(names.distance[inside].max(initial=0))
+  for i in np.argsort(-gained_N, kind='stable')[:top]:
+    low, high, first, end = words_N4[i].tolist()
+    inside = np.flatnonzero((names.first >= first) & (names.first < end))
+    name, distance = '', -1
+    if len(inside):
+      best = inside[of_names[inside].argmax()]
+      span = b.bytes_[names.first[best]], b.bytes_[names.end[best]]
+      name, distance = _decoded(text, *span), int(names.distance[best])
     found.append(
       {
-        'word': show(low, high),
-        'before': show(max(low - _BEFORE, 0), low),
-        'byte': int(low),
-        'gain': float(gained[i] / np.log(2)),
-        'back': back,
-        'in_window': bool(window and 0 < back <= window),
+        'word': _decoded(text, low, high),
+        'before': _decoded(text, max(low - _BEFORE, 0), low),
+        'byte': low,
+        'gain': float(gained_N[i]),
+        'name': name.strip(),
+        'back': distance,
+        'in_window': bool(window and 0 < distance <= window),
       }
     )
   return found
+
+
+def _decoded(text: bytes, low: int, high: int) -> str:
+  return text[low:high].decode(errors='replace')

@@ -24,11 +24,13 @@ from meliad_rec.explore.forgetting import by_position
 from meliad_rec.explore.forgetting import forgetting
 from meliad_rec.explore.forgetting import state_gradients
 from meliad_rec.explore.gain import gain
+from meliad_rec.explore.gain import previous_use
 from meliad_rec.explore.lens import lens
 from meliad_rec.explore.recalled import attention_map
 from meliad_rec.explore.recalled import memory_sources
 from meliad_rec.explore.recalled import recalled
 from meliad_rec.explore.shown import Shown
+from meliad_rec.explore.shown import step_time
 from meliad_rec.explore.state_map import slots_of
 from meliad_rec.explore.state_map import state_map
 from meliad_rec.runs.trained_run import TrainedRun
@@ -60,21 +62,20 @@ def write_page(
     name: name of the text.
     baseline: run to compare with; see `gain`. None compares a recurrent run
       with the same run whose state is cleared before every block.
-    top: number of likely tokens to show at each token.
+    top: number of likely tokens to show at each token. A page that would take
+      more than LIMIT shows fewer, and then only the beginning of the text.
     on_progress: called with the name of each part before it is made, and with
       the reason if it is left out.
 
   Raises:
-    ValueError: the run cannot read the text, the page would take more than
-      LIMIT, or it cannot be written.
+    ValueError: the run cannot read the text, or the page cannot be written.
   """
   on_progress('predictions')
   found = run.predictions(text, top)
   figures: dict[str, tuple[str, Shown]] = {}
-  columns = _token_columns(text, found)
   summary = {
     'run': f'{run.workdir}, step {run.step:,}',
-    'parameters': f'{run.parameters:,}',
+    'parameters': _size(run),
     'text': f'{name}, {found.sizes["token"]:,} tokens, '
     f'{len(text.encode()):,} bytes',
     'loss': _bits(found['nats'], text),
@@ -83,30 +84,41 @@ def write_page(
   if recurrent or baseline is not None:
     on_progress('gain')
     shown = gain(run, text, baseline)
-    columns['gain'] = _signed(shown.data['gain'].values)
+    found['gain'] = shown.data['gain']
     title = 'How much the state lowers the loss, and where most'
-    label = 'loss, state cleared before each block'
+    label = f'loss, state cleared every {run.block:,} tokens'
     if baseline is not None:
       title = "How much lower the loss is than the baseline's, and where most"
-      label = f'loss of {baseline.workdir}, {baseline.parameters:,} parameters'
+      label = f'loss of {baseline.workdir}, step {baseline.step:,}'
+      summary['parameters of the baseline'] = _size(baseline)
     figures['gain'] = title, shown
     summary[label] = _bits(shown.data['baseline_nats'], text)
-  states = None
+  states, columns = None, {}
   if recurrent:
     on_progress('states')
-    states = _state_columns(run, text, columns)
+    try:
+      states, columns = _state_columns(run, text)
+    except ValueError as error:  # They may be too large.
+      on_progress(f'  left out: {error}')
   for title, make in _figures(run, text, recurrent, baseline).items():
     on_progress(title)
     try:
       figures[title] = title, make()
     except ValueError as error:  # The model or text may have none of this kind.
       on_progress(f'  left out: {error}')
-  page = _fill(name, columns, states, found, summary, figures)
-  if len(page) > LIMIT:
-    raise ValueError(
-      f'The page would take {len(page) / 1e6:.1f} MB, but the limit is '
-      f'{LIMIT / 1e6:.0f}. Show fewer likely tokens, or give a shorter text.'
-    )
+  page = _fitted(
+    lambda bytes_, found, note: _fill(
+      name,
+      columns | _token_columns(bytes_, found),
+      states,
+      found,
+      summary | note,
+      figures,
+    ),
+    text,
+    found,
+    on_progress,
+  )
   try:
     output_file.write(Path(out), page)
   except OSError as error:
@@ -163,6 +175,41 @@ def _every(run: TrainedRun, text: str, states: int) -> int:
   return run.block * max(1, round(blocks / states))
 
 
+def _fitted(render, text: str, found, on_progress) -> bytes:
+  """Returns the page, which shows less of a text too long for LIMIT.
+
+  Args:
+    render: function from the bytes of a text, its predictions and a note for
+      the table to the page.
+    text: the whole text.
+    found: its predictions.
+    on_progress: called with what the page shows, if this is not all.
+  """
+  T, K = found.sizes['token'], found.sizes['choice']
+  whole, bytes_, note = T, text.encode(), {}
+  ends = np.append(found['byte'].values, len(bytes_))
+  while len(page := render(bytes_, found, note)) > LIMIT and T > 1:
+    if K > 1:
+      K //= 2
+    else:
+      T = max(1, int(T * min(0.9, 0.95 * LIMIT / len(page))))
+    bytes_ = bytes_[: ends[T]]
+    found = found.isel(token=slice(T), choice=slice(K))
+    part = f'all {T:,}' if whole == T else f'the first {T:,} of {whole:,}'
+    note = {
+      'shown': f'{part} tokens, and {K} of the most likely at each, so that '
+      f'the page takes at most {LIMIT / 1e6:.0f} MB'
+    }
+  if note:
+    on_progress(f'The page shows {note["shown"]}.')
+  return page
+
+
+def _size(run: TrainedRun) -> str:
+  """Returns the number of parameters, and the time of a step if known."""
+  return ', '.join(filter(None, (f'{run.parameters:,}', step_time(run))))
+
+
 def _bits(nats, text: str) -> str:
   bits = float(nats.sum()) / np.log(2)
   return f'{bits / len(text.encode()):.4f} bits per byte'
@@ -177,23 +224,26 @@ def _unsigned(nats: np.ndarray) -> np.ndarray:
   return np.clip(np.round(bits * STEPS), 0, 255).astype(np.uint8)
 
 
-def _token_columns(text, found) -> dict[str, np.ndarray]:
+def _token_columns(text: bytes, found) -> dict[str, np.ndarray]:
   """Returns the columns of the page, arrays with one row for each token."""
-  bytes_ = np.append(found['byte'].values, len(text.encode()))
+  bytes_ = np.append(found['byte'].values, len(text))
   _, at = np.unique(found['top_ids'].values, return_inverse=True)
   smallest = np.min_scalar_type(at.max())
-  return {
-    'text': np.frombuffer(text.encode(), np.uint8),
+  columns = {
+    'text': np.frombuffer(text, np.uint8),
     'length': np.diff(bytes_).astype(np.uint16),
     'nats': _unsigned(found['nats'].values),
     'rank': np.minimum(found['rank'].values, 255).astype(np.uint8),
     'top': at.reshape(found['top_ids'].shape).astype(smallest),
     'top_nats': _unsigned(found['top_nats'].values),
   }
+  if 'gain' in found:
+    columns['gain'] = _signed(found['gain'].values)
+  return columns
 
 
-def _state_columns(run, text, columns) -> dict[str, Any]:
-  """Adds columns of states at some block borders; returns their description.
+def _state_columns(run, text) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+  """Returns a description of states at some block borders, and their columns.
 
   Vectors of more than 128 elements or 64 slots are thinned out.
   """
@@ -213,13 +263,18 @@ def _state_columns(run, text, columns) -> dict[str, Any]:
   deviation /= deviation.std(0) + 1e-9
   largest = np.abs(s_NLSD).max() + 1e-9
   whole = lambda a: np.clip(np.round(127 * a), -127, 127).astype(np.int8)
-  columns['deviation'] = whole(deviation / 3)
-  columns['value'] = whole(s_NLSD / largest)
-  return {
+  columns = {
+    'deviation': whole(deviation / 3),
+    'value': whole(s_NLSD / largest),
+  }
+  description = {
     'shape': list(s_NLSD.shape),
+    'whole': [len(run.encode(text)) // run.block + 1, S, D],
+    'largest': float(largest),
     'tokens': tokens.tolist(),
     'layers': ['state' if n is None else f'layer {n}' for n in layers],
   }
+  return description, columns
 
 
 def _fill(name, columns, states, found, summary, figures) -> bytes:
@@ -261,20 +316,22 @@ def _fill(name, columns, states, found, summary, figures) -> bytes:
 def _top_words(top: list[dict]) -> str:
   """Returns a table of the words that gain most, as HTML."""
   rows = ''.join(
-    '<tr><td class="number">{gain:.1f}</td><td class="number">{back}</td>'
-    '<td>{inside}</td><td><code>{before}<b>{word}</b></code></td></tr>'.format(
+    '<tr><td class="number">{gain:.1f}</td><td><code>{name}</code></td>'
+    '<td>{back}</td><td><code>{before}<b>{word}</b></code></td></tr>'.format(
       gain=word['gain'],
-      back=f'{word["back"]:,}' if word['back'] else '-',
-      inside='yes' if word['in_window'] else 'no',
+      name=html.escape(word['name']),
+      back=previous_use(word),
       before=html.escape(word['before'][-60:]),
       word=html.escape(word['word']),
     )
     for word in top
   )
   return (
-    '<p>The words that gain most: the gain in bits, the tokens back to their '
-    'previous use, and whether that is within the window of attention.</p>'
-    f'<table><tr><th>gain</th><th>back</th><th>in window</th><th>word</th></tr>'
+    '<p>The words that gain most: the gain in bits, the name in the word that '
+    'gains most, its previous use, and the word in its context. Without '
+    '"within the window", the attention of one layer does not reach it.</p>'
+    '<table><tr><th>gain</th><th>name</th><th>previous use</th>'
+    '<th>word</th></tr>'
     f'{rows}</table>'
   )
 

@@ -12,6 +12,7 @@ import numpy as np
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.runs.trained_run import TrainedRun
+from meliad_rec.storage import output_file
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -45,7 +46,12 @@ class Shown:
     return self.data.to_dataframe().reset_index()
 
   def to_csv(self, path: str | os.PathLike[str]) -> None:
-    """Writes the table to a CSV file."""
+    """Writes the table to a CSV file.
+
+    Raises:
+      ValueError: the file cannot be written.
+    """
+    output_file.check(path)
     self.table().to_csv(path, index=False)
 
   def save(self, path: str | os.PathLike[str], dpi: int = 120) -> None:
@@ -54,7 +60,11 @@ class Shown:
     Args:
       path: path of the file; its suffix, such as .png or .svg, is the format.
       dpi: resolution of the picture.
+
+    Raises:
+      ValueError: the file cannot be written.
     """
+    output_file.check(path)
     plot.save(self.figure, path, dpi)
 
   def _repr_png_(self) -> bytes:
@@ -65,7 +75,20 @@ class Shown:
 
 
 def named(runs: Runs) -> Mapping[str, TrainedRun]:
-  """Returns {name: run}; a single run has the name of its folder."""
+  """Returns {name: run}; a single run has the name of its folder.
+
+  Raises:
+    ValueError: there is no run, or something else than runs.
+  """
+  known = runs if isinstance(runs, Mapping) else {'': runs}
+  if not known:
+    raise ValueError('There is no run to show. Give at least one.')
+  for run in known.values():
+    if not isinstance(run, TrainedRun):
+      raise ValueError(
+        'A run that meliad_rec.load_run opened is needed, or {name: run} where '
+        f'several can be compared, got a {type(run).__name__}.'
+      )
   return runs if isinstance(runs, Mapping) else {runs.name: runs}
 
 
@@ -79,18 +102,26 @@ def check_vocabularies(runs: Runs) -> None:
 
 
 def size_and_cost(run: TrainedRun) -> str:
-  """Returns '0.97 M parameters, 350 ms/step'.
+  """Returns '0.97 M parameters, 350 ms/step', or without `step_time`."""
+  size = f'{_three_digits(run.parameters / 1e6)} M parameters'
+  return ', '.join(filter(None, (size, step_time(run))))
 
-  The second number is the median time of a training step; it is left out if the
-  folder has no metrics.
+
+def step_time(run: TrainedRun) -> str:
+  """Returns the median time of a training step, such as '350 ms/step'.
+
+  Returns '' if the folder of the run has no metrics.
   """
-  text = f'{run.parameters / 1e6:.3g} M parameters'
   if (run.workdir / journal.NAME).is_file():
     records = journal.read(journal.path(run.workdir))
     seconds = [r['step_seconds'] for r in records if 'step_seconds' in r]
     if seconds:
-      text += f', {1000 * statistics.median(seconds):.3g} ms/step'
-  return text
+      return f'{_three_digits(1000 * statistics.median(seconds))} ms/step'
+  return ''
+
+
+def _three_digits(x: float) -> str:
+  return f'{x:,.0f}' if x >= 100 else f'{x:.3g}'
 
 
 def heat_map(

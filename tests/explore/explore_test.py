@@ -14,9 +14,11 @@ from meliad_rec import explore
 from meliad_rec.data.vocabulary import Words
 from meliad_rec.evaluation.recording import Request
 from meliad_rec.explore.probe import ridge
+from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.explore.state_map import effective_rank
 from meliad_rec.metrics.losses import cross_entropy
+from meliad_rec.report import journal
 from meliad_rec.runs.trained_run import load_run
 from tests import observed
 from tests import trained
@@ -52,10 +54,43 @@ def test_gain(tmp_path):
   assert top[0]['gain'] >= top[1]['gain']
   for word in top:
     at = word['byte']
-    assert TEXT[at : at + len(word['word'])] == word['word']
+    assert TEXT[at : at + len(word['word'])] == word['word'].strip()
+    close(word['gain'], shown.data['gain'][at : at + len(word['word'])].sum())
+    name = TEXT.index(word['name'], at)
+    before = TEXT.rfind(word['name'], 0, name)
+    assert word['back'] == (0 if before < 0 else name - before)
     assert word['in_window'] == (0 < word['back'] <= W)
   other = explore.gain(run, TEXT, baseline=observed.run('lstm'))
   close(other.data['baseline_nats'], observed.run('lstm').nats(TEXT)[0])
+  rarely = explore.gain(run, TEXT, top=0, clear_every=2 * W)
+  cleared = run.predictions(TEXT, clear_every=2 * W)['nats'].values
+  close(rarely.data['baseline_nats'], cleared)
+  assert rarely.data.attrs['top'] == []
+  assert 'cleared every 16 tokens' in rarely.figure.get_suptitle()
+
+
+def test_words_without_a_name_are_not_first_uses():
+  shown = explore.gain(block_recurrent(), 'cat = 1\n\n  cat + 22\n', top=9)
+  backs = {w['byte']: (w['word'], w['back']) for w in shown.data.attrs['top']}
+  assert backs == {
+    0: ('cat', 0),
+    4: ('=', -1),
+    6: ('1', -1),
+    11: ('cat', 11),
+    15: ('+', -1),
+    17: ('22', -1),
+  }
+
+
+def test_gain_needs_something_to_compare_with():
+  window, lstm = observed.run('window'), observed.run('lstm')
+  with pytest.raises(ValueError, match='no recurrent state to clear'):
+    explore.gain(window, TEXT)
+  explore.gain(window, TEXT, baseline=lstm)
+  with pytest.raises(ValueError, match='top must be'):
+    explore.gain(lstm, TEXT, top=-1)
+  with pytest.raises(ValueError, match='clear_every or baseline'):
+    explore.gain(lstm, TEXT, window, clear_every=W)
 
 
 @pytest.mark.slow
@@ -89,7 +124,6 @@ def test_results_of_runs_side_by_side(show, tmp_path):
 def test_panels_of_curves_have_one_scale():
   import xarray as xr
 
-  from meliad_rec.explore.shown import Shown
   from meliad_rec.report.plot import new_figure
 
   def show(run, _):
@@ -105,6 +139,65 @@ def test_panels_of_curves_have_one_scale():
   assert {figure.axes[0].get_ylim() for figure in drawn} == {(-0.1, 2.1)}
   with pytest.raises(ValueError, match='at least one'):
     explore.compare(show, {}, TEXT)
+  with pytest.raises(ValueError, match='as {name: run}, got a TrainedRun'):
+    explore.compare(show, lstm, TEXT)
+
+
+def test_heat_maps_and_coordinates_side_by_side():
+  """Panels are paired by their labels; each run has its own coordinates."""
+  import xarray as xr
+
+  from meliad_rec.explore.shown import heat_map
+  from meliad_rec.report.plot import new_figure
+
+  def show(run, _):
+    high, figure = 1 + (run is lstm), new_figure(3, 4)
+    panels = figure.subplots(1 + high)
+    if high == 2:  # The other run has no such panel.
+      panels[0].plot([0, 9])
+      panels[0].set_ylabel('gate')
+    heat_map(panels[-2], [[0, high]], 'loss', (0, 2, 1, 0))
+    panels[-2].text(1.5, 0.5, 'x', color='black')
+    panels[-1].plot([0, high])
+    figure.suptitle(f'the name {run.name} ({size_and_cost(run)})')
+    drawn.append(figure)
+    tokens = 'border', [high, 2 * high]
+    data = {'same': ('border', [1.0, 2.0])}
+    both = {'tokens': tokens, 'id': ('border', [3, 4])}
+    return Shown(xr.Dataset(data, both), figure)
+
+  drawn, lstm = [], observed.run('lstm')
+  shown = explore.compare(show, {'b': block_recurrent(), 'a': lstm}, TEXT)
+  assert shown.data['tokens'].values.tolist() == [[1, 2], [2, 4]]
+  assert shown.data['id'].values.tolist() == [3, 4]
+  images = [a.images[0] for f in drawn for a in f.axes if a.images]
+  assert [image.get_clim() for image in images] == [(0, 2)] * 2
+  assert [i.axes.texts[0].get_color() for i in images] == ['white', 'black']
+  assert [f.get_suptitle() for f in drawn] == ['the name b', 'the name a']
+  assert drawn[0].axes[1].get_ylim() == drawn[1].axes[2].get_ylim()
+
+
+def test_mistakes_in_runs_and_paths(tmp_path):
+  for runs in ([block_recurrent()], 'runs/tiny'):
+    with pytest.raises(ValueError, match=f'got a {type(runs).__name__}'):
+      explore.by_position(runs, TEXT)
+  with pytest.raises(ValueError, match='at least one'):
+    explore.by_position({}, TEXT)
+  with pytest.raises(ValueError, match='got a str'):
+    explore.gain('runs/tiny', TEXT)
+  shown = Shown(pd.DataFrame(), None)
+  for write in (shown.save, shown.to_csv):
+    with pytest.raises(ValueError, match='does not exist'):
+      write(tmp_path / 'none' / 'file')
+
+
+def test_great_times_have_no_exponent(monkeypatch, tmp_path):
+  run = copy.copy(observed.run('window'))
+  run.workdir = tmp_path
+  (tmp_path / journal.NAME).write_text('')
+  records = [{'step_seconds': 1.3104}]
+  monkeypatch.setattr(journal, 'read', lambda path: records)
+  assert size_and_cost(run).endswith(' M parameters, 1,310 ms/step')
 
 
 def test_effective_rank():
@@ -299,7 +392,7 @@ def test_runs_with_different_vocabularies_are_refused(show):
 def test_size_and_cost(tmp_path):
   run = load_run(trained.folder())
   text = size_and_cost(run)
-  assert re.fullmatch(r'[\d.]+ M parameters, [\d.e+]+ ms/step', text)
+  assert re.fullmatch(r'[\d.]+ M parameters, [\d.,]+ ms/step', text)
   assert size_and_cost(observed.run('window')).endswith(' M parameters')
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+from importlib.resources import files
 import json
 import re
 import shutil
@@ -75,11 +76,45 @@ def test_pages_of_other_architectures(name, tmp_path):
   assert ('of which the memory is made' in text) == (name == 'feedback')
 
 
-def test_pages_that_would_be_too_large(tmp_path, monkeypatch):
-  monkeypatch.setattr(page, 'LIMIT', 1000)
-  with pytest.raises(ValueError, match='shorter text'):
-    write_page(observed.run('window'), TEXT, tmp_path / 'page.html')
-  assert list(tmp_path.iterdir()) == []
+def test_long_texts_are_shortened_to_fit(tmp_path, monkeypatch):
+  """Likely tokens are left out first, and then the end of the text."""
+  run, out = observed.run('window'), tmp_path / 'page.html'
+  long = ''.join(np.random.default_rng(0).choice(list('abcd\u2713 '), 4000))
+  monkeypatch.setattr(page, '_figures', lambda *_: {})
+  write_page(run, long, out)
+  full = out.stat().st_size
+  template = (files(page.__package__) / 'page.html').stat().st_size
+  little = template + 2500 + (full - template) // 10
+  sizes, told = {}, []
+  for limit in (full, full - 1, little):
+    monkeypatch.setattr(page, 'LIMIT', limit)
+    write_page(run, long, out, on_progress=told.append)
+    facts = facts_of(out)
+    T, K = facts['tokens'], facts['choices']
+    sizes[limit] = T, K
+    assert out.stat().st_size <= limit
+    columns = facts['columns']
+    assert columns['text'].tobytes() == long.encode()[:T]
+    assert columns['top'].shape == columns['top_nats'].shape == (T * K,)
+    assert columns['nats'].shape == columns['length'].shape == (T,)
+    assert ('<th>shown</th>' in out.read_text()) == (K < 5)
+  whole = len(long.encode())
+  assert sizes[full] == (whole, 5)
+  assert sizes[full - 1] == (whole, 2)
+  assert sizes[little][0] < whole and sizes[little][1] == 1
+  assert f'the first {sizes[little][0]:,} of {whole:,} tokens' in told[-1]
+
+
+def test_states_that_are_too_large_are_left_out(tmp_path, monkeypatch):
+  def refuse(*_):
+    raise ValueError('too large')
+
+  run, told = observed.run('lstm'), []
+  monkeypatch.setattr(page, '_figures', lambda *_: {})
+  monkeypatch.setattr(page, '_state_columns', refuse)
+  write_page(run, TEXT, tmp_path / 'page.html', on_progress=told.append)
+  assert facts_of(tmp_path / 'page.html')['states'] is None
+  assert told[-1] == '  left out: too large'
 
 
 @pytest.mark.slow
@@ -148,6 +183,18 @@ def test_in_a_browser(scheme, tmp_path):
     assert 'Token\t4,000\n' in tab.inner_text('#facts')
     tab.keyboard.press('ArrowLeft')
     assert tab.input_value('#page') == '1'
+    tab.keyboard.press('End')
+    assert tab.input_value('#page') == '3'
+    tab.focus('#strip')
+    tab.keyboard.press('ArrowLeft')
+    assert tab.input_value('#page') == '2'
+    tab.keyboard.press('Home')
+    assert tab.input_value('#page') == '1'
+    tab.fill('#page', '1.5')
+    tab.keyboard.press('Enter')
+    assert tab.input_value('#page') == '2'
+    tab.focus('#text')
+    tab.keyboard.press('Home')
     # The mouse does, too.
     tab.hover('#text span[data-token="6"]')
     assert 'Token\t6\n' in tab.inner_text('#facts')
