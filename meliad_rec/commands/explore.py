@@ -26,9 +26,7 @@ from meliad_rec.storage import output_file
 
 def define_flags() -> None:
   run_flags.define_step_flags()
-  flags.DEFINE_string(
-    'out', None, 'Path of the page, an .html file.', required=True
-  )
+  flags.DEFINE_string('out', None, 'Path of the page, an .html file.')
   flags.DEFINE_string(
     'baseline', None, 'Folder of a run to compare with; see above.'
   )
@@ -44,6 +42,8 @@ def main(argv: list[str]) -> None:
       'Give the folder of a run and a text file, as in: meliad-rec explore RUN '
       f'TEXT --out=report.html. Got {len(argv) - 1} arguments.'
     )
+  if not args.out:
+    raise ValueError('A page needs a path. Add --out=report.html.')
   output_file.check(args.out, '.html')
   workdir, path = argv[1:]
   text = read_text(path)

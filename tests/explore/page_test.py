@@ -131,8 +131,8 @@ def test_command(tmp_path, capsys):
   'arguments, message',
   [
     (['{run}'], 'Got 1 arguments'),
-    (['{run}', '{text}'], '--out must name'),
-    (['{run}', '{text}', '--out={tmp}/page.pdf'], 'an .html file'),
+    (['{run}', '{text}'], 'A page needs a path'),
+    (['{run}', '{text}', '--out={tmp}/page.pdf'], 'does not end in .html'),
     (['{run}', '{text}', '--out={tmp}/no/page.html'], 'no/page.html'),
     (['{run}', '{tmp}/none', '--out={tmp}/p.html'], 'cannot be read'),
     (['{tmp}', '{text}', '--out={tmp}/p.html'], 'folder of a run'),
