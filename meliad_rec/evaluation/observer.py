@@ -200,6 +200,24 @@ class Observer:
     recording = _join(pieces, initial, last - first, blocks, request.every)
     return recording, state
 
+  def layers(self, names: Sequence[str]) -> list[int]:
+    """Returns the indices of the layers that have some pictures.
+
+    Nothing is computed. Layers that are not numbered have the index -1.
+
+    Args:
+      names: names of the pictures.
+    """
+    self._check_source()
+    request = Request(pictures=tuple(names))
+    ids_T = np.zeros(self.block, np.int32)
+    batch = next(self._batches(ids_T, ids_T, 0, self.block, None))
+    call = lambda *a: self._traced_read(request, *a)
+    given = self._variables, self._source_1S
+    _, found = jax.eval_shape(call, *given, self.start(), *batch)
+    layers = (layer for a in found['pictures'].values() for layer, _ in a)
+    return sorted(set(layers))
+
   def state_gradients(
     self, tokens_T: np.ndarray, state: State, first: int, back: int
   ) -> np.ndarray:

@@ -23,12 +23,19 @@ if TYPE_CHECKING:
 _KEPT, _LARGEST = 4, 256 * 2**20
 
 # Axes of parts of recurrent states, after others such as repeats of a layer.
-# Parts that are not listed get numbered axes.
-_PART_AXES = {
-  'slots': ('slot', 'feature'),
-  'cell': ('feature',),
-  'hidden': ('feature',),
-}
+# Parts that match none get numbered axes.
+_PART_AXES = (
+  ('slots', ('slot', 'feature')),
+  ('cell|hidden', ('feature',)),
+  # The ring of a Memorizing Transformer. All heads have the same mask.
+  ('memory/(keys|values)', ('head', 'place', 'head_feature')),
+  ('memory/mask', ('all_heads', 'place', 'one')),
+  # Inputs of layers in each pass of a Staircase, which counts passes from 1.
+  (r'memory/written/0/(?P<row>\d+)/\d+', ('pass_{}_token', 'feature')),
+  # The memory of a Feedback Transformer, or frozen chunks of a Staircase.
+  (r'memory/written/\d+', ('token', 'feature')),
+  ('memory/mask_BA', ('token',)),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +145,7 @@ class TextObserver:
     for (own, shape), layers in names.items():
       # Layers whose parts differ in shape are kept apart.
       alike = sum(1 for other, _ in names if other == own) == 1
-      known = _PART_AXES.get(own, ())
+      known = _axes_of(own)
       extra = len(shape) - len(known)
       first = ['repeat'] if known else []
       axes = [f'{own}_axis_{i}' for i in range(extra)]
@@ -261,8 +268,13 @@ def parts_of(state: Any, known: Mapping[str, Any]) -> dict[str, np.ndarray]:
     known: the arrays of a state of the model, {name: array [1, ...]}.
 
   Raises:
-    ValueError: a Dataset has several borders.
+    ValueError: it is neither of these, or a Dataset has several borders.
   """
+  if not isinstance(state, Mapping):
+    raise ValueError(
+      'The state must be one border of what states returned, or {name of a '
+      f'part: array}}, got {type(state).__name__}.'
+    )
   parts = {}
   for name, a in state.items():
     dims = getattr(a, 'dims', ())
@@ -281,6 +293,15 @@ def parts_of(state: Any, known: Mapping[str, Any]) -> dict[str, np.ndarray]:
       whole = name in known and a.shape == known[name].shape
       parts[name] = a if whole else a[None]
   return parts
+
+
+def _axes_of(part: str) -> tuple[str, ...]:
+  """Returns the names of the axes of a part; () if they are not known."""
+  for pattern, axes in _PART_AXES:
+    if match := re.fullmatch(pattern, part):
+      number = 1 + int(match.groupdict().get('row', 0))
+      return tuple(axis.format(number) for axis in axes)
+  return ()
 
 
 def _starts(pieces: list[bytes]) -> np.ndarray:

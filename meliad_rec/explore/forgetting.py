@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+import warnings
 
 import numpy as np
 
+from meliad_rec.config.values import check_count
 from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.recording import Request
 from meliad_rec.evaluation.token_losses import TokenLosses
@@ -28,17 +30,20 @@ def by_position(runs: Runs, text: Text, bins: int = 24) -> Shown:
 
   Returns:
     'bits' [curve, part], the mean loss in bits per token. A recurrent run has
-    three curves: its own, one with the state cleared at each segment, and one
-    with the state cleared at each block. Coordinates of a part are 'first', the
-    index of its first token, and 'end', that after its last.
+    four curves: its own, and those with the state cleared at each segment, at
+    each block, and once, after half of the text in whole blocks. Coordinates of
+    a part are 'first', the index of its first token, and 'end', that after its
+    last.
 
   Raises:
-    ValueError: a run cannot read the text, or vocabularies differ.
+    ValueError: a run cannot read the text, vocabularies differ, or `bins` is
+      below 1.
   """
   import xarray as xr
 
+  check_count('bins', bins, 1)
   check_vocabularies(runs)
-  curves = {}
+  curves, middles = {}, []
   for name, run in named(runs).items():
     curves[name] = run.predictions(text, 1)
     if run.sharded.model.cell.is_recurrent:
@@ -48,9 +53,16 @@ def by_position(runs: Runs, text: Text, bins: int = 24) -> Shown:
       ):
         found = run.predictions(text, 1, clear_every=every)
         curves[f'{name}, cleared each {what} ({every})'] = found
+      T = curves[name].sizes['token']
+      half = -(-T // (2 * run.block)) * run.block
+      if half < T:
+        # At least half of the text, so that no second border follows.
+        found = run.predictions(text, 1, clear_every=half)
+        curves[f'{name}, cleared once (at {half})'] = found
+        middles.append(half)
   T = next(iter(curves.values())).sizes['token']
   edges = np.unique(np.geomspace(16, max(T, 17), bins).astype(int))
-  edges = np.concatenate([[0], edges[edges < T], [T]])
+  edges = np.unique([0, *edges[edges < T], *middles, T])
   bits = [
     np.add.reduceat(found['nats'].values.astype(np.float64), edges[:-1])
     / np.diff(edges)
@@ -67,11 +79,16 @@ def by_position(runs: Runs, text: Text, bins: int = 24) -> Shown:
   )
   figure = new_figure(8, 4.5)
   axes = figure.subplots()
-  middles = np.sqrt(np.maximum(edges[:-1], 8) * edges[1:])
+  centers = np.sqrt(np.maximum(edges[:-1], 8) * edges[1:])
   labels = _labels(runs)
   for i, (name, values) in enumerate(zip(curves, bits, strict=True)):
     label = labels.get(name, name)
-    axes.plot(middles, values, 'o-', ms=3, color=COLORS[i % 6], label=label)
+    # A run's own curve may coincide with others: it is dashed, above them.
+    own = {'ls': '--', 'zorder': 3} if name in labels else {}
+    color = COLORS[i % 6]
+    axes.plot(
+      centers, values, marker='o', ms=3, color=color, label=label, **own
+    )
   axes.set_xscale('log')
   axes.set_xlabel('position in the document (tokens)')
   axes.set_ylabel('loss (bits per token)')
@@ -152,7 +169,8 @@ def forgetting(
   """Shows the cost of clearing the state once, by the tokens read since.
 
   Args:
-    runs: one recurrent run, or {name: run} with one vocabulary.
+    runs: one recurrent run, or {name: run} with one vocabulary. Of several, any
+      without a recurrent state are left out, with a warning.
     text: a document.
     tokens: number of tokens to read after the state was cleared.
     samples: number of places, spread evenly over the text, at which the state
@@ -163,11 +181,13 @@ def forgetting(
     'at' of a place is the number of tokens before it.
 
   Raises:
-    ValueError: the text is too short, a run is not recurrent, or vocabularies
-      differ.
+    ValueError: the text is too short, no run is recurrent, vocabularies differ,
+      or a number is below 1.
   """
   import xarray as xr
 
+  check_count('tokens', tokens, 1)
+  runs = _recurrent(runs)
   places = _places(runs, text, tokens, samples)
   costs = [
     _costs(run.observer, run.encode(text), places, tokens)
@@ -220,7 +240,8 @@ def state_gradients(
   """Shows how much the loss of a block depends on states of k blocks ago.
 
   Args:
-    runs: one recurrent run, or {name: run} with one vocabulary.
+    runs: one recurrent run, or {name: run} with one vocabulary. Of several, any
+      without a recurrent state are left out, with a warning.
     text: a document.
     back: largest k.
     samples: number of blocks, spread evenly over the text.
@@ -232,21 +253,30 @@ def state_gradients(
     the oldest of these states, and 'block' [run] the length of a block.
 
   Raises:
-    ValueError: the text is too short, a run is not recurrent, or vocabularies
-      differ.
+    ValueError: the text is too short, no run is recurrent, vocabularies differ,
+      `back` is below 0 or `samples` below 1, or gradients do not reach the
+      states of a run, such as the stored keys of a Memorizing Transformer.
   """
   import xarray as xr
 
+  check_count('back', back, 0)
+  runs = _recurrent(runs)
   longest = max(run.block for run in named(runs).values())
   places = _places(runs, text, (back + 1) * longest, samples)
   gradients = []
-  for run in named(runs).values():
+  for name, run in named(runs).items():
     observer, ids_T = run.observer, run.encode(text)
     state, at, norms = observer.start(), 0, []
     for place in places:
       _, state = observer.read(ids_T, Request(), state, at, place)
       at = place
       norms.append(observer.state_gradients(ids_T, state, place, back))
+    if not np.any(norms):
+      raise ValueError(
+        f'Gradients do not reach the states of {name}. A Memorizing '
+        'Transformer, for example, stores keys and values without gradients. '
+        'Leave this run out.'
+      )
     gradients.append(np.array(norms)[:, ::-1])
   data = xr.Dataset(
     {'gradient': (('run', 'place', 'back'), np.array(gradients))},
@@ -280,6 +310,24 @@ def _labels(runs: Runs) -> dict[str, str]:
   return {n: f'{n} ({size_and_cost(run)})' for n, run in named(runs).items()}
 
 
+def _recurrent(runs: Runs) -> Runs:
+  """Returns the runs that are recurrent; warns of others."""
+  check_vocabularies(runs)
+  known = named(runs)
+  kept = {n: r for n, r in known.items() if r.sharded.model.cell.is_recurrent}
+  left = ', '.join(name for name in known if name not in kept)
+  if not kept:
+    raise ValueError(
+      f'There is no recurrent state in {left}. Choose a run of a recurrent '
+      'architecture.'
+    )
+  if left:
+    warnings.warn(
+      f'There is no recurrent state in {left}, which is left out.', stacklevel=3
+    )
+  return kept
+
+
 def _places(runs: Runs, text: Text, after: int, samples: int) -> np.ndarray:
   """Returns block borders of all runs, spread evenly over a text.
 
@@ -290,18 +338,15 @@ def _places(runs: Runs, text: Text, after: int, samples: int) -> np.ndarray:
     samples: maximum number of borders.
 
   Raises:
-    ValueError: the text is too short, a run is not recurrent, or the runs have
-      different vocabularies.
+    ValueError: the text is too short, or `samples` is below 1.
   """
-  check_vocabularies(runs)
+  check_count('samples', samples, 1)
   known = named(runs)
   W = math.lcm(*(run.block for run in known.values()))
-  for run in known.values():
-    T, cell = len(run.encode(text)), run.sharded.model.cell
-    if not cell.is_recurrent or T - after < W:
-      raise ValueError(
-        f'A recurrent run and a text of at least {after + W} tokens are '
-        f'needed, got a {type(cell).__name__} and {T} tokens. Choose another '
-        'run, or a longer text.'
-      )
+  T = len(next(iter(known.values())).encode(text))
+  if T - after < W:
+    raise ValueError(
+      f'The text has {T} tokens, but at least {after + W} are needed: a block '
+      f'of {W}, and {after} after it. Give a longer text.'
+    )
   return np.unique(np.linspace(W, T - after, samples).astype(int) // W * W)

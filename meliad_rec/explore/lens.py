@@ -4,10 +4,12 @@ import contextlib
 
 import numpy as np
 
+from meliad_rec.archs.staircase import Staircase
+from meliad_rec.config.values import check_count
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import heat_map
 from meliad_rec.explore.shown import Shown
-from meliad_rec.report.console import dots
+from meliad_rec.report.console import symbols
 from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
@@ -31,21 +33,27 @@ def lens(
 
   Returns:
     'nats', 'rank', 'entropy' and 'best' [step, token], see TrainedRun.lens;
-    and, if the model halts, 'depth' [token], the number of steps it took.
+    and, if the model halts, 'depth' [token], the number of steps it took. Steps
+    or passes are counted from 1.
 
   Raises:
-    ValueError: the model has no steps or passes, or cannot read the text.
+    ValueError: the model has no steps or passes, or cannot read the text, or
+      `tokens` is below 1.
   """
+  check_count('tokens', tokens, 1)
   data = run.lens(text, labels=labels)
   with contextlib.suppress(ValueError):  # It may not halt.
     data['depth'] = run.depth(text)['steps']
+  data = data.assign_coords(step=1 + np.arange(data.sizes['step']))
+  is_staircase = isinstance(run.sharded.model.cell, Staircase)
+  step = 'pass' if is_staircase else 'step'
   last = data.isel(token=slice(-tokens, None))
   T, L = last.sizes['token'], data.sizes['step']
   figure = new_figure(max(8, 0.28 * T), 2.2 + 0.5 * L)
   top, bottom = figure.subplots(2, height_ratios=[1, 1.5 + 0.3 * L])
   means = data['nats'].mean('token') / np.log(2)
   top.plot(np.arange(1, L + 1), means, 'o-', color=COLORS[0])
-  top.set_xlabel('steps')
+  top.set_xlabel(step)
   top.set_ylabel('bits per token')
   top.xaxis.get_major_locator().set_params(integer=True)
   top.grid(alpha=0.3)
@@ -53,18 +61,18 @@ def lens(
   bits = last['nats'] / np.log(2)
   image = heat_map(bottom, bits, 'loss (bits)', extent)
   shades = image.cmap(image.norm(bits.values))[..., :3] @ _LUMINANCE
-  for step in range(L):
+  for row in range(L):
     for token in range(T):
-      best = str(last['best'].values[step, token])
+      best = str(last['best'].values[row, token])
       bottom.text(
         token,
-        step + 1,
-        dots(best),
+        row + 1,
+        symbols(best),
         ha='center',
         va='center',
         size=7,
         family='monospace',
-        color='white' if shades[step, token] < 0.5 else 'black',
+        color='white' if shades[row, token] < 0.5 else 'black',
       )
   if 'depth' in last:
     depth = last['depth'].values
@@ -78,11 +86,11 @@ def lens(
     )
     above = {'loc': 'lower right', 'bbox_to_anchor': (1, 1)}
     bottom.legend(fontsize='small', **above)
-  texts = list(map(dots, last['text'].values))
+  texts = list(map(symbols, last['text'].values))
   bottom.set_xticks(range(T), texts, family='monospace', size=8)
   bottom.set_xlabel('token read' if run.labels else 'token to predict')
-  bottom.set_ylabel('step')
+  bottom.set_ylabel(step)
   bottom.yaxis.get_major_locator().set_params(integer=True)
   what = 'label' if run.labels else 'token'
-  figure.suptitle(f'the most likely {what} after each step: {run.name}')
+  figure.suptitle(f'the most likely {what} after each {step}: {run.name}')
   return Shown(data, figure)

@@ -31,10 +31,12 @@ class Probe(Shown):
       state has the same mean for all classes, so that no linear probe can tell
       them apart (Belrose et al. 2023).
     layer: index of the layer whose state was read; None means all layers.
+    parameters: sha256 of the parameters of the run; None if unknown.
   """
 
   directions: np.ndarray
   layer: int | None
+  parameters: str | None = None
 
 
 def probe(
@@ -69,8 +71,9 @@ def probe(
     the most common class.
 
   Raises:
-    ValueError: there are fewer than five texts, numbers of targets and tokens
-      differ, or the layer has no recurrent state.
+    ValueError: there are fewer than five texts, numbers of targets or distances
+      and tokens differ, a text is shorter than a block, or the layer has no
+      recurrent state.
   """
   import xarray as xr
 
@@ -79,6 +82,11 @@ def probe(
       f'A probe needs at least {_FOLDS} texts with their targets, got '
       f'{len(texts)} texts and targets of {len(targets)}.'
     )
+  if distances is not None and len(distances) != len(texts):
+    raise ValueError(
+      f'A probe needs distances of each text, got {len(texts)} texts and '
+      f'distances of {len(distances)}.'
+    )
   each = [
     _examples(run, number, text, target, layer, every)
     for number, (text, target) in enumerate(zip(texts, targets, strict=True))
@@ -86,7 +94,10 @@ def probe(
   x, y, document, read = map(np.concatenate, zip(*each, strict=True))
   far, label = read, 'tokens read'
   if distances is not None:
-    far = [distances[i][one.tokens_N - 1] for i, one in enumerate(each)]
+    far = []
+    for number, (one, text) in enumerate(zip(each, texts, strict=True)):
+      of_text = _for_tokens(run, number, text, distances[number], 'distances')
+      far.append(of_text[one.tokens_N - 1])
     far, label = np.concatenate(far), 'distance (tokens)'
   classes, y = np.unique(y, return_inverse=True)
   predicted = np.zeros_like(y)
@@ -109,7 +120,8 @@ def probe(
       'most_common': float(np.bincount(y).max() / len(y)),
     },
   )
-  return Probe(data, _draw_accuracy(data, label), directions, layer)
+  figure = _draw_accuracy(data, label)
+  return Probe(data, figure, directions, layer, run.identity['parameters'])
 
 
 class _Examples(NamedTuple):
@@ -131,18 +143,29 @@ class _Examples(NamedTuple):
 def _examples(run, number, text, target_T, layer, every) -> _Examples:
   states = run.states(text, every)
   tokens_N = states['tokens'].values[1:]
-  count = len(run.encode(text))
-  if len(target_T) != count:
+  if not len(tokens_N):
     raise ValueError(
-      f'Text {number} has {count} tokens, but {len(target_T)} targets. Give '
-      'one target for each token.'
+      f'Text {number} has {len(run.encode(text))} tokens, but a state is read '
+      f'after every {every or run.block}. Give longer texts.'
     )
+  targets = _for_tokens(run, number, text, target_T, 'targets')
   return _Examples(
     _vectors(states, layer)[1:],
-    np.asarray(target_T)[tokens_N - 1],
+    targets[tokens_N - 1],
     np.full(len(tokens_N), number),
     tokens_N,
   )
+
+
+def _for_tokens(run, number, text, values_T, what: str) -> np.ndarray:
+  """Returns an array of one value for each token; ValueError if it is not."""
+  count = len(run.encode(text))
+  if len(values_T) != count:
+    raise ValueError(
+      f'Text {number} has {count} tokens, but {len(values_T)} {what}. Give '
+      'one for each token.'
+    )
+  return np.asarray(values_T)
 
 
 def ridge(x_ND, y_NC, penalty: float) -> tuple[np.ndarray, np.ndarray]:
@@ -209,10 +232,18 @@ def ablate(
     'probe' and 'random 0' and so on.
 
   Raises:
-    ValueError: a text is too short.
+    ValueError: there is no text, one is too short, or the probe is of another
+      run.
   """
   import xarray as xr
 
+  if found.parameters not in (None, run.identity['parameters']):
+    raise ValueError(
+      f'The probe is of another run, or another step, than {run.name} at step '
+      f'{run.step}. Make a probe of this run.'
+    )
+  if not len(texts):
+    raise ValueError('There is no text to read. Give at least one.')
   W = run.block
   tokens = tokens or W
   rng = np.random.default_rng(seed)

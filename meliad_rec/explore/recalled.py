@@ -8,6 +8,7 @@ from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import Runs
 from meliad_rec.explore.shown import Shown
 from meliad_rec.report.console import dots
+from meliad_rec.report.console import symbols
 from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
@@ -32,32 +33,57 @@ def recalled(
 
   Returns:
     'weight' [head, neighbor], 'place', the index of the recalled token, and
-    'passage', the text around it.
+    'passage', the text around it. If fewer keys are found, the others have
+    weight 0, place -1 and no passage. 'share' [head] is the share of recalled
+    keys in the result of attention, if the layer has it; the rest is the
+    window's.
 
   Raises:
-    ValueError: no layer recalls keys, or there is no such token.
+    ValueError: the layer recalls no keys, there is no such token, or nothing
+      can be recalled for it yet.
   """
   import xarray as xr
 
-  found = run.attention(text, layer=layer)
+  names = 'recall_weight', 'recall_back', 'recall_share'
+  found = run.pictures(text, names, layer)
   if 'recall_weight' not in found:
+    known = run.layers_with(names)
     raise ValueError(
-      f'{run.name} recalls no keys. Choose a run of arch/memorizing.'
+      f'Layer {layer} of {run.name} recalls no keys. Choose one of its '
+      f'memorizing layers: {", ".join(map(str, known))}.'
+      if known
+      else f'{run.name} recalls no keys. Choose a run of arch/memorizing.'
     )
-  weight, back = found['recall_weight'], found['recall_back']
-  if not -weight.sizes['token'] <= token < weight.sizes['token']:
+  weight = found['recall_weight']
+  T = weight.sizes['token']
+  if not -T <= token < T:
     raise ValueError(
-      f'token must be below {weight.sizes["token"]}, the number of tokens, got '
-      f'{token}.'
+      f'token must be from {-T} to {T - 1}, because the text has {T} tokens, '
+      f'got {token}.'
     )
-  at = {'token': token} | ({'layer': -1} if 'layer' in weight.dims else {})
-  weight_HN, back_HN = weight.isel(at).values, back.isel(at).values
+  token = token % T
+  highest = {'layer': -1} if 'layer' in weight.dims else {}
+  found = {name: a.isel(highest) for name, a in found.items()}
+  weight_HN, back_HN = (
+    found[name].isel(token=token).values
+    for name in ('recall_weight', 'recall_back')
+  )
+  if not weight_HN.any():
+    first = np.flatnonzero(found['recall_weight'].any(['head', 'neighbor']))
+    raise ValueError(
+      f'Nothing can be recalled for token {token} yet, because only tokens of '
+      'earlier blocks, beyond the window, are in memory. '
+      + (
+        f'Choose one from {first[0]} on.'
+        if len(first)
+        else 'Give a longer text.'
+      )
+    )
   # The token is predicted where the one before it is read.
-  token = token % weight.sizes['token']
-  place_HN = token - 1 - back_HN
+  place_HN = np.where(weight_HN > 0, token - 1 - back_HN, -1)
   texts = weight['text'].values
   around = lambda i: ''.join(texts[max(i - context, 0) : i + context + 1])
-  passages = [[around(i) for i in row] for row in place_HN]
+  passages = [[around(i) if i >= 0 else '' for i in row] for row in place_HN]
   dims = 'head', 'neighbor'
   data = xr.Dataset(
     {
@@ -67,22 +93,39 @@ def recalled(
     },
     attrs={'token': texts[token], 'before': ''.join(texts[:token][-60:])},
   )
+  if 'recall_share' in found:
+    data['share'] = 'head', found['recall_share'].isel(token=token).values
+  return Shown(data, _draw_recalled(data, token))
+
+
+def _draw_recalled(data, token: int):
+  weight_HN, place_HN = data['weight'].values, data['place'].values
   H, N = weight_HN.shape
-  shown = [(h, n) for h in range(H) for n in range(min(N, 4))]
-  figure = new_figure(11, 0.6 + 0.32 * len(shown))
+  shown = [
+    (h, n) for h in range(H) for n in range(min(N, 4)) if weight_HN[h, n] > 0
+  ]
+  figure = new_figure(11, 1.1 + 0.32 * len(shown))
   axes = figure.subplots()
   values = [weight_HN[h, n] for h, n in shown]
-  axes.barh(range(len(shown)), values, color=[COLORS[h % 6] for h, _ in shown])
+  colors = [COLORS[h % 6] for h, _ in shown]
+  axes.barh(range(len(shown)), values, color=colors, alpha=0.35)
   for i, (h, n) in enumerate(shown):
-    label = f'head {h}, {back_HN[h, n]:,} back: {dots(passages[h][n])}'
-    axes.text(0.005, i, label, va='center', family='monospace', size=7)
+    passage = dots(str(data['passage'].values[h, n]).replace('\n', '\u23ce'))
+    label = f'head {h}, {token - 1 - place_HN[h, n]:,} back: {passage}'
+    axes.text(0.005, i, label, va='center', family='monospace', size=8)
   axes.set_xlim(0, 1)
   axes.set_yticks([])
   axes.invert_yaxis()
   axes.set_xlabel('weight among the recalled keys')
-  before = dots(data.attrs['before'])
-  axes.set_title(f'{before}[{dots(texts[token])}]', size=9, loc='left')
-  return Shown(data, figure)
+  before = dots(data.attrs['before'].replace('\n', '\u23ce'))
+  title = f'{before}[{symbols(data.attrs["token"])}]'
+  if 'share' in data:
+    shares = enumerate(data['share'].values)
+    title += '\nshare of recalled keys in attention: ' + ', '.join(
+      f'head {h} {share:.0%}' for h, share in shares
+    )
+  axes.set_title(title, size=9, loc='left')
+  return figure
 
 
 def memory_sources(run: TrainedRun) -> Shown:
@@ -139,8 +182,9 @@ def attention_map(runs: Runs, text: Text) -> Shown:
 
   Returns:
     'weight' [row, back], the mean weight over tokens and heads. A row is a
-    layer of a run, or a step or pass of a layer; 'name' says which. Beyond the
-    window of a row, the weight is NaN.
+    layer of a run, or a step or pass of a layer, counted from 1; 'name' says
+    which. 'back' 0 is the nearest key that a token may see. Beyond the window
+    of a row, the weight is NaN.
 
   Raises:
     ValueError: a run has no attention, or cannot read the text.
@@ -149,7 +193,7 @@ def attention_map(runs: Runs, text: Text) -> Shown:
 
   rows = {}
   for name, run in named(runs).items():
-    found = run.attention(text)
+    found = run.pictures(text, ('token_to_token',))
     if 'token_to_token' not in found:
       raise ValueError(f'{name} has no attention to tokens. Leave it out.')
     before = f'{name}: ' if len(named(runs)) > 1 else ''
@@ -161,14 +205,14 @@ def attention_map(runs: Runs, text: Text) -> Shown:
   )
   data = xr.Dataset(
     {'weight': (('row', 'back'), np.array(list(map(pad, rows.values()))))},
-    {'name': ('row', list(rows))},
+    {'name': ('row', list(rows)), 'back': np.arange(W)},
   )
   figure = new_figure(9, 1.2 + 0.3 * len(rows))
   axes = figure.subplots()
-  extent = (0.5, W + 0.5, len(rows) - 0.5, -0.5)
+  extent = (-0.5, W - 0.5, len(rows) - 0.5, -0.5)
   heat_map(axes, data['weight'].values, 'mean weight', extent)
   axes.set_yticks(range(len(rows)), list(rows))
-  axes.set_xlabel('tokens back, from the nearest visible one')
+  axes.set_xlabel('tokens back (0: the nearest that a token may see)')
   return Shown(data, figure)
 
 
@@ -192,6 +236,11 @@ def source_map(
   """
   import xarray as xr
 
+  if run.sharded.model.encoder is None:
+    raise ValueError(
+      f'{run.name} has no encoder, so there is no source to attend to. Choose '
+      'a run that translates, or use attention_map.'
+    )
   weights = run.with_source(source).attention(text, layer)['token_to_source']
   others = [dim for dim in weights.dims if dim not in ('token', 'source')]
   ids_S = run.source_ids(source)
@@ -208,9 +257,9 @@ def source_map(
   figure = new_figure(max(5, 2.5 + 0.28 * T), 1.5 + 0.22 * S)
   axes = figure.subplots()
   heat_map(axes, data['weight'].values, 'mean weight of the heads')
-  written = list(map(dots, mean['text'].values))
+  written = list(map(symbols, mean['text'].values))
   axes.set_xticks(range(T), written, family='monospace', size=8, rotation=90)
-  read = [*map(dots, texts[:-1]), '(end)']
+  read = [*map(symbols, texts[:-1]), '(end)']
   axes.set_yticks(range(S), read, family='monospace', size=8)
   axes.set_xlabel('token to predict')
   axes.set_ylabel('source')
@@ -222,8 +271,9 @@ def _mean_weights(weights) -> dict[str, np.ndarray]:
   a = weights.mean(['token', 'head'])
   dims = [d for d in a.dims if d != 'back']
   values = a.transpose(*dims, 'back').values
+  # Steps and passes have no coordinates, and are counted from 1.
   coords = [
-    a[d].values if d in a.coords else np.arange(a.sizes[d]) for d in dims
+    a[d].values if d in a.coords else 1 + np.arange(a.sizes[d]) for d in dims
   ]
   return {
     ', '.join(f'{dims[i]} {coords[i][k]}' for i, k in enumerate(at)): values[at]

@@ -11,22 +11,29 @@ from meliad_rec.explore.shown import Shown
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.report.plot import new_figure
+from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
+
+_CURVES, _START = (COLORS[0], COLORS[2], COLORS[4]), COLORS[3]
 
 
 def state_map(
   run: TrainedRun,
-  texts: str | Sequence[str],
+  texts: Text | Sequence[Text],
   layer: int | None = None,
   every: int | None = None,
+  part: str | None = None,
 ) -> Shown:
   """Shows how the recurrent state changes while the model reads.
 
   Args:
     run: a recurrent run.
     texts: a document, or several, each of which is read from a new state.
-    layer: index of the recurrent layer; None means the highest.
+    layer: index of a recurrent layer; a negative one counts from the highest.
+      None means the highest, or the whole state if it is not of layers.
     every: number of tokens between two states; None means one block.
+    part: name of a part of run.states whose rows are shown as slots. None means
+      'slots' if there are any, or the first part of floating-point numbers.
 
   Returns:
     Along the axis border, of all borders but those before a document:
@@ -36,39 +43,69 @@ def state_map(
     slots, from 1 to their number (Roy and Vetterli
     2007); where the model has them, 'keep', the mean of the gates, and 'use'
     [border, slot], the share of attention that tokens of the block gave to a
-    slot; and 'document', the index of the document.
+    slot; and 'document', the index of the document. The attribute 'part' names
+    the part. If training logged the mean of the gates, the attributes
+    'gate_steps' and 'gate' hold it, at these steps.
 
   Raises:
-    ValueError: the run is not recurrent, or cannot read a text.
+    ValueError: the run is not recurrent or has no such layer or part, or cannot
+      read a text.
   """
   import xarray as xr
 
-  texts = [texts] if isinstance(texts, str) else list(texts)
+  one = isinstance(texts, str) or getattr(texts, 'ndim', 0) == 1
+  texts = [texts] if one else list(texts)
   if not texts:
     raise ValueError('There is no text to read. Give at least one.')
-  parts = []
+  measured = []
   for number, text in enumerate(texts):
-    part = _measure(run, text, layer, every)
-    count = part.sizes['border']
-    part['document'] = 'border', np.full(count, number)
-    part['read'] = part['tokens'] + (parts[-1]['read'][-1] if parts else 0)
-    parts.append(part)
-  data = xr.concat(parts, 'border') if len(parts) > 1 else parts[0]
+    found = _measure(run, text, layer, every, part)
+    count = found.sizes['border']
+    found['document'] = 'border', np.full(count, number)
+    before = measured[-1]['read'][-1] if measured else 0
+    found['read'] = found['tokens'] + before
+    measured.append(found)
+  data = xr.concat(measured, 'border') if len(measured) > 1 else measured[0]
+  if 'keep' in data and (run.workdir / journal.NAME).is_file():
+    records = journal.read(journal.path(run.workdir))
+    logged = [r for r in records if 'gate' in r and r['split'] == 'train']
+    if logged:
+      data.attrs['gate_steps'] = [r['step'] for r in logged]
+      data.attrs['gate'] = [r['gate'] for r in logged]
   return Shown(data, _draw(run, data))
 
 
-def slots_of(states, layer: int | None) -> tuple[np.ndarray, str]:
+def slots_of(
+  states, layer: int | None, part: str | None = None
+) -> tuple[np.ndarray, str]:
   """Returns the states of a layer as vectors [borders, S, D], and their name.
 
   Args:
     states: result of TrainedRun.states.
-    layer: index of the layer; None means the highest.
+    layer: index of the layer, see `state_map`.
+    part: name of a part; None chooses one, see `state_map`.
+
+  Raises:
+    ValueError: there is no such layer or part.
   """
   kinds = [n for n, a in states.data_vars.items() if a.dtype.kind == 'f']
-  name = 'slots' if 'slots' in kinds else kinds[-1]
+  slots = [name for name in kinds if name.split('/')[-1] == 'slots']
+  name = part or (slots[-1] if slots else kinds[0])
+  if name not in kinds:
+    raise ValueError(
+      f'The state has no part {name!r} of floating-point numbers. Choose one '
+      f'of {", ".join(kinds)}.'
+    )
   a = states[name]
+  if 'layer' not in a.dims and layer is not None:
+    raise ValueError(
+      f'The part {name!r} of the state is not divided into layers. Leave layer '
+      'out.'
+    )
   if 'layer' in a.dims:
     known = a['layer'].values.tolist()
+    if layer is not None and -len(known) <= layer < 0:
+      layer = known[layer]
     if layer is not None and layer not in known:
       raise ValueError(
         f'Layer {layer} has no recurrent state. Choose one of {known}.'
@@ -78,11 +115,11 @@ def slots_of(states, layer: int | None) -> tuple[np.ndarray, str]:
   return values.reshape(len(values), -1, values.shape[-1]), name
 
 
-def _measure(run, text, layer, every):
+def _measure(run, text, layer, every, part):
   import xarray as xr
 
   states = run.states(text, every)
-  s_NSD, name = slots_of(states, layer)
+  s_NSD, name = slots_of(states, layer, part)
   before, after = s_NSD[:-1], s_NSD[1:]
   if not len(after):
     raise ValueError(
@@ -104,9 +141,13 @@ def _measure(run, text, layer, every):
   }
   tokens = states['tokens'].values[1:]
   coords = {'tokens': ('border', tokens)}
-  if (used := _use(run, text, layer, tokens)) is not None:
+  used = _of_tokens(run, text, layer, tokens, 'token_to_state', ('slot',))
+  if used is not None and used.shape[1] == S:
     data['use'] = ('border', 'slot'), used
-  if (kept := _keep(run, text, layer, tokens // run.block)) is not None:
+  kept = _keep(run, text, layer, tokens // run.block)
+  if kept is None:  # The gates of an LSTM are those of its tokens.
+    kept = _of_tokens(run, text, layer, tokens, 'token_keep', ())
+  if kept is not None:
     data['keep'] = 'border', kept
   return xr.Dataset(data, coords, {'part': name})
 
@@ -122,14 +163,14 @@ def effective_rank(s_NSD: np.ndarray) -> np.ndarray:
   return np.exp(-(p * np.log(p + 1e-12)).sum(1))
 
 
-def _use(run, text, layer, tokens):
-  """Returns the attention to slots of the tokens before each border."""
-  by_token = _means(run, text, layer, 'token_to_state', ('token', 'slot'))
+def _of_tokens(run, text, layer, tokens, name, axes):
+  """Returns the mean of a picture of the tokens before each border."""
+  by_token = _means(run, text, layer, name, ('token', *axes))
   if by_token is None:
     return None
   starts = np.concatenate([[0], tokens[:-1]])
   sums = np.add.reduceat(by_token[: tokens[-1]], starts, 0)
-  return sums / (tokens - starts)[:, None]
+  return (sums.T / (tokens - starts)).T
 
 
 def _keep(run, text, layer, blocks):
@@ -143,6 +184,8 @@ def _means(run, text, layer, name, axes):
 
   Returns None if the model has no such picture.
   """
+  if not run.layers_with((name,)):  # Do not read the text in vain.
+    return None
   found = run.pictures(text, (name,), layer)
   if not found:
     return None
@@ -152,10 +195,12 @@ def _means(run, text, layer, name, axes):
 
 
 def _draw(run, data):
-  maps = [name for name in ('change', 'use') if name in data]
-  curves = (run.workdir / journal.NAME).is_file() and 'keep' in data
-  rows = len(maps) + 1 + bool(curves)
-  figure = new_figure(11, 2.4 * rows)
+  S = data.sizes['slot']
+  # The first border of a document, after the initial state, is far from others.
+  after_first = np.flatnonzero(np.diff(data['document'].values) == 0) + 1
+  maps = [name for name in ('change', 'use') if name in data and S > 1]
+  rows = len(maps) + 1 + ('gate' in data.attrs)
+  figure = new_figure(11, 0.4 + 2.4 * rows)
   panels = list(figure.subplots(rows, squeeze=False)[:, 0])
   read = data['read'].values
   labels = {
@@ -163,36 +208,43 @@ def _draw(run, data):
     'use': 'attention of tokens\n(share)',
   }
   for axes, name in zip(panels, maps, strict=False):
-    values = data[name].values.T
-    extent = (0, read[-1], len(values) - 0.5, -0.5)
-    heat_map(axes, values, labels[name], extent)
-    axes.set_ylabel('slot')
+    values = data[name].values
+    extent = (0, read[-1], S - 0.5, -0.5)
+    limits = (None, None)
+    if name == 'change' and len(after_first):
+      limits = 0, values[after_first].max()
+    heat_map(axes, values.T, labels[name], extent, limits=limits)
+    axes.set_ylabel('slot' if data.attrs['part'] == 'slots' else 'row')
     axes.yaxis.get_major_locator().set_params(integer=True)
   axes = panels[len(maps)]
-  for color, (name, label) in zip(
-    COLORS,
-    (
-      ('similarity', 'cosine to the state before'),
-      ('alike', 'cosine of two slots'),
-      ('keep', 'gate: weight of the old state'),
-    ),
-    strict=False,
-  ):
-    if name in data and (name != 'alike' or data.sizes['slot'] > 1):
-      axes.plot(read, data[name], color=color, label=label)
+  curves = {
+    'similarity': 'cosine to the state before',
+    'alike': 'cosine of two slots',
+    'keep': 'gate: weight of the old state',
+    'change': 'change (share of its size)',
+  }
+  del curves['change' if S > 1 else 'alike']
+  for name, color in zip(curves, _CURVES, strict=True):
+    if name in data:
+      values = np.reshape(data[name].values, len(read))
+      axes.plot(read, values, color=color, label=curves[name])
   axes.set_ylabel('cosine, weight')
-  other = axes.twinx()
-  other.plot(read, data['effective_rank'], color='black', ls=':', lw=1)
-  other.set_ylabel('effective rank (dotted)')
-  axes.legend(fontsize='small', loc='lower right')
   axes.grid(alpha=0.3)
   axes.set_xlim(0, read[-1])
-  starts = np.flatnonzero(np.diff(data['document'].values))
+  if S > 1:
+    other = axes.twinx()
+    other.plot(read, data['effective_rank'], color='black', ls=':', lw=1)
+    other.set_ylabel('effective rank (dotted)')
+  ends = np.flatnonzero(np.diff(data['document'].values))
   for panel in panels[: len(maps) + 1]:
     panel.set_xlabel('tokens read')
-    for start in starts:
-      panel.axvline(read[start], color=COLORS[1], lw=1.5)
-  if curves:
+    for i, start in enumerate([0, *read[ends]]):
+      label = None if i else 'start of a document'
+      panel.axvline(start, color=_START, lw=2.5, clip_on=False, label=label)
+  axes.legend(
+    fontsize='small', loc='lower left', bbox_to_anchor=(0, 1), ncols=4
+  )
+  if 'gate' in data.attrs:
     plot.draw(panels[-1], {run.name: run.workdir}, 'gate')
   figure.suptitle(f'state of {run.name}: {data.attrs["part"]}')
   return figure

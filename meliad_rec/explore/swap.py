@@ -4,17 +4,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meliad_rec.config.values import check_count
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import Shown
-from meliad_rec.report.console import dots
+from meliad_rec.report.console import symbols
 from meliad_rec.report.plot import new_figure
+from meliad_rec.runs.observed_run import check_text
+from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
+
+# What a model has read before an answer, in the figure of `ask`.
+_READ = {
+  'with_state': 'after the text and the question',
+  'cleared': 'the same, state cleared before the question',
+  'fresh': 'after the question alone',
+}
 
 
 def swap(
   run: TrainedRun,
-  a: str,
-  b: str,
+  a: Text,
+  b: Text,
   after_a: int | None = None,
   after_b: int | None = None,
   tokens: int = 256,
@@ -25,7 +35,7 @@ def swap(
 
   Args:
     run: a recurrent run.
-    a: text whose state is taken.
+    a: text whose state is taken: a string, or the ids of its tokens.
     b: text into which it is put.
     after_a: number of tokens of A to read; None means all.
     after_b: number of tokens of B before the swap; None means the first half.
@@ -37,9 +47,11 @@ def swap(
     'own_best' and 'swapped_best', the most likely token with each.
 
   Raises:
-    ValueError: a text is too short, or the run is not recurrent.
+    ValueError: a text is too short, `tokens` is below 1, or the run is not
+      recurrent.
   """
-  ids_a, ids_b = run.vocabulary.encode(a), run.vocabulary.encode(b)
+  check_count('tokens', tokens, 1)
+  ids_a, ids_b = run.encode(a), run.encode(b)
   W = run.block
   whole = lambda count: count - count % W
   at_a = whole(len(ids_a) if after_a is None else after_a)
@@ -91,25 +103,39 @@ def _draw(data):
   rise = (data['swapped'] - data['own']).values / np.log(2)
   most = np.sort(np.argsort(-np.abs(rise))[:30])
   labels = [_label(data, i) for i in most]
-  bottom.bar(
+  best = [
+    f'{symbols(own)}\u2192{symbols(swapped)}' if own != swapped else ''
+    for own, swapped in zip(
+      data['own_best'].values[most],
+      data['swapped_best'].values[most],
+      strict=True,
+    )
+  ]
+  bars = bottom.bar(
     range(len(most)),
     rise[most],
     color=[COLORS[1] if r > 0 else COLORS[0] for r in rise[most]],
   )
+  bottom.bar_label(bars, best, family='monospace', size=7, padding=2)
+  bottom.margins(y=0.15)
   bottom.set_xticks(range(len(most)), labels, rotation=90, family='monospace')
   bottom.set_ylabel('rise of the loss (bits)')
-  bottom.set_title('the tokens that change most, with the two before', size=10)
+  bottom.set_title(
+    'the tokens that change most, with the two before; on a bar: the likeliest '
+    'token with its own state \u2192 with the swapped one, if they differ',
+    size=9,
+  )
   bottom.grid(axis='y', alpha=0.3)
   return figure
 
 
 def _label(data, i: int) -> str:
-  return dots(''.join(data['text'].values[max(i - 2, 0) : i + 1]))
+  return symbols(''.join(data['text'].values[max(i - 2, 0) : i + 1]))
 
 
 def ask(
   run: TrainedRun,
-  text: str,
+  text: Text,
   question: str,
   answers: Sequence[str],
   after: int = 60_000,
@@ -129,15 +155,25 @@ def ask(
   Returns:
     'with_state', 'cleared' and 'fresh' [answer], the loss of each answer in
     nats: after the text and the question; after both, but with the state
-    cleared between them; and after the question alone.
+    cleared between them, so that only attention still reaches the end of the
+    text; and after the question alone.
 
   Raises:
-    ValueError: there is no answer, the text is shorter than a block, or the run
-      is not recurrent.
+    ValueError: there is no answer, one is empty, the text is shorter than a
+      block, or the run is not recurrent.
   """
   import xarray as xr
 
-  ids_T = run.vocabulary.encode(text)[:after]
+  if isinstance(answers, str):
+    raise ValueError(
+      f'answers must be a list of strings, got the string {answers!r}.'
+    )
+  encode = run.vocabulary.encode
+  for answer in answers:
+    check_text('An answer', answer)
+    if not answer:
+      raise ValueError('An answer is empty, so it has no loss. Remove it.')
+  ids_T = run.encode(text)[:after]
   ids_T = ids_T[: len(ids_T) - len(ids_T) % run.block]
   if not len(ids_T) or not answers:
     raise ValueError(
@@ -164,13 +200,13 @@ def ask(
     {name: ('answer', np.array(v)) for name, v in losses.items()},
     {'answer': list(answers)},
   )
-  figure = new_figure(8, 1 + 0.6 * len(answers))
+  figure = new_figure(8, 1.6 + 0.6 * len(answers))
   axes = figure.subplots()
   for i, (name, color) in enumerate(zip(losses, COLORS, strict=False)):
     place = np.arange(len(answers)) + 0.25 * (i - 1)
-    axes.barh(place, losses[name], 0.23, color=color, label=name)
+    axes.barh(place, losses[name], 0.23, color=color, label=_READ[name])
   axes.set_yticks(range(len(answers)), [repr(a) for a in answers])
   axes.invert_yaxis()
   axes.set_xlabel(f'loss after {len(ids_T):,} tokens (nats per answer)')
-  axes.legend()
+  axes.legend(fontsize='small', loc='lower center', bbox_to_anchor=(0.5, 1))
   return Shown(data, figure)

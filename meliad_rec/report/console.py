@@ -61,6 +61,13 @@ def dots(text: str) -> str:
   return ''.join(c if c.isprintable() else '\u00b7' for c in text)
 
 
+def symbols(text: str) -> str:
+  """Returns the text with symbols for newlines, tabs and spaces; see `dots`."""
+  for character, symbol in ('\n', '\u23ce'), ('\t', '\u21e5'), (' ', '\u2423'):
+    text = text.replace(character, symbol)
+  return dots(text)
+
+
 class Console:
   """Progress of a run: lines, and on a terminal a bar below them.
 

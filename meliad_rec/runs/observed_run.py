@@ -41,7 +41,7 @@ class ObservedRun:
   with named axes; see https://docs.xarray.dev.
 
   Attributes:
-    sharded, params, vocabulary, labels, config: see TrainedRun.
+    sharded, params, vocabulary, labels, config, name: see TrainedRun.
   """
 
   sharded: ShardedModel
@@ -49,6 +49,7 @@ class ObservedRun:
   vocabulary: Vocabulary
   labels: bool
   config: SavedConfig
+  name: str
 
   @property
   def observer(self) -> Observer:
@@ -139,7 +140,8 @@ class ObservedRun:
       A Dataset of the parts of the state, such as 'slots' with the axes border,
       layer, slot and feature. Border 0 is before the text. Coordinates of a
       border are 'tokens', the number of tokens before it, and 'byte', the
-      number of bytes before it.
+      number of bytes before it. Of a Staircase, 'memory/written/0/2/1' are the
+      inputs of layer 1 in pass 3, and 'memory/written/1' are frozen chunks.
 
     Raises:
       ValueError: as in `predictions`; also if the model is not recurrent, or
@@ -154,7 +156,8 @@ class ObservedRun:
 
     Args:
       text: text to read.
-      layer: index of a layer, from 0. None returns all layers.
+      layer: index of a layer, from 0; a negative one counts from the last that
+        has any. None returns all layers.
 
     Returns:
       {name: DataArray}, with those names of pictures.AXES that the model has,
@@ -170,7 +173,7 @@ class ObservedRun:
       ValueError: as in `predictions`; also if no layer has attention.
     """
     found = self.pictures(text, pictures.ATTENTION, layer)
-    return self._some(found, 'attention', layer)
+    return self._some(found, 'attention', pictures.ATTENTION, layer)
 
   def gates(
     self, text: Text, layer: int | None = None
@@ -179,7 +182,8 @@ class ObservedRun:
 
     Args:
       text: text to read.
-      layer: index of a layer, from 0. None returns all layers.
+      layer: index of a layer, from 0; a negative one counts from the last that
+        has any. None returns all layers.
 
     Returns:
       {name: DataArray}, like `attention`. 'state_keep' and 'state_write' are
@@ -191,7 +195,7 @@ class ObservedRun:
       ValueError: as in `predictions`; also if no layer has gates.
     """
     found = self.pictures(text, pictures.GATES, layer)
-    return self._some(found, 'gates', layer)
+    return self._some(found, 'gates', pictures.GATES, layer)
 
   def lens(
     self, text: Text, *, labels: np.ndarray | None = None
@@ -249,10 +253,10 @@ class ObservedRun:
         The recurrent state after it is replaced.
 
     Raises:
-      ValueError: a part has an unknown name or a wrong shape, or `before` is
-        not a multiple of a block.
+      ValueError: the state is neither of these, a part has an unknown name or a
+        wrong shape, or `before` is not a multiple of a block.
     """
-    _check_ids('before', before)
+    self._check_ids('before', before)
     run, observer = copy.copy(self), self._observer.observer
     parts = parts_of(state, observer.parts(observer.start()))
     run._observer = self._observer.from_state(parts, before)
@@ -270,7 +274,7 @@ class ObservedRun:
     Raises:
       ValueError: the model has no encoder, or the source is not a single line.
     """
-    self._check_encoder('read a source', 'Call its methods without one.')
+    self._check_encoder('read a source', 'Read texts without with_source.')
     run = copy.copy(self)
     run._observer = self._observer.from_source(self.source_ids(source))
     return run
@@ -305,10 +309,24 @@ class ObservedRun:
 
   def _reading(self, text: Text) -> TextObserver:
     """Returns the reader of texts; ValueError if it cannot read this one."""
-    _check_ids('The text', text)
+    self._check_ids('The text', text)
     if not len(text):
       raise ValueError('The text is empty. Give at least one character.')
     return self._observer
+
+  def _check_ids(self, what: str, text: Text) -> None:
+    """Raises ValueError if a text is neither a string nor ids of tokens."""
+    is_array = isinstance(text, np.ndarray)
+    if not (is_array and text.ndim == 1 and text.dtype.kind in 'iu'):
+      check_text(what, text)
+      return
+    size = self.vocabulary.size
+    wrong = text[(text < 0) | (text >= size)]
+    if len(wrong):
+      raise ValueError(
+        f'{what} has the id {wrong[0]}, but the ids of this vocabulary are '
+        f'from 0 to {size - 1}.'
+      )
 
   def _check_labels(self, text: Text, labels: np.ndarray | None) -> None:
     """Raises ValueError if labels are missing, not expected, or too few."""
@@ -333,22 +351,47 @@ class ObservedRun:
     Args:
       text: text to read.
       names: names of pictures.AXES; fewer of them take less memory.
-      layer: index of a layer, from 0. None returns all layers.
+      layer: index of a layer, from 0; a negative one counts from the last that
+        has any. None returns all layers.
 
     Raises:
       ValueError: as in `predictions`.
     """
-    return self._reading(text).pictures(text, tuple(names), layer)
+    observer = self._reading(text)
+    if layer is not None:
+      numbers = observer.observer.layers(names)
+      known = _from_0(numbers)
+      if -len(known) <= layer < 0:
+        layer = known[layer]
+      if layer not in known:
+        return {}
+      layer = layer if layer in numbers else -1
+    return observer.pictures(text, tuple(names), layer)
 
-  def _some(self, found: dict, what: str, layer: int | None) -> dict:
+  def layers_with(self, names: Sequence[str]) -> list[int]:
+    """Returns the indices of the layers that have some pictures.
+
+    A model that repeats one layer, or whose layers are not numbered, has layer
+    0 only.
+
+    Args:
+      names: names of pictures.AXES.
+    """
+    return _from_0(self.observer.layers(names))
+
+  def _some(
+    self, found: dict, what: str, names: Sequence[str], layer: int | None
+  ) -> dict:
     """Returns what was found; ValueError if it is nothing."""
-    if not found:
-      where = '' if layer is None else f' in layer {layer}'
+    if found:
+      return found
+    known = [] if layer is None else self.layers_with(names)
+    if known:
       raise ValueError(
-        f'{type(self.sharded.model.cell).__name__} has no {what}{where}. '
-        'Choose another layer or run.'
+        f'The run {self.name} has no {what} in layer {layer}. Choose one of '
+        f'its layers {", ".join(map(str, known))}.'
       )
-    return found
+    raise ValueError(f'The run {self.name} has no {what}. Choose another run.')
 
   def check_state_unmodified(self, what: str) -> None:
     """Raises ValueError if texts begin with another recurrent state.
@@ -361,6 +404,11 @@ class ObservedRun:
         f'{what} reads each text from its own beginning, but this run begins '
         'with another state (with_state). Use the original run, or predictions.'
       )
+
+
+def _from_0(numbers: list[int]) -> list[int]:
+  """Returns numbers of layers, with 0 if there are only unnumbered ones."""
+  return [n for n in numbers if n >= 0] or [0] * bool(numbers)
 
 
 def check_text(what: str, text: str) -> None:
@@ -379,12 +427,3 @@ def check_text(what: str, text: str) -> None:
       f'{what} has a lone surrogate at character {error.start}, which UTF-8 '
       'cannot represent. Remove it.'
     ) from None
-
-
-def _check_ids(what: str, text: Text) -> None:
-  """Raises ValueError if a text is neither a string nor ids of tokens."""
-  if (
-    isinstance(text, np.ndarray) and text.ndim == 1 and text.dtype.kind in 'iu'
-  ):
-    return
-  check_text(what, text)

@@ -370,10 +370,16 @@ class TrainedRun(ObservedRun):
     Returns:
       (nats_T, bytes_T), for the T tokens of the text. nats_T is -ln p of each
       token. bytes_T is the index of each token's first byte in the UTF-8 text.
+      `predictions` also returns the most likely alternatives of each token.
 
     Raises:
       ValueError: as in `evaluate`.
     """
+    if self.labels:
+      raise ValueError(
+        'This run predicts labels, and nats returns the losses of text. Use '
+        'predictions(ids, labels=...).'
+      )
     documents = self.documents([text])
     losses = TokenLosses.of(documents, self.vocabulary)
     if self.begins_changed:

@@ -227,7 +227,45 @@ def test_state_map(tmp_path):
   assert shown.data['read'].values[count] == count * W + W
   coarse = explore.state_map(run, TEXT, every=2 * W)
   close(coarse.data['keep'], keep[1::2])
-  check(explore.state_map(observed.run('lstm'), TEXT), tmp_path)
+  close(explore.state_map(run, TEXT, layer=-1).data['keep'], keep)
+  ids = run.encode(TEXT)
+  assert explore.state_map(run, ids).data.identical(
+    explore.state_map(run, [ids]).data
+  )
+  for wrong, message in ({'layer': 0}, 'one of .1'), ({'part': 'x'}, 'slots'):
+    with pytest.raises(ValueError, match=message):
+      explore.state_map(run, TEXT, **wrong)
+
+
+@pytest.mark.slow
+def test_state_map_of_parts_without_slots(tmp_path):
+  lstm, block = observed.run('lstm'), observed.run('lstm').block
+  shown = explore.state_map(lstm, TEXT)
+  check(shown, tmp_path)
+  assert len(shown.figure.axes) == 1  # One vector: no maps, and no rank.
+  assert shown.data.attrs['part'] == 'cell'
+  token_keep = lstm.gates(TEXT, -1)['token_keep'].squeeze().mean('feature')
+  close(shown.data['keep'][1], token_keep.values[block : 2 * block].mean())
+  hidden = explore.state_map(lstm, TEXT, part='hidden')
+  assert hidden.data.attrs['part'] == 'hidden'
+  assert 'hidden' in hidden.figure.get_suptitle()
+  feedback = observed.run('feedback')
+  shown = explore.state_map(feedback, TEXT)
+  check(shown, tmp_path)
+  assert shown.data.attrs['part'] == 'memory/written/0'
+  with pytest.raises(ValueError, match='not divided into layers'):
+    explore.state_map(feedback, TEXT, layer=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['staircase', 'feedback', 'memorizing'])
+def test_axes_of_states_have_names(name):
+  states = observed.run(name).states(TEXT)
+  axes = {dim for a in states.data_vars.values() for dim in a.dims}
+  assert axes & {'token', 'place'}
+  assert not any('_axis_' in axis for axis in axes)
+  changed = observed.run(name).with_state(states.isel(border=0))
+  close(changed.nats(TEXT)[0], observed.run(name).nats(TEXT)[0])
 
 
 @pytest.mark.slow
@@ -239,7 +277,10 @@ def test_swap_changes_nothing_between_equal_beginnings(tmp_path):
   close(shown.data['own'], nats[at:])
   close(shown.data['swapped'], nats[at:])
   assert np.abs(shown.data['cleared'] - nats[at:]).max() > 1e-3
-  other = explore.swap(run, OTHER, TEXT, after_b=at).data
+  ids = run.encode
+  other = explore.swap(run, ids(OTHER), ids(TEXT), after_b=at).data
+  with pytest.raises(ValueError, match='tokens must be'):
+    explore.swap(run, OTHER, TEXT, tokens=0)
   assert np.abs(other['swapped'] - nats[at:]).max() > 1e-3
 
 
@@ -253,6 +294,9 @@ def test_ask(tmp_path):
     close(nats, whole[at + len(question) :].sum())
   alone, _ = run.nats(question + answers[0])
   close(shown.data['fresh'][0], alone[len(question) :].sum())
+  for wrong, message in ('cat', 'list of strings'), (['cat', ''], 'is empty'):
+    with pytest.raises(ValueError, match=message):
+      explore.ask(run, OTHER, question, wrong)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +315,15 @@ def test_lens(name, tmp_path):
   check(shown, tmp_path)
   close(shown.data['nats'][-1], run.nats(TEXT)[0])
   assert ('depth' in shown.data) == (name != 'staircase')
+  count = shown.data.sizes['step']
+  assert shown.data['step'].values.tolist() == [*range(1, count + 1)]
+  assert '\u23ce' in [t.get_text() for t in shown.figure.axes[1].texts] + [
+    t.get_text() for t in shown.figure.axes[1].get_xticklabels()
+  ]
+  kind = 'pass' if name == 'staircase' else 'step'
+  assert shown.figure.axes[1].get_ylabel() == kind
+  with pytest.raises(ValueError, match='tokens must be'):
+    explore.lens(run, TEXT, tokens=0)
 
 
 @pytest.mark.slow
@@ -290,12 +343,22 @@ def test_by_position(tmp_path):
   runs = {'recurrent': block_recurrent(), 'lstm': observed.run('window')}
   shown = explore.by_position(runs, TEXT, bins=4)
   check(shown, tmp_path)
-  assert len(shown.data['curve']) == 4  # A window has nothing to clear.
+  assert len(shown.data['curve']) == 5  # A window has nothing to clear.
   first, end = (shown.data[name].values for name in ('first', 'end'))
   assert first[0] == 0 and end[-1] == len(TEXT)
   nats, _ = block_recurrent().nats(TEXT)
   bits = [nats[a:b].mean() for a, b in zip(first, end, strict=True)]
   close(shown.data['bits'][0], np.array(bits) / np.log(2))
+  name = shown.data['curve'].values[3]
+  half = int(re.fullmatch(r'recurrent, cleared once \(at (\d+)\)', name)[1])
+  run = block_recurrent()
+  clear = run.states(TEXT[:half]).isel(border=0)
+  after, _ = run.with_state(clear, TEXT[:half]).nats(TEXT[half:])
+  nats = np.concatenate([nats[:half], after])
+  bits = [nats[a:b].mean() for a, b in zip(first, end, strict=True)]
+  close(shown.data['bits'][3], np.array(bits) / np.log(2))
+  with pytest.raises(ValueError, match='bins must be'):
+    explore.by_position(run, TEXT, bins=0)
 
 
 @pytest.mark.slow
@@ -335,8 +398,12 @@ def test_forgetting(tmp_path):
   cost = bare.nats(TEXT[place : place + tokens])[0]
   cost -= both['b'].nats(TEXT)[0][place : place + tokens]
   close(compared.data['cost'][1, 1], cost)
-  with pytest.raises(ValueError, match='got a Stack'):
-    explore.forgetting({'a': run, 'b': observed.run('window')}, TEXT, 20)
+  others = {'a': run, 'b': observed.run('window')}
+  with pytest.warns(UserWarning, match='no recurrent state in b'):
+    kept = explore.forgetting(others, TEXT, tokens, samples=3)
+  assert kept.data.identical(
+    explore.forgetting({'a': run}, TEXT, tokens, samples=3).data
+  )
   with pytest.raises(ValueError, match='longer text'):
     explore.forgetting(run, TEXT, tokens=len(TEXT))
 
@@ -367,6 +434,26 @@ def test_state_gradients(tmp_path):
   check(compared, tmp_path)
   close(compared.data['gradient'][0], shown.data['gradient'][0])
   np.testing.assert_array_equal(compared.data['block'], [W, both['b'].block])
+  with pytest.raises(ValueError, match='do not reach the states of a'):
+    explore.state_gradients({'a': observed.run('memorizing')}, TEXT, 2, 2)
+
+
+@pytest.mark.parametrize(
+  'show, message',
+  [
+    (lambda run: explore.forgetting(run, TEXT, samples=0), 'samples must'),
+    (lambda run: explore.forgetting(run, TEXT, tokens=0), 'tokens must'),
+    (lambda run: explore.state_gradients(run, TEXT, back=-1), 'back must'),
+    (
+      lambda _: explore.forgetting({'b': observed.run('window')}, TEXT, 20),
+      'no recurrent state in b',
+    ),
+    (lambda run: explore.source_map(run, 'a', TEXT), 'no encoder'),
+  ],
+)
+def test_arguments_that_are_refused(show, message):
+  with pytest.raises(ValueError, match=message):
+    show(block_recurrent())
 
 
 @pytest.mark.parametrize(
@@ -436,8 +523,20 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
     explore.probe(run, texts, targets, layer=7)
   with pytest.raises(ValueError, match='five|5 texts'):
     explore.probe(run, texts[:3], targets[:3])
-  with pytest.raises(ValueError, match='one target'):
+  with pytest.raises(ValueError, match='one for each'):
     explore.probe(run, texts, [t[:-1] for t in targets])
+  with pytest.raises(ValueError, match='47 distances'):
+    explore.probe(run, texts, targets, [[1] * 47] * 10)
+  far = explore.probe(run, texts, targets, [[*range(48)]] * 10)
+  close(far.data['distance'], far.data['tokens'] - 1)
+  with pytest.raises(ValueError, match='distances of 1'):
+    explore.probe(run, texts, targets, [[1] * 48])
+  with pytest.raises(ValueError, match='longer texts'):
+    explore.probe(run, ['a'] * 5, [['a']] * 5)
+  with pytest.raises(ValueError, match='at least one'):
+    explore.ablate(run, found, [])
+  with pytest.raises(ValueError, match='another run'):
+    explore.ablate(block_recurrent(), found, texts)
 
 
 @pytest.mark.slow
@@ -449,8 +548,21 @@ def test_recalled(tmp_path):
   place = int(shown.data['place'][0, 0])
   assert shown.data['passage'].values[0, 0] == TEXT[place - 2 : place + 3]
   assert place < len(TEXT) // W * W - 1  # Read before this block.
-  with pytest.raises(ValueError, match='token must be below'):
+  share = run.attention(TEXT)['recall_share'][0, -1]
+  close(shown.data['share'], share)
+  assert 'head 1 50%' in shown.figure.axes[0].get_title(loc='left')
+  with pytest.raises(ValueError, match='token must be from'):
     explore.recalled(run, TEXT, token=1000)
+  with pytest.raises(ValueError, match='memorizing layers: 1'):
+    explore.recalled(run, TEXT, token=-1, layer=0)
+  with pytest.raises(ValueError, match='yet.*Choose one from') as error:
+    explore.recalled(run, TEXT, token=0)
+  first = int(re.search(r'from (\d+) on', str(error.value))[1])
+  shown = explore.recalled(run, TEXT, token=first)
+  absent = shown.data['weight'].values == 0
+  assert (shown.data['place'].values[absent] == -1).all()
+  assert (shown.data['passage'].values[absent] == '').all()
+  assert len(shown.figure.axes[0].patches) == (~absent[:, :4]).sum()
   with pytest.raises(ValueError, match='recalls no keys'):
     explore.recalled(block_recurrent(), TEXT, token=-1)
 
@@ -504,6 +616,9 @@ def test_attention_map(name, rows, tmp_path):
   check(shown, tmp_path)
   assert shown.data.sizes == {'row': rows, 'back': W}
   close(shown.data['weight'].sum('back'), 1)
+  assert shown.data['back'].values[0] == 0
+  first = shown.data['name'].values[0]
+  assert first.endswith(('pass 1', 'step 1'))
   both = {'a': run, 'b': observed.run('window')}
   compared = explore.attention_map(both, TEXT)
   check(compared, tmp_path)
@@ -529,5 +644,7 @@ def test_states_of_labeled_runs_are_read_from_ids():
   )
   with pytest.raises(ValueError, match='labels were not given'):
     run.predictions(ids)
+  with pytest.raises(ValueError, match='Use predictions'):
+    run.nats(TEXT)
   with pytest.raises(ValueError, match='one label'):
     run.predictions(ids, labels=labels[:-1])

@@ -95,6 +95,8 @@ def test_attention_and_gates_are_named():
   one = run().attention(TEXT, layer=0)
   assert set(one) == {'token_to_token'}
   close(one['token_to_token'], found['token_to_token'].sel(layer=[0]))
+  last = run().attention(TEXT, layer=-1)
+  close(last['token_to_token'], found['token_to_token'].sel(layer=[1]))
   gates = run().gates(TEXT)
   assert gates['state_keep'].dims == ('layer', 'block', 'slot', 'feature')
 
@@ -143,7 +145,7 @@ def test_clearing_the_state_has_a_cost():
     (lambda r: r.states(5), 'must be a string'),
     (lambda r: r.states(''), 'empty'),
     (lambda r: r.states(TEXT, every=3), 'every must be a multiple of 4'),
-    (lambda r: r.attention(TEXT, layer=7), 'layer 7'),
+    (lambda r: r.attention(TEXT, layer=7), 'layer 7.*layers 0, 1'),
     (lambda r: r.predictions(TEXT, top=0), 'top must be'),
     (lambda r: r.predictions(TEXT, labels=np.ones(3)), 'labels were given'),
     (lambda r: r.predictions(TEXT, clear_every=3), 'clear_every'),
@@ -153,8 +155,20 @@ def test_clearing_the_state_has_a_cost():
     (lambda r: r.with_state({'x': np.zeros(3)}), "no part 'x'"),
     (lambda r: r.with_state({'layer_1/slots': np.zeros(3)}), 'shape'),
     (lambda r: r.with_state(states().isel(border=1), 'abc'), 'before must'),
+    (lambda r: r.with_state(None), 'must be one border.*NoneType'),
+    (lambda r: r.states(np.arange(250, 300)), 'id 259.* from 0 to 258'),
+    (lambda r: r.states(np.arange(-3, 30)), 'id -3'),
   ],
 )
 def test_refused(call, message):
   with pytest.raises(ValueError, match=message):
     call(run())
+
+
+def test_a_layer_without_a_number_is_layer_0():
+  one = observed.run('universal')
+  whole = one.attention(TEXT)['token_to_token']
+  for layer in 0, -1:
+    close(one.attention(TEXT, layer)['token_to_token'], whole)
+  with pytest.raises(ValueError, match='layers 0'):
+    one.attention(TEXT, 1)
