@@ -248,10 +248,10 @@ def _state_columns(run, text) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   Vectors of more than 128 elements or 64 slots are thinned out.
   """
   states = run.states(text, _every(run, text, 200))
-  kinds = [a for a in states.data_vars.values() if a.dtype.kind == 'f']
+  part = states[slots_of(states, None)[1]]
   layers: list[int | None] = [None]
-  if 'layer' in kinds[-1].dims:
-    layers = kinds[-1]['layer'].values.tolist()
+  if 'layer' in part.dims:
+    layers = part['layer'].values.tolist()
   s_NLSD = np.stack([slots_of(states, layer)[0] for layer in layers], 1)
   thin = lambda count, most: slice(None, None, -(-count // most))
   N, _, S, D = s_NLSD.shape
