@@ -79,6 +79,6 @@ def test_mistakes_are_sentences(folder, tmp_path):
     ([a, '--split=test'], 'no bits_per_byte on test. Choose'),
     ([a, '--metric=loss'], 'It has step_seconds, tokens_per_second on train; '),
     ([a, '--plot=no/x.png'], 'The folder of no/x.png does not exist'),
-    ([a, '--plot=notes.txt'], '--plot=notes.txt'),
+    ([a, '--plot=notes.txt'], 'notes.txt does not end in'),
   ):
     assert told in command.mistake(runs, *arguments)

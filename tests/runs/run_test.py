@@ -93,7 +93,7 @@ def test_a_run_that_predicts_labels_takes_no_text(copy):
   (copy / folder.FACTS).write_text(json.dumps(facts | {'labels': True}))
   run = load_run(copy)
   for use in run.generate, run.evaluate, run.nats, run.read:
-    with pytest.raises(ValueError, match='predict labels'):
+    with pytest.raises(ValueError, match='predicts? labels'):
       use(TEXT)
 
 
