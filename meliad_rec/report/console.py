@@ -62,7 +62,12 @@ def dots(text: str) -> str:
 
 
 def symbols(text: str) -> str:
-  """Returns the text with symbols for newlines, tabs and spaces; see `dots`."""
+  """Returns the text with symbols for newlines, tabs and spaces; see `dots`.
+
+  One space before a word is left out.
+  """
+  if text[:1] == ' ' and text[1:2].strip():
+    text = text[1:]
   for character, symbol in ('\n', '\u23ce'), ('\t', '\u21e5'), (' ', '\u2423'):
     text = text.replace(character, symbol)
   return dots(text)
