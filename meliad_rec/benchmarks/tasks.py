@@ -1,11 +1,12 @@
 r"""Architectures on tasks that need a memory: one table, one figure.
 
 Each architecture is trained on each task with each learning rate and seed. The
-rate with the best validation accuracy counts. The greatest tested size is above
-those of training, except for `automaton`, whose rules are new, and whose size
-is the number of steps ahead. Scaled accuracy is 1 if everything is right, and 0
-for a uniform guess; a better guess reaches 0.12 on `brackets`, and up to 0.23
-on `automaton`, by the more frequent state of the last ring.
+rate with the best validation accuracy counts. The largest test sequences are
+longer than those of training, except in `automaton`: there the size is the
+number of steps ahead, and the rules of the test were not trained. Scaled
+accuracy is 1 if everything is right, and 0 for a uniform guess; a better guess
+reaches 0.12 on `brackets`, and up to 0.23 on `automaton`, by the more frequent
+state of the last ring.
 
 All have about 0.1 M parameters (gin/size/walk). `window` and the recurrent ones
 attend to at most 16 tokens back; `universal` reads the whole sequence.

@@ -179,7 +179,7 @@ class Observer:
       raise ValueError('There is no token to read. Give a longer text.')
     state = self.start() if state is None else state
     initial = self.parts(state) if request.states else {}
-    pieces = []  # Of each segment, with an axis of blocks.
+    pieces = []  # One recording per segment, with an axis of blocks.
     inputs_T = tokens_T
     if not self.labels:
       inputs_T, labels_T = np.concatenate([[0], tokens_T[:-1]]), tokens_T

@@ -145,7 +145,7 @@ def _measure(run, text, layer, every, part):
   if used is not None and used.shape[1] == S:
     data['use'] = ('border', 'slot'), used
   kept = _keep(run, text, layer, tokens // run.block)
-  if kept is None:  # The gates of an LSTM are those of its tokens.
+  if kept is None:  # An LSTM has gates at each token, not at each block.
     kept = _of_tokens(run, text, layer, tokens, 'token_keep', ())
   if kept is not None:
     data['keep'] = 'border', kept

@@ -13,7 +13,7 @@ from meliad_rec.runs.observed_run import check_text
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 
-# What a model has read before an answer, in the figure of `ask`.
+# Legend of the figure of `ask`: what the model read before the answer.
 _READ = {
   'with_state': 'after the text and the question',
   'cleared': 'the same, state cleared before the question',

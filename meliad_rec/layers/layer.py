@@ -281,7 +281,7 @@ class Attention(nn.Module):
 
     Args:
       n_BTD: the result of `pre_norm`, from which queries are computed.
-      past: keys and values; the last T are those of the T tokens in n_BTD.
+      past: keys and values; the last T belong to the T tokens in n_BTD.
       first: see Layer.__call__.
     """
     config = self.config

@@ -11,7 +11,7 @@ from meliad_rec.kernels import dispatch
 SUMS = 'layer_attended', 'layer_output'
 # Checkpoint names of the results of attention.
 _ATTENTION = *dispatch.WINDOW_NAMES, *dispatch.MEMORY_NAMES
-# What each policy keeps for the backward pass.
+# {name: rule for which values are stored for the backward pass}.
 POLICIES = {
   # All activations: most memory, and nothing is computed again.
   'none': None,

@@ -22,8 +22,8 @@ class Embedding(nn.Module):
       the outputs from which they are computed. None means the default of the
       class.
     stddev: standard deviation of the initial input vectors.
-    has_output_params: whether logits have vectors of ids other than those of
-      inputs.
+    has_output_params: whether logits are computed with vectors of their own,
+      instead of the vectors of the inputs.
   """
 
   vocab: int

@@ -9,7 +9,7 @@ bit:
 The bit after `r` is the bit written last, and it is the label of that `r`. The
 labels in the second line, 1 and 2, are the ids of the bits 0 and 1.
 
-The task is from Liu et al. 2023. Sizes and splits are those of the code of
+The task is from Liu et al. 2023. Sizes and splits are as in the code of
 Ray Chowdhury and Caragea 2024, where validation mixes the settings of all test
 splits, with a tenth as many sequences of each. One of these, `test`, has the
 settings of train, which are also among the other six. Section 6.6 of the paper
