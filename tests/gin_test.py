@@ -39,7 +39,7 @@ READS = {
   'halting/*': 'gated_universal',
   'layer/experts': 'universal',
   'memorizing/*': 'memorizing',
-  'pool/slots': 'latent_bottleneck',
+  'pool/*slot*': 'latent_bottleneck',
   'position/encoder_*': 'transformer',
   'position/*_shared': 'window',
   'recurrent/tall_24': 'block_recurrent',

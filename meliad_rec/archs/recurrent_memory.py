@@ -4,8 +4,8 @@ A plain causal transformer reads the sequence [memory ; tokens of a block ;
 memory]. Tokens attend to the first copy of the memory and to earlier tokens.
 The second copy attends to the first and to all tokens, and its outputs become
 the memory of the next block. Bulatov et al. pass these outputs on unchanged.
-Here they are normalized: the layers add to the memory in every block, so the
-memory's norm would otherwise grow throughout a long document.
+By default they are normalized here: the layers add to the memory in every
+block, so the memory's norm would otherwise grow throughout a long document.
 """
 
 import dataclasses
@@ -29,12 +29,14 @@ class RecurrentMemory(Cell):
     count: number of layers.
     slots: number of memory vectors S.
     layer_drop: probability that each layer is skipped in a training step.
+    normalize: whether the memory is normalized after each block.
   """
 
   config: LayerConfig
   count: int
   slots: int
   layer_drop: float = 0.0
+  normalize: bool = True
 
   is_recurrent = True
 
@@ -51,7 +53,8 @@ class RecurrentMemory(Cell):
     length = self.config.window + 2 * self.slots
     config = dataclasses.replace(self.config, window=length)
     self.layers = [VanillaLayer(config) for _ in range(self.count)]
-    self.norm = config.norm(dtype='float32')
+    if self.normalize:
+      self.norm = config.norm(dtype='float32')
     shape = self.slots, self.config.d_model
     init = nn.initializers.normal(1.0)
     self.initial_memory_SD = self.param('first', init, shape)
@@ -80,7 +83,10 @@ class RecurrentMemory(Cell):
       x_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)
     # A block of padding leaves the memory unchanged.
     real_B11 = jnp.any(block.mask, 1)[:, None, None]
-    return jnp.where(real_B11, self.norm(x_BTD[:, -S:]), state), x_BTD[:, S:-S]
+    memory_BSD = x_BTD[:, -S:].astype(jnp.float32)
+    if self.normalize:
+      memory_BSD = self.norm(x_BTD[:, -S:])
+    return jnp.where(real_B11, memory_BSD, state), x_BTD[:, S:-S]
 
   def split_picture(self, attention: nn.Module) -> None:
     """Splits the picture of a layer's attention by slots and tokens.

@@ -128,6 +128,7 @@ PATHS = ((r'(^|/)core/', r'\1encoder/'),)
 # that are None are left out.
 ADDED = {
   'EQUALITY': 'False',
+  'NORMALIZE_MEMORY': 'True',
   'PUBLISHED': '{}',
   'REMAT_STEPS': '1',
   'VALIDATION_LIKE_TRAIN': 'True',
@@ -151,6 +152,7 @@ ADDED = {
   'losses.objective.smooth_target': 'True',
   'losses.objective.z_loss': '0.0',
   'model.Model.embedding_dropout': '0.0',
+  'recurrent_memory.RecurrentMemory.normalize': 'True',
   'transformer.EncoderLayers.sinusoids': 'False',
   'universal.Universal.early_exit': 'True',
 }

@@ -32,6 +32,7 @@ class Jsonl:
       test.jsonl; or a pattern that contains {split}, such as
       'data/{split}-v2.jsonl'.
     field: name of the field that holds the text, a string.
+    fetch: how to get the files, for the error message.
 
   Raises:
     ValueError: there is no such file, it cannot be read, a single file has
@@ -41,6 +42,7 @@ class Jsonl:
 
   path: str
   field: str = 'text'
+  fetch: str | None = None
 
   def __post_init__(self):
     object.__setattr__(self, 'path', expand_home(self.path))
@@ -59,10 +61,11 @@ class Jsonl:
     found = tuple(split for split in SPLITS if self._file(split).is_file())
     if not found:
       pattern = Path(self._pattern).absolute()
+      remedy = f'{self.fetch} Or set' if self.fetch else 'Set'
       raise ValueError(
         f'There is no file {pattern} where {{split}} is one of '
-        f'{", ".join(SPLITS)}. Set --path (in gin: JSONL) to a file, a folder '
-        'of such files or a pattern that contains {split}.'
+        f'{", ".join(SPLITS)}. {remedy} --path (in gin: JSONL) to a file, a '
+        'folder of such files or a pattern that contains {split}.'
       )
     return found
 

@@ -33,6 +33,7 @@ class _Files(LabeledSequences):
     max_length: maximum number of words of a sequence in train and validation;
       examples with a longer one are left out. None leaves out none.
     ends: whether a sequence has START and END.
+    fetch: how to get the files, for the error message.
 
   Raises:
     ValueError: there are no files, they cannot be read, or a line has another
@@ -42,6 +43,7 @@ class _Files(LabeledSequences):
   path: str
   max_length: int | None = None
   ends: bool = True
+  fetch: str | None = None
 
   def __post_init__(self):
     path = check_pattern('path', self.path, self._flag)
@@ -50,7 +52,7 @@ class _Files(LabeledSequences):
   @functools.cached_property
   def files(self) -> dict[str, tuple[Path, ...]]:
     """The file of each split."""
-    return files_of_splits((self.path,), None, self._flag)
+    return files_of_splits((self.path,), self.fetch, self._flag)
 
   @property
   def splits(self) -> tuple[str, ...]:

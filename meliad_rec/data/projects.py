@@ -206,12 +206,12 @@ class Projects:
       name = path.relative_to(root).as_posix()
       name = name if path.is_dir() else _ARCHIVE.sub('', name)
       found |= inner or {name: _Place(path)}
-    if self.names:
-      listed = {*_listed(self.names)}
+    which = ''
+    if self.names and found:
+      which, listed = f' that {self.names} lists', {*_listed(self.names)}
       found = {name: place for name, place in found.items() if name in listed}
     if not found:
       remedy = f'Run `{self.fetch}`, or set' if self.fetch else 'Set'
-      which = f' that {self.names} lists' if self.names else ''
       raise ValueError(
         f'There are no folders or archives{which} in '
         f'{Path(self.path).absolute()}, of which each would be one document. '

@@ -2,8 +2,8 @@
 
 A pool yields a vector at each token, from the outputs up to that token. A
 sequence may therefore be split anywhere, and labels may be at any token. The
-exception is `Slots`. At padding after the end of a sequence, a pool yields the
-vector of the last token.
+exceptions are `Slots` and `LastSlot`. At padding after the end of a sequence, a
+pool yields the vector of the last token.
 """
 
 from collections.abc import Callable
@@ -117,8 +117,22 @@ class Slots(Pool):
     return ()
 
   def __call__(self, state, y_BTD, mask_BT, slots):
-    mean_BD = slots().astype(jnp.float32).mean(1)
-    return state, jnp.broadcast_to(mean_BD[:, None], y_BTD.shape)
+    pooled_BD = self._pooled(slots().astype(jnp.float32))
+    return state, jnp.broadcast_to(pooled_BD[:, None], y_BTD.shape)
+
+  def _pooled(self, slots_BSD: jax.Array) -> jax.Array:
+    return slots_BSD.mean(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LastSlot(Slots):
+  """The last memory slot after the segment, the same at every token.
+
+  A document may therefore have a label only at its last token. State: none.
+  """
+
+  def _pooled(self, slots_BSD):
+    return slots_BSD[:, -1]
 
 
 def at(y_BTD: jax.Array, place_BS: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from meliad_rec.archs.recurrent_memory import RecurrentMemory
 from meliad_rec.layers import positions
@@ -43,12 +44,15 @@ def slow(params, block):
     for l in range(COUNT):
       x = layer(params[f'layers_{l}']['layer'], x, mask)
     outputs.append(x[:, S : S + W])
-    memory = norm(params['norm'], x[:, S + W :])
+    memory = x[:, S + W :]
+    if 'norm' in params:
+      memory = norm(params['norm'], memory)
   return memory, jnp.concatenate(outputs, 1)
 
 
-def test_is_one_causal_sequence_a_block():
+@pytest.mark.parametrize('normalize', [True, False])
+def test_is_one_causal_sequence_a_block(normalize):
   """Compares values, and gradients of parameters and inputs."""
-  cell = RecurrentMemory(config(), COUNT, S)
+  cell = RecurrentMemory(config(), COUNT, S, normalize=normalize)
   params, block = cells.parameters(cell), cells.example()
   cells.assert_close(*(cells.outcome(f, params, block) for f in (cell, slow)))

@@ -8,6 +8,7 @@ import sysconfig
 
 import pytest
 
+from meliad_rec.config import config
 from meliad_rec.data.code import Code
 from meliad_rec.data.folder import Folder
 from meliad_rec.data.jsonl import Jsonl
@@ -16,6 +17,7 @@ from meliad_rec.data.sources import Registered
 from meliad_rec.data.sources import source
 from meliad_rec.data.splits import split_by_name
 from meliad_rec.data.splits import split_of
+from meliad_rec.training.experiment import Experiment
 
 
 def test_each_kind_has_its_class():
@@ -305,3 +307,23 @@ def test_this_python_has_packages_in_every_split():
     for name, text in documents.items():
       assert text.startswith(f'# {name}')
       assert 20_000 <= len(text.encode()) <= 1_000_000
+
+
+@pytest.mark.parametrize(
+  'task',
+  [
+    *('arxiv', 'base', 'char_ptb', 'enwik8', 'github', 'iwslt14'),
+    *('listops_files', 'logical_inference_files', 'lra_pathfinder_files'),
+    *('lra_retrieval', 'pg19', 'reddit', 'scitldr', 'text8', 'wikitext103'),
+    *('wikitext2', 'wmt14', 'cnn_dailymail', 'multi30k'),
+  ],
+)
+def test_absent_files_are_answered_with_how_to_get_them(
+  task, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  config.parse(['arch/window', 'size/test', f'task/{task}'], [])
+  with pytest.raises(ValueError, match=r'(Run|run|Get|Prepare) .*[Ss]et '):
+    data = config.build(Experiment)().data
+    next(iter(data.documents('train')))

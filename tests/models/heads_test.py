@@ -134,11 +134,14 @@ def test_a_pool_is_of_what_was_read_so_far(pool, of):
   np.testing.assert_allclose(grad(junk)[1][MASK], pooled_BTD[MASK], rtol=1e-6)
 
 
-def test_slots_are_averaged_and_the_same_everywhere():
-  pool = pooling.Slots()
+@pytest.mark.parametrize(
+  ('pool', 'expected_BD'),
+  [(pooling.Slots(), SLOTS.mean(1)), (pooling.LastSlot(), SLOTS[:, -1])],
+)
+def test_what_is_pooled_of_slots_is_the_same_everywhere(pool, expected_BD):
   slots = lambda: jnp.asarray(SLOTS, 'bfloat16')
   state, pooled_BTD = pool(pool.initial_state(B, D), Y, MASK, slots)
   assert jax.tree.leaves(state) == []
   assert pooled_BTD.dtype == jnp.float32
-  expected = np.repeat(SLOTS.mean(1)[:, None], T, 1)
+  expected = np.repeat(expected_BD[:, None], T, 1)
   np.testing.assert_allclose(pooled_BTD, expected, rtol=0.02, atol=0.02)

@@ -33,14 +33,15 @@ _FILLER = (
 class Needle(BySize):
   """Passkey and variable tracking. The size is the number of tokens.
 
-  The places of all statements are distributed uniformly over the filler, and
-  the last variable of a random chain is asked for.
+  The last variable of a random chain is asked for.
 
   Attributes:
     chains: how many numbers are hidden; each begins a chain.
     hops: how often a chain passes its number on to another variable.
     digits: digits of a number.
     names: number of names of variables, from x0 on.
+    depth: where in the filler all statements are, from 0 for its beginning to 1
+      for its end. None: each at a random place, uniformly.
     sequences, min_size, max_size, test_sizes, test_sequences, seed: see BySize.
   """
 
@@ -53,12 +54,15 @@ class Needle(BySize):
   hops: int = 0
   digits: int = 5
   names: int = 100
+  depth: float | None = None
 
   def __post_init__(self):
     for name, least in ('chains', 1), ('hops', 0), ('digits', 1):
       labeled.check_setting(self.setting(name), getattr(self, name), least)
     needed = self.chains * (1 + self.hops)
     labeled.check_setting(self.setting('names'), self.names, needed)
+    if self.depth is not None:
+      labeled.check_setting(self.setting('depth'), self.depth, 0, 1)
     super().__post_init__()
 
   @property
@@ -111,6 +115,8 @@ class Needle(BySize):
     length = size - len(end) - sum(map(len, parts))
     filler = np.resize(self._filler, length)
     places = np.sort(draws.below(length + 1, S))
+    if self.depth is not None:
+      places = np.full(S, round(self.depth * length))
     pieces = [*np.split(filler, places)]
     between = [
       piece for pair in zip(pieces, parts, strict=False) for piece in pair

@@ -215,6 +215,14 @@ def test_the_needle_is_found_by_following_its_chain(chains, hops):
   assert counts.min() > 0.6 * counts.max()
 
 
+@pytest.mark.parametrize('depth', [0, 0.25, 1])
+def test_a_needle_lies_at_the_given_depth(depth):
+  task = Needle(depth=depth, digits=3, **FEW)
+  for words, _ in sequences(task):
+    filler = len(words) - 6 - 4  # Without statement and question.
+    assert words.index('=') - 1 == round(depth * filler)
+
+
 def test_a_million_tokens_take_a_second_and_hold_one_needle():
   task = Needle(test_sizes=(1_000_000,), test_sequences=2)
   documents = task.documents('test_1000000')
