@@ -1,0 +1,155 @@
+"""Results of several runs side by side, their size, and what is refused."""
+
+import copy
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from meliad_rec import explore
+from meliad_rec.data.vocabulary import Words
+from meliad_rec.explore.shown import Shown
+from meliad_rec.explore.shown import size_and_cost
+from meliad_rec.report import journal
+from meliad_rec.runs.trained_run import load_run
+from tests import observed
+from tests import trained
+from tests.explored import block_recurrent
+from tests.explored import check
+from tests.explored import OTHER
+from tests.explored import TEXT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'show',
+  [
+    lambda run, t: explore.gain(run, t),
+    lambda run, t: explore.swap(run, OTHER, t),
+    lambda run, t: explore.state_map(run, t),
+    lambda run, t: explore.ask(run, t, 'What?', ['cat', 'dog']),
+  ],
+)
+def test_results_of_runs_side_by_side(show, tmp_path):
+  """Each run has its own numbers, and NaN where another has more of them."""
+  runs = {'recurrent': block_recurrent(), 'lstm': observed.run('lstm')}
+  shown = explore.compare(show, runs, TEXT)
+  check(shown, tmp_path)
+  assert shown.data['run'].values.tolist() == [*runs]
+  titles = [axes.get_title() for axes in shown.figure.axes]
+  assert titles == [f'{n}: {size_and_cost(r)}' for n, r in runs.items()]
+  for name, run in runs.items():
+    alone, found = show(run, TEXT).data, shown.data.sel(run=name)
+    assert shown.data.attrs[name] == alone.attrs
+    for key, a in alone.data_vars.items():
+      if a.dtype.kind == 'f':
+        b = found[key].values[tuple(map(slice, a.shape))]
+        np.testing.assert_array_equal(b, a.values)
+        assert np.isfinite(found[key].values).sum() == a.size
+
+
+def test_panels_of_curves_have_one_scale():
+  import xarray as xr
+
+  from meliad_rec.report.plot import new_figure
+
+  def show(run, _):
+    figure, high = new_figure(3, 2), 1 + (run is lstm)
+    figure.subplots().plot([0, high])
+    drawn.append(figure)
+    return Shown(xr.Dataset({'high': high}), figure)
+
+  drawn, lstm = [], observed.run('lstm')
+  runs = {'recurrent': block_recurrent(), 'lstm': lstm}
+  shown = explore.compare(show, runs, TEXT)
+  assert shown.data['high'].values.tolist() == [1, 2]
+  assert {figure.axes[0].get_ylim() for figure in drawn} == {(-0.1, 2.1)}
+  with pytest.raises(ValueError, match='at least one'):
+    explore.compare(show, {}, TEXT)
+  with pytest.raises(ValueError, match='as {name: run}, got a TrainedRun'):
+    explore.compare(show, lstm, TEXT)
+
+
+def test_heat_maps_and_coordinates_side_by_side():
+  """Panels are paired by their labels; each run has its own coordinates."""
+  import xarray as xr
+
+  from meliad_rec.explore.shown import heat_map
+  from meliad_rec.report.plot import new_figure
+
+  def show(run, _):
+    high, figure = 1 + (run is lstm), new_figure(3, 4)
+    panels = figure.subplots(1 + high)
+    if high == 2:  # The other run has no such panel.
+      panels[0].plot([0, 9])
+      panels[0].set_ylabel('gate')
+    heat_map(panels[-2], [[0, high]], 'loss', (0, 2, 1, 0))
+    panels[-2].text(1.5, 0.5, 'x', color='black')
+    panels[-1].plot([0, high])
+    figure.suptitle(f'the name {run.name} ({size_and_cost(run)})')
+    drawn.append(figure)
+    tokens = 'border', [high, 2 * high]
+    data = {'same': ('border', [1.0, 2.0])}
+    both = {'tokens': tokens, 'id': ('border', [3, 4])}
+    return Shown(xr.Dataset(data, both), figure)
+
+  drawn, lstm = [], observed.run('lstm')
+  shown = explore.compare(show, {'b': block_recurrent(), 'a': lstm}, TEXT)
+  assert shown.data['tokens'].values.tolist() == [[1, 2], [2, 4]]
+  assert shown.data['id'].values.tolist() == [3, 4]
+  images = [a.images[0] for f in drawn for a in f.axes if a.images]
+  assert [image.get_clim() for image in images] == [(0, 2)] * 2
+  assert [i.axes.texts[0].get_color() for i in images] == ['white', 'black']
+  assert [f.get_suptitle() for f in drawn] == ['the name b', 'the name a']
+  assert drawn[0].axes[1].get_ylim() == drawn[1].axes[2].get_ylim()
+
+
+def test_mistakes_in_runs_and_paths(tmp_path):
+  for runs in ([block_recurrent()], 'runs/tiny'):
+    with pytest.raises(ValueError, match=f'got a {type(runs).__name__}'):
+      explore.by_position(runs, TEXT)
+  with pytest.raises(ValueError, match='at least one'):
+    explore.by_position({}, TEXT)
+  with pytest.raises(ValueError, match='got a str'):
+    explore.gain('runs/tiny', TEXT)
+  shown = Shown(pd.DataFrame(), None)
+  for write in (shown.save, shown.to_csv):
+    with pytest.raises(ValueError, match='does not exist'):
+      write(tmp_path / 'none' / 'file')
+
+
+@pytest.mark.parametrize(
+  'show',
+  [
+    *(explore.by_position, explore.by_distance, explore.forgetting),
+    *(
+      explore.state_gradients,
+      lambda runs, t: explore.gain(runs['a'], t, runs['b']),
+      lambda runs, t: explore.compare(explore.state_map, runs, t),
+    ),
+  ],
+)
+def test_runs_with_different_vocabularies_are_refused(show):
+  words = copy.copy(block_recurrent())
+  words.vocabulary = Words(['a', 'b'])
+  both = {'a': block_recurrent(), 'b': words}
+  with pytest.raises(ValueError, match='different vocabularies'):
+    show(both, TEXT)
+
+
+def test_great_times_have_no_exponent(monkeypatch, tmp_path):
+  run = copy.copy(observed.run('window'))
+  run.workdir = tmp_path
+  (tmp_path / journal.NAME).write_text('')
+  records = [{'step_seconds': 1.3104}]
+  monkeypatch.setattr(journal, 'read', lambda path: records)
+  assert size_and_cost(run).endswith(' M parameters, 1,310 ms/step')
+
+
+@pytest.mark.slow
+def test_size_and_cost(tmp_path):
+  run = load_run(trained.folder())
+  text = size_and_cost(run)
+  assert re.fullmatch(r'[\d.]+ M parameters, [\d.,]+ ms/step', text)
+  assert size_and_cost(observed.run('window')).endswith(' M parameters')

@@ -1,0 +1,135 @@
+"""Loss by position and distance, and gradients of earlier states."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meliad_rec import explore
+from meliad_rec.evaluation.recording import Request
+from meliad_rec.metrics.losses import cross_entropy
+from tests import observed
+from tests.explored import block_recurrent
+from tests.explored import check
+from tests.explored import close
+from tests.explored import TEXT
+from tests.explored import W
+
+
+def test_by_position(tmp_path):
+  runs = {'recurrent': block_recurrent(), 'lstm': observed.run('window')}
+  shown = explore.by_position(runs, TEXT, bins=4)
+  check(shown, tmp_path)
+  assert len(shown.data['curve']) == 5  # A window has nothing to clear.
+  first, end = (shown.data[name].values for name in ('first', 'end'))
+  assert first[0] == 0 and end[-1] == len(TEXT)
+  nats, _ = block_recurrent().nats(TEXT)
+  bits = [nats[a:b].mean() for a, b in zip(first, end, strict=True)]
+  close(shown.data['bits'][0], np.array(bits) / np.log(2))
+  name = shown.data['curve'].values[3]
+  half = int(re.fullmatch(r'recurrent, cleared once \(at (\d+)\)', name)[1])
+  run = block_recurrent()
+  clear = run.states(TEXT[:half]).isel(border=0)
+  after, _ = run.with_state(clear, TEXT[:half]).nats(TEXT[half:])
+  nats = np.concatenate([nats[:half], after])
+  bits = [nats[a:b].mean() for a, b in zip(first, end, strict=True)]
+  close(shown.data['bits'][3], np.array(bits) / np.log(2))
+  with pytest.raises(ValueError, match='bins must be'):
+    explore.by_position(run, TEXT, bins=0)
+
+
+@pytest.mark.slow
+def test_by_distance(tmp_path):
+  run = block_recurrent()
+  shown = explore.by_distance(run, TEXT)
+  check(shown, tmp_path)
+  nats, _ = run.nats(TEXT)
+  words = 'import', 'argparse', 'parser', 'Argument', 'add'
+  first = [nats[i : i + len(w)].sum() for w in words for i in [TEXT.index(w)]]
+  # `parser` within `argparse` is not a name, so its first use is later.
+  first[2] = nats[17:23].sum()
+  close(shown.data['bits'][0, 0], np.mean(first) / np.log(2))
+  assert shown.data['count'].values.sum() == 8
+  with pytest.raises(ValueError, match='no name'):
+    explore.by_distance(run, '1 + 2')
+
+
+@pytest.mark.slow
+def test_forgetting(tmp_path):
+  run, tokens = block_recurrent(), 20
+  shown = explore.forgetting(run, TEXT, tokens=tokens, samples=3)
+  check(shown, tmp_path)
+  place = int(shown.data['at'][1])
+  states = run.states(TEXT[:place])
+  bare = run.with_state(states.isel(border=0), TEXT[:place])
+  rest = TEXT[place : place + tokens]
+  cost = bare.nats(rest)[0] - run.nats(TEXT)[0][place : place + tokens]
+  close(shown.data['cost'][0, 1], cost)
+  both = {'a': run, 'b': observed.run('lstm')}
+  compared = explore.forgetting(both, TEXT, tokens=tokens, samples=3)
+  check(compared, tmp_path)
+  assert compared.data['run'].values.tolist() == ['a', 'b']
+  place = int(compared.data['at'][1])
+  states = both['b'].states(TEXT[:place])
+  bare = both['b'].with_state(states.isel(border=0), TEXT[:place])
+  cost = bare.nats(TEXT[place : place + tokens])[0]
+  cost -= both['b'].nats(TEXT)[0][place : place + tokens]
+  close(compared.data['cost'][1, 1], cost)
+  others = {'a': run, 'b': observed.run('window')}
+  with pytest.warns(UserWarning, match='no recurrent state in b'):
+    kept = explore.forgetting(others, TEXT, tokens, samples=3)
+  assert kept.data.identical(
+    explore.forgetting({'a': run}, TEXT, tokens, samples=3).data
+  )
+  with pytest.raises(ValueError, match='longer text'):
+    explore.forgetting(run, TEXT, tokens=len(TEXT))
+
+
+@pytest.mark.slow
+def test_state_gradients(tmp_path):
+  run = block_recurrent()
+  shown = explore.state_gradients(run, TEXT, back=2, samples=2)
+  check(shown, tmp_path)
+  observer, ids_T = run.observer, run.encode(TEXT)
+  place = int(shown.data['at'][0]) + 2 * W
+  _, state = observer.read(ids_T, Request(), last=place)
+  inputs = ids_T[place - 1 : place - 1 + W]
+
+  def loss(slots):
+    parts = {'layer_1/slots': slots}
+    model, variables = observer.model, {'params': run.params}
+    changed = model.apply(variables, state, parts, method='with_parts')
+    arguments = inputs[None], jnp.zeros(1, bool), jnp.ones((1, W), bool)
+    _, logits = model.apply(variables, changed, *arguments)
+    return cross_entropy(logits, ids_T[None, place : place + W]).sum()
+
+  slots = observer.parts(state)['layer_1/slots']
+  size = jnp.linalg.norm(jax.grad(loss)(slots)) * jnp.linalg.norm(slots)
+  close(shown.data['gradient'][0, 0, 0], size)
+  both = {'a': run, 'b': observed.run('lstm')}
+  compared = explore.state_gradients(both, TEXT, back=2, samples=2)
+  check(compared, tmp_path)
+  close(compared.data['gradient'][0], shown.data['gradient'][0])
+  np.testing.assert_array_equal(compared.data['block'], [W, both['b'].block])
+  with pytest.raises(ValueError, match='do not reach the states of a'):
+    explore.state_gradients({'a': observed.run('memorizing')}, TEXT, 2, 2)
+
+
+@pytest.mark.parametrize(
+  'show, message',
+  [
+    (lambda run: explore.forgetting(run, TEXT, samples=0), 'samples must'),
+    (lambda run: explore.forgetting(run, TEXT, tokens=0), 'tokens must'),
+    (lambda run: explore.state_gradients(run, TEXT, back=-1), 'back must'),
+    (
+      lambda _: explore.forgetting({'b': observed.run('window')}, TEXT, 20),
+      'no recurrent state in b',
+    ),
+    (lambda run: explore.source_map(run, 'a', TEXT), 'no encoder'),
+  ],
+)
+def test_arguments_that_are_refused(show, message):
+  with pytest.raises(ValueError, match=message):
+    show(block_recurrent())

@@ -1,0 +1,50 @@
+"""Predictions after each step of depth."""
+
+import numpy as np
+import pytest
+
+from meliad_rec import explore
+from tests import observed
+from tests.explored import check
+from tests.explored import close
+from tests.explored import TEXT
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    'gated_universal',
+    *(
+      pytest.param(name, marks=pytest.mark.slow)
+      for name in ('universal', 'staircase')
+    ),
+  ],
+)
+def test_lens(name, tmp_path):
+  run = observed.run(name)
+  shown = explore.lens(run, TEXT, tokens=12)
+  check(shown, tmp_path)
+  close(shown.data['nats'][-1], run.nats(TEXT)[0])
+  assert ('depth' in shown.data) == (name != 'staircase')
+  count = shown.data.sizes['step']
+  assert shown.data['step'].values.tolist() == [*range(1, count + 1)]
+  assert '\u23ce' in [t.get_text() for t in shown.figure.axes[1].texts] + [
+    t.get_text() for t in shown.figure.axes[1].get_xticklabels()
+  ]
+  kind = 'pass' if name == 'staircase' else 'step'
+  assert shown.figure.axes[1].get_ylabel() == kind
+  with pytest.raises(ValueError, match='tokens must be'):
+    explore.lens(run, TEXT, tokens=0)
+
+
+@pytest.mark.slow
+def test_lens_of_labels(tmp_path):
+  """The losses after the last step equal those that predictions returns."""
+  run = observed.run('gated_universal', labels=True)
+  ids = run.encode(TEXT)
+  labels = np.roll(ids, -1)
+  shown = explore.lens(run, ids, labels=labels)
+  check(shown, tmp_path)
+  close(shown.data['nats'][-1], run.predictions(ids, labels=labels)['nats'])
+  with pytest.raises(ValueError, match='labels were not given'):
+    run.lens(ids)

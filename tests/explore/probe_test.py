@@ -1,0 +1,67 @@
+"""What a linear probe reads from a state."""
+
+import numpy as np
+import pytest
+
+from meliad_rec import explore
+from meliad_rec.explore.probe import ridge
+from tests import observed
+from tests.explored import block_recurrent
+from tests.explored import check
+from tests.explored import close
+
+
+def test_ridge():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(60, 7))
+  y = np.stack([x[:, 0], 2 * x[:, 3] - x[:, 1]], 1)
+  weights, center = ridge(x, y, 1e-9)
+  close((x - center) @ weights.T, y - y.mean(0))
+  few, _ = ridge(x[:5], y[:5], 1.0)  # Fewer texts than features.
+  many = np.linalg.solve(
+    (z := x[:5] - x[:5].mean(0)).T @ z + (z**2).sum() / 7 * np.eye(7),
+    z.T @ (y[:5] - y[:5].mean(0)),
+  ).T
+  close(few, many)
+
+
+@pytest.mark.slow
+def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
+  run = observed.run('lstm')
+  rng = np.random.default_rng(0)
+  texts = [''.join(rng.choice(list('ab'), 48)) for _ in range(10)]
+  # The state after n tokens has read token n - 2: the last one is pending.
+  targets = [np.array(['a', *text[:-1]]) for text in texts]
+  found = explore.probe(run, texts, targets, penalty=1e-3)
+  check(found, tmp_path)
+  assert found.data.attrs['most_common'] < 0.65
+  assert found.data.attrs['accuracy'] > 0.95
+  noise = [rng.permutation(target) for target in targets]
+  assert explore.probe(run, texts, noise).data.attrs['accuracy'] < 0.8
+  shown = explore.ablate(run, found, texts[:3], random=2)
+  check(shown, tmp_path)
+  assert shown.data['rise'].shape == (3, 3)
+  rise = np.abs(shown.data['rise']).mean('text').values
+  assert (rise > 0).all()
+  one = explore.probe(run, texts, targets, layer=1)
+  assert one.directions.shape[1] < found.directions.shape[1]
+  shown = explore.ablate(run, one, texts[:3], random=1)
+  assert np.abs(shown.data['rise']).min() > 0
+  with pytest.raises(ValueError, match='Layer 7 has no recurrent state'):
+    explore.probe(run, texts, targets, layer=7)
+  with pytest.raises(ValueError, match='five|5 texts'):
+    explore.probe(run, texts[:3], targets[:3])
+  with pytest.raises(ValueError, match='one for each'):
+    explore.probe(run, texts, [t[:-1] for t in targets])
+  with pytest.raises(ValueError, match='47 distances'):
+    explore.probe(run, texts, targets, [[1] * 47] * 10)
+  far = explore.probe(run, texts, targets, [[*range(48)]] * 10)
+  close(far.data['distance'], far.data['tokens'] - 1)
+  with pytest.raises(ValueError, match='distances of 1'):
+    explore.probe(run, texts, targets, [[1] * 48])
+  with pytest.raises(ValueError, match='longer texts'):
+    explore.probe(run, ['a'] * 5, [['a']] * 5)
+  with pytest.raises(ValueError, match='at least one'):
+    explore.ablate(run, found, [])
+  with pytest.raises(ValueError, match='another run'):
+    explore.ablate(block_recurrent(), found, texts)

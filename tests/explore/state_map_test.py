@@ -1,0 +1,104 @@
+"""The state along a text, and its rank."""
+
+import numpy as np
+import pytest
+
+from meliad_rec import explore
+from meliad_rec.explore.state_map import effective_rank
+from tests import observed
+from tests.explored import block_recurrent
+from tests.explored import check
+from tests.explored import close
+from tests.explored import OTHER
+from tests.explored import TEXT
+from tests.explored import W
+
+
+def test_effective_rank():
+  close(effective_rank(np.eye(4)[None]), 4)
+  close(effective_rank(np.ones((1, 4, 3))), 1)
+
+
+@pytest.mark.slow
+def test_state_map(tmp_path):
+  run = block_recurrent()
+  shown = explore.state_map(run, [TEXT, OTHER])
+  check(shown, tmp_path)
+  count = len(TEXT) // W
+  slots = run.states(TEXT)['slots'].sel(layer=1).values
+  change = np.linalg.norm(slots[1:] - slots[:-1], axis=-1)
+  close(
+    shown.data['change'][:count], change / np.linalg.norm(slots[1:], axis=-1)
+  )
+  close(shown.data['effective_rank'][:count], effective_rank(slots[1:]))
+  use = shown.data['use'].values
+  close(use.sum(1), 1)
+  weights = run.attention(TEXT)['token_to_state'][0].mean('head').values
+  close(use[1], weights[W : 2 * W].mean(0))
+  keep = run.gates(TEXT)['state_keep'][0].mean(['slot', 'feature']).values
+  close(shown.data['keep'][:count], keep)
+  assert shown.data['document'].values.tolist().count(0) == count
+  assert shown.data['read'].values[count] == count * W + W
+  coarse = explore.state_map(run, TEXT, every=2 * W)
+  close(coarse.data['keep'], keep[1::2])
+  close(explore.state_map(run, TEXT, layer=-1).data['keep'], keep)
+  ids = run.encode(TEXT)
+  assert explore.state_map(run, ids).data.identical(
+    explore.state_map(run, [ids]).data
+  )
+  for wrong, message in ({'layer': 0}, 'one of .1'), ({'part': 'x'}, 'slots'):
+    with pytest.raises(ValueError, match=message):
+      explore.state_map(run, TEXT, **wrong)
+
+
+@pytest.mark.slow
+def test_state_map_of_parts_without_slots(tmp_path):
+  lstm, block = observed.run('lstm'), observed.run('lstm').block
+  shown = explore.state_map(lstm, TEXT)
+  check(shown, tmp_path)
+  assert len(shown.figure.axes) == 1  # One vector: no maps, and no rank.
+  assert shown.data.attrs['part'] == 'cell'
+  token_keep = lstm.gates(TEXT, -1)['token_keep'].squeeze().mean('feature')
+  close(shown.data['keep'][1], token_keep.values[block : 2 * block].mean())
+  hidden = explore.state_map(lstm, TEXT, part='hidden')
+  assert hidden.data.attrs['part'] == 'hidden'
+  assert 'hidden' in hidden.figure.get_suptitle()
+  feedback = observed.run('feedback')
+  shown = explore.state_map(feedback, TEXT)
+  check(shown, tmp_path)
+  assert shown.data.attrs['part'] == 'memory/written/0'
+  with pytest.raises(ValueError, match='not divided into layers'):
+    explore.state_map(feedback, TEXT, layer=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['staircase', 'feedback', 'memorizing'])
+def test_axes_of_states_have_names(name):
+  states = observed.run(name).states(TEXT)
+  axes = {dim for a in states.data_vars.values() for dim in a.dims}
+  assert axes & {'token', 'place'}
+  assert not any('_axis_' in axis for axis in axes)
+  changed = observed.run(name).with_state(states.isel(border=0))
+  close(changed.nats(TEXT)[0], observed.run(name).nats(TEXT)[0])
+
+
+def test_states_of_labeled_runs_are_read_from_ids():
+  """The inputs are then the tokens themselves, and labels are the targets."""
+  run, plain = observed.run('lstm', labels=True), observed.run('lstm')
+  ids = plain.encode(TEXT)
+  states = run.states(ids)
+  shifted = plain.states(np.append(ids, 5))
+  labels = np.roll(ids, -1)
+  found = run.predictions(ids, labels=labels)
+  assert found['nats'].shape == ids.shape
+  # Without the first input, which stands for the start of a text.
+  assert (
+    np.abs(states['hidden'] - shifted['hidden'][: len(states['border'])]).max()
+    > 1e-3
+  )
+  with pytest.raises(ValueError, match='labels were not given'):
+    run.predictions(ids)
+  with pytest.raises(ValueError, match='Use predictions'):
+    run.nats(TEXT)
+  with pytest.raises(ValueError, match='one label'):
+    run.predictions(ids, labels=labels[:-1])

@@ -1,0 +1,43 @@
+"""States of one text put into another, and questions to a state."""
+
+import numpy as np
+import pytest
+
+from meliad_rec import explore
+from tests.explored import block_recurrent
+from tests.explored import check
+from tests.explored import close
+from tests.explored import OTHER
+from tests.explored import TEXT
+from tests.explored import W
+
+
+@pytest.mark.slow
+def test_swap_changes_nothing_between_equal_beginnings(tmp_path):
+  run, at = block_recurrent(), 4 * W
+  shown = explore.swap(run, TEXT[:at], TEXT, after_b=at)
+  check(shown, tmp_path)
+  nats, _ = run.nats(TEXT)
+  close(shown.data['own'], nats[at:])
+  close(shown.data['swapped'], nats[at:])
+  assert np.abs(shown.data['cleared'] - nats[at:]).max() > 1e-3
+  ids = run.encode
+  other = explore.swap(run, ids(OTHER), ids(TEXT), after_b=at).data
+  with pytest.raises(ValueError, match='tokens must be'):
+    explore.swap(run, OTHER, TEXT, tokens=0)
+  assert np.abs(other['swapped'] - nats[at:]).max() > 1e-3
+
+
+def test_ask(tmp_path):
+  run, at = block_recurrent(), 5 * W
+  question, answers = 'What?', ['cat', 'argparse']
+  shown = explore.ask(run, OTHER, question, answers, after=at + 3)
+  check(shown, tmp_path)
+  for answer, nats in zip(answers, shown.data['with_state'], strict=True):
+    whole, _ = run.nats(OTHER[:at] + question + answer)
+    close(nats, whole[at + len(question) :].sum())
+  alone, _ = run.nats(question + answers[0])
+  close(shown.data['fresh'][0], alone[len(question) :].sum())
+  for wrong, message in ('cat', 'list of strings'), (['cat', ''], 'is empty'):
+    with pytest.raises(ValueError, match=message):
+      explore.ask(run, OTHER, question, wrong)
