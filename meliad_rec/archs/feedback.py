@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from meliad_rec.archs.memory_cell import extend
 from meliad_rec.archs.memory_cell import Memory
 from meliad_rec.archs.memory_cell import MemoryCell
+from meliad_rec.archs.stack import named_by_layer
 from meliad_rec.layers.attention import KV
 from meliad_rec.layers.layer import Attention
 from meliad_rec.models.cell import Resettable
@@ -154,6 +155,15 @@ class Feedback(MemoryCell):
     shape = batch, config.window, config.d_model
     arrays = self.memory.arrays(self.count)
     return [jnp.zeros(shape, config.dtype)] * arrays
+
+  def parts(self, state):
+    parts = [{'memory': memory} for memory in state.written]
+    named = parts[0] if len(parts) == 1 else named_by_layer(enumerate(parts))
+    return named | {'mask': state.mask_BA}
+
+  def with_parts(self, state, parts):
+    names = [name for name in self.parts(state) if name != 'mask']
+    return Memory([parts[name] for name in names], parts['mask'])
 
   def keys(self, written):
     readers = [layer.attention for layer in self.layers]

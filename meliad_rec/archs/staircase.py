@@ -30,6 +30,7 @@ import jax.numpy as jnp
 
 from meliad_rec.archs.memory_cell import Memory
 from meliad_rec.archs.memory_cell import MemoryCell
+from meliad_rec.archs.stack import named_by_layer
 from meliad_rec.distributed.fsdp import all_gather_params
 from meliad_rec.layers.attention import KV
 from meliad_rec.layers.remat import remat
@@ -119,6 +120,23 @@ class Staircase(MemoryCell):
     )
     live = [[zeros(n)] * self.count for n in range(1, M)]
     return live, zeros(N - 1) if self.freezes else None
+
+  def parts(self, state):
+    live, frozen = state.written
+    parts = named_by_layer(
+      (layer, {f'pass_{n}': x[layer] for n, x in enumerate(live, 1)})
+      for layer in range(self.count)
+    )
+    if frozen is not None:
+      parts['frozen'] = frozen
+    return parts | {'mask': state.mask_BA}
+
+  def with_parts(self, state, parts):
+    live = [
+      [parts[f'layer_{layer}/pass_{n}'] for layer in range(self.count)]
+      for n in range(1, self.live_passes)
+    ]
+    return Memory((live, parts.get('frozen')), parts['mask'])
 
   def __call__(self, state, block):
     T, least = block.x.shape[1], (self.live_passes - 1) * self.chunk
@@ -224,8 +242,7 @@ def run_diagonal(cell: Staircase, state: Memory, block):
   segment. In the first M - 1 steps, they also attend to live chunks of earlier
   segments.
 
-  Letters here: T chunks of the segment, M passes after which a chunk is frozen,
-  X tokens of this segment in a step.
+  Letters: T chunks of the segment, X tokens of this segment in a step.
 
   Args:
     cell: the staircase, with M >= 1.
@@ -243,20 +260,13 @@ def run_diagonal(cell: Staircase, state: Memory, block):
   mask_BS = jnp.concatenate([state.mask_BA, block.mask], 1)
 
   def step(cell, carry, new, known=None):
-    """Runs one step; steps at both ends of the segment have fewer chunks.
+    """Returns the inputs of all layers, the outputs of the last one, and past.
 
-    Args:
-      cell: the staircase.
-      carry: (x_BXD, past): the inputs of this segment's live chunks that have
-        made a pass, and the outputs of frozen chunks.
-      new: (i, x_BCD): the step, and the chunk that makes its first pass in it.
-        If all chunks have made it, x_BCD has no tokens.
-      known: see _run_pass.
-
-    Returns:
-      The inputs of all layers, the outputs of the last one, and `past`.
+    Steps at both ends of the segment have fewer chunks.
     """
+    # Inputs of live chunks that have made a pass, outputs of frozen chunks.
     x_BXD, past = carry
+    # The step, and the chunk that makes its first pass in it, if one is left.
     i, x_BCD = new
     x_BXD = jnp.concatenate([x_BXD, x_BCD], 1)
     inputs, y_BXD = _run_pass(cell, i, x_BXD, known, past, mask_BS)
@@ -311,9 +321,8 @@ def _run_pass(cell, i, x_BXD, known, past, mask_BS):
     i: the step, from 0; it processes chunk i in its first pass.
     x_BXD: the X tokens of the live chunks of this segment, oldest first.
     known: for each layer, its inputs at the live chunks of earlier segments,
-      which precede the tokens of x_BXD. None means that there are none.
-    past: outputs of the frozen chunks, which precede `known`. None
-      means that there are none.
+      which precede the tokens of x_BXD. None: there are none.
+    past: outputs of the frozen chunks, which precede `known`; or None.
     mask_BS: bool, False at padding, for the memory and the segment.
 
   Returns:
@@ -364,14 +373,12 @@ def _inputs_by_step(live, C: int, M: int):
 def _inputs_by_pass(inputs, layers: int, C: int, M: int):
   """Rearranges the inputs of the last M - 1 steps for the state.
 
-  This is the inverse of `_inputs_by_step`, but `inputs` has the step as its
-  first index and the layer as its second.
+  This is the inverse of `_inputs_by_step`, but `inputs` is inputs[step][layer].
 
   Args:
-    inputs: inputs of the layers, as inputs[step][layer].
+    inputs: inputs of the layers.
     layers: number of layers.
-    C: number of tokens in a chunk.
-    M: number of passes after which a chunk is frozen.
+    C, M: see `_inputs_by_step`.
 
   Returns:
     Lists like the argument `live` of `_inputs_by_step`.
@@ -389,11 +396,7 @@ def _inputs_by_pass(inputs, layers: int, C: int, M: int):
 
 
 def _push(past, new):
-  """Appends the tokens of `new` to `past`, and drops as many from its start.
-
-  Returns:
-    An array of the same shape as `past`; None if `past` is None.
-  """
+  """Returns `past` with `new` appended and as many tokens dropped, or None."""
   if past is None:
     return None
   longer = jnp.concatenate([past, new], 1)

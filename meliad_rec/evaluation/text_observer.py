@@ -30,11 +30,11 @@ _PART_AXES = (
   # The ring of a Memorizing Transformer. All heads have the same mask.
   ('memory/(keys|values)', ('head', 'place', 'head_feature')),
   ('memory/mask', ('all_heads', 'place', 'one')),
-  # Inputs of layers in each pass of a Staircase, which counts passes from 1.
-  (r'memory/written/0/(?P<row>\d+)/\d+', ('pass_{}_token', 'feature')),
+  # Inputs of layers in a pass of a Staircase, whose passes differ in length.
+  (r'(?P<name>pass_\d+)', ('{}_token', 'feature')),
   # The memory of a Feedback Transformer, or frozen chunks of a Staircase.
-  (r'memory/written/\d+', ('token', 'feature')),
-  ('memory/mask_BA', ('token',)),
+  ('memory|frozen', ('token', 'feature')),
+  ('mask', ('token',)),
 )
 
 
@@ -299,8 +299,8 @@ def _axes_of(part: str) -> tuple[str, ...]:
   """Returns the names of the axes of a part; () if they are not known."""
   for pattern, axes in _PART_AXES:
     if match := re.fullmatch(pattern, part):
-      number = 1 + int(match.groupdict().get('row', 0))
-      return tuple(axis.format(number) for axis in axes)
+      name = match.groupdict().get('name')
+      return tuple(axis.format(name) for axis in axes)
   return ()
 
 

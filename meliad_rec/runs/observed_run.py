@@ -140,8 +140,8 @@ class ObservedRun:
       A Dataset of the parts of the state, such as 'slots' with the axes border,
       layer, slot and feature. Border 0 is before the text. Coordinates of a
       border are 'tokens', the number of tokens before it, and 'byte', the
-      number of bytes before it. Of a Staircase, 'memory/written/0/2/1' are the
-      inputs of layer 1 in pass 3, and 'memory/written/1' are frozen chunks.
+      number of bytes before it. Of a Staircase, 'pass_3' has the inputs of
+      each layer in the fourth pass, and 'frozen' the frozen chunks.
 
     Raises:
       ValueError: as in `predictions`; also if the model is not recurrent, or

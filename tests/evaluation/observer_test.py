@@ -255,4 +255,4 @@ def test_arrays_that_are_too_large_are_refused(monkeypatch):
 def test_names_of_parts():
   """Every leaf of a state has its own name."""
   o = observer('feedback')
-  assert set(o.parts(o.start())) == {'memory/written/0', 'memory/mask_BA'}
+  assert set(o.parts(o.start())) == {'memory', 'mask'}

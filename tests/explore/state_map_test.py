@@ -1,5 +1,7 @@
 """The state along a text, and its rank."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -66,7 +68,7 @@ def test_state_map_of_parts_without_slots(tmp_path):
   feedback = observed.run('feedback')
   shown = explore.state_map(feedback, TEXT)
   check(shown, tmp_path)
-  assert shown.data.attrs['part'] == 'memory/written/0'
+  assert shown.data.attrs['part'] == 'memory'
   with pytest.raises(ValueError, match='not divided into layers'):
     explore.state_map(feedback, TEXT, layer=0)
 
@@ -78,6 +80,7 @@ def test_axes_of_states_have_names(name):
   axes = {dim for a in states.data_vars.values() for dim in a.dims}
   assert axes & {'token', 'place'}
   assert not any('_axis_' in axis for axis in axes)
+  assert not any(re.search(r'/\d', part) for part in states.data_vars)
   changed = observed.run(name).with_state(states.isel(border=0))
   close(changed.nats(TEXT)[0], observed.run(name).nats(TEXT)[0])
 
