@@ -14,8 +14,12 @@ NAME is one of:
               early halting
   attention   implementations of windowed attention, measured here or, with
               --topology, estimated for a TPU
-  tasks       accuracy of architectures on tasks that need a memory, trained
+  experiments training steps of any experiments, compared with the first
+  tasks       trains architectures on tasks that need memory, and reports their
+              accuracy
 
+  meliad-rec bench experiments cpu/code_slide cpu/code_rec \
+    --gin_param="STORE = 'STORE'"
   meliad-rec bench tasks --out=DIR --tasks=parity --archs=lstm,window --jobs=2
 """
 
@@ -26,6 +30,7 @@ from pathlib import Path
 from absl import flags
 
 from meliad_rec.benchmarks import attention
+from meliad_rec.benchmarks import experiments
 from meliad_rec.benchmarks import generation
 from meliad_rec.benchmarks import halting
 from meliad_rec.benchmarks import memorizing
@@ -48,10 +53,12 @@ BENCHES = {
   'attention': attention,
 }
 
+_MEASURED = 'Measured on this machine.'
 
 # Flags that only the benchmark `tasks` has, and flags that it lacks.
 _OF_TASKS = 'out', 'archs', 'tasks', 'rates', 'seeds', 'jobs', 'steps'
-_OF_OTHERS = 'setting', 'rounds', 'by', 'json', 'topology'
+_OF_SETTINGS = 'setting', 'by', 'topology'
+_OF_OTHERS = *_OF_SETTINGS, 'rounds', 'json', 'gin_param'
 
 
 def define_flags() -> None:
@@ -86,6 +93,12 @@ def define_flags() -> None:
     'estimated, instead of measured here.',
   )
 
+  flags.DEFINE_multi_string(
+    'gin_param',
+    [],
+    "One setting 'NAME = value' of all experiments, repeatable.",
+  )
+
   # Flags of the benchmark `tasks`.
   flags.DEFINE_string('out', None, 'Folder of the runs and of their table.')
   flags.DEFINE_list('archs', [*tasks.ARCHS], 'Architectures to train.')
@@ -104,8 +117,9 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> int:
-  known = [*BENCHES, 'tasks']
-  if len(argv) != 2 or argv[1] not in known:
+  known = [*BENCHES, 'experiments', 'tasks']
+  compares = argv[1:2] == ['experiments']
+  if not compares and (len(argv) != 2 or argv[1] not in known):
     given = ' '.join(argv[1:])
     wrong = f'There is no benchmark {given!r}{nearest(given, known)}.'
     raise ValueError(
@@ -117,6 +131,12 @@ def main(argv: list[str]) -> int:
     config_flags.refuse(_OF_OTHERS, 'is not a flag of the benchmark tasks')
     return measure_tasks(args)
   config_flags.refuse(_OF_TASKS, 'is a flag of the benchmark tasks only')
+  if compares:
+    config_flags.refuse(_OF_SETTINGS, 'is no flag of the benchmark experiments')
+    rows = experiments.measure(argv[2:], args.gin_param, args.rounds)
+    show(rows, argv[2], args.json, {'source': _MEASURED})
+    return 0
+  config_flags.refuse(['gin_param'], 'is a flag of the benchmark experiments')
   bench = BENCHES[argv[1]]
   setting = args.setting or next(iter(bench.SETTINGS))
   if setting not in bench.SETTINGS:
@@ -140,7 +160,7 @@ def main(argv: list[str]) -> int:
       seconds = trace.measure(training.stepper(program), text)
       print(trace.table(name, seconds, args.by), end='\n\n', flush=True)
     return 0
-  source = 'Measured on this machine.'
+  source = _MEASURED
   if args.topology:
     source = f'Compiler estimates for {args.topology}, not measured.'
     if not args.json:

@@ -11,6 +11,7 @@ from meliad_rec.benchmarks import training
 from meliad_rec.benchmarks.round_robin import Times
 from meliad_rec.commands import bench
 from tests import command
+from tests.gin_files import write_store
 
 
 def row(seconds):
@@ -47,10 +48,31 @@ def test_a_table_has_a_line_per_row():
       'Set --setting to one of bench',
     ),
     (['step', '--topology=v5e:2x2'], '--topology'),
+    (['step', '--gin_param=STEPS = 1'], 'is a flag of the benchmark exp'),
+    (['experiments', 'cpu/code_rec'], 'two or more'),
+    (['experiments', 'cpu/code_rek', 'cpu/code_rec'], 'code_rek'),
+    (
+      ['experiments', 'feedback/figure3_feedback_2', 'quickstart'],
+      'trains agents',
+    ),
+    (['experiments', 'quickstart', 'x', '--setting=meliad'], 'is no flag'),
   ],
 )
 def test_mistakes(arguments, told):
   assert told in command.mistake(bench, *arguments)
+
+
+def test_experiments_are_timed_in_turn(tmp_path, capsys):
+  write_store(store := tmp_path / 'store')
+  small = [f'STORE = {str(store)!r}', 'SEGMENT = 64', 'BATCH = 8']
+  params = [f'--gin_param={each}' for each in small]
+  names = ['cpu/recipe_base', 'cpu/recipe_slide_9']
+  arguments = ['experiments', *names, *params, '--rounds=2', '--json']
+  assert command.run(bench, *arguments) == 0
+  rows = json.loads(capsys.readouterr().out)['rows']
+  assert [*rows] == names
+  assert rows[names[0]]['ratio'] == 1
+  assert {row['tokens'] for row in rows.values()} == {512}
 
 
 def test_rounds_are_checked_before_compiling():
