@@ -17,8 +17,8 @@ run are in OUT/runs.csv, the curves in OUT/curves.png, and the results over the
 time of a training step in OUT/cost.png. If rows or splits differ by a number,
 such as test_64 and test_128, OUT/figure.png shows the results over this number.
 If rows have different metrics, there is a table and a set of figures for each.
-A run that fails leaves the others. Run again, the command resumes what is not
-finished.
+If a run fails, the others continue. When run again, the command resumes what is
+not finished.
 
 --sweep trains each row with each value of a setting, and names the best on the
 validation split, such as the ponder cost of the dynamic-halt paper:
@@ -38,6 +38,7 @@ import statistics
 
 from absl import flags
 
+from meliad_rec.config import config
 from meliad_rec.config import config_flags
 from meliad_rec.config import files
 from meliad_rec.metrics.metrics import BEST
@@ -197,6 +198,7 @@ def main(argv: list[str]) -> int:
   ]
   failed = {}
   if not args.only_report:
+    check_different(runs)
     out.mkdir(parents=True, exist_ok=True)
     failed = work(runs, args.jobs)
   done = [run for run in runs if validations(run)]
@@ -354,6 +356,32 @@ def best_settings(runs: list[TableRun], found: list[dict]) -> str:
   return f'Best on the validation split: {"; ".join(chosen)}.'
 
 
+def check_different(runs: Sequence[TableRun]) -> None:
+  """Raises ValueError if --gin_file or --gin_param makes two rows the same."""
+  args, seen = flags.FLAGS, {}
+  for run in runs:
+    if run.seed:
+      continue
+    own = [run.setting] * bool(run.setting)
+    before = bound(run.files, own)
+    after = bound([*run.files, *args.gin_file], [*args.gin_param, *own])
+    other, others = seen.setdefault(after, (run.label, before))
+    if before != others:
+      raise ValueError(
+        f'--gin_file or --gin_param overrides what distinguishes the rows '
+        f'{other} and {run.label}, so they would be the same run. Remove it, '
+        'or choose one of them with --rows.'
+      )
+
+
+def bound(gin_files: Sequence[str], params: Sequence[str]) -> frozenset:
+  """Returns all (name, value) that files and settings bind but PUBLISHED."""
+  bindings = config.read([*gin_files], [*params], kinds=()).bindings.items()
+  return frozenset(
+    (key, repr(one.value)) for key, one in bindings if one.name != 'PUBLISHED'
+  )
+
+
 def splits(run: TableRun) -> list[str]:
   """Returns the splits on which the best checkpoint of a run is evaluated."""
   return list(dict.fromkeys(split for split, _ in wanted_metrics(run)))
@@ -397,7 +425,7 @@ def is_labeled(run: TableRun) -> bool:
 
 def result(run: TableRun) -> dict:
   """Returns the results of a run: {column of runs.csv: value}."""
-  _, facts, _ = folder.read(run.workdir)
+  text, facts, _ = folder.read(run.workdir)
   metric = facts['best_metric']
   records = journal.read(journal.path(run.workdir))
   points = [(each[metric], each['step']) for each in validations(run)]
@@ -408,10 +436,14 @@ def result(run: TableRun) -> dict:
     step = last
     late = [v for v, at in points if at > 0.9 * last or at == points[-1][1]]
     value = statistics.fmean(late)
+  tokens = last * facts['segment']
+  if first := config.settings(text).get('lanes.ShorterFirst.segment'):
+    steps = config.settings(text)['lanes.ShorterFirst.steps']
+    tokens -= min(last, steps) * (facts['segment'] - first)
   values = (
     *(run.label, run.name, run.seed, facts['parameters']),
     *(statistics.median(seconds or [float('nan')]), last),
-    *(last * facts['batch'] * facts['segment'], metric, step, value),
+    *(tokens * facts['batch'], metric, step, value),
   )
   found = dict(zip(results.COLUMNS, values, strict=True))
   for column in wanted(run):

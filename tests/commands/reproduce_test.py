@@ -78,6 +78,17 @@ def test_the_table_has_the_best_value_of_each_run(own, out, capsys):
     assert (out / f'{picture}.png').read_bytes()[1:4] == b'PNG'
 
 
+def test_tokens_of_first_short_segments_are_counted(own, out, capsys):
+  (out / 'b_seed0' / folder.CONFIG).write_text(
+    'from __gin__ import dynamic_registration\n'
+    'from meliad_rec.data import lanes\n'
+    'lanes.ShorterFirst.segment = 2\nlanes.ShorterFirst.steps = 1\n'
+  )
+  arguments = own, f'--out={out}', '--rows=b', '--only_report'
+  assert command.run(reproduce, *arguments) == 0
+  assert '| b | 1 | 1,234 | 20 |' in capsys.readouterr().out  # 2 (2 + 8).
+
+
 def test_what_papers_report_is_beside_what_was_measured(own, out, capsys):
   """Splits are those with published values, and a figure shows their sizes."""
   for name in BITS:
@@ -305,6 +316,10 @@ RESULT |= {'best_step': 1, 'validation': 2.0, 'test': 2.0}
     ),
     (['cpu/code', '--out=x', '--sweep=A = 1, 1'], 'at least two values'),
     (['cpu/code', '--out=x', '--sweep=A = 1, b'], 'at least two values'),
+    (
+      ['cpu/headroom', '--out=x', '--gin_file=size/tiny'],
+      'distinguishes the rows 16 and 32',
+    ),
   ],
 )
 def test_mistakes_are_one_sentence(arguments, message, tmp_path, monkeypatch):
