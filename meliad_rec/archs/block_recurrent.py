@@ -50,9 +50,9 @@ class BlockRecurrentLayer(Cell):
   """State: keys and values of the last `window` tokens, and S state vectors.
 
   Attributes:
-    config, slots, gate, gate_config, sequential: see StateVectors. If
-      `sequential` is True, tokens too attend first to their window, then to the
-      state vectors; see Layer.sequential.
+    config, slots, gate, gate_config, sequential, ids_stddev, states_stddev: see
+      StateVectors. If `sequential` is True, tokens too attend first to their
+      window, then to the state vectors; see Layer.sequential.
     hoist: whether all tokens of a segment are processed at once, and only the
       state vectors block by block. This is possible because the update of the
       state vectors needs only the keys and values of the tokens. If True, the
@@ -66,6 +66,8 @@ class BlockRecurrentLayer(Cell):
   gate_config: str = 'skip'
   hoist: bool = True
   sequential: bool = False
+  ids_stddev: float = 1.0
+  states_stddev: float = 0.1
 
   is_recurrent = True
   can_step = True
@@ -87,7 +89,13 @@ class BlockRecurrentLayer(Cell):
       self.config, has_memory=True, sequential=self.sequential
     )
     self.states = StateVectors(
-      self.config, self.slots, self.gate, self.gate_config, self.sequential
+      self.config,
+      self.slots,
+      self.gate,
+      self.gate_config,
+      self.sequential,
+      self.ids_stddev,
+      self.states_stddev,
     )
 
   def initial_state(self, batch):
@@ -226,6 +234,9 @@ class StateVectors(nn.Module):
       their attention to state vectors, so that 'dual' has three gates and
       'skip' two. If False, they attend to both at once. Section 3.1 of the
       paper reports that a third gate leads to a worse perplexity.
+    ids_stddev: standard deviation with which the learned IDs begin, beside
+      state vectors that are normalized to 1.
+    states_stddev: that of the learned initial state vectors.
   """
 
   config: LayerConfig
@@ -233,6 +244,8 @@ class StateVectors(nn.Module):
   gate: Callable[..., nn.Module] = gates.FixedGate
   gate_config: str = 'skip'
   sequential: bool = False
+  ids_stddev: float = 1.0
+  states_stddev: float = 0.1
 
   def setup(self):
     if self.slots < 1:
@@ -273,8 +286,9 @@ class StateVectors(nn.Module):
         config.mlp_bias,
       )
     shape = self.slots, config.d_model
-    self.ids_SD = self.param('ids', nn.initializers.normal(1.0), shape)
-    init = nn.initializers.normal(0.1)
+    init = nn.initializers.normal(self.ids_stddev)
+    self.ids_SD = self.param('ids', init, shape)
+    init = nn.initializers.normal(self.states_stddev)
     self.initial_states_SD = self.param('first', init, shape)
 
   def initial_states(self, batch: int):
