@@ -1,7 +1,7 @@
 """Packaging of meliad_rec.
 
-Dependency bounds: the upper ones end the series that the tests pass with; the
-lower ones are the oldest of which that is known. gin/ lies at the top of the
+Lower bounds of dependencies are the oldest versions with which the tests are
+known to pass, upper bounds exclude the next series. gin/ is at the top of the
 repository and is installed as meliad_rec/gin; it must never hold an
 __init__.py, which would make it shadow the gin library.
 """
@@ -60,7 +60,7 @@ setup(
     'optax>=0.2.5,<0.3',
     'orbax-checkpoint>=0.12.8,<0.13',
     'sentencepiece>=0.2,<0.3',
-    'seqio>=0.0.20,<0.1',  # brings TensorFlow, by tensorflow-text
+    'seqio>=0.0.20,<0.1',  # depends on TensorFlow, through tensorflow-text
     'tensorboard>=2.20,<3',  # TensorFlow no longer brings it
     'tensorboardX>=2.6.2,<3',
     'tensorflow-datasets>=4.9.9,<5',

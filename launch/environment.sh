@@ -5,7 +5,7 @@
 #   bash launch/environment.sh test     # to run the tests too
 #
 # Needs only Python 3.11 to 3.13 on the PATH (or in PYTHON). pip uses its own
-# configuration. Run again, it installs only if setup.py has changed.
+# configuration. When run again, it installs only if setup.py has changed.
 set -euo pipefail
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
   sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$0"

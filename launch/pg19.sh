@@ -8,8 +8,8 @@
 # with --gin_file=task/store and --gin_param="STORE = 'OUT/store'"; `meliad-rec
 # evaluate` then reports the perplexity per word, where words are separated by
 # whitespace; the published number of words of the test set is 6,966,499. SIZE is
-# the number of pieces. Without TensorFlow, from the files themselves, a book a
-# file in train/, validation/ and test/ (or from other books laid out like this):
+# the number of pieces. To read the original text files without TensorFlow, or
+# other books with one file for each in train/, validation/ and test/:
 #
 #   mkdir BOOKS
 #   gsutil -m cp -r gs://deepmind-gutenberg/{train,validation,test} BOOKS

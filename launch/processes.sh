@@ -12,7 +12,7 @@ runs() {
   kill -0 "${pids[$1]}" 2>/dev/null
 }
 
-# Waits for all processes. When asked to stop, it asks process 0, and all that have
+# Waits for all processes. When this is asked to stop, it asks process 0, and all that have
 # joined it save at the same step and end. Processes that still run GRACE_SECONDS
 # (10) later have not joined, and are asked too. Returns 2 if a process ended with
 # 2, otherwise the exit code of the first process that failed, or 0.

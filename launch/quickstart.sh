@@ -5,7 +5,7 @@
 #
 # Creates the virtual environment .venv, tokenizes the Python packages in it once,
 # trains for about five minutes on two CPU cores, and shows losses, an evaluation
-# on unseen code, and a sample. Run again, it resumes where it was stopped.
+# on unseen code, and a sample. When run again, it resumes.
 # WORKDIR is the folder of the run, STORE that of the tokens; arguments are passed
 # to `meliad-rec train`.
 set -euo pipefail

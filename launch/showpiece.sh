@@ -7,7 +7,7 @@
 # and trains a Block-Recurrent Transformer and a sliding window with one more
 # layer side by side, in about two hours on two CPU cores. Then it compares their
 # losses token by token, and draws them: gain in training, by distance, and a page
-# of text colored by gain. Run again, it resumes where it was stopped. OUT is the
+# of text colored by gain. When run again, it resumes. OUT is the
 # folder of the runs, STORE that of the tokens; arguments are passed to
 # `meliad-rec reproduce`.
 set -euo pipefail

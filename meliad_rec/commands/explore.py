@@ -1,4 +1,4 @@
-r"""Shows in a page of HTML what a trained model does with a text.
+r"""Shows on an HTML page what a trained model does with a text.
 
   meliad-rec explore RUN TEXT --out=report.html
   meliad-rec explore RUN TEXT --out=report.html --baseline=OTHER_RUN
@@ -6,8 +6,9 @@ r"""Shows in a page of HTML what a trained model does with a text.
 RUN is the folder of a trained run, TEXT a text file. The page is one file,
 which any browser opens without a network. It colors each token by how much the
 recurrent state lowers its loss, by the loss itself, or by its rank among all
-tokens. Below are the state at block borders, and figures. With --baseline, the
-losses are compared with another run, which has the same vocabulary.
+tokens. Below the text, the page shows the state at block borders and several
+figures. With --baseline, the losses are compared with those of another run,
+which has the same vocabulary.
 """
 
 from pathlib import Path

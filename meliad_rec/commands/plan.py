@@ -3,8 +3,8 @@ r"""Predicts memory and step time of training on TPUs, on any machine.
   meliad-rec plan --topology=v5e:16x16 --mesh=data:64,model:4 \
     --gin_file=arch/block_recurrent --gin_file=size/150m --gin_file=task/pg19
 
-Compiles the trainer's own step for each slice of --topology, in a minute or two
-for each. This needs libtpu: install meliad_rec[tpu]. All numbers are the
+Compiles the trainer's own step for each slice of --topology, in minutes for
+each. This needs libtpu: install meliad_rec[tpu]. All numbers are the
 compiler's estimates, or computed from the compiled program.
 
 The exit code is 0 if the step fits in the memory of every slice, and 3 if there

@@ -1,4 +1,4 @@
-r"""Compares runs: their steps, metrics and speed, and a plot.
+r"""Compares the steps, metrics and speed of runs, and can plot them.
 
   meliad-rec runs runs/slide runs/rec --plot=curves.png
   meliad-rec runs runs/rec --plot=all.png \

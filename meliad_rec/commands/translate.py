@@ -6,8 +6,8 @@ r"""Writes the targets of sources, such as translations, by a beam search.
 FILE has one source in each line, and is - for stdin. The run must be of a model
 with an encoder. --split reads sources of the run's own data, and --metrics
 scores their targets by BLEU and ROUGE (see meliad-rec score). --average=10
-takes the mean of the last ten checkpoints. What the flags do not set is as the
-configuration of the run says.
+takes the mean of the last ten checkpoints. Flags that are not given take their
+values from the configuration of the run.
 """
 
 from collections.abc import Mapping

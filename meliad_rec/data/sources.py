@@ -315,7 +315,7 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'concatenate',
     None,
-    'Concatenates short documents to long ones of this many characters.',
+    'Concatenates short documents into long ones of this many characters.',
     lower_bound=1,
   )
 
