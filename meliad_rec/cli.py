@@ -90,8 +90,7 @@ def run_main(
 
   def parse(args):
     if {'--help', '-h'} & set(args[1:]):
-      print(_usage(args[0], main))
-      sys.exit(0)
+      sys.exit(guarded(lambda _: print(_usage(args[0], main)), []))
     try:
       return flags.FLAGS([*map(_expand_home, args)])
     except flags.UnrecognizedFlagError as error:
@@ -175,11 +174,7 @@ def main() -> None:
   if os.getcwd() not in map(os.path.abspath, sys.path):
     sys.path.append(os.getcwd())
   if not arguments or arguments[0] in ('--help', '-h', 'help'):
-    print('Usage: meliad-rec COMMAND [--help] [FLAGS]')
-    print('       meliad-rec --version\n')
-    for command in COMMANDS:
-      print(f'  {command:<14} {summary(command)}')
-    sys.exit(0)
+    sys.exit(guarded(lambda _: print(_commands()), []))
   command, *rest = arguments
   if command not in COMMANDS:
     sys.exit(
@@ -293,6 +288,13 @@ def _addressed(text: str) -> str:
   return re.sub(r'(--\S+) \(in gin: ([\w.]+)\)', kept, text)
 
 
+def _commands() -> str:
+  """Returns the help without a command: a list of all."""
+  lines = [f'  {command:<14} {summary(command)}' for command in COMMANDS]
+  usage = 'Usage: meliad-rec COMMAND [--help] [FLAGS]'
+  return '\n'.join([usage, '       meliad-rec --version\n', *lines])
+
+
 def _docstring(module) -> str:
   source = Path(importlib.util.find_spec(module).origin)
   return ast.get_docstring(ast.parse(source.read_text(encoding='utf-8')))
@@ -303,12 +305,15 @@ def _usage(program, main) -> str:
   module = sys.modules[main.__module__]
   if program.endswith('.py') and module.__spec__:
     program = f'python -m {module.__spec__.name}'
-  lines = [f'Usage: {program} [FLAGS]\n', module.__doc__.strip(), '\nFlags:']
+  arguments = getattr(module, 'ARGUMENTS', '')
+  usage = ' '.join(filter(None, ['Usage:', program, arguments, '[FLAGS]']))
+  lines = []
   for name, defined in flags.FLAGS.flags_by_module_dict().items():
     # absl names the started module by its path.
     if name in (module.__name__, sys.argv[0]) or name.startswith(__package__):
       lines += map(_flag_line, defined)
-  return '\n'.join(lines)
+  lines = lines and ['\nFlags:', *lines]
+  return '\n'.join([f'{usage}\n', module.__doc__.strip(), *lines])
 
 
 def _flag_line(flag: flags.Flag) -> str:

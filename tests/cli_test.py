@@ -235,6 +235,24 @@ from meliad_rec import cli; cli.guarded(lambda _: len(jax.devices()), [])"""
   assert (done.returncode, done.stderr) == (0, '')
 
 
+@pytest.mark.parametrize('arguments', ['--help', 'settings --help'])
+def test_help_whose_reader_leaves_ends_silently(arguments):
+  done = subprocess.run(
+    ['bash', '-c', f'"$0" -m meliad_rec {arguments} | true', sys.executable],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert (done.returncode, done.stderr) == (0, '')
+
+
+def test_help_shows_arguments_that_are_not_flags():
+  code, out, _ = run('-m', 'meliad_rec', 'settings', '--help')
+  assert code == 0
+  assert out.splitlines()[0].endswith('settings [NAME] [FLAGS]')
+  assert 'Flags:' not in out
+
+
 def test_help_lists_every_command_without_heavy_imports():
   call = """import sys; sys.modules['jax'] = None
 from meliad_rec import cli; cli.main()"""

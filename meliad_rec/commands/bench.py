@@ -43,6 +43,9 @@ from meliad_rec.benchmarks import translation
 from meliad_rec.config import config_flags
 from meliad_rec.config.files import nearest
 
+# Arguments that the help shows, besides flags.
+ARGUMENTS = 'NAME'
+
 BENCHES = {
   'step': step,
   'recurrence': recurrence,

@@ -24,6 +24,9 @@ from meliad_rec.report import console
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.storage import output_file
 
+# Arguments that the help shows, besides flags.
+ARGUMENTS = 'RUN TEXT'
+
 
 def define_flags() -> None:
   run_flags.define_step_flags()

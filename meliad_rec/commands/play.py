@@ -19,6 +19,9 @@ from meliad_rec.report import console
 from meliad_rec.runs.agent_run import load_agent
 from meliad_rec.storage import output_file
 
+# Arguments that the help shows, besides flags.
+ARGUMENTS = 'RUN'
+
 _PIXELS = 240  # Longest side of a state in an animation, at least.
 _COLUMNS = 10  # States in a row of a picture.
 _MILLISECONDS = 150  # Of a state in an animation.

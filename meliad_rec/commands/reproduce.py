@@ -49,6 +49,9 @@ from meliad_rec.report import results
 from meliad_rec.runs import folder
 from meliad_rec.runs.queue import work
 
+# Arguments that the help shows, besides flags.
+ARGUMENTS = 'TABLE'
+
 
 @dataclasses.dataclass(frozen=True)
 class TableRun:

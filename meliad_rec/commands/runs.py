@@ -18,6 +18,9 @@ from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.storage import output_file
 
+# Arguments that the help shows, besides flags.
+ARGUMENTS = 'RUN...'
+
 _MORE_IS_BETTER = (
   *('accuracy', 'mean_return', 'success', 'tokens_per_second', 'mfu', 'epoch'),
 )

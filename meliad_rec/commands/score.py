@@ -16,6 +16,9 @@ from meliad_rec.commands.translate import read_lines
 from meliad_rec.metrics import text_scores
 from meliad_rec.report import console
 
+# Arguments that the help shows, besides flags.
+ARGUMENTS = 'TEXTS REFERENCES'
+
 
 def define_flags() -> None:
   flags.DEFINE_bool('rouge', False, 'Print ROUGE instead of BLEU.')

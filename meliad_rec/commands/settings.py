@@ -22,6 +22,9 @@ from meliad_rec.config.values import BindingStatement
 from meliad_rec.config.values import IncludeStatement
 from meliad_rec.config.values import statements
 
+# Arguments that the help shows, besides flags.
+ARGUMENTS = '[NAME]'
+
 _FOLDERS = {
   'arch': 'Architectures, one in a run',
   'size': 'Sizes, one in a run',

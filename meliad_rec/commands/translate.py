@@ -37,6 +37,9 @@ from meliad_rec.runs.trained_run import load_run
 from meliad_rec.storage import output_file
 from meliad_rec.storage.workdir import place
 
+# Arguments that the help shows, besides flags.
+ARGUMENTS = 'RUN [FILE]'
+
 
 def define_flags() -> None:
   run_flags.define_step_flags()
