@@ -97,7 +97,7 @@ def by_position(runs: Runs, text: Text, bins: int = 24) -> Shown:
   return Shown(data, figure)
 
 
-def by_distance(runs: Runs, text: str) -> Shown:
+def by_distance(runs: Runs, text: str, clear_every: int | None = None) -> Shown:
   """Shows the loss of names by the distance back to their previous use.
 
   This is recall against distance: a model that remembers a name predicts it
@@ -105,8 +105,10 @@ def by_distance(runs: Runs, text: str) -> Shown:
 
   Args:
     runs: one run, or {name: run} with one vocabulary. A recurrent run has a
-      second curve, with the state cleared before each block.
+      second curve, with the state cleared.
     text: a document, such as one of the task recall.
+    clear_every: number of tokens after which the state is cleared, a multiple
+      of a block; None: before each block.
 
   Returns:
     'bits' [curve, bin], the mean loss in bits per name, and 'count' [bin], the
@@ -127,7 +129,8 @@ def by_distance(runs: Runs, text: str) -> Shown:
     bins = [b for b in names.bins() if len(b[2])]
     clears = {name: None}
     if run.sharded.model.cell.is_recurrent:
-      clears[f'{name}, state cleared'] = run.block
+      every = run.block if clear_every is None else clear_every
+      clears[f'{name}, state cleared every {every}'] = every
     for label, every in clears.items():
       nats_T = run.predictions(text, 1, clear_every=every)['nats'].values
       nats = names.nats(dataclasses.replace(plain, nats=nats_T))
