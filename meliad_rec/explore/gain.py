@@ -72,7 +72,6 @@ def gain(
         'nothing to compare with. Choose a recurrent run, or give a baseline.'
       )
     every = run.block if clear_every is None else clear_every
-    check_count('clear_every', every, 1)
     other = run.predictions(text, 1, clear_every=every)
     against = f'state cleared every {every:,} tokens'
   else:

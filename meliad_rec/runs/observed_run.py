@@ -124,6 +124,8 @@ class ObservedRun:
         model reads pairs or a whole document at once.
     """
     check_count('top', top, 1)
+    if clear_every is not None:
+      check_count('clear_every', clear_every, 1)
     observer = self._reading(text)
     self._check_labels(text, labels)
     return observer.predictions(text, top, clear_every, labels)
