@@ -65,6 +65,7 @@ def test_mistakes(arguments, told):
 def test_experiments_are_timed_in_turn(tmp_path, capsys):
   write_store(store := tmp_path / 'store')
   small = [f'STORE = {str(store)!r}', 'SEGMENT = 64', 'BATCH = 8']
+  small += ['LAYERS = 2', 'RECURRENT_LAYERS = (1,)']
   params = [f'--gin_param={each}' for each in small]
   names = ['cpu/recipe_base', 'cpu/recipe_slide_9']
   arguments = ['experiments', *names, *params, '--rounds=2', '--json']
