@@ -332,9 +332,12 @@ class StateVectors(nn.Module):
       n_BSD = self.add_ids(attention.pre_norm(s_BSD))
     heads.append(attention.attend_memory(n_BSD, kv_tokens))
     if self.gate_config == 'single':
-      # Not stacked, because XLA of jaxlib 0.10 multiplies by a [2, H K, F]
-      # kernel wrongly in the backward pass if the kernel is sharded 3 ways.
-      return self.mlp(s_BSD, jnp.concatenate(heads, -1))
+      # Stacked first: heads are sharded, and concatenated directly they would be
+      # exchanged between devices. Then flattened: XLA of jaxlib 0.10 multiplies
+      # by a [2, H K, F] kernel wrongly in the backward pass if it is sharded 3
+      # ways.
+      heads = jnp.stack(heads, 2)
+      return self.mlp(s_BSD, heads.reshape(*s_BSD.shape[:2], -1))
     s_BSD = attention.project(s_BSD, *heads)
     if self.gate_config == 'skip':
       return s_BSD

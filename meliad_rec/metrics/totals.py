@@ -59,12 +59,16 @@ class Totals:
   def sown(self) -> dict[str, float]:
     """Metrics that modules sowed, {name: value}, without means of count 0.
 
-    Names that end in a number are sorted by that number.
+    Names that end in a number are sorted by that number, behind the same name
+    without one.
     """
-    values = {
-      name: over_steps(self._sown[name])
-      for name in sorted(self._sown, key=split_name)
-    }
+
+    def order(name):
+      base, number = split_name(name)
+      return base, -1 if number is None else number
+
+    names = sorted(self._sown, key=order)
+    values = {name: over_steps(self._sown[name]) for name in names}
     return {name: v for name, v in values.items() if v is not None}
 
 

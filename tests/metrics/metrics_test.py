@@ -172,12 +172,16 @@ def test_totals_are_exact_in_any_order():
 
 def test_sown_metrics_are_added_up_by_kind():
   sow = lambda mean, most: some(
-    sown={'mean_2': MeanMetric(*jnp.float32(mean)), 'mean_10': MaxMetric(most)}
+    sown={
+      'mean_2': MeanMetric(*jnp.float32(mean)),
+      'mean': MeanMetric(*jnp.float32(mean)),
+      'mean_10': MaxMetric(most),
+    }
   )
   steps = sow((6, 3), 4.0), sow((1, 1), 1.0), sow((0, 0), 0.0)
   found = total(*steps).sown
-  assert found == {'mean_2': 7 / 4, 'mean_10': 4.0}
-  assert list(found) == ['mean_2', 'mean_10']
+  assert found == {'mean': 7 / 4, 'mean_2': 7 / 4, 'mean_10': 4.0}
+  assert list(found) == ['mean', 'mean_2', 'mean_10']
   assert total(steps[-1]).sown == {'mean_10': 0.0}
   assert total(some()).sown == totals.Totals().sown == {}
 
