@@ -332,10 +332,9 @@ class StateVectors(nn.Module):
       n_BSD = self.add_ids(attention.pre_norm(s_BSD))
     heads.append(attention.attend_memory(n_BSD, kv_tokens))
     if self.gate_config == 'single':
-      # Stacked first: heads are sharded, and concatenated directly they would be
-      # exchanged between devices. Then flattened: XLA of jaxlib 0.10 multiplies
-      # by a [2, H K, F] kernel wrongly in the backward pass if it is sharded 3
-      # ways.
+      # Stacked first, since devices would exchange the heads that they hold to
+      # concatenate them. Then flattened, since XLA of jaxlib 0.10 multiplies by
+      # a [2, H K, F] kernel wrongly in the backward pass if it is sharded 3 ways.
       heads = jnp.stack(heads, 2)
       return self.mlp(s_BSD, heads.reshape(*s_BSD.shape[:2], -1))
     s_BSD = attention.project(s_BSD, *heads)
