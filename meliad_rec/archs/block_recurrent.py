@@ -334,7 +334,8 @@ class StateVectors(nn.Module):
     if self.gate_config == 'single':
       # Stacked first, since devices would exchange the heads that they hold to
       # concatenate them. Then flattened, since XLA of jaxlib 0.10 multiplies by
-      # a [2, H K, F] kernel wrongly in the backward pass if it is sharded 3 ways.
+      # a [2, H K, F] kernel wrongly in the backward pass if it is sharded three
+      # ways.
       heads = jnp.stack(heads, 2)
       return self.mlp(s_BSD, heads.reshape(*s_BSD.shape[:2], -1))
     s_BSD = attention.project(s_BSD, *heads)
