@@ -127,6 +127,7 @@ PATHS = ((r'(^|/)core/', r'\1encoder/'),)
 # Settings added since 0.1.0, and the values at which nothing changes; settings
 # that are None are left out.
 ADDED = {
+  'DEPTHS': '()',
   'EQUALITY': 'False',
   'NORMALIZE_MEMORY': 'True',
   'PUBLISHED': '{}',
@@ -154,6 +155,7 @@ ADDED = {
   'losses.objective.smooth_target': 'True',
   'losses.objective.z_loss': '0.0',
   'model.Model.embedding_dropout': '0.0',
+  'needle.Needle.depths': '()',
   'recurrent_memory.RecurrentMemory.normalize': 'True',
   'transformer.EncoderLayers.sinusoids': 'False',
   'universal.Universal.early_exit': 'True',

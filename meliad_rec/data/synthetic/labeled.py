@@ -113,7 +113,7 @@ def _tenth(in_train: int) -> int:
 
 
 def check_setting(
-  name: str, value: float, least: int, most: int | None = None
+  name: str, value: int, least: int, most: int | None = None
 ) -> None:
   """Raises ValueError if a setting is not from `least` to `most`.
 

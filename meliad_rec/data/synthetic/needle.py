@@ -19,6 +19,7 @@ import functools
 
 import numpy as np
 
+from meliad_rec.data.documents import check_split
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.by_size import BySize
 from meliad_rec.data.vocabulary import Words
@@ -27,21 +28,24 @@ _FILLER = (
   'the grass is green . the sky is blue . the sun is yellow . here we go . '
   'there and back again .'
 )
+_DEPTH = '_depth_'
 
 
 @dataclasses.dataclass(frozen=True)
 class Needle(BySize):
   """Passkey and variable tracking. The size is the number of tokens.
 
-  The last variable of a random chain is asked for.
+  The last variable of a random chain is asked for. With `depths`, there are
+  further splits such as test_1024_depth_50, where all statements are halfway.
 
   Attributes:
     chains: how many numbers are hidden; each begins a chain.
     hops: how often a chain passes its number on to another variable.
     digits: digits of a number.
     names: number of names of variables, from x0 on.
-    depth: where in the filler all statements are, from 0 for its beginning to 1
-      for its end. None: each at a random place, uniformly.
+    depth: where in the filler all statements are, in percent: 0 is its
+      beginning. None: each at a random place, uniformly.
+    depths: depths of the further splits.
     sequences, min_size, max_size, test_sizes, test_sequences, seed: see BySize.
   """
 
@@ -54,7 +58,8 @@ class Needle(BySize):
   hops: int = 0
   digits: int = 5
   names: int = 100
-  depth: float | None = None
+  depth: int | None = None
+  depths: tuple[int, ...] = ()
 
   def __post_init__(self):
     for name, least in ('chains', 1), ('hops', 0), ('digits', 1):
@@ -62,7 +67,9 @@ class Needle(BySize):
     needed = self.chains * (1 + self.hops)
     labeled.check_setting(self.setting('names'), self.names, needed)
     if self.depth is not None:
-      labeled.check_setting(self.setting('depth'), self.depth, 0, 1)
+      labeled.check_setting(self.setting('depth'), self.depth, 0, 100)
+    for depth in self.depths:
+      labeled.check_setting(self.setting('depths'), depth, 0, 100)
     super().__post_init__()
 
   @property
@@ -75,6 +82,20 @@ class Needle(BySize):
     """The digits, '=', the words of the filler, and the names."""
     names = (f'x{i}' for i in range(self.names))
     return Words([*'0123456789', '=', *dict.fromkeys(_FILLER.split()), *names])
+
+  @functools.cached_property
+  def splits(self):
+    tests = (f'test_{size}' for size in self.test_sizes)
+    at_depths = (f'{name}{_DEPTH}{d}' for name in tests for d in self.depths)
+    return *super().splits, *at_depths
+
+  def documents(self, split):
+    check_split(split, self.splits)
+    name, _, depth = split.partition(_DEPTH)
+    if depth:
+      placed = dataclasses.replace(self, depth=int(depth), depths=())
+      return placed.documents(name)
+    return super().documents(split)
 
   def draw(self, size_N, draws):
     N, T = len(size_N), int(size_N.max())
@@ -116,7 +137,7 @@ class Needle(BySize):
     filler = np.resize(self._filler, length)
     places = np.sort(draws.below(length + 1, S))
     if self.depth is not None:
-      places = np.full(S, round(self.depth * length))
+      places = np.full(S, self.depth * length // 100)
     pieces = [*np.split(filler, places)]
     between = [
       piece for pair in zip(pieces, parts, strict=False) for piece in pair

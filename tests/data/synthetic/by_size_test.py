@@ -215,12 +215,18 @@ def test_the_needle_is_found_by_following_its_chain(chains, hops):
   assert counts.min() > 0.6 * counts.max()
 
 
-@pytest.mark.parametrize('depth', [0, 0.25, 1])
-def test_a_needle_lies_at_the_given_depth(depth):
-  task = Needle(depth=depth, digits=3, **FEW)
-  for words, _ in sequences(task):
-    filler = len(words) - 6 - 4  # Without statement and question.
-    assert words.index('=') - 1 == round(depth * filler)
+def test_a_split_of_a_depth_has_its_needles_there():
+  task = Needle(depths=(0, 25, 100), digits=3, test_sizes=(64, 128), **FEW)
+  for size in 64, 128:
+    filler = size - 6 - 4  # Without statement and question.
+    for depth in 0, 25, 100:
+      for words, _ in sequences(task, f'test_{size}_depth_{depth}'):
+        assert len(words) == size
+        assert words.index('=') - 1 == depth * filler // 100
+  with pytest.raises(ValueError, match='test_64_depth_50'):
+    task.documents('test_64_depth_50')
+  with pytest.raises(ValueError, match='from 0 to 100, got 101'):
+    Needle(depths=(101,))
 
 
 def test_a_million_tokens_take_a_second_and_hold_one_needle():
