@@ -28,25 +28,27 @@ def measure(
 
   Raises:
     ValueError: fewer than two files are given, a configuration is wrong, its
-      data are missing, or it trains agents or a model with an encoder.
+      data are missing, or it trains agents, or a model with an encoder or with
+      labels.
   """
   if len(set(files)) < 2:
     raise ValueError(
       'The benchmark experiments compares two or more. Give their names, such '
       'as cpu/code_slide cpu/code_rec.'
     )
-  programs = {file: program(file, params) for file in files}
+  programs = {file: training_program(file, params) for file in files}
   return training.measure(programs, files[0], rounds)
 
 
-def program(file: str, params: Sequence[str]) -> TrainProgram:
+def training_program(file: str, params: Sequence[str]) -> TrainProgram:
   """Returns the training program of an experiment; see `measure`."""
   shipped = not Path(file).is_file() and not file.startswith('experiments/')
   config.parse([f'experiments/{file}' if shipped else file], [*params])
   experiment = config.build(Experiment)()
-  if experiment.env is not None or experiment.program.source_segment:
+  program = experiment.program
+  if experiment.env or program.source_segment or program.model.head:
     raise ValueError(
-      f'{file} trains agents or a model with an encoder, whose steps are not '
-      'compared. Remove it.'
+      f'{file} trains agents, or a model with an encoder or with labels, whose '
+      'steps are not compared. Remove it.'
     )
-  return experiment.program
+  return program

@@ -214,15 +214,16 @@ def main(argv: list[str]) -> int:
     )
   found = [result(run) for run in done]
   metrics = list(dict.fromkeys(each['metric'] for each in found))
+  by_metric = {
+    metric: [each for each in found if each['metric'] == metric]
+    for metric in metrics
+  }
   texts, pictures = [], []
-  for metric in metrics:
-    of_metric = [each for each in found if each['metric'] == metric]
+  for of_metric in by_metric.values():
     text = results.table(argv[1], of_metric)
     if args.sweep:
       text += f'\n{best_settings(done, of_metric)}\n'
     texts.append(text)
-    suffix = '.png' if len(metrics) == 1 else f'_{metric}.png'
-    pictures += draw(out, suffix, of_metric, metric)
   text = '\n'.join(texts)
   print(f'\n{text}')
   for run, code in failed.items():
@@ -230,6 +231,9 @@ def main(argv: list[str]) -> int:
     print(f'{run} failed with exit code {code}. Its message is {why}.')
   (out / 'table.md').write_text(text)
   results.write_csv(out / 'runs.csv', found)
+  for metric, of_metric in by_metric.items():
+    suffix = '.png' if len(metrics) == 1 else f'_{metric}.png'
+    pictures += draw(out, suffix, of_metric, metric)
   print(f'wrote table.md, runs.csv, {", ".join(pictures)} in {out}')
   return 1 if failed else 0
 
@@ -366,7 +370,7 @@ def check_different(runs: Sequence[TableRun]) -> None:
     if run.seed:
       continue
     own = [run.setting] * bool(run.setting)
-    before = bound(run.files, own)
+    before = bound(run.files, []), run.setting
     after = bound([*run.files, *args.gin_file], [*args.gin_param, *own])
     other, others = seen.setdefault(after, (run.label, before))
     if before != others:
@@ -426,6 +430,14 @@ def is_labeled(run: TableRun) -> bool:
   return any('scored_tokens' in each for each in validations(run))
 
 
+def shorter_first(text: str) -> list[int | None]:
+  """Returns the settings of lanes.ShorterFirst in config.gin; None: not set."""
+  saved = config.settings(text)
+  values = [saved.get(f'lanes.ShorterFirst.{n}') for n in ('segment', 'steps')]
+  # A value such as '%FIRST_SEGMENT' is a macro.
+  return [saved[v[1:]] if isinstance(v, str) else v for v in values]
+
+
 def result(run: TableRun) -> dict:
   """Returns the results of a run: {column of runs.csv: value}."""
   text, facts, _ = folder.read(run.workdir)
@@ -440,8 +452,8 @@ def result(run: TableRun) -> dict:
     late = [v for v, at in points if at > 0.9 * last or at == points[-1][1]]
     value = statistics.fmean(late)
   tokens = last * facts['segment']
-  if first := config.settings(text).get('lanes.ShorterFirst.segment'):
-    steps = config.settings(text)['lanes.ShorterFirst.steps']
+  first, steps = shorter_first(text)
+  if first:
     tokens -= min(last, steps) * (facts['segment'] - first)
   values = (
     *(run.label, run.name, run.seed, facts['parameters']),

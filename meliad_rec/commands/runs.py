@@ -13,6 +13,7 @@ import statistics
 
 from absl import flags
 
+from meliad_rec.metrics.metrics import BEST
 from meliad_rec.metrics.metrics import unit
 from meliad_rec.report import journal
 from meliad_rec.report import plot
@@ -22,7 +23,8 @@ from meliad_rec.storage import output_file
 ARGUMENTS = 'RUN...'
 
 _MORE_IS_BETTER = (
-  *('accuracy', 'mean_return', 'success', 'tokens_per_second', 'mfu', 'epoch'),
+  *('tokens_per_second', 'mfu', 'epoch'),
+  *(metric for metric, best in BEST.items() if best == 'highest'),
 )
 
 

@@ -59,8 +59,9 @@ def main(argv: list[str]) -> None:
   args = flags.FLAGS
   out = local(args.out, 'A vocabulary')
   source = sources.from_flags()
+  output_file.check_suffix(out, '.model')
   out.parent.mkdir(parents=True, exist_ok=True)
-  output_file.check(out, '.model')
+  output_file.check(out)
   if out.exists() and not args.force:
     raise ValueError(
       f'{out} exists. Choose another file, or replace it with --force.'
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> None:
   began = time.monotonic()
   read = functools.partial(texts, source, args.split)
   model = train(sentences(read, args.max_bytes), args.size)
-  out.write_bytes(model)
+  output_file.write(out, model)
   vocabulary = SentencePiece(out)
   print(
     f'wrote {out}: {vocabulary.size} ids, trained on {source.description}, '

@@ -141,11 +141,17 @@ class TextObserver:
       match = re.fullmatch(r'layer_(\d+)/(.*)', name)
       own, layer = (match[2], int(match[1])) if match else (name, None)
       names.setdefault((own, a.shape[1:]), []).append((layer, a))
-    data = {}
+    data, sizes = {}, {}
     for (own, shape), layers in names.items():
       # Layers whose parts differ in shape are kept apart.
       alike = sum(1 for other, _ in names if other == own) == 1
       known = _axes_of(own)
+      own_sizes = zip(known, shape[-len(known) :], strict=False)
+      # A part of a user's cell may have the name but not the axes.
+      if len(known) > len(shape) or any(
+        sizes.setdefault(axis, size) != size for axis, size in own_sizes
+      ):
+        known = ()
       extra = len(shape) - len(known)
       first = ['repeat'] if known else []
       axes = [f'{own}_axis_{i}' for i in range(extra)]

@@ -241,7 +241,8 @@ class EncoderConfig(TransformerConfig):
     causal: whether tokens attend only to themselves and to earlier tokens.
     mlp_dim: number of hidden units of the MLP, and of the MLP that computes the
       gate.
-    position: one of ENCODER_POSITIONS, for self-attention.
+    position: a class such as ENCODER_POSITIONS, for self-attention, which only
+      rotates queries and keys.
     activation: function of the hidden units of both MLPs.
     dropout: rate of dropout on embeddings and the outputs of sublayers.
     hidden_dropout: rate of dropout on the hidden units of an MLP. None:
@@ -273,11 +274,14 @@ class EncoderConfig(TransformerConfig):
       self.check_rate('hidden_dropout')
     # `position` may be a partial: look at what it builds.
     built = self.position(self.num_heads)
-    if not isinstance(built, ENCODER_POSITIONS):
+    overridden = type(built).bias is not positions.Position.bias
+    overridden |= type(built).keys is not positions.Position.keys
+    if overridden or not isinstance(built, positions.Position):
       names = ', '.join(p.__name__ for p in ENCODER_POSITIONS)
       raise ValueError(
-        f'position must be one of {names} in an encoder, got '
-        f'{type(built).__name__}. Set layer_config.EncoderConfig.position.'
+        f'position must only rotate queries and keys in an encoder, as {names} '
+        f'do, got {type(built).__name__}. Set '
+        'layer_config.EncoderConfig.position.'
       )
 
   @property

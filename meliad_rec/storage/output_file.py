@@ -23,15 +23,21 @@ def check(path: str | os.PathLike, *suffixes: str) -> None:
     ValueError: the file cannot be written, or its name has another suffix.
   """
   path = Path(path)
-  if suffixes and path.suffix not in suffixes:
-    raise ValueError(
-      f'{path} does not end in {" or ".join(suffixes)}. Give a name that does.'
-    )
+  if suffixes:
+    check_suffix(path, *suffixes)
   folder = path.absolute().parent
   if not folder.is_dir():
     raise ValueError(f'The folder of {path} does not exist. Create it first.')
   if path.is_dir() or not os.access(folder, os.W_OK):
     raise ValueError(f'{path} cannot be written. Choose another file.')
+
+
+def check_suffix(path: Path, *suffixes: str) -> None:
+  """Raises ValueError if the name of a file ends in none of the suffixes."""
+  if path.suffix not in suffixes:
+    raise ValueError(
+      f'{path} does not end in {" or ".join(suffixes)}. Give a name that does.'
+    )
 
 
 @contextlib.contextmanager

@@ -61,8 +61,8 @@ class AgentValidation:
   """An evaluator of agents on new episodes, the same in each evaluation.
 
   Args:
-    experiment: the experiment. Its `part.documents` is the number of episodes;
-      None: as many as environments.
+    experiment: the experiment. Its `eval_subset.documents` is the number of
+      episodes; None: as many as environments.
 
   Raises:
     ValueError: the experiment has settings that only models of text read.

@@ -55,6 +55,10 @@ def test_a_table_has_a_line_per_row():
       ['experiments', 'feedback/figure3_feedback_2', 'quickstart'],
       'trains agents',
     ),
+    (
+      ['experiments', 'dynamic_halt/table3_flip_flop_universal', 'quickstart'],
+      'with labels',
+    ),
     (['experiments', 'quickstart', 'x', '--setting=meliad'], 'is no flag'),
   ],
 )

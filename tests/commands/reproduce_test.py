@@ -82,7 +82,8 @@ def test_tokens_of_first_short_segments_are_counted(own, out, capsys):
   (out / 'b_seed0' / folder.CONFIG).write_text(
     'from __gin__ import dynamic_registration\n'
     'from meliad_rec.data import lanes\n'
-    'lanes.ShorterFirst.segment = 2\nlanes.ShorterFirst.steps = 1\n'
+    'lanes.ShorterFirst.segment = %FIRST_SEGMENT\nFIRST_SEGMENT = 2\n'
+    'lanes.ShorterFirst.steps = 1\n'
   )
   arguments = own, f'--out={out}', '--rows=b', '--only_report'
   assert command.run(reproduce, *arguments) == 0

@@ -7,7 +7,7 @@ from meliad_rec.report import journal
 from tests import bucket
 from tests import command
 
-MORE = ('accuracy', 'tokens_per_second', 'mfu', 'epoch')
+MORE = 'accuracy', 'sequence_accuracy', 'tokens_per_second', 'mfu', 'epoch'
 
 
 @pytest.fixture

@@ -2,11 +2,16 @@
 
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from meliad_rec import explore
+from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.explore.state_map import effective_rank
+from meliad_rec.models.cell import Cell
+from meliad_rec.models.model import Model
+from tests import architectures as tiny
 from tests import observed
 from tests.explored import block_recurrent
 from tests.explored import check
@@ -83,6 +88,32 @@ def test_axes_of_states_have_names(name):
   assert not any(re.search(r'/\d', part) for part in states.data_vars)
   changed = observed.run(name).with_state(states.isel(border=0))
   close(changed.nats(TEXT)[0], observed.run(name).nats(TEXT)[0])
+
+
+class Sums(Cell):
+  """Has parts with names, but not the axes, of other architectures."""
+
+  is_recurrent = True
+
+  def initial_state(self, batch):
+    return jnp.zeros((batch, tiny.D)), jnp.zeros((batch, 3))
+
+  def parts(self, state):
+    return dict(zip(('memory', 'mask'), state, strict=True))
+
+  def with_parts(self, state, parts):
+    return parts['memory'], parts['mask']
+
+  def __call__(self, state, block):
+    sum_BD, three_B3 = state
+    return (sum_BD + block.x.sum(1), three_B3), block.x
+
+
+def test_parts_of_a_users_cell_have_numbered_axes():
+  run = observed.untrained(Model(Bytes().size, Sums(), tiny.D))
+  states = run.states(TEXT, every=16)
+  assert states['memory'].dims == ('border', 'memory_axis_0')
+  assert states['mask'].dims[0] == 'border'
 
 
 def test_states_of_labeled_runs_are_read_from_ids():

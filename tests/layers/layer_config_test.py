@@ -52,10 +52,21 @@ def test_impossible_settings_of_layers(name, value):
     windowed(**SIZES, **{name: value})
 
 
+class Turned(positions.Position):
+  def rotate(self, x_BSHK, first):
+    return -x_BSHK
+
+
+class Biased(positions.NoPosition):
+  def bias(self, steps_back):
+    return 1.0
+
+
 def test_encoders_refuse_positions_that_add_to_logits():
   """They would be ignored."""
-  for position in ENCODER_POSITIONS:
+  for position in (*ENCODER_POSITIONS, Turned):
     encoder(**SIZES, position=functools.partial(position))
-  for position in (positions.T5Bias, positions.ALiBi, positions.RelativeKeys):
+  refused = positions.T5Bias, positions.ALiBi, positions.RelativeKeys, Biased
+  for position in refused:
     with pytest.raises(ValueError, match='EncoderConfig.position'):
       encoder(**SIZES, position=position)
