@@ -234,9 +234,10 @@ class StateVectors(nn.Module):
       their attention to state vectors, so that 'dual' has three gates and
       'skip' two. If False, they attend to both at once. Section 3.1 of the
       paper reports that a third gate leads to a worse perplexity.
-    ids_stddev: standard deviation with which the learned IDs begin, beside
-      state vectors that are normalized to 1.
-    states_stddev: that of the learned initial state vectors.
+    ids_stddev: standard deviation of the learned IDs in a new model. They are
+      added to state vectors that are normalized to 1.
+    states_stddev: standard deviation of the learned initial state vectors in a
+      new model.
   """
 
   config: LayerConfig

@@ -83,9 +83,9 @@ class RecurrentMemory(Cell):
       x_BTD = drop_layer(self, self.layer_drop, x_BTD, y_BTD)
     # A block of padding leaves the memory unchanged.
     real_B11 = jnp.any(block.mask, 1)[:, None, None]
-    memory_BSD = x_BTD[:, -S:].astype(jnp.float32)
+    memory_BSD = x_BTD[:, -S:]
     if self.normalize:
-      memory_BSD = self.norm(x_BTD[:, -S:])
+      memory_BSD = self.norm(memory_BSD)
     return jnp.where(real_B11, memory_BSD, state), x_BTD[:, S:-S]
 
   def split_picture(self, attention: nn.Module) -> None:

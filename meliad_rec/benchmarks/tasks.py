@@ -2,8 +2,9 @@ r"""Architectures on tasks that need a memory: one table, one figure.
 
 Each architecture is trained on each task with each learning rate and seed. The
 rate with the best validation accuracy counts. The largest test sequences are
-longer than those of training, except in `automaton`: there the size is the
-number of steps ahead, and the rules of the test were not trained. Scaled
+longer than the training sequences. The exception is `automaton`: its size is
+the number of steps ahead, and its tests have rules that do not occur in
+training. Scaled
 accuracy is 1 if everything is right, and 0 for a uniform guess; a better guess
 reaches 0.12 on `brackets`, and up to 0.23 on `automaton`, by the more frequent
 state of the last ring.

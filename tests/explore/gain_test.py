@@ -1,4 +1,4 @@
-"""What recurrence gains for each word."""
+"""How many bits the recurrent state saves for each word of a text."""
 
 import numpy as np
 import pytest

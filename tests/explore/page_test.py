@@ -85,10 +85,10 @@ def test_long_texts_are_shortened_to_fit(tmp_path, monkeypatch):
   full = out.stat().st_size
   template = (files(page.__package__) / 'page.html').stat().st_size
   little = template + 2500 + (full - template) // 10
-  sizes, told = {}, []
+  sizes, messages = {}, []
   for limit in (full, full - 1, little):
     monkeypatch.setattr(page, 'LIMIT', limit)
-    write_page(run, long, out, on_progress=told.append)
+    write_page(run, long, out, on_progress=messages.append)
     facts = facts_of(out)
     T, K = facts['tokens'], facts['choices']
     sizes[limit] = T, K
@@ -102,19 +102,19 @@ def test_long_texts_are_shortened_to_fit(tmp_path, monkeypatch):
   assert sizes[full] == (whole, 5)
   assert sizes[full - 1] == (whole, 2)
   assert sizes[little][0] < whole and sizes[little][1] == 1
-  assert f'the first {sizes[little][0]:,} of {whole:,} tokens' in told[-1]
+  assert f'the first {sizes[little][0]:,} of {whole:,} tokens' in messages[-1]
 
 
 def test_states_that_are_too_large_are_left_out(tmp_path, monkeypatch):
   def refuse(*_):
     raise ValueError('too large')
 
-  run, told = observed.run('lstm'), []
+  run, messages = observed.run('lstm'), []
   monkeypatch.setattr(page, '_figures', lambda *_: {})
   monkeypatch.setattr(page, '_state_columns', refuse)
-  write_page(run, TEXT, tmp_path / 'page.html', on_progress=told.append)
+  write_page(run, TEXT, tmp_path / 'page.html', on_progress=messages.append)
   assert facts_of(tmp_path / 'page.html')['states'] is None
-  assert told[-1] == '  left out: too large'
+  assert messages[-1] == '  left out: too large'
 
 
 @pytest.mark.slow
