@@ -158,6 +158,7 @@ def main(argv: list[str]) -> int:
         f'Benchmark {argv[1]} does not use --by. Remove it, or choose step or '
         'recurrence.'
       )
+    config_flags.refuse(['json', 'rounds'], 'cannot be combined with --by')
     for name, program in bench.programs(bench.SETTINGS[setting]).items():
       text = program.train_step.as_text()
       seconds = trace.measure(training.stepper(program), text)

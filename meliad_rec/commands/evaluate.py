@@ -211,7 +211,7 @@ def measure(
     sharded = dataclasses.replace(sharded, model=model)
   sharded = run_flags.with_segment(sharded, documents, args.segment)
   losses = TokenLosses.of(documents, run.vocabulary) if args.out else None
-  countdown = Countdown(int(documents.lengths.sum()), 'tokens')
+  countdown = Countdown(documents.tokens_read, 'tokens')
   rows = run.rows(len(documents)) if args.batch is None else args.batch
   try:
     metrics = evaluate(

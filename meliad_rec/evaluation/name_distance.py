@@ -1,8 +1,9 @@
 """Distance from each name in a text back to its previous use.
 
-A name is a run of at least three letters, digits or underscores that does not
-begin with a digit. Attention can help to predict a name only if it was used
-within the reach of attention. A recurrent state can help with older names too.
+A name is a run of at least three letters, digits or underscores, of any script,
+that does not begin with a digit. Attention can help to predict a name only if
+it was used within the reach of attention. A recurrent state can help with older
+names too.
 """
 
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ import numpy as np
 
 from meliad_rec.evaluation.token_losses import TokenLosses
 
-# Bytes from 0x80 on are parts of letters in UTF-8.
-_NAME = re.compile(rb'[A-Za-z_\x80-\xff][0-9A-Za-z_\x80-\xff]{2,}')
+_INVALID = 'surrogateescape'  # Decodes a byte that is not UTF-8 as a character.
+_NAME = re.compile(r'[^\W\d]\w{2,}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +42,10 @@ class Names:
     spans, distances = [], []
     bounds = losses.bytes_[losses.starts]
     for begin, end in zip(bounds, bounds[1:], strict=False):
-      text, used = losses.text[begin:end].tobytes(), {}
-      found = list(_NAME.finditer(text))
-      at = begin + np.array([m.span() for m in found], np.int64).reshape(-1, 2)
+      text = losses.text[begin:end].tobytes().decode('utf-8', _INVALID)
+      found, used = list(_NAME.finditer(text)), {}
+      spans_N2 = np.array([m.span() for m in found], np.int64).reshape(-1, 2)
+      at = begin + _byte_offsets(text)[spans_N2]
       first_N = np.searchsorted(losses.bytes_, at[:, 0], 'right') - 1
       end_N = np.searchsorted(losses.bytes_, at[:, 1], 'left')
       spans.append(np.stack([first_N, end_N]))
@@ -72,3 +74,11 @@ class Names:
       inside = (self.distance >= low) & (self.distance < high)
       yield low, high, np.flatnonzero(inside)
       low, high = high, max(16, 2 * high)
+
+
+def _byte_offsets(text: str) -> np.ndarray:
+  """Returns where each character of a text begins in UTF-8, and its end."""
+  code_N = np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), np.uint32)
+  bytes_N = 1 + (code_N >= 0x80) + (code_N >= 0x800) + (code_N >= 0x10000)
+  bytes_N[(code_N >= 0xDC80) & (code_N <= 0xDCFF)] = 1  # Of _INVALID.
+  return np.concatenate([[0], np.cumsum(bytes_N)])

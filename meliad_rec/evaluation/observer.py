@@ -24,6 +24,7 @@ from meliad_rec.distributed.partition import leaves_by_path
 from meliad_rec.evaluation.picture_layers import blocks_of_picture
 from meliad_rec.evaluation.picture_layers import by_layer
 from meliad_rec.evaluation.picture_layers import join_tokens
+from meliad_rec.evaluation.recording import check_size
 from meliad_rec.evaluation.recording import Recording
 from meliad_rec.evaluation.recording import Request
 from meliad_rec.metrics import pictures
@@ -31,8 +32,6 @@ from meliad_rec.models.cell import reading_block
 from meliad_rec.models.cell import State
 from meliad_rec.models.model import Model
 from meliad_rec.models.sharded_model import ShardedModel
-
-LIMIT = 4 * 2**30  # Bytes of the arrays that one call may return.
 
 
 class Observer:
@@ -76,6 +75,7 @@ class Observer:
     self.model: Model = model.clone(clear_state=False)
     self.block = reading_block(model.cell, self.segment)
     self._variables = {'params': params}
+    self._mesh = sharded.mesh
     self._source_1S: np.ndarray | None = None
     self._read = mesh_jit(sharded.mesh, self._traced_read, static_argnums=0)
     self._gradients = mesh_jit(sharded.mesh, self._traced_gradients)
@@ -153,8 +153,8 @@ class Observer:
       first: index of the first token to read, a multiple of `block`.
       last: index after the last token to read; None means all.
       clear_every: the recurrent state is cleared every so many tokens, a
-        multiple of `block`, counted from the start of the document. None:
-        never, unless the model has `clear_state`.
+        multiple of `block`, counted from token `first`. None: never, or at
+        each segment of the document if the model has `clear_state`.
       labels_T: ids of the labels of all tokens, if the model predicts labels;
         needed for predictions only.
 
@@ -168,6 +168,7 @@ class Observer:
     """
     self._check_source()
     last = len(tokens_T) if last is None else last
+    origin = first if clear_every else 0
     clear_every = clear_every or self._clear_every
     for name, value in ('first', first), ('clear_every', clear_every or 0):
       if value % self.block:
@@ -185,9 +186,12 @@ class Observer:
       inputs_T, labels_T = np.concatenate([[0], tokens_T[:-1]]), tokens_T
     elif labels_T is None:
       labels_T = np.zeros_like(tokens_T)
-    for batch in self._batches(inputs_T, labels_T, first, last, clear_every):
+    for batch in self._batches(
+      inputs_T, labels_T, first, last, clear_every, origin
+    ):
       if not pieces:
-        self._check_size(request, state, batch, last - first)
+        shapes = self._shapes(request, state, batch)
+        check_size(shapes, request, last - first, batch[0].size)
       given = self._variables, self._source_1S
       state, found = self._read(request, *given, state, *batch)
       begin = len(pieces) * len(batch[0])
@@ -211,12 +215,9 @@ class Observer:
     self._check_source()
     request = Request(pictures=tuple(names))
     ids_T = np.zeros(self.block, np.int32)
-    batch = next(self._batches(ids_T, ids_T, 0, self.block, None))
-    call = lambda *a: self._traced_read(request, *a)
-    given = self._variables, self._source_1S
-    _, found = jax.eval_shape(call, *given, self.start(), *batch)
-    layers = (layer for a in found['pictures'].values() for layer, _ in a)
-    return sorted(set(layers))
+    batch = next(self._batches(ids_T, ids_T, 0, self.block))
+    found = self._shapes(request, self.start(), batch)['pictures'].values()
+    return sorted({layer for each in found for layer, _ in each})
 
   def state_gradients(
     self, tokens_T: np.ndarray, state: State, first: int, back: int
@@ -242,6 +243,12 @@ class Observer:
         'this one predicts labels.'
       )
     self._check_source()
+    if self._clear_every:
+      raise ValueError(
+        'This model clears its state at the start of each segment, so a loss '
+        'depends only on states of its own segment. Choose a run without '
+        'clear_state.'
+      )
     last = first + (back + 1) * self.block
     inputs_T = np.concatenate([[0], tokens_T[:-1]])
     shape = back + 1, self.block
@@ -299,30 +306,26 @@ class Observer:
     gradients, squares_N = jax.grad(loss, has_aux=True)(zeros)
     return jnp.sqrt(jax.vmap(_squares)(gradients) * squares_N)
 
-  def _check_size(self, request, state, batch, tokens: int) -> None:
-    """Raises ValueError if reading `tokens` tokens returns more than LIMIT."""
+  def _shapes(self, request, state, batch):
+    """Returns the shapes of what reading a batch records."""
     call = lambda *a: self._traced_read(request, *a)
     given = self._variables, self._source_1S
-    _, found = jax.eval_shape(call, *given, state, *batch)
-    size = {
-      name: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(part))
-      for name, part in found.items()
-    }
-    size['states'] = size.get('states', 0) / request.every
-    total = sum(size.values()) * tokens / batch[0].size
-    if total > LIMIT:
-      raise ValueError(
-        f'The arrays of {tokens:,} tokens would take {total / 2**30:.1f} GiB, '
-        f'but the limit is {LIMIT / 2**30:.0f} GiB. Give a shorter text, one '
-        'layer, or a larger `every`.'
-      )
+    with jax.set_mesh(self._mesh):  # As in the compiled calls.
+      _, found = jax.eval_shape(call, *given, state, *batch)
+    return found
 
   def _batches(
-    self, inputs_T, targets_T, first: int, last: int, clear_every: int | None
+    self,
+    inputs_T,
+    targets_T,
+    first: int,
+    last: int,
+    clear_every: int | None = None,
+    origin: int = 0,
   ) -> Iterator[tuple[np.ndarray, ...]]:
     """Yields (inputs_NW, targets_NW, mask_NW, clear_N) of each segment.
 
-    The last segment is padded.
+    The last segment is padded. Tokens of clear_every are counted from `origin`.
     """
     W, N = self.block, self.segment // self.block
     for at in range(first, last, N * W):
@@ -334,7 +337,7 @@ class Observer:
 
       mask_NW = place(np.ones(len(inputs_T), bool))
       begins_N = at + W * np.arange(N)
-      clear_N = begins_N % (clear_every or 1) == 0
+      clear_N = (begins_N - origin) % (clear_every or 1) == 0
       clear_N &= (begins_N < end) & (clear_every is not None)
       ids = (place(a).astype(np.int32) for a in (inputs_T, targets_T))
       yield *ids, mask_NW, clear_N

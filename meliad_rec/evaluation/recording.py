@@ -5,7 +5,10 @@ Letters of this file: N blocks, P steps in depth or passes.
 
 import dataclasses
 
+import jax
 import numpy as np
+
+LIMIT = 4 * 2**30  # Bytes of the arrays that one call may return.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,3 +55,29 @@ class Recording:
   tokens: dict[str, np.ndarray]
   lens: dict[str, np.ndarray]
   pictures: dict[str, dict[tuple[int, int], np.ndarray]]
+
+
+def check_size(shapes, request: Request, tokens: int, read: int) -> None:
+  """Checks that what a call records is not too large.
+
+  Args:
+    shapes: {kind: tree of shapes} of what is recorded of `read` tokens.
+    request: what to record.
+    tokens: number of tokens of the whole call.
+    read: see `shapes`.
+
+  Raises:
+    ValueError: the arrays would take more than LIMIT.
+  """
+  size = {
+    kind: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(part))
+    for kind, part in shapes.items()
+  }
+  size['states'] = size.get('states', 0) / request.every
+  total = sum(size.values()) * tokens / read
+  if total > LIMIT:
+    raise ValueError(
+      f'The arrays of {tokens:,} tokens would take {total / 2**30:.1f} GiB, '
+      f'but the limit is {LIMIT / 2**30:.0f} GiB. Give a shorter text, one '
+      'layer, or a larger `every`.'
+    )

@@ -6,6 +6,7 @@ import re
 from typing import Any
 from typing import TYPE_CHECKING
 
+import jax.numpy as jnp
 import numpy as np
 
 from meliad_rec.data.vocabulary import Vocabulary
@@ -138,6 +139,8 @@ class TextObserver:
     recording, ids_T = self.read(text, request)
     names = {}
     for name, a in recording.states.items():
+      if jnp.issubdtype(a.dtype, jnp.floating):  # NumPy knows no bfloat16.
+        a = a.astype(np.float32)
       match = re.fullmatch(r'layer_(\d+)/(.*)', name)
       own, layer = (match[2], int(match[1])) if match else (name, None)
       names.setdefault((own, a.shape[1:]), []).append((layer, a))

@@ -48,6 +48,8 @@ class TokenLosses:
   def of(cls, documents: Documents, vocabulary: Vocabulary) -> 'TokenLosses':
     """Returns TokenLosses of these documents, with losses of 0.
 
+    Of a source and its target, only the target is included.
+
     To fill in the losses, pass the result's `parts` to evaluation.evaluate as
     `losses_out`.
 
@@ -59,14 +61,17 @@ class TokenLosses:
         'Losses can be saved for text only, but these documents are labeled. '
         'Remove --out.'
       )
-    spelled = []
+    first = documents.first_lengths if documents.have_sources else None
+    tokens, spelled, starts = [], [], [0]
     for i in range(len(documents)):
-      spelled += vocabulary.token_bytes(documents[i])
+      tokens.append(documents[i] if first is None else documents[i][first[i] :])
+      spelled += vocabulary.token_bytes(tokens[-1])
+      starts.append(len(spelled))
     lengths = np.fromiter(map(len, spelled), np.int64, len(spelled))
     return cls(
-      tokens=np.asarray(documents.tokens, np.int32),
+      tokens=np.concatenate([[], *tokens]).astype(np.int32),
       nats=np.zeros(len(spelled), np.float32),
-      starts=np.asarray(documents.starts, np.int64),
+      starts=np.array(starts, np.int64),
       bytes_=np.concatenate([[0], np.cumsum(lengths)]),
       text=np.frombuffer(b''.join(spelled), np.uint8),
       names=list(documents.names),

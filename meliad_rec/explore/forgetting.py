@@ -192,6 +192,8 @@ def forgetting(
   check_count('tokens', tokens, 1)
   runs = _recurrent(runs)
   places = _places(runs, text, tokens, samples)
+  for run in named(runs).values():
+    run.check_state_unmodified('forgetting')
   costs = [
     _costs(run.observer, run.encode(text), places, tokens)
     for run in named(runs).values()
@@ -268,6 +270,7 @@ def state_gradients(
   places = _places(runs, text, (back + 1) * longest, samples)
   gradients = []
   for name, run in named(runs).items():
+    run.check_state_unmodified('state_gradients')
     observer, ids_T = run.observer, run.encode(text)
     state, at, norms = observer.start(), 0, []
     for place in places:

@@ -115,7 +115,8 @@ def write_page(
       summary | note,
       figures,
     ),
-    text,
+    # The vocabulary may spell the text otherwise, such as with other spaces.
+    b''.join(run.vocabulary.token_bytes(found['id'].values)),
     found,
     on_progress,
   )
@@ -175,18 +176,18 @@ def _every(run: TrainedRun, text: str, states: int) -> int:
   return run.block * max(1, round(blocks / states))
 
 
-def _fitted(render, text: str, found, on_progress) -> bytes:
+def _fitted(render, bytes_: bytes, found, on_progress) -> bytes:
   """Returns the page, which shows less of a text too long for LIMIT.
 
   Args:
     render: function from the bytes of a text, its predictions and a note for
       the table to the page.
-    text: the whole text.
+    bytes_: the bytes of the whole text, as its tokens spell it.
     found: its predictions.
     on_progress: called with what the page shows, if this is not all.
   """
   T, K = found.sizes['token'], found.sizes['choice']
-  whole, bytes_, note = T, text.encode(), {}
+  whole, note = T, {}
   ends = np.append(found['byte'].values, len(bytes_))
   while len(page := render(bytes_, found, note)) > LIMIT and T > 1:
     if K > 1:

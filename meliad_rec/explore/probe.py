@@ -100,11 +100,7 @@ def probe(
       far.append(of_text[one.tokens_N - 1])
     far, label = np.concatenate(far), 'distance (tokens)'
   classes, y = np.unique(y, return_inverse=True)
-  predicted = np.zeros_like(y)
-  for fold in range(_FOLDS):
-    out = document % _FOLDS == fold
-    weights, center = ridge(x[~out], np.eye(len(classes))[y[~out]], penalty)
-    predicted[out] = ((x[out] - center) @ weights.T).argmax(1)
+  predicted = cross_validated(x, y, document % _FOLDS, penalty)
   means = np.stack([x[y == c].mean(0) for c in range(len(classes))])
   directions = means - x.mean(0)
   data = xr.Dataset(
@@ -168,8 +164,24 @@ def _for_tokens(run, number, text, values_T, what: str) -> np.ndarray:
   return np.asarray(values_T)
 
 
+def cross_validated(x_ND, y_N, fold_N, penalty: float) -> np.ndarray:
+  """Returns the class of each state, predicted from states of other folds."""
+  predicted_N = np.zeros_like(y_N)
+  for fold in range(_FOLDS):
+    out = fold_N == fold
+    is_class = np.eye(y_N.max() + 1)[y_N[~out]]
+    weights, center = ridge(x_ND[~out], is_class, penalty)
+    scores = (x_ND[out] - center) @ weights.T + is_class.mean(0)
+    predicted_N[out] = scores.argmax(1)
+  return predicted_N
+
+
 def ridge(x_ND, y_NC, penalty: float) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the weights [C, D] of a ridge regression, and the mean of x."""
+  """Returns the weights [C, D] of a ridge regression, and the mean of x.
+
+  The regression predicts the mean of y, plus the weights times the difference
+  of x from its mean.
+  """
   center = x_ND.mean(0)
   x_ND = np.asarray(x_ND - center, np.float64)
   N, D = x_ND.shape
@@ -188,8 +200,9 @@ def _draw_accuracy(data, label):
   far = data['distance'].values
   right = (data['target'] == data['predicted']).values
   edges = np.unique(np.quantile(far, np.linspace(0, 1, 13)))
-  bin_N = np.clip(np.searchsorted(edges, far, 'right') - 1, 0, len(edges) - 2)
-  for_bins = [bin_N == i for i in range(max(len(edges) - 1, 1))]
+  last = max(len(edges) - 2, 0)
+  bin_N = np.clip(np.searchsorted(edges, far, 'right') - 1, 0, last)
+  for_bins = [bin_N == i for i in range(last + 1)]
   means = [right[at].mean() for at in for_bins if at.any()]
   places = [far[at].mean() for at in for_bins if at.any()]
   axes.plot(places, means, 'o-', color=COLORS[0], label='probe')

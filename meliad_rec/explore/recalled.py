@@ -79,8 +79,10 @@ def recalled(
         else 'Give a longer text.'
       )
     )
-  # The token is predicted where the one before it is read.
-  place_HN = np.where(weight_HN > 0, token - 1 - back_HN, -1)
+  # A token is predicted where the one before it is read, and a label where its
+  # own token is read.
+  read_at = token if run.labels else token - 1
+  place_HN = np.where(weight_HN > 0, read_at - back_HN, -1)
   texts = weight['text'].values
   around = lambda i: ''.join(texts[max(i - context, 0) : i + context + 1])
   passages = [[around(i) if i >= 0 else '' for i in row] for row in place_HN]
@@ -95,10 +97,10 @@ def recalled(
   )
   if 'recall_share' in found:
     data['share'] = 'head', found['recall_share'].isel(token=token).values
-  return Shown(data, _draw_recalled(data, token))
+  return Shown(data, _draw_recalled(data, read_at))
 
 
-def _draw_recalled(data, token: int):
+def _draw_recalled(data, read_at: int):
   weight_HN, place_HN = data['weight'].values, data['place'].values
   H, N = weight_HN.shape
   shown = [
@@ -111,7 +113,7 @@ def _draw_recalled(data, token: int):
   axes.barh(range(len(shown)), values, color=colors, alpha=0.35)
   for i, (h, n) in enumerate(shown):
     passage = dots(str(data['passage'].values[h, n]).replace('\n', '\u23ce'))
-    label = f'head {h}, {token - 1 - place_HN[h, n]:,} back: {passage}'
+    label = f'head {h}, {read_at - place_HN[h, n]:,} back: {passage}'
     axes.text(0.005, i, label, va='center', family='monospace', size=8)
   axes.set_xlim(0, 1)
   axes.set_yticks([])
@@ -163,7 +165,9 @@ def memory_sources(run: TrainedRun) -> Shown:
   for i, (name, w) in enumerate(zip(found, padded, strict=True)):
     place = np.arange(L) + 0.8 * (i + 0.5) / len(found) - 0.4
     axes.bar(place, w, 0.8 / len(found), color=COLORS[i % 6], label=name)
-  axes.axhline(1 / L, color='black', ls=':', lw=1, label='as at first')
+    count = len(found[name])
+    label = None if i else 'as at first'
+    axes.plot(place[:count], [1 / count] * count, 'k:', lw=1, label=label)
   axes.set_xticks(range(L), ['embedding', *range(1, L)])
   axes.set_xlabel('layer')
   axes.set_ylabel('weight in the memory')

@@ -89,6 +89,10 @@ def slots_of(
     ValueError: there is no such layer or part.
   """
   kinds = [n for n, a in states.data_vars.items() if a.dtype.kind == 'f']
+  if not kinds:
+    raise ValueError(
+      'The state has no part of floating-point numbers. Choose another run.'
+    )
   slots = [name for name in kinds if name.split('/')[-1] == 'slots']
   name = part or (slots[-1] if slots else kinds[0])
   if name not in kinds:
@@ -129,9 +133,10 @@ def _measure(run, text, layer, every, part):
   size = lambda a, axes: np.sqrt((a**2).sum(axes)) + 1e-9
   unit = after / size(after, -1)[..., None]
   S = after.shape[1]
-  together = np.einsum('nsd,ntd->n', unit, unit)
+  together = (unit.sum(1) ** 2).sum(1)  # The sum of the cosines of all pairs.
+  change = np.sqrt(((after - before) ** 2).sum(-1)) / size(after, -1)
   data: dict[str, Any] = {
-    'change': (('border', 'slot'), size(after - before, -1) / size(after, -1)),
+    'change': (('border', 'slot'), change),
     'similarity': (
       'border',
       (after * before).sum((1, 2)) / size(after, (1, 2)) / size(before, (1, 2)),

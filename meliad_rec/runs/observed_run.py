@@ -116,7 +116,8 @@ class ObservedRun:
       likely, and 'entropy' the entropy of the prediction, in nats. 'top_ids',
       'top_text' and 'top_nats' are the most likely tokens and the loss that
       each would have had. Coordinates of a token are its 'text', its 'id', and
-      'byte', the index of its first byte in the text.
+      'byte', the index of its first byte in the text as the tokens spell it. A
+      vocabulary of words, for example, may spell spaces otherwise.
 
     Raises:
       ValueError: the text is empty or neither a string nor ids, the arrays

@@ -259,6 +259,8 @@ class TrainedRun(ObservedRun):
     ]
     # Sources of about the same length share a batch.
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+    if not order:
+      return []
     rows = self.rows(len(ids), batch or min(self.batch, 128))
     targets = [''] * len(ids)
     for begin in range(0, len(order), rows):
@@ -369,7 +371,8 @@ class TrainedRun(ObservedRun):
 
     Returns:
       (nats_T, bytes_T), for the T tokens of the text. nats_T is -ln p of each
-      token. bytes_T is the index of each token's first byte in the UTF-8 text.
+      token. bytes_T is the index of each token's first byte in the UTF-8 text,
+      as the tokens spell it; a vocabulary of words may spell spaces otherwise.
       `predictions` also returns the most likely alternatives of each token.
 
     Raises:

@@ -9,6 +9,7 @@ from meliad_rec.commands import translate
 from meliad_rec.config import config
 from meliad_rec.metrics import text_scores
 from meliad_rec.runs import training
+from meliad_rec.runs.trained_run import load_run
 from meliad_rec.training.experiment import Experiment
 from tests import command
 
@@ -41,6 +42,7 @@ def test_targets_are_written_and_scored(run, capsys):
   first, second, third = capsys.readouterr().out.removesuffix('\n').split('\n')
   assert first == third  # Their first three words are the same.
   assert max(map(len, (first, second))) <= 7
+  assert not load_run(run / 'run').translate([])
   (run / 'found').write_text('eins\nzwei\nvier\n')
   command.run(score, str(run / 'found'), str(run / 'train.de'))
   assert 'tokenized_bleu' in capsys.readouterr().out

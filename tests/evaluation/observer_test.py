@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meliad_rec.distributed.partition import make_mesh
-from meliad_rec.evaluation import observer as observer_module
+from meliad_rec.evaluation import recording
 from meliad_rec.evaluation.observer import Observer
 from meliad_rec.evaluation.recording import Request
 from meliad_rec.metrics import pictures
@@ -247,7 +247,7 @@ def test_refused():
 
 
 def test_arrays_that_are_too_large_are_refused(monkeypatch):
-  monkeypatch.setattr(observer_module, 'LIMIT', 1000)
+  monkeypatch.setattr(recording, 'LIMIT', 1000)
   with pytest.raises(ValueError, match='shorter text'):
     observer('recurrent_fixed_skip').read(tokens(), Request(states=True))
 

@@ -47,6 +47,22 @@ def test_written_and_read(tmp_path):
   np.testing.assert_array_equal(again.bytes_, np.arange(10))
 
 
+def test_losses_of_a_target_lie_on_the_target():
+  pairs = [('hello\n', 'uv\n'), ('a\n', 'xyz\n')]
+  encode = Bytes().encode
+  documents = Documents.collect(
+    (
+      Document(a, encode(a + b), len(b), 1, first_length=len(a))
+      for a, b in pairs
+    ),
+    Bytes(),
+  )
+  made = TokenLosses.of(documents, Bytes())
+  assert [len(part) for part in made.parts] == [3, 4]
+  assert made.text.tobytes() == b'uv\nxyz\n'
+  np.testing.assert_array_equal(made.tokens, encode('uv\nxyz\n'))
+
+
 def test_labeled_documents_are_an_error():
   task = RandomWalk(episodes=9)
   with pytest.raises(ValueError, match='--out'):

@@ -93,6 +93,10 @@ def test_forgetting(tmp_path):
   )
   with pytest.raises(ValueError, match='longer text'):
     explore.forgetting(run, TEXT, tokens=len(TEXT))
+  other = run.with_state(run.states(TEXT).isel(border=1))
+  for show in explore.forgetting, explore.state_gradients:
+    with pytest.raises(ValueError, match='begins with another state'):
+      show(other, TEXT)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from meliad_rec import explore
+from meliad_rec.explore.probe import cross_validated
 from meliad_rec.explore.probe import ridge
 from tests import observed
 from tests.explored import block_recurrent
@@ -23,6 +24,15 @@ def test_ridge():
     z.T @ (y[:5] - y[:5].mean(0)),
   ).T
   close(few, many)
+
+
+def test_classes_of_unequal_size():
+  rng = np.random.default_rng(0)
+  y = (rng.random(4000) < 0.1).astype(int)
+  x = rng.normal(size=(4000, 8))
+  x[:, 0] += 4 * y
+  predicted = cross_validated(x, y, np.arange(4000) % 5, 1e-3)
+  assert (predicted == y).mean() > 0.97
 
 
 @pytest.mark.slow
@@ -57,6 +67,9 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
     explore.probe(run, texts, targets, [[1] * 47] * 10)
   far = explore.probe(run, texts, targets, [[*range(48)]] * 10)
   close(far.data['distance'], far.data['tokens'] - 1)
+  equal = explore.probe(run, texts, targets, [[3] * 48] * 10)
+  [place] = equal.figure.axes[0].lines[0].get_xdata()
+  assert place == 3
   with pytest.raises(ValueError, match='distances of 1'):
     explore.probe(run, texts, targets, [[1] * 48])
   with pytest.raises(ValueError, match='longer texts'):

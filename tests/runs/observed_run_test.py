@@ -6,7 +6,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.models.model import Model
 from meliad_rec.runs.trained_run import load_run
+from tests import architectures as tiny
 from tests import observed
 from tests import trained
 
@@ -129,6 +132,28 @@ def test_a_changed_state_changes_what_follows():
   close(run().nats(TEXT)[0], run().predictions(TEXT)['nats'])  # As before.
   with pytest.raises(ValueError, match='begins with another state'):
     other.evaluate(TEXT)
+
+
+def test_clearing_is_counted_from_the_start_of_the_text():
+  W = run().block
+  own = run().with_state(states().isel(border=3), TEXT[: 3 * W])
+  rest = TEXT[3 * W :]
+  cleared = own.predictions(rest, clear_every=2 * W)['nats'].values
+  plain = own.predictions(rest)['nats'].values
+  assert np.abs(cleared[:W] - plain[:W]).max() > 1e-4  # Cleared at 0.
+  bare = run().states(rest)  # Border 0 is a new state.
+  fresh = run().with_state(bare.isel(border=0), TEXT[: 5 * W])
+  then = fresh.predictions(TEXT[5 * W : 7 * W])['nats'].values
+  close(cleared[2 * W : 4 * W], then)
+
+
+def test_states_in_bfloat16_are_numbers():
+  cell = tiny.feedback({'dtype': 'bfloat16'})
+  low = observed.untrained(Model(Bytes().size, cell, tiny.D, dtype='bfloat16'))
+  read = low.states(TEXT)
+  assert read['memory'].dtype == np.float32
+  again = low.with_state(read.isel(border=2)).states(TEXT)
+  close(again['memory'][0], read['memory'][2])
 
 
 def test_clearing_the_state_has_a_cost():
