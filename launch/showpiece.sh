@@ -18,6 +18,6 @@ out="${OUT:-runs/showpiece}"
 "${run[@]}" reproduce cpu/code --rows=slide,rec --jobs=2 --splits=test \
   --tokens=65536 --out="$out" --gin_param="STORE = '$store'" "$@"
 echo "== A is slide, B is rec"
-losses=seed0/test_65536.npz
+losses=seed0/test_first_65536.npz
 "${run[@]}" evaluate --compare="$out/slide_$losses,$out/rec_$losses" --unit=word \
   --plot="$out/gain.png"

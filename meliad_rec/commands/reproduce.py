@@ -90,7 +90,8 @@ class TableRun:
 
     For text, there is also the loss of each token, in a file .npz.
     """
-    part = f'_{flags.FLAGS.tokens}' if flags.FLAGS.tokens else ''
+    # No split has such a name, but test_64 is one.
+    part = f'_first_{flags.FLAGS.tokens}' if flags.FLAGS.tokens else ''
     return self.workdir / f'{split}{part}.json'
 
   def scores(self, split: str) -> Path:
@@ -337,7 +338,8 @@ def settings(sweep: str | None) -> list[str]:
   name, _, values = (each.strip() for each in sweep.partition('='))
   try:
     listed = ast.literal_eval(f'({values},)' if values else '()')
-    listed = listed[0] if isinstance(listed[0], tuple) else listed
+    if len(listed) == 1 and isinstance(listed[0], tuple):
+      [listed] = listed
   except (ValueError, SyntaxError, IndexError):
     listed = ()
   found = list(dict.fromkeys(f'{name} = {value!r}' for value in listed))
@@ -434,8 +436,10 @@ def shorter_first(text: str) -> list[int | None]:
   """Returns the settings of lanes.ShorterFirst in config.gin; None: not set."""
   saved = config.settings(text)
   values = [saved.get(f'lanes.ShorterFirst.{n}') for n in ('segment', 'steps')]
-  # A value such as '%FIRST_SEGMENT' is a macro.
-  return [saved[v[1:]] if isinstance(v, str) else v for v in values]
+  while any(isinstance(value, str) for value in values):
+    # A value such as '%FIRST_SEGMENT' is a macro, which may name another.
+    values = [saved[v[1:]] if isinstance(v, str) else v for v in values]
+  return values
 
 
 def result(run: TableRun) -> dict:
@@ -444,7 +448,8 @@ def result(run: TableRun) -> dict:
   metric = facts['best_metric']
   records = journal.read(journal.path(run.workdir))
   points = [(each[metric], each['step']) for each in validations(run)]
-  value, step = (min if BEST[metric] == 'lowest' else max)(points)
+  sign = -1 if BEST[metric] == 'lowest' else 1
+  value, step = max(points, key=lambda point: (sign * point[0], point[1]))
   seconds = [each['step_seconds'] for each in records if 'step_seconds' in each]
   last = max(each['step'] for each in records)
   if folder.is_of_agents(facts):  # A single evaluation may be lucky.

@@ -89,14 +89,17 @@ def sentences(
     read: returns the texts; called twice.
     max_bytes: approximate limit for the sum of all pieces, in UTF-8 bytes.
   """
-  total = sum(len(text.encode()) for text in read())
+  to_bytes = lambda text: text.encode('utf-8', 'surrogateescape')
+  total = sum(len(to_bytes(text)) for text in read())
   every = -(-total // max_bytes)
   number = 0
   for text in read():
     for piece in _PIECE.finditer(text):
       if number % every == 0:
-        # The trainer rejects null characters; byte pieces spell them.
-        yield piece[0].replace('\0', ' ')
+        # Byte pieces spell null characters, which the trainer rejects, and
+        # bytes that are not UTF-8, such as those of a character cut in two.
+        whole = to_bytes(piece[0]).decode('utf-8', 'ignore')
+        yield whole.replace('\0', ' ')
       number += 1
 
 

@@ -29,6 +29,7 @@ MODEL = (
 )
 DATA = (
   'meliad_rec.data.synthetic',
+  'meliad_rec.data.listops_files',
   'meliad_rec.data.lra',
   'meliad_rec.data.pairs.Pairs',
   'meliad_rec.data.pairs.Lines',

@@ -294,12 +294,13 @@ def _decoded(content: bytes) -> str:
 
 def _listed(path: str) -> list[str]:
   try:
-    return Path(expand_home(path)).read_text().split()
+    lines = Path(expand_home(path)).read_text('utf-8').splitlines()
   except (OSError, UnicodeDecodeError) as error:
     raise ValueError(
       f'The file of names {path} cannot be read ({error}). Set --names (in '
       'gin: NAMES) to a text file with a name in each line.'
     ) from None
+  return [name for line in lines if (name := line.strip())]
 
 
 def _unreadable(path: Path, error: Exception) -> ValueError:

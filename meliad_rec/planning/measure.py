@@ -28,8 +28,8 @@ class Sizes:
     mesh: sizes of the mesh axes, by name.
     hosts: number of machines of the slice. None means that it is not known,
       because libtpu is missing.
-    batch, segment, steps: settings of the experiment: rows per step, tokens per
-      row and step, and number of steps.
+    batch, segment, steps: rows per step, of all agents; tokens per row and
+      step; and number of steps.
     parameters: number of parameters.
     flops: FLOP of a step's matrix products, 3 times the forward pass's;
       recomputation by remat does not count. None means that the length of a
@@ -102,7 +102,7 @@ def sizes(experiment: Experiment) -> Sizes:
   return Sizes(
     mesh=dict(mesh.shape),
     hosts=len({d.process_index for d in mesh.devices.flat}) if known else None,
-    batch=experiment.batch,
+    batch=program.places // program.segment,
     segment=experiment.segment,
     steps=experiment.steps,
     parameters=sum(a.size for a in jax.tree.leaves(state.params)),

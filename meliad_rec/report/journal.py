@@ -84,11 +84,13 @@ def truncate(path: str | os.PathLike, step: int) -> int:
   path = pathlib.Path(path)
   if not path.exists():
     return 0
-  records = read(path)
+  records, end = read(path), path.read_bytes()[-1:]
   kept = [r for r in records if step > 0 and r['step'] <= step]
   if records and step == 0:
     with path.with_name(OLD).open('a', encoding='utf-8') as file:
       file.writelines(map(_line, records))
+  if len(kept) == len(records) and end in (b'', b'\n'):
+    return 0  # The time of the last change shows what is newer.
   # Also drops an incomplete last line, which the next record would extend.
   with replacing(path) as new, new.open('w', encoding='utf-8') as file:
     file.writelines(map(_line, kept))

@@ -9,6 +9,8 @@ import glob
 from pathlib import Path
 
 from meliad_rec.config.saved import DATA
+from meliad_rec.data import listops_files
+from meliad_rec.data import lra
 from meliad_rec.data import pairs
 from meliad_rec.data import sources
 from meliad_rec.data import text
@@ -19,10 +21,15 @@ from meliad_rec.storage.workdir import expand_home
 from meliad_rec.storage.workdir import is_address
 from meliad_rec.training.experiment import Experiment
 
-# {class: {parameter that is a path: flag that replaces it}}. The files of pairs
-# have no flag: two patterns name them.
+# {class: {parameter that is a path: flag that replaces it, or None}}.
 _FLAGS = {
-  pairs.Lines: {'source': 'source', 'target': 'target'},
+  listops_files.ListOpsFiles: {'path': 'path'},
+  listops_files.LogicalInferenceFiles: {'path': 'path'},
+  lra.IMDbText: {'data_dir': 'path'},
+  lra.Image: {'data_dir': 'path'},
+  lra.PathfinderFiles: {'path': 'path'},
+  lra.Retrieval: {'path': 'path'},
+  pairs.Lines: {'source': None, 'target': None},
   pairs.JsonPairs: {'path': 'path'},
   Store: {'path': 'store'},
   sources.Corpus: {'path': 'path'},
@@ -30,7 +37,7 @@ _FLAGS = {
   sources.Jsonl: {'path': 'path'},
   sources.Pg19: {'data_dir': 'path'},
   sources.HuggingFace: {'path': 'path'},
-  sources.Projects: {'path': 'path'},
+  sources.Projects: {'path': 'path', 'names': None},
 }
 # Replaced by the vocabulary in the folder of the run.
 _VOCABULARIES = (
@@ -108,13 +115,14 @@ def open_data(
   return data
 
 
-def _place(path: str, started_in: str, flag: str, needed: bool) -> str:
+def _place(path: str, started_in: str, flag: str | None, needed: bool) -> str:
   """Returns a path in a run's configuration as a path that is valid here.
 
   Args:
     path: a path or pattern, relative to `started_in`; or an address.
     started_in: folder in which the run was started.
-    flag: name of the flag that gives another path, for the message.
+    flag: name of the flag that gives another path, for the message. None: there
+      is no such flag, and the path is not checked.
     needed: whether a path must exist. If not, a path that does not exist is
       returned unchanged. Patterns and addresses are never checked.
 
@@ -124,7 +132,8 @@ def _place(path: str, started_in: str, flag: str, needed: bool) -> str:
   if is_address(path):
     return path
   place = Path(started_in, expand_home(path))
-  if glob.has_magic(path) or '{split}' in path or place.exists():
+  is_pattern = glob.has_magic(path) or '{split}' in path
+  if flag is None or is_pattern or place.exists():
     return str(place)
   if not needed:
     return path

@@ -77,8 +77,8 @@ def train(
     experiment = config.build(Experiment)()
     _ = experiment.program.shapes  # Builds all layers, which read settings.
     config.check_read()
-  if stop_at is not None and stop_at < experiment.steps:
-    experiment = dataclasses.replace(experiment, steps=stop_at)
+  if stop_at is not None:
+    experiment = dataclasses.replace(experiment, stop_at=stop_at)
   run_experiment(experiment, workdir, source=source)
   # The caller chose the code that the configuration names.
   if experiment.env is not None:

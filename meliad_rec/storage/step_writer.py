@@ -220,7 +220,8 @@ class _Keep:
 
   Attributes:
     last: number of last steps to keep.
-    scores: {step: value or None}; the step with the lowest value is the best.
+    scores: {step: value or None}; the newest step with the lowest
+      value is the best.
   """
 
   last: int
@@ -232,7 +233,8 @@ class _Keep:
     del context
     steps = [info.step for info in checkpoints]
     scored = [step for step in steps if self.scores.get(step) is not None]
-    best = min(scored, key=self.scores.get, default=None)
+    order = lambda step: (self.scores[step], -step)  # The newest of equal ones.
+    best = min(scored, key=order, default=None)
     return [step in steps[-self.last :] or step == best for step in steps]
 
 

@@ -57,6 +57,10 @@ class AgentProgram(TrainProgram):
   env: Environment = dataclasses.field(kw_only=True)
   objective: A2C  # type: ignore[assignment]
 
+  @property
+  def places(self) -> int:
+    return super().places * self.objective.agents
+
   @functools.cached_property
   def agent(self) -> Agent:
     """The agent that acts; ValueError if the model does not fit."""

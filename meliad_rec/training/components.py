@@ -91,6 +91,7 @@ def _text(experiment: Experiment) -> Components:
   described = counted(len(documents), 'document')
   if source := getattr(experiment.data, 'description', ''):
     described += f' ({source})'
+  _check_options(experiment, documents.have_sources)
   read: Callable[..., Stream] = Lanes
   options: dict[str, Any] = {'shorter_first': experiment.shorter_first}
   if documents.have_sources:
@@ -119,6 +120,20 @@ def _text(experiment: Experiment) -> Components:
     match=('tokenizer', 'data', 'documents'),
     documents=described,
   )
+
+
+def _check_options(experiment: Experiment, have_sources: bool) -> None:
+  """Raises ValueError if the experiment sets what its data do not use."""
+  if have_sources and experiment.shorter_first:
+    raise ValueError(
+      'FIRST_SEGMENT and FIRST_STEPS are for documents, but these data are '
+      'sources and targets, which are read whole. Remove them.'
+    )
+  if not have_sources and (experiment.source_segment or experiment.buckets > 1):
+    raise ValueError(
+      f'source_segment is {experiment.source_segment} and buckets is '
+      f'{experiment.buckets}, but these data have no sources. Remove both.'
+    )
 
 
 def _agents(experiment: Experiment) -> Components:

@@ -57,6 +57,8 @@ class Experiment:
     segment: tokens of each document per step; gradients reach this far back. A
       token of an agent is one observation and the action after it.
     steps: number of training steps.
+    stop_at: step at which training stops, if it is before `steps`; the run can
+      be resumed later. None: it does not stop before.
     source_segment: maximum tokens of a source. None: as many as in a segment;
       only for a model with an encoder.
     buckets: number of lengths to which sources and targets are padded; see
@@ -103,6 +105,7 @@ class Experiment:
   batch: int
   segment: int
   steps: int
+  stop_at: int | None = None
   source_segment: int | None = None
   buckets: int = 1
   shorter_first: ShorterFirst | None = None
@@ -128,7 +131,7 @@ class Experiment:
 
   def __post_init__(self):
     positive = ('batch', 'segment', 'steps', 'keep', 'patience')
-    positive += ('source_segment', 'buckets')
+    positive += ('source_segment', 'buckets', 'stop_at')
     for name in (*positive, 'log_every', 'eval_every', 'save_every'):
       value = getattr(self, name)
       if value is not None and value < 1:
@@ -176,6 +179,11 @@ class Experiment:
       size = getattr(self, name) or self.segment
       if size % 2 ** (self.buckets - 1):
         raise _wrong(name, size, f'a multiple of {2 ** (self.buckets - 1)}')
+
+  @property
+  def last_step(self) -> int:
+    """The step at which training ends."""
+    return min(self.steps, self.stop_at or self.steps)
 
   @property
   def best_is(self) -> str:

@@ -115,7 +115,7 @@ class StepMeter:
     turns = totals.sown.get('halting_depth', 1.0)
     forward = flops.count(self.traced, turns)
     # The backward pass costs twice the forward pass.
-    return 3 * forward / (self.program.rows * self.program.segment)
+    return 3 * forward / self.program.places
 
 
 class Meter(StepMeter):

@@ -44,6 +44,11 @@ class TrainProgram(ShardedModel):
   halting_warmup: int = 0
   source_segment: int | None = None
 
+  @property
+  def places(self) -> int:
+    """Number of tokens and places of padding that a training step reads."""
+    return self.rows * self.segment
+
   @functools.cached_property
   def shapes(self) -> TrainState:
     """The train state, with a jax.ShapeDtypeStruct in place of each array.

@@ -102,7 +102,7 @@ class Run:
     with Lock(self.workdir) as self.lock:
       journal.check(self.workdir)
       newest = self.checkpoints.latest()
-      if (newest or 0) < self.experiment.steps:
+      if (newest or 0) < self.experiment.last_step:
         self.checkpoints.check_space(self.program.shapes)
       if newest is None:
         self.create()
@@ -114,7 +114,7 @@ class Run:
         self._same_split,
       )
       self.finished = self.step == self.saved and self._is_at_end()
-      if self.step < self.experiment.steps:
+      if self.step < self.experiment.last_step:
         with self.goodput.on('compile'), at_once():
           for segment in sorted(self.lanes.segments):
             program = self.experiment.programs[segment]
@@ -127,7 +127,7 @@ class Run:
       self.report = Report(
         self.workdir,
         self.step,
-        self.experiment.steps,
+        self.experiment.last_step,
         logger=self.experiment.metrics_logger,
         config=config.settings(self.about.get('config', '')),
       )
@@ -203,7 +203,7 @@ class Run:
     """
     while True:
       reason = self.evaluate_and_save()
-      if reason or self.step >= self.experiment.steps:
+      if reason or self.step >= self.experiment.last_step:
         return reason
       self.train(batches)
 
@@ -232,7 +232,7 @@ class Run:
         self.save(metrics)
     if stop:
       return 'it was asked to stop'
-    done = self.step >= self.experiment.steps
+    done = self.step >= self.experiment.last_step
     if not done and self.progress.is_stale(self.experiment.patience):
       return f'{self.progress.since_best} evaluations gave no new best'
     return None
@@ -284,7 +284,7 @@ class Run:
 
     Returns False before the first step.
     """
-    last = self.step == self.experiment.steps
+    last = self.step == self.experiment.last_step
     return self.step > 0 and (self.step % every == 0 or last)
 
   def _is_at_end(self) -> bool:
@@ -296,7 +296,7 @@ class Run:
     if due and self.step > self.progress.evaluated:
       return False
     stale = self.progress.is_stale(self.experiment.patience)
-    return stale or self.step >= self.experiment.steps
+    return stale or self.step >= self.experiment.last_step
 
   def evaluate(self) -> dict[str, float] | None:
     """Evaluates the run, and updates `progress`.

@@ -99,7 +99,7 @@ class Validation:
       report.write(step, {'error': error}, TRIVIAL + name)
     if text is not None:
       report.text(step, 'sample', text)
-    _log_use_of_state(step, metrics, step == experiment.steps)
+    _log_use_of_state(step, metrics, step == experiment.last_step)
     report.plot()
     if 'error' in metrics:
       report.plot('error')

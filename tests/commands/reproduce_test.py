@@ -174,6 +174,7 @@ def test_costs_are_of_rows_that_have_a_time_and_a_result():
 def test_a_sweep_trains_each_row_with_each_value(own, out, capsys):
   assert reproduce.settings(None) == ['']
   assert reproduce.settings("A.b=('x', 2)") == ["A.b = 'x'", 'A.b = 2']
+  assert reproduce.settings('A = (1, 2), (3,)') == ['A = (1, 2)', 'A = (3,)']
   one = reproduce.settings('RATE = 1e-3, 0.01')[0]
   run = reproduce.TableRun('a', (), 0, out, one)
   assert (run.label, run.name) == ('a, RATE = 0.001', 'a_RATE_0.001_seed0')
@@ -272,10 +273,10 @@ def test_training_is_followed_by_an_evaluation_of_its_best_step(own, out):
     '--gin_param=experiment.Experiment.seed = 0',
     '--gin_param=STEPS = 9',
   ]
-  metrics = workdir / 'test_64.json'
+  metrics = workdir / 'test_first_64.json'
   evaluate = [
     *('evaluate', f'--workdir={workdir}', '--step=best', '--tokens=64'),
-    *(f'--out={workdir / "test_64.npz"}', '--split=test'),
+    *(f'--out={workdir / "test_first_64.npz"}', '--split=test'),
     f'--metrics={metrics}',
   ]
   assert commands() == [train, evaluate]

@@ -112,6 +112,11 @@ def test_much_text_is_sampled_from_every_document():
   assert [piece[0] for piece in pieces] == list('aaabbbcccddd')
 
 
+def test_a_character_cut_in_two_is_left_out():
+  cut = 'ab\u0439'.encode()[:-1].decode('utf-8', 'surrogateescape')
+  assert ''.join(sentences(lambda: iter([cut]), 100)) == 'ab'
+
+
 def test_errors_are_sentences():
   def read():
     yield 'text'

@@ -93,6 +93,8 @@ def test_repositories_are_chosen_by_language_and_license(tmp_path):
     put(
       tmp_path, {f'{repository}/{name}': text for name, text in files.items()}
     )
+  put(tmp_path, {f'two/named three/{n}': text for n, text in code.items()})
+  (tmp_path / 'names').write_text('two/none\n\n two/named three \none/gpl\n')
   with zipfile.ZipFile(tmp_path / 'two' / 'zipped.zip', 'w') as archive:
     for name, text in (code | {'LICENSE': MIT}).items():
       archive.writestr(f'zipped-main/{name}', text)
@@ -107,7 +109,15 @@ def test_repositories_are_chosen_by_language_and_license(tmp_path):
     }
   assert set(texts['mit',]) == {'one/mit', 'two/vendored', 'two/zipped'}
   assert set(texts['gpl-3.0', 'mit']) == {*texts['mit',], 'one/gpl'}
-  assert set(texts[None]) == {*texts['gpl-3.0', 'mit'], 'two/none'}
+  assert set(texts[None]) == {
+    *texts['gpl-3.0', 'mit'],
+    'two/none',
+    'two/named three',
+  }
+  listed = str(tmp_path / 'names')
+  chosen = Projects(pattern, suffixes, names=listed, similarity=None)
+  names = {n for split in chosen.splits for n, _ in chosen.read(split)}
+  assert names == {'two/none', 'two/named three', 'one/gpl'}
   assert texts['mit',]['one/mit'] == 'b = 1\nint a;'
 
 

@@ -129,7 +129,7 @@ def test_the_showpiece_trains_both_models_and_compares_them(tmp_path):
     *('showpiece.sh', tmp_path, '--gin_param=STEPS = 9'), OUT='a b', STORE=''
   )
   lines = [line.split(' ', 2)[2] for line in said if line.startswith('-m ')]
-  npz = 'seed0/test_65536.npz'
+  npz = 'seed0/test_first_65536.npz'
   expected = [
     'tokenize --source=code --out=runs/quickstart_text',
     'reproduce cpu/code --rows=slide,rec --jobs=2 --splits=test --tokens=65536 '

@@ -1,5 +1,6 @@
 """Runs of agents: they resume bit for bit, and learn to remember."""
 
+import dataclasses
 import functools
 import json
 
@@ -30,8 +31,7 @@ def lived(workdir, params=TINY, stop_at=None, devices=8):
   experiment = config.build(Experiment)(mesh=mesh)
   _ = experiment.program.shapes
   config.check_read()
-  if stop_at:
-    object.__setattr__(experiment, 'steps', stop_at)
+  experiment = dataclasses.replace(experiment, stop_at=stop_at)
   return training.run_experiment(experiment, workdir)[0]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 
@@ -67,6 +68,12 @@ def test_a_torn_line_is_left_out_and_then_removed(path):
   out.append({'step': 3})
   out.close()
   assert steps(path) == [1, 2, 3]
+
+
+def test_a_journal_without_later_steps_is_left_as_it_is(path):
+  os.utime(path, (5, 5))
+  assert journal.truncate(path, 3) == 0
+  assert path.stat().st_mtime == 5
 
 
 def test_a_broken_line_is_named(path):

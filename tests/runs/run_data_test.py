@@ -5,7 +5,11 @@ import types
 
 import pytest
 
+from meliad_rec.config import config
+from meliad_rec.config import files
+from meliad_rec.config.saved import DATA
 from meliad_rec.config.saved import SavedConfig
+from meliad_rec.data.listops_files import ListOpsFiles
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import SentencePiece
 from meliad_rec.runs.run_data import open_data
@@ -130,3 +134,28 @@ def test_runs_that_do_not_say_where_they_were_started(opened, tmp_path):
   config = SavedConfig(HEAD + STORE, 'config.gin')
   run = types.SimpleNamespace(config=config, vocabulary=Bytes(), started_in='')
   assert 'train' in open_data(run).splits
+
+
+@pytest.mark.parametrize('task', sorted({*files.names('task')} - {'seqio'}))
+def test_a_saved_run_may_open_the_data_of_every_task(task):
+  names = {
+    binding.name.full
+    for binding in config.read([f'task/{task}'], [], kinds=()).bindings.values()
+    if not isinstance(binding.name, str)
+  }
+  ours = {name for name in names if name.startswith('meliad_rec.data.')}
+  assert all(any(f'{n}.'.startswith(f'{d}.') for d in DATA) for n in ours)
+
+
+def test_moved_files_of_a_task_and_their_relative_paths(opened, tmp_path):
+  """Their place is relative to the folder in which the run was started."""
+  lines = (
+    'from meliad_rec.data import listops_files\n'
+    'experiment.Experiment.data = @listops_files.ListOpsFiles()\n'
+    "listops_files.ListOpsFiles.path = 'data/{split}.tsv'\n"
+    'listops_files.ListOpsFiles.max_length = 20\n'
+  )
+  words = ListOpsFiles.vocabulary
+  assert opened(lines, words).path == str(tmp_path / 'start/data/{split}.tsv')
+  moved = 'moved/{split}.tsv'
+  assert opened(lines, words, path=moved).path == moved

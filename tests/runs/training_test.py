@@ -1,5 +1,6 @@
 """meliad_rec.train: it trains, stops, resumes and refuses mistakes."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,8 +8,10 @@ import numpy as np
 import pytest
 
 import meliad_rec
+from meliad_rec.config import config
 from meliad_rec.data.synthetic.recall import Recall
 from meliad_rec.runs.training import train
+from meliad_rec.training.experiment import Experiment
 
 FILES = ['arch/block_recurrent', 'size/test', 'task/recall']
 PARAMS = ['STEPS = 4', 'SAVE_EVERY = 2', 'SAMPLE = 0', 'BATCH = 8']
@@ -26,6 +29,14 @@ def test_a_run_stops_and_goes_on_as_if_it_had_not(tmp_path):
   pairs = zip(*map(jax.tree.leaves, (first.params, cut.params)), strict=True)
   assert any(np.any(a != b) for a, b in pairs)
   assert 'bits_per_byte' in cut.evaluate(Recall().text('ABCD'))
+
+
+def test_a_run_may_stop_while_its_segments_are_short():
+  files = [*FILES, 'options/data/shorter_first']
+  params = [*PARAMS, 'FIRST_SEGMENT = 6', 'FIRST_STEPS = 3']
+  config.parse(files, params)
+  stopped = dataclasses.replace(config.build(Experiment)(), stop_at=2)
+  assert (stopped.last_step, stopped.steps) == (2, 4)
 
 
 @pytest.mark.slow
