@@ -243,3 +243,14 @@ def test_the_papers_transformer_xl_has_one_size_in_both_tasks():
   for paper, actions in {'feedback': 100, 'staircase': 400}.items():
     name = f'experiments/{paper}/table1_random_walk_feedback'
     assert built([name])[1].data.actions == actions
+
+
+@pytest.mark.parametrize(
+  'name', [name for name in EXPERIMENTS if name.startswith('dynamic_halt/')]
+)
+def test_start_and_end_begin_as_in_the_code_of_the_paper(name):
+  """If the sequences have them, unless words are initialized in another way."""
+  bound = config.read([f'experiments/{name}'], []).bindings.values()
+  values = {f'{one.name}.{one.parameter}': repr(one.value) for one in bound}
+  if values['ENDS.'] == 'True' and 'embedding.TiedEmbedding.stddev' in values:
+    assert values['embedding.TiedEmbedding.ends'] == '(-2, -1)'

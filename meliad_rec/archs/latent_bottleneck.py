@@ -148,6 +148,8 @@ class MemoryWriter(nn.Module):
       mask_BW: bool, False at padding.
     """
     m_BSD = self.attention(m_BSD, y_BWD, mask_BW)
+    if self.config.post_norm:
+      return self.mlp_norm(m_BSD + self.mlp(m_BSD))
     return m_BSD + self.mlp(self.mlp_norm(m_BSD))
 
 

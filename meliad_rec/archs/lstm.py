@@ -57,7 +57,10 @@ class LSTM(Cell):
 
   def source_kv(self, encoded_BSD, mask_BS):
     if not self.cross:
-      return super().source_kv(encoded_BSD, mask_BS)
+      raise ValueError(
+        'This LSTM does not attend to the output of an encoder. Choose '
+        'options/encoder/transformer_lstm in place of another encoder.'
+      )
     return self.cross_attention.kv(encoded_BSD, mask_BS)
 
   def parts(self, state):

@@ -202,7 +202,8 @@ class MemorizingLayer(Cell):
     score = jnp.where(
       seen_BS[:, None, None], score.reshape(B, T, H, -1), MASKED
     )
-    top, at = jax.lax.top_k(score, self.neighbors or SHOWN)
+    most = min(self.neighbors or SHOWN, score.shape[-1])
+    top, at = jax.lax.top_k(score, most)
     weights = jnp.where(top > MASKED, jax.nn.softmax(top), 0)
     if self.neighbors is None:
       share = jnp.exp(jax.nn.logsumexp(top, -1) - jax.nn.logsumexp(score, -1))

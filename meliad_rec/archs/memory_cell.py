@@ -39,7 +39,9 @@ class Memory(Resettable):
   mask_BA: jax.Array
 
   def reset(self, start_B, fresh):
-    return self.replace(mask_BA=self.mask_BA & ~start_B[:, None])
+    # In a Repeat, each leaf has an axis of repeats after the rows.
+    start_B = start_B.reshape(-1, *[1] * (self.mask_BA.ndim - 1))
+    return self.replace(mask_BA=self.mask_BA & ~start_B)
 
 
 class MemoryCell(Cell, kw_only=True):

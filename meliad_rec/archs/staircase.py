@@ -101,9 +101,9 @@ class Staircase(MemoryCell):
         f'passes must divide the window of {window} tokens, got {N}. Set '
         'PASSES or WINDOW.'
       )
-    if not 0 <= self.live_passes <= N:
+    if not (N == 1) <= self.live_passes <= N:
       raise ValueError(
-        f'live must be from 0 to {N} passes, got {self.live}. Set '
+        f'live must be from {N == 1:d} to {N} passes, got {self.live}. Set '
         'staircase.Staircase.live.'
       )
     if self.diagonal and not self.live_passes:

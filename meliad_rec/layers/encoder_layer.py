@@ -204,10 +204,7 @@ class EncoderMLP(nn.Module):
     dense = lambda width, name: nn.Dense(
       width, dtype=config.dtype, kernel_init=self.kernel_init, name=name
     )
-    hidden_rate = config.hidden_dropout
-    if hidden_rate is None:
-      hidden_rate = config.dropout
     h_BTF = dense(self.width, 'hidden')(n_BTD)
-    h_BTF = config.dropout_kind(hidden_rate)(h_BTF)
+    h_BTF = config.dropout_kind(config.hidden_rate)(h_BTF)
     y_BTD = dense(n_BTD.shape[-1], 'output')(config.activation(h_BTF))
     return config.dropout_kind(config.dropout)(y_BTD)

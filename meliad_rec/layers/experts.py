@@ -285,8 +285,6 @@ class ExpertMLP(nn.Module):
       kernel(width=D, name='output')(config.mlp_dim),
     )
 
-    drop = functools.partial(config.dropout_kind, config.dropout)
-
     def mixed(rows, kernels):
       (n_BTD, p_BTE, keep_BTCF), (hidden, output) = rows, kernels
       chosen = choose(p_BTE, self.experts.chosen)
@@ -297,17 +295,18 @@ class ExpertMLP(nn.Module):
       return chosen.mix(y_MD)
 
     keep_BTCF = None
-    if self.has_rng('dropout') and config.dropout:
+    if self.has_rng('dropout') and config.hidden_rate:
       shape = *n_BTD.shape[:2], self.experts.chosen, config.mlp_dim
       ones_BTX = jnp.ones((*shape[:2], shape[2] * shape[3]), config.dtype)
-      keep_BTCF = drop()(ones_BTX).reshape(shape)
+      drop = config.dropout_kind(config.hidden_rate)
+      keep_BTCF = drop(ones_BTX).reshape(shape)
     rows = n_BTD, p_BTE, keep_BTCF
     y_BTD = per_row(mixed, rows, kernels).astype(config.dtype)
-    return drop()(y_BTD)
+    return config.dropout_kind(config.dropout)(y_BTD)
 
 
 class ExpertAttention(nn.Module):
-  """Pre-norm self-attention with experts, added to the residual stream."""
+  """Self-attention with experts, added to the residual stream."""
 
   config: EncoderConfig
   experts: Experts
@@ -332,7 +331,8 @@ class ExpertAttention(nn.Module):
     """
     config, C = self.config, self.experts.chosen
     (B, T, _), H, K = x_BTD.shape, config.num_heads, config.head_dim
-    n_BTD, n_BSD = self.norm(x_BTD), self.norm(source_BSD)
+    pre_norm = (lambda x_BTD: x_BTD) if config.post_norm else self.norm
+    n_BTD, n_BSD = pre_norm(x_BTD), pre_norm(source_BSD)
     p_BTE = self.choice(n_BTD)
 
     def queries(rows, kernel):
@@ -375,4 +375,5 @@ class ExpertAttention(nn.Module):
     y_BTCHK = y_BTGK.reshape(B, T, H, C, K).swapaxes(2, 3)
     y_BTCF = y_BTCHK.reshape(B, T, C, H * K)
     y_BTD = per_row(outputs, (y_BTCF, p_BTE), self.output(H * K))
-    return x_BTD + self.drop(y_BTD.astype(x_BTD.dtype))
+    y_BTD = x_BTD + self.drop(y_BTD.astype(x_BTD.dtype))
+    return self.norm(y_BTD) if config.post_norm else y_BTD

@@ -285,6 +285,13 @@ class EncoderConfig(TransformerConfig):
       )
 
   @property
+  def hidden_rate(self) -> float:
+    """Rate of dropout on the hidden units of an MLP."""
+    if self.hidden_dropout is None:
+      return self.dropout
+    return self.hidden_dropout
+
+  @property
   def dropout_kind(self) -> Callable[..., nn.Module]:
     """Class in dropout.py that is used for activations."""
     return RowDropout if self.dropout_by_row else TiledDropout

@@ -86,6 +86,12 @@ class T5Bias(Position):
   start: str = 'alibi'
 
   def setup(self):
+    if not 2 <= self.buckets < 2 * self.max_distance:
+      raise ValueError(
+        f'buckets must be from 2 to {2 * self.max_distance - 1}, below twice '
+        f'max_distance, got {self.buckets}. Set positions.T5Bias.buckets or '
+        'max_distance.'
+      )
     match self.start:
       case 'alibi':
         init = lambda _, shape: self._alibi_table()
@@ -192,6 +198,12 @@ class XPos(RoPE):
 
   def _decay(self, x_BSHK, first, sign):
     S, K = x_BSHK.shape[1], x_BSHK.shape[3]
+    # Beyond, the factor of the fastest pair exceeds the numbers of float32.
+    if (limit := int(64 * self.scale)) < S:
+      raise ValueError(
+        f'xPos is limited to {limit:,} tokens of a segment and its window, got '
+        f'{S:,}. Choose shorter segments, or set positions.XPos.scale.'
+      )
     zeta_K = (jnp.arange(0, K, 2) + 0.4 * K) / (1.4 * K)
     power_S = sign * (first + jnp.arange(S)) / self.scale
     decay_SK = jnp.tile(zeta_K ** power_S[:, None], (1, 2))

@@ -202,12 +202,11 @@ def _backward(body, residuals, gradients):
     return (jax.tree.map(jnp.add, d_params, more), d_kv), d_x_BKD
 
   kv = jax.eval_shape(keys, params, memory)
-  none = lambda a: jnp.zeros(a.shape, a.dtype)
-  # Many tokens read a key, so their gradients are summed in float32.
+  # Gradients of many tokens are summed in float32.
   wide = lambda a: jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32))
   (d_params, d_kv), d_x = jax.lax.scan(
     span,
-    (jax.tree.map(none, params), jax.tree.map(wide, kv)),
+    (jax.tree.map(wide, params), jax.tree.map(wide, kv)),
     (jnp.arange(T // K), pulls),
     reverse=True,
   )
@@ -218,7 +217,7 @@ def _backward(body, residuals, gradients):
     more, d_memory = jax.vjp(keys, params, memory)[1](d_kv)
     d_params = jax.tree.map(jnp.add, d_params, more)
   d_memory = jax.tree.map(lambda a, d: a + d[:, : a.shape[1]], d_memory, d_seen)
-  return d_params, d_memory, join(d_x), None
+  return _like(d_params, params), d_memory, join(d_x), None
 
 
 def _like(gradients, tree):

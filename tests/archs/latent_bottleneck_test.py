@@ -112,6 +112,13 @@ def test_writers_have_a_width_of_their_own():
     assert layer.shape == (D, F)
 
 
+def test_norms_of_writers_may_follow_the_sums():
+  cell, block = model('tlb', changes={'post_norm': True}), cells.example(T)
+  memory_BSD, _ = cells.apply(cell, cells.initial(cell, block), block)
+  np.testing.assert_allclose(memory_BSD.mean(-1), 0, atol=1e-5)
+  np.testing.assert_allclose(memory_BSD.std(-1), 1, atol=1e-2)
+
+
 def test_a_token_sees_later_ones_in_its_own_chunk():
   cell, block, at = model('tlb'), cells.example(T, [T]), W + 1
   sign_T1 = np.where(np.arange(T) == at, -1, 1)[:, None]

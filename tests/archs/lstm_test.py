@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from meliad_rec.archs.lstm import LSTM
 from meliad_rec.models.cell import run
@@ -12,6 +13,7 @@ from tests import cells
 from tests.architectures import B
 from tests.architectures import D
 from tests.cells import assert_close
+from tests.cells import draw
 
 T = 11
 
@@ -78,3 +80,8 @@ def test_the_input_product_is_outside_of_the_scan():
   assert f'f32[{B},{T},{4 * D}] = dot_general' in text
   assert f'f32[{B},{4 * D}] = dot_general' in text
   assert text.count('= dot_general') == 2
+
+
+def test_an_encoder_needs_attention_to_it():
+  with pytest.raises(ValueError, match='options/encoder/transformer_lstm'):
+    LSTM(D).init(jax.random.key(0), draw(B, T, D), None, method='source_kv')

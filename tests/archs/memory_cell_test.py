@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.archs.memory_cell import Memory
 from meliad_rec.archs.memory_cell import MemoryCell
 from meliad_rec.config import config as gin
 from meliad_rec.layers.positions import AdaptiveSpan
@@ -167,3 +168,9 @@ def test_training_keeps_no_window_a_token(files, span, mib):
   gin.check_read()
   assert cell.span == (span or 32)
   assert gradient_bytes(cell) < mib * 2**20
+
+
+def test_the_memory_of_repeats_is_cleared_by_row():
+  memory = Memory((), np.ones((3, 2, 4), bool))
+  cleared = memory.reset(np.array([True, False, False]), None)
+  assert cleared.mask_BA.any((1, 2)).tolist() == [False, True, True]

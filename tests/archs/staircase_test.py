@@ -198,6 +198,11 @@ def test_which_form_a_segment_is_read_in(monkeypatch):
     runs(N, True, 1, dropout=jax.random.key(0))
 
 
+def test_a_single_pass_is_live():
+  with pytest.raises(ValueError, match='live must be from 1 to 1 passes'):
+    cells.shapes(tiny.staircase(1, live=0))
+
+
 def test_segments_are_whole_chunks():
   with pytest.raises(ValueError, match='SEGMENT .* WINDOW / PASSES'):
     cells.shapes(tiny.staircase(), example(3))

@@ -147,3 +147,27 @@ def test_layers_of_their_own_have_none():
   make = lambda: EncoderLayer(encoder_config(), experts=MIX)
   with pytest.raises(ValueError, match='options/layer/experts'):
     EncoderLayers(make, 2).init(jax.random.key(0), *example())
+
+
+def test_hidden_units_have_a_rate_of_their_own():
+  config = encoder_config(hidden_dropout=0.5)
+  mlp, n_BTD = ExpertMLP(config, MIX), jnp.asarray(draw(B, T, D))
+  params, dry, _ = run(mlp, n_BTD)
+  rngs = {'dropout': jax.random.key(0)}
+  call = lambda mlp: mlp.apply({'params': params}, n_BTD, rngs=rngs)
+  assert np.abs(call(mlp) - dry).max() > 0.01
+  other = encoder_config(dropout=0.5, hidden_dropout=0.0)
+  y_BTD = np.asarray(call(ExpertMLP(other, MIX)))
+  dropped = y_BTD == 0
+  assert dropped.any()
+  np.testing.assert_allclose(
+    y_BTD[~dropped], 2 * np.asarray(dry)[~dropped], rtol=1e-4, atol=1e-5
+  )
+
+
+def test_norms_may_follow_attention():
+  x_BTD = jnp.asarray(draw(B, T, D))
+  attention = ExpertAttention(encoder_config(post_norm=True), MIX)
+  _, y_BTD, _ = run(attention, x_BTD, x_BTD, np.ones((B, T), bool))
+  np.testing.assert_allclose(y_BTD.mean(-1), 0, atol=1e-5)
+  np.testing.assert_allclose(y_BTD.std(-1), 1, atol=1e-3)

@@ -51,6 +51,20 @@ def test_t5_begins_as_the_mean_of_alibi_in_each_bucket():
     np.testing.assert_allclose(table_H, mean_H, rtol=1e-5)
   with pytest.raises(ValueError, match='T5Bias.start'):
     module.clone(start='zeros').init(jax.random.key(0), back_W, method='bias')
+  for buckets in 1, 256:
+    with pytest.raises(ValueError, match='buckets must be from 2 to 255'):
+      module.clone(buckets=buckets).init(
+        jax.random.key(0), back_W, method='bias'
+      )
+
+
+def test_xpos_is_limited_to_finite_numbers():
+  rotate = lambda S: positions.XPos(1).apply(
+    {}, jnp.ones((1, S, 1, 8)), 0, method='rotate_keys'
+  )
+  assert np.isfinite(rotate(64 * 512)).all()
+  with pytest.raises(ValueError, match='32,768 tokens'):
+    rotate(64 * 512 + 1)
 
 
 def test_t5_bias_is_the_table_at_the_bucket():
