@@ -162,9 +162,9 @@ class Observer:
       What was recorded, and the state after the last whole block.
 
     Raises:
-      ValueError: there are no tokens, the arrays would take more than LIMIT,
-        `first` or `clear_every` is not a multiple of `block`, or the model has
-        an encoder but no source was given.
+      ValueError: there are no tokens, the arrays would take more than
+        recording.LIMIT, `first` or `clear_every` is not a multiple of `block`,
+        or the model has an encoder but no source was given.
     """
     self._check_source()
     last = len(tokens_T) if last is None else last

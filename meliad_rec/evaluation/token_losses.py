@@ -64,12 +64,13 @@ class TokenLosses:
     first = documents.first_lengths if documents.have_sources else None
     tokens, spelled, starts = [], [], [0]
     for i in range(len(documents)):
-      tokens.append(documents[i] if first is None else documents[i][first[i] :])
-      spelled += vocabulary.token_bytes(tokens[-1])
+      ids = documents[i] if first is None else documents[i][first[i] :]
+      tokens.append(ids.astype(np.int32))
+      spelled += vocabulary.token_bytes(ids)
       starts.append(len(spelled))
     lengths = np.fromiter(map(len, spelled), np.int64, len(spelled))
     return cls(
-      tokens=np.concatenate([[], *tokens]).astype(np.int32),
+      tokens=np.concatenate([np.zeros(0, np.int32), *tokens]),
       nats=np.zeros(len(spelled), np.float32),
       starts=np.array(starts, np.int64),
       bytes_=np.concatenate([[0], np.cumsum(lengths)]),

@@ -220,8 +220,8 @@ class _Keep:
 
   Attributes:
     last: number of last steps to keep.
-    scores: {step: value or None}; the newest step with the lowest
-      value is the best.
+    scores: {step: value or None}; the newest step with the lowest value
+      is the best.
   """
 
   last: int
