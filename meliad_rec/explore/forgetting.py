@@ -190,10 +190,8 @@ def forgetting(
   import xarray as xr
 
   check_count('tokens', tokens, 1)
-  runs = _recurrent(runs)
+  runs = _recurrent(runs, 'forgetting')
   places = _places(runs, text, tokens, samples)
-  for run in named(runs).values():
-    run.check_state_unmodified('forgetting')
   costs = [
     _costs(run.observer, run.encode(text), places, tokens)
     for run in named(runs).values()
@@ -265,12 +263,11 @@ def state_gradients(
   import xarray as xr
 
   check_count('back', back, 0)
-  runs = _recurrent(runs)
+  runs = _recurrent(runs, 'state_gradients')
   longest = max(run.block for run in named(runs).values())
   places = _places(runs, text, (back + 1) * longest, samples)
   gradients = []
   for name, run in named(runs).items():
-    run.check_state_unmodified('state_gradients')
     observer, ids_T = run.observer, run.encode(text)
     state, at, norms = observer.start(), 0, []
     for place in places:
@@ -316,8 +313,8 @@ def _labels(runs: Runs) -> dict[str, str]:
   return {n: f'{n} ({size_and_cost(run)})' for n, run in named(runs).items()}
 
 
-def _recurrent(runs: Runs) -> Runs:
-  """Returns the runs that are recurrent; warns of others."""
+def _recurrent(runs: Runs, what: str) -> Runs:
+  """Returns the runs that are recurrent, for a function; warns of others."""
   check_vocabularies(runs)
   known = named(runs)
   kept = {n: r for n, r in known.items() if r.sharded.model.cell.is_recurrent}
@@ -331,6 +328,8 @@ def _recurrent(runs: Runs) -> Runs:
     warnings.warn(
       f'There is no recurrent state in {left}, which is left out.', stacklevel=3
     )
+  for run in kept.values():
+    run.check_state_unmodified(what)
   return kept
 
 

@@ -53,7 +53,7 @@ def test_by_distance(tmp_path):
   close(shown.data['bits'][0, 0], np.mean(first) / np.log(2))
   assert shown.data['count'].values.sum() == 8
   rarely = explore.by_distance(run, TEXT, clear_every=4 * W).data
-  assert rarely['curve'].values[1] == f'me, state cleared every {4 * W}'
+  assert rarely['curve'].values[1] == f'{run.name}, state cleared every {4 * W}'
   cleared = run.predictions(TEXT, clear_every=4 * W)['nats'].values
   first = [cleared[(i := TEXT.index(w)) : i + len(w)].sum() for w in words]
   first[2] = cleared[17:23].sum()
