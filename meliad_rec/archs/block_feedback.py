@@ -33,6 +33,9 @@ class ReadingLayer(nn.Module):
   """Layer that attends to its window and to the state vectors of another layer.
 
   State: keys and values of the last `window` tokens.
+
+  Attributes:
+    config: sizes and choices of the layer.
   """
 
   config: LayerConfig
@@ -41,6 +44,13 @@ class ReadingLayer(nn.Module):
     self.layer = Layer(self.config, has_memory=True)
 
   def __call__(self, past: KV, block: Block, memory: KV):
+    """Returns the new state and the outputs [B, T, D].
+
+    Args:
+      past: the state before the block.
+      block: inputs, with a mask.
+      memory: keys and values of the state vectors.
+    """
     n_BTD = self.layer.pre_norm(block.x)
     kv = past.append(self.layer.kv(n_BTD, block.mask))
     y_BTD = self.layer(block.x, n_BTD, kv, memory)

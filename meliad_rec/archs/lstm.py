@@ -1,4 +1,5 @@
-"""LSTM layer (Hochreiter and Schmidhuber 1997), with forget gates.
+"""LSTM layer (Hochreiter and Schmidhuber 1997), with the forget gates of Gers
+et al. 2000.
 
 Letters of this file: F = 4 D, for the input gate, the forget gate, the
 candidate values and the output gate, in this order.

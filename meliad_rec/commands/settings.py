@@ -3,23 +3,30 @@
   meliad-rec settings
   meliad-rec settings LEARNING_RATE
   meliad-rec settings options/position/rope
+  meliad-rec settings layer_config.LayerConfig
 
 With the name of a gin file, this shows what the file sets. With the name of a
 macro (a setting in capitals), it shows which files set the macro. The last part
-of a file's name, such as rope, is enough.
+of a file's name, such as rope, is enough. With the name of a class or function,
+it shows the parameters that can be set, as module.Class.parameter.
 """
 
 from collections.abc import Iterator
 from collections.abc import Mapping
 import functools
+import importlib
+import inspect
+import pkgutil
 import re
 import textwrap
 
 from absl import flags
 
+import meliad_rec
 from meliad_rec.config import files
 from meliad_rec.config.values import BindingStatement
 from meliad_rec.config.values import IncludeStatement
+from meliad_rec.config.values import parameters
 from meliad_rec.config.values import statements
 
 # Arguments that the help shows, besides flags.
@@ -34,6 +41,8 @@ _FOLDERS = {
   'scale': 'Smaller scales of experiments',
 }
 _ROW = re.compile(r'\| `([A-Z_]+)` \| (.*) \|')
+# An entry of a docstring's list of attributes or arguments.
+_ENTRY = re.compile(r'^  (\w+(?:, \w+)*): (.+(?:\n {4}.*)*)', re.MULTILINE)
 
 
 def define_flags() -> None:
@@ -71,10 +80,10 @@ def overview() -> Iterator[str]:
 
 
 def details(name: str) -> list[str]:
-  """Returns a description of each file or macro with that name.
+  """Returns a description of each file, macro or class of that name.
 
   Raises:
-    ValueError: no file and no macro has the name.
+    ValueError: nothing has the name.
   """
   known = meanings()
   if name in known:
@@ -85,12 +94,15 @@ def details(name: str) -> list[str]:
     for file in files.names()
     if file == short or file.endswith(f'/{short}')
   ]
+  if not found and '.' in short:
+    return [*_targets(short)]
   if not found:
     last = [file.rpartition('/')[2] for file in files.names()]
     near = files.nearest(short, [*known, *files.names(), *last])
     raise ValueError(
-      f'There is no setting or gin file called {name!r}{near}. '
-      '`meliad-rec settings` lists them all.'
+      f'There is no macro or gin file called {name!r}{near}. '
+      '`meliad-rec settings` lists them all; parameters of classes are found as '
+      '`meliad-rec settings module.Class`.'
     )
   return [_file(file) for file in found]
 
@@ -124,6 +136,77 @@ def _file(file):
       meaning = '' if one.arg_name else f'  # {known.get(one.selector, "")}'
       lines.append(f'  {path} = {one.value!r}{meaning}')
   return '\n'.join(lines)
+
+
+def _targets(dotted: str) -> Iterator[str]:
+  """Yields a description of each class or function that a dotted name means.
+
+  Args:
+    dotted: such as 'layer_config.LayerConfig', or one of its parameters,
+      'layer_config.LayerConfig.window'.
+  """
+  known, wanted = [], dotted.removeprefix('meliad_rec.').split('.')
+  for count in 1, 2:  # parts of the name after the module
+    path, (target, *parameter) = wanted[:-count], wanted[-count:]
+    for module in _modules() if path else ():
+      if not f'.{module}'.endswith('.'.join(['', *path])):
+        continue
+      found = getattr(importlib.import_module(module), target, None)
+      if not callable(found) or found.__module__ != module:
+        continue
+      rows = _parameters(found)
+      if parameter and parameter[0] not in rows:
+        known += [f'{".".join(path)}.{target}.{name}' for name in rows]
+        continue
+      rows = {name: rows[name] for name in parameter or rows}
+      yield '\n'.join(_described(found, rows))
+      known = None
+  if known is not None:
+    raise ValueError(
+      f'meliad_rec has no class, function or parameter {dotted!r}'
+      f'{files.nearest(dotted, known)}. Write it as module.Class or '
+      'module.Class.parameter; meliad_rec/README.md lists the modules.'
+    )
+
+
+def _modules() -> list[str]:
+  """Returns the dotted names of all modules of the package."""
+  found = pkgutil.walk_packages(meliad_rec.__path__, 'meliad_rec.')
+  return [one.name for one in found if not one.ispkg]
+
+
+def _described(target, rows):
+  """Yields the lines that describe a class or function and some parameters."""
+  *_, module = target.__module__.split('.')
+  name = f'{module}.{target.__qualname__}'
+  yield f"{name}, given as --gin_param='{name}.PARAMETER = value':"
+  summary = (inspect.getdoc(target) or '').partition('\n\n')[0]
+  yield from (f'  {line}' for line in summary.splitlines())
+  yield ''
+  for parameter, text in rows.items():
+    yield from _entry(parameter, text)
+
+
+def _parameters(target) -> dict[str, str]:
+  """Returns {parameter: its meaning and default} of a class or function.
+
+  The meanings come from the docstrings of the target and of its base classes.
+  """
+  bases = inspect.getmro(target) if inspect.isclass(target) else [target]
+  meanings = {}
+  for base in bases:
+    for names, text in _ENTRY.findall(inspect.cleandoc(base.__doc__ or '')):
+      for name in names.split(', '):
+        meanings.setdefault(name, ' '.join(text.split()))
+  rows = {}
+  for name, one in (parameters(target) or {}).items():
+    if name in ('parent', 'name') or one.kind is one.VAR_KEYWORD:
+      continue
+    default = one.default
+    default = getattr(default, '__name__', None) or repr(default)
+    default = 'to be set' if one.default is one.empty else default
+    rows[name] = f'{meanings.get(name, "")} [{default}]'.strip()
+  return rows
 
 
 def _default(found: Mapping[str, str]) -> str:

@@ -1,4 +1,8 @@
-"""Predictions after each step in depth, or after each pass."""
+"""Predictions after each step in depth, or after each pass.
+
+The outputs of every step go through the last norm and the head of the model, as
+in the logit lens of nostalgebraist 2020.
+"""
 
 import contextlib
 

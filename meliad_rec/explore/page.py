@@ -115,7 +115,7 @@ def write_page(
       summary | note,
       figures,
     ),
-    # The vocabulary may spell the text otherwise, such as with other spaces.
+    # The vocabulary may spell the text differently, such as with other spaces.
     b''.join(run.vocabulary.token_bytes(found['id'].values)),
     found,
     on_progress,

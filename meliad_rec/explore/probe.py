@@ -1,4 +1,4 @@
-"""Linear probes of the recurrent state, and what the model loses without them.
+"""Linear probes of the recurrent state (Alain and Bengio 2017), and ablations.
 
 A probe shows that something can be read from the state, not that the model uses
 it. `ablate` therefore removes from the state the directions in which classes

@@ -1,4 +1,8 @@
-"""The state of one text put into another, and questions after a long text."""
+"""The state of one text put into another, and questions after a long text.
+
+Such exchanges of internal states are known as interchange interventions (Geiger
+et al. 2021).
+"""
 
 from collections.abc import Sequence
 

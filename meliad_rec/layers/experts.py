@@ -119,6 +119,9 @@ class Router(nn.Module):
   """Linear map and softmax: n_BTD -> p_BTE float32, probabilities of experts.
 
   The probabilities are also sown in the collection 'routes'.
+
+  Attributes:
+    experts: number of experts, and how many each token chooses.
   """
 
   experts: Experts
@@ -268,6 +271,10 @@ class ExpertMLP(nn.Module):
 
   Each expert has `config.mlp_dim` hidden units. Dropout applies to the hidden
   units of the chosen experts, and to the weighted sum of their outputs.
+
+  Attributes:
+    config: sizes and choices of the layer.
+    experts: number of experts, and how many each token chooses.
   """
 
   config: EncoderConfig
@@ -306,7 +313,12 @@ class ExpertMLP(nn.Module):
 
 
 class ExpertAttention(nn.Module):
-  """Self-attention with experts, added to the residual stream."""
+  """Self-attention with experts, added to the residual stream.
+
+  Attributes:
+    config: sizes and choices of the layer.
+    experts: number of experts, and how many each token chooses.
+  """
 
   config: EncoderConfig
   experts: Experts

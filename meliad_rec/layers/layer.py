@@ -446,6 +446,13 @@ class FeedForward(nn.Module):
 
   @nn.compact
   def __call__(self, x_BTD, h, first=None):
+    """Returns the join of x and of the MLP's result, [B, T, D].
+
+    Args:
+      x_BTD: residual stream.
+      h: input of the MLP, [B, T, any width], often the norm of x_BTD.
+      first: see Layer.__call__.
+    """
     hidden = nn.Dense(
       self.width,
       use_bias=self.use_bias,

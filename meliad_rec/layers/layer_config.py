@@ -97,8 +97,8 @@ class LayerConfig(TransformerConfig):
     span: positions.AdaptiveSpan. None means that heads see the whole window.
     num_kv_heads: number of heads of keys and values, each shared by equally
       many query heads (Ainslie et al. 2023). None means one per query head.
-    normalize_qk: whether queries and keys have unit length. If True, each head
-      learns a scale, by which it multiplies its logits.
+    normalize_qk: whether queries and keys have unit length (Henry et al. 2020).
+      If True, each head learns a scale, by which it multiplies its logits.
     qk_scale: initial value of the scale that normalize_qk adds. Logits of unit
       vectors are at most as large as the scale. With 1, the published value,
       attention is therefore nearly uniform at first.

@@ -76,9 +76,9 @@ class T5Bias(Position):
     max_distance: distances from this one on share the last bucket.
     start: initial values of the biases. 'alibi' sets each to the mean of the
       ALiBi biases of the distances in its bucket. 'normal' draws random
-      numbers, as published. With random numbers, a small model needs about a
-      thousand training steps before it prefers near tokens. With a wider
-      window, it needs more.
+      numbers, as published. With random numbers, a small model needs
+      thousands of training steps before it prefers near tokens, and more with
+      a wider window.
   """
 
   buckets: int = 32

@@ -44,7 +44,8 @@ def objective(
       the sum of exp(logits). Chowdhery et al. 2022, section 5, use 1e-4.
     label_smoothing: share of the target's probability that is spread evenly
       over the vocabulary, except over ids that are masked (whose logit is the
-      constant MASKED). The entropy of the smoothed target is not subtracted.
+      constant MASKED; Szegedy et al. 2016, section 7). The entropy of the
+      smoothed target is not subtracted.
     smooth_target: whether the target gets an even part of this share too. If
       False, only the other ids get it, as in fairseq.
 

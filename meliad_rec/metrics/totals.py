@@ -59,7 +59,7 @@ class Totals:
   def sown(self) -> dict[str, float]:
     """Metrics that modules sowed, {name: value}, without means of count 0.
 
-    Names that end in a number are sorted by that number, behind the same name
+    Names that end in a number are sorted by that number, after the same name
     without one.
     """
 

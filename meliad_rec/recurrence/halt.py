@@ -28,8 +28,10 @@ class Halt:
   """Settings of halting.
 
   Attributes:
-    threshold: sum of the weights of a unit's states at which the unit halts.
-    ponder_cost: weight of the expected number of steps in the loss.
+    threshold: sum of the weights of a unit's states at which the unit halts
+      (Graves 2016: 1 - epsilon).
+    ponder_cost: weight of the expected number of steps in the loss (Graves
+      2016: the time penalty).
     bias_init: see HaltingGate.
     keep_crossing: whether a unit still takes the new state of the step in which
       it crosses the threshold, as in the paper's text. The authors' code

@@ -58,7 +58,7 @@ class Transitions(struct.PyTreeNode):
   reward: jax.Array
   done: jax.Array  # bool, whether the step ends an episode.
   total: jax.Array  # Return of an episode that ends here, not discounted.
-  after: jax.Array  # Return that would follow this step; 0 but at a time limit.
+  after: jax.Array  # Return that would follow this step; 0 except at a limit.
 
 
 @dataclasses.dataclass(frozen=True)

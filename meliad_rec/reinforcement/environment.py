@@ -16,7 +16,7 @@ class Environment(Protocol):
     actions: number of actions.
     observations: entries O of an observation.
     limit: steps after which an episode ends at the latest.
-    endless: whether nothing but `limit` ends an episode.
+    endless: whether only `limit` ends an episode.
   """
 
   actions: int

@@ -117,7 +117,7 @@ class ObservedRun:
       'top_text' and 'top_nats' are the most likely tokens and the loss that
       each would have had. Coordinates of a token are its 'text', its 'id', and
       'byte', the index of its first byte in the text as the tokens spell it. A
-      vocabulary of words, for example, may spell spaces otherwise.
+      vocabulary of words, for example, may spell spaces differently.
 
     Raises:
       ValueError: the text is empty or neither a string nor ids, the arrays

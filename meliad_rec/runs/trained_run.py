@@ -372,7 +372,8 @@ class TrainedRun(ObservedRun):
     Returns:
       (nats_T, bytes_T), for the T tokens of the text. nats_T is -ln p of each
       token. bytes_T is the index of each token's first byte in the UTF-8 text,
-      as the tokens spell it; a vocabulary of words may spell spaces otherwise.
+      as the tokens spell it; a vocabulary of words may spell spaces
+      differently.
       `predictions` also returns the most likely alternatives of each token.
 
     Raises:

@@ -317,7 +317,8 @@ def ema_update(ema: Any, params: Any, decay: float, step: jax.Array) -> Any:
     ema: the average so far, a tree like params.
     params: parameters after the step's update.
     decay: weight of the average so far. In the first steps, the weight is only
-      (1 + step) / (10 + step), so that the initial parameters fade quickly.
+      (1 + step) / (10 + step), so that the initial parameters fade quickly, as
+      in ExponentialMovingAverage of TensorFlow.
     step: number of the training step, counted from 0.
   """
   kept = jnp.minimum(decay, (1 + step) / (10 + step))

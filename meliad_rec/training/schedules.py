@@ -65,6 +65,8 @@ def cosine(
 ) -> Schedule:
   """Returns a schedule: half a cosine down to `final`, after a linear warm-up.
 
+  Loshchilov and Hutter 2017, without restarts.
+
   Args:
     peak: the value of the cosine at step 0. With a warm-up, the highest rate is
       the cosine's value at step `warmup_steps`, which is a little lower.

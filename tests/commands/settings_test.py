@@ -38,6 +38,11 @@ def test_the_overview_names_every_file(monkeypatch):
     ('rope', ('layer_config.LayerConfig.position = @positions.RoPE',)),
     ('size/tiny', ('WINDOW = 64  # tokens',)),
     ('recall', ('gin/size/recall.gin', 'includes defaults.gin')),
+    ('layer_config.LayerConfig', ('num_kv_heads          number of', '[None]')),
+    # Described in the base class.
+    ('layer_config.LayerConfig.mlp_dim', ('hidden units', '[to be set]')),
+    ('layers.gates.FixedGate.keep_bias', ('initial logits', '[0.0]')),
+    ('losses.objective.z_loss', ('(ln Z)^2', '[0.0]')),
   ],
 )
 def test_details(name, parts):
@@ -54,3 +59,15 @@ def test_an_unknown_name():
   ):
     with pytest.raises(ValueError, match=f'{name}.*nearest is {near}'):
       settings.details(name)
+  for name, near in (
+    ('layer_config.LayerConfig.num_kv', 'LayerConfig.num_kv_heads'),
+    ('layer_config.Config', 'Write it as module.Class'),
+  ):
+    with pytest.raises(ValueError, match=f'{name}.*{near}'):
+      settings.details(name)
+
+
+def test_one_parameter_of_a_class():
+  (text,) = settings.details('layer_config.LayerConfig.num_kv_heads')
+  assert 'num_kv_heads' in text
+  assert 'window' not in text.partition('\n\n')[2]
