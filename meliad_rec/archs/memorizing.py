@@ -234,7 +234,8 @@ class MemorizingLayer(Cell):
     search = lambda score_BHQS: (find(score_BHQS, self.neighbors + 1)[0],)
     scores = (jax.lax.stop_gradient(score_BHQS),)
     (top,) = per_shard(search, ('BH',), scores, ('BH',))(*scores)
-    # Otherwise XLA fuses the next slice with the search, and sorts all scores.
+    # Without this barrier, XLA fuses the next slice with the search, and sorts
+    # all scores.
     top = jax.lax.optimization_barrier(top)
     # Halfway to the next score, because recomputed scores may differ slightly.
     return checkpoint_name(top[..., -2:].mean(-1, keepdims=True), 'least')

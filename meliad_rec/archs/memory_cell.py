@@ -53,12 +53,13 @@ class MemoryCell(Cell, kw_only=True):
     share_position: whether the layers share one position module.
     layer_drop: probability that each layer is skipped in a training step.
     span: maximum number of tokens that the backward pass processes at once; see
-      memory_scan.py. A shorter span takes up less memory of the device, but one
-      below 32 tokens takes more time.
+      memory_scan.py. A shorter span uses less device memory, but spans below 32
+      tokens are slower.
     remat: name in remat.POLICIES, which says which values the backward pass
       keeps. It applies to each chunk, or to each step of several chunks if
-      `by_steps`. None means 'sublayers'; policies that keep more are slower,
-      since the scan copies all that is kept. If `parallel`, remat must be None.
+      `by_steps` is True. None means 'sublayers'; policies that keep more are
+      slower, since the scan copies all that is kept. It must be None if
+      `parallel` is True.
     chunk: number of tokens C that read the same memory and write together.
     parallel: whether `read` can process any number of tokens at once, each as a
       chunk of its own. If True, a dropout mask must be the same at all tokens

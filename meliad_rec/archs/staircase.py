@@ -3,9 +3,9 @@
 In the Staircase, a stack of L layers runs N times over each chunk of C tokens.
 In pass n, counted from 0, a chunk attends to itself and to the N - 1 - n chunks
 before it: to the previous chunk as it is in pass n + 1, to the one before that
-as it is in pass n + 2, and so on. What a layer attends to are its own inputs in
-these passes. A chunk can make all its passes in a row, since everything that it
-attends to exists already.
+as it is in pass n + 2, and so on. Each layer attends to its own inputs for
+those chunks in those passes. A chunk can make all its passes in a row, since
+everything that it attends to exists already.
 
 In the Cached Staircase, the stack runs only M times over each chunk. After
 these M passes the chunk is frozen; until then it is live. Where a later chunk

@@ -232,7 +232,7 @@ class Universal(nn.Module):
     units = jnp.sum(real_BU)
     sow('halting_depth', MeanMetric(jnp.sum(counts.depth * real_BU), units))
     sow('halting_depth_max', MaxMetric(jnp.max(counts.depth)))
-    sow('halting_left', MeanMetric(jnp.sum(remainder_BU * real_BU), units))
+    sow('halting_remainder', MeanMetric(jnp.sum(remainder_BU * real_BU), units))
     sow(
       'halting_waste',
       MeanMetric(jnp.sum(ran_B * real_B), jnp.sum(mean_B(counts.depth))),

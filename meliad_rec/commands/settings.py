@@ -101,8 +101,8 @@ def details(name: str) -> list[str]:
     near = files.nearest(short, [*known, *files.names(), *last])
     raise ValueError(
       f'There is no macro or gin file called {name!r}{near}. '
-      '`meliad-rec settings` lists them all; parameters of classes are found as '
-      '`meliad-rec settings module.Class`.'
+      '`meliad-rec settings` lists all, and `meliad-rec settings module.Class` '
+      'the parameters of a class.'
     )
   return [_file(file) for file in found]
 

@@ -1,11 +1,11 @@
 """Pictures of what a trained model does with a text, and the numbers in them.
 
-Each function takes a run that meliad_rec.load_run opened; those with a
-parameter `runs` also take {name: run} and draw several together, and `compare`
-shows the results of any other for several runs side by side. A function returns
-a Shown: arrays with named axes, and a figure. The functions use the public
-methods of the run, so each is also an example of how to look at a model in
-another way.
+Each function takes a run that meliad_rec.load_run opened. A function with a
+parameter `runs` also takes {name: run} and draws all of them in one figure; for
+the others, `compare` puts the figures of several runs side by side. A function
+returns a Shown: arrays with named axes, and a figure. The functions use only
+public methods of the run, so each is also an example of how to look at a model
+in another way.
 """
 
 from meliad_rec.explore.compare import compare

@@ -32,8 +32,8 @@ def by_position(runs: Runs, text: Text, bins: int = 24) -> Shown:
     'bits' [curve, part], the mean loss in bits per token. A recurrent run has
     four curves: its own, and those with the state cleared at each segment, at
     each block, and once, after half of the text in whole blocks. Coordinates of
-    a part are 'first', the index of its first token, and 'end', that after its
-    last.
+    a part are 'first', the index of its first token, and 'end', the index after
+    its last token.
 
   Raises:
     ValueError: a run cannot read the text, vocabularies differ, or `bins` is

@@ -30,13 +30,14 @@ def state_map(
     run: a recurrent run.
     texts: a document, or several, each of which is read from a new state.
     layer: index of a recurrent layer; a negative one counts from the highest.
-      None means the highest, or the whole state if it is not of layers.
+      None means the highest, or the whole state if it has no layers.
     every: number of tokens between two states; None means one block.
     part: name of a part of run.states whose rows are shown as slots. None means
       'slots' if there are any, or the first part of floating-point numbers.
 
   Returns:
-    Along the axis border, of all borders but those before a document:
+    For each border of two blocks, and the end of each document, but not for its
+    start, along the axis border:
     'change' [border, slot], the size of the difference from the state before,
     divided by the size of the state; 'similarity', the cosine of all slots and
     those before; 'alike', the mean cosine of two slots; 'effective_rank' of the

@@ -168,9 +168,9 @@ def attention_weights(
 ):
   """Returns the weights of attention, for pictures.
 
-  Those of queries and keys at the same positions are [B, T, H, T], by distance:
-  the last axis counts tokens back from the query. The layer must be causal.
-  Those without positions are [B, T, H, S].
+  With `relative`, the result is [B, T, H, T], and the last axis is the distance
+  back from the query; this needs a causal layer. Without it, the result is
+  [B, T, H, S].
 
   Args:
     relative, q_BTHK, k_BSHK, mask_BS, causal: as in `attend`.

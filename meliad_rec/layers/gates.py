@@ -26,7 +26,7 @@ class Residual(nn.Module):
   Attributes:
     dtype: dtype of the product.
     rate: rate of dropout on W h.
-    dropout: a class of dropout.py.
+    dropout: a class from dropout.py.
     use_bias: whether to add a bias to W h.
     scale: the standard deviation of the initial W is scale / sqrt(I), where W
       has I inputs. This field has no effect if kernel_init is given.

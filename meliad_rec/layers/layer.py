@@ -223,7 +223,7 @@ class Attention(nn.Module):
       read by `attend_slots` instead of `attend_window`.
     rate: rate of dropout on the result of `pre_norm`.
     attention_rate: rate of dropout on attention probabilities.
-    join: a class of gates.py.
+    join: a class from gates.py.
     position: position module that several layers share. None means that this
       module makes its own.
   """
@@ -412,7 +412,7 @@ def cross_attention(config: LayerConfig, join: Callable) -> Attention:
 
   Args:
     config: sizes and choices of the layer.
-    join: a class of gates.py.
+    join: a class from gates.py.
   """
   return Attention(
     config,
@@ -429,11 +429,11 @@ class FeedForward(nn.Module):
   Attributes:
     width: number of hidden units.
     dtype: dtype of activations.
-    join: a class of gates.py, which contains the second linear map.
+    join: a class from gates.py, which contains the second linear map.
     activation: function of the hidden units, such as jax.nn.relu.
     use_bias: whether the first linear map has a bias.
     rate: rate of dropout on the hidden units, after the activation.
-    dropout: a class of dropout.py, for calls without `first`.
+    dropout: a class from dropout.py, for calls without `first`.
   """
 
   width: int

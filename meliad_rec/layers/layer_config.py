@@ -37,8 +37,8 @@ class TransformerConfig:
     num_heads: number of attention heads.
     head_dim: width of a head; num_heads * head_dim need not equal d_model.
     mlp_dim: number of hidden units of the MLP.
-    position: a class of positions.py.
-    norm: a class of norms.py, for all norms of a layer.
+    position: a class from positions.py.
+    norm: a class from norms.py, for all norms of a layer.
     activation: function of the hidden units, such as jax.nn.relu.
     dropout: rate of dropout; the subclasses say where it applies.
     dtype: dtype of activations, 'float32' or 'bfloat16'. Parameters are

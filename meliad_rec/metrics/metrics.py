@@ -42,7 +42,7 @@ UNITS: Mapping[str, str] = {
 SOWN_UNITS: Mapping[str, str] = {
   'halting_depth': 'steps in depth',
   'halting_depth_max': 'steps in depth',
-  'halting_left': 'share of the weight',
+  'halting_remainder': 'share of the weight',
   'halting_waste': 'steps computed / steps taken',
   'halting_p': 'probability',
   'expert_imbalance': 'nats',

@@ -3,9 +3,8 @@
 A cell maps (state, block of tokens) to (state, outputs for the same tokens). A
 segment is the tokens of each row that one training step reads; it holds one or
 more blocks. Unless it needs a whole document, a cell without dropout obeys the
-splitting law. A segment may be split between two blocks: reading all of it at
-once gives the same results as reading its first part, and then the rest from
-the state after that part.
+splitting law: if a segment is split between two blocks, reading the two parts
+in turn gives the same outputs and the same final state as reading it at once.
 
 Shape letters in names, here and everywhere:
 

@@ -38,9 +38,9 @@ class Model(nn.Module):
     dropout: rate of dropout before the logits.
     embedding_dropout: rate of dropout on the embeddings of tokens.
     dtype: dtype of activations; logits are float32.
-    embedding: a class of embedding.py.
+    embedding: a class from embedding.py.
     logits_divisor: see embedding.Embedding.
-    final_norm: a class of norms.py, for outputs of the cell and for memory
+    final_norm: a class from norms.py, for outputs of the cell and for memory
       slots that a head pools.
     clear_state: whether to clear the recurrent part of the state at the start
       of each segment, an ablation; see Cell.clear.
@@ -51,7 +51,7 @@ class Model(nn.Module):
       predicts the next token of a target, and the cell attends to the encoder's
       output for a source. Both sequences share the embedding. None means that
       there is no source.
-    encoder_norm: a class of norms.py, for the encoder's output.
+    encoder_norm: a class from norms.py, for the encoder's output.
   """
 
   vocab: int
@@ -247,8 +247,8 @@ class Model(nn.Module):
       The head's new state, or None without a head; and logits_BTV float32.
     """
     y_BTD = self.drop(self.norm(y_BTD)).astype(jnp.float32)
-    # Otherwise XLA may fuse the norm's gradient with a product over the
-    # vocabulary, which then takes twice as long on a TPU.
+    # Without this barrier, XLA may fuse the norm's gradient with a product over
+    # the vocabulary, which then takes twice as long by the estimate for a TPU.
     y_BTD = jax.lax.optimization_barrier(y_BTD)
     if self.head is None:
       with jax.named_scope('logits'):

@@ -1,4 +1,4 @@
-"""An agent: observations in, action logits and a value out; any cell recalls.
+"""An agent: observations in, action logits and a value out; a cell remembers.
 
 Letters of this file: O entries of an observation, A actions.
 """
@@ -21,7 +21,7 @@ class Agent(nn.Module):
     cell: the architecture. It must read any number of tokens, also one by one.
     d_model: width D.
     actions: number of actions A.
-    final_norm: a class of norms.py, for outputs of the cell.
+    final_norm: a class from norms.py, for outputs of the cell.
     dtype: dtype of activations; logits and values are float32.
   """
 

@@ -199,7 +199,7 @@ def test_inference_is_training_without_dropout(kind):
     for l in range(STEPS):
       asked = float(seen[f'halting_p_{l}'].count)
       assert asked == (depths >= l).sum()
-    for name_of in 'halting_p_0', 'halting_left':
+    for name_of in 'halting_p_0', 'halting_remainder':
       assert 0 < totals.over_steps([seen[name_of]]) < 1
     # Of the three rows that hold any token.
     ran[name] = float(seen['halting_waste'].total)

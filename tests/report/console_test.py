@@ -33,7 +33,7 @@ FIGURES = {
   'epoch': 0.125,
   'halting_depth': 2.345,
   'halting_depth_max': 7.0,
-  'halting_left': 0.01,
+  'halting_remainder': 0.01,
 }
 
 

@@ -157,7 +157,7 @@ class BySize:
 
 
 def _only_last(labels_NT: np.ndarray) -> np.ndarray:
-  """Returns the labels without all but the last of each sequence."""
+  """Returns the labels, of which only the last of each sequence is not 0."""
   T = labels_NT.shape[1]
   last_N = T - 1 - (labels_NT[:, ::-1] != 0).argmax(1)
   return np.where(np.arange(T) == last_N[:, None], labels_NT, 0)
