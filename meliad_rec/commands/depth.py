@@ -16,7 +16,6 @@ from absl import flags
 
 from meliad_rec.commands import depth_report
 from meliad_rec.commands import run_flags
-from meliad_rec.config import config_flags
 from meliad_rec.data.documents import Documents
 from meliad_rec.evaluation import depth
 from meliad_rec.evaluation.depth import bracket_steps
@@ -27,6 +26,9 @@ from meliad_rec.report.console import counted
 from meliad_rec.report.console import printable
 from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.storage import output_file
+
+# Arguments that the help shows, besides flags.
+ARGUMENTS = run_flags.ARGUMENTS
 
 
 def define_flags() -> None:
@@ -48,7 +50,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-  config_flags.check_no_arguments(argv)
+  run_flags.take_arguments(argv)
   args = flags.FLAGS
   check_flags(args)
   run = run_flags.open_run()

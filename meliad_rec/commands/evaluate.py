@@ -34,6 +34,8 @@ from meliad_rec.report.console import counted
 from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.storage import output_file
 
+# Arguments that the help shows, besides flags.
+ARGUMENTS = run_flags.ARGUMENTS
 SCORED = 'scored_tokens'  # A metric that only labeled documents have.
 # Flags that cannot be combined with --compare.
 _READING = (
@@ -85,7 +87,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-  config_flags.check_no_arguments(argv)
+  run_flags.take_arguments(argv)
   args = flags.FLAGS
   if args.compare is not None:
     config_flags.refuse(_READING, 'cannot be combined with --compare')

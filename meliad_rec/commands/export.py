@@ -12,8 +12,10 @@ meliad_rec.load_run open DIR as they open a run, and
 from absl import flags
 
 from meliad_rec.commands import run_flags
-from meliad_rec.config import config_flags
 from meliad_rec.runs import exported
+
+# Arguments that the help shows, besides flags.
+ARGUMENTS = run_flags.ARGUMENTS
 
 
 def define_flags() -> None:
@@ -30,7 +32,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-  config_flags.check_no_arguments(argv)
+  run_flags.take_arguments(argv)
   if not flags.FLAGS.out:
     raise ValueError('No folder was given. Add --out=DIR, a new folder.')
   out = exported.check_new(flags.FLAGS.out)

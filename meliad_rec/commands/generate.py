@@ -27,6 +27,9 @@ from meliad_rec.report.console import printable
 from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.storage import output_file
 
+# Arguments that the help shows, besides flags.
+ARGUMENTS = run_flags.ARGUMENTS
+
 
 def define_flags() -> None:
   run_flags.define_flags()
@@ -94,7 +97,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-  config_flags.check_no_arguments(argv)
+  run_flags.take_arguments(argv)
   args = flags.FLAGS
   if args.save_state and args.samples > 1:
     raise ValueError(

@@ -18,10 +18,31 @@ from meliad_rec.runs.trained_run import load_run
 from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.storage.workdir import place
 
+# Arguments that the help shows, besides flags.
+ARGUMENTS = '[RUN]'
+
 
 def define_flags() -> None:
-  flags.DEFINE_string('workdir', None, 'Folder of a trained run.')
+  flags.DEFINE_string(
+    'workdir', None, 'Folder of a trained run; the same as RUN.'
+  )
   define_step_flags()
+
+
+def take_arguments(argv: list[str]) -> None:
+  """Takes a word that is not a flag as --workdir.
+
+  Raises:
+    ValueError: there are more words, or --workdir is given too.
+  """
+  if not argv[1:]:
+    return
+  if argv[2:] or flags.FLAGS.workdir:
+    raise ValueError(
+      f'{argv[-1]!r} is not a flag. Give the folder of one run, and other '
+      'values as --flag=value.'
+    )
+  flags.FLAGS['workdir'].parse(argv[1])
 
 
 def define_step_flags() -> None:
@@ -105,7 +126,7 @@ def open_run(average: int = 1) -> TrainedRun:
   args = flags.FLAGS
   if not args.workdir:
     raise ValueError(
-      'No run was given. Add --workdir=DIR, the folder of a run.'
+      'No run was given. Add --workdir=DIR, or just DIR, the folder of a run.'
     )
   step_or_best = step()
   console.use_plain_logs()

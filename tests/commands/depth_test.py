@@ -106,6 +106,7 @@ def test_a_split(tell, tmp_path):
     ([TEXT, '--split=test'], 'Give one thing to read'),
     ([TEXT, '--documents=3'], '--documents'),
     ([TEXT, 'more'], "'more' is not a flag"),
+    (['--workdir=', 'a', 'b'], "'b' is not a flag"),
     (['--text=[MAX 2 x ]'], "no word 'x'"),
     (['--split=tset'], "'tset'"),
     ([LONG, '--segment=8'], '--segment must be at least 34'),

@@ -158,6 +158,7 @@ def test_data_of_another_vocabulary_are_refused():
     (['--compare=a,b', '--split=test', '--out=c'], 'Remove --split and --out'),
     (['--compare=a'], 'two files'),
     (['--split=test', '--top=3'], '--top can'),
+    (['--compare=a,b', 'run'], 'Remove --workdir'),
   ],
 )
 def test_flags_that_do_not_fit(arguments, told):
@@ -173,7 +174,8 @@ def test_the_command_evaluates_and_compares(tmp_path, capsys):
   told = capsys.readouterr().out
   assert '1 document, 30 tokens, 30 bytes' in told and 'bits/byte' in told
   assert len(TokenLosses.load(out).nats) == 30
-  assert command.run(evaluate, *reads, store) == 0
+  run = str(trained.folder())
+  assert command.run(evaluate, run, '--split=test', store) == 0
   assert 'wrote' not in capsys.readouterr().out
   assert command.run(evaluate, f'--compare={out},{out}') == 0
   assert 'By position in the document' in capsys.readouterr().out
