@@ -2,8 +2,10 @@
 
 An image has two long paths of dashes, shorter ones that distract, and two
 discs. In class 1 the discs are at both ends of one long path, in class 0 each
-is at an end of another one. The document of an image has its gray levels, row
-by row, and its class is the label of the last token.
+is at an end of another one. Their places say nothing about the class: each
+image has paths for both classes between the same discs, before one of the
+classes is drawn. The document of an image has its gray levels, row by row, and
+its class is the label of the last token.
 
 Linsley et al. 2018 and Tay et al. 2021 (Long Range Arena), whose images of
 32 x 32 points have the same numbers and sizes of dashes and discs. The curves
@@ -28,7 +30,7 @@ _DASH, _GAP = 2.0, 1.0  # Length of a dash, and of the gap after it.
 _THICK, _RADIUS = 0.5, 1.5  # Half of a dash's thickness, radius of a disc.
 _DASH_LEVEL, _DISC_LEVEL = 191, 255
 _ROOM = 2.0  # Distance that dashes of different paths keep.
-_APART = 7.0  # Distance of the first dashes of the long paths.
+_APART = 5.0  # Distance that the discs keep.
 _EDGE = 2  # Dashes keep this distance from the edge.
 _BORDER = 8  # Points around the image, for patches that reach over its edge.
 _TRIES = 60  # A path that finds no way begins this many times.
@@ -109,25 +111,45 @@ class Pathfinder(GrayImages):
   def _drawn(self, draws: Draws) -> Iterator[tuple[np.ndarray, int]]:
     """Yields the gray levels and the class of some images."""
     side = self.size + 2 * _BORDER
-    blocked_NSS = np.zeros((_CHUNK, side, side), bool)
+    blocked_CNSS = np.zeros((2, _CHUNK, side, side), bool)
     levels_NSS = np.zeros((_CHUNK, side, side), np.uint8)
-    first = self._path(draws, blocked_NSS, self.contour_length)
-    second = self._path(draws, blocked_NSS, self.contour_length, first)
+    long = functools.partial(self._path, draws, dashes=self.contour_length)
+    # Class 1: a path joins the discs. Class 0: another one begins at each.
+    joining = long(blocked_CNSS[1])
+    discs = joining.center_NL2[:, 0], joining.center_NL2[:, -1]
+    of_class = (
+      [long(blocked_CNSS[0], start_N2=center_N2) for center_N2 in discs],
+      [joining, long(blocked_CNSS[1])],
+    )
+    # If only the class that is drawn had to fit, the discs would tell it.
+    fits_N = ((discs[0] - discs[1]) ** 2).sum(1) >= _APART**2
+    for path in *of_class[0], *of_class[1]:
+      fits_N &= path.drawn_N
+    if not fits_N.any():
+      raise ValueError(
+        f'Images of {self.size} x {self.size} points have no room for two '
+        f'paths of {self.contour_length} dashes. Decrease '
+        'pathfinder.Pathfinder.contour_length or increase '
+        'pathfinder.Pathfinder.size.'
+      )
+    label_N = draws.below(2, _CHUNK)
+    blocked_NSS = blocked_CNSS[label_N, np.arange(_CHUNK)]
     short = max(self.contour_length // 3, 1)
     others = [self._path(draws, blocked_NSS, short) for _ in range(20 // short)]
-    for path in first, second, *others:
+    for label, paths in enumerate(of_class):
+      for path in paths:
+        drawn_N = fits_N & (label_N == label)
+        _draw_path(levels_NSS, path._replace(drawn_N=drawn_N))
+    for path in others:
       _draw_path(levels_NSS, path)
-    label_N = draws.below(2, _CHUNK)
-    ends = first.center_NL2[:, -1], second.center_NL2[:, -1]
-    end_N2 = np.where(label_N[:, None] == 1, *ends)
-    for center_N2 in first.center_NL2[:, 0], end_N2:
+    for center_N2 in discs:
       _draw(levels_NSS, center_N2, np.zeros(2), _RADIUS, _DISC_LEVEL)
     inner = slice(_BORDER, -_BORDER)
-    for i in np.flatnonzero(first.drawn_N & second.drawn_N):
+    for i in np.flatnonzero(fits_N):
       yield levels_NSS[i, inner, inner], int(label_N[i])
 
   def _path(
-    self, draws: Draws, blocked_NSS: np.ndarray, dashes: int, other=None
+    self, draws: Draws, blocked_NSS: np.ndarray, dashes: int, start_N2=None
   ) -> _Path:
     """Draws a path in each image, and blocks the points around it.
 
@@ -135,7 +157,7 @@ class Pathfinder(GrayImages):
       draws: the random numbers.
       blocked_NSS: points where no dash may be; changed.
       dashes: number of dashes L.
-      other: a path whose beginning must not be near.
+      start_N2: center of the first dash. None: anywhere.
     """
     N = len(blocked_NSS)
     whole = _Path(
@@ -147,23 +169,23 @@ class Pathfinder(GrayImages):
       todo = np.flatnonzero(~whole.drawn_N)
       if not todo.size:
         break
-      beside = None if other is None else other.center_NL2[todo, 0]
+      start_M2 = None if start_N2 is None else start_N2[todo]
       trial_MSS = blocked_NSS[todo]
-      path = self._try_path(draws, trial_MSS, dashes, beside)
+      path = self._try_path(draws, trial_MSS, dashes, start_M2)
       found = todo[path.drawn_N]
       blocked_NSS[found] = trial_MSS[path.drawn_N]
       for to, new in zip(whole, path, strict=True):
         to[found] = new[path.drawn_N]
     return whole
 
-  def _try_path(self, draws, blocked_NSS, dashes, beside_N2) -> _Path:
+  def _try_path(self, draws, blocked_NSS, dashes, start_N2) -> _Path:
     N = len(blocked_NSS)
-    room = self.size - 2 * _EDGE
-    place_N2 = _EDGE + room * draws.between_0_and_1(2 * N).reshape(N, 2)
+    place_N2 = start_N2
+    if start_N2 is None:
+      room = self.size - 2 * _EDGE
+      place_N2 = _EDGE + room * draws.between_0_and_1(2 * N).reshape(N, 2)
     turn_N = draws.below(_TURNS, N)
     fits_N = self._fits(blocked_NSS, place_N2, turn_N)
-    if beside_N2 is not None:
-      fits_N &= ((place_N2 - beside_N2) ** 2).sum(1) >= _APART**2
     centers, turns = [place_N2], [turn_N]
     for _ in range(dashes - 1):
       tip_N2 = centers[-1] + _DIRECTIONS[turns[-1]] * _DASH / 2
