@@ -12,6 +12,7 @@ import pytest
 from meliad_rec.config import config
 from meliad_rec.config import files
 from meliad_rec.training.experiment import Experiment
+from meliad_rec.training.validation import Validation
 from tests import architectures
 from tests.gin_files import BOTTLENECKS
 from tests.gin_files import built
@@ -208,6 +209,19 @@ def test_memory_may_have_no_positions_where_other_layers_have():
     if 'table' in str(jax.tree_util.tree_leaves_with_path(layer))
   }
   assert tables(with_) - tables(without) == special and len(special) == 1
+
+
+def test_validation_of_flip_flop_reads_whole_sequences():
+  """In the text of the paper they are longer than those of training."""
+  _, experiment = built(
+    [
+      'experiments/dynamic_halt/table3_flip_flop_transformer',
+      'options/dynamic_halt/paper_text_flip_flop',
+    ],
+    ['SEQUENCES = 16'],
+  )
+  assert experiment.segment == 512
+  assert Validation(experiment).sharded.segment == 1024
 
 
 @pytest.mark.parametrize('size', PARAMETERS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import contextlib
+import dataclasses
 
 from absl import logging
 
@@ -13,6 +14,7 @@ from meliad_rec.generation.decoder import Decoder
 from meliad_rec.metrics.metrics import BEST
 from meliad_rec.models.checks import check_can_generate
 from meliad_rec.models.checks import check_data_compatible
+from meliad_rec.models.checks import least_segment
 from meliad_rec.report.console import Countdown
 from meliad_rec.report.journal import TRIVIAL
 from meliad_rec.report.report import Report
@@ -36,6 +38,8 @@ class Validation:
   Attributes:
     split: identity of the whole validation split.
     documents: the part of the split that evaluations read.
+    sharded: the model that reads them. If it reads whole documents, and some
+      are longer than SEGMENT, its segments have the longest one.
     baselines: {name of a trivial predictor: its error on the whole split}.
 
   Raises:
@@ -50,7 +54,12 @@ class Validation:
     self.split = whole.identity
     self.documents = experiment.eval_subset.of(whole, self._vocabulary)
     _check(experiment, self.documents)
-    _check_model(experiment, self.documents)
+    self.sharded = experiment.program
+    segment = least_segment(self.sharded.model, self.documents)
+    if segment > experiment.segment:
+      self.sharded = dataclasses.replace(self.sharded, segment=segment)
+    segment = max(experiment.segment, segment)
+    _check_model(experiment, self.documents, segment)
     self.baselines = baselines(experiment.data, 'validation')
     for name, error in self.baselines.items():
       logging.info('Trivial predictor %s: error %.2f %%.', name, 100 * error)
@@ -77,7 +86,7 @@ class Validation:
     countdown = Countdown(self.documents.tokens_read, 'tokens')
     with contextlib.closing(countdown):
       metrics = evaluate(
-        experiment.program,
+        self.sharded,
         params,
         self.documents,
         experiment.batch,
@@ -169,11 +178,13 @@ def _check(experiment: Experiment, documents: Documents) -> None:
     )
 
 
-def _check_model(experiment: Experiment, documents: Documents) -> None:
+def _check_model(
+  experiment: Experiment, documents: Documents, segment: int
+) -> None:
   model, first = experiment.program.model, experiment.shorter_first
   train = experiment.data.documents('train')
-  for each in train, documents:
-    check_data_compatible(model, each, experiment.segment, 'SEGMENT')
+  check_data_compatible(model, train, experiment.segment, 'SEGMENT')
+  check_data_compatible(model, documents, segment, 'SEGMENT')
   if first:
     check_data_compatible(model, train, first.segment, 'FIRST_SEGMENT')
   if experiment.sample.length:
