@@ -136,6 +136,9 @@ def examples(task, split: str) -> Iterator[dict]:
     task: a seqio.Task, of which all examples are yielded, or a seqio.Mixture,
       which ends as soon as one of its tasks has no more examples.
     split: name of the split.
+
+  Raises:
+    ValueError: some tasks of a mixture have labels or pairs, and others none.
   """
   import seqio
 
@@ -146,7 +149,10 @@ def examples(task, split: str) -> Iterator[dict]:
       'The mixing rates determine how many documents of the others are read.',
       task.name,
     )
-    mixing = {'copy_pretokenized': True, 'passthrough_features': ['name']}
+    mixing = {
+      'copy_pretokenized': True,
+      'passthrough_features': _common_features(task, split),
+    }
   with suppress_stderr():
     dataset = task.get_dataset(
       None,
@@ -161,6 +167,34 @@ def examples(task, split: str) -> Iterator[dict]:
     first = list(itertools.islice(found, 1))
   yield from first
   yield from found
+
+
+def _common_features(mixture, split: str) -> list[str]:
+  """Returns the features besides the ids that all tasks of a mixture have."""
+  tasks = [task for task in mixture.tasks if split in task.splits]
+  with suppress_stderr():
+    specs = [
+      task.get_dataset(
+        None, split, shuffle=False, try_in_mem_cache=False
+      ).element_spec
+      for task in tasks
+    ]
+  common = []
+  for feature in 'name', 'labels', 'first_length':
+    without = [
+      task.name
+      for task, spec in zip(tasks, specs, strict=True)
+      if feature not in spec
+    ]
+    if not without:
+      common.append(feature)
+    elif feature != 'name' and len(without) < len(tasks):
+      raise ValueError(
+        f'Some tasks of the mixture {mixture.name!r} have the feature '
+        f'{feature!r}, but {", ".join(without)} lack it. Mix only tasks that '
+        'have it, or only tasks without it.'
+      )
+  return common
 
 
 def _identity(vocabulary) -> str:

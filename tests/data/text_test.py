@@ -1,8 +1,10 @@
 """Text and seqio tasks: the same documents as our own vocabularies give."""
 
+import dataclasses
 import os
 import re
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -111,6 +113,40 @@ def test_a_mixture_draws_from_its_tasks(tmp_path, caplog):
   assert mixed.bytes_.tolist() == [len(text.encode()) for text in texts]
   assert {*mixed.names} <= {f'train/{i}.txt' for i in range(20)}
   assert 'two_folders' in caplog.text
+
+
+def test_a_mixture_keeps_the_labels_that_all_its_tasks_have():
+  tasks = [FlipFlop(20, 10, test_sequences=8, seed=seed) for seed in (0, 1)]
+  unlabeled = types.SimpleNamespace(
+    vocabulary=tasks[0].vocabulary,
+    splits=tasks[0].splits,
+    documents=lambda split: dataclasses.replace(
+      tasks[0].documents(split), labels=None
+    ),
+  )
+  for name, task in zip('abc', [*tasks, unlabeled], strict=True):
+    seqio_tasks.register(f'flip_{name}', task)
+  try:
+    seqio.MixtureRegistry.add('ab', ['flip_a', 'flip_b'], default_rate=1)
+    mixed = Text(Registered('ab'), tasks[0].vocabulary).documents('train')
+    own = [task.documents('train') for task in tasks]
+    rows = {
+      (*d[i], *d.labels[slice(*d.starts[i : i + 2])])
+      for d in own
+      for i in range(len(d))
+    }
+    assert len(mixed) >= 20
+    for i in range(len(mixed)):
+      part = slice(*mixed.starts[i : i + 2])
+      assert (*mixed[i], *mixed.labels[part]) in rows
+    seqio.MixtureRegistry.add('ac', ['flip_a', 'flip_c'], default_rate=1)
+    with pytest.raises(ValueError, match="'labels', but flip_c lack"):
+      Text(Registered('ac'), tasks[0].vocabulary).documents('train')
+  finally:
+    for name in 'ab', 'ac':
+      seqio.MixtureRegistry.remove(name)
+    for name in 'abc':
+      seqio.TaskRegistry.remove(f'flip_{name}')
 
 
 def test_a_task_of_your_own_is_found_through_its_module(tmp_path, monkeypatch):
