@@ -180,6 +180,14 @@ def test_devices_search_their_own_rows(name):
   close(found.score_BK, one.score_BK)
 
 
+def test_only_short_pairs_of_test_are_in_train():
+  data = CopyingPairs(20_000, 2, 6)
+  train, test = data.documents('train'), data.documents('test')
+  seen = {train[i].tobytes() for i in range(len(train))}
+  is_seen = [test[i].tobytes() in seen for i in range(len(test))]
+  assert {*test.first_lengths[is_seen] - 1} == {2, 3}
+
+
 def test_batches_hold_each_pair_once_and_continue_at_a_position():
   documents = CopyingPairs(50, 1, 12).documents('train')
 

@@ -18,11 +18,15 @@ from meliad_rec.data.vocabulary import END_OF_LINE
 from meliad_rec.data.vocabulary import WordList
 
 _DIGITS = '0123456789'
+_TRIES = 100  # A pair of train is drawn again this many times.
 
 
 @dataclasses.dataclass(frozen=True)
 class CopyingPairs:
   """Copy or reverse from a source; the size is the number of digits.
+
+  Pairs of validation and test are not in train, except for sizes of which train
+  has all pairs: with 100,000 pairs of 1 to 12 digits, sizes 1 to 3.
 
   Attributes:
     sequences: number of pairs in train.
@@ -56,16 +60,14 @@ class CopyingPairs:
       ValueError: there is no such split.
     """
     check_split(split, self.splits)
-    N = self.sequences if split == 'train' else self.test_sequences
-    draws = Draws(self.seed, SPLITS.index(split))
-    size_N = self.min_size + draws.below(self.max_size - self.min_size + 1, N)
-    digits_NX = draws.below(10, N * self.max_size).reshape(N, self.max_size)
+    sources = self._sources(split)
+    size_N = np.array([len(digits) for digits in sources])
     ids = line_ids(' '.join(_DIGITS), self.vocabulary)
     digit_ids, end = ids[:-1], ids[-1:]
     order = slice(None, None, -1 if self.backward else 1)
     tokens = []
-    for digits_X, size in zip(digits_NX, size_N, strict=True):
-      digits = digit_ids[digits_X[:size]]
+    for source in sources:
+      digits = digit_ids[source]
       tokens += digits, end, digits[order], end
     first_lengths = size_N + 1
     return Documents(
@@ -73,6 +75,26 @@ class CopyingPairs:
       starts=np.concatenate([[0], np.cumsum(2 * first_lengths)]),
       bytes_=2 * size_N,  # A digit and a space or newline.
       words=size_N,
-      names=[f'{split}-{i}' for i in range(N)],
+      names=[f'{split}-{i}' for i in range(len(sources))],
       first_lengths=first_lengths,
     )
+
+  def _sources(self, split: str) -> list[np.ndarray]:
+    """Returns the digits of each source of a split."""
+    N = self.sequences if split == 'train' else self.test_sequences
+    draws = Draws(self.seed, SPLITS.index(split))
+    size_N = self.min_size + draws.below(self.max_size - self.min_size + 1, N)
+
+    def drawn(size_N):
+      shape = len(size_N), self.max_size
+      digits_NX = draws.below(10, np.prod(shape)).reshape(shape)
+      return [row[:size] for row, size in zip(digits_NX, size_N, strict=True)]
+
+    sources = drawn(size_N)
+    if split != 'train':
+      seen = {source.tobytes() for source in self._sources('train')}
+      for _ in range(_TRIES):
+        again = [i for i in range(N) if sources[i].tobytes() in seen]
+        for i, source in zip(again, drawn(size_N[again]), strict=True):
+          sources[i] = source
+    return sources
