@@ -87,8 +87,8 @@ class Projects:
     fetch: a command that gets the projects, for the error message.
 
   Raises:
-    ValueError: there are no projects or fewer than three, an archive cannot be
-      read, or an attribute is wrong. Raised on first use.
+    ValueError: there are no projects or fewer than three, two have one name, an
+      archive cannot be read, or an attribute is wrong. Raised on first use.
   """
 
   path: str
@@ -205,7 +205,14 @@ class Projects:
       inner = _inner(path)
       name = path.relative_to(root).as_posix()
       name = name if path.is_dir() else _ARCHIVE.sub('', name)
-      found |= inner or {name: _Place(path)}
+      inner = inner or {name: _Place(path)}
+      if same := found.keys() & inner:
+        name = min(same)
+        raise ValueError(
+          f'{found[name].path} and {path} both have a project {name!r}. Remove '
+          'or rename one of them.'
+        )
+      found |= inner
     which = ''
     if self.names and found:
       which, listed = f' that {self.names} lists', {*_listed(self.names)}
@@ -260,13 +267,19 @@ def _files(name: str, place: _Place) -> Iterator[tuple[str, bytes]]:
             yield each.filename, packed.read(each)
       return
     try:
-      with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        for member in archive:
-          if member.isfile():
-            yield member.name, archive.extractfile(member).read()
+      archive = tarfile.open(fileobj=io.BytesIO(content))
     except tarfile.ReadError:
       # As arXiv packs an article of one file.
       yield f'{name}.tex', gzip.decompress(content)
+      return
+    with archive:
+      for member in archive:
+        if member.isfile():
+          yield member.name, archive.extractfile(member).read()
+      # tarfile ends quietly at a damaged header; a whole archive, at zeros.
+      archive.fileobj.seek(archive.offset)
+      if archive.fileobj.read(tarfile.BLOCKSIZE).strip(b'\0'):
+        raise tarfile.ReadError('a header is damaged')
   except _ERRORS as error:
     raise _unreadable(place.path, error) from None
 

@@ -197,3 +197,26 @@ def test_a_damaged_archive_is_named(tmp_path):
   (tmp_path / 'b.tar.gz').write_bytes(whole[:60])
   with pytest.raises(ValueError, match='b.tar.gz cannot be read'):
     everything(Projects(str(tmp_path), ['.c']))
+
+
+@pytest.mark.parametrize('damage', ['header', 'end'])
+def test_no_part_of_a_damaged_archive_is_read(tmp_path, damage):
+  put(tmp_path, {f'{n}.tar': packed({'a.c': n, 'b.c': n}) for n in 'abc'})
+  content = bytearray((tmp_path / 'b.tar').read_bytes())
+  if damage == 'end':
+    content = content[:1540]
+  else:
+    content[1024:1030] = b'damage'
+  for suffix in 'tar', 'tar.gz':
+    whole = gzip.compress(content) if suffix == 'tar.gz' else content
+    (tmp_path / 'b.tar').unlink(missing_ok=True)
+    (tmp_path / f'b.{suffix}').write_bytes(whole)
+    with pytest.raises(ValueError, match=f'b.{suffix} cannot be read'):
+      everything(Projects(str(tmp_path), ['.c', '.tex']))
+
+
+def test_two_projects_of_one_name_are_refused(tmp_path):
+  put(tmp_path, {f'{n}/a.c': n for n in 'abc'})
+  put(tmp_path, {'b.tar.gz': gzip.compress(packed({'a.c': 'b'}))})
+  with pytest.raises(ValueError, match=r"b and .*b\.tar\.gz .* 'b'"):
+    everything(Projects(str(tmp_path), ['.c']))
