@@ -266,13 +266,11 @@ def _files(name: str, place: _Place) -> Iterator[tuple[str, bytes]]:
           if not each.is_dir():
             yield each.filename, packed.read(each)
       return
-    try:
-      archive = tarfile.open(fileobj=io.BytesIO(content))
-    except tarfile.ReadError:
+    if not tarfile.is_tarfile(io.BytesIO(content)):
       # As arXiv packs an article of one file.
       yield f'{name}.tex', gzip.decompress(content)
       return
-    with archive:
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
       for member in archive:
         if member.isfile():
           yield member.name, archive.extractfile(member).read()
