@@ -159,7 +159,8 @@ PAPERS = [name for name in EXPERIMENTS if name.split('/')[0] in FOLDERS]
 def needs(name):
   """Returns (FLOP, slice) that the first comment of an experiment states."""
   text = (files.root() / f'experiments/{name}.gin').read_text()
-  line = r'^# Needs (\S+) FLOP: at least [\d.]+ (?:hours?|minutes?) on (\S+)\.$'
+  time = r'(?:at least [\d.]+ (?:hours?|minutes?|seconds)|less than a second)'
+  line = rf'^# Needs (\S+) FLOP: {time} on (\S+)\.$'
   return re.search(line, text, re.MULTILINE).groups()
 
 
@@ -229,6 +230,32 @@ def test_every_scale_builds_with_the_rows_that_it_is_for(scale, tmp_path):
     config.check_read()
 
 
+def test_memory_slots_without_dropout_begin_differently():
+  rows = [name for name in EXPERIMENTS if 'latent_bottleneck' in name]
+  scaled = [name for name in rows if 'table4' not in name]
+  assert len(scaled) == 7
+  for row in (f'experiments/{name}' for name in scaled):
+    values = values_of(row, *reproduce.scale(row, 'cpu'))
+    assert values['DROPOUT'] == '0.0'
+    assert values['slots_init'] == '@initializers.normal()', row
+
+
+def test_weights_start_small_only_with_norms_before_layers():
+  """So it is in the code of Fan et al. 2020."""
+  for name in EXPERIMENTS:
+    if name.startswith('feedback/table6'):
+      values = values_of(f'experiments/{name}')
+      assert ('post_norm' in values) == ('pre_norm' not in name)
+      assert values['depth'] == ('%LAYERS' if 'pre_norm' in name else 'None')
+
+
+def test_speed_is_measured_at_the_whole_learning_rate():
+  for model in 'feedback', 'transformer':
+    row = f'experiments/feedback/table5_language_model_{model}'
+    values = values_of(row, *reproduce.scale(row, 'cpu'))
+    assert values['FINETUNE_STEPS'] == '0'
+
+
 @pytest.mark.slow
 def test_every_scaled_row_is_smaller(tmp_path):
   for scale in files.names('scale'):
@@ -238,6 +265,12 @@ def test_every_scaled_row_is_smaller(tmp_path):
         parameters([row], data_of(name, tmp_path), of(name, IDS, None))
       )
       assert total(parameters([row, file], params)) < full / 5
+
+
+def values_of(*names):
+  """Returns {macro or parameter: text of its value} of gin files."""
+  found = config.read([*names], [], kinds=()).bindings.items()
+  return {key[2] or key[1]: repr(one.value) for key, one in found}
 
 
 def scaled(scale, folder):
