@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Functions of all launchers: errors, usage and --dry_run.
+# Functions of all scripts: errors, usage and --dry_run.
 
 dry_run=${DRY_RUN:-}
 
@@ -9,9 +9,22 @@ fail() {
 }
 
 # Prints the head of the script.
+show_head() {
+  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$0"
+}
+
+# Prints the head of the script as an error.
 usage() {
-  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$0" >&2
+  show_head >&2
   exit 2
+}
+
+# help_for ARGUMENTS...: prints the head of the script if --help comes first.
+help_for() {
+  if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+    show_head
+    exit
+  fi
 }
 
 # asks_dry ARGUMENT: whether this is --dry_run; if so, turns it on.
@@ -34,8 +47,14 @@ doing() {
   fi
 }
 
-# need_train FLAGS...: fails unless there are flags for meliad_rec.main.
+# need_train FLAGS...: fails unless there are flags for meliad_rec.main, and no
+# --workdir among them.
 need_train() {
+  local each
   [ $# -gt 0 ] || fail 'There is nothing to train. Give flags of' \
     'meliad_rec.main after --.'
+  for each; do
+    [[ ! $each =~ ^--?workdir(=|$) ]] || fail "$each after -- would replace the" \
+      "folder that is given before --. Give the folder before -- only."
+  done
 }

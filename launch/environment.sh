@@ -7,16 +7,10 @@
 # Needs only Python 3.11 to 3.13 on the PATH (or in PYTHON). pip uses its own
 # configuration. When run again, it installs only if setup.py has changed.
 set -euo pipefail
-if [[ ${1:-} == --help || ${1:-} == -h ]]; then
-  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$0"
-  exit
-fi
+# shellcheck source=launch/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+help_for "$@"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-
-fail() {
-  echo "error: $*" >&2
-  exit 2
-}
 
 is_suitable() {
   "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \

@@ -15,11 +15,10 @@
 #   gsutil -m cp -r gs://deepmind-gutenberg/{train,validation,test} BOOKS
 #   bash launch/pg19.sh OUT --source=folder --path=BOOKS
 set -euo pipefail
+# shellcheck source=launch/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-if [[ $# -lt 1 || $1 == -* ]]; then
-  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$0" >&2
-  exit 2
-fi
+[[ $# -gt 0 && $1 != -* ]] || usage
 out=$1
 shift
 run=("${PYTHON:-python}" -m meliad_rec)

@@ -16,6 +16,9 @@ workdir="${WORKDIR:-runs/quickstart}"
 "${run[@]}" train --gin_file=experiments/quickstart \
   --gin_param="STORE = '$store'" --workdir="$workdir" "$@"
 
+for each; do
+  case $each in --dry_run | --dry_run=[tTyY1]*) exit ;; esac
+done
 # shellcheck disable=SC2016  # The here-document expands everything.
 cat <<END
 

@@ -3,10 +3,16 @@
 # creates .venv, and tokenizes the source code of this machine once into STORE.
 # Sets `store`, and `run`, the command meliad-rec.
 set -euo pipefail
-if [[ ${1:-} == --help || ${1:-} == -h ]]; then
-  sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p;}' "$0"
-  exit
-fi
+# shellcheck source=launch/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+help_for "$@"
+# Folders are relative to where the script is started, not to the checkout.
+for each in WORKDIR STORE OUT; do
+  case ${!each:-} in
+    '' | /* | \~/* | *://*) ;;
+    *) printf -v "$each" %s "$PWD/${!each}" ;;
+  esac
+done
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash launch/environment.sh
 

@@ -87,17 +87,21 @@ def test_without_what_a_launcher_needs_it_shows_its_head(tmp_path, words):
 
 
 def said_by(script, tmp_path, *arguments, **variables):
-  """Returns the lines of a script, with commands of Python in place of runs."""
-  (tmp_path / 'launch').mkdir(exist_ok=True)
-  for name in script, 'this_code.sh':
-    shutil.copy(LAUNCH / name, tmp_path / 'launch')
-  (tmp_path / 'launch' / 'environment.sh').write_text('')
-  python = tmp_path / '.venv' / 'bin' / 'python'
+  """Returns the lines of a script, with commands of Python in place of runs.
+
+  The checkout is in a folder of the one where the script is started.
+  """
+  root = tmp_path / 'checkout'
+  (root / 'launch').mkdir(exist_ok=True, parents=True)
+  for name in script, 'this_code.sh', 'common.sh':
+    shutil.copy(LAUNCH / name, root / 'launch')
+  (root / 'launch' / 'environment.sh').write_text('')
+  python = root / '.venv' / 'bin' / 'python'
   python.parent.mkdir(parents=True, exist_ok=True)
   made = 'case "$3" in tokenize) mkdir -p "${5#--out=}" ;; esac'
   python.write_text(f'#!/bin/sh\necho "$*"\n{made}\n')
   python.chmod(0o755)
-  path = str(tmp_path / 'launch' / script)
+  path = str(root / 'launch' / script)
   done = StandIns(tmp_path).run(path, *arguments, **variables)
   assert done.returncode == 0, done.stderr
   return done.stdout.splitlines()
@@ -106,14 +110,14 @@ def said_by(script, tmp_path, *arguments, **variables):
 def test_the_quickstart_tokenizes_once_and_says_how_to_go_on(tmp_path):
   """Packages that are installed later do not change the data of a run."""
 
-  def said(**folders):
+  def said(*flags, **folders):
     folders = {'WORKDIR': '', 'STORE': ''} | folders
-    return said_by('quickstart.sh', tmp_path, '--dry_run', **folders)
+    return said_by('quickstart.sh', tmp_path, *flags, **folders)
 
   train = (
     '-m meliad_rec train --gin_file=experiments/quickstart '
     "--gin_param=STORE = 'runs/quickstart_text' "
-    '--workdir=runs/quickstart --dry_run'
+    '--workdir=runs/quickstart'
   )
   more = "bash launch/quickstart.sh --gin_param='STEPS = 2_000'"
   first, again = said(), said()
@@ -121,7 +125,13 @@ def test_the_quickstart_tokenizes_once_and_says_how_to_go_on(tmp_path):
   tokenize = '-m meliad_rec tokenize --source=code --out=runs/quickstart_text'
   assert tokenize in first and 'tokenize' not in ' '.join(again)
   assert first[-1].split(maxsplit=2)[2] == more
-  assert f"WORKDIR='a b' STORE='c' {more}" in said(WORKDIR='a b', STORE='c')[-1]
+  # Folders are relative to where the script is started.
+  folders = {'WORKDIR': 'a b', 'STORE': 'c'}
+  elsewhere = said(**folders)
+  there = f"WORKDIR='{tmp_path}/a b' STORE='{tmp_path}/c'"
+  assert f'{there} {more}' in elsewhere[-1]
+  assert f'--workdir={tmp_path}/a b' in ' '.join(elsewhere)
+  assert said('--dry_run')[-1] == f'{train} --dry_run'
 
 
 def test_the_showpiece_trains_both_models_and_compares_them(tmp_path):
@@ -129,20 +139,20 @@ def test_the_showpiece_trains_both_models_and_compares_them(tmp_path):
     *('showpiece.sh', tmp_path, '--gin_param=STEPS = 9'), OUT='a b', STORE=''
   )
   lines = [line.split(' ', 2)[2] for line in said if line.startswith('-m ')]
-  npz = 'seed0/test_first_65536.npz'
+  npz, out = 'seed0/test_first_65536.npz', f'{tmp_path}/a b'
   expected = [
     'tokenize --source=code --out=runs/quickstart_text',
     'reproduce cpu/code --rows=slide,rec --jobs=2 --splits=test --tokens=65536 '
-    "--out=a b --gin_param=STORE = 'runs/quickstart_text' "
+    f"--out={out} --gin_param=STORE = 'runs/quickstart_text' "
     '--gin_param=STEPS = 9',
-    f'evaluate --compare=a b/slide_{npz},a b/rec_{npz} --unit=word '
-    '--plot=a b/gain.png',
+    f'evaluate --compare={out}/slide_{npz},{out}/rec_{npz} --unit=word '
+    f'--plot={out}/gain.png',
   ]
   assert lines == expected
 
 
 def test_pg19_makes_a_vocabulary_and_then_a_store(tmp_path):
-  python = {'PYTHON': str(tmp_path / '.venv' / 'bin' / 'python')}
+  python = {'PYTHON': str(tmp_path / 'checkout/.venv/bin/python')}
   said = said_by('pg19.sh', tmp_path, 'a b', '--path=BOOKS', **python)
   lines = [line.split(' ', 2)[2] for line in said if line.startswith('-m ')]
   assert lines == [
