@@ -67,7 +67,7 @@ delete() {
 # Waits until training has ended, and requests a preempted slice again. Exits
 # with the exit code of training.
 keep() {
-  local said gone=
+  local said gone='' failed=0
   while true; do
     if said=$(gcloud storage cat "$ended" 2>/dev/null); then
       echo "$said"
@@ -78,9 +78,17 @@ keep() {
     case $said in
       # Warnings may precede the state.
       SUSPENDED | FAILED | *$'\n'SUSPENDED | *$'\n'FAILED)
+        if [[ $said == *FAILED ]]; then
+          gcloud compute tpus queued-resources describe "$name" "${where[@]}" \
+            '--format=value(state.failedData.error.message)' >&2 || true
+          failed=$((failed + 1))
+          ((failed < 5)) || fail "The request for $name failed $failed times in" \
+            "a row. Correct the cause above, and create it again."
+        fi
         echo "$name is ${said##*$'\n'}: requesting it again." >&2
         ! delete || gone=yes
         ;;
+      ACTIVE | *$'\n'ACTIVE) failed=0 ;;
       *NOT_FOUND*)
         [ -n "$gone" ] || fail "$name was deleted before training ended."
         ;;

@@ -62,15 +62,16 @@ def test_a_host_trains_until_the_end_or_a_mistake(cloud, host, tmp_path, codes):
     *(['stop', '--time=600'], ['rm', '--force']),
     *(['storage', 'rsync'], ['storage', 'rsync'], ['auth', 'configure-docker']),
   ]
+  pull = ['docker', 'pull', '--quiet', 'reg.dev/p/i:1']
   run = [
-    *('docker', 'run', '--name=meliad_rec', '--rm', '--pull=always', '--init'),
+    *('docker', 'run', '--name=meliad_rec', '--rm', '--init'),
     *('--privileged', '--network=host', '--stop-timeout=600'),
     '--env=JAX_COORDINATOR_PORT=8476',
     f'--volume={tmp_path}/opt/data:/data:ro',
     *('reg.dev/p/i:1', '--workdir=gs://b/runs/a', *TRAIN[1:]),
     "--gin_param=STORE = '/data'",
   ]
-  assert calls[5:-2] == [run] * len(codes)
+  assert calls[5:-2] == [pull, run] * len(codes)
   assert (tmp_path / 'ended').read_text() == f'exit code {codes[-1]}\n'
 
 
@@ -79,12 +80,32 @@ def test_a_stopped_host_trains_again_after_run(cloud, host, tmp_path):
   cloud.answer('docker', f'[ "$1" != run ] || {{ touch {marker}; exit 143; }}')
   names = lambda: [call[1] for call in cloud.calls() if call[0] == 'docker']
   assert host() == 0
-  assert names() == ['stop', 'rm', 'run']
+  assert names() == ['stop', 'rm', 'pull', 'run']
   host()
   assert names() == ['stop', 'rm']
   marker.unlink()
   host()
-  assert names() == ['stop', 'rm', 'run']
+  assert names() == ['stop', 'rm', 'pull', 'run']
+
+
+def test_a_host_that_is_stopped_while_it_fetches_the_image_does_not_train(
+  cloud, host, tmp_path
+):
+  marker = tmp_path / 'opt' / 'stopped'
+  cloud.answer('docker', f'[ "$1" != pull ] || touch {marker}')
+  assert host() == 0
+  calls = [call[1] for call in cloud.calls() if call[0] == 'docker']
+  assert calls == ['stop', 'rm', 'pull']
+
+
+@pytest.mark.parametrize('command', ['pull', 'run'])
+def test_a_failure_that_repeats_ends_training(cloud, host, tmp_path, command):
+  cloud.answer('docker', f'[ "$1" != {command} ] || exit 125')
+  assert host() == 125
+  tried = [call for call in cloud.calls() if call[:2] == ['docker', command]]
+  assert len(tried) == 20
+  ended = (tmp_path / 'ended').read_text()
+  assert 'failed 20 times' in ended and ended.endswith(' exit code 125\n')
 
 
 @pytest.mark.parametrize(
@@ -119,8 +140,14 @@ def test_a_folder_that_cannot_be_written_requests_nothing(cloud, create):
     ),
     # A request that fails is retried.
     (
-      *('FAILED NOT_FOUND NOT_FOUND ACTIVE', '0 1 1 0', 2, 'a-run is FAILED'),
-      'create describe delete create describe create describe create describe',
+      *('FAILED no NOT_FOUND NOT_FOUND ACTIVE', '0 1 1 0', 2, 'a-run is FAILED'),
+      'create describe describe delete create describe create describe create '
+      'describe',
+    ),
+    # One that is refused each time is not.
+    (
+      *('FAILED no ' * 5 + 'ACTIVE', '0 ' * 5, 2, 'failed 5 times'),
+      'create describe describe ' + 'delete create describe describe ' * 4,
     ),
     # Someone deleted the slice.
     ('NOT_FOUND ACTIVE', '0', 2, 'a-run was deleted', 'create describe'),
