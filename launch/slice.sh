@@ -73,6 +73,11 @@ slice() {
   done
   ((chips > 0)) || fail "--topology must have no side of 0, got" \
     "'${flag[topology]}'. Give sides of at least 1."
+  case $kind:$shape in
+    v4:* | v5p:* | *:1x1 | *:2x2 | *:2x4 | *:4x4 | *:4x8 | *:8x8 | *:8x16 | *:16x16) ;;
+    *) fail "There is no slice ${flag[topology]}. Those of $kind are 1x1, 2x2, 2x4," \
+      "4x4, 4x8, 8x8, 8x16 and 16x16: give --topology=$kind:16x16 or another." ;;
+  esac
   # The names of v4 and v5p count cores, two per chip, and leave the shape open.
   # A request for TPU VMs can name the shape instead.
   [ "$kind" = v5e ] && prefix=v5litepod || prefix=$kind
