@@ -21,18 +21,20 @@ train=()
 for each; do
   asks_dry "$each" || train+=("$each")
 done
-pid_file=/tmp/meliad_rec_${PORT:-8476}.pid
+# Other users of a host have files of their own.
+pid_file="/tmp/meliad_rec_${PORT:-8476}_\$(id -u).pid"
 
 # on INDEX COMMAND: runs a command on a host.
 on() {
   doing ssh -n -o BatchMode=yes "${hosts[$1]}" "$2"
 }
 
-# tell INDEX: asks a process to stop; fails until it has started. The number in an
-# old file may belong to another process by now, so the command line is checked.
+# tell INDEX SIGNAL: sends a signal to a process; fails until it has started. The
+# number in an old file may belong to another process by now, so the command line
+# is checked.
 tell() {
   on "$1" "pid=\$(cat $pid_file) && grep -q meliad_rec.main /proc/\$pid/cmdline \
-&& kill -TERM \$pid" 2>/dev/null
+&& kill -$2 \$pid" 2>/dev/null
 }
 
 # shellcheck source=launch/processes.sh

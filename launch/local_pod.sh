@@ -34,8 +34,9 @@ numbered() {
   done
 }
 
+# tell INDEX SIGNAL: sends a signal to a process.
 tell() {
-  kill -TERM "${pids[$1]}" 2>/dev/null
+  kill "-$2" "${pids[$1]}" 2>/dev/null
 }
 
 # shellcheck source=launch/processes.sh

@@ -1,11 +1,18 @@
 #!/usr/bin/env bash
 # Functions of local_pod.sh and gpu.sh: processes that end together. The scripts
-# set `pids`, start no process once `asked` is set, and define `tell INDEX`,
-# which asks a process to stop.
+# set `pids`, start no process once `asked` is set, and define `tell INDEX SIGNAL`,
+# which sends a signal to a process.
 
 pids=()
-asked=''
-trap 'asked=yes' INT TERM
+asked='' interrupts=0
+trap 'asked=yes' TERM
+trap 'interrupted' INT
+
+# Asks all processes to stop; the second Ctrl-C lets `attend` end them at once.
+interrupted() {
+  asked=yes interrupts=$((interrupts + 1))
+  [ "$interrupts" -gt 1 ] || echo 'Press Ctrl-C again to stop at once.' >&2
+}
 
 # runs INDEX: whether this process is still running.
 runs() {
@@ -24,7 +31,9 @@ attend() {
     for index in "${!pids[@]}"; do
       runs "$index" || continue
       running=yes
-      if is_due "$index" && tell "$index"; then
+      if [ "$interrupts" -gt 1 ]; then
+        tell "$index" KILL || true
+      elif is_due "$index" && tell "$index" TERM; then
         told[index]=yes
       fi
       [ "$index" != 0 ] || since=$SECONDS

@@ -113,11 +113,24 @@ def test_a_signal_during_the_start_leaves_no_process(machines, tmp_path):
       os.kill(int(number), 0)
 
 
+@pytest.mark.parametrize('pod', PODS)
+def test_a_second_interrupt_ends_processes_that_still_save(
+  machines, tmp_path, pod
+):
+  (tmp_path / 'body').write_text('on_term() { for _ in {1..200}; do sleep 0.1; done; }\n')
+  script = start(machines, *pod)
+  until(tmp_path / 'begun', 3)
+  script.send_signal(signal.SIGINT)
+  until(tmp_path / 'told')
+  script.send_signal(signal.SIGINT)
+  assert end(script) == 137
+
+
 def test_a_process_that_has_not_begun_is_asked_when_it_has(machines, tmp_path):
   """The pid file of an earlier run is not used."""
   (tmp_path / 'slow').touch()
   with subprocess.Popen(['sleep', '30']) as other:
-    (tmp_path / 'a.pid').write_text(f'{other.pid}\n')
+    (tmp_path / f'a_{os.getuid()}.pid').write_text(f'{other.pid}\n')
     script = start(machines, 'gpu.sh', 'a')
     until(tmp_path / 'record')
     script.send_signal(signal.SIGTERM)
