@@ -140,7 +140,12 @@ def test_a_folder_that_cannot_be_written_requests_nothing(cloud, create):
     ),
     # A request that fails is retried.
     (
-      *('FAILED no NOT_FOUND NOT_FOUND ACTIVE', '0 1 1 0', 2, 'a-run is FAILED'),
+      *(
+        'FAILED no NOT_FOUND NOT_FOUND ACTIVE',
+        '0 1 1 0',
+        2,
+        'a-run is FAILED',
+      ),
       'create describe describe delete create describe create describe create '
       'describe',
     ),

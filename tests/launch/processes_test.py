@@ -117,7 +117,9 @@ def test_a_signal_during_the_start_leaves_no_process(machines, tmp_path):
 def test_a_second_interrupt_ends_processes_that_still_save(
   machines, tmp_path, pod
 ):
-  (tmp_path / 'body').write_text('on_term() { for _ in {1..200}; do sleep 0.1; done; }\n')
+  (tmp_path / 'body').write_text(
+    'on_term() { for _ in {1..200}; do sleep 0.1; done; }\n'
+  )
   script = start(machines, *pod)
   until(tmp_path / 'begun', 3)
   script.send_signal(signal.SIGINT)
