@@ -27,9 +27,9 @@ def measure(
     rounds: number of times that each step is timed.
 
   Raises:
-    ValueError: fewer than two files are given, a configuration is wrong, its
-      data are missing, or it trains agents, or a model with an encoder or with
-      labels.
+    ValueError: fewer than two files are given, a configuration is wrong or has
+      a setting that nothing reads, its data are missing, or it trains agents,
+      or a model with an encoder or with labels.
   """
   if len(set(files)) < 2:
     raise ValueError(
@@ -51,4 +51,6 @@ def training_program(file: str, params: Sequence[str]) -> TrainProgram:
       f'{file} trains agents, or a model with an encoder or with labels, whose '
       'steps are not compared. Remove it.'
     )
+  _ = program.shapes  # Builds all layers, which read settings.
+  config.check_read()
   return program

@@ -60,6 +60,11 @@ def test_a_table_has_a_line_per_row():
       'with labels',
     ),
     (['experiments', 'quickstart', 'x', '--setting=meliad'], 'is no flag'),
+    (['tasks', '--out=gs://b/x'], 'A table must be in a local'),
+    (
+      ['attention', '--topology=v5e:2x2', '--rounds=50'],
+      '--rounds cannot be combined with --topology',
+    ),
   ],
 )
 def test_mistakes(arguments, told):
@@ -71,13 +76,15 @@ def test_experiments_are_timed_in_turn(tmp_path, capsys):
   small = [f'STORE = {str(store)!r}', 'SEGMENT = 64', 'BATCH = 8']
   small += ['LAYERS = 2', 'RECURRENT_LAYERS = (1,)']
   params = [f'--gin_param={each}' for each in small]
-  names = ['cpu/recipe_base', 'cpu/recipe_slide_9']
+  names = ['cpu/recipe_base', 'cpu/recipe_states_2']
   arguments = ['experiments', *names, *params, '--rounds=2', '--json']
   assert command.run(bench, *arguments) == 0
   rows = json.loads(capsys.readouterr().out)['rows']
   assert [*rows] == names
   assert rows[names[0]]['ratio'] == 1
   assert {row['tokens'] for row in rows.values()} == {512}
+  mistaken = *arguments, '--gin_param=DROPOUTS = 0.5'
+  assert 'DROPOUTS' in command.mistake(bench, *mistaken)
 
 
 def test_rounds_are_checked_before_compiling():
