@@ -25,7 +25,6 @@ NAME is one of:
 
 import dataclasses
 import json
-from pathlib import Path
 
 from absl import flags
 
@@ -42,6 +41,7 @@ from meliad_rec.benchmarks import training
 from meliad_rec.benchmarks import translation
 from meliad_rec.config import config_flags
 from meliad_rec.config.files import nearest
+from meliad_rec.storage.workdir import local
 
 # Arguments that the help shows, besides flags.
 ARGUMENTS = 'NAME'
@@ -69,8 +69,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'setting',
     None,
-    'Sizes to measure, by name; the first of a benchmark is its default. '
-    f'{"; ".join(settings)}.',
+    'Sizes to measure, by name, or for halting the kind of experiment; the '
+    f'first of a benchmark is its default. {"; ".join(settings)}.',
   )
   flags.DEFINE_integer(
     'rounds',
@@ -99,22 +99,22 @@ def define_flags() -> None:
   flags.DEFINE_multi_string(
     'gin_param',
     [],
-    "One setting 'NAME = value' of all experiments, repeatable.",
+    "experiments: one setting 'NAME = value' of all of them, repeatable.",
   )
 
   # Flags of the benchmark `tasks`.
-  flags.DEFINE_string('out', None, 'Folder of the runs and of their table.')
-  flags.DEFINE_list('archs', [*tasks.ARCHS], 'Architectures to train.')
-  flags.DEFINE_list('tasks', [*tasks.TASKS], 'Tasks to train on.')
-  flags.DEFINE_list('rates', ['0.003', '0.001'], 'Learning rates to try.')
-  flags.DEFINE_integer('seeds', 1, 'Runs with each rate.', lower_bound=1)
+  flags.DEFINE_string('out', None, 'tasks: folder of the runs and the table.')
+  flags.DEFINE_list('archs', [*tasks.ARCHS], 'tasks: architectures to train.')
+  flags.DEFINE_list('tasks', [*tasks.TASKS], 'tasks: tasks to train on.')
+  flags.DEFINE_list('rates', ['0.003', '0.001'], 'tasks: learning rates.')
+  flags.DEFINE_integer('seeds', 1, 'tasks: runs with each rate.', lower_bound=1)
   flags.DEFINE_integer(
-    'jobs', 1, 'Runs at a time, which share the CPU cores.', lower_bound=1
+    'jobs', 1, 'tasks: runs at a time, which share the cores.', lower_bound=1
   )
   flags.DEFINE_integer(
     'steps',
     None,
-    'Training steps; default: as many as each task needs.',
+    'tasks: training steps; default: as many as each task needs.',
     lower_bound=1,
   )
 
@@ -166,6 +166,7 @@ def main(argv: list[str]) -> int:
     return 0
   source = _MEASURED
   if args.topology:
+    config_flags.refuse(['rounds'], 'cannot be combined with --topology')
     source = f'Compiler estimates for {args.topology}, not measured.'
     if not args.json:
       print(source, flush=True)
@@ -207,7 +208,7 @@ def measure_tasks(args) -> int:
       '0.003,0.001.'
     )
   return tasks.measure(
-    *(Path(args.out), args.archs, args.tasks, rates),
+    *(local(args.out, 'A table'), args.archs, args.tasks, rates),
     *(args.seeds, args.jobs, args.steps),
   )
 

@@ -33,9 +33,7 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'seed', 0, 'Seed of the episodes.', lower_bound=0, upper_bound=2**32 - 1
   )
-  flags.DEFINE_integer(
-    'agent', 0, 'Which agent, if the run trained several.', lower_bound=0
-  )
+  flags.DEFINE_integer('agent', 0, 'Index of the agent, from 0.', lower_bound=0)
   flags.DEFINE_bool(
     'greedy', False, 'Take the likeliest action instead of drawing one.'
   )
