@@ -81,21 +81,28 @@ def check() -> None:
     )
 
 
-def failed(task: str, done: subprocess.CompletedProcess) -> RuntimeError:
+def failed(task: str, done: subprocess.CompletedProcess) -> Exception:
   """Returns the error for a child process that ended without a result.
 
   Args:
     task: what the process does, as in 'compiles for v5e:2x2'. The message
       reads 'The process that {task} failed'.
     done: the finished process.
+
+  Returns:
+    ValueError if a signal killed the process, otherwise RuntimeError.
   """
+  if done.returncode < 0:
+    return ValueError(
+      f'The process that {task} was killed by signal {-done.returncode}, '
+      'probably for lack of memory. Use a machine with more memory, or a '
+      'smaller model or slice.'
+    )
   # JAX may print a whole program before the error itself.
   last = '\n'.join(done.stderr.splitlines()[-30:])
-  code = done.returncode
-  killed = ' (negative: killed by that signal)' if code < 0 else ''
   return RuntimeError(
-    f'The process that {task} failed with exit code {code}{killed}. The end of '
-    f'its output:\n{last}'
+    f'The process that {task} failed with exit code {done.returncode}. The end '
+    f'of its output:\n{last}'
   )
 
 

@@ -67,7 +67,8 @@ def ask(question: Question) -> Answer:
   """Starts a process that compiles the step, and returns its answer.
 
   Raises:
-    ValueError: the slice, the configuration or the mesh has a mistake.
+    ValueError: the slice, the configuration or the mesh has a mistake, or the
+      process was killed.
     RuntimeError: the process failed for another reason.
   """
   where = topology.parse(question.topology)

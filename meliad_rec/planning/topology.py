@@ -152,6 +152,11 @@ def parse(name: str) -> Slice:
       f'{name!r} is not a slice of TPUs. Give GENERATION:SHAPE, such as '
       f'v5e:16x16 or v5p:4x4x4, with one of {", ".join(CHIPS)}.'
     )
+  if chip.axes == 2 and math.prod(shape) > 256:
+    raise ValueError(
+      f'{name!r} has {math.prod(shape)} chips, but a slice of {chip.name} has '
+      f'at most 256. Give {chip.name}:16x16 or a smaller one.'
+    )
   if len(shape) != chip.axes:
     example = 'x'.join(['4'] * chip.axes)
     raise ValueError(
@@ -184,8 +189,10 @@ def devices(name: str) -> list[jax.Device]:
       chips_per_host_bounds=tuple(host),
       **config,
     ).devices
-  except jax.errors.JaxRuntimeError:
+  except jax.errors.JaxRuntimeError as error:
+    todo = 'Give one whose first two axes are even or 1.'
+    if all(size == 1 or size % 2 == 0 for size in found.shape[:2]):
+      todo = f'Its error begins: {str(error).strip().splitlines()[0]}'
     raise ValueError(
-      f'libtpu does not support the slice {name!r}. Give one whose first two '
-      'axes are even or 1.'
+      f'libtpu does not support the slice {name!r}. {todo}'
     ) from None

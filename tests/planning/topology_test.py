@@ -3,6 +3,7 @@
 import math
 import os
 
+import jax
 import pytest
 
 from meliad_rec.distributed import partition
@@ -26,6 +27,7 @@ def test_a_name_is_a_generation_and_a_shape():
     ),
     ('v5p:4x4', ':4x4x4'),
     ('v5e:4', ':4x4'),
+    ('v6e:32x32', '1024 chips, .* at most 256'),
   ],
 )
 def test_other_names_are_refused(name, told):
@@ -71,6 +73,18 @@ def test_ensure_keeps_variables_that_are_set(monkeypatch):
   assert os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] == '1'
   assert os.environ['TPU_LOG_DIR'] == 'own'
   assert 'JAX_PLATFORMS' not in os.environ
+
+
+def test_other_errors_of_libtpu_are_quoted(monkeypatch):
+  def lost(*_, **__):
+    raise jax.errors.JaxRuntimeError('INTERNAL: lost\nmore')
+
+  monkeypatch.setattr(environment, 'ensure', lambda: None)
+  monkeypatch.setattr(topology.topologies, 'get_topology_desc', lost)
+  with pytest.raises(ValueError, match='error begins: INTERNAL: lost$'):
+    topology.devices('v5e:2x2')
+  with pytest.raises(ValueError, match='are even or 1'):
+    topology.devices('v5e:3x3')
 
 
 @needs_libtpu

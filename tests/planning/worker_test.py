@@ -211,7 +211,7 @@ ASKED = Question('v7x:2x2x1', ('arch/window',), ('SLOTS = 2',), fast=True)
 def child(monkeypatch):
   """Sets what the process says; returns its calls."""
 
-  def child(says):
+  def child(says, code=3):
     calls = []
 
     def run(module, arguments, devices):
@@ -220,7 +220,7 @@ def child(monkeypatch):
       if says:
         answered.write_text(json.dumps(says))
       error = 'a line\n' * 1000 + 'Traceback: lost'
-      return subprocess.CompletedProcess([], 3, '', error)
+      return subprocess.CompletedProcess([], code, '', error)
 
     monkeypatch.setattr(environment, 'run', run)
     return calls
@@ -259,3 +259,6 @@ def test_a_mistake_is_told_and_a_failure_is_a_defect(child):
     question.ask(ASKED)
   assert str(caught.value).endswith('Traceback: lost')
   assert len(str(caught.value)) < 400
+  child(None, -9)
+  with pytest.raises(ValueError, match='killed by signal 9, .* of memory'):
+    question.ask(ASKED)
