@@ -108,7 +108,9 @@ class StopRequest:
     again = ''
     if number == signal.SIGINT:
       signal.signal(signal.SIGINT, self._previous[signal.SIGINT])
-      again = ' Press Ctrl-C again to stop at once.'
+      # In a background process of a shell, it is ignored.
+      if callable(self._previous[signal.SIGINT]):
+        again = ' Press Ctrl-C again to stop at once.'
       if jax.process_count() > 1:
         os.kill(os.getpid(), signal.SIGTERM)
     # Not `print`: the signal may have come while a line was being printed.

@@ -45,6 +45,18 @@ def test_a_second_ctrl_c_interrupts(stop):
     time.sleep(1)
 
 
+def test_where_ctrl_c_was_ignored_a_second_one_is_not_promised(capfd):
+  before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+  try:
+    (request := StopRequest()).listen()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert request.reached()
+    request.close()
+  finally:
+    signal.signal(signal.SIGINT, before)
+  assert 'Ctrl-C again' not in capfd.readouterr().err
+
+
 def test_a_run_catches_signals_from_the_first_question_on(tmp_path):
   before = handlers()
   Checkpoints(tmp_path)
