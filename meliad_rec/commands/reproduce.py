@@ -28,6 +28,7 @@ validation split, such as the ponder cost of the dynamic-halt paper:
 """
 
 import ast
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
@@ -42,12 +43,14 @@ from meliad_rec.config import config
 from meliad_rec.config import config_flags
 from meliad_rec.config import files
 from meliad_rec.metrics.metrics import BEST
+from meliad_rec.metrics.metrics import unit
 from meliad_rec.metrics.text_scores import NAMES
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.report import results
 from meliad_rec.runs import folder
 from meliad_rec.runs.queue import work
+from meliad_rec.storage.workdir import local
 
 # Arguments that the help shows, besides flags.
 ARGUMENTS = 'TABLE'
@@ -169,9 +172,9 @@ def define_flags() -> None:
   flags.DEFINE_list(
     'splits',
     None,
-    'Splits on which the best checkpoint is evaluated; default: the test '
-    "splits of which the paper reports values, or 'test'. --splits= evaluates "
-    'none.',
+    'Splits on which the best checkpoint is evaluated; SPLIT:METRIC shows '
+    'another metric than the best_metric. Default: the test splits of which '
+    "the paper reports values, or 'test'. --splits= evaluates none.",
   )
   flags.DEFINE_integer(
     'tokens',
@@ -193,7 +196,10 @@ def main(argv: list[str]) -> int:
     raise ValueError('A table needs a folder. Add --out=DIR.')
   if args.tokens and args.splits == []:
     config_flags.refuse(['tokens'], 'has no effect without --splits')
-  out = Path(args.out)
+  for name in (each.partition(':')[2] for each in args.splits or ()):
+    if name and not unit(name):
+      check_metric(name, [*BEST, *NAMES], '--splits')
+  out = local(args.out, 'A table')
   runs = [
     TableRun(row, (file, *scale(file, args.scale)), seed, out, setting)
     for row, file in rows(argv[1], args.rows).items()
@@ -366,9 +372,14 @@ def best_settings(runs: list[TableRun], found: list[dict]) -> str:
 
 
 def check_different(runs: Sequence[TableRun]) -> None:
-  """Raises ValueError if --gin_file or --gin_param makes two rows the same."""
-  args, seen = flags.FLAGS, {}
+  """Raises ValueError if two rows are the same, or would share a folder."""
+  args, seen, names = flags.FLAGS, {}, {}
   for run in runs:
+    if names.setdefault(run.name, run) is not run:
+      raise ValueError(
+        f'{names[run.name].label} and {run.label} would share the folder '
+        f'{run.name}. Remove one of them.'
+      )
     if run.seed:
       continue
     own = [run.setting] * bool(run.setting)
@@ -381,6 +392,15 @@ def check_different(runs: Sequence[TableRun]) -> None:
         f'{other} and {run.label}, so they would be the same run. Remove it, '
         'or choose one of them with --rows.'
       )
+
+
+def check_metric(name: str, known: Iterable[str], where: str) -> None:
+  """Raises ValueError unless a metric is one of those that are known."""
+  if name not in known:
+    raise ValueError(
+      f'{where} has no metric {name!r}{files.nearest(name, known)}. Name one '
+      f'of {", ".join(known)} in --splits or PUBLISHED.'
+    )
 
 
 def bound(gin_files: Sequence[str], params: Sequence[str]) -> frozenset:
@@ -470,7 +490,9 @@ def result(run: TableRun) -> dict:
     split, _, other = column.partition(':')
     path = run.scores(split) if other in NAMES else run.metrics(split)
     if path.exists():
-      found[column] = json.loads(path.read_text())[other or metric]
+      values = json.loads(path.read_text())
+      check_metric(other or metric, values, str(path))
+      found[column] = values[other or metric]
   for name, value in facts['published'].items():
     if value is not None:
       found[f'{results.PUBLISHED}{name}'] = value

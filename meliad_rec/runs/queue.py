@@ -2,12 +2,17 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
 import os
 from pathlib import Path
+import signal
 import subprocess
 import sys
 import time
+import traceback
 from typing import Protocol
+
+from meliad_rec.config import config
 
 
 class Job(Protocol):
@@ -32,15 +37,19 @@ class Job(Protocol):
 def work(runs: Sequence[Job], jobs: int) -> dict[str, int]:
   """Trains and evaluates runs, `jobs` of them at a time.
 
+  Any error, and SIGHUP, lets the runs save and stop first.
+
   Returns:
     {name of a run that failed: exit code}.
 
   Raises:
-    KeyboardInterrupt, SystemExit: the command was stopped, after its runs have
-      saved and stopped.
+    KeyboardInterrupt, SystemExit: the command was stopped.
   """
   waiting, active, failed = [*runs], {}, {}
   shares = [*range(jobs)]
+  hangup = signal.getsignal(signal.SIGHUP)
+  if hangup is signal.SIG_DFL:  # After nohup, it is ignored.
+    signal.signal(signal.SIGHUP, _hang_up)
   try:
     while waiting or active:
       while waiting and shares:
@@ -50,7 +59,11 @@ def work(runs: Sequence[Job], jobs: int) -> dict[str, int]:
         code = process.poll() if process else 0
         if code is None:
           continue
-        command = None if code else next(commands, None)
+        try:
+          command = None if code else next(commands, None)
+        except Exception as error:
+          command, code = None, 1
+          report(run, error, jobs)
         if command:
           active[run] = share, commands, start(run, command, share, jobs)
           continue
@@ -59,14 +72,31 @@ def work(runs: Sequence[Job], jobs: int) -> dict[str, int]:
         if code:
           failed[run.name] = code
       time.sleep(0.1)
-  except (KeyboardInterrupt, SystemExit):
+  except BaseException:
     processes = [process for _, _, process in active.values() if process]
     for process in processes:
       process.terminate()
     for process in processes:
       process.wait()
     raise
+  finally:
+    signal.signal(signal.SIGHUP, hangup)
   return failed
+
+
+def _hang_up(number, frame):
+  """Ends the command when its terminal is closed."""
+  del frame
+  signal.signal(number, signal.SIG_IGN)  # Shells send it twice.
+  sys.exit(128 + number)
+
+
+def report(run: Job, error: Exception, jobs: int) -> None:
+  """Prints an error of a run, or writes it to its log if there are `jobs`."""
+  text = config.sentence(error) or ''.join(traceback.format_exception(error))
+  log = (run.out / f'{run.name}.log').open('a') if jobs > 1 else None
+  with log or contextlib.nullcontext(sys.stderr) as file:
+    print(f'error: {text}', file=file)
 
 
 def start(run: Job, command: list[str], share: int, jobs: int):

@@ -246,6 +246,42 @@ def test_a_run_that_fails_leaves_the_others(tmp_path, monkeypatch, jobs):
   assert logs == ({f'{row}_seed0.log' for row in words} if jobs > 1 else set())
 
 
+def test_an_error_between_the_commands_of_a_run_leaves_the_others(
+  tmp_path, monkeypatch, capsys
+):
+  def commands(run):
+    yield ['--version']
+    if run.row == 'a':
+      raise KeyError('lost')
+
+  monkeypatch.setattr(reproduce.TableRun, 'commands', commands)
+  runs = [reproduce.TableRun(row, (), 0, tmp_path) for row in 'ab']
+  assert queue.work(runs, 1) == {'a_seed0': 1}
+  assert "KeyError: 'lost'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('stop', [OSError, signal.SIGHUP])
+def test_whatever_ends_the_table_stops_its_runs(tmp_path, monkeypatch, stop):
+  begun = []
+
+  def start(run, *_):
+    if begun and stop is OSError:
+      raise OSError('full')
+    if begun:
+      os.kill(os.getpid(), stop)
+    begun.append(subprocess.Popen(['sleep', '60']))
+    return begun[-1]
+
+  before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+  monkeypatch.setattr(queue, 'start', start)
+  monkeypatch.setattr(reproduce.TableRun, 'commands', lambda _: iter(['x']))
+  runs = [reproduce.TableRun(row, (), 0, tmp_path) for row in 'ab']
+  with pytest.raises((OSError, SystemExit)):
+    queue.work(runs, 2)
+  signal.signal(signal.SIGHUP, before)
+  assert begun[0].poll() == -signal.SIGTERM
+
+
 def test_training_is_followed_by_an_evaluation_of_its_best_step(own, out):
   """It is repeated only after the run has trained further."""
 
@@ -319,6 +355,15 @@ RESULT |= {'best_step': 1, 'validation': 2.0, 'test': 2.0}
     (['cpu/code', '--out=x', '--sweep=A = 1, 1'], 'at least two values'),
     (['cpu/code', '--out=x', '--sweep=A = 1, b'], 'at least two values'),
     (
+      ['cpu/code', '--out=x', '--sweep=A = (1,), 1'],
+      'A = (1,) and rec, A = 1 would share the folder rec_A_1_seed0',
+    ),
+    (['cpu/code', '--out=gs://b/x'], 'A table must be in a local'),
+    (
+      ['cpu/code', '--out=x', '--splits=test:acuracy'],
+      "--splits has no metric 'acuracy' (nearest is accuracy)",
+    ),
+    (
       ['cpu/headroom', '--out=x', '--gin_file=size/tiny'],
       'distinguishes the rows 16 and 32',
     ),
@@ -328,6 +373,13 @@ def test_mistakes_are_one_sentence(arguments, message, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   assert message in command.mistake(reproduce, *arguments)
   assert not list(tmp_path.iterdir())
+
+
+def test_a_metric_that_an_evaluation_lacks_is_one_sentence(own, out):
+  (out / 'a_seed0' / 'test.json').write_text('{"accuracy": 1}')
+  arguments = own, f'--out={out}', '--rows=a', '--only_report'
+  message = command.mistake(reproduce, *arguments, '--splits=test:error')
+  assert "test.json has no metric 'error'. Name one of accuracy in" in message
 
 
 @pytest.mark.slow
