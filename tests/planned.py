@@ -55,6 +55,7 @@ def fitting(topology: str = 'v5e:2x4') -> Answer:
     needed=COMPILED.needed,
     missing=None,
     notes=COMPILED.notes,
+    remat='--gin_file=options/remat/full',
   )
 
 

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     config_flags.check_mesh(where.devices, where.name)
   questions = [question(where.name) for where in slices]
   answers = list(map(answer, questions))
-  advice = list(map(report.advice, questions, answers))
+  advice = list(map(report.advice, answers))
   if args.json:
     print(json.dumps(as_json(answers, advice), indent=1))
   else:

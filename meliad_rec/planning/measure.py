@@ -40,6 +40,7 @@ class Sizes:
     depth: largest of the data-dependent loops' maximum numbers of iterations;
       `flops` counts each loop with its own maximum. None means that there are
       no such loops, or that the maximum of one is not known.
+    agents: number of agents.
   """
 
   mesh: Mapping[str, int]
@@ -51,6 +52,7 @@ class Sizes:
   flops: float | None
   held: Mapping[str, int]
   depth: int | None = None
+  agents: int = 1
 
   @property
   def devices(self) -> int:
@@ -115,6 +117,7 @@ def sizes(experiment: Experiment) -> Sizes:
       'batch': _held(batch),
     },
     depth=None if None in turns else max(turns, default=None),
+    agents=getattr(experiment.objective, 'agents', 1),
   )
 
 

@@ -47,6 +47,8 @@ class Answer:
     missing: why the compiler's figures are missing. None means that they are
       known.
     notes: remarks for the user.
+    remat: flag with which the backward pass keeps less and recomputes more.
+      None means that there is none.
   """
 
   topology: str
@@ -56,6 +58,7 @@ class Answer:
   needed: int | None
   missing: str | None
   notes: tuple[str, ...] = ()
+  remat: str | None = None
 
   @property
   def fits(self) -> bool | None:

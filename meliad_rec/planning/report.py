@@ -11,11 +11,9 @@ from meliad_rec.planning import topology
 from meliad_rec.planning.estimate import Exchange
 from meliad_rec.planning.estimate import TimeShare
 from meliad_rec.planning.question import Answer
-from meliad_rec.planning.question import Question
 
 SOURCE = 'Estimates from the compiler and its output; nothing ran on a TPU.'
 GIB = topology.GIB
-REMAT = 'options/remat/full'
 
 
 def table(answers: Sequence[Answer]) -> str:
@@ -160,7 +158,7 @@ def _verdict(answer: Answer) -> str:
       return ': does not fit'
 
 
-def advice(question: Question, answer: Answer) -> str | None:
+def advice(answer: Answer) -> str | None:
   """Returns a message, unless the step fits in memory.
 
   If the step does not fit, the message says what to change: recompute
@@ -173,9 +171,10 @@ def advice(question: Question, answer: Answer) -> str | None:
     return f'{name}: whether a step fits is not known: {answer.missing}.'
   if answer.fits:
     return None
-  mesh, batch = answer.sizes['mesh'], answer.sizes['batch']
+  sizes = measure.Sizes(**answer.sizes)
+  mesh, batch = sizes.mesh, sizes.batch // sizes.agents
   data, shards = mesh['data'], mesh['data'] * mesh['fsdp']
-  changes = [] if REMAT in question.gin_file else [f'--gin_file={REMAT}']
+  changes = [answer.remat] if answer.remat else []
   if data > 1:
     # About half of the way to sharding parameters over all of these devices.
     half = math.isqrt(shards * mesh['fsdp'] - 1) + 1

@@ -5,6 +5,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 import sys
 import textwrap
@@ -20,6 +21,12 @@ from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import Question
 from meliad_rec.planning.question import WORKER
 from meliad_rec.training.experiment import Experiment
+
+# {setting: option that makes it 'full'}.
+REMAT = {
+  'window.WindowLayer.remat': 'options/remat/full',
+  'latent_bottleneck.LatentBottleneck.remat': 'options/remat/chunks',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +94,7 @@ def answer(question: Question) -> Answer:
     needed=None,
     missing=missing,
     notes=notes,
+    remat=remat(experiment),
   )
   if missing:
     return known
@@ -140,6 +148,21 @@ def build(question: Question) -> Experiment:
     raise ValueError(
       f'{message} To plan without the data, give --vocab_size.'
     ) from None
+
+
+def remat(experiment: Experiment) -> str | None:
+  """Returns Answer.remat of an experiment whose layers have been built."""
+  if experiment.env is not None:
+    # The root of the steps needs the least memory.
+    frames, now = experiment.segment, experiment.objective.remat_steps
+    several = range(math.isqrt(frames - 1) + 1, frames)
+    n = next((n for n in several if frames % n == 0), now)
+    return f"--gin_param='REMAT_STEPS = {n}'" if n > now else None
+  used = config.settings(config.operative())
+  for name, option in REMAT.items():
+    if used.get(name, 'full') != 'full':
+      return f'--gin_file={option}'
+  return None
 
 
 def check_read(without_data: bool) -> tuple[str, ...]:

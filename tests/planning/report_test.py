@@ -5,10 +5,7 @@ import dataclasses
 import pytest
 
 from meliad_rec.planning import report
-from meliad_rec.planning.question import Question
 from tests import planned
-
-QUESTION = Question('v5e:2x4', ('arch/window',), ())
 
 
 def test_columns_are_slices():
@@ -78,7 +75,7 @@ def sized(data, fsdp, model, batch):
 def test_advice_recomputes_shards_more_or_takes_fewer_rows(
   mesh, batch, changes
 ):
-  found = report.advice(QUESTION, sized(*mesh, batch))
+  found = report.advice(sized(*mesh, batch))
   assert 'v5e:2x4: a step needs 20.00 GiB' in found
   for change in ['--gin_file=options/remat/full', *changes]:
     assert change in found
@@ -89,7 +86,13 @@ def test_advice_recomputes_shards_more_or_takes_fewer_rows(
 
 
 def test_advice_is_for_what_does_not_fit_or_is_not_known():
-  assert report.advice(QUESTION, planned.fitting()) is None
-  assert 'not known: no libtpu' in report.advice(QUESTION, planned.unknown())
-  remat = dataclasses.replace(QUESTION, gin_file=(report.REMAT,))
-  assert report.REMAT not in report.advice(remat, planned.too_large())
+  assert report.advice(planned.fitting()) is None
+  assert 'not known: no libtpu' in report.advice(planned.unknown())
+  without = dataclasses.replace(planned.too_large(), remat=None)
+  assert 'remat' not in report.advice(without)
+
+
+def test_the_batch_in_the_advice_is_that_of_one_agent():
+  answer = sized(4, 1, 1, 320)
+  answer = dataclasses.replace(answer, sizes={**answer.sizes, 'agents': 10})
+  assert "'BATCH = 16'" in report.advice(answer)

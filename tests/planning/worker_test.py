@@ -116,6 +116,32 @@ def test_loops_that_may_end_early_count_whole_with_a_note(tmp_path, without):
   assert any('maximum of 5' in note for note in five.notes)
 
 
+@pytest.mark.parametrize(
+  ('files', 'params', 'remat'),
+  [
+    (FILES, SMALL, '--gin_file=options/remat/full'),
+    ((*FILES, 'gin/options/remat/full.gin'), SMALL, None),
+    (('arch/lstm', *FILES[1:]), ('D_MODEL = 64', 'SEGMENT = 128'), None),
+    (
+      ('arch/latent_bottleneck', 'size/test', 'task/listops'),
+      ('TREES = 400', 'BATCH = 8'),
+      '--gin_file=options/remat/chunks',
+    ),
+    (
+      ('arch/lstm', 'size/test', 'task/corridor'),
+      ('SEGMENT = 60', 'BATCH = 8'),
+      "--gin_param='REMAT_STEPS = 10'",
+    ),
+  ],
+)
+def test_the_model_says_how_it_can_recompute_more(
+  tmp_path, without, files, params, remat
+):
+  found = answered(tmp_path, Question('v5e:1x1', files, params))
+  assert found.get('mistake') is None
+  assert found['remat'] == remat
+
+
 def test_a_message_of_the_compiler_is_one_short_line():
   # An error class that jax does not publish.
   facts = {'__module__': 'jax._src.pallas.mosaic'}
