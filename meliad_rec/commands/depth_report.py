@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from meliad_rec.config.saved import DATA
 from meliad_rec.data.documents import count_words
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
@@ -18,8 +19,8 @@ from meliad_rec.evaluation.depth import Group
 from meliad_rec.evaluation.depth import levels
 from meliad_rec.report import plot
 from meliad_rec.runs.trained_run import TrainedRun
+from meliad_rec.training.experiment import Experiment
 
-_START, _END = 'START', 'END'
 _BETWEEN = '||'  # Separates the two texts of a pair.
 
 
@@ -75,8 +76,10 @@ def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
 
   Raises:
     ValueError: a text is empty, has unknown words, or is not a pair although
-      the run needs one.
+      the run needs one; or the run is not trusted and reads other data than
+      those of this package.
   """
+  ends = end_ids(run) if run.labels else ()
   pairs = run.sharded.model.sequences > 1
   documents = []
   for text in texts:
@@ -86,9 +89,9 @@ def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
         f'The run classifies pairs of texts, got {text!r}. Write two, '
         f'separated by {_BETWEEN}.'
       )
-    sides = [encode(run.vocabulary, part) for part in parts]
+    sides = [encode(run.vocabulary, part, ends) for part in parts]
     tokens = np.concatenate(sides)
-    if not tokens.size:
+    if tokens.size <= len(ends) * len(sides):
       raise ValueError('--text is empty. Give it at least one token.')
     labels = np.zeros_like(tokens) if run.labels else None
     middle = len(sides[0]) if pairs else None
@@ -97,20 +100,38 @@ def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
   return Documents.collect(documents, run.vocabulary)
 
 
-def encode(vocabulary: Vocabulary, text: str) -> np.ndarray:
+def end_ids(run: TrainedRun) -> tuple[int, ...]:
+  """Returns the ids that the run's data have before and after a sequence.
+
+  Only data that have such ids are built; their files are not needed.
+
+  Returns:
+    Two ids, or () if the data have none.
+
+  Raises:
+    ConfigError: as SavedConfig.argument.
+  """
+  none = lambda *_, **__: None
+  known = lambda found: found if hasattr(found, 'end_ids') else none
+  data = run.config.argument(Experiment, 'data', DATA, known)
+  return getattr(data, 'end_ids', ())
+
+
+def encode(
+  vocabulary: Vocabulary, text: str, ends: Sequence[int]
+) -> np.ndarray:
   """Returns the ids of a text.
 
-  The words START and END are added before and after the text if the vocabulary
-  has them and the text does not.
+  Args:
+    vocabulary: vocabulary of the text.
+    text: the text.
+    ends: ids that are added before and after the text, unless it has them; or
+      ().
   """
-  if isinstance(vocabulary, Words):
-    words = text.split()
-    if _START in vocabulary.words and words[:1] != [_START]:
-      words.insert(0, _START)
-    if _END in vocabulary.words and words[-1:] != [_END]:
-      words.append(_END)
-    text = ' '.join(words)
-  return vocabulary.encode(text)
+  ids = vocabulary.encode(text)
+  before = [id_ for id_ in ends[:1] if id_ not in ids[:1]]
+  after = [id_ for id_ in ends[1:] if id_ not in ids[-1:]]
+  return np.r_[before, ids, after].astype(ids.dtype)
 
 
 def line_of(run: TrainedRun, depths: Depths, i: int) -> Line:
@@ -146,10 +167,10 @@ def line_of(run: TrainedRun, depths: Depths, i: int) -> Line:
 
 
 def named(vocabulary: Vocabulary, label: int) -> str:
-  """Returns the word of a label, or the label's number if it has no word."""
+  """Returns the word of a label, or its class, from 0, if it has no word."""
   if isinstance(vocabulary, Words) and 1 <= label < vocabulary.size:
     return vocabulary.words[label - 1]
-  return str(label)
+  return str(label - 1)
 
 
 def spelled(vocabulary: Vocabulary, ids: np.ndarray) -> list[str]:

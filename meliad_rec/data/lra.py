@@ -69,14 +69,19 @@ class LabeledSequences:
 
   def _document(self, name, sequences, label) -> Document:
     sizes = [len(sequence) for sequence in sequences]
-    if self.ends:
-      start, end = self._ends
+    if self.end_ids:
+      start, end = self.end_ids
       sequences = [np.r_[start, sequence, end] for sequence in sequences]
     tokens = np.concatenate(sequences)
     labels = np.zeros_like(tokens)
     labels[-1] = label + 1
     first = len(sequences[0]) if len(sequences) > 1 else None
     return Document(name, tokens, sum(sizes), 1, labels, first)
+
+  @property
+  def end_ids(self) -> tuple[int, ...]:
+    """The ids before and after each sequence; () if there are none."""
+    return self._ends if self.ends else ()
 
   @property
   def _ends(self) -> tuple[int, int]:

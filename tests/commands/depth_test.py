@@ -14,6 +14,7 @@ from meliad_rec.commands import depth_report
 from meliad_rec.commands.depth_report import Line
 from meliad_rec.config import config
 from meliad_rec.config.saved import DATA
+from meliad_rec.config.saved import SavedConfig
 from meliad_rec.data.synthetic import listops
 from meliad_rec.data.synthetic.logical_inference import LogicalInference
 from meliad_rec.data.vocabulary import Bytes
@@ -131,12 +132,14 @@ LISTOPS = listops.VOCABULARY
 SHORT = '[MAX 2 [MIN 3 ] ]'
 
 
-def stand_in(vocabulary, head=None, labels=True):
+def stand_in(vocabulary, head=None, labels=True, data=None):
+  config = types.SimpleNamespace(argument=lambda *_: data)
   sequences = 1 if head is None else head.sequences
   model = types.SimpleNamespace(head=head, sequences=sequences)
   return types.SimpleNamespace(
     vocabulary=vocabulary,
     labels=labels,
+    config=config,
     sharded=types.SimpleNamespace(model=model),
   )
 
@@ -147,17 +150,57 @@ def line(run, text, steps, begins, answers):
   return depth_report.line_of(run, Depths(documents, *facts), 0)
 
 
-def test_start_and_end_are_put_around_once_where_they_are_words():
+def test_start_and_end_are_put_around_once():
+  ends = listops.ListOps().end_ids
   for given in '{}', 'START {}', '{} END', 'START {} END':
-    ids = depth_report.encode(LISTOPS, given.format(SHORT))
+    ids = depth_report.encode(LISTOPS, given.format(SHORT), ends)
     assert LISTOPS.decode(ids) == f'START {SHORT} END'
-  words = Words(['START', 'a'])
-  assert words.decode(depth_report.encode(words, 'a')) == 'START a'
-  assert Bytes().decode(depth_report.encode(Bytes(), 'a  b')) == 'a  b'
+  assert LISTOPS.decode(depth_report.encode(LISTOPS, SHORT, ())) == SHORT
+
+
+@pytest.mark.parametrize(
+  ('data', 'settings', 'ids'),
+  [
+    ('lra.IMDbText', {}, [2, 100, 1]),
+    ('lra.IMDbText', {'ends': False}, [100]),
+    ('listops_files.ListOpsFiles', {'path': '{split}'}, [16, 5, 17]),
+    ('listops_files.ListOpsFiles', {'path': '{split}', 'ends': False}, [5]),
+    ('listops.ListOps', {}, [16, 5, 17]),
+    ('listops.ListOps', {'ends': False}, [5]),
+    # These data do not exist.
+    ('store.Store', {'path': '/nowhere'}, [100]),
+  ],
+)
+def test_a_text_has_the_form_of_the_data(data, settings, ids):
+  is_words = 5 in ids
+  run = stand_in(LISTOPS if is_words else Bytes(), Classifier(10, None))
+  lines = [
+    'from __gin__ import dynamic_registration',
+    'from meliad_rec.data import listops_files',
+    'from meliad_rec.data import lra',
+    'from meliad_rec.data import store',
+    'from meliad_rec.data.synthetic import listops',
+    'from meliad_rec.training import experiment',
+    f'experiment.Experiment.data = @{data}()',
+    *(f'{data}.{name} = {value!r}' for name, value in settings.items()),
+  ]
+  run.config = SavedConfig('\n'.join(lines), 'config.gin')
+  found = depth_report.documents_of(run, ['4' if is_words else 'a'])
+  assert found[0].tolist() == ids
+
+
+def test_data_of_others_are_not_called_to_read_a_text():
+  run = stand_in(Bytes(), Classifier(10, None))
+  text = 'import os\nmeliad_rec.training.experiment.Experiment.data = @os.x()'
+  text = f'from __gin__ import dynamic_registration\n{text}'
+  run.config = SavedConfig(text, 'config.gin')
+  with pytest.raises(ValueError, match='add --trusted'):
+    depth_report.documents_of(run, ['a'])
 
 
 def test_documents_of_labeled_pairs():
-  judges = stand_in(LogicalInference.vocabulary, Matcher(7, pooling.Mean()))
+  data = LogicalInference()
+  judges = stand_in(data.vocabulary, Matcher(7, pooling.Mean()), data=data)
   found = depth_report.documents_of(judges, ['( a and b ) || a', 'a||b'])
   assert found.first_lengths.tolist() == [7, 3]
   assert judges.vocabulary.decode(found[0]) == (
@@ -179,7 +222,8 @@ def test_documents_of_text():
 
 
 def test_all_halt_together_and_are_judged_as_one():
-  judges = stand_in(LISTOPS, Classifier(10, pooling.Mean()))
+  data = listops.ListOps()
+  judges = stand_in(LISTOPS, Classifier(10, pooling.Mean()), data=data)
   begins = [True] + [False] * 7
   answers = [9] * 7 + [4]  # The id of a label is that of a word.
   found = line(judges, SHORT, [5] * 8, begins, answers)
@@ -189,7 +233,7 @@ def test_all_halt_together_and_are_judged_as_one():
 
 
 def test_each_token_halts_and_is_judged_by_itself():
-  judges = stand_in(LISTOPS, Classifier(14, None))
+  judges = stand_in(LISTOPS, Classifier(14, None), data=listops.ListOps())
   found = line(
     judges, '[MAX 2 ]', [1, 2, 4, 12, 1], [True] * 5, [1, 11, 1, 2, 3]
   )
@@ -204,7 +248,8 @@ def test_each_token_halts_and_is_judged_by_itself():
 
 
 def test_means_are_over_what_halts():
-  judges = stand_in(LISTOPS, Classifier(10, pooling.Last()))
+  data = listops.ListOps()
+  judges = stand_in(LISTOPS, Classifier(10, pooling.Last()), data=data)
   begins = [True, False, False, True, False]
   found = line(judges, '[MAX 2 ]', [4, 4, 4, 7, 7], begins, [1] * 5)
   assert found.title == 'label 0, 5.50 steps, 7 at most'
@@ -216,10 +261,10 @@ def test_text_has_no_labels():
   found = line(writes, 'a\n b', [1, 2, 3, 4], [True] * 4, [0] * 4)
   assert found.labels is None
   assert found.words == ['a', "'\\n'", "' '", 'b']
-  # Labels of words, and such that no word has.
+  # Labels of words, and classes that no word has.
   assert depth_report.named(Words(['a', 'b']), 2) == 'b'
-  assert depth_report.named(Words(['a', 'b']), 3) == '3'
-  assert depth_report.named(Bytes(), 3) == '3'
+  assert depth_report.named(Words(['a', 'b']), 3) == '2'
+  assert depth_report.named(Bytes(), 2) == '1'
 
 
 def line_of_words(words, levels, steps, title='a title'):

@@ -84,6 +84,12 @@ class _Expressions:
       words = Words(self.vocabulary.words[: -len(_ENDS)])
       object.__setattr__(self, 'vocabulary', words)  # Frozen.
 
+  @property
+  def end_ids(self) -> tuple[int, ...]:
+    """The ids before and after each expression; () if there are none."""
+    words = ' '.join(_ENDS) if self.ends else ''
+    return (*self.vocabulary.encode(words).tolist(),)
+
   def documents(self, split: str) -> Documents:
     """Returns all documents of a split, one per expression."""
     if split not in self._cache:
@@ -106,10 +112,7 @@ class _Expressions:
 
   def _documents(self, split):
     expressions = self._split(split)
-    start, end = (
-      bytes(self.vocabulary.encode(word).tolist())
-      for word in (_ENDS if self.ends else ('', ''))
-    )
+    start, end = bytes(self.end_ids[:1]), bytes(self.end_ids[1:])
     documents = [start + expression + end for expression in expressions]
     starts = np.cumsum([0, *map(len, documents)])
     tokens = np.frombuffer(b''.join(documents), np.uint8)

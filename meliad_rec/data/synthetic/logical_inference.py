@@ -114,6 +114,12 @@ class LogicalInference:
       words = Words(self.vocabulary.words[: -len(_ENDS)])
       object.__setattr__(self, 'vocabulary', words)  # Frozen.
 
+  @property
+  def end_ids(self) -> tuple[int, ...]:
+    """The ids before and after each formula; () if there are none."""
+    words = ' '.join(_ENDS) if self.ends else ''
+    return (*self.vocabulary.encode(words).tolist(),)
+
   def documents(self, split: str) -> Documents:
     """Returns all documents of a split, one per pair."""
     if split not in self._cache:
@@ -138,9 +144,7 @@ class LogicalInference:
   def _documents(self, split):
     n = self._split(split)
     symbol_ids = self.vocabulary.encode(' '.join(SYMBOLS))
-    end_words = ' '.join(_ENDS) if self.ends else ''
-    end_ids = self.vocabulary.encode(end_words).astype(np.uint8)
-    ends_N1 = [np.full((len(n), 1), i) for i in end_ids]
+    ends_N1 = [np.full((len(n), 1), i, np.uint8) for i in self.end_ids]
     left_NX, right_NX = (
       np.concatenate(
         [*ends_N1[:1], write(tree_PN, symbol_ids), *ends_N1[1:]], 1
