@@ -15,6 +15,7 @@ from typing import Any
 
 from etils import epath
 
+from meliad_rec.storage.output_file import Appender
 from meliad_rec.storage.output_file import replacing
 from meliad_rec.storage.workdir import place
 
@@ -100,19 +101,22 @@ def truncate(path: str | os.PathLike, step: int) -> int:
 
 
 class Journal:
-  """A journal that is open for appending; `append` flushes each record.
+  """A journal that is open for appending.
 
   Args:
-    path: path of the journal; created if needed.
+    path: path of the journal; the first record creates it if needed.
   """
 
-  def __init__(self, path: str | os.PathLike):
-    self._file = open(path, 'a', encoding='utf-8')  # noqa: SIM115
+  def __init__(self, path: pathlib.Path):
+    self._file = Appender(path)
 
   def append(self, record: Mapping[str, Any]) -> None:
-    """Writes one record: {name: number, string, or dict of texts}."""
-    self._file.write(_line(record))
-    self._file.flush()
+    """Writes one record at once: {name: number, string, or dict of texts}."""
+    self._file.append(_line(record).encode())
+
+  def flush(self) -> None:
+    """Tries again to write records that could not be written."""
+    self._file.append(b'')
 
   def close(self) -> None:
     """Closes the file."""

@@ -6,6 +6,7 @@ folder per split, so that training and validation share a chart.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+import contextlib
 import os
 from pathlib import Path
 import tempfile
@@ -13,10 +14,12 @@ import time
 from typing import Any
 from typing import TextIO
 
+from absl import logging
 import jax
 
 from meliad_rec.report import journal
 from meliad_rec.report import plot
+from meliad_rec.report.board import Board
 from meliad_rec.report.console import Console
 from meliad_rec.report.loggers import Guarded
 from meliad_rec.report.loggers import MetricsLogger
@@ -36,12 +39,14 @@ class Report:
   The files of a run in a bucket are written to a temporary folder and uploaded
   by `sync` and `close`.
 
+  A full disk does not end the run: lines that cannot be written are kept, and
+  `sync` writes them when that is possible again.
+
   Args:
     workdir: the run's folder.
     resume_step: training steps done in the restored checkpoint; lines of later
       steps are dropped. 0 means a new run: all lines are moved to another file;
-      see journal.truncate. None means that nothing is dropped, for commands
-      that add to a finished run.
+      see journal.truncate.
     total_steps: steps of the run, for the progress bar; None: not known.
     stream: where lines and bar are shown; None: standard output.
     logger: also receives the metrics; None: no logger.
@@ -54,7 +59,7 @@ class Report:
   def __init__(
     self,
     workdir: str | os.PathLike,
-    resume_step: int | None = None,
+    resume_step: int,
     total_steps: int | None = None,
     stream: TextIO | None = None,
     logger: MetricsLogger | None = None,
@@ -76,14 +81,13 @@ class Report:
           (self._folder / name).write_bytes(content)
     self._resume_step = resume_step
     self._boards = {}
-    dropped = 0
-    if resume_step is not None:
-      dropped = journal.truncate(path, resume_step)
+    self._plot_failed = False
+    dropped = journal.truncate(path, resume_step)
     self._journal = journal.Journal(path)
-    self._console = Console(total_steps, resume_step or 0, stream)
+    self._console = Console(total_steps, resume_step, stream)
     self._logger = Guarded(logger) if logger else None
     if self._logger:
-      self._logger.start(os.fspath(workdir), resume_step or 0, config or {})
+      self._logger.start(os.fspath(workdir), resume_step, config or {})
     if dropped:
       why = (
         'there is no later checkpoint, so this run begins at step 0. They are'
@@ -116,9 +120,7 @@ class Report:
       return
     record = {'step': step, 'split': split, 'time': round(time.time(), 3)}
     self._journal.append(record | dict(values))
-    board = self._board(split)
-    for name, value in values.items():
-      board.add_scalar(name, value, step)
+    self._board(split).write(step, values)
     self._console.write(step, split, values)
     if self._logger:
       self._logger.log(step, {f'{split}/{k}': v for k, v in values.items()})
@@ -143,42 +145,54 @@ class Report:
     self._journal.append({'step': step, 'text': {name: text}})
     # TensorBoard renders Markdown, except for indented blocks.
     block = '\n'.join('    ' + line for line in text.split('\n'))
-    self._board('text').add_text(name, block, step)
+    self._board('text').text(step, name, block)
     self._console.line(f'step {step}  {name}:\n{text}')
 
   def plot(self, metric: str = 'loss_nats_per_token') -> None:
     """Draws a metric into the run's folder, as METRIC.png; see plot.plot."""
-    if self._on:
+    if not self._on:
+      return
+    try:
       plot.plot(self._folder, metric)
+      self._plot_failed = False
+    except (OSError, ValueError) as error:  # Lines may not have been written.
+      if not self._plot_failed:
+        logging.error(
+          'The plot of %s was not drawn (%s). The run continues.', metric, error
+        )
+      self._plot_failed = True
 
   def sync(self) -> None:
-    """Uploads the files written so far, if the run's folder is in a bucket."""
-    if self._on and self._folder is not self._workdir:
+    """Writes the lines that were kept, and uploads the files to a bucket.
+
+    Call it before a checkpoint is saved.
+    """
+    if not self._on:
+      return
+    for file in self._journal, *self._boards.values():
+      file.flush()
+    if self._folder is not self._workdir:
       upload(self._folder, self._workdir)
 
   def close(self) -> None:
-    """Closes files, screen and logger, and uploads the files like `sync`."""
+    """Closes files, screen and logger, and uploads the files like `sync`.
+
+    If one of them fails, the others are closed nevertheless.
+    """
     if not self._on:
       return
-    for board in self._boards.values():
-      board.close()
-    self._journal.close()
-    self._console.close()
-    if self._logger:
-      self._logger.close()
-    self.sync()
+    with contextlib.ExitStack() as stack:  # Calls the last one first.
+      for file in self._journal, *self._boards.values():
+        stack.callback(file.close)
+      if self._logger:
+        stack.callback(self._logger.close)
+      stack.callback(self._console.close)
+      stack.callback(self.sync)
 
   def _board(self, split):
     if split not in self._boards:
-      import tensorboardX
-
-      # TensorBoard hides what a killed run wrote at this step and later.
-      purge = None
-      if self._resume_step is not None:
-        purge = self._resume_step + (self._resume_step > 0)
-      self._boards[split] = tensorboardX.SummaryWriter(
-        str(self._folder / 'tensorboard' / split),
-        purge_step=purge,
-        flush_secs=10,
-      )
+      # Hides what a killed run wrote after the checkpoint.
+      purge = self._resume_step + (self._resume_step > 0)
+      folder = self._folder / 'tensorboard' / split
+      self._boards[split] = Board(folder, purge)
     return self._boards[split]

@@ -1,4 +1,7 @@
-"""Files that users name or that runs keep: checked early, written whole."""
+"""Files that users name or that runs keep: checked early, written whole.
+
+A file that grows during a run is an Appender.
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -6,6 +9,7 @@ import os
 from pathlib import Path
 import secrets
 
+from absl import logging
 from etils import epath
 
 from meliad_rec.storage.workdir import in_bucket
@@ -66,3 +70,44 @@ def write(path: Path | epath.Path, content: bytes | str) -> None:
     return
   with replacing(path) as new:
     new.write_bytes(content)
+
+
+class Appender:
+  """A file on a disk to which a run appends.
+
+  An error, such as a full disk, does not end the run: it is logged, and what
+  could not be written is kept in memory and written before what comes next.
+
+  Args:
+    path: path of the file; it and its folder are created by the first `append`.
+  """
+
+  def __init__(self, path: Path):
+    self._path, self._file = path, None
+    self._left, self._failed = b'', False
+
+  def append(self, content: bytes) -> None:
+    """Writes all that is left, and `content` after it."""
+    self._left += content
+    try:
+      if self._file is None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open('ab', buffering=0)
+      while self._left:
+        self._left = self._left[self._file.write(self._left) :]
+      self._failed = False
+    except OSError as error:
+      if not self._failed:
+        logging.error(
+          '%s cannot be written (%s). The run continues, and writes it later if'
+          ' that becomes possible.',
+          self._path,
+          error.strerror,
+        )
+      self._failed = True
+
+  def close(self) -> None:
+    """Tries again to write what is left, and closes the file."""
+    self.append(b'')
+    if self._file is not None:
+      self._file.close()

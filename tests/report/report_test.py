@@ -2,11 +2,14 @@
 
 import io
 import struct
+from unittest import mock
 
 import jax
+import pytest
 from tensorboardX.proto import event_pb2
 
 from meliad_rec.report import journal
+from meliad_rec.report import plot
 from meliad_rec.report.report import Report
 
 
@@ -34,7 +37,7 @@ def steps(workdir):
 
 def test_metrics_go_to_all_three_places(tmp_path):
   out = io.StringIO()
-  report = Report(tmp_path / 'run', total_steps=9, stream=out)
+  report = Report(tmp_path / 'run', 0, total_steps=9, stream=out)
   report.write(2, {'accuracy': 0.5})
   report.write(2, {'accuracy': 0.25}, 'validation')
   report.text(2, 'sample', 'once\nupon')
@@ -57,7 +60,7 @@ def test_metrics_go_to_all_three_places(tmp_path):
 
 
 def test_a_resumed_run_has_each_step_once(tmp_path):
-  killed = Report(tmp_path, stream=io.StringIO())
+  killed = Report(tmp_path, 0, stream=io.StringIO())
   for step in 1, 2, 3, 4:
     killed.write(step, {'accuracy': 0.0})
   out = io.StringIO()
@@ -68,18 +71,54 @@ def test_a_resumed_run_has_each_step_once(tmp_path):
   assert steps(tmp_path) == [1, 2, 3, 4, 5]
   assert 'Dropped 2 lines' in out.getvalue()
   found = events(tmp_path / 'tensorboard/train')
-  assert [e.step for e in found if e.HasField('session_log')] == [3]
+  assert [e.step for e in found if e.HasField('session_log')] == [0, 3]
 
 
-def test_from_the_start_or_adding(tmp_path):
-  for resume_step, kept in (None, [0, 1]), (None, [0, 1, 0, 1]), (0, [0, 1]):
-    report = Report(tmp_path, resume_step=resume_step, stream=io.StringIO())
+def test_lines_of_lost_checkpoints_are_put_aside(tmp_path):
+  for _ in range(3):
+    report = Report(tmp_path, resume_step=0, stream=io.StringIO())
     report.write(0, {'accuracy': 0.0}, 'validation')
     report.write(1, {'accuracy': 0.0})
     report.close()
-    assert steps(tmp_path) == kept
-  old = journal.read(tmp_path / journal.OLD)  # Checkpoints may have been lost.
+    assert steps(tmp_path) == [0, 1]
+  old = journal.read(tmp_path / journal.OLD)
   assert [record['step'] for record in old] == [0, 1, 0, 1]
+
+
+def test_a_full_disk_only_delays_the_lines(tmp_path, monkeypatch, caplog):
+  """RLIMIT_FSIZE makes writes fail, as on a full disk."""
+  resource = pytest.importorskip('resource')
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  report = Report(tmp_path, 0, stream=io.StringIO())
+  report.write(1, {'accuracy': 0.0})
+  full = mock.Mock(side_effect=OSError(28, 'No space left'))
+  resource.setrlimit(resource.RLIMIT_FSIZE, (150, limits[1]))
+  monkeypatch.setattr(plot, 'plot', full)
+  try:
+    for step in range(2, 40):  # More than the queue of a thread holds.
+      report.write(step, {'accuracy': 0.0})
+      report.plot('accuracy')
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  assert len(steps(tmp_path)) < 5
+  assert caplog.text.count('metrics.jsonl cannot be written') == 1
+  assert caplog.text.count('The plot of accuracy was not drawn') == 1
+  report.sync()
+  assert steps(tmp_path) == list(range(1, 40))
+  board = scalars(tmp_path / 'tensorboard/train')
+  assert [step for step, *_ in board] == list(range(1, 40))
+  report.close()
+
+
+def test_all_is_closed_even_if_the_screen_fails(tmp_path, monkeypatch):
+  report = Report(tmp_path, 0, stream=io.StringIO())
+  report.write(1, {'accuracy': 0.0})
+  closed = []
+  monkeypatch.setattr(report._journal, 'close', lambda: closed.append(1))
+  monkeypatch.setattr(report._console, 'close', lambda: 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    report.close()
+  assert closed
 
 
 def test_only_the_first_host_writes(tmp_path, monkeypatch):

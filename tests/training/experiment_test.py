@@ -152,7 +152,7 @@ def evaluated(workdir, experiment, stop=lambda: False):
   """Returns the validation, its metrics, records, and what it printed."""
   program, out = experiment.program, io.StringIO()
   validation = Validation(experiment)
-  report = Report(workdir, stream=out)
+  report = Report(workdir, 0, stream=out)
   params = program.create(0).params
   metrics = validation.evaluate(params, 3, report, stop)
   report.close()
