@@ -17,6 +17,7 @@ manifest, so that a forged manifest cannot lead out of its folder.
 """
 
 from collections.abc import Iterator
+import errno
 import hashlib
 import json
 import math
@@ -150,8 +151,12 @@ def damage(folder: str | os.PathLike, part: str = '') -> list[str]:
 
   Returns:
     A list of phrases, such as 'meta/metadata was changed', one for each file
-    that differs; empty if no file does. If the manifest was changed, or if it
-    or a file that orbax writes after it is missing, there is only one phrase.
+    that differs or that the disk cannot read; empty if there is none. If the
+    manifest was changed, or if it or a file that orbax writes after it is
+    missing, there is only one phrase.
+
+  Raises:
+    OSError: a file cannot be read for another reason than an error of the disk.
   """
   folder = epath.Path(folder)
   for name in (NAME, *_LATER):
@@ -167,6 +172,8 @@ def damage(folder: str | os.PathLike, part: str = '') -> list[str]:
     listed = {n: facts for n, facts in listed.items() if n.startswith(part)}
   except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
     sealed = False
+  except OSError as error:
+    return [_unreadable(NAME, error)]
   if not sealed:
     return [f'{NAME} was changed']
   found = {n: path for n, path in _files(folder) if n.startswith(part)}
@@ -175,11 +182,24 @@ def damage(folder: str | os.PathLike, part: str = '') -> list[str]:
   for name in sorted(set(found) & set(listed)):
     if not _inside(found[name], folder):
       phrases.append(f'{name} leads out of the folder')
-    elif (facts := _measure(found[name])) != listed[name]:
+      continue
+    try:
+      facts = _measure(found[name])
+    except OSError as error:
+      phrases.append(_unreadable(name, error))
+      continue
+    if facts != listed[name]:
       given, needed = facts['bytes'], listed[name]['bytes']
       how = 'was changed' if given == needed else f'has {given} of {needed} B'
       phrases.append(f'{name} {how}')
   return phrases
+
+
+def _unreadable(name: str, error: OSError) -> str:
+  """Returns a phrase about a file; raises errors that may be temporary."""
+  if error.errno != errno.EIO:
+    raise error
+  return f'{name} cannot be read ({error.strerror})'
 
 
 def seal(value: Any) -> str:

@@ -1,7 +1,9 @@
 """Checksums: every change of an array or a file is found, no layout matters."""
 
+import errno
 import json
 import os
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -109,6 +111,19 @@ def test_cut_files_are_named(folder):
   for left in range(size - 1, 0, -9):
     os.truncate(folder / checksums.NAME, left)
     assert checksums.damage(folder) == ['MANIFEST.json was changed']
+
+
+def test_errors_of_the_disk_are_damage_and_others_are_not(folder, monkeypatch):
+  def fail(code):
+    monkeypatch.setattr(
+      checksums, '_measure', mock.Mock(side_effect=OSError(code, 'why'))
+    )
+
+  fail(errno.EIO)
+  assert checksums.damage(folder)[0] == 'data.json cannot be read (why)'
+  fail(errno.EACCES)
+  with pytest.raises(OSError, match='why'):
+    checksums.damage(folder)
 
 
 def test_missing_and_added_files_are_named(folder):
