@@ -20,6 +20,7 @@ from typing import Any
 
 from absl import logging
 from etils import epath
+from jax.experimental import multihost_utils
 
 from meliad_rec.distributed.preemption import StopRequest
 from meliad_rec.storage import saved_step
@@ -129,12 +130,17 @@ class Checkpoints:
   def check_space(self, state: Any) -> None:
     """Checks, before training, that a step fits on the disk.
 
+    Removes what a killed save left there. Every host must call this, and no
+    other run may use the directory.
+
     Args:
       state: pytree of the arrays to save, or of their jax.ShapeDtypeStruct.
 
     Raises:
       CheckpointError: the step certainly does not fit.
     """
+    self._writer.remove_leftovers()
+    multihost_utils.sync_global_devices(f'{self.directory} has no leftovers')
     try:
       self._writer.check_space(state)
     except OSError as error:

@@ -28,6 +28,8 @@ from meliad_rec.storage.saved_step import CheckpointError
 from meliad_rec.storage.saved_step import first_line
 from meliad_rec.storage.workdir import in_bucket
 
+_UNFINISHED = '.orbax-checkpoint-tmp'  # Ends the name of a step being written.
+
 
 def committed_steps(directory: epath.Path) -> dict[int, epath.Path]:
   """Returns {step: folder} of all committed steps, oldest first.
@@ -94,6 +96,8 @@ class StepWriter:
       SaveError: on several hosts, if the save cannot begin.
     """
     self.finish()
+    if self._manager is None:
+      self.remove_leftovers()
     # If one host has lost its manager, all make a new one: managers wait for
     # each other.
     if hosts.any_of(self._manager is None):
@@ -109,6 +113,17 @@ class StepWriter:
       self._fail(error)
       if jax.process_count() > 1:
         raise self._failure from error
+
+  def remove_leftovers(self) -> None:
+    """Removes what killed and failed saves left on the disk; none may run.
+
+    Process 0 does this. orbax would do it too, but only after the space on the
+    disk has been checked.
+    """
+    if in_bucket(self._directory) or jax.process_index() > 0:
+      return
+    for path in self._directory.glob(f'*{_UNFINISHED}'):
+      shutil.rmtree(path, ignore_errors=True)
 
   def check_space(self, state: Any) -> None:
     """Raises OSError if a step certainly does not fit on the disk.
@@ -185,7 +200,7 @@ class StepWriter:
   def _write_manifest(self) -> None:
     # orbax calls this just before the commit, when the step is complete in its
     # temporary folder or, in a bucket, in its final one.
-    folder = self._directory / f'{self._step}.orbax-checkpoint-tmp'
+    folder = self._directory / f'{self._step}{_UNFINISHED}'
     final = self._directory / str(self._step)
     checksums.write(folder if folder.exists() else final)
 

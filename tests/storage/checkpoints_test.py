@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sys
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -262,6 +263,20 @@ def test_the_rest_of_a_killed_save_is_deleted(run):
   checkpoints.close()
   names = sorted(path.name for path in run.iterdir())
   assert names == ['10', '20', '40']
+
+
+def test_the_rest_of_a_killed_save_takes_no_space(tmp_path, monkeypatch):
+  """A disk that has space for a step, but not if such a rest is left."""
+  rest = tmp_path / '30.orbax-checkpoint-tmp'
+  usage = lambda _: mock.Mock(free=0 if rest.exists() else 10**9)
+  monkeypatch.setattr(shutil, 'disk_usage', usage)
+  rest.mkdir()
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.check_space(make_state())
+  rest.mkdir()
+  checkpoints.save(40, make_state(40), {}, ABOUT)
+  checkpoints.close()
+  assert checkpoints.steps() == [40]
 
 
 def test_in_a_bucket_only_a_committed_step_counts(tmp_path, monkeypatch):
