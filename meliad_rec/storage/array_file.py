@@ -28,7 +28,7 @@ def write(
   text = json.dumps({'kind': kind, 'facts': facts})
   meta = {_META: np.frombuffer(text.encode(), np.uint8)}
   try:
-    with output_file.replacing(path) as new, new.open('xb') as file:
+    with output_file.replacing(path) as new, new.open('wb') as file:
       np.savez(file, **arrays, **meta)
   except OSError as error:
     raise ValueError(

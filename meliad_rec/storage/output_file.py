@@ -29,10 +29,11 @@ def check(path: str | os.PathLike, *suffixes: str) -> None:
   path = Path(path)
   if suffixes:
     check_suffix(path, *suffixes)
-  folder = path.absolute().parent
-  if not folder.is_dir():
+  target = Path(os.path.realpath(path))
+  if not target.parent.is_dir():
     raise ValueError(f'The folder of {path} does not exist. Create it first.')
-  if path.is_dir() or not os.access(folder, os.W_OK):
+  written = target if _is_device(target) else target.parent
+  if target.is_dir() or not os.access(written, os.W_OK):
     raise ValueError(f'{path} cannot be written. Choose another file.')
 
 
@@ -48,10 +49,16 @@ def check_suffix(path: Path, *suffixes: str) -> None:
 def replacing(path: str | os.PathLike) -> Iterator[Path]:
   """Writes a whole file or nothing, on a disk.
 
+  A link stays, and the file that it names is replaced. What is no regular file,
+  such as /dev/null or a pipe, is written directly.
+
   Yields:
     The path of a file to write. If no error occurs, it replaces `path`.
   """
-  path = Path(path)
+  path = Path(os.path.realpath(path))
+  if _is_device(path):
+    yield path
+    return
   # Opened like any other file, so that its permissions follow the umask.
   new = path.with_name(f'.{path.name}.{secrets.token_hex(4)}')
   try:
@@ -59,6 +66,11 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
     os.replace(new, path)
   finally:
     new.unlink(missing_ok=True)
+
+
+def _is_device(path: Path) -> bool:
+  """Returns whether a path exists and is neither a file nor a folder."""
+  return path.exists() and not (path.is_file() or path.is_dir())
 
 
 def write(path: Path | epath.Path, content: bytes | str) -> None:

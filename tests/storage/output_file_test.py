@@ -36,6 +36,19 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
   assert list(tmp_path.iterdir()) == [path]
 
 
+def test_links_and_pipes_stay(tmp_path):
+  link, pipe = tmp_path / 'link', tmp_path / 'pipe'
+  link.symlink_to(tmp_path / 'file')
+  os.mkfifo(pipe)
+  with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), 'rb') as reader:
+    for path in link, pipe:
+      output_file.check(path)
+      output_file.write(path, 'text')
+    assert reader.read() == b'text'
+  assert link.is_symlink() and pipe.is_fifo()
+  assert (tmp_path / 'file').read_text() == 'text'
+
+
 def umask():
   mask = os.umask(0)
   os.umask(mask)
