@@ -170,13 +170,7 @@ def read_prompt(args) -> str:
   if args.prompt is not None and args.prompt_file is not None:
     raise ValueError('Give --prompt or --prompt_file, not both.')
   if '-' in (args.prompt, args.prompt_file):
-    try:
-      return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
-      raise ValueError(
-        f'The prompt on stdin is not UTF-8 (byte {error.start}). Convert it to '
-        'UTF-8.'
-      ) from None
+    return read_text('-')
   if args.prompt_file is not None:
     return read_text(args.prompt_file)
   try:

@@ -12,7 +12,7 @@ are in percent.
 
 from absl import flags
 
-from meliad_rec.commands.translate import read_lines
+from meliad_rec.data.split_files import read_lines
 from meliad_rec.metrics import text_scores
 from meliad_rec.report import console
 

@@ -23,7 +23,7 @@ from absl import flags
 from meliad_rec.commands import run_flags
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.pairs import Pairs
-from meliad_rec.data.split_files import read_text
+from meliad_rec.data.split_files import read_lines
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.distributed import compilation_cache
 from meliad_rec.generation.beam import PENALTIES
@@ -108,6 +108,9 @@ def main(argv: list[str]) -> None:
         'by meliad-rec score.'
       )
     output_file.check(args.metrics, '.json')
+    text_scores.measure(['a'], ['a'])  # Fails if a package is missing.
+  if args.out:
+    output_file.check(args.out)
   run_flags.check_data_flags(args)
   lines = None if args.split else read_lines(argv[2])
   console.use_plain_logs()
@@ -181,16 +184,3 @@ def texts(
     for lines, part in (sources, ids[:first]), (targets, ids[first:]):
       lines.append(vocabulary.decode(part).strip())
   return sources, targets
-
-
-def read_lines(path: str) -> list[str]:
-  """Returns the lines of a file, or of stdin if the path is -.
-
-  Raises:
-    ValueError: it cannot be read, is not UTF-8, or is empty.
-  """
-  text = sys.stdin.read() if path == '-' else read_text(path)
-  lines = text.removesuffix('\n').split('\n')
-  if lines == ['']:
-    raise ValueError(f'{path} is empty. Give a file with one text per line.')
-  return [line.strip() for line in lines]

@@ -7,6 +7,7 @@ files that match are splits too, such as test_2016 in data/test_2016.en.
 from collections.abc import Sequence
 import glob
 from pathlib import Path
+import sys
 
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.storage.workdir import expand_home
@@ -85,7 +86,7 @@ def _matching(pattern: str) -> set[str]:
 
 
 def read_text(path: str | Path, advice: str = 'Convert it to UTF-8.') -> str:
-  """Returns the text of a file.
+  """Returns the text of a file, or of stdin if the path is '-'.
 
   Args:
     path: the file.
@@ -95,22 +96,37 @@ def read_text(path: str | Path, advice: str = 'Convert it to UTF-8.') -> str:
     ValueError: the file cannot be read, or is not UTF-8.
   """
   try:
+    # Not as text, which has the encoding and the newlines of the system.
+    if path == '-':
+      return sys.stdin.buffer.read().decode()
     return Path(path).read_bytes().decode()
   except OSError as error:
     raise ValueError(
-      f'{path} cannot be read ({error.strerror}). Give the path of a text file.'
+      f'{_name(path)} cannot be read ({error.strerror}). Give the path of a '
+      'text file.'
     ) from None
   except UnicodeDecodeError as error:
     raise ValueError(
-      f'{path} is not UTF-8 (byte {error.start}). {advice}'
+      f'{_name(path)} is not UTF-8 (byte {error.start}). {advice}'
     ) from None
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(path: str | Path) -> list[str]:
   """Returns the lines of a file without white space at their ends.
 
+  Args:
+    path: the file; '-' for stdin.
+
   Raises:
-    ValueError: see `read_text`.
+    ValueError: the file is empty, or see `read_text`.
   """
   lines = read_text(path).split('\n')
+  if lines == ['']:
+    raise ValueError(
+      f'{_name(path)} is empty. Give a file with one text per line.'
+    )
   return [line.strip() for line in (lines if lines[-1] else lines[:-1])]
+
+
+def _name(path: str | Path) -> str:
+  return 'The text on stdin' if path == '-' else f'{path}'

@@ -1,12 +1,15 @@
 """Trains a tiny encoder-decoder, translates with it, and scores the result."""
 
+import io
 import json
+import sys
 
 import pytest
 
 from meliad_rec.commands import score
 from meliad_rec.commands import translate
 from meliad_rec.config import config
+from meliad_rec.data.split_files import read_lines
 from meliad_rec.metrics import text_scores
 from meliad_rec.runs import training
 from meliad_rec.runs.trained_run import load_run
@@ -88,9 +91,31 @@ def test_mistakes(tmp_path):
   both = *of('run', 'one'), '--split=test'
   assert 'Got 2 arguments and --split' in command.mistake(translate, *both)
   scores = *of('run', 'one'), '--metrics=a.json'
+  late = *of('run', 'one'), '--out=/none/targets'
+  assert 'The folder of /none/targets' in command.mistake(translate, *late)
   assert '--metrics needs references' in command.mistake(translate, *scores)
   assert 'one text per line' in command.mistake(translate, *of('run', 'none'))
   assert 'has 1 lines, but' in command.mistake(score, *of('one', 'two'))
+
+
+def test_missing_packages_are_found_before_the_run(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'rouge_score', None)
+  arguments = 'run', '--split=test', f'--metrics={tmp_path}/a.json'
+  assert 'meliad_rec[text]' in command.mistake(translate, *arguments)
+
+
+def test_stdin_is_read_like_a_file(tmp_path, monkeypatch):
+  """In any locale, and with the newlines of no system."""
+  content = 'é\r\na\rb\n'.encode()
+  (tmp_path / 'file').write_bytes(content)
+  stdin = lambda given: monkeypatch.setattr(
+    sys, 'stdin', io.TextIOWrapper(io.BytesIO(given), 'ascii')
+  )
+  stdin(content)
+  assert read_lines('-') == read_lines(tmp_path / 'file') == ['é', 'a\rb']
+  stdin(b'\xe9')
+  arguments = '-', str(tmp_path / 'file')
+  assert 'on stdin is not UTF-8' in command.mistake(score, *arguments)
 
 
 def test_rouge_of_sentences_in_another_order():
