@@ -8,8 +8,8 @@ a token, a chunk or a document. For --text, this prints the steps of each token,
 and the labels if the model predicts labels. For --split, it prints the mean and
 maximum number of steps and the share of correct predictions, by length of the
 document and, if some words are brackets, by depth of nesting. In the mean,
-tokens that halt together, as a chunk or a document, count once. --out plots the
-result.
+tokens that halt together, as a chunk or a document, count once. Exactly one of
+--text and --split is needed. --out plots the result.
 """
 
 from absl import flags
@@ -105,7 +105,7 @@ def check_flags(args) -> None:
 def read(run: TrainedRun, documents: Documents, args) -> Depths:
   """Runs the model on documents and returns the steps of each token."""
   sharded = run_flags.with_segment(run.sharded, documents, args.segment)
-  rows = run.rows(len(documents)) if args.batch is None else args.batch
+  rows = run.rows(len(documents), args.batch)
   countdown = Countdown(len(documents.tokens), 'tokens')
   try:
     return measure(sharded, run.params, documents, rows, countdown.show)

@@ -4,10 +4,11 @@ r"""Evaluates a trained model on a split or on text files, every token once.
   meliad-rec evaluate --workdir=RUN --file='books/*.txt'
   meliad-rec evaluate --compare=A.npz,B.npz
 
---out writes the loss and the text of every token to a file. --compare takes two
-such files, and shows how much better the second model predicts: by position in
-the document, by distance back to the previous use of a name, and at the tokens
-with the largest gain, in context. --plot also draws the gain.
+Exactly one of --split and --file is needed, or --compare. --out writes the loss
+and the text of every token to a file. --compare takes two such files, and shows
+how much better the second model predicts: by position in the document, by
+distance back to the previous use of a name, and at the tokens with the largest
+gain, in context. --plot also draws the gain.
 """
 
 from collections.abc import Mapping
@@ -214,7 +215,7 @@ def measure(
   sharded = run_flags.with_segment(sharded, documents, args.segment)
   losses = TokenLosses.of(documents, run.vocabulary) if args.out else None
   countdown = Countdown(documents.tokens_read, 'tokens')
-  rows = run.rows(len(documents)) if args.batch is None else args.batch
+  rows = run.rows(len(documents), args.batch)
   try:
     metrics = evaluate(
       sharded,

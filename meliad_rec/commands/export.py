@@ -6,7 +6,8 @@ r"""Exports a trained model: parameters as safetensors, and files to load them.
 DIR then has model.safetensors, config.gin, run.json, the vocabulary, and
 README.md, a model card to complete. `evaluate`, `generate` and
 meliad_rec.load_run open DIR as they open a run, and
-`meliad-rec train --init_from=DIR` begins a new run with these parameters.
+`meliad-rec train --init_from=DIR` begins a new run with these parameters. This
+needs meliad_rec[export].
 """
 
 from absl import flags

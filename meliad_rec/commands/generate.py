@@ -64,17 +64,17 @@ def define_flags() -> None:
     lower_bound=1,
   )
   flags.DEFINE_float(
-    'alpha',
+    'length_penalty',
     1.0,
     'With --beams: exponent of the penalty on short texts; 0 for none.',
     lower_bound=0,
   )
   flags.DEFINE_enum(
-    'penalty',
+    'length_norm',
     'power',
     list(PENALTIES),
-    'With --beams: log-probabilities are divided by (tokens)**alpha (power) or '
-    '((5 + tokens) / 6)**alpha (gnmt).',
+    'With --beams: log-probabilities are divided by tokens (power) or '
+    '(5 + tokens) / 6 (gnmt), to the power of --length_penalty.',
   )
   flags.DEFINE_integer(
     'no_repeat',
@@ -115,14 +115,15 @@ def main(argv: list[str]) -> None:
   prompt = read_prompt(args)
   run = run_flags.open_run()
   reading = run.load_state(args.load_state) if args.load_state else None
+  before = 0 if reading is None else int(reading.count)
   began = time.perf_counter()
   reading = run.read(prompt, reading)
-  seen = int(reading.count)
+  seen = int(reading.count)  # Waits for the devices.
+  read = _speed('read', seen - before, began)
   if beam is not None:
     texts = run.text_generator.search(reading, args.tokens, beam, args.until)
     print_texts(texts[: args.samples])
     return
-  read = _speed('read', len(run.vocabulary.encode(prompt)), began)
   reading, speed = write(run, reading.repeat(args.samples), sampler, args)
   if args.show_speed:
     speed = f'{speed}, after {seen:,} tokens'
@@ -139,7 +140,7 @@ def given_beam(args) -> BeamSearch | None:
       fewer texts than --samples.
   """
   if args.beams is None:
-    names = 'alpha', 'penalty', 'no_repeat', 'until'
+    names = 'length_penalty', 'length_norm', 'no_repeat', 'until'
     config_flags.refuse(names, 'needs --beams')
     return None
   names = 'greedy', 'temperature', 'top_k', 'top_p', 'seed'
@@ -151,7 +152,9 @@ def given_beam(args) -> BeamSearch | None:
       f'--samples is {args.samples} and --tokens is {args.tokens}. Set --beams '
       'to at least --samples, and --tokens to at least 1.'
     )
-  return BeamSearch(args.beams, args.alpha, args.penalty, args.no_repeat)
+  return BeamSearch(
+    args.beams, args.length_penalty, args.length_norm, args.no_repeat
+  )
 
 
 def print_texts(texts: list[str]) -> None:

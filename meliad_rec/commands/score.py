@@ -7,7 +7,7 @@ Both files have one text in each line. BLEU is given twice: as computed by
 sacreBLEU (tokenizer 13a), and for text that is already tokenized, with hyphens
 between words split, as in Ott et al. 2018. ROUGE is the mean F1 without
 stemming; rougeL compares whole texts, and rougeLsum sentence by sentence. All
-are in percent.
+are in percent. The packages for both come with meliad_rec[text].
 """
 
 from absl import flags

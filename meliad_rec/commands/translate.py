@@ -1,13 +1,13 @@
 r"""Writes the targets of sources, such as translations, by a beam search.
 
-  meliad-rec translate RUN FILE --beams=5 --alpha=1 >TARGETS
+  meliad-rec translate RUN FILE --beams=5 --length_penalty=1 >TARGETS
   meliad-rec translate RUN --split=test --metrics=SCORES.json >TARGETS
 
 FILE has one source in each line, and is - for stdin. The run must be of a model
 with an encoder. --split reads sources of the run's own data, and --metrics
-scores their targets by BLEU and ROUGE (see meliad-rec score). --average=10
-takes the mean of the last ten checkpoints. Flags that are not given take their
-values from the configuration of the run.
+scores their targets by BLEU and ROUGE (see meliad-rec score), which needs
+meliad_rec[text]. --average=10 takes the mean of the last ten checkpoints. Flags
+that are not given take their values from the configuration of the run.
 """
 
 from collections.abc import Mapping
@@ -50,23 +50,24 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'metrics',
     None,
-    'File to write BLEU and ROUGE to as JSON, a .json; with --split.',
+    'File to write BLEU and ROUGE to as JSON, a .json; with --split; needs '
+    'meliad_rec[text].',
   )
   flags.DEFINE_integer(
     'beams', None, 'Number of beams of the search.', lower_bound=1
   )
   flags.DEFINE_float(
-    'alpha',
+    'length_penalty',
     None,
     'Exponent of the penalty on short targets; 0 for none.',
     lower_bound=0,
   )
   flags.DEFINE_enum(
-    'penalty',
+    'length_norm',
     None,
     list(PENALTIES),
-    'Log-probabilities are divided by (tokens)**alpha (power) or '
-    '((5 + tokens) / 6)**alpha (gnmt).',
+    'Log-probabilities are divided by tokens (power) or (5 + tokens) / 6 '
+    '(gnmt), to the power of --length_penalty.',
   )
   flags.DEFINE_integer(
     'no_repeat',
@@ -145,16 +146,19 @@ def main(argv: list[str]) -> None:
 
 def from_flags(translation: Translation, args) -> Translation:
   """Returns the settings with those replaced that the flags give."""
-  given = lambda *names: {
-    name: getattr(args, name)
-    for name in names
-    if getattr(args, name) is not None
-  }
-  changes: Mapping[str, Any] = given('beams', 'alpha', 'penalty', 'no_repeat')
+  given = lambda **flags: {k: v for k, v in flags.items() if v is not None}
+  changes: Mapping[str, Any] = given(
+    beams=args.beams,
+    alpha=args.length_penalty,
+    penalty=args.length_norm,
+    no_repeat=args.no_repeat,
+  )
   if changes.get('no_repeat') == 0:
     changes |= {'no_repeat': None}
   beam = dataclasses.replace(translation.beam, **changes)
-  return dataclasses.replace(translation, beam=beam, **given('average'))
+  return dataclasses.replace(
+    translation, beam=beam, **given(average=args.average)
+  )
 
 
 def texts(

@@ -105,6 +105,16 @@ def test_a_saved_state_goes_on_as_one_text(tmp_path, capsys):
   assert first + second == strip(whole)
 
 
+def test_a_prompt_is_tokenized_once(monkeypatch, capsys):
+  run, texts = load_run(trained.folder()), []
+  encode = run.vocabulary.encode
+  count = lambda _, text: texts.append(text) or encode(text)
+  monkeypatch.setattr(type(run.vocabulary), 'encode', count)
+  monkeypatch.setattr(run_flags, 'open_run', lambda: run)
+  assert command.run(generate, '--prompt=long', '--tokens=0') == 0
+  assert texts == ['long']
+
+
 @pytest.mark.slow
 def test_a_search_finds_what_greedy_writing_and_more_beams_find(capsys):
   def command_writes(*arguments):
@@ -130,6 +140,7 @@ def test_a_search_finds_what_greedy_writing_and_more_beams_find(capsys):
     (['--beams=3', '--top_k=3'], '--top_k cannot be combined with --beams'),
     (['--beams=3', '--samples=4'], '--samples is 4'),
     (['--until=.'], '--until needs --beams'),
+    (['--length_norm=gnmt'], '--length_norm needs --beams'),
   ],
 )
 def test_mistakes_are_found_before_anything_is_read(

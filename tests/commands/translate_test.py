@@ -76,6 +76,7 @@ def test_a_split_is_written_as_the_configuration_says(run):
   assert {name: found[name] for name in measured} == measured
   assert [*measured] == [*text_scores.NAMES]
   explicit = '--beams=3', '--no_repeat=2', '--average=2', '--tokens=9'
+  explicit += '--length_penalty=1', '--length_norm=power'
   command.run(
     translate, str(run / 'run'), str(run / 'valid.en'), *explicit, saved[0]
   )
