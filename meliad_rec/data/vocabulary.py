@@ -143,6 +143,9 @@ class SentencePiece:
       ) from None
     self.size = self._processor.get_piece_size()
     self._bytes = [self._piece_bytes(i) for i in range(self.size)]
+    # Whether a space is added at the beginning of a text.
+    first = [self._bytes[i] for i in self.encode('a')[:1]]
+    self.adds_space = b''.join(first).startswith(b' ')
     if self._emits_zero():
       raise ValueError(
         f'The SentencePiece model {path} can map text to id 0 '
@@ -258,8 +261,8 @@ class Tokenizer:
       spelled[self._tokenizer.token_to_id(unknown)] = '\ufffd'.encode()
     self._bytes = [spelled.get(i, b'') for i in range(-1, self.size - 1)]
     # Whether a space is added at the beginning of a text.
-    self._adds_space = False
-    self._adds_space = self.decode(self.encode('a')) == ' a'
+    self.adds_space = False
+    self.adds_space = self.decode(self.encode('a')) == ' a'
 
   def encode(self, text: str) -> np.ndarray:
     ids = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -271,7 +274,7 @@ class Tokenizer:
   def token_bytes(self, ids: np.ndarray) -> list[bytes]:
     spelled = [self._bytes[i] for i in np.asarray(ids).tolist()]
     first = next((n for n, piece in enumerate(spelled) if piece), None)
-    if self._adds_space and first is not None:
+    if self.adds_space and first is not None:
       spelled[first] = spelled[first].removeprefix(b' ')
     return spelled
 

@@ -4,6 +4,7 @@ import codecs
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
+import functools
 
 import numpy as np
 
@@ -38,7 +39,10 @@ class TextGenerator:
       state: state after the preceding text. None means that the text begins a
         document, in one row.
     """
-    return self.read_ids(self.vocabulary.encode(text), state)
+    encode = self.vocabulary.encode
+    if state is not None and int(state.count):
+      encode = functools.partial(encode_continuation, self.vocabulary)
+    return self.read_ids(encode(text), state)
 
   def read_ids(
     self, ids_T: np.ndarray, state: DecoderState | None = None
@@ -97,7 +101,9 @@ class TextGenerator:
     Raises:
       ValueError: `until` is not a single token.
     """
-    ids_T = self.vocabulary.encode(until) if until is not None else []
+    ids_T = []
+    if until is not None:
+      ids_T = encode_continuation(self.vocabulary, until)
     if until is not None and len(ids_T) != 1:
       raise ValueError(
         f'A search ends at a single token, but {until!r} is {len(ids_T)} '
@@ -113,6 +119,20 @@ class TextGenerator:
       row = StreamingDetokenizer(self.vocabulary, recent)
       texts.append(row.add(ids_L[ids_L > 0]) + row.end())
     return texts
+
+
+def encode_continuation(vocabulary: Vocabulary, text: str) -> np.ndarray:
+  """Returns the ids of a text that continues another one.
+
+  Some vocabularies add a space at the beginning of a text. Here they do not:
+  the text is encoded after a character that has tokens of its own.
+  """
+  if getattr(vocabulary, 'adds_space', False):
+    for before in 'a.1':
+      ids_T, first_T = map(vocabulary.encode, (before + text, before))
+      if np.array_equal(ids_T[: len(first_T)], first_T):
+        return ids_T[len(first_T) :]
+  return vocabulary.encode(text)
 
 
 class StreamingDetokenizer:

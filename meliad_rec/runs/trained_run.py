@@ -332,6 +332,7 @@ class TrainedRun(ObservedRun):
       state = generator.decoder.with_parts_of(
         generator.read_ids(self._observer.before), self._observer.state
       )
+      return generator.read_ids(self.vocabulary.encode(text), state)
     return generator.read(text, state)
 
   def save_state(

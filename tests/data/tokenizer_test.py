@@ -10,6 +10,7 @@ from meliad_rec.data import store
 from meliad_rec.data.store import Store
 from meliad_rec.data.text import document
 from meliad_rec.data.vocabulary import open_vocabulary
+from meliad_rec.generation.text import encode_continuation
 from meliad_rec.generation.text import StreamingDetokenizer
 from meliad_rec.runs import folder
 from tests import tiny_run
@@ -132,6 +133,13 @@ def test_text_is_written_piece_by_piece(vocabulary):
   writer = StreamingDetokenizer(vocabulary)
   pieces = [writer.add([i]) for i in vocabulary.encode(text)]
   assert ''.join([*pieces, writer.end()]) == text
+
+
+def test_a_continuation_begins_with_no_space_of_its_own(vocabulary):
+  for before, text in ('plain', ' words, twice'), ('plain wo', 'rds'), ('', ''):
+    ids = [vocabulary.encode(before), encode_continuation(vocabulary, text)]
+    assert vocabulary.decode(np.concatenate(ids)) == before + text
+  assert len(encode_continuation(vocabulary, ',')) == 1
 
 
 def test_stores_and_runs_keep_the_tokenizer(tmp_path):

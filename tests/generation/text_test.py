@@ -2,14 +2,17 @@
 
 import dataclasses
 import functools
+from unittest import mock
 
 import jax
 import numpy as np
+import pytest
 
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import SentencePiece
+from meliad_rec.generation.beam import BeamSearch
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.sample import Sample
 from meliad_rec.generation.sampling import Sampler
@@ -44,6 +47,40 @@ def test_pieces_are_the_text_of_the_tokens_and_prompts_may_come_in_parts():
   parts = generator.read(' of more than a window', generator.read('a text'))
   close = functools.partial(np.testing.assert_allclose, atol=2e-5)
   jax.tree.map(close, whole, parts)
+
+
+def test_what_continues_a_text_gets_no_space(tmp_path):
+  path = tmp_path / 'prefix.model'
+  path.write_bytes(train(SENTENCES, 300, **EXACT, add_dummy_prefix=True))
+  generator = TextGenerator(Decoded(), SentencePiece(path))
+  generator.read('plain words, twice')
+  state = generator.read('plain')
+  for part in ' words', ', ', 'twice':
+    state = generator.read(part, state)
+  whole, *parts = generator.decoder.ids
+  assert generator.vocabulary.decode(np.concatenate(parts)) == (
+    generator.vocabulary.decode(whole)
+  )
+  assert len(generator.vocabulary.encode(',')) == 2
+  with pytest.raises(ValueError, match='no search'):  # Not: it is two tokens.
+    generator.search(state, 1, BeamSearch(1), until=',')
+
+
+class Decoded:
+  """Stands for a decoder, and keeps the ids that it reads."""
+
+  def __init__(self):
+    self.ids = []
+
+  def start(self, rows):
+    return mock.Mock(recent_BN=[[0]] * rows, count=0)
+
+  def read(self, state, ids_BT, on_progress):
+    self.ids.append(ids_BT[0])
+    return mock.Mock(recent_BN=[[0]], count=state.count + len(ids_BT[0]))
+
+  def search(self, *_):
+    raise ValueError('no search')
 
 
 def test_detokenized_pieces_are_the_text(tmp_path):
