@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
+import math
 from typing import Any
 
 from meliad_rec.config.files import nearest
@@ -45,6 +46,13 @@ class Configured:
 
   def __call__(self, *args, **kwargs):
     return self.evaluator.call(self.name, self.scope, args, kwargs)
+
+
+class _Infinity(float):
+  """An infinite number, written in a way that gin can read."""
+
+  def __repr__(self):
+    return '1e999' if self > 0 else '-1e999'
 
 
 class Evaluator:
@@ -213,9 +221,11 @@ class Evaluator:
         aliases[name.module] = alias
       return Name(aliases[name.module], name.inner)
 
-    def shortened(leaf):
+    def as_text(leaf):
       if isinstance(leaf, Reference):
         return dataclasses.replace(leaf, name=short(leaf.name))
+      if isinstance(leaf, float) and math.isinf(leaf):
+        return _Infinity(leaf)
       return leaf
 
     macros, sections = {}, {}
@@ -223,7 +233,7 @@ class Evaluator:
       title = (f'{scope}/' if scope else '') + str(
         name if isinstance(name, str) else short(name)
       )
-      written = {p: repr(map_leaves(shortened, v)) for p, v in used.items()}
+      written = {p: repr(map_leaves(as_text, v)) for p, v in used.items()}
       if isinstance(name, str):
         macros[title] = written['']
       elif written:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import dataclasses
 import itertools
+import math
 import os
 import sys
 import types
@@ -159,8 +160,10 @@ def test_parsing_again_forgets_and_accepts_classes_defined_again():
 
 
 def test_the_operative_configuration_parses_back_to_itself():
-  config.parse([*USUAL, 'options/single'], ['toy.Layer.places = (1, -2)'])
+  params = 'toy.Layer.places = (1, -2)', 'toy.Layer.rate = -1e999'
+  config.parse([*USUAL, 'options/single'], params)
   first = config.build(repeat)()
+  assert first[0].rate == -math.inf
   config.check_read()
   text = config.operative()
   assert 'SLOTS' not in text
