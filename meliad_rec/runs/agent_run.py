@@ -6,6 +6,7 @@ run.play(episodes=100)['mean_return'].mean()
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import os
 from typing import Any
 
@@ -120,11 +121,7 @@ class AgentRun:
       ValueError: an argument is out of its range.
     """
     check_count('episodes', episodes, 1)
-    found = jax.jit(
-      lambda params, key: play_episodes(
-        self.agent, self.env, params, episodes, key, _choice(greedy)
-      )
-    )(self.params, _key(seed))
+    found = self._play(self.params, _key(seed), episodes, greedy)
     return jax.tree.map(np.asarray, found)
 
   def pictures(
@@ -138,9 +135,31 @@ class AgentRun:
     Returns:
       Pictures in red, green and blue, uint8 [height, width, 3].
     """
+    worlds, done_T = jax.tree.map(
+      np.asarray, self._film(self.params, _key(seed), greedy)
+    )
+    return [
+      self.env.picture(jax.tree.map(lambda a, t=t: a[t, 0], worlds))
+      for t in range(int(done_T.argmax()) + 1)
+    ]
+
+  @functools.cached_property
+  def _play(self) -> Callable:
+    """Compiled function of (params, key, episodes, whether greedy)."""
+
+    def play(params, key, episodes, greedy):
+      return play_episodes(
+        self.agent, self.env, params, episodes, key, _choice(greedy)
+      )
+
+    return jax.jit(play, static_argnums=(2, 3))
+
+  @functools.cached_property
+  def _film(self) -> Callable:
+    """Compiled function of (params, key, whether greedy): each state."""
     agent, env = self.agent, self.env
 
-    def film(params, key):
+    def film(params, key, greedy):
       begin_key, key = jax.random.split(key)
 
       def step(acting, key):
@@ -150,13 +169,7 @@ class AgentRun:
       acting = a2c.begin(agent, env, params, 1, begin_key)
       return jax.lax.scan(step, acting, jax.random.split(key, env.limit))[1]
 
-    worlds, done_T = jax.tree.map(
-      np.asarray, jax.jit(film)(self.params, _key(seed))
-    )
-    return [
-      env.picture(jax.tree.map(lambda a, t=t: a[t, 0], worlds))
-      for t in range(int(done_T.argmax()) + 1)
-    ]
+    return jax.jit(film, static_argnums=2)
 
 
 def _choice(greedy: bool) -> Callable:

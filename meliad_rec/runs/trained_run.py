@@ -171,13 +171,17 @@ class TrainedRun(ObservedRun):
     return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
   @functools.cached_property
+  def _decoder(self) -> Decoder:
+    """The decoder, whose compiled functions are kept."""
+    model, mesh = self.sharded.model, self.sharded.mesh
+    return Decoder(model, self.params, self.sharded.segment, mesh=mesh)
+
+  @functools.cached_property
   def text_generator(self) -> TextGenerator:
     """The generator of this run; ValueError if the model cannot generate."""
     run_folder.check_text(self.labels)
-    model, mesh = self.sharded.model, self.sharded.mesh
-    check_can_generate(model)
-    decoder = Decoder(model, self.params, self.sharded.segment, mesh=mesh)
-    return TextGenerator(decoder, self.vocabulary)
+    check_can_generate(self.sharded.model)
+    return TextGenerator(self._decoder, self.vocabulary)
 
   @functools.cached_property
   def identity(self) -> dict[str, str]:
@@ -246,12 +250,10 @@ class TrainedRun(ObservedRun):
     Raises:
       ValueError: the model has no encoder, or a source is not a single line.
     """
-    model, mesh = self.sharded.model, self.sharded.mesh
     self._check_encoder('translate', 'Use meliad-rec generate.')
     if tokens is not None:
       check_count('tokens', tokens, 1)
     beam = beam or Translation.of(self._facts['translation']).beam
-    decoder = Decoder(model, self.params, self.sharded.segment, mesh=mesh)
     end = end_of_line(self.vocabulary)
     ids = [
       self.source_ids(line, f'Source {number}')
@@ -270,7 +272,7 @@ class TrainedRun(ObservedRun):
       for row, i in enumerate(part):
         source_BS[row, : len(ids[i])] = ids[i]
       count = S * 6 // 5 + 10 if tokens is None else tokens
-      found = decoder.translate(source_BS, count, beam, end)
+      found = self._decoder.translate(source_BS, count, beam, end)
       for i, ids_L in zip(
         part, np.asarray(found.tokens_BKL)[:, 0], strict=False
       ):

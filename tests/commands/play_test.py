@@ -32,6 +32,7 @@ def test_the_command_prints_returns_and_writes_an_episode(
     assert code in (None, 0)
     out = capsys.readouterr().out
     returns = one.play(9)['mean_return']
+    assert one._play._cache_size() == 1  # Also at the second call.
     assert f'return   {returns.mean():.3f} ' in out
     pictures = one.pictures()
     assert f'an episode of {len(pictures)} steps' in out

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from unittest import mock
 
 import pytest
 
@@ -10,7 +11,9 @@ from meliad_rec.commands import score
 from meliad_rec.commands import translate
 from meliad_rec.config import config
 from meliad_rec.data.split_files import read_lines
+from meliad_rec.generation.decoder import Decoder
 from meliad_rec.metrics import text_scores
+from meliad_rec.runs import trained_run
 from meliad_rec.runs import training
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.training.experiment import Experiment
@@ -45,7 +48,11 @@ def test_targets_are_written_and_scored(run, capsys):
   first, second, third = capsys.readouterr().out.removesuffix('\n').split('\n')
   assert first == third  # Their first three words are the same.
   assert max(map(len, (first, second))) <= 7
-  assert not load_run(run / 'run').translate([])
+  opened = load_run(run / 'run')
+  assert not opened.translate([])
+  with mock.patch.object(trained_run, 'Decoder', wraps=Decoder) as made:
+    opened.translate(LINES, tokens=7), opened.translate(LINES, tokens=7)
+  assert made.call_count == 1  # Compiled functions are kept.
   (run / 'found').write_text('eins\nzwei\nvier\n')
   command.run(score, str(run / 'found'), str(run / 'train.de'))
   assert 'tokenized_bleu' in capsys.readouterr().out
