@@ -96,9 +96,8 @@ def load_run(
   step, params, about = run_folder.read_params(
     folder, facts, sharded.param_shapes, step, average
   )
-  return TrainedRun(
-    sharded, params, vocabulary, config, about | facts, step, folder
-  )
+  facts = {'average': average} | about | facts
+  return TrainedRun(sharded, params, vocabulary, config, facts, step, folder)
 
 
 class TrainedRun(ObservedRun):
@@ -118,6 +117,7 @@ class TrainedRun(ObservedRun):
     started_in: folder in which training was started, to which the paths of its
       data are relative; '' if unknown.
     step: training step of the checkpoint.
+    average: number of checkpoints, up to `step`, whose mean are the parameters.
   """
 
   def __init__(
@@ -137,6 +137,7 @@ class TrainedRun(ObservedRun):
     self.validation: str | None = facts.get('validation split')
     self.started_in: str = facts.get('started_in', '')
     self.step, self.workdir = step, workdir
+    self.average: int = facts.get('average', 1)
     self._facts = facts
 
   def __repr__(self) -> str:
@@ -410,8 +411,11 @@ class TrainedRun(ObservedRun):
       ValueError: the folder is not empty or cannot be written, or the package
         safetensors is missing (meliad_rec[export] installs it).
     """
-    step = {'step': f'{self.step:,}'}
-    rows = self._rows | step | display.quality(self.workdir, self.step)
+    rows = self._rows | {'step': f'{self.step:,}'}
+    if self.average > 1:
+      rows['step'] = f'mean of {self.average} checkpoints up to {rows["step"]}'
+    else:  # Only these parameters were evaluated.
+      rows |= display.quality(self.workdir, self.step)
     name = Path(out).absolute().name
     facts = {k: v for k, v in self._facts.items() if k != 'config'}
     facts |= {'step': self.step, 'tokenizer': self.vocabulary.identity}

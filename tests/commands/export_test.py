@@ -32,7 +32,10 @@ def test_an_average_is_the_mean_of_the_checkpoints(tmp_path):
   out, run = tmp_path / 'model', trained.folder()
   call(f'--workdir={run}', '--average=2', f'--out={out}')
   average, *both = load_run(out), load_run(run, 2), load_run(run, 4)
-  assert average.step == 4
+  assert (average.step, average.average) == (4, 2)
+  card = (out / 'README.md').read_text()
+  assert '| step | mean of 2 checkpoints up to 4 |' in card
+  assert 'validation' not in card  # Those are not metrics of the mean.
   jax.tree.map(
     lambda got, a, b: np.testing.assert_allclose(
       got, np.mean(np.array([a, b], np.float64), 0), atol=1e-7
