@@ -42,7 +42,8 @@ class BeamSearch:
       (5 + n) / 6 (Wu et al. 2016, equation 14, without coverage). The same
       alpha means something else in each.
     no_repeat: no sequence of this many tokens occurs twice in a hypothesis
-      (Paulus et al. 2017, section 2.5, with 3). None allows repetition.
+      (Paulus et al. 2017, section 2.5, with 3). If no hypothesis of a row can
+      go on, all end where they are. None allows repetition.
 
   Raises:
     ValueError: a setting is outside its range.
@@ -158,6 +159,15 @@ class BeamSearch:
       search.ended,
       search.ended.best_with(new),
     )
+
+    if self.no_repeat is not None:  # Every extension may be a repetition.
+      stuck_B = jnp.isneginf(jnp.maximum(top_BN[:, 0], ended.score_BK[:, 0]))
+      whole_BK = self.score(live.score_BK, jnp.maximum(t, 1))
+      ended = jax.tree.map(
+        lambda whole, ended: jax.vmap(jnp.where)(stuck_B, whole, ended),
+        live.replace(score_BK=whole_BK),
+        ended,
+      )
 
     score_BK, kept_BK = top(jnp.where(ends_BN, -jnp.inf, top_BN), K)
     live = Hypotheses(score_BK, take(tokens_BNL, kept_BK))

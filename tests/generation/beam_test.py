@@ -96,6 +96,19 @@ def test_one_beam_is_greedy(alpha):
   assert len(lengths) > 1  # A row that is done waits for others.
 
 
+@pytest.mark.parametrize('beams', [1, 3])
+def test_what_cannot_go_on_without_repetition_ends(beams):
+  """Each of the four tokens can occur once."""
+  beam = BeamSearch(beams, 0.6, no_repeat=1)
+  found = search(beam, H_BD, FIRST_B, 9, None)
+  assert np.isfinite(found.score_BK[:, 0]).all()
+  for b in range(B):
+    tokens = ended(found.tokens_BKL[b, 0])
+    assert sorted(tokens) == [1, 2, 3, 4]
+    want = score(b, tokens, 0.6, 'power')
+    np.testing.assert_allclose(found.score_BK[b, 0], want, atol=1e-5)
+
+
 def test_scores_are_those_of_teacher_forcing():
   found = search(BeamSearch(3, 0.6), H_BD, FIRST_B, 9)
   score_BK = np.asarray(found.score_BK)
