@@ -30,6 +30,7 @@ from meliad_rec.evaluation.evaluation import evaluate
 from meliad_rec.evaluation.gain_plot import plot_gain
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.metrics.metrics import unit
+from meliad_rec.report import journal
 from meliad_rec.report.console import Countdown
 from meliad_rec.report.console import counted
 from meliad_rec.runs.trained_run import TrainedRun
@@ -134,7 +135,7 @@ def main(argv: list[str]) -> None:
     print(f'wrote {args.out}')
   if args.metrics:
     about = {'run': str(Path(args.workdir).resolve()), 'step': run.step}
-    found = {name: float(value) for name, value in metrics.items()}
+    found = {k: journal.to_json(float(v)) for k, v in metrics.items()}
     text = json.dumps({**about, **found, 'trivial': dict(trivial)}, indent=1)
     output_file.write(Path(args.metrics), f'{text}\n')
     print(f'wrote {args.metrics}')

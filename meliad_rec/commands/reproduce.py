@@ -492,7 +492,7 @@ def result(run: TableRun) -> dict:
     if path.exists():
       values = json.loads(path.read_text())
       check_metric(other or metric, values, str(path))
-      found[column] = values[other or metric]
+      found[column] = journal.from_json(values[other or metric])
   for name, value in facts['published'].items():
     if value is not None:
       found[f'{results.PUBLISHED}{name}'] = value

@@ -60,7 +60,7 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
         f'Line {number} of {path} is not a JSON object with a step. Repair '
         'or remove that line.'
       ) from error
-    records.append({k: _to_float(v) for k, v in record.items()})
+    records.append({k: from_json(v) for k, v in record.items()})
   return records
 
 
@@ -129,17 +129,19 @@ def _whole_lines(path):
 
 
 def _line(record):
-  clean = {k: _from_float(v) for k, v in record.items()}
+  clean = {k: to_json(v) for k, v in record.items()}
   return json.dumps(clean, allow_nan=False, ensure_ascii=False) + '\n'
 
 
-def _from_float(value):
+def to_json(value: Any) -> Any:
+  """Returns a value as JSON can hold it; see the module."""
   if isinstance(value, float) and not math.isfinite(value):
     return 'NaN' if math.isnan(value) else f'{"-" * (value < 0)}Infinity'
   return value
 
 
-def _to_float(value):
+def from_json(value: Any) -> Any:
+  """Returns the value of which `to_json` made this one."""
   return float(value) if value in _NOT_FINITE else value
 
 

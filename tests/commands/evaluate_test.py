@@ -1,6 +1,7 @@
 """The command that evaluates, and what it says when it cannot."""
 
 import json
+import math
 from pathlib import Path
 import types
 
@@ -122,13 +123,15 @@ def test_labels_are_told_beside_what_trivial_answers_reach(
     vocabulary=task.vocabulary, config=config, step=7, validation=None
   )
   measured = {'tokens': 30, 'error': 0.125, 'scored_tokens': 27}
+  measured['word_perplexity'] = math.inf
   monkeypatch.setattr(evaluate.run_flags, 'open_run', lambda: run)
   monkeypatch.setattr(evaluate, 'measure', lambda *_: (measured, None))
   file = tmp_path / 'test.json'
   command.run(evaluate, '--workdir=run', '--split=test', f'--metrics={file}')
-  first, error, *trivial, wrote = capsys.readouterr().out.splitlines()
+  first, error, _, *trivial, wrote = capsys.readouterr().out.splitlines()
   assert wrote == f'wrote {file}'
-  written = json.loads(file.read_text())
+  written = json.loads(file.read_text(), parse_constant=pytest.fail)
+  written['word_perplexity'] = float(written['word_perplexity'])
   assert written.pop('trivial') == task.baselines('test')
   assert written == {'run': str(Path('run').resolve()), 'step': 7} | measured
   assert first.startswith('step 7 of run: 3 documents, 30 tokens, ')
