@@ -49,6 +49,7 @@ from meliad_rec.layers.positions import T5Bias
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.model import Model
 from meliad_rec.runs import folder as run_folder
+from meliad_rec.storage.saved_step import first_line
 from meliad_rec.training import trainer
 from meliad_rec.training.experiment import Experiment
 
@@ -172,7 +173,8 @@ def read(source: str) -> dict[str, np.ndarray]:
     {name: array}. From a folder of orbax, only parameters are read.
 
   Raises:
-    ValueError: `source` is neither, or the .npz file has more than arrays.
+    ValueError: `source` is neither, is damaged, or is an .npz file that has
+      more than arrays.
   """
   path = Path(source)
   for folder in (path, path / 'tstate'):
@@ -187,6 +189,8 @@ def read(source: str) -> dict[str, np.ndarray]:
         f'{path} contains more than arrays ({error}). Write it with '
         'np.savez(path, **arrays).'
       ) from None
+    except Exception as error:
+      raise _damaged(path, error) from None
   raise ValueError(
     f'--source={path} is not a checkpoint. Give an .npz file, or a folder with '
     '_METADATA or tstate/_METADATA, such as checkpoint_N.'
@@ -195,7 +199,10 @@ def read(source: str) -> dict[str, np.ndarray]:
 
 def _read_orbax(folder: Path) -> dict[str, np.ndarray]:
   with ocp.PyTreeCheckpointer() as reader:
-    saved = reader.metadata(folder).item_metadata.tree
+    try:
+      saved = reader.metadata(folder).item_metadata.tree
+    except Exception as error:
+      raise _damaged(folder, error) from None
     saved = flatten_dict(saved, sep='/')
     names = parameters(saved).values()
     item = unflatten_dict({name: saved[name] for name in names}, sep='/')
@@ -203,7 +210,20 @@ def _read_orbax(folder: Path) -> dict[str, np.ndarray]:
     args = ocp.args.PyTreeRestore(
       item, jax.tree.map(lambda _: host, item), partial_restore=True
     )
-    return flatten_dict(reader.restore(folder, args=args), sep='/')
+    try:
+      return flatten_dict(reader.restore(folder, args=args), sep='/')
+    except Exception as error:
+      raise _damaged(folder, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+  """Returns the error for a checkpoint that a library cannot read.
+
+  numpy, zipfile, orbax and tensorstore raise errors of a dozen classes.
+  """
+  return ValueError(
+    f'{path} is damaged ({first_line(error)}). Copy or download it again.'
+  )
 
 
 def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:

@@ -124,6 +124,15 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
   text.write_text('no zip')
   with pytest.raises(ValueError, match='p.npz contains more than arrays'):
     import_meliad.read(str(pickled))
+  np.savez_compressed(tmp_path / 'd.npz', a=np.arange(999))
+  damaged = bytearray((tmp_path / 'd.npz').read_bytes())
+  damaged[200:300] = bytes(100)
+  (tmp_path / 'd.npz').write_bytes(damaged)
+  (tmp_path / 'orbax').mkdir()
+  (tmp_path / 'orbax/_METADATA').write_text('{')
+  for name in 'd.npz', 'orbax':
+    with pytest.raises(ValueError, match=f'{name} is damaged'):
+      import_meliad.read(str(tmp_path / name))
   for path in text, tmp_path, Path('no/such'):
     with pytest.raises(ValueError, match='is not a checkpoint'):
       import_meliad.read(str(path))
