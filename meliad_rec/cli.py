@@ -318,5 +318,7 @@ def _usage(program, main) -> str:
 
 def _flag_line(flag: flags.Flag) -> str:
   words = ' '.join(flag.help.split()).removesuffix(_REPEAT)
-  default = f' (default {flag.default!r})' if flag.default else ''
+  default = flag.default
+  shown = ','.join(default) if isinstance(default, list) else repr(default)
+  default = f' (default {shown})' if default else ''
   return f'  --{flag.name}: {words}{default}'

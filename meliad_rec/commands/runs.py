@@ -31,7 +31,7 @@ _MORE_IS_BETTER = (
 def define_flags() -> None:
   flags.DEFINE_list(
     'metric',
-    ['bits_per_byte'],
+    'bits_per_byte',
     'Metric to compare; more than one, separated by commas, to plot.',
   )
   flags.DEFINE_string(
@@ -59,6 +59,11 @@ def main(argv: list[str]) -> None:
     runs[name] = each
   if args.plot:
     output_file.check(args.plot, '.png')
+  if not all(args.metric or ['']):
+    raise ValueError(
+      f'--metric={",".join(args.metric)} has an empty name. Give a metric, '
+      'such as bits_per_byte.'
+    )
   if len(args.metric) > 1 and not args.plot:
     raise ValueError(
       f'--metric={",".join(args.metric)} are several metrics, which can only '

@@ -1,7 +1,10 @@
 """Runs side by side: the table, its order, its picture, its mistakes."""
 
+from absl import flags
+from absl.testing import flagsaver
 import pytest
 
+from meliad_rec import cli
 from meliad_rec.commands import runs
 from meliad_rec.report import journal
 from tests import bucket
@@ -78,7 +81,16 @@ def test_mistakes_are_sentences(folder, tmp_path):
     ([a, more], f'{a} and {more} are both named'),
     ([a, '--split=test'], 'no bits_per_byte on test. Choose'),
     ([a, '--metric=loss'], 'It has step_seconds, tokens_per_second on train; '),
+    ([a, '--metric='], '--metric= has an empty name'),
+    ([a, '--metric=a,', '--plot=x.png'], '--metric=a, has an empty name'),
     ([a, '--plot=no/x.png'], 'The folder of no/x.png does not exist'),
     ([a, '--plot=notes.txt'], 'notes.txt does not end in'),
   ):
     assert told in command.mistake(runs, *arguments)
+
+
+def test_the_help_shows_a_list_as_it_is_given():
+  with flagsaver.flagsaver():
+    runs.define_flags()
+    told = cli._flag_line(flags.FLAGS['metric'])
+  assert told.endswith('(default bits_per_byte)')
