@@ -117,7 +117,7 @@ def sizes(experiment: Experiment) -> Sizes:
       'batch': _held(batch),
     },
     depth=None if None in turns else max(turns, default=None),
-    agents=getattr(experiment.objective, 'agents', 1),
+    agents=getattr(program.objective, 'agents', 1),
   )
 
 

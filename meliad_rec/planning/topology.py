@@ -192,7 +192,8 @@ def devices(name: str) -> list[jax.Device]:
   except jax.errors.JaxRuntimeError as error:
     todo = 'Give one whose first two axes are even or 1.'
     if all(size == 1 or size % 2 == 0 for size in found.shape[:2]):
-      todo = f'Its error begins: {str(error).strip().splitlines()[0]}'
+      first, *_ = str(error).strip().splitlines() or ['unknown']
+      todo = f'Its error begins: {first}'
     raise ValueError(
       f'libtpu does not support the slice {name!r}. {todo}'
     ) from None

@@ -129,7 +129,7 @@ def test_loops_that_may_end_early_count_whole_with_a_note(tmp_path, without):
     ),
     (
       ('arch/lstm', 'size/test', 'task/corridor'),
-      ('SEGMENT = 60', 'BATCH = 8'),
+      ('SEGMENT = 60', 'BATCH = 8', 'a2c.A2C.agents = 3'),
       "--gin_param='REMAT_STEPS = 10'",
     ),
   ],
@@ -140,6 +140,7 @@ def test_the_model_says_how_it_can_recompute_more(
   found = answered(tmp_path, Question('v5e:1x1', files, params))
   assert found.get('mistake') is None
   assert found['remat'] == remat
+  assert found['sizes']['agents'] == (3 if 'a2c' in str(params) else 1)
 
 
 def test_a_message_of_the_compiler_is_one_short_line():
