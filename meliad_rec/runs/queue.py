@@ -47,8 +47,9 @@ def work(runs: Sequence[Job], jobs: int) -> dict[str, int]:
   """
   waiting, active, failed = [*runs], {}, {}
   shares = [*range(jobs)]
-  hangup = signal.getsignal(signal.SIGHUP)
-  if hangup is signal.SIG_DFL:  # After nohup, it is ignored.
+  # After nohup, SIGHUP is ignored.
+  ends = signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+  if ends:
     signal.signal(signal.SIGHUP, _hang_up)
   try:
     while waiting or active:
@@ -80,7 +81,8 @@ def work(runs: Sequence[Job], jobs: int) -> dict[str, int]:
       process.wait()
     raise
   finally:
-    signal.signal(signal.SIGHUP, hangup)
+    if ends:
+      signal.signal(signal.SIGHUP, signal.SIG_DFL)
   return failed
 
 
