@@ -83,7 +83,9 @@ def define_flags() -> None:
     lower_bound=1,
   )
   flags.DEFINE_string(
-    'until', None, 'With --beams: token that ends a text, such as a full stop.'
+    'until',
+    None,
+    'Text that ends a sample, such as a full stop; with --beams, one token.',
   )
   flags.DEFINE_string(
     'save_state',
@@ -105,6 +107,7 @@ def main(argv: list[str]) -> None:
       f'{args.samples}. Remove one of the two.'
     )
   if args.save_state:
+    config_flags.refuse(['until'], 'cannot be combined with --save_state')
     output_file.check(args.save_state, '.npz')
   if args.greedy:
     names = 'temperature', 'top_k', 'top_p'
@@ -140,7 +143,7 @@ def given_beam(args) -> BeamSearch | None:
       fewer texts than --samples.
   """
   if args.beams is None:
-    names = 'length_penalty', 'length_norm', 'no_repeat', 'until'
+    names = 'length_penalty', 'length_norm', 'no_repeat'
     config_flags.refuse(names, 'needs --beams')
     return None
   names = 'greedy', 'temperature', 'top_k', 'top_p', 'seed'
@@ -209,15 +212,16 @@ def write(
     if args.samples > 1:
       _print('--- sample 1\n')
     for step in run.text_generator.write(
-      reading, args.tokens, sampler, args.seed
+      reading, args.tokens, sampler, args.seed, args.until
     ):
       end, pieces = step
       _print(pieces[0])
       texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
       if not done:  # The first piece waited for the compiler.
         done, began = run.text_generator.decoder.chunk, time.perf_counter()
-    timed = max(args.tokens - done, 0) * args.samples
-    rate = f'wrote {args.tokens * args.samples:,} tokens'
+    written = int(end.count) - int(reading.count)
+    timed = max(written - done, 0) * args.samples
+    rate = f'wrote {written * args.samples:,} tokens'
     if timed:
       rate = _speed('wrote', timed, began)
       rate += f' (without the first {done * args.samples:,}, before which the'

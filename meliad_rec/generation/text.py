@@ -56,7 +56,12 @@ class TextGenerator:
       return self.decoder.read(state, ids_BT, countdown.show)
 
   def write(
-    self, state: DecoderState, tokens: int, sampler: Sampler, seed: int
+    self,
+    state: DecoderState,
+    tokens: int,
+    sampler: Sampler,
+    seed: int,
+    until: str | None = None,
   ) -> Iterator[tuple[DecoderState, list[str]]]:
     """Yields (state, texts) for each chunk of generated tokens.
 
@@ -69,16 +74,26 @@ class TextGenerator:
       tokens: number of tokens to generate for each row.
       sampler: draws the tokens.
       seed: seed of the draws.
+      until: a text that ends each row, which includes it; the last chunk is the
+        one in which the last row ends. None: no row ends early.
+
+    Raises:
+      ValueError: `until` is empty.
     """
+    if until == '':
+      raise ValueError('until must not be empty. Give a text, or none.')
     rows = [
       StreamingDetokenizer(self.vocabulary, [i for i in row if i])
       for row in np.asarray(state.recent_BN).tolist()
     ]
+    cuts = [_Cut(until) for _ in rows]
     end = state
     for end, ids_BT in self.decoder.generate(state, tokens, sampler, seed):
-      pairs = zip(rows, ids_BT, strict=True)
-      yield end, [row.add(ids) for row, ids in pairs]
-    yield end, [row.end() for row in rows]
+      each = zip(cuts, rows, ids_BT, strict=True)
+      yield end, [cut(row.add(ids)) for cut, row, ids in each]
+      if all(cut.done for cut in cuts):
+        break
+    yield end, [cut(row.end()) for cut, row in zip(cuts, rows, strict=True)]
 
   def search(
     self,
@@ -133,6 +148,24 @@ def encode_continuation(vocabulary: Vocabulary, text: str) -> np.ndarray:
       if np.array_equal(ids_T[: len(first_T)], first_T):
         return ids_T[len(first_T) :]
   return vocabulary.encode(text)
+
+
+class _Cut:
+  """Cuts off what follows the first `until` of a text that comes in pieces."""
+
+  def __init__(self, until: str | None):
+    self._until, self._tail, self.done = until, '', False
+
+  def __call__(self, piece: str) -> str:
+    """Returns the part of the next piece that is kept."""
+    if self.done or self._until is None:
+      return '' if self.done else piece
+    text, before = self._tail + piece, len(self._tail)
+    at = text.find(self._until)
+    self.done = at >= 0
+    # `until` may begin in one piece and end in another.
+    self._tail = text[max(len(text) - len(self._until) + 1, 0) :]
+    return text[before : at + len(self._until)] if self.done else piece
 
 
 class StreamingDetokenizer:

@@ -204,6 +204,7 @@ class TrainedRun(ObservedRun):
     top_p: float = 1.0,
     seed: int = 0,
     samples: int = 1,
+    until: str | None = None,
   ) -> list[str]:
     """Returns continuations of a prompt, without the prompt.
 
@@ -214,6 +215,7 @@ class TrainedRun(ObservedRun):
       seed: at least 0 and below 2**32; equal seeds give equal texts.
       samples: number of texts, each sampled independently. With a larger
         number, the same texts come first and further ones follow.
+      until: text that ends a continuation, which includes it; None: none does.
 
     Raises:
       ValueError: an argument is out of its range, or the model cannot generate:
@@ -222,7 +224,7 @@ class TrainedRun(ObservedRun):
     check_count('samples', samples, 1)
     sampler = Sampler(temperature, top_k, top_p)
     texts = [''] * samples
-    for pieces in self._pieces(prompt, tokens, sampler, seed, samples):
+    for pieces in self._pieces(prompt, tokens, sampler, seed, samples, until):
       texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
     return texts
 
@@ -291,25 +293,24 @@ class TrainedRun(ObservedRun):
     top_k: int | None = None,
     top_p: float = 1.0,
     seed: int = 0,
+    until: str | None = None,
   ) -> Iterator[str]:
     """Yields the text of `generate` in pieces, as it is generated.
 
     Arguments and errors are as in `generate`.
     """
     sampler = Sampler(temperature, top_k, top_p)
-    return (piece for [piece] in self._pieces(prompt, tokens, sampler, seed, 1))
+    pieces = self._pieces(prompt, tokens, sampler, seed, 1, until)
+    return (piece for [piece] in pieces)
 
   def _pieces(
-    self, prompt: str, tokens: int, sampler: Sampler, seed: int, samples: int
+    self, prompt, tokens, sampler, seed, samples, until
   ) -> Iterator[list[str]]:
-    """Reads the prompt, and returns an iterator over pieces of the texts.
-
-    Each item is a list with the next piece of each text.
-    """
+    """Reads the prompt, and returns an iterator over each text's next piece."""
     check_count('tokens', tokens, 0)
     check_count('seed', seed, 0, 2**32)
     state = self.read(prompt).repeat(samples)
-    steps = self.text_generator.write(state, tokens, sampler, seed)
+    steps = self.text_generator.write(state, tokens, sampler, seed, until)
     return (pieces for _, pieces in steps)
 
   def read(self, text: str, state: DecoderState | None = None) -> DecoderState:

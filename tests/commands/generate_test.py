@@ -139,7 +139,7 @@ def test_a_search_finds_what_greedy_writing_and_more_beams_find(capsys):
     (['--greedy', '--top_k=3'], '--top_k cannot'),
     (['--beams=3', '--top_k=3'], '--top_k cannot be combined with --beams'),
     (['--beams=3', '--samples=4'], '--samples is 4'),
-    (['--until=.'], '--until needs --beams'),
+    (['--until=.', '--save_state=a.npz'], '--until cannot be combined'),
     (['--length_norm=gnmt'], '--length_norm needs --beams'),
   ],
 )

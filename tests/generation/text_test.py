@@ -41,6 +41,15 @@ def test_pieces_are_the_text_of_the_tokens_and_prompts_may_come_in_parts():
     text = ''.join(pieces[row] for _, pieces in written)
     assert text == Bytes().decode(ids_BT[row])
   assert int(written[-1][0].count) == 14
+  # Two characters, which need not be in one piece; in the first row, none.
+  until = text[4:6]
+  ended = list(generator.write(state, 12, sampler, seed=1, until=until))
+  for row in range(2):
+    text = ''.join(pieces[row] for _, pieces in written)
+    head, found, _ = text.partition(until)
+    assert ''.join(pieces[row] for _, pieces in ended) == head + found
+  with pytest.raises(ValueError, match='until must not be empty'):
+    next(generator.write(state, 12, sampler, seed=1, until=''))
   (only,) = generator.write(generator.read(''), 0, sampler, seed=0)
   assert only[1] == ['']
   whole = generator.read('a text of more than a window')
