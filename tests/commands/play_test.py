@@ -1,6 +1,8 @@
 """Plays episodes of an agent, and shows one."""
 
+from flax import linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 import pytest
@@ -40,6 +42,34 @@ def test_the_command_prints_returns_and_writes_an_episode(
   changes = (np.diff(pictures, axis=0) != 0).any((1, 2, 3)).sum()
   assert image.n_frames == 1 + changes  # Equal ones in a row are joined.
   assert '.png' in command.mistake(play, 'RUN', '--out=x.jpg')
+
+
+class Walker(nn.Module):
+  """Opens the right door in its first episode, and the wrong one later.
+
+  State: the color seen, and the number of episodes.
+  """
+
+  def initial_state(self, rows):
+    return jnp.zeros(rows, int), jnp.zeros(rows, int)
+
+  def __call__(self, state, x_BO, start_B):
+    color_B, episodes_B = state
+    color_B = jnp.where(start_B, x_BO[:, 1].astype(int), color_B)
+    episodes_B += start_B
+    door_B = 1 + jnp.where(episodes_B == 1, color_B, 1 - color_B)
+    action_B = jnp.where(x_BO[:, 2] > 0, door_B, 0)
+    logits_BA = jax.nn.one_hot(action_B, 3)
+    return (color_B, episodes_B), logits_BA, jnp.zeros(len(start_B))
+
+
+def test_a_greedy_agent_plays_one_episode():
+  """No reward counts after its end."""
+  one = AgentRun(Walker(), Corridor(2), {}, 0)
+  found = one.play(9, greedy=True)
+  assert found['mean_return'].tolist() == found['success'].tolist() == [1] * 9
+  assert found['episode_steps'].tolist() == [3] * 9
+  assert len(one.pictures(greedy=True)) == 3
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 And of prefetching: the same items, their error, and a thread that ends.
 """
 
+import functools
 import itertools
 import json
 import threading
@@ -17,6 +18,7 @@ from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.lanes import ShorterFirst
+from meliad_rec.data.pair_batches import PairBatches
 from meliad_rec.data.prefetch import prefetch
 from meliad_rec.data.vocabulary import Bytes
 
@@ -85,13 +87,15 @@ def assert_resumes(make, steps, depth=None):
 
 
 def assert_hosts_share(make, parts, steps):
-  """Each host reads its rows of the same batches."""
+  """Each host reads its rows of the same batches, or its part of more rows."""
   whole = take(make(local_rows=None), steps)
+  total = min(len(batch.document_B) for batch, _ in whole)
   for rows in parts:
-    expected = [
-      (jax.tree.map(lambda a, rows=rows: a[rows], batch), position)
-      for batch, position in whole
-    ]
+    expected = []
+    for batch, position in whole:
+      many = np.arange(len(batch.document_B)).reshape(total, -1)[rows].ravel()
+      part = jax.tree.map(lambda a, many=many: a[many], batch)
+      expected.append((part, position))
     assert_same(take(make(local_rows=rows), steps), expected)
 
 
@@ -344,6 +348,55 @@ def test_lanes_of_pairs_resume_on_all_hosts(mode):
   )
   assert_resumes(make, 15)
   assert_hosts_share(make, [np.arange(1), np.arange(1, 4)], 9)
+
+
+def pair_batches(**changes):
+  """Batches of 2 long or 4 short pairs: 8 in an epoch."""
+  settings = {'rows': 2, 'segment': 32, 'source_segment': 24, 'buckets': 2}
+  settings |= {'documents': pairs(PAIRS * 3), 'seed': 4} | changes
+  return PairBatches(**settings)
+
+
+@pytest.mark.parametrize('mode', MODES)
+def test_batches_of_pairs_resume_on_all_hosts(mode):
+  make = functools.partial(pair_batches, **mode)
+  assert_resumes(make, 20)
+  assert_hosts_share(make, [np.array([0]), np.array([1])], 20)
+  batches = take(make(), 20)
+  assert len(batches) == (20 if mode['repeat'] else 8)
+  assert batches[-1][1]['epoch'] == (2 if mode['repeat'] else 0)
+
+
+def test_each_epoch_groups_and_orders_pairs_in_its_own_way():
+  batches = [batch for batch, _ in take(pair_batches(), 24)]
+  epochs = [batches[i : i + 8] for i in range(0, 24, 8)]
+  groups, orders = [], []
+  for epoch in epochs:
+    read = np.concatenate([batch.document_B for batch in epoch])
+    assert sorted(read[read >= 0]) == list(range(21))
+    groups.append({frozenset(batch.document_B.tolist()) for batch in epoch})
+    orders.append([len(batch.document_B) for batch in epoch])
+  for found in groups, orders:
+    assert found[0] != found[1] != found[2] != found[0]
+
+
+@pytest.mark.parametrize(
+  'name, other',
+  [
+    ('rows', {'rows': 4}),
+    ('segment', {'segment': 64}),
+    ('source_segment', {'source_segment': 48}),
+    ('buckets', {'buckets': 1}),
+    ('seed', {'seed': 2}),
+    ('shuffle', {'shuffle': False}),
+    ('repeat', {'repeat': False}),
+    ('documents', {'documents': pairs()}),
+  ],
+)
+def test_positions_of_other_batches_of_pairs_are_refused(name, other):
+  _, position = next(pair_batches())
+  with pytest.raises(ValueError, match=f'saved with {name} ='):
+    pair_batches(**other).seek(position)
 
 
 def threads():

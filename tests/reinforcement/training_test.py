@@ -10,8 +10,10 @@ import pytest
 
 from meliad_rec.config import config
 from meliad_rec.distributed.partition import make_mesh
+from meliad_rec.reinforcement.corridor import Corridor
 from meliad_rec.report import journal
 from meliad_rec.runs import training
+from meliad_rec.runs.agent_run import load_agent
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.storage.checksums import digest
 from meliad_rec.training.components import build_components
@@ -60,6 +62,18 @@ def test_a_stopped_run_ends_as_one_that_was_never_stopped(tmp_path, agents):
     load_run(tmp_path / 'whole')
   with pytest.raises(ValueError, match=r'environment Corridor\(length=2\)'):
     lived(tmp_path / 'whole', params=[*params, 'LENGTH = 3', 'STEPS = 9'])
+
+
+def test_each_agent_of_a_run_is_opened(tmp_path):
+  run = lived(tmp_path, [*TINY, 'AGENTS = 2', 'STEPS = 2'], devices=1)
+  for number in 0, 1:
+    found = load_agent(tmp_path, number=number)
+    expected = jax.tree.map(lambda a, n=number: a[n], run.state.params)
+    jax.tree.map(np.testing.assert_array_equal, found.params, expected)
+    assert (found.step, found.env) == (2, Corridor(2))
+  assert found.play(3)['episode_steps'].shape == (3,)
+  with pytest.raises(ValueError, match='numbers 0 to 1, got 2'):
+    load_agent(tmp_path, number=2)
 
 
 def test_settings_of_text_are_refused():
