@@ -12,6 +12,7 @@ from meliad_rec.config import config
 from meliad_rec.distributed.partition import make_mesh
 from meliad_rec.reinforcement.corridor import Corridor
 from meliad_rec.report import journal
+from meliad_rec.runs import folder
 from meliad_rec.runs import training
 from meliad_rec.runs.agent_run import load_agent
 from meliad_rec.runs.trained_run import load_run
@@ -49,6 +50,10 @@ def test_a_stopped_run_ends_as_one_that_was_never_stopped(tmp_path, agents):
   assert (
     resumed.position == whole.position == {'step': 6, 'tokens': 192 * agents}
   )
+  opened = load_agent(tmp_path / 'whole', number=agents - 1)
+  of_last = lambda a: a[-1] if agents > 1 else a
+  expected = jax.tree.map(of_last, whole.state.params)
+  assert digest(opened.params) == digest(expected)
   read = lambda name: [
     {k: v for k, v in each.items() if 'second' not in k and k != 'time'}
     for each in journal.read(journal.path(tmp_path / name))
@@ -64,14 +69,24 @@ def test_a_stopped_run_ends_as_one_that_was_never_stopped(tmp_path, agents):
     lived(tmp_path / 'whole', params=[*params, 'LENGTH = 3', 'STEPS = 9'])
 
 
-def test_each_agent_of_a_run_is_opened(tmp_path):
-  run = lived(tmp_path, [*TINY, 'AGENTS = 2', 'STEPS = 2'], devices=1)
+def test_each_agent_of_a_run_is_opened(tmp_path, monkeypatch):
+  files = ['arch/lstm', *FILES[1:]]
+  config.parse(files, [*TINY, 'AGENTS = 2', 'LAYERS = 1'])
+  experiment = config.build(Experiment)()
+  both = experiment.program.shapes.params
+  both = jax.tree.map(lambda a: np.random.normal(size=a.shape), both)
+  folder.write(tmp_path, experiment, config.operative())
+
+  def read(place, facts, target, step):
+    assert jax.tree.map(np.shape, both) == jax.tree.map(np.shape, target)
+    return step, both, {}
+
+  monkeypatch.setattr(folder, 'read_params', read)
   for number in 0, 1:
-    found = load_agent(tmp_path, number=number)
-    expected = jax.tree.map(lambda a, n=number: a[n], run.state.params)
+    found = load_agent(tmp_path, 7, number=number)
+    expected = jax.tree.map(lambda a, n=number: a[n], both)
     jax.tree.map(np.testing.assert_array_equal, found.params, expected)
-    assert (found.step, found.env) == (2, Corridor(2))
-  assert found.play(3)['episode_steps'].shape == (3,)
+    assert (found.step, found.env) == (7, Corridor(2))
   with pytest.raises(ValueError, match='numbers 0 to 1, got 2'):
     load_agent(tmp_path, number=2)
 
