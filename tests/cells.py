@@ -94,14 +94,15 @@ def outcome(run, params, block, compiled=True):
   return results, gradients
 
 
-def assert_close(a, b):
-  """Compares leaf by leaf, to 2e-5 of the largest number or of 1."""
+def assert_close(found, expected, by=2e-5, least=1):
+  """Compares leaf by leaf, to a share of the largest number or of `least`."""
 
   def close(a, b):
     a, b = (np.asarray(x, np.float64) for x in (a, b))
-    assert np.abs(a - b).max() <= 2e-5 * max(np.abs(b).max(), 1)
+    assert a.shape == b.shape
+    assert np.abs(a - b).max() <= by * max(np.abs(b).max(), least)
 
-  jax.tree.map(close, a, b)
+  jax.tree.map(close, found, expected)
 
 
 def draw(*shape, seed: int = 0):

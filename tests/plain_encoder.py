@@ -113,6 +113,25 @@ def mean(h_BTD, mask_BT, causal):
   return jnp.einsum('bts,bsd->btd', seen_BTS, h_BTD) / count_BT1
 
 
+def halted(made, p, x_BTD, mask_BT, memory_BSD=None):
+  """Runs algorithms 1 and 3: real units, the end, what each step was asked.
+
+  Args are as in `universal`. The third result has (p_BU, active_BU) of each
+  step.
+  """
+  one = made.global_halt and not made.causal
+  unit_BU = mask_BT.any(1, keepdims=True) if one else mask_BT
+  remainder_BU = jnp.ones(unit_BU.shape)
+  none_BU = 0 * remainder_BU
+  now = x_BTD, 0 * x_BTD, remainder_BU, jnp.asarray(unit_BU), none_BU, none_BU
+  asked = []
+  for l in range(made.steps):
+    active_BU = now[3]
+    now, p_BU = step(made, p, l, now, mask_BT, memory_BSD)
+    asked.append((p_BU, active_BU))
+  return unit_BU, now, asked
+
+
 def universal(made, p, x_BTD, mask_BT, memory_BSD=None):
   """Algorithms 1 and 3: y_BTD, ponder cost of each row, steps of each unit.
 
@@ -121,13 +140,7 @@ def universal(made, p, x_BTD, mask_BT, memory_BSD=None):
     p: the parameters.
     x_BTD, mask_BT, memory_BSD: as it takes them.
   """
-  one = made.global_halt and not made.causal
-  unit_BU = mask_BT.any(1, keepdims=True) if one else mask_BT
-  remainder_BU = jnp.ones(unit_BU.shape)
-  none_BU = 0 * remainder_BU
-  now = x_BTD, 0 * x_BTD, remainder_BU, jnp.asarray(unit_BU), none_BU, none_BU
-  for l in range(made.steps):
-    now = step(made, p, l, now, mask_BT, memory_BSD)
+  unit_BU, now, _ = halted(made, p, x_BTD, mask_BT, memory_BSD)
   h_BTD, mixed_BTD, remainder_BU, _, penalty_BU, depth_BU = now
   if made.halt.leftover:
     penalty_BU = penalty_BU + remainder_BU * depth_BU
@@ -144,7 +157,7 @@ def universal(made, p, x_BTD, mask_BT, memory_BSD=None):
 
 @functools.partial(jax.jit, static_argnums=0)
 def step(made, p, l, now, mask_BT, memory_BSD):
-  """Step l of every unit that is live."""
+  """Step l of every unit that is live, and the probabilities of halting."""
   h_BTD, mixed_BTD, remainder_BU, active_BU, penalty_BU, depth_BU = now
   source_BTD = mixed_BTD + remainder_BU[..., None] * h_BTD
   new_BTD = layer(
@@ -163,7 +176,7 @@ def step(made, p, l, now, mask_BT, memory_BSD):
   active_BU = may_BU & (rest_BU > 1 - made.halt.threshold)
   takes_BU = may_BU if made.halt.keep_crossing else active_BU
   weight_BU = jnp.where(takes_BU, remainder_BU * p_BU, 0)
-  return (
+  now = (
     jnp.where(takes_BU[..., None], new_BTD, h_BTD),
     mixed_BTD + weight_BU[..., None] * h_BTD,
     jnp.where(takes_BU, rest_BU, remainder_BU),
@@ -171,6 +184,7 @@ def step(made, p, l, now, mask_BT, memory_BSD):
     penalty_BU + weight_BU * (l + 1),
     depth_BU + takes_BU,
   )
+  return now, p_BU
 
 
 def bottleneck(cell, p, x_BTD, mask_BT):

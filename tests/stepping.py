@@ -85,13 +85,3 @@ def outcome(loop, shared, rows, state, most=MOST):
     shared['w'], rows['m'], rows['memory'], state['h']
   )
   return results, gradients
-
-
-def assert_same(found, expected, by=1e-6):
-  """Compares leaf by leaf, to the share `by` of the largest number or of 1."""
-
-  def same(a, b):
-    a, b = (np.asarray(x, np.float32) for x in (a, b))
-    assert np.abs(a - b).max() <= by * max(np.abs(b).max(), 1)
-
-  jax.tree.map(same, found, expected)

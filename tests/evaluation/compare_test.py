@@ -94,7 +94,7 @@ def test_mistakes():
     compare(a, a, 1, 'line')
 
 
-def test_the_page_that_gains_most_is_drawn(tmp_path):
+def test_the_page_that_gains_most_is_drawn(tmp_path, drawn):
   texts = ['x\n' * 3000, '\u00e9' * 3000 + 'name = 1\n' + 'y\n' * 2000]
   a = make(texts)
   at = texts[1].index('name') + 3000 + 6000
@@ -107,3 +107,9 @@ def test_the_page_that_gains_most_is_drawn(tmp_path):
   assert len(rows) <= 36 and max(map(len, rows)) <= 96
   gain_plot.plot_gain(a, b, tmp_path / 'gain.png')
   assert (tmp_path / 'gain.png').read_bytes().startswith(b'\x89PNG')
+  (figure,) = drawn
+  _, bars, page, _ = figure.axes
+  # Of the name's four bytes; above the axis where B gains.
+  bits = 4 * 3 / np.log(2)
+  assert [bar.get_height() for bar in bars.patches] == pytest.approx([bits])
+  assert np.nanmax(page.images[0].get_array()) == pytest.approx(bits / 4)

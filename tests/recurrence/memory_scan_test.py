@@ -7,6 +7,7 @@ import pytest
 
 from meliad_rec.recurrence import memory_scan as tokens_memory_scan
 from meliad_rec.recurrence.memory_scan import memory_scan
+from tests.cells import assert_close
 from tests.remembering import B
 from tests.remembering import D
 from tests.remembering import given
@@ -44,10 +45,7 @@ def test_results_and_gradients_are_those_of_the_plain_scan(
 
     return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*arguments)
 
-  def close(a, b):
-    assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
-
-  jax.tree.map(close, outcome(memory_scan), outcome(plain_scan))
+  assert_close(outcome(memory_scan), outcome(plain_scan), 1e-5, least=0)
 
 
 @pytest.mark.parametrize('parallel', [False, True])
