@@ -237,13 +237,15 @@ from meliad_rec import cli; cli.guarded(lambda _: len(jax.devices()), [])"""
 
 @pytest.mark.parametrize('arguments', ['--help', 'settings --help'])
 def test_help_whose_reader_leaves_ends_silently(arguments):
+  line = f'set -o pipefail; "$0" -m meliad_rec {arguments} | true'
   done = subprocess.run(
-    ['bash', '-c', f'"$0" -m meliad_rec {arguments} | true', sys.executable],
+    ['bash', '-c', line, sys.executable],
     cwd=ROOT,
     capture_output=True,
     text=True,
   )
-  assert (done.returncode, done.stderr) == (0, '')
+  assert done.stderr == ''
+  assert done.returncode in (0, 141)  # All was written, or SIGPIPE.
 
 
 def test_help_shows_arguments_that_are_not_flags():

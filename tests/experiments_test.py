@@ -86,6 +86,13 @@ OF_PAPERS = {
   'feedback/figure7_iwslt_transformer_6': 36.7,
   'feedback/figure7_cnn_dailymail_transformer_6': 60.5,
 }
+# Where this library's count differs from the paper's by more than rounding.
+NEAR_PAPERS = {
+  'staircase/table2_feedback': 103,
+  'feedback/figure9_char_ptb_transformer_1': 10.9,
+  'feedback/figure9_char_ptb_transformer_3': 10.8,
+  'feedback/figure7_iwslt_transformer_6': 36.6,
+}
 # Learning rate and steps of warm-up: those of TLB and GUTLB, of the others.
 RATES = {
   'listops': ((0.0125, 8000), (0.05, 1000)),
@@ -132,13 +139,18 @@ def test_every_experiment_builds_and_says_its_command(name, tmp_path):
 
 @pytest.mark.parametrize('name', quickly(EXPERIMENTS))
 def test_parameters_are_those_of_the_paper(name, tmp_path):
-  """And every setting is read; parameters of rows without a count are made."""
+  """To the digits given, and every setting is read.
+
+  Of rows without a count, it is only asked that the model can be made.
+  """
   ids, expected = IN_CODE.get(name, (of(name, IDS, None), None))
   shapes = parameters([f'experiments/{name}'], data_of(name, tmp_path), ids)
   found = total(shapes)
-  assert found == (expected or found)
-  millions = OF_PAPERS.get(name)
-  assert millions is None or abs(found / 1e6 - millions) < 0.55
+  if expected is not None:
+    assert found == expected
+  if millions := (OF_PAPERS | NEAR_PAPERS).get(name):
+    digits = str(millions).partition('.')[2]
+    assert round(found / 1e6, len(digits)) == millions
   text = (files.root() / 'experiments' / f'{name}.gin').read_text()
   if counted := re.search(r'([\d.]+) million parameters without', text):
     without = found - total(shapes['embed'])

@@ -58,9 +58,29 @@ def test_where_ctrl_c_was_ignored_a_second_one_is_not_promised(capfd):
 
 
 def test_a_run_catches_signals_from_the_first_question_on(tmp_path):
-  before = handlers()
+  before, made = handlers(), StopRequest()
   Checkpoints(tmp_path)
   assert handlers() == before
+  made.reached()
+  caught = handlers()
+  assert all(a != b for a, b in zip(caught, before, strict=True))
+  with preemption.at_once():
+    assert handlers() == [signal.SIG_DFL] * 2
+  assert handlers() == caught
+  made.close()
+  assert handlers() == before
+
+
+def test_signals_that_are_ignored_stay_ignored(monkeypatch):
+  before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+  try:
+    with preemption.at_once():
+      assert handlers() == [signal.SIG_DFL, signal.SIG_IGN]
+    monkeypatch.setattr(jax, 'process_count', lambda: 2)
+    with preemption.at_once():
+      assert signal.SIG_DFL not in handlers()
+  finally:
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_a_host_stopped_by_agreement_exits_as_after_sigterm(stop, monkeypatch):

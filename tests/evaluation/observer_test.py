@@ -114,13 +114,15 @@ def test_weights_of_attention_add_up_to_one(name):
       at = a.ndim - len(pictures.AXES[kind])
       assert np.isfinite(a).all() and (a >= 0).all()
       blocks = TOKENS // observer(name).block
-      assert a.shape[at] == TOKENS if axis == 'token' else blocks
+      assert a.shape[at] == (TOKENS if axis == 'token' else blocks), kind
       if kind in ('recall_back', 'recall_share') or kind in pictures.GATES:
         continue
       total = a.sum(-1)
       assert (np.isclose(total, 1) | np.isclose(total, 0)).all()
       if kind in ('token_to_token', 'token_to_state') and name != 'vanilla':
         assert np.isclose(np.take(total, range(1, TOKENS), at), 1).all()
+      if axis == 'slot':
+        assert np.isclose(total, 1).all(), kind
 
 
 # Pictures that each architecture has, with their layers.

@@ -9,6 +9,7 @@ from meliad_rec.config import config
 from meliad_rec.config import files
 from meliad_rec.config.saved import DATA
 from meliad_rec.config.saved import SavedConfig
+from meliad_rec.config.values import Reference
 from meliad_rec.data.listops_files import ListOpsFiles
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import SentencePiece
@@ -136,15 +137,29 @@ def test_runs_that_do_not_say_where_they_were_started(opened, tmp_path):
   assert 'train' in open_data(run).splits
 
 
+def parts(value):
+  """Yields the references in the value of a binding."""
+  match value:
+    case Reference():
+      yield value
+    case dict():
+      yield from parts([*value.items()])
+    case list() | tuple():
+      for part in value:
+        yield from parts(part)
+
+
 @pytest.mark.parametrize('task', sorted({*files.names('task')} - {'seqio'}))
 def test_a_saved_run_may_open_the_data_of_every_task(task):
-  names = {
-    binding.name.full
-    for binding in config.read([f'task/{task}'], [], kinds=()).bindings.values()
-    if not isinstance(binding.name, str)
-  }
-  ours = {name for name in names if name.startswith('meliad_rec.data.')}
-  assert all(any(f'{n}.'.startswith(f'{d}.') for d in DATA) for n in ours)
+  bindings = config.read([f'task/{task}'], [], kinds=()).bindings.values()
+  names = {one.name for one in bindings}
+  names |= {value.name for one in bindings for value in parts(one.value)}
+  names = {f'{name.full}.' for name in names if not isinstance(name, str)}
+  folders = 'meliad_rec.data.', 'meliad_rec.reinforcement.'
+  ours = {name for name in names if name.startswith(folders)}
+  assert ours
+  allowed = *(f'{name}.' for name in DATA), folders[1]
+  assert all(name.startswith(allowed) for name in ours)
 
 
 def test_moved_files_of_a_task_and_their_relative_paths(opened, tmp_path):
