@@ -120,6 +120,40 @@ def test_labels_are_predicted_from_their_own_tokens(params):
   assert list(found)[: len(given)] == given
 
 
+def test_targets_are_predicted_from_their_own_sources():
+  """As a plain loop over single pairs does, whose sources have no padding."""
+  rng, sizes = np.random.default_rng(0), [(3, 11), (9, 4), (6, 20)]
+  pairs = [[rng.integers(1, tiny.V, n) for n in both] for both in sizes]
+  documents = Documents.collect(
+    [
+      Document('', np.concatenate(pair), 1, 1, None, len(pair[0]))
+      for pair in pairs
+    ],
+    Bytes(),
+  )
+  cell = tiny.windowed(cross=True)
+  encoder = tiny.transformer(1, causal=False)
+  model = Model(tiny.V, cell, tiny.D, encoder=encoder)
+  params = initialize(model, jax.random.key(0), 1, tiny.T)
+  apply, nats = jax.jit(model.apply), []
+  for source, target in pairs:
+    tokens_1T = np.zeros((1, tiny.T), int)
+    tokens_1T[0, 1 : len(target)] = target[:-1]
+    mask_1T = np.arange(tiny.T)[None] < len(target)
+    start_1 = np.ones(1, bool)
+    _, logits_1TV = apply(
+      {'params': params}, (), tokens_1T, start_1, mask_1T, source[None]
+    )
+    log_p_TV = jax.nn.log_softmax(logits_1TV[0])
+    nats.append(-log_p_TV[np.arange(len(target)), target])
+  mesh = make_mesh(devices=jax.devices()[:1])
+  sharded = ShardedModel(model, mesh, tiny.T)
+  found = evaluate(sharded, params, documents, 2)
+  mean = np.concatenate(nats).mean()
+  assert found['loss_nats_per_token'] == pytest.approx(mean, rel=1e-5)
+  assert found['tokens'] == 11 + 4 + 20
+
+
 def test_sequences_without_an_error_are_counted(params):
   """Labels are the model's own outputs, except for one in each of two."""
   program, rng = tiny_run.program(), np.random.default_rng(0)
