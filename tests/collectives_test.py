@@ -6,6 +6,7 @@ embedding table to look up tokens.
 """
 
 import functools
+import itertools
 import math
 import re
 from typing import NamedTuple
@@ -115,7 +116,7 @@ def whole_along_fsdp(name, mesh) -> list[tuple[int, ...]]:
 
 def unstacked(exchange) -> tuple[int, ...]:
   """Returns the shape of the result without leading axes of size 1."""
-  return exchange.shape[exchange.shape.count(1) :]
+  return (*itertools.dropwhile(lambda size: size == 1, exchange.shape),)
 
 
 def is_parameter(exchange, whole) -> bool:

@@ -4,7 +4,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 from unittest import mock
 
@@ -14,6 +13,7 @@ import pytest
 from meliad_rec.report import journal
 from meliad_rec.runs import training
 from tests import tiny_run
+from tests.ports import free_address
 
 SETTINGS = (
   ('LAYERS', 1),
@@ -239,9 +239,7 @@ def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, data):
 
 def two_hosts(workdir, datas, *settings):
   """Starts both processes of a run on two hosts of one device each."""
-  with socket.socket() as free:
-    free.bind(('localhost', 0))
-    address = f'localhost:{free.getsockname()[1]}'
+  address = free_address()
   return [
     start(
       *(workdir, data, *settings),

@@ -1,8 +1,10 @@
 """Small SentencePiece models, trained on the spot."""
 
+import atexit
 import functools
 import io
 from pathlib import Path
+import shutil
 import tempfile
 
 import sentencepiece
@@ -28,8 +30,9 @@ def train(sentences, size, **settings) -> bytes:
 
 @functools.cache
 def vocabulary() -> SentencePiece:
-  """A vocabulary that keeps texts as they are; its file remains."""
+  """A vocabulary that keeps texts as they are."""
   path = Path(tempfile.mkdtemp(prefix='pieces')) / 'any.model'
+  atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
   sentences = ['two words third', ' naïve end'] * 9
   model = train(sentences, 290, normalization_rule_name='identity', **IDS)
   path.write_bytes(model)

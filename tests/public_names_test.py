@@ -1,6 +1,7 @@
 """The public names of the package, which are imported when they are used."""
 
 import os
+from pathlib import Path
 import subprocess
 import sys
 
@@ -10,6 +11,8 @@ import meliad_rec
 from meliad_rec.layers import gates
 from meliad_rec.runs.trained_run import load_run
 from tests.libtpu import needs_libtpu
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_every_public_name_can_be_imported():
@@ -24,16 +27,14 @@ def test_every_public_name_can_be_imported():
 
 def test_the_package_is_imported_at_once_and_without_jax():
   code = """
-import sys, time
-began = time.perf_counter()
+import sys
 import meliad_rec
 dir(meliad_rec)
-assert time.perf_counter() - began < 0.1
-assert 'jax' not in sys.modules
+assert not {'jax', 'flax', 'numpy', 'gin'} & {*sys.modules}
 from meliad_rec import gates
 assert gates.__name__ == 'meliad_rec.layers.gates'
 """
-  subprocess.run([sys.executable, '-c', code], check=True)
+  subprocess.run([sys.executable, '-c', code], check=True, cwd=ROOT)
 
 
 @needs_libtpu
@@ -42,6 +43,10 @@ def test_libtpu_does_not_report_that_there_is_no_tpu():
   known = {k: v for k, v in os.environ.items() if 'TPU' not in k}
   known.pop('JAX_PLATFORMS', None)
   done = subprocess.run(
-    [sys.executable, '-c', code], env=known, capture_output=True, text=True
+    [sys.executable, '-c', code],
+    cwd=ROOT,
+    env=known,
+    capture_output=True,
+    text=True,
   )
   assert (done.returncode, done.stderr) == (0, '')

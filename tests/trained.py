@@ -1,5 +1,6 @@
 """A tiny run, trained once for all tests that open it."""
 
+import atexit
 import functools
 from pathlib import Path
 import shutil
@@ -18,6 +19,7 @@ STEPS = 4
 def folder() -> Path:
   """Returns the folder of a run with averaged parameters, without its data."""
   top = Path(tempfile.mkdtemp(prefix='trained'))
+  atexit.register(shutil.rmtree, top, ignore_errors=True)
   tiny_run.write_store(top / 'store')
   bindings = {
     'STORE': repr(str(top / 'store')),

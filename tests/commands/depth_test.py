@@ -1,7 +1,9 @@
 """The command that shows depths, in words and in pictures."""
 
+import atexit
 import functools
 from pathlib import Path
+import shutil
 import tempfile
 import types
 
@@ -40,6 +42,7 @@ LONG = f'--text=[MAX {"2 " * 30} ]'
 def folder() -> Path:
   """The folder of a run on expressions of at most 20 tokens, at step 0."""
   top = Path(tempfile.mkdtemp(prefix='halting'))
+  atexit.register(shutil.rmtree, top, ignore_errors=True)
   bindings = 'TREES = 400', 'MAX_LENGTH = 20', 'SEGMENT = 24', 'DEPTH = 7'
   files = ['arch/gated_universal', 'size/test', 'task/listops']
   config.parse(files, [*bindings, 'BATCH = 8'])

@@ -4,7 +4,6 @@ from concurrent import futures
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,10 +17,19 @@ import pytest
 from meliad_rec import cli
 from meliad_rec.distributed import pod
 from meliad_rec.distributed.pod import initialize_distributed
+from tests.ports import free_address
 
 ROOT = pathlib.Path(__file__).parents[2]
+CLUSTERS = 'SLURM_', 'OMPI_', 'KUBERNETES_', 'TPU_', 'JAX_COORDINATOR'
+CLUSTERS += 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'
 
 
+def alone():
+  """Returns the environment without the variables of a cluster."""
+  return {k: v for k, v in os.environ.items() if not k.startswith(CLUSTERS)}
+
+
+@mock.patch.dict(os.environ, alone(), clear=True)
 def test_a_single_process_just_works():
   assert pod.run_on_all_processes(lambda: 7, cli.guarded) == 7
   assert not jax.distributed.is_initialized()
@@ -31,9 +39,7 @@ def test_a_single_process_just_works():
 
 def start(what, indices=(0, 1), **more):
   """Starts these processes of a cluster of two; each runs this file."""
-  with socket.socket() as free:
-    free.bind(('localhost', 0))
-    address = f'localhost:{free.getsockname()[1]}'
+  address = free_address()
   cluster = {'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': '2'}
   return [
     subprocess.Popen(
@@ -156,7 +162,7 @@ def test_jax_without_a_cluster():
   )
   done = subprocess.run(
     [sys.executable, '-c', program],
-    env=os.environ,
+    env=alone(),
     cwd=ROOT,
     capture_output=True,
     text=True,
