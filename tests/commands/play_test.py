@@ -1,5 +1,7 @@
 """Plays episodes of an agent, and shows one."""
 
+from unittest import mock
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -42,6 +44,22 @@ def test_the_command_prints_returns_and_writes_an_episode(
   changes = (np.diff(pictures, axis=0) != 0).any((1, 2, 3)).sum()
   assert image.n_frames == 1 + changes  # Equal ones in a row are joined.
   assert '.png' in command.mistake(play, 'RUN', '--out=x.jpg')
+
+
+def test_flags_reach_the_agent(tmp_path, monkeypatch):
+  one = mock.MagicMock()
+  one.play.return_value = dict.fromkeys(
+    ('mean_return', 'success', 'episode_steps'), np.ones(7)
+  )
+  one.pictures.return_value = run(Corridor(2)).pictures()
+  load = mock.Mock(return_value=one)
+  monkeypatch.setattr(play, 'load_agent', load)
+  chosen = '--step=4', '--trusted', '--agent=1', '--seed=3', '--greedy'
+  out = f'--out={tmp_path / "x.png"}'
+  assert command.run(play, 'RUN', '--episodes=7', *chosen, out) == 0
+  load.assert_called_once_with('RUN', 4, True, 1)
+  one.play.assert_called_once_with(7, seed=3, greedy=True)
+  one.pictures.assert_called_once_with(seed=3, greedy=True)
 
 
 class Walker(nn.Module):
