@@ -1,6 +1,6 @@
 """Mistakes made on purpose: a short message answers each; nothing is lost.
 
-`python -m tests.mistakes_test` prints the table in mistakes.md.
+`python -m tests.mistakes_test` prints each mistake and its answer.
 """
 
 import concurrent.futures
@@ -62,45 +62,63 @@ MISTAKES = [
   Mistake('train --wrkdir=x', 'nearest is workdir'),
   Mistake('train --dry_run=perhaps', 'not true or false'),
   Mistake(f'{NEW} --init_from={{tmp}}/no', '--init_from=.*/no is not'),
-  Mistake('evaluate --workdir={run} --split=test --path=x', '--store'),
+  Mistake(
+    'evaluate --workdir={run} --split=test --path=x', 'so --path cannot be used'
+  ),
   Mistake('generate --workdir={run} --temp=0.3', 'nearest is temperature'),
   Mistake('explore {run}', 'Give the folder of a run and a text file'),
   Mistake('explore {run} {tmp}/no --out={tmp}/p.html', 'cannot be read'),
-  Mistake('explore {run} {tmp}/no --out={tmp}/p.pdf', '.html'),
+  Mistake('explore {run} {tmp}/no --out={tmp}/p.pdf', 'does not end in .html'),
   Mistake('evaluate --workdir={run}', 'Give one thing to evaluate'),
   Mistake('evaluate --workdir={tmp}', 'not the folder of a run'),
   Mistake('evaluate --split=test', 'Add --workdir=DIR'),
-  Mistake('evaluate --workdir={run} --split=test --batch=0', 'batch'),
+  Mistake(
+    'evaluate --workdir={run} --split=test --batch=0',
+    '0 is not a positive integer',
+  ),
   Mistake('evaluate --workdir={run} --split=test --step=x', "got 'x'"),
-  Mistake('evaluate --workdir={run} --split=test --top=3', '--compare'),
+  Mistake(
+    'evaluate --workdir={run} --split=test --top=3',
+    'only be used with --compare',
+  ),
   Mistake('evaluate --compare=a.npz', 'takes two files'),
-  Mistake('evaluate --compare={tmp}/a.npz,{tmp}/b.npz', 'a.npz'),
+  Mistake('evaluate --compare={tmp}/a.npz,{tmp}/b.npz', 'a.npz does not exist'),
   Mistake('evaluate --workdir={run} --file={tmp}/none', 'No file matches'),
-  Mistake('evaluate --workdir={run} --split=tset', 'tset'),
-  Mistake('evaluate --workdir={run} --split=test --store={tmp}/no', 'no'),
+  Mistake('evaluate --workdir={run} --split=tset', "has no split 'tset'"),
+  Mistake(
+    'evaluate --workdir={run} --split=test --store={tmp}/no',
+    'not a token store',
+  ),
   Mistake('evaluate --workdir={run} --store={store} --file=x', 'Add --split'),
-  Mistake('evaluate --workdir={run} --split=test --out=/no/a.npz', '/no'),
+  Mistake(
+    'evaluate --workdir={run} --split=test --out=/no/a.npz',
+    'folder of .* does not exist',
+  ),
   Mistake('generate --workdir={run} --prompt=a --prompt_file=b', 'not both'),
   Mistake('generate --workdir={run} --prompt_file={tmp}/no', 'cannot be read'),
-  Mistake('generate --workdir={run} --temperature=-1', 'temperature'),
-  Mistake('generate --workdir={run} --top_p=2', 'top_p'),
-  Mistake('generate --workdir={run} --tokens=-1', 'tokens'),
-  Mistake('generate --workdir={run} --greedy --top_k=3', '--greedy'),
-  Mistake('generate --workdir={run} --load_state={tmp}/s.npz', 's.npz'),
+  Mistake('generate --workdir={run} --temperature=-1', 'temperature must be'),
+  Mistake('generate --workdir={run} --top_p=2', 'top_p must be'),
+  Mistake('generate --workdir={run} --tokens=-1', '-1 is not a non-neg'),
+  Mistake(
+    'generate --workdir={run} --greedy --top_k=3', 'combined with --greedy'
+  ),
+  Mistake(
+    'generate --workdir={run} --load_state={tmp}/s.npz', 's.npz does not exist'
+  ),
   Mistake('generate --workdir={run} --step=3', 'has no step 3'),
-  Mistake('depth --workdir={run} --split=test', 'halt|depth'),
+  Mistake('depth --workdir={run} --split=test', 'does not halt'),
   Mistake('depth --workdir={run}', 'Give one thing to read'),
   Mistake('runs', 'No run was given'),
-  Mistake('runs {tmp}', 'metrics.jsonl'),
+  Mistake('runs {tmp}', 'metrics.jsonl.* does not exist'),
   Mistake('runs {run} --metric=bits', 'has no bits'),
-  Mistake('runs {run} --plot={tmp}/x.jpg', 'png'),
+  Mistake('runs {run} --plot={tmp}/x.jpg', 'does not end in .png'),
   Mistake('settings LEARNING_RAT', 'nearest is LEARNING_RATE'),
-  Mistake('bench halitng', 'halting'),
+  Mistake('bench halitng', 'nearest is halting'),
   Mistake('plan', 'Give --topology'),
-  Mistake('plan --topology=v9:2x2', 'v9'),
+  Mistake('plan --topology=v9:2x2', 'not a slice of TPUs'),
   Mistake('import_meliad', '--source and --out must be given'),
   # Configuration.
-  Mistake(f'{NEW} --gin_param=BATCH', 'BATCH'),
+  Mistake(f'{NEW} --gin_param=BATCH', 'has no "="'),
   Mistake(f"{NEW} --gin_param='BATCH = two'", "'two' for a string"),
   Mistake(f"{NEW} --gin_param='BATCH = 0'", 'at least 1'),
   Mistake(f"{NEW} --gin_param='BATCH = 2.5'", 'an int'),
@@ -108,44 +126,54 @@ MISTAKES = [
   Mistake(f"{NEW} --gin_param='STEPS = 0'", 'at least 1 step'),
   Mistake(f"{NEW} --gin_param='steps = 5'", 'STEPS'),
   Mistake(f"{NEW} --gin_param='SEGMENT = 13'", 'SEGMENT'),
-  Mistake(f'{NEW} --gin_param=\'DTYPE = "float31"\'', 'float31'),
-  Mistake(f"{NEW} --gin_param='optimizer.chain.clip = 1.0'", 'clip_norm'),
-  Mistake(f'{NEW} --gin_param=\'LEARNING_RATE = "high"\'', 'high'),
+  Mistake(f'{NEW} --gin_param=\'DTYPE = "float31"\'', "'float31'"),
+  Mistake(
+    f"{NEW} --gin_param='optimizer.chain.clip = 1.0'", 'nearest is clip_norm'
+  ),
+  Mistake(f'{NEW} --gin_param=\'LEARNING_RATE = "high"\'', 'takes a float'),
   Mistake(f'{NEW} --gin_file=size/tiny', '2 files of size/'),
-  Mistake(f'{NEW} --gin_file=options/position/ropes', 'rope'),
-  Mistake(f'{ARCH} --gin_file=size/tyni --gin_file=task/code', 'size/tiny'),
+  Mistake(
+    f'{NEW} --gin_file=options/position/ropes',
+    'nearest is options/position/rope',
+  ),
+  Mistake(
+    f'{ARCH} --gin_file=size/tyni --gin_file=task/code', 'nearest is size/tiny'
+  ),
   Mistake(f'{ARCH} --gin_file=size/test', 'No file of task/'),
   Mistake(
     f'{NEW} --gin_file={{tmp}}/a.gin',
     'a.gin:3',
     shell='printf "STEPS = 4\\nSTEPS = (" > {tmp}/a.gin',
   ),
-  Mistake(f'{NEW} --mesh=model:3', '--mesh'),
-  Mistake(f'{NEW} --mesh=row:2', 'row'),
-  Mistake(f'{NEW} --profile=3', '--profile'),
+  Mistake(f'{NEW} --mesh=model:3', 'needs 3 devices'),
+  Mistake(f'{NEW} --mesh=row:2', "contains 'row:2'"),
+  Mistake(f'{NEW} --profile=3', '--profile must be'),
   # Data.
-  Mistake(f'{TRAIN} --workdir={{tmp}}/new', 'STORE'),
+  Mistake(f'{TRAIN} --workdir={{tmp}}/new', 'STORE must be set'),
   Mistake(
-    f'{TRAIN} --workdir={{tmp}}/new --gin_param=\'STORE = "/no"\'', '/no'
+    f'{TRAIN} --workdir={{tmp}}/new --gin_param=\'STORE = "/no"\'',
+    '/no is not a token store',
   ),
   Mistake(
     'tokenize --source=folder --path={tmp} --out={tmp}/s',
-    'no files|split',
+    'There are no files in',
     shell='rm -rf {tmp}/*',
   ),
-  Mistake('tokenize --path={tmp} --out={tmp}/s', '--source'),
+  Mistake('tokenize --path={tmp} --out={tmp}/s', '--source is missing'),
   Mistake('tokenize --source=folder --out={tmp}/s', 'Set --path'),
   Mistake(
-    'tokenize --source=folder --path={tmp} --field=x --out={tmp}/s', 'field'
+    'tokenize --source=folder --path={tmp} --field=x --out={tmp}/s',
+    'not use --field',
   ),
   Mistake(
-    'tokenize --source=code --vocabulary={tmp}/v.model --out={tmp}/s', 'v.model'
+    'tokenize --source=code --vocabulary={tmp}/v.model --out={tmp}/s',
+    'v.model cannot',
   ),
-  Mistake('tokenize --source=code --out={store}', 'force'),
-  Mistake('tokenize --verify={tmp}', 'store|json'),
+  Mistake('tokenize --source=code --out={store}', 'replace it with --force'),
+  Mistake('tokenize --verify={tmp}', 'not a token store'),
   Mistake(
     'tokenize --verify={tmp}/s',
-    'changed|differ|damaged',
+    'changed since the store was written',
     shell='cp -r {store} {tmp}/s; cd {tmp}/s; ' + overwrite('train.tok*'),
   ),
   Mistake(
@@ -154,21 +182,21 @@ MISTAKES = [
   ),
   Mistake(
     'train_vocab --source=folder --path={tmp}/b --size=9 --out={tmp}/v.model',
-    'size',
+    'Change --size',
     shell='mkdir {tmp}/b; for i in 1 2 3 4 5; do echo a$i > {tmp}/b/$i; done',
   ),
   # Checkpoints and folders.
   Mistake('generate --workdir={tmp}', 'not the folder of a run'),
-  Mistake(f'{STORED} --workdir=/dev/null/x', '/dev/null'),
+  Mistake(f'{STORED} --workdir=/dev/null/x', 'cannot be stored'),
   Mistake(
     f"{STORED} --workdir={{run}} --gin_param='MLP_DIM = 24'"
     " --gin_param='STEPS = 5'",
-    'shape',
+    'where this model needs',
   ),
-  Mistake(f'{STORED} --workdir=s3://a/b', 's3://a/b'),
+  Mistake(f'{STORED} --workdir=s3://a/b', 'local or mounted folder'),
   Mistake(
     'generate --workdir={tmp}/bad',
-    'damaged|changed',
+    'meta/metadata was changed',
     shell=broken(
       'checkpoints/4',
       overwrite('meta/metadata'),
@@ -186,17 +214,17 @@ MISTAKES = [
   ),
   Mistake(
     'generate --workdir={tmp}/bad',
-    'run.json',
+    'run.json is damaged',
     shell=broken('', 'echo "{{" > run.json'),
   ),
   Mistake(
     'generate --workdir={tmp}/bad',
-    'config.gin',
+    'config.gin:.* not valid gin',
     shell=broken('', 'echo "A = (" > config.gin'),
   ),
   Mistake(
     'generate --workdir={tmp}/bad',
-    'os.system',
+    'calls os.system',
     shell=broken(
       '',
       'sed -i -e "/import model$/a import os"'
@@ -205,24 +233,27 @@ MISTAKES = [
     ),
   ),
   Mistake(
-    'runs {tmp}/bad', 'Line 1', shell=broken('', 'echo "{{" > metrics.jsonl')
+    'runs {tmp}/bad', 'Line 1 of', shell=broken('', 'echo "{{" > metrics.jsonl')
   ),
   # Python.
   Mistake("python: meliad_rec.load_run('{tmp}')", 'not the folder of a run'),
   Mistake("python: meliad_rec.load_run('{run}', step=3)", 'has no step 3'),
-  Mistake("python: meliad_rec.load_run('{run}', step='bset')", 'bset'),
-  Mistake("python: meliad_rec.load_run('{run}').generate(123)", '123|str'),
+  Mistake("python: meliad_rec.load_run('{run}', step='bset')", "got 'bset'"),
   Mistake(
-    "python: meliad_rec.load_run('{run}').generate('a', tokens=-1)", '-1'
+    "python: meliad_rec.load_run('{run}').generate(123)",
+    'must be a string, got int',
+  ),
+  Mistake(
+    "python: meliad_rec.load_run('{run}').generate('a', tokens=-1)", 'got -1'
   ),
   Mistake(
     "python: meliad_rec.load_run('{run}').generate('a', temperature=-1.0)",
-    'temperature',
+    'temperature must be',
   ),
   Mistake(
     "python: meliad_rec.load_run('{run}').evaluate('')", 'Nothing to read'
   ),
-  Mistake('python: meliad_rec.Attention', 'Attention'),
+  Mistake('python: meliad_rec.Attention', 'has no attribute'),
 ]
 
 
