@@ -229,7 +229,7 @@ class Laws:
     at = self.block + 3
     mask_BT = np.ones(self.tokens_BT.shape, bool)
     mask_BT[0, at:] = False
-    hint = 'Where block.mask is False, the state must stay as it is.'
+    hint = 'What block.x holds where block.mask is False must not matter.'
     nexts = []
     for tokens_BT in self.tokens_BT, self.other_tokens(0, slice(at, None)):
       state, padded = self.apply(self.carry, tokens_BT, self.all_rows, mask_BT)
