@@ -98,8 +98,11 @@ def test_mistakes_of_the_process_are_told_and_failures_are_defects(monkeypatch):
   tell(ended([], 0, 'a word\n{"mistake": "libtpu is old; update it."}\n', ''))
   with pytest.raises(ValueError, match='^libtpu is old'):
     attention.estimate(forms.SETTINGS['small'], 'v5e:2x2')
-  tell(ended([], -9, '', 'OSError: lost'))
-  with pytest.raises(RuntimeError, match=r'(?s)v5e:2x2.*-9 .*OSError'):
+  tell(ended([], -9, '', ''))
+  with pytest.raises(ValueError, match='v5e:2x2 was killed by signal 9'):
+    attention.estimate(forms.SETTINGS['small'], 'v5e:2x2')
+  tell(ended([], 1, '', 'OSError: lost'))
+  with pytest.raises(RuntimeError, match=r'(?s)v5e:2x2.*code 1.*OSError'):
     attention.estimate(forms.SETTINGS['small'], 'v5e:2x2')
   with pytest.raises(ValueError, match="'v5e'"):
     attention.estimate(forms.SETTINGS['paper'], 'v5e')
