@@ -48,12 +48,19 @@ def test_prompts_that_are_none(stdin):
       prompt(**given)
 
 
+class State(str):
+  """Stands for the state after `count` tokens; equal to its name."""
+
+  count = 0
+
+
 def write(steps, **given):
   """Runs the command's `write` on a model that writes these steps."""
   decoder = types.SimpleNamespace(chunk=1)
   writer = types.SimpleNamespace(write=lambda *_: iter(steps), decoder=decoder)
   run = types.SimpleNamespace(text_generator=writer)
-  return generate.write(run, None, None, types.SimpleNamespace(**given, seed=0))
+  args = types.SimpleNamespace(**given, seed=0, until=None)
+  return generate.write(run, State(), None, args)
 
 
 @pytest.mark.parametrize('terminal', [True, False])
@@ -62,7 +69,7 @@ def test_only_a_terminal_is_spared_control_codes(monkeypatch, terminal):
   out = io.StringIO()
   out.isatty = lambda: terminal
   monkeypatch.setattr(sys, 'stdout', out)
-  write([(None, ['a\x1b[2J', 'b\x9b\n'])], samples=2, tokens=9)
+  write([(State(), ['a\x1b[2J', 'b\x9b\n'])], samples=2, tokens=9)
   written = '--- sample 1\na\x1b[2J\n--- sample 2\nb\x9b\n\n'
   if terminal:
     written = written.replace('\x1b', '\ufffd').replace('\x9b', '\ufffd')
@@ -79,7 +86,7 @@ def test_where_nobody_reads_on_it_stops_and_says_where(monkeypatch):
 
   monkeypatch.setattr(generate, '_print', tell)
   monkeypatch.setattr(generate.os, 'dup2', lambda *fds: devnull.append(fds))
-  steps = ((reading, [reading]) for reading in 'abc')
+  steps = ((State(reading), [reading]) for reading in 'abc')
   assert write(steps, samples=1, tokens=3) == ('b', 'stopped writing')
   assert read == ['a'] and len(devnull) == 1
 
