@@ -86,7 +86,7 @@ OF_PAPERS = {
   'feedback/figure7_iwslt_transformer_6': 36.7,
   'feedback/figure7_cnn_dailymail_transformer_6': 60.5,
 }
-# Where this library's count differs from the paper's by more than rounding.
+# Parameter counts that differ from the paper's by more than rounding.
 NEAR_PAPERS = {
   'staircase/table2_feedback': 103,
   'feedback/figure9_char_ptb_transformer_1': 10.9,

@@ -212,7 +212,7 @@ def test_memory_may_have_no_positions_where_other_layers_have():
 
 
 def test_validation_of_flip_flop_reads_whole_sequences():
-  """In the text of the paper they are longer than those of training."""
+  """The paper validates on longer documents than it trains on."""
   _, experiment = built(
     [
       'experiments/dynamic_halt/table3_flip_flop_transformer',

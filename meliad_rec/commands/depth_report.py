@@ -76,8 +76,8 @@ def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
 
   Raises:
     ValueError: a text is empty, has unknown words, or is not a pair although
-      the run needs one; or the run is not trusted and reads other data than
-      those of this package.
+      the run needs one; or the class of the run's data is not part of this
+      package, and --trusted was not given.
   """
   ends = end_ids(run) if run.labels else ()
   pairs = run.sharded.model.sequences > 1

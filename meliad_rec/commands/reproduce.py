@@ -173,7 +173,7 @@ def define_flags() -> None:
     'splits',
     None,
     'Splits on which the best checkpoint is evaluated; SPLIT:METRIC shows '
-    'another metric than the best_metric. Default: the test splits of which '
+    'METRIC instead of best_metric. Default: the test splits of which '
     "the paper reports values, or 'test'. --splits= evaluates none.",
   )
   flags.DEFINE_integer(

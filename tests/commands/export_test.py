@@ -35,7 +35,7 @@ def test_an_average_is_the_mean_of_the_checkpoints(tmp_path):
   assert (average.step, average.average) == (4, 2)
   card = (out / 'README.md').read_text()
   assert '| step | mean of 2 checkpoints up to 4 |' in card
-  assert 'validation' not in card  # Those are not metrics of the mean.
+  assert 'validation' not in card  # Only single checkpoints have metrics.
   jax.tree.map(
     lambda got, a, b: np.testing.assert_allclose(
       got, np.mean(np.array([a, b], np.float64), 0), atol=1e-7

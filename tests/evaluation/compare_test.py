@@ -109,7 +109,7 @@ def test_the_page_that_gains_most_is_drawn(tmp_path, drawn):
   assert (tmp_path / 'gain.png').read_bytes().startswith(b'\x89PNG')
   (figure,) = drawn
   _, bars, page, _ = figure.axes
-  # Of the name's four bytes; above the axis where B gains.
+  # Bars of the name's four bytes; they point up where B is better.
   bits = 4 * 3 / np.log(2)
   assert [bar.get_height() for bar in bars.patches] == pytest.approx([bits])
   assert np.nanmax(page.images[0].get_array()) == pytest.approx(bits / 4)
