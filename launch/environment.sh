@@ -3,6 +3,7 @@
 #
 #   bash launch/environment.sh          # to train, evaluate and generate
 #   bash launch/environment.sh test     # to run the tests too
+#   bash launch/environment.sh colab    # or any other extras of setup.py
 #
 # Needs only Python 3.11 to 3.13 on the PATH (or in PYTHON). pip uses its own
 # configuration. When run again, it installs only if setup.py has changed.

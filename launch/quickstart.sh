@@ -4,8 +4,8 @@
 #   bash launch/quickstart.sh [--gin_param='STEPS = 2_000' ...]
 #
 # Creates the virtual environment .venv, tokenizes the Python packages in it once,
-# trains for about five minutes on two CPU cores, and shows losses, an evaluation
-# on unseen code, and a sample. When run again, it resumes.
+# trains on two CPU cores, and shows losses, an evaluation on unseen code, and a
+# sample, all in about six minutes. When run again, it resumes.
 # WORKDIR is the folder of the run, STORE that of the tokens; arguments are passed
 # to `meliad-rec train`.
 set -euo pipefail

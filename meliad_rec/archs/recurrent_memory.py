@@ -22,12 +22,12 @@ from meliad_rec.models.cell import Cell
 
 
 class RecurrentMemory(Cell):
-  """State: S memory vectors, [B, S, D] float32; the initial ones are learned.
+  """State: S memory slots, [B, S, D] float32; the initial ones are learned.
 
   Attributes:
     config: sizes and choices of the layers; a block is `window` tokens.
     count: number of layers.
-    slots: number of memory vectors S.
+    slots: number of memory slots S (memory tokens in the paper).
     layer_drop: probability that each layer is skipped in a training step.
     normalize: whether the memory is normalized after each block.
   """

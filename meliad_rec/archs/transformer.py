@@ -1,9 +1,9 @@
 """The plain transformer, and the cell that wraps any encoder.
 
-"Investigating Recurrent Transformers with Dynamic Halt" (2024), section 3. The
-cell `Encoder` passes its tokens to a module: `EncoderLayers`, which is the
-plain transformer, or `universal.Universal`, which is the Universal Transformer
-(UT) or its gated form (GUT).
+Ray Chowdhury and Caragea 2024, section 3. The cell `Encoder` passes its tokens
+to a module: `EncoderLayers`, which is the plain transformer, or
+`universal.Universal`, which is the Universal Transformer (UT) or its gated form
+(GUT).
 """
 
 from collections.abc import Callable

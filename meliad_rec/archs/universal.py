@@ -1,12 +1,12 @@
 """Universal and Gated Universal Transformer: one layer, run until it halts.
 
-"Investigating Recurrent Transformers with Dynamic Halt" (2024), algorithms 1
-and 3. In the Universal Transformer (UT, Dehghani et al. 2019) each token halts
-on its own, depending on its state; keys and values are computed from the output
-so far (see `mix`). In the gated one (GUT) all tokens of a row halt together,
-depending on the mean of their states before the layer and on the mean of those
-after it. In a causal GUT each token halts on its own, depending on such means
-over this token and all earlier ones.
+Ray Chowdhury and Caragea 2024, algorithms 1 and 3. In the Universal Transformer
+(UT, Dehghani et al. 2019) each token halts on its own, depending on its state;
+keys and values are computed from the output so far (see `mix`). In the gated
+one (GUT) all tokens of a row halt together, depending on the mean of their
+states before the layer and on the mean of those after it. In a causal GUT each
+token halts on its own, depending on such means over this token and all earlier
+ones.
 
 `Universal` is the module; `Recurrence` is its step as a function of arrays,
 which the loops of recurrence/early_exit.py repeat. Letters of this file: U
@@ -309,7 +309,7 @@ class Added(struct.PyTreeNode):
   """Values that each step returns and the loop adds up.
 
   Attributes:
-    counts: terms of the halting loss and of the depth; see Counts.
+    counts: terms of the ponder loss and of the depth; see Counts.
     mixed_BTD: float32, the state of each token before the step times its
       weight; None if DepthState holds the sum of these.
     routes: for each router of experts, terms of its loss; empty without

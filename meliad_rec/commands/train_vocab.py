@@ -144,6 +144,11 @@ def train(sentences: Iterator[str], size: int) -> bytes:
     if original:
       raise ValueError(original[1]) from error
     reason = str(error).rpartition('] ')[2] or 'The text is empty.'
+    if most := re.search(r'Vocabulary size too high .*<= (\d+)', reason):
+      raise ValueError(
+        f'The text is enough for a vocabulary of at most {most[1]} ids, got '
+        f'--size={size}. Lower --size, or add text.'
+      ) from error
     # Its advice names a flag of its own.
     if few := re.search(r'required_chars\. \d+ vs (\d+)', reason):
       reason = f'The characters of the text alone need {few[1]}.'

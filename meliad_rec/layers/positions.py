@@ -40,16 +40,16 @@ class Position(nn.Module):
     return jnp.zeros((self.num_heads, len(steps_back)))
 
   def rotate(self, x_BSHK, first):
-    """Returns queries, rotated if the class rotates.
+    """Returns queries [B, S, H, K], rotated if the class rotates.
 
-    The first of them is at position `first`.
+    `first` is the position of the first of them, an int or int32 scalar.
     """
     return x_BSHK
 
   def rotate_keys(self, x_BSHK, first):
-    """Returns keys, rotated if the class rotates.
+    """Returns keys [B, S, H, K], rotated if the class rotates.
 
-    The first of them is at position `first`.
+    `first` is the position of the first of them, an int or int32 scalar.
     """
     return self.rotate(x_BSHK, first)
 
@@ -158,7 +158,15 @@ def sinusoids(length: int, width: int) -> np.ndarray:
 
 
 class RoPE(Position):
-  """Rotation of queries and keys by their position (Su et al. 2021)."""
+  """Rotation of queries and keys by their position (Su et al. 2021).
+
+  Attributes:
+    base: the fastest of K / 2 pairs turns by 1 radian per token, pair i by
+      base ** (-2 i / K).
+
+  Raises:
+    ValueError: the width K of a head is odd.
+  """
 
   base: float = 10_000.0
 
@@ -185,6 +193,11 @@ class XPos(RoPE):
   distance. In the pair that rotates fastest, they grow by a factor of 1.3 at
   100 tokens, 11.5 at 1,000 and 22,500 at 4,096. For long texts with attention
   that is not causal, use SymmetricXPos.
+
+  Attributes:
+    base: see RoPE.
+    scale: distance in tokens over which the product of a pair falls by its
+      factor zeta, which is 0.29 for the fastest pair.
   """
 
   keeps_length: ClassVar[bool] = False

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from meliad_rec.kernels.reference import MASKED
 
-HALTING = 'halting'  # Name of the sown halting loss.
+HALTING = 'halting'  # Name of the sown ponder loss.
 
 
 def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:

@@ -34,9 +34,9 @@ class Agent(nn.Module):
   def setup(self):
     if self.cell.block_length is not None or not self.cell.can_step:
       raise ValueError(
-        f'{type(self.cell).__name__} reads whole blocks or documents, but an '
-        'agent reads one observation at a time. Choose another cell, such as '
-        'Feedback, WindowLayer or LSTM.'
+        'This architecture reads whole blocks or documents, but an agent reads '
+        'one observation at a time. Choose arch/feedback, window, lstm or '
+        'repeated.'
       )
     self.embed = nn.Dense(self.d_model, dtype=self.dtype)
     self.norm = self.final_norm(dtype=self.dtype)

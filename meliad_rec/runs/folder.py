@@ -183,7 +183,7 @@ def check_is_run(folder: _Path) -> None:
     if not (folder / name).is_file():
       raise ValueError(
         f'{folder} is not the folder of a run: it has no {name}. Give the '
-        '--workdir of a training run.'
+        'folder of a training run.'
       )
 
 

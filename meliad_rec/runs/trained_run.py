@@ -112,8 +112,8 @@ class TrainedRun(ObservedRun):
     config: configuration of the run.
     batch: number of documents that training read in parallel.
     labels: whether the model predicts labels instead of text.
-    validation: identity of the validation split that training used, as text;
-      None if unknown.
+    validation: fingerprint of the validation split that training used, a text
+      that is equal only for equal documents; None if unknown.
     started_in: folder in which training was started, to which the paths of its
       data are relative; '' if unknown.
     step: training step of the checkpoint.
@@ -375,9 +375,9 @@ class TrainedRun(ObservedRun):
     """Returns the loss of each token of a text, and where each token begins.
 
     Returns:
-      (nats_T, bytes_T), for the T tokens of the text. nats_T is -ln p of each
-      token. bytes_T is the index of each token's first byte in the UTF-8 text,
-      as the tokens spell it; a vocabulary of words may spell spaces
+      (nats_T, byte_offsets_T), for the T tokens of the text. nats_T is -ln p of
+      each token. byte_offsets_T is the index of each token's first byte in the
+      UTF-8 text, as the tokens spell it; a vocabulary of words may spell spaces
       differently.
       `predictions` also returns the most likely alternatives of each token.
 

@@ -67,17 +67,17 @@ class AgentProgram(TrainProgram):
     return agent_of(self.model, self.env)
 
   def batch_shapes(self, rows: int):
-    """Returns EMPTY."""
+    """Returns (): agents read no batches, but act in their environment."""
     del rows
     return EMPTY
 
   def empty_batch(self, rows: int):
-    """Returns EMPTY."""
+    """Returns (): agents read no batches, but act in their environment."""
     del rows
     return EMPTY
 
   def put(self, batch, rows: int):
-    """Returns EMPTY."""
+    """Returns (): agents read no batches, but act in their environment."""
     del batch, rows
     return EMPTY
 

@@ -70,7 +70,7 @@ class Experiment:
       says how agents learn.
     ema_decay: decay of a moving average of the parameters. Evaluations use this
       average in place of the parameters. None: no average.
-    halting_warmup: steps over which the weight of the halting loss rises to
+    halting_warmup: steps over which the weight of the ponder loss rises to
       PONDER_COST; 0 disables the warm-up.
     eval_subset: part of the validation split that evaluations read; its number
       of documents is also the number of episodes that agents play.

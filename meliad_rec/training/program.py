@@ -32,7 +32,7 @@ class TrainProgram(ShardedModel):
     objective: (logits_BTV, targets_BT) -> nats_BT to minimize.
     rows: rows of a training batch, over all hosts.
     ema_decay: decay of the moving average of the parameters; None: no average.
-    halting_warmup: steps over which the weight of the halting loss rises to its
+    halting_warmup: steps over which the weight of the ponder loss rises to its
       full value; 0 disables the warm-up.
     source_segment: tokens of the source of each row; None without an encoder.
   """

@@ -119,7 +119,7 @@ def train_step(
     optimizer: from optimizer.chain.
     objective: (logits_BTV, targets_BT) -> nats_BT to minimize.
     ema_decay: decay of the moving average of the parameters; None: no average.
-    halting_warmup: steps over which the weight of the halting loss rises
+    halting_warmup: steps over which the weight of the ponder loss rises
       linearly to its full value; 0 disables the warm-up. Other losses always
       have their full weight.
     state: state after the previous step.
