@@ -211,12 +211,13 @@ def test_memory_may_have_no_positions_where_other_layers_have():
   assert tables(with_) - tables(without) == special and len(special) == 1
 
 
-def test_validation_of_flip_flop_reads_whole_sequences():
+@pytest.mark.parametrize('option', ['official_code', 'paper_text'])
+def test_validation_of_flip_flop_reads_whole_sequences(option):
   """The paper validates on longer documents than it trains on."""
   _, experiment = built(
     [
       'experiments/dynamic_halt/table3_flip_flop_transformer',
-      'options/dynamic_halt/paper_text_flip_flop',
+      f'options/dynamic_halt/{option}_flip_flop',
     ],
     ['SEQUENCES = 16'],
   )
