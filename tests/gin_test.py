@@ -3,6 +3,7 @@
 Nothing is allocated: models are only traced, and text is never read.
 """
 
+from fnmatch import fnmatch
 from pathlib import Path
 import re
 
@@ -127,12 +128,18 @@ def test_the_recurrent_layer_may_be_the_only_one():
 
 
 @pytest.mark.parametrize('option', OPTIONS)
-def test_every_option_builds_with_an_architecture_that_reads_it(option):
+def test_every_option_builds_with_an_architecture_that_reads_it(
+  option, tmp_path
+):
   arch = of(option, READS, 'block_recurrent')
   names = [f'arch/{arch}', 'size/test', f'task/{of(option, TASK, "code")}']
   if option != 'layer/scan':
     names.append(f'options/{option}')
-  assert parameters(names, of(option, PARAMS, []))
+  params = of(option, PARAMS, [])
+  if fnmatch(option, 'data/*_tokens'):
+    write_store(tmp_path / 'store')
+    params = [f'STORE = {str(tmp_path / "store")!r}']
+  assert parameters(names, params)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +230,14 @@ def test_validation_of_flip_flop_reads_whole_sequences(option):
   )
   assert experiment.segment == 512
   assert Validation(experiment).sharded.segment == 1024
+
+
+def test_articles_of_mathematics_are_not_those_of_physics():
+  text = (files.root() / 'task/arxiv.gin').read_text()
+  pattern = re.search(r'test\("(.*?)"\)', text)[1]
+  categories = 'math.AG', 'cs.LG math.ST', 'math-ph', 'hep-th math-ph'
+  found = [each for each in categories if re.search(pattern, each)]
+  assert found == ['math.AG', 'cs.LG math.ST']
 
 
 @pytest.mark.parametrize('size', PARAMETERS)

@@ -42,6 +42,7 @@ ROWS = {
     for model in ('rec', 'xl')
     for size in (40, 80, 150, 300, 650, 1300)
   },
+  'block_recurrent/section3_1': {'sequential'},
   'block_recurrent/section4_3': {
     *('layers_9_10', 'layers_4_10'),
     *(f'states_{n}' for n in (128, 256, 512, 1024, 2048)),
@@ -192,11 +193,13 @@ def test_a_column_of_table_1_is_an_option(data, tmp_path):
   """It changes the data and the metric, and nothing of the recipe."""
   names = [
     'experiments/block_recurrent/table1_rec_fixed_skip',
-    'task/store',
     f'options/data/{data}_tokens',
   ]
+  with pytest.raises(config.ConfigError, match='STORE must be set'):
+    built(names)
   write_store(tmp_path / 'store')
   _, experiment = built(names, [f'STORE = {str(tmp_path / "store")!r}'])
+  assert experiment.data.path == tmp_path / 'store'
   assert experiment.published_data.lower() == f'{data} tokens'
   assert experiment.published_data in experiment.published
   assert experiment.best_metric == 'bits_per_token'
