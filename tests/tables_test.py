@@ -250,6 +250,26 @@ def test_every_scale_builds_with_the_rows_that_it_is_for(scale, tmp_path):
     config.check_read()
 
 
+@pytest.mark.parametrize('task', ['algorithm', 'random_walk'])
+def test_the_models_of_a_figure_read_as_many_tokens(task):
+  tokens = set()
+  for row in ROWS[f'staircase/figure2_{task}']:
+    _, experiment = built([f'experiments/staircase/figure2_{task}_{row}'])
+    tokens.add(experiment.steps * experiment.batch * experiment.segment)
+  assert len(tokens) == 1
+
+
+def test_staircases_of_text_learn_at_the_rates_of_their_authors_for_text():
+  """Those of table 9 of Fan et al. 2020 for enwik8, and for width 1024."""
+  rows = [f'experiments/{row}' for row in PAPERS]
+  rows = [row for row in rows if 'size/117m' in model_files(row)]
+  assert len(rows) == 32
+  for row in rows:
+    values = values_of(row)
+    rate = '0.0015' if 'enwik8' in row else '0.0007'
+    assert (values['LEARNING_RATE'], values['WARMUP_STEPS']) == (rate, '8000')
+
+
 def test_memory_slots_without_dropout_begin_differently():
   rows = [name for name in EXPERIMENTS if 'latent_bottleneck' in name]
   scaled = [name for name in rows if 'table4' not in name]
