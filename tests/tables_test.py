@@ -85,7 +85,10 @@ ROWS = {
   },
   **{
     f'feedback/{table}': {'feedback', 'transformer'}
-    for table in ('table2', 'table5_translation', 'table5_language_model')
+    for table in (
+      *('table2', 'table5_translation', 'table5_language_model'),
+      'table5_maze',
+    )
   },
   'feedback/section4_2': {'feedback_12_2'},
   **{
@@ -268,6 +271,13 @@ def test_staircases_of_text_learn_at_the_rates_of_their_authors_for_text():
     values = values_of(row)
     rate = '0.0015' if 'enwik8' in row else '0.0007'
     assert (values['LEARNING_RATE'], values['WARMUP_STEPS']) == (rate, '8000')
+
+
+def test_as_many_checkpoints_are_saved_as_are_averaged():
+  for row in PAPERS:
+    values = values_of(f'experiments/{row}')
+    steps, every = int(values['STEPS']), int(values['SAVE_EVERY'])
+    assert int(values.get('AVERAGE', 1)) <= -(-steps // every), row
 
 
 def test_memory_slots_without_dropout_begin_differently():
