@@ -161,6 +161,13 @@ ROWS = {
 
 
 PAPERS = [name for name in EXPERIMENTS if name.split('/')[0] in FOLDERS]
+# Tables of pairs of sequences, of the Long Range Arena, of words, and of agents
+# that are small.
+WITHOUT_SCALE = (
+  *('dynamic_halt/table4', 'feedback/figure3', 'feedback/figure4_wmt'),
+  *('feedback/figure7', 'feedback/figure9_wikitext', 'feedback/section4_2'),
+  *('feedback/table2', 'feedback/table5_translation'),
+)
 
 
 def needs(name):
@@ -251,6 +258,13 @@ def test_every_scale_builds_with_the_rows_that_it_is_for(scale, tmp_path):
   for name, params in scaled(scale, tmp_path):
     built(name, params)
     config.check_read()
+
+
+def test_other_tables_have_a_scale_for_two_cores():
+  """On it, code of this machine is the text of language models."""
+  for name in PAPERS:
+    if not name.startswith(WITHOUT_SCALE):
+      assert reproduce.scale(f'experiments/{name}', 'cpu')
 
 
 @pytest.mark.parametrize('task', ['algorithm', 'random_walk'])
