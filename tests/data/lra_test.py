@@ -120,15 +120,16 @@ def test_missing_files_are_reported_with_their_command(tmp_path, data, message):
 
 
 def test_articles_of_a_pair_are_cut_and_follow_each_other(tmp_path):
-  long = 'x' * 200_000  # Longer than the limit of Python's reader of tables.
-  rows = f'1.0\tA1\tB2\t"A ""b"", c"\t{long}\n0.0\tA1\tC3\td\te\n'
+  first, long = '"A" "b, c', 'x' * 200_000  # A quote without an end is text.
+  rows = f'1.0\tA1\tB2\t{first}\t{long}\n0.0\tA1\tC3\td\t"\n'
   (tmp_path / 'new_aan_pairs.eval.tsv').write_text(rows)
   data = Retrieval(str(tmp_path), max_length=100)
   documents = data.documents('validation')
-  assert documents.first_lengths.tolist() == [len('A "b", c') + 2, 3]
-  assert documents.lengths.tolist() == [10 + 102, 6]
-  assert data.vocabulary.decode(documents[0]) == 'A "b", c' + 'x' * 100
-  assert documents.labels[[111, 117]].tolist() == [2, 1]
+  assert documents.first_lengths.tolist() == [len(first) + 2, 3]
+  assert documents.lengths.tolist() == [11 + 102, 6]
+  assert data.vocabulary.decode(documents[0]) == first + 'x' * 100
+  assert data.vocabulary.decode(documents[1]) == 'd"'
+  assert documents.labels[[112, 118]].tolist() == [2, 1]
   assert np.count_nonzero(documents.labels) == 2
   for wrong in '2.0\ta\tb\tc\td', '1.0\ta\tb\tc', 'x\ta\tb\tc\td':
     (tmp_path / 'new_aan_pairs.test.tsv').write_text(wrong)
@@ -163,3 +164,8 @@ def test_pathfinder_is_split_and_skips_the_empty_file(tmp_path):
       expected = images[10 * part + number].ravel().astype(int) + 1
       np.testing.assert_array_equal(tokens, expected)
       assert labels[-1] == number % 2 + 1
+  (tmp_path / 'imgs' / '0' / 'sample_7.png').unlink()
+  with pytest.raises(ValueError, match='no image .*sample_7.png'):
+    again = PathfinderFiles(str(tmp_path))
+    for split in SPLITS:
+      again.documents(split)
