@@ -6,7 +6,7 @@ import re
 import jax
 import pytest
 
-from meliad_rec.commands import reproduce
+from meliad_rec.commands import table_rows
 from meliad_rec.config import config
 from meliad_rec.config import files
 from meliad_rec.metrics.flops import PEAK_FLOPS
@@ -250,7 +250,7 @@ def test_the_least_time_is_that_of_peak_speed(name):
 
 def test_all_that_papers_measure_has_its_file():
   for table, rows in ROWS.items():
-    assert set(reproduce.rows(table, None)) == rows, table
+    assert set(table_rows.rows(table, None)) == rows, table
 
 
 @pytest.mark.parametrize('scale', files.names('scale'))
@@ -299,7 +299,7 @@ def test_memory_slots_without_dropout_begin_differently():
   scaled = [name for name in rows if 'table4' not in name]
   assert len(scaled) == 7
   for row in (f'experiments/{name}' for name in scaled):
-    values = values_of(row, *reproduce.scale(row, 'cpu'))
+    values = values_of(row, *table_rows.scale(row, 'cpu'))
     assert values['DROPOUT'] == '0.0'
     assert values['slots_init'] == '@initializers.normal()', row
 
@@ -325,7 +325,7 @@ def test_only_the_layer_with_memory_has_no_positions(tmp_path):
 def test_speed_is_measured_at_the_whole_learning_rate():
   for model in 'feedback', 'transformer':
     row = f'experiments/feedback/table5_language_model_{model}'
-    values = values_of(row, *reproduce.scale(row, 'cpu'))
+    values = values_of(row, *table_rows.scale(row, 'cpu'))
     assert values['FINETUNE_STEPS'] == '0'
 
 
@@ -353,7 +353,7 @@ def scaled(scale, folder):
     f'experiments/{each}'
     for each in EXPERIMENTS
     if each.startswith(beginning)
-    and reproduce.scale(f'experiments/{each}', kind) == (f'scale/{scale}',)
+    and table_rows.scale(f'experiments/{each}', kind) == (f'scale/{scale}',)
   ]
   assert rows
   write_store(folder / 'store')

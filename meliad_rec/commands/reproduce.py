@@ -11,11 +11,12 @@ the gin files in a folder of your own. Each row is trained once for each seed,
 in OUT/ROW_seedN. Then its best checkpoint is evaluated on the test splits that
 the paper reports, or on --splits. Translations and summaries are written by the
 newest checkpoint, and scored. --scale=cpu makes the runs so small that two
-cores train most rows in half an hour, and --scale=gpu fits one GPU. The table
-is in OUT/table.md, with the published value after a slash; the results of each
-run are in OUT/runs.csv, the curves in OUT/curves.png, and the results over the
-time of a training step in OUT/cost.png. If rows or splits differ by a number,
-such as test_64 and test_128, OUT/figure.png shows the results over this number.
+cores train most rows in half an hour; --scale=gpu, for the tables in
+gin/scale/gpu, fits one GPU. Rows without a file in gin/scale are left out. The
+table is in OUT/table.md, with the published value after a slash; the results of
+each run are in OUT/runs.csv, the curves in OUT/curves.png, and the results over
+the time of a training step in OUT/cost.png. If rows or splits differ by a
+number, such as test_64 and test_128, OUT/figure.png shows the results over it.
 If rows have different metrics, there is a table and a set of figures for each.
 If a run fails, the others continue. When run again, the command resumes what is
 not finished.
@@ -27,7 +28,6 @@ validation split, such as the ponder cost of the dynamic-halt paper:
     --sweep='PONDER_COST = 1, 0.1, 0.01, 0.001'
 """
 
-import ast
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -39,6 +39,7 @@ import statistics
 
 from absl import flags
 
+from meliad_rec.commands import table_rows
 from meliad_rec.config import config
 from meliad_rec.config import config_flags
 from meliad_rec.config import files
@@ -151,8 +152,9 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'scale',
     'paper',
-    'Size of the runs: paper, or a folder of gin/scale with a file for the '
-    'table, such as cpu.',
+    'Size of the runs: paper; cpu, for two cores; or gpu, for one GPU, which '
+    'only the tables in gin/scale/gpu have. Rows without this scale are left '
+    'out, and the exit code is then 1.',
   )
   flags.DEFINE_multi_string(
     'gin_file',
@@ -200,12 +202,21 @@ def main(argv: list[str]) -> int:
     if name and not unit(name):
       check_metric(name, [*BEST, *NAMES], '--splits')
   out = local(args.out, 'A table')
+  rows = table_rows.rows(argv[1], args.rows)
+  scaled = table_rows.scaled(rows, args.scale)
   runs = [
-    TableRun(row, (file, *scale(file, args.scale)), seed, out, setting)
-    for row, file in rows(argv[1], args.rows).items()
-    for setting in settings(args.sweep)
+    TableRun(row, gin_files, seed, out, setting)
+    for row, gin_files in scaled.items()
+    for setting in table_rows.settings(args.sweep)
     for seed in range(args.seeds)
   ]
+  unscaled = [row for row in rows if row not in scaled]
+  left_out = (
+    f'These rows are left out, because gin/scale/{args.scale} has no file for '
+    f'them: {", ".join(unscaled)}.\n'
+  )
+  if unscaled:
+    print(left_out)
   failed = {}
   if not args.only_report:
     check_different(runs)
@@ -231,7 +242,7 @@ def main(argv: list[str]) -> int:
     if args.sweep:
       text += f'\n{best_settings(done, of_metric)}\n'
     texts.append(text)
-  text = '\n'.join(texts)
+  text = '\n'.join([*texts, *[left_out] * bool(unscaled)])
   print(f'\n{text}')
   for run, code in failed.items():
     why = f'in {out / run}.log' if args.jobs > 1 else 'above'
@@ -242,7 +253,7 @@ def main(argv: list[str]) -> int:
     suffix = '.png' if len(metrics) == 1 else f'_{metric}.png'
     pictures += draw(out, suffix, of_metric, metric)
   print(f'wrote table.md, runs.csv, {", ".join(pictures)} in {out}')
-  return 1 if failed else 0
+  return 1 if failed or unscaled else 0
 
 
 def draw(out: Path, suffix: str, found: list[dict], metric: str) -> list[str]:
@@ -257,104 +268,6 @@ def draw(out: Path, suffix: str, found: list[dict], metric: str) -> list[str]:
     pictures.append(f'figure{suffix}')
     plot.lines(panels, out / pictures[-1], metric)
   return pictures
-
-
-def rows(table: str, chosen: Sequence[str] | None) -> dict[str, str]:
-  """Returns {name of a row: its gin file}.
-
-  Args:
-    table: beginning of the names of shipped experiments, or a folder.
-    chosen: names of the rows to take; None takes all.
-
-  Raises:
-    ValueError: there is no such table, or it lacks a chosen row.
-  """
-  if Path(table).is_dir():
-    found = {path.stem: str(path) for path in Path(table).glob('*.gin')}
-  else:
-    table = table.removeprefix('gin/').removeprefix('experiments/')
-    found = {
-      name.removeprefix(f'{table}_'): f'experiments/{name}'
-      for name in files.names('experiments')
-      if name.startswith(f'{table}_')
-    }
-  if not found:
-    names = files.names('experiments')
-    raise ValueError(
-      f'There is no table {table!r}{files.nearest(table, names)}: no folder of '
-      'this name has gin files, and no shipped experiment begins with it. '
-      '`meliad-rec settings` lists the experiments.'
-    )
-  for name in chosen or ():
-    if name not in found:
-      raise ValueError(
-        f'{table} has no row {name!r}{files.nearest(name, found)}. Choose '
-        f'--rows from {", ".join(found)}.'
-      )
-  number = lambda name: [int(n) for n in re.findall(r'\d+', name)]
-  chosen = chosen or sorted(found, key=lambda name: (number(name), name))
-  return {name: found[name] for name in chosen}
-
-
-def scale(file: str, name: str) -> tuple[str, ...]:
-  """Returns the gin files that bring a row to a scale.
-
-  That is the file of gin/scale/NAME whose name is the longest beginning of the
-  row's name: a file table1 is for all rows of a table, and a file table1_xl for
-  those rows only that begin so.
-
-  Args:
-    file: gin file of the row.
-    name: name of the scale; 'paper' needs no file.
-
-  Raises:
-    ValueError: no file of that scale is for the row.
-  """
-  if name == 'paper':
-    return ()
-  row = file.removeprefix('experiments/')
-  known = files.names('scale')
-  fitting = [
-    each
-    for each in known
-    if f'{name}/{row}_'.startswith(f'{each}_') and each.startswith(f'{name}/')
-  ]
-  if not fitting:
-    scales = {}
-    for each in known:
-      scale_, _, rows = each.partition('/')
-      table_ = re.match(r'[^/]*/[a-z]+\d*(_\d+)?', rows)[0]
-      scales.setdefault(scale_, {})[table_] = None
-    listed = (f'{name} for {", ".join(of)}' for name, of in scales.items())
-    raise ValueError(
-      f'There is no --scale={name} of {row}. The scales are paper for all '
-      f'tables, {", and ".join(listed)}.'
-    )
-  return (f'scale/{max(fitting, key=len)}',)
-
-
-def settings(sweep: str | None) -> list[str]:
-  """Returns the settings 'NAME = value' of --sweep; [''] without it.
-
-  Raises:
-    ValueError: it is not a name with several values.
-  """
-  if sweep is None:
-    return ['']
-  name, _, values = (each.strip() for each in sweep.partition('='))
-  try:
-    listed = ast.literal_eval(f'({values},)' if values else '()')
-    if len(listed) == 1 and isinstance(listed[0], tuple):
-      [listed] = listed
-  except (ValueError, SyntaxError, IndexError):
-    listed = ()
-  found = list(dict.fromkeys(f'{name} = {value!r}' for value in listed))
-  if not name or len(found) < 2:
-    raise ValueError(
-      f'--sweep needs a setting and at least two values, got {sweep!r}. Give '
-      "for example --sweep='PONDER_COST = 1, 0.1'."
-    )
-  return found
 
 
 def best_settings(runs: list[TableRun], found: list[dict]) -> str:

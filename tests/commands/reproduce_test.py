@@ -12,6 +12,7 @@ import time
 import pytest
 
 from meliad_rec.commands import reproduce
+from meliad_rec.commands import table_rows
 from meliad_rec.report import journal
 from meliad_rec.report import results
 from meliad_rec.runs import folder
@@ -52,11 +53,11 @@ def out(tmp_path):
 
 
 def test_rows_are_the_files_of_a_table_or_folder(own):
-  shipped = reproduce.rows('cpu/headroom', None)
+  shipped = table_rows.rows('cpu/headroom', None)
   windows = '16', '32', '64', '128'
   assert shipped == {w: f'experiments/cpu/headroom_{w}' for w in windows}
-  assert list(reproduce.rows(str(own), None)) == ['a', 'b', 'a10']
-  assert reproduce.rows(str(own), ['b']) == {'b': str(own / 'b.gin')}
+  assert list(table_rows.rows(str(own), None)) == ['a', 'b', 'a10']
+  assert table_rows.rows(str(own), ['b']) == {'b': str(own / 'b.gin')}
 
 
 def test_the_table_has_the_best_value_of_each_run(own, out, capsys):
@@ -172,10 +173,10 @@ def test_costs_are_of_rows_that_have_a_time_and_a_result():
 
 
 def test_a_sweep_trains_each_row_with_each_value(own, out, capsys):
-  assert reproduce.settings(None) == ['']
-  assert reproduce.settings("A.b=('x', 2)") == ["A.b = 'x'", 'A.b = 2']
-  assert reproduce.settings('A = (1, 2), (3,)') == ['A = (1, 2)', 'A = (3,)']
-  one = reproduce.settings('RATE = 1e-3, 0.01')[0]
+  assert table_rows.settings(None) == ['']
+  assert table_rows.settings("A.b=('x', 2)") == ["A.b = 'x'", 'A.b = 2']
+  assert table_rows.settings('A = (1, 2), (3,)') == ['A = (1, 2)', 'A = (3,)']
+  one = table_rows.settings('RATE = 1e-3, 0.01')[0]
   run = reproduce.TableRun('a', (), 0, out, one)
   assert (run.label, run.name) == ('a, RATE = 0.001', 'a_RATE_0.001_seed0')
   for seed in range(2):
@@ -212,13 +213,31 @@ def test_the_setting_of_a_sweep_is_given_to_the_training(own, tmp_path):
 
 def test_a_scale_is_that_of_the_longest_name():
   xl = 'experiments/block_recurrent/table1_xl_512'
-  assert reproduce.scale(xl, 'paper') == ()
-  assert reproduce.scale(xl, 'cpu') == (
+  assert table_rows.scale(xl, 'paper') == ()
+  assert table_rows.scale(xl, 'cpu') == (
     'scale/cpu/block_recurrent/table1_xl_512',
   )
-  assert reproduce.scale(xl.replace('xl_512', 'slide_12l'), 'cpu') == (
+  assert table_rows.scale(xl.replace('xl_512', 'slide_12l'), 'cpu') == (
     'scale/cpu/block_recurrent/table1',
   )
+
+
+def test_rows_without_a_scale_leave_the_others(out, capsys):
+  (out / 'xl_512_seed0').mkdir()
+  for file in (out / 'b_seed0').iterdir():
+    (out / 'xl_512_seed0' / file.name).write_bytes(file.read_bytes())
+  with pytest.MonkeyPatch.context() as patch:
+    known = table_rows.files.names('scale')
+    known.remove('cpu/block_recurrent/table1')
+    patch.setattr(table_rows.files, 'names', lambda kind: known)
+    known += ['block_recurrent/table1_xl_512', 'block_recurrent/table1_slide']
+    arguments = 'block_recurrent/table1', f'--out={out}', '--scale=cpu'
+    rows = '--rows=xl_512,slide'
+    assert command.run(reproduce, *arguments, rows, '--only_report') == 1
+  sentence = 'gin/scale/cpu has no file for them: slide.'
+  assert sentence in capsys.readouterr().out
+  text = (out / 'table.md').read_text()
+  assert sentence in text and '| xl_512 |' in text and '| slide' not in text
 
 
 @pytest.mark.parametrize('jobs', [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -345,7 +364,7 @@ RESULT |= {'best_step': 1, 'validation': 2.0, 'test': 2.0}
     ),
     (
       ['cpu/code', '--out=x', '--scale=cpu'],
-      'There is no --scale=cpu of cpu/code_rec. The scales are paper for all',
+      'no --scale=cpu of any chosen row, such as rec. The scales are paper',
     ),
     (['cpu/code', '--out=x', '--only_report'], 'has been evaluated yet.'),
     (
