@@ -19,6 +19,7 @@ import numpy as np
 
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.by_size import BySize
+from meliad_rec.data.synthetic.by_size import Sizes
 from meliad_rec.data.synthetic.labeled import Draws
 from meliad_rec.data.vocabulary import Words
 
@@ -38,7 +39,7 @@ class Arithmetic(BySize):
 
   min_size: int = 2
   max_size: int = 20
-  test_sizes: tuple[int, ...] = (40, 80, 128)
+  test_sizes: Sizes = (40, 80, 128)
   modulus: int = 5
   brackets: bool = False
 

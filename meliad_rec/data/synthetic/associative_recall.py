@@ -23,6 +23,7 @@ import numpy as np
 
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.by_size import BySize
+from meliad_rec.data.synthetic.by_size import Sizes
 from meliad_rec.data.vocabulary import Words
 
 
@@ -45,7 +46,7 @@ class AssociativeRecall(BySize):
 
   min_size: int = 4
   max_size: int = 16
-  test_sizes: tuple[int, ...] = (4, 8, 16, 32, 64)
+  test_sizes: Sizes = (4, 8, 16, 32, 64)
   keys: int = 256
   values: int = 256
   length: int = 8
@@ -54,7 +55,7 @@ class AssociativeRecall(BySize):
 
   def __post_init__(self):
     super().__post_init__()
-    pairs = max(self.max_size, *self.test_sizes, 1)
+    pairs = max(self.max_size, *(most for _, most in self._tests.values()))
     labeled.check_setting(self.setting('keys'), self.keys, pairs)
     labeled.check_setting(self.setting('values'), self.values, 2)
     labeled.check_setting(self.setting('length'), self.length, 4)

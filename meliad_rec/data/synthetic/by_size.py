@@ -19,6 +19,7 @@ from meliad_rec.data.vocabulary import Words
 
 _CHUNK_TOKENS = 2**22  # Tokens drawn at once, to save memory.
 _LAST = '_last'
+Sizes = tuple[int | tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +28,9 @@ class BySize:
 
   Each subclass says what its size is, such as the number of tokens. The splits
   train, validation and test have sequences of `min_size` to `max_size`, all
-  sizes equally likely. A split such as test_128 has sequences of size 128. They
-  are drawn independently, so short sequences occur more than once, and in train
-  as well as in test.
+  sizes equally likely. A split such as test_128 has sequences of size 128, and
+  test_40_256 has all sizes from 40 to 256. They are drawn independently, so
+  short sequences occur more than once, and in train as well as in test.
 
   Subclasses implement `vocabulary`, `draw` and `guess`.
 
@@ -37,7 +38,8 @@ class BySize:
     sequences: number of sequences in train.
     min_size, max_size: bounds of the size of a sequence in train, validation
       and test.
-    test_sizes: sizes of the further test splits.
+    test_sizes: sizes of the further test splits; (40, 256) in place of a size
+      is all sizes from 40 to 256.
     test_sequences: number of sequences in validation and in each test split.
     seed: seed of the sequences.
   """
@@ -45,7 +47,7 @@ class BySize:
   sequences: int = 160_000
   min_size: int = 3
   max_size: int = 32
-  test_sizes: tuple[int, ...] = (64, 128, 256, 512)
+  test_sizes: Sizes = (64, 128, 256, 512)
   test_sequences: int = 2_000
   seed: int = 0
 
@@ -54,17 +56,16 @@ class BySize:
 
   def __post_init__(self):
     sizes = self.test_sizes
-    if not (
-      isinstance(sizes, tuple | list) and all(isinstance(n, int) for n in sizes)
-    ):
+    if not isinstance(sizes, tuple | list) or not all(map(_is_size, sizes)):
       raise ValueError(
-        f'test_sizes must be whole numbers such as (64,), got {sizes!r}. Set '
-        f'{self.setting("test_sizes")}.'
+        'test_sizes must be whole numbers such as (64,), or pairs such as '
+        f'((40, 256),), got {sizes!r}. Set {self.setting("test_sizes")}.'
       )
     for name in ('sequences', 'test_sequences'):
       labeled.check_setting(self.setting(name), getattr(self, name), 1)
     sizes = {'min_size': self.min_size, 'max_size': self.max_size}
-    sizes |= {'test_sizes': min(self.test_sizes, default=self.min_size)}
+    tests = (least for least, _ in self._tests.values())
+    sizes |= {'test_sizes': min(tests, default=self.min_size)}
     for name, size in sizes.items():
       labeled.check_setting(self.setting(name), size, self.smallest)
     labeled.check_setting(
@@ -111,9 +112,18 @@ class BySize:
     return f'{cls.__module__.rpartition(".")[2]}.{cls.__name__}.{name}'
 
   @functools.cached_property
+  def _tests(self) -> dict[str, tuple[int, int]]:
+    """{further test split: its least and greatest size}."""
+    bounds = ((n, n) if isinstance(n, int) else n for n in self.test_sizes)
+    return {
+      '_'.join(map(str, ['test', *dict.fromkeys(pair)])): pair
+      for pair in bounds
+    }
+
+  @functools.cached_property
   def splits(self) -> tuple[str, ...]:
     """Names of the splits."""
-    more = [f'test_{size}' for size in self.test_sizes]
+    more = [*self._tests]
     lasts = [name + _LAST for name in more if self.has_last]
     return *SPLITS, *more, *lasts
 
@@ -124,10 +134,14 @@ class BySize:
     N = self.sequences if name == 'train' else self.test_sequences
     if name in SPLITS:
       draws = Draws(self.seed, SPLITS.index(name))
-      size_N = self.min_size + draws.below(self.max_size - self.min_size + 1, N)
+      size_N = draws.between(self.min_size, self.max_size, N)
     else:
-      size = int(name.removeprefix('test_'))
-      draws, size_N = Draws(self.seed, len(SPLITS), size), np.full(N, size)
+      least, most = self._tests[name]
+      if least == most:
+        draws, size_N = Draws(self.seed, len(SPLITS), most), np.full(N, most)
+      else:
+        draws = Draws(self.seed, len(SPLITS), least, most)
+        size_N = draws.between(least, most, N)
     draw = self.draw_train if name == 'train' else self.draw
     tokens, labels, lengths = [], [], []
     step = max(_CHUNK_TOKENS // self.largest(int(size_N.max())), 1)
@@ -154,6 +168,17 @@ class BySize:
     """Returns {name: error rate from 0 to 1} of a random guess."""
     check_split(split, self.splits)
     return {'uniform': self.guess()}
+
+
+def _is_size(size) -> bool:
+  """Returns whether an entry of test_sizes is one size, or a pair of them."""
+  match size:
+    case int():
+      return True
+    case [int(least), int(most)]:
+      return least <= most
+    case _:
+      return False
 
 
 def _only_last(labels_NT: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ import numpy as np
 
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.by_size import BySize
+from meliad_rec.data.synthetic.by_size import Sizes
 from meliad_rec.data.synthetic.labeled import Draws
 from meliad_rec.data.vocabulary import Words
 
@@ -45,7 +46,7 @@ class CellularAutomaton(BySize):
 
   min_size: int = 1
   max_size: int = 4
-  test_sizes: tuple[int, ...] = (1, 2, 3, 4)
+  test_sizes: Sizes = (1, 2, 3, 4)
   cells: int = 20
   radius: int = 2
   shown: int = 10
@@ -60,7 +61,7 @@ class CellularAutomaton(BySize):
     labeled.check_setting(self.setting('shown'), self.shown, 2)
     for name, sizes in (
       ('max_size', [self.max_size]),
-      ('test_sizes', self.test_sizes),
+      ('test_sizes', [most for _, most in self._tests.values()]),
     ):
       for size in sizes:
         labeled.check_setting(self.setting(name), size, 1, 9)

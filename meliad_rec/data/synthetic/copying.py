@@ -17,6 +17,7 @@ import dataclasses
 import numpy as np
 
 from meliad_rec.data.synthetic.by_size import BySize
+from meliad_rec.data.synthetic.by_size import Sizes
 from meliad_rec.data.vocabulary import Words
 
 
@@ -31,7 +32,7 @@ class Copying(BySize):
 
   min_size: int = 40
   max_size: int = 40
-  test_sizes: tuple[int, ...] = (80, 160, 400)
+  test_sizes: Sizes = (80, 160, 400)
   backward: bool = False
 
   vocabulary = Words([*'0123456789', '='])

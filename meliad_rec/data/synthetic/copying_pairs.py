@@ -83,7 +83,7 @@ class CopyingPairs:
     """Returns the digits of each source of a split."""
     N = self.sequences if split == 'train' else self.test_sequences
     draws = Draws(self.seed, SPLITS.index(split))
-    size_N = self.min_size + draws.below(self.max_size - self.min_size + 1, N)
+    size_N = draws.between(self.min_size, self.max_size, N)
 
     def drawn(size_N):
       shape = len(size_N), self.max_size

@@ -23,6 +23,7 @@ import dataclasses
 import numpy as np
 
 from meliad_rec.data.synthetic.by_size import BySize
+from meliad_rec.data.synthetic.by_size import Sizes
 from meliad_rec.data.vocabulary import Words
 
 
@@ -37,7 +38,7 @@ class Counting(BySize):
   sequences: int = 20_000
   min_size: int = 1
   max_size: int = 50
-  test_sizes: tuple[int, ...] = (50, 100, 200)
+  test_sizes: Sizes = (50, 100, 200)
 
   vocabulary = Words(['a', 'b', '.'])
 

@@ -161,6 +161,10 @@ class Draws:
     raw = self._generator.random_raw(count)
     return (raw % np.asarray(end, np.uint64)).astype(np.int64)
 
+  def between(self, least: int, most: int, count: int) -> np.ndarray:
+    """Returns random integers from `least` to `most`: int64 [count]."""
+    return least + self.below(most - least + 1, count)
+
   def bits(self, count: int) -> np.ndarray:
     """Returns random numbers of 32 bits each: uint32 [count]."""
     raw = self._generator.random_raw(-(-count // 2)).astype('<u8', copy=False)

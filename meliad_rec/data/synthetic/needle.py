@@ -22,6 +22,7 @@ import numpy as np
 from meliad_rec.data.documents import check_split
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.by_size import BySize
+from meliad_rec.data.synthetic.by_size import Sizes
 from meliad_rec.data.vocabulary import Words
 
 _FILLER = (
@@ -52,7 +53,7 @@ class Needle(BySize):
   sequences: int = 20_000
   min_size: int = 64
   max_size: int = 512
-  test_sizes: tuple[int, ...] = (1024, 4096, 16_384, 65_536)
+  test_sizes: Sizes = (1024, 4096, 16_384, 65_536)
   test_sequences: int = 200
   chains: int = 1
   hops: int = 0
@@ -85,8 +86,7 @@ class Needle(BySize):
 
   @functools.cached_property
   def splits(self):
-    tests = (f'test_{size}' for size in self.test_sizes)
-    at_depths = (f'{name}{_DEPTH}{d}' for name in tests for d in self.depths)
+    at_depths = (f'{name}{_DEPTH}{d}' for name in self._tests for d in self.depths)
     return *super().splits, *at_depths
 
   def documents(self, split):

@@ -255,6 +255,17 @@ def test_all_sizes_are_equally_frequent(task, tokens_of):
     assert len(lengths) == 2000 and {*lengths.tolist()} == {tokens_of(size)}
 
 
+def test_a_test_split_may_have_all_sizes_of_a_range():
+  task = WordProblem(test_sizes=(9, (4, 7)), sequences=9, test_sequences=4000)
+  assert task.splits[3:] == (
+    *('test_9', 'test_4_7', 'test_9_last', 'test_4_7_last'),
+  )
+  lengths = task.documents('test_4_7_last').lengths
+  counts = np.bincount(lengths, minlength=8)
+  assert not counts[:4].any() and np.abs(counts[4:] - 1000).max() < 150
+  assert {*task.documents('test_9').lengths.tolist()} == {9}
+
+
 def test_drawing_in_chunks_is_noticed_by_nobody(monkeypatch):
   """A split of many chunks is as long, and has no chunk twice."""
   monkeypatch.setattr('meliad_rec.data.synthetic.by_size._CHUNK_TOKENS', 900)

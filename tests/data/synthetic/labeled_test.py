@@ -240,6 +240,8 @@ def test_distinct_rows_are_in_the_order_drawn():
     (WordProblem, {'group': None}, 'no group None'),
     (WordProblem, {'test_sizes': 64}, 'whole numbers such as .64,.'),
     (WordProblem, {'test_sizes': (0,)}, 'WordProblem.test_sizes'),
+    (WordProblem, {'test_sizes': ((0, 9),)}, 'at least 1, got 0'),
+    (WordProblem, {'test_sizes': ((9, 4),)}, 'pairs such as .*9, 4'),
     (FlipFlop, {'sequences': 0}, 'FlipFlop.sequences'),
     (FlipFlop, {'length': 7}, 'even.*FlipFlop.length'),
     (FlipFlop, {'ignore': 1.5}, 'FlipFlop.ignore'),
