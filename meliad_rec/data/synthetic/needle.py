@@ -16,6 +16,7 @@ Letters of this file: N sequences, T tokens, S statements.
 
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 
@@ -30,13 +31,15 @@ _FILLER = (
   'there and back again .'
 )
 _DEPTH = '_depth_'
+_MIN_SIZE = 64  # By default, if it is enough.
 
 
 @dataclasses.dataclass(frozen=True)
 class Needle(BySize):
   """Passkey and variable tracking. The size is the number of tokens.
 
-  The last variable of a random chain is asked for. With `depths`, there are
+  The last variable of a random chain is asked for. If min_size is None, it is
+  64, or more if the statements need more tokens. With `depths`, there are
   further splits such as test_1024_depth_50, where all statements are halfway.
 
   Attributes:
@@ -51,7 +54,7 @@ class Needle(BySize):
   """
 
   sequences: int = 20_000
-  min_size: int = 64
+  min_size: int | None = None
   max_size: int = 512
   test_sizes: Sizes = (1024, 4096, 16_384, 65_536)
   test_sequences: int = 200
@@ -71,6 +74,9 @@ class Needle(BySize):
       labeled.check_setting(self.setting('depth'), self.depth, 0, 100)
     for depth in self.depths:
       labeled.check_setting(self.setting('depths'), depth, 0, 100)
+    if self.min_size is None:
+      size = max(_MIN_SIZE, self.smallest)
+      object.__setattr__(self, 'min_size', size)  # Frozen.
     super().__post_init__()
 
   @property
@@ -86,7 +92,8 @@ class Needle(BySize):
 
   @functools.cached_property
   def splits(self):
-    at_depths = (f'{name}{_DEPTH}{d}' for name in self._tests for d in self.depths)
+    pairs = itertools.product(self._tests, self.depths)
+    at_depths = (f'{name}{_DEPTH}{depth}' for name, depth in pairs)
     return *super().splits, *at_depths
 
   def documents(self, split):

@@ -91,7 +91,9 @@ def test_expressions_have_their_values(brackets, modulus):
     counts[value] += 1
     numbers = sum(word.isdecimal() for word in words)
     operations = sum(word in '+-*' for word in expression)
-    assert 2 <= numbers <= 20 and operations == numbers - 1
+    assert operations == numbers - 1
+    # Sizes from 3 to 40 tokens, rounded down to those that exist.
+    assert 2 <= len(words) <= (38 if brackets else 40)
     assert expression.count('(') == (operations if brackets else 0)
   assert (counts > 0).all()
 
@@ -229,6 +231,14 @@ def test_a_split_of_a_depth_has_its_needles_there():
     Needle(depths=(101,))
 
 
+def test_the_least_size_has_room_for_all_chains():
+  assert Needle().min_size == 64
+  task = Needle(chains=4, hops=3, **FEW)
+  assert task.min_size == 4 * (3 + 5) + 12 * 4 + 1 + 5
+  lengths = task.documents('train').lengths
+  assert task.min_size <= lengths.min() < lengths.max() <= task.max_size
+
+
 def test_a_million_tokens_take_a_second_and_hold_one_needle():
   task = Needle(test_sizes=(1_000_000,), test_sequences=2)
   documents = task.documents('test_1000000')
@@ -241,7 +251,6 @@ def test_a_million_tokens_take_a_second_and_hold_one_needle():
   [
     (WordProblem(sequences=8000, min_size=3, max_size=6), lambda size: size),
     (Copying(sequences=8000, min_size=3, max_size=6), lambda size: 2 * size),
-    (Arithmetic(sequences=8000, min_size=3, max_size=6), lambda size: 2 * size),
     (Counting(sequences=8000, min_size=3, max_size=6), lambda size: 2 * size),
   ],
 )
@@ -253,6 +262,16 @@ def test_all_sizes_are_equally_frequent(task, tokens_of):
   for size in task.test_sizes[:1]:
     lengths = np.diff(task.documents(f'test_{size}').starts)
     assert len(lengths) == 2000 and {*lengths.tolist()} == {tokens_of(size)}
+
+
+@pytest.mark.parametrize(('brackets', 'step'), [(False, 2), (True, 4)])
+def test_expressions_are_as_long_as_their_size_allows(brackets, step):
+  task = Arithmetic(brackets=brackets, **FEW)
+  for size in 64, 128, 256:
+    (length,) = {*task.documents(f'test_{size}').lengths.tolist()}
+    assert size - step < length <= size
+  assert task.documents('train').lengths.max() == (38 if brackets else 40)
+  assert task.documents('test_40_256').lengths.min() >= 38
 
 
 def test_a_test_split_may_have_all_sizes_of_a_range():

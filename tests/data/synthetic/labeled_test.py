@@ -38,10 +38,10 @@ TASKS = {
     Algorithm(programs=30, statements=8, values=4, programs_per_document=3),
     ('test', 'f8b54611a199'),
   ),
-  'arithmetic': (Arithmetic(**FEW), ('test_40', '3c5b1dc9fce4')),
+  'arithmetic': (Arithmetic(**FEW), ('test_64', '85760ae32655')),
   'arithmetic in brackets': (
     Arithmetic(brackets=True, **FEW),
-    ('train', '56c9a9c267bc'),
+    ('train', '8bbf26a41930'),
   ),
   'associative_recall': (
     AssociativeRecall(rewrites=0.3, **FEW),
