@@ -132,6 +132,7 @@ ADDED = {
   'NORMALIZE_MEMORY': 'True',
   'PUBLISHED': '{}',
   'REMAT_STEPS': '1',
+  'TOKENS_PER_ELEMENT': '1',
   'VALIDATION_LIKE_TRAIN': 'True',
   'a2c.A2C.bootstrap_at_limit': 'False',
   'a2c.A2C.remat_steps': '1',
@@ -159,6 +160,7 @@ ADDED = {
   'recurrent_memory.RecurrentMemory.normalize': 'True',
   'transformer.EncoderLayers.sinusoids': 'False',
   'universal.Universal.early_exit': 'True',
+  'word_problem.WordProblem.tokens_per_element': '1',
 }
 _PACKAGE = 'meliad_rec.'
 

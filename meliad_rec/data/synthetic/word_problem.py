@@ -14,7 +14,8 @@ number of layers of attention cannot solve it at all lengths if the group is not
 solvable, such as A5 or S5; one recurrent layer can. In Z2, the label is the
 parity of the number of ones so far.
 
-Letters of this file: N sequences, T tokens, G elements of the group.
+Letters of this file: N sequences, T elements of a sequence, P tokens of an
+element, G elements of the group.
 """
 
 import dataclasses
@@ -45,16 +46,25 @@ class WordProblem(BySize):
       the even ones; 'A4xZ5' is a product of two groups.
     moved: draws only permutations that move at most this many things. 2 gives
       swaps and the identity. None: all elements.
+    tokens_per_element: each element is followed by one token '.' less than
+      this, and the label is on the last. With 4, a model has time for the four
+      swaps that make up an element of S5.
     sequences, min_size, max_size, test_sizes, test_sequences, seed: see BySize.
+
+  The four variants of S5 of Grazzi et al. 2024 are: all elements; moved=2;
+  moved=3; and tokens_per_element=4.
   """
 
   group: str = 'S3'
   moved: int | None = None
+  tokens_per_element: int = 1
 
   has_last = True
 
   def __post_init__(self):
     super().__post_init__()
+    name = 'tokens_per_element'
+    labeled.check_setting(self.setting(name), self.tokens_per_element, 1)
     if self.moved is not None:
       labeled.check_setting(self.setting('moved'), self.moved, 2)
       if not re.fullmatch('[SA][0-9]', self.group):
@@ -71,16 +81,23 @@ class WordProblem(BySize):
 
   @functools.cached_property
   def vocabulary(self) -> Words:
-    """The elements of the group; the first is the identity."""
-    return Words(self._group[0])
+    """The elements of the group, first the identity; and '.' if it is used."""
+    return Words([*self._group[0], *['.'] * (self.tokens_per_element > 1)])
+
+  def largest(self, size):
+    return size * self.tokens_per_element
 
   def draw(self, size_N, draws):
-    N, T = len(size_N), size_N.max()
+    N, T, P = len(size_N), size_N.max(), self.tokens_per_element
     drawn = draws.below(len(self._drawn), N * T).reshape(N, T)
     elements_NT = self._drawn[drawn]
-    real_NT = np.arange(T) < size_N[:, None]
-    labels_NT = products(elements_NT, self._group[1])
-    return (elements_NT + 1) * real_NT, (labels_NT + 1) * real_NT
+    tokens_NTP = np.full((N, T, P), len(self._group[0]) + 1)
+    labels_NTP = np.zeros((N, T, P), np.int64)
+    tokens_NTP[:, :, 0] = elements_NT + 1
+    labels_NTP[:, :, -1] = products(elements_NT, self._group[1]) + 1
+    real_NT1 = (np.arange(T) < size_N[:, None])[:, :, None]
+    flat = lambda of_NTP: (of_NTP * real_NT1).reshape(N, T * P)
+    return flat(tokens_NTP), flat(labels_NTP)
 
   def guess(self):
     return 1 - 1 / len(self._group[0])

@@ -69,6 +69,18 @@ def test_elements_can_be_limited_to_those_that_move_little():
       assert sum(a != b for a, b in zip(word, '12345', strict=True)) <= moved
 
 
+def test_an_element_may_have_four_tokens_with_the_label_on_the_last():
+  plain, slow = (
+    WordProblem(group='S5', tokens_per_element=n, **FEW) for n in (1, 4)
+  )
+  for split in 'train', 'test_64_last':
+    pairs = zip(sequences(plain, split), sequences(slow, split), strict=True)
+    for (words, labels), (more, later) in pairs:
+      assert more == [w for word in words for w in (word, '.', '.', '.')]
+      assert later == [w for label in labels for w in (None, None, None, label)]
+  assert plain.guess() == slow.guess() == 1 - 1 / 120
+
+
 def test_the_last_label_alone_can_be_scored():
   task = WordProblem(**FEW)
   both = (sequences(task, split) for split in ('test_64', 'test_64_last'))
