@@ -129,7 +129,9 @@ PATHS = ((r'(^|/)core/', r'\1encoder/'),)
 ADDED = {
   'DEPTHS': '()',
   'EQUALITY': 'False',
+  'FILLER_KEYS': 'False',
   'NORMALIZE_MEMORY': 'True',
+  'PAIR_PASSES': '1',
   'PUBLISHED': '{}',
   'REMAT_STEPS': '1',
   'TOKENS_PER_ELEMENT': '1',
@@ -137,6 +139,8 @@ ADDED = {
   'a2c.A2C.bootstrap_at_limit': 'False',
   'a2c.A2C.remat_steps': '1',
   'algorithm.Algorithm.equality': 'False',
+  'associative_recall.AssociativeRecall.filler_keys': 'False',
+  'associative_recall.AssociativeRecall.passes': '1',
   'block_recurrent.BlockRecurrentLayer.ids_stddev': '1.0',
   'block_recurrent.BlockRecurrentLayer.sequential': 'False',
   'block_recurrent.BlockRecurrentLayer.states_stddev': '0.1',

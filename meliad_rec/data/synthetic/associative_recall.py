@@ -8,11 +8,20 @@ With three pairs, a sequence with its labels below reads
 First come pairs of a key and its value, and then each key again, once, among
 random values. The label of a repeated key is its value.
 
-The task is multi-query associative recall of Arora et al. 2023, with a smaller
-vocabulary, and with values alone between the questions. Questions come soon
-after the pairs rather than late, by a power law. With rewrites, some pairs
-repeat a key with another value, and the last value counts, as in Rodkin et al.
-2024.
+The task is multi-query associative recall of Arora et al. 2023. Questions come
+soon after the pairs rather than late, by a power law. In their code, zoology:
+
+- keys are 1 to 4,095 and values 4,096 to 8,191 (here 256 of each), and no value
+  occurs twice in the pairs of a sequence (here each is drawn independently);
+- the tokens between questions are from the whole vocabulary (`filler_keys`);
+- a set has one number of pairs and one number of tokens, such as 4 pairs in 64
+  tokens or 64 pairs in 512 (here the number of pairs varies within the bounds,
+  and there are `length` tokens for each);
+- there are 3,000 test sequences (here 1,000 of each split).
+
+With rewrites, some pairs repeat a key with another value, and the last value
+counts, as in Rodkin et al. 2024. With two passes, all pairs are given twice, as
+in Arora et al. 2024 (JRT).
 
 Letters of this file: N sequences, P pairs, Q questions, T tokens.
 """
@@ -34,13 +43,17 @@ class AssociativeRecall(BySize):
   Attributes:
     keys: number of keys in the vocabulary, at least as many as pairs.
     values: number of values in the vocabulary.
-    length: tokens per pair: 2 for the pair, and at least 2 for its question and
-      the token after it.
+    length: tokens per pair: 2 for the pair in each pass, and at least 2 for its
+      question and the token after it.
     power: the k-th place for a question, counted from 1, has a weight
       proportional to k^(power - 1). A small power makes most questions early,
       and 1 distributes them uniformly.
     rewrites: share of the pairs that repeat the key of an earlier pair, from 0
       to 0.9.
+    filler_keys: whether the tokens between questions are keys too, without
+      labels, and not values only.
+    passes: how often all pairs are given, in the same order, before the
+      questions.
     sequences, min_size, max_size, test_sizes, test_sequences, seed: see BySize.
   """
 
@@ -52,13 +65,17 @@ class AssociativeRecall(BySize):
   length: int = 8
   power: float = 0.01
   rewrites: float = 0.0
+  filler_keys: bool = False
+  passes: int = 1
 
   def __post_init__(self):
     super().__post_init__()
     pairs = max(self.max_size, *(most for _, most in self._tests.values()))
     labeled.check_setting(self.setting('keys'), self.keys, pairs)
     labeled.check_setting(self.setting('values'), self.values, 2)
-    labeled.check_setting(self.setting('length'), self.length, 4)
+    labeled.check_setting(self.setting('passes'), self.passes, 1)
+    least = 2 * self.passes + 2
+    labeled.check_setting(self.setting('length'), self.length, least)
     labeled.check_setting(self.setting('rewrites'), self.rewrites, 0, 0.9)
     if not 0 < self.power <= 1:
       raise ValueError(
@@ -83,15 +100,19 @@ class AssociativeRecall(BySize):
     again_NP = draws.between_0_and_1(N * P).reshape(N, P) < self.rewrites
     source_NP = draws.below(np.tile(np.arange(P).clip(1), N), N * P)
     key_NP = _rewrite(key_NP, again_NP, source_NP.reshape(N, P))
-    tokens_NT = self.keys + 1 + draws.below(self.values, N * T).reshape(N, T)
+    least = 1 if self.filler_keys else self.keys + 1
+    drawn = draws.between(least, self.keys + self.values, N * T)
+    tokens_NT = drawn.reshape(N, T)
     tokens_NT *= np.arange(T) < (size_N * self.length)[:, None]
     labels_NT = np.zeros((N, T), np.int64)
     # A key is asked for once, with the value of its last pair.
     asked_NP = pair_NP & _is_last(key_NP, pair_NP)
     place_NP = self._places(size_N, P, draws)
     n, p = np.nonzero(pair_NP)
-    tokens_NT[n, 2 * p] = key_NP[n, p] + 1
-    tokens_NT[n, 2 * p + 1] = self.keys + 1 + value_NP[n, p]
+    for i in range(self.passes):
+      places = 2 * (i * size_N[n] + p)
+      tokens_NT[n, places] = key_NP[n, p] + 1
+      tokens_NT[n, places + 1] = self.keys + 1 + value_NP[n, p]
     n, p = np.nonzero(asked_NP)
     tokens_NT[n, place_NP[n, p]] = key_NP[n, p] + 1
     labels_NT[n, place_NP[n, p]] = self.keys + 1 + value_NP[n, p]
@@ -105,9 +126,9 @@ class AssociativeRecall(BySize):
 
   def _places(self, size_N, P: int, draws: labeled.Draws) -> np.ndarray:
     """Returns int64 [N, P], a different place for the question of each pair."""
-    # The places of a sequence of P pairs are 2 P, 2 P + 2, ...
+    # After one pass, the places of a sequence of P pairs are 2 P, 2 P + 2, ...
     N = len(size_N)
-    slots_N = size_N * (self.length - 2) // 2
+    slots_N = size_N * (self.length - 2 * self.passes) // 2
     S = int(slots_N.max())
     weight_S = np.arange(1, S + 1) ** (self.power - 1)
     weight_NS = weight_S * (np.arange(S) < slots_N[:, None])
@@ -124,7 +145,7 @@ class AssociativeRecall(BySize):
       np.where(first_NP, mixed_NP, P + np.arange(P)), 1, kind='stable'
     )
     found_NP = np.take_along_axis(place_NP, mixed_NP, 1)
-    return 2 * (size_N[:, None] + found_NP)
+    return 2 * (self.passes * size_N[:, None] + found_NP)
 
 
 def _rewrite(key_NP, again_NP, source_NP) -> np.ndarray:

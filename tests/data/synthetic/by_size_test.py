@@ -110,23 +110,37 @@ def test_expressions_have_their_values(brackets, modulus):
   assert (counts > 0).all()
 
 
-@pytest.mark.parametrize('rewrites', [0.0, 0.5])
-def test_the_last_value_of_each_key_is_asked_for_once(rewrites):
-  task = AssociativeRecall(rewrites=rewrites, **FEW)
+@pytest.mark.parametrize(('rewrites', 'passes'), [(0, 1), (0.5, 1), (0.5, 2)])
+def test_the_last_value_of_each_key_is_asked_for_once(rewrites, passes):
+  task = AssociativeRecall(rewrites=rewrites, passes=passes, **FEW)
   repeated = pairs = 0
   for words, labels in sequences(task):
     size = len(words) // 8
-    given = {}
-    for key, value in zip(words[: 2 * size : 2], words[1::2], strict=False):
-      given[key] = value
+    context, begin = words[: 2 * size], 2 * size * passes
+    assert words[:begin] == context * passes
+    given = dict(zip(context[::2], context[1::2], strict=True))
     repeated, pairs = repeated + size - len(given), pairs + size
-    asked = [w if w[0] == 'k' else None for w in words[2 * size :]]
-    found = dict(zip(asked, labels[2 * size :], strict=True))
+    asked = [w if w[0] == 'k' else None for w in words[begin:]]
+    found = dict(zip(asked, labels[begin:], strict=True))
     assert found.pop(None) is None and found == given
     assert len([w for w in asked if w]) == len(given)
-    assert not any(labels[: 2 * size]) and not any(asked[1::2])
+    assert not any(labels[:begin]) and not any(asked[1::2])
   # The first pair of a sequence has no key to repeat.
   assert abs(repeated / pairs - rewrites * (1 - 1 / 10)) < 0.02
+
+
+def test_the_filler_may_have_keys_without_labels():
+  task = AssociativeRecall(filler_keys=True, **FEW)
+  keys = fillers = 0
+  for words, labels in sequences(task):
+    size = len(words) // 8
+    assert sum(label is not None for label in labels) == size
+    filler = [
+      word for word, label in zip(words, labels, strict=True) if label is None
+    ][2 * size :]
+    keys += sum(word[0] == 'k' for word in filler)
+    fillers += len(filler)
+  assert abs(keys / fillers - 0.5) < 0.02
 
 
 def test_questions_come_early_unless_the_power_is_1():

@@ -218,6 +218,7 @@ def test_distinct_rows_are_in_the_order_drawn():
     (Arithmetic, {'modulus': 11}, 'from 2 to 10.*Arithmetic.modulus'),
     (AssociativeRecall, {'keys': 63}, 'at least 64.*AssociativeRecall.keys'),
     (AssociativeRecall, {'power': 0}, 'above 0.*AssociativeRecall.power'),
+    (AssociativeRecall, {'passes': 4}, 'at least 10, got 8. Set .*length'),
     (AssociativeRecall, {'rewrites': 1}, 'AssociativeRecall.rewrites'),
     (CellularAutomaton, {'test_sizes': (10,)}, 'from 1 to 9, got 10'),
     (CellularAutomaton, {'radius': 3}, 'CellularAutomaton.radius'),
