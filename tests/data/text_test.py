@@ -263,9 +263,13 @@ def test_every_synthetic_task_is_one_of_seqio():
       text = file.read_text()
       for name in re.findall(r'data\.synthetic import (\w+)', text):
         of_gin.update(re.findall(rf'data = @{name}\.(\w+)\(\)', text))
-    assert {name.removeprefix('meliad_rec.') for name in names} == of_gin
+    found = {name.removeprefix('meliad_rec.') for name in names}
+    assert found == of_gin | as_seqio.VARIANTS.keys()
+    assert len(names) == len(found) and {'Reverse', 'S5'} <= found
     for name in names:
       assert 'train' in seqio.get_mixture_or_task(name).splits
+    parity = seqio.get_mixture_or_task('meliad_rec.Parity').splits
+    assert 'test_40_256' in parity
   finally:
     for name in names:
       seqio.TaskRegistry.remove(name)
