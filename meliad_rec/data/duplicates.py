@@ -1,6 +1,7 @@
 """Near-duplicates: documents that share most of their text."""
 
 from collections.abc import Iterable
+import hashlib
 
 import numpy as np
 
@@ -17,6 +18,8 @@ def sketch(text: str) -> np.ndarray:
   A shingle is 32 successive bytes of the text without its whitespace. The hash
   of a shingle decides whether it is in the sample, so texts that share a
   shingle both have it in their samples, or neither has (Broder 1997, "mod m").
+  If the sample is empty, as it often is for less than 100 bytes, it is replaced
+  by a hash of the whole text, so that copies are found.
   """
   content = ''.join(text.split()).encode(errors='surrogateescape')
   hashes = np.frombuffer(content, np.uint8).astype(np.uint64) + np.uint64(1)
@@ -26,7 +29,11 @@ def sketch(text: str) -> np.ndarray:
     hashes = hashes[:-length] * np.uint64(factor) + hashes[length:]
     factor = factor * factor % _MODULUS
   hashes = (hashes ^ (hashes >> np.uint64(32))) * np.uint64(_FACTOR)
-  return np.unique(hashes[hashes >> np.uint64(64 - _RARITY) == 0])
+  sample = np.unique(hashes[hashes >> np.uint64(64 - _RARITY) == 0])
+  if len(sample):
+    return sample
+  whole = hashlib.blake2b(content, digest_size=8).digest()
+  return np.frombuffer(whole, np.uint64)
 
 
 class Sketches:

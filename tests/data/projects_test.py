@@ -145,6 +145,14 @@ def test_similarity_is_the_share_of_common_shingles():
   assert len(sketch(a)) == pytest.approx(len(shingles(a)) / 32, rel=0.2)
 
 
+def test_copies_of_short_texts_are_found():
+  for size in range(1, 200):
+    text = text_of(size)[:size]
+    among = Sketches([sketch(text_of(size + 1)), sketch(text)])
+    assert among.similarity(sketch(f' {text}\n')) == 1
+    assert among.similarity(sketch(text_of(size + 2)[:size])) < 1
+
+
 def test_no_split_has_a_copy_of_a_document_that_is_held_out(tmp_path, caplog):
   caplog.set_level('INFO')
   names = [f'p{i}' for i in range(40)]
