@@ -1,8 +1,8 @@
 """Sources of text, and the command-line flags that choose one."""
 
 from collections.abc import Iterator
-from collections.abc import Sequence
 import dataclasses
+from typing import Any
 from typing import Protocol
 
 from absl import flags
@@ -116,19 +116,8 @@ _FLAGS = {
 def source(
   kind: str,
   path: str | None = None,
-  field: str | None = None,
-  split_file: str | None = None,
-  module: str | None = None,
-  subset: str | None = None,
-  splits_from: Sequence[str] | None = None,
-  stream: bool | None = None,
-  limit: int | None = None,
-  newlines: bool | None = None,
-  suffixes: Sequence[str] | None = None,
-  licenses: Sequence[str] | None = None,
-  names: str | None = None,
-  target: str | None = None,
   concatenate: int | None = None,
+  **others: Any,
 ) -> Source:
   """Returns the source that the flags of a command describe.
 
@@ -139,6 +128,9 @@ def source(
       pattern; for jsonl, a file, folder or pattern; for hf, one of these or the
       name of a dataset on the Hub; for pg19, the data_dir of
       tensorflow-datasets; for projects, a folder or pattern.
+    concatenate: size of a document that consists of many; see Concatenated.
+      None means that documents are not concatenated.
+    **others: the remaining flags by name; None is like a missing one:
     field: for jsonl and hf, name of the field that holds the text. None means
       'text'. For pairs in JSON Lines, name of the field that holds the source.
     split_file: for folder, a file that assigns files to splits; see Folder.
@@ -148,28 +140,12 @@ def source(
     newlines: for corpus; see Corpus.
     suffixes, licenses, names: for projects; see Projects.
     target: for pairs; see Lines, of which `path` is the source, or JsonPairs.
-    concatenate: size of a document that consists of many; see Concatenated.
-      None means that documents are not concatenated.
 
   Raises:
     ValueError: a flag is missing, does not apply to this kind of source, or has
       an invalid value.
   """
-  given = {
-    'path': path,
-    'field': field,
-    'split_file': split_file,
-    'module': module,
-    'subset': subset,
-    'splits_from': splits_from,
-    'stream': stream,
-    'limit': limit,
-    'newlines': newlines,
-    'suffixes': suffixes,
-    'licenses': licenses,
-    'names': names,
-    'target': target,
-  }
+  given = {'path': path, **others}
   unused = [
     f'--{name}'
     for name, value in given.items()
@@ -181,9 +157,7 @@ def source(
       f'The source {kind!r}{"" if kind in _FLAGS else note} does not use '
       f'{", ".join(unused)}. Remove it, or correct --source.'
     )
-  needs_path = kind in (
-    *('corpus', 'folder', 'jsonl', 'hf', 'pairs', 'projects'),
-  )
+  needs_path = 'path' in _FLAGS.get(kind, ()) and kind != 'pg19'
   if needs_path and not path:
     raise ValueError(f'The source {kind!r} needs a path. Set --path.')
   if concatenate is not None:
@@ -193,20 +167,22 @@ def source(
         '--concatenate.'
       )
     return Concatenated(source(kind, **given), concatenate)
+  of = given.get
   match kind:
     case 'code':
       return Code()
     case 'corpus':
-      return Corpus(path, newlines is not False)
+      return Corpus(path, of('newlines') is not False)
     case 'folder':
-      return Folder(path, split_file)
+      return Folder(path, of('split_file'))
     case 'jsonl':
-      return Jsonl(path, field or 'text')
+      return Jsonl(path, of('field') or 'text')
     case 'hf':
-      names = splits_from and dict(map(_pair, splits_from))
-      field = field or 'text'
-      return HuggingFace(path, field, subset, names, bool(stream), limit)
+      names = of('splits_from') and dict(map(_pair, of('splits_from')))
+      more = of('subset'), names, bool(of('stream')), of('limit')
+      return HuggingFace(path, of('field') or 'text', *more)
     case 'pairs':
+      field, target = of('field'), of('target')
       if not target:
         raise ValueError(
           "The source 'pairs' needs the files of targets. Set --target, such "
@@ -216,14 +192,14 @@ def source(
     case 'pg19':
       return Pg19(path)
     case 'projects':
-      if not suffixes:
+      if not of('suffixes'):
         raise ValueError(
           "The source 'projects' needs the suffixes of files. Set --suffixes, "
           'such as .tex or .py,.c.'
         )
-      return Projects(path, suffixes, licenses, names)
+      return Projects(path, of('suffixes'), of('licenses'), of('names'))
     case _:
-      return Registered(kind, module)
+      return Registered(kind, of('module'))
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -332,9 +308,5 @@ def from_flags() -> Source:
       f'--source is missing. Set it to {", ".join(_FLAGS)} or the name of a '
       'seqio task.'
     )
-  names = (
-    *('path', 'field', 'split_file', 'module', 'newlines', 'concatenate'),
-    'target',
-    *(*_FLAGS['hf'][2:], *_FLAGS['projects'][1:]),
-  )
+  names = dict.fromkeys(sum(_FLAGS.values(), ('module', 'concatenate')))
   return source(args.source, **{name: getattr(args, name) for name in names})
