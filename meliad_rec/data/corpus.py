@@ -7,14 +7,9 @@ from pathlib import Path
 import zipfile
 
 from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.split_files import files_of_splits
 from meliad_rec.storage.workdir import expand_home
 
-# What {split} means in a path; the first file that exists is read.
-_NAMES = {
-  'train': ('train',),
-  'validation': ('valid', 'validation'),
-  'test': ('test',),
-}
 # Shares of a single file in percent, as the papers on enwik8 and text8 cut it.
 _ENDS = {'train': (0, 90), 'validation': (90, 95), 'test': (95, 100)}
 
@@ -29,9 +24,9 @@ class Corpus:
   must be 'bytes'.
 
   Attributes:
-    path: one file; or a pattern such as 'wiki.{split}.tokens', in which {split}
-      means train, valid or validation, and test. A file whose name ends in
-      .zip must contain exactly one file, which is read.
+    path: one file; or a pattern such as 'wiki.{split}.tokens'; split_files.py
+      says what {split} means. A file whose name ends in .zip must contain
+      exactly one file, which is read.
     newlines: whether to keep newlines. The code of Sukhbaatar et al. 2021 and
       of Fan et al. 2020 drops the newlines of enwik8 (False).
     fetch: a command that gets the files, for the error message.
@@ -53,26 +48,13 @@ class Corpus:
     kept = '' if self.newlines else ', without newlines'
     return f'corpus: {Path(self.path).name}{kept}'
 
-  @functools.cached_property
+  @property
   def splits(self) -> tuple[str, ...]:
-    found = [split for split in SPLITS if self._file(split)]
-    if not found:
-      remedy = f'Run `{self.fetch}`, or set' if self.fetch else 'Set'
-      content = (
-        'where {split} is train, valid (or validation) or test'
-        if '{split}' in self.path
-        else 'whose bytes are cut into train, validation and test'
-      )
-      raise ValueError(
-        f'There is no file {Path(self.path).absolute()}, {content}. {remedy} '
-        '--path (in gin: CORPUS).'
-      )
-    return tuple(found)
+    return tuple(self._files)
 
   def read(self, split: str) -> Iterator[tuple[str, str]]:
     """Yields (name of the file, text) of the only document of a split."""
-    path = self._file(split)
-    assert path, f'{split} is not in {self.splits}'
+    path = self._files[split]
     content = _content(path)
     if '{split}' in self.path:
       text = _decoded(path, content)
@@ -81,9 +63,21 @@ class Corpus:
       text = content[begin:end].decode(errors='surrogateescape')
     yield path.name, text if self.newlines else text.replace('\n', '')
 
-  def _file(self, split: str) -> Path | None:
-    paths = (Path(self.path.replace('{split}', s)) for s in _NAMES[split])
-    return next(filter(Path.is_file, paths), None)
+  @functools.cached_property
+  def _files(self) -> dict[str, Path]:
+    """{split: its file}."""
+    path = Path(self.path)
+    if '{split}' in self.path:
+      fetch = self.fetch and f'Run `{self.fetch}`.'
+      found = files_of_splits((self.path,), fetch, '--path (in gin: CORPUS)')
+      return {split: file for split, (file,) in found.items()}
+    if not path.is_file():
+      remedy = f'Run `{self.fetch}`, or set' if self.fetch else 'Set'
+      raise ValueError(
+        f'There is no file {path.absolute()}, whose bytes are cut into train, '
+        f'validation and test. {remedy} --path (in gin: CORPUS).'
+      )
+    return dict.fromkeys(SPLITS, path)
 
 
 def _content(path: Path) -> bytes:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.split_files import files_of_splits
 from meliad_rec.data.splits import split_by_name
 from meliad_rec.storage.workdir import expand_home
 
@@ -28,9 +29,9 @@ class Jsonl:
   number: about 5 % go to validation and 5 % to test, and at least one to each.
 
   Attributes:
-    path: one file; or a folder with any of train.jsonl, validation.jsonl and
-      test.jsonl; or a pattern that contains {split}, such as
-      'data/{split}-v2.jsonl'.
+    path: one file; or a folder with train.jsonl, validation.jsonl and so on; or
+      a pattern that contains {split}, such as 'data/{split}-v2.jsonl'. See
+      split_files.py for the names of splits.
     field: name of the field that holds the text, a string.
     fetch: how to get the files, for the error message.
 
@@ -58,23 +59,14 @@ class Jsonl:
   def splits(self) -> tuple[str, ...]:
     if self._is_single_file:
       return tuple(s for s in SPLITS if s in set(self._split_of.values()))
-    found = tuple(split for split in SPLITS if self._file(split).is_file())
-    if not found:
-      pattern = Path(self._pattern).absolute()
-      remedy = f'{self.fetch} Or set' if self.fetch else 'Set'
-      raise ValueError(
-        f'There is no file {pattern} where {{split}} is one of '
-        f'{", ".join(SPLITS)}. {remedy} --path (in gin: JSONL) to a file, a '
-        'folder of such files or a pattern that contains {split}.'
-      )
-    return found
+    return tuple(self._files)
 
   def read(self, split: str) -> Iterator[tuple[str, str]]:
     """Yields ('FILE:LINE', text) of every document of a split.
 
     FILE is the name of the file, and LINE counts its lines from 1.
     """
-    path = self._file(split)
+    path = Path(self.path) if self._is_single_file else self._files[split]
     for number, line in numbered_lines(path):
       name = f'{path.name}:{number}'
       if self._is_single_file and self._split_of[name] != split:
@@ -112,10 +104,15 @@ class Jsonl:
       return self.path
     return str(Path(self.path, '{split}.jsonl'))
 
-  def _file(self, split: str) -> Path:
-    if self._is_single_file:
-      return Path(self.path)
-    return Path(self._pattern.replace('{split}', split))
+  @functools.cached_property
+  def _files(self) -> dict[str, Path]:
+    """{split: its file} if there is not a single file."""
+    flags = (
+      '--path (in gin: JSONL) to a file, a folder of such files or a pattern '
+      'that contains {split}'
+    )
+    found = files_of_splits((self._pattern,), self.fetch, flags)
+    return {split: file for split, (file,) in found.items()}
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:

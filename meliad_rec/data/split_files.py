@@ -7,6 +7,7 @@ files that match are splits too, such as test_2016 in data/test_2016.en.
 from collections.abc import Sequence
 import glob
 from pathlib import Path
+import re
 import sys
 
 from meliad_rec.data.documents import SPLITS
@@ -80,9 +81,12 @@ def _path(pattern: str, name: str) -> Path:
 
 def _matching(pattern: str) -> set[str]:
   """Returns what stands for {split} in the files that match a pattern."""
-  before, after = pattern.split('{split}')
-  paths = glob.glob(f'{glob.escape(before)}*{glob.escape(after)}')
-  return {path[len(before) : len(path) - len(after)] for path in paths}
+  parts = pattern.split('{split}')
+  first, *others = map(re.escape, parts)
+  # A name that occurs twice is the same in both places.
+  name = re.compile(f'{first}(.*)' + r'\1'.join(others), re.DOTALL)
+  matches = map(name.fullmatch, glob.glob('*'.join(map(glob.escape, parts))))
+  return {match[1] for match in matches if match}
 
 
 def read_text(path: str | Path, advice: str = 'Convert it to UTF-8.') -> str:

@@ -59,7 +59,9 @@ class StandIn(Bytes):
 def test_missing_files_are_reported_with_the_command_that_gets_them(tmp_path):
   for path in 'enwik8', 'wiki.{split}.tokens':
     missing = Corpus(str(tmp_path / path), fetch='curl -O URL')
-    with pytest.raises(ValueError, match='Run `curl -O URL`, or .*CORPUS'):
+    with pytest.raises(
+      ValueError, match='Run `curl -O URL`.*[oO]r set .*CORPUS'
+    ):
       _ = missing.splits
   (tmp_path / 'enwik8.zip').write_bytes(b'PK')
   with pytest.raises(ValueError, match='cannot be read'):

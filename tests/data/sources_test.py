@@ -165,7 +165,7 @@ def test_files_that_are_missing_or_cannot_be_read_are_reported(
 ):
   with pytest.raises(ValueError, match='FOLDER'):
     _ = Folder(str(tmp_path)).splits
-  with pytest.raises(ValueError, match='{split}.jsonl .*JSONL'):
+  with pytest.raises(ValueError, match='{split}.jsonl, .*JSONL'):
     _ = Jsonl(str(tmp_path)).splits
   write(tmp_path / 'train.jsonl', {'text': 'a'})
 
@@ -193,6 +193,24 @@ def test_each_line_is_a_document(tmp_path):
   source = Jsonl(f'{tmp_path}/x-{{split}}-2.jsonl', field='body')
   assert source.splits == ('train',)
   assert [text for _, text in source.read('train')] == ['text']
+
+
+@pytest.mark.parametrize('kind', ['jsonl', 'corpus'])
+@pytest.mark.parametrize('name', ['validation', 'valid', 'val', 'dev'])
+def test_each_source_takes_the_same_names_of_splits(tmp_path, kind, name):
+  for split in 'train', name, 'test_2016':
+    (tmp_path / split).mkdir()
+    write(tmp_path / split / f'{split}.jsonl', {'text': f'of {split}'})
+  pattern = f'{tmp_path}/{{split}}/{{split}}.jsonl'
+  found = source(kind, pattern)
+  assert found.splits == ('train', 'validation', 'test_2016')
+  [(_, text)] = found.read('validation')
+  assert f'of {name}' in text
+  other = tmp_path / ('dev' if name != 'dev' else 'val')
+  other.mkdir()
+  write(other / f'{other.name}.jsonl', {'text': ''})
+  with pytest.raises(ValueError, match='would both be the split validation'):
+    _ = source(kind, pattern).splits
 
 
 def test_the_lines_of_a_single_file_are_split_by_hash(tmp_path):
