@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import functools
 from typing import Protocol
 from typing import runtime_checkable
 
+from meliad_rec.data.documents import check_split
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Vocabulary
 
@@ -27,6 +29,26 @@ class Dataset(Protocol):
     Raises:
       ValueError: there is no such split, or it cannot be read or generated.
     """
+
+
+class Cached:
+  """Base class of datasets that keep the documents of each split in memory."""
+
+  splits: Sequence[str]
+
+  def documents(self, split: str) -> Documents:
+    """Returns all documents of a split; see Dataset."""
+    check_split(split, self.splits)
+    if split not in self._cache:
+      self._cache[split] = self._documents(split)
+    return self._cache[split]
+
+  @functools.cached_property
+  def _cache(self) -> dict[str, Documents]:
+    return {}
+
+  def _documents(self, split: str) -> Documents:
+    raise NotImplementedError
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meliad_rec.data.documents import check_split
+from meliad_rec.data.dataset import Cached
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
@@ -33,7 +33,7 @@ _RELEASE = (
 )
 
 
-class LabeledSequences:
+class LabeledSequences(Cached):
   """Base class of datasets of labeled sequences; see the module.
 
   Attributes:
@@ -49,21 +49,9 @@ class LabeledSequences:
     """Yields (name, ids of 1 or 2 sequences, class from 0) of a split."""
     raise NotImplementedError
 
-  def documents(self, split: str) -> Documents:
-    """Returns all documents of a split.
-
-    Raises:
-      ValueError: there is no such split, or it cannot be read.
-    """
-    check_split(split, self.splits)
-    if split not in self._cache:
-      documents = (self._document(*each) for each in self.examples(split))
-      self._cache[split] = Documents.collect(documents, self.vocabulary)
-    return self._cache[split]
-
-  @functools.cached_property
-  def _cache(self) -> dict[str, Documents]:
-    return {}
+  def _documents(self, split):
+    documents = (self._document(*each) for each in self.examples(split))
+    return Documents.collect(documents, self.vocabulary)
 
   def _document(self, name, sequences, label) -> Document:
     sizes = [len(sequence) for sequence in sequences]

@@ -28,8 +28,8 @@ import functools
 
 import numpy as np
 
+from meliad_rec.data.dataset import Cached
 from meliad_rec.data.documents import check_split
-from meliad_rec.data.documents import Documents
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.labeled import distinct
 from meliad_rec.data.synthetic.labeled import Draws
@@ -42,7 +42,7 @@ _CHUNK = 4096  # Sequences drawn at once, to save memory.
 
 
 @dataclasses.dataclass(frozen=True)
-class FlipFlop:
+class FlipFlop(Cached):
   """The flip-flop task, with splits train, validation and several test splits.
 
   The split test is like train. A split such as test_0.98_1024 is named after
@@ -94,12 +94,6 @@ class FlipFlop:
     lasts = [name + _LAST for name in self._tests]
     return 'train', 'validation', *self._tests, *lasts, *self._parts
 
-  def documents(self, split: str) -> Documents:
-    """Returns all documents of a split, one per sequence."""
-    if split not in self._cache:
-      self._cache[split] = self._documents(split)
-    return self._cache[split]
-
   def baselines(self, split: str) -> Mapping[str, float]:
     """Returns {name: error rate from 0 to 1} of two trivial predictors.
 
@@ -131,10 +125,6 @@ class FlipFlop:
     else:
       labels[0::2] = tokens[1::2] * (pairs_X // 2 == READ)
     return labeled.from_tokens(split, tokens, starts, labels, self.vocabulary)
-
-  @functools.cached_property
-  def _cache(self) -> dict[str, Documents]:
-    return {}
 
   @functools.cached_property
   def _tests(self) -> dict[str, tuple[float, int]]:

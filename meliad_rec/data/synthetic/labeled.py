@@ -8,12 +8,14 @@ from collections.abc import Container
 
 import numpy as np
 
+from meliad_rec.data.dataset import Cached
 from meliad_rec.data.documents import check_split
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.documents import token_dtype
 from meliad_rec.data.vocabulary import Words
 
+ENDS = 'START', 'END'
 _CHUNK = 2**12  # Documents measured at once, to save memory.
 # `distinct` gives up after drawing this many times the rows that are needed.
 _TRIES = 20
@@ -128,6 +130,30 @@ def check_setting(
     raise ValueError(
       f'{name.rpartition(".")[2]} must be {needed}, got {value}. Set {name}.'
     )
+
+
+class WithEnds(Cached):
+  """Base class of tasks with START and END as the last words of a vocabulary.
+
+  Attributes:
+    vocabulary: the vocabulary.
+    ends: whether the vocabulary and each sequence have these two words.
+  """
+
+  vocabulary: Words
+  ends: bool
+
+  def _drop_ends(self) -> None:
+    """Sets the vocabulary of a frozen dataclass."""
+    if not self.ends:
+      words = Words(self.vocabulary.words[: -len(ENDS)])
+      object.__setattr__(self, 'vocabulary', words)
+
+  @property
+  def end_ids(self) -> tuple[int, ...]:
+    """The ids before and after each sequence; () if there are none."""
+    words = ' '.join(ENDS) if self.ends else ''
+    return (*self.vocabulary.encode(words).tolist(),)
 
 
 class Draws:

@@ -29,18 +29,14 @@ import itertools
 import numpy as np
 
 from meliad_rec.data.documents import check_split
-from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.labeled import Draws
 from meliad_rec.data.synthetic.listops_trees import distinct
-from meliad_rec.data.synthetic.listops_trees import END
 from meliad_rec.data.synthetic.listops_trees import grow
 from meliad_rec.data.synthetic.listops_trees import Lengths
 from meliad_rec.data.synthetic.listops_trees import mean_length
-from meliad_rec.data.synthetic.listops_trees import START
 from meliad_rec.data.synthetic.listops_trees import VOCABULARY
-from meliad_rec.data.vocabulary import Words
 
 # By test split: maximum arguments, maximum depth (None: as in train), and the
 # lengths in words of the shortest and longest expression.
@@ -53,14 +49,13 @@ _TESTS = {
   'args_15': (15, 9, 100, 1000),
   'lra': (10, 10, 501, 1999),
 }
-_ENDS = START, END
 # Limits for one draw: expressions, and approximately their words.
 _EXPRESSIONS, _WORDS = 2**16, 2**24
 _LONG = 4096  # Long expressions drawn at once.
 _MEAN_LENGTH = 2**16  # Limit for the mean length of an expression.
 
 
-class _Expressions:
+class _Expressions(labeled.WithEnds):
   """Base class of tasks of ListOps, frozen dataclasses with `ends`."""
 
   vocabulary = VOCABULARY
@@ -80,21 +75,7 @@ class _Expressions:
         f'max_depth={self.max_depth} have {mean:,.0f} words on average. '
         f'Decrease listops.{kind}.max_depth or listops.{kind}.max_args.'
       )
-    if not self.ends:
-      words = Words(self.vocabulary.words[: -len(_ENDS)])
-      object.__setattr__(self, 'vocabulary', words)  # Frozen.
-
-  @property
-  def end_ids(self) -> tuple[int, ...]:
-    """The ids before and after each expression; () if there are none."""
-    words = ' '.join(_ENDS) if self.ends else ''
-    return (*self.vocabulary.encode(words).tolist(),)
-
-  def documents(self, split: str) -> Documents:
-    """Returns all documents of a split, one per expression."""
-    if split not in self._cache:
-      self._cache[split] = self._documents(split)
-    return self._cache[split]
+    self._drop_ends()
 
   def baselines(self, split: str) -> Mapping[str, float]:
     """Returns {name: error rate from 0 to 1} of two trivial predictors.
@@ -119,10 +100,6 @@ class _Expressions:
     labels = np.zeros_like(tokens)
     labels[starts[1:] - 1] = [value + 1 for value in expressions.values()]
     return labeled.from_tokens(split, tokens, starts, labels, self.vocabulary)
-
-  @functools.cached_property
-  def _cache(self) -> dict[str, Documents]:
-    return {}
 
   def _split(self, split: str) -> dict[bytes, int]:
     """Returns {ids of an expression, as bytes: its value} of a split."""

@@ -31,12 +31,12 @@ from typing import NamedTuple
 import numpy as np
 
 from meliad_rec.data.synthetic.labeled import Draws
+from meliad_rec.data.synthetic.labeled import ENDS
 from meliad_rec.data.vocabulary import Words
 
 DIGITS = '0123456789'
 OPERATORS = '[MIN', '[MAX', '[MED', '[SM'
-START, END = 'START', 'END'
-VOCABULARY = Words([*DIGITS, *OPERATORS, ']', START, END])
+VOCABULARY = Words([*DIGITS, *OPERATORS, ']', *ENDS])
 _DIGIT, _OPERATOR, _CLOSE = VOCABULARY.encode('0 [MIN ]').tolist()
 _BRACKETS = 2  # Words of an operator besides its arguments: itself and `]`.
 # `distinct` gives up if a smaller share of the expressions drawn is new.

@@ -32,7 +32,6 @@ import itertools
 import numpy as np
 
 from meliad_rec.data.documents import check_split
-from meliad_rec.data.documents import Documents
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.labeled import Draws
 from meliad_rec.data.vocabulary import Words
@@ -63,12 +62,11 @@ _FOURS = np.array(list(itertools.combinations(range(1, 7), 4)), np.uint8)
 RELATIONS = '=', '<', '>', '^', '|', 'v', '#'
 BINS = 13  # The last bin has the pairs with 12 or more operators.
 _BIN = 'bin_'
-_ENDS = 'START', 'END'
 _CHUNK = 2**16  # Pairs drawn at once.
 
 
 @dataclasses.dataclass(frozen=True)
-class LogicalInference:
+class LogicalInference(labeled.WithEnds):
   """The logical inference task.
 
   Its splits are train, validation, test and bin_0 to bin_12.
@@ -96,7 +94,7 @@ class LogicalInference:
   seed: int = 0
   ends: bool = True
 
-  vocabulary = Words([*RELATIONS, *SYMBOLS, *_ENDS])
+  vocabulary = Words([*RELATIONS, *SYMBOLS, *labeled.ENDS])
   splits = (
     'train',
     'validation',
@@ -110,21 +108,7 @@ class LogicalInference:
     labeled.check_setting(
       f'{name}.train_operators', self.train_operators, 0, BINS - 1
     )
-    if not self.ends:
-      words = Words(self.vocabulary.words[: -len(_ENDS)])
-      object.__setattr__(self, 'vocabulary', words)  # Frozen.
-
-  @property
-  def end_ids(self) -> tuple[int, ...]:
-    """The ids before and after each formula; () if there are none."""
-    words = ' '.join(_ENDS) if self.ends else ''
-    return (*self.vocabulary.encode(words).tolist(),)
-
-  def documents(self, split: str) -> Documents:
-    """Returns all documents of a split, one per pair."""
-    if split not in self._cache:
-      self._cache[split] = self._documents(split)
-    return self._cache[split]
+    self._drop_ends()
 
   def baselines(self, split: str) -> Mapping[str, float]:
     """Returns {name: error rate from 0 to 1} of two trivial predictors.
@@ -161,10 +145,6 @@ class LogicalInference:
     )
     first_lengths = (left_NX > 0).sum(1)
     return dataclasses.replace(documents, first_lengths=first_lengths)
-
-  @functools.cached_property
-  def _cache(self) -> dict[str, Documents]:
-    return {}
 
   def _split(self, split: str) -> np.ndarray:
     """Returns the indices of the pairs of a split."""
