@@ -191,7 +191,7 @@ def _fitted(render, bytes_: bytes, found, on_progress) -> bytes:
   ends = np.append(found['byte'].values, len(bytes_))
   while len(page := render(bytes_, found, note)) > LIMIT and T > 1:
     if K > 1:
-      K //= 2
+      K = max(K // 2, min(K - 1, 4))  # Halved, and from 4 on one by one.
     else:
       T = max(1, int(T * min(0.9, 0.95 * LIMIT / len(page))))
     bytes_ = bytes_[: ends[T]]
@@ -216,13 +216,10 @@ def _bits(nats, text: str) -> str:
   return f'{bits / len(text.encode()):.4f} bits per byte'
 
 
-def _signed(bits: np.ndarray) -> np.ndarray:
-  return np.clip(np.round(bits * STEPS), -127, 127).astype(np.int8)
-
-
-def _unsigned(nats: np.ndarray) -> np.ndarray:
-  bits = np.asarray(nats) / np.log(2)
-  return np.clip(np.round(bits * STEPS), 0, 255).astype(np.uint8)
+def _rounded(bits: np.ndarray, dtype) -> np.ndarray:
+  """Returns losses as integers, in 1 / STEPS bits; the largest are clipped."""
+  limits = np.iinfo(dtype)
+  return np.clip(np.round(bits * STEPS), limits.min, limits.max).astype(dtype)
 
 
 def _token_columns(text: bytes, found) -> dict[str, np.ndarray]:
@@ -233,13 +230,14 @@ def _token_columns(text: bytes, found) -> dict[str, np.ndarray]:
   columns = {
     'text': np.frombuffer(text, np.uint8),
     'length': np.diff(bytes_).astype(np.uint16),
-    'nats': _unsigned(found['nats'].values),
+    'nats': _rounded(found['nats'].values / np.log(2), np.uint16),
     'rank': np.minimum(found['rank'].values, 255).astype(np.uint8),
     'top': at.reshape(found['top_ids'].shape).astype(smallest),
-    'top_nats': _unsigned(found['top_nats'].values),
+    # The limit of 8 bits is a probability that is shown as 0.0 %.
+    'top_nats': _rounded(found['top_nats'].values / np.log(2), np.uint8),
   }
   if 'gain' in found:
-    columns['gain'] = _signed(found['gain'].values)
+    columns['gain'] = _rounded(found['gain'].values, np.int16)
   return columns
 
 

@@ -1,6 +1,7 @@
 """The page of `meliad-rec explore`: its numbers, and in a real browser."""
 
 import base64
+import functools
 import gzip
 from importlib.resources import files
 import json
@@ -100,9 +101,46 @@ def test_long_texts_are_shortened_to_fit(tmp_path, monkeypatch):
     assert ('<th>shown</th>' in out.read_text()) == (K < 5)
   whole = len(long.encode())
   assert sizes[full] == (whole, 5)
-  assert sizes[full - 1] == (whole, 2)
+  assert sizes[full - 1] == (whole, 4)
   assert sizes[little][0] < whole and sizes[little][1] == 1
   assert f'the first {sizes[little][0]:,} of {whole:,} tokens' in messages[-1]
+
+
+def test_great_losses_and_gains_are_not_clipped():
+  found = observed.run('window').predictions(TEXT, 3)
+  bits = np.linspace(-90, 90, found.sizes['token'])
+  found['gain'] = 'token', bits
+  found['nats'] = 'token', np.abs(bits) * np.log(2)
+  columns = page._token_columns(TEXT.encode(), found)
+  close = functools.partial(np.testing.assert_allclose, atol=0.04)
+  close(columns['gain'] / page.STEPS, bits)
+  close(columns['nats'] / page.STEPS, np.abs(bits))
+  known = (files(page.__package__) / 'page.html').read_text()
+  for column in columns.values():  # The page reads each of these types.
+    assert f'{column.dtype}: ' in known.split('return new {')[1].split('}')[0]
+
+
+def test_letters_are_readable_on_the_strongest_colors():
+  """The contrast of WCAG 2, for each scheme and sign."""
+  style = (files(page.__package__) / 'page.html').read_text()
+  light, dark = (
+    dict(re.findall(r'--(\w+): ([^;]+);', part))
+    for part in re.findall(r':root \{(.*?)\}', style, re.S)
+  )
+
+  def luminance(rgb):
+    c = np.asarray(rgb) / 255
+    linear = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+    return linear @ [0.2126, 0.7152, 0.0722]
+
+  of_hex = lambda text: np.array([*bytes.fromhex(text[1:])])
+  for scheme in light, {**light, **dark}:
+    ink, card = of_hex(scheme['ink']), of_hex(scheme['card'])
+    for sign in 'plus', 'minus':
+      color = np.array(scheme[sign].split(','), float)
+      a = float(scheme['strongest'])
+      low, high = sorted(map(luminance, (ink, a * color + (1 - a) * card)))
+      assert (high + 0.05) / (low + 0.05) >= 4.5
 
 
 def test_states_that_are_too_large_are_left_out(tmp_path, monkeypatch):
