@@ -21,10 +21,8 @@ import numpy as np
 
 from meliad_rec.distributed.hosts import mesh_jit
 from meliad_rec.distributed.partition import leaves_by_path
-from meliad_rec.evaluation.picture_layers import blocks_of_picture
 from meliad_rec.evaluation.picture_layers import by_layer
-from meliad_rec.evaluation.picture_layers import join_tokens
-from meliad_rec.evaluation.recording import check_size
+from meliad_rec.evaluation.recording import Recorder
 from meliad_rec.evaluation.recording import Recording
 from meliad_rec.evaluation.recording import Request
 from meliad_rec.metrics import pictures
@@ -180,29 +178,23 @@ class Observer:
       raise ValueError('There is no token to read. Give a longer text.')
     state = self.start() if state is None else state
     initial = self.parts(state) if request.states else {}
-    pieces = []  # One recording per segment, with an axis of blocks.
-    inputs_T = tokens_T
-    if not self.labels:
-      inputs_T, labels_T = np.concatenate([[0], tokens_T[:-1]]), tokens_T
-    elif labels_T is None:
-      labels_T = np.zeros_like(tokens_T)
-    for batch in self._batches(
-      inputs_T, labels_T, first, last, clear_every, origin
-    ):
-      if not pieces:
+    recorder = None
+    ids = self._inputs_and_targets(tokens_T, labels_T)
+    batches = self._batches(*ids, first, last, clear_every, origin)
+    for number, batch in enumerate(batches):
+      if recorder is None:
         shapes = self._shapes(request, state, batch)
-        check_size(shapes, request, last - first, batch[0].size)
+        read = last - first, self.block
+        recorder = Recorder(shapes, request, initial, *read)
       given = self._variables, self._source_1S
       state, found = self._read(request, *given, state, *batch)
-      begin = len(pieces) * len(batch[0])
       if states := found.get('states'):
         # The recorded states are those after every `every` blocks.
+        begin = number * len(batch[0])
         at = slice(-(begin + 1) % request.every, None, request.every)
-        found['states'] = jax.tree.map(lambda a, at=at: a[at], states)
-      pieces.append(jax.device_get(found))
-    blocks = (last - first) // self.block
-    recording = _join(pieces, initial, last - first, blocks, request.every)
-    return recording, state
+        found['states'] = jax.tree.map(lambda a, at=at: a[at, 0], states)
+      recorder.add(found)
+    return recorder.recording(), state
 
   def layers(self, names: Sequence[str]) -> list[int]:
     """Returns the indices of the layers that have some pictures.
@@ -220,7 +212,12 @@ class Observer:
     return sorted({layer for each in found for layer, _ in each})
 
   def state_gradients(
-    self, tokens_T: np.ndarray, state: State, first: int, back: int
+    self,
+    tokens_T: np.ndarray,
+    state: State,
+    first: int,
+    back: int,
+    labels_T: np.ndarray | None = None,
   ) -> np.ndarray:
     """Returns how much the loss of a block depends on earlier states.
 
@@ -229,19 +226,15 @@ class Observer:
       state: state before token `first`, of one row.
       first: index of the first token to read, a multiple of `block`.
       back: number of blocks to read before the one whose loss counts.
+      labels_T: ids of the labels of all tokens, if the model predicts labels.
 
     Returns:
       [back + 1], for the state before each block that is read, the L2 norm of
       the gradient of the loss, in nats, times the L2 norm of the state.
 
     Raises:
-      ValueError: the model predicts labels.
+      ValueError: the model clears its state at the start of each segment.
     """
-    if self.labels:
-      raise ValueError(
-        'Gradients of states need a model that predicts the next token, but '
-        'this one predicts labels.'
-      )
     self._check_source()
     if self._clear_every:
       raise ValueError(
@@ -250,11 +243,19 @@ class Observer:
         'clear_state.'
       )
     last = first + (back + 1) * self.block
-    inputs_T = np.concatenate([[0], tokens_T[:-1]])
     shape = back + 1, self.block
-    ids = (a[first:last].reshape(shape) for a in (inputs_T, tokens_T))
+    ids = (
+      a[first:last].reshape(shape)
+      for a in self._inputs_and_targets(tokens_T, labels_T)
+    )
     given = self._variables, self._source_1S
     return np.asarray(self._gradients(*given, state, *ids))
+
+  def _inputs_and_targets(self, tokens_T, labels_T):
+    """Returns the ids to read, and those to predict."""
+    if not self.labels:
+      return np.concatenate([[0], tokens_T[:-1]]), tokens_T
+    return tokens_T, np.zeros_like(tokens_T) if labels_T is None else labels_T
 
   def _check_source(self) -> None:
     if self.model.encoder is not None and self._source_1S is None:
@@ -443,39 +444,6 @@ def predictions(logits_WV, targets_W, top: int) -> dict[str, jax.Array]:
     'top_ids': ids,
     'top_nats': -best,
   }
-
-
-def _join(
-  pieces: Sequence[dict], initial: dict, tokens: int, blocks: int, every: int
-) -> Recording:
-  """Returns the recording of all segments.
-
-  Args:
-    pieces: what was recorded in each segment, with an axis of blocks.
-    initial: parts of the state before the first token, if states are recorded.
-    tokens: number of tokens read.
-    blocks: number of whole blocks among them.
-    every: number of blocks between two recorded states.
-  """
-  join = lambda name: jax.tree.map(
-    lambda *a: np.concatenate(a), *(p.get(name, {}) for p in pieces)
-  )
-  states = {
-    name: np.concatenate([initial[name], a[:, 0]])
-    for name, a in join('states').items()
-  }
-  return Recording(
-    {k: a[: 1 + blocks // every] for k, a in states.items()},
-    {k: join_tokens(a, 1, tokens) for k, a in join('tokens').items()},
-    {k: join_tokens(a, 2, tokens) for k, a in join('lens').items()},
-    {
-      name: {
-        layer: blocks_of_picture(name, a, tokens, blocks)
-        for layer, a in layers.items()
-      }
-      for name, layers in join('pictures').items()
-    },
-  )
 
 
 def check_parts(parts: Mapping[str, Any], known: Mapping[str, Any]) -> None:

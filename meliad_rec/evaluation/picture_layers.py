@@ -1,14 +1,10 @@
-"""Arranges the pictures that a block sowed by layers and tokens.
-
-Letters of this file: N blocks, W tokens of a block.
-"""
+"""Arranges the pictures that a block sowed by layers."""
 
 from collections.abc import Sequence
 import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from meliad_rec.archs.stack import Repeat
 from meliad_rec.archs.stack import Stack
@@ -71,31 +67,3 @@ def _place(cell, path: list[str]) -> tuple[int, int, bool]:
       module = getattr(module, part, None)
       in_depth = in_depth or isinstance(module, Universal)
   return layer, stride, in_depth
-
-
-def join_tokens(a, axis: int, tokens: int) -> np.ndarray:
-  """Joins tokens of blocks: [N, ..., W, ...] -> [..., tokens, ...].
-
-  Args:
-    a: array whose axis 0 is the axis of blocks.
-    axis: index of the axis of the tokens of a block.
-    tokens: number of tokens; the others are padding.
-  """
-  a = np.moveaxis(a, 0, axis - 1)
-  a = a.reshape(*a.shape[: axis - 1], -1, *a.shape[axis + 1 :])
-  return np.take(a, range(tokens), axis - 1)
-
-
-def blocks_of_picture(name: str, a, tokens: int, blocks: int) -> np.ndarray:
-  """Returns a picture of a document; see Recording.pictures.
-
-  Args:
-    name: name of the picture.
-    a: array whose axis 0 is the axis of blocks.
-    tokens: number of tokens of the document.
-    blocks: number of its whole blocks.
-  """
-  axis = a.ndim - len(pictures.AXES[name])
-  if pictures.AXES[name][0] == 'token':
-    return join_tokens(a, axis, tokens)
-  return np.moveaxis(a[:blocks], 0, axis - 1)

@@ -223,9 +223,10 @@ class TextObserver:
       axes = axes if axes[0] == 'token' else ('block', *axes)
       counts = sorted({index for _, index in layers})
       numbers = sorted({number for number, _ in layers})
-      stacked = np.stack(
-        [np.stack([layers[n, i] for i in counts]) for n in numbers]
-      )
+      shape = len(numbers), len(counts), *next(iter(layers.values())).shape
+      stacked = np.empty(shape, next(iter(layers.values())).dtype)
+      for i, j in np.ndindex(shape[:2]):  # Each is freed once it is copied.
+        stacked[i, j] = layers.pop((numbers[i], counts[j]))
       steps = stacked.ndim - 2 - len(axes)
       index = 'gate' if name in pictures.GATES else 'pass'
       dims = ['layer', index, *['step'] * steps, *axes]

@@ -1,16 +1,20 @@
 """What an Observer records, for every architecture."""
 
+import dataclasses
 import functools
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.distributed.partition import make_mesh
 from meliad_rec.evaluation import recording
 from meliad_rec.evaluation.observer import Observer
 from meliad_rec.evaluation.recording import Request
+from meliad_rec.evaluation.text_observer import TextObserver
 from meliad_rec.metrics import pictures
 from meliad_rec.models.sharded_model import ShardedModel
 from tests import architectures as tiny
@@ -252,6 +256,40 @@ def test_arrays_that_are_too_large_are_refused(monkeypatch):
   monkeypatch.setattr(recording, 'LIMIT', 1000)
   with pytest.raises(ValueError, match='shorter text'):
     observer('recurrent_fixed_skip').read(tokens(), Request(states=True))
+
+
+def test_a_recording_is_not_copied():
+  """Reading needs little more memory than its result takes."""
+  o = observer('recurrent_fixed_skip')
+  request = Request(states=True, top=2, pictures=SHOWN)
+  long = np.tile(tokens(), 120)
+  o.read(long[:TOKENS], request)  # Compiles.
+  tracemalloc.start()
+  found, _ = o.read(long, request)
+  _, peak = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  arrays = jax.tree.leaves(dataclasses.asdict(found))
+  assert peak < 1.3 * sum(a.nbytes for a in arrays)
+
+
+def test_pictures_are_copied_once(monkeypatch):
+  def read(*_, **__):
+    layers = {
+      (i, j): np.full((TOKENS, 1000), i + j) for i in (0, 1) for j in (0, 2)
+    }
+    return recording.Recording({}, {}, {}, {'token_keep': layers}), None
+
+  o = observer('recurrent_fixed_skip')
+  monkeypatch.setattr(o, 'read', read)
+  show = lambda: TextObserver(o, Bytes()).pictures(tokens(), [], None)
+  show()  # Imports xarray.
+  tracemalloc.start()
+  found = show()
+  _, peak = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  a = found['token_keep']
+  assert a[..., 0, 0].values.tolist() == [[0, 2], [1, 3]]
+  assert peak < 2.3 * a.nbytes
 
 
 def test_names_of_parts():
