@@ -24,6 +24,7 @@ import numpy as np
 
 from meliad_rec.config.files import nearest
 from meliad_rec.explore.shown import heat_map
+from meliad_rec.explore.shown import letters_on
 from meliad_rec.explore.shown import Shown
 from meliad_rec.report import journal
 from meliad_rec.report import plot
@@ -307,11 +308,11 @@ def show(runs: Sequence[TaskRun]) -> Shown:
   archs, tasks = median_YX.shape
   figure = plot.new_figure(2.6 + 0.9 * tasks, 1.6 + 0.42 * archs)
   axes = figure.subplots()
-  heat_map(axes, median_YX, 'scaled accuracy', limits=(0, 1))
+  image = heat_map(axes, median_YX, 'scaled accuracy', limits=(0, 1))
+  colors_YX = letters_on(image, median_YX)
   for (y, x), value in np.ndenumerate(median_YX):
-    color = 'black' if value > 0.5 else 'white'
     text = '' if np.isnan(value) else f'{value:.2f}'
-    axes.text(x, y, text, ha='center', va='center', color=color)
+    axes.text(x, y, text, ha='center', va='center', color=colors_YX[y, x])
   axes.set_xticks(range(tasks), data.task.values, rotation=30, ha='right')
   axes.set_yticks(range(archs), data.arch.values)
   return Shown(data, figure)

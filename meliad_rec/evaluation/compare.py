@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from meliad_rec.evaluation.name_distance import bin_label
 from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.report.console import dots
@@ -119,7 +120,7 @@ def _by_distance(a, b):
   names, spans = Names.of(a), []
   for low, high, inside in names.bins():
     if len(inside):
-      spans.append((f'{low:,}-{high - 1:,}' if low else 'first use', inside))
+      spans.append((bin_label(low, high), inside))
   return _table('name', spans, names.nats(a), names.nats(b))
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from meliad_rec.evaluation.name_distance import bin_label
 from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.report import journal
@@ -65,7 +66,7 @@ def draw_distances(axes, a: TokenLosses, b: TokenLosses) -> None:
   gain = (names.nats(a) - names.nats(b)) / np.log(2)
   for low, high, inside in names.bins():
     if len(inside):
-      labels.append(f'{low:,}-{high - 1:,}' if low else 'first use')
+      labels.append(bin_label(low, high))
       gains.append(gain[inside].mean())
   colors = [_GAIN if gained > 0 else _LOSS for gained in gains]
   axes.bar(labels, gains, color=colors)

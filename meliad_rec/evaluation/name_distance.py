@@ -57,7 +57,11 @@ class Names:
 
   def nats(self, losses: TokenLosses) -> np.ndarray:
     """Returns the loss of each name in nats, the sum over its tokens: [N]."""
-    total = np.concatenate([[0], np.cumsum(losses.nats, dtype=np.float64)])
+    return self.sums(losses.nats)
+
+  def sums(self, values_T: np.ndarray) -> np.ndarray:
+    """Returns the sum over the tokens of each name: [N]."""
+    total = np.concatenate([[0], np.cumsum(values_T, dtype=np.float64)])
     return total[self.end] - total[self.first]
 
   def bins(self) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -74,6 +78,11 @@ class Names:
       inside = (self.distance >= low) & (self.distance < high)
       yield low, high, np.flatnonzero(inside)
       low, high = high, max(16, 2 * high)
+
+
+def bin_label(low: int, high: int) -> str:
+  """Returns what a figure or table calls a bin of Names.bins."""
+  return f'{low:,}-{high - 1:,}' if low else 'first use'
 
 
 def _byte_offsets(text: str) -> np.ndarray:

@@ -8,13 +8,15 @@ import re
 import numpy as np
 
 from meliad_rec.explore.shown import check_vocabularies
+from meliad_rec.explore.shown import letters_on
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.trained_run import TrainedRun
 
 _DPI = 100
-_LUMINANCE = np.array([0.299, 0.587, 0.114])  # Weights of red, green and blue.
+_WIDEST = 16  # Inches of pictures that are side by side.
+_TITLE = 0.4  # Inches of the name above a picture.
 
 
 def compare(
@@ -30,20 +32,22 @@ def compare(
   Args:
     function: function whose first parameter is one run, such as `swap`.
     runs: {name: run}, with one vocabulary.
-    *args: further arguments of the function.
-    **options: its keyword arguments.
+    *args: further arguments of the function. A mapping holds the argument of
+      each run by its name, such as {'a': probe_a, 'b': probe_b} of `ablate`.
+    **options: its keyword arguments, likewise.
 
   Returns:
     The arrays of the function with a first axis 'run'; where runs have axes of
     different lengths, the shorter are filled with NaN. Coordinates that differ,
     such as the tokens before a border, have this axis, too. `data.attrs` holds
-    {name of a run: its attributes}. The pictures are side by side, with the
-    number of parameters and the time of a training step of each run above.
-    Curves and colors of the same quantity have the same scale.
+    {name of a run: its attributes}. The pictures are side by side, or above
+    each other if they are wide, with the number of parameters and the time of a
+    training step of each run above. Curves and colors of the same quantity have
+    the same scale.
 
   Raises:
-    ValueError: `runs` is not such a mapping, the vocabularies differ, or the
-      function refuses a run.
+    ValueError: `runs` is not such a mapping, the vocabularies differ, another
+      mapping has other names than `runs`, or the function refuses a run.
   """
   import xarray as xr
 
@@ -52,7 +56,11 @@ def compare(
       f'compare takes runs as {{name: run}}, got a {type(runs).__name__}.'
     )
   check_vocabularies(runs)
-  shown = {name: function(run, *args, **options) for name, run in runs.items()}
+  shown = {}
+  for name, run in runs.items():
+    own_args = [_of_run(value, name, runs) for value in args]
+    own = {key: _of_run(value, name, runs) for key, value in options.items()}
+    shown[name] = function(run, *own_args, **own)
   parts = [_indexed(one.data) for one in shown.values()]
   own = [name for name in parts[0].coords if _differs(name, parts)]
   data = xr.concat(
@@ -69,18 +77,33 @@ def compare(
     _rename(one.figure, runs[name], name)
   _share_scales([one.figure for one in shown.values()])
   pictures = [_drawn(one.figure) for one in shown.values()]
-  height = max(len(picture) for picture in pictures)
-  widths = [picture.shape[1] for picture in pictures]
-  figure = new_figure(sum(widths) / _DPI, height / _DPI + 0.4)
-  panels = figure.subplots(1, len(runs), width_ratios=widths, squeeze=False)[0]
+  heights, widths = np.array([a.shape[:2] for a in pictures]).T / _DPI
+  if widths.sum() <= _WIDEST:
+    figure = new_figure(widths.sum(), heights.max() + _TITLE)
+    panels = figure.subplots(1, len(runs), width_ratios=widths, squeeze=False)
+  else:
+    figure = new_figure(widths.max(), (heights + _TITLE).sum())
+    panels = figure.subplots(len(runs), height_ratios=heights, squeeze=False)
   for axes, picture, (name, run) in zip(
-    panels, pictures, runs.items(), strict=True
+    panels.flat, pictures, runs.items(), strict=True
   ):
     axes.imshow(picture)
     axes.set_anchor('N')
     axes.set_axis_off()
     axes.set_title(f'{name}: {size_and_cost(run)}')
   return Shown(data, figure)
+
+
+def _of_run(value, name: str, runs):
+  """Returns an argument of a function for one run; see `compare`."""
+  if not isinstance(value, Mapping):
+    return value
+  if value.keys() != runs.keys():
+    raise ValueError(
+      'A mapping given to compare holds an argument for each of the runs '
+      f'{", ".join(runs)}, but this one is for {", ".join(map(str, value))}.'
+    )
+  return value[name]
 
 
 def _indexed(data):
@@ -156,8 +179,7 @@ def _recolor_texts(image):
     column = int((x - left) / (right - left) * X)
     row = int((y - top) / (bottom - top) * Y)
     if 0 <= column < X and 0 <= row < Y:
-      shade = image.cmap(image.norm(values_YX[row, column]))[:3] @ _LUMINANCE
-      text.set_color('white' if shade < 0.5 else 'black')
+      text.set_color(str(letters_on(image, values_YX[row, column])))
 
 
 def _drawn(figure) -> np.ndarray:

@@ -1,17 +1,19 @@
 """Losses that show how far back a model remembers."""
 
-import dataclasses
+import functools
 import math
 import warnings
 
 import numpy as np
 
 from meliad_rec.config.values import check_count
+from meliad_rec.evaluation.name_distance import bin_label
 from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.recording import Request
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import Runs
 from meliad_rec.explore.shown import Shown
@@ -19,86 +21,94 @@ from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.observed_run import Text
 
+# Lines of a run's curves: its own first, then those with a cleared state.
+_STYLES = '-', '--', ':', '-.'
 
-def by_position(runs: Runs, text: Text, bins: int = 24) -> Shown:
+
+def by_position(
+  runs: Runs,
+  text: Text,
+  bins: int = 24,
+  labels: np.ndarray | None = None,
+) -> Shown:
   """Shows the loss by the position in the document, with and without state.
 
   Args:
     runs: one run, or {name: run} with one vocabulary.
     text: a long document.
     bins: number of parts of the text, whose lengths grow.
+    labels: ids of the labels of all tokens, if the models predict labels.
 
   Returns:
     'bits' [curve, part], the mean loss in bits per token. A recurrent run has
     four curves: its own, and those with the state cleared at each segment, at
-    each block, and once, after half of the text in whole blocks. Coordinates of
-    a part are 'first', the index of its first token, and 'end', the index after
-    its last token.
+    each block, and once, after half of the text in whole blocks. A second panel
+    shows how far these are above its own. Coordinates of a part are 'first',
+    the index of its first token, and 'end', the index after its last token.
 
   Raises:
-    ValueError: a run cannot read the text, vocabularies differ, or `bins` is
-      below 1.
+    ValueError: a run cannot read the text, labels are missing or not expected,
+      vocabularies differ, or `bins` is below 1.
   """
   import xarray as xr
 
   check_count('bins', bins, 1)
   check_vocabularies(runs)
-  curves, middles = {}, []
-  for name, run in named(runs).items():
-    curves[name] = run.predictions(text, 1)
+  curves, looks, middles = {}, [], []
+  for i, (name, run) in enumerate(named(runs).items()):
+    run.check_readable(text, labels)
+    T, clears = len(run.encode(text)), {name: None}
     if run.sharded.model.cell.is_recurrent:
-      for every, what in (
-        (run.sharded.segment, 'segment'),
-        (run.block, 'block'),
-      ):
-        found = run.predictions(text, 1, clear_every=every)
-        curves[f'{name}, cleared each {what} ({every})'] = found
-      T = curves[name].sizes['token']
-      half = -(-T // (2 * run.block)) * run.block
+      W, segment = run.block, run.sharded.segment
+      clears[f'{name}, cleared each segment ({segment})'] = segment
+      clears[f'{name}, cleared each block ({W})'] = W
+      half = -(-T // (2 * W)) * W
       if half < T:
         # At least half of the text, so that no second border follows.
-        found = run.predictions(text, 1, clear_every=half)
-        curves[f'{name}, cleared once (at {half})'] = found
+        clears[f'{name}, cleared once (at {half})'] = half
         middles.append(half)
-  T = next(iter(curves.values())).sizes['token']
+    for style, (label, every) in zip(_STYLES, clears.items(), strict=False):
+      found = run.predictions(text, 1, clear_every=every, labels=labels)
+      curves[label] = found['nats'].values.astype(np.float64)
+      looks.append((name, {'color': COLORS[i % 6], 'ls': style}))
   edges = np.unique(np.geomspace(16, max(T, 17), bins).astype(int))
   edges = np.unique([0, *edges[edges < T], *middles, T])
-  bits = [
-    np.add.reduceat(found['nats'].values.astype(np.float64), edges[:-1])
-    / np.diff(edges)
-    / np.log(2)
-    for found in curves.values()
-  ]
+  bits = {
+    label: np.add.reduceat(nats_T, edges[:-1]) / np.diff(edges) / np.log(2)
+    for label, nats_T in curves.items()
+  }
   data = xr.Dataset(
-    {'bits': (('curve', 'part'), np.array(bits))},
+    {'bits': (('curve', 'part'), np.array(list(bits.values())))},
     {
       'curve': list(curves),
       'first': ('part', edges[:-1]),
       'end': ('part', edges[1:]),
     },
   )
-  figure = new_figure(8, 4.5)
-  axes = figure.subplots()
+  cleared = len(curves) > len(named(runs))
+  figure = new_figure(8, 7 if cleared else 4.5)
+  top, *rest = figure.subplots(1 + cleared, squeeze=False)[:, 0]
   centers = np.sqrt(np.maximum(edges[:-1], 8) * edges[1:])
-  labels = _labels(runs)
-  for i, (name, values) in enumerate(zip(curves, bits, strict=True)):
-    label = labels.get(name, name)
-    # A run's own curve may coincide with others: it is dashed, above them.
-    own = {'ls': '--', 'zorder': 3} if name in labels else {}
-    color = COLORS[i % 6]
-    axes.plot(
-      centers, values, marker='o', ms=3, color=color, label=label, **own
+  of_runs = _labels(runs)
+  for (label, values), (name, look) in zip(bits.items(), looks, strict=True):
+    top.plot(
+      centers, values, marker='o', ms=3, label=of_runs.get(label, label), **look
     )
-  axes.set_xscale('log')
-  axes.set_xlabel('position in the document (tokens)')
-  axes.set_ylabel('loss (bits per token)')
-  axes.legend(fontsize='small')
-  axes.grid(alpha=0.3)
+    if label != name:
+      rest[0].plot(centers, values - bits[name], marker='o', ms=3, **look)
+  for axes in (top, *rest):
+    axes.set_xscale('log')
+  where = 'position in the document (tokens)'
+  label_curves(top, where, 'loss (bits per token)')
+  if rest:
+    label_curves(
+      rest[0], where, 'rise of the loss when cleared\n(bits per token)'
+    )
   return Shown(data, figure)
 
 
 def by_distance(runs: Runs, text: str, clear_every: int | None = None) -> Shown:
-  """Shows the loss of names by the distance back to their previous use.
+  """Shows how well names are predicted, by the distance to their previous use.
 
   This is recall against distance: a model that remembers a name predicts it
   well wherever it was used before.
@@ -111,63 +121,72 @@ def by_distance(runs: Runs, text: str, clear_every: int | None = None) -> Shown:
       of a block; None: before each block.
 
   Returns:
-    'bits' [curve, bin], the mean loss in bits per name, and 'count' [bin], the
-    number of names. Coordinates of a bin are 'low' and 'high', the distances in
-    tokens, from `low` to below `high`; 0 means first uses.
+    'bits' [curve, bin], the mean loss in bits per name; 'right' [curve, bin],
+    the share of names of which each token is the most likely one; and 'count'
+    [bin], the number of names. Coordinates of a bin are 'low' and 'high', the
+    distances in tokens, from `low` to below `high`; 0 means first uses.
 
   Raises:
-    ValueError: a run cannot read the text, it holds no name, or vocabularies
-      differ.
+    ValueError: a run cannot read the text or predicts labels, the text holds no
+      name, or vocabularies differ.
   """
   import xarray as xr
 
   check_vocabularies(runs)
-  curves, bins = {}, []
-  for name, run in named(runs).items():
-    plain = TokenLosses.of(run.documents([text]), run.vocabulary)
-    names = Names.of(plain)
+  bits, right, looks, bins = {}, [], [], []
+  for i, (name, run) in enumerate(named(runs).items()):
+    names = Names.of(TokenLosses.of(run.documents([text]), run.vocabulary))
     bins = [b for b in names.bins() if len(b[2])]
     clears = {name: None}
     if run.sharded.model.cell.is_recurrent:
       every = run.block if clear_every is None else clear_every
       clears[f'{name}, state cleared every {every}'] = every
-    for label, every in clears.items():
-      nats_T = run.predictions(text, 1, clear_every=every)['nats'].values
-      nats = names.nats(dataclasses.replace(plain, nats=nats_T))
-      curves[label] = [nats[at].mean() / np.log(2) for _, _, at in bins]
+    for style, (label, every) in zip(_STYLES, clears.items(), strict=False):
+      found = run.predictions(text, 1, clear_every=every)
+      nats_N = names.sums(found['nats'].values)
+      right_N = names.sums(found['rank'].values > 0) == 0
+      bits[label] = [nats_N[at].mean() / np.log(2) for _, _, at in bins]
+      right.append([right_N[at].mean() for _, _, at in bins])
+      looks.append({'color': COLORS[i % 6], 'ls': style})
   if not bins:
     raise ValueError(
       'The text holds no name of three letters or more. Give a longer text.'
     )
   data = xr.Dataset(
     {
-      'bits': (('curve', 'bin'), np.array(list(curves.values()))),
+      'bits': (('curve', 'bin'), np.array(list(bits.values()))),
+      'right': (('curve', 'bin'), np.array(right)),
       'count': ('bin', [len(at) for _, _, at in bins]),
     },
     {
-      'curve': list(curves),
+      'curve': list(bits),
       'low': ('bin', [low for low, _, _ in bins]),
       'high': ('bin', [high for _, high, _ in bins]),
     },
   )
-  figure = new_figure(8, 4.5)
-  axes = figure.subplots()
+  figure = new_figure(8, 7)
+  top, bottom = figure.subplots(2)
   of_runs = _labels(runs)
-  for i, (name, values) in enumerate(curves.items()):
-    label = of_runs.get(name, name)
-    axes.plot(range(len(bins)), values, 'o-', color=COLORS[i % 6], label=label)
-  spans = [f'{low:,}-{high - 1:,}' for low, high, _ in bins]
-  labels = ['first' if span.startswith('0-') else span for span in spans]
-  axes.set_xticks(range(len(bins)), labels, rotation=60)
-  axes.set_xlabel('tokens back to the previous use of a name')
-  axes.set_ylabel('loss (bits per name)')
-  axes.legend(fontsize='small')
-  axes.grid(alpha=0.3)
+  for i, (label, look) in enumerate(zip(bits, looks, strict=True)):
+    label = of_runs.get(label, label)
+    top.plot(data['bits'].values[i], marker='o', label=label, **look)
+    bottom.plot(data['right'].values[i], marker='o', **look)
+  ticks = [bin_label(low, high) for low, high, _ in bins]
+  for axes in (top, bottom):
+    axes.set_xticks(range(len(bins)), ticks, rotation=60)
+  where = 'tokens back to the previous use of a name'
+  label_curves(top, where, 'loss (bits per name)')
+  label_curves(bottom, where, 'share of names predicted right')
+  bottom.set_ylim(-0.02, 1.02)
   return Shown(data, figure)
 
 
 def forgetting(
-  runs: Runs, text: Text, tokens: int = 512, samples: int = 16
+  runs: Runs,
+  text: Text,
+  tokens: int = 512,
+  samples: int = 16,
+  labels: np.ndarray | None = None,
 ) -> Shown:
   """Shows the cost of clearing the state once, by the tokens read since.
 
@@ -178,22 +197,23 @@ def forgetting(
     tokens: number of tokens to read after the state was cleared.
     samples: number of places, spread evenly over the text, at which the state
       is cleared, each time starting from the state that the text led to.
+    labels: ids of the labels of all tokens, if the models predict labels.
 
   Returns:
     'cost' [run, place, token], the rise of the loss in nats; the coordinate
     'at' of a place is the number of tokens before it.
 
   Raises:
-    ValueError: the text is too short, no run is recurrent, vocabularies differ,
-      or a number is below 1.
+    ValueError: the text is too short, no run is recurrent, labels are missing
+      or not expected, vocabularies differ, or a number is below 1.
   """
   import xarray as xr
 
   check_count('tokens', tokens, 1)
-  runs = _recurrent(runs, 'forgetting')
+  runs = _recurrent(runs, 'forgetting', text, labels)
   places = _places(runs, text, tokens, samples)
   costs = [
-    _costs(run.observer, run.encode(text), places, tokens)
+    _costs(run.observer, run.encode(text), labels, places, tokens)
     for run in named(runs).values()
   ]
   data = xr.Dataset(
@@ -217,28 +237,34 @@ def forgetting(
     )
   axes.axhline(0, color='black', lw=0.8)
   axes.set_xscale('log')
-  axes.set_xlabel('tokens read since the state was cleared')
-  axes.set_ylabel('rise of the loss (bits per token)')
-  axes.set_title(f'mean of {len(places)} places, and its standard error')
-  axes.legend(fontsize='small')
-  axes.grid(alpha=0.3)
+  label_curves(
+    axes,
+    'tokens read since the state was cleared',
+    'rise of the loss (bits per token)',
+  )
+  figure.suptitle(f'mean of {len(places)} places, and its standard error')
   return Shown(data, figure)
 
 
-def _costs(observer, ids_T, places, tokens: int) -> list[np.ndarray]:
+def _costs(observer, ids_T, labels_T, places, tokens) -> list[np.ndarray]:
   """Returns, for each place, the cost of clearing the state there."""
   request, state, at, costs = Request(top=1), observer.start(), 0, []
+  read = functools.partial(observer.read, ids_T, labels_T=labels_T)
   for place in places:
-    _, state = observer.read(ids_T, Request(), state, at, place)
+    _, state = read(Request(), state, at, place)
     at, end = place, place + tokens
-    own, _ = observer.read(ids_T, request, state, place, end)
-    bare, _ = observer.read(ids_T, request, observer.clear(state), place, end)
+    own, _ = read(request, state, place, end)
+    bare, _ = read(request, observer.clear(state), place, end)
     costs.append(bare.tokens['nats'] - own.tokens['nats'])
   return costs
 
 
 def state_gradients(
-  runs: Runs, text: Text, back: int = 8, samples: int = 8
+  runs: Runs,
+  text: Text,
+  back: int = 8,
+  samples: int = 8,
+  labels: np.ndarray | None = None,
 ) -> Shown:
   """Shows how much the loss of a block depends on states of k blocks ago.
 
@@ -248,6 +274,7 @@ def state_gradients(
     text: a document.
     back: largest k.
     samples: number of blocks, spread evenly over the text.
+    labels: ids of the labels of all tokens, if the models predict labels.
 
   Returns:
     'gradient' [run, place, back], the L2 norm of the gradient of the block's
@@ -256,14 +283,15 @@ def state_gradients(
     the oldest of these states, and 'block' [run] the length of a block.
 
   Raises:
-    ValueError: the text is too short, no run is recurrent, vocabularies differ,
-      `back` is below 0 or `samples` below 1, or gradients do not reach the
-      states of a run, such as the stored keys of a Memorizing Transformer.
+    ValueError: the text is too short, no run is recurrent, labels are missing
+      or not expected, vocabularies differ, `back` is below 0 or `samples` below
+      1, or gradients do not reach the states of a run, such as the stored keys
+      of a Memorizing Transformer.
   """
   import xarray as xr
 
   check_count('back', back, 0)
-  runs = _recurrent(runs, 'state_gradients')
+  runs = _recurrent(runs, 'state_gradients', text, labels)
   longest = max(run.block for run in named(runs).values())
   places = _places(runs, text, (back + 1) * longest, samples)
   gradients = []
@@ -273,7 +301,7 @@ def state_gradients(
     for place in places:
       _, state = observer.read(ids_T, Request(), state, at, place)
       at = place
-      norms.append(observer.state_gradients(ids_T, state, place, back))
+      norms.append(observer.state_gradients(ids_T, state, place, back, labels))
     if not np.any(norms):
       raise ValueError(
         f'Gradients do not reach the states of {name}. A Memorizing '
@@ -301,10 +329,11 @@ def state_gradients(
       tokens, values.mean(0), 'o-', color=color, label=f'mean of {label}'
     )
   axes.set_yscale('log')
-  axes.set_xlabel('tokens from the state to the block')
-  axes.set_ylabel('gradient of the loss x size of the state\n(nats per block)')
-  axes.legend(fontsize='small')
-  axes.grid(alpha=0.3)
+  label_curves(
+    axes,
+    'tokens from the state to the block',
+    'gradient of the loss x size of the state\n(nats per block)',
+  )
   return Shown(data, figure)
 
 
@@ -313,8 +342,12 @@ def _labels(runs: Runs) -> dict[str, str]:
   return {n: f'{n} ({size_and_cost(run)})' for n, run in named(runs).items()}
 
 
-def _recurrent(runs: Runs, what: str) -> Runs:
-  """Returns the runs that are recurrent, for a function; warns of others."""
+def _recurrent(runs: Runs, what: str, text: Text, labels) -> Runs:
+  """Returns the runs that are recurrent, for a function; warns of others.
+
+  Raises:
+    ValueError: there is none, or it cannot read the text or the labels.
+  """
   check_vocabularies(runs)
   known = named(runs)
   kept = {n: r for n, r in known.items() if r.sharded.model.cell.is_recurrent}
@@ -330,6 +363,7 @@ def _recurrent(runs: Runs, what: str) -> Runs:
     )
   for run in kept.values():
     run.check_state_unmodified(what)
+    run.check_readable(text, labels)
   return kept
 
 

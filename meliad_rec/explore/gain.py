@@ -15,6 +15,7 @@ from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
@@ -115,10 +116,7 @@ def _draw_losses(axes, a, b, names):
   for losses, name, color in zip((a, b), names, colors, strict=True):
     means, middles = smooth(losses.nats / np.log(2), 40)
     axes.plot(middles, means, color=color, label=name)
-  axes.set_xlabel('token of the text')
-  axes.set_ylabel('loss (bits per token)')
-  axes.legend()
-  axes.grid(alpha=0.3)
+  label_curves(axes, 'token of the text', 'loss (bits per token)')
 
 
 def _draw_words(axes, words: list[dict]) -> None:

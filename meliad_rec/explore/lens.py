@@ -12,13 +12,14 @@ from meliad_rec.archs.staircase import Staircase
 from meliad_rec.config.values import check_count
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import heat_map
+from meliad_rec.explore.shown import label_curves
+from meliad_rec.explore.shown import letters_on
 from meliad_rec.explore.shown import Shown
+from meliad_rec.explore.shown import smooth
 from meliad_rec.report.console import symbols
 from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
-
-_LUMINANCE = np.array([0.299, 0.587, 0.114])  # Weights of red, green and blue.
 
 
 def lens(
@@ -37,8 +38,8 @@ def lens(
 
   Returns:
     'nats', 'rank', 'entropy' and 'best' [step, token], see TrainedRun.lens;
-    and, if the model halts, 'depth' [token], the number of steps it took. Steps
-    or passes are counted from 1.
+    and, if the model halts, 'depth' [token], the number of steps it took, which
+    a panel shows over the whole text. Steps or passes are counted from 1.
 
   Raises:
     ValueError: the model has no steps or passes, or cannot read the text, or
@@ -53,18 +54,17 @@ def lens(
   step = 'pass' if is_staircase else 'step'
   last = data.isel(token=slice(-tokens, None))
   T, L = last.sizes['token'], data.sizes['step']
-  figure = new_figure(max(8, 0.28 * T), 2.2 + 0.5 * L)
-  top, bottom = figure.subplots(2, height_ratios=[1, 1.5 + 0.3 * L])
+  heights = [1, 1.5 + 0.3 * L, *[1] * ('depth' in data)]
+  figure = new_figure(max(8, 0.28 * T), 2.2 + 0.5 * L + 1.6 * ('depth' in data))
+  top, bottom, *rest = figure.subplots(len(heights), height_ratios=heights)
   means = data['nats'].mean('token') / np.log(2)
   top.plot(np.arange(1, L + 1), means, 'o-', color=COLORS[0])
-  top.set_xlabel(step)
-  top.set_ylabel('bits per token')
+  label_curves(top, step, 'bits per token')
   top.xaxis.get_major_locator().set_params(integer=True)
-  top.grid(alpha=0.3)
   extent = (-0.5, T - 0.5, L + 0.5, 0.5)
   bits = last['nats'] / np.log(2)
   image = heat_map(bottom, bits, 'loss (bits)', extent)
-  shades = image.cmap(image.norm(bits.values))[..., :3] @ _LUMINANCE
+  colors = letters_on(image, bits.values)
   for row in range(L):
     for token in range(T):
       best = str(last['best'].values[row, token])
@@ -76,7 +76,7 @@ def lens(
         va='center',
         size=7,
         family='monospace',
-        color='white' if shades[row, token] < 0.5 else 'black',
+        color=colors[row, token],
       )
   if 'depth' in last:
     depth = last['depth'].values
@@ -90,6 +90,9 @@ def lens(
     )
     above = {'loc': 'lower right', 'bbox_to_anchor': (1, 1)}
     bottom.legend(fontsize='small', **above)
+    depths, middles = smooth(data['depth'].values, 200)
+    rest[0].plot(middles, depths, color=COLORS[1])
+    label_curves(rest[0], 'token of the whole text', 'steps taken (mean)')
   texts = list(map(symbols, last['text'].values))
   bottom.set_xticks(range(T), texts, family='monospace', size=8)
   bottom.set_xlabel('token read' if run.labels else 'token to predict')

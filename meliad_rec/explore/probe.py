@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import Shown
 from meliad_rec.report.plot import new_figure
 from meliad_rec.runs.observed_run import Text
@@ -209,10 +210,7 @@ def _draw_accuracy(data, label):
   common = data.attrs['most_common']
   axes.axhline(common, color='black', ls=':', label='the most common class')
   axes.set_ylim(0, 1.02)
-  axes.set_xlabel(label)
-  axes.set_ylabel('share of states read correctly')
-  axes.legend()
-  axes.grid(alpha=0.3)
+  label_curves(axes, label, 'share of states read correctly')
   return figure
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Colors that the color-blind can tell apart (Okabe and Ito 2008).
 COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9']
 SEQUENTIAL, DIVERGING = 'cividis', 'PuOr_r'
+_LUMINANCE = np.array([0.299, 0.587, 0.114])  # Weights of red, green and blue.
 
 # One run, or {name: run} of several to compare.
 Runs = TrainedRun | Mapping[str, TrainedRun]
@@ -152,6 +153,27 @@ def heat_map(
   )
   axes.figure.colorbar(image, ax=axes, label=label, pad=0.01)
   return image
+
+
+def letters_on(image, values: np.ndarray) -> np.ndarray:
+  """Returns the colors of letters, white or black, readable on a heat map.
+
+  Args:
+    image: what `heat_map` returned.
+    values: values of the cells on which the letters are.
+  """
+  shades = np.asarray(image.cmap(image.norm(values)))[..., :3] @ _LUMINANCE
+  return np.where(shades < 0.5, 'white', 'black')
+
+
+def label_curves(axes, x: str, y: str) -> None:
+  """Gives curves the labels of their axes, a grid, and a legend above them."""
+  axes.set_xlabel(x)
+  axes.set_ylabel(y)
+  axes.grid(alpha=0.3)
+  if axes.get_legend_handles_labels()[0]:
+    above = {'loc': 'lower left', 'bbox_to_anchor': (0, 1)}
+    axes.legend(fontsize='small', ncols=2, **above)
 
 
 def smooth(values_T: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -36,16 +36,20 @@ def state_map(
       'slots' if there are any, or the first part of floating-point numbers.
 
   Returns:
-    For each border of two blocks, and the end of each document, but not for its
-    start, along the axis border:
+    For each border of two blocks, or every so many tokens, but not for the
+    start of a document, along the axis border. The tokens after the last border
+    of a document are left out, because a state is known after a whole block
+    only.
     'change' [border, slot], the size of the difference from the state before,
     divided by the size of the state; 'similarity', the cosine of all slots and
     those before; 'alike', the mean cosine of two slots; 'effective_rank' of the
     slots, from 1 to their number (Roy and Vetterli
     2007); where the model has them, 'keep', the mean of the gates, and 'use'
     [border, slot], the share of attention that tokens of the block gave to a
-    slot; and 'document', the index of the document. The attribute 'part' names
-    the part. If training logged the mean of the gates, the attributes
+    slot; and 'document', the index of the document. The coordinate 'tokens' is
+    the number of tokens of the document before the border, and 'read' the same
+    number plus all shown tokens of earlier documents. The attribute 'part'
+    names the part. If training logged the mean of the gates, the attributes
     'gate_steps' and 'gate' hold it, at these steps.
 
   Raises:
@@ -243,7 +247,11 @@ def _draw(run, data):
     other.set_ylabel('effective rank (dotted)')
   ends = np.flatnonzero(np.diff(data['document'].values))
   for panel in panels[: len(maps) + 1]:
-    panel.set_xlabel('tokens read')
+    panel.set_xlabel(
+      'tokens of whole blocks, one document after another'
+      if len(ends)
+      else 'tokens read'
+    )
     for i, start in enumerate([0, *read[ends]]):
       label = None if i else 'start of a document'
       panel.axvline(start, color=_START, lw=2.5, clip_on=False, label=label)

@@ -10,6 +10,7 @@ import numpy as np
 
 from meliad_rec.config.values import check_count
 from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import Shown
 from meliad_rec.report.console import symbols
 from meliad_rec.report.plot import new_figure
@@ -32,6 +33,7 @@ def swap(
   after_a: int | None = None,
   after_b: int | None = None,
   tokens: int = 256,
+  labels: np.ndarray | None = None,
 ) -> Shown:
   """Puts the state of text A into text B, and shows which losses change.
 
@@ -44,23 +46,28 @@ def swap(
     after_a: number of tokens of A to read; None means all.
     after_b: number of tokens of B before the swap; None means the first half.
     tokens: number of tokens of B to read after it.
+    labels: ids of the labels of all tokens of B, if the model predicts labels.
 
   Returns:
     For each token of B after the swap, 'own', 'swapped' and 'cleared': its loss
     in nats with the state of B, the state of A and a cleared state; and
-    'own_best' and 'swapped_best', the most likely token with each.
+    'own_best' and 'swapped_best', the most likely token with each. If the model
+    predicts labels, these are the losses of labels, and the likeliest ones.
 
   Raises:
-    ValueError: a text is too short, `tokens` is below 1, or the run is not
-      recurrent.
+    ValueError: a text is too short, `tokens` is below 1, labels are missing or
+      not expected, or the run is not recurrent.
   """
   check_count('tokens', tokens, 1)
+  run.check_readable(b, labels)
   ids_a, ids_b = run.encode(a), run.encode(b)
   W = run.block
   whole = lambda count: count - count % W
   at_a = whole(len(ids_a) if after_a is None else after_a)
   at_b = whole(len(ids_b) // 2 if after_b is None else after_b)
   rest = ids_b[at_b : at_b + tokens]
+  if labels is not None:
+    labels = labels[at_b : at_b + tokens]
   if not (0 < at_a <= len(ids_a) and at_b > 0 and len(rest)):
     raise ValueError(
       f'A has {len(ids_a)} tokens and B has {len(ids_b)}; at least {W}, the '
@@ -76,7 +83,7 @@ def swap(
     'cleared': initial,
   }
   found = {
-    name: run.with_state(state, before).predictions(rest, 1)
+    name: run.with_state(state, before).predictions(rest, 1, labels=labels)
     for name, state in states.items()
   }
   data = found['own'][['nats']].rename(nats='own')
@@ -100,10 +107,9 @@ def _draw(data):
       label=f'state {name}',
     )
   top.axhline(0, color='black', lw=0.8)
-  top.set_xlabel('tokens after the swap')
-  top.set_ylabel('mean rise of the loss\n(bits per token)')
-  top.legend()
-  top.grid(alpha=0.3)
+  label_curves(
+    top, 'tokens after the swap', 'mean rise of the loss\n(bits per token)'
+  )
   rise = (data['swapped'] - data['own']).values / np.log(2)
   most = np.sort(np.argsort(-np.abs(rise))[:30])
   labels = [_label(data, i) for i in most]

@@ -127,9 +127,8 @@ class ObservedRun:
     check_count('top', top, 1)
     if clear_every is not None:
       check_count('clear_every', clear_every, 1)
-    observer = self._reading(text)
-    self._check_labels(text, labels)
-    return observer.predictions(text, top, clear_every, labels)
+    self.check_readable(text, labels)
+    return self._observer.predictions(text, top, clear_every, labels)
 
   def states(self, text: Text, every: int | None = None) -> 'xarray.Dataset':
     """Returns the recurrent state of the model while it reads a text.
@@ -217,9 +216,8 @@ class ObservedRun:
     Raises:
       ValueError: as in `predictions`; also if the model has no such steps.
     """
-    observer = self._reading(text)
-    self._check_labels(text, labels)
-    return observer.lens(text, labels)
+    self.check_readable(text, labels)
+    return self._observer.lens(text, labels)
 
   def depth(self, text: Text) -> 'xarray.Dataset':
     """Returns the number of steps in depth that the model takes at each token.
@@ -331,8 +329,15 @@ class ObservedRun:
         f'from 0 to {size - 1}.'
       )
 
-  def _check_labels(self, text: Text, labels: np.ndarray | None) -> None:
-    """Raises ValueError if labels are missing, not expected, or too few."""
+  def check_readable(self, text: Text, labels: np.ndarray | None) -> None:
+    """Raises ValueError if the run cannot read a text with these labels.
+
+    Args:
+      text: the text.
+      labels: ids of the labels of all tokens; None for a run that predicts the
+        next token.
+    """
+    self._reading(text)
     if self.labels != (labels is not None):
       raise ValueError(
         f'The model predicts {"labels" if self.labels else "the next token"}, '

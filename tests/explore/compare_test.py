@@ -71,6 +71,30 @@ def test_panels_of_curves_have_one_scale():
     explore.compare(show, lstm, TEXT)
 
 
+def test_arguments_of_each_run_and_wide_pictures():
+  """Wide pictures are above each other."""
+  import xarray as xr
+
+  from meliad_rec.report.plot import new_figure
+
+  def show(run, of_run, same, *, option):
+    numbers = {'of_run': of_run, 'same': same, 'option': option}
+    return Shown(xr.Dataset(numbers), new_figure(width, 2))
+
+  runs = {'a': block_recurrent(), 'b': observed.run('lstm')}
+  sizes = {}
+  for width in 8, 9:
+    shown = explore.compare(
+      show, runs, {'a': 1, 'b': 2}, 3, option={'b': 5, 'a': 4}
+    )
+    sizes[width] = shown.figure.get_size_inches().tolist()
+  found = {name: a.values.tolist() for name, a in shown.data.items()}
+  assert found == {'of_run': [1, 2], 'same': [3, 3], 'option': [4, 5]}
+  assert sizes == {8: [16, 2.4], 9: [9, 4.8]}
+  with pytest.raises(ValueError, match='runs a, b, but this one is for a, c'):
+    explore.compare(show, runs, {'a': 1, 'c': 2}, 3, option=4)
+
+
 def test_heat_maps_and_coordinates_side_by_side():
   """Panels are paired by their labels; each run has its own coordinates."""
   import xarray as xr

@@ -1,5 +1,6 @@
 """Loss by position and distance, and gradients of earlier states."""
 
+import copy
 import re
 
 import jax
@@ -38,6 +39,69 @@ def test_by_position(tmp_path):
   close(shown.data['bits'][3], np.array(bits) / np.log(2))
   with pytest.raises(ValueError, match='bins must be'):
     explore.by_position(run, TEXT, bins=0)
+  # A color is a run, and a kind of line is a kind of clearing.
+  top, bottom = shown.figure.axes
+  looks = [(line.get_color(), line.get_linestyle()) for line in top.lines]
+  assert len(set(looks)) == 5
+  colors = [color for color, _ in looks]
+  assert len({*colors[:4]}) == 1 and colors[4] != colors[0]
+  assert looks[4][1] == looks[0][1]
+  # The second panel shows the rise above the run's own curve.
+  rises = [line.get_ydata() for line in bottom.lines]
+  close(rises, shown.data['bits'][1:4] - shown.data['bits'][0])
+  legend = top.get_legend().get_window_extent()
+  assert legend.y0 >= top.get_window_extent().y1
+
+
+@pytest.mark.parametrize(
+  'show',
+  [
+    lambda run, *a, **labels: explore.forgetting(run, *a, 20, 2, **labels),
+    *(
+      pytest.param(show, marks=pytest.mark.slow)
+      for show in (
+        explore.by_position,
+        lambda run, *a, **labels: explore.swap(run, *a, *a, **labels),
+        lambda run, *a, **labels: explore.state_gradients(
+          run, *a, 2, 2, **labels
+        ),
+      )
+    ),
+  ],
+)
+def test_a_run_that_predicts_labels_is_given_them(show):
+  """With the next tokens as labels, it is like a run that predicts those."""
+  run = block_recurrent(labels=True)
+  ids_T = block_recurrent().encode(TEXT)
+  read_T = np.concatenate([[0], ids_T[:-1]])
+  plain = show(block_recurrent(), ids_T).data
+  labeled = show(run, read_T, labels=ids_T).data
+  for name, a in plain.data_vars.items():
+    if a.dtype.kind == 'f':
+      assert np.abs(a).max() > 0
+      close(labeled[name], a)
+  with pytest.raises(ValueError, match='labels were not given'):
+    show(run, read_T)
+  with pytest.raises(ValueError, match='labels were given'):
+    show(block_recurrent(), ids_T, labels=ids_T)
+  with pytest.raises(ValueError, match='one label'):
+    show(run, read_T, labels=ids_T[1:])
+
+
+def test_the_share_of_names_predicted_right():
+  """A name is right if each of its tokens is the most likely one."""
+  text, run = 'cat dog cat dot cat', copy.copy(observed.run('window'))
+  found = run.predictions(text, 1)
+  found['rank'][:] = 1
+  for first in 8, 12:  # The second use of cat, and dot.
+    found['rank'][first : first + 3] = 0
+  found['rank'][16:18] = 0  # Only a part of the third use of cat.
+  run.predictions = lambda *_, **__: found
+  shown = explore.by_distance(run, text)
+  assert shown.data['low'].values.tolist() == [0, 1]
+  close(shown.data['right'], [[1 / 3, 1 / 2]])
+  labels = [axes.get_ylabel() for axes in shown.figure.axes]
+  assert labels == ['loss (bits per name)', 'share of names predicted right']
 
 
 @pytest.mark.slow

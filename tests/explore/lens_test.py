@@ -26,6 +26,10 @@ def test_lens(name, tmp_path):
   check(shown, tmp_path)
   close(shown.data['nats'][-1], run.nats(TEXT)[0])
   assert ('depth' in shown.data) == (name != 'staircase')
+  panels = [a for a in shown.figure.axes if 'steps taken' in a.get_ylabel()]
+  assert len(panels) == (name != 'staircase')
+  for panel in panels:  # The text is too short to be smoothed.
+    close(panel.lines[0].get_ydata(), shown.data['depth'])
   count = shown.data.sizes['step']
   assert shown.data['step'].values.tolist() == [*range(1, count + 1)]
   assert '\u23ce' in [t.get_text() for t in shown.figure.axes[1].texts] + [

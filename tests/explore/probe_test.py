@@ -57,6 +57,10 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
   assert one.directions.shape[1] < found.directions.shape[1]
   shown = explore.ablate(run, one, texts[:3], random=1)
   assert np.abs(shown.data['rise']).min() > 0
+  both = {'all': run, 'one': run}
+  probes = {'all': found, 'one': one}
+  shown = explore.compare(explore.ablate, both, probes, texts[:3], random=1)
+  assert shown.data['rise'].shape == (2, 3, 2)
   with pytest.raises(ValueError, match='Layer 7 has no recurrent state'):
     explore.probe(run, texts, targets, layer=7)
   with pytest.raises(ValueError, match='five|5 texts'):

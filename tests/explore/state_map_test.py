@@ -46,8 +46,11 @@ def test_state_map(tmp_path):
   close(shown.data['keep'][:count], keep)
   assert shown.data['document'].values.tolist().count(0) == count
   assert shown.data['read'].values[count] == count * W + W
+  where = 'tokens of whole blocks, one document after another'
+  assert shown.figure.axes[0].get_xlabel() == where
   coarse = explore.state_map(run, TEXT, every=2 * W)
   close(coarse.data['keep'], keep[1::2])
+  assert coarse.figure.axes[0].get_xlabel() == 'tokens read'
   close(explore.state_map(run, TEXT, layer=-1).data['keep'], keep)
   ids = run.encode(TEXT)
   assert explore.state_map(run, ids).data.identical(
