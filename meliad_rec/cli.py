@@ -48,7 +48,8 @@ COMMANDS = {
 }
 
 _COMPUTING = (
-  *('train', 'evaluate', 'depth', 'generate', 'play', 'explore', 'bench'),
+  *('train', 'evaluate', 'depth', 'generate', 'play', 'translate', 'explore'),
+  'bench',
 )
 _REPEAT = '; repeat this option to specify a list of values'  # Added by absl.
 # Write errors without a file name: the disk is full or defective, the quota

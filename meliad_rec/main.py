@@ -27,7 +27,6 @@ from meliad_rec.config import config
 from meliad_rec.config import config_flags
 from meliad_rec.distributed import compilation_cache
 from meliad_rec.distributed import pod
-from meliad_rec.report import console
 from meliad_rec.runs import folder
 from meliad_rec.runs import training
 from meliad_rec.storage.checksums import digest
@@ -80,7 +79,6 @@ def main(argv: list[str]) -> int:
   args = flags.FLAGS
   if not (args.workdir or args.dry_run):
     raise ValueError('A run needs a folder. Add --workdir=DIR.')
-  console.use_plain_logs()
   compilation_cache.enable()
   return pod.run_on_all_processes(work, cli.guarded)
 

@@ -265,8 +265,11 @@ from meliad_rec import cli; cli.main()"""
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='an option of glibc')
-@pytest.mark.parametrize('given', [None, 'glibc.malloc.check=0'])
-def test_large_arrays_lie_on_huge_pages(given):
+@pytest.mark.parametrize(
+  ('command', 'given'),
+  [('train', None), ('train', 'glibc.malloc.check=0'), ('translate', None)],
+)
+def test_large_arrays_lie_on_huge_pages(command, given):
   """The program starts again, with the same arguments, in the same process."""
   call = """import os, sys
 from meliad_rec import cli
@@ -278,7 +281,7 @@ cli.main()"""
   if given:
     environment['GLIBC_TUNABLES'] = given
   started = subprocess.Popen(
-    [sys.executable, '-c', call, 'train', '--a=b c'],
+    [sys.executable, '-c', call, command, '--a=b c'],
     cwd=ROOT,
     env=environment,
     stdout=subprocess.PIPE,

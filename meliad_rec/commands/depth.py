@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
   run_flags.take_arguments(argv)
   args = flags.FLAGS
   check_flags(args)
-  run = run_flags.open_run()
+  run = run_flags.open_run(args.workdir)
   if args.text:
     depths = read(run, depth_report.documents_of(run, args.text), args)
     lines = [

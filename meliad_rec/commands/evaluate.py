@@ -108,7 +108,7 @@ def main(argv: list[str]) -> None:
   compared = 'top', 'unit', 'plot'
   config_flags.refuse(compared, 'can only be used with --compare')
   check_flags(args)
-  run = run_flags.open_run()
+  run = run_flags.open_run(args.workdir)
   chosen, trivial = choose(run, args)
   documents = EvalSubset(args.documents, args.tokens).of(chosen, run.vocabulary)
   metrics, losses = measure(run, documents, args)

@@ -18,9 +18,7 @@ from absl import flags
 
 from meliad_rec.commands import run_flags
 from meliad_rec.data.split_files import read_text
-from meliad_rec.distributed import compilation_cache
 from meliad_rec.explore.page import write_page
-from meliad_rec.report import console
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.storage import output_file
 
@@ -51,9 +49,7 @@ def main(argv: list[str]) -> None:
   output_file.check(args.out, '.html')
   workdir, path = argv[1:]
   text = read_text(path)
-  console.use_plain_logs()
-  compilation_cache.enable()
-  run = load_run(workdir, run_flags.step(), args.trusted)
+  run = run_flags.open_run(workdir)
   baseline = None
   if args.baseline:
     baseline = load_run(args.baseline, trusted=args.trusted)

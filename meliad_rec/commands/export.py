@@ -34,10 +34,11 @@ def define_flags() -> None:
 
 def main(argv: list[str]) -> None:
   run_flags.take_arguments(argv)
-  if not flags.FLAGS.out:
+  args = flags.FLAGS
+  if not args.out:
     raise ValueError('No folder was given. Add --out=DIR, a new folder.')
-  out = exported.check_new(flags.FLAGS.out)
-  run = run_flags.open_run(flags.FLAGS.average)
+  out = exported.check_new(args.out)
+  run = run_flags.open_run(args.workdir, args.average)
   run.export(out)
   size = (out / exported.PARAMETERS).stat().st_size
   print(run)

@@ -116,7 +116,7 @@ def main(argv: list[str]) -> None:
   temperature = 0.0 if args.greedy else args.temperature
   sampler = Sampler(temperature, args.top_k, args.top_p)
   prompt = read_prompt(args)
-  run = run_flags.open_run()
+  run = run_flags.open_run(args.workdir)
   reading = run.load_state(args.load_state) if args.load_state else None
   before = 0 if reading is None else int(reading.count)
   began = time.perf_counter()

@@ -15,7 +15,6 @@ import numpy as np
 
 from meliad_rec.commands import run_flags
 from meliad_rec.distributed import compilation_cache
-from meliad_rec.report import console
 from meliad_rec.runs.agent_run import load_agent
 from meliad_rec.storage import output_file
 
@@ -47,7 +46,6 @@ def main(argv: list[str]) -> None:
   if args.out:
     output_file.check(args.out, '.gif', '.png')
   step = run_flags.step()
-  console.use_plain_logs()
   compilation_cache.enable()
   run = load_agent(argv[1], step, args.trusted, args.agent)
   found = run.play(args.episodes, seed=args.seed, greedy=args.greedy)

@@ -11,7 +11,6 @@ from meliad_rec.distributed import compilation_cache
 from meliad_rec.models.checks import check_data_compatible
 from meliad_rec.models.checks import least_segment
 from meliad_rec.models.sharded_model import ShardedModel
-from meliad_rec.report import console
 from meliad_rec.runs import folder
 from meliad_rec.runs import run_data
 from meliad_rec.runs.trained_run import load_run
@@ -113,25 +112,22 @@ def with_segment(
   return dataclasses.replace(sharded, segment=segment)
 
 
-def open_run(average: int = 1) -> TrainedRun:
-  """Opens the run that --workdir and --step name.
+def open_run(workdir: str | None, average: int = 1) -> TrainedRun:
+  """Opens a run at the checkpoint that --step names.
 
   Args:
+    workdir: folder of the run; None is an error.
     average: see load_run.
 
   Raises:
-    ValueError: --workdir is missing or is not a run, or --step has no
-      checkpoint.
+    ValueError: workdir is None or is not a run, or --step has no checkpoint.
   """
-  args = flags.FLAGS
-  if not args.workdir:
+  if not workdir:
     raise ValueError(
       'No run was given. Add --workdir=DIR, or just DIR, the folder of a run.'
     )
-  step_or_best = step()
-  console.use_plain_logs()
   compilation_cache.enable()
-  return load_run(args.workdir, step_or_best, args.trusted, average)
+  return load_run(workdir, step(), flags.FLAGS.trusted, average)
 
 
 def step() -> int | str | None:

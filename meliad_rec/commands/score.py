@@ -14,7 +14,6 @@ from absl import flags
 
 from meliad_rec.data.split_files import read_lines
 from meliad_rec.metrics import text_scores
-from meliad_rec.report import console
 
 # Arguments that the help shows, besides flags.
 ARGUMENTS = 'TEXTS REFERENCES'
@@ -32,7 +31,6 @@ def main(argv: list[str]) -> None:
       f'TEXTS REFERENCES. Got {len(argv) - 1} arguments.'
     )
   args = flags.FLAGS
-  console.use_plain_logs()
   texts, references = read_lines(argv[1]), read_lines(argv[2])
   if len(texts) != len(references):
     raise ValueError(

@@ -53,7 +53,6 @@ def define_flags() -> None:
 
 def main(argv: list[str]) -> None:
   config_flags.check_no_arguments(argv)
-  console.use_plain_logs()
   args = flags.FLAGS
   if args.verify:
     config_flags.refuse(_WRITE_FLAGS, 'cannot be combined with --verify')

@@ -23,7 +23,6 @@ from meliad_rec.config import config_flags
 from meliad_rec.data import sources
 from meliad_rec.data.text import texts
 from meliad_rec.data.vocabulary import SentencePiece
-from meliad_rec.report import console
 from meliad_rec.storage import output_file
 from meliad_rec.storage.workdir import local
 
@@ -55,7 +54,6 @@ def define_flags() -> None:
 
 def main(argv: list[str]) -> None:
   config_flags.check_no_arguments(argv)
-  console.use_plain_logs()
   args = flags.FLAGS
   out = local(args.out, 'A vocabulary')
   source = sources.from_flags()

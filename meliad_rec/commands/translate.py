@@ -25,15 +25,12 @@ from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.pairs import Pairs
 from meliad_rec.data.split_files import read_lines
 from meliad_rec.data.vocabulary import Vocabulary
-from meliad_rec.distributed import compilation_cache
 from meliad_rec.generation.beam import PENALTIES
 from meliad_rec.generation.translation import Translation
 from meliad_rec.metrics import text_scores
-from meliad_rec.report import console
 from meliad_rec.report.console import Countdown
 from meliad_rec.runs import exported
 from meliad_rec.runs import folder
-from meliad_rec.runs.trained_run import load_run
 from meliad_rec.storage import output_file
 from meliad_rec.storage.workdir import place
 
@@ -114,15 +111,12 @@ def main(argv: list[str]) -> None:
     output_file.check(args.out)
   run_flags.check_data_flags(args)
   lines = None if args.split else read_lines(argv[2])
-  console.use_plain_logs()
-  compilation_cache.enable()
-  step = run_flags.step()
   _, facts, _ = folder.read(argv[1])
   translation = from_flags(Translation.of(facts['translation']), args)
   if exported.is_in(place(argv[1])) and args.average is None:
     # An export of the mean of checkpoints already has it.
     translation = dataclasses.replace(translation, average=1)
-  run = load_run(argv[1], step, args.trusted, translation.average)
+  run = run_flags.open_run(argv[1], translation.average)
   references = None
   if args.split:
     data = run_flags.open_data(run, args)

@@ -124,7 +124,7 @@ def test_labels_are_told_beside_what_trivial_answers_reach(
   )
   measured = {'tokens': 30, 'error': 0.125, 'scored_tokens': 27}
   measured['word_perplexity'] = math.inf
-  monkeypatch.setattr(evaluate.run_flags, 'open_run', lambda: run)
+  monkeypatch.setattr(evaluate.run_flags, 'open_run', lambda *_: run)
   monkeypatch.setattr(evaluate, 'measure', lambda *_: (measured, None))
   file = tmp_path / 'test.json'
   command.run(evaluate, '--workdir=run', '--split=test', f'--metrics={file}')

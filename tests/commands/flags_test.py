@@ -20,7 +20,7 @@ def test_sampling_of_generate(monkeypatch):
     seen.append((sampler, args.seed, args.tokens))
     return reading, ''
 
-  monkeypatch.setattr(run_flags, 'open_run', lambda: run)
+  monkeypatch.setattr(run_flags, 'open_run', lambda *_: run)
   monkeypatch.setattr(generate, 'write', write)
   chosen = '--temperature=0.5', '--top_k=3', '--top_p=0.4', '--seed=8'
   assert command.run(generate, '--prompt=a', '--tokens=2', *chosen) == 0
@@ -36,7 +36,8 @@ def test_baseline_of_explore(monkeypatch, tmp_path):
     seen.append((run, text, baseline, top))
     Path(out).touch()
 
-  monkeypatch.setattr(explore, 'load_run', lambda where, *_, **__: where)
+  for module in explore, run_flags:
+    monkeypatch.setattr(module, 'load_run', lambda where, *_, **__: where)
   monkeypatch.setattr(explore, 'write_page', write_page)
   chosen = '--baseline=OTHER', '--top=3', f'--out={page}'
   assert command.run(explore, 'RUN', text, *chosen) == 0

@@ -117,7 +117,7 @@ def test_a_prompt_is_tokenized_once(monkeypatch, capsys):
   encode = run.vocabulary.encode
   count = lambda _, text: texts.append(text) or encode(text)
   monkeypatch.setattr(type(run.vocabulary), 'encode', count)
-  monkeypatch.setattr(run_flags, 'open_run', lambda: run)
+  monkeypatch.setattr(run_flags, 'open_run', lambda *_: run)
   assert command.run(generate, '--prompt=long', '--tokens=0') == 0
   assert texts == ['long']
 
@@ -153,7 +153,7 @@ def test_a_search_finds_what_greedy_writing_and_more_beams_find(capsys):
 def test_mistakes_are_found_before_anything_is_read(
   monkeypatch, arguments, told
 ):
-  monkeypatch.setattr(run_flags, 'open_run', lambda: pytest.fail('opened'))
+  monkeypatch.setattr(run_flags, 'open_run', lambda *_: pytest.fail('opened'))
   assert told in command.mistake(generate, *arguments)
 
 
