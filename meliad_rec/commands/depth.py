@@ -12,6 +12,8 @@ tokens that halt together, as a chunk or a document, count once. Exactly one of
 --text and --split is needed. --out plots the result.
 """
 
+import contextlib
+
 from absl import flags
 
 from meliad_rec.commands import depth_report
@@ -107,10 +109,8 @@ def read(run: TrainedRun, documents: Documents, args) -> Depths:
   sharded = run_flags.with_segment(run.sharded, documents, args.segment)
   rows = run.rows(len(documents), args.batch)
   countdown = Countdown(len(documents.tokens), 'tokens')
-  try:
+  with contextlib.closing(countdown):
     return measure(sharded, run.params, documents, rows, countdown.show)
-  finally:
-    countdown.close()
 
 
 def grouped(run: TrainedRun, depths: Depths) -> dict[str, list[depth.Group]]:

@@ -12,6 +12,7 @@ gain, in context. --plot also draws the gain.
 """
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import glob
 import json
@@ -217,7 +218,7 @@ def measure(
   losses = TokenLosses.of(documents, run.vocabulary) if args.out else None
   countdown = Countdown(documents.tokens_read, 'tokens')
   rows = run.rows(len(documents), args.batch)
-  try:
+  with contextlib.closing(countdown):
     metrics = evaluate(
       sharded,
       run.params,
@@ -226,8 +227,6 @@ def measure(
       losses_out=losses.parts if losses else None,
       on_progress=countdown.show,
     )
-  finally:
-    countdown.close()
   if losses:
     losses.about.update(
       run=str(Path(args.workdir).resolve()),
