@@ -36,7 +36,6 @@ from meliad_rec.storage.workdir import place
 from meliad_rec.training import profile
 from meliad_rec.training import summary
 from meliad_rec.training import trainer
-from meliad_rec.training.experiment import Experiment
 
 DOES_NOT_FIT = 3  # Exit code of --dry_run, as in `plan`.
 
@@ -91,11 +90,7 @@ def work() -> int:
   config.parse(args.gin_file, [*args.gin_param, *config_flags.given_mesh()])
   if args.workdir and not args.dry_run:
     check_writable(place(args.workdir))  # Before any data are read.
-  with training.advising(args.workdir):
-    experiment = config.build(Experiment)()
-    _ = experiment.program.shapes  # Builds all layers, which read settings.
-    config.check_read()
-  training.check_source(experiment, source)
+  experiment = training.build(args.workdir, source)
   account = source and source.account(
     experiment.program.shapes.params, experiment.data.vocabulary
   )

@@ -73,10 +73,7 @@ def train(
   source = open_source(init_from and os.fspath(init_from), workdir)
   config.parse(list(gin_files), list(gin_params))
   check_writable(place(workdir))
-  with advising(workdir):
-    experiment = config.build(Experiment)()
-    _ = experiment.program.shapes  # Builds all layers, which read settings.
-    config.check_read()
+  experiment = build(workdir, source)
   if stop_at is not None:
     experiment = dataclasses.replace(experiment, stop_at=stop_at)
   run_experiment(experiment, workdir, source=source)
@@ -140,6 +137,31 @@ def open_source(
   return initial.Source(init_from)
 
 
+def build(
+  workdir: str | pathlib.Path | None, source: initial.Source | None = None
+) -> Experiment:
+  """Builds the experiment that the configuration describes.
+
+  Args:
+    workdir: folder of the run; None if there is none.
+    source: as in `run_experiment`.
+
+  Raises:
+    ValueError: a setting is wrong or is not read, or agents are to begin with
+      other parameters.
+  """
+  with advising(workdir):
+    experiment = config.build(Experiment)()
+    _ = experiment.program.shapes  # Builds all layers, which read settings.
+    config.check_read()
+  if source and experiment.env is not None:
+    raise ValueError(
+      'Agents begin with random parameters. Remove --init_from (in Python, '
+      'init_from).'
+    )
+  return experiment
+
+
 def run_experiment(
   experiment: Experiment,
   workdir: str | pathlib.Path,
@@ -149,7 +171,7 @@ def run_experiment(
   """Trains a new run, or resumes the run in the folder.
 
   Args:
-    experiment: built by `config.build`; the run saves the configuration.
+    experiment: built by `build`; the run saves the configuration.
     workdir: folder of the run.
     traced: steps to trace with the profiler.
     source: run or model whose parameters a new run begins with. None: random
@@ -163,8 +185,6 @@ def run_experiment(
     ValueError: the folder holds another run, the source does not fit, or a loss
       is not finite.
   """
-  check_source(experiment, source)
-  _ = experiment.program.shapes  # Builds all layers, which read settings.
   operative = config.operative()
   fill = source and (
     lambda params: source.fill(params, experiment.data.vocabulary)
@@ -185,15 +205,6 @@ def run_experiment(
     # Not a wrong setting: a disk or bucket failed, and may recover.
     error.exit_code = 1
     raise
-
-
-def check_source(experiment: Experiment, source: initial.Source | None) -> None:
-  """Raises ValueError if agents are to begin with other parameters."""
-  if source and experiment.env is not None:
-    raise ValueError(
-      'Agents begin with random parameters. Remove --init_from (in Python, '
-      'init_from).'
-    )
 
 
 def log_changes(path: pathlib.Path, operative: str) -> None:

@@ -16,7 +16,6 @@ from meliad_rec.metrics import text_scores
 from meliad_rec.runs import trained_run
 from meliad_rec.runs import training
 from meliad_rec.runs.trained_run import load_run
-from meliad_rec.training.experiment import Experiment
 from tests import command
 
 LINES = ['one two three four', 'five six', 'one two three five']
@@ -37,7 +36,7 @@ def run(tmp_path_factory):
   ]
   names = ['arch/feedback', 'size/test', 'task/pairs']
   config.parse([*names, 'options/encoder/transformer'], params)
-  training.run_experiment(config.build(Experiment)(), folder / 'run')
+  training.run_experiment(training.build(folder), folder / 'run')
   return folder
 
 
