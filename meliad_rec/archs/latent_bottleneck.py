@@ -23,15 +23,6 @@ from meliad_rec.models.cell import scan_blocks
 from meliad_rec.models.cell import to_blocks
 
 
-def zeros(rng, shape, dtype=jnp.float32):
-  """Returns zeros, the initial memory slots of Ray Chowdhury and Caragea 2024.
-
-  It can be used as a JAX initializer, and ignores `rng`.
-  """
-  del rng
-  return jnp.zeros(shape, dtype)
-
-
 class LatentBottleneck(Cell):
   """State: S memory slots, [B, S, D] float32; the initial ones are learned.
 
@@ -48,8 +39,8 @@ class LatentBottleneck(Cell):
     chunk: number of tokens W in a chunk. None means that each call reads one
       chunk of any length, as the cell `Chunks` requires.
     slots_init: initializer of the initial slots. The code of Ray Chowdhury and
-      Caragea 2024 has zeros (see `zeros`), but slots that begin equal stay
-      equal, unless dropout makes them differ.
+      Caragea 2024 has zeros, but slots that begin equal stay equal, unless
+      dropout makes them differ.
     writer_mlp_dim: number of hidden units of the MLP of layers that write. None
       means d_model, as in the code of Ray Chowdhury and Caragea 2024. In their
       algorithm 2, all MLPs have mlp_dim hidden units (equation 4).

@@ -62,7 +62,10 @@ CLASSES = {
 }
 # Functions that now come from another library: name in the current module, and
 # full name there.
-FUNCTIONS = {'layers.layer_config.relu': 'jax.nn.relu'}
+FUNCTIONS = {
+  'archs.latent_bottleneck.zeros': 'jax.nn.initializers.zeros',
+  'layers.layer_config.relu': 'jax.nn.relu',
+}
 # Parameters: current module and class, former name, current name. None means
 # that the parameter was removed. None of its values changed a result.
 PARAMETERS = {

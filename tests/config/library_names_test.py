@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.archs.latent_bottleneck import LatentBottleneck
 from meliad_rec.config import config
 from meliad_rec.config.saved import MODEL
 from meliad_rec.config.saved import SavedConfig
@@ -114,3 +115,16 @@ def test_wrappers_of_older_runs_are_what_they_were(module, tmp_path):
     config.parse([str(tmp_path / 'old.gin')], [], kinds=())
     made = config.build(layer_config.LayerConfig)()
     np.testing.assert_array_equal(made.activation(X), jax.jit(expected)(X))
+
+
+def test_initial_zeros_of_older_runs_are_those_of_jax():
+  text = (
+    'from __gin__ import dynamic_registration\n'
+    'from meliad_rec.archs import latent_bottleneck\n'
+    'latent_bottleneck.LatentBottleneck.slots_init = @latent_bottleneck.zeros\n'
+  )
+  saved = SavedConfig(text, 'config.gin')
+  made = saved.argument(LatentBottleneck, 'slots_init', MODEL)
+  np.testing.assert_array_equal(
+    made(jax.random.key(0), (2, 3)), jnp.zeros((2, 3))
+  )
