@@ -40,6 +40,9 @@ class TransformerConfig:
     position: a class from positions.py.
     norm: a class from norms.py, for all norms of a layer.
     activation: function of the hidden units, such as jax.nn.relu.
+    post_norm: whether norms are applied to the sum of the residual stream and
+      the result of a sublayer (Vaswani et al. 2017), instead of before the
+      sublayer.
     dropout: rate of dropout; the subclasses say where it applies.
     dtype: dtype of activations, 'float32' or 'bfloat16'. Parameters are
       float32, and softmax, norms, gates and halting are computed in float32.
@@ -52,6 +55,7 @@ class TransformerConfig:
   position: Callable[..., nn.Module]
   norm: Callable[..., nn.Module]
   activation: Callable
+  post_norm: bool = False
   dropout: float = 0.0
   dtype: str = 'float32'
 
@@ -115,10 +119,8 @@ class LayerConfig(TransformerConfig):
       divided.
     cross: whether tokens also attend to the output of an encoder, between
       attention to the window and the MLP.
-    post_norm: whether norms are applied to the sum of the residual stream and
-      the result of a sublayer (Vaswani et al. 2017), instead of before the
-      sublayer. State vectors always have the norm before: gates take the place
-      of their sums.
+    post_norm: as above, but state vectors always have the norm before: gates
+      take the place of their sums.
     dropout: rate of dropout on the input of attention (after its norm, unless
       post_norm) and on the result of the MLP. State vectors have no dropout, as
       in google-research/meliad.
@@ -149,7 +151,6 @@ class LayerConfig(TransformerConfig):
   mlp_bias: bool = False
   depth: int | None = None
   cross: bool = False
-  post_norm: bool = False
   attention_dropout: float | None = None
   hidden_dropout: float = 0.0
   locked_dropout: bool = False
@@ -253,9 +254,6 @@ class EncoderConfig(TransformerConfig):
       2024. If False, all rows share their masks, which takes less time and
       memory. In both cases, all chunks of a row share their masks (see
       cell.scan_blocks).
-    post_norm: whether norms are applied to the sum of the residual stream and
-      the result of a sublayer (Vaswani et al. 2017), instead of before the
-      sublayer.
   """
 
   causal: bool
@@ -265,7 +263,6 @@ class EncoderConfig(TransformerConfig):
   attention_dropout: float = 0.0
   hidden_dropout: float | None = None
   dropout_by_row: bool = False
-  post_norm: bool = False
 
   def __post_init__(self):
     super().__post_init__()

@@ -275,7 +275,7 @@ def files(folder: _Path) -> list[_Path]:
   ]
 
 
-def check_text(labels: bool) -> None:
+def check_is_of_text(labels: bool) -> None:
   """Checks that a run can generate and score text.
 
   Args:

@@ -180,7 +180,7 @@ class TrainedRun(ObservedRun):
   @functools.cached_property
   def text_generator(self) -> TextGenerator:
     """The generator of this run; ValueError if the model cannot generate."""
-    run_folder.check_text(self.labels)
+    run_folder.check_is_of_text(self.labels)
     check_can_generate(self.sharded.model)
     return TextGenerator(self._decoder, self.vocabulary)
 
@@ -459,7 +459,7 @@ class TrainedRun(ObservedRun):
       ValueError: the model predicts labels, a text is not a string, there is no
         text, or the numbers of texts and names differ.
     """
-    run_folder.check_text(self.labels)
+    run_folder.check_is_of_text(self.labels)
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
       raise ValueError(
         f'texts must be a list of strings, got {type(texts).__name__}.'
