@@ -13,7 +13,7 @@ from gin.config_parser import BindingStatement
 from gin.config_parser import BlockDeclaration
 from gin.config_parser import ImportStatement
 
-# Names in version 0.1.0, without `meliad_rec.`, and current names.
+# Modules of version 0.1.0, without `meliad_rec.`, and their current names.
 MODULES = {
   'activations': 'layers.layer_config',
   'archs.chunks': 'archs.latent_bottleneck',
@@ -39,7 +39,6 @@ MODULES = {
   'halting.halt': 'recurrence.halt',
   'heads': 'models.heads',
   'layer_config': 'layers.layer_config',
-  'layers.activations': 'layers.layer_config',
   'losses': 'metrics.losses',
   'model': 'models.model',
   'norms': 'layers.norms',
@@ -54,8 +53,6 @@ MODULES = {
 CLASSES = {
   'archs.transformer.Encode': 'Encoder',
   'archs.transformer.Layers': 'EncoderLayers',
-  'data.lra.Pathfinder': 'PathfinderFiles',
-  'data.lra.Text': 'IMDbText',
   'evaluation.evaluation.Part': 'EvalSubset',
   'layers.encoder_layer.CoreLayer': 'EncoderLayer',
   'layers.layer_config.CoreConfig': 'EncoderConfig',
@@ -86,22 +83,6 @@ PARAMETERS = {
   'archs.universal.Universal.exit_per_device': None,
   'archs.universal.Universal.loop': None,
   'archs.universal.Universal.together': 'global_halt',
-  'data.lra.IMDbText.parts': 'tfds_splits',
-  'data.lra.Image.parts': 'tfds_splits',
-  **{
-    f'data.synthetic.{task}.{old}': new
-    for task in (
-      'arithmetic.Arithmetic',
-      'associative_recall.AssociativeRecall',
-      'cellular_automaton.CellularAutomaton',
-      'copying.Copying',
-      'copying_pairs.CopyingPairs',
-      'counting.Counting',
-      'needle.Needle',
-      'word_problem.WordProblem',
-    )
-    for old, new in (('least', 'min_size'), ('most', 'max_size'))
-  },
   'layers.layer_config.LayerConfig.attention_kernels': 'attention',
   **{
     f'layers.positions.{name}.heads': 'num_heads'
@@ -109,7 +90,7 @@ PARAMETERS = {
   },
   **{
     f'models.embedding.{kind}Embedding.deviation': 'stddev'
-    for kind in ('Tied', 'Scaled', 'Untied', 'Adaptive')
+    for kind in ('Tied', 'Untied', 'Adaptive')
   },
   'recurrence.halt.Halt.penalty': 'ponder_cost',
   'training.experiment.Experiment.part': 'eval_subset',
