@@ -29,11 +29,6 @@ from tests.counting import Counting
 
 
 @pytest.fixture(scope='module')
-def data(tmp_path_factory):
-  return tiny_run.write_store(tmp_path_factory.mktemp('data') / 'store')
-
-
-@pytest.fixture(scope='module')
 def params():
   return tiny_run.program().create(1).params
 

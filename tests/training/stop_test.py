@@ -17,11 +17,6 @@ from meliad_rec.training.trainer import Run
 from tests import tiny_run
 
 
-@pytest.fixture(scope='module')
-def data(tmp_path_factory):
-  return tiny_run.write_store(tmp_path_factory.mktemp('data') / 'store')
-
-
 def begun(workdir, data, **changes):
   run = Run(
     tiny_run.experiment(data, tiny_run.program(), **changes), workdir, {}
