@@ -176,6 +176,8 @@ class Renamer:
     alias, dot, rest = dotted.partition('.')
     alias = self._aliases.get(alias, alias)
     path = f'{self._modules.get(alias, alias)}.{rest}'
+    if path.startswith('jax.'):  # One name, whichever module is imported.
+      return path
     return FUNCTIONS.get(path, alias + dot + CLASSES.get(path, rest))
 
   def parameter(self, selector: str, name: str) -> str | None:

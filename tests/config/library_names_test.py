@@ -114,6 +114,8 @@ def test_wrappers_of_older_runs_are_what_they_were(tmp_path):
     config.parse([str(tmp_path / 'old.gin')], [], kinds=())
     made = config.build(layer_config.LayerConfig)()
     np.testing.assert_array_equal(made.activation(X), jax.jit(expected)(X))
+    changes = config.differences(text, config.operative())
+    assert not any('activation' in change for change in changes)
 
 
 def test_initial_zeros_of_older_runs_are_those_of_jax():
