@@ -6,6 +6,8 @@
 import concurrent.futures
 import dataclasses
 import hashlib
+import multiprocessing
+import os
 from pathlib import Path
 import re
 import shlex
@@ -16,9 +18,20 @@ import tempfile
 
 import pytest
 
-from tests import tiny_run
+from meliad_rec import cli
 
 ROOT = Path(__file__).parents[1]
+SERVER = multiprocessing.get_context('forkserver')
+PRELOADED = (
+  'pytest',
+  'meliad_rec.main',
+  'meliad_rec.commands.evaluate',
+  'meliad_rec.commands.explore',
+  'meliad_rec.commands.generate',
+  'meliad_rec.commands.tokenize',
+  'meliad_rec.commands.train_vocab',
+  'meliad_rec.commands.depth',
+)
 # A run of `size/test`; {store}, {run} and {tmp} are folders.
 TRAIN = (
   'train --gin_file=arch/block_recurrent --gin_file=size/test'
@@ -279,30 +292,40 @@ except (ValueError, AttributeError) as error:
 """
 
 
-def called(command, cwd):
-  """Returns exit code and stderr of a command in a new process."""
+def called(command, cwd, err):
+  """Returns exit code and stderr of a command in a process of its own.
+
+  It is forked from a process that has imported the package, which takes most of
+  the time of a command that fails, but has not started JAX.
+  """
+  child = SERVER.Process(target=_call, args=(command, cwd, err))
+  child.start()
+  child.join()
+  return child.exitcode, err.read_text()
+
+
+def _call(command, cwd, err):
+  """Runs a command, and writes its stderr to a file."""
+  os.chdir(cwd)
+  os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+  os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
   if command.startswith('python: '):
-    arguments = ['-c', PYTHON.format(command.removeprefix('python: '))]
+    exec(PYTHON.format(command.removeprefix('python: ')))
   else:
-    arguments = ['-m', 'meliad_rec', *shlex.split(command)]
-  done = subprocess.run(
-    [sys.executable, *arguments],
-    cwd=cwd,
-    env=tiny_run.environment(),
-    stdout=subprocess.DEVNULL,
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-  return done.returncode, done.stderr
+    sys.argv = ['meliad-rec', *shlex.split(command)]
+    cli.main()
 
 
 def answers():
   """Yields (mistake, exit code, stderr, whether a run or store has changed)."""
+  from tests import tiny_run  # Starts JAX, as a process that forks must not.
+
   with tempfile.TemporaryDirectory() as name:
     base = Path(name)
     run, store = base / 'run', base / 'store'
     tiny_run.write_store(str(store))
-    code, text = called(f'{STORED.format(store=store)} --workdir={run}', base)
+    train = f'{STORED.format(store=store)} --workdir={run}'
+    code, text = called(train, base, base / 'err')
     if code:
       raise RuntimeError(text)
     before = contents(run), contents(store)
@@ -314,7 +337,8 @@ def answers():
       if mistake.shell:
         shell = mistake.shell.format(**where)
         subprocess.run(['bash', '-c', shell], check=True, cwd=base)
-      code, text = called(mistake.command.format(**where), base)
+      err = base / f'err{number}'
+      code, text = called(mistake.command.format(**where), base, err)
       text = text.replace(str(tmp), 'TMP').replace(name, '')
       shutil.rmtree(tmp)
       return mistake, code, text, before != (contents(run), contents(store))
@@ -338,6 +362,8 @@ def problem(mistake, code, text, lost):
 
 @pytest.mark.slow
 def test_each_mistake_is_answered_in_one_sentence():
+  from tests import tiny_run
+
   done = subprocess.run(
     [sys.executable, '-m', 'tests.mistakes_test'],
     cwd=ROOT,
@@ -351,6 +377,8 @@ def test_each_mistake_is_answered_in_one_sentence():
 
 
 def main():
+  os.environ.setdefault('GLIBC_TUNABLES', '')  # See cli._use_huge_pages.
+  SERVER.set_forkserver_preload(list(PRELOADED))
   wrong = 0
   print('| mistake | answer |\n|---|---|')
   for mistake, code, text, lost in answers():
