@@ -264,7 +264,7 @@ def test_other_tables_have_a_scale_for_two_cores():
   """On it, code of this machine is the text of language models."""
   for name in PAPERS:
     if not name.startswith(WITHOUT_SCALE):
-      assert reproduce.scale(f'experiments/{name}', 'cpu')
+      assert table_rows.scale(f'experiments/{name}', 'cpu')
 
 
 @pytest.mark.parametrize('task', ['algorithm', 'random_walk'])
