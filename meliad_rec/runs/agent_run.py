@@ -35,7 +35,7 @@ def load_agent(
   workdir: str | os.PathLike[str],
   step: int | str | None = None,
   trusted: bool = False,
-  number: int = 0,
+  index: int = 0,
 ) -> 'AgentRun':
   """Opens a run of agents.
 
@@ -45,7 +45,7 @@ def load_agent(
       newest checkpoint.
     trusted: whether config.gin may import and call modules outside meliad_rec.
       Set it only for folders whose author you trust.
-    number: which agent to open, if the run trained several (AGENTS).
+    index: which agent to open, from 0, if the run trained several (AGENTS).
 
   Raises:
     ValueError: the folder has no run of agents, no such checkpoint or no such
@@ -63,10 +63,10 @@ def load_agent(
   config = SavedConfig(text, str(folder / run_folder.CONFIG), trusted)
   env = config.argument(Experiment, 'data', _ENVIRONMENTS)
   agents = config.argument(Experiment, 'objective', _ENVIRONMENTS).agents
-  if not 0 <= number < agents:
+  if not 0 <= index < agents:
     raise ValueError(
       f'The agents of {folder} have the numbers 0 to {agents - 1}, got '
-      f'{number}. Give one of them.'
+      f'{index}. Give one of them.'
     )
   agent = agent_of(config.build(Model, {'vocab': env.actions}, MODEL), env)
   shapes = jax.eval_shape(
@@ -83,7 +83,7 @@ def load_agent(
   )
   step, params, _ = run_folder.read_params(folder, facts, target, step)
   if several:
-    params = jax.tree.map(lambda a: a[number], params)
+    params = jax.tree.map(lambda a: a[index], params)
   return AgentRun(agent, env, params, step)
 
 

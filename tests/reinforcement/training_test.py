@@ -50,7 +50,7 @@ def test_a_stopped_run_ends_as_one_that_was_never_stopped(tmp_path, agents):
   assert (
     resumed.position == whole.position == {'step': 6, 'tokens': 192 * agents}
   )
-  opened = load_agent(tmp_path / 'whole', number=agents - 1)
+  opened = load_agent(tmp_path / 'whole', index=agents - 1)
   of_last = lambda a: a[-1] if agents > 1 else a
   expected = jax.tree.map(of_last, whole.state.params)
   assert digest(opened.params) == digest(expected)
@@ -83,12 +83,12 @@ def test_each_agent_of_a_run_is_opened(tmp_path, monkeypatch):
 
   monkeypatch.setattr(folder, 'read_params', read)
   for number in 0, 1:
-    found = load_agent(tmp_path, 7, number=number)
+    found = load_agent(tmp_path, 7, index=number)
     expected = jax.tree.map(lambda a, n=number: a[n], both)
     jax.tree.map(np.testing.assert_array_equal, found.params, expected)
     assert (found.step, found.env) == (7, Corridor(2))
   with pytest.raises(ValueError, match='numbers 0 to 1, got 2'):
-    load_agent(tmp_path, number=2)
+    load_agent(tmp_path, index=2)
 
 
 def test_settings_of_text_are_refused():
