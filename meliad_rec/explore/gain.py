@@ -60,11 +60,12 @@ def gain(
     'in_window' is whether that use is within the window of attention.
 
   Raises:
-    ValueError: the vocabularies differ, the run cannot read the text, or it is
-      not recurrent and there is no baseline.
+    ValueError: the vocabularies differ, the run cannot read the text or
+      predicts labels, or it is not recurrent and there is no baseline.
   """
   check_count('top', top, 0)
   named({'run': run})
+  documents = run.documents([text], ['text'])
   if baseline is None:
     cell = run.sharded.model.cell
     if not cell.is_recurrent:
@@ -87,7 +88,7 @@ def gain(
   data['baseline_nats'] = other['nats']
   data['gain'] = (data['baseline_nats'] - data['nats']) / np.log(2)
   data['gain'].attrs['units'] = 'bits'
-  losses = TokenLosses.of(run.documents([text], ['text']), run.vocabulary)
+  losses = TokenLosses.of(documents, run.vocabulary)
   a = dataclasses.replace(losses, nats=data['baseline_nats'].values)
   b = dataclasses.replace(losses, nats=data['nats'].values)
   data.attrs['top'] = _top_words(a, b, run.window, top)

@@ -61,3 +61,8 @@ def test_gain_needs_something_to_compare_with():
     explore.gain(lstm, TEXT, top=-1)
   with pytest.raises(ValueError, match='clear_every or baseline'):
     explore.gain(lstm, TEXT, window, clear_every=W)
+
+
+def test_gain_needs_a_model_of_text():
+  with pytest.raises(ValueError, match='cannot generate or score text'):
+    explore.gain(block_recurrent(labels=True), TEXT)
