@@ -48,6 +48,7 @@ class Cached:
     return {}
 
   def _documents(self, split: str) -> Documents:
+    """Makes the documents of a split; subclasses define it."""
     raise NotImplementedError
 
 
