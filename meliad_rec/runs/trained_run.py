@@ -354,22 +354,23 @@ class TrainedRun(ObservedRun):
     like = self.text_generator.decoder.start(1)
     return saved_state.load(path, like, self.identity)
 
-  def evaluate(self, texts: str | Sequence[str]) -> dict[str, float]:
-    """Returns {name: value} of metrics over all texts, such as 'bits_per_byte'.
-
-    `metrics.UNITS` has the unit of each.
+  def evaluate(
+    self, texts: str | Sequence[str] | Documents
+  ) -> dict[str, float]:
+    """Returns {name: value} of metrics over all texts, in `metrics.UNITS`.
 
     Args:
-      texts: a document, or several; every token of each is predicted once.
+      texts: a document, or several; every token of each is predicted once. A
+        split is `run.data().documents('test')`.
 
     Raises:
       ValueError: a document is not a string, all are empty, or the model
-        predicts labels.
+        predicts labels and these are texts.
     """
     self.check_state_unmodified('evaluate')
-    return self._evaluate(
-      self.documents([texts] if isinstance(texts, str) else texts)
-    )
+    if not isinstance(texts, Documents):
+      texts = self.documents([texts] if isinstance(texts, str) else texts)
+    return self._evaluate(texts)
 
   def nats(self, text: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the loss of each token of a text, and where each token begins.

@@ -88,6 +88,13 @@ def test_evaluate_is_the_sum_of_nats(run):
     run.evaluate('')
 
 
+def test_evaluate_reads_a_split(run):
+  data = run.data(store=str(trained.store()))
+  split = data.documents('validation').head(2, 20, run.vocabulary)
+  texts = [run.vocabulary.decode(ids) for ids in split]
+  assert run.evaluate(split) == run.evaluate(texts)
+
+
 def test_a_run_that_predicts_labels_takes_no_text(copy):
   facts = json.loads((copy / folder.FACTS).read_text())
   (copy / folder.FACTS).write_text(json.dumps(facts | {'labels': True}))
