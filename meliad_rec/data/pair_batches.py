@@ -65,8 +65,8 @@ class PairBatches:
       if size > limit:
         raise ValueError(
           f'The longest {name} has {size} tokens with its end, but {setting} '
-          f'is {limit}. Set {setting} to at least {size}. MAX_TOKENS drops '
-          'longer pairs from train only.'
+          f'is {limit}. Set {setting} to at least {size}, or MAX_TOKENS = '
+          '%SEGMENT, which leaves out longer pairs of train.'
         )
     self._settings = {
       'rows': rows,

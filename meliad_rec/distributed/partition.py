@@ -10,6 +10,7 @@ state between two segments. The carry's keys and values are also sharded by
 heads (CARRY_RULES).
 """
 
+import math
 import re
 from typing import Any
 
@@ -171,13 +172,18 @@ def mesh_axes(
   ]
 
 
+def row_shards(mesh: Mesh) -> int:
+  """Returns the number of parts into which the rows of a batch are divided."""
+  return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
 def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:
   """Returns the sharding of a batch's rows over the mesh axes data and fsdp.
 
   Raises:
     ValueError: rows is not a multiple of data * fsdp.
   """
-  shards = np.prod([mesh.shape[axis] for axis in BATCH_AXES])
+  shards = row_shards(mesh)
   if rows % shards:
     raise ValueError(
       f'A batch of {rows} rows does not divide evenly into {shards} parts, the '

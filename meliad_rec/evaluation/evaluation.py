@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import contextlib
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -15,6 +16,7 @@ from meliad_rec.data.lanes import Lanes
 from meliad_rec.data.pair_batches import PairBatches
 from meliad_rec.data.prefetch import prefetch
 from meliad_rec.distributed.partition import local_rows
+from meliad_rec.distributed.partition import row_shards
 from meliad_rec.metrics.metrics import Sums
 from meliad_rec.metrics.totals import label_quality
 from meliad_rec.metrics.totals import quality
@@ -75,7 +77,9 @@ def run_over(
   """Reads documents once, in batches, and runs a step on each batch.
 
   A batch has the next segment of each row. On a single host, a model that reads
-  whole documents and keeps no state reads short ones in shorter segments.
+  whole documents and keeps no state reads short ones in shorter segments. A
+  pair whose target is longer than a segment is read in a batch of fewer, longer
+  rows.
 
   Args:
     documents: the documents to read. The longest are read first, so that all
@@ -93,15 +97,24 @@ def run_over(
   Returns:
     Whether all documents were read; False if `stop` ended this.
   """
-  read: Callable = PairBatches if documents.have_sources else Lanes
+  read: Callable = Lanes
+  segment = sharded.segment
+  if documents.have_sources:
+    longest = documents.sequence_lengths[:, 1].max(initial=1)
+    doublings = int(-(-longest // segment) - 1).bit_length()
+    read = functools.partial(PairBatches, buckets=1 + doublings)
+    segment *= 2**doublings
+    shards = row_shards(sharded.mesh)
+    rows = -(-rows // (2**doublings * shards)) * shards
+  local = local_rows(sharded.mesh, rows)
   batches_of = read(
     documents,
     rows,
-    sharded.segment,
+    segment,
     seed=0,
     shuffle=False,
     repeat=False,
-    local_rows=local_rows(sharded.mesh, rows),
+    local_rows=local,
   )
   carry = sharded.empty_carry(params, rows)
   cell = sharded.model.cell
@@ -117,7 +130,9 @@ def run_over(
     for batch, position in batches:
       if stop():
         return False
-      batch = sharded.put(_without_padding(batch) if cuts else batch, rows)
+      times = len(batch.start_B) // len(local)  # More rows of shorter pairs.
+      batch = _without_padding(batch) if cuts else batch
+      batch = sharded.put(batch, rows * times)
       carry, *outputs = step(params, carry, batch)
       # Consumed one step late, so that the devices never wait for the host.
       if previous is not None:

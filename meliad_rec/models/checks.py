@@ -26,14 +26,6 @@ def check_data_compatible(
       f'sources, but the model has {"an" if model.encoder else "no"} encoder '
       f'to read them. {remedy}'
     )
-  if documents.have_sources and len(documents):
-    longest = documents.sequence_lengths[:, 1].max()
-    if longest > segment:
-      raise ValueError(
-        f'The longest target has {longest} tokens with its end, but {setting} '
-        f'is {segment}. Set {setting} to at least {longest}. MAX_TOKENS drops '
-        'longer pairs from train only.'
-      )
   if model.head is not None:
     _check_labels(model.head, documents)
   elif documents.first_lengths is not None and not documents.have_sources:

@@ -492,7 +492,6 @@ class TrainedRun(ObservedRun):
       documents: number of documents.
       batch: rows of a batch. None: the run's own number.
     """
-    mesh = self.sharded.mesh
-    shards = np.prod([mesh.shape[axis] for axis in partition.BATCH_AXES])
+    shards = partition.row_shards(self.sharded.mesh)
     wanted = min(batch or self.batch, documents)
-    return int(-(-wanted // shards) * shards)
+    return -(-wanted // shards) * shards

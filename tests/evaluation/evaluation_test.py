@@ -116,7 +116,10 @@ def test_labels_are_predicted_from_their_own_tokens(params):
 
 
 def test_targets_are_predicted_from_their_own_sources():
-  """As a plain loop over single pairs does, whose sources have no padding."""
+  """As a plain loop over single pairs does, whose sources have no padding.
+
+  Targets may be longer than a segment.
+  """
   rng, sizes = np.random.default_rng(0), [(3, 11), (9, 4), (6, 20)]
   pairs = [[rng.integers(1, tiny.V, n) for n in both] for both in sizes]
   documents = Documents.collect(
@@ -142,11 +145,12 @@ def test_targets_are_predicted_from_their_own_sources():
     log_p_TV = jax.nn.log_softmax(logits_1TV[0])
     nats.append(-log_p_TV[np.arange(len(target)), target])
   mesh = make_mesh(devices=jax.devices()[:1])
-  sharded = ShardedModel(model, mesh, tiny.T)
-  found = evaluate(sharded, params, documents, 2)
   mean = np.concatenate(nats).mean()
-  assert found['loss_nats_per_token'] == pytest.approx(mean, rel=1e-5)
-  assert found['tokens'] == 11 + 4 + 20
+  for segment in tiny.T, 8:
+    sharded = ShardedModel(model, mesh, segment)
+    found = evaluate(sharded, params, documents, 2)
+    assert found['loss_nats_per_token'] == pytest.approx(mean, rel=1e-5)
+    assert found['tokens'] == 11 + 4 + 20
 
 
 def test_sequences_without_an_error_are_counted(params):
