@@ -8,7 +8,9 @@
 # with --gin_file=task/store and --gin_param="STORE = 'OUT/store'"; `meliad-rec
 # evaluate` then reports the perplexity per word, where words are separated by
 # whitespace; the published number of words of the test set is 6,966,499. SIZE is
-# the number of pieces. To read the original text files without TensorFlow, or
+# the number of pieces. For those of T5, as in table 1 of Hutchins et al. 2022, first
+# copy gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model to
+# OUT/pieces.model. To read the original text files without TensorFlow, or
 # other books with one file for each in train/, validation/ and test/:
 #
 #   mkdir BOOKS

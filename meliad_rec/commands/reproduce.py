@@ -365,19 +365,9 @@ def is_labeled(run: TableRun) -> bool:
   return any('scored_tokens' in each for each in validations(run))
 
 
-def shorter_first(text: str) -> list[int | None]:
-  """Returns the settings of lanes.ShorterFirst in config.gin; None: not set."""
-  saved = config.settings(text)
-  values = [saved.get(f'lanes.ShorterFirst.{n}') for n in ('segment', 'steps')]
-  while any(isinstance(value, str) for value in values):
-    # A value such as '%FIRST_SEGMENT' is a macro, which may name another.
-    values = [saved[v[1:]] if isinstance(v, str) else v for v in values]
-  return values
-
-
 def result(run: TableRun) -> dict:
   """Returns the results of a run: {column of runs.csv: value}."""
-  text, facts, _ = folder.read(run.workdir)
+  _, facts, _ = folder.read(run.workdir)
   metric = facts['best_metric']
   records = journal.read(journal.path(run.workdir))
   points = [(each[metric], each['step']) for each in validations(run)]
@@ -389,14 +379,11 @@ def result(run: TableRun) -> dict:
     step = last
     late = [v for v, at in points if at > 0.9 * last or at == points[-1][1]]
     value = statistics.fmean(late)
-  tokens = last * facts['segment']
-  first, steps = shorter_first(text)
-  if first:
-    tokens -= min(last, steps) * (facts['segment'] - first)
+  trained = [each for each in records if each.get('split') == 'train']
   values = (
     *(run.label, run.name, run.seed, facts['parameters']),
     *(statistics.median(seconds or [float('nan')]), last),
-    *(tokens * facts['batch'], metric, step, value),
+    *(sum(each['tokens'] for each in trained), metric, step, value),
   )
   found = dict(zip(results.COLUMNS, values, strict=True))
   for column in wanted(run):

@@ -16,6 +16,7 @@ import dataclasses
 import json
 from pathlib import Path
 import sys
+import time
 from typing import Any
 
 from absl import flags
@@ -29,6 +30,7 @@ from meliad_rec.generation.beam import PENALTIES
 from meliad_rec.generation.translation import Translation
 from meliad_rec.metrics import text_scores
 from meliad_rec.report.console import Countdown
+from meliad_rec.report.console import counted
 from meliad_rec.runs import exported
 from meliad_rec.runs import folder
 from meliad_rec.storage import output_file
@@ -121,14 +123,19 @@ def main(argv: list[str]) -> None:
   if args.split:
     data = run_flags.open_data(run, args)
     lines, references = texts(data, run.vocabulary, args.split)
-  countdown = Countdown(len(lines), 'lines')
+  countdown, begin = Countdown(len(lines), 'lines'), time.perf_counter()
   with contextlib.closing(countdown):
     targets = run.translate(
       lines, translation.beam, args.tokens, countdown.show, args.batch
     )
+  seconds = time.perf_counter() - begin
   if args.out:
     output_file.write(Path(args.out), ''.join(f'{line}\n' for line in targets))
-    print(f'wrote {args.out}')
+    words = sum(len(line.split()) for line in targets)
+    print(
+      f'wrote {args.out}: {counted(words, "word")} in {seconds:,.1f} s, '
+      f'{words / seconds:,.0f} words/s with compilation'
+    )
   else:
     sys.stdout.writelines(f'{target}\n' for target in targets)
   if args.metrics:

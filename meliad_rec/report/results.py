@@ -99,7 +99,8 @@ def map_times(name: str, rows: dict[str, list[dict]]) -> dict:
 
   Args:
     name: 'minutes per N steps'; 'step time to ROW', the ratio to another row;
-      or 'training K words/s', if a token is a word.
+      or 'training K words/s', where tokens count as words. Those of pairs are
+      the tokens of targets.
     rows: result of `by_row`.
   """
   seconds = {row: mean(runs, 'step_seconds') for row, runs in rows.items()}

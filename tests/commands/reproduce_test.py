@@ -46,7 +46,8 @@ def out(tmp_path):
     (path / folder.FACTS).write_text(json.dumps(facts | {'parameters': 1234}))
     out = journal.Journal(path / journal.NAME)
     for step, value in enumerate(values, 1):
-      out.append({'step': step, 'split': 'train', 'step_seconds': 0.5})
+      train = {'split': 'train', 'step_seconds': 0.5, 'tokens': 16}
+      out.append({'step': step} | train)
       out.append({'step': step, 'split': 'validation', 'bits_per_byte': value})
     out.close()
   return tmp_path / 'out'
@@ -77,18 +78,6 @@ def test_the_table_has_the_best_value_of_each_run(own, out, capsys):
   }
   for picture in 'curves', 'cost':
     assert (out / f'{picture}.png').read_bytes()[1:4] == b'PNG'
-
-
-def test_tokens_of_first_short_segments_are_counted(own, out, capsys):
-  (out / 'b_seed0' / folder.CONFIG).write_text(
-    'from __gin__ import dynamic_registration\n'
-    'from meliad_rec.data import lanes\n'
-    'lanes.ShorterFirst.segment = %FIRST_SEGMENT\nFIRST_SEGMENT = 2\n'
-    'lanes.ShorterFirst.steps = 1\n'
-  )
-  arguments = own, f'--out={out}', '--rows=b', '--only_report'
-  assert command.run(reproduce, *arguments) == 0
-  assert '| b | 1 | 1,234 | 20 |' in capsys.readouterr().out  # 2 (2 + 8).
 
 
 def test_what_papers_report_is_beside_what_was_measured(own, out, capsys):
