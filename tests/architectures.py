@@ -53,8 +53,10 @@ def encoder_config(causal=True, **changes) -> EncoderConfig:
   return EncoderConfig(**sizes, causal=causal, **changes)
 
 
-def windowed(layers=2, **changes):
-  make = functools.partial(window.WindowLayer, config(**changes))
+def windowed(layers=2, keeps_inputs=False, **changes):
+  make = functools.partial(
+    window.WindowLayer, config(**changes), keeps_inputs=keeps_inputs
+  )
   return stack.layers(layers, make)
 
 
@@ -142,6 +144,9 @@ ARCHITECTURES = {
     has_state=False,
   ),
   'window': Architecture(windowed, 'window'),
+  'window_keeps_inputs': Architecture(
+    lambda: windowed(keeps_inputs=True), 'window'
+  ),
   'window_scanned': Architecture(
     lambda: stack.layers(3, lambda: window.WindowLayer(config()), scan=True),
     'window',

@@ -148,6 +148,7 @@ ADDED = {
   'recurrent_memory.RecurrentMemory.normalize': 'True',
   'transformer.EncoderLayers.sinusoids': 'False',
   'universal.Universal.early_exit': 'True',
+  'window.WindowLayer.keeps_inputs': 'False',
   'word_problem.WordProblem.tokens_per_element': '1',
 }
 _PACKAGE = 'meliad_rec.'

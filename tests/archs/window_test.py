@@ -1,11 +1,15 @@
 """Window layers: what a token sees, across blocks and at a document's start."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from meliad_rec.archs.window import VanillaLayer
 from meliad_rec.archs.window import WindowLayer
+from meliad_rec.models.cell import run
 from tests import cells
 from tests.architectures import config
 from tests.architectures import T
@@ -36,6 +40,41 @@ def test_what_a_token_sees(what):
 
   changed_TT = change(np.eye(T, dtype=np.float32)).T > 1e-5
   np.testing.assert_array_equal(changed_TT, expected_TT & (BACK_TT >= 0))
+
+
+def test_kept_inputs_give_parameters_the_gradients_of_the_whole_text():
+  """The loss is that of the second half, the inputs of the first are fixed."""
+  block, half = cells.example(lengths=[T]), T // 2
+  keeps, plain = (
+    WindowLayer(config(), keeps_inputs=on) for on in (True, False)
+  )
+  params = cells.parameters(plain, block)
+
+  def in_halves(params, cell):
+    apply = functools.partial(cell.apply, {'params': params}, method=run)
+    start = cell.apply({'params': params}, 1, method='initial_state')
+    state, _ = apply(start, cells.part(block, 0, half))
+    state = jax.lax.stop_gradient(state)
+    return apply(state, cells.part(block, half, T))[1]
+
+  def whole(params, cell):
+    _, y_BTD = cell.apply({'params': params}, block, method=cells.forward)
+    return y_BTD[:, half:]
+
+  def outcome(read, cell):
+    loss = lambda params: jnp.sum(jnp.sin(read(params, cell)))
+    return jax.jit(jax.value_and_grad(loss))(params)
+
+  expected = outcome(whole, plain)
+  cells.assert_close(outcome(in_halves, keeps), expected)
+  loss, grads = outcome(in_halves, plain)
+  cells.assert_close(loss, expected[0])
+  difference = jax.tree.map(
+    lambda a, b: np.abs(a - b).max() > 1e-3, grads, expected[1]
+  )
+  of = difference['layer']['attention']
+  assert of['key']['kernel'] and of['value']['kernel']
+  assert not difference['layer']['mlp']['hidden']['kernel']
 
 
 def test_nothing_precedes_a_block_of_its_own_even_in_compat_meliad():
