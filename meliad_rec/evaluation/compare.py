@@ -109,6 +109,12 @@ def _totals(a, b):
   yield (
     f'{tokens:,} tokens: B is better at {gain:.1%}, A at {lost:.1%} of them.'
   )
+  shares = 1, 5, 25, 50, 75, 95, 99
+  gains = np.percentile(_bits(a.nats - b.nats), shares)
+  row = ''.join(f'{share:8}' for share in shares)
+  yield f'{"At this % of tokens,":24}{row}'
+  row = ''.join(f'{gain:8.2f}' for gain in gains)
+  yield f'{"B gains at most":24}{row} bits'
 
 
 def _by_place(a, b):

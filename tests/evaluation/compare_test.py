@@ -75,6 +75,17 @@ def test_words_are_summed():
   assert 'doc0:4  once[ upon]\u23cea time' in gained
 
 
+def test_the_spread_of_gains_is_shown():
+  """0, 1, ..., 100 hundredths of a bit, in some order."""
+  a, at = make(['x' * 101]), np.random.default_rng(0).permutation(101)
+  lines = compare(
+    a, changed(a, at, -np.arange(101) / 100 * np.log(2)), 1, 'token'
+  )
+  (gains,) = (each for each in lines.splitlines() if 'gains at most' in each)
+  found = [float(each) for each in gains.split()[4:-1]]
+  assert found == [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99]
+
+
 def test_gain_by_place():
   a = make(['x' * 200, 'y' * 70])
   places = [(low, high, len(i)) for low, high, i in place_bins(a)]
