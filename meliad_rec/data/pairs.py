@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import dataclasses
 import functools
 import json
+import math
 from pathlib import Path
 from typing import Protocol
 
@@ -177,6 +178,9 @@ class Pairs:
       this, with the one that ends it, or their source more than
       `max_source_tokens`. None leaves out none.
     max_source_tokens: None: as many as `max_tokens`.
+    max_ratio: pairs of train are left out if one of their sequences has more
+      than `max_ratio` times as many tokens as the other, without those that end
+      them. None leaves out none.
     source_words: words of a source that are read, from its beginning; the rest
       is cut off. None: all.
 
@@ -192,11 +196,13 @@ class Pairs:
     max_tokens: int | None = None,
     source_words: int | None = None,
     max_source_tokens: int | None = None,
+    max_ratio: float | None = None,
   ):
     for name, value in (
       ('max_tokens', max_tokens),
       ('max_source_tokens', max_source_tokens),
       ('source_words', source_words),
+      ('max_ratio', max_ratio),
     ):
       if value is not None and value < 1:
         raise ValueError(
@@ -205,6 +211,7 @@ class Pairs:
     self.source, self.vocabulary = source, vocabulary
     self.max_tokens, self.source_words = max_tokens, source_words
     self._max_source_tokens = max_source_tokens or max_tokens
+    self.max_ratio = max_ratio
     self._documents: dict[str, Documents] = {}
 
   @property
@@ -224,8 +231,8 @@ class Pairs:
     check_split(split, self.splits, self.source.description)
     if split not in self._documents:
       found = self._read(split)
-      if split == 'train' and self.max_tokens is not None:
-        found = self._short(found)
+      if split == 'train':
+        found = self._kept(found)
       self._documents[split] = Documents.collect(found, self.vocabulary)
     return self._documents[split]
 
@@ -234,18 +241,25 @@ class Pairs:
     for name, source, target in self.source.pairs(split):
       yield pair(name, first(source), target, self.vocabulary)
 
-  def _short(self, documents: Iterator[Document]) -> Iterator[Document]:
+  def _kept(self, documents: Iterator[Document]) -> Iterator[Document]:
+    """Yields the pairs that max_tokens and max_ratio do not leave out."""
+    longest = [self._max_source_tokens or math.inf, self.max_tokens or math.inf]
     left_out = 0
     for document in documents:
-      first = document.first_length or 0
-      target = len(document.tokens) - first
-      if first <= self._max_source_tokens and target <= self.max_tokens:
-        yield document
-      else:
+      source = document.first_length or 0
+      target = len(document.tokens) - source
+      short, long = sorted([source - 1, target - 1])
+      if (source > longest[0] or target > longest[1]) or (
+        self.max_ratio and long > self.max_ratio * short
+      ):
         left_out += 1
-    logging.info(
-      'MAX_TOKENS leaves out %s of train.', counted(left_out, 'pair')
-    )
+      else:
+        yield document
+    if left_out:
+      logging.info(
+        'MAX_TOKENS and MAX_RATIO leave out %s of train.',
+        counted(left_out, 'pair'),
+      )
 
 
 def first_words(count: int | None) -> Callable[[str], str]:

@@ -6,7 +6,9 @@ import pytest
 
 from meliad_rec.data.pairs import JsonPairs
 from meliad_rec.data.pairs import Lines
+from meliad_rec.data.pairs import Pairs
 from meliad_rec.data.sources import source
+from meliad_rec.data.vocabulary import Bytes
 
 
 def write(folder, **files):
@@ -73,6 +75,24 @@ def test_fields_of_json_objects(tmp_path):
   assert pairs.splits == ('train', 'test2')
   assert [*pairs.pairs('train')] == [('train:1', 'one. two.', '1')]
   assert [*pairs.pairs('test2')] == [('test2:1', 'a b', 'c')]
+
+
+def test_pairs_of_train_that_are_left_out(tmp_path):
+  """Lengths of sources and targets, of which a newline is one token more."""
+  lengths = [(4, 4), (4, 6), (4, 7), (7, 4), (8, 7), (7, 8), (1, 1)]
+  en, de = (['x' * pair[i] for pair in lengths] for i in (0, 1))
+  write(tmp_path, train_en=en, train_de=de, test_en=en, test_de=de)
+
+  def kept(split, *limits, **more):
+    found = Pairs(lines(tmp_path), Bytes(), *limits, **more).documents(split)
+    return [tuple(pair - 1) for pair in found.sequence_lengths]
+
+  assert kept('train') == kept('test', 8, max_ratio=1.5) == lengths
+  assert kept('train', 8) == [*lengths[:4], (1, 1)]
+  assert kept('train', 8, None, 9) == [*lengths[:5], (1, 1)]
+  assert kept('train', max_ratio=1.5) == [*lengths[:2], *lengths[4:]]
+  with pytest.raises(ValueError, match='MAX_RATIO'):
+    Pairs(lines(tmp_path), Bytes(), max_ratio=0.5)
 
 
 @pytest.mark.parametrize('text', ['{"x": 1}', '3', '[4]', 'null'])
