@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import dataclasses
 import functools
 import json
-import math
 from pathlib import Path
 from typing import Protocol
 
@@ -243,15 +242,16 @@ class Pairs:
 
   def _kept(self, documents: Iterator[Document]) -> Iterator[Document]:
     """Yields the pairs that max_tokens and max_ratio do not leave out."""
-    longest = [self._max_source_tokens or math.inf, self.max_tokens or math.inf]
     left_out = 0
     for document in documents:
       source = document.first_length or 0
       target = len(document.tokens) - source
       short, long = sorted([source - 1, target - 1])
-      if (source > longest[0] or target > longest[1]) or (
-        self.max_ratio and long > self.max_ratio * short
-      ):
+      too_long = self.max_tokens is not None and (
+        source > self._max_source_tokens or target > self.max_tokens
+      )
+      unlike = self.max_ratio is not None and long > self.max_ratio * short
+      if too_long or unlike:
         left_out += 1
       else:
         yield document

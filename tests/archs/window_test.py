@@ -43,7 +43,7 @@ def test_what_a_token_sees(what):
 
 
 def test_kept_inputs_give_parameters_the_gradients_of_the_whole_text():
-  """The loss is that of the second half, the inputs of the first are fixed."""
+  """The loss covers only the second half of the text."""
   block, half = cells.example(lengths=[T]), T // 2
   keeps, plain = (
     WindowLayer(config(), keeps_inputs=on) for on in (True, False)

@@ -88,6 +88,7 @@ def test_pairs_of_train_that_are_left_out(tmp_path):
     return [tuple(pair - 1) for pair in found.sequence_lengths]
 
   assert kept('train') == kept('test', 8, max_ratio=1.5) == lengths
+  assert kept('train', None, None, 4) == lengths
   assert kept('train', 8) == [*lengths[:4], (1, 1)]
   assert kept('train', 8, None, 9) == [*lengths[:5], (1, 1)]
   assert kept('train', max_ratio=1.5) == [*lengths[:2], *lengths[4:]]
