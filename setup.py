@@ -76,6 +76,8 @@ setup(
     'export': EXPORT,
     'text': TEXT,
     'wandb': WANDB,
+    # For one slow test, which also needs Chromium.
+    'browser': ['playwright>=1.55,<2'],
     'test': [
       'mypy>=1.15,<3',
       'pytest>=8,<10',

@@ -191,7 +191,7 @@ def test_mistakes(arguments, message, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('scheme', ['light', 'dark'])
 def test_in_a_browser(scheme, tmp_path):
-  """Needs Chromium and `pip install playwright`; see tests/README.md."""
+  """Needs Chromium and the extra `browser`; see tests/README.md."""
   sync_api = pytest.importorskip('playwright.sync_api')
   if BROWSER is None:
     pytest.skip('There is no Chromium on this machine.')
