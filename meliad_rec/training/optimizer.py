@@ -1,8 +1,8 @@
 """The optimizer of a run: update rule, schedule, clipping, accumulation.
 
-A rule is a function that takes the learning-rate schedule first and returns an
-optax transformation. Rules are `adafactor` and `adamw` below, and optimizers of
-optax. In gin:
+A rule is a function that takes the learning rate first, a schedule or a number,
+and returns an optax transformation. Rules are `adafactor` and `adamw` below,
+and optimizers of optax. In gin:
 
     from meliad_rec.training import optimizer
     from meliad_rec.training import schedules
@@ -35,7 +35,7 @@ from meliad_rec.distributed.partition import leaves_by_path
 from meliad_rec.distributed.partition import path_string
 from meliad_rec.training.schedules import Schedule
 
-Rule = Callable[[Schedule], optax.GradientTransformation]
+Rule = Callable[..., optax.GradientTransformation]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +74,13 @@ def chain(
   clip_norm: float | None = None,
   every: int = 1,
   factors: Mapping[str, float] | None = None,
+  momentum: Schedule | None = None,
 ) -> Optimizer:
   """Returns the optimizer of a run.
 
   Args:
-    rule: schedule -> optax transformation. It gets a schedule of updates, not
-      of training steps.
+    rule: learning rate -> optax transformation. It gets a schedule of updates,
+      not of training steps, or with `momentum` the rate of one update.
     schedule: step -> learning rate. Training steps are counted from 0. An
       update from several steps uses the learning rate of the first of them.
     clip_norm: maximum global norm of the gradient of an update, which is the
@@ -89,6 +90,8 @@ def chain(
     factors: {pattern: factor of the learning rate} of parameters whose path,
       such as 'cell/cells_4/state_gate/gate', has the regular expression in it.
       The first pattern that is found counts.
+    momentum: step -> the argument `b1` of rule, for rules of the family of
+      Adam. None: the constant of rule.
 
   Raises:
     ValueError: clip_norm is not above 0, or every is below 1; later, if a
@@ -104,7 +107,14 @@ def chain(
       f'every, the training steps of an update, must be at least 1, got '
       f'{every}. Set optimizer.chain.every.'
     )
-  inner = rule(lambda update: schedule(update * every))
+  by_update = lambda schedule: lambda update: schedule(update * every)
+  if momentum is None:
+    inner = rule(by_update(schedule))
+  else:
+    of_update = lambda rate, b1: rule(rate, b1=b1)
+    of_update(schedule(0), momentum(0))  # Mistakes show now, not in `init`.
+    changing = optax.inject_hyperparams(of_update, hyperparam_dtype=jnp.float32)
+    inner = changing(by_update(schedule), by_update(momentum))
   if factors:
     inner = optax.chain(inner, scale_by_path(factors))
   if clip_norm is not None:

@@ -1,6 +1,6 @@
 """Learning-rate schedules: functions of the training step, counted from 0.
 
-All except one_cycle and finetune have the form of the Block-Recurrent
+All except those of one cycle and finetune have the form of the Block-Recurrent
 Transformer's code: a ramp times a curve. The ramp rises linearly from 0 at step
 0 to 1 at step `warmup_steps`, and then stays at 1. The curve is constant during
 the ramp, at its value of step `warmup_steps`. So with a warm-up, the first
@@ -13,7 +13,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-# Training step -> learning rate, a float32 scalar.
+# Training step -> learning rate or momentum, a float32 scalar.
 Schedule = Callable[[jax.Array], jax.Array]
 
 
@@ -135,17 +135,28 @@ def one_cycle(peak: float, total_steps: int, warmup_steps: int) -> Schedule:
 
   Smith and Topin 2019; both fractions are the defaults of PyTorch's OneCycleLR.
   """
-  _need_order(peak, 0, total_steps, warmup_steps)
-  _need(warmup_steps >= 2, 'warmup_steps', warmup_steps, 'at least 2')
-  first, final, turn = peak / 25, peak / 250_000, warmup_steps - 1
+  _need(peak > 0, 'peak', peak, 'above 0')
+  return _cycle(peak / 25, peak, peak / 250_000, total_steps, warmup_steps)
 
-  def schedule(step):
-    step = jnp.asarray(step, jnp.float32)
-    up = first + (peak - first) * step / turn
-    left = jnp.maximum(total_steps - 1 - step, 0) / (total_steps - 1 - turn)
-    return jnp.where(step < turn, up, final + (peak - final) * left)
 
-  return schedule
+def one_cycle_momentum(total_steps: int, warmup_steps: int) -> Schedule:
+  """Returns a schedule: a line from 0.95 down to 0.85, then a line back up.
+
+  It is the momentum of a run with the rates of one_cycle: it is lowest where
+  they are highest.
+
+  Args:
+    total_steps: training steps. At the last one, and after it, the momentum is
+      0.95 again.
+    warmup_steps: at least 2, fewer than total_steps. The momentum is 0.85 at
+      step `warmup_steps` - 1.
+
+  Raises:
+    ValueError: steps are out of range.
+
+  Smith and Topin 2019; both ends are the defaults of PyTorch's OneCycleLR.
+  """
+  return _cycle(0.95, 0.85, 0.95, total_steps, warmup_steps)
 
 
 def constant(peak: float, warmup_steps: int = 0) -> Schedule:
@@ -233,9 +244,28 @@ def _warm(warmup_steps, curve):
   return schedule
 
 
+def _cycle(first, middle, last, total_steps, warmup_steps):
+  """Returns a schedule: a line from `first` to `middle`, then one to `last`."""
+  _need_steps(total_steps, warmup_steps)
+  _need(warmup_steps >= 2, 'warmup_steps', warmup_steps, 'at least 2')
+  turn = warmup_steps - 1
+
+  def schedule(step):
+    step = jnp.asarray(step, jnp.float32)
+    before = first + (middle - first) * step / turn
+    left = jnp.maximum(total_steps - 1 - step, 0) / (total_steps - 1 - turn)
+    return jnp.where(step < turn, before, last + (middle - last) * left)
+
+  return schedule
+
+
 def _need_order(peak, final, total_steps, warmup_steps):
   _need(peak > 0, 'peak', peak, 'above 0')
   _need(0 <= final <= peak, 'final', final, f'from 0 to peak, {peak}')
+  _need_steps(total_steps, warmup_steps)
+
+
+def _need_steps(total_steps, warmup_steps):
   _need(total_steps >= 1, 'total_steps', total_steps, 'at least 1')
   _need(
     0 <= warmup_steps < total_steps,

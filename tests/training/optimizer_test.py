@@ -19,6 +19,7 @@ RSQRT = schedules.rsqrt(1000)
 COSINE = schedules.cosine(1.0, 100, warmup_steps=10, final=0.1)
 LINEAR = schedules.linear(1.0, 100, warmup_steps=10, final=0.2)
 ONE_CYCLE = schedules.one_cycle(0.5, 21, warmup_steps=5)
+MOMENTUM = schedules.one_cycle_momentum(21, warmup_steps=5)
 AT_10 = 0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi / 10))  # The cosine at step 10.
 
 
@@ -32,6 +33,7 @@ AT_10 = 0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi / 10))  # The cosine at step 10.
     (COSINE, {0: 0, 5: 0.5 * AT_10, 10: AT_10, 50: 0.55, 100: 0.1, 1000: 0.1}),
     (LINEAR, {0: 0, 5: 0.46, 10: 0.92, 50: 0.6, 100: 0.2, 300: 0.2}),
     (ONE_CYCLE, {0: 0.02, 2: 0.26, 4: 0.5, 12: 0.250001, 20: 2e-6, 300: 2e-6}),
+    (MOMENTUM, {0: 0.95, 2: 0.9, 4: 0.85, 12: 0.9, 20: 0.95, 300: 0.95}),
     (schedules.constant(0.4, 4), {0: 0, 1: 0.1, 4: 0.4, 9: 0.4}),
     # Without a warm-up the first step has the peak.
     (schedules.cosine(0.3, 7), {0: 0.3}),
@@ -60,6 +62,7 @@ def test_learning_rates(schedule, rates):
     (lambda: schedules.constant(0.1, warmup_steps=-1), 'WARMUP_STEPS'),
     (lambda: schedules.one_cycle(-0.1, 5, warmup_steps=2), 'LEARNING_RATE'),
     (lambda: schedules.one_cycle(0.1, 5, warmup_steps=1), 'WARMUP_STEPS'),
+    (lambda: schedules.one_cycle_momentum(5, warmup_steps=5), 'WARMUP_STEPS'),
     (lambda: optimizer.chain(optax.sgd, CONSTANT, 0.0), 'optim.*clip_norm'),
     (lambda: optimizer.chain(optax.sgd, CONSTANT, every=0), 'optim.*every'),
   ],
@@ -148,6 +151,24 @@ def test_adamw_by_hand_decays_kernels_only():
     np.testing.assert_allclose(decayed, 2 - 0.5 * 0.1 * 2)
   for same in new['table'], new['layer']['bias'], new['norms']['scale']:
     np.testing.assert_array_equal(same, 2)
+
+
+def test_momentum_has_a_schedule():
+  """Adam by hand; the schedules count training steps, not updates."""
+  rate, momentum = schedules.linear(0.5, 10), schedules.linear(0.9, 8)
+  rule = lambda rate, b1: optimizer.adamw(rate, b1=b1, weight_decay=0.0)
+  chained = optimizer.chain(rule, rate, every=2, momentum=momentum)
+  gradients = [1.0, -3.0, 2.0]
+  twice = of_w(*[[g] for g in gradients for _ in range(2)])
+  seen, _ = trained(chained, *of_w([0.0]), twice)
+  w, mean, square = 0.0, 0.0, 0.0
+  for i, gradient in enumerate(gradients):
+    b1 = 0.9 * (1 - 2 * i / 8)
+    mean = b1 * mean + (1 - b1) * gradient
+    square = 0.98 * square + 0.02 * gradient**2
+    root = np.sqrt(square / (1 - 0.98 ** (i + 1)))
+    w -= 0.5 * (1 - 2 * i / 10) * mean / (1 - b1 ** (i + 1)) / root
+    np.testing.assert_allclose(seen[2 * i + 1]['w'], w, rtol=1e-5)
 
 
 def test_some_parameters_have_another_rate():
