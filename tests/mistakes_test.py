@@ -183,6 +183,11 @@ MISTAKES = [
     'v.model cannot',
   ),
   Mistake('tokenize --source=code --out={store}', 'replace it with --force'),
+  Mistake(
+    'tokenize --source=pairs --path={tmp}/{{split}}.de '
+    '--target={tmp}/{{split}}.en --out={tmp}/s',
+    'cannot hold pairs',
+  ),
   Mistake('tokenize --verify={tmp}', 'not a token store'),
   Mistake(
     'tokenize --verify={tmp}/s',

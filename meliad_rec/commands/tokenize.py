@@ -63,6 +63,11 @@ def main(argv: list[str]) -> None:
     raise ValueError('--out is missing. Set it to the folder of the new store.')
   store.check_free(args.out, args.force)
   source = sources.from_flags()
+  if hasattr(source, 'pairs'):
+    raise ValueError(
+      'A store cannot hold pairs of sequences. Train on them directly, with '
+      '--gin_file=task/pairs.'
+    )
   text = Text(source, vocabulary_of(source, args.vocabulary))
   splits = {
     split: _report_counts(split, text.stream(split))

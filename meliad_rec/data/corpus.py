@@ -7,6 +7,7 @@ from pathlib import Path
 import zipfile
 
 from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.split_files import ARCHIVE_ERRORS
 from meliad_rec.data.split_files import files_of_splits
 from meliad_rec.storage.workdir import expand_home
 
@@ -94,7 +95,7 @@ def _content(path: Path) -> bytes:
           'of one of them.'
         )
       return archive.read(names[0])
-  except (OSError, zipfile.BadZipFile) as error:
+  except ARCHIVE_ERRORS as error:
     raise ValueError(
       f'{path} cannot be read ({error}). Get it again.'
     ) from None

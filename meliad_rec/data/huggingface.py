@@ -128,6 +128,16 @@ class HuggingFace:
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     huggingface_hub.logging.set_verbosity(huggingface_hub.logging.CRITICAL)
+    path = Path(self.path)
+    marks = path / 'state.json', path / 'dataset_dict.json'
+    is_saved = any(mark.exists() for mark in marks)
+    for name, value in ('subset', self.subset), ('stream', self.stream):
+      if is_saved and value:
+        raise ValueError(
+          f'{self.path} was written by save_to_disk, so {name} cannot choose '
+          f'what is read of it, got {value!r}. Leave out --{name} (in gin: '
+          f'sources.HuggingFace.{name}).'
+        )
     if self.stream:
       logging.info(
         '%s: a stream may give other documents when it is read again. A run '
@@ -135,12 +145,10 @@ class HuggingFace:
         'this.',
         self.path,
       )
-    path = Path(self.path)
     builder = _BUILDERS.get(path.suffix)
-    marks = path / 'state.json', path / 'dataset_dict.json'
     # The package and what it builds on raise errors of many classes.
     try:
-      if any(mark.exists() for mark in marks):
+      if is_saved:
         found = datasets.load_from_disk(self.path)
       else:
         found = datasets.load_dataset(
@@ -164,6 +172,14 @@ class HuggingFace:
           '--splits_from=train=NAME,validation=NAME (in gin: '
           'sources.HuggingFace.splits_from).'
         )
+      if others := [name for name in self._parts if name not in SPLITS]:
+        logging.info(
+          '%s: the splits %s are not read. To read them, name all splits with '
+          '--splits_from=train=NAME,validation=NAME (in gin: '
+          'sources.HuggingFace.splits_from).',
+          self.path,
+          ', '.join(others),
+        )
       return {split: split for split in SPLITS if split in self._parts}
     for split, name in self.splits_from.items():
       for part, known in (split, SPLITS), (name, self._parts):
@@ -178,7 +194,7 @@ class HuggingFace:
   @functools.cached_property
   def _hashed(self) -> bool:
     """Whether a hash distributes the rows of train over all splits."""
-    return self.splits_from is None and [*self._name_of] == ['train']
+    return self.splits_from is None and [*self._parts] == ['train']
 
   @functools.cached_property
   def _split_of(self) -> Callable[[str], str]:

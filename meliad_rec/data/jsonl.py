@@ -11,11 +11,11 @@ from meliad_rec.data.split_files import files_of_splits
 from meliad_rec.data.splits import split_by_name
 from meliad_rec.storage.workdir import expand_home
 
-# Raised by a line that is not an object with a string, or is nested too deeply.
-_READ_ERRORS = (
+# Raised by a line that is not an object with strings, or is nested too deeply.
+JSON_ERRORS = (
   ValueError,
   TypeError,
-  KeyError,
+  LookupError,
   AttributeError,
   RecursionError,
 )
@@ -74,7 +74,7 @@ class Jsonl:
       try:
         text = json.loads(line)[self.field]
         text.encode()
-      except _READ_ERRORS:
+      except JSON_ERRORS:
         text = None
       if text is None:
         raise ValueError(

@@ -163,11 +163,12 @@ class Retrieval(LabeledSequences):
         f'There is no file {path.absolute()}. Run {_RELEASE}, and set AAN to '
         'its folder lra_release/lra_release/tsv_data.'
       )
-    with path.open(encoding='utf-8') as file:
+    # As bytes: lines end at a newline only, and a text may contain others.
+    with path.open('rb') as file:
       for number, row in enumerate(file, 1):
         try:
           # Quotes are text, as in the code of the Long Range Arena.
-          label, _, _, *texts = row.rstrip('\n').split('\t')
+          label, _, _, *texts = row.decode().rstrip('\n').split('\t')
           both = [
             Bytes().encode(text)[: self.max_length] for text in texts if text
           ]

@@ -19,6 +19,7 @@ from meliad_rec.data.documents import check_split
 from meliad_rec.data.documents import count_words
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
+from meliad_rec.data.jsonl import JSON_ERRORS
 from meliad_rec.data.jsonl import numbered_lines
 from meliad_rec.data.split_files import check_pattern
 from meliad_rec.data.split_files import files_of_splits
@@ -155,7 +156,8 @@ class JsonPairs:
         )
         pair = ' '.join(sources), targets[0]
         one_line = [' '.join(text.split()) for text in pair]
-      except (ValueError, TypeError, LookupError, AttributeError):
+        ''.join(one_line).encode()  # A line may have half an emoji.
+      except JSON_ERRORS:
         raise ValueError(
           f'{path}:{number} is not a JSON object with texts in '
           f'{self.source!r} and {self.target!r}. Correct it, or name '

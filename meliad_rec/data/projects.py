@@ -12,17 +12,18 @@ import glob
 import gzip
 import io
 from pathlib import Path
+from pathlib import PurePosixPath
 import re
 import tarfile
 from typing import NamedTuple
 import zipfile
-import zlib
 
 from absl import logging
 
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.duplicates import sketch
 from meliad_rec.data.duplicates import Sketches
+from meliad_rec.data.split_files import ARCHIVE_ERRORS
 from meliad_rec.data.splits import split_by_name
 from meliad_rec.storage.workdir import expand_home
 
@@ -42,10 +43,6 @@ LICENSES = {
   'mpl-2.0': 'mozilla public license version 2 0',
   'unlicense': 'this is free and unencumbered software released into the',
 }
-_ERRORS = (
-  *(OSError, EOFError, tarfile.TarError),
-  *(zipfile.BadZipFile, zlib.error),
-)
 
 
 class _Place(NamedTuple):
@@ -61,7 +58,8 @@ class Projects:
   """Articles or repositories; all chosen files of one make one document.
 
   A project is a folder, or an archive: .tar, .zip, a compressed .tar, or a .gz
-  of a single LaTeX file. A .tar that holds only .gz and .pdf files is bulk data
+  of a single LaTeX file. Files and folders in it whose names begin with a dot
+  are skipped. A .tar that holds only .gz and .pdf files is bulk data
   of arXiv: each .gz in it is a project. The files of a document are sorted by
   path, with a newline between them. A file that is not UTF-8 is read as
   Latin-1, and a file with null bytes is left out.
@@ -82,8 +80,8 @@ class Projects:
       name is a path inside the folder, without the suffix of an archive. For a
       .gz inside a .tar, it is the name of the .gz without its suffix. None: all
       projects.
-    similarity: share of the shingles of two documents, from 0 to 1, from which
-      they are similar; see duplicates.py. None: nothing is left out.
+    similarity: share of the shingles of two documents, above 0 and at most 1,
+      from which they are similar; see duplicates.py. None: nothing is left out.
     fetch: a command that gets the projects, for the error message.
 
   Raises:
@@ -107,6 +105,11 @@ class Projects:
       raise ValueError(
         f'suffixes must be a list such as .py,.c, got {self.suffixes!r}. Set '
         '--suffixes (in gin: SUFFIXES).'
+      )
+    if self.similarity is not None and not 0 < self.similarity <= 1:
+      raise ValueError(
+        'similarity must be None, or above 0 and at most 1, got '
+        f'{self.similarity}. Set sources.Projects.similarity.'
       )
     unknown = {*(self.licenses or ())} - {*LICENSES}
     if unknown:
@@ -234,7 +237,7 @@ def _inner(path: Path) -> dict[str, _Place]:
   try:
     with tarfile.open(path, 'r:') as archive:
       files = [member for member in archive if member.isfile()]
-  except _ERRORS as error:
+  except ARCHIVE_ERRORS as error:
     raise _unreadable(path, error) from None
   if not all(file.name.endswith(('.gz', '.pdf')) for file in files):
     return {}
@@ -252,10 +255,9 @@ def _files(name: str, place: _Place) -> Iterator[tuple[str, bytes]]:
   try:
     if place.path.is_dir():
       for path in place.path.rglob('*'):
-        inside = path.relative_to(place.path)
-        hidden = any(part.startswith('.') for part in inside.parts)
-        if path.is_file() and not path.is_symlink() and not hidden:
-          yield inside.as_posix(), path.read_bytes()
+        inside = path.relative_to(place.path).as_posix()
+        if _is_shown(inside) and path.is_file() and not path.is_symlink():
+          yield inside, path.read_bytes()
       return
     with place.path.open('rb') as file:
       file.seek(place.offset or 0)
@@ -263,7 +265,7 @@ def _files(name: str, place: _Place) -> Iterator[tuple[str, bytes]]:
     if place.path.suffix == '.zip':
       with zipfile.ZipFile(io.BytesIO(content)) as packed:
         for each in packed.infolist():
-          if not each.is_dir():
+          if _is_shown(each.filename) and not each.is_dir():
             yield each.filename, packed.read(each)
       return
     if not tarfile.is_tarfile(io.BytesIO(content)):
@@ -272,14 +274,19 @@ def _files(name: str, place: _Place) -> Iterator[tuple[str, bytes]]:
       return
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
       for member in archive:
-        if member.isfile():
+        if _is_shown(member.name) and member.isfile():
           yield member.name, archive.extractfile(member).read()
       # tarfile ends quietly at a damaged header; a whole archive, at zeros.
       archive.fileobj.seek(archive.offset)
       if archive.fileobj.read(tarfile.BLOCKSIZE).strip(b'\0'):
         raise tarfile.ReadError('a header is damaged')
-  except _ERRORS as error:
+  except ARCHIVE_ERRORS as error:
     raise _unreadable(place.path, error) from None
+
+
+def _is_shown(path: str) -> bool:
+  """Returns whether no part of a path inside a project begins with a dot."""
+  return not any(part.startswith('.') for part in PurePosixPath(path).parts)
 
 
 def _license(files: dict[str, bytes]) -> str | None:

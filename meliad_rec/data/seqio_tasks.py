@@ -47,9 +47,10 @@ def find(source: Registered, vocabulary: Vocabulary | None):
   known = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
   if name not in known:
     raise ValueError(
-      f'{name!r} is not code, corpus, folder, jsonl, hf, pg19, projects or a '
-      'registered seqio task or mixture. Correct --source (in gin: TASK), or '
-      'set --module (in gin: MODULE) to the Python module that registers it.'
+      f'{name!r} is not code, corpus, folder, jsonl, hf, pairs, pg19, '
+      'projects or a registered seqio task or mixture. Correct --source (in '
+      'gin: TASK), or set --module (in gin: MODULE) to the Python module that '
+      'registers it.'
     )
   task = seqio.get_mixture_or_task(name)
   if 'targets' not in task.output_features:

@@ -6,13 +6,22 @@ files that match are splits too, such as test_2016 in data/test_2016.en.
 
 from collections.abc import Sequence
 import glob
+import lzma
 from pathlib import Path
 import re
 import sys
+import tarfile
+import zipfile
+import zlib
 
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.storage.workdir import expand_home
 
+# Raised by an archive that is damaged, encrypted or packed in an unknown way.
+ARCHIVE_ERRORS = (
+  *(OSError, EOFError, RuntimeError, tarfile.TarError),
+  *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+)
 # What {split} means in a path.
 _NAMES = {'validation': ('validation', 'valid', 'val', 'dev')}
 

@@ -56,4 +56,6 @@ def split_by_name(
 
 
 def _hash(name: str) -> int:
-  return int(hashlib.sha256(name.encode()).hexdigest(), 16)
+  # The name of a file can have any bytes.
+  content = name.encode(errors='surrogateescape')
+  return int(hashlib.sha256(content).hexdigest(), 16)

@@ -304,8 +304,8 @@ def write_split(
   """Writes the files of a split; returns the split's part of the manifest.
 
   Raises:
-    ValueError: the split is empty, a document has labels, or an id is 0 or
-      outside the vocabulary.
+    ValueError: the split is empty, a document has labels or a source and a
+      target, or an id is 0 or outside the vocabulary.
   """
   dtype = token_dtype(vocabulary.size)
   lengths, bytes_, words, names = [0], [], [], []
@@ -313,11 +313,13 @@ def write_split(
   with tokens.open('wb') as file:
     for document in documents:
       check_ids(document, vocabulary)
-      if document.labels is not None:
-        raise ValueError(
-          f'Document {document.name!r} has labels, which a store cannot '
-          'hold. Train on its task directly.'
-        )
+      for part in 'labels', 'first_length':
+        if getattr(document, part) is not None:
+          kind = 'labels' if part == 'labels' else 'a source and a target'
+          raise ValueError(
+            f'Document {document.name!r} has {kind}, which a store cannot '
+            'hold. Train on its task directly.'
+          )
       file.write(document.tokens.astype(dtype).tobytes())
       lengths.append(len(document.tokens))
       bytes_.append(document.bytes_)

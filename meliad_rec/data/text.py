@@ -104,16 +104,15 @@ class Text:
 
   def _document(self, number: str, example: dict) -> Document:
     ids = example['targets']
+    labels, first = example.get('labels'), example.get('first_length')
     text = example.get('targets_pretokenized')
     if text is None:
-      text = b''.join(self.vocabulary.token_bytes(ids))
+      # Of a source and its target, only the target is predicted.
+      predicted = ids if labels is not None else ids[first or 0 :]
+      text = b''.join(self.vocabulary.token_bytes(predicted))
     words = count_words(text.decode('utf-8', 'replace'))
     name = example.get('name', number.encode()).decode()
-    return Document(
-      *(name, ids, len(text), words),
-      labels=example.get('labels'),
-      first_length=example.get('first_length'),
-    )
+    return Document(name, ids, len(text), words, labels, first)
 
 
 def document(name: str, text: str, vocabulary: Vocabulary) -> Document:
@@ -131,6 +130,7 @@ def document(name: str, text: str, vocabulary: Vocabulary) -> Document:
       "file was cut. Set --vocabulary=bytes (in gin: VOCABULARY = 'bytes')."
     ) from None
   size = len(text.encode(errors='surrogateescape'))
+  name = name.encode(errors='replace').decode()  # Of a file, any bytes.
   return Document(name, ids, size, count_words(text))
 
 

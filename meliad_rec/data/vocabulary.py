@@ -429,14 +429,26 @@ class WordList:
 
   @classmethod
   def collect(cls, texts: Iterable[str]) -> 'WordList':
-    """Returns the vocabulary of all words of texts, the most frequent first."""
+    """Returns the vocabulary of all words of texts, the most frequent first.
+
+    Raises:
+      ValueError: the texts have bytes that are not UTF-8.
+    """
     counts = collections.Counter({END_OF_LINE: 0})
     for text in texts:
       lines = text.split('\n')
       counts[END_OF_LINE] += len(lines) - 1
       for line in lines:
         counts.update(line.split())
-    return cls([word for word, _ in counts.most_common()])
+    words = [word for word, _ in counts.most_common()]
+    try:
+      return cls(words)
+    except UnicodeEncodeError:
+      raise ValueError(
+        'The texts have bytes that are not UTF-8, such as half a character '
+        'where a file was cut. Set --vocabulary=bytes (in gin: VOCABULARY = '
+        "'bytes')."
+      ) from None
 
   def encode(self, text: str) -> np.ndarray:
     end_of_line, unknown = map(self._id_of.get, (END_OF_LINE, UNKNOWN))

@@ -5,6 +5,7 @@ import dataclasses
 
 import numpy as np
 
+from meliad_rec.config.values import check_count
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.generation.decoder import Decoder
@@ -27,6 +28,10 @@ class Sample:
   length: int = 200
   sampler: Sampler = Sampler(temperature=0.8)
   seed: int = 0
+
+  def __post_init__(self):
+    check_count('prompt of the sample', self.prompt, 1)
+    check_count('length of the sample', self.length, 0)
 
   def write(
     self,

@@ -53,6 +53,16 @@ class Environment(Protocol):
     """
 
 
+def missing_members(candidate: Any) -> list[str]:
+  """Returns the attributes and methods of Environment that an object lacks."""
+  members = [*Environment.__annotations__, *vars(Environment)]
+  return [
+    name
+    for name in members
+    if not name.startswith('_') and not hasattr(candidate, name)
+  ]
+
+
 # Steps to the cell above, to the right, below and to the left: (row, column).
 MOVES_4C = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
 # Colors of pictures, RGB.

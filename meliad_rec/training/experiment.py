@@ -19,6 +19,7 @@ from meliad_rec.metrics.metrics import BEST
 from meliad_rec.models.model import Model
 from meliad_rec.reinforcement.a2c import A2C
 from meliad_rec.reinforcement.environment import Environment
+from meliad_rec.reinforcement.environment import missing_members
 from meliad_rec.report.loggers import MetricsLogger
 from meliad_rec.training.agent_program import AgentProgram
 from meliad_rec.training.optimizer import Optimizer
@@ -159,7 +160,12 @@ class Experiment:
     if names and self.published_data not in (None, *names):
       needed = f'None or a name of PUBLISHED: {", ".join(names)}'
       raise _wrong('published_data', self.published_data, needed)
-    if isinstance(self.objective, A2C) is (self.env is None):
+    is_agent = isinstance(self.objective, A2C)
+    if is_agent and self.env is None and hasattr(self.data, 'reset'):
+      lacks = ', '.join(missing_members(self.data))
+      needed = f'an environment for agents (it lacks {lacks})'
+      raise _wrong('data', self.data, needed)
+    if is_agent is (self.env is None):
       needed = 'a function of logits and targets'
       if self.env is not None:
         needed = 'an A2C for agents in environments, such as @a2c.A2C()'

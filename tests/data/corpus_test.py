@@ -47,6 +47,8 @@ def test_a_file_is_cut_at_90_and_95_percent_of_its_bytes(tmp_path, packed):
   assert without.documents('validation').bytes_ == 10 - 2
   with pytest.raises(ValueError, match='not UTF-8.*bytes'):
     Text(Corpus(str(path)), StandIn()).documents('validation')
+  with pytest.raises(ValueError, match='not UTF-8.*bytes'):
+    vocabulary_of(Corpus(str(path)), 'words')
 
 
 class StandIn(Bytes):
@@ -66,6 +68,15 @@ def test_missing_files_are_reported_with_the_command_that_gets_them(tmp_path):
   (tmp_path / 'enwik8.zip').write_bytes(b'PK')
   with pytest.raises(ValueError, match='cannot be read'):
     list(Corpus(str(tmp_path / 'enwik8.zip')).read('test'))
+  with zipfile.ZipFile(
+    tmp_path / 'x.zip', 'w', zipfile.ZIP_DEFLATED
+  ) as archive:
+    archive.writestr('x', bytes(range(256)) * 9)
+  damaged = bytearray((tmp_path / 'x.zip').read_bytes())
+  damaged[60:80] = b'\xff' * 20
+  (tmp_path / 'x.zip').write_bytes(damaged)
+  with pytest.raises(ValueError, match='x.zip cannot be read'):
+    list(Corpus(str(tmp_path / 'x.zip')).read('test'))
   with zipfile.ZipFile(tmp_path / 'two.zip', 'w') as archive:
     archive.writestr('a', 'a')
     archive.writestr('b', 'b')

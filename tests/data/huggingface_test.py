@@ -68,6 +68,17 @@ def test_one_file_is_split_by_a_hash(tmp_path, stream, caplog):
   assert ('cannot resume' in caplog.text) == stream
 
 
+@pytest.mark.parametrize('name', ['dev', 'test'])
+def test_only_train_alone_is_split_by_a_hash(tmp_path, name, caplog):
+  caplog.set_level('INFO')
+  parts = {'train': rows('a', 60), name: rows('b', 3)}
+  datasets.DatasetDict(parts).save_to_disk(tmp_path / 'two')
+  data = HuggingFace(str(tmp_path / 'two'))
+  assert data.splits == (('train', 'test') if name == 'test' else ('train',))
+  assert len([*data.read('train')]) == 60
+  assert ('splits dev are not read' in caplog.text) == (name == 'dev')
+
+
 def test_a_folder_of_files_has_their_splits(tmp_path):
   for split, count in ('train', 5), ('test', 2):
     rows(split, count).to_json(tmp_path / 'files' / f'{split}.jsonl')
@@ -96,6 +107,8 @@ def test_flags():
     ({'field': 'txt'}, "no column 'txt'. Set --field"),
     ({'field': 'number'}, "train:0 .*no text in 'number'"),
     ({'splits_from': {'train': 'x'}}, 'train=x, .* train, dev, validation'),
+    ({'subset': 'en'}, "save_to_disk, .*got 'en'. Leave out --subset"),
+    ({'stream': True}, 'save_to_disk, .*got True. Leave out --stream'),
     ({'path': 'broken.parquet'}, 'broken.parquet cannot be read'),
   ],
 )

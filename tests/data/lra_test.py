@@ -131,8 +131,12 @@ def test_articles_of_a_pair_are_cut_and_follow_each_other(tmp_path):
   assert data.vocabulary.decode(documents[1]) == 'd"'
   assert documents.labels[[112, 118]].tolist() == [2, 1]
   assert np.count_nonzero(documents.labels) == 2
-  for wrong in '2.0\ta\tb\tc\td', '1.0\ta\tb\tc', 'x\ta\tb\tc\td':
-    (tmp_path / 'new_aan_pairs.test.tsv').write_text(wrong)
+  rows = b'0.0\tA\tB\tone\rline\tx\n'
+  (tmp_path / 'new_aan_pairs.train.tsv').write_bytes(rows)
+  whole = Retrieval(str(tmp_path)).documents('train')[0]
+  assert data.vocabulary.decode(whole) == 'one\rlinex'
+  for wrong in b'2.0\ta\tb\tc\td', b'1.0\ta\tb\tc', b'1.0\ta\tb\tc\t\xff':
+    (tmp_path / 'new_aan_pairs.test.tsv').write_bytes(wrong)
     with pytest.raises(ValueError, match='row 1 is not a label'):
       data.documents('test')
 

@@ -96,7 +96,9 @@ def test_pairs_of_train_that_are_left_out(tmp_path):
     Pairs(lines(tmp_path), Bytes(), max_ratio=0.5)
 
 
-@pytest.mark.parametrize('text', ['{"x": 1}', '3', '[4]', 'null'])
+@pytest.mark.parametrize(
+  'text', ['{"x": 1}', '3', '[4]', 'null', r'"\ud83d"', '[' * 100_000]
+)
 def test_fields_that_are_no_text(tmp_path, text):
   write(tmp_path, train_jsonl=[f'{{"text": {text}, "short": "a"}}'])
   pairs = JsonPairs(f'{tmp_path}/{{split}}.jsonl', 'text', 'short')

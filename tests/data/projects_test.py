@@ -119,6 +119,7 @@ def test_repositories_are_chosen_by_language_and_license(tmp_path):
   names = {n for split in chosen.splits for n, _ in chosen.read(split)}
   assert names == {'two/none', 'two/named three', 'one/gpl'}
   assert texts['mit',]['one/mit'] == 'b = 1\nint a;'
+  assert texts['mit',]['two/zipped'] == 'b = 1\nint a;'
 
 
 def text_of(seed, words=400):
@@ -183,6 +184,7 @@ def test_no_split_has_a_copy_of_a_document_that_is_held_out(tmp_path, caplog):
     ({'suffixes': ['tex']}, '--suffixes'),
     ({'suffixes': ['.c'], 'licenses': ['mine']}, "'mine' is not one of"),
     ({'suffixes': ['.c'], 'names': '/no/such'}, '--names'),
+    ({'suffixes': ['.c'], 'similarity': 50}, 'at most 1, got 50'),
     (
       {'suffixes': ['.c'], 'fetch': 'git clone'},
       'Run `git clone`, or .*--path',

@@ -17,6 +17,8 @@ from meliad_rec.data.sources import Registered
 from meliad_rec.data.sources import source
 from meliad_rec.data.splits import split_by_name
 from meliad_rec.data.splits import split_of
+from meliad_rec.data.text import document
+from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.training.experiment import Experiment
 
 
@@ -158,6 +160,16 @@ def test_without_splits_names_decide(tmp_path):
   parts = {split: names(source, split) for split in source.splits}
   assert {len(part) for part in parts.values()} == {50, 7, 3}
   assert sorted(sum(parts.values(), [])) == sorted(NAMES[:60])
+
+
+def test_names_of_files_may_have_any_bytes(tmp_path):
+  put(tmp_path, 'a', 'b')
+  (tmp_path / os.fsdecode(b'caf\xe9')).write_text('text')
+  source = Folder(str(tmp_path))
+  found = [list(source.read(split)) for split in source.splits]
+  assert sorted(len(part) for part in found) == [1, 1, 1]
+  [(name, text)] = next(part for part in found if part[0][1] == 'text')
+  assert document(name, text, Bytes()).name == 'caf?'
 
 
 def test_files_that_are_missing_or_cannot_be_read_are_reported(

@@ -157,6 +157,10 @@ def test_a_failed_write_leaves_the_old_store(tmp_path):
   [
     ([Document('odd', np.array([0, 5]), 2, 1)], "'odd' .* 258"),
     ([Document('odd', np.array([5]), 2, 1, np.array([5]))], "'odd' has labels"),
+    (
+      [Document('odd', np.array([5]), 2, 1, first_length=1)],
+      "'odd' has a source and a target",
+    ),
     ([], "'train' has no text"),
     ([Document('empty', np.array([], int), 0, 0)], "'train' has no text"),
   ],

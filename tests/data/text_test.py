@@ -246,7 +246,8 @@ def test_a_registered_dataset_is_read_again(task):
     read = Text(Registered('generated'), task.vocabulary)
     assert list(read.splits) == list(task.splits)
     ours, theirs = task.documents('test'), read.documents('test')
-    for part in 'tokens', 'starts', 'labels', 'first_lengths':
+    parts = ('tokens', 'starts', 'labels', 'first_lengths', 'bytes_', 'words')
+    for part in parts:
       np.testing.assert_array_equal(getattr(theirs, part), getattr(ours, part))
     assert theirs.names == ours.names
     with pytest.raises(ValueError, match='has the vocabulary word'):

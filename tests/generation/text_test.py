@@ -149,3 +149,9 @@ def test_a_sample_is_the_prompt_a_bar_and_the_continuation():
   np.testing.assert_array_equal(parrot.prompt_BT[0], Bytes().encode('Once'))
   # The document is shorter than the prompt.
   assert Sample(100).write(Parrot('!!'), made, Bytes()) == f'{text}|!!'
+
+
+@pytest.mark.parametrize('name, value', [('prompt', 0), ('length', -1)])
+def test_settings_of_a_sample_out_of_range(name, value):
+  with pytest.raises(ValueError, match=f'{name} of the sample .*got {value}'):
+    Sample(**{name: value})

@@ -15,6 +15,7 @@ from meliad_rec.data.synthetic.random_walk import RandomWalk
 from meliad_rec.models.heads import Classifier
 from meliad_rec.models.heads import Matcher
 from meliad_rec.models.model import Model
+from meliad_rec.reinforcement.a2c import A2C
 from meliad_rec.report import journal
 from meliad_rec.report.report import Report
 from meliad_rec.training import summary
@@ -38,6 +39,15 @@ from tests.counting import Counting
 def test_a_setting_out_of_range_is_named(data, name, value):
   with pytest.raises(ValueError, match=f'{name} .*{value!r}. Set'):
     tiny_run.experiment(data, tiny_run.program(), **{name: value})
+
+
+def test_an_environment_that_is_not_complete_is_told_what_it_lacks(data):
+  class Unfinished:
+    actions, observations, limit, endless = 2, 3, 8, False
+    reset = observe = step = None
+
+  with pytest.raises(ValueError, match=r'environment .*\(it lacks picture\)'):
+    tiny_run.experiment(Unfinished(), tiny_run.program(), objective=A2C())
 
 
 @pytest.mark.parametrize('segment, steps', [(16, 2), (8, 6)])

@@ -70,7 +70,7 @@ class AssociativeRecall(BySize):
 
   def __post_init__(self):
     super().__post_init__()
-    pairs = max(self.max_size, *(most for _, most in self._tests.values()))
+    pairs = max([self.max_size, *(most for _, most in self._tests.values())])
     labeled.check_setting(self.setting('keys'), self.keys, pairs)
     labeled.check_setting(self.setting('values'), self.values, 2)
     labeled.check_setting(self.setting('passes'), self.passes, 1)
