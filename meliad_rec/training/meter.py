@@ -110,9 +110,10 @@ class StepMeter:
     """
     if self.traced is None:
       return None
-    # A `while` loop counts as many iterations as the mean halting depth. Work
-    # for halted tokens is not a model FLOP, nor is recomputation by remat.
-    turns = totals.sown.get('halting_depth', 1.0)
+    # A `while` loop counts as many iterations as the mean halting depth, or as
+    # its maximum if nothing halts. Work for halted tokens is not a model FLOP,
+    # nor is recomputation by remat.
+    turns = totals.sown.get('halting_depth')
     forward = flops.count(self.traced, turns)
     # The backward pass costs twice the forward pass.
     return 3 * forward / self.program.places

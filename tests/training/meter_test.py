@@ -124,6 +124,14 @@ def test_mfu_counts_a_loop_by_its_mean_halting_depth(data, monkeypatch):
   found = [mfu(), mfu(depth(6, 6)), mfu(depth(21, 6))]
   assert found == pytest.approx([2 * once, 2 * once, once * (1 + 3.5)])
 
+  def all_steps(x):
+    body = lambda carry: (carry[0] + 1, carry[1] @ carry[1].T)
+    return jax.lax.while_loop(lambda carry: carry[0] < 4, body, (0, x))
+
+  # If nothing halts, every iteration counts.
+  made.traced = jax.make_jaxpr(all_steps)(jnp.zeros((5, 5))).jaxpr
+  assert mfu() == pytest.approx(4 * once)
+
 
 def test_a_non_finite_step_names_its_batch():
   batch = tiny_run.program().batch_shapes(2)
