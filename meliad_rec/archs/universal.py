@@ -122,10 +122,11 @@ class Universal(nn.Module):
     counts = jax.tree.map(jnp.add, initial_counts, added.counts)
     self.report(rows, state.units.remainder, counts, ran_B)
     if added.routes:
-      imbalance = mean_imbalance(added.routes)
-      weight = self.layer.experts.balance
-      self.sow('losses', 'balance', weight * imbalance)
-      metrics.sow(self, 'expert_imbalance', MeanMetric(imbalance, jnp.ones(())))
+      real_1 = jnp.any(mask_BT)[None].astype(jnp.float32)  # 0: not counted.
+      imbalance_1 = mean_imbalance(added.routes)[None]
+      loss = losses.RowMeans(self.layer.experts.balance * imbalance_1, real_1)
+      self.sow('losses', 'balance', loss)
+      metrics.sow(self, 'expert_imbalance', MeanMetric(imbalance_1, real_1))
     return self.output(state, added)
 
   def output(self, state: 'DepthState', added: 'Added'):

@@ -13,6 +13,7 @@ from meliad_rec.archs.latent_bottleneck import LatentBottleneck
 from meliad_rec.archs.transformer import EncoderLayers
 from meliad_rec.archs.universal import Universal
 from meliad_rec.layers.encoder_layer import EncoderLayer
+from meliad_rec.layers.experts import Experts
 from meliad_rec.metrics import metrics
 from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import Cell
@@ -160,6 +161,24 @@ def test_halting_counts_the_chunks_of_all_rows():
   # Two chunks of rows 0 and 3, one of row 1.
   assert float(seen['halting_depth'].count) == 5
   assert 0 < float(seen['halting_depth_max'].value) <= 3
+
+
+def test_chunks_of_padding_do_not_dilute_the_balance_of_experts():
+  cell = model('gutlb')
+  layer = cell.encoder.layer.clone(experts=Experts(4, 2, balance=0.03))
+  cell = cell.clone(encoder=cell.encoder.clone(layer=layer))
+  block = cells.example(T + W, [T, 2])
+  params = cells.parameters(cell, block)
+
+  def balance(block):
+    sown = cells.apply(cell, params, block, mutable=['losses', 'metrics'])[1]
+    seen = metrics.collect(sown['metrics'])['expert_imbalance']
+    sown = {'balance': sown['losses']['encoder']['balance']}
+    return float(auxiliary(sown)), float(seen.total / seen.count)
+
+  found, expected = balance(block), balance(cells.part(block, 0, T))
+  assert found == pytest.approx(expected, rel=1e-5)
+  assert min(map(abs, expected)) > 1e-5
 
 
 class Length(Cell):
