@@ -37,7 +37,8 @@ class LatentBottleneck(Cell):
     slots: number of memory slots S.
     writers: number of layers that write to the memory, one after another.
     chunk: number of tokens W in a chunk. None means that each call reads one
-      chunk of any length, as the cell `Chunks` requires.
+      chunk of any length, as the cell `Chunks` requires. Outside of `Chunks`, a
+      chunk is then a whole document.
     slots_init: initializer of the initial slots. The code of Ray Chowdhury and
       Caragea 2024 has zeros, but slots that begin equal stay equal, unless
       dropout makes them differ.
@@ -65,6 +66,10 @@ class LatentBottleneck(Cell):
   @property
   def causal(self):
     return self.encoder.causal
+
+  @property
+  def needs_whole_document(self):
+    return self.chunk is None
 
   def setup(self):
     if min(self.slots, self.writers) < 1:

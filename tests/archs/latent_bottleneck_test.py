@@ -131,6 +131,8 @@ def test_a_token_sees_later_ones_in_its_own_chunk():
   np.testing.assert_array_equal(changed_T, np.arange(T) >= W)
   assert not cell.causal and model('tlb', causal=True).causal
   assert cell.block_length == W and not cell.needs_whole_document
+  # One chunk of any length would not obey the splitting law.
+  assert model('tlb', chunk=None).needs_whole_document
 
 
 def test_embeddings_are_dropped_too():
