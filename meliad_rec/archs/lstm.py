@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.layers import gates
+from meliad_rec.layers.dropout import check_rate
 from meliad_rec.layers.dropout import TiledDropout
 from meliad_rec.layers.layer import cross_attention
 from meliad_rec.layers.layer_config import LayerConfig
@@ -43,6 +44,7 @@ class LSTM(Cell):
 
   def setup(self):
     D = self.d_model
+    check_rate('dropout', self.dropout, 'DROPOUT')
     self.drop = TiledDropout(self.dropout)
     lecun = per_gate(nn.initializers.lecun_normal())
     orthogonal = per_gate(nn.initializers.orthogonal())

@@ -171,8 +171,18 @@ def drop_by(rng, rate: float, x_BTD, y_BTD):
 
 def check_layer_drop(rate: float) -> None:
   """Raises ValueError if the rate is outside [0, 1)."""
+  check_rate('layer_drop', rate, 'LAYER_DROP')
+
+
+def check_rate(name: str, rate: float, setting: str) -> None:
+  """Raises ValueError if a rate is outside [0, 1).
+
+  Args:
+    name: name of the rate, in the message.
+    rate: the rate.
+    setting: setting to change.
+  """
   if not 0 <= rate < 1:
     raise ValueError(
-      f'layer_drop must be at least 0 and less than 1, got {rate}. Set '
-      'LAYER_DROP.'
+      f'{name} must be at least 0 and less than 1, got {rate}. Set {setting}.'
     )

@@ -15,6 +15,7 @@ from meliad_rec.kernels.dispatch import IMPLEMENTATIONS
 from meliad_rec.layers import norms
 from meliad_rec.layers import positions
 from meliad_rec.layers.attention import KV
+from meliad_rec.layers.dropout import check_rate
 from meliad_rec.layers.dropout import LockedDropout
 from meliad_rec.layers.dropout import RowDropout
 from meliad_rec.layers.dropout import TiledDropout
@@ -83,12 +84,8 @@ class TransformerConfig:
       name: name of the field.
       of: class whose parameter sets it; '' means that a macro of its name does.
     """
-    if not 0 <= getattr(self, name) < 1:
-      setting = f'layer_config.{of}.{name}' if of else name.upper()
-      raise ValueError(
-        f'{name} must be at least 0 and less than 1, got '
-        f'{getattr(self, name)}. Set {setting}.'
-      )
+    setting = f'layer_config.{of}.{name}' if of else name.upper()
+    check_rate(name, getattr(self, name), setting)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from meliad_rec.layers.dropout import check_rate
 from meliad_rec.layers.dropout import TiledDropout
 from meliad_rec.layers.norms import RMSNorm
 from meliad_rec.models.cell import Block
@@ -92,6 +93,12 @@ class Model(nn.Module):
           'but not both. Remove model.Model.encoder or model.Model.head.'
         )
       self.source_norm = self.encoder_norm(dtype=self.dtype)
+    check_rate('dropout', self.dropout, 'DROPOUT or model.Model.dropout')
+    check_rate(
+      'embedding_dropout',
+      self.embedding_dropout,
+      'model.Model.embedding_dropout',
+    )
     self.drop = TiledDropout(self.dropout)
     self.drop_embedding = TiledDropout(self.embedding_dropout)
 

@@ -75,6 +75,12 @@ def test_dropout_is_of_what_enters():
   np.testing.assert_array_equal(call(empty)[1], call(empty, rngs=rngs)[1])
 
 
+@pytest.mark.parametrize('rate', [10.0, -0.1])
+def test_a_share_of_inputs_that_cannot_be(rate):
+  with pytest.raises(ValueError, match='dropout must .* Set DROPOUT'):
+    cells.shapes(LSTM(D, dropout=rate))
+
+
 def test_the_input_product_is_outside_of_the_scan():
   text = str(jax.make_jaxpr(apply)(given(), cells.example(T)))
   assert f'f32[{B},{T},{4 * D}] = dot_general' in text

@@ -157,6 +157,8 @@ ADAPTIVE = functools.partial(AdaptiveEmbedding, cutoffs=(2,), tied=False)
     (Adder(), JUDGES | {'embedding': ADAPTIVE}, 'embedding/untied'),
     (Adder(), {'head': Matcher(3)}, '2 .* 15. Set SEGMENT'),
     (RECURRENT, {'head': Matcher(3)}, '16 .* 15. Set SEGMENT'),
+    (Adder(), {'dropout': 1.0}, 'dropout must .* Set DROPOUT or'),
+    (Adder(), {'embedding_dropout': 10.0}, 'Set model.Model.embedding_dropout'),
   ],
 )
 def test_settings_that_do_not_fit_each_other(cell, options, message):
