@@ -75,11 +75,10 @@ def while_loop(steps: DepthSteps, shared, rows, state, max_steps: int):
 def compacted_loop(steps: DepthSteps, shared, rows, state, max_steps: int):
   """Runs steps like while_loop, but rows leave the batch as they halt.
 
-  This loop has no gradient.
+  Calls that are differentiated run while_loop instead, with its gradient.
   """
-  carry = initial_carry(steps.step, shared, rows, state)
-  l = jnp.zeros((), jnp.int32)
-  return _compact(steps, shared, rows, l, carry, max_steps)
+  floats, others, join = split_floats((shared, rows))
+  return _compacted(_Static(steps, join, max_steps), floats, others, state)
 
 
 def recorded_loop(steps: DepthSteps, shared, rows, state, max_steps: int):
@@ -140,7 +139,7 @@ def split_floats(tree: Any) -> tuple[list, list, Callable[[list, list], Any]]:
 
 
 class _Static:
-  """The part of while_loop that is neither traced nor differentiated."""
+  """The part of a loop that is neither traced nor differentiated."""
 
   def __init__(self, steps: DepthSteps, join: Callable, max_steps: int):
     self.steps, self.join, self.max_steps = steps, join, max_steps
@@ -208,6 +207,17 @@ def _backward(static: _Static, residuals, gradients):
 
 
 _while.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _compacted(static: _Static, floats, others, state):
+  steps, (shared, rows) = static.steps, static.join(floats, others)
+  carry = initial_carry(steps.step, shared, rows, state)
+  l = jnp.zeros((), jnp.int32)
+  return _compact(steps, shared, rows, l, carry, static.max_steps)
+
+
+_compacted.defvjp(_forward, _backward)
 
 
 def _compact(steps, shared, rows, l, carry, max_steps):

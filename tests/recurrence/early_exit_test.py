@@ -198,3 +198,9 @@ def test_outputs_are_the_same_and_work_is_what_rows_need(name):
   # A product with one row may be rounded in another order.
   assert_close(found, expected, 2e-7)
   np.testing.assert_array_equal(ran_B, computed(need))
+
+
+def test_a_compacted_loop_has_the_gradients_of_a_while_loop():
+  given_ = given(NEEDS['mixed'])
+  found, expected = (compiled(f)(*given_) for f in (compacted_loop, while_loop))
+  assert_close(found, expected, 0)
