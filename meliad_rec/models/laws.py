@@ -38,8 +38,9 @@ def check_laws(cell: Cell, d_model: int) -> list[str]:
     A sentence for each law that was checked.
 
   Raises:
-    ValueError: the cell breaks a law, or needs a whole document at once. The
-      message says what failed, and what usually causes it.
+    ValueError: the cell breaks a law, needs a whole document at once, or
+      attends to later tokens. The message says what failed, and what usually
+      causes it.
   """
   if not isinstance(cell, Cell):
     raise ValueError(
@@ -48,9 +49,9 @@ def check_laws(cell: Cell, d_model: int) -> list[str]:
     )
   if cell.needs_whole_document or not cell.causal:
     raise ValueError(
-      f'{type(cell).__name__} reads a whole document at once, so the laws of '
-      'segments and of causality do not apply to it. Choose a causal cell that '
-      'reads segment by segment.'
+      f'{type(cell).__name__} reads a whole document at once, or attends to '
+      'later tokens, so the laws of segments and of causality do not apply to '
+      'it. Choose a causal cell that reads segment by segment.'
     )
   laws = Laws(Model(_VOCAB, cell, d_model))
   checks = [laws.split, laws.causal, laws.rows, laws.padding, laws.gradients]
