@@ -72,7 +72,7 @@ _WORDS = {
 def label(name: str) -> str:
   """Returns a metric and its unit in words, such as 'loss (nats per token)'."""
   words = _WORDS.get(name, name.replace('_', ' '))
-  of = unit(name).replace('/', ' per ')
+  of = unit(name).replace(' / ', '/').replace('/', ' per ')
   return f'{words} ({of})' if of and of != words else words
 
 

@@ -206,3 +206,6 @@ def test_units():
   assert all(map(metrics.unit, found))
   assert metrics.unit('halting_p_12') == 'probability'
   assert metrics.unit('halting_q_1') == metrics.unit('42') == ''
+  labels = [metrics.label(name) for name in metrics.SOWN_UNITS | metrics.UNITS]
+  assert 'state change (RMS difference of blocks per RMS)' in labels
+  assert not any('  ' in label for label in labels)
