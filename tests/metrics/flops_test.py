@@ -127,6 +127,8 @@ def test_a_loop_without_products_says_nothing():
     (['NVIDIA A100-SXM4-80GB'], 312e12),
     (['NVIDIA H100 80GB HBM3'], 989e12),
     (['NVIDIA H100 PCIe'], 756e12),
+    (['NVIDIA H200'], 989e12),
+    (['NVIDIA H200 NVL'], 835e12),
     (['cpu'], None),
     (['TPU v4', 'TPU v99'], None),
   ],
