@@ -123,8 +123,11 @@ class BlockRecurrentLayer(Cell):
     blocks = jax.tree.map(lambda a: to_blocks(a, W), new)
     if block.mask.shape[1] == W:
       before_BNSD = state[1][:, None]
-      state, memory = remat(body, self.remat)(self, state, new)
-      sow_slots(self, before_BNSD, state, blocks.mask)
+      # Without `hoist`, the caller applies `remat`, and sows the slots.
+      policy = self.remat if self.hoist else 'none'
+      state, memory = remat(body, policy)(self, state, new)
+      if self.hoist:
+        sow_slots(self, before_BNSD, state, blocks.mask)
       newest = memory
     else:
       state, memory = scan_blocks(body, self, state, blocks)

@@ -9,6 +9,7 @@ import pytest
 from meliad_rec.archs.block_recurrent import BlockRecurrentLayer
 from meliad_rec.layers import gates
 from meliad_rec.layers import positions
+from meliad_rec.metrics import metrics
 from tests import cells
 from tests import plain_layer
 from tests.architectures import B
@@ -147,6 +148,17 @@ def test_neither_hoist_nor_remat_change_anything():
     for hoist, remat in ((True, 'full'), (False, 'none'))
   ]
   assert_close(*outcomes)
+
+
+@pytest.mark.parametrize('hoist', [True, False])
+def test_slots_are_measured_once_after_each_block(hoist):
+  for tokens in W, T:
+    block = cells.part(example(), 0, tokens)
+    _, sown = layer(hoist=hoist, remat='full').apply(
+      {'params': parameters()}, block, method=cells.forward, mutable='metrics'
+    )
+    count = metrics.collect(sown['metrics'])['state_change'].count
+    assert count == block.mask.reshape(B, -1, W).any(2).sum()
 
 
 def test_one_block_is_computed_again_too():
