@@ -90,6 +90,11 @@ class TiedEmbedding(Embedding):
     """Returns the parameter [V, D]; `scale` multiplies its deviations."""
     stddev = self.stddev * scale
     if self.ends:
+      if not all(-self.vocab <= i < self.vocab for i in self.ends):
+        raise ValueError(
+          f'ends must be ids from {-self.vocab} to {self.vocab - 1}, got '
+          f'{self.ends}. Set embedding.{type(self).__name__}.ends.'
+        )
       stddev = np.full(self.vocab, stddev, np.float32)
       stddev[[*self.ends]] = scale
     shape = self.vocab, self.d_model

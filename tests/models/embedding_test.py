@@ -230,3 +230,6 @@ def test_vectors_of_start_and_end_may_begin_wider_than_those_of_words(kind):
   is_end_V = np.isin(np.arange(V), [1, V - 1])
   np.testing.assert_allclose(found[~is_end_V], words[~is_end_V], rtol=1e-6)
   np.testing.assert_allclose(0.02 * found[is_end_V], words[is_end_V], rtol=1e-5)
+  for wrong in V, -V - 1:
+    with pytest.raises(ValueError, match=f'ends must .* from -{V} to {V - 1}'):
+      built(module.clone(ends=(1, wrong)))
