@@ -107,7 +107,8 @@ class ObservedRun:
       top: number of the most likely tokens to return at each place.
       clear_every: the recurrent state is cleared every so many tokens, a
         multiple of `block`, counted from the start of the text. None: never,
-        unless the model has `clear_state`.
+        but at each segment if the model was trained with
+        options/recurrent/clear_state.
       labels: ids of the labels of all tokens, if the model predicts labels.
 
     Returns:
@@ -162,14 +163,16 @@ class ObservedRun:
         has any. None returns all layers.
 
     Returns:
-      {name: DataArray}, with those names of pictures.AXES that the model has,
-      such as 'token_to_token', and 'token_to_state' in a model with state
-      vectors. The axes are 'layer', if layers are numbered, 'pass' and 'step',
-      if there are several, and those in pictures.AXES: for 'token_to_token'
-      token, head and back, where back 0 is the nearest key that the token may
-      see. The axis block counts blocks, whose state vectors attend to each
-      other and to tokens. The weights of a query add up to 1, over all keys
-      that it sees, or to 0 if there are none.
+      {name: DataArray}, with those of these names that the model has:
+      'token_to_token', 'token_to_state', 'token_to_source', 'state_to_state',
+      'state_to_token', 'recall_weight', 'recall_back' and 'recall_share'. The
+      axes are 'layer', if layers are numbered, 'pass' and 'step', if there are
+      several, indexed from 0, and those of AXES in
+      meliad_rec/metrics/pictures.py: for 'token_to_token' token, head and back,
+      where back 0 is the nearest key that the token may see. The axis block
+      counts blocks, whose state vectors attend to each other and to tokens. The
+      weights of a query add up to 1, over all keys that it sees, or to 0 if
+      there are none.
 
     Raises:
       ValueError: as in `predictions`; also if no layer has attention.
@@ -211,7 +214,8 @@ class ObservedRun:
     Returns:
       A Dataset with the axes step and token: 'nats', 'rank' and 'entropy' as in
       `predictions`, and 'best', the most likely token. A step is one in depth
-      of a universal transformer, or a pass of a Staircase.
+      of a universal transformer, or a pass of a Staircase; both are indexed
+      from 0.
 
     Raises:
       ValueError: as in `predictions`; also if the model has no such steps.
@@ -358,7 +362,8 @@ class ObservedRun:
 
     Args:
       text: text to read.
-      names: names of pictures.AXES; fewer of them take less memory.
+      names: names of AXES in meliad_rec/metrics/pictures.py; fewer of them take
+        less memory.
       layer: index of a layer, from 0; a negative one counts from the last that
         has any. None returns all layers.
 
@@ -383,7 +388,7 @@ class ObservedRun:
     0 only.
 
     Args:
-      names: names of pictures.AXES.
+      names: names of AXES in meliad_rec/metrics/pictures.py.
     """
     return _from_0(self.observer.layers(names))
 
