@@ -53,10 +53,10 @@ class MemorizingLayer(Cell):
     recall_target: share of the highest scores that an approximate search,
       jax.lax.approx_max_k, should find; it is above 0 and at most 1. None
       selects an exact search, which is slower on a TPU. After an approximate
-      search, a query attends to every key that scores at least as high as the
-      worst of the `neighbors` keys found, even if the search missed the key. A
-      query may thus attend to more than `neighbors` keys, but the `neighbors`
-      best are always among them.
+      search, a query attends to every key that scores at least the midpoint
+      between number `neighbors` and the next of the keys found, even if the
+      search missed the key. A query may thus attend to more than `neighbors`
+      keys, but the `neighbors` best are always among them.
     tile: maximum number of queries compared with the ring at once.
   """
 

@@ -248,9 +248,9 @@ class EncoderConfig(TransformerConfig):
     attention_dropout: rate of dropout on attention probabilities.
     dropout_by_row: whether each row of a batch (and each sequence of a pair)
       has its own dropout masks, as in the code of Ray Chowdhury and Caragea
-      2024. If False, all rows share their masks, which takes less time and
-      memory. In both cases, all chunks of a row share their masks (see
-      cell.scan_blocks).
+      2024. If False, dropout drops the same units in all rows and again after
+      every 128 tokens, which takes less time and memory. In both cases, all
+      chunks of a row share their masks (see cell.scan_blocks).
   """
 
   causal: bool

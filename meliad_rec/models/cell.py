@@ -38,7 +38,10 @@ class Block(struct.PyTreeNode):
   """Consecutive tokens of each row, at most a segment: [B, T, ...]."""
 
   x: jax.Array  # [B, T, D] activations.
-  mask: jax.Array  # [B, T] bool, False at padding.
+  # [B, T] bool, False at padding. Padding comes only after the last token of a
+  # document. It changes no output before it and no recurrent vector, but it
+  # moves attention caches on.
+  mask: jax.Array
   # The result of Cell.source_kv for the whole row, not cut into blocks. None if
   # the model has no encoder.
   source_kv: Any = None
