@@ -3,7 +3,7 @@
 run = meliad_rec.load_run('runs/tiny')
 run.generate('Once upon a time', tokens=200)[0]
 
-The names in `dir(meliad_rec)` are the public API. Each is imported, and jax
+The names in `meliad_rec.__all__` are the public API. Each is imported, and jax
 with it, when it is first used.
 """
 

@@ -61,6 +61,7 @@ def test_every_cited_work_is_in_the_list_of_references():
     re.findall(r'^\| ([^|]*\d{4}) \| ', TEXTS['meliad_rec/README.md'], re.M)
   )
   sources = [*PACKAGE.rglob('*.py'), *(ROOT / 'gin').rglob('*.gin')]
+  sources += (ROOT / 'colab').glob('*.ipynb')
   text = '\n'.join(path.read_text(encoding='utf-8') for path in sources)
   text = re.sub(r'\n *#?|\s+', ' ', text + CODE)
   work = r'((?:Ray )?[A-Z]\w+(?: et al\.| and [A-Z]\w+)) \(?((?:19|20)\d\d)'

@@ -4,8 +4,8 @@ r"""Evaluates a trained model on a split or on text files, every token once.
   meliad-rec evaluate --workdir=RUN --file='books/*.txt'
   meliad-rec evaluate --compare=A.npz,B.npz
 
-Exactly one of --split and --file is needed, or --compare. --out writes the loss
-and the text of every token to a file. --compare takes two such files, and shows
+Give exactly one of --split, --file and --compare. --out writes the loss and the
+text of every token to a file. --compare takes two such files, and shows
 how much better the second model predicts: by position in the document, by
 distance back to the previous use of a name, and at the tokens with the largest
 gain, in context. --plot also draws the gain.

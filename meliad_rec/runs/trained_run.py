@@ -357,7 +357,7 @@ class TrainedRun(ObservedRun):
   def evaluate(
     self, texts: str | Sequence[str] | Documents
   ) -> dict[str, float]:
-    """Returns {name: value} of metrics over all texts, in `metrics.UNITS`.
+    """Returns {name: value} of metrics over all texts; see gin/README.md.
 
     Args:
       texts: a document, or several; every token of each is predicted once. A
