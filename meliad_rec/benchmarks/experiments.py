@@ -18,7 +18,7 @@ from meliad_rec.training.program import TrainProgram
 def measure(
   files: Sequence[str], params: Sequence[str], rounds: int
 ) -> dict[str, training.StepCost]:
-  """Returns {experiment: cost of its training step}, to the first of them.
+  """Returns {experiment: cost of its training step}; ratios are to the first.
 
   Args:
     files: names of shipped experiments, such as 'cpu/code_rec', or paths of gin

@@ -8,8 +8,9 @@ training. Scaled accuracy is 1 if everything is right, and 0 for a uniform
 guess; a better guess reaches 0.12 on `brackets`, and up to 0.23 on `automaton`,
 by the more frequent state of the last ring.
 
-All have about 0.1 M parameters (gin/size/walk). `window` and the recurrent ones
-attend to at most 16 tokens back; `universal` reads the whole sequence.
+They have 0.05 to 0.17 M parameters (gin/size/walk). A layer of `window` and of
+the recurrent ones attends to at most 8 tokens back, and two layers reach 16;
+`universal` reads the whole sequence.
 """
 
 from collections.abc import Iterator
@@ -65,7 +66,6 @@ class Task:
     sizes: sizes of the test splits.
     longest: tokens of a sequence of the last test split.
     guess: accuracy of a random guess.
-    documents: number of sequences of each test split.
   """
 
   file: str
@@ -76,7 +76,6 @@ class Task:
   sizes: tuple[int, ...]
   longest: int
   guess: float
-  documents: int = 2000
 
 
 def _problem(
@@ -109,7 +108,7 @@ def _recall(rewrites: float) -> Task:
 def _needle(*settings: str) -> Task:
   return Task(
     *('task/needle', ('MAX_SIZE = 256', 'DIGITS = 2', *settings), 3000, 256),
-    *('test_{}', (256, 1024, 4096), 4096, 1 / 10, 200),
+    *('test_{}', (256, 1024, 4096), 4096, 1 / 10),
   )
 
 
@@ -169,7 +168,11 @@ class TaskRun:
     return all(self.metrics(size).exists() for size in TASKS[self.task].sizes)
 
   def commands(self) -> Iterator[list[str]]:
-    """Yields the commands that train and test it, without finished ones."""
+    """Yields the command that trains or resumes it, and those that test it.
+
+    Sizes at which it has been tested are left out, and all commands if these
+    are all sizes.
+    """
     task, (files, settings) = TASKS[self.task], ARCHS[self.arch]
     files = *files, 'size/walk', task.file, 'options/optimizer/adamw'
     steps = self.steps or task.steps
@@ -195,7 +198,6 @@ class TaskRun:
           *('evaluate', f'--workdir={self.workdir}', '--step=best', *whole),
           *(f'--split={task.split.format(size)}',),
           f'--metrics={self.metrics(size)}',
-          f'--documents={task.documents}',
         ]
 
   def accuracies(self) -> tuple[float, dict[int, float]]:

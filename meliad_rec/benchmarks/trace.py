@@ -2,7 +2,7 @@
 
 Each execution of an operation of the compiled program is an event in the trace.
 Operations have the same kinds and places as in `meliad-rec plan --by`; see
-planning/hlo.py.
+planning/hlo.py. Tried on a CPU only.
 """
 
 from collections import Counter
@@ -30,6 +30,9 @@ def measure(step: Callable[[], None], text: str) -> Counter[Label]:
   Args:
     step: function that runs a compiled step to its end.
     text: HLO text of the compiled step.
+
+  Raises:
+    ValueError: the trace has no operation of the step.
   """
   step()
   with tempfile.TemporaryDirectory(prefix='meliad_rec_trace_') as folder:
@@ -42,8 +45,15 @@ def measure(step: Callable[[], None], text: str) -> Counter[Label]:
     for plane in data.planes:
       for line in plane.lines:
         for event in line.events:
-          if event.name in labels:
-            found[labels[event.name]] += event.duration_ns / 1e9 / STEPS
+          # Where kernels have names of their own, a stat tells the operation.
+          name = dict(event.stats).get('hlo_op', event.name)
+          if name in labels:
+            found[labels[name]] += event.duration_ns / 1e9 / STEPS
+  if not found:
+    raise ValueError(
+      'The trace shows no operation of the compiled program on this device. '
+      'Use --by on a CPU, or meliad-rec plan --by for a TPU.'
+    )
   return found
 
 

@@ -76,7 +76,7 @@ def measure(
 
   Args:
     programs: {name: program}.
-    baseline: name of the program to which ratios are.
+    baseline: name of the program that the others are compared with.
     rounds: number of times that each step is timed.
   """
   compile_seconds = {name: _compile(p) for name, p in programs.items()}

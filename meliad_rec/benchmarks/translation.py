@@ -65,9 +65,9 @@ class TranslationCost:
     times: times to translate all sources.
     ratio: this time divided by the Transformer's for as many sources.
     tokens: tokens of all targets.
-    state_bytes: bytes of the state of one hypothesis. The search reorders all
-      that it reads of it; XLA leaves the rest out of its loop, for example the
-      vectors from which Feedback computed its keys and values.
+    state_bytes: bytes of the state of one hypothesis. The search reorders only
+      the parts of the state that it reads. XLA drops others from the loop, such
+      as the vectors from which Feedback computed its keys and values.
     parameters: number of parameters.
   """
 

@@ -84,7 +84,7 @@ def define_flags() -> None:
     ['kind', 'place'],
     f'Print where the time of each training step goes, from a trace of '
     f'{trace.STEPS} steps, instead of timing them: by kind of operation, or by '
-    'place in the model. For step and recurrence.',
+    'place in the model. For step and recurrence; tried on a CPU only.',
   )
   flags.DEFINE_bool(
     'json', False, 'Print JSON with all times, in seconds and bytes.'

@@ -134,14 +134,8 @@ def unsupported_reason(
   inputs: AttentionInputs, dropout: Dropout | None
 ) -> str | None:
   """Returns why no kernel supports the inputs; None if a kernel may."""
-  T, S, W = inputs.q_BTHK.shape[1], inputs.k_BSHK.shape[1], inputs.window
   if inputs.keys_WK is not None:
     return 'the position module adds vectors to the keys'
   if dropout is not None and dropout.first is not None:
     return 'each position has its own dropout mask'
-  if S > W + T:
-    return (
-      f'there are {S} keys; there can be at most {W + T}, a window of {W} '
-      f'before {T} queries'
-    )
   return None

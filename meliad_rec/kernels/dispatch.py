@@ -56,10 +56,17 @@ def window_attention(
       platform on any machine.
 
   Raises:
-    ValueError: the implementation does not exist; interpreted kernels do not
-      support the inputs; or the implementation is 'gpu', but this machine's GPU
-      cannot run the kernels.
+    ValueError: there are more keys than a window and the queries have; the
+      implementation does not exist; interpreted kernels do not support the
+      inputs; or the implementation is 'gpu', but this machine's GPU cannot run
+      the kernels.
   """
+  T, S, W = inputs.q_BTHK.shape[1], inputs.k_BSHK.shape[1], inputs.window
+  if S > W + T:
+    raise ValueError(
+      f'There are {S} keys. There can be at most {W + T}, a window of {W} '
+      f'before {T} queries. Leave out older keys.'
+    )
   kernels = {'tpu': window_attention_tpu, 'cuda': window_attention_gpu}
   supported = _supported(implementation, kernels, inputs, dropout)
   if implementation in ('auto', 'gpu'):
@@ -87,9 +94,9 @@ def memory_attention(
   TPU v5e, in thousands of cycles. In each column, the first entry is for the
   forward pass, and the second for forward and backward passes together. The
   queries are 512 state vectors and a block of 512 tokens of one row (8 heads of
-  width 128, bfloat16). For kernels, the number before the plus sign is an upper
-  bound of the time that they take themselves; the number after it is the time
-  that XLA takes to prepare their inputs.
+  width 128, bfloat16). For kernels, the number before the plus sign is the
+  time of their schedules, as if the chip never waited for its memory; the
+  number after it is the time that XLA takes to prepare their inputs.
 
       slots    XLA          kernels
         512    54, 161      10 + 16, 34 + 44

@@ -251,13 +251,11 @@ KINDS = {
   'sums': {'reduce', 'reduce-window'},
   'lookups': {'gather', 'scatter', 'sort'},
 }
+# Without compare, select and negate, which also compute addresses of copies.
 _ARITHMETIC = {
-  'add',
-  'divide',
-  'exponential',
-  'maximum',
-  'multiply',
-  'subtract',
+  *('abs', 'add', 'cosine', 'divide', 'erf', 'exponential', 'log', 'logistic'),
+  *('exponential-minus-one', 'log-plus-one', 'maximum', 'minimum', 'multiply'),
+  *('power', 'rsqrt', 'sine', 'sqrt', 'subtract', 'tanh'),
 }
 # Parts of names that do not tell the place in the model: methods, loops, calls.
 _NOISE = re.compile(
@@ -276,7 +274,6 @@ def label(bodies: Mapping[str, Sequence[str]], line: str) -> Label:
   operations = _operations(bodies, line)
   kind = next(
     (kind for kind, shown in KINDS.items() if operations & shown),
-    # Addresses are computed too, but of few operations.
     'arithmetic' if operations & _ARITHMETIC else 'copies',
   )
   return Label(kind, _place_of(line))

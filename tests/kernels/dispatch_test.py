@@ -95,6 +95,7 @@ def test_what_the_kernels_do_not_support_runs_in_xla(kind, changes):
   ('kind', 'changes', 'implementation', 'message'),
   [
     ('window', {'P': 129}, 'tpu_interpreted', '257 keys'),
+    ('window', {'P': 129}, 'auto', '257 keys.*at most 256'),
     ('memory', {}, 'gpu_interpreted', 'gpu_interpreted'),
     ('window', {}, 'fast', "'fast'"),
   ],

@@ -81,6 +81,8 @@ FUSED = {
   'product': ['  %d = f32[8,8]{1,0} dot(%a, %b), metadata={}'],
   'nested': ['  %f = f32[8,8]{1,0} fusion(%a), kind=kLoop, calls=%product'],
   'moved': ['  %t = f32[8,8]{0,1} transpose(%a)'],
+  'negated': ['  %n = s32[] negate(%a)', '  %c = f32[8]{0} copy(%t)'],
+  'bounded': ['  %t = f32[8]{0} tanh(%a)'],
   'added': ['  %t = f32[8]{0} add(%a, %b)', '  %c = f32[8]{0} copy(%t)'],
 }
 
@@ -90,7 +92,9 @@ FUSED = {
   [
     ('nested', 'products'),
     ('moved', 'copies'),
+    ('negated', 'copies'),
     ('added', 'arithmetic'),
+    ('bounded', 'arithmetic'),
   ],
 )
 def test_kind_of_an_operation(body, kind):
