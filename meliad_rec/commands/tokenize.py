@@ -65,8 +65,8 @@ def main(argv: list[str]) -> None:
   source = sources.from_flags()
   if hasattr(source, 'pairs'):
     raise ValueError(
-      'A store cannot hold pairs of sequences. Train on them directly, with '
-      '--gin_file=task/pairs.'
+      'A store cannot hold pairs of sequences. Train on the files themselves, '
+      'with task/pairs.'
     )
   text = Text(source, vocabulary_of(source, args.vocabulary))
   splits = {
