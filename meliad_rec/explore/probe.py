@@ -102,8 +102,7 @@ def probe(
     far, label = np.concatenate(far), 'distance (tokens)'
   classes, y = np.unique(y, return_inverse=True)
   predicted = cross_validated(x, y, document % _FOLDS, penalty)
-  means = np.stack([x[y == c].mean(0) for c in range(len(classes))])
-  directions = means - x.mean(0)
+  directions = class_directions(x, y)
   data = xr.Dataset(
     {
       'target': ('state', classes[y]),
@@ -195,6 +194,19 @@ def ridge(x_ND, y_NC, penalty: float) -> tuple[np.ndarray, np.ndarray]:
   return (x_ND.T @ np.linalg.solve(gram, y_NC)).T, center
 
 
+def class_directions(x_ND, y_N) -> np.ndarray:
+  """Returns the mean state of each class minus that of all, float64."""
+  x_ND = x_ND - x_ND.mean(0, dtype=np.float64)
+  return np.stack([x_ND[y_N == c].mean(0) for c in range(y_N.max() + 1)])
+
+
+def subspace(directions) -> np.ndarray:
+  """Returns orthonormal vectors [rank, D] that span directions [classes, D]."""
+  _, sizes, basis = np.linalg.svd(directions, full_matrices=False)
+  # Directions of K classes span K - 1 dimensions; the last size is rounding.
+  return basis[sizes > 1e-9 * sizes[0]]
+
+
 def _draw_accuracy(data, label):
   figure = new_figure(7, 4)
   axes = figure.subplots()
@@ -258,9 +270,8 @@ def ablate(
   W = run.block
   tokens = tokens or W
   rng = np.random.default_rng(seed)
-  rank = np.linalg.matrix_rank(found.directions)
-  basis = np.linalg.svd(found.directions, full_matrices=False)[2][:rank]
-  D = basis.shape[1]
+  basis = subspace(found.directions)
+  rank, D = basis.shape
   bases = {'probe': basis} | {
     f'random {i}': np.linalg.qr(rng.normal(size=(D, rank)))[0].T
     for i in range(random)

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from meliad_rec import explore
+from meliad_rec.explore.probe import class_directions
 from meliad_rec.explore.probe import cross_validated
 from meliad_rec.explore.probe import ridge
+from meliad_rec.explore.probe import subspace
 from tests import observed
 from tests.explored import block_recurrent
 from tests.explored import check
@@ -33,6 +35,22 @@ def test_classes_of_unequal_size():
   x[:, 0] += 4 * y
   predicted = cross_validated(x, y, np.arange(4000) % 5, 1e-3)
   assert (predicted == y).mean() > 0.97
+
+
+@pytest.mark.parametrize('N, D, apart', [(5000, 64, 1), (400, 20_000, 1e-3)])
+def test_directions_of_k_classes_span_k_minus_1_dimensions(N, D, apart):
+  """Also where two classes differ much less than the others."""
+  rng = np.random.default_rng(0)
+  y = rng.integers(0, 8, N)
+  centers = rng.normal(size=(8, D))
+  centers[0] = centers[1] + apart * rng.normal(size=D)
+  noise = 1e-4 * rng.normal(size=(N, D))
+  x = (centers[y] + noise + 10).astype(np.float32)
+  directions = class_directions(x, y)
+  basis = subspace(directions)
+  assert len(basis) == 7
+  close(basis @ basis.T, np.eye(7))
+  close(directions @ basis.T @ basis, directions)
 
 
 @pytest.mark.slow
