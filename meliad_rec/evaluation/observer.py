@@ -38,8 +38,9 @@ class Observer:
   Attributes:
     model: the model.
     labels: whether it predicts labels of tokens instead of the next token.
-    block: number of tokens W read at once: the block length of the cell, or an
-      eighth of a segment if the cell takes any number of tokens.
+    block: number of tokens W read at once: the block length of the cell; or, if
+      the cell takes any number of tokens, the largest divisor of a segment that
+      is at most an eighth of it.
     segment: number of tokens of a segment. A model with `clear_state` is
       cleared at the start of each.
   """
@@ -292,7 +293,9 @@ class Observer:
         jnp.ones((1, self.block), bool),
         source_1S,
       )
-      nats = jnp.sum(predictions(logits_1WV[0], targets_W, 1)['nats'])
+      nats_W = predictions(logits_1WV[0], targets_W, 1)['nats']
+      scored_W = targets_W != 0 if self.labels else True
+      nats = jnp.sum(nats_W, where=scored_W)
       return state, (nats, _squares(floats(parts)))
 
     def loss(offsets):
@@ -306,6 +309,17 @@ class Observer:
     }
     gradients, squares_N = jax.grad(loss, has_aux=True)(zeros)
     return jnp.sqrt(jax.vmap(_squares)(gradients) * squares_N)
+
+  def _predictions(self, logits_WV, targets_W, top: int):
+    """Returns `predictions`; 'nats' and 'rank' are NaN where a label is 0.
+
+    Such a token is not scored; see data/batch.py.
+    """
+    found = predictions(logits_WV, targets_W, top)
+    if self.labels:
+      for name in ('nats', 'rank'):
+        found[name] = jnp.where(targets_W == 0, jnp.nan, found[name])
+    return found
 
   def _shapes(self, request, state, batch):
     """Returns the shapes of what reading a batch records."""
@@ -379,7 +393,9 @@ class Observer:
         parts = model.apply(variables, after, method='parts')
         found['states'] = leaves_by_path(parts)
       if request.top is not None:
-        found['tokens'] = predictions(logits_1WV[0], targets_W, request.top)
+        found['tokens'] = self._predictions(
+          logits_1WV[0], targets_W, request.top
+        )
       sown = sown.get(pictures.COLLECTION, {})
       if request.pictures:
         found['pictures'] = by_layer(
@@ -409,7 +425,7 @@ class Observer:
       _, logits_1WV = self.model.apply(
         variables, None, y_WD[None], mask_1W, None, method='apply_head'
       )
-      return predictions(logits_1WV[0], targets_W, 1)
+      return self._predictions(logits_1WV[0], targets_W, 1)
 
     return jax.lax.map(look, jnp.concatenate(outputs))
 

@@ -40,11 +40,12 @@ def by_position(
     labels: ids of the labels of all tokens, if the models predict labels.
 
   Returns:
-    'bits' [curve, part], the mean loss in bits per token. A recurrent run has
-    four curves: its own, and those with the state cleared at each segment, at
-    each block, and once, after half of the text in whole blocks. A second panel
-    shows how far these are above its own. Coordinates of a part are 'first',
-    the index of its first token, and 'end', the index after its last token.
+    'bits' [curve, part], the mean loss in bits per token; NaN where all labels
+    are 0, which are not scored. A recurrent run has four curves: its own, and
+    those with the state cleared at each segment, at each block, and once, after
+    half of the text in whole blocks. A second panel shows how far these are
+    above its own. Coordinates of a part are 'first', the index of its first
+    token, and 'end', the index after its last token.
 
   Raises:
     ValueError: a run cannot read the text, labels are missing or not expected,
@@ -73,8 +74,14 @@ def by_position(
       looks.append((name, {'color': COLORS[i % 6], 'ls': style}))
   edges = np.unique(np.geomspace(16, max(T, 17), bins).astype(int))
   edges = np.unique([0, *edges[edges < T], *middles, T])
+  # Tokens with the label 0 are not scored.
+  scored_T = np.ones(T) if labels is None else np.asarray(labels) != 0
+  counts = np.add.reduceat(scored_T.astype(np.float64), edges[:-1])
+  counts[counts == 0] = np.nan
   bits = {
-    label: np.add.reduceat(nats_T, edges[:-1]) / np.diff(edges) / np.log(2)
+    label: np.add.reduceat(np.where(scored_T, nats_T, 0), edges[:-1])
+    / counts
+    / np.log(2)
     for label, nats_T in curves.items()
   }
   data = xr.Dataset(
@@ -200,8 +207,8 @@ def forgetting(
     labels: ids of the labels of all tokens, if the models predict labels.
 
   Returns:
-    'cost' [run, place, token], the rise of the loss in nats; the coordinate
-    'at' of a place is the number of tokens before it.
+    'cost' [run, place, token], the rise of the loss in nats, NaN where a label
+    is 0; the coordinate 'at' of a place is the number of tokens before it.
 
   Raises:
     ValueError: the text is too short, no run is recurrent, labels are missing
@@ -227,9 +234,11 @@ def forgetting(
   pairs = list(zip(edges[:-1], edges[1:], strict=True))
   middles = [(a + b + 1) / 2 for a, b in pairs]
   for i, (name, label) in enumerate(_labels(runs).items()):
-    cost = data['cost'].sel(run=name).values / np.log(2)
-    by_place = np.array([cost[:, a:b].mean(1) for a, b in pairs])
-    mean, error = by_place.mean(1), by_place.std(1) / np.sqrt(len(places))
+    cost = data['cost'].sel(run=name) / np.log(2)
+    parts = [cost.isel(token=slice(a, b)).mean('token') for a, b in pairs]
+    by_place = xr.concat(parts, 'part')
+    mean = by_place.mean('place')
+    error = by_place.std('place') / np.sqrt(by_place.count('place'))
     color = COLORS[i % 6]
     axes.plot(middles, mean, 'o-', ms=3, color=color, label=label)
     axes.fill_between(

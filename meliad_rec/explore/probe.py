@@ -252,7 +252,7 @@ def ablate(
 
   Returns:
     'rise' [text, kind], the rise of the loss in nats per token, for kind
-    'probe' and 'random 0' and so on.
+    'probe' and 'random 0' and so on; NaN if all labels of these tokens are 0.
 
   Raises:
     ValueError: there is no text, one is too short, or the probe is of another

@@ -162,7 +162,9 @@ def letters_on(image, values: np.ndarray) -> np.ndarray:
     image: what `heat_map` returned.
     values: values of the cells on which the letters are.
   """
-  shades = np.asarray(image.cmap(image.norm(values)))[..., :3] @ _LUMINANCE
+  colors = np.asarray(image.cmap(image.norm(values)))
+  # A cell without a value is transparent, so it looks white.
+  shades = colors[..., :3] @ _LUMINANCE + 1 - colors[..., 3]
   return np.where(shades < 0.5, 'white', 'black')
 
 

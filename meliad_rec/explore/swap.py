@@ -52,7 +52,8 @@ def swap(
     For each token of B after the swap, 'own', 'swapped' and 'cleared': its loss
     in nats with the state of B, the state of A and a cleared state; and
     'own_best' and 'swapped_best', the most likely token with each. If the model
-    predicts labels, these are the losses of labels, and the likeliest ones.
+    predicts labels, these are the losses of labels, NaN where a label is 0, and
+    the likeliest ones.
 
   Raises:
     ValueError: a text is too short, `tokens` is below 1, labels are missing or
@@ -97,21 +98,18 @@ def swap(
 def _draw(data):
   figure = new_figure(11, 6)
   top, bottom = figure.subplots(2)
-  T = data.sizes['token']
+  scored = np.flatnonzero(~np.isnan(data['own'].values))
   for name, color in zip(('swapped', 'cleared'), COLORS, strict=False):
-    rise = (data[name] - data['own']).values / np.log(2)
-    top.plot(
-      np.arange(1, T + 1),
-      np.cumsum(rise) / np.arange(1, T + 1),
-      color=color,
-      label=f'state {name}',
-    )
+    rise = (data[name] - data['own']).values[scored] / np.log(2)
+    means = np.cumsum(rise) / np.arange(1, len(scored) + 1)
+    top.plot(scored + 1, means, color=color, label=f'state {name}')
   top.axhline(0, color='black', lw=0.8)
   label_curves(
     top, 'tokens after the swap', 'mean rise of the loss\n(bits per token)'
   )
   rise = (data['swapped'] - data['own']).values / np.log(2)
-  most = np.sort(np.argsort(-np.abs(rise))[:30])
+  most = np.argsort(-np.abs(rise[scored]))[:30]
+  most = np.sort(scored[most])
   labels = [_label(data, i) for i in most]
   best = [
     f'{symbols(own)}\u2192{symbols(swapped)}' if own != swapped else ''

@@ -114,11 +114,12 @@ class ObservedRun:
     Returns:
       A Dataset with the axes token and choice, the best first. 'nats' is the
       loss -ln p of each token, 'rank' the number of tokens that were more
-      likely, and 'entropy' the entropy of the prediction, in nats. 'top_ids',
-      'top_text' and 'top_nats' are the most likely tokens and the loss that
-      each would have had. Coordinates of a token are its 'text', its 'id', and
-      'byte', the index of its first byte in the text as the tokens spell it. A
-      vocabulary of words, for example, may spell spaces differently.
+      likely, both NaN where a label is 0, which is not scored; and 'entropy'
+      the entropy of the prediction, in nats. 'top_ids', 'top_text' and
+      'top_nats' are the most likely tokens and the loss that each would have
+      had. Coordinates of a token are its 'text', its 'id', and 'byte', the
+      index of its first byte in the text as the tokens spell it. A vocabulary
+      of words, for example, may spell spaces differently.
 
     Raises:
       ValueError: the text is empty or neither a string nor ids, the arrays

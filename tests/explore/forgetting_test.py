@@ -10,6 +10,7 @@ import pytest
 
 from meliad_rec import explore
 from meliad_rec.evaluation.recording import Request
+from meliad_rec.explore.probe import Probe
 from meliad_rec.metrics.losses import cross_entropy
 from tests import observed
 from tests.explored import block_recurrent
@@ -86,6 +87,56 @@ def test_a_run_that_predicts_labels_is_given_them(show):
     show(block_recurrent(), ids_T, labels=ids_T)
   with pytest.raises(ValueError, match='one label'):
     show(run, read_T, labels=ids_T[1:])
+
+
+def test_tokens_with_the_label_0_are_not_scored(tmp_path):
+  run, at = block_recurrent(labels=True), len(TEXT) // 2 // W * W
+  ids = run.encode(TEXT)
+  labels = np.where(np.arange(len(ids)) % 3 == 0, 0, ids)
+  nats = run.predictions(ids, labels=labels)['nats'].values
+  full = run.predictions(ids, labels=ids)['nats'].values
+  close(nats, np.where(labels == 0, np.nan, full))
+  shown = explore.by_position(run, ids, 4, labels)
+  check(shown, tmp_path)
+  ends = shown.data['end'].values
+  parts = np.split(nats, ends[:-1])
+  bits = [np.nanmean(part) / np.log(2) for part in parts]
+  close(shown.data['bits'][0], bits)
+  none = explore.by_position(run, ids, 4, np.zeros_like(ids))
+  assert np.isnan(none.data['bits']).all()
+  shown = explore.forgetting(run, ids, 20, 2, labels)
+  check(shown, tmp_path)
+  places = shown.data['at'].values[:, None] + np.arange(20)
+  missing = np.isnan(shown.data['cost'].values[0])
+  np.testing.assert_array_equal(missing, places % 3 == 0)
+  (band,) = shown.figure.axes[0].collections
+  assert np.isfinite(band.get_paths()[0].vertices).any()
+  shown = explore.swap(run, ids[::-1], ids, labels=labels)
+  check(shown, tmp_path)
+  top, bottom = shown.figure.axes
+  rise = shown.data['swapped'] - shown.data['own']
+  close(top.lines[0].get_ydata()[-1], rise.mean() / np.log(2))
+  heights = [bar.get_height() for bar in bottom.patches]
+  assert len(heights) == np.count_nonzero(labels[at:])
+  assert np.isfinite(heights).all()
+
+
+@pytest.mark.slow
+def test_gradients_and_ablations_count_only_scored_labels():
+  run = block_recurrent(labels=True)
+  observer, ids = run.observer, run.encode(TEXT)
+  even = np.where(np.arange(len(ids)) % 2, 0, ids)
+  _, state = observer.read(ids, Request(), last=W)
+  norm = lambda labels: observer.state_gradients(ids, state, W, 0, labels)
+  assert norm(np.zeros_like(ids)) == 0 < norm(even) != norm(ids)
+  shape = 3, sum(a.size for a in observer.parts(state).values())
+  directions = np.random.default_rng(0).normal(size=shape)
+  found = Probe(None, None, directions, None)
+  rises = [
+    explore.ablate(run, found, [ids], [labels], random=0).data['rise'].item()
+    for labels in (even, ids - even, ids)
+  ]
+  close(np.mean(rises[:2]), rises[2])
 
 
 def test_the_share_of_names_predicted_right():

@@ -47,8 +47,13 @@ def test_lens_of_labels(tmp_path):
   run = observed.run('gated_universal', labels=True)
   ids = run.encode(TEXT)
   labels = np.roll(ids, -1)
+  labels[-3] = 0  # Not scored.
   shown = explore.lens(run, ids, labels=labels)
   check(shown, tmp_path)
   close(shown.data['nats'][-1], run.predictions(ids, labels=labels)['nats'])
+  assert np.isnan(shown.data['nats'][:, -3]).all()
+  texts = shown.figure.axes[1].texts
+  colors = [t.get_color() for t in texts if t.get_position()[0] == 45]
+  assert {*colors} == {'black'}
   with pytest.raises(ValueError, match='labels were not given'):
     run.lens(ids)
