@@ -15,6 +15,7 @@ _ROWS, _COLUMNS = 28, 76  # Characters of the page of text.
 _FEWEST = 12  # Rows of the panel for a shorter page.
 # A page may begin within a character, whose bytes then stay single.
 _ERRORS = 'surrogateescape'
+_METRIC = 'bits_per_byte'
 _LIMIT = 4.0  # Bits per character at which colors are strongest.
 _LOSS, _GAIN = '#D55E00', '#0072B2'  # As in the page of `meliad-rec explore`.
 # Light enough for black letters.
@@ -24,10 +25,10 @@ _SHADES = '#EAA270', '#FFFFFF', '#6AB0D8'
 def plot_gain(a: TokenLosses, b: TokenLosses, out: str | Path) -> None:
   """Draws how many bits model B gains over model A, in three panels.
 
-  The first panel shows the training curves of the two runs, if their folders
-  still exist. The second shows the gain at names, by the distance back to their
-  previous use. The third shows the page of text on which B gains most. The
-  color of a character there is the gain at its token.
+  The first panel shows the training curves of the runs whose folders still
+  exist and hold bits per byte. The second shows the gain at names, by the
+  distance back to their previous use. The third shows the page of text on which
+  B gains most. The color of a character there is the gain at its token.
 
   Args:
     a, b: losses of models A and B on the same tokens.
@@ -48,13 +49,15 @@ def plot_gain(a: TokenLosses, b: TokenLosses, out: str | Path) -> None:
 
 
 def _draw_curves(axes, *losses):
-  runs = {
-    Path(x.about['run']).name: x.about['run']
-    for x in losses
-    if (Path(x.about.get('run', '')) / journal.NAME).is_file()
-  }
+  runs = {}
+  for letter, x in zip('AB', losses, strict=True):
+    folder = Path(x.about.get('run', '?'))
+    if (folder / journal.NAME).is_file():
+      records = journal.read(journal.path(folder))
+      if any(_METRIC in record for record in records):
+        runs[f'{letter} {folder.name}'] = folder
   if runs:
-    plot.draw(axes, runs, 'bits_per_byte')
+    plot.draw(axes, runs, _METRIC)
     axes.set_title('training')
   else:
     axes.set_axis_off()

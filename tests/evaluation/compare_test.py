@@ -1,6 +1,7 @@
 """Comparison finds the gains where the test put them."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -115,7 +116,8 @@ def test_the_page_that_gains_most_is_drawn(tmp_path, drawn):
   assert name.startswith('doc1:')
   shown = {c: g for row in rows for c, g in row}
   assert shown['n'] == pytest.approx(3) and shown['y'] == 0
-  assert len(rows) <= 36 and max(map(len, rows)) <= 96
+  assert len(rows) <= gain_plot._ROWS
+  assert max(map(len, rows)) <= gain_plot._COLUMNS
   gain_plot.plot_gain(a, b, tmp_path / 'gain.png')
   assert (tmp_path / 'gain.png').read_bytes().startswith(b'\x89PNG')
   (figure,) = drawn
@@ -124,3 +126,26 @@ def test_the_page_that_gains_most_is_drawn(tmp_path, drawn):
   bits = 4 * 3 / np.log(2)
   assert [bar.get_height() for bar in bars.patches] == pytest.approx([bits])
   assert np.nanmax(page.images[0].get_array()) == pytest.approx(bits / 4)
+
+
+def test_curves_of_folders_with_one_name_are_both_drawn(tmp_path, drawn):
+  """A run without the metric is left out."""
+  losses, bits = [], 'bits_per_byte'
+  for folder, metric in ('x', bits), ('y', bits), ('z', 'accuracy'):
+    run = tmp_path / folder / 'seed0'
+    run.mkdir(parents=True)
+    records = [{'step': i, 'split': 'train', metric: 2.0 - i} for i in (0, 1)]
+    lines = [json.dumps(record) + '\n' for record in records]
+    (run / 'metrics.jsonl').write_text(''.join(lines))
+    losses.append(dataclasses.replace(make(TEXTS), about={'run': str(run)}))
+  a, b, without = losses
+  for other, names in (
+    (b, ['A seed0, train', 'B seed0, train']),
+    (
+      without,
+      ['A seed0, train'],
+    ),
+  ):
+    gain_plot.plot_gain(a, other, tmp_path / 'gain.png')
+    _, labels = drawn[-1].axes[0].get_legend_handles_labels()
+    assert labels == names
