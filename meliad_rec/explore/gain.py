@@ -57,7 +57,8 @@ def gain(
     first 'byte', its 'gain' in bits, and the 'name' in it that gains most, ''
     if it holds none; see name_distance. 'back' is the number of tokens back to
     the previous use of this name, 0 at its first use and -1 without a name.
-    'in_window' is whether that use is within the window of attention.
+    'in_window' is whether that use is within the window of attention, None if
+    the run has none.
 
   Raises:
     ValueError: the vocabularies differ, the run cannot read the text or
@@ -171,7 +172,7 @@ def _top_words(a, b, window: int | None, top: int) -> list[dict]:
         'gain': float(gained_N[i]),
         'name': name.strip(),
         'back': distance,
-        'in_window': bool(window and 0 < distance <= window),
+        'in_window': window and 0 < distance <= window,
       }
     )
   return found

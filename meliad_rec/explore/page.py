@@ -325,10 +325,16 @@ def _top_words(top: list[dict]) -> str:
     )
     for word in top
   )
+  reach = ''
+  if any(word['in_window'] is not None for word in top):
+    reach = (
+      ' Without "within the window", the attention of one layer does not reach '
+      'it.'
+    )
   return (
     '<p>The words that gain most: the gain in bits, the name in the word that '
-    'gains most, its previous use, and the word in its context. Without '
-    '"within the window", the attention of one layer does not reach it.</p>'
+    'gains most, its previous use, and the word in its context.'
+    f'{reach}</p>'
     '<table><tr><th>gain</th><th>name</th><th>previous use</th>'
     '<th>word</th></tr>'
     f'{rows}</table>'

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from meliad_rec import explore
+from meliad_rec.explore import page
 from tests import observed
 from tests.explored import block_recurrent
 from tests.explored import check
@@ -50,6 +51,17 @@ def test_words_without_a_name_are_not_first_uses():
     15: ('+', -1),
     17: ('22', -1),
   }
+
+
+def test_without_a_window_nothing_is_said_about_one():
+  run = observed.run('lstm')
+  assert run.window is None
+  windows = {}
+  for name, one in ('lstm', run), ('window', block_recurrent()):
+    top = explore.gain(one, 'cat = 1\n\n  cat + 22\n', top=9).data.attrs['top']
+    windows[name] = {word['in_window'] for word in top}
+    assert ('window' in page._top_words(top)) == (name == 'window')
+  assert windows == {'lstm': {None}, 'window': {False}}
 
 
 def test_gain_needs_something_to_compare_with():
