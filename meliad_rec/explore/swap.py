@@ -167,8 +167,9 @@ def ask(
     text; and after the question alone.
 
   Raises:
-    ValueError: there is no answer, one is empty, the text is shorter than a
-      block, or the run is not recurrent.
+    ValueError: there is no answer, one is empty, the question or an answer is
+      not a string of UTF-8, the text is shorter than a block, or the run is not
+      recurrent.
   """
   import xarray as xr
 
@@ -176,7 +177,7 @@ def ask(
     raise ValueError(
       f'answers must be a list of strings, got the string {answers!r}.'
     )
-  encode = run.vocabulary.encode
+  check_text('The question', question)
   for answer in answers:
     check_text('An answer', answer)
     if not answer:

@@ -1,5 +1,7 @@
 """States of one text put into another, and questions to a state."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -41,3 +43,11 @@ def test_ask(tmp_path):
   for wrong, message in ('cat', 'list of strings'), (['cat', ''], 'is empty'):
     with pytest.raises(ValueError, match=message):
       explore.ask(run, OTHER, question, wrong)
+
+
+@pytest.mark.parametrize('question', [None, 'What\ud800?'])
+def test_a_wrong_question_is_refused_before_anything_is_read(question):
+  run = copy.copy(block_recurrent())
+  run.states = None  # A call would be a TypeError.
+  with pytest.raises(ValueError, match='The question (must be|has a lone)'):
+    explore.ask(run, OTHER, question, ['cat'])
