@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meliad_rec.config.values import check_count
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import Shown
@@ -57,7 +58,9 @@ def probe(
     run: a recurrent run.
     texts: documents, at least five.
     targets: for each text, an array with one class for each token: what the
-      state should hold after this token, such as the place of an agent.
+      state should hold after this token, such as the place of an agent. A model
+      that predicts the next token has not read the last token before a border
+      of blocks, so its state is compared with the target of the one before.
     distances: for each text, an array with one number for each token, such as
       the number of tokens since a name was given. The accuracy is shown by this
       number; None shows it by the position in the text.
@@ -92,13 +95,13 @@ def probe(
     _examples(run, number, text, target, layer, every)
     for number, (text, target) in enumerate(zip(texts, targets, strict=True))
   ]
-  x, y, document, read = map(np.concatenate, zip(*each, strict=True))
+  x, y, document, read, _ = map(np.concatenate, zip(*each, strict=True))
   far, label = read, 'tokens read'
   if distances is not None:
     far = []
     for number, (one, text) in enumerate(zip(each, texts, strict=True)):
       of_text = _for_tokens(run, number, text, distances[number], 'distances')
-      far.append(of_text[one.tokens_N - 1])
+      far.append(of_text[one.newest_N])
     far, label = np.concatenate(far), 'distance (tokens)'
   classes, y = np.unique(y, return_inverse=True)
   predicted = cross_validated(x, y, document % _FOLDS, penalty)
@@ -127,18 +130,23 @@ class _Examples(NamedTuple):
     s_ND: the states.
     target_N: their classes.
     document_N: number of the text, the same for all of them.
-    tokens_N: number of tokens read before each state.
+    tokens_N: number of tokens before each state.
+    newest_N: index of the last token that the model has read then.
   """
 
   s_ND: np.ndarray
   target_N: np.ndarray
   document_N: np.ndarray
   tokens_N: np.ndarray
+  newest_N: np.ndarray
 
 
 def _examples(run, number, text, target_T, layer, every) -> _Examples:
   states = run.states(text, every)
-  tokens_N = states['tokens'].values[1:]
+  # To predict the next token, a model reads tokens one place later.
+  newest_N = states['tokens'].values - (1 if run.labels else 2)
+  states, newest_N = states.isel(border=newest_N >= 0), newest_N[newest_N >= 0]
+  tokens_N = states['tokens'].values
   if not len(tokens_N):
     raise ValueError(
       f'Text {number} has {len(run.encode(text))} tokens, but a state is read '
@@ -146,10 +154,11 @@ def _examples(run, number, text, target_T, layer, every) -> _Examples:
     )
   targets = _for_tokens(run, number, text, target_T, 'targets')
   return _Examples(
-    _vectors(states, layer)[1:],
-    targets[tokens_N - 1],
+    _vectors(states, layer),
+    targets[newest_N],
     np.full(len(tokens_N), number),
     tokens_N,
+    newest_N,
   )
 
 
@@ -255,8 +264,9 @@ def ablate(
     'probe' and 'random 0' and so on; NaN if all labels of these tokens are 0.
 
   Raises:
-    ValueError: there is no text, one is too short, or the probe is of another
-      run.
+    ValueError: there is no text, one is too short, the probe is of another run,
+      labels are missing or not expected, `tokens` is below 1 or `random` below
+      0.
   """
   import xarray as xr
 
@@ -267,6 +277,17 @@ def ablate(
     )
   if not len(texts):
     raise ValueError('There is no text to read. Give at least one.')
+  check_count('random', random, 0)
+  if tokens is not None:
+    check_count('tokens', tokens, 1)
+  if labels is not None and len(labels) != len(texts):
+    raise ValueError(
+      f'Labels of each text are needed, got {len(texts)} texts and labels of '
+      f'{len(labels)}.'
+    )
+  given = [None] * len(texts) if labels is None else list(map(np.array, labels))
+  for text, labels_T in zip(texts, given, strict=True):
+    run.check_readable(text, labels_T)
   W = run.block
   tokens = tokens or W
   rng = np.random.default_rng(seed)
@@ -277,7 +298,7 @@ def ablate(
     for i in range(random)
   }
   rises = []
-  for number, text in enumerate(texts):
+  for number, (text, labels_T) in enumerate(zip(texts, given, strict=True)):
     ids_T = run.encode(text)
     at = len(ids_T) // 2 // W * W
     rest = ids_T[at : at + tokens]
@@ -286,14 +307,13 @@ def ablate(
         f'Text {number} has {len(ids_T)} tokens, but at least {2 * W} are '
         'needed. Give longer texts.'
       )
-    options = {}
-    if labels is not None:
-      options['labels'] = np.asarray(labels[number])[at : at + tokens]
+    if labels_T is not None:
+      labels_T = labels_T[at : at + tokens]
     states = run.states(ids_T[:at], at)
     state = states.isel(border=-1)
-    loss = lambda state, before=ids_T[:at], rest=rest, options=options: float(
+    loss = lambda state, before=ids_T[:at], rest=rest, labels=labels_T: float(
       run.with_state(state, before)
-      .predictions(rest, 1, **options)['nats']
+      .predictions(rest, 1, labels=labels)['nats']
       .mean()
     )
     own = loss(state)

@@ -6,6 +6,7 @@ import pytest
 from meliad_rec import explore
 from meliad_rec.explore.probe import class_directions
 from meliad_rec.explore.probe import cross_validated
+from meliad_rec.explore.probe import Probe
 from meliad_rec.explore.probe import ridge
 from meliad_rec.explore.probe import subspace
 from tests import observed
@@ -58,8 +59,7 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
   run = observed.run('lstm')
   rng = np.random.default_rng(0)
   texts = [''.join(rng.choice(list('ab'), 48)) for _ in range(10)]
-  # The state after n tokens has read token n - 2: the last one is pending.
-  targets = [np.array(['a', *text[:-1]]) for text in texts]
+  targets = [np.array(list(text)) for text in texts]
   found = explore.probe(run, texts, targets, penalty=1e-3)
   check(found, tmp_path)
   assert found.data.attrs['most_common'] < 0.65
@@ -88,7 +88,7 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
   with pytest.raises(ValueError, match='47 distances'):
     explore.probe(run, texts, targets, [[1] * 47] * 10)
   far = explore.probe(run, texts, targets, [[*range(48)]] * 10)
-  close(far.data['distance'], far.data['tokens'] - 1)
+  close(far.data['distance'], far.data['tokens'] - 2)
   equal = explore.probe(run, texts, targets, [[3] * 48] * 10)
   [place] = equal.figure.axes[0].lines[0].get_xdata()
   assert place == 3
@@ -100,3 +100,21 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
     explore.ablate(run, found, [])
   with pytest.raises(ValueError, match='another run'):
     explore.ablate(block_recurrent(), found, texts)
+
+
+@pytest.mark.parametrize(
+  'labeled, options, message',
+  [
+    (False, {'tokens': 0}, 'tokens must be'),
+    (False, {'random': -1}, 'random must be'),
+    (False, {'labels': [[1] * 48] * 2}, 'labels were given'),
+    (True, {}, 'labels were not given'),
+    (True, {'labels': [[1] * 48]}, 'labels of 1'),
+    (True, {'labels': [[1] * 48, [1] * 47]}, 'one label'),
+  ],
+)
+def test_arguments_of_ablate_that_are_refused(labeled, options, message):
+  run = observed.run('lstm', labeled)
+  found = Probe(None, None, np.eye(3), None)
+  with pytest.raises(ValueError, match=message):
+    explore.ablate(run, found, [np.arange(48)] * 2, **options)
