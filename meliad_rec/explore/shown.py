@@ -4,6 +4,7 @@ from collections.abc import Mapping
 import dataclasses
 import io
 import os
+from pathlib import Path
 import statistics
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,14 @@ if TYPE_CHECKING:
 
 # Colors that the color-blind can tell apart (Okabe and Ito 2008).
 COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9']
-SEQUENTIAL, DIVERGING = 'cividis', 'PuOr_r'
+# By the suffix of a file.
+_COMPRESSIONS = {
+  '.gz': 'gzip',
+  '.bz2': 'bz2',
+  '.xz': 'xz',
+  '.zst': 'zstd',
+  '.zip': 'zip',
+}
 _LUMINANCE = np.array([0.299, 0.587, 0.114])  # Weights of red, green and blue.
 
 # One run, or {name: run} of several to compare.
@@ -47,13 +55,22 @@ class Shown:
     return self.data.to_dataframe().reset_index()
 
   def to_csv(self, path: str | os.PathLike[str]) -> None:
-    """Writes the table to a CSV file.
+    """Writes the table to a CSV file, whole or not at all.
+
+    Args:
+      path: path of the file; it is compressed if it ends in .gz, .bz2, .xz,
+        .zst or .zip.
 
     Raises:
       ValueError: the file cannot be written.
     """
     output_file.check(path)
-    self.table().to_csv(path, index=False)
+    path, table = Path(path), self.table()
+    compression = {'method': _COMPRESSIONS.get(path.suffix)}
+    if path.suffix == '.zip':
+      compression['archive_name'] = path.stem
+    with output_file.replacing(path) as new:
+      table.to_csv(new, index=False, compression=compression)
 
   def save(self, path: str | os.PathLike[str], dpi: int = 120) -> None:
     """Writes the figure to a file, whole or not at all.
@@ -125,9 +142,7 @@ def _three_digits(x: float) -> str:
   return f'{x:,.0f}' if x >= 100 else f'{x:.3g}'
 
 
-def heat_map(
-  axes, values_YX, label: str, extent=None, diverging=False, limits=(None, None)
-):
+def heat_map(axes, values_YX, label: str, extent=None, limits=(None, None)):
   """Draws an array as colors, with a bar that shows their values.
 
   Args:
@@ -135,18 +150,13 @@ def heat_map(
     values_YX: the array; row 0 is at the top.
     label: what the colors are, with its unit.
     extent: (left, right, bottom, top) of the array in data coordinates.
-    diverging: whether the colors on both sides of 0 differ.
     limits: values of the first and the last color; None: the array's.
   """
-  values_YX = np.asarray(values_YX, np.float64)
-  if diverging:
-    top = np.nanpercentile(np.abs(values_YX), 99) or 1.0
-    limits = -top, top
   image = axes.imshow(
-    values_YX,
+    np.asarray(values_YX, np.float64),
     aspect='auto',
     interpolation='nearest',
-    cmap=DIVERGING if diverging else SEQUENTIAL,
+    cmap='cividis',
     extent=extent,
     vmin=limits[0],
     vmax=limits[1],

@@ -1,11 +1,13 @@
 """Results of several runs side by side, their size, and what is refused."""
 
 import copy
+from pathlib import Path
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 
 from meliad_rec import explore
 from meliad_rec.data.vocabulary import Words
@@ -127,6 +129,26 @@ def test_heat_maps_and_coordinates_side_by_side():
   assert [i.axes.texts[0].get_color() for i in images] == ['white', 'black']
   assert [f.get_suptitle() for f in drawn] == ['the name b', 'the name a']
   assert drawn[0].axes[1].get_ylim() == drawn[1].axes[2].get_ylim()
+
+
+@pytest.mark.parametrize('suffix', ['', '.gz', '.xz', '.zip'])
+def test_a_table_is_written_whole_or_not_at_all(suffix, tmp_path, monkeypatch):
+  path = tmp_path / f'table.csv{suffix}'
+  shown = Shown(xr.Dataset({'x': ('place', [1.5, 2.5])}), None)
+  shown.to_csv(path)
+  pd.testing.assert_frame_equal(pd.read_csv(path), shown.table())
+  before = path.read_bytes()
+  assert (before == b'place,x\n0,1.5\n1,2.5\n') == (suffix == '')
+
+  def fail(table, out, **_):
+    Path(out).write_text('place')
+    raise OSError('The disk is full.')
+
+  monkeypatch.setattr(pd.DataFrame, 'to_csv', fail)
+  with pytest.raises(OSError, match='full'):
+    shown.to_csv(path)
+  assert path.read_bytes() == before
+  assert [*tmp_path.iterdir()] == [path]
 
 
 def test_mistakes_in_runs_and_paths(tmp_path):
