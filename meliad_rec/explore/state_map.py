@@ -82,8 +82,11 @@ def state_map(
 
 def slots_of(
   states, layer: int | None, part: str | None = None
-) -> tuple[np.ndarray, str]:
-  """Returns the states of a layer as vectors [borders, S, D], and their name.
+) -> tuple[np.ndarray, str, int | None]:
+  """Returns the states of a layer as vectors [borders, S, D], and its place.
+
+  The place is the name of the part, and the index of the layer, from 0; None if
+  the part is not divided into layers.
 
   Args:
     states: result of TrainedRun.states.
@@ -119,16 +122,17 @@ def slots_of(
       raise ValueError(
         f'Layer {layer} has no recurrent state. Choose one of {known}.'
       )
-    a = a.sel(layer=known[-1] if layer is None else layer)
+    layer = known[-1] if layer is None else layer
+    a = a.sel(layer=layer)
   values = a.values
-  return values.reshape(len(values), -1, values.shape[-1]), name
+  return values.reshape(len(values), -1, values.shape[-1]), name, layer
 
 
 def _measure(run, text, layer, every, part):
   import xarray as xr
 
   states = run.states(text, every)
-  s_NSD, name = slots_of(states, layer, part)
+  s_NSD, name, layer = slots_of(states, layer, part)
   before, after = s_NSD[:-1], s_NSD[1:]
   if not len(after):
     raise ValueError(

@@ -82,6 +82,19 @@ def test_state_map_of_parts_without_slots(tmp_path):
 
 
 @pytest.mark.slow
+def test_state_and_its_use_are_of_one_layer():
+  """Also where higher layers read the state, but have none of their own."""
+  run = observed.run('block_feedback')
+  layer = run.states(TEXT)['layer'].values[-1]
+  assert layer < run.layers_with(('token_to_state',))[-1]
+  found, block = explore.state_map(run, TEXT).data, run.block
+  weights = run.attention(TEXT, layer)['token_to_state'].mean('head').squeeze()
+  close(found['use'][1], weights[block : 2 * block].mean('token'))
+  keep = run.gates(TEXT, layer)['state_keep'].squeeze()
+  close(found['keep'], keep.mean(['slot', 'feature']))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['staircase', 'feedback', 'memorizing'])
 def test_axes_of_states_have_names(name):
   states = observed.run(name).states(TEXT)
