@@ -389,10 +389,15 @@ def result(run: TableRun) -> dict:
   for column in wanted(run):
     split, _, other = column.partition(':')
     path = run.scores(split) if other in NAMES else run.metrics(split)
-    if path.exists():
+    if newer(path, journal.path(run.workdir)):
       values = json.loads(path.read_text())
       check_metric(other or metric, values, str(path))
       found[column] = journal.from_json(values[other or metric])
+    elif path.exists():
+      print(
+        f'{path} is left out, because the run was trained further since. '
+        'Evaluate it again without --only_report.'
+      )
   for name, value in facts['published'].items():
     if value is not None:
       found[f'{results.PUBLISHED}{name}'] = value

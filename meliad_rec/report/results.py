@@ -87,7 +87,7 @@ def table(name: str, results: list[dict]) -> str:
     cells += [f'{runs[0].get(PUBLISHED + each, "")}' for each in others]
     before, now = (mean(some, columns[-1]) for some in (rows[first], runs))
     compared = row != first and before and now is not None
-    cells.append(f'{now / before - 1:+.1%}' if compared else '')
+    cells.append(f'{(now - before) / abs(before):+.1%}' if compared else '')
     lines.append(f'| {" | ".join(cells)} |')
   return '\n'.join([*lines, ''])
 

@@ -102,6 +102,19 @@ def test_what_papers_report_is_beside_what_was_measured(own, out, capsys):
   assert (out / 'figure.png').read_bytes()[1:4] == b'PNG'
 
 
+def test_evaluations_before_the_newest_training_are_left_out(own, out, capsys):
+  for name in 'a_seed0', 'b_seed0':
+    metrics = out / name / 'test_64.json'
+    metrics.write_text(json.dumps({'bits_per_byte': 2.0}))
+  os.utime(out / 'a_seed0' / 'test_64.json', (0, 0))
+  arguments = own, f'--out={out}', '--rows=a,b', '--only_report'
+  assert command.run(reproduce, *arguments) == 0
+  assert 'a_seed0/test_64.json is left out' in capsys.readouterr().out
+  with (out / 'runs.csv').open() as file:
+    found = {row['run']: row['test_64'] for row in csv.DictReader(file)}
+  assert found == {'a_seed0': '', 'b_seed0': '2.0'}
+
+
 def test_figures_are_drawn_over_numbers_of_splits_or_of_rows():
   own = {'length_20_40': 0.5, 'length_40_60': 0.6, 'args_5': 0.1, 'args_9': 0.2}
   assert results.figure([{'row': 'a', 'validation': 1.0, **own}]) == {
@@ -135,6 +148,15 @@ def test_a_published_time_is_beside_the_measured_one():
     ['500 / 178', '0.5000', '2 / 1.5', '0.5 / 5', '1', ''],
     ['250', '0.5000', '1 / 1', '0.25', '2 / 9', '7'],
   ]
+
+
+def test_a_change_from_a_negative_value_has_its_sign():
+  def row(name, value):
+    values = name, name, 0, 9, 0.5, 10, 5000, 'mean_return', 10, value
+    return dict(zip(results.COLUMNS, values, strict=True))
+
+  text = results.table('t', [row('a', -4.0), row('b', -3.0)])
+  assert text.splitlines()[-1].endswith('| +25.0% |')
 
 
 def test_rows_of_several_metrics_have_a_table_each(own, out, capsys):
