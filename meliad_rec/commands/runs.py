@@ -94,7 +94,7 @@ def table(runs: dict[str, str], metric: str, split: str | None) -> str:
       record.get('split')
       for folder in runs.values()
       for record in journal.read(journal.path(folder))
-      if metric in record
+      if metric in journal.metrics_of(record)
     ]
     split = 'validation' if 'validation' in measured else 'train'
   rows = {name: row(folder, metric, split) for name, folder in runs.items()}
@@ -135,13 +135,12 @@ def row(folder: str, metric: str, split: str) -> dict:
   points = [
     (r['step'], r[metric])
     for r in records
-    if r.get('split') == split and metric in r
+    if r.get('split') == split and metric in journal.metrics_of(r)
   ]
   if not points:
     measured = {}  # In order of appearance.
     for record in records:
-      if 'split' in record:
-        names = record.keys() - {'step', 'split', 'time'}
+      if names := journal.metrics_of(record):
         measured.setdefault(record['split'], set()).update(names)
     listed = '; '.join(
       f'{", ".join(sorted(names))} on {each}'

@@ -64,6 +64,14 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
   return records
 
 
+def metrics_of(record: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the metrics of a record by name; a record of texts has none."""
+  if 'split' not in record:
+    return {}
+  others = 'step', 'split', 'time', 'text'
+  return {k: v for k, v in record.items() if k not in others}
+
+
 def check(workdir: str | os.PathLike) -> None:
   """Raises ValueError if the journal of a run is damaged; it may be missing."""
   if (found := place(workdir) / NAME).is_file():

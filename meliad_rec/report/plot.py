@@ -207,9 +207,10 @@ def _curves(workdir, metric):
   path = journal.path(workdir)
   curves, names = {}, set()
   for record in journal.read(path):
-    names.update(record.keys() - {'step', 'split', 'text'})
-    if metric in record:
-      point = record['step'], record[metric]
+    found = journal.metrics_of(record)
+    names.update(found)
+    if metric in found:
+      point = record['step'], found[metric]
       curves.setdefault(record['split'], []).append(point)
   if not curves:
     listed = ', '.join(sorted(names)) or 'none yet'
