@@ -27,7 +27,7 @@ from meliad_rec.report import console
 _WRITE_FLAGS = (
   *('source', 'path', 'field', 'split_file', 'module', 'subset', 'limit'),
   *('splits_from', 'stream', 'newlines', 'suffixes', 'licenses', 'names'),
-  'concatenate',
+  *('concatenate', 'target'),
   *('splits', 'vocabulary', 'out', 'force'),
 )
 

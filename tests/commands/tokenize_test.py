@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from absl import flags
+from absl.testing import flagsaver
 import pytest
 
 from meliad_rec.commands import tokenize
@@ -58,6 +60,14 @@ def test_mistakes_are_told_before_anything_is_written(
   out = f'--out={tmp_path}/store'
   assert told in command.mistake(tokenize, out, *arguments)
   assert not list(tmp_path.iterdir())
+
+
+def test_verify_excludes_all_other_flags():
+  with flagsaver.flagsaver():
+    before = {*flags.FLAGS}
+    tokenize.define_flags()
+    defined = {*flags.FLAGS} - before
+  assert {*tokenize._WRITE_FLAGS} == defined - {'verify'}
 
 
 def test_a_store_is_verified(tmp_path, capsys):
