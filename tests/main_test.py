@@ -39,7 +39,7 @@ def test_an_old_configuration_that_cannot_be_read_stops_nothing(
   old = tmp_path / 'config.gin'
   old.write_text('A = 1\n')
   training.log_changes(old, 'A = 2\n')
-  assert 'changed since the run began: A was 1 and is 2' in caplog.text
+  assert 'changed since the last start: A was 1 and is 2' in caplog.text
   for content in (b'A = (', b'A = "\xe9"'):
     caplog.clear()
     old.write_bytes(content)

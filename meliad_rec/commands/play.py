@@ -67,7 +67,8 @@ def write(path: str, pictures: list[np.ndarray]) -> None:
   """Writes an episode as an animation or as one picture.
 
   Args:
-    path: name of the file, which ends in .gif or .png.
+    path: name of the file, which ends in .gif or .png. It is written whole or
+      not at all.
     pictures: the states, RGB as uint8 [rows, columns, 3].
   """
   from PIL import Image  # Comes with matplotlib.
@@ -80,13 +81,15 @@ def write(path: str, pictures: list[np.ndarray]) -> None:
       Image.fromarray(each).resize(size, Image.Resampling.NEAREST)
       for each in pictures
     )
-    first.save(
-      path,
-      save_all=True,
-      append_images=others,
-      duration=_MILLISECONDS,
-      loop=0,
-    )
+    with output_file.replacing(path) as new:
+      first.save(
+        new,
+        'gif',
+        save_all=True,
+        append_images=others,
+        duration=_MILLISECONDS,
+        loop=0,
+      )
     return
   rows = -(-len(pictures) // _COLUMNS)
   columns = min(_COLUMNS, len(pictures))
@@ -98,4 +101,5 @@ def write(path: str, pictures: list[np.ndarray]) -> None:
     large = each.repeat(times, 0).repeat(times, 1)
     top, left = row * (len(large) + 4), column * (large.shape[1] + 4)
     whole[top : top + len(large), left : left + large.shape[1]] = large
-  Image.fromarray(whole).save(path)
+  with output_file.replacing(path) as new:
+    Image.fromarray(whole).save(new, 'png')

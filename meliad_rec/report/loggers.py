@@ -158,7 +158,7 @@ class WandB:
       tags=self.tags,
       id=id_file.read_text(),
       resume='allow',
-      name=folder.name,
+      name=folder.name if in_bucket(folder) else folder.resolve().name,
       config=dict(config),
       dir=tempfile.mkdtemp() if in_bucket(folder) else str(folder),
       settings=wandb.Settings(console='off'),

@@ -208,10 +208,10 @@ def run_experiment(
 
 
 def log_changes(path: pathlib.Path, operative: str) -> None:
-  """Logs the settings that differ from the run's so far.
+  """Logs the settings that differ from those of the last start.
 
   Args:
-    path: config.gin of the run so far.
+    path: config.gin that the last start of the run wrote.
     operative: the current configuration, from config.operative.
   """
   if not path.is_file():
@@ -224,4 +224,4 @@ def log_changes(path: pathlib.Path, operative: str) -> None:
     )
     return
   for line in changes:
-    logging.warning('changed since the run began: %s', line)
+    logging.warning('changed since the last start: %s', line)

@@ -1,5 +1,6 @@
 """Plays episodes of an agent, and shows one."""
 
+from pathlib import Path
 from unittest import mock
 
 from flax import linen as nn
@@ -44,6 +45,19 @@ def test_the_command_prints_returns_and_writes_an_episode(
   changes = (np.diff(pictures, axis=0) != 0).any((1, 2, 3)).sum()
   assert image.n_frames == 1 + changes  # Equal ones in a row are joined.
   assert '.png' in command.mistake(play, 'RUN', '--out=x.jpg')
+
+
+@pytest.mark.parametrize('name', ['x.gif', 'x.png'])
+def test_a_picture_is_written_whole_or_not_at_all(tmp_path, monkeypatch, name):
+  def save(image, path, *args, **kwargs):
+    Path(path).write_text('half')
+    raise OSError('No space left on device')
+
+  (tmp_path / name).write_text('before')
+  monkeypatch.setattr(Image.Image, 'save', save)
+  with pytest.raises(OSError):
+    play.write(str(tmp_path / name), [np.zeros((3, 4, 3), np.uint8)] * 2)
+  assert [path.read_text() for path in tmp_path.iterdir()] == ['before']
 
 
 def test_flags_reach_the_agent(tmp_path, monkeypatch):

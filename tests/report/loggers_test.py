@@ -1,6 +1,8 @@
 """Loggers of other programs: what they get, and that they cannot end a run."""
 
 import importlib.util
+import sys
+from unittest import mock
 
 import jax
 import pytest
@@ -98,6 +100,16 @@ def test_wandb_offline_continues_its_run(tmp_path, monkeypatch):
   assert ids[0] == ids[1] != ids[2]
   written = sorted(path.name for path in run.glob('wandb/*/*.wandb'))
   assert set(written) == {f'run-{each}.wandb' for each in ids}
+
+
+def test_wandb_names_a_run_after_its_folder(tmp_path, monkeypatch):
+  wandb = mock.MagicMock()
+  monkeypatch.setitem(sys.modules, 'wandb', wandb)
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: wandb)
+  (tmp_path / 'run').mkdir()
+  monkeypatch.chdir(tmp_path / 'run')
+  loggers.WandB('books').start('.', 0, {})
+  assert wandb.init.call_args.kwargs['name'] == 'run'
 
 
 def test_wandb_must_be_installed(monkeypatch):
