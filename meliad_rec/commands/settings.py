@@ -145,7 +145,8 @@ def _targets(dotted: str) -> Iterator[str]:
     dotted: such as 'layer_config.LayerConfig', or one of its parameters,
       'layer_config.LayerConfig.window'.
   """
-  known, wanted = [], dotted.removeprefix('meliad_rec.').split('.')
+  known, any_found = [], False
+  wanted = dotted.removeprefix('meliad_rec.').split('.')
   for count in 1, 2:  # parts of the name after the module
     path, (target, *parameter) = wanted[:-count], wanted[-count:]
     for module in _modules() if path else ():
@@ -160,8 +161,8 @@ def _targets(dotted: str) -> Iterator[str]:
         continue
       rows = {name: rows[name] for name in parameter or rows}
       yield '\n'.join(_described(found, rows))
-      known = None
-  if known is not None:
+      any_found = True
+  if not any_found:
     raise ValueError(
       f'meliad_rec has no class, function or parameter {dotted!r}'
       f'{files.nearest(dotted, known)}. Write it as module.Class or '

@@ -43,6 +43,8 @@ def test_the_overview_names_every_file(monkeypatch):
     ('layer_config.LayerConfig.mlp_dim', ('hidden units', '[to be set]')),
     ('layers.gates.FixedGate.keep_bias', ('initial logits', '[0.0]')),
     ('losses.objective.z_loss', ('(ln Z)^2', '[0.0]')),
+    # Another module of this name has such a function without the parameter.
+    ('compare.compare.top', ('of units to show',)),
   ],
 )
 def test_details(name, parts):
