@@ -122,17 +122,25 @@ def _place(path: str, started_in: str, flag: str | None, needed: bool) -> str:
     path: a path or pattern, relative to `started_in`; or an address.
     started_in: folder in which the run was started.
     flag: name of the flag that gives another path, for the message. None: there
-      is no such flag, and the path is not checked.
+      is no such flag. Then only a pattern with {split} is checked.
     needed: whether a path must exist. If not, a path that does not exist is
-      returned unchanged. Patterns and addresses are never checked.
+      returned unchanged. Other patterns and addresses are never checked.
 
   Raises:
-    ValueError: the path does not exist, but must.
+    ValueError: the path does not exist, but must, or no file matches.
   """
   if is_address(path):
     return path
   place = Path(started_in, expand_home(path))
   is_pattern = glob.has_magic(path) or '{split}' in path
+  if flag is None and '{split}' in path:
+    parts = map(glob.escape, str(place).split('{split}'))
+    if not glob.glob('*'.join(parts)):
+      raise ValueError(
+        f'The data of this run were in {place}, where no file is now. Put the '
+        'files back, or translate a file of sources with meliad-rec translate '
+        'RUN FILE.'
+      )
   if flag is None or is_pattern or place.exists():
     return str(place)
   if not needed:

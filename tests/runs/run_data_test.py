@@ -114,6 +114,21 @@ def test_files_their_split_file_and_the_vocabulary(opened, tmp_path):
   assert names(path='here', split_file='other.tsv') == expected
 
 
+def test_files_of_pairs_cannot_be_given_in_another_place(opened, tmp_path):
+  text = 'from meliad_rec.data import pairs\n'
+  text += 'experiment.Experiment.data = @pairs.Pairs()\n'
+  text += 'pairs.Pairs.source = @pairs.Lines()\n'
+  text += 'pairs.Pairs.vocabulary = @vocabulary.Bytes()\n'
+  text += "pairs.Lines.source = '{split}.en'\n"
+  text += "pairs.Lines.target = '{split}.de'\n"
+  for suffix in 'en', 'de':
+    (tmp_path / 'start' / f'test.{suffix}').write_text('one\n')
+  assert opened(text).splits == ('test',)
+  (tmp_path / 'start' / 'test.de').unlink()
+  with pytest.raises(ValueError, match='start/{split}.de.*translate RUN'):
+    opened(text)
+
+
 @pytest.mark.parametrize('path', ['lines/{split}.jsonl', 'lines'])
 def test_lines(opened, tmp_path, path):
   (tmp_path / 'start' / 'lines').mkdir()
