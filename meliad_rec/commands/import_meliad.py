@@ -49,6 +49,7 @@ from meliad_rec.layers.positions import T5Bias
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.model import Model
 from meliad_rec.runs import folder as run_folder
+from meliad_rec.runs import training
 from meliad_rec.storage.saved_step import first_line
 from meliad_rec.training import trainer
 from meliad_rec.training.experiment import Experiment
@@ -119,9 +120,12 @@ def main(argv: list[str]) -> None:
   config_flags.check_no_arguments(argv)
   args = flags.FLAGS
   config.parse(args.gin_file, args.gin_param)
-  experiment = config.build(Experiment)()
-  _ = experiment.program.shapes  # Builds all layers, which read settings.
-  config.check_read()
+  experiment = training.build(None)
+  if experiment.env is not None:
+    raise ValueError(
+      'meliad has no agents, but these gin files set an environment. Give the '
+      'gin files of a model of text.'
+    )
   import_run(args.source, experiment, args.out)
 
 

@@ -95,6 +95,15 @@ def test_a_run_goes_on_from_the_weights(tmp_path, capsys):
     import_meliad.import_run(source, built, out)
 
 
+def test_agents_are_refused(tmp_path):
+  names = 'arch/feedback', 'size/corridor', 'task/corridor'
+  told = command.mistake(
+    *(import_meliad, '--source=m.npz', f'--out={tmp_path / "run"}'),
+    *(f'--gin_file={name}' for name in names),
+  )
+  assert 'meliad has no agents' in told
+
+
 def test_orbax_gives_the_parameters_alone(tmp_path):
   meliad = meliad_reference.random_params(SIZES, 1)
   nested = flax.traverse_util.unflatten_dict(meliad, sep='/')
