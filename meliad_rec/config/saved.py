@@ -11,7 +11,6 @@ import importlib
 from typing import Any
 
 from meliad_rec.config.evaluator import Evaluator
-from meliad_rec.config.files import nearest
 from meliad_rec.config.reader import load
 from meliad_rec.config.reader import Reader
 from meliad_rec.config.values import ConfigError
@@ -193,19 +192,16 @@ class SavedConfig:
     """Imports and returns a function or class from outside meliad_rec.
 
     Args:
-      name: Name of the function or class.
+      name: Name of the function or class. For a method of a class, the module
+        in the Name ends in the name of the class.
 
     Raises:
       ConfigError: it does not exist, or its module cannot be imported.
     """
-    module = load(name.module, self.where)
-    if not hasattr(module, name.inner):
-      raise ConfigError(
-        f'{self.where} names {name.full}, but {name.module} has no'
-        f' {name.inner!r}{nearest(name.inner, vars(module))}. Give it that name'
-        ' again, or use the version of that module that trained the run.'
-      )
-    return getattr(module, name.inner)
+    first, *_ = name.full.split('.')
+    here = {first: load(first, self.where)}
+    _, found = Reader().look_up(name.full, self.where, here)
+    return found
 
 
 def _name(function):

@@ -99,6 +99,18 @@ def test_a_broken_module_is_a_sentence(module, told, tmp_path, monkeypatch):
     saved.argument(Experiment, 'data', DATA)
 
 
+def test_a_class_method_is_found(tmp_path, monkeypatch):
+  module = 'class Box:\n  @classmethod\n  def big(cls, n=1):\n    return n\n'
+  (tmp_path / 'users_boxes.py').write_text(module)
+  monkeypatch.syspath_prepend(tmp_path)
+  text = f'{HEAD}import users_boxes\nusers_boxes.Box.big.n = 7\n'
+  text += 'experiment.Experiment.data = @users_boxes.Box.big()\n'
+  saved = SavedConfig(text, 'config.gin', trusted=True)
+  assert saved.argument(Experiment, 'data', DATA) == 7
+  with pytest.raises(ValueError, match='calls users_boxes.Box.big, which is'):
+    SavedConfig(text, 'config.gin').argument(Experiment, 'data', DATA)
+
+
 def test_scopes_are_entered():
   text = f'{HEAD}experiment.Experiment.model = @a/gates.LSTMGate\n'
   text += "gates.LSTMGate.dtype = 'x'\na/gates.LSTMGate.name = 'n'\n"
