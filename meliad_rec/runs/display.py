@@ -25,6 +25,13 @@ _QUALITY = (
   *('accuracy', 'error'),
 )
 
+# How the model card uses a model.
+_GENERATION = """print(run.generate('Once upon a time', tokens=200)[0])
+run.evaluate('some text')['bits_per_byte']"""
+_TRANSLATION = "print(run.translate(['a source'])[0])"
+_CLASSIFICATION = """run.params
+# `meliad-rec evaluate --workdir=FOLDER --split=test` measures its accuracy."""
+
 
 def describe(model: Model) -> str:
   """Returns a model's layers in words, such as '11 WindowLayer, width 512'.
@@ -36,6 +43,8 @@ def describe(model: Model) -> str:
     for name, count in _layers(model.cell).items()
   ]
   head = '' if model.head is None else f', {type(model.head).__name__}'
+  if model.encoder is not None:
+    parts.append(f'encoder {type(model.encoder).__name__}')
   return f'{", ".join(parts)}{head}, width {model.d_model}'
 
 
@@ -77,15 +86,22 @@ def as_html(title: str, rows: Mapping[str, str], workdir: os.PathLike) -> str:
   return '\n'.join(lines)
 
 
-def as_card(title: str, rows: Mapping[str, str], labels: bool) -> str:
+def as_card(
+  title: str, rows: Mapping[str, str], labels: bool, model: Model
+) -> str:
   """Returns a model card for the hub of Hugging Face, in Markdown.
 
   Args:
     title: title of the card.
     rows: {name: value} of the card's table.
     labels: whether the model predicts labels instead of text.
+    model: the model.
   """
-  task = 'text-classification' if labels else 'text-generation'
+  task, use = 'text-generation', _GENERATION
+  if labels:
+    task, use = 'text-classification', _CLASSIFICATION
+  elif model.encoder is not None:
+    task, use = 'translation', _TRANSLATION
   table = '\n'.join(f'| {name} | {value} |' for name, value in rows.items())
   return f"""---
 library_name: meliad_rec
@@ -110,7 +126,7 @@ A recurrent transformer for long documents, trained with meliad_rec.
 import meliad_rec
 
 run = meliad_rec.load_run('FOLDER')  # this folder; needs meliad_rec[export]
-{_use(labels)}
+{use}
 ```
 
 `meliad-rec train --init_from=FOLDER` begins a new run with these parameters.
@@ -120,14 +136,6 @@ run = meliad_rec.load_run('FOLDER')  # this folder; needs meliad_rec[export]
 
 To be written by the author of the model.
 """
-
-
-def _use(labels: bool) -> str:
-  if labels:
-    return """run.params
-# `meliad-rec evaluate --workdir=FOLDER --split=test` measures its accuracy."""
-  return """print(run.generate('Once upon a time', tokens=200)[0])
-run.evaluate('some text')['bits_per_byte']"""
 
 
 def quality(workdir: Path | epath.Path, step: int) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Methods of a trained run that show what it does with a text."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 import copy
 import functools
@@ -423,6 +424,14 @@ class ObservedRun:
 def _from_0(numbers: list[int]) -> list[int]:
   """Returns numbers of layers, with 0 if there are only unnumbered ones."""
   return [n for n in numbers if n >= 0] or [0] * bool(numbers)
+
+
+def check_list(name: str, texts: Iterable[str]) -> None:
+  """Raises ValueError if an argument is one text, or no series of texts."""
+  if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+    raise ValueError(
+      f'{name} must be a list of strings, got {type(texts).__name__}.'
+    )
 
 
 def check_text(what: str, text: str) -> None:

@@ -6,7 +6,6 @@ run.evaluate(open('book.txt').read())['bits_per_byte']
 """
 
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -44,6 +43,7 @@ from meliad_rec.models.sharded_model import ShardedModel
 from meliad_rec.runs import display
 from meliad_rec.runs import exported
 from meliad_rec.runs import folder as run_folder
+from meliad_rec.runs.observed_run import check_list
 from meliad_rec.runs.observed_run import check_text
 from meliad_rec.runs.observed_run import ObservedRun
 from meliad_rec.runs.run_data import open_data
@@ -251,11 +251,14 @@ class TrainedRun(ObservedRun):
         step, at most 128.
 
     Raises:
-      ValueError: the model has no encoder, or a source is not a single line.
+      ValueError: the model has no encoder, a source is not a single line, or
+        `tokens` or `batch` is below 1.
     """
     self._check_encoder('translate', 'Use meliad-rec generate.')
-    if tokens is not None:
-      check_count('tokens', tokens, 1)
+    check_list('lines', lines)
+    for name, value in ('tokens', tokens), ('batch', batch):
+      if value is not None:
+        check_count(name, value, 1)
     beam = beam or Translation.of(self._facts['translation']).beam
     end = end_of_line(self.vocabulary)
     ids = [
@@ -421,7 +424,7 @@ class TrainedRun(ObservedRun):
     name = Path(out).absolute().name
     facts = {k: v for k, v in self._facts.items() if k != 'config'}
     facts |= {'step': self.step, 'tokenizer': self.vocabulary.identity}
-    card = display.as_card(name, rows, self.labels)
+    card = display.as_card(name, rows, self.labels, self.sharded.model)
     files = run_folder.files(self.workdir)
     exported.write(out, files, self.params, facts, card)
 
@@ -461,10 +464,7 @@ class TrainedRun(ObservedRun):
         text, or the numbers of texts and names differ.
     """
     run_folder.check_is_of_text(self.labels)
-    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
-      raise ValueError(
-        f'texts must be a list of strings, got {type(texts).__name__}.'
-      )
+    check_list('texts', texts)
     texts = list(texts)
     for number, text in enumerate(texts):
       check_text(f'Text {number}', text)

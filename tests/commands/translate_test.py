@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from unittest import mock
 
@@ -49,9 +50,22 @@ def test_targets_are_written_and_scored(run, capsys):
   assert max(map(len, (first, second))) <= 7
   opened = load_run(run / 'run')
   assert not opened.translate([])
+  for lines, batch, told in (
+    ('abc', None, 'lines must be a list of strings, got str'),
+    (LINES, -1, 'batch must be a whole number of at least 1'),
+  ):
+    with pytest.raises(ValueError, match=told):
+      opened.translate(lines, batch=batch)
   with mock.patch.object(trained_run, 'Decoder', wraps=Decoder) as made:
     opened.translate(LINES, tokens=7), opened.translate(LINES, tokens=7)
   assert made.call_count == 1  # Compiled functions are kept.
+  opened.export(run / 'exported')
+  card = (run / 'exported' / 'README.md').read_text()
+  assert 'pipeline_tag: translation\n' in card
+  assert ', encoder EncoderLayers, width ' in card
+  (use,) = re.findall(r'print\((run\.translate\(.*\))\[0\]\)', card)
+  assert len(eval(use, {'run': opened})) == 1
+  assert 'run.generate' not in card and 'run.evaluate' not in card
   (run / 'found').write_text('eins\nzwei\nvier\n')
   command.run(score, str(run / 'found'), str(run / 'train.de'))
   assert 'tokenized_bleu' in capsys.readouterr().out
