@@ -145,9 +145,14 @@ def guarded(
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr)
     return 130
-  except MemoryError as error:
+  except (MemoryError, RuntimeError) as error:
+    what = str(error).partition('\n')[0].rstrip('.')
+    # JAX raises a RuntimeError for the memory of a device.
+    exhausted = what.startswith('RESOURCE_EXHAUSTED')
+    if not (exhausted or isinstance(error, MemoryError)):
+      raise
     return _fail(
-      f'There is not enough memory ({error or "an allocation failed"}). Reduce '
+      f'There is not enough memory ({what or "an allocation failed"}). Reduce '
       'the batch, the segment or the model.'
     )
   except (ValueError, OSError) as error:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from meliad_rec import cli
@@ -100,6 +101,10 @@ def raised(error):
 
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+# The memory of a device.
+NO_MEMORY = jax.errors.JaxRuntimeError(
+  'RESOURCE_EXHAUSTED: 73 TiB.\n\nBuffers:'
+)
 AGAIN = OSError(5, 'Input/output error', 'metrics.jsonl')
 AGAIN.exit_code = 1
 
@@ -111,6 +116,7 @@ AGAIN.exit_code = 1
     (lambda _: Folder('/no/such').splits, 2, r'Set --path \(in gin: FOLDER\)'),
     (lambda _: config.parse([], ['WIDTH']), 2, '^error: .*--gin_file=arch/'),
     (raised(FULL), 2, r'written \(No space left on device\)\. '),
+    (raised(NO_MEMORY), 2, r'\(RESOURCE_EXHAUSTED: 73 TiB\)\. Reduce'),
     # What may do better if it is tried again.
     (raised(AGAIN), 1, 'metrics.jsonl cannot be read or written'),
   ],
@@ -137,9 +143,11 @@ def test_a_file_that_the_system_refuses_is_one_line(tmp_path, capsys):
     )
 
 
-def test_other_errors_of_the_system_are_defects():
+def test_other_errors_of_the_system_and_of_jax_are_defects():
   with pytest.raises(OSError, match='Bad file descriptor'):
     cli.guarded(lambda _: os.close(-1), [])
+  with pytest.raises(jax.errors.JaxRuntimeError, match='a kernel failed'):
+    cli.guarded(raised(jax.errors.JaxRuntimeError('a kernel failed')), [])
 
 
 def test_a_reader_of_stdout_that_has_left_is_no_defect(count, tmp_path):
