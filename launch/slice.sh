@@ -14,7 +14,9 @@ train=()            # Flags after --, for meliad_rec.main.
 
 # parse ALLOWED ARGUMENTS...: sets flag and train.
 parse() {
-  local allowed=" $1 " given
+  local allowed=" $1 " given advice="Flags of meliad_rec.main come after --."
+  [ "$action" = create ] \
+    || advice="Flags of meliad_rec.main are fixed by create."
   shift
   while [ $# -gt 0 ]; do
     if asks_dry "$1"; then
@@ -25,16 +27,17 @@ parse() {
       --)
         shift
         train=("$@")
+        [ "$action" = create ] || [ $# = 0 ] \
+          || fail "$action takes nothing after --, got $*: remove it. $advice"
         return
         ;;
       --*=?*) given=${1#--} && flag[${given%%=*}]=${given#*=} ;;
       --?*) given=${1#--} && flag[${given%=}]=yes ;;
-      *) fail "'$1' is not a flag. Write --flag=value, and flags of" \
-        "meliad_rec.main after --." ;;
+      *) fail "'$1' is not a flag. Write --flag=value. $advice" ;;
     esac
     [[ $allowed == *" ${given%%=*} "* ]] \
       || fail "There is no flag --${given%%=*} of $action, which takes${allowed% }." \
-        "Flags of meliad_rec.main come after --."
+        "$advice"
     case ${given%%=*} in
       spot | reserved | keep | no_plan)
         [ "$given" = "${given%%=*}" ] \
