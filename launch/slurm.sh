@@ -8,8 +8,10 @@
 # Python (in PYTHON) must be on a disk that all nodes share, and so must WORKDIR,
 # unless it is in a bucket (gs://); the output is then in slurm-NAME.log here. Five
 # minutes before its time limit, and when it is preempted, the job saves and is
-# queued again. `scancel JOB` ends it; it has SLURM's KillWait (30 s) to save, and
-# the same command resumes. --dry_run (or DRY_RUN=1) prints the command.
+# queued again. It is also queued again if a host is lost; but after 20 times, a
+# job that fails within four minutes ends. `scancel JOB` ends it; it has SLURM's
+# KillWait (30 s) to save, and the same command resumes. --dry_run (or DRY_RUN=1)
+# prints the command.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/common.sh

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The job that slurm.sh submits: runs one process per task, and queues itself
-# again if it was stopped early. Its arguments are flags of meliad_rec.main.
+# again if it was stopped early or lost a host. Its arguments are flags of
+# meliad_rec.main.
 set -euo pipefail
 
 code=0
@@ -11,8 +12,9 @@ case $code in
   143) ;; # It was asked to stop early.
   0 | 2) exit "$code" ;;
   *)
-    # A host was lost, or there is a defect; the latter would repeat forever.
-    [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ] || exit "$code"
+    # A host was lost, or there is a defect, which may repeat forever. Waiting
+    # for a host that is lost takes longer: 300 s.
+    ((SECONDS >= 240)) || [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ] || exit "$code"
     ;;
 esac
 # A canceled job is not queued again, and SLURM requeues a preempted job itself.

@@ -194,22 +194,27 @@ def test_gke_attaches_to_a_pod_that_runs(cloud):
 
 
 @pytest.mark.parametrize(
-  ('code', 'restarts', 'state', 'again'),
+  ('code', 'restarts', 'seconds', 'state', 'again'),
   [
-    *((0, 0, '', False), (2, 0, '', False), (143, 99, 'RUNNING', True)),
-    *((1, 0, 'RUNNING', True), (134, 19, '', True), (1, 20, '', False)),
+    *((0, 0, 0, '', False), (2, 0, 0, '', False), (143, 99, 0, '', True)),
+    *((1, 0, 0, 'RUNNING', True), (134, 19, 0, '', True)),
+    # A failure soon after the start may be a defect.
+    *((1, 20, 0, '', False), (1, 20, 240, '', True)),
     # A canceled job is not queued again.
-    *((143, 0, state, False) for state in ('COMPLETING', 'CANCELLED by 1')),
-    (143, 0, 'PREEMPTED', False),
+    *((143, 0, 0, state, False) for state in ('COMPLETING', 'CANCELLED by 1')),
+    (143, 0, 0, 'PREEMPTED', False),
   ],
 )
 def test_a_slurm_job_is_queued_again_unless_it_ended(
-  cloud, code, restarts, state, again
+  cloud, code, restarts, seconds, state, again
 ):
   cloud.answer('srun', f'exit {code}')
   cloud.answer('squeue', f'echo {state}' if state else 'exit 1')
-  counted = {'SLURM_JOB_ID': '7', 'SLURM_RESTART_COUNT': str(restarts)}
-  done = cloud.run('slurm_job.sh', '--workdir=a', *TRAIN[1:], **counted)
+  # Bash counts on from the SECONDS that it is given.
+  counted = {'SLURM_RESTART_COUNT': f'{restarts}', 'SECONDS': f'{seconds}'}
+  done = cloud.run(
+    *('slurm_job.sh', '--workdir=a', *TRAIN[1:]), SLURM_JOB_ID='7', **counted
+  )
   first, *rest = cloud.calls()
   assert first == [
     *('srun', '--kill-on-bad-exit=0', 'python', '-m', 'meliad_rec.main'),
