@@ -327,7 +327,8 @@ def check_about(
     if key == 'documents' or about.get(key) == needed:
       continue
     remedy = advice.get(key, 'Give another --workdir')
-    then, now = f'{key} {_short(about.get(key))}', _short(needed)
+    then, now = _short(f'{about.get(key)}', f'{needed}')
+    then = f'{key} {then.removeprefix(f"{key} ")}'
     if key == 'data' and 'documents' in match:
       known = about.get('documents')
       then = 'other data' + (f', {known}' if known else '')
@@ -442,14 +443,14 @@ def _list(names: list[str]) -> str:
   return f'{shown} and {more} more' if more > 0 else shown
 
 
-def _short(value: Any) -> str:
-  """Returns a value as text, cut to at most 48 characters.
+def _short(*texts: str) -> list[str]:
+  """Returns texts that differ, cut to at most 48 characters.
 
-  Values with longer texts are identities that contain a hash. Their beginning
-  is enough to tell them apart.
+  They are returned whole if they would look the same. Most longer texts contain
+  a hash, and their beginning is enough to tell them apart.
   """
-  text = str(value)
-  return text if len(text) <= 48 else text[:45] + '...'
+  cut = [text if len(text) <= 48 else text[:45] + '...' for text in texts]
+  return cut if len({*cut}) == len(cut) else [*texts]
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -1,6 +1,7 @@
 """One saved step and its score; checkpoints_test.py has whole directories."""
 
 import math
+import re
 import shutil
 
 import jax
@@ -12,6 +13,7 @@ from meliad_rec.storage import checksums
 from meliad_rec.storage import saved_step
 from meliad_rec.storage.checkpoints import Best
 from meliad_rec.storage.checkpoints import Checkpoints
+from meliad_rec.storage.saved_step import check_about
 from meliad_rec.storage.saved_step import check_leaves
 from meliad_rec.storage.saved_step import CheckpointError
 from meliad_rec.storage.saved_step import SavedStep
@@ -54,6 +56,20 @@ def test_a_newer_format_is_refused(step):
   checksums.write(step.folder)
   with pytest.raises(CheckpointError, match='format 2'):
     step.load({'a': jnp.zeros(3)}, {}, 'params/')
+
+
+def test_a_difference_of_facts_is_visible():
+  """Also if long texts begin alike."""
+  maze = 'Maze(side=9, limit=200, view=3, walls=0.25, step='
+  one, other = (f'environment {maze}{step})' for step in (0, 1))
+  said = f'trained with {one}, but this run has {other}. Give'
+  with pytest.raises(CheckpointError, match=re.escape(said)):
+    check_about('Step 3', {'environment': one}, {'environment': other})
+  said = 'trained with tokenizer bytes, but this run has word list:1{35}[.]{4} '
+  with pytest.raises(CheckpointError, match=said):
+    check_about(
+      '', {'tokenizer': 'bytes'}, {'tokenizer': f'word list:{10**64 // 9}'}
+    )
 
 
 def test_put_aside_replaces_an_earlier_one(step):
