@@ -94,8 +94,8 @@ def chain(
       Adam. None: the constant of rule.
 
   Raises:
-    ValueError: clip_norm is not above 0, or every is below 1; later, if a
-      pattern fits no parameter.
+    ValueError: clip_norm is not above 0, every is below 1, or a pattern is no
+      regular expression; later, if a pattern fits no parameter.
   """
   if clip_norm is not None and not clip_norm > 0:
     raise ValueError(
@@ -192,8 +192,16 @@ def scale_by_path(factors: Mapping[str, float]) -> optax.GradientTransformation:
   """Returns a transformation that scales the updates of some parameters.
 
   Args:
-    factors: see `chain`.
+    factors: see `chain`; so are the errors.
   """
+  for pattern in factors:
+    try:
+      re.compile(pattern)
+    except re.error as error:
+      raise ValueError(
+        f'The pattern {pattern!r} is not a regular expression ({error}). Set '
+        'optimizer.chain.factors.'
+      ) from None
 
   def factor(path: str) -> tuple[str, float]:
     for pattern, value in factors.items():

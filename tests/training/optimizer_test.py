@@ -65,6 +65,7 @@ def test_learning_rates(schedule, rates):
     (lambda: schedules.one_cycle_momentum(5, warmup_steps=5), 'WARMUP_STEPS'),
     (lambda: optimizer.chain(optax.sgd, CONSTANT, 0.0), 'optim.*clip_norm'),
     (lambda: optimizer.chain(optax.sgd, CONSTANT, every=0), 'optim.*every'),
+    (lambda: optimizer.scale_by_path({'a': 1.0, 'b(': 2.0}), 'opt.*factors'),
   ],
 )
 def test_settings_out_of_range(make, setting):
