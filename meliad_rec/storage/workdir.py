@@ -109,6 +109,12 @@ def upload(source: Path, target: epath.Path) -> None:
         logging.error('%s was not written: %s', copy, error)
 
 
+class BucketError(ValueError):
+  """The error raised if a bucket cannot be read now, but perhaps later."""
+
+  exit_code = 1
+
+
 class RemovedError(ValueError):
   """The error raised if the folder of a run disappears while the run trains."""
 
@@ -130,6 +136,7 @@ class Lock:
   Raises:
     ValueError: another training run holds the lock, the folder cannot be
       written, or a run cannot be stored in this bucket.
+    BucketError: the bucket cannot be read, perhaps only now.
   """
 
   def __init__(self, folder: Path | epath.Path):
@@ -215,6 +222,9 @@ def _bucket_problem(folder) -> str | None:
 
   Args:
     folder: the folder of the run, whose address begins with gs://.
+
+  Raises:
+    BucketError: the problem may be temporary.
   """
   bucket = os.fspath(folder).removeprefix('gs://').partition('/')[0]
   try:
@@ -223,14 +233,30 @@ def _bucket_problem(folder) -> str | None:
     return (
       'A run in a bucket needs google-cloud-storage. Install meliad_rec[gcs].'
     )
+  # Libraries for buckets raise errors with no common class.
   try:
-    storage.Client().get_bucket(bucket)  # As orbax does before each save.
+    client = storage.Client()
+  except Exception as error:
+    return (
+      f'Google Cloud cannot be used ({_said(error)}). Log in with `gcloud auth'
+      ' application-default login`, or set GOOGLE_CLOUD_PROJECT.'
+    )
+  try:
+    client.get_bucket(bucket)  # As orbax does before each save.
   except Exception as error:
     if getattr(error, 'code', None) not in (403, 404):
-      raise  # The problem may be temporary.
+      raise BucketError(
+        f'The bucket {bucket} cannot be read now ({_said(error)}). Run the same'
+        ' command again later.'
+      ) from error
     return (
       f'The bucket {bucket} cannot be read ({error.code}). Give another'
       ' --workdir, or give the account the permission storage.buckets.get'
       ' in addition to those for objects.'
     )
   return None
+
+
+def _said(error: Exception) -> str:
+  """Returns the first line of an error's message, or else its class."""
+  return str(error).partition('\n')[0].rstrip('.') or type(error).__name__

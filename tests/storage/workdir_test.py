@@ -58,10 +58,23 @@ def test_a_bucket_that_cannot_be_read(code, tmp_path, monkeypatch):
   with bucket.served(tmp_path, monkeypatch):
     client = sys.modules['google.cloud.storage'].Client()
     monkeypatch.setattr(client, 'get_bucket', refuse)
-    kind = Exception if code == 503 else ValueError
-    with pytest.raises(kind) as error:
+    with pytest.raises(ValueError) as error:
       Lock(place('gs://bucket/run'))
-  assert ('storage.buckets.get' in str(error.value)) == (code != 503)
+  temporary = code == 503
+  assert ('storage.buckets.get' in str(error.value)) == (not temporary)
+  assert getattr(error.value, 'exit_code', 2) == (1 if temporary else 2)
+  assert ('cannot be read now (Refused)' in str(error.value)) == temporary
+
+
+def test_a_bucket_without_a_login(tmp_path, monkeypatch):
+  def client():
+    raise OSError('Project was not passed.\nSee below.')
+
+  with bucket.served(tmp_path, monkeypatch):
+    storage = sys.modules['google.cloud.storage']
+    monkeypatch.setattr(storage, 'Client', client)
+    with pytest.raises(ValueError, match='passed[)].*GOOGLE_CLOUD_PROJECT'):
+      Lock(place('gs://bucket/run'))
 
 
 def test_a_second_lock_is_refused_until_the_first_is_released(tmp_path):
