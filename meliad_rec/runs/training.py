@@ -192,15 +192,19 @@ def run_experiment(
   with advising(workdir):
     run = trainer.Run(experiment, str(workdir), {'config': operative}, fill)
   run.profile = profile.Profile(run.workdir / 'profile', traced)
-  try:
-    run.begin()
+
+  def write():
     saved = run.workdir / folder.CONFIG
     # A run that trains no further keeps the settings that it was trained with.
-    if not (run.finished and saved.is_file()):
-      if run.step:
-        log_changes(saved, operative)
-      folder.write(run.workdir, experiment, operative)
-    return run, run.live()
+    if run.finished and saved.is_file():
+      return
+    if run.step:
+      log_changes(saved, operative)
+    folder.write(run.workdir, experiment, operative)
+
+  try:
+    run.begin()
+    return run, run.live(write)
   except OSError as error:
     # Not a wrong setting: a disk or bucket failed, and may recover.
     error.exit_code = 1

@@ -165,8 +165,11 @@ class Run:
     self.progress = Progress(**data['progress'])
     logging.info('Resuming from step %d of %s.', self.step, self.workdir)
 
-  def live(self) -> str | None:
+  def live(self, first: Callable[[], None] = lambda: None) -> str | None:
     """Trains until the last step, an early stop, or a request to stop.
+
+    Args:
+      first: called before training. If it fails, the run is closed as well.
 
     Returns:
       The reason why the run was stopped, such as 'it was asked to stop', or
@@ -187,6 +190,7 @@ class Run:
       ):
         stack.push(_log_later_error(close))
       try:
+        first()
         return self.train_to_end(batches)
       except (OSError, ValueError):
         self.lock.check()  # Without its folder, a run fails in many ways.

@@ -1,5 +1,6 @@
 """What ends a run early: a request to stop, a full disk, a lost folder."""
 
+import errno
 import re
 import shutil
 import types
@@ -9,9 +10,11 @@ import pytest
 
 from meliad_rec.generation.sample import Sample
 from meliad_rec.report import console
+from meliad_rec.runs import training
 from meliad_rec.storage import step_writer
 from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.step_writer import SaveError
+from meliad_rec.storage.workdir import Lock
 from meliad_rec.storage.workdir import RemovedError
 from meliad_rec.training.trainer import Run
 from tests import tiny_run
@@ -63,6 +66,22 @@ def test_a_folder_that_is_removed_ends_the_run(tmp_path, data):
     run.live()
   assert raised.value.exit_code == 1
   assert run.step == 3
+
+
+def test_a_full_disk_before_training_releases_the_folder(
+  tmp_path, data, monkeypatch
+):
+  """Otherwise, a second attempt in a notebook finds it in use."""
+
+  def full(*_):
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  monkeypatch.setattr(training.folder, 'write', full)
+  experiment = tiny_run.experiment(data, tiny_run.program())
+  with pytest.raises(OSError, match='No space') as raised:
+    training.run_experiment(experiment, tmp_path)
+  assert raised.value.exit_code == 1
+  Lock(tmp_path).release()
 
 
 def test_a_step_that_does_not_fit_is_told_in_one_sentence(
