@@ -19,11 +19,14 @@ workdir="${WORKDIR:-runs/quickstart}"
 for each; do
   case $each in --dry_run | --dry_run=[tTyY1]*) exit ;; esac
 done
+where=$(printf %q "$workdir")
+echo
+# The commands are for the root of the checkout, to which this script went.
+[ "$OLDPWD" -ef . ] || printf 'First:          cd %q\n' "$PWD"
 # shellcheck disable=SC2016  # The here-document expands everything.
 cat <<END
-
 In $workdir: checkpoints/, metrics.jsonl, loss_nats_per_token.png, tensorboard/
-Generate text:  .venv/bin/meliad-rec generate --workdir=$workdir --prompt='def '
-Evaluate:       .venv/bin/meliad-rec evaluate --workdir=$workdir --split=test
-Train longer:   ${WORKDIR:+WORKDIR='$WORKDIR' }${STORE:+STORE='$STORE' }bash launch/quickstart.sh --gin_param='STEPS = 2_000'
+Generate text:  .venv/bin/meliad-rec generate --workdir=$where --prompt='def '
+Evaluate:       .venv/bin/meliad-rec evaluate --workdir=$where --split=test
+Train longer:   ${WORKDIR:+WORKDIR=$where }${STORE:+STORE=$(printf %q "$STORE") }bash launch/quickstart.sh --gin_param='STEPS = 2_000'
 END

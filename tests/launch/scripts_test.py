@@ -123,14 +123,22 @@ def test_the_quickstart_tokenizes_once_and_says_how_to_go_on(tmp_path):
   first, again = said(), said()
   assert train in first and train in again
   tokenize = '-m meliad_rec tokenize --source=code --out=runs/quickstart_text'
-  assert tokenize in first and 'tokenize' not in ' '.join(again)
+  assert tokenize in first and tokenize not in again
   assert first[-1].split(maxsplit=2)[2] == more
   # Folders are relative to where the script is started.
   folders = {'WORKDIR': 'a b', 'STORE': 'c'}
   elsewhere = said(**folders)
-  there = f"WORKDIR='{tmp_path}/a b' STORE='{tmp_path}/c'"
+  there = f'WORKDIR={tmp_path}/a\\ b STORE={tmp_path}/c'
   assert f'{there} {more}' in elsewhere[-1]
   assert f'--workdir={tmp_path}/a b' in ' '.join(elsewhere)
+  assert f'--workdir={tmp_path}/a\\ b --split=test' in elsewhere[-2]
+  # The commands are for the checkout.
+  root = tmp_path / 'checkout'
+  go = f'First:          cd {root}'
+  assert go in first and go in elsewhere
+  script = str(root / 'launch' / 'quickstart.sh')
+  inside = StandIns(root).run(script, WORKDIR='', STORE='').stdout
+  assert more in inside and 'cd ' not in inside
   assert said('--dry_run')[-1] == f'{train} --dry_run'
 
 
