@@ -25,10 +25,9 @@ def show(experiment: Experiment) -> None:
     for split in ('train', 'validation'):
       documents = experiment.data.documents(split)
       print(f'{split}: {_count(documents)}, {_amount(documents)}')
-  tokens = experiment.batch * experiment.segment
   print(
-    f'{experiment.steps:,} steps of {experiment.batch} x {experiment.segment} '
-    f'= {tokens:,} tokens'
+    f'{experiment.steps:,} steps of {_sizes(program)} = {program.places:,} '
+    'tokens'
   )
 
 
@@ -43,9 +42,15 @@ def sentence(experiment: Experiment) -> str:
   return (
     f'{experiment.parameters:,} parameters on '
     f'{experiment.program.mesh.size} x {", ".join(kinds)}; {read}; '
-    f'{experiment.steps:,} steps of '
-    f'{experiment.batch} x {experiment.segment} tokens.'
+    f'{experiment.steps:,} steps of {_sizes(experiment.program)} tokens.'
   )
+
+
+def _sizes(program: TrainProgram) -> str:
+  """Returns ROWS x SEGMENT of a training step; AGENTS first, if several."""
+  agents = program.places // (program.rows * program.segment)
+  sizes = program.rows, program.segment
+  return ' x '.join(map(str, (agents, *sizes) if agents > 1 else sizes))
 
 
 def _count(documents: Documents) -> str:

@@ -17,6 +17,7 @@ from meliad_rec.runs import training
 from meliad_rec.runs.agent_run import load_agent
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.storage.checksums import digest
+from meliad_rec.training import summary
 from meliad_rec.training.components import build_components
 from meliad_rec.training.experiment import Experiment
 
@@ -67,6 +68,15 @@ def test_a_stopped_run_ends_as_one_that_was_never_stopped(tmp_path, agents):
     load_run(tmp_path / 'whole')
   with pytest.raises(ValueError, match=r'environment Corridor\(length=2\)'):
     lived(tmp_path / 'whole', params=[*params, 'LENGTH = 3', 'STEPS = 9'])
+
+
+def test_the_summary_counts_the_steps_of_all_agents(capsys, monkeypatch):
+  config.parse(['arch/lstm', *FILES[1:]], [*TINY, 'AGENTS = 3', 'LAYERS = 1'])
+  experiment = config.build(Experiment)()
+  monkeypatch.setattr(summary, 'memory', lambda _: '')  # It compiles.
+  summary.show(experiment)
+  assert '6 steps of 3 x 8 x 4 = 96 tokens' in capsys.readouterr().out
+  assert summary.sentence(experiment).endswith('6 steps of 3 x 8 x 4 tokens.')
 
 
 def test_each_agent_of_a_run_is_opened(tmp_path, monkeypatch):
