@@ -49,6 +49,7 @@ def read(
 
   Raises:
     ValueError: the file is missing, damaged or of another kind.
+    PermissionError: the user may not read the file.
   """
   try:
     with np.load(path, allow_pickle=False) as file:
@@ -60,6 +61,8 @@ def read(
     raise ValueError(
       f'The file {path} does not exist. Write it with meliad-rec {command}.'
     ) from None
+  except PermissionError:
+    raise
   # numpy and zipfile raise errors of a dozen classes for a file that is empty,
   # cut, encrypted, nested too deeply, or claims more than it holds.
   except Exception:

@@ -1,5 +1,6 @@
 """Array files: round trips, and which files are refused."""
 
+import errno
 import json
 import os
 import re
@@ -76,3 +77,12 @@ def test_other_and_damaged_files_are_refused(tmp_path):
   for name in (*files, 'method'):
     with pytest.raises(ValueError, match='plums.* pick'):
       array_file.read(tmp_path / name, 'plums', 'pick')
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(monkeypatch):
+  def load(path, **_):
+    raise PermissionError(errno.EACCES, 'Permission denied', path)
+
+  monkeypatch.setattr(np, 'load', load)
+  with pytest.raises(PermissionError, match='x.npz'):
+    array_file.read('x.npz', 'plums', 'pick')
