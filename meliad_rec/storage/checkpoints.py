@@ -48,7 +48,8 @@ class Checkpoints:
       which step is best. Steps are compared only if they were evaluated on the
       same validation data as the newest step that has this metric; the entry
       'validation' of `meta` identifies these data. None: `save` records no
-      score, and saved steps are compared by the metric that each one records.
+      score, and saved steps are compared by the metric of the newest step that
+      has a score.
     best_is: 'lowest' or 'highest'.
 
   Raises:
@@ -122,7 +123,7 @@ class Checkpoints:
       step, state, leaves, data, meta, metrics or {}, score
     )
     scores = self._scores() | {
-      step: score and (score[1], meta.get('validation'))
+      step: score and (score[1], score[0], meta.get('validation'))
     }
     self._writer.save(step, args, comparable(scores))
     return True
@@ -337,7 +338,7 @@ class Checkpoints:
       )
     return [step]
 
-  def _scores(self) -> dict[int, tuple[float, str | None] | None]:
+  def _scores(self) -> dict[int, tuple[float, str, str | None] | None]:
     """Returns {step: its SavedStep.score, which may be None}, oldest first."""
     metric = self._best.metric
     return {
@@ -392,20 +393,20 @@ class Best:
 
 
 def comparable(
-  scores: Mapping[int, tuple[float, str | None] | None],
+  scores: Mapping[int, tuple[float, str, str | None] | None],
 ) -> dict[int, float | None]:
-  """Keeps the scores that were measured on the same data as the newest score.
+  """Keeps the scores of the same metric on the same data as the newest score.
 
   Args:
-    scores: {step: (value, identity of the validation data)}, oldest first; None
-      in place of the pair if the step has no score.
+    scores: {step: (value, metric, identity of the validation data)}, oldest
+      first; None in place of the tuple if the step has no score.
 
   Returns:
-    {step: value}; None in place of the value if the step has no score or its
-    score was measured on other data.
+    {step: value}; None in place of the value if the step has no score, or one
+    of another metric or on other data.
   """
-  data = [score[1] for score in scores.values() if score is not None]
+  kinds = [score[1:] for score in scores.values() if score is not None]
   return {
-    step: score[0] if score is not None and score[1] == data[-1] else None
+    step: score[0] if score is not None and score[1:] == kinds[-1] else None
     for step, score in scores.items()
   }

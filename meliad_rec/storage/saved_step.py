@@ -161,8 +161,8 @@ class SavedStep:
     """Returns the item meta, a JSON object made by `save_args`, unverified."""
     return ocp.JsonCheckpointHandler().restore(self.folder / 'meta')
 
-  def score(self, metric: str | None) -> tuple[float, str | None] | None:
-    """Returns (value, identity of the validation data), or None.
+  def score(self, metric: str | None) -> tuple[float, str, str | None] | None:
+    """Returns (value, metric, identity of the validation data), or None.
 
     Lower values are better. None means that the step has no score for this
     metric. None is also returned if the bytes of meta, which holds the score,
@@ -186,7 +186,7 @@ class SavedStep:
     name, value = (later or meta)['score'] or (None, None)
     if value is None or metric not in (None, name):
       return None
-    return value, (later or meta['about']).get('validation')
+    return value, name, (later or meta['about']).get('validation')
 
   def add_score(self, score: Score, validation: str | None, data: Any) -> None:
     """Records the score of a step that was saved before it was evaluated.

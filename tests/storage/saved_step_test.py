@@ -45,7 +45,7 @@ def test_a_part_of_the_state(step, part, value):
 
 
 def test_a_score_has_a_metric(step):
-  assert step.score('loss') == step.score(None) == (0.5, 'v1')
+  assert step.score('loss') == step.score(None) == (0.5, 'loss', 'v1')
   assert step.score('accuracy') is None
 
 
@@ -161,6 +161,19 @@ def test_scores_on_other_validation_data_do_not_count(tmp_path):
     checkpoints.save(step, x, {}, about, {'loss': loss})
   checkpoints.close()
   assert checkpoints.steps() == [2, 3]
+  assert Checkpoints(tmp_path).restore(target, 'best')[0] == 2
+
+
+def test_scores_of_another_metric_do_not_count(tmp_path):
+  """Also if no metric is given, as in `evaluate --step=best`."""
+  target = {'x': jnp.float32(0)}
+  for step, metric, best_is, value in (
+    *((1, 'accuracy', 'highest', 0.5), (2, 'loss', 'lowest', 1.0)),
+    (3, 'loss', 'lowest', 2.0),
+  ):
+    checkpoints = Checkpoints(tmp_path, 3, metric, best_is)
+    checkpoints.save(step, target, {}, {}, {metric: value})
+    checkpoints.close()
   assert Checkpoints(tmp_path).restore(target, 'best')[0] == 2
 
 
