@@ -34,7 +34,8 @@ finish() {
 failures=0  # Failures in a row, each soon after the start.
 while [ ! -e "$stopped" ]; do
   code=0 since=$SECONDS
-  # Apart from the start: `tpu.sh stop` cannot stop what is still downloading.
+  # The image is fetched by a command of its own, because `tpu.sh stop` cannot
+  # stop a container whose image is still being fetched.
   docker pull --quiet "$image" || code=$?
   [ ! -e "$stopped" ] || break
   # This port is open between the hosts of a slice.

@@ -17,7 +17,7 @@ from meliad_rec.training.agent_program import EMPTY
 from meliad_rec.training.experiment import Experiment
 from meliad_rec.training.meter import StepMeter
 
-_SEED = 2**31  # Of the episodes of evaluations.
+_SEED = 2**31  # Seed of the episodes in evaluations.
 
 
 class Frames:

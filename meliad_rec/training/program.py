@@ -55,7 +55,9 @@ class TrainProgram(ShardedModel):
 
     Each of them has a sharding.
     """
-    with jax.set_mesh(self.mesh):  # As in `create`, which traces it no more.
+    # The same mesh as in `create`, so that JAX does not trace the function
+    # again.
+    with jax.set_mesh(self.mesh):
       shapes = jax.eval_shape(self._create_state, np.uint32(0))
     return jax.tree.map(
       lambda a, sharding: jax.ShapeDtypeStruct(
