@@ -212,6 +212,7 @@ def test_a_disk_that_fails_is_no_mistake_of_a_setting(tmp_path, monkeypatch):
 @pytest.mark.parametrize('finished', [False, True])
 def test_a_finished_run_keeps_its_settings(tmp_path, monkeypatch, finished):
   run = mock.Mock(workdir=tmp_path, step=6, finished=finished)
+  run.live = lambda first: first()
   monkeypatch.setattr(training.trainer, 'Run', lambda *_: run)
   write = mock.Mock()
   monkeypatch.setattr(training.folder, 'write', write)
