@@ -30,7 +30,7 @@ class Inputs(struct.PyTreeNode):
   mask: jax.Array
 
   def append(self, block: Block) -> 'Inputs':
-    """Returns these inputs followed by those of a block."""
+    """Returns these inputs with those of a block appended."""
     return Inputs(
       jnp.concatenate([self.x, block.x], 1),
       jnp.concatenate([self.mask, block.mask], 1),

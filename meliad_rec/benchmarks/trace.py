@@ -45,7 +45,7 @@ def measure(step: Callable[[], None], text: str) -> Counter[Label]:
     for plane in data.planes:
       for line in plane.lines:
         for event in line.events:
-          # Where kernels have names of their own, a stat tells the operation.
+          # On a GPU, events have names of kernels; a stat names the operation.
           name = dict(event.stats).get('hlo_op', event.name)
           if name in labels:
             found[labels[name]] += event.duration_ns / 1e9 / STEPS

@@ -107,7 +107,7 @@ class Text:
     labels, first = example.get('labels'), example.get('first_length')
     text = example.get('targets_pretokenized')
     if text is None:
-      # Of a source and its target, only the target is predicted.
+      # In a pair, the target is predicted, and the source is not.
       predicted = ids if labels is not None else ids[first or 0 :]
       text = b''.join(self.vocabulary.token_bytes(predicted))
     words = count_words(text.decode('utf-8', 'replace'))
@@ -130,7 +130,8 @@ def document(name: str, text: str, vocabulary: Vocabulary) -> Document:
       "file was cut. Set --vocabulary=bytes (in gin: VOCABULARY = 'bytes')."
     ) from None
   size = len(text.encode(errors='surrogateescape'))
-  name = name.encode(errors='replace').decode()  # Of a file, any bytes.
+  # The name of a file may have bytes that are not UTF-8.
+  name = name.encode(errors='replace').decode()
   return Document(name, ids, size, count_words(text))
 
 

@@ -204,7 +204,10 @@ def ridge(x_ND, y_NC, penalty: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def class_directions(x_ND, y_N) -> np.ndarray:
-  """Returns the mean state of each class minus that of all, float64."""
+  """Returns, for each class, its mean state minus the mean of all states.
+
+  The result is [classes, D] float64.
+  """
   x_ND = x_ND - x_ND.mean(0, dtype=np.float64)
   return np.stack([x_ND[y_N == c].mean(0) for c in range(y_N.max() + 1)])
 

@@ -25,7 +25,7 @@ _QUALITY = (
   *('accuracy', 'error'),
 )
 
-# How the model card uses a model.
+# Example code in a model card: how to use the model.
 _GENERATION = """print(run.generate('Once upon a time', tokens=200)[0])
 run.evaluate('some text')['bits_per_byte']"""
 _TRANSLATION = "print(run.translate(['a source'])[0])"

@@ -165,13 +165,13 @@ class ObservedRun:
         has any. None returns all layers.
 
     Returns:
-      {name: DataArray}, with those of these names that the model has:
-      'token_to_token', 'token_to_state', 'token_to_source', 'state_to_state',
-      'state_to_token', 'recall_weight', 'recall_back' and 'recall_share'. The
-      axes are 'layer', if layers are numbered, 'pass' and 'step', if there are
-      several, indexed from 0, and those of AXES in
-      meliad_rec/metrics/pictures.py: for 'token_to_token' token, head and back,
-      where back 0 is the nearest key that the token may see. The axis block
+      {name: DataArray}. Possible names are 'token_to_token', 'token_to_state',
+      'token_to_source', 'state_to_state', 'state_to_token', 'recall_weight',
+      'recall_back' and 'recall_share'; a model has some of them. The first axes
+      are 'layer', if layers are numbered, and 'pass' and 'step', indexed from
+      0, if there are several. AXES in meliad_rec/metrics/pictures.py lists the
+      others: for 'token_to_token' they are token, head and back, where back 0
+      is the nearest key that the token may see. The axis block
       counts blocks, whose state vectors attend to each other and to tokens. The
       weights of a query add up to 1, over all keys that it sees, or to 0 if
       there are none.
