@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from flax import linen as nn
 
+from meliad_rec.layers.dropout import check_rate
 from meliad_rec.layers.dropout import drop_layer
 from meliad_rec.layers.dropout import RowDropout
 from meliad_rec.layers.dropout import TiledDropout
@@ -56,6 +57,7 @@ class Encoder(Cell):
       raise ValueError(
         f'window must be None or at least 1, got {self.window}. Set BLOCK.'
       )
+    check_rate('dropout', self.dropout, 'DROPOUT')
     kind = RowDropout if self.dropout_by_row else TiledDropout
     self.drop = kind(self.dropout)
 

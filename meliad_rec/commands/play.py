@@ -84,7 +84,6 @@ def write(path: str, pictures: list[np.ndarray]) -> None:
     with output_file.replacing(path) as new:
       first.save(
         new,
-        'gif',
         save_all=True,
         append_images=others,
         duration=_MILLISECONDS,
@@ -102,4 +101,4 @@ def write(path: str, pictures: list[np.ndarray]) -> None:
     top, left = row * (len(large) + 4), column * (large.shape[1] + 4)
     whole[top : top + len(large), left : left + large.shape[1]] = large
   with output_file.replacing(path) as new:
-    Image.fromarray(whole).save(new, 'png')
+    Image.fromarray(whole).save(new)

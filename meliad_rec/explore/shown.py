@@ -4,7 +4,6 @@ from collections.abc import Mapping
 import dataclasses
 import io
 import os
-from pathlib import Path
 import statistics
 from typing import TYPE_CHECKING
 
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
 
 # Colors that the color-blind can tell apart (Okabe and Ito 2008).
 COLORS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9']
-# By the suffix of a file.
-_COMPRESSIONS = {
-  '.gz': 'gzip',
-  '.bz2': 'bz2',
-  '.xz': 'xz',
-  '.zst': 'zstd',
-  '.zip': 'zip',
-}
 _LUMINANCE = np.array([0.299, 0.587, 0.114])  # Weights of red, green and blue.
 
 # One run, or {name: run} of several to compare.
@@ -65,12 +56,9 @@ class Shown:
       ValueError: the file cannot be written.
     """
     output_file.check(path)
-    path, table = Path(path), self.table()
-    compression = {'method': _COMPRESSIONS.get(path.suffix)}
-    if path.suffix == '.zip':
-      compression['archive_name'] = path.stem
+    table = self.table()
     with output_file.replacing(path) as new:
-      table.to_csv(new, index=False, compression=compression)
+      table.to_csv(new, index=False)
 
   def save(self, path: str | os.PathLike[str], dpi: int = 120) -> None:
     """Writes the figure to a file, whole or not at all.

@@ -125,7 +125,8 @@ class ObservedRun:
     Raises:
       ValueError: the text is empty or neither a string nor ids, the arrays
         would take more than 4 GiB, labels are missing or not expected, or the
-        model reads pairs or a whole document at once.
+        model reads pairs or a whole document at once, or attends to later
+        tokens.
     """
     check_count('top', top, 1)
     if clear_every is not None:

@@ -53,14 +53,15 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
   such as /dev/null or a pipe, is written directly.
 
   Yields:
-    The path of a file to write. If no error occurs, it replaces `path`.
+    The path of a file to write, with the suffix of `path`. If no error occurs,
+    it replaces `path`.
   """
   path = Path(os.path.realpath(path))
   if _is_device(path):
     yield path
     return
   # Opened like any other file, so that its permissions follow the umask.
-  new = path.with_name(f'.{path.name}.{secrets.token_hex(4)}')
+  new = path.with_name(f'.{secrets.token_hex(4)}.{path.name}')
   try:
     yield new
     os.replace(new, path)

@@ -54,6 +54,7 @@ REFUSED = {
     lambda: Chunks(tiny.windowed(), length=0),
     lambda: Chunks(tiny.windowed(), count=-1),
   ],
+  'DROPOUT': [lambda: Encoder(tiny.transformer(), W, dropout=1.0)],
   'HALT_THRESHOLD': [lambda: Halt(threshold=0.0), lambda: Halt(threshold=1.0)],
   'LatentBottleneck.chunk': [lambda: Chunks(bottleneck(), length=W)],
   'LAYER_DROP': [lambda: universal(layer_drop=1.0)],
