@@ -68,6 +68,11 @@ AGENTS = 'corridor', 'maze', 'maze_easy', 'water_maze'
 # Tasks that read a corpus.
 CORPORA = 'char_ptb', 'corpus', 'wikitext103', 'wikitext2'
 GATES = 'meliad_rec.layers.gates'
+# Settings of architectures whose layers in size/test take long to trace.
+FEW = {
+  'block_recurrent': ['LAYERS = 2', 'RECURRENT_LAYERS = (-1,)'],
+  'latent_bottleneck': ['LAYERS = 1'],
+}
 # Settings that an option needs at the size of the tests.
 PARAMS = {
   **{
@@ -139,7 +144,7 @@ def test_every_option_builds_with_an_architecture_that_reads_it(
   if fnmatch(option, 'data/*_tokens'):
     write_store(tmp_path / 'store')
     params = [f'STORE = {str(tmp_path / "store")!r}']
-  assert parameters(names, params)
+  assert parameters(names, [*FEW.get(arch, []), *params])
 
 
 @pytest.mark.parametrize(
@@ -188,7 +193,7 @@ def test_every_task_builds(task, tmp_path):
   arch = 'feedback' if task in AGENTS else 'block_recurrent'
   config.parse(
     [f'arch/{arch}', 'size/test', f'task/{task}'],
-    ['BATCH = 8', *needs.get(task, [])],
+    ['BATCH = 8', *FEW.get(arch, []), *needs.get(task, [])],
   )
   experiment = config.build(Experiment)()
   assert experiment.program.shapes.params['embed']

@@ -44,11 +44,11 @@ HEADS = {
 # Pools do not depend on the architecture, but the rows of pairs do.
 FAST = [
   *(('lstm', head) for head in ('tokens', 'last')),
-  *(('window', 'pairs_mean'), ('latent_bottleneck', 'pairs_slots')),
+  ('window', 'pairs_mean'),
 ]
 SLOW = [
   *(('lstm', 'first'), ('lstm', 'pairs_last')),
-  ('recurrent_fixed_skip', 'last'),
+  *(('recurrent_fixed_skip', 'last'), ('latent_bottleneck', 'pairs_slots')),
   *(('memorizing', 'pairs_last'), ('feedback', 'mean')),
   *(('staircase_by_chunks', 'pairs_last'), ('block_feedback', 'pairs_slots')),
   *(('gated_latent_bottleneck', 'slots'), ('recurrent_memory', 'slots')),

@@ -71,6 +71,7 @@ def test_mistakes(arguments, told):
   assert told in command.mistake(bench, *arguments)
 
 
+@pytest.mark.slow
 def test_experiments_are_timed_in_turn(tmp_path, capsys):
   write_store(store := tmp_path / 'store')
   small = [f'STORE = {str(store)!r}', 'SEGMENT = 64', 'BATCH = 8']

@@ -207,7 +207,16 @@ def test_recalled_keys_are_those_before_the_window():
   assert (back <= place).all()
 
 
-@pytest.mark.parametrize('name', ['universal', 'gated_universal', 'staircase'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    'universal',
+    *(
+      pytest.param(name, marks=pytest.mark.slow)
+      for name in ('gated_universal', 'staircase')
+    ),
+  ],
+)
 def test_the_last_step_of_the_lens_is_the_prediction(name):
   lens = observer(name).read(tokens(), Request(lens=True))[0].lens
   nats = observed(name)[0].tokens['nats']

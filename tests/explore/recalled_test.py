@@ -43,7 +43,9 @@ def test_recalled(tmp_path):
     explore.recalled(block_recurrent(), TEXT, token=-1)
 
 
-@pytest.mark.parametrize('name', ['window', 'feedback'])
+@pytest.mark.parametrize(
+  'name', ['feedback', pytest.param('window', marks=pytest.mark.slow)]
+)
 def test_source_map(name, tmp_path):
   run, source, text = observed.translator(name), 'a dog', TEXT[: 2 * W + 1]
   shown = explore.source_map(run, source, text)
