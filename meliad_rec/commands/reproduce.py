@@ -176,7 +176,8 @@ def define_flags() -> None:
     None,
     'Splits on which the best checkpoint is evaluated; SPLIT:METRIC shows '
     'METRIC instead of best_metric. Default: the test splits of which '
-    "the paper reports values, or 'test'. --splits= evaluates none.",
+    "the paper reports values, or 'test'; none if it reports only times. "
+    '--splits= evaluates none.',
   )
   flags.DEFINE_integer(
     'tokens',
@@ -343,10 +344,12 @@ def wanted(run: TableRun) -> list[str]:
   _, facts, _ = folder.read(run.workdir)
   if folder.is_of_agents(facts):
     return []  # They have no splits.
-  # Other published values have names of several words. The best value on the
-  # validation split is in the journal of the run.
-  others = [name for name in facts['published'] if ' ' not in name]
-  return [name for name in others if name != 'validation'] or ['test']
+  # Published times and speeds have names of several words.
+  names = [name for name in facts['published'] if ' ' not in name]
+  if facts['published'] and not names:
+    return []
+  # The best value on the validation split is in the journal of the run.
+  return [name for name in names if name != 'validation'] or ['test']
 
 
 def newer(path: Path, than: Path) -> bool:

@@ -312,6 +312,30 @@ def test_whatever_ends_the_table_stops_its_runs(tmp_path, monkeypatch, stop):
   assert begun[0].poll() == -signal.SIGTERM
 
 
+@pytest.mark.parametrize(
+  ('published', 'commands'),
+  [
+    ({'minutes per 9 steps': 3.0}, ['train']),
+    ({'validation': 2.5}, ['train', 'evaluate']),
+    ({}, ['train', 'evaluate']),
+  ],
+)
+def test_a_table_of_times_evaluates_no_split(
+  published, commands, own, out, monkeypatch
+):
+  begun, path = [], out / 'a_seed0' / folder.FACTS
+  facts = json.loads(path.read_text()) | {'published': published}
+  path.write_text(json.dumps(facts))
+
+  def start(run, command, *more):
+    begun.append(command[0])
+    return subprocess.Popen([sys.executable, '-c', ''])
+
+  monkeypatch.setattr(queue, 'start', start)
+  assert command.run(reproduce, own, f'--out={out}', '--rows=a') == 0
+  assert begun == commands
+
+
 def test_training_is_followed_by_an_evaluation_of_its_best_step(own, out):
   """It is repeated only after the run has trained further."""
 
