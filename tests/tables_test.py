@@ -162,8 +162,6 @@ ROWS = {
 
 
 PAPERS = [name for name in EXPERIMENTS if name.split('/')[0] in FOLDERS]
-# Tables of pairs of sequences, of the Long Range Arena, of words, and of agents
-# that are small.
 
 
 def needs(name):

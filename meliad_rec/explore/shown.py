@@ -4,6 +4,7 @@ from collections.abc import Mapping
 import dataclasses
 import io
 import os
+from pathlib import Path
 import statistics
 from typing import TYPE_CHECKING
 
@@ -56,9 +57,11 @@ class Shown:
       ValueError: the file cannot be written.
     """
     output_file.check(path)
-    table = self.table()
+    path, table, compression = Path(path), self.table(), 'infer'
+    if path.suffix == '.zip':
+      compression = {'method': 'zip', 'archive_name': path.stem}
     with output_file.replacing(path) as new:
-      table.to_csv(new, index=False)
+      table.to_csv(new, index=False, compression=compression)
 
   def save(self, path: str | os.PathLike[str], dpi: int = 120) -> None:
     """Writes the figure to a file, whole or not at all.
