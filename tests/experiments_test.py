@@ -270,3 +270,27 @@ def test_start_and_end_begin_as_in_the_code_of_the_paper(name):
     of_bytes = re.search('table4_(text|retrieval)', name)
     expected = '(1, 2)' if of_bytes else '(-2, -1)'
     assert values['embedding.TiedEmbedding.ends'] == expected
+
+
+@pytest.mark.parametrize(
+  ('table', 'task'),
+  [
+    ('table1_listops', 'listops_files'),
+    ('table2_logical_inference', 'logical_inference_files'),
+    ('table4_listops', 'listops_files'),
+    ('table4_pathfinder', 'lra_pathfinder_files'),
+  ],
+)
+@pytest.mark.parametrize('model', ['gated_universal', 'latent_bottleneck'])
+def test_published_files_in_place_of_generated_data_change_no_model(
+  model, table, task
+):
+  name = f'experiments/dynamic_halt/{table}_{model}'
+
+  def chosen(*task):
+    bindings = config.read([name, *task], [], kinds=()).bindings
+    return [repr(bindings['', each, ''].value) for each in ('POOL', 'ENDS')]
+
+  assert chosen(f'task/{task}') == chosen()
+  pools = {'gated_universal': '@pooling.Last()'}
+  assert chosen()[0] == pools.get(model, chosen()[0])

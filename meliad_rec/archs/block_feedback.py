@@ -92,6 +92,10 @@ class BlockFeedback(Cell):
     return self.config.window
 
   def setup(self):
+    if self.count < 1:
+      raise ValueError(
+        f'count must be at least 1, got {self.count}. Set LAYERS.'
+      )
     if not self.recurrent_at:
       raise ValueError(
         'recurrent_at is empty, but block feedback needs a recurrent layer. '

@@ -233,10 +233,10 @@ class StateVectors(nn.Module):
     gate_config: name of the sequence of operations in an update: 'dual'
       (attention, gate, MLP, gate), 'single' (attention, MLP, gate) or 'skip'
       (attention, gate); see section 3.5 of the paper.
-    sequential: whether state vectors attend to tokens after a gate has joined
-      their attention to state vectors, so that 'dual' has three gates and
-      'skip' two. If False, they attend to both at once. Section 3.1 of the
-      paper reports that a third gate leads to a worse perplexity.
+    sequential: whether state vectors first attend to each other and pass
+      through a gate, and only then attend to tokens. 'dual' then has three
+      gates and 'skip' two. If False, they attend to both at once. Section 3.1
+      of the paper reports that a third gate leads to a worse perplexity.
     ids_stddev: standard deviation of the learned IDs in a new model. They are
       added to state vectors that are normalized to 1.
     states_stddev: standard deviation of the learned initial state vectors in a

@@ -33,6 +33,7 @@ from meliad_rec.metrics import pictures
 from meliad_rec.metrics.metrics import MeanMetric
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.cell import Resettable
+from meliad_rec.recurrence.memory_scan import divisor
 
 SHOWN = 16  # Recalled keys in pictures, at most.
 
@@ -57,7 +58,8 @@ class MemorizingLayer(Cell):
       between number `neighbors` and the next of the keys found, even if the
       search missed the key. A query may thus attend to more than `neighbors`
       keys, but the `neighbors` best are always among them.
-    tile: maximum number of queries compared with the ring at once.
+    tile: maximum number of queries compared with the ring at once. It is
+      rounded down to a divisor of the window.
   """
 
   config: LayerConfig
@@ -88,6 +90,11 @@ class MemorizingLayer(Cell):
       raise ValueError(
         f'neighbors must be None or from 1 to {self.memory}, the tokens in '
         f'memory, got {neighbors}. Set NEIGHBORS.'
+      )
+    if self.tile < 1:
+      raise ValueError(
+        f'tile must be at least 1, got {self.tile}. Set '
+        'memorizing.MemorizingLayer.tile.'
       )
     if self.recall_target is not None and neighbors is None:
       raise ValueError(
@@ -146,7 +153,7 @@ class MemorizingLayer(Cell):
       ring: the ring, which gets no gradients.
     """
     W, (B, T, _, K) = self.config.window, q_BTHK.shape
-    Q, age_S = math.gcd(T, W, self.tile), ring.age_S()
+    Q, age_S = divisor(math.gcd(T, W), 1, self.tile), ring.age_S()
     # Query heads that share a key head are treated as more queries of one head.
     H = self.config.kv_heads
 

@@ -17,6 +17,7 @@ from meliad_rec.layers.remat import kept
 from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import Cell
+from meliad_rec.models.cell import check_not_unrolled
 from meliad_rec.models.cell import Resettable
 from meliad_rec.models.cell import to_blocks
 from meliad_rec.recurrence.memory_scan import memory_scan
@@ -54,12 +55,13 @@ class MemoryCell(Cell, kw_only=True):
     layer_drop: probability that each layer is skipped in a training step.
     span: maximum number of tokens that the backward pass processes at once; see
       memory_scan.py. A shorter span uses less device memory, but spans below 32
-      tokens are slower.
+      tokens are slower. Steps of several chunks (see `by_steps`) have no spans.
     remat: name in remat.POLICIES, which says which values the backward pass
       keeps. It applies to each chunk, or to each step of several chunks if
-      `by_steps` is True. None means 'sublayers'; policies that keep more are
-      slower, since the scan copies all that is kept. It must be None if
-      `parallel` is True.
+      `by_steps` is True. None means 'sublayers' in the scan, where policies
+      that keep more are slower, since the scan copies all that is kept, and
+      'none' in steps before and after it. It must be None if `parallel` is
+      True.
     chunk: number of tokens C that read the same memory and write together.
     parallel: whether `read` can process any number of tokens at once, each as a
       chunk of its own. If True, a dropout mask must be the same at all tokens
@@ -122,12 +124,16 @@ class MemoryCell(Cell, kw_only=True):
     """Returns `count` new layers; `setup` must assign them to an attribute.
 
     Raises:
-      ValueError: count is below 1, compat_meliad is set, or remat is set for a
-        cell that is `parallel`.
+      ValueError: count or span is below 1, compat_meliad is set, or remat or
+        unroll is set for a cell that is `parallel`.
     """
     if self.count < 1:
       raise ValueError(
         f'count must be at least 1, got {self.count}. Set LAYERS.'
+      )
+    if self.span < 1:
+      raise ValueError(
+        f'span must be at least 1, got {self.span}. Set BACKWARD_SPAN.'
       )
     if config.compat_meliad:
       raise ValueError(
@@ -140,6 +146,8 @@ class MemoryCell(Cell, kw_only=True):
         f'remat is {self.remat!r}, but {type(self).__name__} has a fixed '
         f'policy of rematerialization. Remove {type(self).__name__}.remat.'
       )
+    if self.parallel:
+      check_not_unrolled(self)
     position = None
     if self.share_position:
       position = config.position(config.num_heads, name='position')

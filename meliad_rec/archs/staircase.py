@@ -16,9 +16,8 @@ M = N is the Staircase, and M = 1 the Cached Staircase of the paper's
 experiments. M = 0 is a memory network: a chunk makes one pass, and later chunks
 attend to its embeddings.
 
-A segment is read in one of three ways: chunk by chunk (`Staircase.read`), in
-steps of several chunks (`run_diagonal`), or token by token for generation
-(`decode_token`).
+A segment is read chunk by chunk (`Staircase.read`), in steps of several chunks
+(`run_diagonal`), or token by token for generation (`decode_token`).
 """
 
 from typing import Any
@@ -61,10 +60,9 @@ class Staircase(MemoryCell):
     diagonal: whether segments are read in steps of several chunks (see
       run_diagonal) instead of chunk by chunk. None means that they are if
       M > 1, N <= 2 M and the segment has M - 1 chunks or more. With True, a
-      segment of fewer than M - 1 chunks is an error, except for a single chunk
-      outside of training, such as the end of a prompt. Steps have larger matrix
-      products. With N > 2 M, however, the frozen chunks copied for each step
-      would take up most of the device's memory.
+      training segment of fewer than M - 1 chunks is an error. Steps have larger
+      matrix products. With N > 2 M, however, the frozen chunks copied for each
+      step would take up most of the device's memory.
   """
 
   passes: int
@@ -145,7 +143,7 @@ class Staircase(MemoryCell):
       if least <= T:
         self.penalize_spans()
         return run_diagonal(self, state, block)
-      if self.diagonal and (self.chunk < T or self.has_rng('dropout')):
+      if self.diagonal and self.has_rng('dropout'):
         raise ValueError(
           f'With diagonal = True, a segment must have at least {least} tokens '
           f'({self.live_passes - 1} chunks of {self.chunk}), got {T}. Increase '
@@ -272,6 +270,8 @@ def run_diagonal(cell: Staircase, state: Memory, block):
     inputs, y_BXD = _run_pass(cell, i, x_BXD, known, past, mask_BS)
     return inputs, y_BXD, past
 
+  at_end = remat(step, cell.remat or 'none')
+
   def full(cell, carry, new):
     _, y_BXD, past = step(cell, carry, new)
     return (y_BXD[:, C:], _push(past, y_BXD[:, :C])), y_BXD[:, :C]
@@ -280,7 +280,7 @@ def run_diagonal(cell: Staircase, state: Memory, block):
   for i in range(M - 1):
     new = i, block.x[:, i * C : (i + 1) * C]
     known = [inputs[i] for inputs in earlier]
-    _, x_BXD, past = step(cell, carry, new, known)
+    _, x_BXD, past = at_end(cell, carry, new, known)
     if past is not None:
       past = _push(past, frozen[:, (N - M + i) * C : (N - M + i + 1) * C])
     carry = x_BXD, past
@@ -301,7 +301,7 @@ def run_diagonal(cell: Staircase, state: Memory, block):
     outputs.append(y.reshape(B, -1, D))
   last_inputs = []
   for i in range(T, T + M - 1):
-    inputs, y_BXD, past = step(cell, carry, (i, block.x[:, :0]))
+    inputs, y_BXD, past = at_end(cell, carry, (i, block.x[:, :0]))
     outputs.append(y_BXD[:, :C])
     last_inputs.append(inputs)
     carry = y_BXD[:, C:], _push(past, y_BXD[:, :C])

@@ -25,7 +25,7 @@ not finished.
 validation split, such as the ponder cost of the dynamic-halt paper:
 
   meliad-rec reproduce dynamic_halt/table1_listops --out=runs/listops \
-    --sweep='PONDER_COST = 1, 0.1, 0.01, 0.001'
+    --rows=universal,gated_universal --sweep='PONDER_COST = 1, 0.1, 0.01, 0.001'
 """
 
 from collections.abc import Iterable
@@ -260,14 +260,18 @@ def main(argv: list[str]) -> int:
 def draw(out: Path, suffix: str, found: list[dict], metric: str) -> list[str]:
   """Draws the figures of results with one metric, and returns their names."""
   pictures = [f'curves{suffix}']
+  shown = results.metric_of(results.compared(found), metric)
   folders = {each['run']: out / each['run'] for each in found}
   plot.compare(folders, out / pictures[0], metric)
   if len(costs := results.costs(found)) > 1:
     pictures.append(f'cost{suffix}')
-    plot.cost(costs, out / pictures[-1], metric)
-  if panels := results.figure(found):
+    plot.cost(costs, out / pictures[-1], shown)
+  panels, of = results.over_splits(found), metric
+  if not panels:
+    panels, of = results.over_rows(found), shown
+  if panels:
     pictures.append(f'figure{suffix}')
-    plot.lines(panels, out / pictures[-1], metric)
+    plot.lines(panels, out / pictures[-1], of)
   return pictures
 
 
@@ -286,7 +290,12 @@ def best_settings(runs: list[TableRun], found: list[dict]) -> str:
 
 
 def check_different(runs: Sequence[TableRun]) -> None:
-  """Raises ValueError if two rows are the same, or would share a folder."""
+  """Checks that rows stay different.
+
+  Raises:
+    ValueError: --gin_file or --gin_param make two rows the same, or two rows
+      would share a folder.
+  """
   args, seen, names = flags.FLAGS, {}, {}
   for run in runs:
     if names.setdefault(run.name, run) is not run:
@@ -344,12 +353,13 @@ def wanted(run: TableRun) -> list[str]:
   _, facts, _ = folder.read(run.workdir)
   if folder.is_of_agents(facts):
     return []  # They have no splits.
-  # Published times and speeds have names of several words.
-  names = [name for name in facts['published'] if ' ' not in name]
-  if facts['published'] and not names:
+  values = [name for name in facts['published'] if not results.is_time(name)]
+  if facts['published'] and not values:
     return []
-  # The best value on the validation split is in the journal of the run.
-  return [name for name in names if name != 'validation'] or ['test']
+  # The best value on the validation split is in the journal of the run. Names
+  # of several words are other data, such as 'arXiv tokens'.
+  names = [name for name in values if ' ' not in name and name != 'validation']
+  return names or ['test']
 
 
 def newer(path: Path, than: Path) -> bool:

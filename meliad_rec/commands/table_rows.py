@@ -19,9 +19,9 @@ def rows(table: str, chosen: Sequence[str] | None) -> dict[str, str]:
   Raises:
     ValueError: there is no such table, or it lacks a chosen row.
   """
-  if Path(table).is_dir():
-    found = {path.stem: str(path) for path in Path(table).glob('*.gin')}
-  else:
+  # A folder of runs may have the name of a shipped table.
+  found = {path.stem: str(path) for path in Path(table).glob('*.gin')}
+  if not found:
     table = table.removeprefix('gin/').removeprefix('experiments/')
     found = {
       name.removeprefix(f'{table}_'): f'experiments/{name}'
@@ -101,7 +101,8 @@ def settings(sweep: str | None) -> list[str]:
   """Returns the settings 'NAME = value' of --sweep; [''] without it.
 
   Raises:
-    ValueError: it is not a name with several values.
+    ValueError: it is not a name with several values, or one of them is no
+      literal of Python, such as a macro or a reference of gin.
   """
   if sweep is None:
     return ['']
@@ -110,8 +111,11 @@ def settings(sweep: str | None) -> list[str]:
     listed = ast.literal_eval(f'({values},)' if values else '()')
     if len(listed) == 1 and isinstance(listed[0], tuple):
       [listed] = listed
-  except (ValueError, SyntaxError, IndexError):
-    listed = ()
+  except (ValueError, SyntaxError):
+    raise ValueError(
+      'The values of --sweep must be numbers, strings, True, False, None or '
+      f'tuples of these, got {sweep!r}.'
+    ) from None
   found = list(dict.fromkeys(f'{name} = {value!r}' for value in listed))
   if not name or len(found) < 2:
     raise ValueError(

@@ -51,9 +51,8 @@ def window_attention(
     implementation: one of IMPLEMENTATIONS. 'auto' uses kernels on a TPU, and on
       a GPU that can run them; 'gpu' does too, but raises an error if the GPU
       cannot; 'xla' uses no kernels. With these three, XLA computes what kernels
-      do not support.
-      'tpu_interpreted' and 'gpu_interpreted' interpret the kernels of one
-      platform on any machine.
+      do not support. 'tpu_interpreted' and 'gpu_interpreted' interpret the
+      kernels of one platform on any machine.
 
   Raises:
     ValueError: there are more keys than a window and the queries have; the

@@ -208,6 +208,11 @@ def repeat_kv_heads(num_heads: int, *arrays_BSHK):
   return [a if shared == 1 else jnp.repeat(a, shared, 2) for a in arrays_BSHK]
 
 
+def merge_heads(a_BSHK):
+  """Reshapes [B, S, H, K] to [B, S, H K]."""
+  return a_BSHK.reshape(*a_BSHK.shape[:2], -1)
+
+
 def sum_dtype(a):
   """Returns the dtype for sums of an array: its own, but at least float32."""
   return jnp.promote_types(a.dtype, jnp.float32)

@@ -15,6 +15,7 @@ from meliad_rec.kernels.dispatch import window_attention
 from meliad_rec.kernels.reference import AttentionInputs
 from meliad_rec.kernels.reference import memory_weights
 from meliad_rec.kernels.reference import MemoryInputs
+from meliad_rec.kernels.reference import merge_heads
 from meliad_rec.kernels.reference import normalize_and_scale
 from meliad_rec.kernels.reference import repeat_kv_heads
 from meliad_rec.kernels.reference import window_weights
@@ -143,16 +144,14 @@ class Layer(nn.Module):
       heads.append(attention.attend_memory(n_BTD, memory))
     return self.mlp_output(attention.project(x_BTD, *heads), first, source_kv)
 
-  def output(self, x_BTD, *heads_BTF, source_kv: KV | None = None):
+  def output(self, x_BTD, *heads_BTF):
     """Returns y_BTD, the residual stream after the layer.
 
     Args:
       x_BTD: the residual stream before the layer.
       *heads_BTF: results of attention, as in Attention.project.
-      source_kv: see `__call__`.
     """
-    x_BTD = self.attention.project(x_BTD, *heads_BTF)
-    return self.mlp_output(x_BTD, source_kv=source_kv)
+    return self.mlp_output(self.attention.project(x_BTD, *heads_BTF))
 
   def mlp_output(self, x_BTD, first=None, source_kv: KV | None = None):
     """Returns y_BTD, the residual stream after the layer.
@@ -475,8 +474,3 @@ def scaled(q_BTHK, scale_H):
   The arguments are the results of a Query.
   """
   return q_BTHK if scale_H is None else normalize_and_scale(q_BTHK, scale_H)
-
-
-def merge_heads(y_BTHK):
-  """Reshapes [B, T, H, K] to [B, T, H K]."""
-  return y_BTHK.reshape(*y_BTHK.shape[:2], -1)

@@ -166,6 +166,20 @@ class LayerConfig(TransformerConfig):
         f'num_kv_heads must divide num_heads, got {self.num_kv_heads} for '
         f'{self.num_heads} heads. Set layer_config.LayerConfig.num_kv_heads.'
       )
+    # Either may be a partial: look at what it builds.
+    for name, kind in (
+      ('position', positions.Position),
+      ('span', positions.AdaptiveSpan),
+    ):
+      make = getattr(self, name)
+      if make is None and name == 'span':
+        continue
+      built = make(self.num_heads)
+      if not isinstance(built, kind):
+        raise ValueError(
+          f'{name} must be a {kind.__name__} of positions.py, got '
+          f'{type(built).__name__}. Set layer_config.LayerConfig.{name}.'
+        )
     for name, without in ('qk_scale', 1.0), ('memory_qk_scale', None):
       value, setting = getattr(self, name), f'layer_config.LayerConfig.{name}'
       if value is not None and value <= 0:
@@ -268,9 +282,12 @@ class EncoderConfig(TransformerConfig):
       self.check_rate('hidden_dropout')
     # `position` may be a partial: look at what it builds.
     built = self.position(self.num_heads)
-    overridden = type(built).bias is not positions.Position.bias
-    overridden |= type(built).keys is not positions.Position.keys
-    if overridden or not isinstance(built, positions.Position):
+    plain = positions.Position
+    if (
+      not isinstance(built, plain)
+      or type(built).bias is not plain.bias
+      or type(built).keys is not plain.keys
+    ):
       names = ', '.join(p.__name__ for p in ENCODER_POSITIONS)
       raise ValueError(
         f'position must only rotate queries and keys in an encoder, as {names} '

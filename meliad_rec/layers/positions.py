@@ -75,10 +75,10 @@ class T5Bias(Position):
     buckets: number of buckets, each with one learned bias per head.
     max_distance: distances from this one on share the last bucket.
     start: initial values of the biases. 'alibi' sets each to the mean of the
-      ALiBi biases of the distances in its bucket. 'normal' draws random
-      numbers, as published. With random numbers, a small model needs
-      thousands of training steps before it prefers near tokens, and more with
-      a wider window.
+      ALiBi biases of the distances in its bucket that are below max_distance.
+      'normal' draws random numbers, as published. With random numbers, a small
+      model needs thousands of training steps before it prefers near tokens, and
+      more with a wider window.
   """
 
   buckets: int = 32

@@ -30,6 +30,7 @@ from meliad_rec.distributed.fsdp import all_gather_params
 from meliad_rec.layers.remat import remat
 from meliad_rec.metrics import pictures
 from meliad_rec.metrics import state_use
+from meliad_rec.recurrence.memory_scan import divisor
 
 State = Any  # A pytree; every leaf is [B, ...]; the same shapes in and out.
 
@@ -220,7 +221,8 @@ def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
     The state after the segment, and y_BTD.
 
   Raises:
-    ValueError: the segment is not a multiple of the block length.
+    ValueError: the segment is not a multiple of the block length, or `unroll`
+      is set for a cell that is not scanned over blocks.
   """
   B, T = segment.mask.shape
   W = cell.block_length or T
@@ -230,6 +232,8 @@ def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
       f'{T}, which is not a multiple. Set SEGMENT to a multiple of '
       f'{cell.block_setting}.'
     )
+  if cell.takes_segments and not cell.scans_blocks:
+    check_not_unrolled(cell)
   if cell.takes_segments or T == W:
     policy = 'none' if cell.scans_blocks else cell.remat
     call = remat(lambda c, s, b: c(s, b), policy)
@@ -247,6 +251,16 @@ def run(cell: Cell, state: State, segment: Block) -> tuple[State, jax.Array]:
   call = lambda c, s, b: c(s, b.replace(source_kv=kv))
   state, y = scan_blocks(call, cell, state, blocks)
   return state, y.reshape(B, T, *y.shape[3:])
+
+
+def check_not_unrolled(cell: Cell) -> None:
+  """Raises ValueError if `unroll` is set for a cell without blocks."""
+  if cell.unroll != 1:
+    name = type(cell).__name__
+    raise ValueError(
+      f'unroll is {cell.unroll}, but {name} is not scanned over blocks. Remove '
+      f'{name}.unroll.'
+    )
 
 
 def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
@@ -327,10 +341,7 @@ def reading_block(cell: Cell, segment: int) -> int:
     cell: the cell.
     segment: number of tokens of a segment, a multiple of the result.
   """
-  longest = max(segment // 8, 1)
-  return cell.block_length or max(
-    n for n in range(1, longest + 1) if segment % n == 0
-  )
+  return cell.block_length or divisor(segment, 1, segment // 8)
 
 
 def to_blocks(a_BT: jax.Array, W: int) -> jax.Array:

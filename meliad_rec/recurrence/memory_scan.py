@@ -7,10 +7,9 @@ key would be stored many times. This scan stores each written vector once, and
 computes keys and values again.
 
 The gradients of the vectors that a chunk wrote depend on the gradients of later
-chunks.
-The backward pass therefore runs from the last chunk to the first. A policy
-chooses which values each call of `MemoryScanBody.read` keeps for the backward
-pass.
+chunks. The backward pass therefore runs from the last chunk to the first. A
+policy chooses which values each call of `MemoryScanBody.read` keeps for the
+backward pass.
 
 No other gradients depend on each other in this way. If a chunk is one token,
 they can be computed in parallel, span by span; a span is a number of

@@ -17,6 +17,10 @@ from meliad_rec.metrics.metrics import unit
 PUBLISHED = 'published '
 # A published value of this name is in the column of the time of a step.
 _TIME = 'ms per step'
+# Names of published times and speeds.
+_TIMES = re.compile(
+  f'{_TIME}|minutes per .* steps|step time to .*|.*(words|steps)/s'
+)
 # Columns of runs.csv that come before the splits.
 COLUMNS = (
   *('row', 'run', 'seed', 'parameters', 'step_seconds', 'steps', 'tokens'),
@@ -38,6 +42,27 @@ def measured(results: list[dict]) -> list[str]:
   others = {*COLUMNS}
   splits = [each for each in names if each not in others and ' ' not in each]
   return ['validation', *splits]
+
+
+def is_time(name: str) -> bool:
+  """Returns whether a published value of this name is a time or a speed."""
+  return bool(_TIMES.fullmatch(name))
+
+
+def compared(results: list[dict]) -> str:
+  """Returns the column that rows are compared by: the last that all have."""
+  rows = by_row(results).values()
+  shared = [
+    column
+    for column in measured(results)
+    if all(mean(runs, column) is not None for runs in rows)
+  ]
+  return shared[-1] if shared else 'validation'
+
+
+def metric_of(column: str, metric: str) -> str:
+  """Returns the metric of a column; `metric` unless it names another."""
+  return column.partition(':')[2] or metric
 
 
 def table(name: str, results: list[dict]) -> str:
@@ -62,7 +87,8 @@ def table(name: str, results: list[dict]) -> str:
   head = ['row', 'seeds', 'parameters', 'tokens', 'ms/step', *columns]
   head += ['best seed'] * has_seeds
   head += [*times, *(f'published: {each}' for each in others)]
-  head.append(f'change to {first}')
+  by = compared(results)
+  head.append(f'change of {by} to {first}')
   lines = [
     f'{name}: {metric} ({unit(metric)}), {meaning}',
     '',
@@ -79,15 +105,15 @@ def table(name: str, results: list[dict]) -> str:
       *(cell(runs, column) for column in columns),
     ]
     if has_seeds:
-      value = best_seed(runs).get(columns[-1])
+      value = best_seed(runs).get(by)
       cells.append('' if value is None else f'{value:.4f}')
     for name in times:
       value = map_times(name, rows)[row]
       cells.append(beside_published(value, '.3g', runs, name))
     cells += [f'{runs[0].get(PUBLISHED + each, "")}' for each in others]
-    before, now = (mean(some, columns[-1]) for some in (rows[first], runs))
-    compared = row != first and before and now is not None
-    cells.append(f'{(now - before) / abs(before):+.1%}' if compared else '')
+    before, now = (mean(some, by) for some in (rows[first], runs))
+    has_both = row != first and before and now is not None
+    cells.append(f'{(now - before) / abs(before):+.1%}' if has_both else '')
     lines.append(f'| {" | ".join(cells)} |')
   return '\n'.join([*lines, ''])
 
@@ -99,14 +125,14 @@ def map_times(name: str, rows: dict[str, list[dict]]) -> dict:
 
   Args:
     name: 'minutes per N steps'; 'step time to ROW', the ratio to another row;
-      or 'training K words/s', where tokens count as words. Those of pairs are
-      the tokens of targets.
+      or 'training K words/s', where tokens count as words, and 'training K
+      steps/s' of agents. The tokens of pairs are those of targets.
     rows: result of `by_row`.
   """
   seconds = {row: mean(runs, 'step_seconds') for row, runs in rows.items()}
   if found := re.fullmatch(r'minutes per (\d+) steps', name):
     return {row: int(found[1]) * s / 60 for row, s in seconds.items()}
-  if name == 'training K words/s':
+  if name in ('training K words/s', 'training K steps/s'):
     tokens = {row: runs[0]['tokens'] for row, runs in rows.items()}
     steps = {row: runs[0]['steps'] for row, runs in rows.items()}
     return {
@@ -126,14 +152,13 @@ def beside_published(
 
 
 def costs(results: list[dict]) -> dict[str, tuple[float, float, int]]:
-  """Returns {row: (seconds of a step, result on the last split, parameters)}.
+  """Returns {row: (seconds of a step, value of `compared`, parameters)}.
 
   Rows that lack one of them are left out.
   """
-  found = {}
-  split = measured(results)[-1]
+  found, column = {}, compared(results)
   for row, runs in by_row(results).items():
-    seconds, value = mean(runs, 'step_seconds'), mean(runs, split)
+    seconds, value = mean(runs, 'step_seconds'), mean(runs, column)
     if value is not None and math.isfinite(seconds):
       found[row] = seconds, value, runs[0]['parameters']
   return found
@@ -164,42 +189,53 @@ def cell(runs: list[dict], column: str) -> str:
   return text
 
 
-def figure(
-  results: list[dict],
-) -> dict[str, dict[str, list[tuple[float, list[float]]]]]:
-  """Returns the results over the number in the names of splits or rows.
+Curves = dict[str, list[tuple[float, list[float]]]]
 
-  Splits come first: test_64 and test_128 of each row, or the middle of
-  length_200_300, and what is published of them. If the splits have no numbers,
-  then rows do: passes_2 and passes_4.
+
+def over_splits(results: list[dict]) -> dict[str, Curves]:
+  """Returns the results over the numbers in the names of splits.
+
+  These are test_64 and test_128 of each row, or the middle of length_200_300,
+  and what is published of them.
 
   Returns:
-    {what the number is: {name of a curve: [(number, values of all seeds)]}}.
-    The dict is empty if no two splits or rows differ by a number.
+    {what the number is: {name of a curve: [(number, values of all seeds)]}},
+    without curves of a single number.
   """
   panels = {}
-
-  def add(panel, curve, number, values):
-    if values:
-      curves = panels.setdefault(panel, {})
-      curves.setdefault(curve, []).append((number, values))
-
   for row, runs in by_row(results).items():
     for column in measured(runs):
       base, number = split_range(column)
       if number is not None:
+        panel = panels.setdefault(f'N of the split {base}_N', {})
         values = [each[column] for each in runs if column in each]
-        panel = f'N of the split {base}_N'
-        add(panel, row, number, values)
+        _add(panel, row, number, values)
         if (value := runs[0].get(PUBLISHED + column)) is not None:
-          add(panel, f'{row} (published)', number, [value])
-  if not panels:
-    for row, runs in by_row(results).items():
-      base, number = split_name(row)
-      if number is not None:
-        column = measured(runs)[-1]
-        values = [each[column] for each in runs if column in each]
-        add('N of the row ..._N', base or row, number, values)
+          _add(panel, f'{row} (published)', number, [value])
+  return _longer(panels)
+
+
+def over_rows(results: list[dict]) -> dict[str, Curves]:
+  """Returns the values of `compared` over the numbers in the names of rows.
+
+  These are passes_2 and passes_4. The result is like that of `over_splits`.
+  """
+  curves, column = {}, compared(results)
+  for row, runs in by_row(results).items():
+    base, number = split_name(row)
+    if number is not None:
+      values = [each[column] for each in runs if column in each]
+      _add(curves, base or row, number, values)
+  return _longer({f'N of the row ..._N ({column})': curves})
+
+
+def _add(curves: Curves, name: str, number: float, values: list[float]) -> None:
+  if values:
+    curves.setdefault(name, []).append((number, values))
+
+
+def _longer(panels: dict[str, Curves]) -> dict[str, Curves]:
+  """Returns the curves of several numbers, in their order."""
   found = {}
   for panel, curves in panels.items():
     if longer := {k: sorted(each) for k, each in curves.items() if each[1:]}:

@@ -150,6 +150,24 @@ def test_neither_hoist_nor_remat_change_anything():
   assert_close(*outcomes)
 
 
+@functools.cache
+def slots_by_hand():
+  """Returns the state vectors before each block and after the last one."""
+
+  @jax.jit
+  def after(state, block):
+    return layer().apply(
+      {'params': parameters()}, state, block, method=cells.run
+    )[0]
+
+  state = layer().apply({'params': parameters()}, B, method='initial_state')
+  slots = [state[1]]
+  for begin in range(0, T, W):
+    state = after(state, cells.part(example(), begin, begin + W))
+    slots.append(state[1])
+  return np.stack(slots, 1)
+
+
 @pytest.mark.parametrize('hoist', [True, False])
 def test_slots_are_measured_once_after_each_block(hoist):
   for tokens in W, T:
@@ -157,8 +175,20 @@ def test_slots_are_measured_once_after_each_block(hoist):
     _, sown = layer(hoist=hoist, remat='full').apply(
       {'params': parameters()}, block, method=cells.forward, mutable='metrics'
     )
-    count = metrics.collect(sown['metrics'])['state_change'].count
-    assert count == block.mask.reshape(B, -1, W).any(2).sum()
+    found = metrics.collect(sown['metrics'])
+    real_BN = block.mask.reshape(B, -1, W).any(2)
+    s_BNSD = slots_by_hand()[:, : real_BN.shape[1] + 1]
+    size = lambda s_BNSD: np.sqrt((s_BNSD**2).mean((2, 3)))
+    after = s_BNSD[:, 1:]
+    for name, difference in (
+      ('state_change', after - s_BNSD[:, :-1]),
+      ('slot_difference', after - after.mean(2, keepdims=True)),
+    ):
+      ratio_BN = size(difference) / size(after)
+      assert found[name].count == real_BN.sum()
+      assert_close(found[name].total, ratio_BN[real_BN].sum())
+    reading_BT = block.mask[:, -W:] if hoist else block.mask
+    assert found['slot_entropy'].count == reading_BT.sum() * H
 
 
 def test_one_block_is_computed_again_too():

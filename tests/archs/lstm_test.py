@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from meliad_rec.archs.lstm import LSTM
+from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import run
 from tests import cells
 from tests.architectures import B
@@ -53,6 +54,22 @@ def test_is_the_loop():
   """Compares values and gradients."""
   block = cells.example(T)
   assert_close(*(cells.outcome(f, given(), block) for f in (apply, slow)))
+
+
+def test_gates_are_shown():
+  block = cells.example(T)
+  (_, y_BTD), sown = jax.jit(
+    functools.partial(apply, mutable=pictures.COLLECTION)
+  )(given(), block)
+  before_BTD = np.concatenate([given()['state'][1][:, None], y_BTD[:, :-1]], 1)
+  p = given()['params']
+  z_BTF = block.x @ p['input_kernel'] + before_BTD @ p['recurrence']
+  i, f, _, o = np.split(z_BTF + p['gate_bias'], 4, -1)
+  shown = sown[pictures.COLLECTION]
+  gates = {'token_write': i, 'token_keep': f, 'token_output': o}
+  assert shown.keys() == gates.keys()
+  for name, z in gates.items():
+    assert_close(shown[name][0], 1 / (1 + np.exp(-z)))
 
 
 def test_first_gates_remember_and_kernels_keep_the_size():

@@ -138,6 +138,14 @@ def test_segments_of_any_length_round_the_ring():
   assert_close((state, np.concatenate(outputs, 1)), whole)
 
 
+def test_as_many_queries_are_compared_at_once_as_divide_the_window():
+  apply = functools.partial(layer(tile=3).apply, method=cells.forward)
+  text = str(jax.make_jaxpr(apply)({'params': parameters()}, example(ROOM)))
+  assert W == 8 and 'length=12\n' in text
+  with pytest.raises(ValueError, match='MemorizingLayer.tile'):
+    cells.shapes(layer(tile=0))
+
+
 def test_the_search_is_not_repeated_in_the_backward_pass():
   def searches(function):
     text = str(jax.make_jaxpr(function)({'params': parameters()}))

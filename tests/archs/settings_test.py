@@ -47,6 +47,10 @@ def bottleneck(**changes):
 
 
 REFUSED = {
+  'BACKWARD_SPAN': [
+    lambda: tiny.feedback().clone(span=0),
+    lambda: tiny.staircase().clone(span=-32),
+  ],
   'BLOCK': [lambda: Encoder(tiny.transformer(), 0)],
   'Chunks.length or': [
     lambda: Chunks(tiny.windowed()),
@@ -63,6 +67,7 @@ REFUSED = {
     lambda: Encoder(tiny.transformer(0)),
     lambda: RecurrentMemory(config(), 0, S),
     lambda: tiny.feedback().clone(count=0),
+    lambda: tiny.block_feedback().clone(count=0),
   ],
   'MEMORY': [lambda: memorizing(memory=W + 1)],
   'NEIGHBORS': [
@@ -113,6 +118,11 @@ REFUSED = {
     lambda: BlockRecurrentLayer(
       config(), S, gate_config='single', sequential=True
     )
+  ],
+  'Remove .*.unroll': [
+    lambda: LSTM(D, unroll=2),
+    lambda: tiny.feedback().clone(unroll=2),
+    lambda: memorizing().clone(unroll=2),
   ],
   'stack.layers.position': [
     lambda: tiny.stack.layers(

@@ -1,6 +1,7 @@
 """Staircases against the paper's equations, chunk by chunk and step by step."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -187,15 +188,28 @@ def test_which_form_a_segment_is_read_in(monkeypatch):
   assert runs(2, None, T // C)
   assert not runs(2, None, T, passes=W)
   assert runs(2, True, T, passes=W)
-  # A segment that is too short is read by chunks, but not against one's word.
-  assert not runs(N, None, N - 2)
-  with pytest.raises(ValueError, match=f'6 tokens.* got {(N - 2) * C}'):
-    runs(N, True, N - 2)
-  # Prompts may end with one chunk; training may not.
-  assert not runs(N, True, 1)
-  assert not runs(N, None, 1, dropout=jax.random.key(0))
-  with pytest.raises(ValueError, match=f'6 tokens.* got {C}'):
-    runs(N, True, 1, dropout=jax.random.key(0))
+  # Segments that are too short are read by chunks, but in training not against
+  # one's word.
+  for chunks in 1, N - 2:
+    assert not runs(N, None, chunks, dropout=jax.random.key(0))
+    assert not runs(N, True, chunks)
+    with pytest.raises(ValueError, match=f'6 tokens.* got {chunks * C}'):
+      runs(N, True, chunks, dropout=jax.random.key(0))
+
+
+@pytest.mark.parametrize('chunks', [N - 1, N + 1])
+def test_steps_before_and_after_the_scan_are_computed_again_too(chunks):
+  block = part(example(), 0, chunks * C)
+
+  def checkpoints(remat):
+    cell = tiny.staircase().clone(remat=remat)
+    apply = functools.partial(cell.apply, method=cells.forward)
+    traced = jax.make_jaxpr(apply)({'params': parameters(None)}, block)
+    return len(re.findall(r'= (?:remat2?|checkpoint)\[', str(traced)))
+
+  in_scan = int(chunks >= N)
+  assert checkpoints(None) == in_scan
+  assert checkpoints('full') == in_scan + 2 * (N - 1)
 
 
 def test_a_single_pass_is_live():

@@ -39,19 +39,21 @@ def test_sinusoids_are_added_to_the_input():
   x_BTD = cells.example(lengths=[T]).x
   mask_BT = np.ones(x_BTD.shape[:2], bool)
   plain = transformer(causal=False)
-  params = plain.init(jax.random.key(0), x_BTD, mask_BT)
-  found = plain.clone(sinusoids=True).apply(params, x_BTD, mask_BT)
+  params = jax.jit(plain.init)(jax.random.key(0), x_BTD, mask_BT)
+  moved = jax.jit(plain.clone(sinusoids=True).apply)
+  found = moved(params, x_BTD, mask_BT)
   x_BTD = x_BTD + sinusoids(T, D)
-  assert_close(found, plain.apply(params, x_BTD, mask_BT))
+  assert_close(found, jax.jit(plain.apply)(params, x_BTD, mask_BT))
 
 
 def test_a_layer_that_is_dropped_is_as_if_it_were_not_there():
   """It has gradients of exactly 0; evaluation drops no layer."""
   x_BTD, mask_BT = cells.example().x, np.ones((B, T), bool)
   plain = transformer(4, causal=False)
-  params = plain.init(jax.random.key(0), x_BTD, mask_BT)['params']
+  params = jax.jit(plain.init)(jax.random.key(0), x_BTD, mask_BT)['params']
   wet = plain.clone(layer_drop=0.5)
 
+  @jax.jit
   @functools.partial(jax.grad, has_aux=True)
   def gradients(params, key):
     rngs = {'dropout': key}
@@ -60,7 +62,7 @@ def test_a_layer_that_is_dropped_is_as_if_it_were_not_there():
 
   numbers = set()
   for seed in range(6):
-    grads, y_BTD = jax.jit(gradients)(params, jax.random.key(seed))
+    grads, y_BTD = gradients(params, jax.random.key(seed))
     kept = [
       name
       for name, layer in grads.items()
@@ -70,13 +72,13 @@ def test_a_layer_that_is_dropped_is_as_if_it_were_not_there():
     expected_BTD = x_BTD
     if kept:
       fewer = {f'layers_{i}': params[name] for i, name in enumerate(kept)}
-      expected_BTD = plain.clone(count=len(kept)).apply(
-        {'params': fewer}, x_BTD, mask_BT
-      )
+      short = jax.jit(plain.clone(count=len(kept)).apply)
+      expected_BTD = short({'params': fewer}, x_BTD, mask_BT)
     assert_close(y_BTD, expected_BTD)
   assert len(numbers) > 1
   whole, dry = (
-    each.apply({'params': params}, x_BTD, mask_BT) for each in (plain, wet)
+    jax.jit(each.apply)({'params': params}, x_BTD, mask_BT)
+    for each in (plain, wet)
   )
   np.testing.assert_array_equal(whole, dry)
 

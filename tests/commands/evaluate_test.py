@@ -178,8 +178,10 @@ def test_the_command_evaluates_and_compares(tmp_path, capsys):
   assert '1 document, 30 tokens, 30 bytes' in told and 'bits/byte' in told
   assert len(TokenLosses.load(out).nats) == 30
   run = str(trained.folder())
-  assert command.run(evaluate, run, '--split=test', store) == 0
-  assert 'wrote' not in capsys.readouterr().out
+  part = '--tokens=20', '--documents=5'
+  assert command.run(evaluate, run, '--split=test', store, *part) == 0
+  told = capsys.readouterr().out
+  assert '1 document, 20 tokens' in told and 'wrote' not in told
   assert command.run(evaluate, f'--compare={out},{out}') == 0
   assert 'By position in the document' in capsys.readouterr().out
   gone = trained.store().parent / 'store'

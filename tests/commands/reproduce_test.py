@@ -14,6 +14,7 @@ import pytest
 from meliad_rec.commands import reproduce
 from meliad_rec.commands import table_rows
 from meliad_rec.report import journal
+from meliad_rec.report import plot
 from meliad_rec.report import results
 from meliad_rec.runs import folder
 from meliad_rec.runs import queue
@@ -91,7 +92,7 @@ def test_what_papers_report_is_beside_what_was_measured(own, out, capsys):
   text = capsys.readouterr().out
   assert '| 2.0000 ± 0.0000 [2.0000] / 2.5 | 1.5000 ± 0.0000 [1.5000] |' in text
   assert 'published: PG19 bytes' in text and 'published: test' not in text
-  found = results.figure(
+  found = results.over_splits(
     [
       {'row': 'a', 'validation': 1.0, 'test_8': 1.5, 'test_64': 2.0},
       {'row': 'a', 'validation': 1.0, 'test_8': 1.6, 'published test_8': 1.4},
@@ -117,15 +118,58 @@ def test_evaluations_before_the_newest_training_are_left_out(own, out, capsys):
 
 def test_figures_are_drawn_over_numbers_of_splits_or_of_rows():
   own = {'length_20_40': 0.5, 'length_40_60': 0.6, 'args_5': 0.1, 'args_9': 0.2}
-  assert results.figure([{'row': 'a', 'validation': 1.0, **own}]) == {
+  assert results.over_splits([{'row': 'a', 'validation': 1.0, **own}]) == {
     'N of the split length_N': {'a': [(30, [0.5]), (50, [0.6])]},
     'N of the split args_N': {'a': [(5, [0.1]), (9, [0.2])]},
   }
   rows = [{'row': f'layer_{n}', 'validation': n / 2} for n in (2, 0, 1)]
-  assert results.figure([*rows, {'row': 'average', 'validation': 1}]) == {
-    'N of the row ..._N': {'layer': [(0, [0.0]), (1, [0.5]), (2, [1.0])]}
+  assert results.over_splits(rows) == {}
+  assert results.over_rows([*rows, {'row': 'average', 'validation': 1}]) == {
+    'N of the row ..._N (validation)': {
+      'layer': [(0, [0.0]), (1, [0.5]), (2, [1.0])]
+    }
   }
-  assert results.figure(rows[:1]) == {}
+  assert results.over_rows(rows[:1]) == {}
+
+
+def test_rows_are_compared_by_a_metric_that_all_have(tmp_path):
+  """Pictures name this metric, and the table its column."""
+
+  def row(name, seconds, **splits):
+    values = name, name, 0, 9, seconds, 10, 5000, 'loss_nats_per_token', 10, 0.5
+    return dict(zip(results.COLUMNS, values, strict=True)) | splits
+
+  bleu = 'test:tokenized_bleu'
+  rows = [
+    row('layers_1', 0.5, **{bleu: 20.0}),
+    row('layers_2', 0.25, **{bleu: 25.0, 'more': 1.0}),
+  ]
+  assert results.compared(rows) == bleu
+  head, _, *lines = results.table('t', rows).splitlines()[2:]
+  assert f'| change of {bleu} to layers_1 |' in head
+  assert lines[-1].endswith('| +25.0% |')
+  found = []
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(plot, 'compare', lambda *_: None)
+    for name in 'cost', 'lines':
+      patch.setattr(
+        plot, name, lambda values, _, of: found.append((values, of))
+      )
+    reproduce.draw(tmp_path, '.png', rows, 'loss_nats_per_token')
+  (costs, of_costs), (panels, of_panels) = found
+  assert of_costs == of_panels == 'tokenized_bleu'
+  assert costs['layers_2'] == (0.25, 25.0, 9)
+  [curves] = panels.values()
+  assert curves == {'layers': [(1, [20.0]), (2, [25.0])]}
+  assert results.compared([row('a', 1.0, test=1.0), row('b', 1.0)]) == (
+    'validation'
+  )
+
+
+def test_a_folder_of_runs_may_have_the_name_of_a_table(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'cpu' / 'code').mkdir(parents=True)
+  assert list(table_rows.rows('cpu/code', None)) == ['rec', 'slide']
 
 
 def test_a_published_time_is_beside_the_measured_one():
@@ -136,17 +180,18 @@ def test_a_published_time_is_beside_the_measured_one():
 
   to = 'step time to b'
   a = row('a', 0.5, **{'ms per step': 178, to: 1.5, 'minutes per 60 steps': 5})
-  b = row('b', 0.25, **{to: 1, 'training K words/s': 9, 'words/s': 7})
+  speeds = {'training K words/s': 9, 'training K steps/s': 3, 'words/s': 7}
+  b = row('b', 0.25, **{to: 1}, **speeds)
   head, _, *lines = results.table('t', [a, b]).splitlines()[2:]
   columns = [each.strip() for each in head.split('|')[6:-2]]
   assert columns == [
     *('validation', to, 'minutes per 60 steps', 'training K words/s'),
-    'published: words/s',
+    *('training K steps/s', 'published: words/s'),
   ]
   cells = [[each.strip() for each in line.split('|')[5:-2]] for line in lines]
   assert cells == [
-    ['500 / 178', '0.5000', '2 / 1.5', '0.5 / 5', '1', ''],
-    ['250', '0.5000', '1 / 1', '0.25', '2 / 9', '7'],
+    ['500 / 178', '0.5000', '2 / 1.5', '0.5 / 5', '1', '1', ''],
+    ['250', '0.5000', '1 / 1', '0.25', '2 / 9', '2 / 3', '7'],
   ]
 
 
@@ -316,6 +361,8 @@ def test_whatever_ends_the_table_stops_its_runs(tmp_path, monkeypatch, stop):
   ('published', 'commands'),
   [
     ({'minutes per 9 steps': 3.0}, ['train']),
+    ({'training K steps/s': 3.0, 'ms per step': 1.0}, ['train']),
+    ({'PG19 tokens': 3.5}, ['train', 'evaluate']),
     ({'validation': 2.5}, ['train', 'evaluate']),
     ({}, ['train', 'evaluate']),
   ],
@@ -407,7 +454,8 @@ RESULT |= {'best_step': 1, 'validation': 2.0, 'test': 2.0}
       "at least two values, got 'RATE'",
     ),
     (['cpu/code', '--out=x', '--sweep=A = 1, 1'], 'at least two values'),
-    (['cpu/code', '--out=x', '--sweep=A = 1, b'], 'at least two values'),
+    (['cpu/code', '--out=x', '--sweep=A = 1, b'], 'must be numbers, strings'),
+    (['cpu/code', '--out=x', '--sweep=A = @b, 1'], 'must be numbers, strings'),
     (
       ['cpu/code', '--out=x', '--sweep=A = (1,), 1'],
       'A = (1,) and rec, A = 1 would share the folder rec_A_1_seed0',

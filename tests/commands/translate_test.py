@@ -4,8 +4,10 @@ import io
 import json
 import re
 import sys
+import types
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from meliad_rec.commands import score
@@ -72,6 +74,30 @@ def test_targets_are_written_and_scored(run, capsys):
   command.run(score, str(run / 'found'), str(run / 'train.de'), '--rouge')
   rouge = dict(line.split() for line in capsys.readouterr().out.splitlines())
   assert float(rouge['rouge1']) == pytest.approx(200 / 3, abs=0.01)
+
+
+class Echo:
+  """A decoder whose targets are the sources, as hypothesis 0 of two."""
+
+  def __init__(self):
+    self.shapes = []
+
+  def translate(self, source_BS, count, beam, end):
+    self.shapes.append(source_BS.shape)
+    return types.SimpleNamespace(
+      tokens_BKL=np.stack([source_BS, np.zeros_like(source_BS)], 1)
+    )
+
+
+@pytest.mark.slow
+def test_targets_of_many_batches_are_in_the_order_of_the_sources(run):
+  opened = load_run(run / 'run')
+  opened.__dict__['_decoder'] = echo = Echo()
+  lines = [chr(ord('a') + i) * (1 + 7 * i % 20) for i in range(20)]
+  seen = []
+  assert opened.translate(lines, batch=8, on_progress=seen.append) == lines
+  assert seen == [8, 16, 20]
+  assert [rows for rows, _ in echo.shapes] == [8] * 3
 
 
 @pytest.mark.slow

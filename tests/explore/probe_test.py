@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from meliad_rec import explore
+from meliad_rec.explore.probe import _views
+from meliad_rec.explore.probe import _without
 from meliad_rec.explore.probe import class_directions
 from meliad_rec.explore.probe import cross_validated
 from meliad_rec.explore.probe import Probe
@@ -52,6 +55,31 @@ def test_directions_of_k_classes_span_k_minus_1_dimensions(N, D, apart):
   assert len(basis) == 7
   close(basis @ basis.T, np.eye(7))
   close(directions @ basis.T @ basis, directions)
+
+
+def test_a_direction_is_removed_from_a_state_and_nothing_else():
+  draw = np.random.default_rng(0).normal
+  state = xr.Dataset(
+    {
+      'slots': (('layer', 'slot', 'feature'), draw(size=(2, 3, 4))),
+      'cell': ('feature', draw(size=4)),
+      'count': ('row', np.arange(2)),
+    },
+    {'layer': [2, 5]},
+  )
+  flat = lambda state, layer: np.concatenate(
+    [a.values.ravel() for a in _views(state, layer)]
+  )
+  for layer, size in (5, 12), (None, 28):
+    basis = subspace(draw(size=(2, size)))
+    before = flat(state, layer)
+    found = _without(state, layer, basis)
+    close(flat(found, layer), before - basis.T @ (basis @ before))
+    close(basis @ flat(found, layer), np.zeros(2))
+    close(flat(state, layer), before)  # The given state is left as it is.
+    assert (found['count'] == state['count']).all()
+    same = found['slots'].sel(layer=2) == state['slots'].sel(layer=2)
+    assert same.all() == (layer == 5)
 
 
 @pytest.mark.slow

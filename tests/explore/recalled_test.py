@@ -62,7 +62,7 @@ def test_source_map(name, tmp_path):
   length = -len(text) % W
   start = model.apply(variables, 1, method='initial_state')
   pad = lambda a: np.pad(a, ((0, 0), (0, length)))
-  _, logits = model.apply(
+  _, logits = jax.jit(model.apply)(
     variables, start, pad(inputs_BT), start_B, pad(mask_BT), ids[1]
   )
   expected = -jax.nn.log_softmax(logits)[0, np.arange(len(text)), ids[0][0]]

@@ -38,6 +38,11 @@ def test_ask(tmp_path):
   for answer, nats in zip(answers, shown.data['with_state'], strict=True):
     whole, _ = run.nats(OTHER[:at] + question + answer)
     close(nats, whole[at + len(question) :].sum())
+  border = run.states(OTHER[:at], at).isel(border=0)
+  cleared = run.with_state(border, OTHER[:at])
+  nats = cleared.predictions(question + answers[0], 1)['nats'].values
+  close(shown.data['cleared'][0], nats[len(question) :].sum())
+  assert abs(shown.data['cleared'] - shown.data['with_state']).min() > 1e-4
   alone, _ = run.nats(question + answers[0])
   close(shown.data['fresh'][0], alone[len(question) :].sum())
   for wrong, message in ('cat', 'list of strings'), (['cat', ''], 'is empty'):

@@ -61,7 +61,10 @@ def test_read_and_greedy_text_are_what_teacher_forcing_gives(name):
     jax.tree.map(close, after(state), whole)
 
 
-@of('recurrent_lstm_dual', slow=['feedback', 'block_feedback', 'lstm'])
+@of(
+  'recurrent_fixed_skip',
+  slow=['recurrent_lstm_dual', 'feedback', 'block_feedback', 'lstm'],
+)
 def test_a_search_scores_as_teacher_forcing_does(name):
   m, made = build(name), decoder(name)
   prompt_BT = np.asarray(m.tokens_BT)[:, : W - 2]
@@ -80,7 +83,7 @@ def test_a_search_scores_as_teacher_forcing_does(name):
     close(log_p_BT[:, W - 2 : W + 5].sum(1), found.score_BK[:, k])
 
 
-@of('recurrent_lstm_dual', slow=['block_feedback'])
+@of('recurrent_fixed_skip', slow=['recurrent_lstm_dual', 'block_feedback'])
 def test_states_are_cleared_at_segments_only(name):
   m = build(name)
   tokens = np.asarray(m.tokens_BT)

@@ -14,6 +14,7 @@ from meliad_rec.layers.encoder_layer import EncoderLayer
 from meliad_rec.layers.encoder_layer import EncoderMLP
 from meliad_rec.layers.experts import Experts
 from meliad_rec.layers.layer_config import EncoderConfig
+from meliad_rec.metrics import pictures
 from tests import plain_encoder
 from tests.architectures import D
 from tests.architectures import encoder_config
@@ -89,6 +90,22 @@ def test_equals_plain_equations(kind, causal, post_norm):
   jax.tree.map(assert_close, found, outcome(plain))
   for path, g in jax.tree.leaves_with_path(found[0]):
     assert np.abs(g).max() > 0, path
+
+
+def test_gates_are_shown():
+  """Their weights of the old and the new stream."""
+  x_BTD, *rest = given('gated')
+  made, params = layer('gated'), parameters('gated')
+  _, sown = made.apply(
+    {'params': params}, x_BTD, *rest, mutable=pictures.COLLECTION
+  )
+  shown = sown[pictures.COLLECTION]
+  ([new_BTD], [old_BTD]) = shown['token_write'], shown['token_keep']
+  plain = {name: p for name, p in params.items() if name != 'gate_mlp'}
+  ungated_BTD = layer('plain').apply({'params': plain}, x_BTD, *rest)
+  gated_BTD = made.apply({'params': params}, x_BTD, *rest)
+  assert_close(gated_BTD, new_BTD * ungated_BTD + old_BTD * x_BTD)
+  assert np.abs(new_BTD - old_BTD).max() > 0.1
 
 
 def test_bfloat16():

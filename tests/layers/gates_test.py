@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from meliad_rec.layers import gates
+from meliad_rec.metrics import metrics
+from meliad_rec.metrics import pictures
 
 B, S, D, C, F = 3, 4, 5, 2, 7
 
@@ -27,6 +29,23 @@ def example(join):
   return x_BSD, h_BSCF, params, y_BSD
 
 
+def assert_shown(join, x_BSD, h_BSCF, params, keep, write):
+  """The weights of the old value and of the new one, and their statistics."""
+  collections = [pictures.COLLECTION, metrics.COLLECTION]
+  _, sown = join.apply({'params': params}, x_BSD, h_BSCF, mutable=collections)
+  for name, weight in ('state_keep', keep), ('state_write', write):
+    [found_BSD] = sown[pictures.COLLECTION][name]
+    np.testing.assert_allclose(
+      found_BSD, np.broadcast_to(weight, (B, S, D)), rtol=1e-4
+    )
+  found = metrics.collect(sown[metrics.COLLECTION])
+  mean = found['gate'].total / found['gate'].count
+  np.testing.assert_allclose(mean, keep.mean(), rtol=1e-4)
+  spread = found['gate_spread'].total / found['gate_spread'].count
+  rows = keep.reshape(-1, keep.shape[-1] * (S if keep.ndim > 1 else 1))
+  np.testing.assert_allclose(spread, rows.std(1).mean(), rtol=1e-4)
+
+
 def linear(params, h_BSCF):
   y = np.einsum('bscf,cfd->bsd', h_BSCF, params['kernel'])
   return y + params.get('bias', 0)
@@ -43,6 +62,7 @@ def test_fixed_gate(options, tanh):
   g = sigmoid(params['gate'])  # eq. 2
   expected = x * g + z * (1 - g)  # eq. 3
   np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+  assert_shown(gates.FixedGate(**options), x, h, params, g, 1 - g)
 
 
 def test_a_fixed_gate_keeps_more_at_first_if_told_so():
@@ -75,6 +95,7 @@ def test_lstm_gate(options, tanh):
   f = sigmoid(linear(params['f'], h) + 1)  # eq. 6
   expected = x * f + z * i  # eq. 7
   np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+  assert_shown(gates.LSTMGate(**options), x, h, params, f, i)
 
 
 def test_first_parameters():

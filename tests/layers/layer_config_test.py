@@ -5,6 +5,7 @@ import functools
 import jax.numpy as jnp
 import pytest
 
+from meliad_rec.layers import norms
 from meliad_rec.layers import positions
 from meliad_rec.layers.layer_config import ENCODER_POSITIONS
 from meliad_rec.layers.layer_config import EncoderConfig
@@ -67,6 +68,19 @@ def test_encoders_refuse_positions_that_add_to_logits():
   for position in (*ENCODER_POSITIONS, Turned):
     encoder(**SIZES, position=functools.partial(position))
   refused = positions.T5Bias, positions.ALiBi, positions.RelativeKeys, Biased
-  for position in refused:
+  for position in (*refused, positions.AdaptiveSpan, norms.NoNorm):
     with pytest.raises(ValueError, match='EncoderConfig.position'):
       encoder(**SIZES, position=position)
+
+
+@pytest.mark.parametrize(
+  ('name', 'module'),
+  [
+    ('position', positions.AdaptiveSpan),
+    ('position', norms.NoNorm),
+    ('span', positions.ALiBi),
+  ],
+)
+def test_modules_of_another_kind_are_refused(name, module):
+  with pytest.raises(ValueError, match=f'Set layer_config.LayerConfig.{name}'):
+    windowed(**SIZES, **{name: functools.partial(module)})

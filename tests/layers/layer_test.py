@@ -20,6 +20,7 @@ from meliad_rec.layers.layer import Layer
 from meliad_rec.layers.layer_config import gelu
 from meliad_rec.layers.remat import AUTO
 from meliad_rec.layers.remat import remat
+from tests import plain_layer
 from tests.architectures import B
 from tests.architectures import config
 from tests.architectures import D
@@ -57,6 +58,37 @@ def test_layer_is_two_residual_blocks(has_memory, post_norm):
   x = after(x + np.concatenate(heads, -1) @ kernel)
   hidden = np.maximum(before(x) @ p['mlp']['hidden']['kernel'], 0)
   x = after(x + hidden @ p['mlp']['output']['linear']['kernel'])
+  np.testing.assert_allclose(y, x, rtol=1e-4, atol=1e-4)
+
+
+def test_a_source_is_read_between_attention_and_the_mlp():
+  x, source = draw(B, T, D), draw(B, 5, D, seed=1)
+  mask_BS = np.arange(5) < np.array([5, 3, 1])[:, None]
+  layer = Layer(config(cross=True))
+
+  def forward(m):
+    n = m.pre_norm(x)
+    past = m.attention.config.empty_past(B).append(m.kv(n, MASK))
+    heads = m.attention.attend_window(n, past)
+    return m(x, n, past, source_kv=m.source_kv(source, mask_BS)), heads
+
+  run = jax.jit(lambda r: layer.init_with_output(r, method=forward))
+  (y, heads), params = run(jax.random.key(0))
+  p = params['params']
+  linear, norm, unit = plain_layer.linear, plain_layer.norm, plain_layer.unit
+  x = x + linear(p['attention']['output']['linear'], heads)
+  cross = p['cross_attention']
+  n = norm(cross['norm'], x)
+  q = unit(plain_layer.heads(cross['query']['heads'], n))
+  k = unit(plain_layer.heads(cross['key'], source))
+  v = plain_layer.heads(cross['value'], source)
+  seen_BTS = np.broadcast_to(mask_BS[:, None], (B, T, 5))
+  q = q * cross['query']['scale'][:, None]
+  read = plain_layer.attention(q, k, v, seen_BTS)
+  x = x + linear(cross['output']['linear'], read)
+  mlp = p['mlp']
+  hidden = np.maximum(linear(mlp['hidden'], norm(p['mlp_norm'], x)), 0)
+  x = x + linear(mlp['output']['linear'], hidden)
   np.testing.assert_allclose(y, x, rtol=1e-4, atol=1e-4)
 
 

@@ -105,6 +105,15 @@ def test_clear_state_forgets_before_the_segment():
   np.testing.assert_array_equal(run(1.0), run(7.0))
 
 
+def test_embeddings_are_dropped_before_the_cell():
+  model, params, _ = built(embedding_dropout=0.5)
+  embed = functools.partial(
+    model.apply, {'params': params}, TOKENS, REAL, method='block'
+  )
+  found = embed(rngs={'dropout': jax.random.key(0)}).x / embed().x
+  assert set(np.unique(found)) == {0, 2}
+
+
 def test_dropout_comes_before_the_logits_and_needs_an_rng():
   _, params, apply = built(dropout=0.5)
   given = {'params': params}, np.ones((B, D), np.float32), TOKENS, NONE, REAL

@@ -54,7 +54,8 @@ def test_what_fits_is_taken_and_the_rest_is_told(tmp_path, kind):
     *('LAYERS = 3', 'WINDOW = 6', f'{head}.classes = 3'),
     f'model.Model.head = @{head}()',
   )
-  initial = initialize(sharded.model, jax.random.key(7), 8, 12)
+  make = jax.jit(lambda rng: initialize(sharded.model, rng, 8, 12))
+  initial = make(jax.random.key(7))
   places = jax.tree.map(lambda a: a.sharding, sharded.param_shapes)
   initial = jax.device_put(initial, places)
   source = Source(name)

@@ -47,6 +47,11 @@ def test_learning_rates(schedule, rates):
     assert found == pytest.approx(rate, rel=1e-5, abs=1e-9)
 
 
+def test_warm_up_of_runs_that_set_none():
+  steps = {1: 0, 4: 1, 60: 3, 2000: 100, 20_000: 1000, 500_000: 1000}
+  assert {n: schedules.default_warmup(None, n) for n in steps} == steps
+
+
 @pytest.mark.parametrize(
   'make, setting',
   [
@@ -142,13 +147,15 @@ def test_adamw_by_hand_decays_kernels_only():
     'table': jnp.full((3, 2), 2.0),
     'layer': {'kernel': jnp.full((2, 3), 2.0), 'bias': jnp.full(3, 2.0)},
     'norms': {'scale': jnp.full((4, 2), 2.0)},
-    'lstm': {'recurrence': jnp.full((4, 2), 2.0)},
+    'lstm': {
+      name: jnp.full((4, 2), 2.0) for name in ('recurrence', 'input_kernel')
+    },
   }
   gradients = jax.tree.map(jnp.zeros_like, params) | {'w': jnp.array([-3.0])}
   rule = lambda schedule: optimizer.adamw(schedule, weight_decay=0.1)
   [new], _ = trained(optimizer.chain(rule, CONSTANT), params, [gradients])
   np.testing.assert_allclose(new['w'], 1.5, rtol=1e-5)
-  for decayed in new['layer']['kernel'], new['lstm']['recurrence']:
+  for decayed in new['layer']['kernel'], *new['lstm'].values():
     np.testing.assert_allclose(decayed, 2 - 0.5 * 0.1 * 2)
   for same in new['table'], new['layer']['bias'], new['norms']['scale']:
     np.testing.assert_array_equal(same, 2)
@@ -174,8 +181,10 @@ def test_momentum_has_a_schedule():
 
 def test_some_parameters_have_another_rate():
   params = {'a': {'gate': jnp.ones(2), 'gated': jnp.ones(2)}, 'b': jnp.ones(2)}
+  # Factors of gradients would change no update of Adam.
+  rule = lambda rate: optimizer.adamw(rate, weight_decay=0.0)
   plain, scaled = (
-    optimizer.chain(optax.sgd, lambda step: 0.5, factors=factors)
+    optimizer.chain(rule, lambda step: 0.5, factors=factors)
     for factors in (None, {'/gate$': 10.0, 'gate': 2.0})
   )
   gradients = jax.tree.map(lambda p: 3 * p, params)
@@ -196,9 +205,10 @@ def test_some_parameters_have_another_rate():
 def test_clipping_is_by_the_global_norm():
   params = {'a': jnp.zeros(1), 'b': jnp.zeros(1)}
   gradients = {'a': jnp.array([3.0]), 'b': jnp.array([4.0])}
-  chained = optimizer.chain(optax.sgd, schedules.constant(1.0), clip_norm=1.0)
+  # A clipped update would have a norm of 1.
+  chained = optimizer.chain(optax.sgd, CONSTANT, clip_norm=1.0)
   [new], _ = trained(chained, params, [gradients])
-  np.testing.assert_allclose([-new['a'][0], -new['b'][0]], [0.6, 0.8])
+  np.testing.assert_allclose([-new['a'][0], -new['b'][0]], [0.3, 0.4])
 
 
 def test_the_rate_reported_is_the_rate_used():

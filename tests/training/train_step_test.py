@@ -183,10 +183,11 @@ class Toll(Cell):
 def toll_step(toll, warmup, called):
   """Returns the initial state and the step of a model with one Toll.
 
-  Its updates are the gradients.
+  Its updates are the gradients, and its optimizer's state is their weight.
   """
   through = types.SimpleNamespace(
-    init=lambda params: (), update=lambda g, state, params, tokens: (g, state)
+    init=lambda params: jnp.int32(0),
+    update=lambda g, state, params, tokens: (g, tokens),
   )
   model = Model(V, Toll(toll, called), tiny.D)
   step = functools.partial(
@@ -201,6 +202,7 @@ def gradients(read, toll=0.0, warmup=0, at=0, called='toll'):
   state, step = toll_step(toll, warmup, called)
   after, sums = step(state.replace(step=state.step + at), read)
   moved = jax.tree.map(lambda a, b: a - b, after.params, state.params)
+  assert after.opt_state == sums.scored
   return jax.device_get(moved), sums
 
 
@@ -224,6 +226,15 @@ def test_the_gradient_is_of_the_mean_over_scored_tokens():
   exact = functools.partial(np.testing.assert_allclose, atol=1e-6)
   jax.tree.map(exact, gradients(junk)[0], a)
   assert np.abs(a['embed']['embedding']).max() > 0.1 / sums_a.scored
+
+
+def test_spans_are_clipped_after_each_step():
+  state, _ = toll_step(0.0, 0, 'toll')
+  spans = lambda *z: {'span': {'ratio': jnp.array(z)}}
+  through = types.SimpleNamespace(update=lambda g, state, *_: (g, state))
+  state = state.replace(params=spans(0.5, 0.5, 0.25))
+  after = state.updated(spans(2.0, -2.0, 0.5), through, 1, state.carry, None)
+  np.testing.assert_array_equal(after.params['span']['ratio'], [1, 0, 0.75])
 
 
 def test_a_step_without_scored_tokens_has_no_gradient():

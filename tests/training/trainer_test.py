@@ -11,6 +11,7 @@ import pytest
 
 from meliad_rec.data.lanes import ShorterFirst
 from meliad_rec.data.synthetic.algorithm import Algorithm
+from meliad_rec.evaluation.evaluation import evaluate
 from meliad_rec.report import journal
 from meliad_rec.storage import step_writer
 from meliad_rec.storage.checkpoints import Checkpoints
@@ -92,6 +93,26 @@ def test_a_run_resumes_exactly(tmp_path, data, straight):
     for folder in folders
   )
   assert a == b
+
+
+def test_the_average_of_the_parameters_is_evaluated(straight):
+  *_, last = (
+    each for each in records(straight.workdir) if each['split'] == 'validation'
+  )
+  assert last['step'] == straight.step
+  documents = straight.validation.documents
+
+  def loss(params):
+    batch = straight.experiment.batch
+    return evaluate(straight.program, params, documents, batch)[
+      'loss_nats_per_token'
+    ]
+
+  assert loss(straight.state.ema) == pytest.approx(
+    last['loss_nats_per_token'], rel=1e-6
+  )
+  difference = loss(straight.state.params) - last['loss_nats_per_token']
+  assert abs(difference) > 1e-4
 
 
 @pytest.mark.slow

@@ -9,13 +9,13 @@ from meliad_rec.kernels.blocks import LOG2E
 from meliad_rec.kernels.blocks import pad_to_multiple
 from meliad_rec.kernels.reference import MASKED
 from meliad_rec.kernels.reference import MemoryInputs
+from meliad_rec.kernels.reference import merge_heads
 from meliad_rec.kernels.tpu.blocks import LANES
 from meliad_rec.kernels.tpu.blocks import memory_bytes
 from meliad_rec.kernels.tpu.blocks import vmem_shortage
 from meliad_rec.kernels.tpu.memory_kernels import backward
 from meliad_rec.kernels.tpu.memory_kernels import forward
 from meliad_rec.kernels.tpu.window_attention import bounded_or_not
-from meliad_rec.kernels.tpu.window_attention import merge_heads
 from meliad_rec.kernels.tpu.window_attention import transposed
 
 MAX_SLOTS = 4096  # All slots of a row are in VMEM together.

@@ -17,6 +17,7 @@ from meliad_rec.kernels.blocks import pad_to_multiple
 from meliad_rec.kernels.blocks import unpad_keys
 from meliad_rec.kernels.reference import AttentionInputs
 from meliad_rec.kernels.reference import MASKED
+from meliad_rec.kernels.reference import merge_heads
 from meliad_rec.kernels.tpu.blocks import LANES
 from meliad_rec.kernels.tpu.blocks import vmem_shortage
 from meliad_rec.kernels.tpu.blocks import window_bytes
@@ -207,11 +208,6 @@ def bound(bias_HW, scale_H):
   # In bfloat16 a unit vector may be slightly longer than 1.
   longest_H = 1.02 * jnp.abs(scale_H)
   return longest_H + highest_H, 2 * longest_H + highest_H - lowest_H
-
-
-def merge_heads(a_BSHK):
-  """Reshapes [B, S, H, K] to [B, S, H K]."""
-  return a_BSHK.reshape(*a_BSHK.shape[:2], -1)
 
 
 def transposed(a_HSX):
