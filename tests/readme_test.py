@@ -1,11 +1,13 @@
 """The READMEs are true: the example trains, and all that they name exists."""
 
+import math
 from pathlib import Path
 import re
 
 import pytest
 
 import meliad_rec
+from meliad_rec.config import config
 from meliad_rec.config import files
 from meliad_rec.data import store
 from meliad_rec.data.documents import Document
@@ -121,3 +123,22 @@ def test_names_in_the_tour_of_the_package_exist():
     text = (PACKAGE / path).read_text(encoding='utf-8')
     for each in re.findall(r'`(\w+)`', names):
       assert re.search(rf'\b{each}\b', text), f'{each} is not in {path}'
+
+
+def test_batches_divide_over_the_slices_of_documented_commands():
+  """Each chip has equally many rows, or as many as the others of its group."""
+  checked, plain = 0, (PACKAGE / 'commands' / 'plan.py').read_text('utf-8')
+  for line in (
+    '\n'.join([*TEXTS.values(), plain]).replace('\\\n', '').splitlines()
+  ):
+    slices = re.search(r'--topology=([\w:,]+\d)', line)
+    chosen = re.findall(r'--gin_file=([\w/]+)', line)
+    if not slices or not chosen or 'BATCH' in line:
+      continue
+    batch = config.read(chosen, [], kinds=()).bindings['', 'BATCH', ''].value
+    groups = int((re.search(r'\bmodel:(\d+)', line) or [0, 1])[1])
+    for topology in slices[1].split(','):
+      shape = topology.partition(':')[2].split('x')
+      assert batch % (math.prod(map(int, shape)) // groups) == 0, line
+      checked += 1
+  assert checked >= 4

@@ -110,7 +110,7 @@ def main(argv: list[str]) -> None:
     config_flags.refuse(['until'], 'cannot be combined with --save_state')
     output_file.check(args.save_state, '.npz')
   if args.greedy:
-    names = 'temperature', 'top_k', 'top_p'
+    names = 'temperature', 'top_k', 'top_p', 'seed'
     config_flags.refuse(names, 'cannot be combined with --greedy')
   beam = given_beam(args)
   temperature = 0.0 if args.greedy else args.temperature

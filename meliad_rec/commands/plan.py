@@ -1,6 +1,6 @@
 r"""Predicts memory and step time of training on TPUs, on any machine.
 
-  meliad-rec plan --topology=v5e:16x16 --mesh=data:64,model:4 \
+  meliad-rec plan --topology=v5e:8x16 --mesh=data:32,model:4 \
     --gin_file=arch/block_recurrent --gin_file=size/150m --gin_file=task/pg19
 
 Compiles the trainer's own step for each slice of --topology, in minutes for

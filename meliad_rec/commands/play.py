@@ -50,10 +50,13 @@ def main(argv: list[str]) -> None:
   run = load_agent(argv[1], step, args.trusted, args.agent)
   found = run.play(args.episodes, seed=args.seed, greedy=args.greedy)
   returns = found['mean_return']
-  error = returns.std() / np.sqrt(len(returns))
+  error = ''
+  if len(returns) > 1:
+    spread = returns.std(ddof=1) / np.sqrt(len(returns))
+    error = f' (standard error {spread:.3f})'
   print(
     f'step {run.step} in {run.env}, {args.episodes} episodes\n'
-    f'return   {returns.mean():.3f} (standard error {error:.3f})\n'
+    f'return   {returns.mean():.3f}{error}\n'
     f'success  {found["success"].mean():.1%}\n'
     f'steps    {found["episode_steps"].mean():.1f}'
   )

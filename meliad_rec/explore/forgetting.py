@@ -59,7 +59,9 @@ def by_position(
   for i, (name, run) in enumerate(named(runs).items()):
     run.check_readable(text, labels)
     T, clears = len(run.encode(text)), {name: None}
-    if run.sharded.model.cell.is_recurrent:
+    # Otherwise the run is cleared at each segment anyway.
+    model = run.sharded.model
+    if model.cell.is_recurrent and not model.clear_state:
       W, segment = run.block, run.sharded.segment
       clears[f'{name}, cleared each segment ({segment})'] = segment
       clears[f'{name}, cleared each block ({W})'] = W
@@ -135,11 +137,18 @@ def by_distance(runs: Runs, text: str, clear_every: int | None = None) -> Shown:
 
   Raises:
     ValueError: a run cannot read the text or predicts labels, the text holds no
-      name, or vocabularies differ.
+      name, vocabularies differ, or `clear_every` is given but no run is
+      recurrent.
   """
   import xarray as xr
 
   check_vocabularies(runs)
+  models = [run.sharded.model for run in named(runs).values()]
+  if clear_every is not None and not any(m.cell.is_recurrent for m in models):
+    raise ValueError(
+      f'clear_every is {clear_every}, but no run has a recurrent state. Leave '
+      'it out.'
+    )
   bits, right, looks, bins = {}, [], [], []
   for i, (name, run) in enumerate(named(runs).items()):
     names = Names.of(TokenLosses.of(run.documents([text]), run.vocabulary))
@@ -238,7 +247,7 @@ def forgetting(
     parts = [cost.isel(token=slice(a, b)).mean('token') for a, b in pairs]
     by_place = xr.concat(parts, 'part')
     mean = by_place.mean('place')
-    error = by_place.std('place') / np.sqrt(by_place.count('place'))
+    error = by_place.std('place', ddof=1) / np.sqrt(by_place.count('place'))
     color = COLORS[i % 6]
     axes.plot(middles, mean, 'o-', ms=3, color=color, label=label)
     axes.fill_between(

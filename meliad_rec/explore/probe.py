@@ -334,9 +334,10 @@ def _draw_rises(data, title: str):
   axes = figure.subplots()
   kinds = list(data['kind'].values)
   means = data['rise'].mean('text').values
-  errors = data['rise'].std('text').values / np.sqrt(data.sizes['text'])
+  counts = data['rise'].count('text')
+  errors = data['rise'].std('text', ddof=1) / np.sqrt(counts)
   colors = [COLORS[1 if kind == 'probe' else 5] for kind in kinds]
-  axes.bar(range(len(means)), means, yerr=errors, color=colors)
+  axes.bar(range(len(means)), means, yerr=errors.values, color=colors)
   axes.set_xticks(range(len(means)), kinds, rotation=60)
   axes.set_ylabel('rise of the loss\n(nats per token)')
   axes.set_title(title, size=10)

@@ -1,6 +1,7 @@
 """The recurrent state along a document: its change, rank, use and gates."""
 
 from collections.abc import Sequence
+import functools
 from typing import Any
 
 import numpy as np
@@ -155,12 +156,13 @@ def _measure(run, text, layer, every, part):
   }
   tokens = states['tokens'].values[1:]
   coords = {'tokens': ('border', tokens)}
-  used = _of_tokens(run, text, layer, tokens, 'token_to_state', ('slot',))
+  between = functools.partial(_between, run, text, layer)
+  used = between(tokens, 'token_to_state', ('token', 'slot'))
   if used is not None and used.shape[1] == S:
     data['use'] = ('border', 'slot'), used
-  kept = _keep(run, text, layer, tokens // run.block)
+  kept = between(tokens // run.block, 'state_keep', ('block',))
   if kept is None:  # An LSTM has gates at each token, not at each block.
-    kept = _of_tokens(run, text, layer, tokens, 'token_keep', ())
+    kept = between(tokens, 'token_keep', ('token',))
   if kept is not None:
     data['keep'] = 'border', kept
   return xr.Dataset(data, coords, {'part': name})
@@ -177,20 +179,24 @@ def effective_rank(s_NSD: np.ndarray) -> np.ndarray:
   return np.exp(-(p * np.log(p + 1e-12)).sum(1))
 
 
-def _of_tokens(run, text, layer, tokens, name, axes):
-  """Returns the mean of a picture of the tokens before each border."""
-  by_token = _means(run, text, layer, name, ('token', *axes))
-  if by_token is None:
+def _between(run, text, layer, ends, name, axes):
+  """Returns the mean of a picture between the last border and each border.
+
+  Args:
+    run, text, layer: as in `state_map`.
+    ends: number of tokens or blocks before each border after the first.
+    name: name of the picture.
+    axes: axes to keep; the first is 'token' or 'block', as in `ends`.
+
+  Returns:
+    None if the model has no such picture.
+  """
+  found = _means(run, text, layer, name, axes)
+  if found is None:
     return None
-  starts = np.concatenate([[0], tokens[:-1]])
-  sums = np.add.reduceat(by_token[: tokens[-1]], starts, 0)
-  return (sums.T / (tokens - starts)).T
-
-
-def _keep(run, text, layer, blocks):
-  """Returns the mean gate in the block before each border."""
-  by_block = _means(run, text, layer, 'state_keep', ('block',))
-  return None if by_block is None else by_block[blocks - 1]
+  starts = np.concatenate([[0], ends[:-1]])
+  sums = np.add.reduceat(found[: ends[-1]], starts, 0)
+  return (sums.T / (ends - starts)).T
 
 
 def _means(run, text, layer, name, axes):

@@ -168,8 +168,8 @@ def ask(
 
   Raises:
     ValueError: there is no answer, one is empty, the question or an answer is
-      not a string of UTF-8, the text is shorter than a block, or the run is not
-      recurrent.
+      not a string of UTF-8, `after` is below 1, the text is shorter than a
+      block, or the run is not recurrent.
   """
   import xarray as xr
 
@@ -177,6 +177,7 @@ def ask(
     raise ValueError(
       f'answers must be a list of strings, got the string {answers!r}.'
     )
+  check_count('after', after, 1)
   check_text('The question', question)
   for answer in answers:
     check_text('An answer', answer)

@@ -144,6 +144,7 @@ def test_a_search_finds_what_greedy_writing_and_more_beams_find(capsys):
     (['--samples=2', '--save_state=x'], '--samples is 2'),
     (['--save_state=/no/such/s.npz'], '/no/such/s.npz'),
     (['--greedy', '--top_k=3'], '--top_k cannot'),
+    (['--greedy', '--seed=5'], '--seed cannot be combined with --greedy'),
     (['--beams=3', '--top_k=3'], '--top_k cannot be combined with --beams'),
     (['--beams=3', '--samples=4'], '--samples is 4'),
     (['--until=.', '--save_state=a.npz'], '--until cannot be combined'),

@@ -38,13 +38,17 @@ def test_the_command_prints_returns_and_writes_an_episode(
     out = capsys.readouterr().out
     returns = one.play(9)['mean_return']
     assert one._play._cache_size() == 1  # Also at the second call.
-    assert f'return   {returns.mean():.3f} ' in out
+    error = returns.std(ddof=1) / 3
+    told = f'return   {returns.mean():.3f} (standard error {error:.3f})\n'
+    assert told in out
     pictures = one.pictures()
     assert f'an episode of {len(pictures)} steps' in out
   image = Image.open(tmp_path / 'x.gif')
   changes = (np.diff(pictures, axis=0) != 0).any((1, 2, 3)).sum()
   assert image.n_frames == 1 + changes  # Equal ones in a row are joined.
   assert '.png' in command.mistake(play, 'RUN', '--out=x.jpg')
+  command.run(play, 'RUN', '--episodes=1')
+  assert 'standard error' not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('name', ['x.gif', 'x.png'])

@@ -1,6 +1,7 @@
 """Loss by position and distance, and gradients of earlier states."""
 
 import copy
+import dataclasses
 import re
 
 import jax
@@ -52,6 +53,15 @@ def test_by_position(tmp_path):
   close(rises, shown.data['bits'][1:4] - shown.data['bits'][0])
   legend = top.get_legend().get_window_extent()
   assert legend.y0 >= top.get_window_extent().y1
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cleared_anyway_has_one_curve():
+  run = copy.copy(block_recurrent())
+  model = run.sharded.model.clone(clear_state=True)
+  run.sharded = dataclasses.replace(run.sharded, model=model)
+  shown = explore.by_position(run, TEXT, bins=4)
+  assert shown.data['curve'].values.tolist() == [run.name]
 
 
 @pytest.mark.parametrize(
@@ -255,6 +265,11 @@ def test_state_gradients(tmp_path):
       'no recurrent state in b',
     ),
     (lambda run: explore.source_map(run, 'a', TEXT), 'no encoder'),
+    (
+      lambda _: explore.by_distance(observed.run('window'), TEXT, W),
+      f'clear_every is {W}, but no run has',
+    ),
+    (lambda run: explore.ask(run, TEXT, 'a?', ['b'], after=-1), 'after must'),
   ],
 )
 def test_arguments_that_are_refused(show, message):
