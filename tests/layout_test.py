@@ -105,6 +105,21 @@ def test_imports_point_down():
         assert not above, f'{name} imports {other}'
 
 
+def test_data_are_sorted_in_the_same_way_on_every_machine():
+  """How NumPy orders equal values depends on the CPU, unless it is stable."""
+  calls = [
+    (name, node)
+    for name in files()
+    if name.startswith('data/')
+    for node in ast.walk(tree(name))
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == 'np.argsort'
+  ]
+  assert len(calls) > 3
+  for name, node in calls:
+    kinds = [ast.unparse(k.value) for k in node.keywords if k.arg == 'kind']
+    assert kinds == ["'stable'"], f'{name}:{node.lineno}'
+
+
 def test_only_the_two_doors_lie_loose():
   loose = {path.stem for path in PACKAGE.glob('*.py')}
   assert loose == {'__init__', '__main__', 'cli', 'main'}

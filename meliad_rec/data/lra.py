@@ -248,7 +248,7 @@ def gray(rgb_HWC: np.ndarray) -> np.ndarray:
   """Returns the gray levels, uint8 [H, W], of an image uint8 [H, W, 3].
 
   They equal the results of tf.image.rgb_to_grayscale, which the Long Range
-  Arena uses.
+  Arena uses, except that rounding may move a level by 1.
   """
   luma_HW = (rgb_HWC.astype(np.float32) / np.float32(255)) @ _LUMA
   return (luma_HW * np.float32(255.5)).astype(np.uint8)

@@ -28,7 +28,9 @@ from meliad_rec.data.splits import split_by_name
 from meliad_rec.storage.workdir import expand_home
 
 _ARCHIVE = re.compile(r'\.(tar|tgz|zip|gz|tar\.(gz|bz2|xz))$')
-_LICENSE_FILE = re.compile(r'(un)?licen[cs]e|copying', re.IGNORECASE)
+_LICENSE_FILE = re.compile(
+  r'((un)?licen[cs]e|copying)([-_.].*)?', re.IGNORECASE
+)
 # Words by which a license is recognized; the earliest in its file counts.
 LICENSES = {
   'apache-2.0': 'apache license version 2 0',
@@ -167,7 +169,8 @@ class Projects:
       if its_split != split:
         continue
       files = dict(_files(name, self._places[name]))
-      if self.licenses is not None and _license(files) not in self.licenses:
+      license_ = self.licenses and _license(files, self.suffixes)
+      if self.licenses is not None and license_ not in self.licenses:
         unlicensed += 1
         continue
       chosen = (
@@ -289,12 +292,19 @@ def _is_shown(path: str) -> bool:
   return not any(part.startswith('.') for part in PurePosixPath(path).parts)
 
 
-def _license(files: dict[str, bytes]) -> str | None:
-  """Returns the license of a project, by the file nearest to its top."""
-  found = [
-    path for path in files if _LICENSE_FILE.match(path.rpartition('/')[2])
-  ]
-  for path in sorted(found, key=lambda path: (path.count('/'), path)):
+def _license(files: dict[str, bytes], suffixes: Sequence[str]) -> str | None:
+  """Returns the license of a project, by a file in its top folder.
+
+  Args:
+    files: {path: content}.
+    suffixes: suffixes of the text of the project, of which none is a license.
+  """
+  top = min((path.count('/') for path in files), default=0)
+  for path in sorted(files):
+    is_named = _LICENSE_FILE.fullmatch(path.rpartition('/')[2])
+    is_text = path.endswith(tuple(suffixes))
+    if path.count('/') > top or not is_named or is_text:
+      continue
     text = re.sub(r'\W+', ' ', _decoded(files[path]).lower())
     begins = {name: text.find(words) for name, words in LICENSES.items()}
     known = [name for name in begins if begins[name] >= 0]

@@ -166,6 +166,8 @@ def source(
         f'A seqio task such as {kind!r} cannot be concatenated. Remove '
         '--concatenate.'
       )
+    if kind == 'pairs':
+      raise ValueError('Pairs cannot be concatenated. Remove --concatenate.')
     return Concatenated(source(kind, **given), concatenate)
   of = given.get
   match kind:

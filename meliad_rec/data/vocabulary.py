@@ -462,8 +462,9 @@ class WordList:
       except TypeError:
         missing = next(word for word in words if word not in self._id_of)
         raise ValueError(
-          f'The vocabulary has neither the word {missing!r} nor {UNKNOWN}. Add '
-          f'{UNKNOWN} to its words.'
+          f'The vocabulary has neither the word {missing!r} nor {UNKNOWN}. '
+          f'Put {UNKNOWN} in place of rare words of the training text, or add '
+          'it to the list of words.'
         ) from None
     return np.frombuffer(ids, np.int32) if ids else np.zeros(0, np.int32)
 

@@ -11,23 +11,13 @@ from meliad_rec.commands import tokenize
 from meliad_rec.commands import train_vocab
 from meliad_rec.commands.train_vocab import sentences
 from meliad_rec.commands.train_vocab import train
-from meliad_rec.data.documents import Document
 from meliad_rec.data.store import Store
-from meliad_rec.data.text import Text
 from meliad_rec.data.vocabulary import SentencePiece
 from tests import command
 from tests import tiny_run
 
 
-def test_a_folder_becomes_a_store(tmp_path, capsys, monkeypatch):
-  def stream(text, split):
-    for name, read in text.source.read(split):
-      ids, size = text.vocabulary.encode(read), len(read.encode())
-      yield Document(name, ids, size, len(read.split()))
-
-  # As seqio reads them; data/text_test.py compares.
-  monkeypatch.setattr(Text, 'stream', stream)
-  monkeypatch.setattr(Text, 'splits', ['train', 'test'])
+def test_a_folder_becomes_a_store(tmp_path, capsys):
   for split, text in (('train', 'two wörds\r\n'), ('test', 'end')):
     (tmp_path / split).mkdir()
     (tmp_path / split / 'a.txt').write_bytes(text.encode())
@@ -50,6 +40,13 @@ def test_a_folder_becomes_a_store(tmp_path, capsys, monkeypatch):
     (['--source=folder', f'--path={__file__}'], '_test.py is a file'),
     (['--source=code', '--vocabulary=x.model'], 'x.model'),
     (['--source=code', 'folder'], "'folder'"),
+    (
+      [
+        *('--source=pairs', '--path=a.{split}', '--target=b.{split}'),
+        *('--vocabulary=bytes', '--concatenate=9'),
+      ],
+      'Pairs cannot be concatenated',
+    ),
     (['--source=code', '--out='], '--out is missing'),
     (['--verify=a', '--splits=b', '--force'], '--splits, --out and --force'),
   ],

@@ -88,6 +88,9 @@ def test_repositories_are_chosen_by_language_and_license(tmp_path):
     'one/gpl': code | {'COPYING': GPL},
     'two/none': code,
     'two/vendored': code | {'LICENSE': MIT, 'lib/LICENSE': GPL},
+    'two/own': code | {'LICENSE': 'Of Acme Inc.', 'lib/LICENSE': MIT},
+    'two/parts': code | {'lib/LICENSE': MIT},
+    'two/checks': {'license_check.py': MIT},
   }
   for repository, files in repositories.items():
     put(
@@ -113,6 +116,9 @@ def test_repositories_are_chosen_by_language_and_license(tmp_path):
     *texts['gpl-3.0', 'mit'],
     'two/none',
     'two/named three',
+    'two/own',
+    'two/parts',
+    'two/checks',
   }
   listed = str(tmp_path / 'names')
   chosen = Projects(pattern, suffixes, names=listed, similarity=None)

@@ -32,7 +32,7 @@ import functools
 
 import numpy as np
 
-from meliad_rec.data.documents import Documents
+from meliad_rec.data.dataset import Cached
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.labeled import distinct
@@ -49,7 +49,7 @@ SET, UP, DOWN, PRINT, IF = range(5)
 
 
 @dataclasses.dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Cached):
   """The algorithm task, with splits train, validation and test.
 
   No two programs are the same, within a split or across splits.
@@ -94,8 +94,8 @@ class Algorithm:
     """The words of programs: variables, then values, then all others."""
     return self._language.vocabulary
 
-  def documents(self, split: str) -> Documents:
-    """Returns all documents of a split; printed values are the labels."""
+  def _documents(self, split):
+    """Makes the documents of a split; printed values are the labels."""
     tokens_PX, labels_PX = self._language.write(self._split(split))
     return labeled.from_rows(
       split, tokens_PX, labels_PX, self.programs_per_document, self.vocabulary

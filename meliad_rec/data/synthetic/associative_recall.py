@@ -14,6 +14,8 @@ soon after the pairs rather than late, by a power law. In their code, zoology:
 - keys are 1 to 4,095 and values 4,096 to 8,191 (here 256 of each), and no value
   occurs twice in the pairs of a sequence (here each is drawn independently);
 - the tokens between questions are from the whole vocabulary (`filler_keys`);
+- earlier pairs tend to be asked for earlier (here the order of questions does
+  not depend on that of pairs);
 - a set has one number of pairs and one number of tokens, such as 4 pairs in 64
   tokens or 64 pairs in 512 (here the number of pairs varies within the bounds,
   and there are `length` tokens for each);
@@ -94,7 +96,8 @@ class AssociativeRecall(BySize):
     T = P * self.length
     pair_NP = np.arange(P) < size_N[:, None]
     # Different keys: the first of a random order of all keys.
-    order_NK = np.argsort(draws.bits(N * self.keys).reshape(N, -1), 1)
+    bits_NK = draws.bits(N * self.keys).reshape(N, -1)
+    order_NK = np.argsort(bits_NK, 1, kind='stable')
     key_NP = order_NK[:, :P]
     value_NP = draws.below(self.values, N * P).reshape(N, P)
     again_NP = draws.between_0_and_1(N * P).reshape(N, P) < self.rewrites
@@ -138,7 +141,8 @@ class AssociativeRecall(BySize):
       order_NS = np.argsort(-np.log(weight_NS) - noise_NS, 1, kind='stable')
     # A pair gets a random one of the first P places drawn.
     place_NP = order_NS[:, :P]
-    mixed_NP = np.argsort(draws.bits(N * P).reshape(N, P), 1)
+    bits_NP = draws.bits(N * P).reshape(N, P)
+    mixed_NP = np.argsort(bits_NP, 1, kind='stable')
     first_NP = np.arange(P) < size_N[:, None]
     # Pairs that do not exist stay last, so that the others get all places.
     mixed_NP = np.argsort(

@@ -9,8 +9,8 @@ import functools
 
 import numpy as np
 
+from meliad_rec.data.dataset import Cached
 from meliad_rec.data.documents import check_split
-from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.documents import token_dtype
 from meliad_rec.data.synthetic import labeled
@@ -23,7 +23,7 @@ Sizes = tuple[int | tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class BySize:
+class BySize(Cached):
   """A task with test splits of greater sizes than train.
 
   Each subclass says what its size is, such as the number of tokens. The splits
@@ -127,9 +127,8 @@ class BySize:
     lasts = [name + _LAST for name in more if self.has_last]
     return *SPLITS, *more, *lasts
 
-  def documents(self, split: str) -> Documents:
-    """Returns all documents of a split, one per sequence."""
-    check_split(split, self.splits)
+  def _documents(self, split):
+    """Makes one document of each sequence."""
     name = split.removesuffix(_LAST)
     N = self.sequences if name == 'train' else self.test_sequences
     if name in SPLITS:

@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from meliad_rec.data.documents import check_split
+from meliad_rec.data.dataset import Cached
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.documents import token_dtype
@@ -22,7 +22,7 @@ _TRIES = 100  # A pair of train is drawn again this many times.
 
 
 @dataclasses.dataclass(frozen=True)
-class CopyingPairs:
+class CopyingPairs(Cached):
   """Copy or reverse from a source; the size is the number of digits.
 
   Pairs of validation and test are not in train, except for sizes of which train
@@ -53,13 +53,7 @@ class CopyingPairs:
     setting = 'copying_pairs.CopyingPairs.max_size'
     labeled.check_setting(setting, self.max_size, self.min_size)
 
-  def documents(self, split: str) -> Documents:
-    """Returns all pairs of a split.
-
-    Raises:
-      ValueError: there is no such split.
-    """
-    check_split(split, self.splits)
+  def _documents(self, split):
     sources = self._sources(split)
     size_N = np.array([len(digits) for digits in sources])
     ids = line_ids(' '.join(_DIGITS), self.vocabulary)

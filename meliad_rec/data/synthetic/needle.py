@@ -20,7 +20,6 @@ import itertools
 
 import numpy as np
 
-from meliad_rec.data.documents import check_split
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.by_size import BySize
 from meliad_rec.data.synthetic.by_size import Sizes
@@ -96,13 +95,12 @@ class Needle(BySize):
     at_depths = (f'{name}{_DEPTH}{depth}' for name, depth in pairs)
     return *super().splits, *at_depths
 
-  def documents(self, split):
-    check_split(split, self.splits)
+  def _documents(self, split):
     name, _, depth = split.partition(_DEPTH)
     if depth:
       placed = dataclasses.replace(self, depth=int(depth), depths=())
       return placed.documents(name)
-    return super().documents(split)
+    return super()._documents(split)
 
   def draw(self, size_N, draws):
     N, T = len(size_N), int(size_N.max())

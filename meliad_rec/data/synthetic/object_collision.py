@@ -7,7 +7,8 @@ Two objects move on a grid. The words of each step, with the label below, are
 
 These are row, column and color of the first and of the second object, and a
 question: in which quarter of the grid the two last met while the first was red
-and the second was green. North are the lower rows, and west the lower columns.
+and the second was green. Rows with small numbers are north, and columns with
+small numbers are west.
 There is no label if they have never done so.
 
 This is the task of Sukhbaatar et al. 2021 (Expire-Span), by the rules of its
@@ -25,7 +26,7 @@ import functools
 
 import numpy as np
 
-from meliad_rec.data.documents import Documents
+from meliad_rec.data.dataset import Cached
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.labeled import Draws
@@ -40,7 +41,7 @@ _OBJECTS = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class ObjectCollision:
+class ObjectCollision(Cached):
   """The object collision task, with splits train, validation and test.
 
   Objects start at uniform places. Each keeps its velocity, drawn from a normal
@@ -105,8 +106,8 @@ class ObjectCollision:
       ]
     )
 
-  def documents(self, split: str) -> Documents:
-    """Returns all documents of a split; a label is the quarter asked for."""
+  def _documents(self, split):
+    """Makes the documents of a split; a label is the quarter asked for."""
     words_NS8, quarter_NS, _ = self._streams(split)
     labels_NS8 = np.zeros_like(words_NS8)
     first = self.vocabulary.size - len(QUARTERS)

@@ -22,7 +22,7 @@ import functools
 
 import numpy as np
 
-from meliad_rec.data.documents import Documents
+from meliad_rec.data.dataset import Cached
 from meliad_rec.data.documents import SPLITS
 from meliad_rec.data.synthetic import labeled
 from meliad_rec.data.synthetic.labeled import distinct
@@ -35,7 +35,7 @@ _STEPS = np.array([(0, 1), (-1, 0), (0, -1), (1, 0)])
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomWalk:
+class RandomWalk(Cached):
   """The random walk task, with splits train, validation and test.
 
   No two episodes have the same actions, within a split or across splits.
@@ -73,8 +73,8 @@ class RandomWalk:
     cells = [f'{row},{column}' for row in side for column in side]
     return Words([*ACTIONS, *cells])
 
-  def documents(self, split: str) -> Documents:
-    """Returns all documents of a split; a label is the cell after an action."""
+  def _documents(self, split):
+    """Makes the documents of a split; a label is the cell after an action."""
     actions_NT = self._actions[labeled.split_rows(split, self.episodes)]
     reset_N1 = np.zeros((len(actions_NT), 1), np.int64)
     tokens_NX = np.concatenate([reset_N1, actions_NT + 1], 1) + 1

@@ -15,6 +15,7 @@ import dataclasses
 
 import numpy as np
 
+from meliad_rec.data.dataset import Cached
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
@@ -25,7 +26,7 @@ ALPHABET = 'ABCDEFGHIJKLMNOP'
 
 
 @dataclasses.dataclass(frozen=True)
-class Recall:
+class Recall(Cached):
   """The recall task, with splits train, validation and test.
 
   Attributes:
@@ -59,8 +60,7 @@ class Recall:
       value = getattr(self, name)
       labeled.check_setting(f'recall.Recall.{name}', value, least, most)
 
-  def documents(self, split: str) -> Documents:
-    """Returns all documents of a split."""
+  def _documents(self, split):
     rows = labeled.split_rows(split, self.documents_in_train)
     total = labeled.total_rows(self.documents_in_train)
     # All names in random order, as numbers; splits share no names.

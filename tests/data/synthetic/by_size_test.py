@@ -10,9 +10,13 @@ from meliad_rec.data.synthetic.associative_recall import AssociativeRecall
 from meliad_rec.data.synthetic.cellular_automaton import CellularAutomaton
 from meliad_rec.data.synthetic.cellular_automaton import step
 from meliad_rec.data.synthetic.copying import Copying
+from meliad_rec.data.synthetic.copying_pairs import CopyingPairs
 from meliad_rec.data.synthetic.counting import Counting
 from meliad_rec.data.synthetic.labeled import Draws
 from meliad_rec.data.synthetic.needle import Needle
+from meliad_rec.data.synthetic.object_collision import ObjectCollision
+from meliad_rec.data.synthetic.random_walk import RandomWalk
+from meliad_rec.data.synthetic.recall import Recall
 from meliad_rec.data.synthetic.word_problem import group
 from meliad_rec.data.synthetic.word_problem import WordProblem
 
@@ -317,3 +321,20 @@ def test_drawing_in_chunks_is_noticed_by_nobody(monkeypatch):
   task = Copying(**FEW)
   texts = [' '.join(words) for words, _ in sequences(task)]
   assert len(texts) == len({*texts}) == 300
+
+
+@pytest.mark.parametrize(
+  'task',
+  [
+    Needle(**FEW, depths=(50,)),
+    ObjectCollision(streams=3, steps=512),
+    RandomWalk(episodes=100),
+    Recall(documents_in_train=50),
+    CopyingPairs(sequences=50, test_sequences=5),
+  ],
+)
+def test_documents_are_made_once(task):
+  for split in task.splits:
+    assert task.documents(split) is task.documents(split)
+  with pytest.raises(ValueError, match='no_such'):
+    task.documents('no_such')
