@@ -28,6 +28,12 @@ _SHUTDOWN_SECONDS = 60
 _LOST = 'UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED'
 
 
+class JoinError(ValueError):
+  """The error raised if a process cannot join the others, perhaps only now."""
+
+  exit_code = 1
+
+
 def run_on_all_processes(
   work: Callable[[], int],
   guarded: Callable[[Callable, list[str]], int | None],
@@ -43,7 +49,7 @@ def run_on_all_processes(
       can correct; `work` is called through it.
 
   Raises:
-    ValueError, RuntimeError: see initialize_distributed.
+    ValueError, JoinError, RuntimeError: see initialize_distributed.
   """
   initialize_distributed()
   if jax.process_count() == 1:
@@ -96,12 +102,19 @@ def initialize_distributed() -> None:
   JAX_PROCESS_ID name the cluster.
 
   Raises:
-    ValueError: only some of the three variables are set, or the cluster cannot
-      be joined.
-    RuntimeError: jax was used before, but there is a cluster to join.
+    ValueError: only some of the three variables are set, or one is wrong.
+    JoinError: the cluster cannot be joined, perhaps because a host is late.
+    RuntimeError: jax was used before, but there is a cluster to join; or the
+      devices cannot be used.
   """
   if jax.distributed.is_initialized():
     return
+  names = 'JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'
+  given = {name: os.environ[name] for name in names if os.environ.get(name)}
+  if names[0] in given and not re.search(r':\d+$', given[names[0]]):
+    raise ValueError(
+      f'{names[0]} is {given[names[0]]}, which has no port. Write host:port.'
+    )
   # jax waits in C++, where Python's signal handlers are not called.
   handlers = {}
   if threading.current_thread() is threading.main_thread():
@@ -110,8 +123,6 @@ def initialize_distributed() -> None:
   for number in handlers:
     if callable(handlers[number]):
       signal.signal(number, signal.SIG_DFL)
-  names = 'JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'
-  given = {name: os.environ[name] for name in names if os.environ.get(name)}
   try:
     count, index = (
       int(given[name]) if name in given else None for name in names[1:]
@@ -123,9 +134,6 @@ def initialize_distributed() -> None:
       heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
       shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
     )
-    if jax.process_count() > 1:
-      # jax now handles SIGTERM, so that hosts agree on a step.
-      handlers.pop(signal.SIGTERM, None)
   except ValueError as error:
     if given:
       values = ', '.join(f'{name} is {value}' for name, value in given.items())
@@ -141,13 +149,17 @@ def initialize_distributed() -> None:
     used_before = 'must be called before' in str(error)
     if not used_before:
       first = str(error).strip().partition('\n')[0]
-      raise ValueError(
+      raise JoinError(
         f'This process cannot join the others of its run ({first.rstrip(".")}).'
         ' Check that each process was started exactly once, and that the port'
         ' of process 0 is free.'
       ) from error
     if given or jax.process_count() > 1:
       raise
+  else:
+    if jax.process_count() > 1:
+      # jax now handles SIGTERM, so that hosts agree on a step.
+      handlers.pop(signal.SIGTERM, None)
   finally:
     for number, handler in handlers.items():
       if handler is not None:  # None: it was not installed by Python.

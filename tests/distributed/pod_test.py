@@ -130,6 +130,7 @@ USED_BEFORE = RuntimeError('It must be called before any JAX calls.')
     ({'JAX_COORDINATOR_ADDRESS': 'a:1'}, NO_COUNT, 'ADDRESS is a:1'),
     ({'JAX_PROCESS_ID': '0'}, NO_ADDRESS, 'JAX_PROCESS_ID is 0'),
     ({'JAX_NUM_PROCESSES': 'two'}, None, 'JAX_NUM_PROCESSES is two'),
+    ({'JAX_COORDINATOR_ADDRESS': 'a'}, None, 'is a, which has no port'),
     # A cluster that cannot be joined, as another process has its port.
     ({}, NO_COUNT, 'Number of processes'),
     (
@@ -149,8 +150,19 @@ def test_joining_fails(monkeypatch, given, raised, told):
   if told is None:
     initialize_distributed()
   else:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=told) as caught:
       initialize_distributed()
+    # Launchers start a process again, unless it ends with 2.
+    again = isinstance(raised, RuntimeError)
+    assert getattr(caught.value, 'exit_code', 2) == (1 if again else 2)
+
+
+def test_devices_that_cannot_be_used_are_not_a_failed_join(monkeypatch):
+  monkeypatch.setattr(jax.distributed, 'initialize', lambda **_: None)
+  in_use = RuntimeError('The TPU is already in use.')
+  monkeypatch.setattr(jax, 'process_count', mock.Mock(side_effect=in_use))
+  with pytest.raises(RuntimeError, match='already in use'):
+    initialize_distributed()
 
 
 def test_jax_without_a_cluster():
