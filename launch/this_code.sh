@@ -9,7 +9,8 @@ help_for "$@"
 # Folders are relative to where the script is started, not to the checkout.
 for each in WORKDIR STORE OUT; do
   case ${!each:-} in
-    '' | /* | \~/* | *://*) ;;
+    '' | /* | *://*) ;;
+    \~/*) printf -v "$each" %s "$HOME/${!each#\~/}" ;;
     *) printf -v "$each" %s "$PWD/${!each}" ;;
   esac
 done

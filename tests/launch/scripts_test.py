@@ -132,6 +132,9 @@ def test_the_quickstart_tokenizes_once_and_says_how_to_go_on(tmp_path):
   assert f'{there} {more}' in elsewhere[-1]
   assert f'--workdir={tmp_path}/a b' in ' '.join(elsewhere)
   assert f'--workdir={tmp_path}/a\\ b --split=test' in elsewhere[-2]
+  # The shell leaves ~ in quotes as it is.
+  there = {'WORKDIR': '~/a b', 'STORE': '~/c', 'HOME': str(tmp_path)}
+  assert said(**there) == said(**folders)
   # The commands are for the checkout.
   root = tmp_path / 'checkout'
   go = f'First:          cd {root}'
