@@ -47,8 +47,8 @@ doing() {
   fi
 }
 
-# need_train FLAGS...: fails unless there are flags for meliad_rec.main, and no
-# --workdir among them.
+# need_train FLAGS...: fails unless there are flags for meliad_rec.main, and
+# neither --workdir nor --dry_run among them.
 need_train() {
   local each
   [ $# -gt 0 ] || fail 'There is nothing to train. Give flags of' \
@@ -56,5 +56,7 @@ need_train() {
   for each; do
     [[ ! $each =~ ^--?workdir(=|$) ]] || fail "$each after -- would replace the" \
       "folder that is given before --. Give the folder before -- only."
+    [[ ! $each =~ ^--?dry_run(=|$) ]] || fail "$each after -- would request" \
+      "machines that then train nothing. Give --dry_run before --."
   done
 }

@@ -97,6 +97,16 @@ slice() {
   esac
 }
 
+# refuse PATTERN NAME: fails if a flag after -- matches the pattern, because
+# --NAME before -- would replace it.
+refuse() {
+  local each
+  for each in "${train[@]}"; do
+    [[ ! $each =~ $1 ]] || fail "--$2=${flag[$2]} before -- would replace '$each'" \
+      "after --. Give only one of the two."
+  done
+}
+
 # Passes --mesh=data:64,model:4 on to the trainer.
 mesh() {
   local part
@@ -106,6 +116,7 @@ mesh() {
       || fail "--mesh must have sizes of data, fsdp and model, got '$part'." \
         "Write it like data:64,model:4."
   done
+  refuse '^--?mesh(=|$)' mesh
   train+=("--mesh=${flag[mesh]}")
 }
 
@@ -116,9 +127,9 @@ plan() {
   [ -z "${flag[no_plan]:-}" ] || return 0
   [ -z "${flag[vocab_size]:-}" ] || asked+=("--vocab_size=${flag[vocab_size]}")
   for each in "${train[@]}"; do
-    [[ $each != --gin_* && $each != --mesh* && -z $own ]] || asked+=("$each")
+    [[ ! $each =~ ^--?(gin_|mesh) && -z $own ]] || asked+=("$each")
     # The value of a flag without "=" is the next argument.
-    [[ $each =~ ^--(gin_file|gin_param|mesh)$ ]] && own=yes || own=''
+    [[ $each =~ ^--?(gin_file|gin_param|mesh)$ ]] && own=yes || own=''
   done
   doing "$python" -m meliad_rec plan "${asked[@]}" || code=$?
   case $code in

@@ -12,12 +12,13 @@
 #   bash launch/tpu.sh delete NAME --zone=Z  # deletes the slice
 #
 # All take --project=P, and --dry_run, which prints the commands instead of
-# running them. `create` checks that the training step fits (meliad-rec plan) and
-# that --workdir can be written, then requests the slice. IMAGE is built from
-# launch/Dockerfile. The slice's startup script trains, so hosts that restart
-# resume training, unless they were stopped. A preempted slice is gone; with
-# --keep, this script keeps running, and requests the slice again each time until
-# training has ended. --data is copied to each host and becomes STORE.
+# running them. `create` checks that --data can be read, that the training step
+# fits (meliad-rec plan) and that --workdir can be written, then requests the
+# slice. IMAGE is built from launch/Dockerfile. The slice's startup script trains,
+# so hosts that restart resume training, unless they were stopped. A preempted
+# slice is gone; with --keep, this script keeps running, and requests the slice
+# again each time until training has ended. --data is copied to each host and
+# becomes STORE.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/slice.sh
@@ -106,7 +107,13 @@ case $action in
     address
     slice
     mesh
-    [ -z "${flag[data]:-}" ] || train+=("--gin_param=STORE = '/data'")
+    if [ -n "${flag[data]:-}" ]; then
+      refuse '^(--?gin_param=)?[[:space:]]*STORE[[:space:]]*=' data
+      doing gcloud storage ls "${flag[data]%/}/" \
+        || fail "${flag[data]} cannot be read (see above), so nothing was" \
+          "requested. Give another --data, or the permission to read it."
+      train+=("--gin_param=STORE = '/data'")
+    fi
     plan
     ended=${flag[workdir]}/launch/ended-$(date +%s)
     folder=$(mktemp -d)

@@ -131,6 +131,13 @@ def test_a_folder_that_cannot_be_written_requests_nothing(cloud, create):
   assert [call[:2] for call in cloud.calls()][1:] == [['gcloud', 'storage']]
 
 
+def test_data_that_cannot_be_read_request_nothing(cloud):
+  cloud.answer('gcloud', 'exit 1')
+  done = cloud.run(*TPU[:3], '--data=gs://b/s/', *TPU[3:])
+  assert 'gs://b/s/ cannot be read' in refusal(done)
+  assert cloud.calls() == [['gcloud', 'storage', 'ls', 'gs://b/s/']]
+
+
 @pytest.mark.parametrize(
   ('states', 'asks', 'code', 'said', 'calls'),
   [
