@@ -96,13 +96,17 @@ def work() -> int:
   )
   if args.dry_run:
     print(config.operative())
-    summary.show(experiment)
-    if account:
-      print(account)
-    if problem := summary.shortage(experiment.program):
-      print(problem)
-      return DOES_NOT_FIT
-    return 0
+    try:
+      summary.show(experiment)
+    except jax.errors.JaxRuntimeError as error:
+      problem = summary.refused(error)
+      if problem is None:
+        raise
+    else:
+      problem = summary.shortage(experiment.program)
+    for line in filter(None, (account, problem)):
+      print(line)
+    return DOES_NOT_FIT if problem else 0
   with training.advising(args.workdir):  # Reads the documents.
     logging.info('%s', summary.sentence(experiment))
   run, reason = training.run_experiment(
@@ -114,10 +118,14 @@ def work() -> int:
     for line in digests:
       print(line)
     if run.finished and not reason:
+      last = experiment.last_step
+      name = 'STEPS'
+      if last < experiment.steps:
+        name = 'experiment.Experiment.stop_at'
       print(
         f'Nothing was left to do: this run has trained {run.step:,} steps, and '
-        f'STEPS is {experiment.steps:,}. The folder of the run is unchanged. A '
-        'larger STEPS trains it further.'
+        f'{name} is {last:,}. The folder of the run is unchanged. A larger '
+        f'{name} trains it further.'
       )
     print(
       f'{"Stopped at" if reason else "Finished"} step {run.step} after '

@@ -5,13 +5,18 @@ import re
 import shutil
 import signal
 import subprocess
+import types
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
+from meliad_rec import main
 from meliad_rec.report import journal
 from meliad_rec.runs import training
+from meliad_rec.training import summary
+from tests import command
 from tests import tiny_run
 from tests.ports import free_address
 
@@ -236,6 +241,60 @@ def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, data):
   done = tiny_run.run([*arguments, '--dry_run', '--mesh=model:2'])
   assert done.returncode == 2
   assert 'needs 2 devices, but there are 1. Give --mesh' in done.stderr
+
+
+def code_of(experiment, *arguments):
+  """Returns the exit code of main.work in this process."""
+  work = types.SimpleNamespace(
+    __name__='train', define_flags=main.define_flags, main=lambda _: main.work()
+  )
+  built = mock.patch.object(training, 'build', lambda *_: experiment)
+  with built, mock.patch.object(main.config, 'parse'):
+    return command.run(work, *arguments)
+
+
+@pytest.mark.parametrize(
+  'error, code',
+  [('RESOURCE_EXHAUSTED: 9G of 8G hbm.\nMore.', 3), ('INTERNAL: No.', None)],
+)
+def test_a_dry_run_of_a_step_that_the_compiler_refuses(
+  tmp_path, monkeypatch, capsys, error, code
+):
+  """As XLA for TPUs refuses one that does not fit."""
+
+  def compiled(program):
+    raise jax.errors.JaxRuntimeError(error)
+
+  monkeypatch.setattr(summary, 'step_bytes', compiled)
+  stored = tiny_run.write_store(tmp_path / 'store')
+  experiment = tiny_run.experiment(stored, tiny_run.program())
+  if code is None:
+    with pytest.raises(jax.errors.JaxRuntimeError):
+      code_of(experiment, '--dry_run')
+    return
+  assert code_of(experiment, '--dry_run') == code
+  *_, steps, last = capsys.readouterr().out.splitlines()
+  assert steps == '6 steps of 4 x 16 = 64 tokens'
+  assert '(RESOURCE_EXHAUSTED: 9G of 8G hbm). Lower BATCH' in last
+
+
+@pytest.mark.parametrize(
+  'stop_at, name', [(4, 'experiment.Experiment.stop_at'), (9, 'STEPS')]
+)
+def test_a_finished_run_names_the_setting_that_ended_it(
+  tmp_path, monkeypatch, capsys, stop_at, name
+):
+  stored = tiny_run.write_store(tmp_path / 'store')
+  experiment = tiny_run.experiment(
+    stored, tiny_run.program(), steps=6, stop_at=stop_at
+  )
+  last = experiment.last_step
+  run = mock.Mock(step=last, finished=True, workdir=tmp_path)
+  run.checkpoints.exit_code, run.goodput.whole = 0, 0
+  monkeypatch.setattr(training, 'run_experiment', lambda *_: (run, None))
+  assert code_of(experiment, f'--workdir={tmp_path}') == 0
+  said = capsys.readouterr().out
+  assert f'{name} is {last}. ' in said and f'larger {name} trains' in said
 
 
 def two_hosts(workdir, datas, *settings):

@@ -13,12 +13,15 @@ from meliad_rec.training import agents
 from meliad_rec.training.experiment import Experiment
 from meliad_rec.training.program import TrainProgram
 
+_ADVICE = (
+  'Lower BATCH or SEGMENT, or choose a smaller size or a mesh of more devices.'
+)
+
 
 def show(experiment: Experiment) -> None:
   """Prints a table of the parameters, the memory of a step, and the data."""
   program = experiment.program
   print(parameter_table(program.shapes.params))
-  print(memory(program))
   if experiment.env is not None:
     print(agents.description(experiment))
   else:
@@ -29,6 +32,7 @@ def show(experiment: Experiment) -> None:
     f'{experiment.steps:,} steps of {_sizes(program)} = {program.places:,} '
     'tokens'
   )
+  print(memory(program))  # Last, because the compiler may refuse the step.
 
 
 def sentence(experiment: Experiment) -> str:
@@ -127,9 +131,19 @@ def shortage(program: TrainProgram) -> str | None:
     return None
   return (
     f'A step needs {_mib(needed)} per device, but a device has {_mib(limit)}. '
-    'Lower BATCH or SEGMENT, or choose a smaller size or a mesh of more '
-    'devices.'
+    f'{_ADVICE}'
   )
+
+
+def refused(error: jax.errors.JaxRuntimeError) -> str | None:
+  """Returns a message if a compiler found too little memory, else None.
+
+  XLA for TPUs does not compile a step that does not fit.
+  """
+  first = str(error).partition('\n')[0].rstrip('.')
+  if not first.startswith('RESOURCE_EXHAUSTED'):
+    return None
+  return f'A step needs more memory than a device has ({first}). {_ADVICE}'
 
 
 def memory_limit(device: jax.Device, sharing: int) -> int:
