@@ -211,7 +211,7 @@ MISTAKES = [
     " --gin_param='STEPS = 5'",
     'where this model needs',
   ),
-  Mistake(f'{STORED} --workdir=s3://a/b', 'local or mounted folder'),
+  Mistake(f'{STORED} --workdir=s3://a/b', 'local or mounted folders'),
   Mistake(
     'generate --workdir={tmp}/bad',
     'meta/metadata was changed',

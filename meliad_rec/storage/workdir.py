@@ -65,7 +65,7 @@ def place(workdir: str | os.PathLike) -> Path | epath.Path:
   name = os.fspath(workdir)
   if is_address(name) and not in_bucket(name):
     raise ValueError(
-      f'--workdir is {name}, but a run is stored in a local or mounted folder'
+      f'{name} cannot hold a run: runs are stored in local or mounted folders'
       ' or in gs://BUCKET/FOLDER. Give one of these.'
     )
   return epath.Path(name) if in_bucket(name) else Path(expand_home(name))
