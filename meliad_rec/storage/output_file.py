@@ -92,7 +92,8 @@ class Appender:
   could not be written is kept in memory and written before what comes next.
 
   Args:
-    path: path of the file; it and its folder are created by the first `append`.
+    path: path of the file; it and its folder are created by the first `append`
+      that has content.
   """
 
   def __init__(self, path: Path):
@@ -102,6 +103,8 @@ class Appender:
   def append(self, content: bytes) -> None:
     """Writes all that is left, and `content` after it."""
     self._left += content
+    if not self._left:
+      return
     try:
       if self._file is None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -36,6 +36,18 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
   assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_to_which_nothing_is_appended_is_not_created(tmp_path):
+  path = tmp_path / 'new' / 'a'
+  file = output_file.Appender(path)
+  file.append(b'')
+  file.close()
+  assert not path.parent.exists()
+  file = output_file.Appender(path)
+  file.append(b'x')
+  file.close()
+  assert path.read_bytes() == b'x'
+
+
 def test_links_and_pipes_stay(tmp_path):
   link, pipe = tmp_path / 'link', tmp_path / 'pipe'
   link.symlink_to(tmp_path / 'file')
