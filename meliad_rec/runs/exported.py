@@ -52,12 +52,19 @@ def check_new(out: str | os.PathLike) -> Path:
 
   Raises:
     ValueError: the package safetensors is missing; or `out` is an address such
-      as gs://X, is not empty, or cannot be created.
+      as gs://X, is not empty, or cannot be created or replaced.
   """
   _library()
   folder = local(out, 'An exported model')
   if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
     raise ValueError(f'{folder} exists and is not empty. Give a new folder.')
+  if folder.exists() and (
+    folder.samefile('.') or folder.is_symlink() or os.path.ismount(folder)
+  ):
+    raise ValueError(
+      f'{folder} cannot be replaced, because it is the current folder, a link '
+      'or a mounted disk. Give a folder inside it.'
+    )
   parent = folder.absolute().parent
   if not (parent.is_dir() and os.access(parent, os.W_OK)):
     raise ValueError(

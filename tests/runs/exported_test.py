@@ -84,6 +84,20 @@ def test_a_folder_that_is_in_use_is_not_exported_to(run, whole, tmp_path):
   assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_replaced_is_not_exported_to(
+  run, tmp_path, monkeypatch
+):
+  disk, here, link = (tmp_path / name for name in ('disk', 'here', 'link'))
+  disk.mkdir()
+  here.mkdir()
+  link.symlink_to(disk)
+  monkeypatch.chdir(here)
+  monkeypatch.setattr('os.path.ismount', lambda path: path == disk)
+  for out in '.', here, link, disk:
+    with pytest.raises(ValueError, match='Give a folder inside it'):
+      run.export(out)
+
+
 def flip(path, at):
   content = bytearray(path.read_bytes())
   content[at] ^= 1
