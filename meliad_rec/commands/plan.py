@@ -66,6 +66,8 @@ def main(argv: list[str]) -> int:
     raise ValueError(
       'A plan needs a slice of TPUs. Give --topology, such as v5e:16x16.'
     )
+  if args.json:
+    config_flags.refuse(['by'], 'cannot be combined with --json')
   slices = list(map(topology.parse, args.topology))
   for where in slices:
     config_flags.check_mesh(where.devices, where.name)
