@@ -20,6 +20,7 @@ from meliad_rec.planning import topology
 from meliad_rec.planning.question import Answer
 from meliad_rec.planning.question import Question
 from meliad_rec.planning.question import WORKER
+from meliad_rec.reinforcement.a2c import A2C
 from meliad_rec.training.experiment import Experiment
 
 # {setting: option that makes it 'full'}.
@@ -130,6 +131,8 @@ def build(question: Question) -> Experiment:
   files, params = list(question.gin_file), list(question.gin_param)
   config.parse(files, params)  # Reports mistakes before data are replaced.
   if question.vocab_size is not None:
+    if config.read(files, params).called(Experiment, 'objective') is A2C:
+      raise ValueError('Agents have no vocabulary. Remove --vocab_size.')
     # In the process that `ask` starts, NoData.__module__ is '__main__'.
     data = f'{WORKER}.{NoData.__qualname__}'
     target = f'{Experiment.__module__}.{Experiment.__qualname__}'

@@ -101,6 +101,12 @@ def test_missing_data_are_not_needed(tmp_path, without, monkeypatch):
   assert not found['notes']
 
 
+def test_agents_need_no_vocabulary(tmp_path, without):
+  asked = Question('v5e:2x4', ('arch/lstm', 'size/tiny', 'task/corridor'), ())
+  found = answered(tmp_path, dataclasses.replace(asked, vocab_size=9))
+  assert 'Remove --vocab_size' in found['mistake']
+
+
 def test_loops_that_may_end_early_count_whole_with_a_note(tmp_path, without):
   files = ('arch/universal', *FILES[1:])
   params = ('D_MODEL = 64', 'SEGMENT = 128')
