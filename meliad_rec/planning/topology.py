@@ -169,6 +169,10 @@ def parse(name: str) -> Slice:
 def devices(name: str) -> list[jax.Device]:
   """Returns the devices of a slice, for which programs can be compiled.
 
+  A host has 2 x 2 chips, or fewer in a narrower slice. For v5e:2x4 and v6e:2x4,
+  these are the two hosts that xpk (gke.sh) requests; as a queued resource
+  (tpu.sh), such a slice is a single host of 8 chips.
+
   Args:
     name: name of the slice, such as 'v5e:16x16' or 'v5p:4x4x4'.
 
@@ -179,7 +183,6 @@ def devices(name: str) -> list[jax.Device]:
   found = parse(name)
   environment.ensure()
   config = {'chip_config_name': found.chip.config} if found.chip.config else {}
-  # A host has 2 x 2 chips, or fewer in a narrower slice.
   host = [min(size, 2) for size in found.shape[:2]] + [1]
   shape = 'x'.join(map(str, found.shape))
   try:
