@@ -95,7 +95,7 @@ class Walker(nn.Module):
     episodes_B += start_B
     door_B = 1 + jnp.where(episodes_B == 1, color_B, 1 - color_B)
     action_B = jnp.where(x_BO[:, 2] > 0, door_B, 0)
-    logits_BA = jax.nn.one_hot(action_B, 3)
+    logits_BA = 100 * jax.nn.one_hot(action_B, 3)
     return (color_B, episodes_B), logits_BA, jnp.zeros(len(start_B))
 
 
@@ -106,6 +106,19 @@ def test_a_greedy_agent_plays_one_episode():
   assert found['mean_return'].tolist() == found['success'].tolist() == [1] * 9
   assert found['episode_steps'].tolist() == [3] * 9
   assert len(one.pictures(greedy=True)) == 3
+
+
+def test_in_training_episodes_follow_one_another():
+  """Each begins with its own start and its own sum of rewards."""
+  env, walker = Corridor(2), Walker()
+  key = jax.random.key(0)
+  acting = a2c.begin(walker, env, {}, 3, key)
+  _, steps, _ = a2c.rollout(walker, env, {}, acting, 9, key)
+  np.testing.assert_array_equal(steps.start[1:], steps.done[:-1])
+  np.testing.assert_array_equal(np.flatnonzero(steps.done[:, 0]), [2, 5, 8])
+  np.testing.assert_array_equal(
+    steps.total[2::3], [[1] * 3, [-1] * 3, [-1] * 3]
+  )
 
 
 @pytest.mark.slow

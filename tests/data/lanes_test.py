@@ -256,6 +256,11 @@ def test_orders_are_the_same_on_every_machine():
   assert indices.tolist() == [3, 6, 0, 7, 4, 1, 2, 5]
   indices = lanes_lib.longest_first(np.array(LENGTHS), 8)
   assert indices.tolist() == [4, 2, 9, 6, 0, 3, 5, 7]
+  indices = lanes_lib.shuffled(np.ones(8), 4, 0, 1)
+  assert indices.tolist() == [1, 0, 6, 7, 5, 3, 2, 4]
+  batches = (batch.document_B.tolist() for batch, _ in pair_batches())
+  first = [[5, 12], [18, 15], [13, 6, 10, 17]]
+  assert [*itertools.islice(batches, 3)] == first
 
 
 @pytest.mark.parametrize('mode', MODES)

@@ -121,3 +121,12 @@ def test_flags_name_files_of_lines_or_fields_of_json(tmp_path):
   )
   with pytest.raises(ValueError, match='Set --target, such as'):
     source('pairs', path, field='a')
+
+
+def test_only_targets_are_counted(tmp_path):
+  write(tmp_path, train_en=['ab cd', 'e'], train_de=['x', 'yz w'])
+  found = Pairs(lines(tmp_path), Bytes()).documents('train')
+  assert found.bytes_.tolist() == [2, 5]
+  assert found.words.tolist() == [1, 2]
+  assert found.tokens_read == 7
+  assert found.head(tokens=2, vocabulary=Bytes()).bytes_.tolist() == [2, 2]

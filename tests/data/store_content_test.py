@@ -1,5 +1,6 @@
 """Stores whose content changed at equal sizes, or claims what is not there."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -60,6 +61,13 @@ def test_other_ids_are_noticed_in_a_sample(sampled, folder):
   assert open_train(folder).tokens[9] == 90
   with pytest.raises(ValueError, match='train.tokens changed since'):
     store.verify(folder)
+
+
+def test_the_sample_of_large_files_stays():
+  """Golden: with another sample, no large store would open any more."""
+  ids = (np.arange(10_000_000) % 65535 + 1).astype('<u2')
+  found = hashlib.sha256(store._sample(ids)).hexdigest()
+  assert found.startswith('dff03a9c0444')
 
 
 def test_stores_without_a_sum_of_the_sample_still_open(sampled, folder):

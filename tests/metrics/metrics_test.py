@@ -209,3 +209,9 @@ def test_units():
   labels = [metrics.label(name) for name in metrics.SOWN_UNITS | metrics.UNITS]
   assert 'state change (RMS difference of blocks per RMS)' in labels
   assert not any('  ' in label for label in labels)
+
+
+def test_which_metrics_are_best_if_high():
+  highest = {name for name, best in metrics.BEST.items() if best == 'highest'}
+  labels = {'accuracy', 'sequence_accuracy'}
+  assert highest == labels | {'mean_return', 'success'}

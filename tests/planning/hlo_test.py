@@ -164,6 +164,15 @@ def test_the_result_of_a_start_operation_includes_its_operand():
   assert (one.op, one.size) == ('all-gather', 48)
 
 
+def test_an_all_reduce_of_several_arrays_is_their_sum():
+  line = (
+    '  %r = (f32[4]{0}, f32[12]{0}) all-reduce-start(%x, %y), replica_groups={}'
+  )
+  text = f'ENTRY %m (x: f32[4]) -> f32[4] {{\n{line}\n{COST % 1}\n}}\n'
+  [one] = hlo.read(text).collectives
+  assert (one.op, one.size) == ('all-reduce', 64)
+
+
 def test_an_unknown_format_is_refused():
   for text in 'ENTRY %main (x: f32[]) -> f32[] {\n}\n', '"estimated_cycles":':
     with pytest.raises(ValueError, match='libtpu'):

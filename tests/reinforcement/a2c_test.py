@@ -144,6 +144,30 @@ def test_gradient_on_a_two_armed_bandit_is_the_analytic_one():
   np.testing.assert_allclose(d_value, -2 * 0.3 * gap_TB.mean(), rtol=1e-5)
 
 
+def test_no_gradient_passes_through_what_values_are_compared_with():
+  loss = a2c.A2C(discount=0.9, entropy_cost=0.0, value_cost=0.3)
+  rng = np.random.default_rng(0)
+  reward_TB = rng.normal(size=(4, 2)).astype(np.float32)
+  done_TB = np.arange(8).reshape(4, 2) == 3
+  zeros = np.zeros((4, 2), np.float32)
+
+  def of(value, after):
+    steps = a2c.Transitions(
+      *(None, None, None, zeros, zeros, value + zeros, reward_TB, done_TB),
+      *(reward_TB, after * done_TB),
+    )
+    return loss.loss(steps, value * jnp.ones(2))
+
+  value, after = jnp.float32(0.7), jnp.float32(0.4)
+  d_value, d_after = jax.grad(of, (0, 1))(value, after)
+  target_TB = a2c.returns(
+    reward_TB, done_TB, after * done_TB, value * jnp.ones(2), 0.9
+  )
+  gap = float((target_TB - value).mean())
+  np.testing.assert_allclose(d_value, -2 * 0.3 * gap, rtol=1e-5)
+  assert d_after == 0
+
+
 def test_the_value_at_a_time_limit_is_that_without_the_limit():
   env = WaterMaze(side=3, limit=T)
   agent, params = agent_of('lstm', env)

@@ -5,11 +5,13 @@ import functools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from meliad_rec.config import config
 from meliad_rec.distributed.partition import make_mesh
+from meliad_rec.reinforcement import a2c
 from meliad_rec.reinforcement.corridor import Corridor
 from meliad_rec.report import journal
 from meliad_rec.runs import folder
@@ -18,6 +20,7 @@ from meliad_rec.runs.agent_run import load_agent
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.storage.checksums import digest
 from meliad_rec.training import summary
+from meliad_rec.training.agent_program import _sums
 from meliad_rec.training.components import build_components
 from meliad_rec.training.experiment import Experiment
 
@@ -77,6 +80,36 @@ def test_the_summary_counts_the_steps_of_all_agents(capsys, monkeypatch):
   summary.show(experiment)
   assert '6 steps of 3 x 8 x 4 = 96 tokens' in capsys.readouterr().out
   assert summary.sentence(experiment).endswith('6 steps of 3 x 8 x 4 tokens.')
+
+
+def test_figures_of_training_are_of_ended_episodes():
+  numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
+  done = np.array([[True, False, False], [False, True, False]])
+  steps = a2c.Transitions(
+    *(None, None, None, None, numbers / 10, None, numbers, done),
+    *(numbers * 3 - 6, None),
+  )
+  sums = _sums(steps, np.float32(12))
+  assert (int(sums.tokens), float(sums.nats)) == (6, 12)
+  means = {name: float(m.total / m.count) for name, m in sums.sown.items()}
+  # Returns -6 and 6 of the episodes that end.
+  expected = {'mean_return': 0, 'success': 0.5, 'reward': 2.5, 'entropy': 0.25}
+  assert means == pytest.approx(expected)
+
+
+def test_each_step_has_its_own_random_numbers():
+  config.parse(['arch/lstm', *FILES[1:]], [*TINY, 'LAYERS = 1'])
+  program = config.build(Experiment)().program
+  state = program.create(1)
+  batch = program.put(None, program.rows)
+  after = [
+    jax.device_get(program.train_step(each, batch)[0].carry)
+    for each in (
+      jax.tree.map(jnp.copy, state),
+      state.replace(step=state.step + 1),
+    )
+  ]
+  assert digest(after[0]) != digest(after[1])
 
 
 def test_each_agent_of_a_run_is_opened(tmp_path, monkeypatch):

@@ -164,3 +164,9 @@ def test_messages_are_plain_lines():
   assert done.stderr == (
     'Going on from step 7.\nerror: It is damaged.\nwarning: slow\n'
   )
+
+
+def test_durations():
+  times = {89: '89 s', 5340: '89 min', 12_000: '3 h 20 min'}
+  times[190 * 3600] = '7 d 22 h'
+  assert {s: console.duration(s) for s in times} == times

@@ -108,8 +108,24 @@ def test_wandb_names_a_run_after_its_folder(tmp_path, monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: wandb)
   (tmp_path / 'run').mkdir()
   monkeypatch.chdir(tmp_path / 'run')
-  loggers.WandB('books').start('.', 0, {})
-  assert wandb.init.call_args.kwargs['name'] == 'run'
+  logger = loggers.WandB('books', entity='lab', tags=('small',))
+  logger.start('.', 0, {'LAYERS': 2})
+  given = wandb.init.call_args.kwargs
+  expected = {
+    'name': 'run',
+    'project': 'books',
+    'entity': 'lab',
+    'tags': ('small',),
+    'config': {'LAYERS': 2},
+    'mode': 'online',
+    'resume': 'allow',
+    'id': (tmp_path / 'run' / 'wandb_id').read_text(),
+  }
+  assert {name: given[name] for name in expected} == expected
+  run = wandb.init.return_value
+  run.define_metric.assert_called_once_with('*', step_metric='step')
+  logger.log(3, {'train/loss': 1.0})
+  run.log.assert_called_once_with({'train/loss': 1.0, 'step': 3})
 
 
 def test_wandb_must_be_installed(monkeypatch):

@@ -19,6 +19,7 @@ from meliad_rec.storage import checksums
 from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.checksums import digest
 from meliad_rec.storage.saved_step import CheckpointError
+from meliad_rec.storage.saved_step import SavedStep
 from tests import bucket
 from tests import tiny_run
 
@@ -94,6 +95,22 @@ def test_readers_write_nothing(saved, tmp_path):
   with pytest.raises(CheckpointError, match='none .*--workdir'):
     missing.restore(make_state())
   assert not (tmp_path / 'none').exists()
+
+
+def test_a_step_that_a_run_deletes_while_it_is_read_is_not_damaged(
+  run, monkeypatch, caplog
+):
+  load, deleted = SavedStep.load, []
+
+  def slow(step, *args):
+    if not deleted:
+      deleted.append(step.folder.name)
+      shutil.rmtree(step.folder)
+    return load(step, *args)
+
+  monkeypatch.setattr(SavedStep, 'load', slow)
+  assert Checkpoints(run).restore(make_state())[0] == 10
+  assert deleted == ['20'] and 'damaged' not in caplog.text
 
 
 def test_another_model_or_run_is_refused_and_nothing_put_aside(saved):

@@ -177,11 +177,20 @@ def test_scores_of_another_metric_do_not_count(tmp_path):
   assert Checkpoints(tmp_path).restore(target, 'best')[0] == 2
 
 
-def evaluated_later(directory, metrics):
+def evaluated_later(directory, metrics, step=20):
   """The newest step again, saved before and evaluated now."""
-  checkpoints = Checkpoints(directory, 1, 'loss')
-  assert checkpoints.save(20, make_state(20), {'offset': 21}, ABOUT, metrics)
+  checkpoints = Checkpoints(directory, 3, 'loss')
+  data = {'offset': step + 1}
+  assert checkpoints.save(step, make_state(step), data, ABOUT, metrics)
   checkpoints.close()
+
+
+def test_two_steps_may_be_evaluated_later(run):
+  evaluated_later(run, {'loss': 0.5})
+  save_all(run, 30)
+  evaluated_later(run, {'loss': 0.9}, 30)
+  assert Checkpoints(run).restore(make_state(), 'best')[0] == 20
+  assert Checkpoints(run).restore(make_state())[2] == {'offset': 31}
 
 
 def test_a_step_evaluated_after_it_was_saved_is_not_rewritten(run):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 from etils import epath
 import jax
@@ -17,6 +18,7 @@ import pytest
 
 from meliad_rec.distributed import hosts
 from meliad_rec.storage import checksums
+from meliad_rec.storage import step_writer
 from meliad_rec.storage.checkpoints import Checkpoints
 from meliad_rec.storage.checksums import digest
 from meliad_rec.storage.step_writer import SaveError
@@ -137,3 +139,16 @@ def test_if_one_host_lost_its_manager_all_make_a_new_one(tmp_path, monkeypatch):
 if __name__ == '__main__':
   jax.config.update('jax_platforms', 'cpu')
   save_until_killed(sys.argv[1])
+
+
+def test_space_is_counted_in_bytes(tmp_path, monkeypatch):
+  writer = StepWriter(epath.Path(tmp_path / 'run'), 1)
+  state = {'x': jnp.zeros(1000)}
+  for free, fits in (4000, True), (3999, False):
+    usage = types.SimpleNamespace(free=free)
+    monkeypatch.setattr(step_writer.shutil, 'disk_usage', lambda _, u=usage: u)
+    if fits:
+      writer.check_space(state)
+    else:
+      with pytest.raises(OSError, match='4,000 bytes'):
+        writer.check_space(state)
