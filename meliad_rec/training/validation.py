@@ -187,5 +187,9 @@ def _check_model(
   check_data_compatible(model, documents, segment, 'SEGMENT')
   if first:
     check_data_compatible(model, train, first.segment, 'FIRST_SEGMENT')
+  if train.have_sources:
+    shortest = experiment.segment // 2 ** (experiment.buckets - 1)
+    setting = 'SEGMENT / 2**(BUCKETS - 1)'
+    check_data_compatible(model, train, shortest, setting)
   if experiment.sample.length:
     check_can_generate(model)

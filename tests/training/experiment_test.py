@@ -11,6 +11,7 @@ import pytest
 
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.lanes import ShorterFirst
+from meliad_rec.data.synthetic.copying_pairs import CopyingPairs
 from meliad_rec.data.synthetic.random_walk import RandomWalk
 from meliad_rec.models.heads import Classifier
 from meliad_rec.models.heads import Matcher
@@ -23,6 +24,7 @@ from meliad_rec.training import validation
 from meliad_rec.training.experiment import EvalSubset
 from meliad_rec.training.progress import Progress
 from meliad_rec.training.validation import Validation
+from tests import architectures as tiny
 from tests import tiny_run
 from tests.counting import Counting
 
@@ -280,6 +282,19 @@ def test_what_the_experiment_cannot_evaluate(
   documents = WALK if labels else data
   with pytest.raises(ValueError, match=expected):
     Validation(tiny_run.experiment(documents, program, **changes))
+
+
+def test_the_shortest_bucket_has_whole_blocks():
+  encoder = tiny.transformer(1, causal=False)
+  cell = tiny.recurrent(changes={'cross': True})
+  program, pairs = with_model(cell=cell, encoder=encoder), CopyingPairs(50)
+  make = lambda buckets: Validation(
+    tiny_run.experiment(pairs, program, segment=2 * tiny.W, buckets=buckets)
+  )
+  make(2)
+  needed = rf'BUCKETS .* multiple of {tiny.W} .* got {tiny.W // 2}\.'
+  with pytest.raises(ValueError, match=needed):
+    make(3)
 
 
 def test_only_validation_may_have_documents_longer_than_segments(data):
