@@ -12,6 +12,9 @@ import numpy as np
 class Environment(Protocol):
   """An environment whose state is a pytree of arrays of fixed shapes.
 
+  Its repr must show its settings, as that of a frozen dataclass does. A run can
+  be resumed only in an environment with the same repr.
+
   Attributes:
     actions: number of actions.
     observations: entries O of an observation.

@@ -165,6 +165,10 @@ class Experiment:
       lacks = ', '.join(missing_members(self.data))
       needed = f'an environment for agents (it lacks {lacks})'
       raise _wrong('data', self.data, needed)
+    if self.env is not None and ' at 0x' in repr(self.env):
+      needed = 'an environment whose repr shows its settings and no address in '
+      needed += 'memory, such as a frozen dataclass'
+      raise _wrong('data', self.data, needed)
     if is_agent is (self.env is None):
       needed = 'a function of logits and targets'
       if self.env is not None:

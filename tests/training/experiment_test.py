@@ -17,6 +17,7 @@ from meliad_rec.models.heads import Classifier
 from meliad_rec.models.heads import Matcher
 from meliad_rec.models.model import Model
 from meliad_rec.reinforcement.a2c import A2C
+from meliad_rec.reinforcement.corridor import Corridor
 from meliad_rec.report import journal
 from meliad_rec.report.report import Report
 from meliad_rec.training import summary
@@ -50,6 +51,18 @@ def test_an_environment_that_is_not_complete_is_told_what_it_lacks(data):
 
   with pytest.raises(ValueError, match=r'environment .*\(it lacks picture\)'):
     tiny_run.experiment(Unfinished(), tiny_run.program(), objective=A2C())
+
+
+def test_the_repr_of_an_environment_shows_its_settings():
+  class Plain(Corridor):
+    __repr__ = object.__repr__
+
+  made = lambda env: tiny_run.experiment(
+    env, tiny_run.program(), objective=A2C()
+  )
+  assert made(Corridor(3)).source_identity == 'environment Corridor(length=3)'
+  with pytest.raises(ValueError, match='repr shows its settings .* got <'):
+    made(Plain(3))
 
 
 @pytest.mark.parametrize('segment, steps', [(16, 2), (8, 6)])
