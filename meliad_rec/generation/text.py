@@ -116,15 +116,17 @@ class TextGenerator:
     Raises:
       ValueError: `until` is not a single token.
     """
-    ids_T = []
+    end = None
     if until is not None:
       ids_T = encode_continuation(self.vocabulary, until)
-    if until is not None and len(ids_T) != 1:
-      raise ValueError(
-        f'A search ends at a single token, but {until!r} is {len(ids_T)} '
-        'tokens of the vocabulary. Give another text, or none.'
-      )
-    end = int(ids_T[0]) if len(ids_T) else None
+      # A word that the vocabulary lacks may be encoded as an unknown one.
+      same = self.vocabulary.decode(ids_T).strip() == until.strip()
+      if len(ids_T) != 1 or not same:
+        raise ValueError(
+          f'A search ends at a single token of the vocabulary, but {until!r} '
+          'is not one. Give another text, or none.'
+        )
+      end = int(ids_T[0])
     found = self.decoder.search(state, tokens, beam, end)
     recent = [i for i in np.asarray(state.recent_BN)[0].tolist() if i]
     texts = []

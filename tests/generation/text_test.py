@@ -12,6 +12,7 @@ from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import SentencePiece
+from meliad_rec.data.vocabulary import WordList
 from meliad_rec.generation.beam import BeamSearch
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.sample import Sample
@@ -73,6 +74,16 @@ def test_what_continues_a_text_gets_no_space(tmp_path):
   assert len(generator.vocabulary.encode(',')) == 2
   with pytest.raises(ValueError, match='no search'):  # Not: it is two tokens.
     generator.search(state, 1, BeamSearch(1), until=',')
+
+
+def test_a_search_ends_at_a_word_of_the_vocabulary():
+  generator = TextGenerator(Decoded(), WordList(['<eos>', '<unk>', 'stop']))
+  for known in 'stop', '\n', '<unk>':
+    with pytest.raises(ValueError, match='no search'):
+      generator.search(generator.read('stop'), 1, BeamSearch(1), known)
+  for other in 'halt', 'stop stop':
+    with pytest.raises(ValueError, match=f'single token .* {other!r} is not'):
+      generator.search(generator.read('stop'), 1, BeamSearch(1), other)
 
 
 class Decoded:
