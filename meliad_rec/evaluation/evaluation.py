@@ -203,7 +203,8 @@ def evaluate(
   model = sharded.model
   carries_state = model.cell.is_recurrent and not model.clear_state
   carries_state &= model.encoder is None
-  carries_state &= bool(documents.lengths.max(initial=0) > sharded.segment)
+  longest = documents.sequence_lengths.max(initial=0) * model.sequences
+  carries_state &= bool(longest > sharded.segment)
 
   def step(params, carry, batch):
     # The first segments begin documents, and have no earlier state.

@@ -21,6 +21,7 @@ from meliad_rec.evaluation.evaluation import evaluate
 from meliad_rec.evaluation.evaluation import evaluate_batch
 from meliad_rec.evaluation.evaluation import metrics_given
 from meliad_rec.models.heads import Classifier
+from meliad_rec.models.heads import Matcher
 from meliad_rec.models.model import initialize
 from meliad_rec.models.model import Model
 from meliad_rec.models.sharded_model import ShardedModel
@@ -277,6 +278,19 @@ def test_sown_metrics_are_over_the_whole_pass(data, params):
   assert set(found) - set(metrics_given(documents)) == {
     *('halting_depth', 'halting_depth_max')
   }
+
+
+def test_ablations_of_pairs_longer_than_half_a_segment():
+  """The pairs have 12 tokens, and one sequence of up to 10."""
+  ids = np.random.default_rng(0).integers(1, 30, 12)
+  labels = np.eye(1, 12, 11, int)[0]
+  pairs = [Document('', ids, 1, 1, labels, first) for first in (2, 3)]
+  documents = Documents.collect(pairs, Bytes())
+  program = tiny_run.program()
+  model = program.model.clone(head=Matcher(3))
+  made = jax.jit(lambda: initialize(model, jax.random.key(0), 2, 16))()
+  program = dataclasses.replace(program, model=model)
+  assert 'cleared_cost' in evaluate(program, made, documents, 2)
 
 
 def test_a_pass_can_be_stopped(data, params):
