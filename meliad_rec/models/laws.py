@@ -13,6 +13,7 @@ import numpy as np
 
 from meliad_rec.distributed.partition import leaves_by_path
 from meliad_rec.metrics.losses import cross_entropy
+from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.cell import State
 from meliad_rec.models.model import empty_carry
@@ -53,6 +54,7 @@ def check_laws(cell: Cell, d_model: int) -> list[str]:
       'later tokens, so the laws of segments and of causality do not apply to '
       'it. Choose a causal cell that reads segment by segment.'
     )
+  same_state(cell, d_model)
   laws = Laws(Model(_VOCAB, cell, d_model))
   checks = [laws.split, laws.causal, laws.rows, laws.padding, laws.gradients]
   if jax.tree.leaves(laws.carry):
@@ -61,7 +63,34 @@ def check_laws(cell: Cell, d_model: int) -> list[str]:
     checks += [laws.steps]
   for check in checks:
     check()
-  return [check.__doc__.splitlines()[0] for check in checks]
+  return [check.__doc__.splitlines()[0] for check in (same_state, *checks)]
+
+
+def same_state(cell: Cell, d_model: int) -> None:
+  """The state keeps its structure, shapes and dtypes.
+
+  Args:
+    cell, d_model: as in check_laws.
+
+  Raises:
+    ValueError: a block changes one of these.
+  """
+  B, W = 3, cell.block_length or 8
+  block = Block(jnp.zeros((B, W, d_model)), jnp.ones((B, W), bool))
+
+  def states(cell):
+    before = cell.initial_state(B)
+    return before, cell(before, block)[0]
+
+  call = functools.partial(cell.init_with_output, method=states)
+  found, _ = jax.eval_shape(call, jax.random.key(0))
+  before, after = jax.tree.map(lambda a: f'{a.dtype}{[*a.shape]}', found)
+  if jax.tree.flatten(before) != jax.tree.flatten(after):
+    raise ValueError(
+      f'The state after a block differs from the initial one: {after}, not '
+      f'{before}. A call must return a state of the structure, shapes and '
+      'dtypes that initial_state returns.'
+    )
 
 
 class Laws:

@@ -124,15 +124,48 @@ class StepsDiffer(Sum):
     return state_BD, y_B1D + 1
 
 
+class Grows(Sum):
+  """Keeps all inputs."""
+
+  block_length = 2
+
+  def before(self, state_BD):
+    return state_BD[..., -D:]
+
+  def __call__(self, state_BD, block):
+    after_BD, y_BTD = super().__call__(state_BD, block)
+    return jnp.concatenate([state_BD, after_BD], 1), y_BTD
+
+
+class ChangesDtype(Sum):
+  """Returns its state in another dtype."""
+
+  def after(self, state_BD):
+    return state_BD.astype(jnp.bfloat16)
+
+  def before(self, state_BD):
+    return state_BD.astype(jnp.float32)
+
+
+class ChangesStructure(Sum):
+  """Returns its state in a tuple."""
+
+  def after(self, state_BD):
+    return (state_BD,)
+
+
 def test_a_sound_cell_passes():
   laws = meliad_rec.check_laws(Sum(), D)
-  assert len(laws) == 7
-  assert 'A token changes its own output and later ones' in laws[1]
+  assert len(laws) == 8
+  assert 'A token changes its own output and later ones' in laws[2]
 
 
 @pytest.mark.parametrize(
   ('cell', 'message'),
   [
+    (Grows, r'float32\[3, 12\], not float32\[3, 6\]'),
+    (ChangesDtype, r'bfloat16\[3, 6\], not float32'),
+    (ChangesStructure, r"\('float32\[3, 6\]',\), not float32"),
     (Forgets, 'Outputs differ if a document is read in parts, by up to'),
     (LooksAhead, 'Outputs differ if a document is read in parts, by up to'),
     (Mixes, 'Tokens of one row change outputs of another'),
