@@ -147,7 +147,8 @@ class Model(nn.Module):
     block = self.block(apart(tokens_BT), apart(mask_BT))
     if self.encoder is not None:
       block = block.replace(source_kv=self.encode_source(source_BS))
-    is_whole = self.encoder is not None and state == ()
+    is_empty = isinstance(state, tuple) and not state
+    is_whole = is_empty and self.encoder is not None
     if is_whole:
       state = self.initial_state(B)
     cell, head = reset(

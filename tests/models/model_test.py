@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
@@ -173,6 +174,32 @@ ADAPTIVE = functools.partial(AdaptiveEmbedding, cutoffs=(2,), tied=False)
 def test_settings_that_do_not_fit_each_other(cell, options, message):
   with pytest.raises(ValueError, match=message):
     built(cell, tokens=15, **options)
+
+
+class Decoder(Adder):
+  """Cell that takes a source, and ignores it."""
+
+  def source_kv(self, encoded_BSD, mask_BS):
+    return encoded_BSD
+
+
+class Copy(nn.Module):
+  """Encoder that returns its input."""
+
+  def __call__(self, x_BSD, mask_BS):
+    return x_BSD
+
+
+def test_the_state_of_a_decoder_may_be_an_array():
+  model, params, apply = built(Decoder(), encoder=Copy())
+  read = lambda state: apply(
+    {'params': params}, state, TOKENS, NONE, REAL, TOKENS
+  )
+  empty, whole = read(())
+  assert empty == ()
+  end, logits = read(model.initial_state(B))
+  assert end.shape == (B, D)
+  np.testing.assert_array_equal(logits, whole)
 
 
 def head_of(params, h):
