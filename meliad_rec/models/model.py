@@ -93,6 +93,12 @@ class Model(nn.Module):
           'but not both. Remove model.Model.encoder or model.Model.head.'
         )
       self.source_norm = self.encoder_norm(dtype=self.dtype)
+    elif self.encoder_norm is not RMSNorm:
+      raise ValueError(
+        f'encoder_norm is {self.encoder_norm!r}, but the model has no encoder. '
+        'Remove model.Model.encoder_norm, or add an encoder such as '
+        'options/encoder/transformer.'
+      )
     check_rate('dropout', self.dropout, 'DROPOUT or model.Model.dropout')
     check_rate(
       'embedding_dropout',

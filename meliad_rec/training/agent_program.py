@@ -34,6 +34,7 @@ _NOT_OF_AGENTS = {
   'clear_state': '',
   'head': '',
   'encoder': '',
+  'encoder_norm': '',
 }
 # Axis of the agents in each part of the state. Rows of the carry come first.
 _STATE = TrainState(step=None, params=0, opt_state=0, carry=1, ema=0, rng=0)

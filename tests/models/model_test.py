@@ -167,6 +167,7 @@ ADAPTIVE = functools.partial(AdaptiveEmbedding, cutoffs=(2,), tied=False)
     (Adder(), JUDGES | {'embedding': ADAPTIVE}, 'embedding/untied'),
     (Adder(), {'head': Matcher(3)}, '2 .* 15. Set SEGMENT'),
     (RECURRENT, {'head': Matcher(3)}, '16 .* 15. Set SEGMENT'),
+    (Adder(), {'encoder_norm': norms.LayerNorm}, 'encoder_norm'),
     (Adder(), {'dropout': 1.0}, 'dropout must .* Set DROPOUT or'),
     (Adder(), {'embedding_dropout': 10.0}, 'Set model.Model.embedding_dropout'),
   ],

@@ -154,6 +154,11 @@ def test_settings_of_text_are_refused():
     (['options/layer/dropout_inside'], ['DROPOUT = 0.1'], 'dropout'),
     (['options/layer/adaptive_span'], [], 'a loss of its own'),
     (['options/embedding/untied'], [], 'model.Model.embedding'),
+    (
+      [],
+      ['model.Model.encoder_norm = @meliad_rec.layers.norms.NoNorm'],
+      'encoder_norm',
+    ),
   ],
 )
 def test_parts_that_agents_lack_are_refused(files, params, message):
