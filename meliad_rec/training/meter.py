@@ -166,9 +166,11 @@ def check_finite(what: str, batch: Batch, sums: Sums) -> None:
       ' on the batch whose rows begin at document:token '
       f'{", ".join(f"{d}:{t}" for d, t in rows)}'
     )
+  # Steps of agents are not scored.
+  loss = sums.nats / max(sums.scored or sums.tokens, 1)
   raise ValueError(
-    f'{what} has loss {sums.nats / max(sums.scored, 1):.4g} and gradient '
-    f'norm {sums.gradient_norm:.4g}{where}. The run '
-    'stopped; its last checkpoint is from before this step. Lower '
-    'LEARNING_RATE, set optimizer.chain.clip_norm, or use DTYPE = "float32".'
+    f'{what} has loss {loss:.4g} and gradient norm '
+    f'{sums.gradient_norm:.4g}{where}. The run stopped; its last checkpoint is '
+    'from before this step. Lower LEARNING_RATE, set '
+    'optimizer.chain.clip_norm, or use DTYPE = "float32".'
   )

@@ -140,6 +140,10 @@ def test_a_non_finite_step_names_its_batch():
   for bad in sums(nats=np.nan), sums(norm=np.inf):
     with pytest.raises(ValueError, match='Step 3 .* 7:32, 5:0'):
       meter.check_finite('Step 3', batch, jax.device_get(bad))
+  for scored, loss in ((0, 1), 3), ((), 2):  # Agents have no scored steps.
+    bad = sums(norm=np.inf, scored=scored).replace(nats=np.float32(6))
+    with pytest.raises(ValueError, match=f'has loss {loss} and'):
+      meter.check_finite('Step 3', (), jax.device_get(bad))
 
 
 class Clock:
