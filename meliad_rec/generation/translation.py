@@ -36,9 +36,9 @@ class Translation:
     Raises:
       ValueError: they are not settings of this version.
     """
-    facts = dict(facts)
     try:
-      return cls(BeamSearch(**facts.pop('beam', {})), **facts)
+      beam = BeamSearch(**facts.get('beam', {}))
+      return cls(**{**facts, 'beam': beam})
     except TypeError:
       raise ValueError(
         f'These are not settings of translation: {facts}. Use the version of '

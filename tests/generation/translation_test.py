@@ -17,8 +17,8 @@ def test_settings_are_kept_as_json():
 @pytest.mark.parametrize(
   ('facts', 'told'),
   [
-    ({'length': 3}, 'not settings of translation'),
-    ({'beam': {'width': 3}}, 'not settings of translation'),
+    ({'length': 3}, "not settings of translation: {'length': 3}"),
+    ({'beam': {'width': 3}}, "not settings of translation: .*'width': 3"),
     ({'average': 0}, 'average'),
   ],
 )
