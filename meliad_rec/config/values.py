@@ -329,6 +329,11 @@ def statements(text: str, place):
     raise ConfigError(f'{place(error.lineno)}: {reason}.') from error
 
 
+def is_number(value) -> bool:
+  """Returns whether a value is a real number; True and False are not."""
+  return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def check_count(
   name: str, value: int, least: int, below: float = math.inf
 ) -> None:

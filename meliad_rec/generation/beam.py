@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.config.values import check_count
+from meliad_rec.config.values import is_number
 
 State = Any
 Step = Callable[[State, jax.Array], tuple[State, jax.Array]]
@@ -64,7 +65,7 @@ class BeamSearch:
       )
     # Only then is the best score that a live hypothesis can reach that of the
     # longest length, which the search relies on to stop.
-    if not 0 <= self.alpha < float('inf'):
+    if not (is_number(self.alpha) and 0 <= self.alpha < float('inf')):
       raise ValueError(
         f'alpha must be a finite number of at least 0, got {self.alpha!r}.'
       )

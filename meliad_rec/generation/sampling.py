@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-import numbers
 
 import jax
 import jax.numpy as jnp
 
 from meliad_rec.config.values import check_count
+from meliad_rec.config.values import is_number
 
 _GREEDY = 1e-30  # Logits divided by less may overflow.
 
@@ -34,7 +34,7 @@ class Sampler:
   top_p: float = 1.0
 
   def __post_init__(self):
-    warm, p = _number(self.temperature), _number(self.top_p)
+    warm, p = is_number(self.temperature), is_number(self.top_p)
     if not (warm and 0 <= self.temperature < math.inf):
       raise ValueError(
         'temperature must be a finite number of at least 0, got '
@@ -76,7 +76,3 @@ class Sampler:
       )
       logits_BV = jnp.where(logits_BV < least_B1, -jnp.inf, logits_BV)
     return logits_BV
-
-
-def _number(value) -> bool:
-  return isinstance(value, numbers.Real) and not isinstance(value, bool)

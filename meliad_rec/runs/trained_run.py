@@ -251,20 +251,22 @@ class TrainedRun(ObservedRun):
         step, at most 128.
 
     Raises:
-      ValueError: the model has no encoder, a source is not a single line, or
-        `tokens` or `batch` is below 1.
+      ValueError: the model has no encoder, a source is not a single line,
+        `beam` is not a BeamSearch, or `tokens` or `batch` is below 1.
     """
     self._check_encoder('translate', 'Use meliad-rec generate.')
     check_list('lines', lines)
     for name, value in ('tokens', tokens), ('batch', batch):
       if value is not None:
         check_count(name, value, 1)
-    beam = beam or Translation.of(self._facts['translation']).beam
+    if beam is None:
+      beam = Translation.of(self._facts['translation']).beam
+    if not isinstance(beam, BeamSearch):
+      raise ValueError(
+        f'beam must be a generation.beam.BeamSearch or None, got {beam!r}.'
+      )
     end = end_of_line(self.vocabulary)
-    ids = [
-      self.source_ids(line, f'Source {number}')
-      for number, line in enumerate(lines)
-    ]
+    ids = [self.source_ids(s, f'Source {n}') for n, s in enumerate(lines)]
     # Sources of about the same length share a batch.
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
     if not order:
@@ -279,9 +281,8 @@ class TrainedRun(ObservedRun):
         source_BS[row, : len(ids[i])] = ids[i]
       count = S * 6 // 5 + 10 if tokens is None else tokens
       found = self._decoder.translate(source_BS, count, beam, end)
-      for i, ids_L in zip(
-        part, np.asarray(found.tokens_BKL)[:, 0], strict=False
-      ):
+      best_BL = np.asarray(found.tokens_BKL)[:, 0]
+      for i, ids_L in zip(part, best_BL, strict=False):
         real = (ids_L != 0) & (ids_L != end)
         targets[i] = self.vocabulary.decode(ids_L[real])
       on_progress(begin + len(part))

@@ -58,6 +58,8 @@ def test_targets_are_written_and_scored(run, capsys):
   ):
     with pytest.raises(ValueError, match=told):
       opened.translate(lines, batch=batch)
+  with pytest.raises(ValueError, match='beam must be .* got 0'):
+    opened.translate(LINES, beam=0)
   with mock.patch.object(trained_run, 'Decoder', wraps=Decoder) as made:
     opened.translate(LINES, tokens=7), opened.translate(LINES, tokens=7)
   assert made.call_count == 1  # Compiled functions are kept.

@@ -184,6 +184,7 @@ def test_devices_gather_no_rows():
   [
     ({'beams': 0}, 'beams must be'),
     ({'alpha': -1.0}, 'alpha must be'),
+    ({'alpha': None}, 'alpha must be .* got None'),
     ({'penalty': 'none'}, 'penalty must be one of power, gnmt'),
     ({'no_repeat': 0}, 'no_repeat must be'),
   ],
