@@ -141,7 +141,8 @@ def main(argv: list[str]) -> None:
   if args.metrics:
     scores = text_scores.measure(targets, references)
     about = {'run': str(Path(argv[1]).resolve()), 'step': run.step}
-    text = json.dumps(about | translation.facts | scores, indent=1)
+    about |= translation.facts | {'average': run.average}
+    text = json.dumps(about | scores, indent=1)
     output_file.write(Path(args.metrics), f'{text}\n')
 
 

@@ -129,6 +129,12 @@ def test_a_split_is_written_as_the_configuration_says(run):
     translate, str(run / 'run'), str(run / 'valid.en'), *explicit, saved[0]
   )
   assert out.read_text() == text
+  load_run(run / 'run', average=2).export(run / 'averaged')
+  command.run(translate, str(run / 'averaged'), *flags, *saved)
+  assert out.read_text() == text
+  assert json.loads(metrics.read_text()) == found | {
+    'run': str((run / 'averaged').resolve())
+  }
 
 
 def test_mistakes(tmp_path):
