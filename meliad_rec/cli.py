@@ -13,6 +13,7 @@ import importlib.util
 import os
 from pathlib import Path
 import re
+import shlex
 import signal
 import sys
 
@@ -95,7 +96,7 @@ def run_main(
     try:
       return flags.FLAGS([*map(_expand_home, args)])
     except flags.UnrecognizedFlagError as error:
-      sys.exit(_fail(_unknown_flag(error)))
+      sys.exit(_fail(_unknown_flag(error, _arguments(main))))
     except flags.Error as error:
       sys.exit(_fail(_wrong_flag(str(error))))
 
@@ -198,6 +199,14 @@ def main() -> None:
   run_main(module.main, module.define_flags, [f'{started} {command}', *rest])
 
 
+def started() -> str:
+  """Returns the words that start this program, as this process was started."""
+  program = sys.argv[0]
+  if program.endswith('.py'):
+    return f'{shlex.quote(sys.executable)} -m {__package__}'
+  return shlex.quote(program)
+
+
 def _use_huge_pages() -> None:
   """Starts the program again, with huge pages for large arrays, on Linux.
 
@@ -237,10 +246,14 @@ def _file_sentence(error) -> str | None:
   )
 
 
-def _unknown_flag(error: flags.UnrecognizedFlagError) -> str:
+def _unknown_flag(error: flags.UnrecognizedFlagError, arguments: str) -> str:
   """Returns the message for a flag that does not exist.
 
   If it has the name of a setting, the message has the --gin_param to type.
+
+  Args:
+    error: the error of absl.
+    arguments: arguments of the command besides flags, as its help shows them.
   """
   from meliad_rec.commands import settings
 
@@ -250,6 +263,11 @@ def _unknown_flag(error: flags.UnrecognizedFlagError) -> str:
     return (
       f'There is no flag --{error.flagname}, but {name} is a setting. Write'
       f" --gin_param='{name} = {value}'."
+    )
+  if error.flagname == 'workdir' and arguments.startswith('RUN'):
+    return (
+      'There is no flag --workdir here. Give the folder of the run as the '
+      'first argument, without a flag.'
     )
   near = nearest(error.flagname, flags.FLAGS)
   return f'There is no flag --{error.flagname}{near}. See --help.'
@@ -306,13 +324,17 @@ def _docstring(module) -> str:
   return ast.get_docstring(ast.parse(source.read_text(encoding='utf-8')))
 
 
+def _arguments(main) -> str:
+  return getattr(sys.modules[main.__module__], 'ARGUMENTS', '')
+
+
 def _usage(program, main) -> str:
   """Returns the help of a command: its docstring and a list of its flags."""
   module = sys.modules[main.__module__]
   if program.endswith('.py') and module.__spec__:
     program = f'python -m {module.__spec__.name}'
-  arguments = getattr(module, 'ARGUMENTS', '')
-  usage = ' '.join(filter(None, ['Usage:', program, arguments, '[FLAGS]']))
+  words = ['Usage:', program, _arguments(main), '[FLAGS]']
+  usage = ' '.join(filter(None, words))
   lines = []
   for name, defined in flags.FLAGS.flags_by_module_dict().items():
     # absl names the started module by its path.

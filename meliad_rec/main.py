@@ -135,10 +135,12 @@ def work() -> int:
     if reason and run.checkpoints.exit_code:
       again = 'Repeat the command to resume'
       if not in_bucket(run.workdir):
-        saved = shlex.quote(f'{run.workdir / folder.CONFIG}')
-        given = shlex.quote(f'{run.workdir}')
+        whole = run.workdir.resolve()
+        saved = shlex.quote(f'{whole / folder.CONFIG}')
+        given = shlex.quote(f'{whole}')
         again += (
-          f', or start meliad-rec train --gin_file={saved} --workdir={given}'
+          f', or start {cli.started()} train --gin_file={saved} '
+          f'--workdir={given}'
         )
       print(f'{again}.')
   return run.checkpoints.exit_code

@@ -8,10 +8,13 @@ import re
 import subprocess
 import sys
 
+from absl import flags
 import jax
 import pytest
 
 from meliad_rec import cli
+from meliad_rec.commands import play
+from meliad_rec.commands import score
 from meliad_rec.config import config
 from meliad_rec.data.folder import Folder
 from tests.libtpu import needs_libtpu
@@ -197,6 +200,22 @@ def test_whole_numbers_have_a_lower_bound():
 )
 def test_wrong_flags_are_one_line(count, flag, message):
   assert count(flag) == (2, '', f'error: {message}\n')
+
+
+def test_workdir_of_commands_that_take_a_run():
+  error = flags.UnrecognizedFlagError('workdir', '--workdir=RUN')
+  for module, told in (play, 'as the first argument'), (score, 'See --help'):
+    message = cli._unknown_flag(error, cli._arguments(module.main))
+    assert told in message
+
+
+def test_how_the_program_is_started_again(monkeypatch):
+  for program, words in (
+    ('/a b/bin/meliad-rec', "'/a b/bin/meliad-rec'"),
+    ('/x/meliad_rec/__main__.py', f'{sys.executable} -m meliad_rec'),
+  ):
+    monkeypatch.setattr(sys, 'argv', [program, 'train'])
+    assert cli.started() == words
 
 
 def test_help_of_a_command_lists_its_flags(count):

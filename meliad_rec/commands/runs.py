@@ -38,7 +38,7 @@ def define_flags() -> None:
     'split',
     None,
     'Split on which the metric was measured; default: validation or, if the '
-    'metric was not measured there, train.',
+    'metric was not measured there, train; a plot shows all splits.',
   )
   flags.DEFINE_string('plot', None, 'Plot of the curves to write, a .png file.')
 
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
     )
   print(table(runs, args.metric[0], args.split))
   if args.plot:
-    plot.compare(runs, args.plot, *args.metric)
+    plot.compare(runs, args.plot, *args.metric, split=args.split)
     print(f'wrote {args.plot}')
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import math
 import numbers
+import os
 import re
 import sys
 import tokenize
@@ -332,6 +333,12 @@ def statements(text: str, place):
 def is_number(value) -> bool:
   """Returns whether a value is a real number; True and False are not."""
   return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def check_path(name: str, value: Any) -> None:
+  """Raises ValueError unless value is a str or a path object."""
+  if not isinstance(value, str | os.PathLike):
+    raise ValueError(f'{name} must be a str or a path object, got {value!r}.')
 
 
 def check_count(

@@ -99,8 +99,12 @@ class Folder:
       place = Path(self.path).absolute()
       what = f'There are no files in {place}'
       if place.is_file():
-        what = f'{place} is a file'
-      elif not place.exists() and not glob.has_magic(self.path):
+        raise ValueError(
+          f'{place} is a file. Read it with --source=corpus (in gin: '
+          'task/corpus with CORPUS), or set --path (in gin: FOLDER) to a '
+          "folder of text files or a pattern such as 'texts/**/*.txt'."
+        )
+      if not place.exists() and not glob.has_magic(self.path):
         what = f'There is no folder {place}'
       elif files:
         what = f'All files in {place} are hidden by a dot in their paths'

@@ -13,10 +13,10 @@ from meliad_rec.evaluation import gain_plot
 from meliad_rec.evaluation.compare import word_starts
 from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.token_losses import TokenLosses
+from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import label_curves
-from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.explore.shown import smooth
@@ -65,7 +65,7 @@ def gain(
       predicts labels, or it is not recurrent and there is no baseline.
   """
   check_count('top', top, 0)
-  named({'run': run})
+  check_run(run)
   documents = run.documents([text], ['text'])
   if baseline is None:
     cell = run.sharded.model.cell

@@ -10,6 +10,7 @@ import numpy as np
 
 from meliad_rec.archs.staircase import Staircase
 from meliad_rec.config.values import check_count
+from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import heat_map
 from meliad_rec.explore.shown import label_curves
@@ -45,6 +46,7 @@ def lens(
     ValueError: the model has no steps or passes, or cannot read the text, or
       `tokens` is below 1.
   """
+  check_run(run)
   check_count('tokens', tokens, 1)
   data = run.lens(text, labels=labels)
   with contextlib.suppress(ValueError):  # It may not halt.

@@ -33,6 +33,7 @@ from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import step_time
 from meliad_rec.explore.state_map import slots_of
 from meliad_rec.explore.state_map import state_map
+from meliad_rec.runs.folder import check_is_of_text
 from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.storage import output_file
 
@@ -56,7 +57,7 @@ def write_page(
   """Writes a page about what a run does with a text.
 
   Args:
-    run: any run that reads text.
+    run: a run of text without an encoder.
     text: a document.
     out: path of the HTML file, which is written whole or not at all.
     name: name of the text.
@@ -70,6 +71,12 @@ def write_page(
   Raises:
     ValueError: the run cannot read the text, or the page cannot be written.
   """
+  check_is_of_text(run.labels)
+  if run.sharded.model.encoder is not None:
+    raise ValueError(
+      'A page shows a model of one text, and this one has an encoder. Use '
+      'explore.source_map and run.with_source in Python.'
+    )
   on_progress('predictions')
   found = run.predictions(text, top)
   figures: dict[str, tuple[str, Shown]] = {}

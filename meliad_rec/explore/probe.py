@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meliad_rec.config.values import check_count
+from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import Shown
@@ -81,6 +82,7 @@ def probe(
   """
   import xarray as xr
 
+  check_run(run)
   if len(texts) < _FOLDS or len(texts) != len(targets):
     raise ValueError(
       f'A probe needs at least {_FOLDS} texts with their targets, got '
@@ -273,6 +275,7 @@ def ablate(
   """
   import xarray as xr
 
+  check_run(run)
   if found.parameters not in (None, run.identity['parameters']):
     raise ValueError(
       f'The probe is of another run, or another step, than {run.name} at step '

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import heat_map
 from meliad_rec.explore.shown import named
@@ -44,6 +45,7 @@ def recalled(
   """
   import xarray as xr
 
+  check_run(run)
   names = 'recall_weight', 'recall_back', 'recall_share'
   found = run.pictures(text, names, layer)
   if 'recall_weight' not in found:
@@ -141,6 +143,7 @@ def memory_sources(run: TrainedRun) -> Shown:
   Raises:
     ValueError: the memory is not a weighted sum of layers.
   """
+  check_run(run)
   import jax
   import xarray as xr
 
@@ -240,6 +243,7 @@ def source_map(
   """
   import xarray as xr
 
+  check_run(run)
   if run.sharded.model.encoder is None:
     raise ValueError(
       f'{run.name} has no encoder, so there is no source to attend to. Choose '

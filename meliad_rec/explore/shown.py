@@ -101,6 +101,15 @@ def named(runs: Runs) -> Mapping[str, TrainedRun]:
   return runs if isinstance(runs, Mapping) else {runs.name: runs}
 
 
+def check_run(run: TrainedRun) -> None:
+  """Raises ValueError if this is something else than a single run."""
+  if not isinstance(run, TrainedRun):
+    raise ValueError(
+      'A run that meliad_rec.load_run opened is needed, got a '
+      f'{type(run).__name__}. explore.compare shows several runs.'
+    )
+
+
 def check_vocabularies(runs: Runs) -> None:
   """Raises ValueError if runs have different vocabularies."""
   if len({run.vocabulary.identity for run in named(runs).values()}) > 1:

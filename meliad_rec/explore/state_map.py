@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import heat_map
 from meliad_rec.explore.shown import Shown
@@ -59,6 +60,7 @@ def state_map(
   """
   import xarray as xr
 
+  check_run(run)
   one = isinstance(texts, str) or getattr(texts, 'ndim', 0) == 1
   texts = [texts] if one else list(texts)
   if not texts:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meliad_rec.config.values import check_count
+from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import Shown
@@ -59,6 +60,7 @@ def swap(
     ValueError: a text is too short, `tokens` is below 1, labels are missing or
       not expected, or the run is not recurrent.
   """
+  check_run(run)
   check_count('tokens', tokens, 1)
   run.check_readable(b, labels)
   ids_a, ids_b = run.encode(a), run.encode(b)
@@ -173,6 +175,7 @@ def ask(
   """
   import xarray as xr
 
+  check_run(run)
   if isinstance(answers, str):
     raise ValueError(
       f'answers must be a list of strings, got the string {answers!r}.'

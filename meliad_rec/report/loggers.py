@@ -4,11 +4,15 @@ A gin file sets the logger of a run. options/report/wandb.gin sets Weights &
 Biases. Any other class with the three methods of MetricsLogger can be set in
 the same way:
 
+    from __gin__ import dynamic_registration
+    from meliad_rec.training import experiment
     import my_loggers  # A module in the folder where training starts.
 
     experiment.Experiment.metrics_logger = @my_loggers.MLflow()
 
 The class in my_loggers.py:
+
+    import mlflow
 
     class MLflow:
       def start(self, workdir, step, config):

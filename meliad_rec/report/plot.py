@@ -42,6 +42,7 @@ def compare(
   runs: Mapping[str, PathLike],
   out: PathLike,
   *names: str,
+  split: str | None = None,
 ) -> None:
   """Draws the curves of several runs, one panel for each metric.
 
@@ -53,6 +54,7 @@ def compare(
     runs: {name in the legend: folder of the run}.
     out: path of the PNG, which is written whole or not at all.
     *names: names of the metrics.
+    split: split to draw; None draws all.
 
   Raises:
     ValueError: a run has no metrics.jsonl, or lacks one of the metrics.
@@ -60,7 +62,7 @@ def compare(
   figure = new_figure(_WIDTH, 4 * len(names))
   panels = figure.subplots(len(names), squeeze=False)[:, 0]
   for axes, name in zip(panels, names, strict=True):
-    draw(axes, runs, name)
+    draw(axes, runs, name, split)
   save(figure, out)
 
 
@@ -165,13 +167,16 @@ def save(figure: 'Figure', path: PathLike, dpi: int = 120) -> None:
     figure.savefig(new, format=suffix[1:] or 'png', dpi=dpi)
 
 
-def draw(axes, runs: Mapping[str, PathLike], metric: str) -> None:
+def draw(
+  axes, runs: Mapping[str, PathLike], metric: str, only: str | None = None
+) -> None:
   """Draws the curves of a metric of several runs into axes of matplotlib.
 
   Args:
     axes: the axes, which also get labels, a grid and a legend.
     runs: {name in the legend: folder of the run}.
     metric: name of the metric.
+    only: split to draw; None draws all.
 
   Raises:
     ValueError: a run has no metrics.jsonl, or no such metric in it.
@@ -179,6 +184,8 @@ def draw(axes, runs: Mapping[str, PathLike], metric: str) -> None:
   for number, (name, workdir) in enumerate(runs.items()):
     dashes = itertools.cycle(['--', ':', '-.'])
     for split, points in _curves(workdir, metric).items():
+      if only not in (None, split):
+        continue
       steps, values = zip(*sorted(points), strict=True)
       color, label = f'C{number}', f'{name}, {split}'
       if split.startswith(journal.TRIVIAL):

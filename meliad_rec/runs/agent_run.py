@@ -17,6 +17,7 @@ import numpy as np
 from meliad_rec.config.saved import MODEL
 from meliad_rec.config.saved import SavedConfig
 from meliad_rec.config.values import check_count
+from meliad_rec.config.values import check_path
 from meliad_rec.distributed import partition
 from meliad_rec.models.model import Model
 from meliad_rec.reinforcement import a2c
@@ -51,6 +52,7 @@ def load_agent(
     ValueError: the folder has no run of agents, no such checkpoint or no such
       agent, or is damaged.
   """
+  check_path('workdir', workdir)
   if step not in (None, 'best'):
     run_folder.check_step(step)
   folder = place(workdir)

@@ -21,6 +21,7 @@ import numpy as np
 from meliad_rec.config.saved import MODEL
 from meliad_rec.config.saved import SavedConfig
 from meliad_rec.config.values import check_count
+from meliad_rec.config.values import check_path
 from meliad_rec.data.dataset import Dataset
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.pairs import end_of_line
@@ -77,10 +78,7 @@ def load_run(
   Raises:
     ValueError: the folder has no run or no such checkpoint, or is damaged.
   """
-  if not isinstance(workdir, str | os.PathLike):
-    raise ValueError(
-      f'workdir must be a str or a path object, got {workdir!r}.'
-    )
+  check_path('workdir', workdir)
   if step not in (None, 'best'):
     run_folder.check_step(step)
   folder = place(workdir)

@@ -15,6 +15,7 @@ from absl import logging
 
 from meliad_rec.config import config
 from meliad_rec.config.values import check_count
+from meliad_rec.config.values import check_path
 from meliad_rec.data import store
 from meliad_rec.distributed import compilation_cache
 from meliad_rec.report import console
@@ -34,7 +35,7 @@ from meliad_rec.training.experiment import Experiment
 
 
 def train(
-  gin_files: Sequence[str],
+  gin_files: Sequence[str | os.PathLike[str]],
   gin_params: Sequence[str],
   workdir: str | os.PathLike[str],
   *,
@@ -67,11 +68,12 @@ def train(
       raise ValueError(f'{name} must be a list of strings, got {value!r}.')
   if stop_at is not None:
     check_count('stop_at', stop_at, 1)
+  check_path('workdir', workdir)
   workdir = os.fspath(workdir)
   console.use_plain_logs()
   compilation_cache.enable()
   source = open_source(init_from and os.fspath(init_from), workdir)
-  config.parse(list(gin_files), list(gin_params))
+  config.parse([*map(os.fspath, gin_files)], list(gin_params))
   check_writable(place(workdir))
   experiment = build(workdir, source)
   if stop_at is not None:

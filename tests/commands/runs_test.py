@@ -61,10 +61,17 @@ def test_of_these_more_is_better(folder, lines, metric):
   ]
 
 
-def test_the_curves_are_drawn(folder, lines, tmp_path):
+def test_the_curves_are_drawn(folder, lines, tmp_path, monkeypatch):
   out = tmp_path / 'curves.png'
   lines(folder('a', {1: 0.5}), folder('b', {1: 0.25}), f'--plot={out}')
   assert out.read_bytes().startswith(b'\x89PNG')
+  drawn = []
+  monkeypatch.setattr(runs.plot, 'save', lambda figure, _: drawn.append(figure))
+  call = folder('c', {1: 0.5}), '--metric=tokens_per_second', f'--plot={out}'
+  lines(*call)
+  lines(*call, '--split=train')
+  labels = [[a.get_label() for a in f.axes[0].lines] for f in drawn]
+  assert labels == [['c, train', 'c, validation'], ['c, train']]
 
 
 def test_a_run_may_lie_in_a_bucket(folder, lines, tmp_path, monkeypatch):

@@ -37,7 +37,10 @@ def test_a_folder_becomes_a_store(tmp_path, capsys):
     ([], '--source'),
     (['--source=folder'], '--path'),
     (['--source=folder', '--path=/no/such'], '/no/such. Set --path to a'),
-    (['--source=folder', f'--path={__file__}'], '_test.py is a file'),
+    (
+      ['--source=folder', f'--path={__file__}'],
+      '_test.py is a file. Read it with --source=corpus',
+    ),
     (['--source=code', '--vocabulary=x.model'], 'x.model'),
     (['--source=code', 'folder'], "'folder'"),
     (

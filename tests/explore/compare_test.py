@@ -157,8 +157,20 @@ def test_mistakes_in_runs_and_paths(tmp_path):
       explore.by_position(runs, TEXT)
   with pytest.raises(ValueError, match='at least one'):
     explore.by_position({}, TEXT)
-  with pytest.raises(ValueError, match='got a str'):
-    explore.gain('runs/tiny', TEXT)
+  for show in (
+    *(explore.gain, explore.state_map, explore.lens),
+    lambda runs, text: explore.recalled(runs, text, -1),
+    lambda runs, text: explore.swap(runs, text, text),
+    lambda runs, text: explore.ask(runs, text, 'a?', ['b']),
+    lambda runs, text: explore.probe(runs, [text], [text]),
+    lambda runs, text: explore.ablate(runs, None, [text]),
+    lambda runs, _: explore.memory_sources(runs),
+    lambda runs, text: explore.source_map(runs, 'a', text),
+  ):
+    for runs in 'runs/tiny', {'a': block_recurrent()}:
+      told = f'got a {type(runs).__name__}. explore.compare'
+      with pytest.raises(ValueError, match=told):
+        show(runs, TEXT)
   shown = Shown(pd.DataFrame(), None)
   for write in (shown.save, shown.to_csv):
     with pytest.raises(ValueError, match='does not exist'):

@@ -166,6 +166,19 @@ def test_command(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+  ('make', 'message'),
+  [
+    (lambda: observed.run('lstm', labels=True), 'to predict labels'),
+    (lambda: observed.translator('window'), 'has an encoder. Use'),
+  ],
+)
+def test_runs_that_have_no_page(make, message, tmp_path):
+  with pytest.raises(ValueError, match=message):
+    write_page(make(), TEXT, tmp_path / 'page.html')
+  assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
   'arguments, message',
   [
     (['{run}'], 'Got 1 arguments'),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -57,9 +58,23 @@ def test_a_run_begins_with_the_parameters_of_another(tmp_path):
     (FILES[:2], PARAMS, {}, 'task/'),
     (FILES, PARAMS, {'stop_at': 0}, 'stop_at must be'),
     (FILES, PARAMS, {'init_from': 'nowhere'}, 'nowhere'),
+    ([Path('arch/windo'), *FILES[1:]], PARAMS, {}, 'arch/windo'),
   ],
 )
 def test_mistakes(tmp_path, files, params, options, message):
   with pytest.raises(ValueError, match=message):
     meliad_rec.train(files, params, tmp_path / 'run', **options)
   assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+  'take',
+  [
+    lambda workdir: meliad_rec.train(FILES, PARAMS, workdir),
+    meliad_rec.load_run,
+    meliad_rec.load_agent,
+  ],
+)
+def test_a_folder_is_a_path(take):
+  with pytest.raises(ValueError, match='workdir must be a str or a path'):
+    take(None)
