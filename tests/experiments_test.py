@@ -8,6 +8,7 @@ import pytest
 from meliad_rec.archs.transformer import EncoderLayers
 from meliad_rec.config import config
 from meliad_rec.config import files
+from meliad_rec.training.experiment import Experiment
 from tests.gin_files import BOTTLENECKS
 from tests.gin_files import built
 from tests.gin_files import CORES
@@ -294,3 +295,24 @@ def test_published_files_in_place_of_generated_data_change_no_model(
   assert chosen(f'task/{task}') == chosen()
   pools = {'gated_universal': '@pooling.Last()'}
   assert chosen()[0] == pools.get(model, chosen()[0])
+
+
+@pytest.mark.parametrize(
+  ('name', 'more', 'params'),
+  [
+    ('quickstart', 'task/folder', ['FOLDER = "texts"']),
+    ('cpu/recall_rec', 'task/folder', ['FOLDER = "texts"']),
+    ('cpu/recall_rec', 'options/position/rope', []),
+    ('cpu/recall_rec', 'options/optimizer/wide', []),
+  ],
+)
+def test_parts_of_an_experiment_can_be_replaced(name, more, params):
+  """What they leave unread of the experiment is no mistake of the user."""
+  names = [f'experiments/{name}', more]
+  config.parse(names, params)
+  assert config.build(Experiment)().program.shapes
+  config.check_read()
+  config.parse(names, [*params, 'STEPPS = 3'])
+  _ = config.build(Experiment)().program.shapes
+  with pytest.raises(config.ConfigError, match='nothing reads STEPPS'):
+    config.check_read()

@@ -18,6 +18,7 @@ from flax import linen as nn
 import jax
 
 from meliad_rec.layers.dropout import drop_layer
+from meliad_rec.layers.positions import T5Bias
 from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.cell import mean_of_losses
@@ -288,6 +289,24 @@ def parts_of_layer(parts: dict[str, Any], i: int) -> dict[str, Any]:
   }
 
 
+def _shared(position, layer, special) -> nn.Module:
+  """Returns the position module that layers share; for errors see `layers`."""
+  if special:
+    raise ValueError(
+      'stack.layers.position is for layers of one kind, but there are special '
+      'layers. Remove it, or choose an architecture without RECURRENT_LAYERS.'
+    )
+  made, config = position(), getattr(layer(), 'config', None)
+  own = config and type(config.position(config.num_heads))
+  if own not in (None, T5Bias, type(made)):  # T5Bias is the default.
+    raise ValueError(
+      f'stack.layers.position is {type(made).__name__}, but '
+      f'layer_config.LayerConfig.position is {own.__name__}. Remove one of the '
+      'two, or set stack.layers.position = None.'
+    )
+  return made
+
+
 def layers(
   count: int,
   layer: Callable[[], Cell],
@@ -307,13 +326,14 @@ def layers(
       ones count from the top, which is -1.
     scan: whether consecutive layers of the same kind become one `Repeat`.
     layer_drop: probability that each layer is skipped in a training step.
-    position: makes one position module that all ordinary layers share. None
-      means that each layer makes its own.
+    position: makes one position module that all layers share. None means that
+      each layer makes its own.
 
   Raises:
     ValueError: there are no layers; only one of special and special_at is
-      given; an index is outside the stack or given twice; or both scan and
-      position are set.
+      given; an index is outside the stack or given twice; or position is set
+      together with scan, special layers, or layers with positions of another
+      kind.
   """
   if count < 1:
     raise ValueError(f'count must be at least 1, got {count}. Set LAYERS.')
@@ -329,7 +349,7 @@ def layers(
       'stack.layers.scan or stack.layers.position.'
     )
   if position:
-    layer = functools.partial(layer, position=position())
+    layer = functools.partial(layer, position=_shared(position, layer, special))
   special_at = special_places(count, special_at)
   cells = []
   for is_special, group in itertools.groupby(

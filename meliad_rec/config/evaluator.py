@@ -22,6 +22,7 @@ from meliad_rec.config.values import DYNAMIC
 from meliad_rec.config.values import fits
 from meliad_rec.config.values import Macro
 from meliad_rec.config.values import map_leaves
+from meliad_rec.config.values import MissingError
 from meliad_rec.config.values import Name
 from meliad_rec.config.values import parameters
 from meliad_rec.config.values import Reference
@@ -176,7 +177,12 @@ class Evaluator:
         not exist, or a value does not fit its parameter.
     """
     for binding in self._every():
-      value = self._expanded(binding, ())
+      try:
+        value = self._expanded(binding, ())
+      except MissingError:
+        if binding.optional:  # It may be of a task that was replaced.
+          continue
+        raise
       if binding.parameter:
         target = self.find(binding.name)
         self._check_parameter(binding, parameters(target))
@@ -278,7 +284,7 @@ class Evaluator:
     """
     asking = outer[-1]
     if leaf.name == 'gin.REQUIRED':
-      raise ConfigError(
+      raise MissingError(
         f'{asking.where}: {asking.path} must be set by another file or by'
         f" --gin_param='{asking.path} = ...'."
       )

@@ -77,7 +77,8 @@ def find(name: str, where: str) -> Path:
   Args:
     name: 'arch/X.gin', 'gin/arch/X.gin' or 'arch/X' for a shipped file, or the
       path of another file, absolute or relative to the working directory, with
-      or without '.gin'. A shipped file takes precedence.
+      or without '.gin'. A shipped file takes precedence, unless the path
+      begins with './' or '../'.
     where: the flag, or the file and line, that names it; for messages.
 
   Raises:
@@ -85,7 +86,8 @@ def find(name: str, where: str) -> Path:
   """
   short = name.removeprefix('gin/').removesuffix('.gin')
   inside = (root() / f'{short}.gin').resolve()
-  if inside.is_relative_to(root().resolve()) and inside.is_file():
+  is_path = name.startswith(('./', '../'))
+  if not is_path and is_shipped(inside) and inside.is_file():
     return inside
   home = Path(os.path.expanduser(name))  # Unknown users remain as they are.
   for own in (home, Path(f'{home}.gin')):

@@ -58,7 +58,8 @@ class Reader:
 
     defaults.gin is read only once, so that a task that replaces the task of an
     experiment leaves the training recipe as it is. All settings before a file
-    of scale/ may stay unread.
+    of scale/ may stay unread, and so may those of a shipped experiment if
+    further files may replace parts of it.
 
     Args:
       name: name or path of the file; see files.find.
@@ -77,7 +78,14 @@ class Reader:
     is_defaults = gin_files.kind(path) == gin_files.DEFAULTS
     if is_defaults and path in {read for *_, read in self.chains}:
       return
-    if gin_files.kind(path) == 'scale' and not outer:
+    kind, begun = gin_files.kind(path), self.chains and self.chains[-1][0]
+    replaces = kind == 'scale' or (
+      begun
+      and kind != 'experiments'
+      and gin_files.kind(begun) == 'experiments'
+      and gin_files.is_shipped(begun)
+    )
+    if replaces and not outer:
       for key, binding in self.bindings.items():
         self.bindings[key] = dataclasses.replace(binding, optional=True)
     chain = (*outer, path)

@@ -203,8 +203,11 @@ class Renamer:
       former_name: name of the parameter in the text.
       value: value of the parameter in the text.
     """
-    values = VALUES.get(self._path(selector, former_name))
-    return values.get(value, value) if values else value
+    path = self._path(selector, former_name)
+    is_former = selector.partition('.')[0] in self._former or path in PARAMETERS
+    if path in VALUES and is_former and isinstance(value, str | bool):
+      return VALUES[path].get(value, value)
+    return value
 
   def _path(self, selector: str, name: str) -> str:
     alias, _, rest = selector.partition('.')

@@ -33,6 +33,10 @@ class ConfigError(ValueError):
   """A mistake in the configuration; the message says how to correct it."""
 
 
+class MissingError(ConfigError):
+  """A value that must be set is not."""
+
+
 class Name(NamedTuple):
   """The name of a function or class: its module, and its name in the module."""
 

@@ -76,6 +76,14 @@ class Model(nn.Module):
         'state. Remove model.Model.clear_state, or choose a recurrent '
         'architecture.'
       )
+    if self.clear_state and (
+      self.cell.needs_whole_document or self.encoder is not None
+    ):
+      raise ValueError(
+        'clear_state is True, but each segment begins with an empty state '
+        'anyway, because it holds whole documents. Remove '
+        'model.Model.clear_state.'
+      )
     if self.head is None and not self.cell.causal:
       raise ValueError(
         f'{type(self.cell).__name__} attends to future tokens, so it cannot '

@@ -14,6 +14,9 @@ from meliad_rec.archs.memorizing import MemorizingLayer
 from meliad_rec.archs.recurrent_memory import RecurrentMemory
 from meliad_rec.archs.stack import Repeat
 from meliad_rec.archs.transformer import Encoder
+from meliad_rec.archs.window import WindowLayer
+from meliad_rec.layers.positions import NoPosition
+from meliad_rec.layers.positions import RelativeKeys
 from meliad_rec.layers.positions import T5Bias
 from meliad_rec.recurrence.halt import Halt
 from tests import architectures as tiny
@@ -127,7 +130,17 @@ REFUSED = {
   'stack.layers.position': [
     lambda: tiny.stack.layers(
       2, tiny.windowed, scan=True, position=functools.partial(T5Bias, H)
-    )
+    ),
+    lambda: tiny.stack.layers(
+      *(2, lambda position: WindowLayer(config(), position=position)),
+      *(lambda: recurrent(), (-1,)),
+      position=functools.partial(RelativeKeys, H),
+    ),
+    lambda: tiny.stack.layers(
+      2,
+      functools.partial(WindowLayer, config(position=NoPosition)),
+      position=functools.partial(RelativeKeys, H),
+    ),
   ],
   'stack.layers.special': [
     lambda: tiny.stack.layers(3, tiny.windowed, special_at=(1,)),

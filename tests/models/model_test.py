@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from meliad_rec.archs import stack
+from meliad_rec.archs.latent_bottleneck import Chunks
 from meliad_rec.archs.window import WindowLayer
 from meliad_rec.distributed import partition
 from meliad_rec.layers import norms
@@ -154,6 +155,8 @@ class Noter(Adder):
 
 JUDGES = {'head': Classifier(3)}
 RECURRENT = architectures.recurrent(1, (0,))
+BOTTLENECK = architectures.bottleneck(architectures.transformer(memory=True))
+WHOLE = Chunks(BOTTLENECK.clone(chunk=None), 4)
 ADAPTIVE = functools.partial(AdaptiveEmbedding, cutoffs=(2,), tied=False)
 
 
@@ -161,6 +164,18 @@ ADAPTIVE = functools.partial(AdaptiveEmbedding, cutoffs=(2,), tied=False)
   ('cell', 'options', 'message'),
   [
     (architectures.windowed(), {'clear_state': True}, 'clear_state'),
+    (
+      RECURRENT,
+      {'clear_state': True, 'encoder': architectures.transformer(1)},
+      'clear_state .* anyway',
+    ),
+    (
+      Chunks(
+        architectures.bottleneck(architectures.transformer(memory=True)), 4
+      ),
+      {'clear_state': True},
+      'clear_state .* anyway',
+    ),
     (Noter(), {}, 'CAUSAL'),
     (Adder(), JUDGES | {'logits_divisor': 2.0}, 'logits_divisor'),
     (Adder(), JUDGES | {'embedding': UntiedEmbedding}, 'embedding/untied'),
