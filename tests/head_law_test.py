@@ -194,7 +194,7 @@ def test_rows_and_sequences(name, head):
 
 @encoding_too
 def test_padding(name, head):
-  """Law 6: padding influences nothing, nor labels after it."""
+  """Law 6: neither padding nor labels after it influence anything."""
   m = build(name, head)
   first, second, third = m.thirds
   state, _ = read(m, m.carry, [first])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from meliad_rec.archs.transformer import EncoderLayers
+from meliad_rec.models.laws import same_state
 from meliad_rec.models.model import empty_carry
 from tests import architectures as tiny
 from tests.architectures import ALL
@@ -50,6 +51,12 @@ def test_split_and_scan(name):
 def test_token_by_token(name):
   """Laws 1 and 5: steps give the teacher-forced logits and the same state."""
   build(name).steps()
+
+
+@every
+def test_the_state_keeps_its_shapes_and_dtypes(name):
+  """Law 13."""
+  same_state(ARCHITECTURES[name].cell(), tiny.D)
 
 
 @every

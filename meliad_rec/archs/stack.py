@@ -1,7 +1,8 @@
 """Cells on top of one another: a stack, or one cell repeated by a scan.
 
-`Repeat` with shared parameters is the Universal Transformer that Ju et al. 2021
-use as a baseline. Unlike in Dehghani et al. 2019, the number of repeats is
+`Repeat` of a single layer with shared parameters is the Universal Transformer
+that Ju et al. 2021 use as a baseline; of a stack of layers, it is the Ladder of
+their first version. Unlike in Dehghani et al. 2019, the number of repeats is
 fixed, and the layer does not know which repeat it is in. `Repeat` with separate
 parameters is a stack of layers of the same kind. Its compile time does not grow
 with the number of layers.

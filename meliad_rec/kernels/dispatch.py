@@ -47,7 +47,8 @@ def window_attention(
   Args:
     inputs: see AttentionInputs.
     dropout: dropout of the probabilities; None means no dropout. All blocks of
-      queries share one dropout mask, as in xla.window_attend.
+      queries share one dropout mask, unless `dropout.first` is given, as in
+      xla.window_attend.
     implementation: one of IMPLEMENTATIONS. 'auto' uses kernels on a TPU, and on
       a GPU that can run them; 'gpu' does too, but raises an error if the GPU
       cannot; 'xla' uses no kernels. With these three, XLA computes what kernels

@@ -253,10 +253,12 @@ class EncoderConfig(TransformerConfig):
     causal: whether tokens attend only to themselves and to earlier tokens.
     mlp_dim: number of hidden units of the MLP, and of the MLP that computes the
       gate.
-    position: a class such as ENCODER_POSITIONS, for self-attention, which only
-      rotates queries and keys.
+    position: a class, for self-attention, that only rotates and scales queries
+      and keys, such as those in ENCODER_POSITIONS.
     activation: function of the hidden units of both MLPs.
-    dropout: rate of dropout on embeddings and the outputs of sublayers.
+    dropout: rate of dropout on the results of attention and of both MLPs, and
+      in a LatentBottleneck also on its input. For the input of other cells, see
+      transformer.Encoder.dropout and model.Model.embedding_dropout.
     hidden_dropout: rate of dropout on the hidden units of an MLP. None:
       `dropout`.
     attention_dropout: rate of dropout on attention probabilities.

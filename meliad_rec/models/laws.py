@@ -1,5 +1,7 @@
 """The laws that every architecture obeys, checked on a small model.
 
+With the LeakyLayer of the project's README:
+
 check_laws(LeakyLayer(d_model=16, mlp_dim=32), d_model=16)
 """
 
@@ -254,7 +256,7 @@ class Laws:
     )
 
   def padding(self) -> None:
-    """Padding at the end of a row influences nothing."""
+    """Padding changes nothing before it, and what it holds does not matter."""
     _, logits = self.whole
     at = self.block + 3
     mask_BT = np.ones(self.tokens_BT.shape, bool)
