@@ -181,7 +181,8 @@ def evaluated(workdir, experiment, stop=lambda: False):
   params = program.create(0).params
   metrics = validation.evaluate(params, 3, report, stop)
   report.close()
-  records = journal.read(workdir / journal.NAME)
+  path = workdir / journal.NAME  # It begins with the first record.
+  records = journal.read(path) if path.exists() else []
   return validation, metrics, records, out.getvalue()
 
 
