@@ -57,9 +57,9 @@ class Reader:
     """Reads a file and the files that it includes.
 
     defaults.gin is read only once, so that a task that replaces the task of an
-    experiment leaves the training recipe as it is. All settings before a file
-    of scale/ may stay unread, and so may those of a shipped experiment if
-    further files may replace parts of it.
+    experiment leaves the training recipe as it is. Settings that were read
+    before a file of scale/ may stay unused. The same holds for the settings of
+    a shipped experiment if another file follows, which may replace its parts.
 
     Args:
       name: name or path of the file; see files.find.

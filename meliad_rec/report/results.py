@@ -125,8 +125,8 @@ def map_times(name: str, rows: dict[str, list[dict]]) -> dict:
 
   Args:
     name: 'minutes per N steps'; 'step time to ROW', the ratio to another row;
-      or 'training K words/s', where tokens count as words, and 'training K
-      steps/s' of agents. The tokens of pairs are those of targets.
+      'training K words/s', where tokens count as words (of pairs, only the
+      tokens of targets); or 'training K steps/s', for agents.
     rows: result of `by_row`.
   """
   seconds = {row: mean(runs, 'step_seconds') for row, runs in rows.items()}
@@ -218,7 +218,8 @@ def over_splits(results: list[dict]) -> dict[str, Curves]:
 def over_rows(results: list[dict]) -> dict[str, Curves]:
   """Returns the values of `compared` over the numbers in the names of rows.
 
-  These are passes_2 and passes_4. The result is like that of `over_splits`.
+  Such rows are passes_2 and passes_4. The result has the form of that of
+  `over_splits`.
   """
   curves, column = {}, compared(results)
   for row, runs in by_row(results).items():

@@ -14,8 +14,8 @@ soon after the pairs rather than late, by a power law. In their code, zoology:
 - keys are 1 to 4,095 and values 4,096 to 8,191 (here 256 of each), and no value
   occurs twice in the pairs of a sequence (here each is drawn independently);
 - the tokens between questions are from the whole vocabulary (`filler_keys`);
-- earlier pairs tend to be asked for earlier (here the order of questions does
-  not depend on that of pairs);
+- earlier pairs tend to be asked for earlier (here the questions are in random
+  order);
 - a set has one number of pairs and one number of tokens, such as 4 pairs in 64
   tokens or 64 pairs in 512 (here the number of pairs varies within the bounds,
   and there are `length` tokens for each);
