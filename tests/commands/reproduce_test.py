@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import os
 import signal
 import subprocess
@@ -116,22 +115,6 @@ def test_evaluations_before_the_newest_training_are_left_out(own, out, capsys):
   assert found == {'a_seed0': '', 'b_seed0': '2.0'}
 
 
-def test_figures_are_drawn_over_numbers_of_splits_or_of_rows():
-  own = {'length_20_40': 0.5, 'length_40_60': 0.6, 'args_5': 0.1, 'args_9': 0.2}
-  assert results.over_splits([{'row': 'a', 'validation': 1.0, **own}]) == {
-    'N of the split length_N': {'a': [(30, [0.5]), (50, [0.6])]},
-    'N of the split args_N': {'a': [(5, [0.1]), (9, [0.2])]},
-  }
-  rows = [{'row': f'layer_{n}', 'validation': n / 2} for n in (2, 0, 1)]
-  assert results.over_splits(rows) == {}
-  assert results.over_rows([*rows, {'row': 'average', 'validation': 1}]) == {
-    'N of the row ..._N (validation)': {
-      'layer': [(0, [0.0]), (1, [0.5]), (2, [1.0])]
-    }
-  }
-  assert results.over_rows(rows[:1]) == {}
-
-
 def test_rows_are_compared_by_a_metric_that_all_have(tmp_path):
   """Pictures name this metric, and the table its column."""
 
@@ -172,38 +155,6 @@ def test_a_folder_of_runs_may_have_the_name_of_a_table(tmp_path, monkeypatch):
   assert list(table_rows.rows('cpu/code', None)) == ['rec', 'slide']
 
 
-def test_a_published_time_is_beside_the_measured_one():
-  def row(name, seconds, **published):
-    values = name, name, 0, 9, seconds, 10, 5000, 'error', 10, 0.5
-    published = {f'published {k}': v for k, v in published.items()}
-    return dict(zip(results.COLUMNS, values, strict=True)) | published
-
-  to = 'step time to b'
-  a = row('a', 0.5, **{'ms per step': 178, to: 1.5, 'minutes per 60 steps': 5})
-  speeds = {'training K words/s': 9, 'training K steps/s': 3, 'words/s': 7}
-  b = row('b', 0.25, **{to: 1}, **speeds)
-  head, _, *lines = results.table('t', [a, b]).splitlines()[2:]
-  columns = [each.strip() for each in head.split('|')[6:-2]]
-  assert columns == [
-    *('validation', to, 'minutes per 60 steps', 'training K words/s'),
-    *('training K steps/s', 'published: words/s'),
-  ]
-  cells = [[each.strip() for each in line.split('|')[5:-2]] for line in lines]
-  assert cells == [
-    ['500 / 178', '0.5000', '2 / 1.5', '0.5 / 5', '1', '1', ''],
-    ['250', '0.5000', '1 / 1', '0.25', '2 / 9', '2 / 3', '7'],
-  ]
-
-
-def test_a_change_from_a_negative_value_has_its_sign():
-  def row(name, value):
-    values = name, name, 0, 9, 0.5, 10, 5000, 'mean_return', 10, value
-    return dict(zip(results.COLUMNS, values, strict=True))
-
-  text = results.table('t', [row('a', -4.0), row('b', -3.0)])
-  assert text.splitlines()[-1].endswith('| +25.0% |')
-
-
 def test_rows_of_several_metrics_have_a_table_each(own, out, capsys):
   path = out / 'b_seed0'
   facts = json.loads((path / folder.FACTS).read_text())
@@ -218,14 +169,6 @@ def test_rows_of_several_metrics_have_a_table_each(own, out, capsys):
   for name in 'curves_bits_per_byte', 'curves_error':
     assert (out / f'{name}.png').read_bytes()[1:4] == b'PNG'
   assert not (out / 'curves.png').exists()
-
-
-def test_costs_are_of_rows_that_have_a_time_and_a_result():
-  rows = [{'row': 'a', 'step_seconds': s, 'parameters': 9} for s in (0.1, 0.3)]
-  rows[0] |= {'validation': 1.0, 'test': 2.0}
-  rows[1] |= {'validation': 1.0, 'test': 4.0}
-  other = {'row': 'b', 'step_seconds': math.nan, 'test': 1.0, 'parameters': 9}
-  assert results.costs([*rows, other]) == {'a': (pytest.approx(0.2), 3.0, 9)}
 
 
 def test_a_sweep_trains_each_row_with_each_value(own, out, capsys):
