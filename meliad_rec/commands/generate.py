@@ -11,6 +11,7 @@ the length of the prompt.
 """
 
 import os
+import signal
 import sys
 import time
 
@@ -23,6 +24,7 @@ from meliad_rec.generation.beam import BeamSearch
 from meliad_rec.generation.beam import PENALTIES
 from meliad_rec.generation.decoder import DecoderState
 from meliad_rec.generation.sampling import Sampler
+from meliad_rec.generation.text import check_until
 from meliad_rec.report.console import printable
 from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.storage import output_file
@@ -98,7 +100,7 @@ def define_flags() -> None:
   flags.DEFINE_bool('show_speed', False, 'Print tokens per second to stderr.')
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int | None:
   run_flags.take_arguments(argv)
   args = flags.FLAGS
   if args.save_state and args.samples > 1:
@@ -115,8 +117,11 @@ def main(argv: list[str]) -> None:
   beam = given_beam(args)
   temperature = 0.0 if args.greedy else args.temperature
   sampler = Sampler(temperature, args.top_k, args.top_p)
+  check_until(args.until)
   prompt = read_prompt(args)
   run = run_flags.open_run(args.workdir)
+  if beam is not None:
+    run.text_generator.end_token(args.until)  # Reading may take long.
   reading = run.load_state(args.load_state) if args.load_state else None
   before = 0 if reading is None else int(reading.count)
   began = time.perf_counter()
@@ -126,13 +131,20 @@ def main(argv: list[str]) -> None:
   if beam is not None:
     texts = run.text_generator.search(reading, args.tokens, beam, args.until)
     print_texts(texts[: args.samples])
-    return
+    if len(texts) < args.samples:
+      print(
+        f'The search found {len(texts)} of {args.samples} texts before it was '
+        'certain of the best.',
+        file=sys.stderr,
+      )
+    return None
   reading, speed = write(run, reading.repeat(args.samples), sampler, args)
   if args.show_speed:
-    speed = f'{speed}, after {seen:,} tokens'
-    print(read, speed, sep='\n', file=sys.stderr)
+    wrote = f'{speed or "stopped writing"}, after {seen:,} tokens'
+    print(read, wrote, sep='\n', file=sys.stderr)
   if args.save_state:
     run.save_state(args.save_state, reading)
+  return None if speed else 128 + signal.SIGPIPE
 
 
 def given_beam(args) -> BeamSearch | None:
@@ -151,9 +163,9 @@ def given_beam(args) -> BeamSearch | None:
   config_flags.refuse(names, 'cannot be combined with --beams')
   if args.samples > args.beams or not args.tokens:
     raise ValueError(
-      f'--beams={args.beams} finds that many texts of at least one token, but '
-      f'--samples is {args.samples} and --tokens is {args.tokens}. Set --beams '
-      'to at least --samples, and --tokens to at least 1.'
+      f'--beams={args.beams} finds at most that many texts of at least one '
+      f'token, but --samples is {args.samples} and --tokens is {args.tokens}. '
+      'Set --beams to at least --samples, and --tokens to at least 1.'
     )
   return BeamSearch(
     args.beams, args.length_penalty, args.length_norm, args.no_repeat
@@ -191,7 +203,7 @@ def read_prompt(args) -> str:
 
 def write(
   run: TrainedRun, reading: DecoderState, sampler: Sampler, args
-) -> tuple[DecoderState, str]:
+) -> tuple[DecoderState, str | None]:
   """Generates --samples texts in parallel, and prints them.
 
   The first text is printed as it is generated, and the others at the end. Stops
@@ -204,9 +216,10 @@ def write(
     args: the flags.
 
   Returns:
-    The final state of the model, and the speed of generation as text.
+    The final state of the model, and the speed of generation as text, or None
+    if the program that reads stdout has ended.
   """
-  texts, rate = [''] * args.samples, 'stopped writing'
+  texts = [''] * args.samples
   done, began, end = 0, time.perf_counter(), reading
   try:
     if args.samples > 1:
@@ -232,6 +245,7 @@ def write(
       _print(f'--- sample {number}\n{text}\n')
   except BrokenPipeError:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return end, None
   return end, rate
 
 

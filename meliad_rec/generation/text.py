@@ -78,10 +78,9 @@ class TextGenerator:
         one in which the last row ends. None: no row ends early.
 
     Raises:
-      ValueError: `until` is empty.
+      ValueError: `until` is not a text, or is empty.
     """
-    if until == '':
-      raise ValueError('until must not be empty. Give a text, or none.')
+    check_until(until)
     rows = [
       StreamingDetokenizer(self.vocabulary, [i for i in row if i])
       for row in np.asarray(state.recent_BN).tolist()
@@ -116,17 +115,7 @@ class TextGenerator:
     Raises:
       ValueError: `until` is not a single token.
     """
-    end = None
-    if until is not None:
-      ids_T = encode_continuation(self.vocabulary, until)
-      # A word that the vocabulary lacks may be encoded as an unknown one.
-      same = self.vocabulary.decode(ids_T).strip() == until.strip()
-      if len(ids_T) != 1 or not same:
-        raise ValueError(
-          f'A search ends at a single token of the vocabulary, but {until!r} '
-          'is not one. Give another text, or none.'
-        )
-      end = int(ids_T[0])
+    end = self.end_token(until)
     found = self.decoder.search(state, tokens, beam, end)
     recent = [i for i in np.asarray(state.recent_BN)[0].tolist() if i]
     texts = []
@@ -136,6 +125,39 @@ class TextGenerator:
       row = StreamingDetokenizer(self.vocabulary, recent)
       texts.append(row.add(ids_L[ids_L > 0]) + row.end())
     return texts
+
+  def end_token(self, until: str | None) -> int | None:
+    """Returns the id of the token that ends a search; None if `until` is None.
+
+    Raises:
+      ValueError: `until` is not a single token.
+    """
+    check_until(until)
+    if until is None:
+      return None
+    ids_T = encode_continuation(self.vocabulary, until)
+    # A word that the vocabulary lacks may be encoded as an unknown one.
+    same = self.vocabulary.decode(ids_T).strip() == until.strip()
+    if len(ids_T) != 1 or not same:
+      raise ValueError(
+        f'A search ends at a single token of the vocabulary, but {until!r} '
+        'is not one. Give another text, or none.'
+      )
+    return int(ids_T[0])
+
+
+def check_until(until: str | None) -> None:
+  """Raises ValueError unless `until` is None or a UTF-8 text, not empty."""
+  if until is None or (
+    isinstance(until, str)
+    and until
+    and until == until.encode(errors='replace').decode()
+  ):
+    return
+  raise ValueError(
+    f'until must be a UTF-8 text that is not empty, got {until!r}. Give '
+    'another, or none.'
+  )
 
 
 def encode_continuation(vocabulary: Vocabulary, text: str) -> np.ndarray:

@@ -35,6 +35,7 @@ from meliad_rec.generation.beam import BeamSearch
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.decoder import DecoderState
 from meliad_rec.generation.sampling import Sampler
+from meliad_rec.generation.text import check_until
 from meliad_rec.generation.text import TextGenerator
 from meliad_rec.generation.translation import Translation
 from meliad_rec.models.checks import check_can_generate
@@ -311,6 +312,7 @@ class TrainedRun(ObservedRun):
     """Reads the prompt, and returns an iterator over each text's next piece."""
     check_count('tokens', tokens, 0)
     check_count('seed', seed, 0, 2**32)
+    check_until(until)
     state = self.read(prompt).repeat(samples)
     steps = self.text_generator.write(state, tokens, sampler, seed, until)
     return (pieces for _, pieces in steps)

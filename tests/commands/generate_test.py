@@ -9,6 +9,7 @@ import pytest
 from meliad_rec.commands import generate
 from meliad_rec.commands import run_flags
 from meliad_rec.runs.trained_run import load_run
+from meliad_rec.runs.trained_run import TrainedRun
 from tests import command
 from tests import trained
 
@@ -87,8 +88,20 @@ def test_where_nobody_reads_on_it_stops_and_says_where(monkeypatch):
   monkeypatch.setattr(generate, '_print', tell)
   monkeypatch.setattr(generate.os, 'dup2', lambda *fds: devnull.append(fds))
   steps = ((State(reading), [reading]) for reading in 'abc')
-  assert write(steps, samples=1, tokens=3) == ('b', 'stopped writing')
+  assert write(steps, samples=1, tokens=3) == ('b', None)
   assert read == ['a'] and len(devnull) == 1
+
+
+def test_a_reader_that_ends_is_reported_after_the_state_is_saved(
+  monkeypatch, tmp_path
+):
+  state = tmp_path / 's.npz'
+  monkeypatch.setattr(
+    generate, 'write', lambda _, reading, *__: (reading, None)
+  )
+  arguments = f'--workdir={trained.folder()}', f'--save_state={state}'
+  assert command.run(generate, *arguments) == 141
+  assert state.is_file()
 
 
 def test_a_saved_state_goes_on_as_one_text(tmp_path, capsys):
@@ -134,8 +147,27 @@ def test_a_search_finds_what_greedy_writing_and_more_beams_find(capsys):
   assert command_writes('--beams=1') == command_writes('--greedy')
   two = command_writes('--beams=3', '--samples=2', '--no_repeat=2')
   assert two.startswith('--- sample 1\n') and '\n--- sample 2\n' in two
+
+
+@pytest.mark.parametrize(('found', 'told'), [(1, 'found 1 of 2'), (2, '')])
+def test_fewer_texts_than_asked_for_are_reported(
+  monkeypatch, capsys, found, told
+):
+  run = load_run(trained.folder())
+  search = lambda *_: ['a'] * found
+  monkeypatch.setattr(run.text_generator, 'search', search)
+  monkeypatch.setattr(run_flags, 'open_run', lambda *_: run)
+  capsys.readouterr()
+  assert command.run(generate, '--beams=3', '--samples=2', '--until=.') == 0
+  out, err = capsys.readouterr()
+  assert out.count('a\n') == found
+  assert told in err and bool(told) == bool(err)
+
+
+def test_the_end_of_a_search_is_checked_before_the_prompt_is_read(monkeypatch):
+  monkeypatch.setattr(TrainedRun, 'read', lambda *_: pytest.fail('read'))
   arguments = f'--workdir={trained.folder()}', '--beams=2', '--until=two'
-  assert 'is 3 tokens' in command.mistake(generate, *arguments)
+  assert "but 'two' is not one" in command.mistake(generate, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +181,8 @@ def test_a_search_finds_what_greedy_writing_and_more_beams_find(capsys):
     (['--beams=3', '--samples=4'], '--samples is 4'),
     (['--until=.', '--save_state=a.npz'], '--until cannot be combined'),
     (['--length_norm=gnmt'], '--length_norm needs --beams'),
+    (['--until='], "not empty, got ''"),
+    (['--until=\udce9'], 'until must be a UTF-8 text'),
   ],
 )
 def test_mistakes_are_found_before_anything_is_read(

@@ -49,7 +49,7 @@ def test_pieces_are_the_text_of_the_tokens_and_prompts_may_come_in_parts():
     text = ''.join(pieces[row] for _, pieces in written)
     head, found, _ = text.partition(until)
     assert ''.join(pieces[row] for _, pieces in ended) == head + found
-  with pytest.raises(ValueError, match='until must not be empty'):
+  with pytest.raises(ValueError, match='until must be a UTF-8 text'):
     next(generator.write(state, 12, sampler, seed=1, until=''))
   (only,) = generator.write(generator.read(''), 0, sampler, seed=0)
   assert only[1] == ['']

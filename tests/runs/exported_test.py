@@ -173,6 +173,8 @@ def test_a_run_shows_itself(run, whole):
     ({'temperature': 'warm'}, 'temperature'),
     ({'top_k': '5'}, 'top_k'),
     ({'top_p': 0}, 'top_p'),
+    ({'until': ''}, 'until'),
+    ({'until': 5}, 'until'),
   ],
 )
 def test_wrong_arguments_are_refused_by_name(run, wrong, name):
