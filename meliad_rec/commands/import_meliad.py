@@ -44,13 +44,15 @@ from meliad_rec.archs.window import WindowLayer
 from meliad_rec.config import config
 from meliad_rec.config import config_flags
 from meliad_rec.distributed.partition import leaves_by_path
-from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.layers.gates import LSTMGate
 from meliad_rec.layers.positions import T5Bias
 from meliad_rec.models.cell import Cell
+from meliad_rec.models.embedding import TiedEmbedding
 from meliad_rec.models.model import Model
 from meliad_rec.runs import folder as run_folder
 from meliad_rec.runs import training
 from meliad_rec.storage.saved_step import first_line
+from meliad_rec.storage.workdir import place
 from meliad_rec.training import trainer
 from meliad_rec.training.experiment import Experiment
 
@@ -139,9 +141,10 @@ def import_run(source: str, experiment: Experiment, out: str) -> None:
 
   Raises:
     ValueError: `source` cannot be read or does not fit the model, or `out` is
-      not empty.
+      not empty or is an address that cannot hold a run.
   """
-  if Path(out).exists() and any(Path(out).iterdir()):
+  folder = place(out)
+  if folder.exists() and any(folder.iterdir()):
     raise ValueError(f'--out={out} is not empty. Give a new folder.')
   meliad = read(source)
   program = experiment.program
@@ -158,8 +161,8 @@ def import_run(source: str, experiment: Experiment, out: str) -> None:
     program.shapes.params,
   )
   state = program.begin_with(program.create(experiment.seed), params)
-  run_folder.write(out, experiment, config.operative())
-  run = trainer.Run(experiment, out, {'config': config.operative()})
+  run_folder.write(folder, experiment, config.operative())
+  run = trainer.Run(experiment, folder, {'config': config.operative()})
   run.state = state
   run.save(None)
   run.checkpoints.close()
@@ -243,7 +246,21 @@ def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
     ValueError: the logits would differ, because of a setting of the model or a
       negative attention scale in the checkpoint.
   """
-  for layer in layer_configs(model.cell):
+  embedding = model.embedding(model.vocab, model.d_model)
+  if type(embedding) is not TiedEmbedding or model.clear_state:
+    raise ValueError(
+      'meliad has a TiedEmbedding and keeps the recurrent state, got '
+      f'{type(embedding).__name__} and clear_state {model.clear_state}. Remove '
+      'model.Model.embedding and model.Model.clear_state.'
+    )
+  for cell in layers(model.cell):
+    gate = None if isinstance(cell, WindowLayer) else cell.gate()
+    if isinstance(gate, LSTMGate) and gate.keep_bias != 1:
+      raise ValueError(
+        f'meliad has gates with keep_bias 1, got {gate.keep_bias}. Remove '
+        'gates.LSTMGate.keep_bias.'
+      )
+    layer = cell.config
     position = layer.position(layer.num_heads)
     if not layer.compat_meliad:
       raise ValueError(
@@ -253,6 +270,11 @@ def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
     is_t5 = isinstance(position, T5Bias)
     distance = f' with max_distance {position.max_distance}' if is_t5 else ''
     is_same = is_t5 and position.max_distance == 128
+    if layer.post_norm:
+      raise ValueError(
+        'meliad has norms before sublayers, but post_norm is True. Remove '
+        'layer_config.LayerConfig.post_norm.'
+      )
     if layer.include_self or not is_same:
       raise ValueError(
         'meliad has position T5Bias with max_distance 128 and include_self '
@@ -287,21 +309,21 @@ def check_numerics(model: Model, meliad: Mapping[str, np.ndarray]) -> None:
     )
 
 
-def layer_configs(cell: Cell) -> list[LayerConfig]:
-  """Returns the configs of the layers of a cell.
-
-  Layers that Repeat makes from one cell have one config in the list.
+def layers(
+  cell: Cell,
+) -> list[WindowLayer | BlockRecurrentLayer | BlockFeedback]:
+  """Returns the layers of a cell; those that Repeat makes from one, once.
 
   Raises:
     ValueError: the cell contains a kind of layer that meliad does not have.
   """
   match cell:
     case Stack():
-      return [found for each in cell.cells for found in layer_configs(each)]
+      return [found for each in cell.cells for found in layers(each)]
     case Repeat(share=False):
-      return layer_configs(cell.cell)
+      return layers(cell.cell)
     case WindowLayer() | BlockRecurrentLayer() | BlockFeedback():
-      return [cell.config]
+      return [cell]
   raise ValueError(
     f'meliad has no {type(cell).__name__}. Choose arch/window, '
     'arch/block_recurrent or arch/block_feedback.'

@@ -27,11 +27,13 @@ from meliad_rec.distributed.partition import make_mesh
 from meliad_rec.layers import gates
 from meliad_rec.layers import positions
 from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.models.embedding import ScaledEmbedding
 from meliad_rec.models.model import empty_carry
 from meliad_rec.models.model import initialize
 from meliad_rec.models.model import Model
 from meliad_rec.training import trainer
 from meliad_rec.training.experiment import Experiment
+from tests import bucket
 from tests import command
 from tests import meliad_reference
 from tests import tiny_run
@@ -160,7 +162,15 @@ CASES = {
 SLOW = 'fixed_dual', 'fixed_single', 'lstm_skip'
 
 
-def build(sizes, scan=False, layer=WindowLayer, divisor=None, **changes):
+def build(
+  sizes,
+  scan=False,
+  layer=WindowLayer,
+  divisor=None,
+  keep_bias=None,
+  model=None,
+  **changes,
+):
   """Our model of meliad's sizes."""
   config = LayerConfig(
     d_model=sizes.width,
@@ -171,6 +181,8 @@ def build(sizes, scan=False, layer=WindowLayer, divisor=None, **changes):
     **{'compat_meliad': True} | changes,
   )
   gate = {'bias': gates.FixedGate, 'lstm': gates.LSTMGate}[sizes.gate]
+  if keep_bias is not None:
+    gate = functools.partial(gate, keep_bias=keep_bias)
   options = {
     'slots': sizes.states,
     'gate': gate,
@@ -187,7 +199,9 @@ def build(sizes, scan=False, layer=WindowLayer, divisor=None, **changes):
       sizes.recurrent,
       scan,
     )
-  return Model(sizes.vocab, cell, sizes.width, logits_divisor=divisor)
+  return Model(
+    sizes.vocab, cell, sizes.width, logits_divisor=divisor, **model or {}
+  )
 
 
 def shapes(model):
@@ -296,14 +310,34 @@ def test_the_reference_buckets_as_t5():
     ),
     ({'activation': jax.nn.gelu}, 'meliad uses ReLU'),
     ({'layer': VanillaLayer}, 'VanillaLayer'),
+    ({'post_norm': True}, 'post_norm is True'),
+    ({'keep_bias': 2}, 'keep_bias 1, got 2'),
+    ({'model': {'embedding': ScaledEmbedding}}, 'got ScaledEmbedding'),
+    ({'model': {'clear_state': True}}, 'clear_state True'),
     ({'divisor': 31**0.5}, 'logits_divisor = 4.0'),
   ],
 )
 def test_other_numerics_are_refused(options, told):
   meliad = {'embed/embedding': np.ones((31, 16))}
-  import_meliad.check_numerics(build(Sizes(width=16)), meliad)
+  sizes = Sizes(width=16, recurrent=RECURRENT, gate='lstm')
+  import_meliad.check_numerics(build(sizes), meliad)
   with pytest.raises(ValueError, match=told):
-    import_meliad.check_numerics(build(Sizes(width=16), **options), meliad)
+    import_meliad.check_numerics(build(sizes, **options), meliad)
+
+
+def test_a_folder_that_cannot_take_a_run_is_refused_first(
+  tmp_path, monkeypatch
+):
+  (tmp_path / 'home/run/checkpoints').mkdir(parents=True)
+  monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+  with bucket.served(tmp_path, monkeypatch):
+    for out, told in (
+      ('~/run', 'is not empty'),
+      ('gs://home/run', 'is not empty'),
+      ('s3://home/run', 'cannot hold a run'),
+    ):
+      with pytest.raises(ValueError, match=f'{out} {told}'):
+        import_meliad.import_run('no/such.npz', None, out)
 
 
 def test_the_release_of_2022_has_its_own_divisor_and_signs():
