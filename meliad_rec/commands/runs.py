@@ -8,6 +8,7 @@ Times of a step and tokens per second are medians over the training lines of
 metrics.jsonl.
 """
 
+import math
 from pathlib import Path
 import statistics
 
@@ -78,7 +79,7 @@ def main(argv: list[str]) -> None:
 def table(runs: dict[str, str], metric: str, split: str | None) -> str:
   """Returns a table of runs as text, sorted by the last value of the metric.
 
-  The run with the best last value is first.
+  The run with the best last value is first; NaN is worse than any value.
 
   Args:
     runs: {name: folder}.
@@ -99,6 +100,7 @@ def table(runs: dict[str, str], metric: str, split: str | None) -> str:
     split = 'validation' if 'validation' in measured else 'train'
   rows = {name: row(folder, metric, split) for name, folder in runs.items()}
   sign = -1 if metric in _MORE_IS_BETTER else 1
+  rank = lambda value: (math.isnan(value), sign * value)
   width = max(map(len, rows))
   lines = [
     f'{metric} ({unit(metric) or "?"}) on {split}; '
@@ -106,8 +108,8 @@ def table(runs: dict[str, str], metric: str, split: str | None) -> str:
     f'{"":<{width}} {"step":>9} {"last":>9} {"best":>9} {"at step":>9} '
     f'{"step ms":>9} {"tokens/s":>9}',
   ]
-  for name, each in sorted(rows.items(), key=lambda r: sign * r[1]['last']):
-    best_step, best = min(each['points'], key=lambda p: sign * p[1])
+  for name, each in sorted(rows.items(), key=lambda r: rank(r[1]['last'])):
+    best_step, best = min(each['points'], key=lambda p: rank(p[1]))
     lines.append(
       f'{name:<{width}} {each["step"]:>9} {each["last"]:>9.4f} {best:>9.4f} '
       f'{best_step:>9} {each["seconds"] * 1e3:>9.1f} {each["speed"]:>9.0f}'

@@ -57,7 +57,8 @@ def compare(
     split: split to draw; None draws all.
 
   Raises:
-    ValueError: a run has no metrics.jsonl, or lacks one of the metrics.
+    ValueError: a run has no metrics.jsonl, or lacks one of the metrics, also on
+      the split.
   """
   figure = new_figure(_WIDTH, 4 * len(names))
   panels = figure.subplots(len(names), squeeze=False)[:, 0]
@@ -179,11 +180,18 @@ def draw(
     only: split to draw; None draws all.
 
   Raises:
-    ValueError: a run has no metrics.jsonl, or no such metric in it.
+    ValueError: a run has no metrics.jsonl, or no such metric in it or on the
+      split.
   """
   for number, (name, workdir) in enumerate(runs.items()):
     dashes = itertools.cycle(['--', ':', '-.'])
-    for split, points in _curves(workdir, metric).items():
+    curves = _curves(workdir, metric)
+    if only is not None and only not in curves:
+      raise ValueError(
+        f'{journal.path(workdir)} has no {metric} on {only}, but on '
+        f'{", ".join(curves)}. Choose one of these, or no split.'
+      )
+    for split, points in curves.items():
       if only not in (None, split):
         continue
       steps, values = zip(*sorted(points), strict=True)

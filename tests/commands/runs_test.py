@@ -61,6 +61,16 @@ def test_of_these_more_is_better(folder, lines, metric):
   ]
 
 
+def test_a_run_that_diverged_comes_last(folder, lines):
+  dead = folder('dead', {1: float('nan'), 2: 3.0, 3: float('nan')})
+  alive = folder('alive', {1: 4.0})
+  for metric in 'bits_per_byte', 'accuracy':
+    assert [line[:5] for line in lines(dead, alive, f'--metric={metric}')] == [
+      ['alive', '1', '4.0000', '4.0000', '1'],
+      ['dead', '3', 'nan', '3.0000', '2'],
+    ]
+
+
 def test_the_curves_are_drawn(folder, lines, tmp_path, monkeypatch):
   out = tmp_path / 'curves.png'
   lines(folder('a', {1: 0.5}), folder('b', {1: 0.25}), f'--plot={out}')
@@ -91,6 +101,10 @@ def test_mistakes_are_sentences(folder, tmp_path):
     ([a, '--metric=step', '--plot=x.png'], 'has no step on train. Choose'),
     ([a, '--metric=split'], 'has no split on train. Choose'),
     ([a, '--metric=epoch,text', '--plot=x.png'], 'has no text. Choose one of'),
+    (
+      [a, '--metric=mfu,step_seconds', '--plot=x.png', '--split=validation'],
+      'metrics.jsonl has no step_seconds on validation, but on train.',
+    ),
     ([a, '--metric='], '--metric= has an empty name'),
     ([a, '--metric=a,', '--plot=x.png'], '--metric=a, has an empty name'),
     ([a, '--plot=no/x.png'], 'The folder of no/x.png does not exist'),
