@@ -18,6 +18,7 @@ from meliad_rec.evaluation.depth import Depths
 from meliad_rec.evaluation.depth import Group
 from meliad_rec.evaluation.depth import levels
 from meliad_rec.report import plot
+from meliad_rec.runs.observed_run import check_text
 from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.training.experiment import Experiment
 
@@ -75,14 +76,15 @@ def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
   0, because the true labels are not known.
 
   Raises:
-    ValueError: a text is empty, has unknown words, or is not a pair although
-      the run needs one; or the class of the run's data is not part of this
-      package, and --trusted was not given.
+    ValueError: a text is empty, is not UTF-8, has unknown words, or is not a
+      pair although the run needs one; or the class of the run's data is not
+      part of this package, and --trusted was not given.
   """
   ends = end_ids(run) if run.labels else ()
   pairs = run.sharded.model.sequences > 1
   documents = []
   for text in texts:
+    check_text('--text', text)
     parts = text.split(_BETWEEN) if pairs else [text]
     if pairs and len(parts) != 2:
       raise ValueError(
@@ -91,8 +93,9 @@ def documents_of(run: TrainedRun, texts: Sequence[str]) -> Documents:
       )
     sides = [encode(run.vocabulary, part, ends) for part in parts]
     tokens = np.concatenate(sides)
-    if tokens.size <= len(ends) * len(sides):
-      raise ValueError('--text is empty. Give it at least one token.')
+    if any(side.size <= len(ends) for side in sides):
+      side = f' on a side of {_BETWEEN}' if pairs else ''
+      raise ValueError(f'--text is empty{side}. Give it at least one token.')
     labels = np.zeros_like(tokens) if run.labels else None
     middle = len(sides[0]) if pairs else None
     size, words = len(text.encode()), count_words(text)

@@ -213,6 +213,9 @@ def test_documents_of_labeled_pairs():
   for text in ('a', 'a || b || c'):
     with pytest.raises(ValueError, match=r'pairs of texts, .* separated by'):
       depth_report.documents_of(judges, [text])
+  for text in '||', 'a ||', '|| a', 'a || START END':
+    with pytest.raises(ValueError, match=r'--text is empty on a side of \|\|'):
+      depth_report.documents_of(judges, [text])
 
 
 def test_documents_of_text():
@@ -222,6 +225,8 @@ def test_documents_of_text():
   assert (found.lengths.tolist(), found.words.tolist()) == ([4, 1], [2, 1])
   with pytest.raises(ValueError, match='--text is empty'):
     depth_report.documents_of(writes, ['a', ''])
+  with pytest.raises(ValueError, match='--text has a lone surrogate'):
+    depth_report.documents_of(writes, ['caf\udce9'])
 
 
 def test_all_halt_together_and_are_judged_as_one():
