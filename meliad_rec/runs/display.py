@@ -26,8 +26,9 @@ _QUALITY = (
 )
 
 # Example code in a model card: how to use the model.
-_GENERATION = """print(run.generate('Once upon a time', tokens=200)[0])
-run.evaluate('some text')['bits_per_byte']"""
+_EVALUATION = "run.evaluate('some text')['bits_per_byte']"
+_GENERATION = f"""print(run.generate('Once upon a time', tokens=200)[0])
+{_EVALUATION}"""
 _TRANSLATION = "print(run.translate(['a source'])[0])"
 _CLASSIFICATION = """run.params
 # `meliad-rec evaluate --workdir=FOLDER --split=test` measures its accuracy."""
@@ -102,11 +103,14 @@ def as_card(
     task, use = 'text-classification', _CLASSIFICATION
   elif model.encoder is not None:
     task, use = 'translation', _TRANSLATION
-  table = '\n'.join(f'| {name} | {value} |' for name, value in rows.items())
+  elif model.cell.needs_whole_document:  # It cannot generate.
+    task, use = '', _EVALUATION
+  tag = f'pipeline_tag: {task}\n' if task else ''
+  escaped = {name: value.replace('|', r'\|') for name, value in rows.items()}
+  table = '\n'.join(f'| {name} | {value} |' for name, value in escaped.items())
   return f"""---
 library_name: meliad_rec
-pipeline_tag: {task}
-tags:
+{tag}tags:
 - jax
 - flax
 - recurrent
@@ -130,7 +134,8 @@ run = meliad_rec.load_run('FOLDER')  # this folder; needs meliad_rec[export]
 ```
 
 `meliad-rec train --init_from=FOLDER` begins a new run with these parameters.
-`config.gin` has all settings of the training, including the paths of its data.
+`config.gin` has all settings of the training, including the paths of its data,
+and `run.json` the folder in which it was started.
 
 ## Data, license and limits
 

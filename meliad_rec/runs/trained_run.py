@@ -423,7 +423,8 @@ class TrainedRun(ObservedRun):
     else:  # Only these parameters were evaluated.
       rows |= display.quality(self.workdir, self.step)
     name = Path(out).absolute().name
-    facts = {k: v for k, v in self._facts.items() if k != 'config'}
+    hidden = 'config', 'started_in', 'began with'  # The last two are paths.
+    facts = {k: v for k, v in self._facts.items() if k not in hidden}
     facts |= {'step': self.step, 'tokenizer': self.vocabulary.identity}
     card = display.as_card(name, rows, self.labels, self.sharded.model)
     files = run_folder.files(self.workdir)

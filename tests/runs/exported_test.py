@@ -4,12 +4,14 @@ import base64
 import json
 import re
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.runs import display
 from meliad_rec.runs import exported
 from meliad_rec.runs.trained_run import load_run
 from meliad_rec.storage.checksums import digest
@@ -53,6 +55,24 @@ def test_what_an_exported_folder_holds(whole):
   assert card.startswith('---\nlibrary_name: meliad_rec\n')
   assert '| model | WindowLayer, BlockRecurrentLayer, width 16 |' in card
   assert re.search(r'\| validation bits_per_byte \| [\d.]+ bits/byte \|', card)
+
+
+def test_the_parameters_name_no_folder(run, tmp_path, monkeypatch):
+  monkeypatch.setitem(run._facts, 'began with', '/home/me/source')
+  run.export(tmp_path / 'model')
+  assert load_run(tmp_path / 'model').started_in == run.started_in
+  content = (tmp_path / 'model' / exported.PARAMETERS).read_bytes()
+  assert run.started_in and run.started_in.encode() not in content
+  assert b'/home/me/source' not in content
+
+
+def test_a_card_promises_what_a_model_can_do():
+  whole = types.SimpleNamespace(needs_whole_document=True)
+  model = types.SimpleNamespace(encoder=None, cell=whole)
+  card = display.as_card('a', {'words': '| and'}, False, model)
+  assert 'generat' not in card and 'pipeline_tag' not in card
+  assert "run.evaluate('some text')" in card
+  assert '| words | \\| and |\n' in card
 
 
 def test_every_bit_of_every_dtype_returns(tmp_path):
