@@ -31,6 +31,7 @@ from meliad_rec.runs import folder
 from meliad_rec.runs import training
 from meliad_rec.storage.checksums import digest
 from meliad_rec.storage.workdir import check_writable
+from meliad_rec.storage.workdir import full_name
 from meliad_rec.storage.workdir import in_bucket
 from meliad_rec.storage.workdir import place
 from meliad_rec.training import profile
@@ -130,7 +131,7 @@ def work() -> int:
     print(
       f'{"Stopped at" if reason else "Finished"} step {run.step} after '
       f'{run.goodput.whole:.0f} s{": " + reason if reason else ""}. Results: '
-      f'{run.workdir if in_bucket(run.workdir) else run.workdir.resolve()}'
+      + full_name(run.workdir)
     )
     if reason and run.checkpoints.exit_code:
       again = 'Repeat the command to resume'

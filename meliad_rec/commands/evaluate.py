@@ -36,6 +36,7 @@ from meliad_rec.report.console import Countdown
 from meliad_rec.report.console import counted
 from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.storage import output_file
+from meliad_rec.storage.workdir import full_name
 
 # Arguments that the help shows, besides flags.
 ARGUMENTS = run_flags.ARGUMENTS
@@ -135,7 +136,7 @@ def main(argv: list[str]) -> None:
     losses.write(args.out)
     print(f'wrote {args.out}')
   if args.metrics:
-    about = {'run': str(Path(args.workdir).resolve()), 'step': run.step}
+    about = {'run': full_name(args.workdir), 'step': run.step}
     found = {k: journal.to_json(float(v)) for k, v in metrics.items()}
     text = json.dumps({**about, **found, 'trivial': dict(trivial)}, indent=1)
     output_file.write(Path(args.metrics), f'{text}\n')
@@ -229,7 +230,7 @@ def measure(
     )
   if losses:
     losses.about.update(
-      run=str(Path(args.workdir).resolve()),
+      run=full_name(args.workdir),
       step=run.step,
       segment=sharded.segment,
       clear_state=sharded.model.clear_state,

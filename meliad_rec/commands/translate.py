@@ -34,6 +34,7 @@ from meliad_rec.report.console import counted
 from meliad_rec.runs import exported
 from meliad_rec.runs import folder
 from meliad_rec.storage import output_file
+from meliad_rec.storage.workdir import full_name
 from meliad_rec.storage.workdir import place
 
 # Arguments that the help shows, besides flags.
@@ -140,7 +141,7 @@ def main(argv: list[str]) -> None:
     sys.stdout.writelines(f'{target}\n' for target in targets)
   if args.metrics:
     scores = text_scores.measure(targets, references)
-    about = {'run': str(Path(argv[1]).resolve()), 'step': run.step}
+    about = {'run': full_name(argv[1]), 'step': run.step}
     about |= translation.facts | {'average': run.average}
     text = json.dumps(about | scores, indent=1)
     output_file.write(Path(args.metrics), f'{text}\n')

@@ -71,6 +71,16 @@ def place(workdir: str | os.PathLike) -> Path | epath.Path:
   return epath.Path(name) if in_bucket(name) else Path(expand_home(name))
 
 
+def full_name(workdir: str | os.PathLike) -> str:
+  """Returns the absolute path of the folder of a run, or its gs:// address.
+
+  Raises:
+    ValueError: as in `place`.
+  """
+  folder = place(workdir)
+  return f'{folder if in_bucket(folder) else folder.resolve()}'
+
+
 def check_writable(folder: Path | epath.Path) -> None:
   """Checks quickly that a run can write to a folder; creates nothing.
 

@@ -13,6 +13,7 @@ import pytest
 
 from meliad_rec.distributed import hosts
 from meliad_rec.runs.trained_run import load_run
+from meliad_rec.storage.workdir import full_name
 from meliad_rec.storage.workdir import local
 from meliad_rec.storage.workdir import LOCK
 from meliad_rec.storage.workdir import Lock
@@ -36,6 +37,8 @@ def test_a_bucket_and_a_folder():
     assert place(name) == local(name, 'A store') == Path(name)
   assert place('~/a') == local('~/a', 'A store') == Path.home() / 'a'
   assert str(place('gs://bucket/run') / 'a') == 'gs://bucket/run/a'
+  assert full_name('gs://bucket/run') == 'gs://bucket/run'
+  assert full_name('a/../b') == str(Path('b').absolute())
   with pytest.raises(ValueError, match='gs:/bucket/run'):
     place(Path('gs://bucket/run'))
 
