@@ -114,8 +114,12 @@ def test_data_that_have_changed_are_told(known, told, caplog):
   assert ('The data have changed since' in caplog.text) == told
 
 
+@pytest.mark.parametrize(
+  ('workdir', 'recorded'),
+  [('run', str(Path('run').resolve())), ('gs://b/run', 'gs://b/run')],
+)
 def test_labels_are_told_beside_what_trivial_answers_reach(
-  monkeypatch, capsys, tmp_path
+  monkeypatch, capsys, tmp_path, workdir, recorded
 ):
   task = RandomWalk(episodes=30, actions=9, episodes_per_document=1)
   config = types.SimpleNamespace(argument=lambda *_: task)
@@ -127,14 +131,15 @@ def test_labels_are_told_beside_what_trivial_answers_reach(
   monkeypatch.setattr(evaluate.run_flags, 'open_run', lambda *_: run)
   monkeypatch.setattr(evaluate, 'measure', lambda *_: (measured, None))
   file = tmp_path / 'test.json'
-  command.run(evaluate, '--workdir=run', '--split=test', f'--metrics={file}')
+  given = f'--workdir={workdir}', '--split=test', f'--metrics={file}'
+  assert command.run(evaluate, *given) == 0
   first, error, _, *trivial, wrote = capsys.readouterr().out.splitlines()
   assert wrote == f'wrote {file}'
   written = json.loads(file.read_text(), parse_constant=pytest.fail)
   written['word_perplexity'] = float(written['word_perplexity'])
   assert written.pop('trivial') == task.baselines('test')
-  assert written == {'run': str(Path('run').resolve()), 'step': 7} | measured
-  assert first.startswith('step 7 of run: 3 documents, 30 tokens, ')
+  assert written == {'run': recorded, 'step': 7} | measured
+  assert first.startswith(f'step 7 of {workdir}: 3 documents, 30 tokens, ')
   assert first.endswith('30 words, 27 scored')
   assert error.split() == ['error', '0.125', 'share', 'of', 'scored', 'tokens']
   found = {line.split()[0]: float(line.split()[1]) for line in trivial}
