@@ -393,9 +393,10 @@ def result(run: TableRun) -> dict:
     late = [v for v, at in points if at > 0.9 * last or at == points[-1][1]]
     value = statistics.fmean(late)
   trained = [each for each in records if each.get('split') == 'train']
+  seconds = seconds or [float('nan')]
   values = (
     *(run.label, run.name, run.seed, facts['parameters']),
-    *(statistics.median(seconds or [float('nan')]), last),
+    *(statistics.median(seconds), statistics.fmean(seconds), last),
     *(sum(each['tokens'] for each in trained), metric, step, value),
   )
   found = dict(zip(results.COLUMNS, values, strict=True))

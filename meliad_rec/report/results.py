@@ -21,10 +21,11 @@ _TIME = 'ms per step'
 _TIMES = re.compile(
   f'{_TIME}|minutes per .* steps|step time to .*|.*(words|steps)/s'
 )
-# Columns of runs.csv that come before the splits.
+# Columns of runs.csv that come before the splits. step_seconds is the median
+# over the reports of a run, so that what else the machine does hardly counts.
 COLUMNS = (
-  *('row', 'run', 'seed', 'parameters', 'step_seconds', 'steps', 'tokens'),
-  *('metric', 'best_step', 'validation'),
+  *('row', 'run', 'seed', 'parameters', 'step_seconds', 'mean_step_seconds'),
+  *('steps', 'tokens', 'metric', 'best_step', 'validation'),
 )
 
 
@@ -124,14 +125,17 @@ def map_times(name: str, rows: dict[str, list[dict]]) -> dict:
   The value is None where there is none.
 
   Args:
-    name: 'minutes per N steps'; 'step time to ROW', the ratio to another row;
-      'training K words/s', where tokens count as words (of pairs, only the
-      tokens of targets); or 'training K steps/s', for agents.
+    name: 'minutes per N steps', by the mean time of a step; 'step time to ROW',
+      the ratio to another row; 'training K words/s', where tokens count as
+      words (of pairs, only the tokens of targets); or 'training K steps/s', for
+      agents.
     rows: result of `by_row`.
   """
-  seconds = {row: mean(runs, 'step_seconds') for row, runs in rows.items()}
   if found := re.fullmatch(r'minutes per (\d+) steps', name):
-    return {row: int(found[1]) * s / 60 for row, s in seconds.items()}
+    # Steps of models that halt take longer or shorter as these learn.
+    steps, column = int(found[1]), 'mean_step_seconds'
+    return {row: steps * mean(runs, column) / 60 for row, runs in rows.items()}
+  seconds = {row: mean(runs, 'step_seconds') for row, runs in rows.items()}
   if name in ('training K words/s', 'training K steps/s'):
     tokens = {row: runs[0]['tokens'] for row, runs in rows.items()}
     steps = {row: runs[0]['steps'] for row, runs in rows.items()}

@@ -102,6 +102,19 @@ def test_what_papers_report_is_beside_what_was_measured(own, out, capsys):
   assert (out / 'figure.png').read_bytes()[1:4] == b'PNG'
 
 
+def test_the_time_of_an_epoch_is_by_the_mean_step(own, out, capsys):
+  path = out / 'a_seed0' / folder.FACTS
+  name = 'minutes per 60 steps'
+  facts = json.loads(path.read_text()) | {'published': {name: 5}}
+  path.write_text(json.dumps(facts))
+  steps = journal.Journal(out / 'a_seed0' / journal.NAME)
+  steps.append({'step': 9, 'split': 'train', 'step_seconds': 4.5, 'tokens': 16})
+  steps.close()
+  arguments = own, f'--out={out}', '--rows=a', '--only_report'
+  assert command.run(reproduce, *arguments) == 0
+  assert '| 500 | 2.5000 | 1.5 / 5 |' in capsys.readouterr().out
+
+
 def test_evaluations_before_the_newest_training_are_left_out(own, out, capsys):
   for name in 'a_seed0', 'b_seed0':
     metrics = out / name / 'test_64.json'
@@ -119,7 +132,8 @@ def test_rows_are_compared_by_a_metric_that_all_have(tmp_path):
   """Pictures name this metric, and the table its column."""
 
   def row(name, seconds, **splits):
-    values = name, name, 0, 9, seconds, 10, 5000, 'loss_nats_per_token', 10, 0.5
+    values = name, name, 0, 9, seconds, seconds, 10, 5000
+    values += 'loss_nats_per_token', 10, 0.5
     return dict(zip(results.COLUMNS, values, strict=True)) | splits
 
   bleu = 'test:tokenized_bleu'
@@ -372,8 +386,9 @@ def test_training_is_followed_by_an_evaluation_of_its_best_step(own, out):
 
 
 RESULT = {'row': 'a', 'run': 'a_seed0', 'seed': 0, 'parameters': 1, 'steps': 1}
-RESULT |= {'tokens': 1, 'step_seconds': 1.0, 'metric': 'bits_per_byte'}
-RESULT |= {'best_step': 1, 'validation': 2.0, 'test': 2.0}
+RESULT |= {'tokens': 1, 'step_seconds': 1.0, 'mean_step_seconds': 1.0}
+RESULT |= {'metric': 'bits_per_byte', 'best_step': 1}
+RESULT |= {'validation': 2.0, 'test': 2.0}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_figures_are_drawn_over_numbers_of_splits_or_of_rows():
 
 def test_a_published_time_is_beside_the_measured_one():
   def row(name, seconds, **published):
-    values = name, name, 0, 9, seconds, 10, 5000, 'error', 10, 0.5
+    values = name, name, 0, 9, seconds, 2 * seconds, 10, 5000, 'error', 10, 0.5
     published = {f'published {k}': v for k, v in published.items()}
     return dict(zip(results.COLUMNS, values, strict=True)) | published
 
@@ -41,14 +41,14 @@ def test_a_published_time_is_beside_the_measured_one():
   ]
   cells = [[each.strip() for each in line.split('|')[5:-2]] for line in lines]
   assert cells == [
-    ['500 / 178', '0.5000', '2 / 1.5', '0.5 / 5', '1', '1', ''],
-    ['250', '0.5000', '1 / 1', '0.25', '2 / 9', '2 / 3', '7'],
+    ['500 / 178', '0.5000', '2 / 1.5', '1 / 5', '1', '1', ''],
+    ['250', '0.5000', '1 / 1', '0.5', '2 / 9', '2 / 3', '7'],
   ]
 
 
 def test_a_change_from_a_negative_value_has_its_sign():
   def row(name, value):
-    values = name, name, 0, 9, 0.5, 10, 5000, 'mean_return', 10, value
+    values = name, name, 0, 9, 0.5, 0.5, 10, 5000, 'mean_return', 10, value
     return dict(zip(results.COLUMNS, values, strict=True))
 
   text = results.table('t', [row('a', -4.0), row('b', -3.0)])
