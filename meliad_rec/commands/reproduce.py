@@ -16,10 +16,11 @@ gin/scale/gpu, fits one GPU. Rows without a file in gin/scale are left out. The
 table is in OUT/table.md, with the published value after a slash; the results of
 each run are in OUT/runs.csv, the curves in OUT/curves.png, and the results over
 the time of a training step in OUT/cost.png. If rows or splits differ by a
-number, such as test_64 and test_128, OUT/figure.png shows the results over it.
-If rows have different metrics, there is a table and a set of figures for each.
-If a run fails, the others continue. When run again, the command resumes what is
-not finished.
+number, such as test_64 and test_128, OUT/figure.png shows the results over it,
+or over the parameters of the rows, if a number of these is published. If rows
+have different metrics, there is a table and a set of figures for each. If a run
+fails, the others continue. When run again, the command resumes what is not
+finished.
 
 --sweep trains each row with each value of a setting, and names the best on the
 validation split, such as the ponder cost of the dynamic-halt paper:
@@ -356,9 +357,10 @@ def wanted(run: TableRun) -> list[str]:
   values = [name for name in facts['published'] if not results.is_time(name)]
   if facts['published'] and not values:
     return []
-  # The best value on the validation split is in the journal of the run. Names
-  # of several words are other data, such as 'arXiv tokens'.
-  names = [name for name in values if ' ' not in name and name != 'validation']
+  # Columns, such as the best value on the validation split, are known from the
+  # run. Names of several words are other data, such as 'arXiv tokens'.
+  others = {*results.COLUMNS}
+  names = [name for name in values if ' ' not in name and name not in others]
   return names or ['test']
 
 

@@ -7,6 +7,8 @@ import os
 import pathlib
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from meliad_rec.metrics import metrics
 from meliad_rec.report import journal
 from meliad_rec.storage import output_file
@@ -76,9 +78,9 @@ def lines(
 
   Args:
     panels: {what the number is, in words: {name in the legend: [(number, values
-      of all seeds)]}}. A curve is their mean, and a band reaches from the least
-      to the greatest value. A name that ends in '(published)' is dashed, in the
-      color of the curve before.
+      of all seeds)]}}. A curve is their mean, and a band reaches one standard
+      deviation below and above it. A name that ends in '(published)' is dashed,
+      in the color of the curve before.
     out: path of the PNG, which is written whole or not at all.
     metric: name of the metric.
   """
@@ -95,19 +97,20 @@ def _draw_lines(axes, curves):
   color = -1
   for name, points in curves.items():
     numbers, values = zip(*points, strict=True)
-    means = [sum(each) / len(each) for each in values]
+    means, spreads = np.array([(np.mean(v), np.std(v)) for v in values]).T
     is_published = name.endswith('(published)')
     color += not is_published
     style = {'ls': '--', 'alpha': 0.6} if is_published else {'marker': 'o'}
     axes.plot(numbers, means, color=f'C{color}', label=name, **style)
-    lowest, highest = [min(each) for each in values], map(max, values)
-    axes.fill_between(
-      numbers, lowest, [*highest], color=f'C{color}', alpha=0.15, linewidth=0
-    )
+    band = means - spreads, means + spreads
+    axes.fill_between(numbers, *band, color=f'C{color}', alpha=0.15, lw=0)
   ticks = sorted({number for each in curves.values() for number, _ in each})
   if ticks[-1] >= 8 * ticks[0] > 0:
     axes.set_xscale('log', base=2)
-  axes.set_xticks(ticks, [f'{tick:g}' for tick in ticks])
+    # The labels of close numbers would overlap.
+    ticks = [b for a, b in itertools.pairwise([0, *ticks]) if b > 1.2 * a]
+  labels = [f'{n:g}' if n < 1e5 else f'{n / 1e6:,.4g} M' for n in ticks]
+  axes.set_xticks(ticks, labels)
   axes.minorticks_off()
   axes.grid(alpha=0.3)
   axes.legend(fontsize='small')

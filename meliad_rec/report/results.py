@@ -17,6 +17,8 @@ from meliad_rec.metrics.metrics import unit
 PUBLISHED = 'published '
 # A published value of this name is in the column of the time of a step.
 _TIME = 'ms per step'
+# That of a published number of parameters.
+_SIZE = 'parameters'
 # Names of published times and speeds.
 _TIMES = re.compile(
   f'{_TIME}|minutes per .* steps|step time to .*|.*(words|steps)/s'
@@ -77,13 +79,14 @@ def table(name: str, results: list[dict]) -> str:
     for key in each
     if key.startswith(PUBLISHED)
   )
-  others = [each for each in published if each not in (*columns, _TIME)]
+  beside = {*columns, _TIME, _SIZE}
+  others = [each for each in published if each not in beside]
   times = [name for name in others if any(map_times(name, rows).values())]
   others = [each for each in others if each not in times]
   first = next(iter(rows))
   has_seeds = any(len(runs) > 1 for runs in rows.values())
   meaning = 'mean ± standard deviation [median] over seeds'
-  if times or published.keys() & {*columns, _TIME}:
+  if times or published.keys() & beside:
     meaning += ' / published'
   head = ['row', 'seeds', 'parameters', 'tokens', 'ms/step', *columns]
   head += ['best seed'] * has_seeds
@@ -100,7 +103,7 @@ def table(name: str, results: list[dict]) -> str:
     cells = [
       row,
       str(len(runs)),
-      f'{runs[0]["parameters"]:,}',
+      beside_published(runs[0]['parameters'], ',', runs, _SIZE),
       f'{runs[0]["tokens"]:,}',
       beside_published(1000 * mean(runs, 'step_seconds'), '.0f', runs, _TIME),
       *(cell(runs, column) for column in columns),
@@ -152,7 +155,7 @@ def beside_published(
   """Returns a number as text, and what is published of it after a slash."""
   text = '-' if value is None else format(value, form)
   published = runs[0].get(PUBLISHED + name)
-  return text if published is None else f'{text} / {published}'
+  return text if published is None else f'{text} / {published:,}'
 
 
 def costs(results: list[dict]) -> dict[str, tuple[float, float, int]]:
@@ -222,16 +225,20 @@ def over_splits(results: list[dict]) -> dict[str, Curves]:
 def over_rows(results: list[dict]) -> dict[str, Curves]:
   """Returns the values of `compared` over the numbers in the names of rows.
 
-  Such rows are passes_2 and passes_4. The result has the form of that of
-  `over_splits`.
+  Such rows are passes_2 and passes_4. If a number of parameters is published,
+  the numbers mean sizes, and each is replaced by the parameters of the row. The
+  result has the form of that of `over_splits`.
   """
   curves, column = {}, compared(results)
+  sizes = any(PUBLISHED + _SIZE in each for each in results)
   for row, runs in by_row(results).items():
     base, number = split_name(row)
     if number is not None:
       values = [each[column] for each in runs if column in each]
+      number = runs[0]['parameters'] if sizes else number
       _add(curves, base or row, number, values)
-  return _longer({f'N of the row ..._N ({column})': curves})
+  what = 'parameters' if sizes else 'N of the row ..._N'
+  return _longer({f'{what} ({column})': curves})
 
 
 def _add(curves: Curves, name: str, number: float, values: list[float]) -> None:

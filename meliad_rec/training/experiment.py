@@ -90,8 +90,9 @@ class Experiment:
       loggers.WandB; None: they are written only to the folder of the run.
     published: {name: value that a paper reports; None if it gives none}. A name
       is a split ('test_128', for best_metric), SPLIT:METRIC
-      ('test_400:sequence_accuracy'), or words that are not a split ('arXiv
-      tokens'). `meliad-rec reproduce` shows the values beside those measured.
+      ('test_400:sequence_accuracy'), 'parameters', or words that are not a
+      split ('arXiv tokens'). `meliad-rec reproduce` shows the values beside
+      those measured.
     published_data: the name in `published`, such as 'arXiv tokens', to which
       the split 'test' of this run corresponds. None: there is no such name.
 

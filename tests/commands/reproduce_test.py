@@ -104,15 +104,16 @@ def test_what_papers_report_is_beside_what_was_measured(own, out, capsys):
 
 def test_the_time_of_an_epoch_is_by_the_mean_step(own, out, capsys):
   path = out / 'a_seed0' / folder.FACTS
-  name = 'minutes per 60 steps'
-  facts = json.loads(path.read_text()) | {'published': {name: 5}}
+  published = {'minutes per 60 steps': 5, 'parameters': 1200}
+  facts = json.loads(path.read_text()) | {'published': published}
   path.write_text(json.dumps(facts))
   steps = journal.Journal(out / 'a_seed0' / journal.NAME)
   steps.append({'step': 9, 'split': 'train', 'step_seconds': 4.5, 'tokens': 16})
   steps.close()
   arguments = own, f'--out={out}', '--rows=a', '--only_report'
   assert command.run(reproduce, *arguments) == 0
-  assert '| 500 | 2.5000 | 1.5 / 5 |' in capsys.readouterr().out
+  row = '| a | 1 | 1,234 / 1,200 | 64 | 500 | 2.5000 | 1.5 / 5 |'
+  assert row in capsys.readouterr().out
 
 
 def test_evaluations_before_the_newest_training_are_left_out(own, out, capsys):
@@ -321,6 +322,7 @@ def test_whatever_ends_the_table_stops_its_runs(tmp_path, monkeypatch, stop):
     ({'training K steps/s': 3.0, 'ms per step': 1.0}, ['train']),
     ({'PG19 tokens': 3.5}, ['train', 'evaluate']),
     ({'validation': 2.5}, ['train', 'evaluate']),
+    ({'parameters': 40_000_000}, ['train', 'evaluate']),
     ({}, ['train', 'evaluate']),
   ],
 )

@@ -57,6 +57,25 @@ def test_what_trivial_answers_reach_is_dashed(run, drawn):
   assert a.get_label() == 'one, trivial/a'
 
 
+def test_a_band_is_a_standard_deviation_about_the_mean(drawn, tmp_path):
+  curves = {'a': [(2, [1.0, 1.0, 4.0]), (8, [3.0])]}
+  plot.lines({'passes': curves}, tmp_path / 'lines.png', 'error')
+  (axes,) = drawn[0].axes
+  assert axes.lines[0].get_xydata().tolist() == [[2, 2], [8, 3]]
+  (band,) = axes.collections
+  corners = {tuple(each) for each in band.get_paths()[0].vertices.round(3)}
+  assert corners == {(2, 0.586), (2, 3.414), (8, 3)}  # 2 -+ the root of 2.
+
+
+def test_numbers_of_parameters_are_millions(drawn, tmp_path):
+  sizes = {'rec': [40_400_000, 1_279_000_000], 'xl': [40_900_000, 327_200_000]}
+  curves = {name: [(x, [1.0]) for x in each] for name, each in sizes.items()}
+  plot.lines({'parameters': curves}, tmp_path / 'lines.png', 'error')
+  (axes,) = drawn[0].axes
+  labels = [label.get_text() for label in axes.get_xticklabels()]
+  assert labels == ['40.4 M', '327.2 M', '1,279 M']
+
+
 def test_what_is_not_there(run, tmp_path):
   with pytest.raises(ValueError, match='metrics.jsonl'):
     plot.plot(tmp_path)

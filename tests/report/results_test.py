@@ -23,6 +23,21 @@ def test_figures_are_drawn_over_numbers_of_splits_or_of_rows():
   assert results.over_rows(rows[:1]) == {}
 
 
+def test_a_series_of_sizes_is_drawn_over_parameters():
+  rows = [
+    {'row': f'{name}_{n}', 'parameters': 3 * n + more, 'validation': n / 80}
+    for n in (80, 40)
+    for name, more in (('rec', 0), ('xl', 1))
+  ]
+  rows[0]['published parameters'] = 80_000_000
+  assert results.over_rows(rows) == {
+    'parameters (validation)': {
+      'rec': [(120, [0.5]), (240, [1.0])],
+      'xl': [(121, [0.5]), (241, [1.0])],
+    }
+  }
+
+
 def test_a_published_time_is_beside_the_measured_one():
   def row(name, seconds, **published):
     values = name, name, 0, 9, seconds, 2 * seconds, 10, 5000, 'error', 10, 0.5
