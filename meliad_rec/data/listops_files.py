@@ -34,6 +34,7 @@ class _Files(LabeledSequences):
       examples with a longer one are left out. None leaves out none.
     ends: whether a sequence has START and END.
     fetch: how to get the files, for the error message.
+    validation_like_train: whether max_length also holds for validation.
 
   Raises:
     ValueError: there are no files, they cannot be read, or a line has another
@@ -44,6 +45,7 @@ class _Files(LabeledSequences):
   max_length: int | None = None
   ends: bool = True
   fetch: str | None = None
+  validation_like_train: bool = True
 
   def __post_init__(self):
     path = check_pattern('path', self.path, self._flag)
@@ -65,7 +67,8 @@ class _Files(LabeledSequences):
 
   def examples(self, split: str) -> Iterator[tuple[str, list[np.ndarray], int]]:
     (path,) = self.files[split]
-    limited = self.max_length is not None and split in ('train', 'validation')
+    short = {'train', 'validation'} if self.validation_like_train else {'train'}
+    limited = self.max_length is not None and split in short
     for number, line in enumerate(read_lines(path), 1):
       try:
         texts, label = self._parse(line.split('\t'))

@@ -46,6 +46,13 @@ def test_long_expressions_are_left_out_of_train_but_not_of_tests(tmp_path):
   assert [len(data.documents(s).names) for s in ('train', 'test')] == [1, 2]
 
 
+def test_validation_leaves_out_long_expressions_unless_it_has_all(tmp_path):
+  path = write(tmp_path, train='1\t1\n', val='4\t[SM 2 2 ]\n1\t1\n')
+  for like_train, count in (True, 1), (False, 2):
+    data = ListOpsFiles(path, 3, validation_like_train=like_train)
+    assert len(data.documents('validation').names) == count
+
+
 def test_relations_of_formulas(tmp_path):
   path = write(tmp_path, test_7='<\t( a ( and b ) )\ta\n')
   data = LogicalInferenceFiles(path)

@@ -11,16 +11,20 @@ from meliad_rec.data.synthetic.associative_recall import AssociativeRecall
 from meliad_rec.data.synthetic.copying import Copying
 from meliad_rec.data.synthetic.counting import Counting
 from meliad_rec.data.synthetic.needle import Needle
+from meliad_rec.data.synthetic.pathfinder import Pathfinder
 from meliad_rec.data.synthetic.word_problem import WordProblem
 
 # Further settings of some tasks, as in papers and in `meliad-rec bench tasks`.
 VARIANTS = {
   'Algorithm5': Algorithm(variables=5),
+  'AlgorithmEquality': Algorithm(equality=True),
   'Brackets': Arithmetic(brackets=True),
   'Rewrites': AssociativeRecall(rewrites=0.5),
   'Reverse': Copying(backward=True),
   'Counting1000': Counting(max_size=1000, test_sizes=(50, 1000, 2000)),
   'VariableTracking': Needle(chains=4, hops=2),
+  'Pathfinder6': Pathfinder(contour_length=6),
+  'Pathfinder9': Pathfinder(contour_length=9),
   'Parity': WordProblem(group='Z2', max_size=40, test_sizes=(64, (40, 256))),
   'A5': WordProblem(group='A5'),
   'S5': WordProblem(group='S5'),

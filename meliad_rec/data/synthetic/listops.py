@@ -13,10 +13,11 @@ expressions of the training set are validation, and there are test splits with
 longer expressions, with more arguments, and as in the Long Range Arena (Tay et
 al. 2021).
 
-There is one difference from their splits: validation here, like train, leaves
-out expressions of more than 100 words, because they do not fit in a training
-segment. 891 of the 1,000 expressions remain. They are easier on average than
-those left out. The split test has expressions of all lengths.
+There is one difference from their splits, unless validation_like_train=False:
+validation here, like train, leaves out expressions of more than 100 words,
+because they do not fit in a training segment. 891 of the 1,000 expressions
+remain. They are easier on average than those left out. The split test has
+expressions of all lengths.
 
 LRAListOps trains on expressions as long as in the Long Range Arena.
 """
@@ -137,6 +138,8 @@ class ListOps(_Expressions):
     test_trees: number of expressions in each out-of-distribution test split.
     seed: seed of the expressions.
     ends: whether documents and vocabulary have the words START and END.
+    validation_like_train: whether max_length also holds for validation. Without
+      it, validation has all lengths, as the authors' has.
   """
 
   trees: int = 100_000
@@ -146,6 +149,7 @@ class ListOps(_Expressions):
   test_trees: int = 2000
   seed: int = 0
   ends: bool = True
+  validation_like_train: bool = True
 
   splits = ('train', 'validation', 'test', 'test_short', *_TESTS)
 
@@ -163,7 +167,8 @@ class ListOps(_Expressions):
       'validation': (0, hundredth),
     }.get(split, (-tenth, None))
     items = list(self._all.items())[first:last]
-    if split != 'test':
+    whole = {'test'} if self.validation_like_train else {'test', 'validation'}
+    if split not in whole:
       items = [item for item in items if len(item[0]) <= self.max_length]
     if not items:
       raise ValueError(

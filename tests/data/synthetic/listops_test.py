@@ -166,6 +166,10 @@ def test_counts():
     ]
     assert [w for w, _ in spelled(TASK, split)] == fitting
   assert max(map(len, words['test'])) > 32
+  other = dataclasses.replace(TASK, validation_like_train=False)
+  validation = [w for w, _ in spelled(other, 'validation')]
+  assert validation == words['validation'] and max(map(len, validation)) > 32
+  assert [*spelled(other, 'train')] == [*spelled(TASK, 'train')]
   for split in (*LENGTHS, *TESTS):
     assert len(TASK.documents(split)) == 40
 
