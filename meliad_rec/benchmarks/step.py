@@ -13,6 +13,12 @@ the table:
   and `xl L 4W` have windows of twice and four times the length.
 - rec GATE:CONFIGURATION: Block-Recurrent Transformer with one recurrent layer.
 - feedback GATE:CONFIGURATION: Transformer with block feedback.
+
+At the sizes of the paper, all rows are experiments, also its Memorizing
+Transformer. On accelerators with enough memory, this compares them:
+
+  meliad-rec bench experiments block_recurrent/table1_slide_13l \\
+    block_recurrent/table1_rec_fixed_skip block_recurrent/table1_memorizing_64k
 """
 
 from collections.abc import Callable

@@ -11,8 +11,8 @@ the gin files in a folder of your own. Each row is trained once for each seed,
 in OUT/ROW_seedN. Then its best checkpoint is evaluated on the test splits that
 the paper reports, or on --splits. Translations and summaries are written by the
 newest checkpoint, and scored. --scale=cpu makes the runs so small that two
-cores train most rows in half an hour; --scale=gpu, for the tables in
-gin/scale/gpu, fits one GPU. Rows without a file in gin/scale are left out. The
+cores train most rows in half an hour; --scale=gpu fits one GPU, and exists only
+for block_recurrent/table1. Rows without a file in gin/scale are left out. The
 table is in OUT/table.md, with the published value after a slash; the results of
 each run are in OUT/runs.csv, the curves in OUT/curves.png, and the results over
 the time of a training step in OUT/cost.png. If rows or splits differ by a
@@ -154,8 +154,8 @@ def define_flags() -> None:
     'scale',
     'paper',
     'Size of the runs: paper; cpu, for two cores; or gpu, for one GPU, which '
-    'only the tables in gin/scale/gpu have. Rows without this scale are left '
-    'out, and the exit code is then 1.',
+    'only block_recurrent/table1 has. Rows without this scale are left out, '
+    'and the exit code is then 1.',
   )
   flags.DEFINE_multi_string(
     'gin_file',
