@@ -35,11 +35,17 @@ def test_on_a_cpu_xla_runs(kind):
 
 
 @kinds
-def test_under_a_mesh_it_is_the_same(kind):
+@pytest.mark.parametrize('implementation', ['auto', 'tpu_interpreted'])
+def test_under_a_mesh_it_is_the_same(kind, implementation):
+  """On a mesh of CPUs, 'auto' is XLA only, which divides its work itself."""
   attend, make, sizes = KINDS[kind]
-  expected = examples.both(attend, make(**sizes))
+  dropout = Dropout(jax.random.key(0), 0.5)
+  run = lambda: examples.both(
+    attend, make(**sizes), dropout, implementation=implementation
+  )
+  expected = run()
   with jax.set_mesh(partition.make_mesh(2, 2, 2)):
-    found = examples.both(attend, make(**sizes))
+    found = run()
   close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
   jax.tree.map(close, found, expected)
 
