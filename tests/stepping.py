@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meliad_rec.recurrence.early_exit import initial_carry
+from meliad_rec.recurrence.early_exit import take_step
+
 B, D, S, MOST = 4, 6, 3, 6
 
 # Steps that each row takes; LIVE says which rows begin at all.
@@ -64,6 +67,16 @@ def given(need, rows=B, dtype='float32'):
   live_B = jnp.arange(rows) < rows - 1
   state = {'h': normal(rows, D), 'live': live_B.astype(jnp.float32)}
   return shared, of_rows, state
+
+
+def masked_loop(steps, shared, rows, state, max_steps):
+  """Runs all steps in a scan, which has JAX's own gradient: the reference."""
+
+  def body(carry, l):
+    return take_step(steps.step, shared, rows, l, carry)[0], None
+
+  carry = initial_carry(steps.step, shared, rows, state)
+  return jax.lax.scan(body, carry, jnp.arange(max_steps))[0]
 
 
 def outcome(loop, shared, rows, state, most=MOST):

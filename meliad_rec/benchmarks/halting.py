@@ -33,32 +33,16 @@ from meliad_rec.layers.layer_config import EncoderConfig
 from meliad_rec.models.cell import Block
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.cell import run
-from meliad_rec.recurrence.early_exit import initial_carry
-from meliad_rec.recurrence.early_exit import take_step
 
 NEVER = 'never'  # In place of a loop: all steps run, without halting.
+# Options of Universal for each loop.
+_OPTIONS = {
+  'while': {},
+  'no early exit': {'early_exit': False},
+  'compacted': {'inference': 'compacted'},
+  NEVER: {'halt': None},
+}
 _FAR = 10.0  # GELU is the identity around this value.
-
-
-def masked_loop(steps, shared, rows, state, max_steps: int):
-  """Runs all max_steps steps in a scan, which stores the activations of each.
-
-  The docstring of recurrence/early_exit.py describes the arguments and the
-  result (state, sums, ran_B).
-  """
-
-  def body(carry, l):
-    return take_step(steps.step, shared, rows, l, carry)[0], None
-
-  carry = initial_carry(steps.step, shared, rows, state)
-  return jax.lax.scan(body, carry, jnp.arange(max_steps))[0]
-
-
-class MaskedUniversal(Universal):
-  """Universal transformer whose loop never ends early: all steps run."""
-
-  def loop(self, training):
-    return masked_loop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +53,10 @@ class Setting:
     rows: batch size.
     tokens: tokens per row of the batch.
     d_model: width of the model, with 4 heads and an MLP of width 2 d_model.
-    loops: names of loops. 'masked' runs all steps and ignores those after
-      halting. 'while' ends when all rows have halted. 'compacted' also drops
-      halted rows from the batch, and has no gradients. NEVER has no halting.
+    loops: names of loops. 'while' ends when all rows have halted. 'no early
+      exit' runs all steps, though rows that have halted keep their states.
+      'compacted' ends as 'while' does, and also drops halted rows from the
+      batch; only for settings that do not train. NEVER has no halting.
     depths: pairs (steps in which rows halt, maximum number of steps). For the
       first element, see `forced`.
     chunk: tokens per chunk; None means that a row is one chunk.
@@ -114,16 +99,12 @@ def cell(setting: Setting, loop: str, most: int) -> Cell:
     causal=setting.causal,
   )
   layer = EncoderLayer(config, setting.chunk is not None, gated=True)
-  make, options = Universal, {}
-  match loop:
-    case 'masked':
-      make = MaskedUniversal
-    case 'compacted':
-      options = {'inference': loop}
-    case 'never':
-      options = {'halt': None}
-  encoder = make(
-    layer, most, global_halt=True, transition=setting.transition, **options
+  encoder = Universal(
+    layer,
+    most,
+    global_halt=True,
+    transition=setting.transition,
+    **_OPTIONS[loop],
   )
   if setting.chunk is None:
     return Encoder(encoder)
@@ -165,16 +146,24 @@ def forced(params, rows: int, steps: tuple[int, ...]):
 def compiled(setting: Setting, loop: str, steps: tuple[int, ...], most: int):
   """Returns a compiled program and a tuple of its arguments.
 
-  The first result of the program is the number of steps taken by each row or,
-  in causal settings, by each token. The second is the loss or, if the setting
-  trains, the gradients of the parameters.
+  The first result of the program is the depth of each row or, in causal
+  settings, of each token; see HaltingCost. The second is the loss or, if the
+  setting trains, the gradients of the parameters.
 
   Args:
     setting: sizes and choices.
     loop: one of Setting.loops.
     steps: steps in which rows halt; see `forced`.
     most: maximum number of steps.
+
+  Raises:
+    ValueError: the loop is 'compacted', but the setting trains.
   """
+  if loop == 'compacted' and setting.trains:
+    raise ValueError(
+      "The loop 'compacted' is not used in training. Set trains=False, or "
+      "choose 'while'."
+    )
   made, D = cell(setting, loop, most), setting.d_model
   shape = setting.rows, setting.tokens
   x_BTD = jax.random.normal(jax.random.key(1), (*shape, D))
@@ -212,14 +201,14 @@ def compiled(setting: Setting, loop: str, steps: tuple[int, ...], most: int):
 
 DEPTHS = ((3,), 20), ((10,), 20), ((21,), 20)
 SETTINGS = {
-  'exit': Setting(16, 64, 128, ('masked', 'while'), DEPTHS),
+  'exit': Setting(16, 64, 128, ('no early exit', 'while'), DEPTHS),
   'global': Setting(
-    *(16, 64, 128, ('masked', 'while'), DEPTHS),
+    *(16, 64, 128, ('no early exit', 'while'), DEPTHS),
     transition=False,
   ),
   # Causal, because otherwise chunks of 4 tokens take at most 5 steps.
   'chunks': Setting(
-    *(16, 64, 128, ('masked', 'while'), (((3,), 20), ((21,), 20))),
+    *(16, 64, 128, ('no early exit', 'while'), (((3,), 20), ((21,), 20))),
     chunk=4,
     causal=True,
   ),
@@ -227,7 +216,7 @@ SETTINGS = {
     16,
     64,
     128,
-    ('masked', 'while', 'compacted'),
+    ('no early exit', 'while', 'compacted'),
     (((2, 3, 4, 6, 9, 13, 17, 20), 20),),
     trains=False,
   ),
@@ -251,7 +240,8 @@ class HaltingCost:
   Attributes:
     times: times of a call of the program.
     ratio: this time divided by the first row's of the table; see Times.ratio.
-    steps: largest number of steps taken by a row or token of the batch.
+    depth: largest number of steps that changed a row or token. The step in
+      which a row halts does not count.
     temporary_bytes: bytes of temporary memory, according to the compiler.
     epoch_seconds: time of an epoch, estimated from the time of a call; None
       means that it is not shown.
@@ -259,7 +249,7 @@ class HaltingCost:
 
   times: Times
   ratio: float
-  steps: float
+  depth: float
   temporary_bytes: int
   epoch_seconds: float | None
 
@@ -273,7 +263,7 @@ class HaltingCost:
       'ms': f'{self.times.median * 1e3:.0f}',
       'spread': f'{self.times.spread:.0%}',
       f'/ {baseline}': f'{self.ratio:.3f}',
-      'steps': f'{self.steps:.0f}',
+      'depth': f'{self.depth:.0f}',
       'temp MiB': f'{self.temporary_bytes / 2**20:.1f}',
     }
     if self.epoch_seconds is not None:
@@ -307,7 +297,7 @@ def measure(setting: Setting, rounds: int) -> dict[str, HaltingCost]:
     name: HaltingCost(
       times=times[name],
       ratio=times[name].ratio(first),
-      steps=float(jnp.max(program(*arguments)[0])),
+      depth=float(jnp.max(program(*arguments)[0])),
       temporary_bytes=program.memory_analysis().temp_size_in_bytes,
       epoch_seconds=of_epoch(times[name]),
     )

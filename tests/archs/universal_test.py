@@ -11,7 +11,6 @@ import pytest
 from meliad_rec.archs import universal
 from meliad_rec.archs.transformer import Encoder
 from meliad_rec.archs.universal import Universal
-from meliad_rec.benchmarks.halting import MaskedUniversal
 from meliad_rec.distributed import partition
 from meliad_rec.layers.encoder_layer import EncoderLayer
 from meliad_rec.layers.experts import Experts
@@ -23,6 +22,7 @@ from tests import cells
 from tests import plain_encoder
 from tests.architectures import encoder_config
 from tests.cells import assert_close
+from tests.stepping import masked_loop
 
 LENGTHS, T, STEPS = [6, 2, 0, 5], 6, 5
 
@@ -44,6 +44,13 @@ PAPER = dataclasses.replace(
 ENDLESS = Halt(threshold=1 - 1e-9)
 TRAINING = {'dropout': jax.random.key(3)}
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
+class MaskedUniversal(Universal):
+  """Runs all steps, and stores the activations of each."""
+
+  def loop(self, training):
+    return masked_loop
 
 
 def encoder(kind, make=Universal, changes=None, **options):

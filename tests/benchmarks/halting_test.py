@@ -47,19 +47,14 @@ def test_causal_chunks_take_more_steps_than_they_have_tokens():
 @pytest.mark.slow
 def test_a_row_for_each_loop_at_each_depth():
   """The step in which a row finds that it halts does not count."""
-  setting = tiny(
-    'exit', loops=('masked', 'while'), depths=(((4,), 5), ((6,), 5))
-  )
-  rows = halting.measure(setting, 1)
-  assert {name: row.steps for name, row in rows.items()} == {
-    'masked, 4 of 5': 3,
+  rows = halting.measure(tiny('exit', depths=(((4,), 5), ((6,), 5))), 1)
+  assert {name: row.depth for name, row in rows.items()} == {
+    'no early exit, 4 of 5': 3,
     'while, 4 of 5': 3,
-    'masked, 6 of 5': 5,
+    'no early exit, 6 of 5': 5,
     'while, 6 of 5': 5,
   }
-  assert rows['masked, 4 of 5'].ratio == 1
-  least, most = rows['while, 4 of 5'], rows['masked, 4 of 5']
-  assert least.temporary_bytes < most.temporary_bytes
+  assert rows['no early exit, 4 of 5'].ratio == 1
 
 
 @pytest.mark.parametrize(
@@ -79,11 +74,22 @@ def test_what_a_loop_that_ends_needs(name, mib):
 
 def test_what_never_halts_takes_all_steps_and_epochs_are_reckoned():
   rows = halting.measure(tiny('depth', depths=(((2,), 4),)), 1)
-  assert {name: row.steps for name, row in rows.items()} == {
+  assert {name: row.depth for name, row in rows.items()} == {
     'never, 4 of 4': 4,
     'while, 2 of 4': 1,
   }
   row = rows['while, 2 of 4']
   assert row.epoch_seconds == row.times.median * 79_500 / 4
   text = bench.table({'a': row}, halting.BASELINE)
-  assert 'epoch min' in text and '/ first' in text
+  assert 'epoch min' in text and '/ first' in text and ' depth ' in text
+
+
+def test_loops_are_options_of_the_model():
+  """Training uses no 'compacted' loop, so it cannot be measured there."""
+  early_exit = {
+    loop: halting.cell(tiny('exit'), loop, 5).encoder.early_exit
+    for loop in ('no early exit', 'while')
+  }
+  assert early_exit == {'no early exit': False, 'while': True}
+  with pytest.raises(ValueError, match='trains=False'):
+    compiled(tiny('exit'), 'compacted', (3,), 5)

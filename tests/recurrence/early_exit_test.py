@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meliad_rec.benchmarks.halting import masked_loop
 from meliad_rec.recurrence.early_exit import compacted_loop
 from meliad_rec.recurrence.early_exit import while_loop
 from tests.cells import assert_close
 from tests.stepping import B
 from tests.stepping import given
+from tests.stepping import masked_loop
 from tests.stepping import MOST
 from tests.stepping import NEEDS
 from tests.stepping import outcome
