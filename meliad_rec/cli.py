@@ -7,6 +7,7 @@ of the command.
 
 import ast
 from collections.abc import Callable
+from collections.abc import Sequence
 import errno
 import importlib
 import importlib.util
@@ -96,7 +97,7 @@ def run_main(
     try:
       return flags.FLAGS([*map(_expand_home, args)])
     except flags.UnrecognizedFlagError as error:
-      sys.exit(_fail(_unknown_flag(error, _arguments(main))))
+      sys.exit(_fail(_unknown_flag(error, _arguments(main), args)))
     except flags.Error as error:
       sys.exit(_fail(_wrong_flag(str(error))))
 
@@ -246,7 +247,9 @@ def _file_sentence(error) -> str | None:
   )
 
 
-def _unknown_flag(error: flags.UnrecognizedFlagError, arguments: str) -> str:
+def _unknown_flag(
+  error: flags.UnrecognizedFlagError, arguments: str, words: Sequence[str] = ()
+) -> str:
   """Returns the message for a flag that does not exist.
 
   If it has the name of a setting, the message has the --gin_param to type.
@@ -254,9 +257,15 @@ def _unknown_flag(error: flags.UnrecognizedFlagError, arguments: str) -> str:
   Args:
     error: the error of absl.
     arguments: arguments of the command besides flags, as its help shows them.
+    words: the command line.
   """
   from meliad_rec.commands import settings
 
+  near = nearest(error.flagname, flags.FLAGS)
+  unknown = f'There is no flag --{error.flagname}{near}. See --help.'
+  # Only one of the benchmarks takes settings.
+  if arguments.startswith('NAME') and 'experiments' not in words:
+    return unknown
   name = error.flagname.upper().replace('-', '_')
   if 'gin_param' in flags.FLAGS and name in settings.meanings():
     value = error.flagvalue.partition('=')[2] or 'VALUE'
@@ -269,8 +278,7 @@ def _unknown_flag(error: flags.UnrecognizedFlagError, arguments: str) -> str:
       'There is no flag --workdir here. Give the folder of the run as the '
       'first argument, without a flag.'
     )
-  near = nearest(error.flagname, flags.FLAGS)
-  return f'There is no flag --{error.flagname}{near}. See --help.'
+  return unknown
 
 
 def _wrong_flag(text: str) -> str:

@@ -44,7 +44,7 @@ from meliad_rec.config.files import nearest
 from meliad_rec.storage.workdir import local
 
 # Arguments that the help shows, besides flags.
-ARGUMENTS = 'NAME'
+ARGUMENTS = 'NAME [EXPERIMENT ...]'
 
 BENCHES = {
   'step': step,
@@ -87,7 +87,10 @@ def define_flags() -> None:
     'place in the model. For step and recurrence; tried on a CPU only.',
   )
   flags.DEFINE_bool(
-    'json', False, 'Print JSON with all times, in seconds and bytes.'
+    'json',
+    False,
+    'Print JSON, with the time of each round in seconds, sizes in bytes and, '
+    'with --topology, cycles.',
   )
   flags.DEFINE_string(
     'topology',
@@ -99,7 +102,7 @@ def define_flags() -> None:
   flags.DEFINE_multi_string(
     'gin_param',
     [],
-    "experiments: one setting 'NAME = value' of all of them, repeatable.",
+    "experiments: one setting 'NAME = value' for all experiments; repeatable.",
   )
 
   # Flags of the benchmark `tasks`.
@@ -139,15 +142,17 @@ def main(argv: list[str]) -> int:
     rows = experiments.measure(argv[2:], args.gin_param, args.rounds)
     show(rows, argv[2], args.json, {'source': _MEASURED})
     return 0
-  config_flags.refuse(['gin_param'], 'is a flag of the benchmark experiments')
-  bench = BENCHES[argv[1]]
-  setting = args.setting or next(iter(bench.SETTINGS))
+  why = 'is a flag of the benchmark experiments only'
+  config_flags.refuse(['gin_param'], why)
+  bench, setting = BENCHES[argv[1]], args.setting
+  if setting is None:
+    setting = next(iter(bench.SETTINGS))
   if setting not in bench.SETTINGS:
     raise ValueError(
       f'There is no setting {setting!r}{nearest(setting, bench.SETTINGS)}. Set '
       f'--setting to one of {", ".join(bench.SETTINGS)}.'
     )
-  if args.topology and bench is not attention:
+  if args.topology is not None and bench is not attention:
     raise ValueError(
       f'Benchmark {argv[1]} does not use --topology. Remove it, or choose '
       'the benchmark attention.'
@@ -165,7 +170,7 @@ def main(argv: list[str]) -> int:
       print(trace.table(name, seconds, args.by), end='\n\n', flush=True)
     return 0
   source = _MEASURED
-  if args.topology:
+  if args.topology is not None:
     config_flags.refuse(['rounds'], 'cannot be combined with --topology')
     source = f'Compiler estimates for {args.topology}, not measured.'
     if not args.json:
@@ -204,8 +209,8 @@ def measure_tasks(args) -> int:
     rates = []
   if not rates or not all(0 < rate < 1000 for rate in rates):
     raise ValueError(
-      f'--rates={",".join(args.rates)} must be numbers above 0, such as '
-      '0.003,0.001.'
+      f'--rates={",".join(args.rates)} must be numbers above 0 and below 1000,'
+      ' such as 0.003,0.001.'
     )
   return tasks.measure(
     *(local(args.out, 'A table'), args.archs, args.tasks, rates),

@@ -3,8 +3,10 @@
 import json
 
 from absl import flags
+from absl.testing import flagsaver
 import pytest
 
+from meliad_rec import cli
 from meliad_rec.benchmarks import attention
 from meliad_rec.benchmarks import step
 from meliad_rec.benchmarks import training
@@ -48,7 +50,10 @@ def test_a_table_has_a_line_per_row():
       'Set --setting to one of bench',
     ),
     (['step', '--topology=v5e:2x2'], '--topology'),
-    (['step', '--gin_param=STEPS = 1'], 'is a flag of the benchmark exp'),
+    (['step', '--setting='], "no setting ''"),
+    (['step', '--topology='], 'does not use --topology'),
+    (['attention', '--topology='], "'' is not a slice of TPUs"),
+    (['step', '--gin_param=STEPS = 1'], 'of the benchmark experiments only'),
     (['experiments', 'cpu/code_rec'], 'two or more'),
     (['experiments', 'cpu/code_rek', 'cpu/code_rec'], 'code_rek'),
     (
@@ -91,6 +96,15 @@ def test_experiments_are_timed_in_turn(tmp_path, capsys):
 def test_rounds_are_checked_before_compiling():
   with pytest.raises(flags.IllegalFlagValueError, match='--rounds=0'):
     command.run(bench, 'step', '--rounds=0')
+
+
+def test_settings_are_suggested_for_experiments_only():
+  error = flags.UnrecognizedFlagError('batch', '--batch=8')
+  with flagsaver.flagsaver():
+    bench.define_flags()
+    for name, told in ('experiments', 'BATCH = 8'), ('step', 'See --help'):
+      words = 'bench', name, '--batch=8'
+      assert told in cli._unknown_flag(error, bench.ARGUMENTS, words)
 
 
 def test_json_has_every_time(monkeypatch, capsys):
