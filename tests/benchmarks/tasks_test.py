@@ -9,6 +9,7 @@ import pytest
 from meliad_rec.benchmarks import tasks
 from meliad_rec.commands import bench
 from meliad_rec.config import config
+from meliad_rec.models.cell import reading_block
 from meliad_rec.models.model import initialize
 from meliad_rec.report import journal
 from meliad_rec.training.experiment import Experiment
@@ -88,8 +89,9 @@ def test_every_pair_is_an_experiment_and_every_test_split_exists(
   ]
   config.parse(values('gin_file'), values('gin_param'))
   experiment = config.build(Experiment)()
-  if task == 'parity':  # The others differ in their data.
-    model = experiment.model(experiment.data.vocabulary.size)
+  model = experiment.model(experiment.data.vocabulary.size)
+  assert experiment.segment % reading_block(model.cell, experiment.segment) == 0
+  if task == 'parity':  # Others differ in vocabulary and segment only.
     make = lambda rng: initialize(model, rng, 1, experiment.segment)
     assert jax.eval_shape(make, jax.random.key(0))
     config.check_read()
@@ -122,7 +124,9 @@ def test_mistakes_are_sentences(tmp_path):
   out = f'--out={tmp_path}'
   assert "no task 'parityy' (nearest is parity)" in say(out, '--tasks=parityy')
   assert "no arch 'x'" in say(out, '--archs=x')
-  assert '--rates=a must be numbers above 0' in say(out, '--rates=a')
+  for rates in 'a', '1000':
+    told = f'--rates={rates} must be numbers above 0 and below 1000'
+    assert told in say(out, f'--rates={rates}')
   assert 'Remove --rounds' in say(out, '--rounds=3')
   assert 'Remove --out' in command.mistake(bench, 'step', out)
 
