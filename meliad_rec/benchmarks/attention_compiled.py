@@ -18,10 +18,12 @@ import re
 import sys
 
 import jax
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 
 from meliad_rec.benchmarks import attention_forms as forms
 from meliad_rec.config import config
+from meliad_rec.distributed import partition
 from meliad_rec.planning import hlo
 from meliad_rec.planning import topology
 
@@ -78,7 +80,9 @@ def rows(
     folder: folder to which libtpu writes schedules; see `flags`.
   """
   where = topology.parse(name)
-  place = SingleDeviceSharding(topology.devices(name)[0])
+  # Kernels read from the mesh which chip they are compiled for.
+  mesh = partition.make_mesh(devices=topology.devices(name)[:1])
+  place = NamedSharding(mesh, PartitionSpec())
   given = [
     jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place)
     for s in setting.shapes()
@@ -87,7 +91,8 @@ def rows(
   for form in forms.TPU_FORMS:
     cycles, kernels = {}, {}
     for way, program in forms.programs(form, setting).items():
-      compiled = jax.jit(program).lower(*given).compile()
+      with jax.set_mesh(mesh):
+        compiled = jax.jit(program).lower(*given).compile()
       text = compiled.as_text()
       cycles[way] = hlo.read(text).cycles
       kernels[way] = sum(

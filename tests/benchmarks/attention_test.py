@@ -75,7 +75,13 @@ def test_a_row_for_each_form():
 @pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize(
-  ('name', 'kcycles'), [('v5e:2x2', (105, 430)), ('v5p:2x2x1', (60, 225))]
+  ('name', 'kcycles'),
+  [
+    ('v5e:2x2', (105, 430)),
+    ('v5p:2x2x1', (60, 225)),
+    # The VMEM of a v4 holds fewer heads in a step than that of other chips.
+    ('v4:2x2x1', (105, 385)),
+  ],
 )
 def test_estimates_for_a_tpu(name, kcycles):
   rows = attention.estimate(forms.SETTINGS['paper'], name)
