@@ -285,6 +285,22 @@ class _Values(ParserDelegate):
     return Macro(macro_name)
 
 
+class _Parser(ConfigParser):
+  """A parser that rejects two mistakes which gin's own parser lets pass."""
+
+  def parse_value(self):
+    token = self.current_token
+    place = None, token.start[0], None, token.line
+    try:
+      value = super().parse_value()
+    except TypeError:  # An item of a container raises a SyntaxError itself.
+      reason = 'a key of a dict must be a number or a string'
+      raise SyntaxError(reason, place) from None
+    if token.string == '-' and isinstance(value, Macro | Reference):
+      raise SyntaxError('"-" can only precede a number', place)
+    return value
+
+
 def statements(text: str, place):
   """Yields the statements of a gin text, as objects of gin's parser.
 
@@ -305,7 +321,7 @@ def statements(text: str, place):
     return leaf
 
   try:
-    parser = ConfigParser(text, _Values())
+    parser = _Parser(text, _Values())
     for statement in parser:
       statement = renamer.statement(statement, lambda v: map_leaves(current, v))
       if statement is not None:
