@@ -111,8 +111,7 @@ class Reader:
     where = f'--gin_param {cut(text)!r}'
     if not re.match(r'[^=#]+=', text):
       raise ConfigError(f'{where} has no "=". Write NAME = value.')
-    clear = {name: one for name, one in self.modules.items() if one}
-    self.text(text, lambda _: where, clear)
+    self.text(text, lambda _: where, self.modules.copy())
 
   def name(self, function: Callable) -> Name:
     """Returns the Name that bindings use for a function or class."""
@@ -206,7 +205,8 @@ class Reader:
     Args:
       dotted: a name such as 'window.WindowLayer'.
       where: the flag, or the file and line, that names it; for messages.
-      here: {alias: module}; meliad_rec, jax and optax are added when needed.
+      here: {alias: module, or None if the alias means several modules};
+        meliad_rec, jax and optax are added when needed.
 
     Returns:
       (Name, function or class).
@@ -223,6 +223,11 @@ class Reader:
         f'{where}: {first!r} in {dotted} is not an imported module'
         f'{nearest(first, here)}. Import it, or in a --gin_param write its full'
         ' name.'
+      )
+    if here[first] is None:
+      raise ConfigError(
+        f'{where}: {first!r} in {dotted} means several modules that the files'
+        ' import. Write the full name of the module.'
       )
     module = thing = here[first]
     inner = []
@@ -246,7 +251,7 @@ class Reader:
         f'{where}: {dotted} is {describe(type(thing))}, but a function or class'
         ' is needed. Correct the name.'
       )
-    name = self._names.setdefault(thing, Name(module.__name__, '.'.join(inner)))
+    name = self._names.setdefault(thing, _name(thing, module, inner))
     self.targets[name] = thing
     return name, thing
 
@@ -286,6 +291,21 @@ def load(name: str, where: str) -> types.ModuleType:
         f'{nearest(part, [one.name for one in known])}. {advice}.'
       ) from error
   return module
+
+
+def _name(thing, module, inner):
+  """Returns the Name of a function or class.
+
+  Args:
+    thing: the function or class.
+    module: the module in which it was found. A public name of meliad_rec, such
+      as meliad_rec.Model, counts as found where it is defined, because a saved
+      configuration is opened by that name.
+    inner: parts of its name in this module.
+  """
+  is_public = module.__name__ == 'meliad_rec' and len(inner) == 1
+  home = thing.__module__ if is_public else module.__name__
+  return Name(home, '.'.join(inner))
 
 
 def _is_submodule(thing, part):

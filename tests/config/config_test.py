@@ -264,7 +264,8 @@ def test_mistakes_in_imports():
   assert 'own.gin:1' in found and 'dynamic_registration' in found
   # A name that means two modules.
   files = [*USUAL, write(f'{HEAD}import json as toy\n')]
-  assert "'toy' in toy.Layer" in mistake(files, ['toy.Layer.rate = 1.0'])
+  found = mistake(files, ['toy.Layer.rate = 1.0'])
+  assert "'toy' in toy.Layer means several modules" in found
 
 
 @pytest.mark.parametrize(

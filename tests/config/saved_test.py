@@ -54,6 +54,17 @@ def test_it_builds_what_gin_builds(arch):
   assert again.cell.block_length == model.cell.block_length
 
 
+def test_public_names_are_those_of_the_modules(tmp_path):
+  text = (files.root() / 'arch/window.gin').read_text()
+  text = text.replace(
+    'from meliad_rec.models import model', 'import meliad_rec'
+  )
+  own = tmp_path / 'arch/mine.gin'
+  own.parent.mkdir()
+  own.write_text(text.replace('model.Model', 'meliad_rec.Model'))
+  twice([str(own), 'size/test'], ('arch', 'size'))
+
+
 @pytest.mark.parametrize(
   ('arch', 'task', 'options'),
   [
