@@ -182,7 +182,8 @@ def differences(before: str, after: str) -> list[str]:
   return [
     f'{path} was {old.get(path, "not set")} and is {new.get(path, "not set")}'
     for path in sorted(old.keys() | new.keys())
-    if old.get(path, renames.ADDED.get(path, 'None')) != new.get(path)
+    if old.get(path, renames.ADDED.get(path.rpartition('/')[2], 'None'))
+    != new.get(path)
   ]
 
 

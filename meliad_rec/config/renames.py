@@ -128,6 +128,7 @@ ADDED = {
   'block_recurrent.BlockRecurrentLayer.ids_stddev': '1.0',
   'block_recurrent.BlockRecurrentLayer.sequential': 'False',
   'block_recurrent.BlockRecurrentLayer.states_stddev': '0.1',
+  'embedding.TiedEmbedding.ends': '()',
   'experiment.Experiment.buckets': '1',
   'experiment.Experiment.objective': '@losses.objective',
   'experiment.Experiment.published': '{}',
@@ -148,6 +149,7 @@ ADDED = {
   'losses.objective.z_loss': '0.0',
   'model.Model.embedding_dropout': '0.0',
   'needle.Needle.depths': '()',
+  'positions.T5Bias.start': "'alibi'",
   'recurrent_memory.RecurrentMemory.normalize': 'True',
   'transformer.EncoderLayers.sinusoids': 'False',
   'universal.Universal.early_exit': 'True',
@@ -162,7 +164,7 @@ class Renamer:
 
   def __init__(self):
     self._aliases = {}  # Former alias of a module -> current alias.
-    self._modules = {}  # Current alias -> current module, without the package.
+    self._modules = {}  # Current alias -> current module.
     self._former = set()  # Current aliases of modules given by former names.
 
   def module(self, name: str) -> str:
@@ -179,9 +181,10 @@ class Renamer:
     """
     alias, dot, rest = dotted.partition('.')
     alias = self._aliases.get(alias, alias)
-    path = f'{self._modules.get(alias, alias)}.{rest}'
-    if path.startswith('jax.'):  # One name, whichever module is imported.
-      return path
+    full = f'{self._modules.get(alias, alias)}.{rest}'
+    if full.startswith('jax.'):  # One name, whichever module is imported.
+      return full
+    path = self._path(alias + dot + rest)
     return FUNCTIONS.get(path, alias + dot + CLASSES.get(path, rest))
 
   def parameter(self, selector: str, name: str) -> str | None:
@@ -194,7 +197,7 @@ class Renamer:
       selector: current name of the function or class, as `selector` returns it.
       name: former or current name of the parameter.
     """
-    current = PARAMETERS.get(self._path(selector, name), name)
+    current = PARAMETERS.get(f'{self._path(selector)}.{name}', name)
     is_former = selector.partition('.')[0] in self._former
     return name if current is None and not is_former else current
 
@@ -206,15 +209,18 @@ class Renamer:
       former_name: name of the parameter in the text.
       value: value of the parameter in the text.
     """
-    path = self._path(selector, former_name)
+    path = f'{self._path(selector)}.{former_name}'
     is_former = selector.partition('.')[0] in self._former or path in PARAMETERS
     if path in VALUES and is_former and isinstance(value, str | bool):
       return VALUES[path].get(value, value)
     return value
 
-  def _path(self, selector: str, name: str) -> str:
+  def _path(self, selector: str) -> str:
+    """Returns a name without the package; '' if it is not of this package."""
     alias, _, rest = selector.partition('.')
-    return f'{self._modules.get(alias, alias)}.{rest}.{name}'
+    module = self._modules.get(alias, '')
+    path = f'{module.removeprefix(_PACKAGE)}.{rest}'
+    return path if module.startswith(_PACKAGE) else ''
 
   def statement(self, statement, of_value: Callable):
     """Returns one statement in current names.
@@ -233,7 +239,7 @@ class Renamer:
         alias = statement.bound_name()
         if statement.is_from and not statement.alias:
           self._aliases[alias] = alias = module.rpartition('.')[2]
-        self._modules[alias] = module.removeprefix(_PACKAGE)
+        self._modules[alias] = module
         if module != statement.module:
           self._former.add(alias)
         return statement._replace(module=module)

@@ -355,3 +355,13 @@ def test_differences_of_two_configurations_without_importing_anything():
     'STEPS was 40 and is 60',
     'a/module.Thing.size was 5 and is (5, 6)',
   ]
+
+
+def test_settings_of_newer_versions_are_no_differences():
+  before = f'{HEAD}from meliad_rec.layers import layer_config\n'
+  before += 'from meliad_rec.layers import positions\n'
+  before += 'from meliad_rec.models import embedding\n'
+  after = before + 'a/layer_config.LayerConfig.cross = False\n'
+  after += "positions.T5Bias.start = 'alibi'\n"
+  after += 'embedding.TiedEmbedding.ends = ()\n'
+  assert config.differences(before, after) == []

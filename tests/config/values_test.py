@@ -136,6 +136,19 @@ def test_configurations_get_current_names():
   assert (yes.arg_name, yes.value, no.value) == ('attention', 'auto', 'xla')
 
 
+def test_names_of_other_packages_stay():
+  text = (
+    'from archs import transformer\n'
+    'from layers import layer_config\n'
+    'transformer.Layers.layer = @transformer.Encode\n'
+    'layer_config.LayerConfig.heads = 3\n'
+  )
+  *_, layer, heads = statements(text, str)
+  assert layer.selector == 'transformer.Layers'
+  assert layer.value.name == 'transformer.Encode'
+  assert heads.arg_name == 'heads'
+
+
 def test_former_parameters_of_current_modules_stay():
   """So that they are errors, and not ignored."""
   text = (
