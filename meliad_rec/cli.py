@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import errno
 import importlib
 import importlib.util
+import json
 import os
 from pathlib import Path
 import re
@@ -54,6 +55,7 @@ _COMPUTING = (
   'bench',
 )
 _REPEAT = '; repeat this option to specify a list of values'  # Added by absl.
+_TEXTS = '--prompt', '--text', '--until'  # Flags whose values are no paths.
 # Write errors without a file name: the disk is full or defective, the quota
 # used up, the file larger than allowed.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -227,7 +229,8 @@ def _expand_home(argument: str) -> str:
   Shells replace ~ only at the beginning of a word.
   """
   flag, equals, value = argument.partition('=')
-  if not flag.startswith('--') or not value.startswith('~/'):
+  is_path = flag.startswith('--') and flag not in _TEXTS
+  if not is_path or not value.startswith('~/'):
     return argument
   return flag + equals + os.path.expanduser(value)
 
@@ -268,10 +271,15 @@ def _unknown_flag(
     return unknown
   name = error.flagname.upper().replace('-', '_')
   if 'gin_param' in flags.FLAGS and name in settings.meanings():
-    value = error.flagvalue.partition('=')[2] or 'VALUE'
+    value = error.flagvalue.partition('=')[2]
+    try:
+      config.settings(f'{name} = {value or 0}')
+    except config.ConfigError:  # A string needs quotes.
+      value = json.dumps(value, ensure_ascii=False)
+    binding = shlex.quote(f'{name} = {value or "VALUE"}')
     return (
       f'There is no flag --{error.flagname}, but {name} is a setting. Write'
-      f" --gin_param='{name} = {value}'."
+      f' --gin_param={binding}.'
     )
   if error.flagname == 'workdir' and arguments.startswith('RUN'):
     return (

@@ -83,6 +83,22 @@ def test_the_home_folder_is_found_in_a_flag(count, monkeypatch):
   monkeypatch.setenv('HOME', '/home/a')
   _, out, _ = count('--gin_param=~/x', '--gin_param=~a = 1')
   assert "['/home/a/x', '~a = 1']" in out
+  for text in '--prompt=~/x', '--text=~/x', '--until=~/x':
+    assert cli._expand_home(text) == text
+
+
+@pytest.mark.parametrize(
+  ('flag', 'binding'),
+  [
+    ('--batch=8', "'BATCH = 8'"),
+    ('--batch', "'BATCH = VALUE'"),
+    ('--learning_rate=%LR', "'LEARNING_RATE = %LR'"),
+    ('--store=data/books', '\'STORE = "data/books"\''),
+  ],
+)
+def test_a_flag_with_the_name_of_a_setting(count, flag, binding):
+  code, _, err = count(flag)
+  assert code == 2 and err.endswith(f'Write --gin_param={binding}.\n')
 
 
 def test_exit_codes_of_a_command(count):

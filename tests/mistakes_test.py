@@ -71,6 +71,7 @@ MISTAKES = [
   Mistake('train --workdir={tmp}/new', 'No file of arch/ was given'),
   Mistake('train runs/x', "'runs/x' is not a flag"),
   Mistake('train --steps=100', "--gin_param='STEPS = 100'"),
+  Mistake('train --store=x', '--gin_param=\'STORE = "x"\''),
   Mistake(f'{STORED} --workdir={{store}}', 'another --workdir'),
   Mistake('train --wrkdir=x', 'nearest is workdir'),
   Mistake('train --dry_run=perhaps', 'not true or false'),
