@@ -68,6 +68,8 @@ def main(argv: list[str]) -> int:
     )
   if args.json:
     config_flags.refuse(['by'], 'cannot be combined with --json')
+  if args.fast:
+    config_flags.refuse(['by'], 'cannot be combined with --fast')
   slices = list(map(topology.parse, args.topology))
   for where in slices:
     config_flags.check_mesh(where.devices, where.name)

@@ -48,7 +48,11 @@ def reset() -> None:
 
 
 def parse(
-  files: list[str], params: list[str], kinds: tuple = gin_files.KINDS
+  files: list[str],
+  params: list[str],
+  kinds: tuple = gin_files.KINDS,
+  *,
+  incomplete: bool = False,
 ) -> None:
   """Sets the configuration of the process from files and single bindings.
 
@@ -62,6 +66,8 @@ def parse(
     files: names such as 'arch/X' or 'gin/arch/X.gin', or paths.
     params: single bindings, 'NAME = value' or 'module.function.name = value',
       where `module` is an alias that the files import, or a full dotted name.
+    incomplete: whether values that must be set may be missing. If one of them
+      is needed, building raises the error.
     kinds: folders, from each of which exactly one file must be given.
 
   Raises:
@@ -69,7 +75,7 @@ def parse(
   """
   reset()
   reader = read(files, params, kinds)
-  _evaluator(reader).check()
+  _evaluator(reader).check(incomplete)
   _use(reader)
 
 

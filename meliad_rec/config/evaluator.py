@@ -169,8 +169,11 @@ class Evaluator:
     """Returns the binding that sets a parameter outside of scopes, or None."""
     return self._bindings.get(('', name), {}).get(parameter)
 
-  def check(self) -> None:
+  def check(self, incomplete: bool = False) -> None:
     """Checks, before building, that every binding can be used.
+
+    Args:
+      incomplete: whether values that must be set may be missing.
 
     Raises:
       ConfigError: a macro is not set or depends on itself, a parameter does
@@ -180,7 +183,9 @@ class Evaluator:
       try:
         value = self._expanded(binding, ())
       except MissingError:
-        if binding.optional:  # It may be of a task that was replaced.
+        if (
+          incomplete or binding.optional
+        ):  # It may be of a task that was replaced.
           continue
         raise
       if binding.parameter:

@@ -129,8 +129,10 @@ def build(question: Question) -> Experiment:
     ValueError: the configuration is wrong, or its data are missing.
   """
   files, params = list(question.gin_file), list(question.gin_param)
-  config.parse(files, params)  # Reports mistakes before data are replaced.
-  if question.vocab_size is not None:
+  without_data = question.vocab_size is not None
+  # Reports mistakes before data are replaced.
+  config.parse(files, params, incomplete=without_data)
+  if without_data:
     if config.read(files, params).called(Experiment, 'objective') is A2C:
       raise ValueError('Agents have no vocabulary. Remove --vocab_size.')
     # In the process that `ask` starts, NoData.__module__ is '__main__'.
@@ -140,13 +142,13 @@ def build(question: Question) -> Experiment:
       f'{target}.data = @{data}()',
       f'{data}.vocab_size = {question.vocab_size}',
     ]
-    config.parse(files, params)
+    config.parse(files, params, incomplete=True)
   try:
     return config.build(Experiment)()
   except ValueError as error:
     message = config.sentence(error)
     mistake = isinstance(error, config.ConfigError)
-    if question.vocab_size is not None or mistake or message is None:
+    if without_data or mistake or message is None:
       raise
     raise ValueError(
       f'{message} To plan without the data, give --vocab_size.'

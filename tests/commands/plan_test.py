@@ -95,6 +95,7 @@ def test_what_is_not_known_has_code_4(run, monkeypatch):
     (('--topology=v5e:2x4,v9:2',), "'v9:2'"),
     (('--topology=v5e:2x4', '--mesh=x:2'), 'such as data:64,model:4'),
     (('--topology=v5e:2x4', '--by=kind', '--json'), 'Remove --by'),
+    (('--topology=v5e:2x4', '--by=kind', '--fast'), 'Remove --by'),
     (('--topology=v5e:2x4', '--mesh='), 'such as data:64,model:4'),
     (
       ('--topology=v5e:2x4,v5e:2x2', '--mesh=data:4,model:2'),
