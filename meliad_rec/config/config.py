@@ -23,8 +23,6 @@ from meliad_rec.config.values import BindingStatement
 from meliad_rec.config.values import ConfigError
 from meliad_rec.config.values import statements
 
-_HEADER = '# The complete configuration of a run, including defaults.\n'
-
 
 class _Current:
   """Holder of the gin configuration that `parse` read in this process."""
@@ -60,15 +58,16 @@ def parse(
   again. Files are read in the order of their kinds (see files.in_order). Later
   files override earlier ones, and single bindings override files. A file of
   options/ that has no effect, because later files of options/ set all its
-  settings to other values, is an error.
+  settings to other values, is an error. So is a user's own file of experiments/
+  or scale/ that other files override in this way.
 
   Args:
     files: names such as 'arch/X' or 'gin/arch/X.gin', or paths.
     params: single bindings, 'NAME = value' or 'module.function.name = value',
       where `module` is an alias that the files import, or a full dotted name.
+    kinds: folders, from each of which exactly one file must be given.
     incomplete: whether values that must be set may be missing. If one of them
       is needed, building raises the error.
-    kinds: folders, from each of which exactly one file must be given.
 
   Raises:
     ConfigError: there is a mistake that can be detected before building.
@@ -97,42 +96,52 @@ def read(
     ConfigError: a file is missing, the files cannot be combined, or a file or
       binding has a mistake of another kind.
   """
-  reader, options = Reader(), {}
+  reader, options, first = Reader(), [], []
   for name in gin_files.in_order(files):
     before = reader.bindings.copy()
     where = f'--gin_file={name}'
     reader.file(name, where)
-    if gin_files.kind(gin_files.find(name, where)) == 'options':
-      after = reader.bindings.items()
-      options[name] = {k: one for k, one in after if before.get(k) is not one}
+    path = gin_files.find(name, where)
+    set_ = {
+      key: one
+      for key, one in reader.bindings.items()
+      if key not in before or before[key].where != one.where
+    }
+    match gin_files.kind(path):
+      case 'options':
+        options.append((name, set_))
+      case 'experiments' | 'scale' if not gin_files.is_shipped(path):
+        first.append((name, set_))
   gin_files.check_kinds(reader.chains, kinds)
-  _check_options(options)
-  for param in params:
-    reader.param(param)
+  last = {key: one for _, set_ in options for key, one in set_.items()}
+  _check_effect(options, last, 'Remove it, or the options that override it')
+  advice = 'Files in folders called experiments or scale are read first. Move'
+  _check_effect(first, reader.bindings, f'{advice} it to another folder')
+  reader.params(params)
   return reader
 
 
-def _check_options(options: dict[str, dict]) -> None:
-  """Checks that every file of options/ has an effect.
+def _check_effect(files: list[tuple[str, dict]], last: dict, advice: str):
+  """Checks that every file has an effect.
 
   A file has none if later files set all its settings to other values.
 
   Args:
-    options: {name of a file of options/: {Binding.key: binding in the file}},
-      in the order of reading.
+    files: name of each file, and {Binding.key: binding in the file}.
+    last: {Binding.key: binding that counts}.
+    advice: end of the message, without its period.
 
   Raises:
     ConfigError: a file has no effect.
   """
-  last = {key: one for set_ in options.values() for key, one in set_.items()}
-  for name, set_ in options.items():
+  for name, set_ in files:
     if not set_ or any(last[key].value == set_[key].value for key in set_):
       continue
     paths = ', '.join(one.path for one in set_.values())
     others = ', '.join(dict.fromkeys(last[key].where for key in set_))
     raise ConfigError(
       f'--gin_file={name} has no effect: all its settings ({paths}) are'
-      f' overridden by {others}, which comes later. Remove one of the two.'
+      f' overridden by {others}. {advice}.'
     )
 
 
@@ -163,7 +172,7 @@ def check_read() -> None:
 
 def operative() -> str:
   """Returns the bindings and defaults used so far, as a gin text."""
-  return _HEADER + _Current.evaluator.text()
+  return gin_files.HEADER + _Current.evaluator.text()
 
 
 def differences(before: str, after: str) -> list[str]:

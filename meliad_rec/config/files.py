@@ -16,6 +16,8 @@ from meliad_rec.config.values import ConfigError
 
 KINDS = ('arch', 'size', 'task')
 DEFAULTS = 'defaults.gin'
+# First line of the configuration that a run saves.
+HEADER = '# The complete configuration of a run, including defaults.\n'
 # Files that may include files of all kinds, in the order of reading.
 _WHOLE = 'experiments', 'scale'
 _ORDER = *_WHOLE, *KINDS, 'options'
@@ -109,6 +111,22 @@ def is_shipped(path: Path) -> bool:
   return path.is_relative_to(root().resolve())
 
 
+def is_saved(path: Path) -> bool:
+  """Returns whether a file is the saved configuration of a run."""
+  with path.open('rb') as file:
+    return file.read(len(HEADER)) == HEADER.encode()
+
+
+def has_replaceable_parts(path: Path) -> bool:
+  """Returns whether what is read after a file may replace parts of it.
+
+  It may if the file is a shipped experiment or the saved configuration of a
+  run.
+  """
+  of_experiment = is_shipped(path) and kind(path) == 'experiments'
+  return of_experiment or is_saved(path)
+
+
 def is_optional(chain: tuple[Path, ...]) -> bool:
   """Returns whether the bindings of a file may stay unread.
 
@@ -145,10 +163,13 @@ def kind(path: Path) -> str:
   The kind of a shipped file is the name of the outermost folder inside gin/.
   The kind of a user's own file is the name of the folder that holds it. If that
   folder is a group inside options/ or experiments/, such as options/position,
-  it is the name of the outer folder.
+  it is the name of the outer folder. The saved configuration of a run is of no
+  kind, ''.
   """
   if is_shipped(path):
     return path.relative_to(root().resolve()).parts[0]
+  if is_saved(path):
+    return ''
   folder, around = path.parent.name, path.parent.parent.name
   grouped = around in ('options', 'experiments') and folder not in _ORDER
   return around if grouped else folder
@@ -176,7 +197,7 @@ def in_order(names: list[str]) -> list[str]:
 
 
 def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:
-  """Checks that exactly one file of each kind was read.
+  """Checks that exactly one file of each kind was read, and one experiment.
 
   A file does not count if another file of its kind includes it. A file that an
   experiment or a scale includes counts only among the files that it includes,
@@ -192,8 +213,15 @@ def check_kinds(chains: list[tuple[Path, ...]], kinds=KINDS) -> None:
 
   Raises:
     ConfigError: there is more than one file of a kind, or none of a kind that
-      is needed.
+      is needed, or more than one experiment.
   """
+  given = dict.fromkeys(path for path, *inner in chains if not inner)
+  several = [label(path) for path in given if kind(path) == 'experiments']
+  if len(several) > 1:
+    raise ConfigError(
+      f'{" and ".join(several)} are {len(several)} experiments, but a run takes'
+      ' one. Remove the others.'
+    )
   chosen = {}
   for *outer, path in chains:
     whole = next((one for one in outer if kind(one) in _WHOLE), None)

@@ -5,6 +5,7 @@ reported with its file and line before anything is built.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 import dataclasses
 import importlib
 import importlib.util
@@ -25,6 +26,7 @@ from meliad_rec.config.values import describe
 from meliad_rec.config.values import DYNAMIC
 from meliad_rec.config.values import ImportStatement
 from meliad_rec.config.values import IncludeStatement
+from meliad_rec.config.values import Macro
 from meliad_rec.config.values import map_leaves
 from meliad_rec.config.values import Name
 from meliad_rec.config.values import Reference
@@ -59,7 +61,8 @@ class Reader:
     defaults.gin is read only once, so that a task that replaces the task of an
     experiment leaves the training recipe as it is. Settings that were read
     before a file of scale/ may stay unused. The same holds for the settings of
-    a shipped experiment if another file follows, which may replace its parts.
+    a shipped experiment or a saved configuration if another file follows, which
+    may replace its parts.
 
     Args:
       name: name or path of the file; see files.find.
@@ -80,14 +83,10 @@ class Reader:
       return
     kind, begun = gin_files.kind(path), self.chains and self.chains[-1][0]
     replaces = kind == 'scale' or (
-      begun
-      and kind != 'experiments'
-      and gin_files.kind(begun) == 'experiments'
-      and gin_files.is_shipped(begun)
+      begun and kind != 'experiments' and gin_files.has_replaceable_parts(begun)
     )
     if replaces and not outer:
-      for key, binding in self.bindings.items():
-        self.bindings[key] = dataclasses.replace(binding, optional=True)
+      self._make_optional(self.bindings)
     chain = (*outer, path)
     self.chains.append(chain)
     label = gin_files.label(path)
@@ -100,14 +99,30 @@ class Reader:
     optional = gin_files.is_optional(chain)
     self.text(text, lambda line: f'{label}:{line}', {}, optional, chain)
 
-  def param(self, text: str) -> None:
-    """Reads one binding, such as 'NAME = value'.
+  def params(self, texts: Iterable[str]) -> None:
+    """Reads single bindings, such as 'NAME = value'.
 
-    It may use all modules that the files read so far import.
+    They may use all modules that the files read so far import. If one of them
+    replaces a part of a shipped experiment or a saved configuration, or a macro
+    in it, settings of the files may stay unused.
 
     Raises:
-      ConfigError: the text is not a binding, or has a mistake.
+      ConfigError: a text is not a binding, or has a mistake.
     """
+    of_files = self.bindings.copy()
+    for text in texts:
+      self._param(text)
+    kept = {k: one for k, one in of_files.items() if self.bindings[k] is one}
+    replaced = [one for key, one in of_files.items() if key not in kept]
+    whole = self.chains and gin_files.has_replaceable_parts(self.chains[-1][0])
+    if whole and any(_uses_others(one.value) for one in replaced):
+      self._make_optional(kept)
+
+  def _make_optional(self, bindings):
+    for key, binding in bindings.items():
+      self.bindings[key] = dataclasses.replace(binding, optional=True)
+
+  def _param(self, text):
     where = f'--gin_param {cut(text)!r}'
     if not re.match(r'[^=#]+=', text):
       raise ConfigError(f'{where} has no "=". Write NAME = value.')
@@ -306,6 +321,16 @@ def _name(thing, module, inner):
   is_public = module.__name__ == 'meliad_rec' and len(inner) == 1
   home = thing.__module__ if is_public else module.__name__
   return Name(home, '.'.join(inner))
+
+
+def _uses_others(value):
+  """Returns whether a value has a reference, or a macro that files set."""
+  leaves = []
+  map_leaves(leaves.append, value)
+  return any(
+    isinstance(leaf, Reference | Macro) and leaf != Macro('gin.REQUIRED')
+    for leaf in leaves
+  )
 
 
 def _is_submodule(thing, part):

@@ -54,6 +54,7 @@ include 'size/tiny'
 include 'task/copy'
 WIDTH = 13
 """,
+  'experiments/other.gin': "include 'experiments/table'\n",
 }
 USUAL = ['arch/window', 'size/tiny', 'task/copy']
 
@@ -213,8 +214,57 @@ def test_an_option_that_others_override_entirely_is_refused():
   found = mistake([*USUAL, 'options/wide', 'options/wider'])
   assert all(part in found for part in ('options/wide ', 'WIDTH', 'wider.gin'))
   wider = 'options/wider'
+  assert mistake(['experiments/table', 'options/wide', wider]) == found
   assert widths([*USUAL, 'options/wider_and_slots', 'options/wide'])[0] == 23
   assert widths([*USUAL, wider, wider])[0] == 29
+
+
+@pytest.mark.parametrize('folder', ['experiments', 'experiments/my', 'scale'])
+def test_an_own_file_that_others_override_entirely_is_refused(
+  folder, monkeypatch
+):
+  own = write('WIDTH = 99\n', f'{folder}/own.gin')
+  found = mistake([*USUAL, own])
+  assert all(part in found for part in (own, 'tiny.gin', 'to another folder'))
+  monkeypatch.chdir(folder)  # Only the folder's name counts.
+  assert mistake([*USUAL, 'own']) == found.replace(own, 'own')
+  write("include 'size/tiny'\nWIDTH = 99\n")  # It overrides what it includes.
+  assert widths(['arch/window', 'task/copy', 'own'])[0] == 99
+
+
+def test_parts_of_whole_configurations_can_be_replaced():
+  toy = sys.modules['toy']
+  toy.Deep = type('Deep', (Layer,), {'__init__': lambda self, depth: None})
+  layer = 'toy.repeat.layer = @toy.Deep()'
+  option = write(
+    f'{HEAD}import toy\n{layer}\ntoy.Deep.depth = 3\n', 'options/d'
+  )
+  config.parse(['experiments/table'], ['toy.Layer.kind = "single"'])
+  config.build(repeat)()
+  # The name of its folder does not matter.
+  saved = write(config.operative(), 'task/config.gin')
+  for whole in saved, 'experiments/table':
+    for files, params in (
+      ([whole, option], []),
+      ([whole], [layer, 'toy.Deep.depth = 3']),
+      ([whole], ['toy.Layer.width = 3']),
+    ):
+      config.parse(files, params)
+      config.build(repeat)()
+      config.check_read()
+    # Single settings themselves must be read.
+    found = mistake(
+      [whole], [layer, 'toy.Deep.depth = 3', 'toy.train.seed = 2']
+    )
+    assert 'nothing reads toy.train.seed' in found
+
+
+def test_names_in_experiments_are_checked(shipped):
+  path = shipped / 'experiments/table.gin'
+  text = path.read_text().replace('13', '%gin.REQUIRED')
+  path.write_text(f'{text}WIDHT = 5\n')
+  found = mistake(['experiments/table'], ['WIDTH = 3'])
+  assert 'nothing reads WIDHT' in found
 
 
 def test_wrong_files():
@@ -223,6 +273,10 @@ def test_wrong_files():
     (['arch/window', 'task/copy'], ('size/', 'small, tiny')),
     ([*USUAL, 'size/small'], ('size/tiny.gin', 'size/small.gin', '2 files')),
     ([*USUAL, '~nobody/x'], ("'~nobody/x'",)),
+    (
+      ['experiments/table', 'experiments/other'],
+      ('table.gin and experiments/other.gin are 2 experiments',),
+    ),
   ):
     found = mistake(files)
     assert all(part in found for part in parts), found
