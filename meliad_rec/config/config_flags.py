@@ -18,8 +18,9 @@ def define_flags() -> None:
   flags.DEFINE_multi_string(
     'gin_file',
     [],
-    'Gin file, repeatable: one each of arch/, size/ and task/, any number of '
-    'options/, or the path of another file.',
+    'Gin file, repeatable: one of experiments/, or one each of arch/, size/ '
+    'and task/; any number of options/; scale/ for a small experiment; or the '
+    'path of another file.',
   )
   flags.DEFINE_multi_string(
     'gin_param',

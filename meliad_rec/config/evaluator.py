@@ -369,9 +369,9 @@ class Evaluator:
       found = [b for b in self._every() if b.parameter == parameter]
       source = ''.join(f' ({b.where}: {b.path})' for b in found[:1])
       raise ConfigError(
-        f'{name} has no parameter {parameter!r}, but its caller passes one on'
-        f'{source}. Remove the setting of {parameter}, or use something with '
-        f'this parameter instead of {name}.'
+        f'{name} has no parameter {parameter!r}, but its caller passes this'
+        f' argument{source}. Remove the setting of {parameter}, or use'
+        f' something with this parameter instead of {name}.'
       )
 
   def _check_parameter(self, binding, known):

@@ -48,8 +48,9 @@ def train(
   call with the same folder resumes.
 
   Args:
-    gin_files: names or paths of gin files, such as 'arch/window', one each of
-      arch/, size/ and task/, and any of options/.
+    gin_files: names or paths of gin files, such as 'arch/window': one of
+      experiments/, or one each of arch/, size/ and task/; any of options/; a
+      file of scale/ to make an experiment smaller.
     gin_params: single settings, 'NAME = value', which override the files.
     workdir: folder of the run; created if it does not exist.
     stop_at: step at which to stop, if it is before STEPS.
