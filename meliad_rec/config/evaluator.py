@@ -183,9 +183,8 @@ class Evaluator:
       try:
         value = self._expanded(binding, ())
       except MissingError:
-        if (
-          incomplete or binding.optional
-        ):  # It may be of a task that was replaced.
+        # An optional one may be of a task that was replaced.
+        if incomplete or binding.optional:
           continue
         raise
       if binding.parameter:
