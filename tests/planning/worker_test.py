@@ -93,7 +93,8 @@ def test_missing_data_are_not_needed(tmp_path, without, monkeypatch):
   grown = more['sizes']['parameters'] - found['sizes']['parameters']
   assert grown == 64
   assert 'settings of the data are not checked' in found['notes'][0]
-  unset = Question('v5e:2x4', files, SMALL, vocab_size=1000)
+  stored = (*files, 'options/data/pg19_tokens')  # It has no STORE.
+  unset = Question('v5e:2x4', stored, SMALL, vocab_size=1000)
   assert answered(tmp_path, unset)['sizes'] == found['sizes']
   unset = dataclasses.replace(unset, gin_param=('D_MODEL = %gin.REQUIRED',))
   assert 'D_MODEL must be set' in answered(tmp_path, unset)['mistake']
