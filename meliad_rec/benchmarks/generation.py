@@ -10,6 +10,7 @@ computed from it, so that they are not computed again for each token.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import dataclasses
 
 import jax
@@ -68,39 +69,51 @@ def measure(
 ) -> dict[str, GenerationCost]:
   """Returns {name of the model: cost of generation with it}.
 
-  Each model first reads one segment of random tokens.
-
   Args:
     setting: sizes of the models.
     rounds: number of times that each model is timed.
   """
   models = {
-    name: Model(setting.vocab, cell, setting.config.d_model)
+    name: (Model(setting.vocab, cell, setting.config.d_model), setting.segment)
     for name, cell in recurrence.cells(setting).items()
   }
-  writers = {name: _writer(model, setting) for name, model in models.items()}
+  return compare(models, BASELINE, setting.rows, rounds)
+
+
+def compare(
+  models: Mapping[str, tuple[Model, int]], baseline: str, rows: int, rounds: int
+) -> dict[str, GenerationCost]:
+  """Returns {name of the model: cost of generation with it}.
+
+  Parameters are random. Each model first reads one segment of random tokens.
+
+  Args:
+    models: {name: (model that can generate, tokens per segment)}.
+    baseline: name of the model that the others are compared with.
+    rows: number of texts generated in parallel.
+    rounds: number of times that each model is timed.
+  """
+  writers = {name: _writer(*each, rows) for name, each in models.items()}
   times = round_robin(writers, rounds)
   return {
     name: GenerationCost(
       times=times[name],
-      ratio=times[name].ratio(times[BASELINE]),
-      rows=setting.rows,
-      state_bytes=state_bytes(model, setting.segment),
-      held_bytes=state_bytes(model, setting.segment, held=True),
+      ratio=times[name].ratio(times[baseline]),
+      rows=rows,
+      state_bytes=state_bytes(*each),
+      held_bytes=state_bytes(*each, held=True),
     )
-    for name, model in models.items()
+    for name, each in models.items()
   }
 
 
-def _writer(
-  model: Model, setting: recurrence.RecurrenceSizes
-) -> Callable[[], None]:
+def _writer(model: Model, segment: int, rows: int) -> Callable[[], None]:
   """Returns a function; each call generates TOKENS more tokens of all texts."""
-  make = jax.jit(lambda rng: initialize(model, rng, 1, setting.segment))
-  decoder = Decoder(model, make(jax.random.key(0)), setting.segment, TOKENS)
-  shape = setting.rows, setting.segment + 1
-  tokens_BT = jax.random.randint(jax.random.key(1), shape, 1, setting.vocab)
-  reading = decoder.read(decoder.start(setting.rows), tokens_BT)
+  make = jax.jit(lambda rng: initialize(model, rng, 1, segment))
+  decoder = Decoder(model, make(jax.random.key(0)), segment, TOKENS)
+  shape = rows, segment + 1
+  tokens_BT = jax.random.randint(jax.random.key(1), shape, 1, model.vocab)
+  reading = decoder.read(decoder.start(rows), tokens_BT)
   sampler = Sampler(1.0, None, 1.0)
 
   def write():

@@ -14,7 +14,8 @@ NAME is one of:
               early halting
   attention   implementations of windowed attention, measured here or, with
               --topology, estimated for a TPU
-  experiments training steps of any experiments, compared with the first
+  experiments training steps of any experiments, or with --generate their
+              generation of text, compared with the first
   tasks       trains architectures on tasks that need memory, and reports their
               accuracy
 
@@ -61,7 +62,8 @@ _MEASURED = 'Measured on this machine.'
 # Flags that only the benchmark `tasks` has, and flags that it lacks.
 _OF_TASKS = 'out', 'archs', 'tasks', 'rates', 'seeds', 'jobs', 'steps'
 _OF_SETTINGS = 'setting', 'by', 'topology'
-_OF_OTHERS = *_OF_SETTINGS, 'rounds', 'json', 'gin_param'
+_OF_EXPERIMENTS = 'gin_param', 'generate'
+_OF_OTHERS = *_OF_SETTINGS, *_OF_EXPERIMENTS, 'rounds', 'json'
 
 
 def define_flags() -> None:
@@ -104,6 +106,12 @@ def define_flags() -> None:
     [],
     "experiments: one setting 'NAME = value' for all experiments; repeatable.",
   )
+  flags.DEFINE_bool(
+    'generate',
+    False,
+    'experiments: time the generation of a text, with random parameters, '
+    'instead of training steps.',
+  )
 
   # Flags of the benchmark `tasks`.
   flags.DEFINE_string('out', None, 'tasks: folder of the runs and the table.')
@@ -139,11 +147,14 @@ def main(argv: list[str]) -> int:
   config_flags.refuse(_OF_TASKS, 'is a flag of the benchmark tasks only')
   if compares:
     config_flags.refuse(_OF_SETTINGS, 'is no flag of the benchmark experiments')
-    rows = experiments.measure(argv[2:], args.gin_param, args.rounds)
+    measure = experiments.measure
+    if args.generate:
+      measure = experiments.measure_generation
+    rows = measure(argv[2:], args.gin_param, args.rounds)
     show(rows, argv[2], args.json, {'source': _MEASURED})
     return 0
   why = 'is a flag of the benchmark experiments only'
-  config_flags.refuse(['gin_param'], why)
+  config_flags.refuse(_OF_EXPERIMENTS, why)
   bench, setting = BENCHES[argv[1]], args.setting
   if setting is None:
     setting = next(iter(bench.SETTINGS))

@@ -54,6 +54,7 @@ def test_a_table_has_a_line_per_row():
     (['step', '--topology='], 'does not use --topology'),
     (['attention', '--topology='], "'' is not a slice of TPUs"),
     (['step', '--gin_param=STEPS = 1'], 'of the benchmark experiments only'),
+    (['step', '--generate'], 'of the benchmark experiments only'),
     (['experiments', 'cpu/code_rec'], 'two or more'),
     (['experiments', 'cpu/code_rek', 'cpu/code_rec'], 'code_rek'),
     (
@@ -91,6 +92,26 @@ def test_experiments_are_timed_in_turn(tmp_path, capsys):
   assert {row['tokens'] for row in rows.values()} == {512}
   mistaken = *arguments, '--gin_param=DROPOUTS = 0.5'
   assert 'DROPOUTS' in command.mistake(bench, *mistaken)
+  assert command.run(bench, *arguments, '--generate') == 0
+  rows = json.loads(capsys.readouterr().out)['rows']
+  assert [*rows] == names
+  assert rows[names[0]]['ratio'] == 1
+  # 8 state vectors or 2, of 96 numbers in float32, beside the same keys.
+  states = [row['state_bytes'] for row in rows.values()]
+  assert states[0] - states[1] == 6 * 96 * 4
+
+
+def test_a_model_that_cannot_generate_is_named(tmp_path):
+  for arch in ('window', 'universal'):
+    names = f'arch/{arch}', 'size/test', 'task/code', 'defaults'
+    text = ''.join(f"include '{name}.gin'\n" for name in names)
+    (tmp_path / f'{arch}.gin').write_text(text)
+  files = [str(tmp_path / f'{arch}.gin') for arch in ('window', 'universal')]
+  with open(files[1], 'a') as file:
+    file.write('BLOCK = None\n')
+  more = '--generate', '--gin_param=BATCH = 8'
+  told = command.mistake(bench, 'experiments', *more, *files)
+  assert f'{files[1]} reads a whole document at once' in told
 
 
 def test_rounds_are_checked_before_compiling():
