@@ -144,7 +144,7 @@ def main(argv: list[str]) -> int | None:
     print(read, wrote, sep='\n', file=sys.stderr)
   if args.save_state:
     run.save_state(args.save_state, reading)
-  return None if speed else 128 + signal.SIGPIPE
+  return 128 + signal.SIGPIPE if speed is None else None
 
 
 def given_beam(args) -> BeamSearch | None:
