@@ -17,7 +17,7 @@ from meliad_rec.metrics.metrics import unit
 PUBLISHED = 'published '
 # A published value of this name is in the column of the time of a step.
 _TIME = 'ms per step'
-# That of a published number of parameters.
+# The name of a published number of parameters.
 _SIZE = 'parameters'
 # Names of published times and speeds.
 _TIMES = re.compile(
@@ -227,7 +227,7 @@ def over_rows(results: list[dict]) -> dict[str, Curves]:
 
   Such rows are passes_2 and passes_4. If a number of parameters is published,
   the numbers mean sizes, and each is replaced by the parameters of the row. The
-  result has the form of that of `over_splits`.
+  result has the same form as in `over_splits`.
   """
   curves, column = {}, compared(results)
   sizes = any(PUBLISHED + _SIZE in each for each in results)

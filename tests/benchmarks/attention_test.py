@@ -79,7 +79,7 @@ def test_a_row_for_each_form():
   [
     ('v5e:2x2', (105, 430)),
     ('v5p:2x2x1', (60, 225)),
-    # The VMEM of a v4 holds fewer heads in a step than that of other chips.
+    # A v4 has less VMEM, so its kernel takes fewer heads in each step.
     ('v4:2x2x1', (105, 385)),
   ],
 )
