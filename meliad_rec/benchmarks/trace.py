@@ -12,6 +12,7 @@ import tempfile
 
 import jax
 
+from meliad_rec.planning import estimate
 from meliad_rec.planning import hlo
 from meliad_rec.planning.hlo import Label
 from meliad_rec.training import profile
@@ -75,7 +76,8 @@ def _labels(text: str) -> dict[str, Label]:
 def table(name: str, seconds: Counter[Label], by: str) -> str:
   """Returns a table, as text, of where the time of a step goes.
 
-  Lines are in the order of their times, the longest first.
+  Lines are in the order of their times, the longest first; the last one adds up
+  those with less than a thousandth of the time.
 
   Args:
     name: name of the program.
@@ -89,6 +91,6 @@ def table(name: str, seconds: Counter[Label], by: str) -> str:
   lines = [f'{name}: time of a step by {by}']
   lines += [
     f'{1e3 * time:9.2f} ms {time / total:6.1%}  {key}'
-    for key, time in times.most_common()
+    for key, time in estimate.largest_first(times).items()
   ]
   return '\n'.join(lines)

@@ -201,6 +201,18 @@ def time_shares(
   return [TimeShare(*key, time) for key, time in found.most_common()]
 
 
+def largest_first(times: Counter[str]) -> dict[str, float]:
+  """Returns the times; the last one adds up those below 0.1% of the total."""
+  large = {
+    name: t for name, t in times.most_common() if t >= times.total() / 1000
+  }
+  small = len(times) - len(large)
+  rest = {
+    f'{small} others, each less than 0.1%': times.total() - sum(large.values())
+  }
+  return large | (rest if small else {})
+
+
 def seconds(parts: Sequence[TimeShare]) -> Seconds:
   """Returns the Seconds of a step, summed over its parts."""
   found = Counter()

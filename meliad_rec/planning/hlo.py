@@ -302,7 +302,9 @@ def place(op_name: str) -> str:
   Args:
     op_name: metadata such as 'jit(step)/transpose(jvp(Model))/cell/mlp/dot'.
   """
-  parts = op_name.split('/')
+  # XLA joins the names of operations that it made into one by ';'.
+  parts = op_name.split(';')[0].split('/')
+  program = re.match(r'jit\((\w+)\)', op_name)
   directions = {
     'recomputed': 'rematted_computation' in parts,
     'backward': 'transpose(' in op_name,
@@ -315,7 +317,7 @@ def place(op_name: str) -> str:
   modules += [
     re.sub(r'_?\d+$', '', part)
     for part in parts[:-1]
-    if not _NOISE.fullmatch(part)
+    if not (_NOISE.fullmatch(part) or program and part == program[1])
   ]
   return f'{direction} {"/".join(dict.fromkeys(modules))}'.strip() or 'step'
 

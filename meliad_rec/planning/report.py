@@ -116,7 +116,8 @@ def parts_of(answer: Answer) -> list[TimeShare] | None:
 def breakdown(answers: Sequence[Answer], by: str) -> str:
   """Returns tables, as text, of where the time of a step goes.
 
-  Lines are in the order of their times, the longest first.
+  Lines are in the order of their times, the longest first; the last one adds up
+  those with less than a thousandth of the time.
 
   Args:
     answers: answers for one or more slices; each gets a table.
@@ -133,7 +134,7 @@ def breakdown(answers: Sequence[Answer], by: str) -> str:
     lines += [
       f'{1e3 * time:9.2f} ms {clock * time / 1e6:8.2f} M cycles '
       f'{time / times.total():6.1%}  {name}'
-      for name, time in times.most_common()
+      for name, time in estimate.largest_first(times).items()
     ]
   return '\n'.join(lines)
 

@@ -116,6 +116,14 @@ def test_kind_of_an_operation(body, kind):
     ),
     ('jit(train_step)/transpose(jvp(loss))/mul', 'backward loss'),
     ('jit(train_step)/optimizer/reduce_sum', 'optimizer'),
+    (
+      'jit(train_step)/jvp(Model)/cell/mlp/mul;jit(train_step)/jvp(Model)/head/add',
+      'forward cell/mlp',
+    ),
+    (
+      'jit(train_step)/jvp(Model)/drop/jit(_threefry_fold_in)/train_step/while/or',
+      'forward drop',
+    ),
     ('jit(train_step)/add', 'step'),
   ],
 )

@@ -1,9 +1,11 @@
 """The plan as people read it, and its advice."""
 
+from collections import Counter
 import dataclasses
 
 import pytest
 
+from meliad_rec.planning import estimate
 from meliad_rec.planning import report
 from tests import planned
 
@@ -37,6 +39,14 @@ def test_time_by_kind_and_by_place():
     'copies',
   ]
   assert report.breakdown([planned.unknown()], 'kind').endswith('n/a')
+
+
+def test_small_times_are_added_up_in_the_last_line():
+  times = Counter({'mlp': 1.0, 'loss': 0.5, 'embed': 0.001, 'norm': 0.0005})
+  found = estimate.largest_first(times)
+  assert list(found) == ['mlp', 'loss', '2 others, each less than 0.1%']
+  assert sum(found.values()) == pytest.approx(times.total())
+  assert list(estimate.largest_first(Counter({'mlp': 1.0}))) == ['mlp']
 
 
 def test_the_rest_is_known_without_a_compiler_or_flops():
