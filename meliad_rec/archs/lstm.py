@@ -17,6 +17,7 @@ from meliad_rec.layers.dropout import TiledDropout
 from meliad_rec.layers.layer import cross_attention
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.metrics import pictures
+from meliad_rec.metrics import state_use
 from meliad_rec.models.cell import Cell
 
 
@@ -77,14 +78,9 @@ class LSTM(Cell):
     kernel_DF = self.input_DF.astype(self.dtype)
     z_BTF = product('btd,df->btf', x_BTD, kernel_DF) + self.bias_F
     kernel_DF = self.recurrent_DF.astype(self.dtype)
-    _, before_BD = state
-    state, h_BTD = recur(kernel_DF, state, z_BTF, block.mask)
-
-    def gate(i):
-      h = jnp.concatenate([before_BD[:, None], h_BTD[:, :-1]], 1)
-      all_BTF = z_BTF + product('btd,df->btf', h.astype(self.dtype), kernel_DF)
-      return jax.nn.sigmoid(jnp.split(all_BTF, 4, -1)[i])
-
+    state, h_BTD, z_BTF = recur(kernel_DF, state, z_BTF, block.mask)
+    gate = lambda i: jax.nn.sigmoid(jnp.split(z_BTF, 4, -1)[i])
+    state_use.sow_gate(self, gate(1))
     pictures.sow(self, 'token_write', lambda: gate(0))
     pictures.sow(self, 'token_keep', lambda: gate(1))
     pictures.sow(self, 'token_output', lambda: gate(3))
@@ -107,8 +103,9 @@ def recur(kernel_DF, state, z_BTF, mask_BT):
     mask_BT: bool, False at padding.
 
   Returns:
-    The state after the segment; and h_BTD float32, the hidden vector after each
-    token.
+    The state after the segment; h_BTD float32, the hidden vector after each
+    token; and z_BTF plus what the hidden vectors contribute, for metrics and
+    pictures: no gradient flows through it.
   """
   return forward(kernel_DF, state, z_BTF, mask_BT)[0]
 
@@ -127,7 +124,8 @@ def forward(kernel_DF, state, z_BTF, mask_BT):
   state, (h_TBD, steps) = jax.lax.scan(
     step, state, (z_BTF.swapaxes(0, 1), mask_TB)
   )
-  return (state, h_TBD.swapaxes(0, 1)), (kernel_DF, steps, mask_TB)
+  h_BTD, z_BTF = (a.swapaxes(0, 1) for a in (h_TBD, steps[0]))
+  return (state, h_BTD, z_BTF), (kernel_DF, steps, mask_TB)
 
 
 def backward(residuals, gradients):
@@ -142,7 +140,7 @@ def backward(residuals, gradients):
     gradients: the gradients of the results of `recur`.
   """
   kernel_DF, steps, mask_TB = residuals
-  d_state, d_y_BTD = gradients
+  d_state, d_y_BTD, _ = gradients
   dtype = kernel_DF.dtype
 
   def step(d_state, inputs):

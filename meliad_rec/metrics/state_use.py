@@ -50,8 +50,8 @@ def sow_gate(module: nn.Module, keep_BSD) -> None:
 
   Args:
     module: the module that sows.
-    keep_BSD: weights of the old state, from 0 to 1, of shape [B, S, D]; or [D]
-      if they do not depend on the input.
+    keep_BSD: weights of the old state, from 0 to 1, of shape [B, S, D], where S
+      are state vectors or tokens; or [D] if they do not depend on the input.
   """
   axes = tuple(range(keep_BSD.ndim))[-2:]
   mean, spread = keep_BSD.mean(axes), keep_BSD.std(axes)

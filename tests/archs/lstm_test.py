@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from meliad_rec.archs.lstm import LSTM
+from meliad_rec.metrics import metrics
 from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import run
 from tests import cells
@@ -70,6 +71,18 @@ def test_gates_are_shown():
   assert shown.keys() == gates.keys()
   for name, z in gates.items():
     assert_close(shown[name][0], 1 / (1 + np.exp(-z)))
+
+
+def test_metrics_of_the_forget_gate():
+  shown, sown = (
+    apply(given(), cells.example(T), mutable=name)[1][name]
+    for name in (pictures.COLLECTION, metrics.COLLECTION)
+  )
+  keep_BR = shown['token_keep'][0].reshape(B, -1)
+  found = metrics.collect(sown)
+  assert_close(found['gate'].total / found['gate'].count, keep_BR.mean())
+  spread = found['gate_spread']
+  assert_close(spread.total / spread.count, keep_BR.std(1).mean())
 
 
 def test_first_gates_remember_and_kernels_keep_the_size():
