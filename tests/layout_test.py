@@ -195,7 +195,6 @@ def test_nothing_else_lies_at_the_top():
   assert {name for name in top - TOP if not name.startswith('.')} == set()
 
 
-@pytest.mark.slow
 def test_gin_files_are_found_from_an_installed_wheel(tmp_path):
   for name in known():
     if (ROOT / name).is_file() and name.startswith(

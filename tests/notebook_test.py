@@ -139,8 +139,13 @@ def test_notebooks_run_in_one_folder_keep_their_runs_apart():
   assert len(folders) >= len(NAMES) and len(folders) == len(set(folders))
 
 
-@pytest.mark.slow
-@every
+@pytest.mark.parametrize(
+  'name',
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (name != 'quickstart'))
+    for name in NAMES
+  ],
+)
 def test_a_notebook_runs_and_each_cell_runs_again(name, tmp_path, monkeypatch):
   if name == 'on_a_pod' and not environment.installed():
     pytest.skip('needs libtpu')
