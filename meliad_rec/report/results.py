@@ -17,6 +17,8 @@ from meliad_rec.metrics.metrics import unit
 PUBLISHED = 'published '
 # A published value of this name is in the column of the time of a step.
 _TIME = 'ms per step'
+# Names of the standard deviation over seeds and of the median end so.
+_OF_SEEDS = ' deviation', ' median'
 # The name of a published number of parameters.
 _SIZE = 'parameters'
 # Names of published times and speeds.
@@ -80,6 +82,7 @@ def table(name: str, results: list[dict]) -> str:
     if key.startswith(PUBLISHED)
   )
   beside = {*columns, _TIME, _SIZE}
+  beside |= {column + each for column in columns for each in _OF_SEEDS}
   others = [each for each in published if each not in beside]
   times = [name for name in others if any(map_times(name, rows).values())]
   others = [each for each in others if each not in times]
@@ -184,16 +187,25 @@ def best_seed(runs: list[dict]) -> dict:
 
 
 def cell(runs: list[dict], column: str) -> str:
-  """Returns the text of a split of a row: measured / published."""
+  """Returns the text of a split of a row: measured / published.
+
+  Either is a mean ± standard deviation [median], if there are several seeds.
+  """
   values = [each[column] for each in runs if column in each]
   text = f'{statistics.fmean(values):.4f}' if values else '-'
   if values[1:]:
     # Divided by the number of seeds, as in Ray Chowdhury and Caragea 2024.
     spread, median = statistics.pstdev(values), statistics.median(values)
     text += f' ± {spread:.4f} [{median:.4f}]'
-  if (published := runs[0].get(PUBLISHED + column)) is not None:
-    text += f' / {published}'
-  return text
+  published = runs[0].get(PUBLISHED + column)
+  if published is None:
+    return text
+  spread, median = (
+    runs[0].get(PUBLISHED + column + each) for each in _OF_SEEDS
+  )
+  text += f' / {published}'
+  text += '' if spread is None else f' ± {spread}'
+  return text if median is None else f'{text} [{median}]'
 
 
 Curves = dict[str, list[tuple[float, list[float]]]]

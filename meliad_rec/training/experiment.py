@@ -91,8 +91,9 @@ class Experiment:
     published: {name: value that a paper reports; None if it gives none}. A name
       is a split ('test_128', for best_metric), SPLIT:METRIC
       ('test_400:sequence_accuracy'), 'parameters', or words that are not a
-      split ('arXiv tokens'). `meliad-rec reproduce` shows the values beside
-      those measured.
+      split ('arXiv tokens'). 'test deviation' and 'test median' are those over
+      the seeds of 'test'. `meliad-rec reproduce` shows the values beside those
+      measured.
     published_data: the name in `published`, such as 'arXiv tokens', to which
       the split 'test' of this run corresponds. None: there is no such name.
 

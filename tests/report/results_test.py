@@ -38,6 +38,21 @@ def test_a_series_of_sizes_is_drawn_over_parameters():
   }
 
 
+def test_published_spread_and_median_are_beside_the_measured_ones():
+  values = 'a', 'a', 0, 9, 0.1, 0.1, 10, 5000, 'accuracy', 10, 0.5
+  run = dict(zip(results.COLUMNS, values, strict=True))
+  published = {'test': 0.9, 'test deviation': 0, 'other deviation': 0.2}
+  run |= {f'published {k}': v for k, v in published.items()}
+  both = [run | {'test': value} for value in (0.6, 0.8)]
+  assert results.cell(both, 'test') == '0.7000 ± 0.1000 [0.7000] / 0.9 ± 0'
+  both[0]['published test median'] = 1
+  found = '0.7000 ± 0.1000 [0.7000] / 0.9 ± 0 [1]'
+  assert results.cell(both, 'test') == found
+  text = results.table('t', both)
+  assert f'| {found} |' in text and 'published: other deviation' in text
+  assert 'published: test' not in text
+
+
 def test_a_published_time_is_beside_the_measured_one():
   def row(name, seconds, **published):
     values = name, name, 0, 9, seconds, 2 * seconds, 10, 5000, 'error', 10, 0.5
