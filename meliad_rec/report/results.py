@@ -17,7 +17,7 @@ from meliad_rec.metrics.metrics import unit
 PUBLISHED = 'published '
 # A published value of this name is in the column of the time of a step.
 _TIME = 'ms per step'
-# Names of the standard deviation over seeds and of the median end so.
+# Endings of the names of a standard deviation over seeds and of a median.
 _OF_SEEDS = ' deviation', ' median'
 # The name of a published number of parameters.
 _SIZE = 'parameters'
