@@ -1,8 +1,9 @@
 """Linear probes of the recurrent state (Alain and Bengio 2017), and ablations.
 
 A probe shows that something can be read from the state, not that the model uses
-it. `ablate` therefore removes from the state the directions in which classes
-differ, and compares the rise of the loss with that for random directions.
+it. `ablate` therefore removes from the state what a linear probe can read
+(Belrose et al. 2023), and compares the rise of the loss with that for classes
+of other texts, which the state does not hold.
 """
 
 from collections.abc import Sequence
@@ -25,20 +26,19 @@ _FOLDS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Probe(Shown):
-  """Result of `probe`: how well it does, and the directions of the classes.
+  """Result of `probe`: how well it does, and the states that were read.
 
   Attributes:
-    directions: [classes, D], the mean state of each class minus the mean over
-      all states, where D is the number of elements of all floating-point parts
-      of the state, in their order. Without its part along these directions, the
-      state has the same mean for all classes, so that no linear probe can tell
-      them apart (Belrose et al. 2023).
+    states: [N, D], the states that `data` is about, where D is the number of
+      elements of all floating-point parts of the state, in their order.
     layer: index of the layer whose state was read; None means all layers.
+    penalty: the argument of `probe`.
     parameters: sha256 of the parameters of the run; None if unknown.
   """
 
-  directions: np.ndarray
+  states: np.ndarray
   layer: int | None
+  penalty: float = 0.01
   parameters: str | None = None
 
 
@@ -107,7 +107,6 @@ def probe(
     far, label = np.concatenate(far), 'distance (tokens)'
   classes, y = np.unique(y, return_inverse=True)
   predicted = cross_validated(x, y, document % _FOLDS, penalty)
-  directions = class_directions(x, y)
   data = xr.Dataset(
     {
       'target': ('state', classes[y]),
@@ -122,7 +121,7 @@ def probe(
     },
   )
   figure = _draw_accuracy(data, label)
-  return Probe(data, figure, directions, layer, run.identity['parameters'])
+  return Probe(data, figure, x, layer, penalty, run.identity['parameters'])
 
 
 class _Examples(NamedTuple):
@@ -166,13 +165,13 @@ def _examples(run, number, text, target_T, layer, every) -> _Examples:
 
 def _for_tokens(run, number, text, values_T, what: str) -> np.ndarray:
   """Returns an array of one value for each token; ValueError if it is not."""
-  count = len(run.encode(text))
-  if len(values_T) != count:
+  count, values_T = len(run.encode(text)), np.asarray(values_T)
+  if values_T.shape != (count,):
     raise ValueError(
-      f'Text {number} has {count} tokens, but {len(values_T)} {what}. Give '
-      'one for each token.'
+      f'Text {number} has {count} tokens, but {what} of shape '
+      f'{values_T.shape}. Give one for each token.'
     )
-  return np.asarray(values_T)
+  return values_T
 
 
 def cross_validated(x_ND, y_N, fold_N, penalty: float) -> np.ndarray:
@@ -205,13 +204,65 @@ def ridge(x_ND, y_NC, penalty: float) -> tuple[np.ndarray, np.ndarray]:
   return (x_ND.T @ np.linalg.solve(gram, y_NC)).T, center
 
 
-def class_directions(x_ND, y_N) -> np.ndarray:
-  """Returns, for each class, its mean state minus the mean of all states.
+class Eraser(NamedTuple):
+  """A projection of states that leaves nothing of the classes to linear probes.
 
-  The result is [classes, D] float64.
+  Attributes:
+    mean_D: mean of the states, which stays as it is.
+    read_KD: what is read from the difference of a state from the mean.
+    write_DK: directions in which what was read is subtracted.
   """
-  x_ND = x_ND - x_ND.mean(0, dtype=np.float64)
-  return np.stack([x_ND[y_N == c].mean(0) for c in range(y_N.max() + 1)])
+
+  mean_D: np.ndarray
+  read_KD: np.ndarray
+  write_DK: np.ndarray
+
+  def __call__(self, x_D):
+    return x_D - self.write_DK @ (self.read_KD @ (x_D - self.mean_D))
+
+
+def erasers(x_ND, labelings, penalty: float) -> list[Eraser]:
+  """Returns a projection for each labeling (Belrose et al. 2023, theorem 4.3).
+
+  After it, the states that are given have the same mean for all classes, so
+  that no linear probe can tell these apart, and are changed as little as that
+  allows, where a change counts relative to the variance of its direction.
+
+  Args:
+    x_ND: states.
+    labelings: arrays of the classes of the states, [N].
+    penalty: added to the variance of each direction, relative to the mean
+      variance, since states may be fewer than their elements.
+  """
+  mean_D = x_ND.mean(0, dtype=np.float64)
+  u_NR, size_R, axis_RD = np.linalg.svd(x_ND - mean_D, full_matrices=False)
+  R = np.count_nonzero(size_R > 1e-6 * size_R[0])
+  u_NR, size_R, axis_RD = u_NR[:, :R], size_R[:R], axis_RD[:R]
+  spread_R = np.sqrt(size_R**2 + penalty * (size_R**2).sum() / x_ND.shape[1])
+  found = []
+  for labels_N in labelings:
+    classes, y_N = np.unique(labels_N, return_inverse=True)
+    is_class_NC = np.eye(len(classes))[y_N]
+    covariance_CR = (is_class_NC - is_class_NC.mean(0)).T @ (u_NR * size_R)
+    basis_KR = subspace(covariance_CR / spread_R)
+    write_DK = ((basis_KR * spread_R) @ axis_RD).T
+    found.append(Eraser(mean_D, (basis_KR / spread_R) @ axis_RD, write_DK))
+  return found
+
+
+def of_other_texts(y_N, document_N, rng) -> np.ndarray:
+  """Returns classes of other texts: each text has those of one drawn for it.
+
+  Args:
+    y_N: classes of the states, in the order of texts.
+    document_N: the number of the text of each state.
+    rng: random generator of NumPy.
+  """
+  texts = [y_N[document_N == number] for number in np.unique(document_N)]
+  drawn = rng.permutation(len(texts))
+  return np.concatenate(
+    [np.resize(texts[i], len(y)) for i, y in zip(drawn, texts, strict=True)]
+  )
 
 
 def subspace(directions) -> np.ndarray:
@@ -246,14 +297,15 @@ def ablate(
   texts: Sequence[Text],
   labels: Sequence[np.ndarray] | None = None,
   tokens: int | None = None,
-  random: int = 8,
+  shuffled: int = 8,
   seed: int = 0,
 ) -> Shown:
   """Removes what a probe reads from the state, and shows what that costs.
 
-  The state at the middle of each text loses its part along the directions, and
-  then the model reads on. If the rise of the loss is no greater than for random
-  directions, the model does not use what the probe reads.
+  The state at the middle of each text is changed so that linear probes cannot
+  tell the classes apart (`erasers`), and then the model reads on. The same is
+  done for classes of other texts. Only if the rise of the loss is greater than
+  for these does it show that the model uses what the probe reads.
 
   Args:
     run: the run of the probe.
@@ -261,17 +313,20 @@ def ablate(
     texts: documents.
     labels: labels of the tokens of each text, if the model predicts labels.
     tokens: number of tokens to read afterward; None means one block.
-    random: number of random subspaces of the same dimension to compare with.
+    shuffled: number of times that the texts of the probe exchange their
+      classes at random.
     seed: seed of these draws.
 
   Returns:
-    'rise' [text, kind], the rise of the loss in nats per token, for kind
-    'probe' and 'random 0' and so on; NaN if all labels of these tokens are 0.
+    For kind 'probe', 'shuffled 0' and so on: 'rise' [text, kind], the rise of
+    the loss in nats per token, NaN if all labels of these tokens are 0; and
+    'change' [text, kind], the norm of the change of the state divided by that
+    of its difference from the mean state.
 
   Raises:
     ValueError: there is no text, one is too short, the probe is of another run,
-      labels are missing or not expected, `tokens` is below 1 or `random` below
-      0.
+      labels are missing or not expected, `tokens` is below 1 or `shuffled`
+      below 0.
   """
   import xarray as xr
 
@@ -283,7 +338,7 @@ def ablate(
     )
   if not len(texts):
     raise ValueError('There is no text to read. Give at least one.')
-  check_count('random', random, 0)
+  check_count('shuffled', shuffled, 0)
   if tokens is not None:
     check_count('tokens', tokens, 1)
   if labels is not None and len(labels) != len(texts):
@@ -297,13 +352,13 @@ def ablate(
   W = run.block
   tokens = tokens or W
   rng = np.random.default_rng(seed)
-  basis = subspace(found.directions)
-  rank, D = basis.shape
-  bases = {'probe': basis} | {
-    f'random {i}': np.linalg.qr(rng.normal(size=(D, rank)))[0].T
-    for i in range(random)
+  y_N, document_N = (found.data[each].values for each in ('target', 'document'))
+  kinds = {'probe': y_N} | {
+    f'shuffled {i}': of_other_texts(y_N, document_N, rng)
+    for i in range(shuffled)
   }
-  rises = []
+  removed = erasers(found.states, kinds.values(), found.penalty)
+  rises, changes = [], []
   for number, (text, labels_T) in enumerate(zip(texts, given, strict=True)):
     ids_T = run.encode(text)
     at = len(ids_T) // 2 // W * W
@@ -323,28 +378,38 @@ def ablate(
       .mean()
     )
     own = loss(state)
-    changed = [_without(state, found.layer, b) for b in bases.values()]
+    changed, sizes = zip(
+      *(_without(state, found.layer, each) for each in removed), strict=True
+    )
     rises.append([loss(one) - own for one in changed])
+    changes.append(sizes)
+  axes = 'text', 'kind'
   data = xr.Dataset(
-    {'rise': (('text', 'kind'), np.array(rises))}, {'kind': list(bases)}
+    {'rise': (axes, np.array(rises)), 'change': (axes, np.array(changes))},
+    {'kind': list(kinds)},
   )
+  rank, D = removed[0].read_KD.shape
   title = f'{rank} of {D} directions of the state removed'
-  return Shown(data, _draw_rises(data, title))
+  return Shown(data, _draw_ablations(data, title))
 
 
-def _draw_rises(data, title: str):
-  figure = new_figure(6, 3.5)
-  axes = figure.subplots()
+def _draw_ablations(data, title: str):
+  figure = new_figure(6, 5)
+  panels = figure.subplots(2, sharex=True)
   kinds = list(data['kind'].values)
-  means = data['rise'].mean('text').values
-  counts = data['rise'].count('text')
-  errors = data['rise'].std('text', ddof=1) / np.sqrt(counts)
   colors = [COLORS[1 if kind == 'probe' else 5] for kind in kinds]
-  axes.bar(range(len(means)), means, yerr=errors.values, color=colors)
-  axes.set_xticks(range(len(means)), kinds, rotation=60)
-  axes.set_ylabel('rise of the loss\n(nats per token)')
-  axes.set_title(title, size=10)
-  axes.grid(axis='y', alpha=0.3)
+  labels = {
+    'rise': 'rise of the loss\n(nats per token)',
+    'change': 'change of the state\n(share of its norm)',
+  }
+  for axes, (name, label) in zip(panels, labels.items(), strict=True):
+    means, counts = data[name].mean('text').values, data[name].count('text')
+    errors = data[name].std('text', ddof=1) / np.sqrt(counts)
+    axes.bar(range(len(means)), means, yerr=errors.values, color=colors)
+    axes.set_ylabel(label)
+    axes.grid(axis='y', alpha=0.3)
+  panels[0].set_title(title, size=10)
+  panels[1].set_xticks(range(len(kinds)), kinds, rotation=60)
   return figure
 
 
@@ -380,20 +445,22 @@ def _vectors(states, layer: int | None) -> np.ndarray:
   return np.concatenate([a.values.reshape(len(a), -1) for a in parts], 1)
 
 
-def _without(state, layer: int | None, basis: np.ndarray):
-  """Returns a state, at one border, without its part along some directions.
+def _without(state, layer: int | None, erase: Eraser) -> tuple:
+  """Returns a changed state, at one border, and the size of the change.
+
+  The size is relative to the difference of the state from the mean.
 
   Args:
     state: one border of the result of TrainedRun.states.
-    layer: layer of the directions; None means that they are of the whole state.
-    basis: orthonormal directions [directions, D].
+    layer: layer of `erase`; None means that it is of the whole state.
+    erase: what to remove.
   """
   changed = state.copy(deep=True)
   views = _views(changed, layer)
   flat = np.concatenate([a.values.ravel() for a in views]).astype(np.float64)
-  flat -= basis.T @ (basis @ flat)
-  at = 0
+  erased, at = erase(flat), 0
   for a in views:
-    a.values[...] = flat[at : at + a.size].reshape(a.shape)
+    a.values[...] = erased[at : at + a.size].reshape(a.shape)
     at += a.size
-  return changed
+  norm = np.linalg.norm
+  return changed, norm(erased - flat) / max(norm(flat - erase.mean_D), 1e-30)

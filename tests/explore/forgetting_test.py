@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 from meliad_rec import explore
 from meliad_rec.evaluation.recording import Request
@@ -139,11 +140,13 @@ def test_gradients_and_ablations_count_only_scored_labels():
   _, state = observer.read(ids, Request(), last=W)
   norm = lambda labels: observer.state_gradients(ids, state, W, 0, labels)
   assert norm(np.zeros_like(ids)) == 0 < norm(even) != norm(ids)
-  shape = 3, sum(a.size for a in observer.parts(state).values())
-  directions = np.random.default_rng(0).normal(size=shape)
-  found = Probe(None, None, directions, None)
+  shape = 6, sum(a.size for a in observer.parts(state).values())
+  states = np.random.default_rng(0).normal(size=shape)
+  data = xr.Dataset({'target': ('state', [0, 1, 2] * 2)})
+  data['document'] = 'state', [*range(6)]
+  found = Probe(data, None, states, None)
   rises = [
-    explore.ablate(run, found, [ids], [labels], random=0).data['rise'].item()
+    explore.ablate(run, found, [ids], [labels], shuffled=0).data['rise'].item()
     for labels in (even, ids - even, ids)
   ]
   close(np.mean(rises[:2]), rises[2])

@@ -7,8 +7,9 @@ import xarray as xr
 from meliad_rec import explore
 from meliad_rec.explore.probe import _views
 from meliad_rec.explore.probe import _without
-from meliad_rec.explore.probe import class_directions
 from meliad_rec.explore.probe import cross_validated
+from meliad_rec.explore.probe import erasers
+from meliad_rec.explore.probe import of_other_texts
 from meliad_rec.explore.probe import Probe
 from meliad_rec.explore.probe import ridge
 from meliad_rec.explore.probe import subspace
@@ -42,22 +43,54 @@ def test_classes_of_unequal_size():
 
 
 @pytest.mark.parametrize('N, D, apart', [(5000, 64, 1), (400, 20_000, 1e-3)])
-def test_directions_of_k_classes_span_k_minus_1_dimensions(N, D, apart):
+def test_no_linear_probe_reads_what_was_erased(N, D, apart):
   """Also where two classes differ much less than the others."""
   rng = np.random.default_rng(0)
   y = rng.integers(0, 8, N)
   centers = rng.normal(size=(8, D))
   centers[0] = centers[1] + apart * rng.normal(size=D)
-  noise = 1e-4 * rng.normal(size=(N, D))
+  noise = 1e-2 * rng.normal(size=(N, D))
   x = (centers[y] + noise + 10).astype(np.float32)
-  directions = class_directions(x, y)
-  basis = subspace(directions)
-  assert len(basis) == 7
-  close(basis @ basis.T, np.eye(7))
-  close(directions @ basis.T @ basis, directions)
+  [erase] = erasers(x, [y], 0.01)
+  # Directions of 8 classes span 7 dimensions.
+  close(erase.read_KD @ erase.write_DK, np.eye(7))
+  close(erase(x.mean(0, dtype=float)), x.mean(0, dtype=float))
+  erased = np.stack([erase(each) for each in x])
+  means = np.stack([erased[y == c].mean(0) for c in range(8)])
+  close(means, np.broadcast_to(x.mean(0, dtype=float), means.shape))
+  # In the directions in which classes do not differ, nothing is changed.
+  directions = np.stack([x[y == c].mean(0, dtype=float) for c in range(8)])
+  basis = subspace(directions - directions.mean(0))
+  other = (erased - x) - (erased - x) @ basis.T @ basis
+  assert np.abs(other).max() < 1e-2
 
 
-def test_a_direction_is_removed_from_a_state_and_nothing_else():
+def test_erasing_what_a_state_does_not_hold_leaves_most_of_it():
+  """Means of shuffled classes differ most where the states vary most."""
+  rng = np.random.default_rng(0)
+  y = np.arange(400) % 4
+  x = rng.normal(size=(400, 40)) * 2.0 ** -np.arange(40)
+  x[:, 20] += 1e-3 * y
+  x -= x.mean(0)
+  own, shuffled = (
+    np.linalg.norm([erase(each) - each for each in x]) / np.linalg.norm(x)
+    for erase in erasers(x, [y, rng.permutation(y)], 1e-12)
+  )
+  assert own < 0.4 and shuffled < 0.4
+
+
+def test_texts_exchange_their_classes():
+  document = np.repeat([0, 1, 2], [4, 2, 3])
+  y = np.array([*'aaaa', *'bc', *'def'])
+  drawn = {
+    tuple(of_other_texts(y, document, np.random.default_rng(seed)))
+    for seed in range(50)
+  }
+  assert len(drawn) == 6
+  assert tuple('bcbcaadef') in drawn and tuple('defdbcaaa') in drawn
+
+
+def test_a_part_is_removed_from_a_state_and_nothing_else():
   draw = np.random.default_rng(0).normal
   state = xr.Dataset(
     {
@@ -71,11 +104,13 @@ def test_a_direction_is_removed_from_a_state_and_nothing_else():
     [a.values.ravel() for a in _views(state, layer)]
   )
   for layer, size in (5, 12), (None, 28):
-    basis = subspace(draw(size=(2, size)))
+    [erase] = erasers(draw(size=(60, size)), [np.arange(60) % 3], 0.01)
     before = flat(state, layer)
-    found = _without(state, layer, basis)
-    close(flat(found, layer), before - basis.T @ (basis @ before))
-    close(basis @ flat(found, layer), np.zeros(2))
+    found, change = _without(state, layer, erase)
+    close(flat(found, layer), erase(before))
+    close(erase.read_KD @ (flat(found, layer) - erase.mean_D), np.zeros(2))
+    parts = erase(before) - before, before - erase.mean_D
+    close(change, np.divide(*map(np.linalg.norm, parts)))
     close(flat(state, layer), before)  # The given state is left as it is.
     assert (found['count'] == state['count']).all()
     same = found['slots'].sel(layer=2) == state['slots'].sel(layer=2)
@@ -94,18 +129,19 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
   assert found.data.attrs['accuracy'] > 0.95
   noise = [rng.permutation(target) for target in targets]
   assert explore.probe(run, texts, noise).data.attrs['accuracy'] < 0.8
-  shown = explore.ablate(run, found, texts[:3], random=2)
+  shown = explore.ablate(run, found, texts[:3], shuffled=2)
   check(shown, tmp_path)
   assert shown.data['rise'].shape == (3, 3)
   rise = np.abs(shown.data['rise']).mean('text').values
-  assert (rise > 0).all()
+  assert rise[0] > 0
+  assert (shown.data['change'] > 0).all()
   one = explore.probe(run, texts, targets, layer=1)
-  assert one.directions.shape[1] < found.directions.shape[1]
-  shown = explore.ablate(run, one, texts[:3], random=1)
+  assert one.states.shape[1] < found.states.shape[1]
+  shown = explore.ablate(run, one, texts[:3], shuffled=1)
   assert np.abs(shown.data['rise']).min() > 0
   both = {'all': run, 'one': run}
   probes = {'all': found, 'one': one}
-  shown = explore.compare(explore.ablate, both, probes, texts[:3], random=1)
+  shown = explore.compare(explore.ablate, both, probes, texts[:3], shuffled=1)
   assert shown.data['rise'].shape == (2, 3, 2)
   with pytest.raises(ValueError, match='Layer 7 has no recurrent state'):
     explore.probe(run, texts, targets, layer=7)
@@ -113,7 +149,9 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
     explore.probe(run, texts[:3], targets[:3])
   with pytest.raises(ValueError, match='one for each'):
     explore.probe(run, texts, [t[:-1] for t in targets])
-  with pytest.raises(ValueError, match='47 distances'):
+  with pytest.raises(ValueError, match='one for each'):
+    explore.probe(run, texts, [t[:, None] for t in targets])
+  with pytest.raises(ValueError, match='distances of shape .47'):
     explore.probe(run, texts, targets, [[1] * 47] * 10)
   far = explore.probe(run, texts, targets, [[*range(48)]] * 10)
   close(far.data['distance'], far.data['tokens'] - 2)
@@ -134,7 +172,7 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
   'labeled, options, message',
   [
     (False, {'tokens': 0}, 'tokens must be'),
-    (False, {'random': -1}, 'random must be'),
+    (False, {'shuffled': -1}, 'shuffled must be'),
     (False, {'labels': [[1] * 48] * 2}, 'labels were given'),
     (True, {}, 'labels were not given'),
     (True, {'labels': [[1] * 48]}, 'labels of 1'),
