@@ -9,6 +9,7 @@ folders, as in 'options/position/rope'.
 """
 
 import difflib
+import functools
 import os
 from pathlib import Path
 
@@ -23,8 +24,9 @@ _WHOLE = 'experiments', 'scale'
 _ORDER = *_WHOLE, *KINDS, 'options'
 
 
+@functools.cache
 def root() -> Path:
-  """Returns the folder of the shipped gin files.
+  """Returns the absolute path of the folder of the shipped gin files.
 
   The folder is inside the package if the package was installed from a wheel. It
   is beside the package in a checkout or an editable install.
@@ -108,7 +110,7 @@ def find(name: str, where: str) -> Path:
 
 
 def is_shipped(path: Path) -> bool:
-  return path.is_relative_to(root().resolve())
+  return path.is_relative_to(root())
 
 
 def is_saved(path: Path) -> bool:
@@ -151,7 +153,7 @@ def label(path: Path) -> str:
   directory for another file in that directory, and otherwise absolute.
   """
   if is_shipped(path):
-    return path.relative_to(root().resolve()).as_posix()
+    return path.relative_to(root()).as_posix()
   if path.is_relative_to(Path.cwd()):
     return path.relative_to(Path.cwd()).as_posix()
   return str(path)
@@ -167,7 +169,7 @@ def kind(path: Path) -> str:
   kind, ''.
   """
   if is_shipped(path):
-    return path.relative_to(root().resolve()).parts[0]
+    return path.relative_to(root()).parts[0]
   if is_saved(path):
     return ''
   folder, around = path.parent.name, path.parent.parent.name

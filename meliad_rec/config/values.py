@@ -4,7 +4,9 @@ This module uses only the parser of gin, which keeps no global state.
 """
 
 import collections.abc
+from collections.abc import Mapping
 import dataclasses
+import functools
 import inspect
 import math
 import numbers
@@ -133,18 +135,19 @@ def map_leaves(change, value):
       return change(value)
 
 
-def parameters(target) -> dict[str, inspect.Parameter] | None:
+@functools.lru_cache(4096)
+def parameters(target) -> Mapping[str, inspect.Parameter] | None:
   """Returns the parameters of a callable by name; None if it has no signature.
 
   Some classes and functions written in C have no signature.
   """
   try:
-    return dict(inspect.signature(target).parameters)
+    return inspect.signature(target).parameters
   except ValueError:
     return None
 
 
-def takes(known: dict[str, inspect.Parameter] | None, name: str) -> bool:
+def takes(known: Mapping[str, inspect.Parameter] | None, name: str) -> bool:
   """Returns whether a function accepts a keyword argument.
 
   Args:
