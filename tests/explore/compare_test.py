@@ -79,12 +79,13 @@ def test_arguments_of_each_run_and_wide_pictures():
 
   from meliad_rec.report.plot import new_figure
 
-  def show(run, of_run, same, *, option):
+  def show(run, of_run, same, *, option, multiple_of=None):
     numbers = {'of_run': of_run, 'same': same, 'option': option}
+    multiples.append(multiple_of)
     return Shown(xr.Dataset(numbers), new_figure(width, 2))
 
   runs = {'a': block_recurrent(), 'b': observed.run('lstm')}
-  sizes = {}
+  sizes, multiples = {}, []
   for width in 8, 9:
     shown = explore.compare(
       show, runs, {'a': 1, 'b': 2}, 3, option={'b': 5, 'a': 4}
@@ -93,6 +94,7 @@ def test_arguments_of_each_run_and_wide_pictures():
   found = {name: a.values.tolist() for name, a in shown.data.items()}
   assert found == {'of_run': [1, 2], 'same': [3, 3], 'option': [4, 5]}
   assert sizes == {8: [16, 2.4], 9: [9, 4.8]}
+  assert multiples == [8] * 4  # Blocks have 8 and 2 tokens.
   with pytest.raises(ValueError, match='runs a, b, but this one is for a, c'):
     explore.compare(show, runs, {'a': 1, 'c': 2}, 3, option=4)
 
