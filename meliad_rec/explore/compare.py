@@ -45,9 +45,9 @@ def compare(
     different lengths, the shorter are filled with NaN. Coordinates that differ,
     such as the tokens before a border, have this axis, too. `data.attrs` holds
     {name of a run: its attributes}. The pictures are side by side, or above
-    each other if they are wide, with the number of parameters and the time of a
-    training step of each run above. Curves and colors of the same quantity have
-    the same scale.
+    each other if they are wide, with the number of parameters and the training
+    speed of each run above. Curves and colors of the same quantity have the
+    same scale.
 
   Raises:
     ValueError: `runs` is not such a mapping, the vocabularies differ, another

@@ -30,7 +30,7 @@ from meliad_rec.explore.recalled import attention_map
 from meliad_rec.explore.recalled import memory_sources
 from meliad_rec.explore.recalled import recalled
 from meliad_rec.explore.shown import Shown
-from meliad_rec.explore.shown import step_time
+from meliad_rec.explore.shown import speed
 from meliad_rec.explore.state_map import slots_of
 from meliad_rec.explore.state_map import state_map
 from meliad_rec.runs.folder import check_is_of_text
@@ -214,8 +214,9 @@ def _fitted(render, bytes_: bytes, found, on_progress) -> bytes:
 
 
 def _size(run: TrainedRun) -> str:
-  """Returns the number of parameters, and the time of a step if known."""
-  return ', '.join(filter(None, (f'{run.parameters:,}', step_time(run))))
+  """Returns the number of parameters, and the speed of training if known."""
+  trained = speed(run) and f', trained at {speed(run)}'
+  return f'{run.parameters:,}{trained}'
 
 
 def _bits(nats, text: str) -> str:
