@@ -51,7 +51,7 @@ def write_page(
   *,
   name: str = 'text',
   baseline: TrainedRun | None = None,
-  top: int = 5,
+  top: int | None = None,
   on_progress: Callable[[str], None] = lambda what: None,
 ) -> None:
   """Writes a page about what a run does with a text.
@@ -63,13 +63,15 @@ def write_page(
     name: name of the text.
     baseline: run to compare with; see `gain`. None compares a recurrent run
       with the same run whose state is cleared before every block.
-    top: number of likely tokens to show at each token. A page that would take
-      more than LIMIT shows fewer, and then only the beginning of the text.
+    top: number of likely tokens to show at each token; None means 5, or all of
+      a vocabulary that has fewer. A page that would take more than LIMIT shows
+      fewer, and then only the beginning of the text.
     on_progress: called with the name of each part before it is made, and with
       the reason if it is left out.
 
   Raises:
-    ValueError: the run cannot read the text, or the page cannot be written.
+    ValueError: the run cannot read the text, `top` is below 1 or above the
+      number of tokens in the vocabulary, or the page cannot be written.
   """
   check_is_of_text(run.labels)
   if run.sharded.model.encoder is not None:

@@ -175,6 +175,8 @@ def test_command(tmp_path, capsys):
 def test_runs_that_have_no_page(make, message, tmp_path):
   with pytest.raises(ValueError, match=message):
     write_page(make(), TEXT, tmp_path / 'page.html')
+  with pytest.raises(ValueError, match='only 259 tokens'):
+    write_page(observed.run('lstm'), TEXT, tmp_path / 'page.html', top=260)
   assert not [*tmp_path.iterdir()]
 
 
