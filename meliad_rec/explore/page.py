@@ -345,9 +345,9 @@ def _top_words(top: list[dict]) -> str:
     '<p>The words that gain most: the gain in bits, the name in the word that '
     'gains most, its previous use, and the word in its context.'
     f'{reach}</p>'
-    '<table><tr><th>gain</th><th>name</th><th>previous use</th>'
-    '<th>word</th></tr>'
-    f'{rows}</table>'
+    '<div class="wide" tabindex="0" role="region" aria-label="Words"><table>'
+    '<tr><th>gain</th><th>name</th><th>previous use</th><th>word</th></tr>'
+    f'{rows}</table></div>'
   )
 
 
