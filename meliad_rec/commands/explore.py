@@ -33,7 +33,11 @@ def define_flags() -> None:
     'baseline', None, 'Folder of a run to compare with; see above.'
   )
   flags.DEFINE_integer(
-    'top', 5, 'Number of likely tokens to show at each token.', lower_bound=1
+    'top',
+    None,
+    'Number of likely tokens to show at each token. Unset: 5, or all of a '
+    'vocabulary that has fewer.',
+    lower_bound=1,
   )
 
 

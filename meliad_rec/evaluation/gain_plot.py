@@ -11,13 +11,16 @@ from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.report.console import dots
 
-_ROWS, _COLUMNS = 28, 76  # Characters of the page of text.
+# Characters of the page of text, and their size: readable at half of it.
+_ROWS, _COLUMNS, _SIZE = 24, 60, 13
 _FEWEST = 12  # Rows of the panel for a shorter page.
 # A page may begin within a character, whose bytes then stay single.
 _ERRORS = 'surrogateescape'
 _METRIC = 'bits_per_byte'
 _LIMIT = 4.0  # Bits per character at which colors are strongest.
-_LOSS, _GAIN = '#D55E00', '#0072B2'  # As in the page of `meliad-rec explore`.
+# Of each model, and of gains where it is the better one; the color-blind can
+# tell them apart. As in the page of `meliad-rec explore`.
+_A, _B = '#D55E00', '#0072B2'
 # Light enough for black letters.
 _SHADES = '#EAA270', '#FFFFFF', '#6AB0D8'
 
@@ -29,6 +32,7 @@ def plot_gain(a: TokenLosses, b: TokenLosses, out: str | Path) -> None:
   exist and hold bits per byte. The second shows the gain at names, by the
   distance back to their previous use. The third shows the page of text on which
   B gains most. The color of a character there is the gain at its token.
+  Each model has one color, which gains where it is the better one have, too.
 
   Args:
     a, b: losses of models A and B on the same tokens.
@@ -49,15 +53,16 @@ def plot_gain(a: TokenLosses, b: TokenLosses, out: str | Path) -> None:
 
 
 def _draw_curves(axes, *losses):
-  runs = {}
-  for letter, x in zip('AB', losses, strict=True):
+  runs, colors = {}, {}
+  for letter, color, x in zip('AB', (_A, _B), losses, strict=True):
     folder = Path(x.about.get('run', '?'))
     if (folder / journal.NAME).is_file():
       records = journal.read(journal.path(folder))
       if any(_METRIC in record for record in records):
         runs[f'{letter} {folder.name}'] = folder
+        colors[f'{letter} {folder.name}'] = color
   if runs:
-    plot.draw(axes, runs, _METRIC)
+    plot.draw(axes, runs, _METRIC, colors=colors)
     axes.set_title('training')
   else:
     axes.set_axis_off()
@@ -71,7 +76,7 @@ def draw_distances(axes, a: TokenLosses, b: TokenLosses) -> None:
     if len(inside):
       labels.append(bin_label(low, high))
       gains.append(gain[inside].mean())
-  colors = [_GAIN if gained > 0 else _LOSS for gained in gains]
+  colors = [_B if gained > 0 else _A for gained in gains]
   axes.bar(labels, gains, color=colors)
   axes.tick_params(axis='x', rotation=60)
   axes.axhline(0, color='black', linewidth=0.8)
@@ -90,7 +95,7 @@ def draw_page(figure, axes, a: TokenLosses, b: TokenLosses) -> None:
   for y, row in enumerate(rows):
     for x, (character, bits) in enumerate(row):
       color[y, x] = bits
-      style = {'family': 'monospace', 'size': 9}
+      style = {'family': 'monospace', 'size': _SIZE}
       axes.text(x, y, character, ha='center', va='center', **style)
   image = axes.imshow(
     color,

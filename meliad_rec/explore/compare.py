@@ -3,10 +3,12 @@
 import collections
 from collections.abc import Callable
 from collections.abc import Mapping
+import math
 import re
 
 import numpy as np
 
+from meliad_rec.config.values import parameters
 from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import letters_on
 from meliad_rec.explore.shown import Shown
@@ -34,16 +36,18 @@ def compare(
     runs: {name: run}, with one vocabulary.
     *args: further arguments of the function. A mapping holds the argument of
       each run by its name, such as {'a': probe_a, 'b': probe_b} of `ablate`.
-    **options: its keyword arguments, likewise.
+    **options: its keyword arguments, likewise. `multiple_of`, which `swap` and
+      `ask` have, is by default the least common multiple of the blocks of all
+      runs, so that all are compared at the same places.
 
   Returns:
     The arrays of the function with a first axis 'run'; where runs have axes of
     different lengths, the shorter are filled with NaN. Coordinates that differ,
     such as the tokens before a border, have this axis, too. `data.attrs` holds
     {name of a run: its attributes}. The pictures are side by side, or above
-    each other if they are wide, with the number of parameters and the time of a
-    training step of each run above. Curves and colors of the same quantity have
-    the same scale.
+    each other if they are wide, with the number of parameters and the training
+    speed of each run above. Curves and colors of the same quantity have the
+    same scale.
 
   Raises:
     ValueError: `runs` is not such a mapping, the vocabularies differ, another
@@ -56,6 +60,9 @@ def compare(
       f'compare takes runs as {{name: run}}, got a {type(runs).__name__}.'
     )
   check_vocabularies(runs)
+  if 'multiple_of' in (parameters(function) or {}):
+    common = math.lcm(*(run.block for run in runs.values()))
+    options = {'multiple_of': common} | options
   shown = {}
   for name, run in runs.items():
     own_args = [_of_run(value, name, runs) for value in args]

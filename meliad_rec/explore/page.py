@@ -30,7 +30,7 @@ from meliad_rec.explore.recalled import attention_map
 from meliad_rec.explore.recalled import memory_sources
 from meliad_rec.explore.recalled import recalled
 from meliad_rec.explore.shown import Shown
-from meliad_rec.explore.shown import step_time
+from meliad_rec.explore.shown import speed
 from meliad_rec.explore.state_map import slots_of
 from meliad_rec.explore.state_map import state_map
 from meliad_rec.runs.folder import check_is_of_text
@@ -51,7 +51,7 @@ def write_page(
   *,
   name: str = 'text',
   baseline: TrainedRun | None = None,
-  top: int = 5,
+  top: int | None = None,
   on_progress: Callable[[str], None] = lambda what: None,
 ) -> None:
   """Writes a page about what a run does with a text.
@@ -63,13 +63,15 @@ def write_page(
     name: name of the text.
     baseline: run to compare with; see `gain`. None compares a recurrent run
       with the same run whose state is cleared before every block.
-    top: number of likely tokens to show at each token. A page that would take
-      more than LIMIT shows fewer, and then only the beginning of the text.
+    top: number of likely tokens to show at each token; None means 5, or all of
+      a vocabulary that has fewer. A page that would take more than LIMIT shows
+      fewer, and then only the beginning of the text.
     on_progress: called with the name of each part before it is made, and with
       the reason if it is left out.
 
   Raises:
-    ValueError: the run cannot read the text, or the page cannot be written.
+    ValueError: the run cannot read the text, `top` is below 1 or above the
+      number of tokens in the vocabulary, or the page cannot be written.
   """
   check_is_of_text(run.labels)
   if run.sharded.model.encoder is not None:
@@ -214,8 +216,9 @@ def _fitted(render, bytes_: bytes, found, on_progress) -> bytes:
 
 
 def _size(run: TrainedRun) -> str:
-  """Returns the number of parameters, and the time of a step if known."""
-  return ', '.join(filter(None, (f'{run.parameters:,}', step_time(run))))
+  """Returns the number of parameters, and the speed of training if known."""
+  trained = speed(run) and f', trained at {speed(run)}'
+  return f'{run.parameters:,}{trained}'
 
 
 def _bits(nats, text: str) -> str:
@@ -342,9 +345,9 @@ def _top_words(top: list[dict]) -> str:
     '<p>The words that gain most: the gain in bits, the name in the word that '
     'gains most, its previous use, and the word in its context.'
     f'{reach}</p>'
-    '<table><tr><th>gain</th><th>name</th><th>previous use</th>'
-    '<th>word</th></tr>'
-    f'{rows}</table>'
+    '<div class="wide" tabindex="0" role="region" aria-label="Words"><table>'
+    '<tr><th>gain</th><th>name</th><th>previous use</th><th>word</th></tr>'
+    f'{rows}</table></div>'
   )
 
 

@@ -18,6 +18,7 @@ from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import Shown
 from meliad_rec.report.plot import new_figure
+from meliad_rec.runs.observed_run import check_layer
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 
@@ -77,8 +78,8 @@ def probe(
 
   Raises:
     ValueError: there are fewer than five texts, numbers of targets or distances
-      and tokens differ, a text is shorter than a block, or the layer has no
-      recurrent state.
+      and tokens differ, a text is empty or shorter than a block, or the layer
+      has no recurrent state or is no integer.
   """
   import xarray as xr
 
@@ -93,6 +94,8 @@ def probe(
       f'A probe needs distances of each text, got {len(texts)} texts and '
       f'distances of {len(distances)}.'
     )
+  run.check_texts(texts)
+  check_layer(layer)
   each = [
     _examples(run, number, text, target, layer, every)
     for number, (text, target) in enumerate(zip(texts, targets, strict=True))
@@ -336,8 +339,7 @@ def ablate(
       f'The probe is of another run, or another step, than {run.name} at step '
       f'{run.step}. Make a probe of this run.'
     )
-  if not len(texts):
-    raise ValueError('There is no text to read. Give at least one.')
+  run.check_texts(texts)
   check_count('shuffled', shuffled, 0)
   if tokens is not None:
     check_count('tokens', tokens, 1)

@@ -120,21 +120,23 @@ def check_vocabularies(runs: Runs) -> None:
 
 
 def size_and_cost(run: TrainedRun) -> str:
-  """Returns '0.97 M parameters, 350 ms/step', or without `step_time`."""
+  """Returns '0.97 M parameters, 3,850 tokens/s', or without `speed`."""
   size = f'{_three_digits(run.parameters / 1e6)} M parameters'
-  return ', '.join(filter(None, (size, step_time(run))))
+  return ', '.join(filter(None, (size, speed(run))))
 
 
-def step_time(run: TrainedRun) -> str:
-  """Returns the median time of a training step, such as '350 ms/step'.
+def speed(run: TrainedRun) -> str:
+  """Returns the median speed of training, such as '3,850 tokens/s'.
 
-  Returns '' if the folder of the run has no metrics.
+  The time of a step says less, because steps of runs differ in their numbers of
+  tokens. Returns '' if the folder of the run has no metrics.
   """
   if (run.workdir / journal.NAME).is_file():
     records = journal.read(journal.path(run.workdir))
-    seconds = [r['step_seconds'] for r in records if 'step_seconds' in r]
-    if seconds:
-      return f'{_three_digits(1000 * statistics.median(seconds))} ms/step'
+    name = 'tokens_per_second'
+    speeds = [r[name] for r in records if name in r]
+    if speeds:
+      return f'{_three_digits(statistics.median(speeds))} tokens/s'
   return ''
 
 

@@ -13,6 +13,7 @@ from meliad_rec.explore.shown import Shown
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.report.plot import new_figure
+from meliad_rec.runs.observed_run import check_layer
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 
@@ -63,8 +64,7 @@ def state_map(
   check_run(run)
   one = isinstance(texts, str) or getattr(texts, 'ndim', 0) == 1
   texts = [texts] if one else list(texts)
-  if not texts:
-    raise ValueError('There is no text to read. Give at least one.')
+  run.check_texts(texts)
   measured = []
   for number, text in enumerate(texts):
     found = _measure(run, text, layer, every, part)
@@ -97,8 +97,9 @@ def slots_of(
     part: name of a part; None chooses one, see `state_map`.
 
   Raises:
-    ValueError: there is no such layer or part.
+    ValueError: there is no such layer or part, or `layer` is no integer.
   """
+  check_layer(layer)
   kinds = [n for n, a in states.data_vars.items() if a.dtype.kind == 'f']
   if not kinds:
     raise ValueError(

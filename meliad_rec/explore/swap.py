@@ -35,6 +35,8 @@ def swap(
   after_b: int | None = None,
   tokens: int = 256,
   labels: np.ndarray | None = None,
+  *,
+  multiple_of: int | None = None,
 ) -> Shown:
   """Puts the state of text A into text B, and shows which losses change.
 
@@ -48,23 +50,27 @@ def swap(
     after_b: number of tokens of B before the swap; None means the first half.
     tokens: number of tokens of B to read after it.
     labels: ids of the labels of all tokens of B, if the model predicts labels.
+    multiple_of: after_a and after_b are rounded down to a multiple of it, which
+      is a multiple of `run.block`. None means `run.block`.
 
   Returns:
     For each token of B after the swap, 'own', 'swapped' and 'cleared': its loss
     in nats with the state of B, the state of A and a cleared state; and
     'own_best' and 'swapped_best', the most likely token with each. If the model
     predicts labels, these are the losses of labels, NaN where a label is 0, and
-    the likeliest ones.
+    the likeliest ones. The attributes 'after_a' and 'after_b' are the numbers
+    of tokens that were read.
 
   Raises:
     ValueError: a text is too short, `tokens` is below 1, labels are missing or
-      not expected, or the run is not recurrent.
+      not expected, `multiple_of` is no multiple of a block, or the run is not
+      recurrent.
   """
   check_run(run)
   check_count('tokens', tokens, 1)
   run.check_readable(b, labels)
   ids_a, ids_b = run.encode(a), run.encode(b)
-  W = run.block
+  W = _multiple(run, multiple_of)
   whole = lambda count: count - count % W
   at_a = whole(len(ids_a) if after_a is None else after_a)
   at_b = whole(len(ids_b) // 2 if after_b is None else after_b)
@@ -73,9 +79,9 @@ def swap(
     labels = labels[at_b : at_b + tokens]
   if not (0 < at_a <= len(ids_a) and at_b > 0 and len(rest)):
     raise ValueError(
-      f'A has {len(ids_a)} tokens and B has {len(ids_b)}; at least {W}, the '
-      'length of a block, must come before the swap, and one after it. Give '
-      'longer texts, or smaller after_a and after_b.'
+      f'A has {len(ids_a)} tokens and B has {len(ids_b)}; a multiple of {W}, '
+      'whole blocks, must come before the swap, and one after it. Give longer '
+      'texts, or other after_a and after_b.'
     )
   border = lambda ids_T: run.states(ids_T, len(ids_T)).isel(border=-1)
   before = ids_b[:at_b]
@@ -94,7 +100,21 @@ def swap(
     data[name] = found[name]['nats']
   for name in ('own', 'swapped'):
     data[f'{name}_best'] = found[name]['top_text'].isel(choice=0)
+  data.attrs |= {'after_a': at_a, 'after_b': at_b}
   return Shown(data, _draw(data))
+
+
+def _multiple(run: TrainedRun, given: int | None) -> int:
+  """Returns the number of tokens at multiples of which a state is taken."""
+  if given is None:
+    return run.block
+  check_count('multiple_of', given, 1)
+  if given % run.block:
+    raise ValueError(
+      f'multiple_of must be a multiple of {run.block} tokens, the length of a '
+      f'block of {run.name}, got {given}.'
+    )
+  return given
 
 
 def _draw(data):
@@ -149,6 +169,8 @@ def ask(
   question: str,
   answers: Sequence[str],
   after: int = 60_000,
+  *,
+  multiple_of: int | None = None,
 ) -> Shown:
   """Asks a question after a long text, and compares the losses of answers.
 
@@ -160,7 +182,9 @@ def ask(
     text: the text. It is read up to `after` tokens, or to its end.
     question: text that is read after it, such as '\\n\\nThe title is '.
     answers: possible answers, such as titles: the book's and other books'.
-    after: number of tokens of the text to read, rounded down to whole blocks.
+    after: number of tokens of the text to read, rounded down to a multiple of
+      `multiple_of`.
+    multiple_of: a multiple of `run.block`; None means `run.block`.
 
   Returns:
     'with_state', 'cleared' and 'fresh' [answer], the loss of each answer in
@@ -170,8 +194,8 @@ def ask(
 
   Raises:
     ValueError: there is no answer, one is empty, the question or an answer is
-      not a string of UTF-8, `after` is below 1, the text is shorter than a
-      block, or the run is not recurrent.
+      not a string of UTF-8, `after` is below 1, `multiple_of` is no multiple of
+      a block, the text is shorter than that, or the run is not recurrent.
   """
   import xarray as xr
 
@@ -186,12 +210,12 @@ def ask(
     check_text('An answer', answer)
     if not answer:
       raise ValueError('An answer is empty, so it has no loss. Remove it.')
-  ids_T = run.encode(text)[:after]
-  ids_T = ids_T[: len(ids_T) - len(ids_T) % run.block]
+  W, ids_T = _multiple(run, multiple_of), run.encode(text)[:after]
+  ids_T = ids_T[: len(ids_T) - len(ids_T) % W]
   if not len(ids_T) or not answers:
     raise ValueError(
       f'A question needs at least one answer, got {len(answers)}, and a text '
-      f'of at least {run.block} tokens, got {len(ids_T)}.'
+      f'of at least {W} tokens, got {len(ids_T)}.'
     )
   states = run.states(ids_T, len(ids_T))
   runs = {

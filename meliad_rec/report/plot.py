@@ -172,7 +172,11 @@ def save(figure: 'Figure', path: PathLike, dpi: int = 120) -> None:
 
 
 def draw(
-  axes, runs: Mapping[str, PathLike], metric: str, only: str | None = None
+  axes,
+  runs: Mapping[str, PathLike],
+  metric: str,
+  only: str | None = None,
+  colors: Mapping[str, str] | None = None,
 ) -> None:
   """Draws the curves of a metric of several runs into axes of matplotlib.
 
@@ -181,6 +185,7 @@ def draw(
     runs: {name in the legend: folder of the run}.
     metric: name of the metric.
     only: split to draw; None draws all.
+    colors: {name in the legend: color of the run}; None chooses them.
 
   Raises:
     ValueError: a run has no metrics.jsonl, or no such metric in it or on the
@@ -198,7 +203,8 @@ def draw(
       if only not in (None, split):
         continue
       steps, values = zip(*sorted(points), strict=True)
-      color, label = f'C{number}', f'{name}, {split}'
+      color = f'C{number}' if colors is None else colors[name]
+      label = f'{name}, {split}'
       if split.startswith(journal.TRIVIAL):
         axes.axhline(values[-1], c=color, ls=next(dashes), label=label)
         continue

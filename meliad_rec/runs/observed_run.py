@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 import copy
 import functools
+import numbers
 from typing import Any
 from typing import Self
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 
 Text = str | np.ndarray
+
+_TOP = 5  # Likely tokens that `predictions` returns unless told otherwise.
 
 
 class ObservedRun:
@@ -96,7 +99,7 @@ class ObservedRun:
   def predictions(
     self,
     text: Text,
-    top: int = 5,
+    top: int | None = None,
     *,
     clear_every: int | None = None,
     labels: np.ndarray | None = None,
@@ -105,7 +108,8 @@ class ObservedRun:
 
     Args:
       text: text to read.
-      top: number of the most likely tokens to return at each place.
+      top: number of the most likely tokens to return at each place. None means
+        5, or all of a vocabulary that has fewer.
       clear_every: the recurrent state is cleared every so many tokens, a
         multiple of `block`, counted from the start of the text. None: never,
         but at each segment if the model was trained with
@@ -123,12 +127,21 @@ class ObservedRun:
       of words, for example, may spell spaces differently.
 
     Raises:
-      ValueError: the text is empty or neither a string nor ids, the arrays
-        would take more than 4 GiB, labels are missing or not expected, or the
-        model reads pairs or a whole document at once, or attends to later
-        tokens.
+      ValueError: the text is empty or neither a string nor ids, `top` is below
+        1 or above the number of tokens in the vocabulary, the arrays would take
+        more than 4 GiB, labels are missing or not expected, or the model reads
+        pairs or a whole document at once, or attends to later tokens.
     """
+    head = self.sharded.model.head
+    size = self.vocabulary.size if head is None else head.classes
+    top = min(_TOP, size) if top is None else top
     check_count('top', top, 1)
+    if top > size:
+      of = 'tokens in the vocabulary' if head is None else 'labels'
+      raise ValueError(
+        f'top is {top:,}, but there are only {size:,} {of}. Give at most '
+        f'{size:,}.'
+      )
     if clear_every is not None:
       check_count('clear_every', clear_every, 1)
     self.check_readable(text, labels)
@@ -178,7 +191,8 @@ class ObservedRun:
       there are none.
 
     Raises:
-      ValueError: as in `predictions`; also if no layer has attention.
+      ValueError: as in `predictions`; also if no layer has attention, or
+        `layer` is no integer.
     """
     found = self.pictures(text, pictures.ATTENTION, layer)
     return self._some(found, 'attention', pictures.ATTENTION, layer)
@@ -200,7 +214,8 @@ class ObservedRun:
       same weights of a token's state; an LSTM also has 'token_output'.
 
     Raises:
-      ValueError: as in `predictions`; also if no layer has gates.
+      ValueError: as in `predictions`; also if no layer has gates, or `layer` is
+        no integer.
     """
     found = self.pictures(text, pictures.GATES, layer)
     return self._some(found, 'gates', pictures.GATES, layer)
@@ -315,12 +330,23 @@ class ObservedRun:
     except ConfigError:  # The run did not read pairs.
       return None
 
-  def _reading(self, text: Text) -> TextObserver:
+  def _reading(self, text: Text, what: str = 'The text') -> TextObserver:
     """Returns the reader of texts; ValueError if it cannot read this one."""
-    self._check_ids('The text', text)
+    self._check_ids(what, text)
     if not len(text):
-      raise ValueError('The text is empty. Give at least one character.')
+      raise ValueError(f'{what} is empty. Give at least one character.')
     return self._observer
+
+  def check_texts(self, texts: Sequence[Text]) -> None:
+    """Raises ValueError if there is no text, or the run cannot read one.
+
+    Args:
+      texts: the texts. Of several, the message says which, counted from 0.
+    """
+    if not len(texts):
+      raise ValueError('There is no text to read. Give at least one.')
+    for number, text in enumerate(texts):
+      self._reading(text, f'Text {number}' if len(texts) > 1 else 'The text')
 
   def _check_ids(self, what: str, text: Text) -> None:
     """Raises ValueError if a text is neither a string nor ids of tokens."""
@@ -371,8 +397,9 @@ class ObservedRun:
         has any. None returns all layers.
 
     Raises:
-      ValueError: as in `predictions`.
+      ValueError: as in `predictions`, or `layer` is no integer.
     """
+    check_layer(layer)
     observer = self._reading(text)
     if layer is not None:
       numbers = observer.observer.layers(names)
@@ -425,6 +452,13 @@ class ObservedRun:
 def _from_0(numbers: list[int]) -> list[int]:
   """Returns numbers of layers, with 0 if there are only unnumbered ones."""
   return [n for n in numbers if n >= 0] or [0] * bool(numbers)
+
+
+def check_layer(layer: int | None) -> None:
+  """Raises ValueError unless the index of a layer is an integer or None."""
+  whole = isinstance(layer, numbers.Integral) and not isinstance(layer, bool)
+  if layer is not None and not whole:
+    raise ValueError(f'layer must be a whole number or None, got {layer!r}.')
 
 
 def check_list(name: str, texts: Iterable[str]) -> None:

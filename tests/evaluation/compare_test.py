@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+from matplotlib.colors import to_hex
 import numpy as np
 import pytest
 
@@ -125,6 +126,14 @@ def test_the_page_that_gains_most_is_drawn(tmp_path, drawn):
   # Bars of the name's four bytes; they point up where B is better.
   bits = 4 * 3 / np.log(2)
   assert [bar.get_height() for bar in bars.patches] == pytest.approx([bits])
+  assert [to_hex(bar.get_facecolor()) for bar in bars.patches] == ['#0072b2']
+  # Letters have 10 pixels at half of the picture's size, and do not overlap.
+  (size,) = {text.get_fontsize() for text in page.texts}
+  assert size * 120 / 72 / 2 > 10
+  figure.draw_without_rendering()
+  letter, panel = page.texts[0].get_window_extent(), page.get_window_extent()
+  assert letter.width <= panel.width / np.ptp(page.get_xlim())
+  assert letter.height <= panel.height / np.ptp(page.get_ylim())
   assert np.nanmax(page.images[0].get_array()) == pytest.approx(bits / 4)
 
 
@@ -147,5 +156,8 @@ def test_curves_of_folders_with_one_name_are_both_drawn(tmp_path, drawn):
     ),
   ):
     gain_plot.plot_gain(a, other, tmp_path / 'gain.png')
-    _, labels = drawn[-1].axes[0].get_legend_handles_labels()
+    curves, labels = drawn[-1].axes[0].get_legend_handles_labels()
     assert labels == names
+    # Each run has the color of gains where it is the better one.
+    found = [curve.get_color() for curve in curves]
+    assert found == ['#D55E00', '#0072B2'][: len(names)]

@@ -11,6 +11,7 @@ import xarray as xr
 
 from meliad_rec import explore
 from meliad_rec.data.vocabulary import Words
+from meliad_rec.explore import page
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.report import journal
@@ -79,12 +80,13 @@ def test_arguments_of_each_run_and_wide_pictures():
 
   from meliad_rec.report.plot import new_figure
 
-  def show(run, of_run, same, *, option):
+  def show(run, of_run, same, *, option, multiple_of=None):
     numbers = {'of_run': of_run, 'same': same, 'option': option}
+    multiples.append(multiple_of)
     return Shown(xr.Dataset(numbers), new_figure(width, 2))
 
   runs = {'a': block_recurrent(), 'b': observed.run('lstm')}
-  sizes = {}
+  sizes, multiples = {}, []
   for width in 8, 9:
     shown = explore.compare(
       show, runs, {'a': 1, 'b': 2}, 3, option={'b': 5, 'a': 4}
@@ -93,6 +95,7 @@ def test_arguments_of_each_run_and_wide_pictures():
   found = {name: a.values.tolist() for name, a in shown.data.items()}
   assert found == {'of_run': [1, 2], 'same': [3, 3], 'option': [4, 5]}
   assert sizes == {8: [16, 2.4], 9: [9, 4.8]}
+  assert multiples == [8] * 4  # Blocks have 8 and 2 tokens.
   with pytest.raises(ValueError, match='runs a, b, but this one is for a, c'):
     explore.compare(show, runs, {'a': 1, 'c': 2}, 3, option=4)
 
@@ -196,18 +199,20 @@ def test_runs_with_different_vocabularies_are_refused(show):
     show(both, TEXT)
 
 
-def test_great_times_have_no_exponent(monkeypatch, tmp_path):
+def test_cost_is_in_tokens_per_second(monkeypatch, tmp_path):
   run = copy.copy(observed.run('window'))
   run.workdir = tmp_path
   (tmp_path / journal.NAME).write_text('')
-  records = [{'step_seconds': 1.3104}]
+  # Steps of the same time with 512 and 8 times as many tokens.
+  records = [{'step_seconds': 1, 'tokens_per_second': t} for t in (512, 4096)]
   monkeypatch.setattr(journal, 'read', lambda path: records)
-  assert size_and_cost(run).endswith(' M parameters, 1,310 ms/step')
+  assert size_and_cost(run).endswith(' M parameters, 2,304 tokens/s')
+  assert page._size(run) == f'{run.parameters:,}, trained at 2,304 tokens/s'
 
 
 @pytest.mark.slow
 def test_size_and_cost(tmp_path):
   run = load_run(trained.folder())
   text = size_and_cost(run)
-  assert re.fullmatch(r'[\d.]+ M parameters, [\d.,]+ ms/step', text)
+  assert re.fullmatch(r'[\d.]+ M parameters, [\d.,]+ tokens/s', text)
   assert size_and_cost(observed.run('window')).endswith(' M parameters')

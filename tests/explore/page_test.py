@@ -175,6 +175,8 @@ def test_command(tmp_path, capsys):
 def test_runs_that_have_no_page(make, message, tmp_path):
   with pytest.raises(ValueError, match=message):
     write_page(make(), TEXT, tmp_path / 'page.html')
+  with pytest.raises(ValueError, match='only 259 tokens'):
+    write_page(observed.run('lstm'), TEXT, tmp_path / 'page.html', top=260)
   assert not [*tmp_path.iterdir()]
 
 
@@ -210,7 +212,7 @@ def test_in_a_browser(scheme, tmp_path):
     pytest.skip('There is no Chromium on this machine.')
   out = tmp_path / 'page.html'
   long = TEXT * 60
-  write_page(observed.run('recurrent_fixed_skip'), long, out)
+  write_page(observed.run('recurrent_fixed_skip'), long, out, name='a' * 60)
   with sync_api.sync_playwright() as playwright:
     browser = playwright.chromium.launch(
       executable_path=BROWSER, args=['--no-sandbox']
@@ -261,9 +263,12 @@ def test_in_a_browser(scheme, tmp_path):
     tab.focus('#border')
     tab.keyboard.press('Home')
     assert tab.evaluate(pixels) != before
-    assert 'token 0' in tab.inner_text('#where')
+    assert tab.inner_text('#where') == 'after 0 tokens'
     tab.click('#jump')
     assert 'Token\t0\n' in tab.inner_text('#facts')
+    # On a telephone, only wide tables scroll sideways.
+    tab.set_viewport_size({'width': 390, 'height': 800})
+    assert tab.evaluate('document.documentElement.scrollWidth') == 390
     assert errors == []
     # Nothing is loaded besides the page and the pictures in it.
     assert [r for r in requests if not r.startswith('data:')] == [out.as_uri()]

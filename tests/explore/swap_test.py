@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meliad_rec import explore
+from tests import observed
 from tests.explored import block_recurrent
 from tests.explored import check
 from tests.explored import close
@@ -28,6 +29,24 @@ def test_swap_changes_nothing_between_equal_beginnings(tmp_path):
   with pytest.raises(ValueError, match='tokens must be'):
     explore.swap(run, OTHER, TEXT, tokens=0)
   assert np.abs(other['swapped'] - nats[at:]).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_runs_are_compared_at_the_same_places():
+  runs = {'recurrent': block_recurrent(), 'lstm': observed.run('lstm')}
+  assert [run.block for run in runs.values()] == [W, 2]
+  text = TEXT[:60]  # Half of it is no multiple of W.
+  shown = explore.compare(explore.swap, runs, text, text)
+  places = {'after_a': 7 * W, 'after_b': 3 * W}
+  assert shown.data.attrs == dict.fromkeys(runs, places)
+  alone = explore.swap(runs['lstm'], text, text, 7 * W, 3 * W)
+  found = shown.data.sel(run='lstm')
+  np.testing.assert_array_equal(found['swapped'], alone.data['swapped'])
+  asked = explore.compare(explore.ask, runs, text, 'What?', ['cat'], 6 * W + 2)
+  nats, _ = runs['lstm'].nats(text[: 6 * W] + 'What?cat')
+  close(asked.data['with_state'].sel(run='lstm'), nats[-3:].sum())
+  with pytest.raises(ValueError, match=f'a multiple of {W} tokens'):
+    explore.swap(runs['recurrent'], text, text, multiple_of=W + 1)
 
 
 def test_ask(tmp_path):

@@ -1,12 +1,16 @@
 """What a trained run shows of a text, by name."""
 
+import copy
 import functools
 from unittest import mock
 
 import numpy as np
 import pytest
 
+from meliad_rec import explore
 from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.data.vocabulary import Words
+from meliad_rec.explore.probe import Probe
 from meliad_rec.models.model import Model
 from meliad_rec.runs.trained_run import load_run
 from tests import architectures as tiny
@@ -14,6 +18,7 @@ from tests import observed
 from tests import trained
 
 TEXT = 'the cat sat on the mat, and the dog ate the l\u00f6g.' * 2
+NO_PROBE = Probe(None, None, np.eye(3), None)
 close = functools.partial(np.testing.assert_allclose, atol=2e-5, rtol=1e-5)
 
 
@@ -171,7 +176,17 @@ def test_clearing_the_state_has_a_cost():
     (lambda r: r.states(''), 'empty'),
     (lambda r: r.states(TEXT, every=3), 'every must be a multiple of 4'),
     (lambda r: r.attention(TEXT, layer=7), 'layer 7.*layers 0, 1'),
+    (lambda r: r.attention(TEXT, layer='1'), "layer must be.* got '1'"),
+    (lambda r: r.gates(TEXT, layer=1.0), 'layer must be.* got 1.0'),
+    (lambda r: explore.state_map(r, TEXT, layer='1'), "got '1'"),
+    (lambda r: explore.probe(r, [TEXT] * 5, [TEXT] * 5, layer='1'), "got '1'"),
+    (lambda r: explore.state_map(r, [TEXT, '', TEXT]), '^Text 1 is empty'),
+    (lambda r: explore.state_map(r, ''), '^The text is empty'),
+    (lambda r: explore.state_map(r, []), 'There is no text'),
+    (lambda r: explore.probe(r, [*'abcd', ''], [*'abcd', '']), '^Text 4 is em'),
+    (lambda r: explore.ablate(r, NO_PROBE, [TEXT, '']), '^Text 1 is empty'),
     (lambda r: r.predictions(TEXT, top=0), 'top must be'),
+    (lambda r: r.predictions(TEXT, top=260), 'top is 260.* only 259 tokens'),
     (lambda r: r.predictions(TEXT, labels=np.ones(3)), 'labels were given'),
     (lambda r: r.predictions(TEXT, clear_every=3), 'clear_every'),
     (lambda r: r.lens(TEXT), 'passes'),
@@ -188,6 +203,15 @@ def test_clearing_the_state_has_a_cost():
 def test_refused(call, message):
   with pytest.raises(ValueError, match=message):
     call(run())
+
+
+def test_a_small_vocabulary_has_fewer_likely_tokens():
+  small = copy.copy(run())
+  small._observer = mock.Mock()
+  for size, vocabulary in (3, Words(['a', 'b'])), (5, Bytes()):
+    small.vocabulary = vocabulary
+    small.predictions('a b')
+    small._observer.predictions.assert_called_with('a b', size, None, None)
 
 
 def test_a_layer_without_a_number_is_layer_0():
