@@ -36,9 +36,9 @@ def compare(
     runs: {name: run}, with one vocabulary.
     *args: further arguments of the function. A mapping holds the argument of
       each run by its name, such as {'a': probe_a, 'b': probe_b} of `ablate`.
-    **options: its keyword arguments, likewise. `multiple_of`, which `swap` and
-      `ask` have, is by default the least common multiple of the blocks of all
-      runs, so that all are compared at the same places.
+    **options: its keyword arguments, likewise. `multiple_of`, which `swap`,
+      `ask` and `ablate` have, is by default the least common multiple of the
+      blocks of all runs, so that all are compared at the same places.
 
   Returns:
     The arrays of the function with a first axis 'run'; where runs have axes of

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meliad_rec.config.values import check_count
+from meliad_rec.explore.shown import block_multiple
 from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import label_curves
@@ -302,6 +303,7 @@ def ablate(
   tokens: int | None = None,
   shuffled: int = 8,
   seed: int = 0,
+  multiple_of: int | None = None,
 ) -> Shown:
   """Removes what a probe reads from the state, and shows what that costs.
 
@@ -315,10 +317,12 @@ def ablate(
     found: result of `probe`.
     texts: documents.
     labels: labels of the tokens of each text, if the model predicts labels.
-    tokens: number of tokens to read afterward; None means one block.
+    tokens: number of tokens to read afterward; None means `multiple_of`.
     shuffled: number of times that the texts of the probe exchange their
       classes at random.
     seed: seed of these draws.
+    multiple_of: the middle of a text is rounded down to a multiple of it, which
+      is a multiple of `run.block`; None means `run.block`.
 
   Returns:
     For kind 'probe', 'shuffled 0' and so on: 'rise' [text, kind], the rise of
@@ -328,8 +332,8 @@ def ablate(
 
   Raises:
     ValueError: there is no text, one is too short, the probe is of another run,
-      labels are missing or not expected, `tokens` is below 1 or `shuffled`
-      below 0.
+      labels are missing or not expected, `tokens` is below 1, `shuffled` below
+      0, or `multiple_of` is no multiple of a block.
   """
   import xarray as xr
 
@@ -351,7 +355,7 @@ def ablate(
   given = [None] * len(texts) if labels is None else list(map(np.array, labels))
   for text, labels_T in zip(texts, given, strict=True):
     run.check_readable(text, labels_T)
-  W = run.block
+  W = block_multiple(run, multiple_of)
   tokens = tokens or W
   rng = np.random.default_rng(seed)
   y_N, document_N = (found.data[each].values for each in ('target', 'document'))

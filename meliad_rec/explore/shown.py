@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meliad_rec.config.values import check_count
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.runs.trained_run import TrainedRun
@@ -117,6 +118,27 @@ def check_vocabularies(runs: Runs) -> None:
       'The runs have different vocabularies, so their tokens cannot be '
       'compared. Choose runs with one vocabulary.'
     )
+
+
+def block_multiple(run: TrainedRun, given: int | None) -> int:
+  """Returns the number of tokens at multiples of which a state is taken.
+
+  Args:
+    run: the run.
+    given: this number, or None for the length of a block.
+
+  Raises:
+    ValueError: it is no positive multiple of the length of a block.
+  """
+  if given is None:
+    return run.block
+  check_count('multiple_of', given, 1)
+  if given % run.block:
+    raise ValueError(
+      f'multiple_of must be a multiple of {run.block} tokens, the length of a '
+      f'block of {run.name}, got {given}.'
+    )
+  return given
 
 
 def size_and_cost(run: TrainedRun) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meliad_rec.config.values import check_count
+from meliad_rec.explore.shown import block_multiple
 from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import label_curves
@@ -70,7 +71,7 @@ def swap(
   check_count('tokens', tokens, 1)
   run.check_readable(b, labels)
   ids_a, ids_b = run.encode(a), run.encode(b)
-  W = _multiple(run, multiple_of)
+  W = block_multiple(run, multiple_of)
   whole = lambda count: count - count % W
   at_a = whole(len(ids_a) if after_a is None else after_a)
   at_b = whole(len(ids_b) // 2 if after_b is None else after_b)
@@ -102,19 +103,6 @@ def swap(
     data[f'{name}_best'] = found[name]['top_text'].isel(choice=0)
   data.attrs |= {'after_a': at_a, 'after_b': at_b}
   return Shown(data, _draw(data))
-
-
-def _multiple(run: TrainedRun, given: int | None) -> int:
-  """Returns the number of tokens at multiples of which a state is taken."""
-  if given is None:
-    return run.block
-  check_count('multiple_of', given, 1)
-  if given % run.block:
-    raise ValueError(
-      f'multiple_of must be a multiple of {run.block} tokens, the length of a '
-      f'block of {run.name}, got {given}.'
-    )
-  return given
 
 
 def _draw(data):
@@ -210,7 +198,7 @@ def ask(
     check_text('An answer', answer)
     if not answer:
       raise ValueError('An answer is empty, so it has no loss. Remove it.')
-  W, ids_T = _multiple(run, multiple_of), run.encode(text)[:after]
+  W, ids_T = block_multiple(run, multiple_of), run.encode(text)[:after]
   ids_T = ids_T[: len(ids_T) - len(ids_T) % W]
   if not len(ids_T) or not answers:
     raise ValueError(

@@ -143,6 +143,8 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
   probes = {'all': found, 'one': one}
   shown = explore.compare(explore.ablate, both, probes, texts[:3], shuffled=1)
   assert shown.data['rise'].shape == (2, 3, 2)
+  with pytest.raises(ValueError, match='a multiple of'):
+    explore.ablate(run, found, texts, multiple_of=run.block + 1)
   with pytest.raises(ValueError, match='Layer 7 has no recurrent state'):
     explore.probe(run, texts, targets, layer=7)
   with pytest.raises(ValueError, match='five|5 texts'):
