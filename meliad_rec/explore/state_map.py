@@ -13,6 +13,7 @@ from meliad_rec.explore.shown import Shown
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.report.plot import new_figure
+from meliad_rec.report.plot import plain
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 
@@ -272,5 +273,5 @@ def _draw(run, data):
   )
   if 'gate' in data.attrs:
     plot.draw(panels[-1], {run.name: run.workdir}, 'gate')
-  figure.suptitle(f'state of {run.name}: {data.attrs["part"]}')
+  figure.suptitle(plain(f'state of {run.name}: {data.attrs["part"]}'))
   return figure
