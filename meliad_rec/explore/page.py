@@ -265,20 +265,20 @@ def _state_columns(run, text) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   layers: list[int | None] = [None]
   if 'layer' in part.dims:
     layers = part['layer'].values.tolist()
-  s_NLSD = np.stack([slots_of(states, layer)[0] for layer in layers], 1)
+  whole = [slots_of(states, layer)[0] for layer in layers]
+  N, S, D = whole[0].shape
   thin = lambda count, most: slice(None, None, -(-count // most))
-  N, _, S, D = s_NLSD.shape
-  s_NLSD = s_NLSD[:, :, thin(S, 64), thin(D, 128)].astype(np.float64)
-  size = s_NLSD[0].size
-  s_NLSD = s_NLSD[thin(N, max(_STATES // size, 2))]
-  tokens = states['tokens'].values[thin(N, max(_STATES // size, 2))]
+  parts = [a_NSD[:, thin(S, 64), thin(D, 128)] for a_NSD in whole]
+  borders = thin(N, max(_STATES // sum(a[0].size for a in parts), 2))
+  s_NLSD = np.stack([a[borders] for a in parts], 1).astype(np.float64)
+  tokens = states['tokens'].values[borders]
   deviation = s_NLSD - s_NLSD.mean(0)
   deviation /= deviation.std(0) + 1e-9
   largest = np.abs(s_NLSD).max() + 1e-9
-  whole = lambda a: np.clip(np.round(127 * a), -127, 127).astype(np.int8)
+  rounded = lambda a: np.clip(np.round(127 * a), -127, 127).astype(np.int8)
   columns = {
-    'deviation': whole(deviation / 3),
-    'value': whole(s_NLSD / largest),
+    'deviation': rounded(deviation / 3),
+    'value': rounded(s_NLSD / largest),
   }
   description = {
     'shape': list(s_NLSD.shape),
