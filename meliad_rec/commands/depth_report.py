@@ -223,7 +223,7 @@ def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
     axes.bar(places, line.steps, width=0.8)
     for x, word, level in zip(places, line.words, line.levels, strict=True):
       axes.annotate(
-        word,
+        plot.plain(word),
         (x, 0),
         xycoords=('data', 'axes fraction'),
         xytext=(0, -3 - _LEVEL * level),
@@ -233,9 +233,8 @@ def draw_lines(drawn: Sequence[Line], out: str | Path) -> None:
         va='top',
         family='monospace',
         fontsize=_SIZE,
-        parse_math=False,
       )
-    axes.set_title(line.title, loc='left', fontsize=9, parse_math=False)
+    axes.set_title(plot.plain(line.title), loc='left', fontsize=9)
     axes.set_xticks([])
     axes.set_xlim(-0.6, longest - 0.4)
     _count(axes)

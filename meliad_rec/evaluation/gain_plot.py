@@ -48,7 +48,7 @@ def plot_gain(a: TokenLosses, b: TokenLosses, out: str | Path) -> None:
     f'{letter} {Path(x.about.get("run", "?")).name}: {n / len(x.text):.4f}'
     for letter, x, n in zip('AB', (a, b), bits, strict=True)
   ]
-  figure.suptitle(f'{", ".join(described)} bits/byte')
+  figure.suptitle(plot.plain(f'{", ".join(described)} bits/byte'))
   plot.save(figure, out)
 
 
@@ -105,7 +105,7 @@ def draw_page(figure, axes, a: TokenLosses, b: TokenLosses) -> None:
     aspect='auto',
   )
   axes.set_axis_off()
-  axes.set_title(f'the page where B gains most: {name}')
+  axes.set_title(plot.plain(f'the page where B gains most: {name}'))
   where = {'location': 'bottom', 'shrink': 0.5, 'aspect': 40, 'pad': 0.01}
   figure.colorbar(image, ax=axes, label='gain (bits per token)', **where)
 

@@ -6,6 +6,7 @@ Letters of this file: N blocks, P steps in depth or passes.
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meliad_rec.metrics import pictures
@@ -42,8 +43,8 @@ class Recording:
   """Results of an Observer that read T tokens.
 
   Attributes:
-    states: {name of a part: array}. Axis 0 counts block borders; border 0 is
-      before the first token.
+    states: {name of a part: array}, float32 if the part has floating-point
+      numbers. Axis 0 counts block borders; border 0 is before the first token.
     tokens: {name: array [T, ...]}, see `predictions`.
     lens: {name: array [P, T, ...]}, see `predictions`.
     pictures: {name: {(layer, index): array}}. If a layer has several pictures
@@ -62,7 +63,8 @@ class Recording:
 class Recorder:
   """Arrays of a Recording, which are filled segment by segment.
 
-  They are allocated once, so a call needs little more memory than its result.
+  They are allocated once, so a call needs little more memory than its result
+  and what is recorded in one segment.
   """
 
   def __init__(
@@ -88,7 +90,11 @@ class Recorder:
       kind = path[0].key
       if kind == 'states':
         return _Growing(
-          a.shape[2:], a.dtype, 0, 1 + blocks // request.every, False
+          a.shape[2:],
+          _kept_dtype(kind, a),
+          0,
+          1 + blocks // request.every,
+          False,
         )
       if kind == 'pictures':
         axes = pictures.AXES[path[1].key]
@@ -154,6 +160,13 @@ class _Growing:
     self._end += len(part)
 
 
+def _kept_dtype(kind: str, a) -> np.dtype:
+  """Returns the dtype of the array into which recorded parts `a` are put."""
+  if kind == 'states' and jnp.issubdtype(a.dtype, jnp.floating):
+    return np.dtype(np.float32)  # NumPy knows no bfloat16.
+  return np.dtype(a.dtype)
+
+
 def _check_size(shapes, request: Request, tokens: int, block: int) -> None:
   """Checks that what a call records is not too large.
 
@@ -167,7 +180,7 @@ def _check_size(shapes, request: Request, tokens: int, block: int) -> None:
   for kind, part in shapes.items():
     blocks = tokens / block / (request.every if kind == 'states' else 1)
     for a in jax.tree.leaves(part):
-      total += a.size / a.shape[0] * a.dtype.itemsize * blocks
+      total += a.size / a.shape[0] * _kept_dtype(kind, a).itemsize * blocks
   if total > LIMIT:
     raise ValueError(
       f'The arrays of {tokens:,} tokens would take {total / 2**30:.1f} GiB, '

@@ -6,7 +6,6 @@ import re
 from typing import Any
 from typing import TYPE_CHECKING
 
-import jax.numpy as jnp
 import numpy as np
 
 from meliad_rec.data.vocabulary import Vocabulary
@@ -137,13 +136,12 @@ class TextObserver:
       )
     request = Request(states=True, every=every // block)
     recording, ids_T = self.read(text, request)
-    names = {}
-    for name, a in recording.states.items():
-      if jnp.issubdtype(a.dtype, jnp.floating):  # NumPy knows no bfloat16.
-        a = a.astype(np.float32)
+    parts, names = recording.states, {}
+    count = len(next(iter(parts.values())))
+    for name in sorted(parts, key=_with_numbers):
       match = re.fullmatch(r'layer_(\d+)/(.*)', name)
       own, layer = (match[2], int(match[1])) if match else (name, None)
-      names.setdefault((own, a.shape[1:]), []).append((layer, a))
+      names.setdefault((own, parts[name].shape[1:]), []).append((layer, name))
     data, sizes = {}, {}
     for (own, shape), layers in names.items():
       # Layers whose parts differ in shape are kept apart.
@@ -160,17 +158,15 @@ class TextObserver:
       axes = [f'{own}_axis_{i}' for i in range(extra)]
       axes = [*first[:extra], *axes[len(first) :], *known]
       for group in [layers] if alike else [[one] for one in layers]:
-        numbers = [layer for layer, _ in group]
-        arrays = [a for _, a in group]
-        if numbers == [None]:
-          data[own] = xr.DataArray(arrays[0], dims=['border', *axes])
+        numbers, full_names = zip(*group, strict=True)
+        if numbers == (None,):
+          data[own] = xr.DataArray(parts[own], dims=['border', *axes])
         else:
           data[own if alike else f'layer_{numbers[0]}/{own}'] = xr.DataArray(
-            np.stack(arrays, 1),
+            _stacked([parts.pop(name) for name in full_names]),
             dims=['border', 'layer', *axes],
-            coords={'layer': numbers},
+            coords={'layer': list(numbers)},
           )
-    count = len(next(iter(recording.states.values())))
     tokens = every * np.arange(count)
     bytes_ = _starts(self.vocabulary.token_bytes(ids_T))
     borders = {'tokens': ('border', tokens), 'byte': ('border', bytes_[tokens])}
@@ -312,6 +308,22 @@ def _axes_of(part: str) -> tuple[str, ...]:
       name = match.groupdict().get('name')
       return tuple(axis.format(name) for axis in axes)
   return ()
+
+
+def _with_numbers(name: str) -> list[str | int]:
+  """Returns a key for sorting by which 'layer_2' is before 'layer_10'."""
+  return [int(s) if s.isdecimal() else s for s in re.split(r'(\d+)', name)]
+
+
+def _stacked(arrays: list[np.ndarray]) -> np.ndarray:
+  """Returns arrays along a new axis 1, and empties the list."""
+  if len(arrays) == 1:
+    return arrays.pop()[:, None]
+  shape = len(arrays[0]), len(arrays), *arrays[0].shape[1:]
+  stacked = np.empty(shape, arrays[0].dtype)
+  for i in reversed(range(len(arrays))):  # Each is freed once it is copied.
+    stacked[:, i] = arrays.pop()
+  return stacked
 
 
 def _starts(pieces: list[bytes]) -> np.ndarray:

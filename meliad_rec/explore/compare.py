@@ -14,6 +14,7 @@ from meliad_rec.explore.shown import letters_on
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.report.plot import new_figure
+from meliad_rec.report.plot import plain
 from meliad_rec.runs.trained_run import TrainedRun
 
 _DPI = 100
@@ -97,7 +98,7 @@ def compare(
     axes.imshow(picture)
     axes.set_anchor('N')
     axes.set_axis_off()
-    axes.set_title(f'{name}: {size_and_cost(run)}')
+    axes.set_title(plain(f'{name}: {size_and_cost(run)}'))
   return Shown(data, figure)
 
 
@@ -130,8 +131,9 @@ def _differs(name, parts) -> bool:
 def _rename(figure, run, name):
   """Gives a run in titles and legends its name, without its size and cost."""
   cost = re.escape(f' ({size_and_cost(run)})')
-  own = re.compile(rf'(?<!\w){re.escape(run.name)}(?!\w)({cost})?')
-  renamed = lambda text: own.sub(lambda _: name, text)
+  known = re.escape(plain(run.name))
+  own = re.compile(rf'(?<!\w){known}(?!\w)({cost})?')
+  renamed = lambda text: own.sub(lambda _: plain(name), text)
   if figure.get_suptitle():
     figure.suptitle(renamed(figure.get_suptitle()))
   for axes in figure.axes:

@@ -19,6 +19,7 @@ from meliad_rec.explore.shown import Runs
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.report.plot import new_figure
+from meliad_rec.report.plot import plain
 from meliad_rec.runs.observed_run import Text
 
 # Lines of a run's curves: its own first, then those with a cleared state.
@@ -101,7 +102,12 @@ def by_position(
   of_runs = _labels(runs)
   for (label, values), (name, look) in zip(bits.items(), looks, strict=True):
     top.plot(
-      centers, values, marker='o', ms=3, label=of_runs.get(label, label), **look
+      centers,
+      values,
+      marker='o',
+      ms=3,
+      label=plain(of_runs.get(label, label)),
+      **look,
     )
     if label != name:
       rest[0].plot(centers, values - bits[name], marker='o', ms=3, **look)
@@ -184,7 +190,7 @@ def by_distance(runs: Runs, text: str, clear_every: int | None = None) -> Shown:
   top, bottom = figure.subplots(2)
   of_runs = _labels(runs)
   for i, (label, look) in enumerate(zip(bits, looks, strict=True)):
-    label = of_runs.get(label, label)
+    label = plain(of_runs.get(label, label))
     top.plot(data['bits'].values[i], marker='o', label=label, **look)
     bottom.plot(data['right'].values[i], marker='o', **look)
   ticks = [bin_label(low, high) for low, high, _ in bins]
@@ -249,7 +255,7 @@ def forgetting(
     mean = by_place.mean('place')
     error = by_place.std('place', ddof=1) / np.sqrt(by_place.count('place'))
     color = COLORS[i % 6]
-    axes.plot(middles, mean, 'o-', ms=3, color=color, label=label)
+    axes.plot(middles, mean, 'o-', ms=3, color=color, label=plain(label))
     axes.fill_between(
       middles, mean - error, mean + error, color=color, alpha=0.2
     )
@@ -344,7 +350,11 @@ def state_gradients(
     color = COLORS[i % 6]
     axes.plot(tokens, values.T, color=color, alpha=0.2, lw=0.8)
     axes.plot(
-      tokens, values.mean(0), 'o-', color=color, label=f'mean of {label}'
+      tokens,
+      values.mean(0),
+      'o-',
+      color=color,
+      label=plain(f'mean of {label}'),
     )
   axes.set_yscale('log')
   label_curves(

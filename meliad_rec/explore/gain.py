@@ -22,6 +22,7 @@ from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.explore.shown import smooth
 from meliad_rec.report.console import dots
 from meliad_rec.report.plot import new_figure
+from meliad_rec.report.plot import plain
 from meliad_rec.runs.trained_run import TrainedRun
 
 _BEFORE = 90  # Bytes of text before a word.
@@ -109,7 +110,7 @@ def gain(
   title = f'{run.name} ({size_and_cost(run)}): {total[1]:.3f} bits/token'
   if baseline is not None:
     against += f' ({size_and_cost(baseline)})'
-  figure.suptitle(f'{title}, {against}: {total[0]:.3f}')
+  figure.suptitle(plain(f'{title}, {against}: {total[0]:.3f}'))
   return Shown(data, figure)
 
 
@@ -117,7 +118,7 @@ def _draw_losses(axes, a, b, names):
   colors = COLORS[1], COLORS[0]
   for losses, name, color in zip((a, b), names, colors, strict=True):
     means, middles = smooth(losses.nats / np.log(2), 40)
-    axes.plot(middles, means, color=color, label=name)
+    axes.plot(middles, means, color=color, label=plain(name))
   label_curves(axes, 'token of the text', 'loss (bits per token)')
 
 
@@ -129,7 +130,7 @@ def _draw_words(axes, words: list[dict]) -> None:
   for row, word in enumerate(words):
     facts = f'{word["gain"]:+6.1f} bits, {previous_use(word)}'
     shown = dots(f'{word["before"][-50:]:>50}[{word["word"]}]')
-    axes.text(0, row, f'{facts:52}{shown[:90]}', **style)
+    axes.text(0, row, plain(f'{facts:52}{shown[:90]}'), **style)
 
 
 def previous_use(word: dict) -> str:

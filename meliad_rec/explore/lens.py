@@ -19,6 +19,7 @@ from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import smooth
 from meliad_rec.report.console import symbols
 from meliad_rec.report.plot import new_figure
+from meliad_rec.report.plot import plain
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 
@@ -73,7 +74,7 @@ def lens(
       bottom.text(
         token,
         row + 1,
-        symbols(best),
+        plain(symbols(best)),
         ha='center',
         va='center',
         size=7,
@@ -95,11 +96,12 @@ def lens(
     depths, middles = smooth(data['depth'].values, 200)
     rest[0].plot(middles, depths, color=COLORS[1])
     label_curves(rest[0], 'token of the whole text', 'steps taken (mean)')
-  texts = list(map(symbols, last['text'].values))
+  texts = [plain(symbols(text)) for text in last['text'].values]
   bottom.set_xticks(range(T), texts, family='monospace', size=8)
   bottom.set_xlabel('token read' if run.labels else 'token to predict')
   bottom.set_ylabel(step)
   bottom.yaxis.get_major_locator().set_params(integer=True)
   what = 'label' if run.labels else 'token'
-  figure.suptitle(f'the most likely {what} after each {step}: {run.name}')
+  name = plain(run.name)
+  figure.suptitle(f'the most likely {what} after each {step}: {name}')
   return Shown(data, figure)

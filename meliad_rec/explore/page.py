@@ -81,7 +81,7 @@ def write_page(
     )
   on_progress('predictions')
   found = run.predictions(text, top)
-  figures: dict[str, tuple[str, Shown]] = {}
+  figures: dict[str, str] = {}
   summary = {
     'run': f'{run.workdir}, step {run.step:,}',
     'parameters': _size(run),
@@ -89,6 +89,14 @@ def write_page(
     f'{len(text.encode()):,} bytes',
     'loss': _bits(found['nats'], text),
   }
+  top_words: list[dict] = []
+
+  def draw(title: str, make: Callable[[], Shown]) -> None:
+    try:
+      figures[title] = _png(make())
+    except ValueError as error:  # The model or text may have none of this kind.
+      on_progress(f'  left out: {error}')
+
   recurrent = run.sharded.model.cell.is_recurrent
   if recurrent or baseline is not None:
     on_progress('gain')
@@ -100,7 +108,8 @@ def write_page(
       title = "How much lower the loss is than the baseline's, and where most"
       label = f'loss of {baseline.workdir}, step {baseline.step:,}'
       summary['parameters of the baseline'] = _size(baseline)
-    figures['gain'] = title, shown
+    draw(title, lambda: shown)
+    top_words = shown.data.attrs['top']
     summary[label] = _bits(shown.data['baseline_nats'], text)
   states, columns = None, {}
   if recurrent:
@@ -111,10 +120,7 @@ def write_page(
       on_progress(f'  left out: {error}')
   for title, make in _figures(run, text, recurrent, baseline).items():
     on_progress(title)
-    try:
-      figures[title] = title, make()
-    except ValueError as error:  # The model or text may have none of this kind.
-      on_progress(f'  left out: {error}')
+    draw(title, make)
   page = _fitted(
     lambda bytes_, found, note: _fill(
       name,
@@ -123,6 +129,7 @@ def write_page(
       found,
       summary | note,
       figures,
+      top_words,
     ),
     # The vocabulary may spell the text differently, such as with other spaces.
     b''.join(run.vocabulary.token_bytes(found['id'].values)),
@@ -261,20 +268,20 @@ def _state_columns(run, text) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   layers: list[int | None] = [None]
   if 'layer' in part.dims:
     layers = part['layer'].values.tolist()
-  s_NLSD = np.stack([slots_of(states, layer)[0] for layer in layers], 1)
+  whole = [slots_of(states, layer)[0] for layer in layers]
+  N, S, D = whole[0].shape
   thin = lambda count, most: slice(None, None, -(-count // most))
-  N, _, S, D = s_NLSD.shape
-  s_NLSD = s_NLSD[:, :, thin(S, 64), thin(D, 128)].astype(np.float64)
-  size = s_NLSD[0].size
-  s_NLSD = s_NLSD[thin(N, max(_STATES // size, 2))]
-  tokens = states['tokens'].values[thin(N, max(_STATES // size, 2))]
+  parts = [a_NSD[:, thin(S, 64), thin(D, 128)] for a_NSD in whole]
+  borders = thin(N, max(_STATES // sum(a[0].size for a in parts), 2))
+  s_NLSD = np.stack([a[borders] for a in parts], 1).astype(np.float64)
+  tokens = states['tokens'].values[borders]
   deviation = s_NLSD - s_NLSD.mean(0)
   deviation /= deviation.std(0) + 1e-9
   largest = np.abs(s_NLSD).max() + 1e-9
-  whole = lambda a: np.clip(np.round(127 * a), -127, 127).astype(np.int8)
+  rounded = lambda a: np.clip(np.round(127 * a), -127, 127).astype(np.int8)
   columns = {
-    'deviation': whole(deviation / 3),
-    'value': whole(s_NLSD / largest),
+    'deviation': rounded(deviation / 3),
+    'value': rounded(s_NLSD / largest),
   }
   description = {
     'shape': list(s_NLSD.shape),
@@ -286,7 +293,7 @@ def _state_columns(run, text) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   return description, columns
 
 
-def _fill(name, columns, states, found, summary, figures) -> bytes:
+def _fill(name, columns, states, found, summary, figures, top_words) -> bytes:
   """Returns the page as UTF-8 bytes."""
   unique = np.unique(found['top_ids'].values, return_index=True)[1]
   facts = {
@@ -303,13 +310,13 @@ def _fill(name, columns, states, found, summary, figures) -> bytes:
     for k, v in summary.items()
   )
   drawn = ''.join(
-    f'<figure><img src="data:image/png;base64,{_png(shown)}" '
+    f'<figure><img src="data:image/png;base64,{png}" '
     f'alt="{html.escape(title)}"><figcaption>{html.escape(title)}</figcaption>'
     '</figure>'
-    for title, shown in figures.values()
+    for title, png in figures.items()
   )
-  if 'gain' in figures:
-    drawn = _top_words(figures['gain'][1].data.attrs['top']) + drawn
+  if top_words:
+    drawn = _top_words(top_words) + drawn
   template = importlib.resources.files(__package__) / 'page.html'
   page = string.Template(template.read_text(encoding='utf-8')).substitute(
     title=html.escape(f'What the model does with {name}'),
@@ -357,6 +364,7 @@ def _packed(a: np.ndarray) -> dict[str, str]:
 
 
 def _png(shown: Shown) -> str:
+  """Returns the figure as a PNG in base64."""
   buffer = io.BytesIO()
   shown.figure.savefig(buffer, format='png', dpi=80)
   return base64.b64encode(buffer.getvalue()).decode()

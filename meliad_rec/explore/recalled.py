@@ -11,6 +11,7 @@ from meliad_rec.explore.shown import Shown
 from meliad_rec.report.console import dots
 from meliad_rec.report.console import symbols
 from meliad_rec.report.plot import new_figure
+from meliad_rec.report.plot import plain
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 
@@ -116,7 +117,7 @@ def _draw_recalled(data, read_at: int):
   for i, (h, n) in enumerate(shown):
     passage = dots(str(data['passage'].values[h, n]).replace('\n', '\u23ce'))
     label = f'head {h}, {read_at - place_HN[h, n]:,} back: {passage}'
-    axes.text(0.005, i, label, va='center', family='monospace', size=8)
+    axes.text(0.005, i, plain(label), va='center', family='monospace', size=8)
   axes.set_xlim(0, 1)
   axes.set_yticks([])
   axes.invert_yaxis()
@@ -128,7 +129,7 @@ def _draw_recalled(data, read_at: int):
     title += '\nshare of recalled keys in attention: ' + ', '.join(
       f'head {h} {share:.0%}' for h, share in shares
     )
-  axes.set_title(title, size=9, loc='left')
+  axes.set_title(plain(title), size=9, loc='left')
   return figure
 
 
@@ -218,7 +219,7 @@ def attention_map(runs: Runs, text: Text) -> Shown:
   axes = figure.subplots()
   extent = (-0.5, W - 0.5, len(rows) - 0.5, -0.5)
   heat_map(axes, data['weight'].values, 'mean weight', extent)
-  axes.set_yticks(range(len(rows)), list(rows))
+  axes.set_yticks(range(len(rows)), [*map(plain, rows)])
   axes.set_xlabel('tokens back (0: the nearest that a token may see)')
   return Shown(data, figure)
 
@@ -265,9 +266,9 @@ def source_map(
   figure = new_figure(max(5, 2.5 + 0.28 * T), 1.5 + 0.22 * S)
   axes = figure.subplots()
   heat_map(axes, data['weight'].values, 'mean weight of the heads')
-  written = list(map(symbols, mean['text'].values))
+  written = [plain(symbols(text)) for text in mean['text'].values]
   axes.set_xticks(range(T), written, family='monospace', size=8, rotation=90)
-  read = [*map(symbols, texts[:-1]), '(end)']
+  read = [*(plain(symbols(text)) for text in texts[:-1]), '(end)']
   axes.set_yticks(range(S), read, family='monospace', size=8)
   axes.set_xlabel('token to predict')
   axes.set_ylabel('source')

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 import functools
+import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,20 @@ from meliad_rec.explore.shown import Shown
 from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.report.plot import new_figure
+from meliad_rec.report.plot import plain
 from meliad_rec.runs.observed_run import check_layer
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 
-_CURVES, _START = (COLORS[0], COLORS[2], COLORS[4]), COLORS[3]
+# Curves: {name in the arrays: (label, color)}.
+_CURVES = {
+  'similarity': ('cosine to the state before', COLORS[0]),
+  'alike': ('cosine of two {}s', COLORS[2]),
+  'keep': ('gate: weight of the old state', COLORS[4]),
+  'change': ('change (share of its size)', COLORS[1]),
+}
+_START = COLORS[3]
+_ROWS = 200  # Rows of a map that can be told apart.
 
 
 def state_map(
@@ -36,7 +47,9 @@ def state_map(
       None means the highest, or the whole state if it has no layers.
     every: number of tokens between two states; None means one block.
     part: name of a part of run.states whose rows are shown as slots. None means
-      'slots' if there are any, or the first part of floating-point numbers.
+      'slots' if there are any. Otherwise, it means the first part of
+      floating-point numbers; or, of parts that are numbered like it, such as
+      the passes of a Staircase, the last.
 
   Returns:
     For each border of two blocks, or every so many tokens, but not for the
@@ -52,7 +65,9 @@ def state_map(
     slot; and 'document', the index of the document. The coordinate 'tokens' is
     the number of tokens of the document before the border, and 'read' the same
     number plus all shown tokens of earlier documents. The attribute 'part'
-    names the part. If training logged the mean of the gates, the attributes
+    names the part, and 'rows' says what its rows are, such as 'slot', 'token'
+    or 'head, place'; a map of more than 200 shows means of several neighboring
+    rows. If training logged the mean of the gates, the attributes
     'gate_steps' and 'gate' hold it, at these steps.
 
   Raises:
@@ -106,7 +121,9 @@ def slots_of(
       'The state has no part of floating-point numbers. Choose another run.'
     )
   slots = [name for name in kinds if name.split('/')[-1] == 'slots']
-  name = part or (slots[-1] if slots else kinds[0])
+  unnumbered = lambda name: re.sub(r'\d+', '', name)
+  series = [n for n in kinds if unnumbered(n) == unnumbered(kinds[0])]
+  name = part or (slots or series)[-1]
   if name not in kinds:
     raise ValueError(
       f'The state has no part {name!r} of floating-point numbers. Choose one '
@@ -137,38 +154,46 @@ def _measure(run, text, layer, every, part):
 
   states = run.states(text, every)
   s_NSD, name, layer = slots_of(states, layer, part)
-  before, after = s_NSD[:-1], s_NSD[1:]
-  if not len(after):
+  if len(s_NSD) < 2:
     raise ValueError(
       f'The text is shorter than a block of {every or run.block} tokens, after '
       'which the state changes. Give a longer text.'
     )
-  size = lambda a, axes: np.sqrt((a**2).sum(axes)) + 1e-9
-  unit = after / size(after, -1)[..., None]
-  S = after.shape[1]
-  together = (unit.sum(1) ** 2).sum(1)  # The sum of the cosines of all pairs.
-  change = np.sqrt(((after - before) ** 2).sum(-1)) / size(after, -1)
+  compared = [_compared(*pair) for pair in itertools.pairwise(s_NSD)]
+  change, similarity, alike = map(np.stack, zip(*compared, strict=True))
   data: dict[str, Any] = {
     'change': (('border', 'slot'), change),
-    'similarity': (
-      'border',
-      (after * before).sum((1, 2)) / size(after, (1, 2)) / size(before, (1, 2)),
-    ),
-    'alike': ('border', (together - S) / max(S * (S - 1), 1)),
-    'effective_rank': ('border', effective_rank(after)),
+    'similarity': ('border', similarity),
+    'alike': ('border', alike),
+    'effective_rank': ('border', effective_rank(s_NSD[1:])),
   }
   tokens = states['tokens'].values[1:]
   coords = {'tokens': ('border', tokens)}
   between = functools.partial(_between, run, text, layer)
   used = between(tokens, 'token_to_state', ('token', 'slot'))
-  if used is not None and used.shape[1] == S:
+  if used is not None and used.shape[1] == s_NSD.shape[1]:
     data['use'] = ('border', 'slot'), used
   kept = between(tokens // run.block, 'state_keep', ('block',))
   if kept is None:  # An LSTM has gates at each token, not at each block.
     kept = between(tokens, 'token_keep', ('token',))
   if kept is not None:
     data['keep'] = 'border', kept
-  return xr.Dataset(data, coords, {'part': name})
+  dims = [d for d in states[name].dims if d not in ('border', 'layer')]
+  rows = ', '.join(re.sub(r'^pass_\d+_', '', dim) for dim in dims[:-1])
+  return xr.Dataset(data, coords, {'part': name, 'rows': rows})
+
+
+def _compared(before_SD, after_SD) -> tuple[np.ndarray, ...]:
+  """Returns the change, similarity and likeness of slots; see `state_map`."""
+  S = len(after_SD)
+  size_S = np.linalg.norm(after_SD, axis=-1) + 1e-9
+  change_S = np.linalg.norm(after_SD - before_SD, axis=-1) / size_S
+  product = (after_SD * before_SD).sum()
+  for a_SD in after_SD, before_SD:
+    product = product / (np.linalg.norm(a_SD) + 1e-9)
+  # The sum of the cosines of all pairs.
+  together = ((after_SD / size_S[:, None]).sum(0) ** 2).sum()
+  return change_S, product, (together - S) / max(S * (S - 1), 1)
 
 
 def effective_rank(s_NSD: np.ndarray) -> np.ndarray:
@@ -177,9 +202,22 @@ def effective_rank(s_NSD: np.ndarray) -> np.ndarray:
   It is the exponential of the entropy of the singular values, scaled to sum to
   1 (Roy and Vetterli 2007).
   """
-  values = np.linalg.svd(s_NSD, compute_uv=False)
+  S, D = s_NSD.shape[1:]
+  if S > D:  # Much faster, and a product of float64 is accurate enough.
+    squares = np.array([_squares(s_SD) for s_SD in s_NSD])
+    values = np.sqrt(squares)
+  else:
+    values = np.linalg.svd(s_NSD, compute_uv=False)
   p = values / (values.sum(1, keepdims=True) + 1e-12)
   return np.exp(-(p * np.log(p + 1e-12)).sum(1))
+
+
+def _squares(s_SD: np.ndarray) -> np.ndarray:
+  """Returns the squares of the singular values, 0 where only rounding is."""
+  s_SD = np.asarray(s_SD, np.float64)
+  squares_D = np.linalg.eigvalsh(s_SD.T @ s_SD)
+  least = len(squares_D) * np.finfo(np.float64).eps * squares_D[-1]
+  return np.where(squares_D > least, squares_D, 0)
 
 
 def _between(run, text, layer, ends, name, axes):
@@ -222,35 +260,34 @@ def _draw(run, data):
   # The first border of a document, after the initial state, is far from others.
   after_first = np.flatnonzero(np.diff(data['document'].values) == 0) + 1
   maps = [name for name in ('change', 'use') if name in data and S > 1]
-  rows = len(maps) + 1 + ('gate' in data.attrs)
-  figure = new_figure(11, 0.4 + 2.4 * rows)
-  panels = list(figure.subplots(rows, squeeze=False)[:, 0])
+  count = len(maps) + 1 + ('gate' in data.attrs)
+  figure = new_figure(11, 0.4 + 2.4 * count)
+  panels = list(figure.subplots(count, squeeze=False)[:, 0])
   read = data['read'].values
+  rows = data.attrs['rows']
+  row = rows if rows in ('slot', 'token') else 'row'
+  each = -(-S // _ROWS)  # Rows in a mean.
   labels = {
-    'change': 'change of a slot\n(share of its size)',
+    'change': f'change of a {row}\n(share of its size)',
     'use': 'attention of tokens\n(share)',
   }
   for axes, name in zip(panels, maps, strict=False):
-    values = data[name].values
+    parts = np.array_split(data[name].values, -(-S // each), 1)
+    values = np.stack([part.mean(1) for part in parts])
     extent = (0, read[-1], S - 0.5, -0.5)
     limits = (None, None)
     if name == 'change' and len(after_first):
-      limits = 0, values[after_first].max()
-    heat_map(axes, values.T, labels[name], extent, limits=limits)
-    axes.set_ylabel('slot' if data.attrs['part'] == 'slots' else 'row')
+      limits = 0, values[:, after_first].max()
+    heat_map(axes, values, labels[name], extent, limits=limits)
+    means = f'\n(means of {each} rows)' if each > 1 else ''
+    axes.set_ylabel(rows + means)
     axes.yaxis.get_major_locator().set_params(integer=True)
   axes = panels[len(maps)]
-  curves = {
-    'similarity': 'cosine to the state before',
-    'alike': 'cosine of two slots',
-    'keep': 'gate: weight of the old state',
-    'change': 'change (share of its size)',
-  }
-  del curves['change' if S > 1 else 'alike']
-  for name, color in zip(curves, _CURVES, strict=True):
-    if name in data:
+  hidden = 'change' if S > 1 else 'alike'
+  for name, (label, color) in _CURVES.items():
+    if name in data and name != hidden:
       values = np.reshape(data[name].values, len(read))
-      axes.plot(read, values, color=color, label=curves[name])
+      axes.plot(read, values, color=color, label=label.format(row))
   axes.set_ylabel('cosine, weight')
   axes.grid(alpha=0.3)
   axes.set_xlim(0, read[-1])
@@ -273,5 +310,5 @@ def _draw(run, data):
   )
   if 'gate' in data.attrs:
     plot.draw(panels[-1], {run.name: run.workdir}, 'gate')
-  figure.suptitle(f'state of {run.name}: {data.attrs["part"]}')
+  figure.suptitle(plain(f'state of {run.name}: {data.attrs["part"]}'))
   return figure

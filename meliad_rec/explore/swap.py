@@ -16,6 +16,7 @@ from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import Shown
 from meliad_rec.report.console import symbols
 from meliad_rec.report.plot import new_figure
+from meliad_rec.report.plot import plain
 from meliad_rec.runs.observed_run import check_text
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
@@ -122,7 +123,7 @@ def _draw(data):
   most = np.sort(scored[most])
   labels = [_label(data, i) for i in most]
   best = [
-    f'{symbols(own)}\u2192{symbols(swapped)}' if own != swapped else ''
+    plain(f'{symbols(own)}\u2192{symbols(swapped)}') if own != swapped else ''
     for own, swapped in zip(
       data['own_best'].values[most],
       data['swapped_best'].values[most],
@@ -148,7 +149,7 @@ def _draw(data):
 
 
 def _label(data, i: int) -> str:
-  return symbols(''.join(data['text'].values[max(i - 2, 0) : i + 1]))
+  return plain(symbols(''.join(data['text'].values[max(i - 2, 0) : i + 1])))
 
 
 def ask(
@@ -230,7 +231,7 @@ def ask(
   for i, (name, color) in enumerate(zip(losses, COLORS, strict=False)):
     place = np.arange(len(answers)) + 0.25 * (i - 1)
     axes.barh(place, losses[name], 0.23, color=color, label=_READ[name])
-  axes.set_yticks(range(len(answers)), [repr(a) for a in answers])
+  axes.set_yticks(range(len(answers)), [plain(repr(a)) for a in answers])
   axes.invert_yaxis()
   axes.set_xlabel(f'loss after {len(ids_T):,} tokens (nats per answer)')
   axes.legend(fontsize='small', loc='lower center', bbox_to_anchor=(0.5, 1))

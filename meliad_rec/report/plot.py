@@ -88,7 +88,7 @@ def lines(
   every = figure.subplots(len(panels), squeeze=False)[:, 0]
   for axes, (number, curves) in zip(every, panels.items(), strict=True):
     _draw_lines(axes, curves)
-    axes.set_xlabel(number)
+    axes.set_xlabel(plain(number))
     axes.set_ylabel(metrics.label(metric))
   save(figure, out)
 
@@ -101,7 +101,7 @@ def _draw_lines(axes, curves):
     is_published = name.endswith('(published)')
     color += not is_published
     style = {'ls': '--', 'alpha': 0.6} if is_published else {'marker': 'o'}
-    axes.plot(numbers, means, color=f'C{color}', label=name, **style)
+    axes.plot(numbers, means, color=f'C{color}', label=plain(name), **style)
     band = means - spreads, means + spreads
     axes.fill_between(numbers, *band, color=f'C{color}', alpha=0.15, lw=0)
   ticks = sorted({number for each in curves.values() for number, _ in each})
@@ -136,7 +136,7 @@ def cost(
     ms = 1000 * seconds
     axes.scatter(ms, value, s=400 * size / most, alpha=0.5)
     axes.annotate(
-      f'{name} ({size:,})',
+      plain(f'{name} ({size:,})'),
       (ms, value),
       fontsize='x-small',
       textcoords='offset points',
@@ -148,6 +148,15 @@ def cost(
   axes.set_title('area and number: parameters', fontsize='small')
   axes.grid(alpha=0.3)
   save(figure, out)
+
+
+def plain(text: str) -> str:
+  """Returns a text that matplotlib draws with each `$` as it is.
+
+  Otherwise, matplotlib takes what is between two of them for a formula. All
+  text of documents, answers, tokens and names goes through this function.
+  """
+  return text.replace('$', '\\$')
 
 
 def new_figure(width: float, height: float) -> 'Figure':
@@ -204,7 +213,7 @@ def draw(
         continue
       steps, values = zip(*sorted(points), strict=True)
       color = f'C{number}' if colors is None else colors[name]
-      label = f'{name}, {split}'
+      label = plain(f'{name}, {split}')
       if split.startswith(journal.TRIVIAL):
         axes.axhline(values[-1], c=color, ls=next(dashes), label=label)
         continue

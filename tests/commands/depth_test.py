@@ -26,6 +26,7 @@ from meliad_rec.evaluation.depth import Group
 from meliad_rec.models import pooling
 from meliad_rec.models.heads import Classifier
 from meliad_rec.models.heads import Matcher
+from meliad_rec.report.plot import plain
 from meliad_rec.runs import folder as run_folder
 from meliad_rec.runs.run_data import open_data
 from meliad_rec.runs.trained_run import load_run
@@ -289,7 +290,7 @@ def test_texts(drawn, tmp_path):
   first, second = drawn[0].axes
   assert [bar.get_height() for bar in first.patches] == steps
   assert first.get_title('left') == 'a title'
-  assert [text.get_text() for text in first.texts] == words
+  assert [text.get_text() for text in first.texts] == [*map(plain, words)]
   down = [-text.xyann[1] for text in first.texts]
   indents = [(y - down[0]) / (down[1] - down[0]) for y in down]
   assert indents == levels and down[1] > down[0]

@@ -265,6 +265,10 @@ def test_arrays_that_are_too_large_are_refused(monkeypatch):
   monkeypatch.setattr(recording, 'LIMIT', 1000)
   with pytest.raises(ValueError, match='shorter text'):
     observer('recurrent_fixed_skip').read(tokens(), Request(states=True))
+  # The state is returned as float32.
+  shapes = {'states': {'slots': jax.ShapeDtypeStruct((1, 300), jnp.bfloat16)}}
+  with pytest.raises(ValueError, match='shorter text'):
+    recording.Recorder(shapes, Request(states=True), {}, 8, 8)
 
 
 def test_a_recording_is_not_copied():

@@ -100,7 +100,7 @@ def test_arguments_of_each_run_and_wide_pictures():
     explore.compare(show, runs, {'a': 1, 'c': 2}, 3, option=4)
 
 
-def test_heat_maps_and_coordinates_side_by_side():
+def test_heat_maps_and_coordinates_side_by_side(tmp_path):
   """Panels are paired by their labels; each run has its own coordinates."""
   import xarray as xr
 
@@ -124,13 +124,17 @@ def test_heat_maps_and_coordinates_side_by_side():
     return Shown(xr.Dataset(data, both), figure)
 
   drawn, lstm = [], observed.run('lstm')
-  shown = explore.compare(show, {'b': block_recurrent(), 'a': lstm}, TEXT)
+  shown = explore.compare(show, {'$^$': block_recurrent(), 'a': lstm}, TEXT)
+  check(shown, tmp_path)
   assert shown.data['tokens'].values.tolist() == [[1, 2], [2, 4]]
   assert shown.data['id'].values.tolist() == [3, 4]
   images = [a.images[0] for f in drawn for a in f.axes if a.images]
   assert [image.get_clim() for image in images] == [(0, 2)] * 2
   assert [i.axes.texts[0].get_color() for i in images] == ['white', 'black']
-  assert [f.get_suptitle() for f in drawn] == ['the name b', 'the name a']
+  assert [f.get_suptitle() for f in drawn] == [
+    r'the name \$^\$',
+    'the name a',
+  ]
   assert drawn[0].axes[1].get_ylim() == drawn[1].axes[2].get_ylim()
 
 

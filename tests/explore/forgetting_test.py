@@ -23,7 +23,7 @@ from tests.explored import W
 
 
 def test_by_position(tmp_path):
-  runs = {'recurrent': block_recurrent(), 'lstm': observed.run('window')}
+  runs = {'recurrent': block_recurrent(), '$\\[$': observed.run('window')}
   shown = explore.by_position(runs, TEXT, bins=4)
   check(shown, tmp_path)
   assert len(shown.data['curve']) == 5  # A window has nothing to clear.
@@ -203,10 +203,10 @@ def test_forgetting(tmp_path):
   rest = TEXT[place : place + tokens]
   cost = bare.nats(rest)[0] - run.nats(TEXT)[0][place : place + tokens]
   close(shown.data['cost'][0, 1], cost)
-  both = {'a': run, 'b': observed.run('lstm')}
+  both = {'$\\[$': run, 'b': observed.run('lstm')}
   compared = explore.forgetting(both, TEXT, tokens=tokens, samples=3)
   check(compared, tmp_path)
-  assert compared.data['run'].values.tolist() == ['a', 'b']
+  assert compared.data['run'].values.tolist() == ['$\\[$', 'b']
   place = int(compared.data['at'][1])
   states = both['b'].states(TEXT[:place])
   bare = both['b'].with_state(states.isel(border=0), TEXT[:place])

@@ -40,8 +40,10 @@ def test_gain(tmp_path):
   assert 'cleared every 16 tokens' in rarely.figure.get_suptitle()
 
 
-def test_words_without_a_name_are_not_first_uses():
-  shown = explore.gain(block_recurrent(), 'cat = 1\n\n  cat + 22\n', top=9)
+def test_words_without_a_name_are_not_first_uses(tmp_path):
+  text = 'cat = 1\n\n  cat + 22 $\\[$\n'
+  shown = explore.gain(block_recurrent(), text, top=9)
+  check(shown, tmp_path)
   backs = {w['byte']: (w['word'], w['back']) for w in shown.data.attrs['top']}
   assert backs == {
     0: ('cat', 0),
@@ -50,6 +52,7 @@ def test_words_without_a_name_are_not_first_uses():
     11: ('cat', 11),
     15: ('+', -1),
     17: ('22', -1),
+    20: ('$\\[$', -1),
   }
 
 

@@ -14,12 +14,16 @@ import pytest
 from meliad_rec.commands import explore as command_explore
 from meliad_rec.explore import page
 from meliad_rec.explore.page import write_page
+from meliad_rec.explore.shown import Shown
+from meliad_rec.report.plot import new_figure
+from meliad_rec.report.plot import plain
 from tests import command
 from tests import observed
 from tests import trained
 
 # What would end the script, a character of three bytes, and a control code.
-TEXT = 'the cat </script><b>sat</b> \u2713 on the mat\x07 $id\n' * 3
+# What matplotlib would take for a wrong formula.
+TEXT = 'the cat </script><b>sat</b> \u2713 on $\\[$ mat\x07 $id\n' * 3
 BROWSER = shutil.which('chromium') or shutil.which('google-chrome')
 
 
@@ -155,6 +159,22 @@ def test_states_that_are_too_large_are_left_out(tmp_path, monkeypatch):
   assert messages[-1] == '  left out: too large'
 
 
+def test_a_figure_that_cannot_be_drawn_is_left_out(tmp_path, monkeypatch):
+  def show(title):
+    figure = new_figure(2, 2)
+    figure.suptitle(title)
+    return Shown(None, figure)
+
+  out, messages = tmp_path / 'page.html', []
+  made = {'bad': lambda: show('$\\[$'), 'good': lambda: show(plain('$\\[$'))}
+  monkeypatch.setattr(page, '_figures', lambda *_: made)
+  write_page(observed.run('window'), TEXT, out, on_progress=messages.append)
+  captions = re.findall('<figcaption>(.*?)<', out.read_text())
+  assert captions == ['good']
+  assert messages[-3:-1] == ['bad', messages[-2]]
+  assert messages[-2].startswith('  left out: ')
+
+
 @pytest.mark.slow
 def test_command(tmp_path, capsys):
   text, out = tmp_path / 'cats.txt', tmp_path / 'page.html'
@@ -226,7 +246,7 @@ def test_in_a_browser(scheme, tmp_path):
     back = tab.evaluate('getComputedStyle(document.body).backgroundColor')
     assert (back == 'rgb(252, 252, 250)') == (scheme == 'light')
     shown = tab.inner_text('#text').replace('\u23ce', '')
-    assert shown.startswith('the cat </script><b>sat</b> \u2713 on the mat')
+    assert shown.startswith('the cat </script><b>sat</b> \u2713 on $\\[$ mat')
     # Keys select tokens and turn pages.
     tab.focus('#text')
     tab.keyboard.press('ArrowRight')

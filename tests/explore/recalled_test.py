@@ -18,6 +18,7 @@ from tests.explored import W
 @pytest.mark.slow
 def test_recalled(tmp_path):
   run = observed.run('memorizing')
+  check(explore.recalled(run, r'$\[$ $^$ ' * 9, token=-1), tmp_path)
   shown = explore.recalled(run, TEXT, token=-1, context=2)
   check(shown, tmp_path)
   close(shown.data['weight'].sum('neighbor'), 1)
@@ -97,10 +98,10 @@ def test_attention_map(name, rows, tmp_path):
   assert shown.data['back'].values[0] == 0
   first = shown.data['name'].values[0]
   assert first.endswith(('pass 1', 'step 1'))
-  both = {'a': run, 'b': observed.run('window')}
+  both = {r'$\[$': run, 'b': observed.run('window')}
   compared = explore.attention_map(both, TEXT)
   check(compared, tmp_path)
   names = compared.data['name'].values.tolist()
-  assert names[0].startswith('a: ')
+  assert names[0].startswith(r'$\[$: ')
   assert names[rows:] == ['b: layer 0', 'b: layer 1']
   close(compared.data['weight'][:rows, -W:], shown.data['weight'])

@@ -1,6 +1,7 @@
 """The state along a text, and its rank."""
 
 import re
+import tracemalloc
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from meliad_rec import explore
 from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.state_map import effective_rank
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.model import Model
@@ -24,6 +26,16 @@ from tests.explored import W
 def test_effective_rank():
   close(effective_rank(np.eye(4)[None]), 4)
   close(effective_rank(np.ones((1, 4, 3))), 1)
+
+
+@pytest.mark.parametrize('rank', [1, 3, 32])
+def test_effective_rank_of_a_tall_matrix(rank):
+  draw = np.random.default_rng(rank).normal
+  s_NSD = draw(size=(2, 900, rank)) @ draw(size=(rank, 32))
+  values = np.linalg.svd(s_NSD, compute_uv=False)[:, :rank]
+  p = values / values.sum(1, keepdims=True)
+  expected = np.exp(-(p * np.log(p)).sum(1))
+  np.testing.assert_allclose(effective_rank(s_NSD), expected, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -47,7 +59,9 @@ def test_state_map(tmp_path):
   assert shown.data['document'].values.tolist().count(0) == count
   assert shown.data['read'].values[count] == count * W + W
   where = 'tokens of whole blocks, one document after another'
-  assert shown.figure.axes[0].get_xlabel() == where
+  panel = shown.figure.axes[0]
+  assert panel.get_xlabel() == where
+  assert panel.get_ylabel() == shown.data.attrs['rows'] == 'slot'
   coarse = explore.state_map(run, TEXT, every=2 * W)
   close(coarse.data['keep'], keep[: count // 2 * 2].reshape(-1, 2).mean(1))
   assert coarse.figure.axes[0].get_xlabel() == 'tokens read'
@@ -67,6 +81,9 @@ def test_state_map_of_parts_without_slots(tmp_path):
   shown = explore.state_map(lstm, TEXT)
   check(shown, tmp_path)
   assert len(shown.figure.axes) == 1  # One vector: no maps, and no rank.
+  colors = {n.get_label(): n.get_color() for n in shown.figure.axes[0].lines}
+  assert colors['gate: weight of the old state'] == COLORS[4]
+  assert colors['change (share of its size)'] == COLORS[1]
   assert shown.data.attrs['part'] == 'cell'
   token_keep = lstm.gates(TEXT, -1)['token_keep'].squeeze().mean('feature')
   close(shown.data['keep'][1], token_keep.values[block : 2 * block].mean())
@@ -77,6 +94,7 @@ def test_state_map_of_parts_without_slots(tmp_path):
   shown = explore.state_map(feedback, TEXT)
   check(shown, tmp_path)
   assert shown.data.attrs['part'] == 'memory'
+  assert shown.figure.axes[0].get_ylabel() == 'token'
   with pytest.raises(ValueError, match='not divided into layers'):
     explore.state_map(feedback, TEXT, layer=0)
 
@@ -123,6 +141,52 @@ class Sums(Cell):
   def __call__(self, state, block):
     sum_BD, three_B3 = state
     return (sum_BD + block.x.sum(1), three_B3), block.x
+
+
+class Numbered(Cell):
+  """Has two layers, each with two parts of tokens as a Staircase has."""
+
+  is_recurrent = True
+  names = [f'layer_{i}/pass_{n}' for i in (2, 10) for n in (9, 10)]
+
+  def initial_state(self, batch):
+    return jnp.zeros((batch, 4, 300, tiny.D))
+
+  def parts(self, state):
+    return {name: state[:, i] for i, name in enumerate(self.names)}
+
+  def with_parts(self, state, parts):
+    return jnp.stack([parts[name] for name in self.names], 1)
+
+  def __call__(self, state, block):
+    numbers = 1.0 + jnp.arange(4)[:, None, None]
+    rows = 1 + jnp.arange(300)[:, None]
+    return state + numbers * rows * block.x.sum(1)[:, None, None], block.x
+
+
+def test_the_last_of_numbered_parts_and_layers_is_shown(tmp_path):
+  """10 is above 9 and 2. Maps of many rows show means."""
+  run = observed.untrained(Model(Bytes().size, Numbered(), tiny.D))
+  states = run.states(TEXT)
+  assert list(states.data_vars) == ['pass_9', 'pass_10']
+  assert states['layer'].values.tolist() == [2, 10]
+  close(states['pass_10'].sel(layer=10), 4 * states['pass_9'].sel(layer=2))
+  shown = explore.state_map(run, TEXT)
+  check(shown, tmp_path)
+  assert shown.data.attrs == {'part': 'pass_10', 'rows': 'token'}
+  heat, curves = shown.figure.axes[:2]
+  assert heat.get_ylabel() == 'token\n(means of 2 rows)'
+  means = shown.data['change'].values.reshape(-1, 150, 2).mean(2)
+  close(heat.images[0].get_array(), means.T)
+  # A curve has the same color in every map.
+  colors = {line.get_label(): line.get_color() for line in curves.lines}
+  assert colors['cosine of two tokens'] == COLORS[2]
+  tracemalloc.start()
+  try:
+    size = run.states(TEXT * 9).nbytes
+    assert tracemalloc.get_traced_memory()[1] < 1.6 * size + 2**20
+  finally:
+    tracemalloc.stop()
 
 
 def test_parts_of_a_users_cell_have_numbered_axes():

@@ -26,6 +26,7 @@ def test_swap_changes_nothing_between_equal_beginnings(tmp_path):
   assert np.abs(shown.data['cleared'] - nats[at:]).max() > 1e-3
   ids = run.encode
   other = explore.swap(run, ids(OTHER), ids(TEXT), after_b=at).data
+  check(explore.swap(run, OTHER, '$^$' * W), tmp_path)
   with pytest.raises(ValueError, match='tokens must be'):
     explore.swap(run, OTHER, TEXT, tokens=0)
   assert np.abs(other['swapped'] - nats[at:]).max() > 1e-3
@@ -51,7 +52,7 @@ def test_runs_are_compared_at_the_same_places():
 
 def test_ask(tmp_path):
   run, at = block_recurrent(), 5 * W
-  question, answers = 'What?', ['cat', 'argparse']
+  question, answers = 'What?', ['$\\[$', 'argparse']
   shown = explore.ask(run, OTHER, question, answers, after=at + 3)
   check(shown, tmp_path)
   for answer, nats in zip(answers, shown.data['with_state'], strict=True):

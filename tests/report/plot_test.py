@@ -36,12 +36,21 @@ def test_a_run_is_drawn_into_its_folder(run, drawn):
   assert axes.get_ylabel() == 'loss (nats per token)'
 
 
+@pytest.mark.parametrize('text', [r'$\[$', '$5 and $6', r'\$1$', '$', ''])
+def test_plain_text_is_no_formula(text):
+  figure = plot.new_figure(3, 3)
+  found = figure.text(0, 0, plot.plain(text))
+  expected = figure.text(0, 0, text, parse_math=False)
+  size = lambda text: text.get_window_extent().size.tolist()
+  assert size(found) == size(expected)
+
+
 def test_runs_are_compared_by_color(run, drawn, tmp_path):
-  runs = {'slide': run('a', {1: 2.0}), 'recurrent': run('b', {1: 1.0})}
+  runs = {r'$\[$': run('a', {1: 2.0}), 'recurrent': run('b', {1: 1.0})}
   plot.compare(runs, tmp_path / 'both.png', 'loss_nats_per_token')
   (axes,) = drawn[0].axes
   labels = [line.get_label() for line in axes.lines]
-  assert labels == ['slide, train', 'recurrent, train']
+  assert labels == [r'\$\[\$, train', 'recurrent, train']
   assert len({line.get_color() for line in axes.lines}) == 2
 
 
