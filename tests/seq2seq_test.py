@@ -35,7 +35,7 @@ DECODERS = {
   ),
   'lstm': lambda: stack.layers(2, lambda: LSTM(D, cross=tiny.config())),
 }
-QUICK = 'feedback', 'window'
+QUICK = ('feedback',)
 each = pytest.mark.parametrize(
   'name',
   [
@@ -130,7 +130,9 @@ def test_every_parameter_has_a_gradient(name):
     assert np.isfinite(leaf).all() and np.abs(leaf).max() > 0, path
 
 
-@pytest.mark.parametrize('name', ['window', 'feedback'])
+@pytest.mark.parametrize(
+  'name', [pytest.param('window', marks=pytest.mark.slow), 'feedback']
+)
 def test_scores_of_a_search_are_those_of_its_tokens(name):
   """A state or source of another hypothesis would give another score."""
   model, params, source_BS, _ = built(name)

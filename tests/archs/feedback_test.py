@@ -153,6 +153,7 @@ def test_dropout_is_that_of_the_plain_scan(compose, share_keys):
   assert_close(outcome(memory_scan), outcome(plain_scan))
 
 
+@pytest.mark.slow
 def test_dropout_of_attention_to_a_source_is_that_of_the_plain_scan():
   cell = make('weighted sum', True, cross=True, attention_dropout=0.4)
   rng = np.random.default_rng(2)

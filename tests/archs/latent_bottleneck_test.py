@@ -91,7 +91,9 @@ def test_is_the_algorithm(kind, remat):
   assert (cost > 0) == KINDS[kind]
 
 
-@pytest.mark.parametrize('alike', [True, False])
+@pytest.mark.parametrize(
+  'alike', [pytest.param(True, marks=pytest.mark.slow), False]
+)
 def test_slots_that_begin_alike_stay_alike(alike):
   """They also have equal gradients. By default, they do not begin alike."""
   init = nn.initializers.zeros if alike else model('tlb').slots_init

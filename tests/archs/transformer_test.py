@@ -46,6 +46,7 @@ def test_sinusoids_are_added_to_the_input():
   assert_close(found, jax.jit(plain.apply)(params, x_BTD, mask_BT))
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_dropped_is_as_if_it_were_not_there():
   """It has gradients of exactly 0; evaluation drops no layer."""
   x_BTD, mask_BT = cells.example().x, np.ones((B, T), bool)

@@ -184,7 +184,7 @@ def evaluated(made, params, block=None, **options):
   return y_BTD, metrics.collect(sown['metrics'])
 
 
-@pytest.mark.parametrize('kind', ['ut', 'gut', slow('gut causal')])
+@pytest.mark.parametrize('kind', [slow('ut'), 'gut', slow('gut causal')])
 def test_inference_is_training_without_dropout(kind):
   """In 'compacted', few steps of a row are computed after it has halted."""
   ((_, (depth_BU,)), expected), _ = algorithm(kind)

@@ -22,6 +22,7 @@ def depths(loop, steps, most, **changes):
   return np.asarray(program(*arguments)[0])
 
 
+@pytest.mark.slow
 def test_rows_halt_in_turn():
   found = depths('compacted', (2, 9), 9, trains=False)
   # What a state says moves on with it, a little.

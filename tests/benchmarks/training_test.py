@@ -106,6 +106,7 @@ def unmeasured(monkeypatch):
   monkeypatch.setattr(training, 'measure', measure)
 
 
+@pytest.mark.slow
 def test_every_row_is_a_model_of_the_same_tokens(unmeasured):
   rows = step.measure(STEP, 2)
   shapes = {name: row.tokens for name, row in rows.items()}

@@ -56,6 +56,7 @@ def test_losses_and_figures_agree(plain, documents):
   assert losses.about['metrics'] == metrics
 
 
+@pytest.mark.slow
 def test_batch_and_segment_change_nothing(run, documents, plain):
   given = flags(batch=11, segment=20)  # Rounded up to 16.
   metrics, losses = evaluate.measure(run, documents, given)

@@ -280,6 +280,7 @@ def test_sown_metrics_are_over_the_whole_pass(data, params):
   }
 
 
+@pytest.mark.slow
 def test_ablations_of_pairs_longer_than_half_a_segment():
   """The pairs have 12 tokens, and one sequence of up to 10."""
   ids = np.random.default_rng(0).integers(1, 30, 12)

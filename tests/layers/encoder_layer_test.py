@@ -63,11 +63,11 @@ def parameters(kind):
   ('kind', 'causal', 'post_norm'),
   [
     *((kind, False, False) for kind in KINDS),
-    *(('both', True, False), ('both', False, True)),
+    ('both', True, True),
     *(
       pytest.param(kind, *how, marks=pytest.mark.slow)
       for how in ((True, False), (False, True))
-      for kind in ('plain', 'gated', 'reading')
+      for kind in KINDS
     ),
   ],
 )

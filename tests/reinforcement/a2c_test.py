@@ -186,6 +186,7 @@ def test_the_value_at_a_time_limit_is_that_without_the_limit():
   assert not steps.after[:-1].any()
 
 
+@pytest.mark.slow
 def test_remat_changes_no_gradient():
   env = Corridor(2)
   agent, params = agent_of('feedback')
