@@ -297,6 +297,21 @@ def test_published_files_in_place_of_generated_data_change_no_model(
   assert chosen()[0] == pools.get(model, chosen()[0])
 
 
+def test_nothing_is_left_of_a_file_that_another_replaces():
+  """A window layer stays one where the experiment has a recurrent layer."""
+
+  def shapes(*files):
+    config.parse([f'experiments/cpu/{files[0]}', *files[1:]], [])
+    return config.build(Experiment)().program.shapes.params
+
+  assert shapes('recall_rec', 'arch/window') == shapes('recall_slide')
+  assert shapes('recall_rec') != shapes('recall_slide')
+  name = 'experiments/dynamic_halt/table3_flip_flop_transformer'
+  more = 'task/folder', 'arch/window', 'size/tiny'
+  config.parse([name, *more], ['FOLDER = "texts"'])
+  assert config.build(Experiment)().best_metric == 'bits_per_byte'
+
+
 @pytest.mark.parametrize(
   ('name', 'more', 'params'),
   [

@@ -54,6 +54,7 @@ class Reader:
     self.modules = {}
     self.targets = {}
     self._names = {}
+    self._all = []  # Bindings in the order of reading.
 
   def file(self, name: str, where: str, outer: tuple[Path, ...] = ()) -> None:
     """Reads a file and the files that it includes.
@@ -62,7 +63,8 @@ class Reader:
     experiment leaves the training recipe as it is. Settings that were read
     before a file of scale/ may stay unused. The same holds for the settings of
     a shipped experiment or a saved configuration if another file follows, which
-    may replace its parts.
+    may replace its parts. A file of arch/, size/ or task/ replaces that of an
+    experiment: what only the replaced one sets is not set anymore.
 
     Args:
       name: name or path of the file; see files.find.
@@ -85,6 +87,8 @@ class Reader:
     replaces = kind == 'scale' or (
       begun and kind != 'experiments' and gin_files.has_replaceable_parts(begun)
     )
+    if self.chains and kind in gin_files.KINDS and not outer:
+      self._replace(kind)
     if replaces and not outer:
       self._make_optional(self.bindings)
     chain = (*outer, path)
@@ -117,6 +121,21 @@ class Reader:
     whole = self.chains and gin_files.has_replaceable_parts(self.chains[-1][0])
     if whole and any(_uses_others(one.value) for one in replaced):
       self._make_optional(kept)
+
+  def _replace(self, kind):
+    """Removes what an experiment, read first, has from files of a kind."""
+    if gin_files.kind(self.chains[0][0]) != 'experiments':
+      return
+
+    def is_kept(binding):
+      kinds = [*map(gin_files.kind, binding.files)]
+      return kind not in kinds or kinds[-1] == gin_files.DEFAULTS
+
+    self._all = [*filter(is_kept, self._all)]
+    optional = {key for key, one in self.bindings.items() if one.optional}
+    self.bindings = {one.key: one for one in self._all}
+    rest = self.bindings.items()
+    self._make_optional({key: one for key, one in rest if key in optional})
 
   def _make_optional(self, bindings):
     for key, binding in bindings.items():
@@ -181,7 +200,7 @@ class Reader:
         case BlockDeclaration():
           self.look_up(statement.selector, where, here)
         case BindingStatement():
-          binding = self._binding(statement, where, here, optional)
+          binding = self._binding(statement, where, here, optional, chain)
           if binding.key in set_here:
             raise ConfigError(
               f'{where} sets {binding.path} again, after'
@@ -189,6 +208,7 @@ class Reader:
             )
           set_here[binding.key] = where
           self.bindings[binding.key] = binding
+          self._all.append(binding)
 
   def import_module(self, statement, where, here):
     module = load(statement.module, where)
@@ -199,7 +219,7 @@ class Reader:
     if self.modules.setdefault(alias, module) is not module:
       self.modules[alias] = None
 
-  def _binding(self, statement, where, here, optional):
+  def _binding(self, statement, where, here, optional, chain):
     scope, selector, parameter, value, _ = statement
 
     def resolved(leaf):
@@ -210,9 +230,9 @@ class Reader:
 
     value = map_leaves(resolved, value)
     if not parameter:
-      return Binding(scope, selector, '', value, where, optional)
+      return Binding(scope, selector, '', value, where, optional, chain)
     name, _ = self.look_up(selector, where, here)
-    return Binding(scope, name, parameter, value, where, optional)
+    return Binding(scope, name, parameter, value, where, optional, chain)
 
   def look_up(self, dotted, where, here):
     """Looks up a function or class.

@@ -11,6 +11,7 @@ import inspect
 import math
 import numbers
 import os
+from pathlib import Path
 import re
 import sys
 import tokenize
@@ -96,6 +97,8 @@ class Binding:
     value: the right side of the line, with its macros and references.
     where: the flag, or the file and line, that sets it; for messages.
     optional: whether the binding may stay unread.
+    files: the file that sets it, after those that include it, outermost first;
+      () for a single binding.
   """
 
   scope: str
@@ -104,6 +107,7 @@ class Binding:
   value: Any
   where: str
   optional: bool = False
+  files: tuple[Path, ...] = ()
 
   @property
   def key(self) -> tuple[str, Name | str, str]:

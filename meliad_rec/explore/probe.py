@@ -38,7 +38,7 @@ class Probe(Shown):
     parameters: sha256 of the parameters of the run; None if unknown.
   """
 
-  states: np.ndarray
+  states: np.ndarray = dataclasses.field(repr=False)
   layer: int | None
   penalty: float = 0.01
   parameters: str | None = None
