@@ -18,8 +18,8 @@ _FEWEST = 12  # Rows of the panel for a shorter page.
 _ERRORS = 'surrogateescape'
 _METRIC = 'bits_per_byte'
 _LIMIT = 4.0  # Bits per character at which colors are strongest.
-# Of each model, and of gains where it is the better one; the color-blind can
-# tell them apart. As in the page of `meliad-rec explore`.
+# Colors of the two models, and of gains where that model is better. Color-blind
+# readers can tell them apart. The page of `meliad-rec explore` has them, too.
 _A, _B = '#D55E00', '#0072B2'
 # Light enough for black letters.
 _SHADES = '#EAA270', '#FFFFFF', '#6AB0D8'

@@ -255,7 +255,7 @@ def erasers(x_ND, labelings, penalty: float) -> list[Eraser]:
 
 
 def of_other_texts(y_N, document_N, rng) -> np.ndarray:
-  """Returns classes of other texts: each text has those of one drawn for it.
+  """Returns the classes of the states, exchanged between texts at random.
 
   Args:
     y_N: classes of the states, in the order of texts.
