@@ -21,8 +21,8 @@ from tests import command
 from tests import observed
 from tests import trained
 
-# It holds a tag that would end the script, a character of three bytes, a control
-# code, and two dollar signs that matplotlib would take for a wrong formula.
+# It holds a tag that would end the script, a character of three bytes, a
+# control code, and two dollar signs that begin and end a wrong formula.
 TEXT = 'the cat </script><b>sat</b> \u2713 on $\\[$ mat\x07 $id\n' * 3
 BROWSER = shutil.which('chromium') or shutil.which('google-chrome')
 
