@@ -93,6 +93,9 @@ def window_gradients(
   arrays, to_inputs = jax.vjp(bands.arrays, inputs.replace(mask_BS=None))
   q, k, v, bias_HQX, keys_WK = arrays
   mask_BS, keep = bands.mask(inputs), bands.keep_masks(dropout, bias_HQX)
+  # Each row has its own gradient of the bias until the end: on a CPU, to add
+  # them up in each sub-block takes longer than a matrix product does.
+  bias_BHQX = jnp.broadcast_to(bias_HQX, (len(q), *bias_HQX.shape))
   do, delta_BHT = bands.pad(_heads_first(do_BTHK)), _delta(o_BTHK, do_BTHK)
   # Padded queries have probabilities of 0.
   pads = (0, 0), (0, 0), (0, bands.count * bands.Q - bands.T)
@@ -106,7 +109,7 @@ def window_gradients(
       functools.partial(bands.logits, mask_BX=mask_BX),
       bands.queries(j, q),
       bands.keys(j, k, 2),
-      bias_HQX,
+      bias_BHQX,
       keys_WK,
     )
     dlogits, dv_BHXK = _gradients(
@@ -122,14 +125,16 @@ def window_gradients(
     return (bands.add(j, dk, dk_BHXK), bands.add(j, dv, dv_BHXK), *dshared), dq
 
   zeros = lambda a: jnp.zeros(a.shape, sum_dtype(a))
-  sums = jax.tree.map(zeros, (k, v, bias_HQX, keys_WK))
+  sums = jax.tree.map(zeros, (k, v, bias_BHQX, keys_WK))
   if bands.count == 1:
     sums, dq = sub_block(sums, 0)
   else:
     sums, stacked = jax.lax.scan(sub_block, sums, jnp.arange(bands.count))
     dq = bands.join(stacked)
-  cast = lambda sum, a: sum.astype(a.dtype)
-  gradients = jax.tree.map(cast, (dq, *sums), arrays)
+  dk, dv, dbias_BHQX, dkeys_WK = sums
+  gradients = dq, dk, dv, dbias_BHQX.sum(0), dkeys_WK
+  cast = lambda gradient, a: gradient.astype(a.dtype)
+  gradients = jax.tree.map(cast, gradients, arrays)
   return to_inputs(gradients)[0]
 
 
