@@ -23,6 +23,7 @@ from meliad_rec.layers.layer import FeedForward
 from meliad_rec.layers.layer import Layer
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.layers.remat import remat
+from meliad_rec.metrics import state_use
 from meliad_rec.models.cell import Cell
 from meliad_rec.models.cell import scan_blocks
 from meliad_rec.models.cell import sow_slots
@@ -170,8 +171,9 @@ class BlockRecurrentLayer(Cell):
     They are unchanged in rows where the whole block is padding. For the
     arguments, see StateVectors.update, which has them in the same order.
     """
-    new_BSD = self.states.update(s_BSD, n_BSD, memory, kv)
     real_B = jnp.any(kv.mask[:, self.config.window :], 1)
+    update = state_use.of_real_rows(StateVectors.update, real_B)
+    new_BSD = update(self.states, s_BSD, n_BSD, memory, kv)
     return jnp.where(real_B[:, None, None], new_BSD, s_BSD)
 
   def to_decode_state(self, state):

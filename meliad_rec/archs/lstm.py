@@ -80,7 +80,7 @@ class LSTM(Cell):
     kernel_DF = self.recurrent_DF.astype(self.dtype)
     state, h_BTD, z_BTF = recur(kernel_DF, state, z_BTF, block.mask)
     gate = lambda i: jax.nn.sigmoid(jnp.split(z_BTF, 4, -1)[i])
-    state_use.sow_gate(self, gate(1))
+    state_use.sow_gate(self, gate(1), block.mask)
     pictures.sow(self, 'token_write', lambda: gate(0))
     pictures.sow(self, 'token_keep', lambda: gate(1))
     pictures.sow(self, 'token_output', lambda: gate(3))

@@ -7,6 +7,8 @@ and every training and evaluation step counts them. The exception is
 costs to lose the state.
 """
 
+from collections.abc import Callable
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -43,20 +45,45 @@ def sow_states(module: nn.Module, s_BNSD, mask_BN) -> None:
     )
 
 
-def sow_gate(module: nn.Module, keep_BSD) -> None:
+def sow_gate(module: nn.Module, keep_BSD, mask_BS=None) -> None:
   """Sows 'gate' and 'gate_spread', the mean and standard deviation of a gate.
 
-  Both are computed over the elements of a row, and averaged over rows.
+  Both are computed over the elements of a row, and averaged over rows, with the
+  number of their tokens as weights if there is a mask.
 
   Args:
     module: the module that sows.
     keep_BSD: weights of the old state, from 0 to 1, of shape [B, S, D], where S
       are state vectors or tokens; or [D] if they do not depend on the input.
+    mask_BS: bool, False at padding; None means that there is none.
   """
   axes = tuple(range(keep_BSD.ndim))[-2:]
-  mean, spread = keep_BSD.mean(axes), keep_BSD.std(axes)
-  metrics.sow(module, 'gate', MeanMetric(mean, jnp.ones_like(mean)))
-  metrics.sow(module, 'gate_spread', MeanMetric(spread, jnp.ones_like(mean)))
+  where, count = None, jnp.ones(keep_BSD.shape[:-2])
+  if mask_BS is not None:
+    where, count = mask_BS[..., None], mask_BS.sum(1)
+  for name, of in ('gate', jnp.mean), ('gate_spread', jnp.std):
+    value = of(keep_BSD, axes, where=where)
+    total = jnp.where(count > 0, value * count, 0)
+    metrics.sow(module, name, MeanMetric(total, count))
+
+
+def of_real_rows(call: Callable, real_B) -> Callable:
+  """Returns `call`, whose means of rows count only rows that are not padding.
+
+  Metrics that do not depend on the input, which have no rows, still count.
+
+  Args:
+    call: a method or function whose first argument is a module; the metrics
+      that it sows are MeanMetrics.
+    real_B: bool, True at rows that hold tokens.
+  """
+  count = lambda a: jnp.where(real_B, a, 0) if a.ndim else a
+  return nn.map_variables(
+    call,
+    metrics.COLLECTION,
+    trans_out_fn=lambda sown: jax.tree.map(count, sown),
+    mutable=True,
+  )
 
 
 def sow_attention(module: nn.Module, logits_BHTS, mask_BT) -> None:

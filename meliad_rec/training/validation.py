@@ -21,8 +21,8 @@ from meliad_rec.report.report import Report
 from meliad_rec.training.experiment import Experiment
 
 # A state that costs less than this share of the loss when it is cleared, after
-# this many training steps, is reported as unused.
-_UNUSED = 0.001
+# this many training steps, is reported.
+_LITTLE = 0.001
 _LEARNED = 2000
 # With fewer mean steps in depth than this, nearly all tokens halt before their
 # first step.
@@ -116,7 +116,7 @@ class Validation:
 
 
 def _log_use_of_state(step: int, metrics: dict[str, float], last: bool) -> None:
-  """Logs what the state is worth; warns if it or the depth is hardly used.
+  """Logs what the state is worth; warns if it or the depth hardly helps.
 
   Args:
     step: training steps so far; early ones give no warning.
@@ -134,10 +134,10 @@ def _log_use_of_state(step: int, metrics: dict[str, float], last: bool) -> None:
   loss, cost = metrics['loss_nats_per_token'], metrics.get('cleared_cost')
   if cost is None:
     return
-  if step >= _LEARNED and cost < _UNUSED * loss:
+  if step >= _LEARNED and cost < _LITTLE * loss:
     logging.warning(
-      'The recurrent state is hardly used after %d steps: clearing it at the '
-      'start of a segment raises the loss by %.2g of %.4g nats/token. The '
+      'The recurrent state hardly helps after %d steps: clearing it at the '
+      'start of a segment changes the loss by %+.2g nats/token (now %.4g). The '
       'section "When a recurrent state helps" of gin/README.md says what to '
       'change.',
       step,

@@ -191,6 +191,22 @@ def test_slots_are_measured_once_after_each_block(hoist):
     assert found['slot_entropy'].count == reading_BT.sum() * H
 
 
+def test_gates_of_rows_of_padding_do_not_count():
+  block, rows = cells.example(W, [W, 0, W - 1]), np.array([0, 2])
+
+  def gate(block):
+    _, sown = layer('lstm').apply(
+      {'params': parameters('lstm')},
+      block,
+      method=cells.forward,
+      mutable='metrics',
+    )
+    mean = metrics.collect(sown['metrics'])['gate']
+    return mean.total / mean.count
+
+  assert_close(gate(block), gate(jax.tree.map(lambda a: a[rows], block)))
+
+
 def test_one_block_is_computed_again_too():
   block = cells.part(example(), 0, W)
 

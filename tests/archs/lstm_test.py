@@ -74,15 +74,18 @@ def test_gates_are_shown():
 
 
 def test_metrics_of_the_forget_gate():
+  block = cells.example(T)
   shown, sown = (
-    apply(given(), cells.example(T), mutable=name)[1][name]
+    apply(given(), block, mutable=name)[1][name]
     for name in (pictures.COLLECTION, metrics.COLLECTION)
   )
-  keep_BR = shown['token_keep'][0].reshape(B, -1)
+  keep_BTD, real_BT = np.asarray(shown['token_keep'][0]), block.mask
   found = metrics.collect(sown)
-  assert_close(found['gate'].total / found['gate'].count, keep_BR.mean())
-  spread = found['gate_spread']
-  assert_close(spread.total / spread.count, keep_BR.std(1).mean())
+  gate, spread = found['gate'], found['gate_spread']
+  assert_close(gate.total / gate.count, keep_BTD[real_BT].mean())
+  spread_B = [a[real].std() for a, real in zip(keep_BTD, real_BT, strict=True)]
+  by_hand = np.average(spread_B, weights=real_BT.sum(1))
+  assert_close(spread.total / spread.count, by_hand)
 
 
 def test_first_gates_remember_and_kernels_keep_the_size():

@@ -59,6 +59,24 @@ def test_gates(shape):
   assert found['gate_spread'] == pytest.approx(spread, rel=1e-5)
 
 
+def test_gates_at_padding_do_not_count():
+  gate_BSD, mask_BS = np.abs(draw(B, S, D)), np.ones((B, S), bool)
+  mask_BS[0, 2:] = mask_BS[1] = False
+  found = sown(state_use.sow_gate, gate_BSD, mask_BS)
+  spread = (2 * gate_BSD[0, :2].std() + S * gate_BSD[2].std()) / (2 + S)
+  assert found['gate'] == pytest.approx(gate_BSD[mask_BS].mean(), rel=1e-5)
+  assert found['gate_spread'] == pytest.approx(spread, rel=1e-5)
+
+
+def test_rows_of_padding_do_not_count():
+  gate_BSD, real_B = np.abs(draw(B, S, D)), np.array([True, False, True])
+  sow = state_use.of_real_rows(state_use.sow_gate, real_B)
+  found = sown(sow, gate_BSD)
+  assert found['gate'] == pytest.approx(gate_BSD[real_B].mean(), rel=1e-5)
+  found = sown(sow, gate_BSD[0, 0])
+  assert found['gate'] == pytest.approx(gate_BSD[0, 0].mean(), rel=1e-5)
+
+
 def test_entropy_is_a_share_of_that_of_equal_weights():
   mask_BT = np.arange(T) < np.array([[T], [2], [0]])
   logits_BHTS = np.full((B, H, T, S), 3.0)
