@@ -20,11 +20,13 @@ from meliad_rec.metrics.metrics import MeanMetric
 def sow_states(module: nn.Module, s_BNSD, mask_BN) -> None:
   """Sows 'state_change' and, if there are several slots, 'slot_difference'.
 
-  'state_change' is the difference between the state vectors after and before a
-  block. 'slot_difference' is the difference between the vectors after a block
-  and their mean over slots. Each is a root mean square, divided by the root
-  mean square of the vectors after the block, and averaged over blocks that hold
-  tokens.
+  'state_change' is the difference between a state vector after and before a
+  block, relative to the vector after the block. 'slot_difference' compares the
+  directions of the vectors after a block: each is divided by its root mean
+  square, and the result is the root mean square of their differences from their
+  mean. It is 0 if all have one direction, and (1 - 1 / S)^(1/2) if S vectors
+  are orthogonal. In both, a vector that is larger than the others counts as
+  much as they do. Both are averaged over blocks that hold tokens.
 
   Args:
     module: the module that sows.
@@ -34,15 +36,12 @@ def sow_states(module: nn.Module, s_BNSD, mask_BN) -> None:
   """
   s_BNSD = jax.lax.stop_gradient(s_BNSD.astype(jnp.float32))
   after, weight_BN = s_BNSD[:, 1:], mask_BN.astype(jnp.float32)
-  size_BN = rms(after, (2, 3)) + 1e-9
-  found = {'state_change': rms(after - s_BNSD[:, :-1], (2, 3))}
+  found = {'state_change': _change(after, s_BNSD[:, :-1])}
   if s_BNSD.shape[2] > 1:
-    center = after.mean(2, keepdims=True)
-    found['slot_difference'] = rms(after - center, (2, 3))
-  for name, difference_BN in found.items():
-    metrics.sow(
-      module, name, MeanMetric(weight_BN * difference_BN / size_BN, weight_BN)
-    )
+    unit = after / (rms(after, 3)[..., None] + 1e-9)
+    found['slot_difference'] = rms(unit - unit.mean(2, keepdims=True), (2, 3))
+  for name, value_BN in found.items():
+    metrics.sow(module, name, MeanMetric(weight_BN * value_BN, weight_BN))
 
 
 def sow_gate(module: nn.Module, keep_BSD, mask_BS=None) -> None:
@@ -112,9 +111,9 @@ def sow_attention(module: nn.Module, logits_BHTS, mask_BT) -> None:
 def row_difference(s_BSD, pair_B) -> MeanMetric:
   """Returns how much state vectors differ between a row and the row before it.
 
-  The difference is a root mean square, divided by the root mean square of the
-  row's vectors, and averaged over rows. For independent vectors of mean 0 it is
-  about 1.4.
+  The difference is that of the vectors of one slot, relative to the row's
+  vector, and averaged over slots and rows. For independent vectors of mean 0
+  and one size, it is about 1.4.
 
   Args:
     s_BSD: state vectors.
@@ -122,11 +121,13 @@ def row_difference(s_BSD, pair_B) -> MeanMetric:
       last one.
   """
   s_BSD, weight_B = s_BSD.astype(jnp.float32), pair_B.astype(jnp.float32)
-  difference_B = rms(s_BSD - jnp.roll(s_BSD, 1, 0), (1, 2))
-  size_B = rms(s_BSD, (1, 2)) + 1e-9
-  return MeanMetric(
-    jnp.sum(weight_B * difference_B / size_B), jnp.sum(weight_B)
-  )
+  difference_B = _change(s_BSD, jnp.roll(s_BSD, 1, 0))
+  return MeanMetric(jnp.sum(weight_B * difference_B), jnp.sum(weight_B))
+
+
+def _change(s_SD, other_SD):
+  """Returns the mean over slots S of rms(s_D - other_D) / rms(s_D)."""
+  return jnp.mean(rms(s_SD - other_SD, -1) / (rms(s_SD, -1) + 1e-9), -1)
 
 
 def rms(a, axes=None):

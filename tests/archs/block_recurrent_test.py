@@ -178,15 +178,15 @@ def test_slots_are_measured_once_after_each_block(hoist):
     found = metrics.collect(sown['metrics'])
     real_BN = block.mask.reshape(B, -1, W).any(2)
     s_BNSD = slots_by_hand()[:, : real_BN.shape[1] + 1]
-    size = lambda s_BNSD: np.sqrt((s_BNSD**2).mean((2, 3)))
-    after = s_BNSD[:, 1:]
-    for name, difference in (
-      ('state_change', after - s_BNSD[:, :-1]),
-      ('slot_difference', after - after.mean(2, keepdims=True)),
+    rms = lambda a, axes: np.sqrt((a**2).mean(axes))
+    after, before = s_BNSD[:, 1:], s_BNSD[:, :-1]
+    unit = after / rms(after, 3)[..., None]
+    for name, value_BN in (
+      ('state_change', (rms(after - before, 3) / rms(after, 3)).mean(2)),
+      ('slot_difference', rms(unit - unit.mean(2, keepdims=True), (2, 3))),
     ):
-      ratio_BN = size(difference) / size(after)
       assert found[name].count == real_BN.sum()
-      assert_close(found[name].total, ratio_BN[real_BN].sum())
+      assert_close(found[name].total, value_BN[real_BN].sum())
     reading_BT = block.mask[:, -W:] if hoist else block.mask
     assert found['slot_entropy'].count == reading_BT.sum() * H
 

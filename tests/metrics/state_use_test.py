@@ -38,10 +38,26 @@ def test_states_that_change_and_differ():
   change, slots = [], []
   for b, n in zip(*np.nonzero(mask_BN), strict=True):
     before, after = s_BNSD[b, n], s_BNSD[b, n + 1]
-    change.append(rms(after - before) / rms(after))
-    slots.append(rms(after - after.mean(0)) / rms(after))
+    change += [rms(a - b) / rms(a) for a, b in zip(after, before, strict=True)]
+    unit = np.stack([a / rms(a) for a in after])
+    slots.append(rms(unit - unit.mean(0)))
   assert found['state_change'] == pytest.approx(np.mean(change), rel=1e-5)
   assert found['slot_difference'] == pytest.approx(np.mean(slots), rel=1e-5)
+
+
+def test_a_large_slot_hides_no_other():
+  mask_BN = np.ones((B, N), bool)
+  large = np.ones((S, 1))
+  large[0] = 100
+  first_B1SD = draw(B, 1, S, D)
+  # One slot is large and never changes. The others change in every block.
+  s_BNSD = np.array(draw(B, N + 1, S, D)) * 2
+  s_BNSD[:, :, :1] = 100 * first_B1SD[:, :, :1]
+  assert sown(state_use.sow_states, s_BNSD, mask_BN)['state_change'] > 0.5
+  # All slots have one direction.
+  s_BNSD = large * np.broadcast_to(first_B1SD[:, :, :1], s_BNSD.shape)
+  found = sown(state_use.sow_states, s_BNSD, mask_BN)
+  assert found['slot_difference'] == pytest.approx(0, abs=1e-5)
 
 
 def test_one_slot_differs_from_no_other():
@@ -94,6 +110,11 @@ def test_rows_that_differ():
   s_BSD = draw(B, S, D)
   pair_B = np.array([False, True, True])
   found = state_use.row_difference(s_BSD, pair_B)
-  by_hand = [rms(s_BSD[i] - s_BSD[i - 1]) / rms(s_BSD[i]) for i in (1, 2)]
+  by_hand = [
+    np.mean(
+      [rms(s_BSD[i, j] - s_BSD[i - 1, j]) / rms(s_BSD[i, j]) for j in range(S)]
+    )
+    for i in (1, 2)
+  ]
   assert found.count == 2
   assert found.total == pytest.approx(sum(by_hand), rel=1e-5)
