@@ -245,7 +245,13 @@ def main(argv: list[str]) -> int:
     if args.sweep:
       text += f'\n{best_settings(done, of_metric)}\n'
     texts.append(text)
-  text = '\n'.join([*texts, *[left_out] * bool(unscaled)])
+  texts += [left_out] * bool(unscaled)
+  if failed:
+    texts.append(
+      'These runs failed, so their results are not final: '
+      f'{", ".join(failed)}.\n'
+    )
+  text = '\n'.join(texts)
   print(f'\n{text}')
   for run, code in failed.items():
     why = f'in {out / run}.log' if args.jobs > 1 else 'above'

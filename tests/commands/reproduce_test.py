@@ -187,6 +187,14 @@ def test_rows_of_several_metrics_have_a_table_each(own, out, capsys):
   assert not (out / 'curves.png').exists()
 
 
+def test_the_table_names_runs_that_failed(own, out, monkeypatch):
+  monkeypatch.setattr(reproduce, 'work', lambda runs, jobs: {'b_seed0': 2})
+  assert command.run(reproduce, own, f'--out={out}', '--rows=a,b') == 1
+  text = (out / 'table.md').read_text()
+  assert '| b | 1 |' in text
+  assert text.endswith('their results are not final: b_seed0.\n')
+
+
 def test_a_sweep_trains_each_row_with_each_value(own, out, capsys):
   assert table_rows.settings(None) == ['']
   assert table_rows.settings("A.b=('x', 2)") == ["A.b = 'x'", 'A.b = 2']
