@@ -35,6 +35,7 @@ from collections.abc import Sequence
 import dataclasses
 import itertools
 import json
+import math
 from pathlib import Path
 import re
 import statistics
@@ -394,7 +395,9 @@ def result(run: TableRun) -> dict:
   records = journal.read(journal.path(run.workdir))
   points = [(each[metric], each['step']) for each in validations(run)]
   sign = -1 if BEST[metric] == 'lowest' else 1
-  value, step = max(points, key=lambda point: (sign * point[0], point[1]))
+  # NaN is worse than any value.
+  rank = lambda value, step: (not math.isnan(value), sign * value, step)
+  value, step = max(points, key=lambda point: rank(*point))
   timed = [each for each in records if 'step_seconds' in each]
   seconds = [each['step_seconds'] for each in timed]
   # A report is of the steps since the one before it.

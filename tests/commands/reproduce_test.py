@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,7 +21,11 @@ from meliad_rec.runs import queue
 from tests import command
 from tests import tiny_run
 
-BITS = {'a_seed0': (3.0, 2.5, 2.75), 'a_seed1': (2.0,), 'b_seed0': (1.8, 9.0)}
+BITS = {
+  'a_seed0': (3.0, 2.5, 2.75),
+  'a_seed1': (math.nan, 2.0),
+  'b_seed0': (1.8, 9.0),
+}
 
 
 @pytest.fixture
@@ -73,7 +78,7 @@ def test_the_table_has_the_best_value_of_each_run(own, out, capsys):
   with (out / 'runs.csv').open() as file:
     rows = list(csv.DictReader(file))
   found = {row['run']: (row['validation'], row['best_step']) for row in rows}
-  assert found == {'a_seed0': ('2.5', '2'), 'a_seed1': ('2.0', '1')} | {
+  assert found == {'a_seed0': ('2.5', '2'), 'a_seed1': ('2.0', '2')} | {
     'b_seed0': ('1.8', '1')
   }
   for picture in 'curves', 'cost':
