@@ -246,6 +246,11 @@ def main(argv: list[str]) -> int:
     if args.sweep:
       text += f'\n{best_settings(done, of_metric)}\n'
     texts.append(text)
+  if args.tokens:
+    texts.append(
+      'Evaluations on other splits than validation read only the first '
+      f'{args.tokens:,} tokens of each document.\n'
+    )
   texts += [left_out] * bool(unscaled)
   if failed:
     texts.append(

@@ -200,6 +200,13 @@ def test_the_table_names_runs_that_failed(own, out, monkeypatch):
   assert text.endswith('their results are not final: b_seed0.\n')
 
 
+def test_the_table_says_that_documents_were_cut(own, out):
+  arguments = own, f'--out={out}', '--rows=a', '--only_report', '--tokens=64'
+  assert command.run(reproduce, *arguments) == 0
+  text = (out / 'table.md').read_text()
+  assert text.endswith('read only the first 64 tokens of each document.\n')
+
+
 def test_a_sweep_trains_each_row_with_each_value(own, out, capsys):
   assert table_rows.settings(None) == ['']
   assert table_rows.settings("A.b=('x', 2)") == ["A.b = 'x'", 'A.b = 2']
