@@ -13,7 +13,10 @@ do not occur in training.
 
 Scaled accuracy is 1 if all answers are right, and 0 for a uniform guess. Other
 guesses reach up to 0.14 on `brackets` and 0.25 on `automaton`, there by giving
-all cells the state that most cells of the last ring have.
+all cells the state that most cells of the last ring have. On `variables`, one
+of the four numbers in the text, whichever begins with the digits given so far,
+reaches 0.56. On `recall` and `rewrites`, one of the values given in the text
+reaches 0.25 with 4 pairs, and 0.03 with 32.
 
 The models have 0.05 to 0.17 million parameters (gin/size/walk). In `window` and
 in the recurrent architectures, a layer attends to at most 8 tokens back, so two

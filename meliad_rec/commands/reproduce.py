@@ -33,7 +33,9 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
+import itertools
 import json
+import math
 from pathlib import Path
 import re
 import statistics
@@ -244,7 +246,18 @@ def main(argv: list[str]) -> int:
     if args.sweep:
       text += f'\n{best_settings(done, of_metric)}\n'
     texts.append(text)
-  text = '\n'.join([*texts, *[left_out] * bool(unscaled)])
+  if args.tokens:
+    texts.append(
+      'Evaluations on other splits than validation read only the first '
+      f'{args.tokens:,} tokens of each document.\n'
+    )
+  texts += [left_out] * bool(unscaled)
+  if failed:
+    texts.append(
+      'These runs failed, so their results are not final: '
+      f'{", ".join(failed)}.\n'
+    )
+  text = '\n'.join(texts)
   print(f'\n{text}')
   for run, code in failed.items():
     why = f'in {out / run}.log' if args.jobs > 1 else 'above'
@@ -387,18 +400,24 @@ def result(run: TableRun) -> dict:
   records = journal.read(journal.path(run.workdir))
   points = [(each[metric], each['step']) for each in validations(run)]
   sign = -1 if BEST[metric] == 'lowest' else 1
-  value, step = max(points, key=lambda point: (sign * point[0], point[1]))
-  seconds = [each['step_seconds'] for each in records if 'step_seconds' in each]
+  # NaN is worse than any value.
+  rank = lambda value, step: (not math.isnan(value), sign * value, step)
+  value, step = max(points, key=lambda point: rank(*point))
+  timed = [each for each in records if 'step_seconds' in each]
+  seconds = [each['step_seconds'] for each in timed]
+  # A report is of the steps since the one before it.
+  ends = [0, *(each['step'] for each in timed)]
+  steps = [end - begin for begin, end in itertools.pairwise(ends)]
   last = max(each['step'] for each in records)
   if folder.is_of_agents(facts):  # A single evaluation may be lucky.
     step = last
     late = [v for v, at in points if at > 0.9 * last or at == points[-1][1]]
     value = statistics.fmean(late)
   trained = [each for each in records if each.get('split') == 'train']
-  seconds = seconds or [float('nan')]
+  seconds, steps = (seconds, steps) if seconds else ([float('nan')], [1])
   values = (
     *(run.label, run.name, run.seed, facts['parameters']),
-    *(statistics.median(seconds), statistics.fmean(seconds), last),
+    *(statistics.median(seconds), statistics.fmean(seconds, steps), last),
     *(sum(each['tokens'] for each in trained), metric, step, value),
   )
   found = dict(zip(results.COLUMNS, values, strict=True))

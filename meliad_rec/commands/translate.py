@@ -85,8 +85,8 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'batch',
     None,
-    'Number of sources translated at once; affects only speed and memory; '
-    'default: the rows of a training step, at most 128.',
+    'Number of sources translated at once; affects only speed, memory and the '
+    'default of --tokens; default: the rows of a training step, at most 128.',
     lower_bound=1,
   )
   flags.DEFINE_integer(

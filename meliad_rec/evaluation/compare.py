@@ -100,10 +100,10 @@ def place_bins(losses: TokenLosses) -> Iterator[tuple[int, int, np.ndarray]]:
 
 def _totals(a, b):
   yield f'{"":24}{"bits/token":>12}{"bits/byte":>12}'
-  tokens, bytes_ = len(a.tokens), len(a.text)
+  tokens = len(a.tokens)
   for name, one in ((f'A {_name(a)}', a), (f'B {_name(b)}', b)):
     bits = _bits(one.nats.sum(dtype=np.float64))
-    yield f'{name:24}{bits / tokens:12.4f}{bits / bytes_:12.4f}'
+    yield f'{name:24}{bits / tokens:12.4f}{one.bits_per_byte:12.4f}'
   gain = (a.nats > b.nats).mean()
   lost = (a.nats < b.nats).mean()
   yield (

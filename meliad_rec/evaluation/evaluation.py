@@ -177,8 +177,9 @@ def evaluate(
     sharded: the model on its mesh.
     params: parameters of the model.
     documents: the documents to read; see run_over.
-    rows: number of documents read in parallel. It affects the speed and the
-      metrics of ablations. It affects other metrics only by rounding.
+    rows: number of documents read in parallel. It affects the speed, the
+      metrics of ablations, 'padding_share', 'halting_waste' and
+      'expert_imbalance'. It affects other metrics only by rounding.
     stop: called before each batch; if it returns True, evaluation ends.
     losses_out: a float32 array for each document, which every host fills with
       the loss of each target in nats, or NaN at targets that are not scored.

@@ -43,10 +43,9 @@ def plot_gain(a: TokenLosses, b: TokenLosses, out: str | Path) -> None:
   _draw_curves(figure.add_subplot(grid[0, 0]), a, b)
   draw_distances(figure.add_subplot(grid[1, 0]), a, b)
   draw_page(figure, figure.add_subplot(grid[:, 1]), a, b)
-  bits = [x.nats.sum(dtype=np.float64) / np.log(2) for x in (a, b)]
   described = [
-    f'{letter} {Path(x.about.get("run", "?")).name}: {n / len(x.text):.4f}'
-    for letter, x, n in zip('AB', (a, b), bits, strict=True)
+    f'{letter} {Path(x.about.get("run", "?")).name}: {x.bits_per_byte:.4f}'
+    for letter, x in zip('AB', (a, b), strict=True)
   ]
   figure.suptitle(plot.plain(f'{", ".join(described)} bits/byte'))
   plot.save(figure, out)

@@ -32,8 +32,9 @@ class TokenLosses:
       the length of `text`.
     text: uint8, UTF-8 bytes of all documents in order.
     names: names of the documents.
-    about: facts about the evaluation, as JSON values: run, step, settings and
-      metrics.
+    about: facts about the evaluation, as JSON values: run, step, settings,
+      metrics, and 'document_bytes', the bytes of all documents as they were.
+      `text` may have more or fewer, such as '<unk>' in place of a word.
   """
 
   tokens: np.ndarray
@@ -76,13 +77,19 @@ class TokenLosses:
       bytes_=np.concatenate([[0], np.cumsum(lengths)]),
       text=np.frombuffer(b''.join(spelled), np.uint8),
       names=list(documents.names),
-      about={},
+      about={'document_bytes': int(documents.bytes_.sum())},
     )
 
   @property
   def parts(self) -> list[np.ndarray]:
     """The losses of each document in nats, as views of `nats`."""
     return np.split(self.nats, self.starts[1:-1])
+
+  @property
+  def bits_per_byte(self) -> float:
+    """Bits per byte of the documents, or of `text` if their size is unknown."""
+    bits = self.nats.sum(dtype=np.float64) / np.log(2)
+    return bits / (self.about.get('document_bytes') or len(self.text))
 
   def document_of(self, token):
     """Returns the index of the document that contains a token.
@@ -147,6 +154,7 @@ class TokenLosses:
       and len(self.starts) == len(self.names) + 1
       and _rises(self.starts, N)
       and _rises(self.bytes_, len(self.text))
+      and isinstance(self.about.get('document_bytes', 0), int)
     )
 
 

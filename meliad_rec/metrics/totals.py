@@ -114,14 +114,21 @@ def quality(
     'bits_per_token': bits / totals.scored,
     'perplexity': _exp(nats / totals.scored),
     'accuracy': totals.correct / totals.scored,
-    'padding_share': totals.padding / (totals.padding + totals.tokens),
-    'tokens': totals.tokens,
+    **counts(totals),
   }
   if bytes_:
     metrics['bits_per_byte'] = bits / bytes_
   if words:
     metrics['word_perplexity'] = _exp(nats / words)
   return metrics
+
+
+def counts(totals: Totals) -> dict[str, float]:
+  """Returns {metric: value} of what was read, even if no token was scored."""
+  return {
+    'padding_share': totals.padding / (totals.padding + totals.tokens),
+    'tokens': totals.tokens,
+  }
 
 
 def label_quality(totals: Totals) -> dict[str, float]:

@@ -13,6 +13,7 @@ import statistics
 from meliad_rec.metrics.metrics import BEST
 from meliad_rec.metrics.metrics import split_name
 from meliad_rec.metrics.metrics import unit
+from meliad_rec.report.console import counted
 
 PUBLISHED = 'published '
 # A published value of this name is in the column of the time of a step.
@@ -189,7 +190,8 @@ def best_seed(runs: list[dict]) -> dict:
 def cell(runs: list[dict], column: str) -> str:
   """Returns the text of a split of a row: measured / published.
 
-  Either is a mean ± standard deviation [median], if there are several seeds.
+  Either is a mean ± standard deviation [median], if there are several seeds. If
+  only some runs have a value, their number follows.
   """
   values = [each[column] for each in runs if column in each]
   text = f'{statistics.fmean(values):.4f}' if values else '-'
@@ -197,6 +199,8 @@ def cell(runs: list[dict], column: str) -> str:
     # Divided by the number of seeds, as in Ray Chowdhury and Caragea 2024.
     spread, median = statistics.pstdev(values), statistics.median(values)
     text += f' ± {spread:.4f} [{median:.4f}]'
+  if 0 < len(values) < len(runs):
+    text += f' ({counted(len(values), "seed")})'
   published = runs[0].get(PUBLISHED + column)
   if published is None:
     return text

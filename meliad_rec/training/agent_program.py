@@ -132,9 +132,14 @@ class AgentProgram(TrainProgram):
     return jax.vmap(function, in_axes, out_axes, axis_name=self._axis)
 
   def each(self, seed) -> jax.Array:
-    """Returns the seed of each agent, [agents], or of the only one, []."""
+    """Returns the seed of each agent, [agents], or of the only one, [].
+
+    Runs with as many agents and different seeds share no agent.
+    """
     agents = self.objective.agents
-    return seed + jnp.arange(agents, dtype=jnp.uint32) if agents > 1 else seed
+    if agents == 1:
+      return seed
+    return jnp.uint32(agents) * seed + jnp.arange(agents, dtype=jnp.uint32)
 
   @property
   def _axis(self) -> str | None:

@@ -9,6 +9,7 @@ from meliad_rec.data.batch import Batch
 from meliad_rec.data.documents import Documents
 from meliad_rec.metrics import flops
 from meliad_rec.metrics.metrics import Sums
+from meliad_rec.metrics.totals import counts
 from meliad_rec.metrics.totals import label_quality
 from meliad_rec.metrics.totals import quality
 from meliad_rec.metrics.totals import speed
@@ -136,8 +137,10 @@ class Meter(StepMeter):
   def quality(self, totals: Totals) -> dict[str, float]:
     if not self.labeled:
       return quality(totals, totals.tokens * self.bytes_per_token)
-    # A few steps may contain no scored label.
-    return label_quality(totals) if totals.scored else {}
+    if totals.scored:
+      return label_quality(totals)
+    # A few steps may contain no scored label, but their tokens count.
+    return {**counts(totals), 'scored_tokens': 0}
 
   def progress(self, tokens: int) -> dict[str, float]:
     return {'epoch': tokens / self.tokens_per_epoch}

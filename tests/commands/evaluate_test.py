@@ -54,6 +54,7 @@ def test_losses_and_figures_agree(plain, documents):
   words = np.exp(losses.nats.sum(dtype=np.float64) / documents.words.sum())
   np.testing.assert_allclose(metrics['word_perplexity'], words, rtol=1e-4)
   assert losses.about['metrics'] == metrics
+  assert losses.bits_per_byte == pytest.approx(metrics['bits_per_byte'])
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,7 +21,11 @@ from meliad_rec.runs import queue
 from tests import command
 from tests import tiny_run
 
-BITS = {'a_seed0': (3.0, 2.5, 2.75), 'a_seed1': (2.0,), 'b_seed0': (1.8, 9.0)}
+BITS = {
+  'a_seed0': (3.0, 2.5, 2.75),
+  'a_seed1': (math.nan, 2.0),
+  'b_seed0': (1.8, 9.0),
+}
 
 
 @pytest.fixture
@@ -73,7 +78,7 @@ def test_the_table_has_the_best_value_of_each_run(own, out, capsys):
   with (out / 'runs.csv').open() as file:
     rows = list(csv.DictReader(file))
   found = {row['run']: (row['validation'], row['best_step']) for row in rows}
-  assert found == {'a_seed0': ('2.5', '2'), 'a_seed1': ('2.0', '1')} | {
+  assert found == {'a_seed0': ('2.5', '2'), 'a_seed1': ('2.0', '2')} | {
     'b_seed0': ('1.8', '1')
   }
   for picture in 'curves', 'cost':
@@ -112,7 +117,8 @@ def test_the_time_of_an_epoch_is_by_the_mean_step(own, out, capsys):
   steps.close()
   arguments = own, f'--out={out}', '--rows=a', '--only_report'
   assert command.run(reproduce, *arguments) == 0
-  row = '| a | 1 | 1,234 / 1,200 | 64 | 500 | 2.5000 | 1.5 / 5 |'
+  # Three steps of 0.5 s, and six of 4.5 s.
+  row = '| a | 1 | 1,234 / 1,200 | 64 | 500 | 2.5000 | 3.17 / 5 |'
   assert row in capsys.readouterr().out
 
 
@@ -184,6 +190,21 @@ def test_rows_of_several_metrics_have_a_table_each(own, out, capsys):
   for name in 'curves_bits_per_byte', 'curves_error':
     assert (out / f'{name}.png').read_bytes()[1:4] == b'PNG'
   assert not (out / 'curves.png').exists()
+
+
+def test_the_table_names_runs_that_failed(own, out, monkeypatch):
+  monkeypatch.setattr(reproduce, 'work', lambda runs, jobs: {'b_seed0': 2})
+  assert command.run(reproduce, own, f'--out={out}', '--rows=a,b') == 1
+  text = (out / 'table.md').read_text()
+  assert '| b | 1 |' in text
+  assert text.endswith('their results are not final: b_seed0.\n')
+
+
+def test_the_table_says_that_documents_were_cut(own, out):
+  arguments = own, f'--out={out}', '--rows=a', '--only_report', '--tokens=64'
+  assert command.run(reproduce, *arguments) == 0
+  text = (out / 'table.md').read_text()
+  assert text.endswith('read only the first 64 tokens of each document.\n')
 
 
 def test_a_sweep_trains_each_row_with_each_value(own, out, capsys):

@@ -1,5 +1,6 @@
 """Losses are stored with their text, and other files are errors."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,7 +9,10 @@ import pytest
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.synthetic.random_walk import RandomWalk
+from meliad_rec.data.text import document
 from meliad_rec.data.vocabulary import Bytes
+from meliad_rec.data.vocabulary import WordList
+from meliad_rec.evaluation.compare import compare
 from meliad_rec.evaluation.token_losses import TokenLosses
 
 TEXTS = ['é one', '', 'two']
@@ -38,7 +42,8 @@ def test_written_and_read(tmp_path):
     a, b = getattr(made, name), getattr(again, name)
     np.testing.assert_array_equal(a, b)
     assert a.dtype == b.dtype
-  assert (again.names, again.about) == (made.names, {'step': 3})
+  assert again.names == made.names
+  assert again.about == {'document_bytes': 9, 'step': 3}
   assert [path.name for path in tmp_path.iterdir()] == ['a.npz']
   assert [len(part) for part in again.parts] == [6, 0, 3]
   assert again.nats.all()
@@ -61,6 +66,23 @@ def test_losses_of_a_target_lie_on_the_target():
   assert [len(part) for part in made.parts] == [3, 4]
   assert made.text.tobytes() == b'uv\nxyz\n'
   np.testing.assert_array_equal(made.tokens, encode('uv\nxyz\n'))
+
+
+def test_bits_per_byte_are_of_the_text_as_it_was():
+  """A list of words spells neither spaces nor unknown words as they were."""
+  words = WordList(['a', '<eos>', '<unk>'])
+  text = 'a  zebra\n'
+  made = TokenLosses.of(
+    Documents.collect([document('', text, words)], words), words
+  )
+  made.nats[:] = np.log(2)
+  assert made.text.tobytes() == b'a <unk>\n'
+  assert made.bits_per_byte == pytest.approx(3 / len(text))
+  older = dataclasses.replace(made, about={})
+  assert older.bits_per_byte == pytest.approx(3 / len('a <unk>\n'))
+  assert f'{3 / len(text):12.4f}' in compare(made, made, 1, 'token')
+  wrong = dataclasses.replace(made, about={'document_bytes': 'x'})
+  assert made.is_sound() and not wrong.is_sound()
 
 
 def test_labeled_documents_are_an_error():

@@ -112,6 +112,14 @@ def test_each_step_has_its_own_random_numbers():
   assert digest(after[0]) != digest(after[1])
 
 
+def test_runs_with_other_seeds_have_other_agents():
+  config.parse(['arch/lstm', *FILES[1:]], [*TINY, 'AGENTS = 3', 'LAYERS = 1'])
+  program = config.build(Experiment)().program
+  seeds = [program.each(np.uint32(seed)).tolist() for seed in range(4)]
+  assert seeds[0] == [0, 1, 2]
+  assert len(set(sum(seeds, []))) == 12
+
+
 def test_each_agent_of_a_run_is_opened(tmp_path, monkeypatch):
   files = ['arch/lstm', *FILES[1:]]
   config.parse(files, [*TINY, 'AGENTS = 2', 'LAYERS = 1'])

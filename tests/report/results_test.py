@@ -48,6 +48,12 @@ def test_published_spread_and_median_are_beside_the_measured_ones():
   both[0]['published test median'] = 1
   found = '0.7000 ± 0.1000 [0.7000] / 0.9 ± 0 [1]'
   assert results.cell(both, 'test') == found
+  part = '0.7000 ± 0.1000 [0.7000] (2 seeds) / 0.9 ± 0 [1]'
+  assert results.cell([*both, run], 'test') == part
+  assert results.cell([run, run | {'test': 0.6}], 'test').startswith(
+    '0.6000 (1 seed) / 0.9'
+  )
+  assert results.cell([run, run], 'test') == '- / 0.9 ± 0'
   text = results.table('t', both)
   assert f'| {found} |' in text and 'published: other deviation' in text
   assert 'published: test' not in text

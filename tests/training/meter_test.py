@@ -75,7 +75,10 @@ def test_metrics_of_labels_count_scored_tokens():
   assert not {'bits_per_byte', 'word_perplexity'} & set(found)
   made.start()
   made.add(sums(6.0, scored=()))
-  assert 'loss_nats_per_token' not in made.metrics(3, 9)
+  found = made.metrics(3, 9)
+  assert 'loss_nats_per_token' not in found
+  counts = {'tokens': 3, 'scored_tokens': 0, 'padding_share': 0.25}
+  assert {name: found[name] for name in counts} == counts
 
 
 def test_time_between_pause_and_start_is_left_out(made, monkeypatch):
