@@ -28,6 +28,7 @@ from meliad_rec.layers.attention import attention_weights
 from meliad_rec.layers.attention import Heads
 from meliad_rec.layers.dropout import attention_keep
 from meliad_rec.layers.layer_config import EncoderConfig
+from meliad_rec.layers.linear import with_cheap_gradient
 from meliad_rec.metrics import pictures
 
 
@@ -298,7 +299,8 @@ class ExpertMLP(nn.Module):
       h_MF = grouped(chosen.spread(n_BTD), hidden, chosen.size_E)
       if keep_BTCF is not None:
         h_MF = h_MF * chosen.sort(keep_BTCF)
-      y_MD = grouped(config.activation(h_MF), output, chosen.size_E)
+      h_MF = with_cheap_gradient(config.activation)(h_MF)
+      y_MD = grouped(h_MF, output, chosen.size_E)
       return chosen.mix(y_MD)
 
     keep_BTCF = None

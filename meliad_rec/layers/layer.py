@@ -26,6 +26,7 @@ from meliad_rec.layers.dropout import PositionDropout
 from meliad_rec.layers.dropout import TiledDropout
 from meliad_rec.layers.layer_config import LayerConfig
 from meliad_rec.layers.linear import dot_general
+from meliad_rec.layers.linear import with_cheap_gradient
 from meliad_rec.layers.remat import SUMS
 from meliad_rec.metrics import pictures
 from meliad_rec.metrics import state_use
@@ -460,7 +461,7 @@ class FeedForward(nn.Module):
       name='hidden',
     )
     join = self.join(dtype=self.dtype, name='output')
-    h = self.activation(hidden(h))
+    h = with_cheap_gradient(self.activation)(hidden(h))
     if first is None:
       h = self.dropout(self.rate)(h)
     else:

@@ -1,6 +1,7 @@
 """Products of activations and weights."""
 
 from functools import partial
+from functools import wraps
 
 import jax
 from jax import lax
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from meliad_rec.layers.linear import dot_general
+from meliad_rec.layers.linear import relu
+from meliad_rec.layers.linear import with_cheap_gradient
 
 # Shapes of x and w, and the width of the operand that a copy transposes.
 SHAPES = {
@@ -69,3 +72,23 @@ def test_other_contractions_are_refused():
   x, w, _ = draws(((2, 3, 4), (4, 9)))
   with pytest.raises(ValueError, match='last axes'):
     dot_general(x, w.T, (((2,), (1,)), ((), ())))
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_relu_equals_that_of_jax(dtype):
+  x, g = jnp.array([[-2, -0.0, 0, 3, np.inf], [1, 2, 3, 4, 5]], dtype)
+  y, pull = jax.vjp(relu, x)
+  expected, expected_pull = jax.vjp(jax.nn.relu, x)
+  np.testing.assert_array_equal(y, expected)
+  np.testing.assert_array_equal(pull(g)[0], expected_pull(g)[0])
+  # What is kept for the backward pass is the output.
+  (kept,) = jax.tree.leaves(pull)
+  np.testing.assert_array_equal(kept, y)
+
+
+def test_only_relu_is_replaced():
+  wrapped = wraps(jax.nn.relu)(lambda x: jax.nn.relu(x))  # As gin does.
+  assert with_cheap_gradient(jax.nn.relu) is relu
+  assert with_cheap_gradient(wrapped) is relu
+  for other in jax.nn.gelu, jax.nn.silu, jnp.tanh, lambda x: x:
+    assert with_cheap_gradient(other) is other
