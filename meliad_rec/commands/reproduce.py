@@ -405,7 +405,7 @@ def result(run: TableRun) -> dict:
   value, step = max(points, key=lambda point: rank(*point))
   timed = [each for each in records if 'step_seconds' in each]
   seconds = [each['step_seconds'] for each in timed]
-  # A report is of the steps since the one before it.
+  # Each report covers the steps since the one before it.
   ends = [0, *(each['step'] for each in timed)]
   steps = [end - begin for begin, end in itertools.pairwise(ends)]
   last = max(each['step'] for each in records)

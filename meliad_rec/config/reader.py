@@ -63,8 +63,9 @@ class Reader:
     experiment leaves the training recipe as it is. Settings that were read
     before a file of scale/ may stay unused. The same holds for the settings of
     a shipped experiment or a saved configuration if another file follows, which
-    may replace its parts. A file of arch/, size/ or task/ replaces that of an
-    experiment: what only the replaced one sets is not set anymore.
+    may replace its parts. If an experiment comes first, a later file of arch/,
+    size/ or task/ takes the place of the experiment's own file of that kind,
+    none of whose settings remain.
 
     Args:
       name: name or path of the file; see files.find.

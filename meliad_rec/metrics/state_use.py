@@ -111,9 +111,10 @@ def sow_attention(module: nn.Module, logits_BHTS, mask_BT) -> None:
 def row_difference(s_BSD, pair_B) -> MeanMetric:
   """Returns how much state vectors differ between a row and the row before it.
 
-  The difference is that of the vectors of one slot, relative to the row's
-  vector, and averaged over slots and rows. For independent vectors of mean 0
-  and one size, it is about 1.4.
+  In each slot, the root mean square of the difference between the two rows'
+  vectors is divided by that of the row's own vector. The result is the mean
+  over slots and rows. It is about 1.4 for independent vectors of mean 0 and
+  equal size.
 
   Args:
     s_BSD: state vectors.

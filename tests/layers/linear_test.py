@@ -81,7 +81,7 @@ def test_relu_equals_that_of_jax(dtype):
   expected, expected_pull = jax.vjp(jax.nn.relu, x)
   np.testing.assert_array_equal(y, expected)
   np.testing.assert_array_equal(pull(g)[0], expected_pull(g)[0])
-  # What is kept for the backward pass is the output.
+  # The backward pass needs only the output.
   (kept,) = jax.tree.leaves(pull)
   np.testing.assert_array_equal(kept, y)
 
