@@ -101,6 +101,19 @@ RATES = {
   'flip_flop': ((3e-4, 50), (3e-4, 50)),
 }
 
+# Settings of AdamW, of the others and of TLB and GUTLB: b2, decay of weights,
+# eps, largest norm of gradients.
+ADAMW = {
+  'table1_listops': ((0.98, 0.1, 1e-8, 1.0),) * 2,
+  'table2_logical_inference': ((0.98, 0.1, 1e-8, 1.0),) * 2,
+  'table3_flip_flop': ((0.999, 0.1, 1e-8, 1.0),) * 2,
+  'table4_image': ((0.98, 0.0, 1e-9, None),) * 2,
+  'table4_listops': ((0.98, 0.1, 1e-8, 1.0),) * 2,
+  'table4_pathfinder': ((0.999, 0.0, 1e-6, 1.0), (0.98, 0.0, 1e-9, None)),
+  'table4_retrieval': ((0.999, 0.1, 1e-8, 1.0),) * 2,
+  'table4_text': ((0.98, 0.1, 1e-8, 1.0),) * 2,
+}
+
 
 COUNTED = {*IN_CODE, *OF_PAPERS} | {
   f'dynamic_halt/table1_listops_{model}' for model in OF_LISTOPS
@@ -271,6 +284,21 @@ def test_start_and_end_begin_as_in_the_code_of_the_paper(name):
     of_bytes = re.search('table4_(text|retrieval)', name)
     expected = '(1, 2)' if of_bytes else '(-2, -1)'
     assert values['embedding.TiedEmbedding.ends'] == expected
+
+
+@pytest.mark.parametrize('model', CORES)
+@pytest.mark.parametrize('table', ADAMW)
+def test_adamw_is_that_of_the_code_of_the_paper(table, model):
+  name = f'experiments/dynamic_halt/{table}_{model}'
+  bound = config.read([name], []).bindings.values()
+  values = {f'{one.name}.{one.parameter}': one.value for one in bound}
+  found = (
+    values['optax.adamw.b2'],
+    values['optax.adamw.weight_decay'],
+    values.get('optax.adamw.eps', 1e-8),
+    values.get('optimizer.chain.clip_norm'),
+  )
+  assert found == ADAMW[table][model in BOTTLENECKS]
 
 
 @pytest.mark.parametrize(
