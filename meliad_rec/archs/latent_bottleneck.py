@@ -71,6 +71,10 @@ class LatentBottleneck(Cell):
   def needs_whole_document(self):
     return self.chunk is None
 
+  @property
+  def shares_dropout(self):
+    return not self.config.dropout_by_row
+
   def setup(self):
     if min(self.slots, self.writers) < 1:
       raise ValueError(
@@ -181,6 +185,10 @@ class Chunks(Cell):
   @property
   def is_recurrent(self):
     return self.cell.is_recurrent
+
+  @property
+  def shares_dropout(self):
+    return self.cell.shares_dropout
 
   def setup(self):
     given = [n for n in (self.length, self.count) if n is not None]

@@ -52,6 +52,10 @@ class Encoder(Cell):
   def needs_whole_document(self):
     return self.window is None
 
+  @property
+  def shares_dropout(self):
+    return not self.dropout_by_row
+
   def setup(self):
     if self.window is not None and self.window < 1:
       raise ValueError(

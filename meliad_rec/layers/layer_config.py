@@ -262,11 +262,11 @@ class EncoderConfig(TransformerConfig):
     hidden_dropout: rate of dropout on the hidden units of an MLP. None:
       `dropout`.
     attention_dropout: rate of dropout on attention probabilities.
-    dropout_by_row: whether each row of a batch (and each sequence of a pair)
-      has its own dropout masks, as in the code of Ray Chowdhury and Caragea
-      2024. If False, dropout drops the same units in all rows and again after
-      every 128 tokens, which takes less time and memory. In both cases, all
-      chunks of a row share their masks (see cell.scan_blocks).
+    dropout_by_row: whether each row of a batch (and each sequence of a pair),
+      and in it each chunk, has its own dropout masks, as in the code of Ray
+      Chowdhury and Caragea 2024. If False, dropout drops the same units in all
+      rows and chunks, and again after every 128 tokens, which takes less time
+      and memory.
   """
 
   causal: bool

@@ -77,6 +77,9 @@ class Cell(nn.Module, kw_only=True):
     causal: whether no output depends on a later token.
     needs_whole_document: whether a segment must hold a whole document.
     is_recurrent: whether the state has a recurrent part; see `parts`.
+    shares_dropout: whether all blocks share their dropout masks, as in
+      google-research/meliad. Drawing new masks for each block can cost more
+      than some of the block's matrix products.
     can_step: whether the cell can read one token at a time, by `decode_step`.
       By default, True if block_length is None.
   """
@@ -90,6 +93,7 @@ class Cell(nn.Module, kw_only=True):
   causal = True
   needs_whole_document = False
   is_recurrent = False
+  shares_dropout = True
 
   @property
   def takes_segments(self) -> bool:
@@ -267,9 +271,7 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
   """Scans a function over blocks.
 
   The scan is nn.scan, because jax.lax.scan would leak tracers out of the
-  module. All blocks share their dropout masks, as in google-research/meliad:
-  drawing new masks for each block would cost more than some of the block's
-  matrix products. Losses that blocks sow are averaged over blocks.
+  module. Losses that blocks sow are averaged over blocks.
 
   Args:
     body: (cell, state, block) -> (new state, outputs of the block).
@@ -293,7 +295,7 @@ def scan_blocks(body: Callable, cell: Cell, state: State, blocks):
     mean_of_losses(with_slots, count),
     variable_broadcast='params',
     variable_axes={'losses': 0, 'metrics': 0} | pictures.STACKED,
-    split_rngs={'params': False, 'dropout': False},
+    split_rngs={'params': False, 'dropout': not cell.shares_dropout},
     in_axes=1,
     out_axes=1,
     unroll=cell.unroll,

@@ -115,6 +115,30 @@ def test_writers_have_a_width_of_their_own():
     assert layer.shape == (D, F)
 
 
+class Same(nn.Module):
+  """Encoder that returns its input."""
+
+  causal = True
+
+  def __call__(self, x_BWD, mask_BW, memory_BSD):
+    return x_BWD
+
+
+@pytest.mark.parametrize('by_row', [False, True])
+@pytest.mark.parametrize('equal', [False, True])
+def test_chunks_drop_alike_or_not(equal, by_row):
+  config = encoder_config(dropout=0.5, dropout_by_row=by_row)
+  cell = LatentBottleneck(config, Same(), S, chunk=None if equal else W)
+  cell = Chunks(cell, length=W) if equal else cell
+  block = example()
+  block = block.replace(x=np.ones_like(block.x))
+  variables = {'params': cells.initial(cell, block)}
+  rngs = {'dropout': jax.random.key(0)}
+  _, y_BTD = cell.apply(variables, block, rngs=rngs, method=cells.forward)
+  assert set(np.unique(y_BTD)) == {0, 2}
+  assert np.array_equal(y_BTD[:, :W], y_BTD[:, W:]) != by_row
+
+
 def test_norms_of_writers_may_follow_the_sums():
   cell, block = model('tlb', changes={'post_norm': True}), cells.example(T)
   memory_BSD, _ = cells.apply(cell, cells.initial(cell, block), block)
