@@ -13,11 +13,11 @@ expressions of the training set are validation, and there are test splits with
 longer expressions, with more arguments, and as in the Long Range Arena (Tay et
 al. 2021).
 
-There is one difference from their splits, unless validation_like_train=False:
-validation here, like train, leaves out expressions of more than 100 words,
-because they do not fit in a training segment. 891 of the 1,000 expressions
-remain. They are easier on average than those left out. The split test has
-expressions of all lengths.
+There is one difference from their splits, unless validation_like_train=False,
+as in the experiments of their table: validation here, like train, leaves out
+expressions of more than 100 words. 891 of the 1,000 expressions remain. They
+are easier on average than those left out. The split test has expressions of all
+lengths.
 
 LRAListOps trains on expressions as long as in the Long Range Arena.
 """
