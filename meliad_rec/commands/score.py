@@ -3,11 +3,12 @@ r"""Scores translations by BLEU, or summaries by ROUGE.
   meliad-rec score TARGETS REFERENCES
   meliad-rec score SUMMARIES REFERENCES --rouge
 
-Both files have one text in each line. BLEU is given twice: as computed by
+Both files have one text in each line. BLEU is given three times: as computed by
 sacreBLEU (tokenizer 13a), and for text that is already tokenized, with hyphens
-between words split, as in Ott et al. 2018. ROUGE is the mean F1 without
-stemming; rougeL compares whole texts, and rougeLsum sentence by sentence. All
-are in percent. The packages for both come with meliad_rec[text].
+between words split, as Ott et al. 2018 do for WMT, and unsplit, as in results
+on IWSLT14. ROUGE is the mean F1 without stemming; rougeL compares whole texts,
+and rougeLsum sentence by sentence. All are in percent. The packages for both
+come with meliad_rec[text].
 """
 
 from absl import flags

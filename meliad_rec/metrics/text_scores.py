@@ -5,7 +5,8 @@ import re
 
 # Names of the results of `measure`.
 NAMES = (
-  *('sacrebleu', 'sacrebleu_lowercase', 'tokenized_bleu'),
+  *('sacrebleu', 'sacrebleu_lowercase'),
+  *('tokenized_bleu', 'tokenized_bleu_unsplit'),
   *('rouge1', 'rouge2', 'rougeL', 'rougeLsum'),
 )
 
@@ -27,9 +28,10 @@ def measure(
 def bleu(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
   """Returns {name: BLEU} of texts, one reference each.
 
-  'sacrebleu' is computed by sacreBLEU (tokenizer 13a). 'tokenized_bleu' is
-  for texts that are tokenized already, and splits hyphens between words, as in
-  Ott et al. 2018.
+  'sacrebleu' is computed by sacreBLEU (tokenizer 13a). The others are for texts
+  that are tokenized already: 'tokenized_bleu' splits hyphens between words, as
+  Ott et al. 2018 do for WMT, and 'tokenized_bleu_unsplit' does not, as in
+  results on IWSLT14.
 
   Raises:
     ValueError: the package sacrebleu is missing, or the numbers of texts
@@ -43,11 +45,17 @@ def bleu(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     ) from None
   _check(texts, references)
   standard = sacrebleu.corpus_bleu(texts, [references])
-  split = [[*map(split_compounds, each)] for each in (texts, references)]
-  tokenized = sacrebleu.corpus_bleu(
-    split[0], [split[1]], tokenize='none', force=True
-  )
-  return {'sacrebleu': standard.score, 'tokenized_bleu': tokenized.score}
+
+  def tokenized(change):
+    found, wanted = ([*map(change, each)] for each in (texts, references))
+    options = {'tokenize': 'none', 'force': True}
+    return sacrebleu.corpus_bleu(found, [wanted], **options).score
+
+  return {
+    'sacrebleu': standard.score,
+    'tokenized_bleu': tokenized(split_compounds),
+    'tokenized_bleu_unsplit': tokenized(str),
+  }
 
 
 def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:

@@ -185,10 +185,16 @@ def test_bleu_is_that_of_its_definition():
   # Of 6, 5, 4 and 3 n-grams, 5, 3, 2 and 1 are in the reference.
   expected = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
   found = text_scores.bleu(texts, references)
-  assert [*found.values()] == pytest.approx([expected] * 2)
+  assert [*found.values()] == pytest.approx([expected] * 3)
   assert [*text_scores.bleu(references, references).values()] == pytest.approx(
-    [100] * 2
+    [100] * 3
   )
+  # x-ray is three words or one: 6 of 7 match, or 4 of 5, and so on.
+  found = text_scores.bleu(['the x-ray of a cat'], ['the x-ray of a dog'])
+  split, whole = 6 / 7 * 5 / 6 * 4 / 5 * 3 / 4, 4 / 5 * 3 / 4 * 2 / 3 * 1 / 2
+  expected = {'tokenized_bleu': split, 'tokenized_bleu_unsplit': whole}
+  for name, product in expected.items():
+    assert found[name] == pytest.approx(100 * product**0.25)
   assert text_scores.split_compounds('a well-known -') == (
     'a well ##AT##-##AT## known -'
   )
