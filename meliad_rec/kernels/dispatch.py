@@ -1,11 +1,14 @@
 """Attention by Pallas kernels if they run and support the inputs, else by XLA.
 
-The choice is made for the platform that a program is compiled for.
+The choice is made for the platform that a program is compiled for. The kernels
+of a platform are imported only for programs that may run there, because
+importing Pallas takes time.
 """
 
 from collections.abc import Callable
 import dataclasses
 import functools
+import importlib
 from types import ModuleType
 from typing import Any
 
@@ -16,11 +19,8 @@ from meliad_rec.distributed.per_shard import per_shard
 from meliad_rec.distributed.per_shard import split_kv_heads
 from meliad_rec.kernels import xla
 from meliad_rec.kernels.blocks import Dropout
-from meliad_rec.kernels.gpu import window_attention as window_attention_gpu
 from meliad_rec.kernels.reference import AttentionInputs
 from meliad_rec.kernels.reference import MemoryInputs
-from meliad_rec.kernels.tpu import memory_attention as memory_attention_tpu
-from meliad_rec.kernels.tpu import window_attention as window_attention_tpu
 
 # Values of LayerConfig.attention, and the platforms whose kernels each uses.
 # Interpreted kernels, for tests, run on any platform.
@@ -31,6 +31,12 @@ IMPLEMENTATIONS = {
   'tpu_interpreted': ('tpu',),
   'gpu_interpreted': ('cuda',),
 }
+# Modules of kernels, by platform.
+WINDOW_KERNELS = {
+  'tpu': 'meliad_rec.kernels.tpu.window_attention',
+  'cuda': 'meliad_rec.kernels.gpu.window_attention',
+}
+MEMORY_KERNELS = {'tpu': 'meliad_rec.kernels.tpu.memory_attention'}
 # Checkpoint names, for policies of remat: of the output, and of the logarithms
 # of sums of exponentials. The backward pass reads both.
 WINDOW_NAMES = 'window_attention_output', 'window_attention_sums'
@@ -67,10 +73,10 @@ def window_attention(
       f'There are {S} keys. There can be at most {W + T}, a window of {W} '
       f'before {T} queries. Leave out older keys.'
     )
-  kernels = {'tpu': window_attention_tpu, 'cuda': window_attention_gpu}
+  kernels = _kernels(implementation, WINDOW_KERNELS)
   supported = _supported(implementation, kernels, inputs, dropout)
-  if implementation in ('auto', 'gpu'):
-    reason = window_attention_gpu.device_reason()
+  if 'cuda' in kernels and implementation in ('auto', 'gpu'):
+    reason = kernels['cuda'].device_reason()
     if reason and implementation == 'gpu':
       raise ValueError(
         f'The attention kernels for GPU do not run on this machine: {reason}. '
@@ -122,7 +128,7 @@ def memory_attention(
     keep_HTS = dropout.keep_mask((H, T, S))
   else:
     keep_HTS = dropout.keep_by_position(0, T, (H, S)).swapaxes(0, 1)
-  kernels = {'tpu': memory_attention_tpu}
+  kernels = _kernels(implementation, MEMORY_KERNELS)
   supported = _supported(implementation, kernels, inputs, keep_HTS)
   by_xla = xla.memory_attend, xla.memory_gradients
   attend = Dispatch(supported, implementation, by_xla, MEMORY_NAMES)
@@ -180,11 +186,6 @@ class Dispatch:
     if self.interpret:
       (branch,) = branches.values()
       return branch(*args)
-    platform = mesh_platform()
-    if platform:
-      # Kernels of other platforms need no tracing.
-      name = 'cuda' if platform == 'gpu' else platform
-      branches = {k: branch for k, branch in branches.items() if k == name}
     if not branches:
       return by_xla(*args)
     return jax.lax.platform_dependent(*args, **branches, default=by_xla)
@@ -196,30 +197,60 @@ def mesh_platform() -> str | None:
   return device.platform if device else None
 
 
-def _supported(
-  implementation: str, kernels: dict[str, ModuleType], inputs, dropout: Any
-) -> tuple[tuple[str, ModuleType], ...]:
-  """Returns (platform, module) pairs of kernels that support the inputs.
+def _kernels(
+  implementation: str, modules: dict[str, str]
+) -> dict[str, ModuleType | None]:
+  """Returns the kernels that may run, by platform; None where there are none.
+
+  If there is a current mesh, kernels of other platforms are left out.
 
   Args:
     implementation: one of IMPLEMENTATIONS, which names the platforms.
-    kernels: module of kernels by platform.
-    inputs: see Dispatch.
-    dropout: see Dispatch.
+    modules: names of the modules of kernels, by platform.
 
   Raises:
-    ValueError: see window_attention.
+    ValueError: the implementation does not exist.
   """
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
       f'implementation must be one of {", ".join(IMPLEMENTATIONS)}, got '
       f'{implementation!r}. Set layer_config.LayerConfig.attention.'
     )
+  platforms = IMPLEMENTATIONS[implementation]
+  mesh = mesh_platform()
+  if mesh and not implementation.endswith('_interpreted'):
+    name = 'cuda' if mesh == 'gpu' else mesh
+    platforms = tuple(platform for platform in platforms if platform == name)
+  return {
+    platform: importlib.import_module(modules[platform])
+    if platform in modules
+    else None
+    for platform in platforms
+  }
+
+
+def _supported(
+  implementation: str,
+  kernels: dict[str, ModuleType | None],
+  inputs,
+  dropout: Any,
+) -> tuple[tuple[str, ModuleType], ...]:
+  """Returns (platform, module) pairs of kernels that support the inputs.
+
+  Args:
+    implementation: one of IMPLEMENTATIONS.
+    kernels: see _kernels.
+    inputs: see Dispatch.
+    dropout: see Dispatch.
+
+  Raises:
+    ValueError: interpreted kernels do not support the inputs.
+  """
   reasons = {
-    platform: kernels[platform].unsupported_reason(inputs, dropout)
-    if platform in kernels
+    platform: module.unsupported_reason(inputs, dropout)
+    if module
     else f'this kind of attention has no kernels for {platform}'
-    for platform in IMPLEMENTATIONS[implementation]
+    for platform, module in kernels.items()
   }
   if implementation.endswith('_interpreted'):
     (reason,) = reasons.values()
