@@ -90,7 +90,8 @@ class BeamSearch:
     when no unfinished hypothesis could still become the best; with one beam,
     when its hypothesis has ended. t5x goes on until none could become one of
     the best K. fairseq also stops when `beams` hypotheses have ended, and so
-    misses a longer one that is far more likely. A row does not depend on other
+    misses a longer one that is far more likely. If no hypothesis of a row has
+    ended, those of `length` tokens are returned. A row does not depend on other
     rows.
 
     Args:

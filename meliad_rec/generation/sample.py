@@ -10,6 +10,7 @@ from meliad_rec.data.documents import Documents
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.generation.decoder import Decoder
 from meliad_rec.generation.sampling import Sampler
+from meliad_rec.generation.text import StreamingDetokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +54,12 @@ class Sample:
     """
     prompt_T = np.asarray(documents[0][: self.prompt], np.int32)
     state = decoder.read(decoder.start(1), prompt_T[None])
-    generated = []
+    text = StreamingDetokenizer(vocabulary)
+    before, after = text.add(prompt_T), []
     for _, tokens_BT in decoder.generate(
       state, self.length, self.sampler, self.seed
     ):
-      generated.append(tokens_BT[0])
+      after.append(text.add(tokens_BT[0]))
       if stop():
         return None
-    before = vocabulary.decode(prompt_T)
-    after = vocabulary.decode(np.concatenate([prompt_T, *generated]))
-    return f'{before}|{after[len(before) :]}'
+    return f'{before}|{"".join(after)}{text.end()}'

@@ -9,12 +9,16 @@ import jax.numpy as jnp
 from meliad_rec.config.values import check_count
 from meliad_rec.config.values import is_number
 
-_GREEDY = 1e-30  # Logits divided by less may overflow.
+_LEAST, _MOST = 1e-30, 1e30  # Beyond, float32 may round to 0 or infinity.
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
   """Sampler that draws a token for each row, but never id 0 (padding).
+
+  Logits are divided by the temperature first; then top_k applies, and then
+  top_p, to the probabilities of the tokens that are left. Tokens that are as
+  likely as the last one that top_k or top_p keeps are kept too.
 
   Attributes:
     temperature: number, at least 0, by which logits are divided. If it is below
@@ -55,9 +59,9 @@ class Sampler:
       logits_BV: logits of the next token of each row.
     """
     logits_BV = logits_BV.at[:, 0].set(-jnp.inf)
-    if self.temperature < _GREEDY:
+    if self.temperature < _LEAST:
       return jnp.argmax(logits_BV, -1)
-    logits_BV = self.keep_likely(logits_BV / self.temperature)
+    logits_BV = self.keep_likely(logits_BV / min(self.temperature, _MOST))
     return jax.vmap(jax.random.categorical)(rng_B, logits_BV)
 
   def keep_likely(self, logits_BV):
@@ -70,7 +74,7 @@ class Sampler:
       sorted_BV = jnp.sort(logits_BV, -1, descending=True)
       p_BV = jax.nn.softmax(sorted_BV, -1)
       # A token is kept if the more likely ones add up to less than top_p.
-      kept_BV = jnp.cumsum(p_BV, -1) - p_BV < self.top_p
+      kept_BV = jnp.cumsum(p_BV, -1) - p_BV < max(self.top_p, _LEAST)
       least_B1 = jnp.min(
         jnp.where(kept_BV, sorted_BV, jnp.inf), -1, keepdims=True
       )

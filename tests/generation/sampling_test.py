@@ -45,6 +45,13 @@ def test_temperature_sharpens():
     np.testing.assert_allclose(share, p / p.sum(), atol=0.02)
 
 
+@pytest.mark.parametrize('settings', [{'temperature': 1e300}, {'top_p': 1e-50}])
+def test_padding_is_not_drawn_where_settings_round_to_0_or_infinity(settings):
+  sets, _ = drawn(Sampler(**settings))
+  assert not {0} & (sets[0] | sets[1])
+  assert ('temperature' in settings) == (len(sets[0]) == 4)
+
+
 @pytest.mark.parametrize(
   'wrong',
   [

@@ -162,6 +162,13 @@ def test_a_sample_is_the_prompt_a_bar_and_the_continuation():
   assert Sample(100).write(Parrot('!!'), made, Bytes()) == f'{text}|!!'
 
 
+def test_a_character_that_a_sample_completes_is_shown():
+  ids, sample = Bytes().encode('wö'), Sample(prompt=2)
+  made = Documents.collect([Document('a', ids, len(ids), 1)], Bytes())
+  parrot = Parrot('ö'.encode()[1:].decode(errors='surrogateescape') + 'rd')
+  assert sample.write(parrot, made, Bytes()) == 'w|örd'
+
+
 @pytest.mark.parametrize('name, value', [('prompt', 0), ('length', -1)])
 def test_settings_of_a_sample_out_of_range(name, value):
   with pytest.raises(ValueError, match=f'{name} of the sample .*got {value}'):
