@@ -50,7 +50,8 @@ def by_position(
 
   Raises:
     ValueError: a run cannot read the text, labels are missing or not expected,
-      vocabularies differ, or `bins` is below 1.
+      vocabularies differ, `bins` is below 1, or texts of a run begin with
+      another state (see `with_state`).
   """
   import xarray as xr
 
@@ -58,6 +59,7 @@ def by_position(
   check_vocabularies(runs)
   curves, looks, middles = {}, [], []
   for i, (name, run) in enumerate(named(runs).items()):
+    run.check_state_unmodified('by_position')
     run.check_readable(text, labels)
     T, clears = len(run.encode(text)), {name: None}
     # Otherwise the run is cleared at each segment anyway.

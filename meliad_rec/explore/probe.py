@@ -333,11 +333,13 @@ def ablate(
   Raises:
     ValueError: there is no text, one is too short, the probe is of another run,
       labels are missing or not expected, `tokens` is below 1, `shuffled` below
-      0, or `multiple_of` is no multiple of a block.
+      0, `multiple_of` is no multiple of a block, or texts begin with another
+      state (see `with_state`).
   """
   import xarray as xr
 
   check_run(run)
+  run.check_state_unmodified('ablate')
   if found.parameters not in (None, run.identity['parameters']):
     raise ValueError(
       f'The probe is of another run, or another step, than {run.name} at step '

@@ -65,10 +65,11 @@ def swap(
 
   Raises:
     ValueError: a text is too short, `tokens` is below 1, labels are missing or
-      not expected, `multiple_of` is no multiple of a block, or the run is not
-      recurrent.
+      not expected, `multiple_of` is no multiple of a block, the run is not
+      recurrent, or its texts begin with another state (see `with_state`).
   """
   check_run(run)
+  run.check_state_unmodified('swap')
   check_count('tokens', tokens, 1)
   run.check_readable(b, labels)
   ids_a, ids_b = run.encode(a), run.encode(b)
@@ -184,11 +185,13 @@ def ask(
   Raises:
     ValueError: there is no answer, one is empty, the question or an answer is
       not a string of UTF-8, `after` is below 1, `multiple_of` is no multiple of
-      a block, the text is shorter than that, or the run is not recurrent.
+      a block, the text is shorter than that, the run is not recurrent, or its
+      texts begin with another state (see `with_state`).
   """
   import xarray as xr
 
   check_run(run)
+  run.check_state_unmodified('ask')
   if isinstance(answers, str):
     raise ValueError(
       f'answers must be a list of strings, got the string {answers!r}.'

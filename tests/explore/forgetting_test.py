@@ -221,10 +221,23 @@ def test_forgetting(tmp_path):
   )
   with pytest.raises(ValueError, match='longer text'):
     explore.forgetting(run, TEXT, tokens=len(TEXT))
-  other = run.with_state(run.states(TEXT).isel(border=1))
-  for show in explore.forgetting, explore.state_gradients:
-    with pytest.raises(ValueError, match='begins with another state'):
-      show(other, TEXT)
+
+
+@pytest.mark.parametrize(
+  'show',
+  [
+    *(explore.by_position, explore.forgetting, explore.state_gradients),
+    lambda run, text: explore.swap(run, text, text),
+    lambda run, text: explore.ask(run, text, 'What?', ['cat']),
+    lambda run, text: explore.ablate(run, None, [text]),
+  ],
+)
+def test_another_beginning_is_refused(show):
+  """These read parts of a text from the beginning of a document."""
+  run = copy.copy(block_recurrent())
+  run._observer = dataclasses.replace(run._observer, state=())
+  with pytest.raises(ValueError, match='begins with another state'):
+    show(run, TEXT)
 
 
 @pytest.mark.slow
