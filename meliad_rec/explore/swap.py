@@ -9,6 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from meliad_rec.config.values import check_count
+from meliad_rec.data.vocabulary import Vocabulary
+from meliad_rec.data.vocabulary import WordList
+from meliad_rec.data.vocabulary import Words
 from meliad_rec.explore.shown import block_multiple
 from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
@@ -180,7 +183,9 @@ def ask(
     'with_state', 'cleared' and 'fresh' [answer], the loss of each answer in
     nats: after the text and the question; after both, but with the state
     cleared between them, so that only attention still reaches the end of the
-    text; and after the question alone.
+    text; and after the question alone. A token may hold the end of the question
+    and the beginning of an answer. Then the losses of all answers begin at this
+    token.
 
   Raises:
     ValueError: there is no answer, one is empty, the question or an answer is
@@ -215,13 +220,10 @@ def ask(
     'cleared': run.with_state(states.isel(border=0), ids_T),
     'fresh': run,
   }
-  encode = run.vocabulary.encode
-  asked = encode(question)
-  texts = [np.concatenate([asked, encode(answer)]) for answer in answers]
+  texts, first = with_answers(run.vocabulary, question, answers)
   losses = {
     name: [
-      one.predictions(text, 1)['nats'].values[len(asked) :].sum()
-      for text in texts
+      one.predictions(text, 1)['nats'].values[first:].sum() for text in texts
     ]
     for name, one in runs.items()
   }
@@ -239,3 +241,32 @@ def ask(
   axes.set_xlabel(f'loss after {len(ids_T):,} tokens (nats per answer)')
   axes.legend(fontsize='small', loc='lower center', bbox_to_anchor=(0.5, 1))
   return Shown(data, figure)
+
+
+def with_answers(
+  vocabulary: Vocabulary, question: str, answers: Sequence[str]
+) -> tuple[list[np.ndarray], int]:
+  """Returns the ids of a question with each answer, and where answers begin.
+
+  Args:
+    vocabulary: the vocabulary. One of words separates the question and an
+      answer, as it does all words.
+    question: the question.
+    answers: the answers.
+
+  Returns:
+    The ids of each text; and the number of ids, the same in all, that come from
+    the question alone.
+  """
+  encode = vocabulary.encode
+  asked = encode(question)
+  if isinstance(vocabulary, Words | WordList):
+    texts = [np.concatenate([asked, encode(answer)]) for answer in answers]
+    return texts, len(asked)
+  texts = [encode(question + answer) for answer in answers]
+
+  def common(ids):
+    size = min(len(ids), len(asked))
+    return int(np.cumprod(ids[:size] == asked[:size]).sum())
+
+  return texts, min(map(common, texts))

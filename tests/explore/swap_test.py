@@ -6,13 +6,19 @@ import numpy as np
 import pytest
 
 from meliad_rec import explore
+from meliad_rec.data.vocabulary import SentencePiece
+from meliad_rec.data.vocabulary import Words
+from meliad_rec.explore.swap import with_answers
 from tests import observed
+from tests.data.vocabulary_test import EXACT
+from tests.data.vocabulary_test import SENTENCES
 from tests.explored import block_recurrent
 from tests.explored import check
 from tests.explored import close
 from tests.explored import OTHER
 from tests.explored import TEXT
 from tests.explored import W
+from tests.pieces import train
 
 
 @pytest.mark.slow
@@ -76,3 +82,22 @@ def test_a_wrong_question_is_refused_before_anything_is_read(question):
   run.states = None  # A call would be a TypeError.
   with pytest.raises(ValueError, match='The question (must be|has a lone)'):
     explore.ask(run, OTHER, question, ['cat'])
+
+
+@pytest.mark.parametrize('prefix', [True, False])
+def test_answers_are_spelled_as_in_a_text(tmp_path, prefix):
+  """Joined to the end of the question, if the vocabulary does so."""
+  path = tmp_path / 'any.model'
+  path.write_bytes(train(SENTENCES, 300, **EXACT, add_dummy_prefix=prefix))
+  vocabulary, question = SentencePiece(path), 'plain '
+  texts, first = with_answers(vocabulary, question, ['words', 'café'])
+  spelled = [vocabulary.decode(ids) for ids in texts]
+  assert spelled == ['plain words', 'plain café']
+  np.testing.assert_array_equal(texts[0], vocabulary.encode(spelled[0]))
+  assert vocabulary.decode(texts[0][:first]) == 'plain'
+
+
+def test_words_of_answers_are_words():
+  texts, first = with_answers(Words('abc'), 'a b', ['c', 'a'])
+  assert [ids.tolist() for ids in texts] == [[1, 2, 3], [1, 2, 1]]
+  assert first == 2
