@@ -36,9 +36,10 @@ def recalled(
   Returns:
     'weight' [head, neighbor], 'place', the index of the recalled token, and
     'passage', the text around it. If fewer keys are found, the others have
-    weight 0, place -1 and no passage. 'share' [head] is the share of recalled
-    keys in the result of attention, if the layer has it; the rest is the
-    window's.
+    weight 0, place -1 and no passage. A key of what comes before the text, such
+    as the start of a document at -1, has a negative place and no passage too,
+    but a weight above 0. 'share' [head] is the share of recalled keys in the
+    result of attention, if the layer has it; the rest is the window's.
 
   Raises:
     ValueError: the layer recalls no keys, there is no such token, or nothing
