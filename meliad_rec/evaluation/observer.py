@@ -41,8 +41,9 @@ class Observer:
     block: number of tokens W read at once: the block length of the cell; or, if
       the cell takes any number of tokens, the largest divisor of a segment that
       is at most an eighth of it.
-    segment: number of tokens of a segment. A model with `clear_state` is
-      cleared at the start of each.
+    segment: number of tokens of a segment.
+    clears_every: number of tokens after which the model itself clears its
+      state: a segment if it has `clear_state`, else None.
   """
 
   def __init__(self, sharded: ShardedModel, params, labels: bool = False):
@@ -69,7 +70,7 @@ class Observer:
         'attends to later tokens, so it cannot be observed block by block. '
         'Choose another architecture.'
       )
-    self._clear_every = self.segment if model.clear_state else None
+    self.clears_every = self.segment if model.clear_state else None
     # A model with clear_state clears it in every call, that is in every block.
     self.model: Model = model.clone(clear_state=False)
     self.block = reading_block(model.cell, self.segment)
@@ -168,7 +169,7 @@ class Observer:
     self._check_source()
     last = len(tokens_T) if last is None else last
     origin = first if clear_every else 0
-    clear_every = clear_every or self._clear_every
+    clear_every = clear_every or self.clears_every
     for name, value in ('first', first), ('clear_every', clear_every or 0):
       if value % self.block:
         raise ValueError(
@@ -237,7 +238,7 @@ class Observer:
       ValueError: the model clears its state at the start of each segment.
     """
     self._check_source()
-    if self._clear_every:
+    if self.clears_every:
       raise ValueError(
         'This model clears its state at the start of each segment, so a loss '
         'depends only on states of its own segment. Choose a run without '

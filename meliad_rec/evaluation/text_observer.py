@@ -75,8 +75,9 @@ class TextObserver:
       before: text to read first. The recurrent state after it is replaced.
 
     Raises:
-      ValueError: a part has an unknown name or a wrong shape, or `before` has a
-        number of tokens that is not a multiple of a block.
+      ValueError: a part has an unknown name or a wrong shape, `before` has a
+        number of tokens that is not a multiple of a block, or the model would
+        clear the state at once.
     """
     ids_T, block = self.encode(before), self.observer.block
     if len(ids_T) % block:
@@ -85,6 +86,13 @@ class TextObserver:
       raise ValueError(
         f'before must have a multiple of {block} tokens, the length of a '
         f'block, got {len(ids_T)}. Its first {length} bytes are whole blocks.'
+      )
+    every = self.observer.clears_every
+    if every and len(ids_T) % every == 0:
+      raise ValueError(
+        f'This model clears its state at the start of each segment of {every} '
+        f'tokens, so it would lose a state given after {len(ids_T)}. Give the '
+        'state within a segment.'
       )
     state = self.observer.start()
     if len(ids_T):

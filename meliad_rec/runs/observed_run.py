@@ -277,7 +277,9 @@ class ObservedRun:
 
     Raises:
       ValueError: the state is neither of these, a part has an unknown name or a
-        wrong shape, or `before` is not a multiple of a block.
+        wrong shape, `before` is not a multiple of a block, or the model was
+        trained with options/recurrent/clear_state and would clear the state at
+        once.
     """
     self._check_ids('before', before)
     run, observer = copy.copy(self), self._observer.observer

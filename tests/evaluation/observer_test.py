@@ -244,6 +244,9 @@ def test_clearing_forgets_what_came_before(name):
   sharded = ShardedModel(model, make_mesh(devices=jax.devices()[:1]), half)
   own = Observer(sharded, tiny.build(name).params)
   close(own.read(tokens(), request)[0].tokens['nats'], cleared)
+  for before in 0, half:  # A state given there would be cleared at once.
+    with pytest.raises(ValueError, match=f'state given after {before}.'):
+      TextObserver(own, Bytes()).from_state({}, tokens()[:before])
 
 
 def test_refused():
