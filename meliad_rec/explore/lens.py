@@ -40,8 +40,9 @@ def lens(
 
   Returns:
     'nats', 'rank', 'entropy' and 'best' [step, token], see TrainedRun.lens;
-    and, if the model halts, 'depth' [token], the number of steps it took, which
-    a panel shows over the whole text. Steps or passes are counted from 1.
+    and, if the model halts and texts begin without a state from `with_state`,
+    'depth' [token], the number of steps it took, which a panel shows over the
+    whole text. Steps or passes are counted from 1.
 
   Raises:
     ValueError: the model has no steps or passes, or cannot read the text, or
@@ -50,7 +51,7 @@ def lens(
   check_run(run)
   check_count('tokens', tokens, 1)
   data = run.lens(text, labels=labels)
-  with contextlib.suppress(ValueError):  # It may not halt.
+  with contextlib.suppress(ValueError):  # It may have no depth.
     data['depth'] = run.depth(text)['steps']
   data = data.assign_coords(step=1 + np.arange(data.sizes['step']))
   is_staircase = isinstance(run.sharded.model.cell, Staircase)
