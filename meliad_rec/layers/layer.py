@@ -222,7 +222,8 @@ class Attention(nn.Module):
     has_positions: whether keys of `past` have positions. If False, they are
       read by `attend_slots` instead of `attend_window`.
     rate: rate of dropout on the result of `pre_norm`.
-    attention_rate: rate of dropout on attention probabilities.
+    attention_rate: rate of dropout on attention probabilities, except those of
+      `memory`.
     join: a class from gates.py.
     position: position module that several layers share. None means that this
       module makes its own.
@@ -314,6 +315,8 @@ class Attention(nn.Module):
   def attend_memory(self, n_BTD, memory: KV):
     """Returns heads [B, T, H K]: the result of attention to `memory`.
 
+    Its probabilities have no dropout, as in google-research/meliad.
+
     Args:
       n_BTD: the result of `pre_norm`, from which queries are computed.
       memory: keys and values, in B rows or in n B rows. In the latter case, the
@@ -347,8 +350,10 @@ class Attention(nn.Module):
         'layer_config.LayerConfig.cross = False.'
       )
     n_BTD = self.pre_norm(x_BTD)
-    picture = 'token_to_source'
-    heads_BTF = self.attend_slots(*self.query(n_BTD), source_kv, picture, first)
+    dropout = self.probability_dropout(first)
+    heads_BTF = self.attend_slots(
+      *self.query(n_BTD), source_kv, 'token_to_source', dropout
+    )
     return self.project(x_BTD, heads_BTF)
 
   def sow_memory(self, n_BTD, mask_BT, memory: KV) -> None:
@@ -364,7 +369,14 @@ class Attention(nn.Module):
     logits_BHTS = jnp.einsum('bthk,bshk->bhts', q_BTHK, k_BSHK)
     state_use.sow_attention(self, logits_BHTS, mask_BT)
 
-  def attend_slots(self, q_BTHK, scale_H, kv: KV, picture: str, first=None):
+  def attend_slots(
+    self,
+    q_BTHK,
+    scale_H,
+    kv: KV,
+    picture: str,
+    dropout: Dropout | None = None,
+  ):
     """Returns heads [B, T, H K]: the result of attention without positions.
 
     Args:
@@ -372,10 +384,9 @@ class Attention(nn.Module):
       kv: keys and values, in B rows, or in fewer that each serve equally many
         consecutive rows of queries, such as the hypotheses of a beam search.
       picture: name in pictures.AXES of the attention weights.
-      first: see Layer.__call__.
+      dropout: dropout of the attention probabilities; None means no dropout.
     """
-    B, T = q_BTHK.shape[:2]
-    dropout, kv = self.probability_dropout(first), kv.normalized()
+    (B, T), kv = q_BTHK.shape[:2], kv.normalized()
     q_BTHK = q_BTHK.reshape(len(kv.mask), -1, *q_BTHK.shape[2:])
     inputs = MemoryInputs(q_BTHK, kv.k, kv.v, kv.mask, scale_H)
     pictures.sow(self, picture, lambda: memory_weights(inputs))

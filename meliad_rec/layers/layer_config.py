@@ -122,7 +122,8 @@ class LayerConfig(TransformerConfig):
       post_norm) and on the result of the MLP. State vectors have no dropout, as
       in google-research/meliad.
     attention_dropout: rate of dropout on attention probabilities. None means
-      `dropout` or, if locked_dropout is True, 0.
+      `dropout` or, if locked_dropout is True, 0. Attention to state vectors has
+      none, as in google-research/meliad.
     hidden_dropout: rate of dropout on the hidden units of the MLP, after the
       activation.
     locked_dropout: whether all tokens of a row share one mask of `dropout`, for
