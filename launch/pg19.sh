@@ -8,10 +8,21 @@
 # with --gin_file=task/store and --gin_param="STORE = 'OUT/store'"; `meliad-rec
 # evaluate` then reports the perplexity per word, where words are separated by
 # whitespace; the published number of words of the test set is 6,966,499. SIZE is
-# the number of pieces. For those of T5, as in table 1 of Hutchins et al. 2022, first
-# copy gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model to
-# OUT/pieces.model. To read the original text files without TensorFlow, or
-# other books with one file for each in train/, validation/ and test/:
+# the number of pieces.
+#
+# These pieces keep newlines. Published vocabularies turn them into spaces, and
+# models then need not predict where lines end, so perplexities are lower. To
+# compare with Hutchins et al. 2022, first copy theirs to OUT/pieces.model: for
+# table 1 that of T5, for table 2 the one of PG19 in the authors' code:
+#
+#   mkdir -p OUT
+#   gsutil cp gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model \
+#     OUT/pieces.model
+#   url=https://github.com/google-research/meliad/raw/main/transformer/vocabs
+#   curl -fLo OUT/pieces.model $url/pg19train_bpe_32000.model
+#
+# To read the original text files without TensorFlow, or other books with one
+# file for each in train/, validation/ and test/:
 #
 #   mkdir BOOKS
 #   gsutil -m cp -r gs://deepmind-gutenberg/{train,validation,test} BOOKS

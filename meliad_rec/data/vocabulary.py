@@ -120,12 +120,14 @@ class SentencePiece:
   text becomes a space. A model made by `meliad_rec.commands.train_vocab`
   preserves all other text exactly.
 
+  Ids are those of the model, or these plus 1 if the model can map text to id 0,
+  which is padding here.
+
   Args:
     path: the .model file.
 
   Raises:
-    ValueError: the file cannot be read or is not a SentencePiece model, or the
-      model can map text to id 0, which is padding.
+    ValueError: the file cannot be read or is not a SentencePiece model.
   """
 
   def __init__(self, path: str | Path):
@@ -141,20 +143,18 @@ class SentencePiece:
         f'The vocabulary file {path} is not a SentencePiece model. '
         'Make one with meliad-rec train_vocab.'
       ) from None
-    self.size = self._processor.get_piece_size()
-    self._bytes = [self._piece_bytes(i) for i in range(self.size)]
+    pieces = range(self._processor.get_piece_size())
+    self._first = int(self._emits_zero())  # Our id of the model's id 0.
+    if self._first:
+      self.identity = f'ids plus 1 of {self.identity}'
+    self.size = self._first + len(pieces)
+    self._bytes = [b''] * self._first + [*map(self._piece_bytes, pieces)]
     # Whether a space is added at the beginning of a text.
     first = [self._bytes[i] for i in self.encode('a')[:1]]
     self.adds_space = b''.join(first).startswith(b' ')
-    if self._emits_zero():
-      raise ValueError(
-        f'The SentencePiece model {path} can map text to id 0 '
-        f'({self._processor.id_to_piece(0)!r}), which is padding here. '
-        'Train one with meliad-rec train_vocab or with pad_id=0.'
-      )
 
   def encode(self, text: str) -> np.ndarray:
-    return np.asarray(self._processor.encode(text), np.int32)
+    return np.asarray(self._processor.encode(text), np.int32) + self._first
 
   def decode(self, ids: np.ndarray) -> str:
     return b''.join(self.token_bytes(ids)).decode('utf-8', 'replace')
@@ -165,12 +165,13 @@ class SentencePiece:
     head = 0
     while head < len(ids) and not spelled[head].strip(b' '):
       head += 1
-    if head < len(ids) and not self._processor.is_byte(ids[head]):
+    if head < len(ids) and not self._processor.is_byte(ids[head] - self._first):
       head += 1
+    known = [i - self._first for i in ids[:head] if i >= self._first]
     # A model with a dummy prefix drops spaces at the beginning of the text and
     # other models do not, so the decoder is asked how many it drops.
     surplus = sum(map(len, spelled[:head])) - len(
-      self._processor.decode(ids[:head]).encode()
+      self._processor.decode(known).encode()
     )
     for i in range(head):
       dropped = min(surplus, len(spelled[i]))
@@ -191,7 +192,8 @@ class SentencePiece:
   def _emits_zero(self) -> bool:
     if self._processor.is_control(0):
       return False
-    has_bytes = any(map(self._processor.is_byte, range(self.size)))
+    pieces = range(self._processor.get_piece_size())
+    has_bytes = any(map(self._processor.is_byte, pieces))
     # With byte pieces, no text is unknown.
     return not (self._processor.is_unknown(0) and has_bytes)
 

@@ -92,11 +92,26 @@ def test_the_identity_depends_on_the_content_of_the_file(models, tmp_path):
   assert SentencePiece(models / 'prefix').identity != exact
 
 
-def test_other_files_are_refused(tmp_path):
-  model = pieces.train(['plain words'], 20, byte_fallback=False)
+def test_ids_of_a_model_that_gives_text_id_0_are_one_higher(tmp_path):
+  """As those of the vocabulary of PG-19 in google-research/meliad."""
+  model = pieces.train(SENTENCES, 30, byte_fallback=False, bos_id=-1, eos_id=-1)
   (tmp_path / 'zero').write_bytes(model)
-  with pytest.raises(ValueError, match='pad_id=0'):
-    SentencePiece(tmp_path / 'zero')
+  vocabulary = SentencePiece(tmp_path / 'zero')
+  plain = sentencepiece.SentencePieceProcessor(model_proto=model)
+  for text in ['Q, twice', 'plain, Q words', '  words']:
+    ids = vocabulary.encode(text)
+    assert (ids - 1).tolist() == plain.encode(text)
+    decoded = plain.decode((ids - 1).tolist())
+    assert vocabulary.decode(ids) == decoded
+    assert vocabulary.decode([0, *ids, 0]) == decoded
+  assert 0 in plain.encode('Q')
+  assert vocabulary.size == plain.get_piece_size() + 1
+  assert vocabulary.adds_space
+  # seqio gives the ids of the model itself.
+  assert not vocabulary.identity.startswith('sentencepiece:')
+
+
+def test_other_files_are_refused(tmp_path):
   with pytest.raises(ValueError, match='absent.model'):
     open_vocabulary(tmp_path / 'absent.model')
   (tmp_path / 'text.model').write_text('no model')
