@@ -315,6 +315,13 @@ def test_only_the_layer_with_memory_has_no_positions(tmp_path):
     assert ('table' in leaves) == ('gate' not in layer.get('output', {}))
 
 
+def test_only_three_sizes_of_figure_3_are_published():
+  for row in ROWS['block_recurrent/figure3']:
+    published = values_of(f'experiments/block_recurrent/figure3_{row}')
+    known = row.endswith(('_40', '_650', '_1300'))
+    assert ("'parameters': None" in published['PUBLISHED']) != known, row
+
+
 def test_speed_is_measured_at_the_whole_learning_rate():
   for model in 'feedback', 'transformer':
     row = f'experiments/feedback/table5_language_model_{model}'
