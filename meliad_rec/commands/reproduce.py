@@ -257,6 +257,14 @@ def main(argv: list[str]) -> int:
       'These runs failed, so their results are not final: '
       f'{", ".join(failed)}.\n'
     )
+  steps = {each['run']: each['steps'] for each in found}
+  ends = {run.name: planned_steps(run) for run in done}
+  if late := [name for name, end in ends.items() if end and steps[name] < end]:
+    counts = (f'{name} ({steps[name]:,} of {ends[name]:,})' for name in late)
+    texts.append(
+      'These runs have not made all their steps, unless they stopped early: '
+      f'{", ".join(counts)}.\n'
+    )
   text = '\n'.join(texts)
   print(f'\n{text}')
   for run, code in failed.items():
@@ -386,6 +394,14 @@ def validations(run: TableRun) -> list[dict]:
   path = run.workdir / journal.NAME
   records = journal.read(path) if path.is_file() else []
   return [each for each in records if each.get('split') == 'validation']
+
+
+def planned_steps(run: TableRun) -> int | None:
+  """Returns the number of steps in a run's configuration; None if unknown."""
+  text, _, _ = folder.read(run.workdir)
+  values = config.settings(text)
+  steps = values.get('experiment.Experiment.steps')
+  return steps if isinstance(steps, int) else values.get('STEPS')
 
 
 def is_labeled(run: TableRun) -> bool:

@@ -55,14 +55,6 @@ def out(tmp_path):
   return tmp_path / 'out'
 
 
-def test_rows_are_the_files_of_a_table_or_folder(own):
-  shipped = table_rows.rows('cpu/headroom', None)
-  windows = '16', '32', '64', '128'
-  assert shipped == {w: f'experiments/cpu/headroom_{w}' for w in windows}
-  assert list(table_rows.rows(str(own), None)) == ['a', 'b', 'a10']
-  assert table_rows.rows(str(own), ['b']) == {'b': str(own / 'b.gin')}
-
-
 def test_the_table_has_the_best_value_of_each_run(own, out, capsys):
   arguments = own, f'--out={out}', '--seeds=2', '--rows=a,b', '--only_report'
   assert command.run(reproduce, *arguments) == 0
@@ -199,10 +191,21 @@ def test_the_table_names_failed_runs_and_cut_documents(own, out, monkeypatch):
   assert text.endswith('their results are not final: b_seed0.\n')
 
 
+def test_the_table_names_runs_that_are_not_finished(own, out):
+  steps = 'STEPS = 9\nexperiment.Experiment.steps = %STEPS\n'
+  for name, text in {
+    'a_seed0': steps,
+    'a_seed1': steps.replace('9', '2'),
+    'b_seed0': 'experiment.Experiment.steps = 3000',
+  }.items():
+    (out / name / folder.CONFIG).write_text(text)
+  arguments = own, f'--out={out}', '--seeds=2', '--rows=a,b', '--only_report'
+  assert command.run(reproduce, *arguments) == 0
+  text = (out / 'table.md').read_text()
+  assert text.endswith(': a_seed0 (3 of 9), b_seed0 (2 of 3,000).\n')
+
+
 def test_a_sweep_trains_each_row_with_each_value(own, out, capsys):
-  assert table_rows.settings(None) == ['']
-  assert table_rows.settings("A.b=('x', 2)") == ["A.b = 'x'", 'A.b = 2']
-  assert table_rows.settings('A = (1, 2), (3,)') == ['A = (1, 2)', 'A = (3,)']
   one = table_rows.settings('RATE = 1e-3, 0.01')[0]
   run = reproduce.TableRun('a', (), 0, out, one)
   assert (run.label, run.name) == ('a, RATE = 0.001', 'a_RATE_0.001_seed0')
@@ -236,17 +239,6 @@ def test_the_setting_of_a_sweep_is_given_to_the_training(own, tmp_path):
     ('a_X_1_seed0', [steps, '--gin_param=X = 1']),
     ('a_X_2_seed0', [steps, '--gin_param=X = 2']),
   ]
-
-
-def test_a_scale_is_that_of_the_longest_name():
-  xl = 'experiments/block_recurrent/table1_xl_512'
-  assert table_rows.scale(xl, 'paper') == ()
-  assert table_rows.scale(xl, 'cpu') == (
-    'scale/cpu/block_recurrent/table1_xl_512',
-  )
-  assert table_rows.scale(xl.replace('xl_512', 'slide_12l'), 'cpu') == (
-    'scale/cpu/block_recurrent/table1',
-  )
 
 
 def test_rows_without_a_scale_leave_the_others(out, capsys):
