@@ -70,9 +70,30 @@ def test_the_rate_best_in_validation_counts_and_chance_is_0(runs):
     '| | parity | s3 |',
     '|---|---:|---:|',
     '| lstm | 0.750 (1.000) |  |',
-    '| window | 0.100 (0.200) | 0.000 |',
+    '| window | 0.100 (0.200) | 0.000, 1 of 2 runs |',
   ]
-  assert 'parity: test_256_last; s3: test_128_last' in lines[-1]
+  assert 'parity: test_256_last; s3: test_128_last' in lines[8]
+  assert 'rates 0.1, 0.2,' in lines[10]
+  assert lines[13:] == [
+    *('| | parity | s3 |', '|---|---:|---:|'),
+    '| lstm | 0.800, 1.000 | 0.000, 0.000 |',
+    '| window | 0.700, 0.000 | 0.500, 0.000 |',
+  ]
+  one_rate = tasks.table(shown.data.sel(rate=[0.1]))
+  assert 'rates' not in one_rate
+
+
+def test_a_run_that_failed_counts_against_its_rate(runs):
+  """The survivor at 0.2 is perfect, but both runs at 0.1 have ended."""
+  failed = next(r for r in runs if (r.rate, r.seed) == (0.2, 0))
+  failed.metrics(256).unlink()
+  data = tasks.show(runs).data.sel(arch=['lstm'], task=['parity'])
+  assert np.isnan(data.validation.sel(rate=0.2)).values.ravel().tolist() == [
+    *(True, False)
+  ]
+  best = tasks.at_last_size(tasks.at_best_rate(data))
+  np.testing.assert_allclose(best.values.ravel(), [0.8, 0], atol=1e-12)
+  assert '| lstm | 0.400 (0.800) |' in tasks.table(data)
 
 
 @pytest.mark.parametrize('task', tasks.TASKS)
