@@ -8,7 +8,7 @@ Without and with brackets, a sequence with its label below reads
 Without brackets, products come before sums. With brackets, every operation is
 in brackets. The label is at the equals sign. The tasks resemble two of Deletang
 et al. 2023, who find that transformers do not extrapolate to greater lengths.
-With brackets and modulus 5, the value 0 is the most frequent: 26 % in train and
+With brackets and modulus 5, the value 0 is the most frequent: 27 % in train and
 31 % in test_256.
 
 Letters of this file: N expressions, T tokens, K numbers of an expression.
