@@ -22,6 +22,10 @@ reaches 0.56. On `recall`, the most frequent value in the pairs reaches 0.27
 with 4 pairs and 0.07 with 32. On `rewrites`, the value of the last pair reaches
 0.40 with 4 pairs and 0.06 with 32.
 
+A test has 2,000 sequences; of `recall` and `rewrites` 1,000, and of `needle`
+and `variables` 200, with two digits each. The standard error of a guess is thus
+0.022 on `parity`, 0.017 on `needle` and `variables`, and less on the others.
+
 On `automaton`, a rule has 32 bits, of which the rings show 26 on average. With
 the most frequent value in place of the others, a model that applies the rule
 reaches 0.98 at one step ahead, and 0.89 at four.

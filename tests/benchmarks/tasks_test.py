@@ -83,7 +83,7 @@ def test_the_rate_best_in_validation_counts_and_chance_is_0(runs):
   assert 'rates' not in one_rate
 
 
-def test_a_run_that_failed_counts_against_its_rate(runs):
+def test_a_run_that_failed_counts_against_its_rate(runs, monkeypatch):
   """The survivor at 0.2 is perfect, but both runs at 0.1 have ended."""
   failed = next(r for r in runs if (r.rate, r.seed) == (0.2, 0))
   failed.metrics(256).unlink()
@@ -94,6 +94,13 @@ def test_a_run_that_failed_counts_against_its_rate(runs):
   best = tasks.at_last_size(tasks.at_best_rate(data))
   np.testing.assert_allclose(best.values.ravel(), [0.8, 0], atol=1e-12)
   assert '| lstm | 0.400 (0.800) |' in tasks.table(data)
+  monkeypatch.setattr(tasks, 'work', lambda runs, jobs: {failed.name: 3})
+  out = failed.out
+  arguments = ['lstm'], ['parity'], [0.1, 0.2]
+  assert tasks.measure(out, *arguments, seeds=2, jobs=1) == 1
+  text = (out / 'tasks.md').read_text()
+  assert text.startswith(tasks.table(data))
+  assert text.endswith(f'These runs failed: {failed.name}.\n')
 
 
 @pytest.mark.parametrize('task', tasks.TASKS)
