@@ -7,7 +7,7 @@ tested on sequences of several sizes. The results are a table, the same numbers
 as a CSV file, and two figures: the accuracies at the last size, and those at
 all sizes. They show the learning rate with the best validation accuracy; of
 equally good rates, the first in --rates. Each run is tested at its step with
-the best validation accuracy; of equally good steps, the earliest. A run that
+the best validation accuracy; of equally good steps, the latest. A run that
 failed counts as 0 in the choice of the rate, and has no test.
 
 The longest test sequences are longer than those for training. The exception is
