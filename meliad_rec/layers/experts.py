@@ -229,7 +229,7 @@ def routes(sown, taken_BT) -> list[Routes]:
   return [
     Routes(
       jnp.einsum('bte,bt->be', p_BTE, taken_BT),
-      jnp.sum(jax.scipy.special.entr(p_BTE).sum(-1) * taken_BT, 1),
+      jnp.sum(entropy_of(p_BTE) * taken_BT, 1),
       jnp.sum(taken_BT, 1),
     )
     for p_BTE in jax.tree.leaves(sown)
@@ -264,7 +264,17 @@ def imbalance(p_E, entropy):
     p_E: probability of each expert, mean over tokens.
     entropy: entropy of a token's probabilities in nats, mean over tokens.
   """
-  return entropy - jnp.sum(jax.scipy.special.entr(p_E))
+  return entropy - entropy_of(p_E)
+
+
+def entropy_of(p_E):
+  """Returns the entropy in nats of probabilities on the last axis.
+
+  Its gradient is finite even at probabilities of 0. They occur if a softmax
+  underflows, and in means over no tokens.
+  """
+  least = jnp.finfo(p_E.dtype).tiny
+  return -jnp.sum(p_E * jnp.log(jnp.maximum(p_E, least)), -1)
 
 
 class ExpertMLP(nn.Module):

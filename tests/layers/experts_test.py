@@ -43,6 +43,20 @@ def test_only_tokens_that_took_a_step_count():
   )
 
 
+def test_the_imbalance_has_gradients_at_probabilities_of_0():
+  far_BTE = np.array([[[0, -150, 1], [1, -150, 0]]], np.float32)  # exp is 0.
+
+  def loss(logits_BTE, taken_BT):
+    p_BTE = jax.nn.softmax(logits_BTE)
+    return experts.mean_imbalance(experts.routes({'p': (p_BTE,)}, taken_BT))
+
+  for taken in True, False:
+    found_BTE = jax.grad(loss)(far_BTE, jnp.full((1, 2), taken))
+    near_BTE = jax.grad(loss)(far_BTE[..., ::2], jnp.full((1, 2), taken))
+    assert_close(found_BTE[..., ::2], near_BTE)
+    assert_close(found_BTE[..., 1], np.zeros((1, 2)))
+
+
 def test_first_weights_have_the_variance_of_their_own_inputs():
   drawn = experts.fan_in(0.5)(jax.random.key(0), (3, 400, 50))
   np.testing.assert_allclose(drawn.var(), 0.5 / 400, rtol=0.02)
