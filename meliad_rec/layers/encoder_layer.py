@@ -19,6 +19,7 @@ from meliad_rec.layers.experts import ExpertAttention
 from meliad_rec.layers.experts import ExpertMLP
 from meliad_rec.layers.experts import Experts
 from meliad_rec.layers.layer_config import EncoderConfig
+from meliad_rec.layers.linear import all_but_bias
 from meliad_rec.metrics import pictures
 
 XAVIER = nn.initializers.xavier_uniform()
@@ -201,10 +202,18 @@ class EncoderMLP(nn.Module):
   @nn.compact
   def __call__(self, n_BTD):
     config = self.config
-    dense = lambda width, name: nn.Dense(
-      width, dtype=config.dtype, kernel_init=self.kernel_init, name=name
-    )
-    h_BTF = dense(self.width, 'hidden')(n_BTD)
+
+    def dense(width, name, h):
+      linear = nn.Dense(
+        width,
+        dtype=config.dtype,
+        promote_dtype=all_but_bias,
+        kernel_init=self.kernel_init,
+        name=name,
+      )
+      return linear(h).astype(config.dtype)
+
+    h_BTF = dense(self.width, 'hidden', n_BTD)
     h_BTF = config.dropout_kind(config.hidden_rate)(h_BTF)
-    y_BTD = dense(n_BTD.shape[-1], 'output')(config.activation(h_BTF))
+    y_BTD = dense(n_BTD.shape[-1], 'output', config.activation(h_BTF))
     return config.dropout_kind(config.dropout)(y_BTD)

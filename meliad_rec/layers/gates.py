@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from meliad_rec.layers.dropout import TiledDropout
+from meliad_rec.layers.linear import all_but_bias
 from meliad_rec.layers.linear import dot_general
 from meliad_rec.metrics import pictures
 from meliad_rec.metrics import state_use
@@ -53,7 +54,7 @@ class Residual(nn.Module):
       use_bias=self.use_bias,
       kernel_init=kernel_init,
       name='linear',
-    )(h)
+    )(h).astype(self.dtype)
     return x_BSD + self.dropout(self.rate)(y_BSD)
 
 
@@ -130,6 +131,8 @@ class LSTMGate(nn.Module):
 def contract(features: int, h, dtype, **options) -> nn.DenseGeneral:
   """Returns a linear map from [B, S, ...] to [B, S, features].
 
+  With a bias, its results are float32; see linear.all_but_bias.
+
   Args:
     features: width of the result.
     h: any array with the shape of the map's input, [B, S, ...].
@@ -138,7 +141,11 @@ def contract(features: int, h, dtype, **options) -> nn.DenseGeneral:
   """
   options = {'dot_general': dot_general} | options
   return nn.DenseGeneral(
-    features, tuple(range(2, h.ndim)), dtype=dtype, **options
+    features,
+    tuple(range(2, h.ndim)),
+    dtype=dtype,
+    promote_dtype=all_but_bias,
+    **options,
   )
 
 

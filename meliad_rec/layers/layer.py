@@ -25,6 +25,7 @@ from meliad_rec.layers.attention import KV
 from meliad_rec.layers.dropout import PositionDropout
 from meliad_rec.layers.dropout import TiledDropout
 from meliad_rec.layers.layer_config import LayerConfig
+from meliad_rec.layers.linear import all_but_bias
 from meliad_rec.layers.linear import dot_general
 from meliad_rec.layers.linear import with_cheap_gradient
 from meliad_rec.layers.remat import SUMS
@@ -468,11 +469,12 @@ class FeedForward(nn.Module):
       self.width,
       use_bias=self.use_bias,
       dtype=self.dtype,
+      promote_dtype=all_but_bias,
       dot_general=dot_general,
       name='hidden',
     )
     join = self.join(dtype=self.dtype, name='output')
-    h = with_cheap_gradient(self.activation)(hidden(h))
+    h = with_cheap_gradient(self.activation)(hidden(h).astype(self.dtype))
     if first is None:
       h = self.dropout(self.rate)(h)
     else:

@@ -1,10 +1,14 @@
-"""Products of activations and weights, and ReLU, with cheaper gradients.
+"""Products of activations and weights, their biases, and ReLU.
 
 The gradient of the weights is a product of the inputs and the gradient of the
 outputs, summed over tokens. In such a product, XLA for CPUs copies the first
 operand to transpose it. JAX always puts the gradient of the outputs first. It
 does so even if the inputs are narrower, or if several products could share one
 copy of the inputs. Here the narrower operand comes first.
+
+The gradient of a bias is a sum over tokens. In flax.linen, a bias is cast to
+the dtype of activations, and XLA may then add up numbers in bfloat16. Here it
+is added in float32; see `all_but_bias`.
 
 The gradient of jax.nn.relu is computed from the signs of its inputs. XLA for
 TPUs packs these into bits and keeps them, which can take longer than the
@@ -72,6 +76,15 @@ def _backward(count, dtype, saved, g):
 
 
 _product.defvjp(_forward, _backward)
+
+
+def all_but_bias(x, kernel, bias, *, dtype):
+  """Casts the operands of a product to `dtype`, but leaves the bias float32.
+
+  This is the `promote_dtype` of a flax.linen module. With a bias, the results
+  of the module are float32, and the caller must cast them to `dtype`.
+  """
+  return x.astype(dtype), kernel.astype(dtype), bias
 
 
 def with_cheap_gradient(activation: Callable) -> Callable:

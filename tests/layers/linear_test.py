@@ -9,9 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meliad_rec.distributed.partition import leaves_by_path
+from meliad_rec.layers.encoder_layer import EncoderMLP
+from meliad_rec.layers.gates import LSTMGate
+from meliad_rec.layers.gates import Residual
+from meliad_rec.layers.layer import FeedForward
 from meliad_rec.layers.linear import dot_general
 from meliad_rec.layers.linear import relu
 from meliad_rec.layers.linear import with_cheap_gradient
+from tests.architectures import encoder_config
 
 # Shapes of x and w, and the width of the operand that a copy transposes.
 SHAPES = {
@@ -66,6 +72,34 @@ def test_bfloat16_sums_in_float32():
   y, back = jax.vjp(product, x, w)
   assert y.dtype == jnp.float32
   assert [d.dtype for d in back(g.astype(y.dtype))] == [jnp.bfloat16] * 2
+
+
+@pytest.mark.parametrize('name', ['layer', 'encoder', 'gate'])
+def test_gradients_of_biases_are_sums_in_float32(name):
+  """257 equal gradients have a sum that bfloat16 cannot hold."""
+  residual = partial(Residual, use_bias=True)
+  module = {
+    'layer': FeedForward(7, 'bfloat16', residual, use_bias=True),
+    'encoder': EncoderMLP(encoder_config(dtype='bfloat16'), 7),
+    'gate': LSTMGate('bfloat16', use_bias=True),
+  }[name]
+  x_B1D = jax.random.normal(jax.random.key(0), (1, 1, 4), jnp.bfloat16)
+  count = 1 if name == 'encoder' else 2  # Numbers of arguments.
+  params = module.init(jax.random.key(1), *[x_B1D] * count)['params']
+
+  @jax.jit
+  def gradients(params, x_BTD):
+    run = lambda p: module.apply({'params': p}, *[x_BTD] * count)
+    y_BTD, back = jax.vjp(run, params)
+    assert y_BTD.dtype == jnp.bfloat16
+    found = leaves_by_path(back(jnp.ones_like(y_BTD))[0])
+    return {k: g for k, g in found.items() if k.endswith('bias')}
+
+  once = gradients(params, x_B1D)
+  often = gradients(params, jnp.repeat(x_B1D, 257, 1))
+  assert len(once) == (3 if name == 'gate' else 2)
+  for k, g in once.items():
+    np.testing.assert_allclose(often[k], 257 * g, rtol=1e-5)
 
 
 def test_other_contractions_are_refused():
