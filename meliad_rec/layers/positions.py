@@ -115,8 +115,9 @@ class T5Bias(Position):
   def bias(self, steps_back):
     bucket_W = t5_bucket(steps_back, self.buckets, self.max_distance)
     # A one-hot product, because gathers, and scatters in their gradients, are
-    # slow.
-    return self.table_HN @ np.eye(self.buckets, dtype=np.float32)[bucket_W].T
+    # slow. By default, a TPU would round the table to bfloat16.
+    one_hot_NW = np.eye(self.buckets, dtype=np.float32)[bucket_W].T
+    return jnp.matmul(self.table_HN, one_hot_NW, precision='highest')
 
 
 class ALiBi(Position):

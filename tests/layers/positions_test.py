@@ -80,6 +80,19 @@ def test_t5_bias_is_the_table_at_the_bucket():
   np.testing.assert_allclose(bias_HW, expected, rtol=1e-6)
 
 
+def test_t5_bias_is_not_rounded_on_accelerators():
+  """By default, a TPU multiplies float32 numbers as bfloat16."""
+  module = positions.T5Bias(4)
+  params = module.init(jax.random.key(0), np.arange(9), method='bias')
+  bias = lambda p: module.apply(p, np.arange(9), method='bias')
+  program = jax.jit(jax.grad(lambda p: jnp.sum(bias(p) ** 2))).lower(params)
+  products = [
+    line for line in program.as_text().splitlines() if 'dot_general' in line
+  ]
+  assert len(products) == 2
+  assert all('precision = [HIGHEST, HIGHEST]' in line for line in products)
+
+
 def test_alibi_slopes_of_eight_heads_halve():
   bias_HW = positions.ALiBi(8).apply({}, np.arange(4), method='bias')
   np.testing.assert_allclose(
