@@ -52,8 +52,8 @@ class Run:
 
   Raises:
     ValueError: workdir is not a folder on a disk or in gs://, the hosts have
-      different data or checkpoints, or the validation split does not fit the
-      experiment.
+      different data, settings or checkpoints, or the validation split does not
+      fit the experiment.
   """
 
   def __init__(
@@ -81,8 +81,13 @@ class Run:
       experiment.best_metric,
       experiment.best_is,
     )
-    newest = {'newest step': f'{self.checkpoints.latest()}'}
-    hosts.agree(identities | newest)
+    hosts.agree(
+      identities
+      | {
+        'newest step': f'{self.checkpoints.latest()}',
+        'settings': _shared_settings(about.get('config', '')),
+      }
+    )
     self.step, self.position = 0, self.lanes.position
     self.progress, self.profile = Progress(), Profile()
     self.state = self.batch = self.saved = None
@@ -141,6 +146,7 @@ class Run:
     self.state = self.program.create(self.experiment.seed)
     if self._fill is not None:
       params, source = self._fill(self.state.params)
+      hosts.agree({'--init_from': f'{source}'})
       self.state = self.program.begin_with(self.state, params)
       for line in f'{source}'.splitlines():
         logging.info('%s', line)
@@ -353,6 +359,22 @@ class Run:
     data = {'position': self.position, 'progress': asdict(self.progress)}
     self.checkpoints.save(self.step, self.state, data, self.about, metrics)
     self.saved = self.step
+
+
+def _shared_settings(text: str) -> str:
+  """Returns the settings that all hosts must share, as text.
+
+  Otherwise each host would train parameters of its own, without any sign of it.
+  Paths are left out, because data may be in another place on each host; the
+  data themselves are compared by their hashes.
+
+  Args:
+    text: the configuration, from config.operative.
+  """
+  found = {k: repr(v) for k, v in config.settings(text).items()}
+  return '\n'.join(
+    f'{k} = {found[k]}' for k in sorted(found) if '/' not in found[k]
+  )
 
 
 def _log_later_error(close: Callable[[], None]) -> Callable:

@@ -297,10 +297,11 @@ def test_what_stops_a_run_later_stops_it_before_compiling(
     start(tmp_path / 'b', data)
 
 
-def test_hosts_are_compared(data, straight, monkeypatch):
+def test_hosts_are_compared(tmp_path, data, straight, monkeypatch):
   found = []
   monkeypatch.setattr(trainer.hosts, 'agree', found.append)
-  Run(straight.experiment, straight.workdir, {})
+  text = 'c/B = 2\nPATH = "/b"\nA = 1\n'
+  Run(straight.experiment, straight.workdir, {'config': text})
   validation = data.documents('validation').identity
   assert found == [
     {
@@ -310,8 +311,14 @@ def test_hosts_are_compared(data, straight, monkeypatch):
       'validation split': validation,
       'steps an update': '1',
       'newest step': '6',
+      'settings': 'A = 1\nc/B = 2',
     }
   ]
+  fill = lambda params: (params, 'step 7 of a run that still trains')
+  run = Run(straight.experiment, tmp_path, {}, fill)
+  monkeypatch.setattr(run, 'save', lambda metrics: None)
+  run.create()
+  assert found[2:] == [{'--init_from': 'step 7 of a run that still trains'}]
 
 
 def test_a_run_in_a_bucket_resumes_exactly(
