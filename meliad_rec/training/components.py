@@ -110,7 +110,7 @@ def _text(experiment: Experiment) -> Components:
       **options,
     ),
     validation=validation,
-    meter=Meter(experiment.program, documents),
+    meter=Meter(experiment.programs, documents),
     identities={
       'tokenizer': experiment.data.vocabulary.identity,
       'data': documents.identity,
@@ -142,7 +142,7 @@ def _agents(experiment: Experiment) -> Components:
   return Components(
     stream=agents.Frames(frames, experiment.segment),
     validation=validation,
-    meter=agents.AgentMeter(program),
+    meter=agents.AgentMeter(experiment.programs),
     identities={
       'tokenizer': experiment.source_identity,
       'environment': experiment.source_identity,

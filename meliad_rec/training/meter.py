@@ -1,5 +1,7 @@
 """Metrics and time of the training steps between two reports."""
 
+from collections import Counter
+from collections.abc import Mapping
 import math
 import time
 
@@ -23,21 +25,26 @@ class StepMeter:
   Its clock leaves out evaluations and saves: see `pause`.
 
   Args:
-    program: the program whose steps are timed.
+    programs: the programs whose steps are timed, {tokens of a row: program}, as
+      Experiment.programs. All have the same train state.
   """
 
-  def __init__(self, program: TrainProgram):
-    self.program = program
-    self.peak_flops = flops.peak_flops(program.mesh.devices.flat)
+  def __init__(self, programs: Mapping[int, TrainProgram]):
+    self.programs, (self.program, *_) = programs, programs.values()
+    self.peak_flops = flops.peak_flops(self.program.mesh.devices.flat)
     self.traced = None
     if self.peak_flops is not None:
-      self.traced = flops.trace(
-        program.forward,
-        program.shapes.params,
-        program.shapes.carry,
-        program.batch_shapes(program.rows),
-      )
+      self.traced = {
+        segment: flops.trace(
+          program.forward,
+          self.program.shapes.params,
+          self.program.shapes.carry,
+          program.batch_shapes(program.rows),
+        )
+        for segment, program in programs.items()
+      }
     self.totals, self.seconds, self.since = Totals(), 0.0, None
+    self.steps = Counter()  # {tokens of a row: steps}
 
   def start(self) -> None:
     """Starts the clock if it is stopped."""
@@ -49,17 +56,19 @@ class StepMeter:
       self.seconds += time.perf_counter() - self.since
       self.since = None
 
-  def add(self, sums: Sums) -> Sums:
+  def add(self, sums: Sums, segment: int | None = None) -> Sums:
     """Waits for the Sums of a step and adds them to the totals.
 
     Args:
       sums: sums of the step, on the devices.
+      segment: tokens of a row in the step; None: as in the first program.
 
     Returns:
       The same sums, copied to the host.
     """
     sums = jax.device_get(sums)
     self.totals.add(sums)
+    self.steps[segment or self.program.segment] += 1
     return sums
 
   def metrics(self, step: int, tokens: int) -> dict[str, float]:
@@ -73,11 +82,12 @@ class StepMeter:
     """
     self.pause()
     totals, seconds = self.totals, self.seconds
-    self.totals, self.seconds = Totals(), 0.0
+    per_place = self._flops(totals)
+    self.totals, self.seconds, self.steps = Totals(), 0.0, Counter()
     return {
       **self.quality(totals),
       **totals.sown,
-      **speed(totals, seconds, self._flops(totals), self.peak_flops),
+      **speed(totals, seconds, per_place, self.peak_flops),
       'learning_rate': self.learning_rate(step),
       'gradient_norm': totals.gradient_norm,
       **self.progress(tokens),
@@ -107,7 +117,7 @@ class StepMeter:
     FLOP/s of the devices are not known.
 
     Args:
-      totals: totals of some steps, for their mean halting depth.
+      totals: totals of the steps, for their mean halting depth.
     """
     if self.traced is None:
       return None
@@ -115,21 +125,30 @@ class StepMeter:
     # its maximum if nothing halts. Work for halted tokens is not a model FLOP,
     # nor is recomputation by remat.
     turns = totals.sown.get('halting_depth')
-    forward = flops.count(self.traced, turns)
+    forward = sum(
+      steps * flops.count(self.traced[segment], turns)
+      for segment, steps in self.steps.items()
+    )
+    places = sum(
+      steps * self.programs[segment].places
+      for segment, steps in self.steps.items()
+    )
     # The backward pass costs twice the forward pass.
-    return 3 * forward / self.program.places
+    return 3 * forward / places
 
 
 class Meter(StepMeter):
   """A counter of the metrics and the time of training steps on documents.
 
   Args:
-    program: the program whose steps are timed.
+    programs: as in StepMeter.
     documents: the training split, for its bytes per token and tokens per epoch.
   """
 
-  def __init__(self, program: TrainProgram, documents: Documents):
-    super().__init__(program)
+  def __init__(
+    self, programs: Mapping[int, TrainProgram], documents: Documents
+  ):
+    super().__init__(programs)
     self.tokens_per_epoch = documents.tokens_read
     self.bytes_per_token = documents.bytes_.sum() / self.tokens_per_epoch
     self.labeled = documents.labels is not None

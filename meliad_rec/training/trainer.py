@@ -279,7 +279,7 @@ class Run:
     if self.unread is None:
       return
     (step, tokens, batch, sums), self.unread = self.unread, None
-    sums = self.meter.add(sums)
+    sums = self.meter.add(sums, self.program_of(batch).segment)
     due = at_once or step % self.experiment.log_every == 0
     if due or not meter.is_finite(sums):
       self.report.write(step, self.meter.metrics(step, tokens))

@@ -1,5 +1,6 @@
 """What a run measures: metrics of its steps, where time goes, traces."""
 
+import dataclasses
 import itertools
 import time
 
@@ -18,9 +19,13 @@ from meliad_rec.training.goodput import Goodput
 from tests import tiny_run
 
 
+def programs():
+  return {tiny_run.SEGMENT: tiny_run.program()}
+
+
 @pytest.fixture
 def made(data):
-  return meter.Meter(tiny_run.program(), data.documents('train'))
+  return meter.Meter(programs(), data.documents('train'))
 
 
 def sums(nats=6.0, norm=0.5, scored=(0, 1, 2), sown=None):
@@ -64,7 +69,7 @@ def test_metrics_are_of_the_steps_since_the_last_line(made):
 def test_metrics_of_labels_count_scored_tokens():
   """Without a scored label there is no loss; labels have no bytes."""
   documents = RandomWalk(episodes=10, actions=9).documents('train')
-  made = meter.Meter(tiny_run.program(), documents)
+  made = meter.Meter(programs(), documents)
   made.start()
   made.add(sums(6.0, scored=(0, 2)))
   made.add(sums(6.0, scored=()))
@@ -99,7 +104,7 @@ def test_time_between_pause_and_start_is_left_out(made, monkeypatch):
 def test_mfu_counts_a_loop_by_its_mean_halting_depth(data, monkeypatch):
   monkeypatch.setattr(flops, 'peak_flops', lambda devices: 1e9)
   monkeypatch.setattr(time, 'perf_counter', itertools.count(0.0, 2.0).__next__)
-  made = meter.Meter(tiny_run.program(), data.documents('train'))
+  made = meter.Meter(programs(), data.documents('train'))
 
   def mfu(sown=None):
     made.start()
@@ -121,7 +126,7 @@ def test_mfu_counts_a_loop_by_its_mean_halting_depth(data, monkeypatch):
   def loop(x):
     return jax.lax.while_loop(lambda x: x.sum() > 1, lambda x: x @ x.T, x @ x.T)
 
-  made.traced = jax.make_jaxpr(loop)(jnp.zeros((5, 5)))
+  made.traced = {tiny_run.SEGMENT: jax.make_jaxpr(loop)(jnp.zeros((5, 5)))}
   once = 3 * 2 * 5**3 / (tiny_run.ROWS * tiny_run.SEGMENT) * places / 2 / 1e9
   # One product before the loop and one in each iteration.
   found = [mfu(), mfu(depth(6, 6)), mfu(depth(21, 6))]
@@ -132,8 +137,19 @@ def test_mfu_counts_a_loop_by_its_mean_halting_depth(data, monkeypatch):
     return jax.lax.while_loop(lambda carry: carry[0] < 4, body, (0, x))
 
   # If nothing halts, every iteration counts.
-  made.traced = jax.make_jaxpr(all_steps)(jnp.zeros((5, 5))).jaxpr
+  traced = jax.make_jaxpr(all_steps)(jnp.zeros((5, 5))).jaxpr
+  made.traced = {tiny_run.SEGMENT: traced}
   assert mfu() == pytest.approx(4 * once)
+
+  # Shorter segments have steps and FLOPs of their own.
+  short = tiny_run.SEGMENT // 4
+  shorter = dataclasses.replace(tiny_run.program(), segment=short)
+  made.programs = made.programs | {short: shorter}
+  made.traced[short] = jax.make_jaxpr(lambda x: x @ x)(jnp.zeros((5, 5))).jaxpr
+  made.add(sums(), short)
+  made.add(sums(), short)
+  # The counted positions are those of three steps, in the time of one.
+  assert mfu() == pytest.approx(3 * once * (4 + 2) / (1 + 2 / 4))
 
 
 def test_a_non_finite_step_names_its_batch():
