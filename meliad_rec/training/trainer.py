@@ -100,6 +100,11 @@ class Run:
     Everything that `save` needs is compiled too, because a run that is asked to
     stop has no time for compilation.
 
+    A state with parameters from `fill` is saved at once, so that the run never
+    needs their source again. It is saved only after the compilation, which may
+    find that a step does not fit in memory: then the folder has no checkpoint,
+    and the run can begin with other sizes.
+
     Raises:
       ValueError: the checkpoint belongs to another experiment, another run is
         using the folder, or the disk has too little space for a checkpoint.
@@ -129,6 +134,9 @@ class Run:
             self.evaluate_batch(program.empty_batch(rows))
           _ = fingerprints(self.state)
         logging.info('Compiled in %.1f s.', self.goodput.seconds['compile'])
+      if newest is None and self._fill is not None:
+        with self.goodput.on('checkpoint'):
+          self.save(None)
       self.report = Report(
         self.workdir,
         self.step,
@@ -138,11 +146,7 @@ class Run:
       )
 
   def create(self) -> None:
-    """Creates the state of a new run.
-
-    If `fill` replaces its parameters, the state is saved at once, so that the
-    run never needs their source again.
-    """
+    """Creates the state of a new run; `fill` replaces its parameters."""
     self.state = self.program.create(self.experiment.seed)
     if self._fill is not None:
       params, source = self._fill(self.state.params)
@@ -151,7 +155,6 @@ class Run:
       for line in f'{source}'.splitlines():
         logging.info('%s', line)
       self.about['began with'] = f'{source}'
-      self.save(None)
 
   def restore(self) -> None:
     """Restores the newest checkpoint.

@@ -19,6 +19,7 @@ from meliad_rec.storage.checksums import digest
 from meliad_rec.training import trainer
 from meliad_rec.training import validation
 from meliad_rec.training.experiment import EvalSubset
+from meliad_rec.training.program import TrainProgram
 from meliad_rec.training.trainer import Run
 from tests import bucket
 from tests import tiny_run
@@ -316,9 +317,33 @@ def test_hosts_are_compared(tmp_path, data, straight, monkeypatch):
   ]
   fill = lambda params: (params, 'step 7 of a run that still trains')
   run = Run(straight.experiment, tmp_path, {}, fill)
-  monkeypatch.setattr(run, 'save', lambda metrics: None)
   run.create()
   assert found[2:] == [{'--init_from': 'step 7 of a run that still trains'}]
+
+
+def test_a_run_saves_its_first_parameters_if_a_step_compiles(
+  tmp_path, data, monkeypatch
+):
+  """Otherwise it could not begin again with a smaller batch."""
+
+  def saved():
+    fill = lambda params: (params, 'step 7 of another run')
+    experiment = tiny_run.experiment(data, tiny_run.program())
+    run = Run(experiment, tmp_path, {}, fill)
+    try:
+      run.begin()
+    finally:
+      run.checkpoints.close()
+      steps.append(run.checkpoints.steps())
+
+  steps = []
+  with monkeypatch.context() as patch:
+    too_large = mock.PropertyMock(side_effect=MemoryError)
+    patch.setattr(TrainProgram, 'train_step', too_large)
+    with pytest.raises(MemoryError):
+      saved()
+  saved()
+  assert steps == [[], [0]]
 
 
 def test_a_run_in_a_bucket_resumes_exactly(
