@@ -86,6 +86,7 @@ class Run:
       | {
         'newest step': f'{self.checkpoints.latest()}',
         'settings': _shared_settings(about.get('config', '')),
+        'use of --init_from': f'{fill is not None}',
       }
     )
     self.step, self.position = 0, self.lanes.position

@@ -313,6 +313,7 @@ def test_hosts_are_compared(tmp_path, data, straight, monkeypatch):
       'steps an update': '1',
       'newest step': '6',
       'settings': 'A = 1\nc/B = 2',
+      'use of --init_from': 'False',
     }
   ]
   fill = lambda params: (params, 'step 7 of a run that still trains')
