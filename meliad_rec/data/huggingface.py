@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
 import functools
+import glob
 import itertools
+import os
 from pathlib import Path
+import re
 
 from absl import logging
 
@@ -24,6 +27,12 @@ _BUILDERS = {
   '.json': 'json',
   '.jsonl': 'json',
 }
+# Words in the paths of files by which `datasets` knows the splits of a folder.
+_WORDS = {
+  **dict.fromkeys(('train', 'training'), 'train'),
+  **dict.fromkeys(('validation', 'valid', 'val', 'dev'), 'validation'),
+  **dict.fromkeys(('test', 'testing', 'eval', 'evaluation'), 'test'),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +42,7 @@ class HuggingFace:
   The splits train, validation and test are the splits of the dataset with these
   names, unless `splits_from` gives other names. If the dataset has only train,
   a hash of the row's number decides the split of a row: about 5 % of rows go to
-  validation and 5 % to test.
+  validation and 5 % to test. All files of a pattern are train.
 
   With `stream`, the documents may differ when the dataset is read again. A
   run resumes only with the documents with which it began, so it may then be
@@ -56,7 +65,8 @@ class HuggingFace:
 
   Raises:
     ValueError: the dataset, a split or the column does not exist or cannot be
-      read, or the package `datasets` is not installed. Raised on first use.
+      read, the names of files of a pattern name several splits, or the package
+      `datasets` is not installed. Raised on first use.
   """
 
   path: str
@@ -146,6 +156,8 @@ class HuggingFace:
         self.path,
       )
     builder = _BUILDERS.get(path.suffix)
+    if builder:
+      _check_one_split(self.path)
     # The package and what it builds on raise errors of many classes.
     try:
       if is_saved:
@@ -207,6 +219,25 @@ class HuggingFace:
       'Name its splits with --splits_from (in gin: '
       'sources.HuggingFace.splits_from).',
     ).get
+
+
+def _check_one_split(pattern: str) -> None:
+  """Raises ValueError if files that match have names of several splits."""
+  split_in = {}
+  paths = sorted(glob.glob(pattern, recursive=True))
+  for path in paths:
+    inside = os.path.relpath(path, os.path.commonpath(paths))
+    for word in re.findall('[a-z]+', inside.lower()):
+      if word in _WORDS:
+        split_in[path] = _WORDS[word]
+  if len({*split_in.values()}) > 1:
+    first, *others = split_in
+    other = next(each for each in others if split_in[each] != split_in[first])
+    raise ValueError(
+      f'{pattern} matches files of several splits, such as {first} and '
+      f'{other}, and would mix them. Give their folder, or a pattern of one '
+      'split.'
+    )
 
 
 def _with_readable_errors(rows: Iterator, path: str) -> Iterator:

@@ -128,3 +128,15 @@ def test_a_missing_package_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'datasets', None)
   with pytest.raises(ValueError, match=r'Install meliad_rec\[hf\]'):
     _ = HuggingFace('a/b').splits
+
+
+def test_a_pattern_does_not_mix_splits(tmp_path):
+  for split in 'train', 'test':
+    rows(split, 5).to_json(tmp_path / f'{split}-1.jsonl')
+  with pytest.raises(ValueError, match='several splits, .*test-1.*train-1'):
+    _ = HuggingFace(str(tmp_path / '*.jsonl')).splits
+  # Their folder is no pattern.
+  assert HuggingFace(str(tmp_path)).splits == ('train', 'test')
+  parts = HuggingFace(str(tmp_path / 'train*.jsonl'))
+  texts = [text for split in parts.splits for _, text in parts.read(split)]
+  assert sorted(texts) == [f'train {i} é' for i in range(5)]
