@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import dataclasses
 import functools
 import glob
+import os
 from pathlib import Path
 
 from absl import logging
@@ -28,7 +29,8 @@ class Folder:
   - a hash of the file's path inside the folder: about 5 % of files go to
     validation and 5 % to test, and at least one file to each.
 
-  Files and folders whose names begin with a dot are skipped.
+  Links are followed. Files and folders whose names begin with a dot are
+  skipped.
 
   Attributes:
     path: a folder, read with its subfolders, or a pattern such as 'a/**/*.md'.
@@ -42,7 +44,8 @@ class Folder:
 
   Raises:
     ValueError: there are no files, fewer than three files are to be split by
-      hash, the split file is invalid, or a file is not UTF-8 or cannot be read.
+      hash, the split file is invalid, a link leads nowhere, into a circle or to
+      a file that is read already, or a file is not UTF-8 or cannot be read.
       Raised on first use.
   """
 
@@ -84,16 +87,13 @@ class Folder:
       pattern = str(Path(glob.escape(str(self._root)), inner))
       found = map(Path, glob.glob(pattern, recursive=True))
     else:
-      found = self._root.rglob('*')
-    files = {
-      path.relative_to(self._root).as_posix(): path
-      for path in found
-      if path.is_file()
-    }
+      found = _files_in(self._root)
+    found = {path.relative_to(self._root).as_posix(): path for path in found}
     shown = {
       name: path
-      for name, path in sorted(files.items())
+      for name, path in sorted(found.items())
       if not any(part.startswith('.') for part in Path(name).parts)
+      and _is_file(path)
     }
     if not shown:
       place = Path(self.path).absolute()
@@ -106,7 +106,7 @@ class Folder:
         )
       if not place.exists() and not glob.has_magic(self.path):
         what = f'There is no folder {place}'
-      elif files:
+      elif found or any(map(Path.is_file, place.rglob('*'))):
         what = f'All files in {place} are hidden by a dot in their paths'
       raise ValueError(
         f'{what}. Set --path (in gin: FOLDER) to a folder of text files or a '
@@ -116,6 +116,21 @@ class Folder:
 
   @functools.cached_property
   def _split_of(self) -> dict[str, str]:
+    chosen = self._choose_splits()
+    names = {}
+    for name, split in chosen.items():
+      real = os.path.realpath(self._files[name])
+      other = names.setdefault(real, name)
+      # If test/ is a link to validation/, train is still apart.
+      both = {split, chosen[other]}
+      if other != name and both != {'validation', 'test'}:
+        raise ValueError(
+          f'{self._files[other]} and {self._files[name]} are the same file, in '
+          f'the splits {chosen[other]} and {split}. Remove one of the links.'
+        )
+    return chosen
+
+  def _choose_splits(self) -> dict[str, str]:
     if self.split_file:
       return self._read_split_file()
     in_folders = {
@@ -182,3 +197,27 @@ class Folder:
       self.split_file,
     )
     return dict(sorted(chosen.items()))
+
+
+def _files_in(root: Path) -> Iterator[Path]:
+  """Yields the files of a folder and its subfolders, also of linked ones."""
+  for folder, folders, names in os.walk(root, followlinks=True):
+    folders[:] = [name for name in folders if not name.startswith('.')]
+    here = Path(os.path.realpath(folder))
+    for name in folders:
+      if here.is_relative_to(os.path.realpath(os.path.join(folder, name))):
+        raise ValueError(
+          f'{Path(folder, name)} is a link to a folder that holds it. Remove '
+          'the link.'
+        )
+    yield from (Path(folder, name) for name in names)
+
+
+def _is_file(path: Path) -> bool:
+  """Returns whether a path is a file; ValueError if it is a broken link."""
+  if path.is_symlink() and not path.exists():
+    raise ValueError(
+      f'{path} is a link to {os.readlink(path)}, which does not exist. Restore '
+      'that file, or remove the link.'
+    )
+  return path.is_file()

@@ -162,6 +162,31 @@ def test_without_splits_names_decide(tmp_path):
   assert sorted(sum(parts.values(), [])) == sorted(NAMES[:60])
 
 
+def test_links_are_followed_and_never_read_a_file_twice(tmp_path):
+  put(tmp_path, 'far/a.txt', 'books/train/b.txt', 'books/validation/c.txt')
+  books = tmp_path / 'books'
+  (books / 'train' / 'more').symlink_to(tmp_path / 'far')
+  (books / 'test').symlink_to('validation')
+  for path in (books, books / '**' / '*.txt'):
+    source = Folder(str(path))
+    assert names(source, 'train') == ['train/b.txt', 'train/more/a.txt']
+    assert names(source, 'test') == ['test/c.txt']
+  for link, target, message in (
+    (
+      'validation/x.txt',
+      '../train/b.txt',
+      'x.txt and .*train/b.txt are the same',
+    ),
+    ('train/x.txt', 'b.txt', 'same file'),
+    ('train/up', '..', 'train/up is a link to a folder that holds'),
+    ('train/gone', 'nothing', 'gone is a link to nothing, which does not'),
+  ):
+    (books / link).symlink_to(target)
+    with pytest.raises(ValueError, match=message):
+      _ = Folder(str(books)).splits
+    (books / link).unlink()
+
+
 def test_names_of_files_may_have_any_bytes(tmp_path):
   put(tmp_path, 'a', 'b')
   (tmp_path / os.fsdecode(b'caf\xe9')).write_text('text')
