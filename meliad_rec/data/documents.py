@@ -124,8 +124,9 @@ class Documents:
     """Returns documents concatenated in memory.
 
     Raises:
-      ValueError: an id is 0 or outside the vocabulary, only some documents have
-        labels, only some are pairs, or labels or pairs do not fit the tokens.
+      ValueError: an id is 0, an id or label is outside the vocabulary, only
+        some documents have labels, only some are pairs, or labels or pairs do
+        not fit the tokens.
     """
     dtype = token_dtype(vocabulary.size)
     # Ids are appended as they arrive, so that memory holds them only once.
@@ -319,8 +320,13 @@ def token_dtype(vocabulary_size: int) -> np.dtype:
 
 
 def check_ids(document: Document, vocabulary: Vocabulary) -> None:
-  """Raises ValueError if an id is 0 (padding) or outside the vocabulary."""
-  ids = document.tokens
+  """Checks the ids and labels of a document.
+
+  Raises:
+    ValueError: an id is 0 (padding) or outside the vocabulary, or a label is
+      outside it.
+  """
+  ids, labels = document.tokens, document.labels
   if len(ids) and not (ids.min() > 0 and ids.max() < vocabulary.size):
     wrong = ids[(ids < 1) | (ids >= vocabulary.size)][0]
     raise ValueError(
@@ -328,6 +334,14 @@ def check_ids(document: Document, vocabulary: Vocabulary) -> None:
       f'of the vocabulary are 1 to {vocabulary.size - 1}. Tokenize the '
       'document with this vocabulary.'
     )
+  if labels is not None and len(labels):
+    wrong = labels[(labels < 0) | (labels >= vocabulary.size)]
+    if len(wrong):
+      raise ValueError(
+        f'Document {document.name!r} has the label {wrong[0]}, but labels are '
+        f'ids of the vocabulary, 1 to {vocabulary.size - 1}, or 0 where '
+        'nothing is scored. Correct it.'
+      )
 
 
 def check_split(

@@ -74,6 +74,13 @@ def test_ids_outside_the_vocabulary_are_refused():
       collect_ids(1, wrong, 2)
 
 
+def test_labels_outside_the_vocabulary_are_refused():
+  collect(['ab'], lambda *_: np.array([0, Bytes().size - 1]))
+  for wrong in -1, Bytes().size, 2**16 + 1:
+    with pytest.raises(ValueError, match=f'label {wrong}, .* 258'):
+      collect(['ab'], lambda *_, wrong=wrong: np.array([0, wrong]))
+
+
 @pytest.mark.parametrize('tokens', [None, 1, 7, 9, 100])
 def test_head_counts_what_remains_and_keeps_labels(tokens):
   head = {'count': 3, 'tokens': tokens, 'vocabulary': Bytes()}
