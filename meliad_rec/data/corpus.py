@@ -13,6 +13,18 @@ from meliad_rec.storage.workdir import expand_home
 
 # Shares of a single file in percent, as the papers on enwik8 and text8 cut it.
 _ENDS = {'train': (0, 90), 'validation': (90, 95), 'test': (95, 100)}
+# First bytes of files that are not text, although a file is cut by bytes.
+_NOT_TEXT = {
+  b'\x1f\x8b': 'packed by gzip',
+  b'BZh': 'packed by bzip2',
+  b'\xfd7zXZ\0': 'packed by xz',
+  b'\x28\xb5\x2f\xfd': 'packed by zstd',
+  b'7z\xbc\xaf\x27\x1c': 'packed by 7-Zip',
+  b'PK\x03\x04': 'packed by zip',
+  b'PAR1': 'Parquet',
+  b'\xff\xfe': 'UTF-16',
+  b'\xfe\xff': 'UTF-16',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +45,8 @@ class Corpus:
     fetch: a command that gets the files, for the error message.
 
   Raises:
-    ValueError: there is no such file, it cannot be read, or a file of a pattern
-      is not UTF-8. Raised on first use.
+    ValueError: there is no such file, it cannot be read, it is packed or in
+      UTF-16, or a file of a pattern is not UTF-8. Raised on first use.
   """
 
   path: str
@@ -57,6 +69,11 @@ class Corpus:
     """Yields (name of the file, text) of the only document of a split."""
     path = self._files[split]
     content = _content(path)
+    for begin, kind in _NOT_TEXT.items():
+      if content.startswith(begin):
+        raise ValueError(
+          f'{path} is not text but {kind}. Unpack it, or convert it to UTF-8.'
+        )
     if '{split}' in self.path:
       text = _decoded(path, content)
     else:

@@ -1,5 +1,6 @@
 """Corpora: streams cut by bytes or in a file per split, and their words."""
 
+import gzip
 import json
 import zipfile
 
@@ -82,6 +83,16 @@ def test_missing_files_are_reported_with_the_command_that_gets_them(tmp_path):
     archive.writestr('b', 'b')
   with pytest.raises(ValueError, match='2 files'):
     list(Corpus(str(tmp_path / 'two.zip')).read('test'))
+
+
+@pytest.mark.parametrize(
+  'content, kind',
+  [(gzip.compress(WIKI), 'gzip'), (WIKI.decode().encode('utf-16'), 'UTF-16')],
+)
+def test_files_that_are_not_text_are_refused(tmp_path, content, kind):
+  (tmp_path / 'enwik8').write_bytes(content)
+  with pytest.raises(ValueError, match=f'enwik8 is not text but .*{kind}'):
+    list(Corpus(str(tmp_path / 'enwik8')).read('train'))
 
 
 def test_words_are_sorted_by_frequency_and_newlines_are_words(tmp_path):
