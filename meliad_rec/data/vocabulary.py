@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import hashlib
 import json
 from pathlib import Path
-import re
 from typing import Protocol
 
 from etils import epath
 import numpy as np
 import sentencepiece
 
+from meliad_rec.data import token_spelling
 from meliad_rec.storage.workdir import expand_home
 
 # Files in which the folder of a store or run keeps a vocabulary.
@@ -214,7 +214,8 @@ class Tokenizer:
 
   Raises:
     ValueError: the file cannot be read or is not a tokenizer with such a
-      decoder, or the package `tokenizers` is not installed.
+      decoder, or the package `tokenizers` is not installed. `encode` raises it
+      if the tokenizer would drop a byte of a text.
   """
 
   def __init__(self, path: str | Path):
@@ -230,7 +231,7 @@ class Tokenizer:
     try:
       settings = json.loads(self.model)
       self._tokenizer = tokenizers.Tokenizer.from_buffer(self.model)
-      decoders = _decoders(settings['decoder'])
+      decoders = token_spelling.decoders(settings['decoder'])
       unknown = settings['model'].get('unk_token')
     # The package raises Exception itself.
     except Exception:
@@ -239,7 +240,7 @@ class Tokenizer:
         'this version of tokenizers reads. Save it again with '
         'tokenizer.save_pretrained.'
       ) from None
-    if not decoders or not decoders <= _KNOWN_DECODERS:
+    if not decoders or not decoders <= token_spelling.KNOWN_DECODERS:
       raise ValueError(
         f'The tokenizer {path} has the decoder '
         f'{"+".join(sorted(decoders)) or None}, which cannot turn tokens into '
@@ -257,16 +258,28 @@ class Tokenizer:
       i: b'' if token.special else token.content.encode()
       for i, token in self._tokenizer.get_added_tokens_decoder().items()
     }
-    spell = _byte_level if 'ByteLevel' in decoders else _sentencepiece
+    is_byte_level = 'ByteLevel' in decoders
+    kind = 'byte_level' if is_byte_level else 'sentencepiece'
+    spell = getattr(token_spelling, kind)
     spelled = {i: spell(pieces[i]) for i in pieces if i not in added} | added
     if unknown is not None:
       spelled[self._tokenizer.token_to_id(unknown)] = '\ufffd'.encode()
     self._bytes = [spelled.get(i, b'') for i in range(-1, self.size - 1)]
+    # Bytes of a text that the package would drop without a word.
+    self._lost = set()
     # Whether a space is added at the beginning of a text.
     self.adds_space = False
     self.adds_space = self.decode(self.encode('a')) == ' a'
+    if is_byte_level and unknown is None:
+      single = {piece[0] for piece in self._bytes if len(piece) == 1}
+      self._lost = {*range(256)} - single
 
   def encode(self, text: str) -> np.ndarray:
+    if lost := self._lost.intersection(text.encode()):
+      raise ValueError(
+        f'The tokenizer {self.path} has no token for the byte {min(lost)} of '
+        'UTF-8 in a text. Train it with an initial alphabet of all bytes.'
+      )
     ids = self._tokenizer.encode(text, add_special_tokens=False).ids
     return np.asarray(ids, np.int32) + 1
 
@@ -279,39 +292,6 @@ class Tokenizer:
     if self.adds_space and first is not None:
       spelled[first] = spelled[first].removeprefix(b' ')
     return spelled
-
-
-_KNOWN_DECODERS = {
-  *('ByteLevel', 'Metaspace', 'Replace', 'ByteFallback', 'Fuse', 'Strip')
-}
-
-# The bytes that GPT-2 writes as characters: a printable byte as itself, and the
-# n-th other byte as U+0100 + n.
-_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE}
-_BYTE_OF |= {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
-
-
-def _decoders(setting: Mapping | None) -> set[str]:
-  """Returns the types of all decoders in the 'decoder' of a tokenizer.json."""
-  if setting is None:
-    return set()
-  if setting['type'] == 'Sequence':
-    return set().union(*map(_decoders, setting['decoders']))
-  return {setting['type']}
-
-
-def _byte_level(piece: str) -> bytes:
-  if not {*piece} <= _BYTE_OF.keys():
-    return piece.encode()
-  return bytes(map(_BYTE_OF.get, piece))
-
-
-def _sentencepiece(piece: str) -> bytes:
-  if re.fullmatch('<0x[0-9A-F]{2}>', piece):
-    return bytes([int(piece[3:5], 16)])
-  return piece.replace('\u2581', ' ').encode()
 
 
 class Words:
@@ -426,7 +406,13 @@ class WordList:
     Raises:
       ValueError: the file cannot be read, or its words are not valid.
     """
-    content = _read(path).decode(errors='replace')
+    try:
+      # Without the byte order mark of some editors.
+      content = _read(path).decode('utf-8-sig')
+    except UnicodeDecodeError as error:
+      raise ValueError(
+        f'The words in {path} are not UTF-8 (byte {error.start}). Convert them.'
+      ) from None
     return cls(content.removesuffix('\n').split('\n'))
 
   @classmethod

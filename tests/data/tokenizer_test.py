@@ -128,6 +128,19 @@ def test_added_words_are_spelled_and_special_ones_are_not(tmp_path):
   assert vocabulary.token_bytes([special]) == [b'']
 
 
+def test_text_that_a_tokenizer_cannot_spell_is_refused(tmp_path):
+  vocabulary = saved(tmp_path, KINDS['byte level']())
+  with pytest.raises(ValueError, match='--vocabulary=bytes'):
+    document('cut', 'half \udcc3', vocabulary)
+  made = byte_level(add_prefix_space=False)
+  made['model'] |= {'vocab': {'a': 0, 'Ã': 1}, 'merges': []}
+  made['added_tokens'] = []
+  vocabulary = saved(tmp_path, made)
+  assert vocabulary.encode('aa').tolist() == [1, 1]
+  with pytest.raises(ValueError, match='tokenizer.json has .* the byte 169 '):
+    vocabulary.encode('aé')
+
+
 def test_text_is_written_piece_by_piece(vocabulary):
   text = TEXTS[3]
   writer = StreamingDetokenizer(vocabulary)

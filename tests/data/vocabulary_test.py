@@ -117,6 +117,12 @@ def test_other_files_are_refused(tmp_path):
   (tmp_path / 'text.model').write_text('no model')
   with pytest.raises(ValueError, match='text.model'):
     open_vocabulary(tmp_path / 'text.model')
+  words = tmp_path / 'words.txt'
+  words.write_bytes(b'\xef\xbb\xbfcaf\xc3\xa9\n<eos>\n<unk>\n')
+  assert open_vocabulary(words).encode('caf\xe9').tolist() == [1]
+  words.write_bytes(b'caf\xe9\n<eos>\n<unk>\n')
+  with pytest.raises(ValueError, match=r'words.txt .* not UTF-8 \(byte 3\)'):
+    open_vocabulary(words)
 
 
 WORDS = Words(['if', 'x', '=', '10', 'é'])
