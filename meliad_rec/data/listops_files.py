@@ -74,7 +74,8 @@ class _Files(LabeledSequences):
         texts, label = self._parse(line.split('\t'))
         sequences = [self.vocabulary.encode(text) for text in texts]
       except ValueError:
-        if number == 1:  # The names of the fields.
+        # The names of the fields.
+        if number == 1 and not {*line.split()} & {*self.vocabulary.words}:
           continue
         raise ValueError(
           f'{path}:{number} is not {self._form}, separated by tabs. Correct '

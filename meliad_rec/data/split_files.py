@@ -127,13 +127,15 @@ def read_text(path: str | Path, advice: str = 'Convert it to UTF-8.') -> str:
 def read_lines(path: str | Path) -> list[str]:
   """Returns the lines of a file without white space at their ends.
 
+  A byte order mark at the beginning of the file is left out.
+
   Args:
     path: the file; '-' for stdin.
 
   Raises:
     ValueError: the file is empty, or see `read_text`.
   """
-  lines = read_text(path).split('\n')
+  lines = read_text(path).removeprefix('\ufeff').split('\n')
   if lines == ['']:
     raise ValueError(
       f'{_name(path)} is empty. Give a file with one text per line.'

@@ -83,3 +83,11 @@ def test_other_lines_are_refused(tmp_path, kind, line):
   data = kind(write(tmp_path, train=f'{good}\n{line}\n'))
   with pytest.raises(ValueError, match=r'train\.tsv:2 is not an? .*tabs'):
     data.documents('train')
+
+
+def test_the_first_line_is_read_unless_it_names_fields(tmp_path):
+  path = write(tmp_path, train='\ufeff9\t[MAX 2 9 ]\n', test='10\t[MAX 2 9 ]\n')
+  data = ListOpsFiles(path)
+  assert data.documents('train').names == ['train-1']
+  with pytest.raises(ValueError, match=r'test\.tsv:1 is not'):
+    data.documents('test')
