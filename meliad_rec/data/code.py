@@ -82,14 +82,15 @@ class Code:
     names = sys.stdlib_module_names - _TABLES
     packages = {
       path.stem: path
-      for path in Path(paths['stdlib']).iterdir()
+      for path in sorted(Path(paths['stdlib']).iterdir())
       if path.stem in names and _is_package(path)
     }
     if self.installed:
       # The two are often the same folder, and may not exist.
       folders = map(Path, dict.fromkeys((paths['purelib'], paths['platlib'])))
       for folder in filter(Path.is_dir, folders):
-        for path in folder.iterdir():
+        # Sorted: of x.py and the folder x, every machine takes the same.
+        for path in sorted(folder.iterdir()):
           if _is_package(path):
             packages.setdefault(path.stem, path)
     return packages

@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+from pathlib import Path
 import re
 import sysconfig
 
@@ -345,6 +346,20 @@ def test_the_first_folder_that_has_a_package_counts(python, monkeypatch):
     assert f'from_{first.name}' in read(Code(min_bytes=1))['two']
   paths['platlib'] = python / 'nowhere'
   assert f'from_{first.name}' in read(Code(min_bytes=1))['two']
+
+
+def test_the_order_of_files_on_the_disk_does_not_matter(python, monkeypatch):
+  (python / 'lib' / 'site-packages' / 'mine.py').write_text('file = 1\n')
+  list_files = Path.iterdir
+  for backward in False, True:
+    monkeypatch.setattr(
+      Path,
+      'iterdir',
+      lambda path, backward=backward: iter(
+        sorted(list_files(path), reverse=backward)
+      ),
+    )
+    assert 'mine/b.py' in read(Code(min_bytes=1))['mine']
 
 
 def test_packages_are_chosen_by_place_and_size(python):
