@@ -323,10 +323,17 @@ def check_ids(document: Document, vocabulary: Vocabulary) -> None:
   """Checks the ids and labels of a document.
 
   Raises:
-    ValueError: an id is 0 (padding) or outside the vocabulary, or a label is
-      outside it.
+    ValueError: ids or labels are not a 1-d array of integers, an id is 0
+      (padding) or outside the vocabulary, or a label is outside it.
   """
   ids, labels = document.tokens, document.labels
+  for kind, found in ('ids', ids), ('labels', labels):
+    if found is None or (found.ndim == 1 and found.dtype.kind in 'iu'):
+      continue
+    raise ValueError(
+      f'The {kind} of document {document.name!r} must be a 1-d array of '
+      f'integers, got {found.dtype}{list(found.shape)}. Correct its source.'
+    )
   if len(ids) and not (ids.min() > 0 and ids.max() < vocabulary.size):
     wrong = ids[(ids < 1) | (ids >= vocabulary.size)][0]
     raise ValueError(

@@ -17,6 +17,7 @@ from meliad_rec.data.dataset import Cached
 from meliad_rec.data.documents import Document
 from meliad_rec.data.documents import Documents
 from meliad_rec.data.documents import SPLITS
+from meliad_rec.data.split_files import read_text
 from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.data.vocabulary import Words
@@ -240,8 +241,20 @@ class PathfinderFiles(GrayImages):
         'pathfinder32/curv_contour_length_14.'
       )
     # The files are lines of text, in spite of their names.
-    rows = [row.split() for path in paths for row in path.open() if row.strip()]
-    return [(self._root / row[0] / row[1], int(row[3])) for row in rows]
+    listed = []
+    for path in paths:
+      for number, row in enumerate(read_text(path).splitlines(), 1):
+        match row.split():
+          case []:
+            continue
+          case [folder, name, _, '0' | '1' as label, *_]:
+            listed.append((self._root / folder / name, int(label)))
+          case _:
+            raise ValueError(
+              f'{path}:{number} is not the folder and name of an image, a '
+              'number and a class 0 or 1. Unpack the release again.'
+            )
+    return listed
 
 
 def gray(rgb_HWC: np.ndarray) -> np.ndarray:

@@ -74,6 +74,14 @@ def test_ids_outside_the_vocabulary_are_refused():
       collect_ids(1, wrong, 2)
 
 
+@pytest.mark.parametrize('ids', [np.array([[5, 6]]), np.array([5.5, 6.5])])
+def test_ids_and_labels_are_rows_of_integers(ids):
+  with pytest.raises(ValueError, match="ids of document 'a' .* got"):
+    Documents.collect([Document('a', ids, 1, 1)], Bytes())
+  with pytest.raises(ValueError, match="labels of document '0' .* got"):
+    collect(['ab'], lambda *_: ids)
+
+
 def test_labels_outside_the_vocabulary_are_refused():
   collect(['ab'], lambda *_: np.array([0, Bytes().size - 1]))
   for wrong in -1, Bytes().size, 2**16 + 1:

@@ -173,3 +173,6 @@ def test_pathfinder_is_split_and_skips_the_empty_file(tmp_path):
     again = PathfinderFiles(str(tmp_path))
     for split in SPLITS:
       again.documents(split)
+  (tmp_path / 'metadata' / '1.npy').write_text('imgs/1 sample_0.png 0 2\n')
+  with pytest.raises(ValueError, match='1.npy:1 is not .* class 0 or 1'):
+    PathfinderFiles(str(tmp_path)).documents('test')
