@@ -35,7 +35,6 @@ from collections.abc import Sequence
 import dataclasses
 import itertools
 import json
-import math
 from pathlib import Path
 import re
 import statistics
@@ -303,9 +302,10 @@ def best_settings(runs: list[TableRun], found: list[dict]) -> str:
   for each in found:
     run = named[each['run']]
     by_row.setdefault(run.row, {}).setdefault(run.setting, []).append(each)
-  best = min if BEST[found[0]['metric']] == 'lowest' else max
+  metric = found[0]['metric']
+  value = lambda runs: results.rank(results.mean(runs, 'validation'), metric)
   chosen = (
-    f'{row} with {best(of, key=lambda s: results.mean(of[s], "validation"))}'
+    f'{row} with {max(of, key=lambda setting: value(of[setting]))}'
     for row, of in by_row.items()
   )
   return f'Best on the validation split: {"; ".join(chosen)}.'
@@ -415,9 +415,7 @@ def result(run: TableRun) -> dict:
   metric = facts['best_metric']
   records = journal.read(journal.path(run.workdir))
   points = [(each[metric], each['step']) for each in validations(run)]
-  sign = -1 if BEST[metric] == 'lowest' else 1
-  # NaN is worse than any value.
-  rank = lambda value, step: (not math.isnan(value), sign * value, step)
+  rank = lambda value, step: (results.rank(value, metric), step)
   value, step = max(points, key=lambda point: rank(*point))
   timed = [each for each in records if 'step_seconds' in each]
   seconds = [each['step_seconds'] for each in timed]

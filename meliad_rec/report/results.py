@@ -10,6 +10,8 @@ from pathlib import Path
 import re
 import statistics
 
+import numpy as np
+
 from meliad_rec.metrics.metrics import BEST
 from meliad_rec.metrics.metrics import split_name
 from meliad_rec.metrics.metrics import unit
@@ -181,10 +183,20 @@ def mean(runs: list[dict], column: str) -> float | None:
   return statistics.fmean(values) if values else None
 
 
+def rank(value: float, metric: str) -> tuple[bool, float]:
+  """Returns a key of which the best value has the highest, and NaN the lowest.
+
+  Args:
+    value: value of the metric.
+    metric: a name in metrics.BEST.
+  """
+  sign = -1 if BEST[metric] == 'lowest' else 1
+  return not math.isnan(value), sign * value
+
+
 def best_seed(runs: list[dict]) -> dict:
   """Returns the run of a row whose validation is best."""
-  best = min if BEST[runs[0]['metric']] == 'lowest' else max
-  return best(runs, key=lambda each: each['validation'])
+  return max(runs, key=lambda each: rank(each['validation'], each['metric']))
 
 
 def cell(runs: list[dict], column: str) -> str:
@@ -197,7 +209,8 @@ def cell(runs: list[dict], column: str) -> str:
   text = f'{statistics.fmean(values):.4f}' if values else '-'
   if values[1:]:
     # Divided by the number of seeds, as in Ray Chowdhury and Caragea 2024.
-    spread, median = statistics.pstdev(values), statistics.median(values)
+    with np.errstate(invalid='ignore'):  # Of a run that diverged.
+      spread, median = np.std(values), np.median(values)
     text += f' ± {spread:.4f} [{median:.4f}]'
   if 0 < len(values) < len(runs):
     text += f' ({counted(len(values), "seed")})'

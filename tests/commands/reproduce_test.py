@@ -221,6 +221,19 @@ def test_a_sweep_trains_each_row_with_each_value(own, out, capsys):
   assert best in text and best in (out / 'table.md').read_text()
 
 
+def test_a_setting_that_diverges_is_not_the_best(tmp_path):
+  runs = [
+    reproduce.TableRun('a', (), 0, tmp_path, f'RATE = {rate}')
+    for rate in (1, 2)
+  ]
+  values = zip(runs, (math.nan, 0.5), strict=True)
+  found = [
+    {'run': run.name, 'metric': 'error', 'validation': value}
+    for run, value in values
+  ]
+  assert reproduce.best_settings(runs, found).endswith('a with RATE = 2.')
+
+
 def test_the_setting_of_a_sweep_is_given_to_the_training(own, tmp_path):
   given = []
 

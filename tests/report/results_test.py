@@ -91,6 +91,22 @@ def test_a_change_from_a_negative_value_has_its_sign():
   assert text.splitlines()[-1].endswith('| +25.0% |')
 
 
+@pytest.mark.parametrize(
+  'diverged, cell',
+  [
+    (math.nan, 'nan ± nan [nan]'),
+    (math.inf, 'inf ± nan [2.0000]'),
+  ],
+)
+def test_a_seed_that_diverged_is_neither_hidden_nor_best(diverged, cell):
+  run = {'row': 'a', 'metric': 'perplexity', 'parameters': 9, 'tokens': 5}
+  run |= {'seed': 0, 'step_seconds': 0.1}
+  runs = [run | {'validation': value} for value in (diverged, 2.0, 1.0)]
+  assert results.cell(runs, 'validation') == cell
+  assert results.best_seed(runs)['validation'] == 1
+  assert f'| {cell} | 1.0000 |' in results.table('t', runs)
+
+
 def test_costs_are_of_rows_that_have_a_time_and_a_result():
   rows = [{'row': 'a', 'step_seconds': s, 'parameters': 9} for s in (0.1, 0.3)]
   rows[0] |= {'validation': 1.0, 'test': 2.0}
