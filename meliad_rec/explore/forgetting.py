@@ -18,6 +18,7 @@ from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import Runs
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
+from meliad_rec.report.plot import in_legend
 from meliad_rec.report.plot import new_figure
 from meliad_rec.report.plot import plain
 from meliad_rec.runs.observed_run import Text
@@ -108,7 +109,7 @@ def by_position(
       values,
       marker='o',
       ms=3,
-      label=plain(of_runs.get(label, label)),
+      label=in_legend(of_runs.get(label, label)),
       **look,
     )
     if label != name:
@@ -192,7 +193,7 @@ def by_distance(runs: Runs, text: str, clear_every: int | None = None) -> Shown:
   top, bottom = figure.subplots(2)
   of_runs = _labels(runs)
   for i, (label, look) in enumerate(zip(bits, looks, strict=True)):
-    label = plain(of_runs.get(label, label))
+    label = in_legend(of_runs.get(label, label))
     top.plot(data['bits'].values[i], marker='o', label=label, **look)
     bottom.plot(data['right'].values[i], marker='o', **look)
   ticks = [bin_label(low, high) for low, high, _ in bins]
@@ -257,7 +258,7 @@ def forgetting(
     mean = by_place.mean('place')
     error = by_place.std('place', ddof=1) / np.sqrt(by_place.count('place'))
     color = COLORS[i % 6]
-    axes.plot(middles, mean, 'o-', ms=3, color=color, label=plain(label))
+    axes.plot(middles, mean, 'o-', ms=3, color=color, label=in_legend(label))
     axes.fill_between(
       middles, mean - error, mean + error, color=color, alpha=0.2
     )

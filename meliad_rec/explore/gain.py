@@ -21,6 +21,7 @@ from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.explore.shown import smooth
 from meliad_rec.report.console import dots
+from meliad_rec.report.plot import in_legend
 from meliad_rec.report.plot import new_figure
 from meliad_rec.report.plot import plain
 from meliad_rec.runs.trained_run import TrainedRun
@@ -118,7 +119,7 @@ def _draw_losses(axes, a, b, names):
   colors = COLORS[1], COLORS[0]
   for losses, name, color in zip((a, b), names, colors, strict=True):
     means, middles = smooth(losses.nats / np.log(2), 40)
-    axes.plot(middles, means, color=color, label=plain(name))
+    axes.plot(middles, means, color=color, label=in_legend(name))
   label_curves(axes, 'token of the text', 'loss (bits per token)')
 
 

@@ -94,16 +94,19 @@ def lines(
 
 
 def _draw_lines(axes, curves):
-  color = -1
+  published = {name for name in curves if name.endswith('(published)')}
+  colors = iter(_colors(len(curves) - len(published)))
+  color = None
   for name, points in curves.items():
     numbers, values = zip(*points, strict=True)
-    means, spreads = np.array([(np.mean(v), np.std(v)) for v in values]).T
-    is_published = name.endswith('(published)')
-    color += not is_published
-    style = {'ls': '--', 'alpha': 0.6} if is_published else {'marker': 'o'}
-    axes.plot(numbers, means, color=f'C{color}', label=plain(name), **style)
+    with np.errstate(invalid='ignore'):  # Of a run that diverged.
+      means, spreads = np.array([(np.mean(v), np.std(v)) for v in values]).T
+    style = {'ls': '--', 'alpha': 0.6}
+    if name not in published:
+      color, style = next(colors), {'marker': 'o'}
+    axes.plot(numbers, means, color=color, label=in_legend(name), **style)
     band = means - spreads, means + spreads
-    axes.fill_between(numbers, *band, color=f'C{color}', alpha=0.15, lw=0)
+    axes.fill_between(numbers, *band, color=color, alpha=0.15, lw=0)
   ticks = sorted({number for each in curves.values() for number, _ in each})
   if ticks[-1] >= 8 * ticks[0] > 0:
     axes.set_xscale('log', base=2)
@@ -159,6 +162,23 @@ def plain(text: str) -> str:
   return text.replace('$', '\\$')
 
 
+def in_legend(text: str) -> str:
+  """Returns a text for a legend as `plain` does, with a space before a `_`.
+
+  Matplotlib leaves labels that begin with `_` out of legends.
+  """
+  return plain(f' {text}' if text.startswith('_') else text)
+
+
+def _colors(count: int) -> list:
+  """Returns `count` different colors; beyond matplotlib's 10, of a rainbow."""
+  if count <= 10:
+    return [f'C{i}' for i in range(count)]
+  from matplotlib import colormaps
+
+  return list(colormaps['turbo'](np.linspace(0, 1, count)))
+
+
 def new_figure(width: float, height: float) -> 'Figure':
   """Returns an empty figure; width and height are in inches."""
   # A Figure without pyplot draws with Agg and needs no display.
@@ -200,7 +220,9 @@ def draw(
     ValueError: a run has no metrics.jsonl, or no such metric in it or on the
       split.
   """
-  for number, (name, workdir) in enumerate(runs.items()):
+  if colors is None:
+    colors = dict(zip(runs, _colors(len(runs)), strict=True))
+  for name, workdir in runs.items():
     dashes = itertools.cycle(['--', ':', '-.'])
     curves = _curves(workdir, metric)
     if only is not None and only not in curves:
@@ -212,8 +234,7 @@ def draw(
       if only not in (None, split):
         continue
       steps, values = zip(*sorted(points), strict=True)
-      color = f'C{number}' if colors is None else colors[name]
-      label = plain(f'{name}, {split}')
+      color, label = colors[name], in_legend(f'{name}, {split}')
       if split.startswith(journal.TRIVIAL):
         axes.axhline(values[-1], c=color, ls=next(dashes), label=label)
         continue

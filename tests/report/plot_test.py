@@ -1,5 +1,6 @@
 """Curves, as they are plotted."""
 
+from matplotlib.colors import to_hex
 import pytest
 
 from meliad_rec.report import journal
@@ -52,6 +53,17 @@ def test_runs_are_compared_by_color(run, drawn, tmp_path):
   labels = [line.get_label() for line in axes.lines]
   assert labels == [r'\$\[\$, train', 'recurrent, train']
   assert len({line.get_color() for line in axes.lines}) == 2
+
+
+def test_every_run_is_in_the_legend_in_its_own_color(run, drawn, tmp_path):
+  runs = {name: run(name, {1: 2.0}) for name in ['_a', *map(str, range(11))]}
+  plot.compare(runs, tmp_path / 'all.png', 'loss_nats_per_token')
+  curves = {name: [(1, [2.0]), (2, [1.0])] for name in runs}
+  plot.lines({'passes': curves}, tmp_path / 'lines.png', 'error')
+  for figure in drawn:
+    (axes,) = figure.axes
+    assert len(axes.get_legend().get_texts()) == 12
+    assert len({to_hex(line.get_color()) for line in axes.lines}) == 12
 
 
 def test_what_trivial_answers_reach_is_dashed(run, drawn):
