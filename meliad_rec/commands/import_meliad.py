@@ -33,6 +33,7 @@ from absl import flags
 from flax.traverse_util import flatten_dict
 from flax.traverse_util import unflatten_dict
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -424,8 +425,8 @@ def convert(meliad: Mapping[str, np.ndarray], target):
     The structure of `target`, with NumPy arrays of its shapes and dtypes.
 
   Raises:
-    ValueError: names are missing or unknown, or shapes differ. The message
-      lists all of these.
+    ValueError: names are missing or unknown, shapes differ, or arrays do not
+      hold floating-point numbers. The message lists all of these.
   """
   known = parameters(meliad)
   wanted = sources(target)
@@ -441,6 +442,8 @@ def convert(meliad: Mapping[str, np.ndarray], target):
         missing.append(name)
       elif (given := meliad[known[name]].shape) != needed:
         differ.append(f'{name} of shape {given} instead of {needed}')
+      elif not jnp.issubdtype(dtype := meliad[known[name]].dtype, jnp.floating):
+        differ.append(f'{name} of {dtype} instead of floating-point numbers')
       else:
         arrays.append(np.asarray(meliad[known[name]]).reshape(each))
     if len(arrays) == len(names):

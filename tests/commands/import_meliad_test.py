@@ -279,12 +279,15 @@ def test_all_that_does_not_fit_is_named_in_one_error():
   meliad['transformer1/external_memory_bias'] = np.zeros(2)
   meliad['final_mlp/hidden0/kernel'] = np.zeros((3, 4))
   meliad['embed/embedding'] = meliad['embed/embedding'].T
+  # As np.load returns an array of bfloat16.
+  meliad['final_layernorm/scale'] = np.zeros(18, 'V2')
   with pytest.raises(ValueError) as raised:
     convert(meliad, shapes(build(sizes)))
   for told in (
     f'it lacks transformer{{0,1}}/{norm};',
     'the model has no transformer{1}/external_memory_bias, final_mlp/hidden0/',
-    'it holds embed/embedding of shape (18, 31) instead of (31, 18).',
+    'it holds embed/embedding of shape (18, 31) instead of (31, 18), ',
+    'final_layernorm/scale of |V2 instead of floating-point numbers.',
   ):
     assert told in str(raised.value)
   with pytest.raises(ValueError, match='no parameter like cell/cells_0/depth'):
