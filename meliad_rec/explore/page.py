@@ -70,8 +70,9 @@ def write_page(
       the reason if it is left out.
 
   Raises:
-    ValueError: the run cannot read the text, `top` is below 1 or above the
-      number of tokens in the vocabulary, or the page cannot be written.
+    ValueError: the run cannot read the text, its losses are NaN, `top` is below
+      1 or above the number of tokens in the vocabulary, or the page cannot be
+      written.
   """
   check_is_of_text(run.labels)
   if run.sharded.model.encoder is not None:
@@ -81,6 +82,11 @@ def write_page(
     )
   on_progress('predictions')
   found = run.predictions(text, top)
+  if np.isnan(found['nats']).any():
+    raise ValueError(
+      f'The losses of {run.workdir}, step {run.step:,}, are NaN: its training '
+      'diverged. Choose an earlier step with --step.'
+    )
   figures: dict[str, str] = {}
   summary = {
     'run': f'{run.workdir}, step {run.step:,}',
@@ -326,7 +332,7 @@ def _fill(name, columns, states, found, summary, figures, top_words) -> bytes:
     # No text of the document can end the element that holds the facts.
     json=json.dumps(facts).replace('<', '\\u003c'),
   )
-  return page.encode()
+  return page.encode(errors='replace')  # Names of files may be no UTF-8.
 
 
 def _top_words(top: list[dict]) -> str:

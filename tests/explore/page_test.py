@@ -8,15 +8,18 @@ import json
 import re
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 from meliad_rec.commands import explore as command_explore
+from meliad_rec.data.vocabulary import Bytes
 from meliad_rec.explore import page
 from meliad_rec.explore.page import write_page
 from meliad_rec.explore.shown import Shown
 from meliad_rec.report.plot import new_figure
 from meliad_rec.report.plot import plain
+from meliad_rec.runs.trained_run import TrainedRun
 from tests import command
 from tests import observed
 from tests import trained
@@ -43,7 +46,7 @@ def facts_of(path):
 @pytest.mark.slow
 def test_the_numbers_are_those_of_the_run(tmp_path):
   run, out = observed.run('recurrent_fixed_skip'), tmp_path / 'page.html'
-  write_page(run, TEXT, out, name='<cats>', top=3)
+  write_page(run, TEXT, out, name='<cats\udcff>', top=3)
   facts = facts_of(out)
   columns, T = facts['columns'], len(TEXT.encode())
   assert (facts['tokens'], facts['choices']) == (T, 3)
@@ -64,7 +67,7 @@ def test_the_numbers_are_those_of_the_run(tmp_path):
   value = columns['value'].reshape(N, L, S, D) / 127 * np.abs(slots).max()
   np.testing.assert_allclose(value, slots[:N], atol=0.02 * slots.max())
   text = out.read_text()
-  assert '&lt;cats&gt;' in text and '<cats>' not in text
+  assert '&lt;cats?&gt;' in text and '<cats' not in text
   assert len(re.findall('<figure>', text)) == 6  # Too short for one.
 
 
@@ -185,11 +188,18 @@ def test_command(tmp_path, capsys):
   assert facts_of(out)['choices'] == 2
 
 
+def diverged(run):
+  params = jax.tree.map(lambda a: a * np.nan, run.params)
+  facts = {'batch': 1, 'labels': False}
+  return TrainedRun(run.sharded, params, Bytes(), run.config, facts, 0)
+
+
 @pytest.mark.parametrize(
   ('make', 'message'),
   [
     (lambda: observed.run('lstm', labels=True), 'to predict labels'),
     (lambda: observed.translator('window'), 'has an encoder. Use'),
+    (lambda: diverged(observed.run('lstm')), 'are NaN: its training diverged'),
   ],
 )
 def test_runs_that_have_no_page(make, message, tmp_path):
