@@ -1,10 +1,12 @@
 """Picture of how many bits one model gains over another on the same tokens."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 
 from meliad_rec.evaluation.name_distance import bin_label
+from meliad_rec.evaluation.name_distance import byte_offsets
 from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.report import journal
@@ -14,7 +16,7 @@ from meliad_rec.report.console import dots
 # Characters of the page of text, and their size: readable at half of it.
 _ROWS, _COLUMNS, _SIZE = 24, 60, 13
 _FEWEST = 12  # Rows of the panel for a shorter page.
-# A page may begin within a character, whose bytes then stay single.
+# Bytes that are not UTF-8 stay single.
 _ERRORS = 'surrogateescape'
 _METRIC = 'bits_per_byte'
 _LIMIT = 4.0  # Bits per character at which colors are strongest.
@@ -121,18 +123,18 @@ def _best_page(losses: TokenLosses, gain):
     page in it; and a list of rows, each a list of pairs (character, gain at its
     token).
   """
-  best, place = -np.inf, (0, 0)
-  tokens = _ROWS * _COLUMNS // 2  # Most lines of a text are not full.
-  for document, part in enumerate(np.split(gain, losses.starts[1:-1])):
-    total = np.concatenate([[0], np.cumsum(part)])
-    for first in range(0, len(part), tokens):
-      page = total[min(first + tokens, len(part))] - total[first]
-      if page > best:
-        best, place = page, (document, first)
-  document, first = place
-  first += losses.starts[document]
-  begin, end = losses.bytes_[losses.starts[document : document + 2]]
-  at = losses.bytes_[first]
+  best, place = -np.inf, (0, 0, 0)
+  total = np.concatenate([[0], np.cumsum(gain)])
+  bounds = losses.bytes_[losses.starts]
+  for document, (begin, end) in enumerate(itertools.pairwise(bounds)):
+    text = losses.text[begin:end].tobytes().decode('utf-8', _ERRORS)
+    starts = begin + byte_offsets(text)[_page_starts(text)]
+    pages = np.diff(total[np.searchsorted(losses.bytes_, starts)])
+    if pages.max(initial=-np.inf) > best:
+      first = starts[pages.argmax()]
+      best, place = pages.max(), (document, first - begin, end)
+  document, first, end = place
+  at = bounds[document] + first
   rows = [[]]
   # A character belongs to the token that holds its first byte.
   for character in losses.text[at:end].tobytes().decode('utf-8', _ERRORS):
@@ -144,5 +146,13 @@ def _best_page(losses: TokenLosses, gain):
       rows.append([])
     if character != '\n':
       rows[-1].append((dots(character), gain[min(token, len(gain) - 1)]))
-  name = f'{losses.names[document]}:{losses.bytes_[first] - begin}'
-  return name, rows
+  return f'{losses.names[document]}:{first}', rows
+
+
+def _page_starts(text: str) -> list[int]:
+  """Returns the index of the first character of each page, and the end."""
+  rows, at = [], 0
+  for line in text.split('\n'):
+    rows += range(at, at + max(len(line), 1), _COLUMNS)
+    at += len(line) + 1
+  return [*(row for row in rows[::_ROWS] if row < len(text)), len(text)]

@@ -45,7 +45,7 @@ class Names:
       text = losses.text[begin:end].tobytes().decode('utf-8', _INVALID)
       found, used = list(_NAME.finditer(text)), {}
       spans_N2 = np.array([m.span() for m in found], np.int64).reshape(-1, 2)
-      at = begin + _byte_offsets(text)[spans_N2]
+      at = begin + byte_offsets(text)[spans_N2]
       first_N = np.searchsorted(losses.bytes_, at[:, 0], 'right') - 1
       end_N = np.searchsorted(losses.bytes_, at[:, 1], 'left')
       spans.append(np.stack([first_N, end_N]))
@@ -85,7 +85,7 @@ def bin_label(low: int, high: int) -> str:
   return f'{low:,}-{high - 1:,}' if low else 'first use'
 
 
-def _byte_offsets(text: str) -> np.ndarray:
+def byte_offsets(text: str) -> np.ndarray:
   """Returns where each character of a text begins in UTF-8, and its end."""
   code_N = np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), np.uint32)
   bytes_N = 1 + (code_N >= 0x80) + (code_N >= 0x800) + (code_N >= 0x10000)

@@ -114,7 +114,7 @@ def test_the_page_that_gains_most_is_drawn(tmp_path, drawn):
   b = changed(a, slice(at, at + 4), -3.0)
   gain = (a.nats - b.nats).astype(float)
   name, rows = gain_plot._best_page(a, gain)
-  assert name.startswith('doc1:')
+  assert name == f'doc1:{2 * 2 * 24 * 60}'
   shown = {c: g for row in rows for c, g in row}
   assert shown['n'] == pytest.approx(3) and shown['y'] == 0
   assert len(rows) <= gain_plot._ROWS
@@ -135,6 +135,24 @@ def test_the_page_that_gains_most_is_drawn(tmp_path, drawn):
   assert letter.width <= panel.width / np.ptp(page.get_xlim())
   assert letter.height <= panel.height / np.ptp(page.get_ylim())
   assert np.nanmax(page.images[0].get_array()) == pytest.approx(bits / 4)
+
+
+@pytest.mark.parametrize('size', [1, 4])  # Bytes of a token.
+def test_the_page_shows_what_it_gains(size):
+  """Its lines are short, and its tokens may be long."""
+  a = make(['x\n' * 200, 'y\n' * 400 + 'name' * 2, 'z\n' * 10, ''])
+  starts = a.starts // size
+  a = dataclasses.replace(a, starts=starts, bytes_=a.bytes_[::size])
+  gain = np.zeros(starts[-1])
+  gain[starts[2] - 1] = 3
+  name, rows = gain_plot._best_page(a, gain)
+  assert name == f'doc1:{2 * 24 * (401 // 24)}'
+  assert rows[-1] == [
+    (c, 3 * (i >= 8 - size)) for i, c in enumerate(2 * 'name')
+  ]
+  # If B gains nowhere, it loses least on the shortest page.
+  name, _ = gain_plot._best_page(a, np.full(starts[-1], -1.0))
+  assert name == 'doc0:384'
 
 
 def test_curves_of_folders_with_one_name_are_both_drawn(tmp_path, drawn):
