@@ -30,7 +30,9 @@ _SHOWN = {
   'cleared_cost': lambda x: f'without state {x:+.4f} nats/token',
   'learning_rate': lambda x: f'lr {x:.2e}',
   'tokens_per_second': lambda x: f'{x:,.0f} tokens/s',
-  'step_seconds': lambda x: f'{1000 * x:.4g} ms/step',
+  'step_seconds': lambda x: (
+    f'{1000 * x:.4g} ms/step' if x < 9 else f'{x:.4g} s/step'
+  ),
   'mfu': lambda x: f'mfu {x:.1%}',
   'epoch': lambda x: f'epoch {x:.2f}',
   'padding_share': lambda x: f'padding {x:.1%}',

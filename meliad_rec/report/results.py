@@ -106,12 +106,13 @@ def table(name: str, results: list[dict]) -> str:
     '|---|' + '---:|' * (len(head) - 1),
   ]
   for row, runs in rows.items():
+    ms = 1000 * mean(runs, 'step_seconds')
     cells = [
       row,
       str(len(runs)),
       beside_published(runs[0]['parameters'], ',', runs, _SIZE),
       f'{runs[0]["tokens"]:,}',
-      beside_published(1000 * mean(runs, 'step_seconds'), '.0f', runs, _TIME),
+      beside_published(ms, '.0f' if ms >= 100 else '.3g', runs, _TIME),
       *(cell(runs, column) for column in columns),
     ]
     if has_seeds:

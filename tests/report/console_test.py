@@ -50,6 +50,12 @@ def test_lines_without_a_terminal():
   )
 
 
+def test_long_steps_are_in_seconds():
+  out = io.StringIO()
+  Console(stream=out).write(1, 'train', {'step_seconds': 12.345})
+  assert out.getvalue().endswith('  12.35 s/step\n')
+
+
 def test_a_bar_on_a_terminal(monkeypatch):
   out = Terminal()
   shown = Console(total_steps=50, step=10, stream=out)

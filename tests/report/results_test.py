@@ -66,7 +66,9 @@ def test_a_published_time_is_beside_the_measured_one():
     return dict(zip(results.COLUMNS, values, strict=True)) | published
 
   to = 'step time to b'
-  a = row('a', 0.5, **{'ms per step': 178, to: 1.5, 'minutes per 60 steps': 5})
+  a = row(
+    'a', 0.00345, **{'ms per step': 178, to: 1.5, 'minutes per 60 steps': 5}
+  )
   speeds = {'training K words/s': 9, 'training K steps/s': 3, 'words/s': 7}
   b = row('b', 0.25, **{to: 1}, **speeds)
   head, _, *lines = results.table('t', [a, b]).splitlines()[2:]
@@ -77,7 +79,7 @@ def test_a_published_time_is_beside_the_measured_one():
   ]
   cells = [[each.strip() for each in line.split('|')[5:-2]] for line in lines]
   assert cells == [
-    ['500 / 178', '0.5000', '2 / 1.5', '1 / 5', '1', '1', ''],
+    ['3.45 / 178', '0.5000', '0.0138 / 1.5', '0.0069 / 5', '145', '145', ''],
     ['250', '0.5000', '1 / 1', '0.5', '2 / 9', '2 / 3', '7'],
   ]
 
