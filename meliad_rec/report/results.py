@@ -108,7 +108,7 @@ def table(name: str, results: list[dict]) -> str:
   for row, runs in rows.items():
     ms = 1000 * mean(runs, 'step_seconds')
     cells = [
-      row,
+      row.replace('|', r'\|'),
       str(len(runs)),
       beside_published(runs[0]['parameters'], ',', runs, _SIZE),
       f'{runs[0]["tokens"]:,}',

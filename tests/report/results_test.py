@@ -89,8 +89,9 @@ def test_a_change_from_a_negative_value_has_its_sign():
     values = name, name, 0, 9, 0.5, 0.5, 10, 5000, 'mean_return', 10, value
     return dict(zip(results.COLUMNS, values, strict=True))
 
-  text = results.table('t', [row('a', -4.0), row('b', -3.0)])
-  assert text.splitlines()[-1].endswith('| +25.0% |')
+  text = results.table('t', [row('a', -4.0), row("b, C = '|'", -3.0)])
+  *_, last = text.splitlines()
+  assert last.startswith(r"| b, C = '\|' | 1 |") and last.endswith('| +25.0% |')
 
 
 @pytest.mark.parametrize(
