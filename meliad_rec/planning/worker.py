@@ -78,6 +78,11 @@ def answer(question: Question) -> Answer:
   notes = check_read(question.vocab_size is not None)
   if experiment.shorter_first:
     notes += ('the first FIRST_STEPS steps count as steps of full segments',)
+  if (every := experiment.program.optimizer.every) > 1:
+    notes += (
+      'times are those of a step that updates the parameters, which one of '
+      f'{every} steps does',
+    )
   if sizes.depth is not None:
     notes += (
       'FLOP and times assume that loops that may end early run for their '

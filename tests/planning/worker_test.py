@@ -114,7 +114,8 @@ def test_agents_need_no_vocabulary(tmp_path, without):
 
 def test_loops_that_may_end_early_count_whole_with_a_note(tmp_path, without):
   files = ('arch/universal', *FILES[1:])
-  params = ('D_MODEL = 64', 'SEGMENT = 128')
+  every = 'optimizer.chain.every = 4'
+  params = ('D_MODEL = 64', 'SEGMENT = 128', every)
 
   def found(depth):
     given = (*params, f'DEPTH = {depth}')
@@ -125,6 +126,7 @@ def test_loops_that_may_end_early_count_whole_with_a_note(tmp_path, without):
   assert five.sizes['flops'] - three.sizes['flops'] == 2 * step > 0
   assert five.sizes['depth'] == 5
   assert any('maximum of 5' in note for note in five.notes)
+  assert any('which one of 4 steps does' in note for note in five.notes)
 
 
 @pytest.mark.parametrize(
