@@ -159,12 +159,6 @@ def test_rows_are_compared_by_a_metric_that_all_have(tmp_path):
   )
 
 
-def test_a_folder_of_runs_may_have_the_name_of_a_table(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  (tmp_path / 'cpu' / 'code').mkdir(parents=True)
-  assert list(table_rows.rows('cpu/code', None)) == ['rec', 'slide']
-
-
 def test_rows_of_several_metrics_have_a_table_each(own, out, capsys):
   path = out / 'b_seed0'
   facts = json.loads((path / folder.FACTS).read_text())

@@ -14,6 +14,12 @@ def test_rows_are_the_files_of_a_table_or_folder(tmp_path):
   assert table_rows.rows(str(tmp_path), ['b']) == {'b': b}
 
 
+def test_a_folder_of_runs_may_have_the_name_of_a_table(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'cpu' / 'code').mkdir(parents=True)
+  assert list(table_rows.rows('cpu/code', None)) == ['rec', 'slide']
+
+
 def test_a_scale_is_that_of_the_longest_name():
   xl = 'experiments/block_recurrent/table1_xl_512'
   assert table_rows.scale(xl, 'paper') == ()
