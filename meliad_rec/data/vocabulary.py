@@ -275,7 +275,8 @@ class Tokenizer:
       self._lost = {*range(256)} - single
 
   def encode(self, text: str) -> np.ndarray:
-    if self._lost and (lost := self._lost.intersection(text.encode())):
+    content = text.encode()  # Half a character is an error here.
+    if self._lost and (lost := self._lost.intersection(content)):
       raise ValueError(
         f'The tokenizer {self.path} has no token for the byte {min(lost)} of '
         'UTF-8 in a text. Train it with an initial alphabet of all bytes.'

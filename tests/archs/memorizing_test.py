@@ -157,7 +157,8 @@ def test_the_search_is_not_repeated_in_the_backward_pass():
 
 
 def test_the_gate_is_even_at_first():
-  near, far = np.zeros((B, T, H * K)), np.ones((B, T, H, K))
+  near = np.zeros((B, T, H * K), np.float32)
+  far = np.ones((B, T, H, K), np.float32)
   y, _ = HeadGate().init_with_output(jax.random.key(0), near, far)
   np.testing.assert_array_equal(y, 0.5)
 
