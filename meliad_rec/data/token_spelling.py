@@ -1,4 +1,4 @@
-"""How the tokenizers of Hugging Face spell the bytes of a token."""
+"""How Hugging Face tokenizers write the bytes of a token."""
 
 from collections.abc import Mapping
 import re

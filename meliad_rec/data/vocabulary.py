@@ -120,8 +120,8 @@ class SentencePiece:
   text becomes a space. A model made by `meliad_rec.commands.train_vocab`
   preserves all other text exactly.
 
-  Ids are those of the model, or these plus 1 if the model can map text to id 0,
-  which is padding here.
+  Ids are those of the model. If the model can map text to id 0, which is
+  padding here, all ids are one higher.
 
   Args:
     path: the .model file.

@@ -91,8 +91,8 @@ class BeamSearch:
     when its hypothesis has ended. t5x goes on until none could become one of
     the best K. fairseq also stops when `beams` hypotheses have ended, and so
     misses a longer one that is far more likely. If no hypothesis of a row has
-    ended, those of `length` tokens are returned. A row does not depend on other
-    rows.
+    ended, its unfinished hypotheses of `length` tokens are returned. Rows do
+    not influence each other.
 
     Args:
       step: function of a state and tokens_BK; returns the state after reading

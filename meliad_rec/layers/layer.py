@@ -223,8 +223,8 @@ class Attention(nn.Module):
     has_positions: whether keys of `past` have positions. If False, they are
       read by `attend_slots` instead of `attend_window`.
     rate: rate of dropout on the result of `pre_norm`.
-    attention_rate: rate of dropout on attention probabilities, except those of
-      `memory`.
+    attention_rate: rate of dropout on attention probabilities. Attention to
+      `memory` has no dropout.
     join: a class from gates.py.
     position: position module that several layers share. None means that this
       module makes its own.

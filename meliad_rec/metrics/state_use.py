@@ -112,9 +112,9 @@ def row_difference(s_BSD, pair_B) -> MeanMetric:
   """Returns how much state vectors differ between a row and the row before it.
 
   In each slot, the root mean square of the difference between the two rows'
-  vectors is divided by that of the row's own vector. The result is the mean
-  over slots and rows. It is about 1.4 for independent vectors of mean 0 and
-  equal size.
+  vectors is divided by the root mean square of the row's vector. The result is
+  the mean over slots and rows. It is about 1.4 for independent vectors of mean
+  0 and equal size.
 
   Args:
     s_BSD: state vectors.

@@ -99,7 +99,7 @@ def _draw_lines(axes, curves):
   color = None
   for name, points in curves.items():
     numbers, values = zip(*points, strict=True)
-    with np.errstate(invalid='ignore'):  # Of a run that diverged.
+    with np.errstate(invalid='ignore'):  # If a run diverged.
       means, spreads = np.array([(np.mean(v), np.std(v)) for v in values]).T
     style = {'ls': '--', 'alpha': 0.6}
     if name not in published:

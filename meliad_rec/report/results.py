@@ -210,7 +210,7 @@ def cell(runs: list[dict], column: str) -> str:
   text = f'{statistics.fmean(values):.4f}' if values else '-'
   if values[1:]:
     # Divided by the number of seeds, as in Ray Chowdhury and Caragea 2024.
-    with np.errstate(invalid='ignore'):  # Of a run that diverged.
+    with np.errstate(invalid='ignore'):  # If a run diverged.
       spread, median = np.std(values), np.median(values)
     text += f' ± {spread:.4f} [{median:.4f}]'
   if 0 < len(values) < len(runs):
