@@ -10,12 +10,16 @@ import functools
 from flax import linen as nn
 from flax import struct
 import jax
+from jax.experimental.layout import Layout
+from jax.experimental.layout import with_layout_constraint
 import jax.numpy as jnp
 import numpy as np
 
 from meliad_rec.distributed.per_shard import per_shard
+from meliad_rec.kernels.dispatch import mesh_platform
 from meliad_rec.kernels.reference import l2_normalize
 from meliad_rec.kernels.reference import MASKED
+from meliad_rec.kernels.reference import merge_heads
 from meliad_rec.kernels.reference import normalize_own_keys
 from meliad_rec.layers.linear import dot_general
 
@@ -61,7 +65,9 @@ class KV(struct.PyTreeNode):
     """Returns the `length` newest keys and values, with `unnormalized` 0."""
     part = _by_token(lambda a: a[:, a.shape[1] - length :], self)
     return part.replace(
-      unnormalized=min(self.unnormalized, length)
+      k=_by_rows(part.k),
+      v=_by_rows(part.v),
+      unnormalized=min(self.unnormalized, length),
     ).normalized()
 
   def normalized(self) -> 'KV':
@@ -88,6 +94,26 @@ def _by_token(call: Callable, *kvs: KV) -> KV:
     return a.reshape(*a.shape[:2], *heads)
 
   return jax.tree.map(merged, *kvs)
+
+
+def _by_rows(a_BSHK):
+  """Asks XLA for TPUs to lay out keys or values with merged heads by rows.
+
+  A cache has a separate axis of heads, which no layout by rows allows without a
+  copy. To avoid this copy of the last keys of a segment, XLA would transpose
+  all keys, and then transpose them back for the kernels of attention. On other
+  platforms, the array is returned unchanged.
+  """
+  if mesh_platform() != 'tpu':
+    return a_BSHK
+
+  def constrain(a_BSHK):
+    a_BSF = with_layout_constraint(merge_heads(a_BSHK), Layout((0, 1, 2)))
+    return (a_BSF.reshape(a_BSHK.shape),)
+
+  # XLA would gather the rows of all devices, to constrain their layout.
+  (a_BSHK,) = per_shard(constrain, ('BTHK',), (a_BSHK,), ('BTHK',))(a_BSHK)
+  return a_BSHK
 
 
 class Heads(nn.Module):

@@ -351,7 +351,7 @@ def _window_step_bytes(G, K, sharing, W, Q, size, backward: bool) -> int:
   # The number of arrays like a block of queries, of arrays like a block of
   # keys, and of tiles; and the bytes of scratch for each element of the keys.
   queries, keys, tiles, kept = (
-    (4, 5, 2, 2 * size + 8) if backward else (2, 2, 1, 2 * size)
+    (4, 7, 2, 2 * size + 8) if backward else (2, 2, 1, 2 * size)
   )
   moved = (queries * Q * G * K + keys * Q * width + 2 * W * width) * size
   moved += tile * 4 * (tiles + 1)

@@ -165,7 +165,10 @@ def backward(
     interpret=interpret,
     name='memory_attention_backward',
   )(*arguments)
-  dk_BSF, dv_BSF = (sum_shared_heads(a, k_BSF, width) for a in (dk_BSF, dv_BSF))
+  columns = k_BSF.shape[2]
+  dk_BSF, dv_BSF = (
+    sum_shared_heads(a, columns, width) for a in (dk_BSF, dv_BSF)
+  )
   return dq_BTF, dk_BSF, dv_BSF, dscale_H11[:, 0, 0]
 
 

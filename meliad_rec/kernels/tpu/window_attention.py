@@ -46,14 +46,13 @@ def attend(inputs: AttentionInputs, keep_HSX, *, interpret):
   """
   q_BTHK, bias_HW = inputs.q_BTHK, inputs.bias_HW
   T, W = q_BTHK.shape[1], inputs.window
-  q_BTF, k_BSF, v_BSF, seen_B1S = _prepared(inputs)
+  q_BTF, own, past = _prepared(inputs)
 
   def softmax(shift_H, is_bounded):
     return forward(
       q_BTF,
-      k_BSF,
-      v_BSF,
-      seen_B1S,
+      own,
+      past,
       band_tile(
         (bias_HW - shift_H[:, None]) * LOG2E, LANES, inputs.include_self
       ),
@@ -85,16 +84,15 @@ def gradients(
   q_BTHK, scale_H = inputs.q_BTHK, inputs.scale_H
   T = q_BTHK.shape[1]
   block = block_size(T, inputs.window)
-  q_BTF, k_BSF, v_BSF, seen_B1S = _prepared(inputs)
+  q_BTF, own, past = _prepared(inputs)
   tile_HSX, to_bias = jax.vjp(
     lambda bias: band_tile(bias, LANES, inputs.include_self),
     inputs.bias_HW * LOG2E,
   )
-  dq, dk, dv, dtile_HXS, dscale_H = backward(
+  dq, own, past, dtile_HXS, dscale_H = backward(
     q_BTF,
-    k_BSF,
-    v_BSF,
-    seen_B1S,
+    own,
+    past,
     transposed(tile_HSX),
     scale_H,
     transposed(keep_HSX),
@@ -112,13 +110,15 @@ def gradients(
   # The kernel's gradient is with respect to logits to base e, although the tile
   # is to base 2, so the factor LOG2E is not differentiated.
   (dbias_HW,) = to_bias(transposed(dtile_HXS))
+  if past:
+    own = [jnp.concatenate(parts, 1) for parts in zip(past, own, strict=True)]
   unpad = lambda a: unpad_keys(a, inputs, _past_keys(inputs)).reshape(
     inputs.k_BSHK.shape
   )
   return inputs.replace(
     q_BTHK=dq[:, :T].reshape(q_BTHK.shape),
-    k_BSHK=unpad(dk),
-    v_BSHK=unpad(dv),
+    k_BSHK=unpad(own[0]),
+    v_BSHK=unpad(own[1]),
     mask_BS=None,
     bias_HW=dbias_HW,
     scale_H=None if scale_H is None else dscale_H.astype(scale_H.dtype),
@@ -216,10 +216,21 @@ def transposed(a_HSX):
 
 
 def _prepared(inputs: AttentionInputs):
-  """Returns the arguments q_BTF, k_BSF, v_BSF and seen_B1S of the kernels."""
+  """Returns the arguments q_BTF, own and past of the kernels.
+
+  Layers join past and own keys just before. XLA does not join them if all of
+  its operations read one part or the other.
+  """
   block = block_size(inputs.q_BTHK.shape[1], inputs.window)
-  *qkv, seen_BS = pad_to_blocks(inputs, _past_keys(inputs), block)
-  return *map(merge_heads, qkv), seen_BS[:, None]
+  length = _past_keys(inputs)
+  q_BTHK, k_BSHK, v_BSHK, seen_BS = pad_to_blocks(inputs, length, block)
+
+  def part(start, end):
+    keys, values = (merge_heads(a[:, start:end]) for a in (k_BSHK, v_BSHK))
+    return [keys, values, seen_BS[:, None, start:end]]
+
+  past = part(0, length) if length else None
+  return merge_heads(q_BTHK), part(length, None), past
 
 
 def _past_keys(inputs: AttentionInputs) -> int:

@@ -28,13 +28,13 @@ from meliad_rec.kernels.tpu.blocks import widen
 from meliad_rec.kernels.tpu.blocks import WindowBlocks
 from meliad_rec.kernels.tpu.window_forward import load_own_keys
 from meliad_rec.kernels.tpu.window_forward import pack_scalars
+from meliad_rec.kernels.tpu.window_forward import past_specs
 
 
 def backward(
   q_BTF,
-  k_BSF,
-  v_BSF,
-  seen_B1S,
+  own,
+  past,
   tile_HXS,
   scale_H,
   keep_HXS,
@@ -50,8 +50,8 @@ def backward(
   """Returns gradients of the inputs, given gradients of the outputs.
 
   Args:
-    q_BTF, k_BSF, v_BSF, seen_B1S, scale_H, block, head_dim, normalize_own,
-      interpret: see window_forward.forward.
+    q_BTF, own, past, scale_H, block, head_dim, normalize_own, interpret: see
+      window_forward.forward.
     tile_HXS: sum of bias and band, to base 2, for the X keys that a sub-block
       of S queries sees. No shift is subtracted.
     keep_HXS: dropout factors of a sub-block's probabilities; None means that
@@ -60,16 +60,18 @@ def backward(
     do_BTF: gradients of the outputs.
 
   Returns:
-    Gradients of q_BTF, k_BSF, v_BSF; of the tile before its conversion to base
-    2, [H, X, S] float32; and of scale_H, zeros [H] if it is None.
+    Gradients of q_BTF; of own keys and values, a list of two; of past keys and
+    values, a list of two, or [] if there are none; of the tile before its
+    conversion to base 2, [H, X, S] float32; and of scale_H, zeros [H] if it is
+    None.
   """
   (B, T, F), (H, X, S) = q_BTF.shape, tile_HXS.shape
   K, W, Q = head_dim, X - S, block
-  sharing = F // k_BSF.shape[2]
+  k_BTF, v_BTF, seen_B1T = own
+  sharing = F // k_BTF.shape[2]
   G = backward_heads(H, K, sharing, W, Q, q_BTF.dtype.itemsize)
   blocks = WindowBlocks(Q, K, G, sharing, S, W)
   width, kv_group = blocks.kv_width, blocks.kv_group
-  past_blocks = (k_BSF.shape[1] - T) // Q
   # Steps after the last block of queries finish the keys of the last window.
   window_blocks = W // Q
   query_block = lambda i: jnp.minimum(i, T // Q - 1)
@@ -77,71 +79,67 @@ def backward(
     (1, Q, blocks.width), lambda h, b, i: (b, query_block(i), h)
   )
   own_spec = pl.BlockSpec(
-    (1, Q, width),
-    lambda h, b, i: (b, query_block(i) + past_blocks, kv_group(h)),
+    (1, Q, width), lambda h, b, i: (b, query_block(i), kv_group(h))
   )
-  past_spec = pl.BlockSpec((1, W, width), lambda h, b, i: (b, 0, kv_group(h)))
   finished_spec = lambda group: pl.BlockSpec(
     (1, Q, width),
-    lambda h, b, i: (
-      b,
-      jnp.maximum(i + past_blocks - window_blocks, 0),
-      group(h),
-    ),
+    lambda h, b, i: (b, jnp.maximum(i - window_blocks, 0), group(h)),
+  )
+  finished_past_spec = pl.BlockSpec(
+    (1, Q, width), lambda h, b, i: (b, jnp.minimum(i, window_blocks - 1), h)
   )
   head_spec = lambda a: pl.BlockSpec(
     (G, *a.shape[1:]), lambda h, b, i: (h,) + (0,) * (a.ndim - 1)
   )
   normalize = scale_H is not None
   scalars_H11 = pack_scalars(scale_H if normalize else jnp.ones(H))
-  arguments = [q_BTF, do_BTF, o_BTF, k_BSF, v_BSF, seen_B1S]
+  arguments = [q_BTF, do_BTF, o_BTF, k_BTF, v_BTF, seen_B1T]
   arguments += [lse_BHT.reshape(B, H // G, G, T), scalars_H11, tile_HXS]
   specs = [query_spec, query_spec, query_spec, own_spec, own_spec]
   specs += [
-    pl.BlockSpec(
-      (1, 1, Q), lambda h, b, i: (b, 0, query_block(i) + past_blocks)
-    ),
+    pl.BlockSpec((1, 1, Q), lambda h, b, i: (b, 0, query_block(i))),
     pl.BlockSpec((1, 1, G, Q), lambda h, b, i: (b, h, 0, query_block(i))),
     head_spec(scalars_H11),
     head_spec(tile_HXS),
   ]
-  if past_blocks:
-    arguments += [k_BSF, v_BSF, seen_B1S]
-    specs += [past_spec] * 2
-    specs.append(pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, 0)))
+  if past:
+    arguments += past
+    specs += past_specs(W, width, kv_group)
   if keep_HXS is not None:
     arguments.append(keep_HXS)
     specs.append(head_spec(keep_HXS))
   if normalize_own:
-    arguments.append(k_BSF)
+    arguments.append(k_BTF)
     specs.append(finished_spec(kv_group))
   shape = jax.ShapeDtypeStruct
   # Each grid step that shares a key head computes its own gradient of it.
-  dk_shape = shape((B, k_BSF.shape[1], H // G * width), k_BSF.dtype)
+  dk_shape = lambda length: shape((B, length, H // G * width), k_BTF.dtype)
   tile, scalars = (shape(a.shape, jnp.float32) for a in (tile_HXS, scalars_H11))
   scratch = [
-    ((W + Q, width), k_BSF.dtype),
-    ((W + Q, width), v_BSF.dtype),
+    ((W + Q, width), k_BTF.dtype),
+    ((W + Q, width), v_BTF.dtype),
     ((W + Q, LANES), jnp.float32),
     ((W + Q, width), jnp.float32),
     ((W + Q, width), jnp.float32),
   ]
-  dk_spec = finished_spec(lambda h: h)
-  out_specs = [query_spec, dk_spec, dk_spec]
-  out_specs += [head_spec(tile), head_spec(scalars)]
-  dq_shape = shape(q_BTF.shape, q_BTF.dtype)
-  out_shapes = [dq_shape, dk_shape, dk_shape, tile, scalars]
+  out_specs = [query_spec, head_spec(tile), head_spec(scalars)]
+  out_specs += [finished_spec(lambda h: h)] * 2
+  out_shapes = [shape(q_BTF.shape, q_BTF.dtype), tile, scalars]
+  out_shapes += [dk_shape(T)] * 2
+  if past:
+    out_specs += [finished_past_spec] * 2
+    out_shapes += [dk_shape(W)] * 2
   vmem_blocks = [
     (spec.block_shape, a.dtype)
     for spec, a in zip(
       [*specs, *out_specs], [*arguments, *out_shapes], strict=True
     )
   ]
-  dq_BTF, dk_BSF, dv_BSF, dbias_HXS, dscale_H11 = pl.pallas_call(
+  dq_BTF, dbias_HXS, dscale_H11, *dkeys = pl.pallas_call(
     functools.partial(
       _kernel,
       blocks=blocks,
-      has_past=past_blocks > 0,
+      has_past=past is not None,
       window_blocks=window_blocks,
       normalize=normalize,
       normalize_own=normalize_own,
@@ -158,29 +156,29 @@ def backward(
     cost_estimate=pl.CostEstimate(
       flops=10 * B * T * F * X,
       transcendentals=B * H * T * X,
-      bytes_accessed=4 * (q_BTF.nbytes + k_BSF.nbytes),
+      bytes_accessed=4 * (q_BTF.nbytes + k_BTF.nbytes),
     ),
     interpret=interpret,
     name='window_attention_backward',
   )(*arguments)
-  dk_BSF, dv_BSF = (sum_shared_heads(a, k_BSF, width) for a in (dk_BSF, dv_BSF))
-  return dq_BTF, dk_BSF, dv_BSF, dbias_HXS, dscale_H11[:, 0, 0]
+  dkeys = [sum_shared_heads(a, k_BTF.shape[2], width) for a in dkeys]
+  return dq_BTF, dkeys[:2], dkeys[2:], dbias_HXS, dscale_H11[:, 0, 0]
 
 
-def sum_shared_heads(parts_BSF, k_BSF, width: int):
+def sum_shared_heads(parts_BSF, columns: int, width: int):
   """Sums the gradients that several grid steps computed for one key head.
 
   Args:
     parts_BSF: gradients; each step computed one group of `width` columns.
-    k_BSF: keys, or values; the result has their shape and dtype.
-    width: number of columns that a grid step reads from k_BSF.
+    columns: number of columns of all keys, and of the result.
+    width: number of columns that a grid step reads from the keys.
   """
-  if parts_BSF.shape == k_BSF.shape:
+  B, S, F = parts_BSF.shape
+  if columns == F:
     return parts_BSF
-  parts = parts_BSF.shape[2] // k_BSF.shape[2]
-  split = parts_BSF.reshape(*k_BSF.shape[:2], -1, parts, width)
+  split = parts_BSF.reshape(B, S, -1, F // columns, width)
   total = jnp.sum(split, 3, dtype=jnp.float32)
-  return total.reshape(k_BSF.shape).astype(k_BSF.dtype)
+  return total.reshape(B, S, columns).astype(parts_BSF.dtype)
 
 
 def _kernel(
@@ -202,7 +200,9 @@ def _kernel(
 ):
   # The rest: optional inputs, outputs, scratch.
   *rest, keys, values, seen, dkeys, dvalues = rest
-  *rest, dq_ref, dk_ref, dv_ref, dbias_ref, dscale_ref = rest
+  if has_past:
+    *rest, dk_past_ref, dv_past_ref = rest
+  *rest, dq_ref, dbias_ref, dscale_ref, dk_ref, dv_ref = rest
   *rest, finished_keys_ref = rest if normalize_own else (*rest, None)
   past, keep_ref = (rest[:3], rest[3:]) if has_past else (None, rest)
   W, Q = blocks.window, blocks.block
@@ -244,21 +244,29 @@ def _kernel(
       normalize=normalize,
     )
 
-  dv_ref[0] = dvalues[:Q].astype(dv_ref.dtype)
   # Normalized queries were multiplied by log2(e) before the product with keys.
   factor = 1 / LOG2E if normalize else 1
-  if not normalize_own:
+
+  def write(dk_ref, dv_ref):
     dk_ref[0] = (dkeys[:Q] * factor).astype(dk_ref.dtype)
-    return
-  for head in range(blocks.num_kv_heads):
-    columns = blocks.columns(head)
-    dk = dkeys[:Q, columns]
-    unit, shrink = l2_normalize_rows(finished_keys_ref[0][:, columns])
+    dv_ref[0] = dvalues[:Q].astype(dv_ref.dtype)
+
+  if has_past:
     # Past keys were already normalized.
-    is_own = i >= window_blocks
-    dk -= unit * jnp.where(is_own, jnp.sum(dk * unit, 1, keepdims=True), 0)
-    dk *= jnp.where(is_own, shrink, 1) * factor
-    dk_ref[0, :, columns] = dk.astype(dk_ref.dtype)
+    pl.when(i < window_blocks)(lambda: write(dk_past_ref, dv_past_ref))
+
+  @pl.when(i >= window_blocks)
+  def _():
+    if not normalize_own:
+      write(dk_ref, dv_ref)
+      return
+    dv_ref[0] = dvalues[:Q].astype(dv_ref.dtype)
+    for head in range(blocks.num_kv_heads):
+      columns = blocks.columns(head)
+      dk = dkeys[:Q, columns]
+      unit, shrink = l2_normalize_rows(finished_keys_ref[0][:, columns])
+      dk -= unit * jnp.sum(dk * unit, 1, keepdims=True)
+      dk_ref[0, :, columns] = (dk * (shrink * factor)).astype(dk_ref.dtype)
 
 
 def add_gradients(

@@ -28,9 +28,8 @@ from meliad_rec.kernels.tpu.blocks import WindowBlocks
 
 def forward(
   q_BTF,
-  k_BSF,
-  v_BSF,
-  seen_B1S,
+  own,
+  past,
   tile_HSX,
   scale_H,
   shift_H,
@@ -46,9 +45,9 @@ def forward(
 
   Args:
     q_BTF: queries, the heads merged.
-    k_BSF, v_BSF: keys and values of W past tokens, or of none, and then of the
-      T tokens of the queries (own keys).
-    seen_B1S: MASKED at keys that no query may see, and 0 elsewhere.
+    own: keys and values of the T tokens of the queries, with merged heads; and
+      an array [B, 1, T], MASKED at keys that no query may see, and 0 elsewhere.
+    past: the same of the W tokens before; None if there are none.
     tile_HSX: sum of bias and band, minus the shift, to base 2, for a sub-block
       of S queries and the X = W + S keys that they see.
     scale_H: scale of each head, by which L2-normalized queries are multiplied.
@@ -70,41 +69,37 @@ def forward(
   """
   (B, T, F), (H, S, X) = q_BTF.shape, tile_HSX.shape
   K, W, Q = head_dim, X - S, block
-  sharing = F // k_BSF.shape[2]
+  k_BTF, v_BTF, seen_B1T = own
+  sharing = F // k_BTF.shape[2]
   G = heads_per_step(H, K, sharing, W)
   blocks = WindowBlocks(Q, K, G, sharing, S, W)
   query_spec = pl.BlockSpec((1, Q, blocks.width), lambda h, b, i: (b, i, h))
   width, kv_group = blocks.kv_width, blocks.kv_group
-  past_blocks = (k_BSF.shape[1] - T) // Q
-  own_spec = pl.BlockSpec(
-    (1, Q, width), lambda h, b, i: (b, i + past_blocks, kv_group(h))
-  )
-  past_spec = pl.BlockSpec((1, W, width), lambda h, b, i: (b, 0, kv_group(h)))
+  own_spec = pl.BlockSpec((1, Q, width), lambda h, b, i: (b, i, kv_group(h)))
   head_spec = lambda a: pl.BlockSpec(
     (G, *a.shape[1:]), lambda h, b, i: (h,) + (0,) * (a.ndim - 1)
   )
   normalize = scale_H is not None
   scalars_H12 = pack_scalars(scale_H if normalize else jnp.ones(H), shift_H)
-  arguments = [q_BTF, k_BSF, v_BSF, seen_B1S, scalars_H12, tile_HSX]
+  arguments = [q_BTF, k_BTF, v_BTF, seen_B1T, scalars_H12, tile_HSX]
   specs = [
     query_spec,
     own_spec,
     own_spec,
-    pl.BlockSpec((1, 1, Q), lambda h, b, i: (b, 0, i + past_blocks)),
+    pl.BlockSpec((1, 1, Q), lambda h, b, i: (b, 0, i)),
     head_spec(scalars_H12),
     head_spec(tile_HSX),
   ]
-  if past_blocks:
-    arguments += [k_BSF, v_BSF, seen_B1S]
-    specs += [past_spec] * 2
-    specs.append(pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, 0)))
+  if past:
+    arguments += past
+    specs += past_specs(W, width, kv_group)
   if keep_HSX is not None:
     arguments.append(keep_HSX)
     specs.append(head_spec(keep_HSX))
   lse = jax.ShapeDtypeStruct((B, H // G, G, T), jnp.float32)
   scratch = [
-    ((W + Q, width), k_BSF.dtype),
-    ((W + Q, width), v_BSF.dtype),
+    ((W + Q, width), k_BTF.dtype),
+    ((W + Q, width), v_BTF.dtype),
     ((1, W + Q), jnp.float32),
   ]
   vmem_blocks = [
@@ -115,7 +110,7 @@ def forward(
     functools.partial(
       _kernel,
       blocks=blocks,
-      has_past=past_blocks > 0,
+      has_past=past is not None,
       normalize=normalize,
       normalize_own=normalize_own,
       is_bounded=is_bounded,
@@ -126,7 +121,7 @@ def forward(
       query_spec,
       pl.BlockSpec((1, 1, G, Q), lambda h, b, i: (b, h, 0, i)),
     ],
-    out_shape=[jax.ShapeDtypeStruct(q_BTF.shape, v_BSF.dtype), lse],
+    out_shape=[jax.ShapeDtypeStruct(q_BTF.shape, v_BTF.dtype), lse],
     scratch_shapes=[pltpu.VMEM(*each) for each in scratch],
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel', 'arbitrary', 'arbitrary'),
@@ -135,12 +130,24 @@ def forward(
     cost_estimate=pl.CostEstimate(
       flops=4 * B * T * F * X,
       transcendentals=B * H * T * X,
-      bytes_accessed=2 * (q_BTF.nbytes + k_BSF.nbytes),
+      bytes_accessed=2 * (q_BTF.nbytes + k_BTF.nbytes),
     ),
     interpret=interpret,
     name=f'window_attention_forward_{"bounded" if is_bounded else "maximum"}',
   )(*arguments)
   return o_BTF, lse_BNGT.reshape(B, H, T)
+
+
+def past_specs(W: int, width: int, kv_group) -> list[pl.BlockSpec]:
+  """Returns how keys, values and mask of W past tokens are read: at once.
+
+  Args:
+    W: number of past tokens.
+    width: number of columns of keys that a grid step reads.
+    kv_group: function of a step's first index -> the group of these columns.
+  """
+  keys = pl.BlockSpec((1, W, width), lambda h, b, i: (b, 0, kv_group(h)))
+  return [keys, keys, pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, 0))]
 
 
 def pack_scalars(*scalars_H):
