@@ -257,7 +257,9 @@ class Observer:
     """Returns the ids to read, and those to predict."""
     if not self.labels:
       return np.concatenate([[0], tokens_T[:-1]]), tokens_T
-    return tokens_T, np.zeros_like(tokens_T) if labels_T is None else labels_T
+    if labels_T is None:
+      return tokens_T, np.zeros_like(tokens_T)
+    return tokens_T, np.asarray(labels_T)
 
   def _check_source(self) -> None:
     if self.model.encoder is not None and self._source_1S is None:

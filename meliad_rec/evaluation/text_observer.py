@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meliad_rec.config.values import check_count
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.evaluation.observer import Observer
 from meliad_rec.evaluation.recording import Recording
@@ -137,7 +138,8 @@ class TextObserver:
         'a recurrent architecture.'
       )
     every = block if every is None else every
-    if every < 1 or every % block:
+    check_count('every', every, 1)
+    if every % block:
       raise ValueError(
         f'every must be a multiple of {block} tokens, the length of a block, '
         f'got {every}.'
@@ -337,3 +339,29 @@ def _stacked(arrays: list[np.ndarray]) -> np.ndarray:
 def _starts(pieces: list[bytes]) -> np.ndarray:
   """Returns where each piece begins in the joined bytes, and their length."""
   return np.cumsum([0, *map(len, pieces)])
+
+
+def check_labels(labels: np.ndarray, count: int, largest: int) -> None:
+  """Raises ValueError unless there are ids of labels for all tokens.
+
+  Args:
+    labels: the labels; 0 means that a token is not scored.
+    count: number of tokens.
+    largest: largest id of a label.
+  """
+  labels_T = np.asarray(labels)
+  if labels_T.shape != (count,):
+    raise ValueError(
+      f'There are {count} tokens, but labels of shape {labels_T.shape}. Give '
+      'one label for each token.'
+    )
+  if labels_T.dtype.kind not in 'iu':
+    raise ValueError(
+      f'Labels must be ids, which are integers, got {labels_T.dtype}.'
+    )
+  wrong = labels_T[(labels_T < 0) | (labels_T > largest)]
+  if len(wrong):
+    raise ValueError(
+      f'There is a label with the id {wrong[0]}, but the ids of labels are '
+      f'from 0 to {largest}.'
+    )

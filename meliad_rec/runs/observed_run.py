@@ -23,6 +23,7 @@ from meliad_rec.data.pairs import Pairs
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.evaluation import depth
 from meliad_rec.evaluation.observer import Observer
+from meliad_rec.evaluation.text_observer import check_labels
 from meliad_rec.evaluation.text_observer import parts_of
 from meliad_rec.evaluation.text_observer import TextObserver
 from meliad_rec.metrics import pictures
@@ -129,8 +130,9 @@ class ObservedRun:
     Raises:
       ValueError: the text is empty or neither a string nor ids, `top` is below
         1 or above the number of tokens in the vocabulary, the arrays would take
-        more than 4 GiB, labels are missing or not expected, or the model reads
-        pairs or a whole document at once, or attends to later tokens.
+        more than 4 GiB, labels are missing, not expected or no ids of labels,
+        or the model reads pairs or a whole document at once, or attends to
+        later tokens.
     """
     head = self.sharded.model.head
     size = self.vocabulary.size if head is None else head.classes
@@ -354,6 +356,11 @@ class ObservedRun:
     """Raises ValueError if a text is neither a string nor ids of tokens."""
     is_array = isinstance(text, np.ndarray)
     if not (is_array and text.ndim == 1 and text.dtype.kind in 'iu'):
+      if isinstance(text, np.ndarray | list | tuple):
+        raise ValueError(
+          f'{what} must be a string, or a one-dimensional NumPy array of '
+          f'integers, the ids of its tokens, got {type(text).__name__}.'
+        )
       check_text(what, text)
       return
     size = self.vocabulary.size
@@ -378,11 +385,10 @@ class ObservedRun:
         f'The model predicts {"labels" if self.labels else "the next token"}, '
         f'but labels were {"not " if self.labels else ""}given.'
       )
-    if labels is not None and len(labels) != len(self.encode(text)):
-      raise ValueError(
-        f'There are {len(self.encode(text))} tokens, but {len(labels)} '
-        'labels. Give one label for each token.'
-      )
+    if labels is not None:
+      head = self.sharded.model.head
+      largest = self.vocabulary.size - 1 if head is None else head.classes
+      check_labels(labels, len(self.encode(text)), largest)
 
   def pictures(
     self, text: Text, names: Sequence[str], layer: int | None = None

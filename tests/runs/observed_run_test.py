@@ -174,7 +174,10 @@ def test_clearing_the_state_has_a_cost():
   [
     (lambda r: r.states(5), 'must be a string'),
     (lambda r: r.states(''), 'empty'),
+    (lambda r: r.states([5, 7]), 'or a one-dimensional NumPy array.*got list'),
+    (lambda r: r.states(np.ones(8)), 'array of integers'),
     (lambda r: r.states(TEXT, every=3), 'every must be a multiple of 4'),
+    (lambda r: r.states(TEXT, every=4.0), 'every must be a whole.* got 4.0'),
     (lambda r: r.attention(TEXT, layer=7), 'layer 7.*layers 0, 1'),
     (lambda r: r.attention(TEXT, layer='1'), "layer must be.* got '1'"),
     (lambda r: r.gates(TEXT, layer=1.0), 'layer must be.* got 1.0'),
@@ -203,6 +206,22 @@ def test_clearing_the_state_has_a_cost():
 def test_refused(call, message):
   with pytest.raises(ValueError, match=message):
     call(run())
+
+
+@pytest.mark.parametrize(
+  'labels, message',
+  [
+    ([3] * 7, r'16 tokens, but labels of shape \(7,\)'),
+    (np.ones((16, 2), int), 'shape'),
+    ([3.5] * 16, 'integers, got float64'),
+    ([3] * 15 + [259], 'id 259.* from 0 to 258'),
+    ([3] * 15 + [-1], 'id -1'),
+  ],
+)
+def test_refused_labels(labels, message):
+  labeled = observed.run('recurrent_fixed_skip', labels=True)
+  with pytest.raises(ValueError, match=message):
+    labeled.predictions(np.arange(16), labels=labels)
 
 
 def test_a_small_vocabulary_has_fewer_likely_tokens():
