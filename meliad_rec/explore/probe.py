@@ -79,8 +79,8 @@ def probe(
 
   Raises:
     ValueError: there are fewer than five texts, numbers of targets or distances
-      and tokens differ, a text is empty or shorter than a block, or the layer
-      has no recurrent state or is no integer.
+      and tokens differ, a text is empty or shorter than a block, `penalty` is
+      not above 0, or the layer has no recurrent state or is no integer.
   """
   import xarray as xr
 
@@ -94,6 +94,11 @@ def probe(
     raise ValueError(
       f'A probe needs distances of each text, got {len(texts)} texts and '
       f'distances of {len(distances)}.'
+    )
+  if not 0 < penalty < np.inf:
+    raise ValueError(
+      f'penalty must be a number above 0, got {penalty}. Without one, the '
+      'regression has no single solution.'
     )
   run.check_texts(texts)
   check_layer(layer)

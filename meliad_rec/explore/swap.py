@@ -67,13 +67,17 @@ def swap(
     of tokens that were read.
 
   Raises:
-    ValueError: a text is too short, `tokens` is below 1, labels are missing or
-      not expected, `multiple_of` is no multiple of a block, the run is not
-      recurrent, or its texts begin with another state (see `with_state`).
+    ValueError: a text is too short, `tokens`, `after_a` or `after_b` is no
+      whole number of at least 1, labels are missing or not expected,
+      `multiple_of` is no multiple of a block, the run is not recurrent, or its
+      texts begin with another state (see `with_state`).
   """
   check_run(run)
   run.check_state_unmodified('swap')
   check_count('tokens', tokens, 1)
+  for name, value in ('after_a', after_a), ('after_b', after_b):
+    if value is not None:
+      check_count(name, value, 1)
   run.check_readable(b, labels)
   ids_a, ids_b = run.encode(a), run.encode(b)
   W = block_multiple(run, multiple_of)

@@ -170,6 +170,13 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
     explore.ablate(block_recurrent(), found, texts)
 
 
+@pytest.mark.parametrize('penalty', [0, -1, np.nan])
+def test_a_regression_needs_a_penalty(penalty):
+  run, texts = observed.run('lstm'), [np.arange(48)] * 5
+  with pytest.raises(ValueError, match='penalty must be'):
+    explore.probe(run, texts, texts, penalty=penalty)
+
+
 @pytest.mark.parametrize(
   'labeled, options, message',
   [

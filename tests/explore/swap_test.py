@@ -38,6 +38,13 @@ def test_swap_changes_nothing_between_equal_beginnings(tmp_path):
   assert np.abs(other['swapped'] - nats[at:]).max() > 1e-3
 
 
+@pytest.mark.parametrize('place', ['after_a', 'after_b'])
+@pytest.mark.parametrize('value', [8.0, -8, 0])
+def test_places_are_counts_of_tokens(place, value):
+  with pytest.raises(ValueError, match=f'{place} must be a whole number.*1'):
+    explore.swap(block_recurrent(), TEXT, TEXT, **{place: value})
+
+
 @pytest.mark.slow
 def test_runs_are_compared_at_the_same_places():
   runs = {'recurrent': block_recurrent(), 'lstm': observed.run('lstm')}
