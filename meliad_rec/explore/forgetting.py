@@ -12,7 +12,7 @@ from meliad_rec.evaluation.name_distance import Names
 from meliad_rec.evaluation.recording import Request
 from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.explore.shown import check_vocabularies
-from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import colors_of
 from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import Runs
@@ -59,7 +59,8 @@ def by_position(
   check_count('bins', bins, 1)
   check_vocabularies(runs)
   curves, looks, middles = {}, [], []
-  for i, (name, run) in enumerate(named(runs).items()):
+  colors = colors_of(len(named(runs)))
+  for color, (name, run) in zip(colors, named(runs).items(), strict=True):
     run.check_state_unmodified('by_position')
     run.check_readable(text, labels)
     T, clears = len(run.encode(text)), {name: None}
@@ -77,7 +78,7 @@ def by_position(
     for style, (label, every) in zip(_STYLES, clears.items(), strict=False):
       found = run.predictions(text, 1, clear_every=every, labels=labels)
       curves[label] = found['nats'].values.astype(np.float64)
-      looks.append((name, {'color': COLORS[i % 6], 'ls': style}))
+      looks.append((name, {'color': color, 'ls': style}))
   edges = np.unique(np.geomspace(16, max(T, 17), bins).astype(int))
   edges = np.unique([0, *edges[edges < T], *middles, T])
   # Tokens with the label 0 are not scored.
@@ -159,7 +160,8 @@ def by_distance(runs: Runs, text: str, clear_every: int | None = None) -> Shown:
       'it out.'
     )
   bits, right, looks, bins = {}, [], [], []
-  for i, (name, run) in enumerate(named(runs).items()):
+  colors = colors_of(len(models))
+  for color, (name, run) in zip(colors, named(runs).items(), strict=True):
     names = Names.of(TokenLosses.of(run.documents([text]), run.vocabulary))
     bins = [b for b in names.bins() if len(b[2])]
     clears = {name: None}
@@ -172,7 +174,7 @@ def by_distance(runs: Runs, text: str, clear_every: int | None = None) -> Shown:
       right_N = names.sums(found['rank'].values > 0) == 0
       bits[label] = [nats_N[at].mean() / np.log(2) for _, _, at in bins]
       right.append([right_N[at].mean() for _, _, at in bins])
-      looks.append({'color': COLORS[i % 6], 'ls': style})
+      looks.append({'color': color, 'ls': style})
   if not bins:
     raise ValueError(
       'The text holds no name of three letters or more. Give a longer text.'
@@ -241,6 +243,11 @@ def forgetting(
     _costs(run.observer, run.encode(text), labels, places, tokens)
     for run in named(runs).values()
   ]
+  if np.isnan(costs).all():
+    raise ValueError(
+      'All labels of the tokens read after the state was cleared are 0, so '
+      'none is scored. Give more tokens or samples, or another text.'
+    )
   data = xr.Dataset(
     {'cost': (('run', 'place', 'token'), np.array(costs))},
     {'run': list(named(runs)), 'at': ('place', places)},
@@ -251,13 +258,13 @@ def forgetting(
   edges = np.concatenate([[0], edges])
   pairs = list(zip(edges[:-1], edges[1:], strict=True))
   middles = [(a + b + 1) / 2 for a, b in pairs]
-  for i, (name, label) in enumerate(_labels(runs).items()):
+  labels_of, colors = _labels(runs), colors_of(len(runs))
+  for color, (name, label) in zip(colors, labels_of.items(), strict=True):
     cost = data['cost'].sel(run=name) / np.log(2)
     parts = [cost.isel(token=slice(a, b)).mean('token') for a, b in pairs]
     by_place = xr.concat(parts, 'part')
     mean = by_place.mean('place')
     error = by_place.std('place', ddof=1) / np.sqrt(by_place.count('place'))
-    color = COLORS[i % 6]
     axes.plot(middles, mean, 'o-', ms=3, color=color, label=in_legend(label))
     axes.fill_between(
       middles, mean - error, mean + error, color=color, alpha=0.2
@@ -330,6 +337,14 @@ def state_gradients(
       at = place
       norms.append(observer.state_gradients(ids_T, state, place, back, labels))
     if not np.any(norms):
+      if labels is not None:
+        ends = places + (back + 1) * run.block
+        scored_T = np.asarray(labels) != 0
+        if not any(scored_T[end - run.block : end].any() for end in ends):
+          raise ValueError(
+            f'All labels of the blocks read by {name} are 0, so none is '
+            'scored. Give more samples, or another text.'
+          )
       raise ValueError(
         f'Gradients do not reach the states of {name}. A Memorizing '
         'Transformer, for example, stores keys and values without gradients. '
@@ -347,10 +362,10 @@ def state_gradients(
   )
   figure = new_figure(7, 4)
   axes = figure.subplots()
-  for i, (name, label) in enumerate(_labels(runs).items()):
+  labels_of, colors = _labels(runs), colors_of(len(runs))
+  for color, (name, label) in zip(colors, labels_of.items(), strict=True):
     values = data['gradient'].sel(run=name).values
     tokens = data['back'].values * int(data['block'].sel(run=name))
-    color = COLORS[i % 6]
     axes.plot(tokens, values.T, color=color, alpha=0.2, lw=0.8)
     axes.plot(
       tokens,

@@ -4,6 +4,7 @@ import numpy as np
 
 from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import colors_of
 from meliad_rec.explore.shown import heat_map
 from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import Runs
@@ -167,9 +168,10 @@ def memory_sources(run: TrainedRun) -> Shown:
   )
   figure = new_figure(6, 3)
   axes = figure.subplots()
+  colors = colors_of(len(found))
   for i, (name, w) in enumerate(zip(found, padded, strict=True)):
     place = np.arange(L) + 0.8 * (i + 0.5) / len(found) - 0.4
-    axes.bar(place, w, 0.8 / len(found), color=COLORS[i % 6], label=name)
+    axes.bar(place, w, 0.8 / len(found), color=colors[i], label=name)
     count = len(found[name])
     label = None if i else 'as at first'
     axes.plot(place[:count], [1 / count] * count, 'k:', lw=1, label=label)

@@ -84,6 +84,19 @@ class Shown:
     return buffer.getvalue()
 
 
+def colors_of(count: int) -> list:
+  """Returns `count` different colors, for the color-blind, too.
+
+  Beyond the six of COLORS, they differ in lightness.
+  """
+  if count <= len(COLORS):
+    return COLORS[:count]
+  from matplotlib import colormaps
+
+  # The lightest are hard to see on white.
+  return list(colormaps['viridis'](np.linspace(0, 0.9, count)))
+
+
 def named(runs: Runs) -> Mapping[str, TrainedRun]:
   """Returns {name: run}; a single run has the name of its folder.
 

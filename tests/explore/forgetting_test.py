@@ -6,6 +6,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+from matplotlib.colors import to_rgba
 import numpy as np
 import pytest
 import xarray as xr
@@ -18,6 +19,7 @@ from tests import observed
 from tests.explored import block_recurrent
 from tests.explored import check
 from tests.explored import close
+from tests.explored import OTHER
 from tests.explored import TEXT
 from tests.explored import W
 
@@ -130,6 +132,22 @@ def test_tokens_with_the_label_0_are_not_scored(tmp_path):
   heights = [bar.get_height() for bar in bottom.patches]
   assert len(heights) == np.count_nonzero(labels[at:])
   assert np.isfinite(heights).all()
+
+
+def test_labels_of_which_none_is_scored():
+  run, ids = observed.run('lstm', labels=True), np.arange(1, 17)
+  labels = [0] * 16
+  with pytest.raises(ValueError, match='none is scored'):
+    explore.forgetting(run, ids, 4, 2, labels)
+  with pytest.raises(ValueError, match='none is scored'):
+    explore.state_gradients(run, ids, 1, 2, labels)
+
+
+def test_each_run_has_a_color():
+  runs = {f'run {i}': observed.run('lstm') for i in range(9)}
+  shown = explore.by_distance(runs, OTHER)
+  lines = shown.figure.axes[0].lines
+  assert len({tuple(to_rgba(line.get_color())) for line in lines}) == 9
 
 
 @pytest.mark.slow
