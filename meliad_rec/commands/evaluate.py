@@ -8,7 +8,8 @@ Give exactly one of --split, --file and --compare. --out writes the loss and the
 text of every token to a file. --compare takes two such files, and shows
 how much better the second model predicts: by position in the document, by
 distance back to the previous use of a name, and at the tokens with the largest
-gain, in context. --plot also draws the gain.
+gain, in context; with --by_document at those of each document. --plot also
+draws the gain.
 """
 
 from collections.abc import Mapping
@@ -85,6 +86,11 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'unit', 'token', 'Unit that --compare compares: token or word.'
   )
+  flags.DEFINE_bool(
+    'by_document',
+    False,
+    'Show --top tokens or words of each document, not of all together.',
+  )
   flags.DEFINE_string(
     'plot', None, 'Picture of the gain that --compare writes, a .png file.'
   )
@@ -102,12 +108,12 @@ def main(argv: list[str]) -> None:
     if args.plot:
       output_file.check(args.plot, '.png')
     a, b = map(TokenLosses.load, args.compare)
-    print(compare(a, b, args.top, args.unit))
+    print(compare(a, b, args.top, args.unit, args.by_document))
     if args.plot:
       plot_gain(a, b, args.plot)
       print(f'wrote {args.plot}')
     return
-  compared = 'top', 'unit', 'plot'
+  compared = 'top', 'unit', 'by_document', 'plot'
   config_flags.refuse(compared, 'can only be used with --compare')
   check_flags(args)
   run = run_flags.open_run(args.workdir)

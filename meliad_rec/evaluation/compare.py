@@ -2,7 +2,8 @@
 
 As in Hutchins et al. 2022, section 4.6, the tokens are sorted by how much
 better the second model predicts them. The tokens at both ends of this order are
-shown in context.
+shown in context, with the distance back to the previous use of the same name:
+attention reaches it only if it is near enough.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,13 @@ from meliad_rec.report.console import printable
 _BEFORE, _AFTER = 90, 20  # Bytes of text shown around a token.
 
 
-def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
+def compare(
+  a: TokenLosses,
+  b: TokenLosses,
+  top: int,
+  unit: str,
+  by_document: bool = False,
+) -> str:
   """Returns tables, as text, of how many bits model B gains over model A.
 
   Control characters in the texts are replaced, since they could change the
@@ -30,6 +37,8 @@ def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
     top: maximum number of units to show where B gains most, and maximum number
       of units to show where B loses most.
     unit: 'token', or 'word' for the words of `word_starts`.
+    by_document: whether `top` counts the units of each document, instead of
+      those of all documents together.
 
   Raises:
     ValueError: the losses are of different tokens, or the unit is unknown.
@@ -50,6 +59,8 @@ def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
       firsts = word_starts(a)
     case _:
       raise ValueError(f'unit must be token or word, got {unit!r}. Set --unit.')
+  names = Names.of(a)
+  places = a, b, names, firsts, top, by_document
   lines = [
     *_totals(a, b),
     '',
@@ -57,9 +68,9 @@ def compare(a: TokenLosses, b: TokenLosses, top: int, unit: str) -> str:
     *_by_place(a, b),
     '',
     'Names, by the number of tokens back to their previous use:',
-    *_by_distance(a, b),
-    *_places('gained', a, b, firsts, top, 1),
-    *_places('lost', a, b, firsts, top, -1),
+    *_by_distance(a, b, names),
+    *_places('gained', 1, *places),
+    *_places('lost', -1, *places),
   ]
   return printable('\n'.join(lines))
 
@@ -122,8 +133,8 @@ def _by_place(a, b):
   return _table('token', spans, a.nats, b.nats)
 
 
-def _by_distance(a, b):
-  names, spans = Names.of(a), []
+def _by_distance(a, b, names):
+  spans = []
   for low, high, inside in names.bins():
     if len(inside):
       spans.append((bin_label(low, high), inside))
@@ -140,30 +151,40 @@ def _table(unit, spans, nats_a, nats_b):
     )
 
 
-def _places(word, a, b, firsts, top, sign):
+def _places(word, sign, a, b, names, firsts, top, by_document):
   """Yields lines that show, in context, where B gains or loses most.
 
   Args:
     word: 'gained' or 'lost', for the heading.
+    sign: 1 for units at which B gains, -1 for units at which it loses.
     a, b: losses of models A and B.
+    names: names of the text.
     firsts: index of the first token of each unit. A unit is a token or a word.
     top: maximum number of units to show.
-    sign: 1 for units at which B gains, -1 for units at which it loses.
+    by_document: whether to show so many units of each document.
   """
   nats_a, nats_b = (
     np.add.reduceat(x.nats.astype(np.float64), firsts) for x in (a, b)
   )
   gain = sign * (nats_a - nats_b)
-  best = np.argsort(-gain, kind='stable')[:top]
+  gain_of_names = sign * (names.nats(a) - names.nats(b))
+  best = np.argsort(-gain, kind='stable')
+  best = best[gain[best] > 0]
+  if by_document:
+    document = a.document_of(firsts[best])
+    at = np.argsort(document, kind='stable')
+    best, document = best[at], document[at]
+    place = np.arange(len(best)) - np.searchsorted(document, document)
+    best = best[place < top]
+  else:
+    best = best[:top]
   relation = '>' if sign > 0 else '<'
   if len(best):
     yield (
-      f'\nWhere B {word} most (bits of A {relation} bits of B, document:byte, '
-      'text):'
+      f'\nWhere B {word} most (bits of A {relation} bits of B, tokens back to '
+      'the previous use of the name, document:byte, text):'
     )
   for i in best:
-    if gain[i] <= 0:
-      return
     first = firsts[i]
     end = firsts[i + 1] if i + 1 < len(firsts) else len(a.tokens)
     document = a.document_of(first)
@@ -173,10 +194,24 @@ def _places(word, a, b, firsts, top, sign):
     before = _shown(a.text[max(begin, low - _BEFORE) : low])
     there = _shown(a.text[low:high])
     after = _shown(a.text[high : min(last, high + _AFTER)])
+    back = _distance(names, gain_of_names, first, end)
     yield (
-      f'{_bits(nats_a[i]):7.2f} {relation} {_bits(nats_b[i]):5.2f}  '
+      f'{_bits(nats_a[i]):7.2f} {relation} {_bits(nats_b[i]):5.2f} {back:>9}  '
       f'{a.names[document]}:{low - begin}  {before}[{there}]{after}'
     )
+
+
+def _distance(names, gain_N, first, end):
+  """Returns the distance of the name in a unit, as text; '-' without a name.
+
+  In a unit with several names, it is that of the name with the highest gain.
+  """
+  begin = np.searchsorted(names.end, first, 'right')
+  after = np.searchsorted(names.first, end, 'left')
+  if begin >= after:
+    return '-'
+  distance = names.distance[begin + np.argmax(gain_N[begin:after])]
+  return f'{distance:,}' if distance else 'first use'
 
 
 def _shown(text: np.ndarray) -> str:

@@ -44,11 +44,31 @@ def test_the_token_that_gained_most_is_shown_in_context():
   b = changed(changed(a, at, -0.7), 2, 0.4)
   gained, lost = compare(a, b, 3, 'token').split('Where B')[1:]
   bits = (a.nats[at] / np.log(2), b.nats[at] / np.log(2))
-  assert f'{bits[0]:.2f} >  {bits[1]:.2f}  doc1:{at - 16}' in gained
+  gain = f'{bits[0]:.2f} >  {bits[1]:.2f} first use  doc1:{at - 16}'
+  assert gain in gained
   assert 'was [A]da' in gained
   assert gained.count('doc') == 2  # The heading, and one place.
   assert 'doc0:2  on[c]e upon\u23cea time' in lost
   assert ' < ' in lost and ' > ' not in lost
+
+
+def test_the_distance_to_the_previous_use_is_shown():
+  text = 'Grace saw Ada (Grace)'
+  a = make([text])
+  b = changed(changed(a, slice(14, 21), -0.2), 11, -0.3)
+  gained = compare(a, b, 1, 'word').split('Where B')[1]
+  assert f'{text.rindex("Grace")}  doc0:13  Grace saw Ada[ (Grace)]' in gained
+  gained = compare(a, b, 9, 'token').split('Where B')[1]
+  assert ' first use  doc0:11  ' in gained
+  assert ' -  doc0:20  ' in gained
+
+
+def test_as_many_places_of_each_document_are_shown():
+  a = make(['Ada Ada Ada', 'Bob', 'Eve Eve'])
+  b = changed(a, [0, 4, 8, 14, 18], np.float32([-3, -2, -4, -0.2, -0.4]))
+  gained = compare(a, b, 2, 'word', by_document=True).split('Where B')[1]
+  places = [each for each in gained.split() if each.startswith('doc')]
+  assert places[1:] == ['doc0:7', 'doc0:0', 'doc2:3', 'doc2:0']
 
 
 def test_texts_and_names_cannot_control_the_terminal():
