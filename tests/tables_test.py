@@ -288,6 +288,24 @@ def test_as_many_checkpoints_are_saved_as_are_averaged():
     assert int(values.get('AVERAGE', 1)) <= -(-steps // every), row
 
 
+def test_segments_of_the_recipe_differ_in_blocks_and_not_in_tokens():
+  """Gradients reach back to the start of a segment."""
+  blocks = set()
+  for name in ('base', *(f'segment_{n}' for n in (64, 128, 256, 2048))):
+    values = values_of(f'experiments/cpu/recipe_{name}')
+    segment, window = int(values['SEGMENT']), int(values['WINDOW'])
+    assert segment * int(values['BATCH']) == 16 * 512
+    blocks.add(segment // window)
+  assert blocks == {4, 8, 16, 32, 128}
+
+
+def test_a_failed_run_is_seen_in_the_published_median():
+  """Mean and deviation alone look like three mediocre runs."""
+  row = 'dynamic_halt/table4_pathfinder_latent_bottleneck'
+  published = values_of(f'experiments/{row}')['PUBLISHED']
+  assert "'test': 0.6918" in published and "'test median': 0.77" in published
+
+
 def test_memory_slots_without_dropout_begin_differently():
   rows = [name for name in EXPERIMENTS if 'latent_bottleneck' in name]
   assert len(rows) == 17
