@@ -17,10 +17,10 @@ table is in OUT/table.md, with the published value after a slash; the results of
 each run are in OUT/runs.csv, the curves in OUT/curves.png, and the results over
 the time of a training step in OUT/cost.png. If rows or splits differ by a
 number, such as test_64 and test_128, OUT/figure.png shows the results over it,
-or over the parameters of the rows, if a number of these is published. If rows
-have different metrics, there is a table and a set of figures for each. If a run
-fails, the others continue. When run again, the command resumes what is not
-finished.
+or over the parameters of the rows, if a number of these is published; beside a
+single curve, rows without a number are horizontal lines. If rows have different
+metrics, there is a table and a set of figures for each. If a run fails, the
+others continue. When run again, the command resumes what is not finished.
 
 --sweep trains each row with each value of a setting, and names the best on the
 validation split, such as the ponder cost of the dynamic-halt paper:

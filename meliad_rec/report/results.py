@@ -256,19 +256,28 @@ def over_rows(results: list[dict]) -> dict[str, Curves]:
   """Returns the values of `compared` over the numbers in the names of rows.
 
   Such rows are passes_2 and passes_4. If a number of parameters is published,
-  the numbers mean sizes, and each is replaced by the parameters of the row. The
+  the numbers mean sizes, and each is replaced by the parameters of the row.
+  Beside a single curve, each row without a number is a horizontal line. The
   result has the same form as in `over_splits`.
   """
-  curves, column = {}, compared(results)
+  curves, others, column = {}, {}, compared(results)
   sizes = any(PUBLISHED + _SIZE in each for each in results)
   for row, runs in by_row(results).items():
     base, number = split_name(row)
+    values = [each[column] for each in runs if column in each]
     if number is not None:
-      values = [each[column] for each in runs if column in each]
       number = runs[0]['parameters'] if sizes else number
       _add(curves, base or row, number, values)
+    elif values:
+      others[row] = values
   what = 'parameters' if sizes else 'N of the row ..._N'
-  return _longer({f'{what} ({column})': curves})
+  panels = _longer({f'{what} ({column})': curves})
+  for panel in panels.values():
+    if len(panel) == 1:
+      [points] = panel.values()
+      for row, values in others.items():
+        panel[row] = [(number, values) for number, _ in points]
+  return panels
 
 
 def _add(curves: Curves, name: str, number: float, values: list[float]) -> None:

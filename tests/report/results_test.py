@@ -17,9 +17,14 @@ def test_figures_are_drawn_over_numbers_of_splits_or_of_rows():
   assert results.over_splits(rows) == {}
   assert results.over_rows([*rows, {'row': 'average', 'validation': 1}]) == {
     'N of the row ..._N (validation)': {
-      'layer': [(0, [0.0]), (1, [0.5]), (2, [1.0])]
+      'layer': [(0, [0.0]), (1, [0.5]), (2, [1.0])],
+      'average': [(0, [1]), (1, [1]), (2, [1])],
     }
   }
+  two = [{'row': f'chunk_{n}', 'validation': n} for n in (1, 2)]
+  rows += [*two, {'row': 'average', 'validation': 1}]
+  (panel,) = results.over_rows(rows).values()
+  assert [*panel] == ['layer', 'chunk']
   assert results.over_rows(rows[:1]) == {}
 
 
