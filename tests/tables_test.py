@@ -353,6 +353,13 @@ def test_speed_is_measured_at_the_whole_learning_rate():
     assert values['FINETUNE_STEPS'] == '0'
 
 
+@pytest.mark.parametrize('scale', ['paper', 'cpu'])
+def test_the_published_speed_of_agents_is_that_of_one(scale):
+  for model in 'feedback', 'transformer':
+    row = f'experiments/feedback/table5_maze_{model}'
+    assert values_of(row, *table_rows.scale(row, scale))['AGENTS'] == '1'
+
+
 @pytest.mark.slow
 def test_every_scaled_row_is_smaller(tmp_path):
   for scale in files.names('scale'):
