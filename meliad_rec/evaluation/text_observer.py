@@ -134,8 +134,8 @@ class TextObserver:
     model, block = self.observer.model, self.observer.block
     if not model.cell.is_recurrent:
       raise ValueError(
-        f'{type(model.cell).__name__} has no recurrent state. Choose a run of '
-        'a recurrent architecture.'
+        'The model has no recurrent state. Choose a run of a recurrent '
+        'architecture.'
       )
     every = block if every is None else every
     check_count('every', every, 1)

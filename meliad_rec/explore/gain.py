@@ -70,11 +70,10 @@ def gain(
   check_run(run)
   documents = run.documents([text], ['text'])
   if baseline is None:
-    cell = run.sharded.model.cell
-    if not cell.is_recurrent:
+    if not run.sharded.model.cell.is_recurrent:
       raise ValueError(
-        f'{type(cell).__name__} has no recurrent state to clear, so there is '
-        'nothing to compare with. Choose a recurrent run, or give a baseline.'
+        'The model has no recurrent state to clear, so there is nothing to '
+        'compare with. Choose a recurrent run, or give a baseline.'
       )
     every = run.block if clear_every is None else clear_every
     other = run.predictions(text, 1, clear_every=every)

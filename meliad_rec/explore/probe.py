@@ -67,7 +67,8 @@ def probe(
     distances: for each text, an array with one number for each token, such as
       the number of tokens since a name was given. The accuracy is shown by this
       number; None shows it by the position in the text.
-    layer: index of a recurrent layer; None reads the state of all layers.
+    layer: index of a recurrent layer; a negative one counts from the highest;
+      None reads the state of all layers.
     every: number of tokens between two states; None means one block.
     penalty: weight of the squared coefficients of the regression, relative to
       the variance of the state.
@@ -431,19 +432,20 @@ def _views(states, layer: int | None) -> list:
 
   Args:
     states: result of TrainedRun.states, or one border of it.
-    layer: index of a layer, to whose parts to restrict them; None means all.
+    layer: index of a layer, to whose parts to restrict them; a negative one
+      counts from the highest; None means all.
 
   Raises:
     ValueError: the layer has no recurrent state.
   """
-  views = []
-  for a in states.data_vars.values():
-    if a.dtype.kind != 'f':
-      continue
-    if layer is None:
-      views.append(a)
-    elif 'layer' in a.dims and layer in a['layer'].values:
-      views.append(a.sel(layer=layer))
+  parts = [a for a in states.data_vars.values() if a.dtype.kind == 'f']
+  if layer is None:
+    return parts
+  of_layers = [a for a in parts if 'layer' in a.dims]
+  known = sorted(set().union(*(a['layer'].values for a in of_layers)))
+  if -len(known) <= layer < 0:
+    layer = known[layer]
+  views = [a.sel(layer=layer) for a in of_layers if layer in a['layer'].values]
   if not views:
     raise ValueError(
       f'Layer {layer} has no recurrent state of its own. Choose another, or '

@@ -1,5 +1,7 @@
 """Targets of attention: recalled passages, sources, tokens, and layers."""
 
+import numbers
+
 import numpy as np
 
 from meliad_rec.explore.shown import check_run
@@ -61,10 +63,10 @@ def recalled(
     )
   weight = found['recall_weight']
   T = weight.sizes['token']
-  if not -T <= token < T:
+  if not (isinstance(token, numbers.Integral) and -T <= token < T):
     raise ValueError(
-      f'token must be from {-T} to {T - 1}, because the text has {T} tokens, '
-      f'got {token}.'
+      f'token must be a whole number from {-T} to {T - 1}, because the text '
+      f'has {T} tokens, got {token!r}.'
     )
   token = token % T
   highest = {'layer': -1} if 'layer' in weight.dims else {}

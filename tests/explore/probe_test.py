@@ -137,6 +137,8 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
   assert (shown.data['change'] > 0).all()
   one = explore.probe(run, texts, targets, layer=1)
   assert one.states.shape[1] < found.states.shape[1]
+  highest = explore.probe(run, texts, targets, layer=-1)
+  np.testing.assert_array_equal(highest.states, one.states)
   shown = explore.ablate(run, one, texts[:3], shuffled=1)
   assert np.abs(shown.data['rise']).min() > 0
   both = {'all': run, 'one': run}

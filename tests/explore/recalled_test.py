@@ -28,8 +28,9 @@ def test_recalled(tmp_path):
   share = run.attention(TEXT)['recall_share'][0, -1]
   close(shown.data['share'], share)
   assert 'head 1 50%' in shown.figure.axes[0].get_title(loc='left')
-  with pytest.raises(ValueError, match='token must be from'):
-    explore.recalled(run, TEXT, token=1000)
+  for token in 1000, 1.5:
+    with pytest.raises(ValueError, match='token must be a whole number from'):
+      explore.recalled(run, TEXT, token=token)
   with pytest.raises(ValueError, match='memorizing layers: 1'):
     explore.recalled(run, TEXT, token=-1, layer=0)
   with pytest.raises(ValueError, match='yet.*Choose one from') as error:
