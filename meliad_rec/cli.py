@@ -97,11 +97,14 @@ def run_main(
     if {'--help', '-h'} & set(args[1:]):
       sys.exit(guarded(lambda _: print(_usage(args[0], main)), []))
     try:
-      return flags.FLAGS([*map(_expand_home, args)])
+      rest = flags.FLAGS([*map(_expand_home, args)])
     except flags.UnrecognizedFlagError as error:
       sys.exit(_fail(_unknown_flag(error, _arguments(main), args)))
     except flags.Error as error:
       sys.exit(_fail(_wrong_flag(str(error))))
+    if message := _empty_flag():
+      sys.exit(_fail(message))
+    return rest
 
   stopped = []
 
@@ -183,7 +186,9 @@ def main() -> None:
   # Like `python -m`: the user's modules in the current folder are found too.
   if os.getcwd() not in map(os.path.abspath, sys.path):
     sys.path.append(os.getcwd())
-  if not arguments or arguments[0] in ('--help', '-h', 'help'):
+  if arguments[:1] == ['help']:
+    arguments = [*arguments[1:], '--help']
+  if not arguments or arguments[0] in ('--help', '-h'):
     sys.exit(guarded(lambda _: print(_commands()), []))
   command, *rest = arguments
   if command not in COMMANDS:
@@ -301,6 +306,20 @@ def _wrong_flag(text: str) -> str:
     kind = 'a whole number' if found[2][0] == 'i' else 'a number'
     return f'{found[1]} is not {kind}. See --help.'
   return f'{text.removeprefix("flag ").rstrip(".")}. See --help.'
+
+
+def _empty_flag() -> str | None:
+  """Returns the message for a path, name or list without text, or None.
+
+  A command would read such a flag as one that was not given. Shells write it
+  for a variable that is not set: --store=$STORE.
+  """
+  for name in flags.FLAGS:
+    flag = flags.FLAGS[name]
+    empty = flag.present and flag.value in ('', [], [''])
+    if empty and f'--{name}' not in _TEXTS:
+      return f'--{name} is empty. Give it a value, or leave it out.'
+  return None
 
 
 def _terminate(number, frame):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 from absl import flags
+from absl.testing import flagsaver
 import jax
 import pytest
 
@@ -218,6 +219,30 @@ def test_wrong_flags_are_one_line(count, flag, message):
   assert count(flag) == (2, '', f'error: {message}\n')
 
 
+@pytest.mark.parametrize(
+  'define',
+  [flags.DEFINE_string, flags.DEFINE_list, flags.DEFINE_multi_string],
+)
+def test_a_flag_without_text_is_not_ignored(define):
+  """A shell writes --place= for --place=$PLACE if PLACE is not set."""
+  for name, words, said in (
+    ('place', ['--place='], '--place is empty'),
+    ('place', [], ''),
+    ('place', ['--place=a'], ''),
+    ('prompt', ['--prompt='], ''),  # A text may be empty.
+  ):
+    with flagsaver.flagsaver():
+      define(name, None, 'help')
+      flags.FLAGS(['count', *words])
+      assert (cli._empty_flag() or '').partition('. ')[0] == said
+
+
+def test_an_empty_flag_ends_a_command(count):
+  code, out, err = count('--gin_file=')
+  assert (code, out) == (2, '')
+  assert err == 'error: --gin_file is empty. Give it a value, or leave it out.\n'
+
+
 def test_workdir_of_commands_that_take_a_run():
   error = flags.UnrecognizedFlagError('workdir', '--workdir=RUN')
   for module, told in (play, 'as the first argument'), (score, 'See --help'):
@@ -289,6 +314,18 @@ def test_help_whose_reader_leaves_ends_silently(arguments):
   )
   assert done.stderr == ''
   assert done.returncode in (0, 141)  # All was written, or SIGPIPE.
+
+
+def test_help_of_a_command_may_be_asked_for_in_front(monkeypatch, capsys):
+  monkeypatch.setattr(sys, 'argv', ['meliad-rec', 'help', 'scroe'])
+  with pytest.raises(SystemExit, match='2'):
+    cli.main()
+  assert 'nearest is score' in capsys.readouterr().err
+  seen = []
+  monkeypatch.setattr(cli, 'run_main', lambda *words: seen.append(words[-1]))
+  monkeypatch.setattr(sys, 'argv', ['meliad-rec', 'help', 'score'])
+  cli.main()
+  assert seen == [['meliad-rec score', '--help']]
 
 
 def test_help_shows_arguments_that_are_not_flags():
