@@ -352,6 +352,8 @@ def statements(text: str, place):
       )
     else:
       reason = f'not valid gin, {error.msg.splitlines()[0].rstrip(".")}'
+      if reason.endswith('parse value'):
+        reason += ' (a string needs quotes)'
     line = cut((error.text or '').strip())
     reason += f', in "{line}"' if line else ''
     raise ConfigError(f'{place(error.lineno)}: {reason}.') from error

@@ -365,6 +365,12 @@ def test_ill_typed_macro_names_both_places():
   assert all(part in found for part in parts), found
 
 
+@pytest.mark.parametrize('value', ['/a/path', '"a', '“a”'])
+def test_a_string_without_quotes(value):
+  found = mistake(params=[f'WIDTH = {value}'])
+  assert '(a string needs quotes), in "WIDTH = ' in found, found
+
+
 def test_of_macros_in_a_row_the_one_with_the_value_is_named():
   found = mistake(params=['WIDTH = %SIZE', "SIZE = '7'"])
   assert found.endswith('not a str. Set SIZE to an int.'), found
