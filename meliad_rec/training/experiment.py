@@ -139,6 +139,8 @@ class Experiment:
       value = getattr(self, name)
       if value is not None and value < 1:
         raise _wrong(name, value, 'at least 1')
+    if self.steps >= 2**31:  # Devices count them as int32.
+      raise _wrong('steps', self.steps, 'below 2**31')
     for name, bits in ('seed', 32), ('halting_warmup', 31):
       if not 0 <= getattr(self, name) < 2**bits:
         needed = f'at least 0 and below 2**{bits}'

@@ -44,7 +44,7 @@ def rsqrt(
       not below total_steps; or without an end, warmup_steps is None or below 1.
   """
   warmup_steps = default_warmup(warmup_steps, total_steps)
-  _need(scale > 0, 'scale', scale, 'above 0')
+  _need(0 < scale < math.inf, 'scale', scale, 'a finite number above 0')
   if total_steps is None:
     _need(warmup_steps >= 1, 'warmup_steps', warmup_steps, 'at least 1')
     return _warm(warmup_steps, lambda step: scale * jax.lax.rsqrt(step))
@@ -135,7 +135,7 @@ def one_cycle(peak: float, total_steps: int, warmup_steps: int) -> Schedule:
 
   Smith and Topin 2019; both fractions are the defaults of PyTorch's OneCycleLR.
   """
-  _need(peak > 0, 'peak', peak, 'above 0')
+  _need(0 < peak < math.inf, 'peak', peak, 'a finite number above 0')
   return _cycle(peak / 25, peak, peak / 250_000, total_steps, warmup_steps)
 
 
@@ -169,7 +169,7 @@ def constant(peak: float, warmup_steps: int = 0) -> Schedule:
   Raises:
     ValueError: peak is not above 0, or warmup_steps is below 0.
   """
-  _need(peak > 0, 'peak', peak, 'above 0')
+  _need(0 < peak < math.inf, 'peak', peak, 'a finite number above 0')
   _need(warmup_steps >= 0, 'warmup_steps', warmup_steps, 'at least 0')
   return _warm(warmup_steps, lambda step: jnp.full_like(step, peak))
 
@@ -260,7 +260,7 @@ def _cycle(first, middle, last, total_steps, warmup_steps):
 
 
 def _need_order(peak, final, total_steps, warmup_steps):
-  _need(peak > 0, 'peak', peak, 'above 0')
+  _need(0 < peak < math.inf, 'peak', peak, 'a finite number above 0')
   _need(0 <= final <= peak, 'final', final, f'from 0 to peak, {peak}')
   _need_steps(total_steps, warmup_steps)
 

@@ -36,6 +36,7 @@ from tests.counting import Counting
     *((name, 0) for name in ('batch', 'segment', 'steps', 'keep', 'patience')),
     *((f'{each}_every', 0) for each in ('log', 'eval', 'save')),
     *(('seed', -1), ('seed', 2**32), ('halting_warmup', 2**31)),
+    ('steps', 2**31),
     *(('ema_decay', 1.0), ('best_metric', 'bits_per_bite')),
   ],
 )

@@ -3,6 +3,7 @@
 Adafactor by hand is in train_step_test.py.
 """
 
+import math
 import re
 
 import jax
@@ -57,6 +58,8 @@ def test_warm_up_of_runs_that_set_none():
   [
     (lambda: schedules.rsqrt(0), 'WARMUP_STEPS'),
     (lambda: schedules.rsqrt(5, scale=0.0), 'LEARNING_RATE'),
+    (lambda: schedules.rsqrt(5, scale=math.inf), 'LEARNING_RATE'),
+    (lambda: schedules.linear(math.inf, 5), 'LEARNING_RATE'),
     (lambda: schedules.cosine(0.0, 5), 'LEARNING_RATE'),
     (
       lambda: schedules.cosine(0.1, 5, final=0.2),
