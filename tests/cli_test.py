@@ -238,9 +238,8 @@ def test_a_flag_without_text_is_not_ignored(define):
 
 
 def test_an_empty_flag_ends_a_command(count):
-  code, out, err = count('--gin_file=')
-  assert (code, out) == (2, '')
-  assert err == 'error: --gin_file is empty. Give it a value, or leave it out.\n'
+  said = '--gin_file is empty. Give it a value, or leave it out.'
+  assert count('--gin_file=') == (2, '', f'error: {said}\n')
 
 
 def test_workdir_of_commands_that_take_a_run():

@@ -103,9 +103,7 @@ MISTAKES = [
     'evaluate --workdir={run} --split=test --store={tmp}/no',
     'not a token store',
   ),
-  Mistake(
-    'evaluate --workdir={run} --split=test --store=', '--store is empty'
-  ),
+  Mistake('evaluate --workdir={run} --split=test --store=', '--store is empty'),
   Mistake('evaluate --workdir={run} --store={store} --file=x', 'Add --split'),
   Mistake(
     'evaluate --workdir={run} --split=test --out=/no/a.npz',
