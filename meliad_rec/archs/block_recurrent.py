@@ -258,6 +258,12 @@ class StateVectors(nn.Module):
       raise ValueError(
         f'slots must be at least 1, got {self.slots}. Set SLOTS.'
       )
+    for name in 'ids_stddev', 'states_stddev':
+      if (value := getattr(self, name)) < 0:
+        raise ValueError(
+          f'{name} must be at least 0, got {value}. Set {name} of the '
+          'recurrent layer.'
+        )
     # Gates take the place of the sums that post_norm normalizes.
     config = dataclasses.replace(self.config, post_norm=False)
     gate = self.gate

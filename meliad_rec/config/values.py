@@ -293,7 +293,7 @@ class _Values(ParserDelegate):
 
 
 class _Parser(ConfigParser):
-  """A parser that rejects two mistakes which gin's own parser lets pass."""
+  """A parser that rejects mistakes which gin's own parser lets pass."""
 
   def parse_value(self):
     token = self.current_token
@@ -305,6 +305,8 @@ class _Parser(ConfigParser):
       raise SyntaxError(reason, place) from None
     if token.string == '-' and isinstance(value, Macro | Reference):
       raise SyntaxError('"-" can only precede a number', place)
+    if isinstance(value, int) and abs(value) >= 2**63:
+      raise SyntaxError('a number must be below 2**63', place)
     return value
 
 

@@ -141,6 +141,11 @@ class Experiment:
         raise _wrong(name, value, 'at least 1')
     if self.steps >= 2**31:  # Devices count them as int32.
       raise _wrong('steps', self.steps, 'below 2**31')
+    if self.batch * self.segment >= 2**31:
+      raise ValueError(
+        'A step must have fewer than 2**31 tokens, got '
+        f'{self.batch} rows of {self.segment}. Lower BATCH or SEGMENT.'
+      )
     for name, bits in ('seed', 32), ('halting_warmup', 31):
       if not 0 <= getattr(self, name) < 2**bits:
         needed = f'at least 0 and below 2**{bits}'

@@ -102,10 +102,10 @@ def chain(
       f'clip_norm must be above 0, or None for no clipping, got {clip_norm}. '
       'Set optimizer.chain.clip_norm.'
     )
-  if every < 1:
+  if not 1 <= every < 2**31:
     raise ValueError(
-      f'every, the training steps of an update, must be at least 1, got '
-      f'{every}. Set optimizer.chain.every.'
+      'every, the training steps of an update, must be at least 1 and below '
+      f'2**31, got {every}. Set optimizer.chain.every.'
     )
   by_update = lambda schedule: lambda update: schedule(update * every)
   if momentum is None:

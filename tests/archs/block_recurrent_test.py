@@ -235,6 +235,12 @@ def test_dropout_is_off_in_the_horizontal_direction():
   )
 
 
+@pytest.mark.parametrize('name', ['ids_stddev', 'states_stddev'])
+def test_a_negative_deviation_is_refused(name):
+  with pytest.raises(ValueError, match=f'{name} .* got -1'):
+    cells.parameters(layer(**{name: -1.0}))
+
+
 def test_states_begin_unlike_and_their_identities_more_so():
   states = cells.initial(layer().clone(slots=90))['states']
   np.testing.assert_allclose(np.std(states['ids'], 0), 1, atol=0.3)

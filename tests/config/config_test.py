@@ -371,6 +371,13 @@ def test_a_string_without_quotes(value):
   assert '(a string needs quotes), in "WIDTH = ' in found, found
 
 
+@pytest.mark.parametrize('value', ['1' * 30, f'-{2**63}', f'({2**63},)'])
+def test_a_number_that_no_array_holds(value):
+  found = mistake(params=[f'WIDTH = {value}'])
+  assert 'a number must be below 2**63, in "WIDTH = ' in found, found
+  config.parse(USUAL, [f'WIDTH = {2**63 - 1}'])
+
+
 def test_of_macros_in_a_row_the_one_with_the_value_is_named():
   found = mistake(params=['WIDTH = %SIZE', "SIZE = '7'"])
   assert found.endswith('not a str. Set SIZE to an int.'), found

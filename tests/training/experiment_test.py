@@ -45,6 +45,11 @@ def test_a_setting_out_of_range_is_named(data, name, value):
     tiny_run.experiment(data, tiny_run.program(), **{name: value})
 
 
+def test_a_step_of_too_many_tokens_is_refused(data):
+  with pytest.raises(ValueError, match=r'2\*\*31 tokens.*65536 rows of 32768'):
+    tiny_run.experiment(data, tiny_run.program(), batch=2**16, segment=2**15)
+
+
 def test_an_environment_that_is_not_complete_is_told_what_it_lacks(data):
   class Unfinished:
     actions, observations, limit, endless = 2, 3, 8, False

@@ -73,6 +73,7 @@ def test_warm_up_of_runs_that_set_none():
     (lambda: schedules.one_cycle_momentum(5, warmup_steps=5), 'WARMUP_STEPS'),
     (lambda: optimizer.chain(optax.sgd, CONSTANT, 0.0), 'optim.*clip_norm'),
     (lambda: optimizer.chain(optax.sgd, CONSTANT, every=0), 'optim.*every'),
+    (lambda: optimizer.chain(optax.sgd, CONSTANT, every=2**31), 'optim.*every'),
     (lambda: optimizer.scale_by_path({'a': 1.0, 'b(': 2.0}), 'opt.*factors'),
   ],
 )
