@@ -154,6 +154,9 @@ def guarded(
     return 130
   except (MemoryError, RuntimeError) as error:
     what = str(error).partition('\n')[0].rstrip('.')
+    if what.startswith('Unable to initialize backend'):
+      platforms = os.environ.get('JAX_PLATFORMS', '')
+      return _fail(f'{what}. JAX_PLATFORMS is {platforms!r}. Change it.')
     # JAX raises a RuntimeError for the memory of a device.
     exhausted = what.startswith('RESOURCE_EXHAUSTED')
     if not (exhausted or isinstance(error, MemoryError)):

@@ -125,6 +125,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 NO_MEMORY = jax.errors.JaxRuntimeError(
   'RESOURCE_EXHAUSTED: 73 TiB.\n\nBuffers:'
 )
+NO_BACKEND = RuntimeError("Unable to initialize backend 'tpux': ... ")
 AGAIN = OSError(5, 'Input/output error', 'metrics.jsonl')
 AGAIN.exit_code = 1
 
@@ -137,6 +138,7 @@ AGAIN.exit_code = 1
     (lambda _: config.parse([], ['WIDTH']), 2, '^error: .*--gin_file=arch/'),
     (raised(FULL), 2, r'written \(No space left on device\)\. '),
     (raised(NO_MEMORY), 2, r'\(RESOURCE_EXHAUSTED: 73 TiB\)\. Reduce'),
+    (raised(NO_BACKEND), 2, "backend 'tpux': .* JAX_PLATFORMS is '"),
     # What may do better if it is tried again.
     (raised(AGAIN), 1, 'metrics.jsonl cannot be read or written'),
   ],
