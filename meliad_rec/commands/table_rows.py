@@ -30,6 +30,11 @@ def rows(table: str, chosen: Sequence[str] | None) -> dict[str, str]:
     }
   if not found:
     names = files.names('experiments')
+    if table in names:
+      raise ValueError(
+        f'{table} is one row of a table. Give the beginning of its name, which '
+        'all rows share, and the rest as --rows.'
+      )
     raise ValueError(
       f'There is no table {table!r}{files.nearest(table, names)}: no folder of '
       'this name has gin files, and no shipped experiment begins with it. '

@@ -1,5 +1,7 @@
 """Rows of tables: their gin files, scales, and the settings of a sweep."""
 
+import pytest
+
 from meliad_rec.commands import table_rows
 
 
@@ -12,6 +14,11 @@ def test_rows_are_the_files_of_a_table_or_folder(tmp_path):
   assert list(table_rows.rows(str(tmp_path), None)) == ['a', 'b', 'a10']
   b = str(tmp_path / 'b.gin')
   assert table_rows.rows(str(tmp_path), ['b']) == {'b': b}
+
+
+def test_a_row_is_no_table():
+  with pytest.raises(ValueError, match='figure5_top is one row of a table'):
+    table_rows.rows('feedback/figure5_top', None)
 
 
 def test_a_folder_of_runs_may_have_the_name_of_a_table(tmp_path, monkeypatch):
