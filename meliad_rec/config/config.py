@@ -124,7 +124,8 @@ def read(
 def _check_effect(files: list[tuple[str, dict]], last: dict, advice: str):
   """Checks that every file has an effect.
 
-  A file has none if later files set all its settings to other values.
+  A file has none if later files set all its settings, some of them to other
+  values.
 
   Args:
     files: name of each file, and {Binding.key: binding in the file}.
@@ -135,7 +136,8 @@ def _check_effect(files: list[tuple[str, dict]], last: dict, advice: str):
     ConfigError: a file has no effect.
   """
   for name, set_ in files:
-    if not set_ or any(last[key].value == set_[key].value for key in set_):
+    counts = any(last[key] is one for key, one in set_.items())
+    if counts or all(last[key].value == one.value for key, one in set_.items()):
       continue
     paths = ', '.join(one.path for one in set_.values())
     others = ', '.join(dict.fromkeys(last[key].where for key in set_))

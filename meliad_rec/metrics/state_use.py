@@ -8,6 +8,7 @@ costs to lose the state.
 """
 
 from collections.abc import Callable
+import math
 
 from flax import linen as nn
 import jax
@@ -101,7 +102,7 @@ def sow_attention(module: nn.Module, logits_BHTS, mask_BT) -> None:
   if S < 2:
     return
   p = jax.nn.softmax(logits)
-  entropy_BHT = -jnp.sum(p * jax.nn.log_softmax(logits), -1) / jnp.log(S)
+  entropy_BHT = -jnp.sum(p * jax.nn.log_softmax(logits), -1) / math.log(S)
   real_B1T = jnp.broadcast_to(mask_BT[:, None], entropy_BHT.shape)
   metrics.sow(
     module, 'slot_entropy', MeanMetric(entropy_BHT * real_B1T, real_B1T)

@@ -217,6 +217,10 @@ def test_an_option_that_others_override_entirely_is_refused():
   assert mistake(['experiments/table', 'options/wide', wider]) == found
   assert widths([*USUAL, 'options/wider_and_slots', 'options/wide'])[0] == 23
   assert widths([*USUAL, wider, wider])[0] == 29
+  # Not even if one of its settings is the same in the others.
+  same = write('WIDTH = 23\nSLOTS = 5\n', 'options/same')
+  other = write('WIDTH = 29\nSLOTS = 5\n', 'options/other')
+  assert all(part in mistake([*USUAL, same, other]) for part in (same, 'SLOTS'))
 
 
 @pytest.mark.parametrize('folder', ['experiments', 'experiments/my', 'scale'])
