@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import functools
 import hashlib
+from pathlib import Path
 
 import jax
 from jax.experimental import multihost_utils
@@ -39,9 +40,24 @@ def agree(facts: dict[str, str]) -> None:
   others = [str(host) for host in np.flatnonzero(differs.any(axis=1))]
   raise ValueError(
     f'The hosts differ in {", ".join(names)}: process {", ".join(others)} has'
-    ' different values than process 0. Give all hosts the same data, settings'
-    ' and --workdir.'
+    ' different values than process 0. Give all hosts the same code, data,'
+    ' settings and --workdir.'
   )
+
+
+def code() -> str:
+  """Returns a text that is the same on hosts with the same jax and package.
+
+  It is empty for a process without others, which has nothing to compare.
+  """
+  if jax.process_count() == 1:
+    return ''
+  package = Path(__file__).parents[1]
+  contents = hashlib.sha256()
+  for file in sorted(package.rglob('*.py')):
+    contents.update(f'{file.relative_to(package)}\0'.encode())
+    contents.update(file.read_bytes())
+  return f'jax {jax.__version__}, meliad_rec {contents.hexdigest()}'
 
 
 def mesh_jit(mesh: Mesh | None, function: Callable, **options) -> Callable:

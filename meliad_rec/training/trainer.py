@@ -52,8 +52,8 @@ class Run:
 
   Raises:
     ValueError: workdir is not a folder on a disk or in gs://, the hosts have
-      different data, settings or checkpoints, or the validation split does not
-      fit the experiment.
+      different code, data, settings or checkpoints, or the validation split
+      does not fit the experiment.
   """
 
   def __init__(
@@ -84,6 +84,7 @@ class Run:
     hosts.agree(
       identities
       | {
+        'code of meliad_rec or jax': hosts.code(),
         'newest step': f'{self.checkpoints.latest()}',
         'settings': _shared_settings(about.get('config', '')),
         'use of --init_from': f'{fill is not None}',

@@ -48,6 +48,22 @@ def test_hosts_that_differ(monkeypatch):
   assert hosts.any_of(False)
 
 
+def test_code_of_hosts(monkeypatch):
+  assert hosts.code() == ''
+  two(monkeypatch, lambda mine: mine)
+  found = hosts.code()
+  assert hosts.code() == found
+  read = pathlib.Path.read_bytes
+  monkeypatch.setattr(
+    pathlib.Path, 'read_bytes', lambda file: read(file) + b'#'
+  )
+  assert hosts.code() != found
+  monkeypatch.undo()
+  two(monkeypatch, lambda mine: mine)
+  monkeypatch.setattr(jax, '__version__', '0')
+  assert hosts.code() != found
+
+
 def test_tracing_knows_the_mesh():
   mesh, seen = make_mesh(2, 2, 2), []
 

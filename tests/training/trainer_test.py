@@ -311,6 +311,7 @@ def test_hosts_are_compared(tmp_path, data, straight, monkeypatch):
       'validation': validation,
       'validation split': validation,
       'steps an update': '1',
+      'code of meliad_rec or jax': '',
       'newest step': '6',
       'settings': 'A = 1\nc/B = 2',
       'use of --init_from': 'False',
