@@ -12,8 +12,8 @@ vector register.
 
 The compiler rejects a kernel that needs more VMEM than a core has. The
 estimates here add up all arrays that a kernel holds, and count each block twice
-(one is copied while another is worked on). They were compared with the
-compiler's messages about rejected kernels, for v4, v5p and v5e.
+(one is copied while another is worked on), except past keys. They were compared
+with the compiler's messages about rejected kernels, for v4, v5p and v5e.
 """
 
 from collections.abc import Callable
@@ -353,9 +353,10 @@ def _window_step_bytes(G, K, sharing, W, Q, size, backward: bool) -> int:
   queries, keys, tiles, kept = (
     (4, 7, 2, 2 * size + 8) if backward else (2, 2, 1, 2 * size)
   )
-  moved = (queries * Q * G * K + keys * Q * width + 2 * W * width) * size
+  moved = (queries * Q * G * K + keys * Q * width) * size
   moved += tile * 4 * (tiles + 1)
   scratch = (W + Q) * (width * kept + 4 * LANES * (tiles - 1))
+  scratch += 2 * W * width * size  # Past keys and values.
   return int(_MARGIN * (2 * moved + scratch))
 
 

@@ -141,12 +141,20 @@ def forward(
 def past_specs(W: int, width: int, kv_group) -> list[pl.BlockSpec]:
   """Returns how keys, values and mask of W past tokens are read: at once.
 
+  VMEM holds them once, unlike other blocks, since many grid steps read the same
+  ones. Otherwise, a v4 has too little VMEM for the sizes of Hutchins et al.
+  2022.
+
   Args:
     W: number of past tokens.
     width: number of columns of keys that a grid step reads.
     kv_group: function of a step's first index -> the group of these columns.
   """
-  keys = pl.BlockSpec((1, W, width), lambda h, b, i: (b, 0, kv_group(h)))
+  keys = pl.BlockSpec(
+    (1, W, width),
+    lambda h, b, i: (b, 0, kv_group(h)),
+    pipeline_mode=pl.Buffered(1),
+  )
   return [keys, keys, pl.BlockSpec((1, 1, W), lambda h, b, i: (b, 0, 0))]
 
 
