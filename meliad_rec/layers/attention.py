@@ -64,10 +64,10 @@ class KV(struct.PyTreeNode):
   def last(self, length: int) -> 'KV':
     """Returns the `length` newest keys and values, with `unnormalized` 0."""
     part = _by_token(lambda a: a[:, a.shape[1] - length :], self)
+    if self.mask.shape[1] >= 2 * length:  # All of them are of a new segment.
+      part = part.replace(k=_by_rows(part.k), v=_by_rows(part.v))
     return part.replace(
-      k=_by_rows(part.k),
-      v=_by_rows(part.v),
-      unnormalized=min(self.unnormalized, length),
+      unnormalized=min(self.unnormalized, length)
     ).normalized()
 
   def normalized(self) -> 'KV':
