@@ -14,7 +14,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/this_code.sh"
 
 workdir="${WORKDIR:-runs/quickstart}"
 "${run[@]}" train --gin_file=experiments/quickstart \
-  --gin_param="STORE = '$store'" --workdir="$workdir" "$@"
+  --gin_param="$store_setting" --workdir="$workdir" "$@"
 
 for each; do
   case $each in --dry_run | --dry_run=[tTyY1]*) exit ;; esac

@@ -16,7 +16,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/this_code.sh"
 
 out="${OUT:-runs/showpiece}"
 "${run[@]}" reproduce cpu/code --rows=slide,rec --jobs=2 --splits=test \
-  --tokens=65536 --out="$out" --gin_param="STORE = '$store'" "$@"
+  --tokens=65536 --out="$out" --gin_param="$store_setting" "$@"
 echo "== A is slide, B is rec"
 losses=seed0/test_first_65536.npz
 "${run[@]}" evaluate --compare="$out/slide_$losses,$out/rec_$losses" --unit=word \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # First part of quickstart.sh and showpiece.sh: goes to the root of the checkout,
 # creates .venv, and tokenizes the source code of this machine once into STORE.
-# Sets `store`, and `run`, the command meliad-rec.
+# Sets `store`, `store_setting`, its line of gin, and `run`, the command meliad-rec.
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -22,6 +22,10 @@ export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-3}"
 export TF_ENABLE_ONEDNN_OPTS="${TF_ENABLE_ONEDNN_OPTS:-0}"
 run=(.venv/bin/python -m meliad_rec)
 store="${STORE:-runs/quickstart_text}"
+# In a string of gin, a backslash stands before a backslash or a quote.
+escaped=${store//\\/\\\\}
+# shellcheck disable=SC2034  # The scripts that source this one use it.
+store_setting="STORE = '${escaped//\'/\\\'}'"
 # Once: with packages installed later, the data would differ, which is an error.
 if ! [ -e "$store" ]; then
   echo "Tokenizing the source code of this machine into $store (once)."

@@ -99,7 +99,7 @@ def said_by(script, tmp_path, *arguments, **variables):
   python = root / '.venv' / 'bin' / 'python'
   python.parent.mkdir(parents=True, exist_ok=True)
   made = 'case "$3" in tokenize) mkdir -p "${5#--out=}" ;; esac'
-  python.write_text(f'#!/bin/sh\necho "$*"\n{made}\n')
+  python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*"\n{made}\n')
   python.chmod(0o755)
   path = str(root / 'launch' / script)
   done = StandIns(tmp_path).run(path, *arguments, **variables)
@@ -135,6 +135,9 @@ def test_the_quickstart_tokenizes_once_and_says_how_to_go_on(tmp_path):
   # The shell leaves ~ in quotes as it is.
   there = {'WORKDIR': '~/a b', 'STORE': '~/c', 'HOME': str(tmp_path)}
   assert said(**there) == said(**folders)
+  # Gin reads quotes and backslashes in the folder's name as they are.
+  odd = ' '.join(said(STORE="a'b\\c"))
+  assert f"STORE = '{tmp_path}/a\\'b\\\\c' " in odd
   # The commands are for the checkout.
   root = tmp_path / 'checkout'
   go = f'First:          cd {root}'
