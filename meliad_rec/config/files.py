@@ -97,15 +97,21 @@ def find(name: str, where: str) -> Path:
   for own in (home, Path(f'{home}.gin')):
     if own.is_file():
       return own.resolve()
+  shipped = names()
+  ends = [one for one in shipped if one.endswith(f'/{short}')]
+  similar = nearest(short, shipped)
+  if ends:
+    similar = f' (perhaps {" or ".join(ends)})'
   folder, _, _ = short.rpartition('/')
-  inside = [one for one in names() if one.startswith(f'{folder}/')]
+  inside = [one for one in shipped if one.startswith(f'{folder}/')]
   rest = [one.removeprefix(f'{folder}/').partition('/') for one in inside]
   there = ', '.join(dict.fromkeys(first + slash for first, slash, _ in rest))
+  is_short = 0 < len(inside) <= 20
+  listed = f' Shipped in {folder}/: {there}.' if is_short else ''
   raise ConfigError(
     f'{where}: there is no gin file {name!r}, neither among the shipped files'
-    f'{nearest(short, names())} nor at {home.absolute()}.'
-    f'{f" Shipped in {folder}/: {there}." if there else ""} Correct the path,'
-    ' or list the files with `meliad-rec settings`.'
+    f'{similar} nor at {home.absolute()}.{listed} Correct the path, or list the'
+    ' files with `meliad-rec settings`.'
   )
 
 

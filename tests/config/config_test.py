@@ -274,6 +274,7 @@ def test_names_in_experiments_are_checked(shipped):
 def test_wrong_files():
   for files, parts in (
     (['arch/windw', *USUAL[1:]], ("'arch/windw'", 'nearest is arch/window')),
+    (['window', *USUAL[1:]], ("'window'", '(perhaps arch/window)')),
     (['arch/window', 'task/copy'], ('size/', 'small, tiny')),
     ([*USUAL, 'size/small'], ('size/tiny.gin', 'size/small.gin', '2 files')),
     ([*USUAL, '~nobody/x'], ("'~nobody/x'",)),
