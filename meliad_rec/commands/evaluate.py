@@ -8,7 +8,7 @@ Give exactly one of --split, --file and --compare. --out writes the loss and the
 text of every token to a file. --compare takes two such files, and shows
 how much better the second model predicts: by position in the document, by
 distance back to the previous use of a name, and at the tokens with the largest
-gain, in context; with --by_document at those of each document. --plot also
+gain, in context. --by_document shows such tokens for each document. --plot also
 draws the gain.
 """
 
@@ -89,7 +89,7 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     'by_document',
     False,
-    'Show --top tokens or words of each document, not of all together.',
+    'Show --top tokens or words for each document.',
   )
   flags.DEFINE_string(
     'plot', None, 'Picture of the gain that --compare writes, a .png file.'

@@ -120,8 +120,8 @@ class SentencePiece:
   text becomes a space. A model made by `meliad_rec.commands.train_vocab`
   preserves all other text exactly.
 
-  Ids are those of the model. If the model can map text to id 0, which is
-  padding here, all ids are one higher.
+  A token has the id that the model gives it. If the model gives id 0, which is
+  padding here, to a piece of text, all ids are one higher.
 
   Args:
     path: the .model file.

@@ -37,8 +37,8 @@ def compare(
     top: maximum number of units to show where B gains most, and maximum number
       of units to show where B loses most.
     unit: 'token', or 'word' for the words of `word_starts`.
-    by_document: whether `top` counts the units of each document, instead of
-      those of all documents together.
+    by_document: whether to show `top` units for each document, instead of
+      `top` units in total.
 
   Raises:
     ValueError: the losses are of different tokens, or the unit is unknown.
@@ -204,7 +204,7 @@ def _places(word, sign, a, b, names, firsts, top, by_document):
 def _distance(names, gain_N, first, end):
   """Returns the distance of the name in a unit, as text; '-' without a name.
 
-  In a unit with several names, it is that of the name with the highest gain.
+  If the unit has several names, the one with the highest gain counts.
   """
   begin = np.searchsorted(names.end, first, 'right')
   after = np.searchsorted(names.first, end, 'left')
