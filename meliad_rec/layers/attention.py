@@ -99,10 +99,11 @@ def _by_token(call: Callable, *kvs: KV) -> KV:
 def _by_rows(a_BSHK):
   """Asks XLA for TPUs to lay out keys or values with merged heads by rows.
 
-  A cache of keys has a separate axis of heads, so keys by rows must be copied to
-  enter it. Without this request, XLA avoids the copy: it computes all keys of a
-  segment transposed, and transposes them back for the kernels of attention,
-  which takes longer. On other platforms, the array is returned unchanged.
+  A cache of keys has a separate axis of heads, so keys by rows must be copied
+  to enter it. Without this request, XLA avoids the copy: it computes all keys
+  of a segment transposed, and transposes them back for the kernels of
+  attention, which takes longer. On other platforms, the array is returned
+  unchanged.
   """
   if mesh_platform() != 'tpu':
     return a_BSHK
