@@ -4,10 +4,10 @@ The mesh has the axes data (replicas), fsdp (shards of parameters) and model
 (shards of heads, hidden units and vocabulary). The path of a parameter matches
 exactly one of RULES. This rule names the parameter's last axes; MESH_AXES maps
 the names to axes of the mesh. Earlier axes, such as that of stacked layers, are
-not sharded. The optimizer's moments are sharded like their parameters. A batch
-is sharded by rows over data and fsdp. So is the carry, which is the model's
-state between two segments. The carry's keys and values are also sharded by
-heads (CARRY_RULES).
+not sharded. The optimizer's moments are sharded like their parameters, and over
+data as well (`update_spec`). A batch is sharded by rows over data and fsdp. So
+is the carry, which is the model's state between two segments. The carry's keys
+and values are also sharded by heads (CARRY_RULES).
 """
 
 import math
@@ -63,6 +63,9 @@ MESH_AXES = {
   'mlp': 'model',
 }
 BATCH_AXES = ('data', 'fsdp')
+# Replicas divide the update of arrays of at least this many elements. Smaller
+# ones take less time to update than to exchange.
+DIVIDED = 2**16
 # Names of the last axes of those leaves of the carry that have heads.
 CARRY_RULES = (
   (r'(^|/)(k|v)$', ('heads', None)),
@@ -152,6 +155,31 @@ def param_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
   return PartitionSpec(*mesh_axes(mesh, logical_axes(path), shape))
 
 
+def update_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+  """Returns the PartitionSpec of a parameter's moments and of its update.
+
+  It is that of the parameter, with the mesh axis data added to the first axis
+  that has a name in RULES, is not sharded, and whose size is a multiple of the
+  number of replicas. If there is no such axis, or if these axes have less than
+  DIVIDED elements, all replicas compute the same update.
+
+  Raises:
+    ValueError: not exactly one of RULES matches the path.
+  """
+  spec = param_spec(mesh, path, shape)
+  replicas = mesh.shape['data']
+  if replicas == 1:
+    return spec
+  first = len(shape) - len(logical_axes(path))
+  if math.prod(shape[first:]) < DIVIDED:
+    return spec
+  for i in range(first, len(shape)):
+    unsharded = spec[i] is None or mesh.shape[spec[i]] == 1
+    if unsharded and shape[i] % replicas == 0:
+      return PartitionSpec(*spec[:i], 'data', *spec[i + 1 :])
+  return spec
+
+
 def mesh_axes(
   mesh: Mesh, names: tuple[str | None, ...], shape: tuple[int, ...]
 ) -> list[str | None]:
@@ -224,12 +252,12 @@ def rows_of(mesh: Mesh, rows: int, host: int) -> np.ndarray:
 def state_shardings(mesh: Mesh, state, rows: int):
   """Returns a train_step.TrainState with the NamedSharding of every leaf.
 
-  Parameters follow RULES. A moment of the optimizer is sharded like its
-  parameter, which has the same shape. The path of the parameter is the end of
-  the moment's path. The carry is sharded by rows, and its keys and values also
-  by heads. All other leaves are replicated. Every leaf has a sharding from the
-  start, because a restored run would otherwise mix arrays on incompatible sets
-  of devices.
+  Parameters and their moving average follow RULES. A moment of the optimizer is
+  sharded like the update of its parameter, which has the same shape. The path
+  of the parameter is the end of the moment's path. The carry is sharded by
+  rows, and its keys and values also by heads. All other leaves are replicated.
+  Every leaf has a sharding from the start, because a restored run would
+  otherwise mix arrays on incompatible sets of devices.
 
   Args:
     mesh: the mesh.
@@ -241,8 +269,7 @@ def state_shardings(mesh: Mesh, state, rows: int):
       devices, and the path of a parameter does not match exactly one of RULES.
   """
   params = {
-    path: (leaf.shape, param_spec(mesh, path, leaf.shape))
-    for path, leaf in leaves_by_path(state.params).items()
+    path: leaf.shape for path, leaf in leaves_by_path(state.params).items()
   }
   batch_sharding(mesh, rows)  # Raises if the rows do not divide.
 
@@ -250,9 +277,10 @@ def state_shardings(mesh: Mesh, state, rows: int):
     name = path_string(path)
     if name.startswith('carry/') or name == 'carry':
       return NamedSharding(mesh, carry_spec(mesh, name, leaf.shape))
-    for param, (shape, spec) in params.items():
+    spec = update_spec if name.startswith('opt_state/') else param_spec
+    for param, shape in params.items():
       if name.endswith('/' + param) and leaf.shape == shape:
-        return NamedSharding(mesh, spec)
+        return NamedSharding(mesh, spec(mesh, param, shape))
     return NamedSharding(mesh, PartitionSpec())
 
   return jax.tree_util.tree_map_with_path(sharding, state)

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meliad_rec.distributed import weight_update
+
 
 class Embedding(nn.Module):
   """Base class of embeddings.
@@ -100,11 +102,15 @@ class TiedEmbedding(Embedding):
     shape = self.vocab, self.d_model
     return self.vectors('embedding', *shape, stddev=stddev)
 
+  def one_use(self):
+    """Returns the parameter, for one of its two uses."""
+    return weight_update.one_use('embed/embedding', self.table_VD)
+
   def __call__(self, tokens_BT):
-    return jnp.take(self.table_VD, tokens_BT, axis=0)
+    return jnp.take(self.one_use(), tokens_BT, axis=0)
 
   def logits(self, y_BTD):
-    logits_BTV = jnp.einsum('btd,vd->btv', y_BTD, self.table_VD)
+    logits_BTV = jnp.einsum('btd,vd->btv', y_BTD, self.one_use())
     return logits_BTV / self.divisor(math.sqrt(self.d_model))
 
 
@@ -128,7 +134,7 @@ class ScaledEmbedding(TiedEmbedding):
     return super().__call__(tokens_BT) * math.sqrt(self.d_model)
 
   def logits(self, y_BTD):
-    return y_BTD @ self.table_VD.T / self.divisor(1.0)
+    return y_BTD @ self.one_use().T / self.divisor(1.0)
 
 
 class UntiedEmbedding(Embedding):

@@ -10,6 +10,7 @@ from jax.interpreters import partial_eval
 import jax.numpy as jnp
 import optax
 
+from meliad_rec.distributed import weight_update
 from meliad_rec.metrics.metrics import MeanMetric
 from meliad_rec.metrics.metrics import Sums
 from meliad_rec.models.cell import Block
@@ -198,6 +199,7 @@ class AgentProgram(TrainProgram):
       *(self.segment, key, self._axis),
     )
     with jax.named_scope('optimizer'):
+      grads = weight_update.scatter_gradients(grads)
       sums = _sums(steps, loss * steps.done.size).replace(
         gradient_norm=optax.global_norm(grads)
       )

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from meliad_rec.data.batch import Batch
+from meliad_rec.distributed import weight_update
 from meliad_rec.distributed.fsdp import all_gather_params
 from meliad_rec.layers.positions import clip_spans
 from meliad_rec.metrics import losses
@@ -51,16 +52,16 @@ class TrainState(struct.PyTreeNode):
     """Returns the state after a step.
 
     Args:
-      grads: gradients of the parameters.
+      grads: gradients of the parameters, from weight_update.scatter_gradients.
       optimizer: from optimizer.chain.
       tokens: number of tokens that the gradients are a mean over.
       carry: the model's state after the segment.
       ema_decay: decay of the moving average of the parameters; None: none.
     """
-    updates, opt_state = optimizer.update(
-      grads, self.opt_state, self.params, tokens
-    )
-    params = clip_spans(optax.apply_updates(self.params, updates))
+    params = weight_update.own_part(self.params)
+    updates, opt_state = optimizer.update(grads, self.opt_state, params, tokens)
+    params = clip_spans(optax.apply_updates(params, updates))
+    params = weight_update.gather_params(params)
     ema = self.ema
     if ema_decay is not None:
       ema = ema_update(ema, params, ema_decay, self.step)
@@ -156,6 +157,7 @@ def train_step(
 
   grads, (carry, sums) = jax.grad(loss, has_aux=True)(state.params)
   with jax.named_scope('optimizer'):
+    grads = weight_update.scatter_gradients(grads)
     sums = sums.replace(gradient_norm=optax.global_norm(grads))
     state = state.updated(grads, optimizer, sums.scored, carry, ema_decay)
   return state, sums

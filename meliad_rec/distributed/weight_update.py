@@ -1,0 +1,88 @@
+"""Divides the update of the parameters among replicas (mesh axis data).
+
+Each replica holds all parameters, but only its part of the optimizer's moments.
+It receives the sum over replicas of its part of the gradients, updates this
+part of the parameters, and gets the other parts from the other replicas.
+
+Xu et al. 2020, "Automatic cross-replica sharding of weight update in
+data-parallel training"; called ZeRO stage 1 by Rajbhandari et al. 2020.
+"""
+
+import functools
+
+import jax
+
+from meliad_rec.distributed import partition
+
+
+def scatter_gradients(grads):
+  """Returns gradients of which each replica holds its part of the sum.
+
+  Without a mesh, gradients are returned unchanged.
+
+  Args:
+    grads: nested dict like the parameters.
+  """
+  return _map(_scatter, grads)
+
+
+def own_part(params):
+  """Returns parameters of which each replica holds the part that it updates."""
+  return _map(functools.partial(_place, partition.update_spec), params)
+
+
+def gather_params(params):
+  """Returns parameters that all replicas hold, from the parts of each."""
+  return _map(functools.partial(_place, partition.param_spec), params)
+
+
+def one_use(path: str, param: jax.Array) -> jax.Array:
+  """Returns a parameter whose gradient from one use is scattered by itself.
+
+  It is for a parameter that a model uses in several places. Otherwise, the
+  compiler may add the gradient from one use to the sum over replicas of that
+  from another, and then has to sum this whole array as well.
+
+  Args:
+    path: path of the parameter, such as 'embed/embedding'.
+    param: the parameter.
+  """
+  return _one_use(path, param) if _replicas() > 1 else param
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _one_use(path, param):
+  del path
+  return param
+
+
+_one_use.defvjp(
+  lambda path, param: (param, None),
+  lambda path, _, gradient: (_scatter(path, gradient),),
+)
+
+
+def _scatter(path, gradient):
+  # The first sharding makes the compiler sum whole gradients, and the second
+  # makes it scatter the sums. With the second alone, it would cut the matrix
+  # products of the backward pass into many small ones.
+  gradient = _place(partition.param_spec, path, gradient)
+  return _place(partition.update_spec, path, gradient)
+
+
+def _place(spec, path, leaf):
+  spec = spec(jax.sharding.get_abstract_mesh(), path, leaf.shape)
+  return jax.lax.with_sharding_constraint(leaf, spec)
+
+
+def _map(function, tree):
+  """Maps a function of path and leaf over a tree, if there are replicas."""
+  if _replicas() == 1:
+    return tree
+  return jax.tree.map_with_path(
+    lambda path, leaf: function(partition.path_string(path), leaf), tree
+  )
+
+
+def _replicas() -> int:
+  return dict(jax.sharding.get_abstract_mesh().shape).get('data', 1)
