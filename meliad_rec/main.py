@@ -79,6 +79,12 @@ def main(argv: list[str]) -> int:
   args = flags.FLAGS
   if not (args.workdir or args.dry_run):
     raise ValueError('A run needs a folder. Add --workdir=DIR.')
+  for name in 'profile', 'verbose':
+    if args.dry_run and args[name].value:
+      raise ValueError(
+        f'--dry_run takes no training steps, so --{name} has nothing to do. '
+        'Remove one of them.'
+      )
   compilation_cache.enable()
   return pod.run_on_all_processes(work, cli.guarded)
 

@@ -243,6 +243,12 @@ def test_a_dry_run_tells_all_and_writes_nothing(tmp_path, data):
   assert 'needs 2 devices, but there are 1. Give --mesh' in done.stderr
 
 
+@pytest.mark.parametrize('flag', ['--profile=1:2', '--verbose'])
+def test_a_dry_run_refuses_what_needs_steps(flag):
+  answer = command.mistake(main, '--dry_run', '--gin_file=size/tiny', flag)
+  assert f'so {flag.partition("=")[0]} has nothing to do' in answer
+
+
 def code_of(experiment, *arguments):
   """Returns the exit code of main.work in this process."""
   work = types.SimpleNamespace(
