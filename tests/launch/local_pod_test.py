@@ -19,6 +19,7 @@ SETTINGS = {
   'EVAL_EVERY': 6,
   'SAVE_EVERY': 4,
   'DROPOUT': 0.1,
+  'MLP_DIM': 4096,  # So large that replicas divide the update of its kernels.
 }
 
 
