@@ -18,6 +18,7 @@ from typing import Any
 from flax import linen as nn
 import jax
 
+from meliad_rec.distributed import weight_update
 from meliad_rec.layers.dropout import drop_layer
 from meliad_rec.layers.positions import T5Bias
 from meliad_rec.metrics import pictures
@@ -165,6 +166,8 @@ class Repeat(Chain):
       s, y_BTD = call(cell, s, block.replace(x=x_BTD, source_kv=kv))
       return y_BTD, s
 
+    if not self.share and not self.is_initializing():
+      body = nn.map_variables(body, 'params', trans_in_fn=weight_update.one_use)
     own = {} if self.share else {'params': 0}
     scan = nn.scan(
       mean_of_losses(body, self.count) if self.share else body,

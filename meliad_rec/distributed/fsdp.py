@@ -5,15 +5,14 @@ compiler may gather the activations of all rows instead of the parameters.
 """
 
 import functools
-import re
 
 import jax
 from jax.sharding import PartitionSpec
 
+from meliad_rec.distributed.partition import has_rule
 from meliad_rec.distributed.partition import logical_axes
 from meliad_rec.distributed.partition import param_spec
 from meliad_rec.distributed.partition import path_string
-from meliad_rec.distributed.partition import RULES
 
 
 def all_gather_params(params, stacked: bool = True):
@@ -36,7 +35,7 @@ def all_gather_params(params, stacked: bool = True):
 
   def gather(path, leaf):
     name = path_string(path)
-    if not any(re.search(pattern, name) for pattern, _ in RULES):
+    if not has_rule(name):
       return leaf  # A shared module's parameter, without its full path.
     if not stacked and leaf.ndim > len(logical_axes(name)):
       return leaf

@@ -125,6 +125,11 @@ def leaves_by_path(tree: Any) -> dict[str, Any]:
   return {path_string(path): leaf for path, leaf in leaves}
 
 
+def has_rule(path: str) -> bool:
+  """Returns whether one of RULES matches the path of a parameter."""
+  return any(re.search(pattern, path) for pattern, _ in RULES)
+
+
 def logical_axes(path: str) -> tuple[str | None, ...]:
   """Returns the names of the last axes of the parameter with this path.
 

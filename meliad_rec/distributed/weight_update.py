@@ -36,18 +36,26 @@ def gather_params(params):
   return _map(functools.partial(_place, partition.param_spec), params)
 
 
-def one_use(path: str, param: jax.Array) -> jax.Array:
-  """Returns a parameter whose gradient from one use is scattered by itself.
+def one_use(params, parent: str = ''):
+  """Returns parameters whose gradients from one use are scattered there.
 
-  It is for a parameter that a model uses in several places. Otherwise, the
-  compiler may add the gradient from one use to the sum over replicas of that
-  from another, and then has to sum this whole array as well.
+  Without it, the compiler sums whole arrays in two cases: if a model uses a
+  parameter in several places, where it may add the gradient from one use to the
+  sum over replicas of that from another; and if a loop over layers computes the
+  gradients, which it stacks first.
 
   Args:
-    path: path of the parameter, such as 'embed/embedding'.
-    param: the parameter.
+    params: nested dict of parameters, or one of them. Those whose path matches
+      no rule of partition.RULES are returned unchanged.
+    parent: path of `params` in the parameters of the model, if the rules need
+      it.
   """
-  return _one_use(path, param) if _replicas() > 1 else param
+
+  def one(path, leaf):
+    path = f'{parent}/{path}'.strip('/')
+    return _one_use(path, leaf) if partition.has_rule(path) else leaf
+
+  return _map(one, params)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -65,8 +73,10 @@ _one_use.defvjp(
 def _scatter(path, gradient):
   # The first sharding makes the compiler sum whole gradients, and the second
   # makes it scatter the sums. With the second alone, it would cut the matrix
-  # products of the backward pass into many small ones.
-  gradient = _place(partition.param_spec, path, gradient)
+  # products of the backward pass into many small ones. Stacks of layers are
+  # scattered already.
+  if gradient.ndim == len(partition.logical_axes(path)):
+    gradient = _place(partition.param_spec, path, gradient)
   return _place(partition.update_spec, path, gradient)
 
 

@@ -104,7 +104,7 @@ class TiedEmbedding(Embedding):
 
   def one_use(self):
     """Returns the parameter, for one of its two uses."""
-    return weight_update.one_use('embed/embedding', self.table_VD)
+    return weight_update.one_use(self.table_VD, 'embed/embedding')
 
   def __call__(self, tokens_BT):
     return jnp.take(self.one_use(), tokens_BT, axis=0)

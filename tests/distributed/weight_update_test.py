@@ -127,16 +127,17 @@ def test_an_unsharded_axis_is_divided_among_replicas(path, size, shape, wanted):
 
 @pytest.mark.slow
 @needs_libtpu
-def test_a_tpu_scatters_gradients_and_gathers_parameters(monkeypatch):
+@pytest.mark.parametrize('name', ['recurrent_fixed_skip', 'window_scanned'])
+def test_a_tpu_scatters_gradients_and_gathers_parameters(name, monkeypatch):
   """Whole sums remain only for what is too small to divide."""
   monkeypatch.setattr(partition, 'DIVIDED', 2**16)
   resize(monkeypatch, d_model=256, num_heads=2, head_dim=128, mlp_dim=512)
   mesh = partition.make_mesh(4, devices=topology.devices('v5e:2x2'))
-  made = program('adafactor', mesh, 'recurrent_fixed_skip', vocab=1024)
+  made = program('adafactor', mesh, name, vocab=1024)
   compiled = hlo.read(made.train_step.as_text())
   found = estimate.exchanges(compiled, mesh, topology.parse('v5e:2x2'))
   moved = {one.op: one.size for one in found}
   size = sum(4 * leaf.size for leaf in jax.tree.leaves(made.shapes.params))
-  assert moved['all-gather'] > 0.9 * size
+  assert 0.9 * size < moved['all-gather'] < 1.1 * size
   assert moved['reduce-scatter'] > 0.9 * size
   assert moved['all-reduce'] < 0.02 * size
