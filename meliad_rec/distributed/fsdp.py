@@ -10,7 +10,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from meliad_rec.distributed.partition import has_rule
-from meliad_rec.distributed.partition import logical_axes
+from meliad_rec.distributed.partition import is_stacked
 from meliad_rec.distributed.partition import param_spec
 from meliad_rec.distributed.partition import path_string
 
@@ -37,7 +37,7 @@ def all_gather_params(params, stacked: bool = True):
     name = path_string(path)
     if not has_rule(name):
       return leaf  # A shared module's parameter, without its full path.
-    if not stacked and leaf.ndim > len(logical_axes(name)):
+    if not stacked and is_stacked(name, leaf.shape):
       return leaf
     return _gather(param_spec(mesh, name, leaf.shape), leaf)
 

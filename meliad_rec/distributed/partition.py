@@ -147,6 +147,21 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
   return found[0]
 
 
+def is_stacked(path: str, shape: tuple[int, ...]) -> bool:
+  """Returns whether a scan over layers has stacked a parameter of all of them.
+
+  Such a scan is a stack.Repeat, whose repeated layer is its field `cell`.
+
+  Args:
+    path: path of the parameter.
+    shape: its shape.
+
+  Raises:
+    ValueError: not exactly one of RULES matches the path.
+  """
+  return len(shape) > len(logical_axes(path)) and '/cell/' in path
+
+
 def param_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
   """Returns the PartitionSpec of the parameter with this path and shape.
 

@@ -75,7 +75,7 @@ def _scatter(path, gradient):
   # makes it scatter the sums. With the second alone, it would cut the matrix
   # products of the backward pass into many small ones. Stacks of layers are
   # scattered already.
-  if gradient.ndim == len(partition.logical_axes(path)):
+  if not partition.is_stacked(path, gradient.shape):
     gradient = _place(partition.param_spec, path, gradient)
   return _place(partition.update_spec, path, gradient)
 

@@ -107,8 +107,10 @@ def test_parameters_are_gathered_along_fsdp_only():
   mesh = partition.make_mesh(2, 2, 2)
   rng = np.random.default_rng(0)
   params = {
+    'a': {
+      'cell': {'mlp': {'output': {'kernel': rng.normal(size=(3, 28, 20))}}}
+    },
     'gate': {'hidden': {'kernel': rng.normal(size=(20, 28))}},
-    'layer': {'mlp': {'output': {'kernel': rng.normal(size=(3, 28, 20))}}},
     'norm': {'scale': rng.normal(size=20)},
   }
   params = jax.tree.map(np.float32, params)
@@ -124,9 +126,9 @@ def test_parameters_are_gathered_along_fsdp_only():
   here = lambda tree: [
     leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(tree)
   ]
-  assert here(cut) == [(10, 14), (3, 14, 10), (20,)]
-  assert here(whole) == [(20, 14), (3, 14, 20), (20,)]
-  assert here(half) == [(20, 14), (3, 14, 10), (20,)]
+  assert here(cut) == [(3, 14, 10), (10, 14), (20,)]
+  assert here(whole) == [(3, 14, 20), (20, 14), (20,)]
+  assert here(half) == [(3, 14, 10), (20, 14), (20,)]
   jax.tree.map(np.testing.assert_array_equal, whole, params)
   jax.tree.map(np.testing.assert_array_equal, half, params)
 
