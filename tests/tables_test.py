@@ -287,6 +287,7 @@ def test_staircases_of_text_learn_at_the_rates_of_their_authors_for_text():
     assert (values['LEARNING_RATE'], values['WARMUP_STEPS']) == (rate, '8000')
 
 
+@pytest.mark.slow
 def test_as_many_checkpoints_are_saved_as_are_averaged():
   for row in PAPERS:
     values = values_of(f'experiments/{row}')

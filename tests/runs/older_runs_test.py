@@ -48,7 +48,8 @@ def folder(tmp_path_factory):
   return path
 
 
-@pytest.mark.parametrize('name', ['block_recurrent', SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['block_recurrent', 'gated_latent_bottleneck'])
 def test_an_older_run_evaluates_as_it_did_and_generates(folder, name):
   run = load_run(folder / f'run_{name}')
   data = run.config.argument(Experiment, 'data', DATA)

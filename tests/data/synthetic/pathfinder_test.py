@@ -42,6 +42,7 @@ def test_discs_are_joined_in_class_1_only():
   assert min(map(len, found.values())) > 70
 
 
+@pytest.mark.slow
 def test_places_of_discs_do_not_tell_the_class():
   task = Pathfinder(images=4000, contour_length=6)
   features, labels = [], []
