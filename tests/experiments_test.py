@@ -348,7 +348,7 @@ def test_nothing_is_left_of_a_file_that_another_replaces():
     ('quickstart', 'task/folder', ['FOLDER = "texts"']),
     ('cpu/recall_rec', 'task/folder', ['FOLDER = "texts"']),
     ('cpu/recall_rec', 'options/position/rope', []),
-    ('cpu/recall_rec', 'options/optimizer/wide', []),
+    ('cpu/recall_rec', 'options/optimizer/translation', []),
   ],
 )
 def test_parts_of_an_experiment_can_be_replaced(name, more, params):

@@ -306,6 +306,21 @@ def test_segments_of_the_recipe_differ_in_blocks_and_not_in_tokens():
   assert blocks == {4, 8, 16, 32, 128}
 
 
+def test_rows_of_the_recipe_read_as_many_tokens():
+  """Rows with other numbers of steps have shorter or fewer sequences."""
+
+  def tokens(name):
+    values = values_of(f'experiments/cpu/recipe_{name}')
+    steps = int(values['STEPS'])
+    first = int(values.get('FIRST_STEPS', 0))
+    shorter = first * int(values.get('FIRST_SEGMENT', 0))
+    longer = (steps - first) * int(values['SEGMENT'])
+    return (shorter + longer) * int(values['BATCH'])
+
+  read = {name: tokens(name) for name in table_rows.rows('cpu/recipe', None)}
+  assert set(read.values()) == {read['base']}, read
+
+
 def test_a_failed_run_is_seen_in_the_published_median():
   """Mean and deviation alone look like three mediocre runs."""
   row = 'dynamic_halt/table4_pathfinder_latent_bottleneck'
