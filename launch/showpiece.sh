@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Shows what recurrence gains on the source code of this machine.
 #
-#   bash launch/showpiece.sh [--gin_param='STEPS = 6_000' ...]
+#   bash launch/showpiece.sh [--gin_param='STEPS = 1_200' ...]
 #
 # Creates the virtual environment .venv, tokenizes the Python packages in it once,
 # and trains a Block-Recurrent Transformer and a sliding window with one more
-# layer side by side, in one to two hours on two CPU cores. Then it compares their
+# layer side by side, in two to four hours on two CPU cores. Then it compares their
 # losses token by token, and draws them: gain in training, by distance, and a page
 # of text colored by gain. When run again, it resumes. OUT is the
 # folder of the runs, STORE that of the tokens; arguments are passed to
