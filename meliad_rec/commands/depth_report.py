@@ -18,7 +18,7 @@ from meliad_rec.evaluation.depth import Depths
 from meliad_rec.evaluation.depth import Group
 from meliad_rec.evaluation.depth import levels
 from meliad_rec.report import plot
-from meliad_rec.runs.observed_run import check_text
+from meliad_rec.runs.checks import check_text
 from meliad_rec.runs.trained_run import TrainedRun
 from meliad_rec.training.experiment import Experiment
 

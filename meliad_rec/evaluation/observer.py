@@ -77,6 +77,7 @@ class Observer:
     self._variables = {'params': params}
     self._mesh = sharded.mesh
     self._source_1S: np.ndarray | None = None
+    self._known_shapes: dict[tuple, Any] = {}
     self._read = mesh_jit(sharded.mesh, self._traced_read, static_argnums=0)
     self._gradients = mesh_jit(sharded.mesh, self._traced_gradients)
     self._call = mesh_jit(sharded.mesh, self._traced_call, static_argnums=0)
@@ -90,6 +91,7 @@ class Observer:
     other = copy.copy(self)
     padded = -len(source_S) % 16  # So that few shapes are compiled.
     other._source_1S = np.pad(source_S, (0, padded))[None].astype(np.int32)
+    other._known_shapes = {}
     return other
 
   def start(self) -> State:
@@ -326,11 +328,13 @@ class Observer:
 
   def _shapes(self, request, state, batch):
     """Returns the shapes of what reading a batch records."""
-    call = lambda *a: self._traced_read(request, *a)
-    given = self._variables, self._source_1S
-    with jax.set_mesh(self._mesh):  # As in the compiled calls.
-      _, found = jax.eval_shape(call, *given, state, *batch)
-    return found
+    key = request, batch[0].shape
+    if key not in self._known_shapes:  # Tracing a model takes a while.
+      call = lambda *a: self._traced_read(request, *a)
+      given = self._variables, self._source_1S
+      with jax.set_mesh(self._mesh):  # As in the compiled calls.
+        _, self._known_shapes[key] = jax.eval_shape(call, *given, state, *batch)
+    return self._known_shapes[key]
 
   def _batches(
     self,

@@ -56,6 +56,11 @@ def compare(
   """
   import xarray as xr
 
+  if not callable(function):
+    raise ValueError(
+      'compare takes a function, such as meliad_rec.explore.state_map, got '
+      f'{function!r}.'
+    )
   if not isinstance(runs, Mapping):
     raise ValueError(
       f'compare takes runs as {{name: run}}, got a {type(runs).__name__}.'
@@ -143,7 +148,7 @@ def _rename(figure, run, name):
 
 
 def _share_scales(figures):
-  """Gives panels of one quantity the same vertical range, or the same colors.
+  """Gives panels of one quantity the same range of values, or the same colors.
 
   Panels show one quantity if their labels are equal. Of several such panels in
   a figure, those in the same place are compared.
@@ -156,11 +161,13 @@ def _share_scales(figures):
       panels_of[labels, seen[labels]].append(axes)
       seen[labels] += 1
   for panels in panels_of.values():
-    if all(axes.lines and not axes.images for axes in panels):
-      limits_N2 = np.array([axes.get_ylim() for axes in panels])
+    if not any(axes.images for axes in panels):
+      # Horizontal bars are listed downwards, and their values are along x.
+      way = 'x' if all(axes.yaxis_inverted() for axes in panels) else 'y'
+      limits_N2 = np.array([getattr(a, f'get_{way}lim')() for a in panels])
       if (limits_N2[:, 0] < limits_N2[:, 1]).all():
         for axes in panels:
-          axes.set_ylim(limits_N2[:, 0].min(), limits_N2[:, 1].max())
+          axes.set(**{f'{way}lim': (limits_N2.min(), limits_N2.max())})
     elif all(axes.images for axes in panels):
       images = [axes.images[0] for axes in panels]
       limits_N2 = np.array([image.get_clim() for image in images], np.float64)

@@ -29,6 +29,7 @@ from meliad_rec.explore.lens import lens
 from meliad_rec.explore.recalled import attention_map
 from meliad_rec.explore.recalled import memory_sources
 from meliad_rec.explore.recalled import recalled
+from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import speed
 from meliad_rec.explore.state_map import slots_of
@@ -70,8 +71,8 @@ def write_page(
       the reason if it is left out.
 
   Raises:
-    ValueError: the run cannot read the text, its losses are NaN, `top` is below
-      1 or above the number of tokens in the vocabulary, or the page cannot be
+    ValueError: the run cannot read the text, its losses are NaN, the baseline
+      has another vocabulary, `top` is below 1 or above the number of tokens in the vocabulary, or the page cannot be
       written.
   """
   check_is_of_text(run.labels)
@@ -80,6 +81,8 @@ def write_page(
       'A page shows a model of one text, and this one has an encoder. Use '
       'explore.source_map and run.with_source in Python.'
     )
+  if baseline is not None:
+    check_vocabularies({'run': run, 'baseline': baseline})
   on_progress('predictions')
   found = run.predictions(text, top)
   if np.isnan(found['nats']).any():

@@ -19,7 +19,7 @@ from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import Shown
 from meliad_rec.report.plot import new_figure
-from meliad_rec.runs.observed_run import check_layer
+from meliad_rec.runs.checks import check_layer
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 

@@ -4,6 +4,7 @@ import numbers
 
 import numpy as np
 
+from meliad_rec.config.values import check_count
 from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import colors_of
@@ -17,6 +18,8 @@ from meliad_rec.report.plot import new_figure
 from meliad_rec.report.plot import plain
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
+
+_NEIGHBORS = 4  # Recalled keys of a head that a figure shows.
 
 
 def recalled(
@@ -34,7 +37,8 @@ def recalled(
     token: index of the token that is predicted; a negative one counts from the
       end.
     layer: index of the memorizing layer; None means the highest.
-    context: number of tokens to show on each side of a recalled one.
+    context: number of tokens to show on each side of a recalled one, which is
+      in brackets.
 
   Returns:
     'weight' [head, neighbor], 'place', the index of the recalled token, and
@@ -45,12 +49,13 @@ def recalled(
     result of attention, if the layer has it; the rest is the window's.
 
   Raises:
-    ValueError: the layer recalls no keys, there is no such token, or nothing
-      can be recalled for it yet.
+    ValueError: the layer recalls no keys, there is no such token, nothing can
+      be recalled for it yet, or `context` is no whole number of at least 0.
   """
   import xarray as xr
 
   check_run(run)
+  check_count('context', context, 0)
   names = 'recall_weight', 'recall_back', 'recall_share'
   found = run.pictures(text, names, layer)
   if 'recall_weight' not in found:
@@ -91,7 +96,11 @@ def recalled(
   read_at = token if run.labels else token - 1
   place_HN = np.where(weight_HN > 0, read_at - back_HN, -1)
   texts = weight['text'].values
-  around = lambda i: ''.join(texts[max(i - context, 0) : i + context + 1])
+
+  def around(i):
+    after = texts[i + 1 : i + context + 1]
+    return ''.join([*texts[max(i - context, 0) : i], f'[{texts[i]}]', *after])
+
   passages = [[around(i) if i >= 0 else '' for i in row] for row in place_HN]
   dims = 'head', 'neighbor'
   data = xr.Dataset(
@@ -111,7 +120,10 @@ def _draw_recalled(data, read_at: int):
   weight_HN, place_HN = data['weight'].values, data['place'].values
   H, N = weight_HN.shape
   shown = [
-    (h, n) for h in range(H) for n in range(min(N, 4)) if weight_HN[h, n] > 0
+    (h, n)
+    for h in range(H)
+    for n in range(min(N, _NEIGHBORS))
+    if weight_HN[h, n] > 0
   ]
   figure = new_figure(11, 1.1 + 0.32 * len(shown))
   axes = figure.subplots()
@@ -128,6 +140,8 @@ def _draw_recalled(data, read_at: int):
   axes.set_xlabel('weight among the recalled keys')
   before = dots(data.attrs['before'].replace('\n', '\u23ce'))
   title = f'{before}[{symbols(data.attrs["token"])}]'
+  if N > _NEIGHBORS:
+    title += f'\nthe first {_NEIGHBORS} of {N} recalled keys of each head'
   if 'share' in data:
     shares = enumerate(data['share'].values)
     title += '\nshare of recalled keys in attention: ' + ', '.join(
@@ -208,7 +222,9 @@ def attention_map(runs: Runs, text: Text) -> Shown:
   for name, run in named(runs).items():
     found = run.pictures(text, ('token_to_token',))
     if 'token_to_token' not in found:
-      raise ValueError(f'{name} has no attention to tokens. Leave it out.')
+      raise ValueError(
+        f'{name} has no attention to tokens. Choose another run.'
+      )
     before = f'{name}: ' if len(named(runs)) > 1 else ''
     for place, weight in _mean_weights(found['token_to_token']).items():
       rows[before + place] = weight
@@ -281,8 +297,14 @@ def source_map(
 
 
 def _mean_weights(weights) -> dict[str, np.ndarray]:
-  """Returns {'layer 0, step 1': mean weights [back]} of attention to tokens."""
-  a = weights.mean(['token', 'head'])
+  """Returns {'layer 0, step 1': mean weights [back]} of attention to tokens.
+
+  They are NaN beyond the furthest key that any token sees.
+  """
+  seen = weights.max(['token', 'head']) > 0
+  reverse = {'back': slice(None, None, -1)}
+  seen = seen.isel(reverse).cumsum('back').isel(reverse) > 0
+  a = weights.mean(['token', 'head']).where(seen)
   dims = [d for d in a.dims if d != 'back']
   values = a.transpose(*dims, 'back').values
   # Steps and passes have no coordinates, and are counted from 1.

@@ -16,7 +16,7 @@ from meliad_rec.report import journal
 from meliad_rec.report import plot
 from meliad_rec.report.plot import new_figure
 from meliad_rec.report.plot import plain
-from meliad_rec.runs.observed_run import check_layer
+from meliad_rec.runs.checks import check_layer
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 
@@ -65,7 +65,8 @@ def state_map(
     slot; and 'document', the index of the document. The coordinate 'tokens' is
     the number of tokens of the document before the border, and 'read' the same
     number plus all shown tokens of earlier documents. The attribute 'part'
-    names the part, and 'rows' says what its rows are, such as 'slot', 'token'
+    names the part, 'layer' the index of its layer, if it has layers, and 'rows'
+    says what its rows are, such as 'slot', 'token'
     or 'head, place'; a map of more than 200 shows means of several neighboring
     rows. If training logged the mean of the gates, the attributes
     'gate_steps' and 'gate' hold it, at these steps.
@@ -156,8 +157,8 @@ def _measure(run, text, layer, every, part):
   s_NSD, name, layer = slots_of(states, layer, part)
   if len(s_NSD) < 2:
     raise ValueError(
-      f'The text is shorter than a block of {every or run.block} tokens, after '
-      'which the state changes. Give a longer text.'
+      f'A text has {len(run.encode(text)):,} tokens, but its state is taken '
+      f'every {every or run.block:,}. Give a longer text, or a smaller every.'
     )
   compared = [_compared(*pair) for pair in itertools.pairwise(s_NSD)]
   change, similarity, alike = map(np.stack, zip(*compared, strict=True))
@@ -180,7 +181,9 @@ def _measure(run, text, layer, every, part):
     data['keep'] = 'border', kept
   dims = [d for d in states[name].dims if d not in ('border', 'layer')]
   rows = ', '.join(re.sub(r'^pass_\d+_', '', dim) for dim in dims[:-1])
-  return xr.Dataset(data, coords, {'part': name, 'rows': rows})
+  attrs = {'part': name, 'rows': rows}
+  attrs |= {} if layer is None else {'layer': layer}
+  return xr.Dataset(data, coords, attrs)
 
 
 def _compared(before_SD, after_SD) -> tuple[np.ndarray, ...]:
@@ -288,7 +291,7 @@ def _draw(run, data):
     if name in data and name != hidden:
       values = np.reshape(data[name].values, len(read))
       axes.plot(read, values, color=color, label=label.format(row))
-  axes.set_ylabel('cosine, weight')
+  axes.set_ylabel('cosine, weight, share')
   axes.grid(alpha=0.3)
   axes.set_xlim(0, read[-1])
   if S > 1:
@@ -310,5 +313,7 @@ def _draw(run, data):
   )
   if 'gate' in data.attrs:
     plot.draw(panels[-1], {run.name: run.workdir}, 'gate')
-  figure.suptitle(plain(f'state of {run.name}: {data.attrs["part"]}'))
+    panels[-1].set_ylabel('gate in training,\nmean of all layers')
+  of = f' of layer {data.attrs["layer"]}' if 'layer' in data.attrs else ''
+  figure.suptitle(plain(f'state of {run.name}: {data.attrs["part"]}{of}'))
   return figure

@@ -20,7 +20,9 @@ from meliad_rec.explore.shown import Shown
 from meliad_rec.report.console import symbols
 from meliad_rec.report.plot import new_figure
 from meliad_rec.report.plot import plain
-from meliad_rec.runs.observed_run import check_text
+from meliad_rec.runs.checks import check_list
+from meliad_rec.runs.checks import check_text
+from meliad_rec.runs.folder import check_is_of_text
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
 
@@ -78,6 +80,7 @@ def swap(
   for name, value in ('after_a', after_a), ('after_b', after_b):
     if value is not None:
       check_count(name, value, 1)
+  run.check_texts([a])
   run.check_readable(b, labels)
   ids_a, ids_b = run.encode(a), run.encode(b)
   W = block_multiple(run, multiple_of)
@@ -87,12 +90,14 @@ def swap(
   rest = ids_b[at_b : at_b + tokens]
   if labels is not None:
     labels = labels[at_b : at_b + tokens]
-  if not (0 < at_a <= len(ids_a) and at_b > 0 and len(rest)):
-    raise ValueError(
-      f'A has {len(ids_a)} tokens and B has {len(ids_b)}; a multiple of {W}, '
-      'whole blocks, must come before the swap, and one after it. Give longer '
-      'texts, or other after_a and after_b.'
-    )
+  places = ('a', ids_a, at_a, 0), ('b', ids_b, at_b, 1)
+  for name, ids, at, more in places:
+    if not 0 < at <= len(ids) - more:
+      raise ValueError(
+        f'{at:,} of the {len(ids):,} tokens of text {name} would be read '
+        f'before the swap, but needed are from {W:,}, a block, to '
+        f'{len(ids) - more:,}. Give a longer text, or another after_{name}.'
+      )
   border = lambda ids_T: run.states(ids_T, len(ids_T)).isel(border=-1)
   before = ids_b[:at_b]
   initial = run.states(before, at_b).isel(border=0)
@@ -111,7 +116,11 @@ def swap(
   for name in ('own', 'swapped'):
     data[f'{name}_best'] = found[name]['top_text'].isel(choice=0)
   data.attrs |= {'after_a': at_a, 'after_b': at_b}
-  return Shown(data, _draw(data))
+  figure = _draw(data)
+  figure.suptitle(
+    plain(f'{run.name}: after {at_b:,} tokens of B, the state of {at_a:,} of A')
+  )
+  return Shown(data, figure)
 
 
 def _draw(data):
@@ -200,11 +209,11 @@ def ask(
   import xarray as xr
 
   check_run(run)
+  check_is_of_text(run.labels)
   run.check_state_unmodified('ask')
-  if isinstance(answers, str):
-    raise ValueError(
-      f'answers must be a list of strings, got the string {answers!r}.'
-    )
+  run.check_texts([text])
+  check_list('answers', answers)
+  answers = list(answers)
   check_count('after', after, 1)
   check_text('The question', question)
   for answer in answers:
@@ -213,10 +222,13 @@ def ask(
       raise ValueError('An answer is empty, so it has no loss. Remove it.')
   W, ids_T = block_multiple(run, multiple_of), run.encode(text)[:after]
   ids_T = ids_T[: len(ids_T) - len(ids_T) % W]
-  if not len(ids_T) or not answers:
+  if not answers:
+    raise ValueError('There is no answer. Give at least one.')
+  if not len(ids_T):
     raise ValueError(
-      f'A question needs at least one answer, got {len(answers)}, and a text '
-      f'of at least {W} tokens, got {len(ids_T)}.'
+      f'Of the {len(run.encode(text)):,} tokens of the text, at most {after:,} '
+      f'are read, but a state needs {W:,}, a block. Give a longer text, or a '
+      'larger after.'
     )
   states = run.states(ids_T, len(ids_T))
   runs = {

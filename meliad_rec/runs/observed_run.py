@@ -1,10 +1,8 @@
 """Methods of a trained run that show what it does with a text."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence
 import copy
 import functools
-import numbers
 from typing import Any
 from typing import Self
 from typing import TYPE_CHECKING
@@ -29,6 +27,8 @@ from meliad_rec.evaluation.text_observer import TextObserver
 from meliad_rec.metrics import pictures
 from meliad_rec.models.cell import reading_block
 from meliad_rec.models.sharded_model import ShardedModel
+from meliad_rec.runs.checks import check_layer
+from meliad_rec.runs.checks import check_text
 
 if TYPE_CHECKING:
   import xarray
@@ -46,7 +46,7 @@ class ObservedRun:
   with named axes; see https://docs.xarray.dev.
 
   Attributes:
-    sharded, params, vocabulary, labels, config, name: see TrainedRun.
+    sharded, params, vocabulary, labels, config, name, identity: see TrainedRun.
   """
 
   sharded: ShardedModel
@@ -55,6 +55,7 @@ class ObservedRun:
   labels: bool
   config: SavedConfig
   name: str
+  identity: dict[str, str]
 
   @property
   def observer(self) -> Observer:
@@ -112,7 +113,8 @@ class ObservedRun:
       top: number of the most likely tokens to return at each place. None means
         5, or all of a vocabulary that has fewer.
       clear_every: the recurrent state is cleared every so many tokens, a
-        multiple of `block`, counted from the start of the text. None: never,
+        multiple of `block`, counted from the start of the text, which changes
+        nothing if the model is not recurrent. None: never,
         but at each segment if the model was trained with
         options/recurrent/clear_state.
       labels: ids of the labels of all tokens, if the model predicts labels.
@@ -161,14 +163,16 @@ class ObservedRun:
       A Dataset of the parts of the state, such as 'slots' with the axes border,
       layer, slot and feature. Border 0 is before the text. Coordinates of a
       border are 'tokens', the number of tokens before it, and 'byte', the
-      number of bytes before it. Of a Staircase, 'pass_3' has the inputs of
+      number of bytes before it. The attribute 'parameters' tells states of
+      different models apart. Of a Staircase, 'pass_3' has the inputs of
       each layer in the fourth pass, and 'frozen' the frozen chunks.
 
     Raises:
       ValueError: as in `predictions`; also if the model is not recurrent, or
         `every` is not a multiple of a block.
     """
-    return self._reading(text).states(text, every)
+    found = self._reading(text).states(text, every)
+    return found.assign_attrs(parameters=self.identity['parameters'])
 
   def attention(
     self, text: Text, layer: int | None = None
@@ -273,17 +277,25 @@ class ObservedRun:
 
     Args:
       state: one border of what `states` returned, such as
-        run.states(book).isel(border=-1); or {name of a part: array}.
+        run.states(book).isel(border=-1); or {name of a part: array}, such as
+        {'layer_2/slots': slots}. Parts that are left out stay as they are.
       before: text that is read before each text, a multiple of `block` tokens.
         The recurrent state after it is replaced.
 
     Raises:
-      ValueError: the state is neither of these, a part has an unknown name or a
-        wrong shape, `before` is not a multiple of a block, or the model was
-        trained with options/recurrent/clear_state and would clear the state at
-        once.
+      ValueError: the state is neither of these or comes from a model with other
+        parameters, a part has an unknown name or a wrong shape, `before` is not
+        a multiple of a block, or the model was trained with
+        options/recurrent/clear_state and would clear the state at once.
     """
     self._check_ids('before', before)
+    of = getattr(state, 'attrs', {}).get('parameters')
+    if of not in (None, self.identity['parameters']):
+      raise ValueError(
+        'The state comes from another run or step, whose model has other '
+        'parameters. Give what states of this run returned; or, to put it in '
+        'nevertheless, {name of a part: array}.'
+      )
     run, observer = copy.copy(self), self._observer.observer
     parts = parts_of(state, observer.parts(observer.start()))
     run._observer = self._observer.from_state(parts, before)
@@ -383,7 +395,12 @@ class ObservedRun:
     if self.labels != (labels is not None):
       raise ValueError(
         f'The model predicts {"labels" if self.labels else "the next token"}, '
-        f'but labels were {"not " if self.labels else ""}given.'
+        f'but labels were {"not " if self.labels else ""}given. '
+        + (
+          "Give labels, the id of each token's label."
+          if self.labels
+          else 'Leave labels out.'
+        )
       )
     if labels is not None:
       head = self.sharded.model.head
@@ -460,36 +477,3 @@ class ObservedRun:
 def _from_0(numbers: list[int]) -> list[int]:
   """Returns numbers of layers, with 0 if there are only unnumbered ones."""
   return [n for n in numbers if n >= 0] or [0] * bool(numbers)
-
-
-def check_layer(layer: int | None) -> None:
-  """Raises ValueError unless the index of a layer is an integer or None."""
-  whole = isinstance(layer, numbers.Integral) and not isinstance(layer, bool)
-  if layer is not None and not whole:
-    raise ValueError(f'layer must be a whole number or None, got {layer!r}.')
-
-
-def check_list(name: str, texts: Iterable[str]) -> None:
-  """Raises ValueError if an argument is one text, or no series of texts."""
-  if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
-    raise ValueError(
-      f'{name} must be a list of strings, got {type(texts).__name__}.'
-    )
-
-
-def check_text(what: str, text: str) -> None:
-  """Raises ValueError if a text is not a string that UTF-8 can represent.
-
-  Args:
-    what: the text, in the message.
-    text: the text.
-  """
-  if not isinstance(text, str):
-    raise ValueError(f'{what} must be a string, got {type(text).__name__}.')
-  try:
-    text.encode()
-  except UnicodeEncodeError as error:
-    raise ValueError(
-      f'{what} has a lone surrogate at character {error.start}, which UTF-8 '
-      'cannot represent. Remove it.'
-    ) from None

@@ -45,8 +45,8 @@ from meliad_rec.models.sharded_model import ShardedModel
 from meliad_rec.runs import display
 from meliad_rec.runs import exported
 from meliad_rec.runs import folder as run_folder
-from meliad_rec.runs.observed_run import check_list
-from meliad_rec.runs.observed_run import check_text
+from meliad_rec.runs.checks import check_list
+from meliad_rec.runs.checks import check_text
 from meliad_rec.runs.observed_run import ObservedRun
 from meliad_rec.runs.run_data import open_data
 from meliad_rec.storage.checksums import digest

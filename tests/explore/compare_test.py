@@ -74,6 +74,35 @@ def test_panels_of_curves_have_one_scale():
     explore.compare(show, lstm, TEXT)
 
 
+@pytest.mark.parametrize('way', ['x', 'y'])
+def test_panels_of_bars_have_one_scale(way):
+  """Horizontal bars, listed downwards, share the range of their lengths."""
+  import xarray as xr
+
+  from meliad_rec.report.plot import new_figure
+
+  def show(run, _):
+    figure, lengths = new_figure(3, 2), [1, 2 + (run is lstm)]
+    axes = figure.subplots()
+    if way == 'y':
+      axes.bar([0, 1], lengths)
+    else:
+      axes.barh([0, 1], lengths)
+      axes.invert_yaxis()
+    drawn.append(getattr(axes, f'get_{way}lim'))
+    return Shown(xr.Dataset({'high': lengths[1]}), figure)
+
+  drawn, lstm = [], observed.run('lstm')
+  runs = {'recurrent': block_recurrent(), 'lstm': lstm}
+  explore.compare(show, runs, TEXT)
+  first, second = (limits() for limits in drawn)
+  assert first == second
+  assert first[0] == 0 and first[1] > 3
+  for function in 'state_map', None:
+    with pytest.raises(ValueError, match='compare takes a function'):
+      explore.compare(function, runs, TEXT)
+
+
 def test_arguments_of_each_run_and_wide_pictures():
   """Wide pictures are above each other."""
   import xarray as xr

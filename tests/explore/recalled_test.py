@@ -23,7 +23,11 @@ def test_recalled(tmp_path):
   check(shown, tmp_path)
   close(shown.data['weight'].sum('neighbor'), 1)
   place = int(shown.data['place'][0, 0])
-  assert shown.data['passage'].values[0, 0] == TEXT[place - 2 : place + 3]
+  passage = f'{TEXT[place - 2 : place]}[{TEXT[place]}]'
+  passage += TEXT[place + 1 : place + 3]
+  assert shown.data['passage'].values[0, 0] == passage
+  with pytest.raises(ValueError, match='context must be a whole number'):
+    explore.recalled(run, TEXT, token=-1, context=-2)
   assert place < len(TEXT) // W * W - 1  # Read before this block.
   share = run.attention(TEXT)['recall_share'][0, -1]
   close(shown.data['share'], share)
@@ -99,6 +103,12 @@ def test_attention_map(name, rows, tmp_path):
   assert shown.data['back'].values[0] == 0
   first = shown.data['name'].values[0]
   assert first.endswith(('pass 1', 'step 1'))
+  # NaN where no token can see a key, and nowhere else.
+  for name, picture in run.attention(TEXT).items():
+    if name == 'token_to_token':
+      seen = picture.max(['token', 'head']).values.reshape(rows, -1) > 0
+      missing = np.isnan(shown.data['weight'].values)
+      np.testing.assert_array_equal(missing, ~seen)
   both = {r'$\[$': run, 'b': observed.run('window')}
   compared = explore.attention_map(both, TEXT)
   check(compared, tmp_path)

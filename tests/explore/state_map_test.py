@@ -173,7 +173,9 @@ def test_the_last_of_numbered_parts_and_layers_is_shown(tmp_path):
   close(states['pass_10'].sel(layer=10), 4 * states['pass_9'].sel(layer=2))
   shown = explore.state_map(run, TEXT)
   check(shown, tmp_path)
-  assert shown.data.attrs == {'part': 'pass_10', 'rows': 'token'}
+  expected = {'part': 'pass_10', 'rows': 'token', 'layer': 10}
+  assert shown.data.attrs == expected
+  assert shown.figure.get_suptitle().endswith(': pass_10 of layer 10')
   heat, curves = shown.figure.axes[:2]
   assert heat.get_ylabel() == 'token\n(means of 2 rows)'
   means = shown.data['change'].values.reshape(-1, 150, 2).mean(2)

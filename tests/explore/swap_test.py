@@ -45,6 +45,27 @@ def test_places_are_counts_of_tokens(place, value):
     explore.swap(block_recurrent(), TEXT, TEXT, **{place: value})
 
 
+@pytest.mark.parametrize(
+  'call, message',
+  [
+    (lambda r: explore.swap(r, 'cat', TEXT), '0 of the 3 tokens of text a'),
+    (lambda r: explore.swap(r, TEXT, 'cat'), '0 of the 3 tokens of text b'),
+    (
+      lambda r: explore.swap(r, TEXT, TEXT[:64], after_b=64),
+      f'64 of the 64 tokens of text b .* from {W}, a block, to 63',
+    ),
+    (lambda r: explore.swap(r, None, TEXT), 'must be a string'),
+    (lambda r: explore.ask(r, None, 'What?', ['cat']), 'must be a string'),
+    (lambda r: explore.ask(r, 'cat', 'What?', ['cat']), 'Of the 3 tokens'),
+    (lambda r: explore.ask(r, TEXT, 'What?', []), 'There is no answer'),
+    (lambda r: explore.ask(r, TEXT, 'What?', 5), 'answers must be a list'),
+  ],
+)
+def test_refused(call, message):
+  with pytest.raises(ValueError, match=message):
+    call(block_recurrent())
+
+
 @pytest.mark.slow
 def test_runs_are_compared_at_the_same_places():
   runs = {'recurrent': block_recurrent(), 'lstm': observed.run('lstm')}

@@ -4,6 +4,7 @@ import copy
 import functools
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
@@ -150,6 +151,39 @@ def test_clearing_is_counted_from_the_start_of_the_text():
   fresh = run().with_state(bare.isel(border=0), TEXT[: 5 * W])
   then = fresh.predictions(TEXT[5 * W : 7 * W])['nats'].values
   close(cleared[2 * W : 4 * W], then)
+
+
+def test_a_state_of_another_model_is_refused_but_its_arrays_are_not():
+  """Both have the same shapes."""
+  other = observed.untrained(run().sharded.model)
+  other.params = jax.tree.map(lambda a: a + 0.1, other.params)
+  state = other.states(TEXT).isel(border=-1)
+  with pytest.raises(ValueError, match='from another run or step'):
+    run().with_state(state)
+  own = run().states(TEXT).isel(border=-1)
+  named = {f'layer_1/{k}': a.sel(layer=1).values for k, a in state.items()}
+  given = run().with_state(named).states(TEXT).isel(border=0)
+  for name, a in given.items():
+    close(a, state[name])
+    assert np.abs(a.values - own[name].values).max() > 1e-3
+
+
+def test_a_model_is_traced_once_for_each_kind_of_reading(monkeypatch):
+  reader = copy.copy(run())
+  vars(reader).pop('_observer', None)
+  reader.states(TEXT)
+  traced = []
+  traces = type(reader.observer)._traced_read
+  monkeypatch.setattr(
+    type(reader.observer),
+    '_traced_read',
+    lambda *a: traced.append(1) or traces(*a),
+  )
+  reader.states(TEXT * 2)
+  reader.with_state(reader.states(TEXT).isel(border=-1)).states(TEXT)
+  assert not traced
+  reader.gates(TEXT)
+  assert traced
 
 
 def test_states_in_bfloat16_are_numbers():
