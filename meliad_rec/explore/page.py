@@ -72,8 +72,8 @@ def write_page(
 
   Raises:
     ValueError: the run cannot read the text, its losses are NaN, the baseline
-      has another vocabulary, `top` is below 1 or above the number of tokens in the vocabulary, or the page cannot be
-      written.
+      has another vocabulary, `top` is below 1 or above the number of tokens in
+      the vocabulary, or the page cannot be written.
   """
   check_is_of_text(run.labels)
   if run.sharded.model.encoder is not None:
