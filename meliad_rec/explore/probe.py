@@ -346,6 +346,10 @@ def ablate(
 
   check_run(run)
   run.check_state_unmodified('ablate')
+  if not isinstance(found, Probe):
+    raise ValueError(
+      f'found must be what explore.probe returned, got {type(found).__name__}.'
+    )
   if found.parameters not in (None, run.identity['parameters']):
     raise ValueError(
       f'The probe is of another run, or another step, than {run.name} at step '

@@ -1,5 +1,6 @@
 """The recurrent state along a document: its change, rank, use and gates."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 import functools
 import itertools
@@ -79,6 +80,7 @@ def state_map(
 
   check_run(run)
   one = isinstance(texts, str) or getattr(texts, 'ndim', 0) == 1
+  one |= not isinstance(texts, Iterable)  # Refused below.
   texts = [texts] if one else list(texts)
   run.check_texts(texts)
   measured = []

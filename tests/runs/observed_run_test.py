@@ -220,6 +220,8 @@ def test_clearing_the_state_has_a_cost():
     (lambda r: explore.state_map(r, [TEXT, '', TEXT]), '^Text 1 is empty'),
     (lambda r: explore.state_map(r, ''), '^The text is empty'),
     (lambda r: explore.state_map(r, []), 'There is no text'),
+    (lambda r: explore.state_map(r, None), 'must be a string, got NoneType'),
+    (lambda r: explore.ablate(r, None, [TEXT]), 'what explore.probe returned'),
     (lambda r: explore.probe(r, [*'abcd', ''], [*'abcd', '']), '^Text 4 is em'),
     (lambda r: explore.ablate(r, NO_PROBE, [TEXT, '']), '^Text 1 is empty'),
     (lambda r: r.predictions(TEXT, top=0), 'top must be'),
