@@ -75,7 +75,11 @@ def overview() -> Iterator[str]:
       file = f'{folder}/{name}'
       yield from _entry(name, _comment(file)[0])
       if folder == 'size':
-        sets = [f'{one.selector} {one.value!r}' for one in _statements(file)]
+        sets = [
+          f'{one.arg_name or one.selector} {one.value!r}'
+          for one in _statements(file)
+          if isinstance(one, BindingStatement)
+        ]
         yield from _entry('', ', '.join(sets))
 
 

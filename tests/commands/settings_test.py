@@ -28,6 +28,7 @@ def test_the_overview_names_every_file(monkeypatch):
     folder, _, short = name.partition('/')
     assert name == 'defaults' or short in text.partition(folder)[2], name
   assert max(map(len, text.splitlines())) <= 80
+  assert 'qk_scale 5.0' in text
 
 
 @pytest.mark.parametrize(
