@@ -108,7 +108,6 @@ SMALLER = {
   },
   'your_own_recurrence': {
     'STEPS = 600': 'STEPS = 4',
-    'WARMUP_STEPS = 50': 'WARMUP_STEPS = 2',
     '[:8000]': '[:1000]',
     'tokens=150': 'tokens=8',
   },
