@@ -175,6 +175,18 @@ def param_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
   return PartitionSpec(*mesh_axes(mesh, logical_axes(path), shape))
 
 
+def auto_axes(mesh) -> dict[str, int]:
+  """Returns the sizes, by name, of the mesh axes over which XLA partitions.
+
+  Within a shard_map, these are the axes that it does not name.
+  """
+  return {
+    name: mesh.shape[name]
+    for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+    if kind == AxisType.Auto
+  }
+
+
 def update_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
   """Returns the PartitionSpec of a parameter's moments and of its update.
 

@@ -10,9 +10,9 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec
 
+from meliad_rec.distributed.partition import auto_axes
 from meliad_rec.distributed.partition import BATCH_AXES
 from meliad_rec.distributed.partition import MESH_AXES
 
@@ -37,7 +37,7 @@ def per_shard(call: Callable, kinds, arguments, results) -> Callable:
       'H' are summed over the devices that have different rows.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  axes = _auto_axes(mesh)
+  axes = auto_axes(mesh)
   if not axes:
     return call
   # Axes of size 1 are named too: a kernel must know all axes or none.
@@ -108,7 +108,7 @@ def _split_heads(num_heads: int, num_kv_heads: int) -> int:
 
 
 def _heads_axis_size() -> int:
-  axes = _auto_axes(jax.sharding.get_abstract_mesh())
+  axes = auto_axes(jax.sharding.get_abstract_mesh())
   return axes.get(MESH_AXES['heads'], 1)
 
 
@@ -122,7 +122,7 @@ def per_row(call: Callable, batch, shared):
       the mesh axes data and fsdp.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  rows = _row_axes(_auto_axes(mesh), len(jax.tree.leaves(batch)[0]))
+  rows = _row_axes(auto_axes(mesh), len(jax.tree.leaves(batch)[0]))
   # XLA fails on loops under a shard_map over axes of size 1 only.
   rows = tuple(axis for axis in rows if mesh.shape[axis] > 1)
   if not rows:
@@ -135,18 +135,6 @@ def per_row(call: Callable, batch, shared):
     out_specs=PartitionSpec(rows),
     check_vma=False,
   )(batch, shared)
-
-
-def _auto_axes(mesh) -> dict[str, int]:
-  """Returns the sizes, by name, of the mesh axes over which XLA partitions.
-
-  Within a shard_map, these are the axes that it does not name.
-  """
-  return {
-    name: mesh.shape[name]
-    for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-    if kind == AxisType.Auto
-  }
 
 
 def _row_axes(axes: dict[str, int], rows: int) -> tuple[str, ...]:

@@ -95,4 +95,9 @@ def _map(function, tree):
 
 
 def _replicas() -> int:
-  return dict(jax.sharding.get_abstract_mesh().shape).get('data', 1)
+  """Returns the number of replicas; 1 if XLA does not partition over all axes.
+
+  So it is on the mesh of a user that lacks one, and within a shard_map.
+  """
+  axes = partition.auto_axes(jax.sharding.get_abstract_mesh())
+  return axes['data'] if axes.keys() >= {'data', 'fsdp', 'model'} else 1

@@ -4,6 +4,7 @@ import functools
 import math
 
 import jax
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from meliad_rec.data.batch import Batch
 from meliad_rec.distributed import partition
 from meliad_rec.metrics import losses
+from meliad_rec.models.model import empty_carry
+from meliad_rec.models.model import initialize
 from meliad_rec.models.model import Model
 from meliad_rec.planning import estimate
 from meliad_rec.planning import hlo
@@ -32,6 +35,43 @@ def small(monkeypatch):
   """Sizes that divide over 8 devices, and updates of small arrays divided."""
   resize(monkeypatch, d_model=16, num_heads=2, head_dim=8, mlp_dim=32)
   monkeypatch.setattr(partition, 'DIVIDED', 64)
+
+
+@pytest.mark.parametrize('axes', [('data',), ('data', 'fsdp', 'model')])
+@pytest.mark.parametrize('mapped', [False, True])
+def test_a_model_has_gradients_on_the_mesh_of_a_user(axes, mapped):
+  """Without some axes, or within a shard_map, nothing is divided."""
+  model = Model(V, tiny.ARCHITECTURES['window_scanned'].cell(), tiny.D)
+  params = initialize(model, jax.random.key(0), ROWS, T)
+  tokens_BT = np.arange(ROWS * T, dtype=np.int32).reshape(ROWS, T) % V
+
+  def gradients(params, tokens_BT):
+    B = len(tokens_BT)
+    given = tokens_BT, np.ones(B, bool), np.ones((B, T), bool)
+
+    def loss(params):
+      carry = empty_carry(model, params, B)
+      return model.apply({'params': params}, carry, *given)[1].mean()
+
+    return jax.grad(loss)(params)
+
+  expected = jax.jit(gradients)(params, tokens_BT)
+  sizes = (4,) + (1,) * (len(axes) - 1)
+  types = (AxisType.Auto,) * len(axes)
+  mesh = jax.make_mesh(sizes, axes, types, devices=jax.devices()[:4])
+  call = gradients
+  if mapped:
+    call = jax.shard_map(
+      lambda *a: jax.lax.pmean(gradients(*a), 'data'),
+      mesh=mesh,
+      in_specs=(PartitionSpec(), PartitionSpec('data')),
+      out_specs=PartitionSpec(),
+      check_vma=False,
+    )
+  with jax.set_mesh(mesh):
+    found = jax.jit(call)(params, tokens_BT)
+  for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def resize(monkeypatch, **sizes):
