@@ -191,10 +191,11 @@ def update_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
   """Returns the PartitionSpec of a parameter's moments and of its update.
 
   The mesh axes fsdp and model shard the update as they shard the parameter. The
-  mesh axis data shards one more axis of it: the first that has a name in RULES,
-  is not sharded yet, and can be divided by the number of replicas. If there is
-  none, or if the axes with names have less than DIVIDED elements, all replicas
-  compute the same update.
+  mesh axis data shards one more axis of it: the first that RULES lists, with a
+  name or None, that is not sharded yet and can be divided by the number of
+  replicas. If there is none, as for a matrix that fsdp and model shard, or if
+  these axes have less than DIVIDED elements, all replicas compute the same
+  update.
 
   Raises:
     ValueError: not exactly one of RULES matches the path.

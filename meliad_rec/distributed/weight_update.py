@@ -1,6 +1,7 @@
 """Divides the update of the parameters among replicas (mesh axis data).
 
-Each replica holds all parameters, but only its part of the optimizer's moments.
+Each replica holds all parameters, but of the optimizer's moments of large arrays
+only its part; partition.update_spec says which.
 It receives the sum over replicas of its part of the gradients, updates this
 part of the parameters, and gets the other parts from the other replicas.
 
@@ -18,7 +19,7 @@ from meliad_rec.distributed import partition
 def scatter_gradients(grads):
   """Returns gradients of which each replica holds its part of the sum.
 
-  Without a mesh, gradients are returned unchanged.
+  Without replicas, gradients are returned unchanged.
 
   Args:
     grads: nested dict like the parameters.
