@@ -1,7 +1,7 @@
 """Divides the update of the parameters among replicas (mesh axis data).
 
-Each replica holds all parameters, but of the optimizer's moments of large arrays
-only its part; partition.update_spec says which.
+Each replica holds all parameters, but only its part of the optimizer's moments
+of large arrays; partition.update_spec says which.
 It receives the sum over replicas of its part of the gradients, updates this
 part of the parameters, and gets the other parts from the other replicas.
 
