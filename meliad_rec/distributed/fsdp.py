@@ -10,9 +10,9 @@ import jax
 from jax.sharding import PartitionSpec
 
 from meliad_rec.distributed.partition import has_rule
-from meliad_rec.distributed.partition import is_stacked
 from meliad_rec.distributed.partition import param_spec
 from meliad_rec.distributed.partition import path_string
+from meliad_rec.distributed.partition import stacked_paths
 
 
 def all_gather_params(params, stacked: bool = True):
@@ -33,11 +33,12 @@ def all_gather_params(params, stacked: bool = True):
   if dict(mesh.shape).get('fsdp', 1) == 1:
     return params
 
+  kept = set() if stacked else stacked_paths(params)
+
   def gather(path, leaf):
     name = path_string(path)
-    if not has_rule(name):
-      return leaf  # A shared module's parameter, without its full path.
-    if not stacked and is_stacked(name, leaf.shape):
+    # A shared module's parameter, without its full path, has no rule.
+    if name in kept or not has_rule(name):
       return leaf
     return _gather(param_spec(mesh, name, leaf.shape), leaf)
 

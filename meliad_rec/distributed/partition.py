@@ -10,6 +10,7 @@ is the carry, which is the model's state between two segments. The carry's keys
 and values are also sharded by heads (CARRY_RULES).
 """
 
+import collections
 import math
 import re
 from typing import Any
@@ -133,7 +134,7 @@ def has_rule(path: str) -> bool:
 def logical_axes(path: str) -> tuple[str | None, ...]:
   """Returns the names of the last axes of the parameter with this path.
 
-  The name of an axis that is never sharded is None.
+  The name of an axis that neither fsdp nor model shards is None.
 
   Raises:
     ValueError: not exactly one of RULES matches the path.
@@ -147,19 +148,26 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
   return found[0]
 
 
-def is_stacked(path: str, shape: tuple[int, ...]) -> bool:
-  """Returns whether a scan over layers has stacked a parameter of all of them.
+def stacked_paths(params) -> set[str]:
+  """Returns the paths of parameters that a scan over layers has stacked.
 
-  Such a scan is a stack.Repeat, whose repeated layer is its field `cell`.
+  Such a scan is a stack.Repeat whose layers do not share parameters. Its field
+  `cell` is the repeated layer. Every parameter of that layer has more axes than
+  RULES lists; without stacking, some parameters have as many.
 
   Args:
-    path: path of the parameter.
-    shape: its shape.
+    params: nested dict of parameters; paths that match no rule are left out.
 
   Raises:
-    ValueError: not exactly one of RULES matches the path.
+    ValueError: the path of a parameter matches several rules.
   """
-  return len(shape) > len(logical_axes(path)) and '/cell/' in path
+  layers = collections.defaultdict(dict)
+  for path, leaf in leaves_by_path(params).items():
+    layer, cell, _ = path.rpartition('/cell/')
+    if cell and has_rule(path):
+      layers[layer][path] = leaf.ndim > len(logical_axes(path))
+  stacked = [paths for paths in layers.values() if all(paths.values())]
+  return set().union(*stacked)
 
 
 def param_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
@@ -191,11 +199,11 @@ def update_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
   """Returns the PartitionSpec of a parameter's moments and of its update.
 
   The mesh axes fsdp and model shard the update as they shard the parameter. The
-  mesh axis data shards one more axis of it: the first that RULES lists, with a
-  name or None, that is not sharded yet and can be divided by the number of
-  replicas. If there is none, as for a matrix that fsdp and model shard, or if
-  these axes have less than DIVIDED elements, all replicas compute the same
-  update.
+  mesh axis data shards it too, along one of the axes that RULES lists, with a
+  name or None: the first that is not sharded yet and can be divided by the
+  number of replicas, or else the first whose shards can be divided. If there is
+  none, or if these axes have less than DIVIDED elements, all replicas compute
+  the same update.
 
   Raises:
     ValueError: not exactly one of RULES matches the path.
@@ -207,10 +215,12 @@ def update_spec(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
   first = len(shape) - len(logical_axes(path))
   if math.prod(shape[first:]) < DIVIDED:
     return spec
-  for i in range(first, len(shape)):
-    unsharded = spec[i] is None or mesh.shape[spec[i]] == 1
-    if unsharded and shape[i] % replicas == 0:
-      return PartitionSpec(*spec[:i], 'data', *spec[i + 1 :])
+  axes = range(first, len(shape))
+  shards = [1 if axis is None else mesh.shape[axis] for axis in spec]
+  for i in sorted(axes, key=lambda i: shards[i] > 1):  # Unsharded ones first.
+    if shape[i] % (shards[i] * replicas) == 0:
+      divided = (spec[i], 'data') if shards[i] > 1 else 'data'
+      return PartitionSpec(*spec[:i], divided, *spec[i + 1 :])
   return spec
 
 

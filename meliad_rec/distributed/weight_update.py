@@ -24,7 +24,8 @@ def scatter_gradients(grads):
   Args:
     grads: nested dict like the parameters.
   """
-  return _map(_scatter, grads)
+  stacked = partition.stacked_paths(grads)
+  return _map(lambda path, g: _scatter(path, g, path in stacked), grads)
 
 
 def own_part(params):
@@ -71,12 +72,12 @@ _one_use.defvjp(
 )
 
 
-def _scatter(path, gradient):
+def _scatter(path, gradient, stacked=False):
   # The first sharding makes the compiler sum whole gradients, and the second
   # makes it scatter the sums. With the second alone, it would cut the matrix
   # products of the backward pass into many small ones. Stacks of layers are
   # scattered already.
-  if not partition.is_stacked(path, gradient.shape):
+  if not stacked:
     gradient = _place(partition.param_spec, path, gradient)
   return _place(partition.update_spec, path, gradient)
 

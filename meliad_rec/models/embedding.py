@@ -212,7 +212,15 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
       self.output_tables = tables('output', 1.0)
       self.output_maps = [Projection(E, D) for _, E in shapes]
 
+  def one_use(self):
+    """Returns the tables of the inputs, for one of their two uses if tied."""
+    return [
+      weight_update.one_use(table, f'embed/embedding_{i}')
+      for i, table in enumerate(self.tables)
+    ]
+
   def __call__(self, tokens_BT):
+    tables = self.one_use()
     cluster_BT = jnp.searchsorted(
       jnp.asarray(self.cutoffs), tokens_BT, side='right'
     )
@@ -220,13 +228,14 @@ class AdaptiveEmbedding(Embedding, kw_only=True):
     for i, first in enumerate((0, *self.cutoffs)):
       inside_BT = cluster_BT == i
       ids_BT = jnp.where(inside_BT, tokens_BT - first, 0)
-      e_BTE = jnp.take(self.tables[i], ids_BT, axis=0)
+      e_BTE = jnp.take(tables[i], ids_BT, axis=0)
       x_BTD += jnp.where(inside_BT[..., None], self.maps[i].widen(e_BTE), 0)
     return x_BTD
 
   def logits(self, y_BTD):
-    tables, maps = self.tables, self.maps
-    if not self.tied:
+    if self.tied:
+      tables, maps = self.one_use(), self.maps
+    else:
       tables, maps = self.output_tables, self.output_maps
     y_BTD = y_BTD / self.divisor(math.sqrt(self.d_model))
     product = lambda y, table: jnp.einsum('bte,ne->btn', y, table)

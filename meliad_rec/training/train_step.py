@@ -51,6 +51,9 @@ class TrainState(struct.PyTreeNode):
   ) -> 'TrainState':
     """Returns the state after a step.
 
+    With `every` of optimizer.chain, replicas exchange parameters in each of
+    these steps, although most of them change none.
+
     Args:
       grads: gradients of the parameters, from weight_update.scatter_gradients.
       optimizer: from optimizer.chain.

@@ -102,6 +102,25 @@ def places(tree, mesh, spec=partition.param_spec):
   )
 
 
+@pytest.mark.parametrize(
+  'name, stacked',
+  [
+    ('window_scanned', True),
+    ('repeated', False),
+    ('repeated_recurrent', False),
+  ],
+)
+def test_only_layers_with_parameters_of_their_own_are_stacked(name, stacked):
+  """A recurrent layer's own output matrices are stacks, but not of layers."""
+  params = shapes(name)
+  wanted = {
+    path
+    for path in partition.leaves_by_path(params)
+    if stacked and path.startswith('cell/')
+  }
+  assert partition.stacked_paths(params) == wanted
+
+
 def test_parameters_are_gathered_along_fsdp_only():
   """Those of layers stacked for a scan are gathered only if `stacked`."""
   mesh = partition.make_mesh(2, 2, 2)

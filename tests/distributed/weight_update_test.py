@@ -124,6 +124,7 @@ def trained(made):
     pytest.param('adamw', (8, 1, 1), marks=pytest.mark.slow),
     pytest.param('adafactor', (8, 1, 1), marks=pytest.mark.slow),
     pytest.param('adafactor', (4, 2, 1), marks=pytest.mark.slow),
+    pytest.param('adamw', (2, 2, 2), marks=pytest.mark.slow),
   ],
 )
 def test_replicas_take_the_steps_of_one_device(rule, shape):
@@ -148,7 +149,8 @@ def test_replicas_take_the_steps_of_one_device(rule, shape):
   [
     ('mlp/hidden/kernel', (16, 32), (4, 1, 2), ('data', 'model')),
     ('mlp/hidden/kernel', (16, 32), (4, 2, 1), ('fsdp', 'data')),
-    ('mlp/hidden/kernel', (16, 32), (2, 2, 2), ('fsdp', 'model')),
+    ('mlp/hidden/kernel', (16, 32), (2, 2, 2), (('fsdp', 'data'), 'model')),
+    ('mlp/hidden/kernel', (18, 32), (2, 2, 2), ('fsdp', ('model', 'data'))),
     ('mlp/hidden/kernel', (12, 32), (8, 1, 1), ('fsdp', 'data')),  # 12 % 8
     (
       'layer/mlp/hidden/kernel',
@@ -179,5 +181,5 @@ def test_a_tpu_scatters_gradients_and_gathers_parameters(name, monkeypatch):
   moved = {one.op: one.size for one in found}
   size = sum(4 * leaf.size for leaf in jax.tree.leaves(made.shapes.params))
   assert 0.9 * size < moved['all-gather'] < 1.1 * size
-  assert moved['reduce-scatter'] > 0.9 * size
+  assert 0.9 * size < moved['reduce-scatter'] < 1.1 * size
   assert moved['all-reduce'] < 0.02 * size
