@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Results of `predictions` that a TextObserver keeps: how many, and the bytes of
 # the largest. Several figures read the same text.
 _KEPT, _LARGEST = 4, 256 * 2**20
+_IN_NATS = {'nats', 'entropy', 'top_nats'}  # Arrays whose unit is nats.
 
 # Axes of parts of recurrent states, after others such as repeats of a layer.
 # Parts that match none get numbered axes.
@@ -260,7 +261,10 @@ class TextObserver:
       'byte': ('token', _starts(spelled)[:-1]),
       'id': ('token', ids_T),
     }
-    return xr.Dataset(data, coords)
+    found = xr.Dataset(data, coords)
+    for name in _IN_NATS & {*found}:
+      found[name].attrs['units'] = 'nats'
+    return found
 
   def spelled(self, ids: np.ndarray) -> np.ndarray:
     """Returns the text of each id, an array of str."""

@@ -18,6 +18,7 @@ from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import Runs
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
+from meliad_rec.explore.shown import with_units
 from meliad_rec.report.plot import in_legend
 from meliad_rec.report.plot import new_figure
 from meliad_rec.report.plot import plain
@@ -99,6 +100,7 @@ def by_position(
       'end': ('part', edges[1:]),
     },
   )
+  with_units(data, bits='bits per token')
   cleared = len(curves) > len(named(runs))
   figure = new_figure(8, 7 if cleared else 4.5)
   top, *rest = figure.subplots(1 + cleared, squeeze=False)[:, 0]
@@ -191,6 +193,7 @@ def by_distance(runs: Runs, text: str, clear_every: int | None = None) -> Shown:
       'high': ('bin', [high for _, high, _ in bins]),
     },
   )
+  with_units(data, bits='bits per name')
   figure = new_figure(8, 7)
   top, bottom = figure.subplots(2)
   of_runs = _labels(runs)
@@ -198,10 +201,10 @@ def by_distance(runs: Runs, text: str, clear_every: int | None = None) -> Shown:
     label = in_legend(of_runs.get(label, label))
     top.plot(data['bits'].values[i], marker='o', label=label, **look)
     bottom.plot(data['right'].values[i], marker='o', **look)
-  ticks = [bin_label(low, high) for low, high, _ in bins]
+  ticks = [f'{bin_label(low, high)} ({len(at):,})' for low, high, at in bins]
   for axes in (top, bottom):
     axes.set_xticks(range(len(bins)), ticks, rotation=60)
-  where = 'tokens back to the previous use of a name'
+  where = 'tokens back to the previous use of a name (number of names)'
   label_curves(top, where, 'loss (bits per name)')
   label_curves(bottom, where, 'share of names predicted right')
   bottom.set_ylim(-0.02, 1.02)
@@ -252,6 +255,7 @@ def forgetting(
     {'cost': (('run', 'place', 'token'), np.array(costs))},
     {'run': list(named(runs)), 'at': ('place', places)},
   )
+  with_units(data, cost='nats')
   figure = new_figure(8, 4)
   axes = figure.subplots()
   edges = np.unique(np.geomspace(1, tokens, 24).astype(int))
@@ -360,6 +364,7 @@ def state_gradients(
       'block': ('run', [run.block for run in named(runs).values()]),
     },
   )
+  with_units(data, gradient='nats per block')
   figure = new_figure(7, 4)
   axes = figure.subplots()
   labels_of, colors = _labels(runs), colors_of(len(runs))
@@ -375,6 +380,7 @@ def state_gradients(
       label=plain(f'mean of {label}'),
     )
   axes.set_yscale('log')
+  axes.plot([], [], color='black', alpha=0.3, lw=0.8, label='single blocks')
   label_curves(
     axes,
     'tokens from the state to the block',

@@ -20,6 +20,7 @@ from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.explore.shown import smooth
+from meliad_rec.explore.shown import with_units
 from meliad_rec.report.console import dots
 from meliad_rec.report.plot import in_legend
 from meliad_rec.report.plot import new_figure
@@ -56,11 +57,12 @@ def gain(
     baseline, and 'gain', baseline_nats - nats in bits: positive where the run
     predicts better. `data.attrs['top']` lists the words that gain most, not
     counting the whitespace before them: the 'word', the text 'before' it, its
-    first 'byte', its 'gain' in bits, and the 'name' in it that gains most, ''
-    if it holds none; see name_distance. 'back' is the number of tokens back to
-    the previous use of this name, 0 at its first use and -1 without a name.
-    'in_window' is whether that use is within the window of attention, None if
-    the run has none.
+    first 'byte' and 'token', its number of 'tokens', its 'gain' in bits, and
+    the 'name' in it that gains most, '' if it holds none; see name_distance.
+    'back' is the number of tokens back to the previous use of this name, 0 at
+    its first use and -1 without a name. 'in_window' is whether that use is
+    within the window of attention, None if the run has none. 'listed' [token]
+    is the rank of the word in this list that a token is of, from 1, or 0.
 
   Raises:
     ValueError: the vocabularies differ, the run cannot read the text or
@@ -89,11 +91,15 @@ def gain(
   data = run.predictions(text, 1)[['nats']]
   data['baseline_nats'] = other['nats']
   data['gain'] = (data['baseline_nats'] - data['nats']) / np.log(2)
-  data['gain'].attrs['units'] = 'bits'
+  with_units(data, gain='bits')
   losses = TokenLosses.of(documents, run.vocabulary)
   a = dataclasses.replace(losses, nats=data['baseline_nats'].values)
   b = dataclasses.replace(losses, nats=data['nats'].values)
   data.attrs['top'] = _top_words(a, b, run.window, top)
+  ranks = np.zeros(data.sizes['token'], int)
+  for rank, word in enumerate(data.attrs['top'], 1):
+    ranks[word['token'] :][: word['tokens']] = rank
+  data['listed'] = 'token', ranks
   listed = data.attrs['top'][:_LISTED]
   lines = 0.22 * len(listed) + 0.3
   figure = new_figure(13, 6.5 + lines)
@@ -170,6 +176,8 @@ def _top_words(a, b, window: int | None, top: int) -> list[dict]:
         'word': _decoded(text, low, high),
         'before': _decoded(text, max(low - _BEFORE, 0), low),
         'byte': low,
+        'token': first,
+        'tokens': end - first,
         'gain': float(gained_N[i]),
         'name': name.strip(),
         'back': distance,

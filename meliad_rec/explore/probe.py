@@ -18,7 +18,11 @@ from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import Shown
+from meliad_rec.explore.shown import size_and_cost
+from meliad_rec.explore.shown import with_units
 from meliad_rec.report.plot import new_figure
+from meliad_rec.report.plot import plain
+from meliad_rec.runs.checks import check_arrays
 from meliad_rec.runs.checks import check_layer
 from meliad_rec.runs.observed_run import Text
 from meliad_rec.runs.trained_run import TrainedRun
@@ -86,6 +90,10 @@ def probe(
   import xarray as xr
 
   check_run(run)
+  check_arrays('texts', texts)
+  check_arrays('targets', targets)
+  if distances is not None:
+    check_arrays('distances', distances)
   if len(texts) < _FOLDS or len(texts) != len(targets):
     raise ValueError(
       f'A probe needs at least {_FOLDS} texts with their targets, got '
@@ -131,6 +139,8 @@ def probe(
     },
   )
   figure = _draw_accuracy(data, label)
+  where = 'all layers' if layer is None else f'layer {layer}'
+  figure.suptitle(plain(f'{run.name} ({size_and_cost(run)}): state of {where}'))
   return Probe(data, figure, x, layer, penalty, run.identity['parameters'])
 
 
@@ -407,7 +417,8 @@ def ablate(
     {'kind': list(kinds)},
   )
   rank, D = removed[0].read_KD.shape
-  title = f'{rank} of {D} directions of the state removed'
+  with_units(data, rise='nats per token')
+  title = f'{run.name}: {rank} of {D} directions of the state removed'
   return Shown(data, _draw_ablations(data, title))
 
 
@@ -426,7 +437,7 @@ def _draw_ablations(data, title: str):
     axes.bar(range(len(means)), means, yerr=errors.values, color=colors)
     axes.set_ylabel(label)
     axes.grid(axis='y', alpha=0.3)
-  panels[0].set_title(title, size=10)
+  panels[0].set_title(plain(title), size=10)
   panels[1].set_xticks(range(len(kinds)), kinds, rotation=60)
   return figure
 

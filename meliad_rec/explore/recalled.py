@@ -109,7 +109,11 @@ def recalled(
       'place': (dims, place_HN),
       'passage': (dims, np.array(passages, object)),
     },
-    attrs={'token': texts[token], 'before': ''.join(texts[:token][-60:])},
+    attrs={
+      'run': run.name,
+      'token': texts[token],
+      'before': ''.join(texts[:token][-60:]),
+    },
   )
   if 'recall_share' in found:
     data['share'] = 'head', found['recall_share'].isel(token=token).values
@@ -139,7 +143,7 @@ def _draw_recalled(data, read_at: int):
   axes.invert_yaxis()
   axes.set_xlabel('weight among the recalled keys')
   before = dots(data.attrs['before'].replace('\n', '\u23ce'))
-  title = f'{before}[{symbols(data.attrs["token"])}]'
+  title = f'{data.attrs["run"]}: {before}[{symbols(data.attrs["token"])}]'
   if N > _NEIGHBORS:
     title += f'\nthe first {_NEIGHBORS} of {N} recalled keys of each head'
   if 'share' in data:

@@ -36,7 +36,9 @@ class Shown:
   In a notebook, the figure is displayed.
 
   Attributes:
-    data: the arrays, with named axes; each function says which, in what unit.
+    data: the arrays, with named axes; each function says which. The attribute
+      'units' of an array is its unit; numbers without one are counts, ranks,
+      shares, or places in tokens.
     figure: a matplotlib figure, which shows some of them.
   """
 
@@ -50,6 +52,8 @@ class Shown:
   def to_csv(self, path: str | os.PathLike[str]) -> None:
     """Writes the table to a CSV file, whole or not at all.
 
+    What is in `data.attrs`, such as the list of words of `gain`, is left out.
+
     Args:
       path: path of the file; it is compressed if it ends in .gz, .bz2, .xz,
         .zst or .zip.
@@ -57,6 +61,7 @@ class Shown:
     Raises:
       ValueError: the file cannot be written.
     """
+    check_path(path)
     output_file.check(path)
     path, table, compression = Path(path), self.table(), 'infer'
     if path.suffix == '.zip':
@@ -68,13 +73,24 @@ class Shown:
     """Writes the figure to a file, whole or not at all.
 
     Args:
-      path: path of the file; its suffix, such as .png or .svg, is the format.
+      path: path of the file; its suffix, such as .png or .svg, is the format,
+        and PNG if it has none.
       dpi: resolution of the picture.
 
     Raises:
-      ValueError: the file cannot be written.
+      ValueError: the file cannot be written, its suffix is no format of
+        pictures, or `dpi` is below 1.
     """
+    check_path(path)
+    check_count('dpi', dpi, 1)
     output_file.check(path)
+    known = self.figure.canvas.get_supported_filetypes()
+    suffix = Path(path).suffix[1:].lower()
+    if suffix and suffix not in known:
+      raise ValueError(
+        f'The suffix of {os.fspath(path)} is no format of pictures. End the '
+        f'name in one of .{", .".join(sorted(known))}.'
+      )
     plot.save(self.figure, path, dpi)
 
   def _repr_png_(self) -> bytes:
@@ -82,6 +98,21 @@ class Shown:
     buffer = io.BytesIO()
     self.figure.savefig(buffer, format='png', dpi=90)
     return buffer.getvalue()
+
+
+def with_units(data: 'xr.Dataset', **units: str) -> 'xr.Dataset':
+  """Returns the Dataset, with the unit of each named array as an attribute."""
+  for name, unit in units.items():
+    data[name].attrs['units'] = unit
+  return data
+
+
+def check_path(path: str | os.PathLike[str]) -> None:
+  """Raises ValueError unless an argument is the path of a file."""
+  if not isinstance(path, str | os.PathLike):
+    raise ValueError(
+      f'path must be the path of a file, got {type(path).__name__}.'
+    )
 
 
 def colors_of(count: int) -> list:

@@ -17,6 +17,8 @@ from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import label_curves
 from meliad_rec.explore.shown import Shown
+from meliad_rec.explore.shown import size_and_cost
+from meliad_rec.explore.shown import with_units
 from meliad_rec.report.console import symbols
 from meliad_rec.report.plot import new_figure
 from meliad_rec.report.plot import plain
@@ -247,7 +249,8 @@ def ask(
     {name: ('answer', np.array(v)) for name, v in losses.items()},
     {'answer': list(answers)},
   )
-  figure = new_figure(8, 1.6 + 0.6 * len(answers))
+  with_units(data, **dict.fromkeys(losses, 'nats'))
+  figure = new_figure(8, 1.9 + 0.6 * len(answers))
   axes = figure.subplots()
   for i, (name, color) in enumerate(zip(losses, COLORS, strict=False)):
     place = np.arange(len(answers)) + 0.25 * (i - 1)
@@ -256,6 +259,8 @@ def ask(
   axes.invert_yaxis()
   axes.set_xlabel(f'loss after {len(ids_T):,} tokens (nats per answer)')
   axes.legend(fontsize='small', loc='lower center', bbox_to_anchor=(0.5, 1))
+  asked = symbols(question[-60:])
+  figure.suptitle(plain(f'{run.name} ({size_and_cost(run)}): {asked!r}'))
   return Shown(data, figure)
 
 

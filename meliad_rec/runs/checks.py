@@ -1,6 +1,7 @@
 """Checks of arguments of the methods of a run."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 import numbers
 
 
@@ -9,6 +10,15 @@ def check_layer(layer: int | None) -> None:
   whole = isinstance(layer, numbers.Integral) and not isinstance(layer, bool)
   if layer is not None and not whole:
     raise ValueError(f'layer must be a whole number or None, got {layer!r}.')
+
+
+def check_arrays(name: str, values: Sequence) -> None:
+  """Raises ValueError if an argument is no sequence of texts or arrays."""
+  if isinstance(values, str | bytes) or not hasattr(values, '__len__'):
+    raise ValueError(
+      f'{name} must be a list with an element for each text, got '
+      f'{type(values).__name__}.'
+    )
 
 
 def check_list(name: str, texts: Iterable[str]) -> None:

@@ -211,6 +211,14 @@ def test_mistakes_in_runs_and_paths(tmp_path):
   for write in (shown.save, shown.to_csv):
     with pytest.raises(ValueError, match='does not exist'):
       write(tmp_path / 'none' / 'file')
+    with pytest.raises(ValueError, match='path must be .*got NoneType'):
+      write(None)
+  shown = explore.lens(observed.run('universal'), TEXT)
+  with pytest.raises(ValueError, match='dpi must be'):
+    shown.save(tmp_path / 'file.png', dpi=0)
+  with pytest.raises(ValueError, match='a.xyz is no format .* .svg'):
+    shown.save(tmp_path / 'a.xyz')
+  assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

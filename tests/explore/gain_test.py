@@ -31,6 +31,17 @@ def test_gain(tmp_path):
     before = TEXT.rfind(word['name'], 0, name)
     assert word['back'] == (0 if before < 0 else name - before)
     assert word['in_window'] == (0 < word['back'] <= W)
+  listed = shown.data['listed'].values
+  for rank, word in enumerate(top, 1):
+    first = TEXT.index(word['word'], word['byte'])
+    assert (listed[first : first + len(word['word'])] == rank).all()
+  units = {name: a.attrs.get('units') for name, a in shown.data.items()}
+  assert units == {
+    'nats': 'nats',
+    'baseline_nats': 'nats',
+    'gain': 'bits',
+    'listed': None,
+  }
   other = explore.gain(run, TEXT, baseline=observed.run('lstm'))
   close(other.data['baseline_nats'], observed.run('lstm').nats(TEXT)[0])
   rarely = explore.gain(run, TEXT, top=0, clear_every=2 * W)

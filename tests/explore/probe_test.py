@@ -149,6 +149,8 @@ def test_a_probe_reads_the_last_letter_from_an_lstm(tmp_path):
     explore.ablate(run, found, texts, multiple_of=run.block + 1)
   with pytest.raises(ValueError, match='Layer 7 has no recurrent state'):
     explore.probe(run, texts, targets, layer=7)
+  with pytest.raises(ValueError, match='targets must be a list .*got int'):
+    explore.probe(run, texts, 5)
   with pytest.raises(ValueError, match='five|5 texts'):
     explore.probe(run, texts[:3], targets[:3])
   with pytest.raises(ValueError, match='one for each'):
