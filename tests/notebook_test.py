@@ -103,6 +103,7 @@ SMALLER = {
     'CODE_STEPS = 300': 'CODE_STEPS = 102',
     'for text in texts:': 'for text in texts[:2]:',
     '6_000': '1_000',
+    'after=60_000': 'after=1_000',
     'range(100)': 'range(20)',
     'many[:8]': 'many[:2]',
   },
