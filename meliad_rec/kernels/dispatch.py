@@ -187,7 +187,8 @@ class Dispatch:
       (branch,) = branches.values()
       return branch(*args)
     if not branches:
-      return by_xla(*args)
+      # Traced once for all layers with the same shapes.
+      return jax.jit(by_xla, inline=True)(*args)
     return jax.lax.platform_dependent(*args, **branches, default=by_xla)
 
 
