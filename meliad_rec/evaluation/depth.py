@@ -12,9 +12,9 @@ a bracket, `]` and `)` close one. Here the nesting is below each token:
     [MAX 2 [MIN 4 7 ] 0 ]
        0 1    1 2 2 1 1 0
 
-Letters of this file: N tokens or documents, R sequences of a batch (rows, or
-halves of rows for pairs), n chunks of a sequence, U units of a chunk, X
-positions of a sequence.
+Letters of this file: H layers that halt, N tokens or documents, R sequences of
+a batch (rows, or halves of rows for pairs), n chunks of a sequence, U units of
+a chunk, X positions of a sequence.
 """
 
 from collections.abc import Callable
@@ -36,6 +36,7 @@ from meliad_rec.distributed import partition
 from meliad_rec.distributed.hosts import mesh_jit
 from meliad_rec.evaluation.evaluation import gather
 from meliad_rec.evaluation.evaluation import run_over
+from meliad_rec.evaluation.picture_layers import with_numbers
 from meliad_rec.metrics import pictures
 from meliad_rec.models.model import Model
 from meliad_rec.models.sharded_model import ShardedModel
@@ -51,8 +52,8 @@ class Depths:
 
   Attributes:
     documents: the documents that were read.
-    steps: int32 [N], number of steps in depth that the model took, summed over
-      its recurrences.
+    steps_NH: int32 [N, H], number of steps in depth that the model took in each
+      layer that halts, the first layer first.
     begins: bool [N], whether a unit (tokens that halt together) begins at the
       token.
     answers: int32 [N], id of the most likely label or, in text, token. The
@@ -60,9 +61,14 @@ class Depths:
   """
 
   documents: Documents
-  steps: np.ndarray
+  steps_NH: np.ndarray
   begins: np.ndarray
   answers: np.ndarray
+
+  @functools.cached_property
+  def steps(self) -> np.ndarray:
+    """int32 [N], number of steps in depth, summed over the layers that halt."""
+    return self.steps_NH.sum(1, dtype=np.int32)
 
   def of(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns `steps`, `begins` and `answers` of the tokens of document i."""
@@ -89,20 +95,23 @@ def measure(
   Raises:
     ValueError: the model does not halt.
   """
-  N = len(documents.tokens)
-  depths = Depths(
-    documents,
-    steps=np.zeros(N, np.int32),
-    begins=np.zeros(N, bool),
-    answers=np.zeros(N, np.int32),
-  )
+  depths = None  # Only a batch shows how many layers halt.
+
+  def consume(*outputs):
+    nonlocal depths
+    batch, *results = gather(*outputs)
+    if depths is None:
+      N = len(documents.tokens)
+      empty = (np.zeros((N, *a.shape[2:]), a.dtype) for a in results)
+      depths = Depths(documents, *empty)
+    _keep(depths, batch, *results)
+
   step = mesh_jit(
     sharded.mesh,
     functools.partial(depth_step, sharded.model),
     donate_argnums=1,
     out_shardings=partition.batch_sharding(sharded.mesh, rows),
   )
-  consume = lambda *results: _keep(depths, *gather(*results))
   run_over(documents, sharded, step, params, rows, consume, on_progress)
   return depths
 
@@ -110,7 +119,7 @@ def measure(
 def depth_step(model: Model, params, carry, batch: Batch):
   """Reads a batch; returns the next carry, and steps, begins and answers.
 
-  The last three are arrays [B, T]; see Depths.
+  The steps are int32 [B, T, H], the last two arrays [B, T]; see Depths.
 
   Args:
     model: the model.
@@ -128,10 +137,10 @@ def depth_step(model: Model, params, carry, batch: Batch):
     mutable=[pictures.DEPTHS],
   )
   B, T = batch.mask_BT.shape
+  leaves = jax.tree.leaves_with_path(sown)
+  leaves.sort(key=lambda leaf: with_numbers(jax.tree_util.keystr(leaf[0])))
   spreads = [
-    spread(depth, B, T)
-    for path, depth in jax.tree.leaves_with_path(sown)
-    if path[-2].key == 'depth'
+    spread(depth, B, T) for path, depth in leaves if path[-2].key == 'depth'
   ]
   if not spreads:
     raise ValueError(
@@ -140,9 +149,9 @@ def depth_step(model: Model, params, carry, batch: Batch):
       'arch/gated_universal or arch/gated_latent_bottleneck without '
       'options/halting/never.'
     )
-  steps_BT = sum(steps_BT for steps_BT, _ in spreads)
+  steps_BTH = jnp.stack([steps_BT for steps_BT, _ in spreads], -1)
   begins_BT = functools.reduce(jnp.logical_or, (b_BT for _, b_BT in spreads))
-  return carry, steps_BT, begins_BT, jnp.argmax(logits_BTV, -1)
+  return carry, steps_BTH, begins_BT, jnp.argmax(logits_BTV, -1)
 
 
 def spread(depth: jax.Array, B: int, T: int) -> tuple[jax.Array, jax.Array]:
@@ -172,11 +181,11 @@ def spread(depth: jax.Array, B: int, T: int) -> tuple[jax.Array, jax.Array]:
   return cut(depth_RnW).reshape(B, T), begins_RX.reshape(B, T)
 
 
-def _keep(depths, batch, steps_BT, begins_BT, answers_BT):
+def _keep(depths, batch, steps_BTH, begins_BT, answers_BT):
   """Copies the results of a batch to the places of its tokens in `depths`."""
   documents = depths.documents
   pairs = (
-    (depths.steps, steps_BT),
+    (depths.steps_NH, steps_BTH),
     (depths.begins, begins_BT),
     (depths.answers, answers_BT),
   )
@@ -186,8 +195,8 @@ def _keep(depths, batch, steps_BT, begins_BT, answers_BT):
       documents, i, batch.offset_B[row], batch.mask_BT.shape[1]
     )
     real_T = batch.mask_BT[row]
-    for result_N, result_BT in pairs:
-      result_N[here] = result_BT[row, real_T]
+    for kept, result in pairs:
+      kept[here] = result[row, real_T]
     if documents.first_lengths is not None:
       depths.answers[documents.starts[i + 1] - 1] = answers_BT[row, -1]
 

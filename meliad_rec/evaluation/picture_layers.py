@@ -1,4 +1,4 @@
-"""Arranges the pictures that a block sowed by layers."""
+"""The order of layers: arranges the pictures that a block sowed by layers."""
 
 from collections.abc import Sequence
 import re
@@ -38,6 +38,11 @@ def by_layer(cell: Cell, sown, names: Sequence[str], only: int | None):
         index = sum(1 for place in found[name] if place[0] == layer)
         found[name][layer, index] = a
   return {name: layers for name, layers in found.items() if layers}
+
+
+def with_numbers(name: str) -> list[str | int]:
+  """Returns a key for sorting by which 'layer_2' is before 'layer_10'."""
+  return [int(s) if s.isdecimal() else s for s in re.split(r'(\d+)', name)]
 
 
 def _place(cell, path: list[str]) -> tuple[int, int, bool]:

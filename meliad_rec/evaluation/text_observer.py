@@ -11,6 +11,7 @@ import numpy as np
 from meliad_rec.config.values import check_count
 from meliad_rec.data.vocabulary import Vocabulary
 from meliad_rec.evaluation.observer import Observer
+from meliad_rec.evaluation.picture_layers import with_numbers
 from meliad_rec.evaluation.recording import Recording
 from meliad_rec.evaluation.recording import Request
 from meliad_rec.metrics import pictures
@@ -149,7 +150,7 @@ class TextObserver:
     recording, ids_T = self.read(text, request)
     parts, names = recording.states, {}
     count = len(next(iter(parts.values())))
-    for name in sorted(parts, key=_with_numbers):
+    for name in sorted(parts, key=with_numbers):
       match = re.fullmatch(r'layer_(\d+)/(.*)', name)
       own, layer = (match[2], int(match[1])) if match else (name, None)
       names.setdefault((own, parts[name].shape[1:]), []).append((layer, name))
@@ -322,11 +323,6 @@ def _axes_of(part: str) -> tuple[str, ...]:
       name = match.groupdict().get('name')
       return tuple(axis.format(name) for axis in axes)
   return ()
-
-
-def _with_numbers(name: str) -> list[str | int]:
-  """Returns a key for sorting by which 'layer_2' is before 'layer_10'."""
-  return [int(s) if s.isdecimal() else s for s in re.split(r'(\d+)', name)]
 
 
 def _stacked(arrays: list[np.ndarray]) -> np.ndarray:

@@ -22,6 +22,7 @@ from meliad_rec.explore.recalled import memory_sources
 from meliad_rec.explore.recalled import recalled
 from meliad_rec.explore.recalled import source_map
 from meliad_rec.explore.shown import Shown
+from meliad_rec.explore.state_map import gates_in_training
 from meliad_rec.explore.state_map import state_map
 from meliad_rec.explore.swap import ask
 from meliad_rec.explore.swap import swap
@@ -36,6 +37,7 @@ __all__ = [
   'compare',
   'forgetting',
   'gain',
+  'gates_in_training',
   'lens',
   'memory_sources',
   'probe',

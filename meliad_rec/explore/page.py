@@ -32,6 +32,7 @@ from meliad_rec.explore.recalled import recalled
 from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import speed
+from meliad_rec.explore.state_map import gates_in_training
 from meliad_rec.explore.state_map import slots_of
 from meliad_rec.explore.state_map import state_map
 from meliad_rec.runs.folder import check_is_of_text
@@ -167,6 +168,9 @@ def _figures(
   figures = {
     'The state along the text: its change, its use by tokens, and gates': (
       lambda: state_map(run, text, every=_every(run, text, 400))
+    ),
+    'How much of the old state gates kept in training': (
+      lambda: gates_in_training(with_state)
     ),
     'The cost of clearing the state once': lambda: forgetting(
       with_state, text, 256

@@ -199,6 +199,7 @@ def memory_sources(run: TrainedRun) -> Shown:
   axes.set_xlabel('layer')
   axes.set_ylabel('weight in the memory')
   axes.legend(fontsize='small')
+  axes.set_title(plain(f'what the memory of {run.name} is made of'))
   return Shown(data, figure)
 
 
@@ -246,6 +247,8 @@ def attention_map(runs: Runs, text: Text) -> Shown:
   heat_map(axes, data['weight'].values, 'mean weight', extent)
   axes.set_yticks(range(len(rows)), [*map(plain, rows)])
   axes.set_xlabel('tokens back (0: the nearest that a token may see)')
+  if len(named(runs)) == 1:
+    axes.set_title(plain(f'attention of {next(iter(named(runs)))}'))
   return Shown(data, figure)
 
 

@@ -11,10 +11,13 @@ import numpy as np
 
 from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
+from meliad_rec.explore.shown import colors_of
 from meliad_rec.explore.shown import heat_map
+from meliad_rec.explore.shown import named
+from meliad_rec.explore.shown import Runs
 from meliad_rec.explore.shown import Shown
 from meliad_rec.report import journal
-from meliad_rec.report import plot
+from meliad_rec.report.plot import in_legend
 from meliad_rec.report.plot import new_figure
 from meliad_rec.report.plot import plain
 from meliad_rec.runs.checks import check_layer
@@ -69,8 +72,8 @@ def state_map(
     names the part, 'layer' the index of its layer, if it has layers, and 'rows'
     says what its rows are, such as 'slot', 'token'
     or 'head, place'; a map of more than 200 shows means of several neighboring
-    rows. If training logged the mean of the gates, the attributes
-    'gate_steps' and 'gate' hold it, at these steps.
+    rows. If training logged gates, a panel shows what they kept; see
+    `gates_in_training`.
 
   Raises:
     ValueError: the run is not recurrent or has no such layer or part, or cannot
@@ -92,13 +95,70 @@ def state_map(
     found['read'] = found['tokens'] + before
     measured.append(found)
   data = xr.concat(measured, 'border') if len(measured) > 1 else measured[0]
-  if 'keep' in data and (run.workdir / journal.NAME).is_file():
-    records = journal.read(journal.path(run.workdir))
-    logged = [r for r in records if 'gate' in r and r['split'] == 'train']
-    if logged:
-      data.attrs['gate_steps'] = [r['step'] for r in logged]
-      data.attrs['gate'] = [r['gate'] for r in logged]
-  return Shown(data, _draw(run, data))
+  return Shown(data, _draw(run, data, _logged(run)))
+
+
+def gates_in_training(runs: Runs) -> Shown:
+  """Shows how much of the old state gates kept in the course of training.
+
+  Args:
+    runs: one run, or {name: run} of several.
+
+  Returns:
+    'keep' [run, step], the weight of the old state, the mean over all gates of
+    the model and the steps since the last; and 'spread', its standard deviation
+    over the elements of a gate. They are NaN at steps that a run did not log.
+
+  Raises:
+    ValueError: the training of a run logged no gates.
+  """
+  import xarray as xr
+
+  found = {name: _logged(run) for name, run in named(runs).items()}
+  for name, data in found.items():
+    if not data.sizes['step']:
+      raise ValueError(
+        f'The folder of {name} has no {journal.NAME} with gates. Choose a run '
+        'of a model with gates, such as arch/block_recurrent.'
+      )
+  data = xr.concat(list(found.values()), 'run', join='outer')
+  data = data.assign_coords(run=list(found))
+  figure = new_figure(8, 3.5)
+  axes = figure.subplots()
+  _draw_gates(axes, found)
+  return Shown(data, figure)
+
+
+def _logged(run):
+  """Returns 'keep' and 'spread' [step] of gates, as training logged them."""
+  import xarray as xr
+
+  records = {}
+  if (run.workdir / journal.NAME).is_file():
+    for record in journal.read(journal.path(run.workdir)):
+      if 'gate' in record and record['split'] == 'train':
+        records[record['step']] = record
+  steps = sorted(records)
+  arrays = {}
+  for name, key in ('keep', 'gate'), ('spread', 'gate_spread'):
+    logged = [records[step].get(key, np.nan) for step in steps]
+    arrays[name] = 'step', np.array(logged, float)
+  return xr.Dataset(arrays, {'step': np.array(steps, int)})
+
+
+def _draw_gates(axes, found):
+  """Draws {name: what _logged returned} with a band of the spread."""
+  for (name, data), color in zip(
+    found.items(), colors_of(len(found)), strict=True
+  ):
+    steps, keep, spread = data['step'], data['keep'], data['spread']
+    axes.plot(steps, keep, color=color, label=in_legend(name))
+    band = keep - spread, keep + spread
+    axes.fill_between(steps, *band, color=color, alpha=0.15, lw=0)
+  axes.set_xlabel('step of training')
+  axes.set_ylabel('gate: weight of the old state\n(mean, spread of elements)')
+  axes.grid(alpha=0.3)
+  axes.legend(fontsize='small')
 
 
 def slots_of(
@@ -260,12 +320,13 @@ def _means(run, text, layer, name, axes):
   return a.mean([d for d in a.dims if d not in axes]).values
 
 
-def _draw(run, data):
+def _draw(run, data, logged):
   S = data.sizes['slot']
   # The first border of a document, after the initial state, is far from others.
   after_first = np.flatnonzero(np.diff(data['document'].values) == 0) + 1
   maps = [name for name in ('change', 'use') if name in data and S > 1]
-  count = len(maps) + 1 + ('gate' in data.attrs)
+  has_log = 'keep' in data and logged.sizes['step'] > 0
+  count = len(maps) + 1 + has_log
   figure = new_figure(11, 0.4 + 2.4 * count)
   panels = list(figure.subplots(count, squeeze=False)[:, 0])
   read = data['read'].values
@@ -313,9 +374,9 @@ def _draw(run, data):
   axes.legend(
     fontsize='small', loc='lower left', bbox_to_anchor=(0, 1), ncols=4
   )
-  if 'gate' in data.attrs:
-    plot.draw(panels[-1], {run.name: run.workdir}, 'gate')
-    panels[-1].set_ylabel('gate in training,\nmean of all layers')
+  if has_log:
+    _draw_gates(panels[-1], {run.name: logged})
+    panels[-1].set_ylabel('gates in training\n(mean, and spread)')
   of = f' of layer {data.attrs["layer"]}' if 'layer' in data.attrs else ''
   figure.suptitle(plain(f'state of {run.name}: {data.attrs["part"]}{of}'))
   return figure

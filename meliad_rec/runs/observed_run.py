@@ -251,8 +251,10 @@ class ObservedRun:
     """Returns the number of steps in depth that the model takes at each token.
 
     Returns:
-      A Dataset with the axis token: 'steps' where the token or its label is
-      predicted, and 'begins', whether tokens that halt together begin there.
+      A Dataset: 'steps' [token], where the token or its label is predicted,
+      the sum over the layers that halt; 'by_layer' [token, layer], the same in
+      each of these layers, counted from 0; and 'begins' [token], whether tokens
+      that halt together begin there.
 
     Raises:
       ValueError: the model does not halt, texts begin with another state (see
@@ -265,8 +267,11 @@ class ObservedRun:
     read = Document('the text', ids_T, length, 0, labels_T)
     documents = Documents.collect([read], self.vocabulary)
     found = depth.measure(self.sharded, self.params, documents, self.rows(1))
-    data = {'steps': found.steps, 'begins': found.begins}
-    data = {name: ('token', a) for name, a in data.items()}
+    data = {
+      'steps': ('token', found.steps),
+      'by_layer': (('token', 'layer'), found.steps_NH),
+      'begins': ('token', found.begins),
+    }
     return observer.by_token(data, ids_T)
 
   def with_state(self, state: Any, before: Text = '') -> Self:

@@ -150,7 +150,8 @@ def stand_in(vocabulary, head=None, labels=True, data=None):
 
 def line(run, text, steps, begins, answers):
   documents = depth_report.documents_of(run, [text])
-  facts = map(np.asarray, (steps, begins, answers))
+  facts = [np.asarray(each) for each in (steps, begins, answers)]
+  facts[0] = facts[0][:, None]
   return depth_report.line_of(run, Depths(documents, *facts), 0)
 
 

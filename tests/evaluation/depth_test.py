@@ -188,6 +188,7 @@ def test_steps_of_several_recurrences_are_added():
   read = Documents.collect([made], Bytes())
   found = depth.measure(*build(Model(tiny.V, Twice(), tiny.D)), read, 1)
   assert found.steps.tolist() == [7, 6, 7, 6, 7, 6, 7]
+  assert found.steps_NH.T.tolist() == [[3] * 7, [4, 3, 4, 3, 4, 3, 4]]
 
 
 def test_a_model_that_never_halts():
@@ -221,7 +222,7 @@ def of_listops(labeled=True) -> Depths:
   begins[starts[:-1]] = True
   right = labels if labeled else tokens
   answers = np.where(rng.random(N) < 0.5, right, 9)
-  return Depths(documents, rng.integers(1, 9, N), begins, answers)
+  return Depths(documents, rng.integers(1, 5, (N, 2)), begins, answers)
 
 
 def by_hand(depths, chosen):
@@ -275,7 +276,7 @@ def test_groups_by_length_have_about_equal_sizes():
   starts = np.concatenate([[0], np.cumsum(lengths)])
   ones, N = np.ones(80, int), starts[-1]
   documents = Documents(np.ones(N, int), starts, ones, ones, ['x'] * 80)
-  depths = Depths(documents, np.ones(N), np.ones(N, bool), np.ones(N))
+  depths = Depths(documents, np.ones((N, 1)), np.ones(N, bool), np.ones(N))
   found = depth.by_length(depths)
   assert [each.documents for each in found] == pytest.approx([10] * 8, abs=1)
 

@@ -1,5 +1,6 @@
 """The state along a text, and its rank."""
 
+import copy
 import re
 import tracemalloc
 
@@ -162,6 +163,31 @@ class Numbered(Cell):
     numbers = 1.0 + jnp.arange(4)[:, None, None]
     rows = 1 + jnp.arange(300)[:, None]
     return state + numbers * rows * block.x.sum(1)[:, None, None], block.x
+
+
+def test_gates_in_training(tmp_path):
+  """Of a step that was logged twice, the record after the restart counts."""
+  runs = {}
+  for name, steps in ('a', (2, 4, 4)), ('b', (4, 6)):
+    runs[name] = copy.copy(block_recurrent())
+    runs[name].workdir = tmp_path / name
+    runs[name].workdir.mkdir()
+    lines = ['{"step": 4}', '{"step": 4, "split": "test", "gate": 0.1}']
+    for i, step in enumerate(steps):
+      gates = f'"gate": 0.{5 + i}, "gate_spread": 0.{1 + i}'
+      lines.append(f'{{"step": {step}, "split": "train", {gates}}}')
+    (tmp_path / name / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
+  shown = explore.gates_in_training(runs)
+  check(shown, tmp_path)
+  nan = np.nan
+  close(shown.data['keep'], [[0.5, 0.7, nan], [nan, 0.5, 0.6]])
+  close(shown.data['spread'], [[0.1, 0.3, nan], [nan, 0.1, 0.2]])
+  assert shown.data['step'].values.tolist() == [2, 4, 6]
+  alone = explore.state_map(runs['a'], TEXT).figure.axes
+  panel = next(a for a in alone if 'gates in training' in a.get_ylabel())
+  close(panel.lines[0].get_xydata(), [[2, 0.5], [4, 0.7]])
+  with pytest.raises(ValueError, match='has no metrics.jsonl with gates'):
+    explore.gates_in_training(block_recurrent())
 
 
 def test_the_last_of_numbered_parts_and_layers_is_shown(tmp_path):

@@ -78,6 +78,7 @@ def test_depth_of_ids_is_that_of_their_text():
   ids = halting.vocabulary.encode(TEXT)
   depth = halting.depth(TEXT)
   assert depth['steps'].values.max() > depth['steps'].values.min()
+  np.testing.assert_array_equal(depth['by_layer'].sum('layer'), depth['steps'])
   assert halting.depth(ids).identical(depth)
   labeled = observed.run('gated_universal', labels=True)
   np.testing.assert_array_equal(labeled.depth(ids)['byte'], depth['byte'])
