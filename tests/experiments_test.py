@@ -1,6 +1,5 @@
 """Every experiment builds, and is that of the paper or of its code."""
 
-import functools
 import re
 
 import pytest
@@ -115,19 +114,6 @@ ADAMW = {
 }
 
 
-COUNTED = {*IN_CODE, *OF_PAPERS} | {
-  f'dynamic_halt/table1_listops_{model}' for model in OF_LISTOPS
-}
-
-
-def quickly(names):
-  """Marks names as slow, except one of each table, in COUNTED if one is."""
-  last = sorted(names, key=COUNTED.__contains__)
-  quick = {re.match(r'[^/]+(/[a-z]+\d*)?', name)[0]: name for name in last}
-  slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-  return [name if name in quick.values() else slow(name) for name in names]
-
-
 @pytest.mark.parametrize('name', EXPERIMENTS)
 def test_every_experiment_builds_and_says_its_command(name, tmp_path):
   """Rates and dropout are as in the code of the paper."""
@@ -153,7 +139,7 @@ def test_every_experiment_builds_and_says_its_command(name, tmp_path):
       assert f'\nWARMUP_STEPS = {warmup}\n' in config.operative()
 
 
-@pytest.mark.parametrize('name', quickly(EXPERIMENTS))
+@pytest.mark.parametrize('name', EXPERIMENTS)
 def test_parameters_are_those_of_the_paper(name, tmp_path):
   """To the digits given, and every setting is read.
 
