@@ -6,6 +6,7 @@ Letters of this file: N sequences, T tokens.
 from collections.abc import Mapping
 import dataclasses
 import functools
+import re
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from meliad_rec.data.vocabulary import Words
 
 _CHUNK_TOKENS = 2**22  # Tokens drawn at once, to save memory.
 _LAST = '_last'
+# A split such as test_128_last or test_40_256.
+_OF_A_SIZE = r'test_(\d+)(?:_(\d+))?(?=_|$)'
 Sizes = tuple[int | tuple[int, int], ...]
 
 
@@ -29,8 +32,10 @@ class BySize(Cached):
   Each subclass says what its size is, such as the number of tokens. The splits
   train, validation and test have sequences of `min_size` to `max_size`, all
   sizes equally likely. A split such as test_128 has sequences of size 128, and
-  test_40_256 has all sizes from 40 to 256. They are drawn independently, so
-  short sequences occur more than once, and in train as well as in test.
+  test_40_256 has all sizes from 40 to 256. `documents` takes such names of any
+  size, so that a trained model can be tested at sizes that its configuration
+  does not list. Sequences are drawn independently, so short ones occur more
+  than once, and in train as well as in test.
 
   Subclasses implement `vocabulary`, `draw` and `guess`.
 
@@ -38,8 +43,8 @@ class BySize(Cached):
     sequences: number of sequences in train.
     min_size, max_size: bounds of the size of a sequence in train, validation
       and test.
-    test_sizes: sizes of the further test splits; (40, 256) in place of a size
-      is all sizes from 40 to 256.
+    test_sizes: sizes of the further test splits that `splits` names; (40, 256)
+      in place of a size is all sizes from 40 to 256.
     test_sequences: number of sequences in validation and in each test split.
     seed: seed of the sequences.
   """
@@ -127,6 +132,17 @@ class BySize(Cached):
     lasts = [name + _LAST for name in more if self.has_last]
     return *SPLITS, *more, *lasts
 
+  def documents(self, split):
+    if split in self.splits or not (size := re.match(_OF_A_SIZE, split)):
+      return super().documents(split)
+    least, most = int(size[1]), int(size[2] or size[1])
+    try:
+      other = dataclasses.replace(self, test_sizes=((least, most),))
+    except ValueError:  # The task has no such size.
+      other = self
+    check_split(split, other.splits)
+    return other.documents(split)
+
   def _documents(self, split):
     """Makes one document of each sequence."""
     name = split.removesuffix(_LAST)
@@ -165,7 +181,8 @@ class BySize(Cached):
 
   def baselines(self, split: str) -> Mapping[str, float]:
     """Returns {name: error rate from 0 to 1} of a random guess."""
-    check_split(split, self.splits)
+    if not re.match(_OF_A_SIZE, split):
+      check_split(split, self.splits)
     return {'uniform': self.guess()}
 
 

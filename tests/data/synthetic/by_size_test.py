@@ -94,6 +94,20 @@ def test_the_last_label_alone_can_be_scored():
   assert 'test_64_last' not in Arithmetic().splits
 
 
+@pytest.mark.parametrize('split', ['test_128', 'test_128_last', 'test_40_50'])
+def test_a_split_may_have_a_size_that_is_not_listed(split):
+  listed = WordProblem(test_sizes=(128, (40, 50)), **FEW)
+  other = WordProblem(test_sizes=(), **FEW)
+  assert split not in other.splits
+  assert [*sequences(other, split)] == [*sequences(listed, split)]
+  assert other.baselines(split) == listed.baselines(split)
+  deep = Needle(depths=(50,), **FEW)
+  assert deep.documents('test_700_depth_50').lengths.tolist() == [700] * 20
+  for none in 'test_0', 'test_50_40', 'test_128_lost', 'best':
+    with pytest.raises(ValueError, match=f'no split .{none}.* train, valid'):
+      other.documents(none)
+
+
 @pytest.mark.parametrize('brackets', [False, True])
 @pytest.mark.parametrize('modulus', [5, 10])
 def test_expressions_have_their_values(brackets, modulus):
