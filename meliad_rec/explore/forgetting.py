@@ -14,18 +14,19 @@ from meliad_rec.evaluation.token_losses import TokenLosses
 from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import colors_of
 from meliad_rec.explore.shown import label_curves
+from meliad_rec.explore.shown import labels_of_runs
 from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import Runs
 from meliad_rec.explore.shown import Shown
-from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.explore.shown import with_units
 from meliad_rec.report.plot import in_legend
 from meliad_rec.report.plot import new_figure
 from meliad_rec.report.plot import plain
 from meliad_rec.runs.observed_run import Text
 
-# Lines of a run's curves: its own first, then those with a cleared state.
-_STYLES = '-', '--', ':', '-.'
+# Lines and markers of a run's curves: its own first, then those with a cleared
+# state.
+_STYLES = {'-': 'o', '--': 's', ':': '^', '-.': 'D'}
 
 
 def by_position(
@@ -76,10 +77,13 @@ def by_position(
         # At least half of the text, so that no second border follows.
         clears[f'{name}, cleared once (at {half})'] = half
         middles.append(half)
-    for style, (label, every) in zip(_STYLES, clears.items(), strict=False):
+    styles = _STYLES.items()
+    for (style, marker), (label, every) in zip(
+      styles, clears.items(), strict=False
+    ):
       found = run.predictions(text, 1, clear_every=every, labels=labels)
       curves[label] = found['nats'].values.astype(np.float64)
-      looks.append((name, {'color': color, 'ls': style}))
+      looks.append((name, {'color': color, 'ls': style, 'marker': marker}))
   edges = np.unique(np.geomspace(16, max(T, 17), bins).astype(int))
   edges = np.unique([0, *edges[edges < T], *middles, T])
   # Tokens with the label 0 are not scored.
@@ -105,18 +109,17 @@ def by_position(
   figure = new_figure(8, 7 if cleared else 4.5)
   top, *rest = figure.subplots(1 + cleared, squeeze=False)[:, 0]
   centers = np.sqrt(np.maximum(edges[:-1], 8) * edges[1:])
-  of_runs = _labels(runs)
+  of_runs = labels_of_runs(runs)
   for (label, values), (name, look) in zip(bits.items(), looks, strict=True):
     top.plot(
       centers,
       values,
-      marker='o',
-      ms=3,
+      ms=4,
       label=in_legend(of_runs.get(label, label)),
       **look,
     )
     if label != name:
-      rest[0].plot(centers, values - bits[name], marker='o', ms=3, **look)
+      rest[0].plot(centers, values - bits[name], ms=4, **look)
   for axes in (top, *rest):
     axes.set_xscale('log')
   where = 'position in the document (tokens)'
@@ -196,7 +199,7 @@ def by_distance(runs: Runs, text: str, clear_every: int | None = None) -> Shown:
   with_units(data, bits='bits per name')
   figure = new_figure(8, 7)
   top, bottom = figure.subplots(2)
-  of_runs = _labels(runs)
+  of_runs = labels_of_runs(runs)
   for i, (label, look) in enumerate(zip(bits, looks, strict=True)):
     label = in_legend(of_runs.get(label, label))
     top.plot(data['bits'].values[i], marker='o', label=label, **look)
@@ -262,7 +265,7 @@ def forgetting(
   edges = np.concatenate([[0], edges])
   pairs = list(zip(edges[:-1], edges[1:], strict=True))
   middles = [(a + b + 1) / 2 for a, b in pairs]
-  labels_of, colors = _labels(runs), colors_of(len(runs))
+  labels_of, colors = labels_of_runs(runs), colors_of(len(runs))
   for color, (name, label) in zip(colors, labels_of.items(), strict=True):
     cost = data['cost'].sel(run=name) / np.log(2)
     parts = [cost.isel(token=slice(a, b)).mean('token') for a, b in pairs]
@@ -367,7 +370,7 @@ def state_gradients(
   with_units(data, gradient='nats per block')
   figure = new_figure(7, 4)
   axes = figure.subplots()
-  labels_of, colors = _labels(runs), colors_of(len(runs))
+  labels_of, colors = labels_of_runs(runs), colors_of(len(runs))
   for color, (name, label) in zip(colors, labels_of.items(), strict=True):
     values = data['gradient'].sel(run=name).values
     tokens = data['back'].values * int(data['block'].sel(run=name))
@@ -387,11 +390,6 @@ def state_gradients(
     'gradient of the loss x size of the state\n(nats per block)',
   )
   return Shown(data, figure)
-
-
-def _labels(runs: Runs) -> dict[str, str]:
-  """Returns {name of a run: its name, size and cost}."""
-  return {n: f'{n} ({size_and_cost(run)})' for n, run in named(runs).items()}
 
 
 def _recurrent(runs: Runs, what: str, text: Text, labels) -> Runs:

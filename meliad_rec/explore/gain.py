@@ -62,7 +62,9 @@ def gain(
     'back' is the number of tokens back to the previous use of this name, 0 at
     its first use and -1 without a name. 'in_window' is whether that use is
     within the window of attention, None if the run has none. 'listed' [token]
-    is the rank of the word in this list that a token is of, from 1, or 0.
+    is the rank of the word in this list that a token is of, from 1, or 0; and
+    'back' [token] the same as in the list for the name that a token is of, if
+    any, not only for names in the list.
 
   Raises:
     ValueError: the vocabularies differ, the run cannot read the text or
@@ -100,6 +102,11 @@ def gain(
   for rank, word in enumerate(data.attrs['top'], 1):
     ranks[word['token'] :][: word['tokens']] = rank
   data['listed'] = 'token', ranks
+  names, back = Names.of(b), np.full(data.sizes['token'], -1)
+  spans = zip(names.first, names.end, names.distance, strict=True)
+  for first, end, distance in spans:
+    back[first:end] = distance
+  data['back'] = 'token', back
   listed = data.attrs['top'][:_LISTED]
   lines = 0.22 * len(listed) + 0.3
   figure = new_figure(13, 6.5 + lines)
@@ -143,8 +150,8 @@ def previous_use(word: dict) -> str:
   """Returns in words how far back the name in a word was used before."""
   if word['back'] < 1:
     return 'no name' if word['back'] < 0 else 'first use'
-  within = ', within the window' if word['in_window'] else ''
-  return f'{word["back"]:,} tokens back{within}'
+  where = {None: '', True: ', within the window', False: ', beyond the window'}
+  return f'{word["back"]:,} tokens back{where[word["in_window"]]}'
 
 
 def _top_words(a, b, window: int | None, top: int) -> list[dict]:

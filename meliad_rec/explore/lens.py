@@ -92,6 +92,7 @@ def lens(
       lw=2,
       label='last step taken',
     )
+    bottom.set_ylim(L + 0.65, 0.5)  # The line below the last step is seen.
     above = {'loc': 'lower right', 'bbox_to_anchor': (1, 1)}
     bottom.legend(fontsize='small', **above)
     depths, middles = smooth(data['depth'].values, 200)

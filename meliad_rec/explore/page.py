@@ -32,7 +32,6 @@ from meliad_rec.explore.recalled import recalled
 from meliad_rec.explore.shown import check_vocabularies
 from meliad_rec.explore.shown import Shown
 from meliad_rec.explore.shown import speed
-from meliad_rec.explore.state_map import gates_in_training
 from meliad_rec.explore.state_map import slots_of
 from meliad_rec.explore.state_map import state_map
 from meliad_rec.runs.folder import check_is_of_text
@@ -168,9 +167,6 @@ def _figures(
   figures = {
     'The state along the text: its change, its use by tokens, and gates': (
       lambda: state_map(run, text, every=_every(run, text, 400))
-    ),
-    'How much of the old state gates kept in training': (
-      lambda: gates_in_training(with_state)
     ),
     'The cost of clearing the state once': lambda: forgetting(
       with_state, text, 256
@@ -358,12 +354,11 @@ def _top_words(top: list[dict]) -> str:
   reach = ''
   if any(word['in_window'] is not None for word in top):
     reach = (
-      ' Without "within the window", the attention of one layer does not reach '
-      'it.'
+      ' The attention of one layer does not reach a use beyond the window.'
     )
   return (
-    '<p>The words that gain most: the gain in bits, the name in the word that '
-    'gains most, its previous use, and the word in its context.'
+    '<p>The words that gain most: the gain in bits, the name in it with the '
+    'largest gain, the previous use of this name, and the word in its context.'
     f'{reach}</p>'
     '<div class="wide" tabindex="0" role="region" aria-label="Words"><table>'
     '<tr><th>gain</th><th>name</th><th>previous use</th><th>word</th></tr>'

@@ -9,9 +9,11 @@ from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import colors_of
 from meliad_rec.explore.shown import heat_map
+from meliad_rec.explore.shown import labels_of_runs
 from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import Runs
 from meliad_rec.explore.shown import Shown
+from meliad_rec.explore.shown import size_and_cost
 from meliad_rec.report.console import dots
 from meliad_rec.report.console import symbols
 from meliad_rec.report.plot import new_figure
@@ -199,7 +201,7 @@ def memory_sources(run: TrainedRun) -> Shown:
   axes.set_xlabel('layer')
   axes.set_ylabel('weight in the memory')
   axes.legend(fontsize='small')
-  axes.set_title(plain(f'what the memory of {run.name} is made of'))
+  axes.set_title(plain(f'{run.name} ({size_and_cost(run)})'), size=10)
   return Shown(data, figure)
 
 
@@ -247,8 +249,7 @@ def attention_map(runs: Runs, text: Text) -> Shown:
   heat_map(axes, data['weight'].values, 'mean weight', extent)
   axes.set_yticks(range(len(rows)), [*map(plain, rows)])
   axes.set_xlabel('tokens back (0: the nearest that a token may see)')
-  if len(named(runs)) == 1:
-    axes.set_title(plain(f'attention of {next(iter(named(runs)))}'))
+  axes.set_title(plain('\n'.join(labels_of_runs(runs).values())), size=10)
   return Shown(data, figure)
 
 

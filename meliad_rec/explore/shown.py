@@ -146,6 +146,11 @@ def named(runs: Runs) -> Mapping[str, TrainedRun]:
   return runs if isinstance(runs, Mapping) else {runs.name: runs}
 
 
+def labels_of_runs(runs: Runs) -> dict[str, str]:
+  """Returns {name of a run: its name, size and cost}."""
+  return {n: f'{n} ({size_and_cost(run)})' for n, run in named(runs).items()}
+
+
 def check_run(run: TrainedRun) -> None:
   """Raises ValueError if this is something else than a single run."""
   if not isinstance(run, TrainedRun):

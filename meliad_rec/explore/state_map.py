@@ -13,6 +13,7 @@ from meliad_rec.explore.shown import check_run
 from meliad_rec.explore.shown import COLORS
 from meliad_rec.explore.shown import colors_of
 from meliad_rec.explore.shown import heat_map
+from meliad_rec.explore.shown import labels_of_runs
 from meliad_rec.explore.shown import named
 from meliad_rec.explore.shown import Runs
 from meliad_rec.explore.shown import Shown
@@ -27,7 +28,7 @@ from meliad_rec.runs.trained_run import TrainedRun
 # Curves: {name in the arrays: (label, color)}.
 _CURVES = {
   'similarity': ('cosine to the state before', COLORS[0]),
-  'alike': ('cosine of two {}s', COLORS[2]),
+  'alike': ('mean cosine between {}s', COLORS[2]),
   'keep': ('gate: weight of the old state', COLORS[4]),
   'change': ('change (share of its size)', COLORS[1]),
 }
@@ -125,7 +126,8 @@ def gates_in_training(runs: Runs) -> Shown:
   data = data.assign_coords(run=list(found))
   figure = new_figure(8, 3.5)
   axes = figure.subplots()
-  _draw_gates(axes, found)
+  labels = labels_of_runs(runs)
+  _draw_gates(axes, {labels[name]: data for name, data in found.items()})
   return Shown(data, figure)
 
 
@@ -147,16 +149,16 @@ def _logged(run):
 
 
 def _draw_gates(axes, found):
-  """Draws {name: what _logged returned} with a band of the spread."""
-  for (name, data), color in zip(
+  """Draws {label: what _logged returned} with a band of the spread."""
+  for (label, data), color in zip(
     found.items(), colors_of(len(found)), strict=True
   ):
     steps, keep, spread = data['step'], data['keep'], data['spread']
-    axes.plot(steps, keep, color=color, label=in_legend(name))
+    axes.plot(steps, keep, color=color, label=in_legend(label))
     band = keep - spread, keep + spread
     axes.fill_between(steps, *band, color=color, alpha=0.15, lw=0)
   axes.set_xlabel('step of training')
-  axes.set_ylabel('gate: weight of the old state\n(mean, spread of elements)')
+  axes.set_ylabel('gate: weight of the old state\n(± standard deviation)')
   axes.grid(alpha=0.3)
   axes.legend(fontsize='small')
 
@@ -354,7 +356,7 @@ def _draw(run, data, logged):
     if name in data and name != hidden:
       values = np.reshape(data[name].values, len(read))
       axes.plot(read, values, color=color, label=label.format(row))
-  axes.set_ylabel('cosine, weight, share')
+  axes.set_ylabel('cosine, weight or share')
   axes.grid(alpha=0.3)
   axes.set_xlim(0, read[-1])
   if S > 1:
@@ -364,7 +366,7 @@ def _draw(run, data, logged):
   ends = np.flatnonzero(np.diff(data['document'].values))
   for panel in panels[: len(maps) + 1]:
     panel.set_xlabel(
-      'tokens of whole blocks, one document after another'
+      'tokens read (whole blocks of each document)'
       if len(ends)
       else 'tokens read'
     )
@@ -376,7 +378,7 @@ def _draw(run, data, logged):
   )
   if has_log:
     _draw_gates(panels[-1], {run.name: logged})
-    panels[-1].set_ylabel('gates in training\n(mean, and spread)')
+    panels[-1].set_ylabel('gates in training\n(± standard deviation)')
   of = f' of layer {data.attrs["layer"]}' if 'layer' in data.attrs else ''
   figure.suptitle(plain(f'state of {run.name}: {data.attrs["part"]}{of}'))
   return figure

@@ -120,7 +120,10 @@ def swap(
   data.attrs |= {'after_a': at_a, 'after_b': at_b}
   figure = _draw(data)
   figure.suptitle(
-    plain(f'{run.name}: after {at_b:,} tokens of B, the state of {at_a:,} of A')
+    plain(
+      f'{run.name}: B, with the state of A put in after {at_b:,} tokens '
+      f'(A: {at_a:,} tokens read)'
+    )
   )
   return Shown(data, figure)
 
@@ -152,7 +155,7 @@ def _draw(data):
   bars = bottom.bar(
     range(len(most)),
     rise[most],
-    color=[COLORS[1] if r > 0 else COLORS[0] for r in rise[most]],
+    color=COLORS[0],
   )
   bottom.bar_label(bars, best, family='monospace', size=7, padding=2)
   bottom.margins(y=0.15)
@@ -260,7 +263,7 @@ def ask(
   axes.set_xlabel(f'loss after {len(ids_T):,} tokens (nats per answer)')
   axes.legend(fontsize='small', loc='lower center', bbox_to_anchor=(0.5, 1))
   asked = symbols(question[-60:])
-  figure.suptitle(plain(f'{run.name} ({size_and_cost(run)}): {asked!r}'))
+  figure.suptitle(plain(f'{run.name} ({size_and_cost(run)}), asked {asked!r}'))
   return Shown(data, figure)
 
 

@@ -41,7 +41,16 @@ def test_gain(tmp_path):
     'baseline_nats': 'nats',
     'gain': 'bits',
     'listed': None,
+    'back': None,
   }
+  back = shown.data['back'].values
+  for name in 'import', 'argparse', 'parser':
+    first = TEXT.index(name)
+    assert (back[first : first + len(name)] == 0).all()
+  last = TEXT.rindex('argparse')
+  before = last - TEXT.rindex('argparse', 0, last)
+  assert (back[last : last + len('argparse')] == before).all()
+  assert back[TEXT.index(' ')] == -1
   other = explore.gain(run, TEXT, baseline=observed.run('lstm'))
   close(other.data['baseline_nats'], observed.run('lstm').nats(TEXT)[0])
   rarely = explore.gain(run, TEXT, top=0, clear_every=2 * W)

@@ -59,7 +59,7 @@ def test_state_map(tmp_path):
   close(shown.data['keep'][:count], keep)
   assert shown.data['document'].values.tolist().count(0) == count
   assert shown.data['read'].values[count] == count * W + W
-  where = 'tokens of whole blocks, one document after another'
+  where = 'tokens read (whole blocks of each document)'
   panel = shown.figure.axes[0]
   assert panel.get_xlabel() == where
   assert panel.get_ylabel() == shown.data.attrs['rows'] == 'slot'
@@ -208,7 +208,7 @@ def test_the_last_of_numbered_parts_and_layers_is_shown(tmp_path):
   close(heat.images[0].get_array(), means.T)
   # A curve has the same color in every map.
   colors = {line.get_label(): line.get_color() for line in curves.lines}
-  assert colors['cosine of two tokens'] == COLORS[2]
+  assert colors['mean cosine between tokens'] == COLORS[2]
   tracemalloc.start()
   try:
     size = run.states(TEXT * 9).nbytes
