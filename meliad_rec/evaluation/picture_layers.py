@@ -1,4 +1,4 @@
-"""The order of layers: arranges the pictures that a block sowed by layers."""
+"""Arranges the pictures that a block sowed by layers, and sorts names."""
 
 from collections.abc import Sequence
 import re

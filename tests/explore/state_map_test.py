@@ -166,7 +166,7 @@ class Numbered(Cell):
 
 
 def test_gates_in_training(tmp_path):
-  """Of a step that was logged twice, the record after the restart counts."""
+  """If a step was logged twice, the later record counts."""
   runs = {}
   for name, steps in ('a', (2, 4, 4)), ('b', (4, 6)):
     runs[name] = copy.copy(block_recurrent())

@@ -4,9 +4,11 @@ Letters of this file: N sequences, T tokens.
 """
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import functools
 import re
+from typing import Self
 
 import numpy as np
 
@@ -133,15 +135,22 @@ class BySize(Cached):
     return *SPLITS, *more, *lasts
 
   def documents(self, split):
-    if split in self.splits or not (size := re.match(_OF_A_SIZE, split)):
-      return super().documents(split)
-    least, most = int(size[1]), int(size[2] or size[1])
-    try:
-      other = dataclasses.replace(self, test_sizes=((least, most),))
-    except ValueError:  # The task has no such size.
-      other = self
-    check_split(split, other.splits)
-    return other.documents(split)
+    task = self._with(split)
+    return super().documents(split) if task is self else task.documents(split)
+
+  def _with(self, split: str) -> Self:
+    """Returns the task with a split of any size, or itself if it has it.
+
+    Raises:
+      ValueError: the task has no such split.
+    """
+    task = self
+    if split not in self.splits and (size := re.match(_OF_A_SIZE, split)):
+      sizes = int(size[1]), int(size[2] or size[1])
+      with contextlib.suppress(ValueError):  # The task has no such size.
+        task = dataclasses.replace(self, test_sizes=(sizes,))
+    check_split(split, task.splits)
+    return task
 
   def _documents(self, split):
     """Makes one document of each sequence."""
@@ -181,8 +190,7 @@ class BySize(Cached):
 
   def baselines(self, split: str) -> Mapping[str, float]:
     """Returns {name: error rate from 0 to 1} of a random guess."""
-    if not re.match(_OF_A_SIZE, split):
-      check_split(split, self.splits)
+    self._with(split)  # Checks the name.
     return {'uniform': self.guess()}
 
 
