@@ -375,7 +375,7 @@ class Observer:
       *blocks: what `_batches` yields.
     """
     model = self.model
-    sows = request.lens or request.pictures
+    sows = request.lens is not None or request.pictures
 
     def step(state, block):
       inputs_W, targets_W, mask_W, clear = block
@@ -408,13 +408,13 @@ class Observer:
         found['pictures'] = by_layer(
           model.cell, sown, request.pictures, request.layer
         )
-      if request.lens:
-        found['lens'] = self._lens(variables, sown, targets_W)
+      if request.lens is not None:
+        found['lens'] = self._lens(variables, sown, targets_W, request.lens)
       return after, found
 
     return jax.lax.scan(step, state, blocks)
 
-  def _lens(self, variables, sown, targets_W):
+  def _lens(self, variables, sown, targets_W, top: int):
     """Returns predictions after each step or pass, arrays [P, W, ...]."""
     outputs = [
       y.reshape(-1, *y.shape[-2:])
@@ -432,7 +432,7 @@ class Observer:
       _, logits_1WV = self.model.apply(
         variables, None, y_WD[None], mask_1W, None, method='apply_head'
       )
-      return self._predictions(logits_1WV[0], targets_W, 1)
+      return self._predictions(logits_1WV[0], targets_W, top)
 
     return jax.lax.map(look, jnp.concatenate(outputs))
 

@@ -23,8 +23,8 @@ class Request:
     every: number of blocks between two recorded states.
     top: number of the most likely tokens to record at each token, with the loss
       and other facts; see `predictions`. None records no predictions.
-    lens: whether to record predictions after each step in depth or pass, for
-      models that sow the picture 'lens'.
+    lens: the same as `top`, after each step in depth or pass, for models that
+      sow the picture 'lens'.
     pictures: names in pictures.AXES of other pictures to record.
     layer: index, from 0, of the only layer whose pictures are recorded; None
       records all layers.
@@ -33,7 +33,7 @@ class Request:
   states: bool = False
   every: int = 1
   top: int | None = None
-  lens: bool = False
+  lens: int | None = None
   pictures: tuple[str, ...] = ()
   layer: int | None = None
 

@@ -198,23 +198,24 @@ class TextObserver:
         return found.isel(choice=slice(top)).copy(deep=True)
     request = Request(top=top)
     recording, ids_T = self.read(text, request, clear_every, labels_T)
-    dims = 'token', 'choice'
-    data = {k: (dims[: a.ndim], a) for k, a in recording.tokens.items()}
-    data['top_text'] = dims, self.spelled(recording.tokens['top_ids'])
-    found = self.by_token(data, ids_T)
+    found = self._predicted(recording.tokens, ('token',), ids_T)
     if labels_T is None and found.nbytes <= _LARGEST:
       self._kept.append(((ids, clear_every, top), found.copy(deep=True)))
       del self._kept[:-_KEPT]
     return found
 
   def lens(
-    self, text: str | np.ndarray, labels_T: np.ndarray | None
+    self, text: str | np.ndarray, top: int, labels_T: np.ndarray | None
   ) -> 'xr.Dataset':
     """Returns predictions after each step; see TrainedRun.lens."""
-    recording, ids_T = self.read(text, Request(lens=True), labels_T=labels_T)
-    dims = 'step', 'token'
-    data = {k: (dims, recording.lens[k]) for k in ('nats', 'rank', 'entropy')}
-    data['best'] = dims, self.spelled(recording.lens['top_ids'][..., 0])
+    recording, ids_T = self.read(text, Request(lens=top), labels_T=labels_T)
+    return self._predicted(recording.lens, ('step', 'token'), ids_T)
+
+  def _predicted(self, arrays, axes: tuple[str, ...], ids_T) -> 'xr.Dataset':
+    """Returns facts about predictions, which have these axes."""
+    dims = *axes, 'choice'
+    data = {k: (dims[: a.ndim], a) for k, a in arrays.items()}
+    data['top_text'] = dims, self.spelled(arrays['top_ids'])
     return self.by_token(data, ids_T)
 
   def pictures(

@@ -311,7 +311,9 @@ def state_gradients(
 
   Args:
     runs: one recurrent run, or {name: run} with one vocabulary. Of several, any
-      without a recurrent state are left out, with a warning.
+      without a recurrent state are left out, with a warning, and so are those
+      whose states gradients do not reach, such as the stored keys of a
+      Memorizing Transformer.
     text: a document.
     back: largest k.
     samples: number of blocks, spread evenly over the text.
@@ -326,8 +328,7 @@ def state_gradients(
   Raises:
     ValueError: the text is too short, no run is recurrent, labels are missing
       or not expected, vocabularies differ, `back` is below 0 or `samples` below
-      1, or gradients do not reach the states of a run, such as the stored keys
-      of a Memorizing Transformer.
+      1, or gradients reach the states of no run.
   """
   import xarray as xr
 
@@ -335,7 +336,7 @@ def state_gradients(
   runs = _recurrent(runs, 'state_gradients', text, labels)
   longest = max(run.block for run in named(runs).values())
   places = _places(runs, text, (back + 1) * longest, samples)
-  gradients = []
+  gradients, unreached = {}, []
   for name, run in named(runs).items():
     observer, ids_T = run.observer, run.encode(text)
     state, at, norms = observer.start(), 0, []
@@ -352,19 +353,26 @@ def state_gradients(
             f'All labels of the blocks read by {name} are 0, so none is '
             'scored. Give more samples, or another text.'
           )
-      raise ValueError(
-        f'Gradients do not reach the states of {name}. A Memorizing '
-        'Transformer, for example, stores keys and values without gradients. '
-        'Leave this run out.'
-      )
-    gradients.append(np.array(norms)[:, ::-1])
+      unreached.append(name)
+      continue
+    gradients[name] = np.array(norms)[:, ::-1]
+  if unreached:
+    problem = (
+      f'Gradients do not reach the states of {", ".join(unreached)}. A '
+      'Memorizing Transformer, for example, stores keys and values without '
+      'gradients.'
+    )
+    if not gradients:
+      raise ValueError(f'{problem} Choose another run.')
+    warnings.warn(f'{problem} Such runs are left out.', stacklevel=2)
+  runs = {name: named(runs)[name] for name in gradients}
   data = xr.Dataset(
-    {'gradient': (('run', 'place', 'back'), np.array(gradients))},
+    {'gradient': (('run', 'place', 'back'), np.array([*gradients.values()]))},
     {
-      'run': list(named(runs)),
+      'run': list(runs),
       'at': ('place', places),
       'back': np.arange(back + 1),
-      'block': ('run', [run.block for run in named(runs).values()]),
+      'block': ('run', [run.block for run in runs.values()]),
     },
   )
   with_units(data, gradient='nats per block')

@@ -29,6 +29,7 @@ def lens(
   text: Text,
   tokens: int = 48,
   labels: np.ndarray | None = None,
+  top: int | None = None,
 ) -> Shown:
   """Shows the predictions after each step of a UT or GUT, or Staircase pass.
 
@@ -37,12 +38,14 @@ def lens(
     text: a document.
     tokens: number of tokens to draw, from the end of the text.
     labels: ids of the labels of all tokens, if the model predicts labels.
+    top: number of the most likely tokens to return at each place; None means 5,
+      or all of a vocabulary that has fewer. The figure shows the first.
 
   Returns:
-    'nats', 'rank', 'entropy' and 'best' [step, token], see TrainedRun.lens;
-    and, if the model halts and texts begin without a state from `with_state`,
-    'depth' [token], the number of steps it took, which a panel shows over the
-    whole text. Steps or passes are counted from 1.
+    What TrainedRun.lens returns, such as 'nats' [step, token] and 'top_text'
+    [step, token, choice]; and, if the model halts and texts begin without a
+    state from `with_state`, 'depth' [token], the number of steps it took, which
+    a panel shows over the whole text. Steps or passes are counted from 1.
 
   Raises:
     ValueError: the model has no steps or passes, or cannot read the text, or
@@ -50,7 +53,7 @@ def lens(
   """
   check_run(run)
   check_count('tokens', tokens, 1)
-  data = run.lens(text, labels=labels)
+  data = run.lens(text, top, labels=labels)
   with contextlib.suppress(ValueError):  # It may have no depth.
     data['depth'] = run.depth(text)['steps']
   data = data.assign_coords(step=1 + np.arange(data.sizes['step']))
@@ -71,7 +74,7 @@ def lens(
   colors = letters_on(image, bits.values)
   for row in range(L):
     for token in range(T):
-      best = str(last['best'].values[row, token])
+      best = str(last['top_text'].values[row, token, 0])
       bottom.text(
         token,
         row + 1,

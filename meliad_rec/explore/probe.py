@@ -138,7 +138,9 @@ def probe(
       'most_common': float(np.bincount(y).max() / len(y)),
     },
   )
-  figure = _draw_accuracy(data, label)
+  data['distance'].attrs['long_name'] = label
+  figure = new_figure(7, 4)
+  _draw_accuracy(figure.subplots(), data)
   where = 'all layers' if layer is None else f'layer {layer}'
   figure.suptitle(plain(f'{run.name} ({size_and_cost(run)}): state of {where}'))
   return Probe(data, figure, x, layer, penalty, run.identity['parameters'])
@@ -292,9 +294,7 @@ def subspace(directions) -> np.ndarray:
   return basis[sizes > 1e-9 * sizes[0]]
 
 
-def _draw_accuracy(data, label):
-  figure = new_figure(7, 4)
-  axes = figure.subplots()
+def _draw_accuracy(axes, data) -> None:
   far = data['distance'].values
   right = (data['target'] == data['predicted']).values
   edges = np.unique(np.quantile(far, np.linspace(0, 1, 13)))
@@ -304,11 +304,11 @@ def _draw_accuracy(data, label):
   means = [right[at].mean() for at in for_bins if at.any()]
   places = [far[at].mean() for at in for_bins if at.any()]
   axes.plot(places, means, 'o-', color=COLORS[0], label='probe')
-  common = data.attrs['most_common']
-  axes.axhline(common, color='black', ls=':', label='the most common class')
+  label, common = 'the most common class', data.attrs['most_common']
+  axes.axhline(common, color='black', ls=':', label=label)
   axes.set_ylim(0, 1.02)
-  label_curves(axes, label, 'share of states read correctly')
-  return figure
+  far_label = data['distance'].attrs['long_name']
+  label_curves(axes, far_label, 'share of states\nread correctly')
 
 
 def ablate(
@@ -323,7 +323,8 @@ def ablate(
 ) -> Shown:
   """Removes what a probe reads from the state, and shows what that costs.
 
-  The state at the middle of each text is changed so that linear probes cannot
+  The figure has the accuracy of the probe beside this cost. The state at the
+  middle of each text is changed so that linear probes cannot
   tell the classes apart (`erasers`), and then the model reads on. The same is
   done for classes of other texts. Only if the rise of the loss is greater than
   for these does it show that the model uses what the probe reads.
@@ -419,12 +420,14 @@ def ablate(
   rank, D = removed[0].read_KD.shape
   with_units(data, rise='nats per token')
   title = f'{run.name}: {rank} of {D} directions of the state removed'
-  return Shown(data, _draw_ablations(data, title))
+  return Shown(data, _draw_ablations(found.data, data, title))
 
 
-def _draw_ablations(data, title: str):
-  figure = new_figure(6, 5)
-  panels = figure.subplots(2, sharex=True)
+def _draw_ablations(read, data, title: str):
+  figure = new_figure(6.5, 7.5)
+  top, *panels = figure.subplots(3)
+  _draw_accuracy(top, read)
+  panels[0].set_xticks([])
   kinds = list(data['kind'].values)
   colors = [COLORS[1 if kind == 'probe' else 5] for kind in kinds]
   labels = {
@@ -437,7 +440,7 @@ def _draw_ablations(data, title: str):
     axes.bar(range(len(means)), means, yerr=errors.values, color=colors)
     axes.set_ylabel(label)
     axes.grid(axis='y', alpha=0.3)
-  panels[0].set_title(plain(title), size=10)
+  figure.suptitle(plain(title))
   panels[1].set_xticks(range(len(kinds)), kinds, rotation=60)
   return figure
 

@@ -1,6 +1,7 @@
 """Result of a function of this folder: arrays, and a figure of them."""
 
 from collections.abc import Mapping
+import csv
 import dataclasses
 import io
 import os
@@ -67,7 +68,13 @@ class Shown:
     if path.suffix == '.zip':
       compression = {'method': 'zip', 'archive_name': path.stem}
     with output_file.replacing(path) as new:
-      table.to_csv(new, index=False, compression=compression)
+      # All texts are quoted, since some hold carriage returns.
+      table.to_csv(
+        new,
+        index=False,
+        compression=compression,
+        quoting=csv.QUOTE_NONNUMERIC,
+      )
 
   def save(self, path: str | os.PathLike[str], dpi: int = 120) -> None:
     """Writes the figure to a file, whole or not at all.

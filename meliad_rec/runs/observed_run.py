@@ -136,6 +136,14 @@ class ObservedRun:
         or the model reads pairs or a whole document at once, or attends to
         later tokens.
     """
+    top = self._likely(top)
+    if clear_every is not None:
+      check_count('clear_every', clear_every, 1)
+    self.check_readable(text, labels)
+    return self._observer.predictions(text, top, clear_every, labels)
+
+  def _likely(self, top: int | None) -> int:
+    """Returns the number of likely tokens; ValueError if it is impossible."""
     head = self.sharded.model.head
     size = self.vocabulary.size if head is None else head.classes
     top = min(_TOP, size) if top is None else top
@@ -146,10 +154,7 @@ class ObservedRun:
         f'top is {top:,}, but there are only {size:,} {of}. Give at most '
         f'{size:,}.'
       )
-    if clear_every is not None:
-      check_count('clear_every', clear_every, 1)
-    self.check_readable(text, labels)
-    return self._observer.predictions(text, top, clear_every, labels)
+    return top
 
   def states(self, text: Text, every: int | None = None) -> 'xarray.Dataset':
     """Returns the recurrent state of the model while it reads a text.
@@ -227,25 +232,31 @@ class ObservedRun:
     return self._some(found, 'gates', pictures.GATES, layer)
 
   def lens(
-    self, text: Text, *, labels: np.ndarray | None = None
+    self,
+    text: Text,
+    top: int | None = None,
+    *,
+    labels: np.ndarray | None = None,
   ) -> 'xarray.Dataset':
     """Returns what the model would predict if it stopped after each step.
 
     Args:
       text: text to read.
+      top: number of the most likely tokens to return at each place, as in
+        `predictions`.
       labels: ids of the labels of all tokens, if the model predicts labels.
 
     Returns:
-      A Dataset with the axes step and token: 'nats', 'rank' and 'entropy' as in
-      `predictions`, and 'best', the most likely token. A step is one in depth
-      of a universal transformer, or a pass of a Staircase; both are indexed
-      from 0.
+      A Dataset of the same arrays as of `predictions`, with an axis step before
+      the axis token. A step is one in depth of a universal transformer, or a
+      pass of a Staircase; both are indexed from 0.
 
     Raises:
       ValueError: as in `predictions`; also if the model has no such steps.
     """
+    top = self._likely(top)
     self.check_readable(text, labels)
-    return self._observer.lens(text, labels)
+    return self._observer.lens(text, top, labels)
 
   def depth(self, text: Text) -> 'xarray.Dataset':
     """Returns the number of steps in depth that the model takes at each token.

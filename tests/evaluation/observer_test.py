@@ -218,9 +218,12 @@ def test_recalled_keys_are_those_before_the_window():
   ],
 )
 def test_the_last_step_of_the_lens_is_the_prediction(name):
-  lens = observer(name).read(tokens(), Request(lens=True))[0].lens
+  lens = observer(name).read(tokens(), Request(lens=2))[0].lens
   nats = observed(name)[0].tokens['nats']
   close(lens['nats'][-1], nats)
+  # The first step has other likely tokens, best first.
+  assert lens['top_nats'].shape == (*lens['nats'].shape, 2)
+  assert (np.diff(lens['top_nats']) >= 0).all()
   assert np.abs(lens['nats'][0] - nats).max() > 1e-3
 
 
@@ -257,7 +260,7 @@ def test_refused():
   with pytest.raises(ValueError, match='no token'):
     read(Request(), last=0)
   with pytest.raises(ValueError, match='passes'):
-    read(Request(lens=True))
+    read(Request(lens=1))
   with pytest.raises(ValueError, match='layer_1/slots'):
     o.with_parts(o.start(), {'slots': jnp.zeros(3)})
   with pytest.raises(ValueError, match='shape'):

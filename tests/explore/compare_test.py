@@ -174,7 +174,7 @@ def test_a_table_is_written_whole_or_not_at_all(suffix, tmp_path, monkeypatch):
   shown.to_csv(path)
   pd.testing.assert_frame_equal(pd.read_csv(path), shown.table())
   before = path.read_bytes()
-  assert (before == b'place,x\n0,1.5\n1,2.5\n') == (suffix == '')
+  assert (before == b'"place","x"\n0,1.5\n1,2.5\n') == (suffix == '')
 
   def fail(table, out, **_):
     Path(out).write_text('place')

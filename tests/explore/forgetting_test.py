@@ -160,8 +160,10 @@ def test_gradients_and_ablations_count_only_scored_labels():
   assert norm(np.zeros_like(ids)) == 0 < norm(even) != norm(ids)
   shape = 6, sum(a.size for a in observer.parts(state).values())
   states = np.random.default_rng(0).normal(size=shape)
-  data = xr.Dataset({'target': ('state', [0, 1, 2] * 2)})
-  data['document'] = 'state', [*range(6)]
+  each = dict.fromkeys(('target', 'predicted'), ('state', [0, 1, 2] * 2))
+  each |= dict.fromkeys(('document', 'distance'), ('state', [*range(6)]))
+  data = xr.Dataset(each, attrs={'most_common': 1 / 3})
+  data['distance'].attrs['long_name'] = 'tokens read'
   found = Probe(data, None, states, None)
   rises = [
     explore.ablate(run, found, [ids], [labels], shuffled=0).data['rise'].item()
@@ -286,6 +288,12 @@ def test_state_gradients(tmp_path):
   np.testing.assert_array_equal(compared.data['block'], [W, both['b'].block])
   with pytest.raises(ValueError, match='do not reach the states of a'):
     explore.state_gradients({'a': observed.run('memorizing')}, TEXT, 2, 2)
+  both = {'a': observed.run('memorizing'), 'b': run}
+  with pytest.warns(
+    UserWarning, match='do not reach the states of a.*left out'
+  ):
+    rest = explore.state_gradients(both, TEXT, back=2, samples=2)
+  assert rest.data['run'].values.tolist() == ['b']
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,10 @@ def test_lens(name, tmp_path):
   shown = explore.lens(run, TEXT, tokens=12)
   check(shown, tmp_path)
   close(shown.data['nats'][-1], run.nats(TEXT)[0])
+  found, last = run.predictions(TEXT), shown.data.isel(step=-1)
+  assert last['top_text'].dims == found['top_text'].dims
+  assert (last['top_text'] == found['top_text']).mean() > 0.99  # Ties.
+  assert run.lens(TEXT, top=2).sizes['choice'] == 2
   assert ('depth' in shown.data) == (name != 'staircase')
   panels = [a for a in shown.figure.axes if 'steps taken' in a.get_ylabel()]
   assert len(panels) == (name != 'staircase')
