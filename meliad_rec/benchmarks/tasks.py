@@ -30,9 +30,17 @@ On `automaton`, a rule has 32 bits, of which the rings show 26 on average. With
 the most frequent value in place of the others, a model that applies the rule
 reaches 0.98 at one step ahead, and 0.89 at four.
 
-The models have 0.05 to 0.17 million parameters (gin/size/walk). In `window` and
-in the recurrent architectures, a layer attends to at most 8 tokens back, so two
-layers reach 16 tokens back. `universal` reads the whole sequence.
+The models have 0.05 to 0.17 million parameters (gin/size/walk). --gin_param
+changes a setting of all runs: attention to a whole sequence learns `recall`
+within 750 steps if its first scale is 5 instead of 1.
+
+  meliad-rec bench tasks --out=DIR --tasks=recall --archs=window --rates=0.003 \
+    --gin_param='layer_config.LayerConfig.qk_scale = 5.0' \
+    --gin_param='WINDOW = 128'
+
+Otherwise, in `window` and in the recurrent architectures, a layer attends to at
+most 8 tokens back, so two layers reach 16 tokens back. `universal` reads the
+whole sequence.
 """
 
 from collections.abc import Iterator
@@ -41,6 +49,7 @@ import dataclasses
 import itertools
 import json
 from pathlib import Path
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -162,6 +171,7 @@ class TaskRun:
     seed: the seed.
     out: folder of the table.
     steps: number of training steps; None: as many as Task.steps says.
+    params: settings 'NAME = value', which override those of the task.
   """
 
   arch: str
@@ -170,11 +180,14 @@ class TaskRun:
   seed: int
   out: Path
   steps: int | None = None
+  params: tuple[str, ...] = ()
 
   @property
   def name(self) -> str:
-    steps = f'_steps{self.steps}' if self.steps else ''
-    return f'{self.task}_{self.arch}_rate{self.rate:g}_seed{self.seed}{steps}'
+    steps = [f'steps{self.steps}'] if self.steps else []
+    set_ = [re.sub(r'[^\w.=+-]', '', each) for each in self.params]
+    rate, seed = f'rate{self.rate:g}', f'seed{self.seed}'
+    return '_'.join([self.task, self.arch, rate, seed, *steps, *set_])
 
   @property
   def workdir(self) -> Path:
@@ -204,7 +217,7 @@ class TaskRun:
       *(f'STEPS = {steps}', f'LEARNING_RATE = {self.rate}'),
       *(f'WARMUP_STEPS = {max(steps // 20, 1)}', 'EVAL_DOCUMENTS = 500'),
       *(f'EVAL_EVERY = {max(steps // 6, 1)}', f'SAVE_EVERY = {steps}'),
-      f'experiment.Experiment.seed = {self.seed}',
+      *(f'experiment.Experiment.seed = {self.seed}', *self.params),
     )
     if self.has_ended:
       return
@@ -244,6 +257,7 @@ def measure(
   seeds: int,
   jobs: int,
   steps: int | None = None,
+  params: Sequence[str] = (),
 ) -> int:
   """Trains and tests; writes tasks.md, .csv, .png and sizes.png to `out`.
 
@@ -256,6 +270,7 @@ def measure(
     seeds: number of runs with each rate.
     jobs: runs at a time.
     steps: number of training steps; None: as many as each Task.steps says.
+    params: settings 'NAME = value' of all runs.
 
   Returns:
     The exit code: 1 if a run failed, else 0.
@@ -276,7 +291,7 @@ def measure(
     raise ValueError(f'--out={out} is a file. Give a folder.')
   out.mkdir(parents=True, exist_ok=True)
   runs = [
-    TaskRun(arch, task, rate, seed, out, steps)
+    TaskRun(arch, task, rate, seed, out, steps, tuple(params))
     for task in dict.fromkeys(tasks)
     for arch in dict.fromkeys(archs)
     for rate in dict.fromkeys(rates)

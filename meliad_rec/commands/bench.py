@@ -62,7 +62,7 @@ _MEASURED = 'Measured on this machine.'
 # Flags that only the benchmark `tasks` has, and flags that it lacks.
 _OF_TASKS = 'out', 'archs', 'tasks', 'rates', 'seeds', 'jobs', 'steps'
 _OF_SETTINGS = 'setting', 'by', 'topology'
-_OF_EXPERIMENTS = 'gin_param', 'generate'
+_OF_EXPERIMENTS = ('generate',)
 _OF_OTHERS = *_OF_SETTINGS, *_OF_EXPERIMENTS, 'rounds', 'json'
 
 
@@ -104,7 +104,7 @@ def define_flags() -> None:
   flags.DEFINE_multi_string(
     'gin_param',
     [],
-    "experiments: one setting 'NAME = value' for all experiments; repeatable.",
+    "experiments, tasks: one setting 'NAME = value' of all runs; repeatable.",
   )
   flags.DEFINE_bool(
     'generate',
@@ -155,6 +155,8 @@ def main(argv: list[str]) -> int:
     return 0
   why = 'is a flag of the benchmark experiments only'
   config_flags.refuse(_OF_EXPERIMENTS, why)
+  why = 'is a flag of the benchmarks experiments and tasks only'
+  config_flags.refuse(['gin_param'], why)
   bench, setting = BENCHES[argv[1]], args.setting
   if setting is None:
     setting = next(iter(bench.SETTINGS))
@@ -225,7 +227,7 @@ def measure_tasks(args) -> int:
     )
   return tasks.measure(
     *(local(args.out, 'A table'), args.archs, args.tasks, rates),
-    *(args.seeds, args.jobs, args.steps),
+    *(args.seeds, args.jobs, args.steps, args.gin_param),
   )
 
 

@@ -132,6 +132,15 @@ def test_every_pair_is_an_experiment_and_every_test_split_exists(
   config.reset()
 
 
+def test_settings_of_a_user_override_those_of_a_task(tmp_path):
+  params = 'WINDOW = 128', "KEYS = 'a/b'"
+  run = tasks.TaskRun('window', 'recall', 0.003, 1, tmp_path, params=params)
+  train, *_ = run.commands()
+  assert train[-2:] == [f'--gin_param={each}' for each in params]
+  # Runs with other settings have folders of their own.
+  assert run.name == 'recall_window_rate0.003_seed1_WINDOW=128_KEYS=ab'
+
+
 def test_tests_are_as_long_and_as_hard_as_they_are_said_to_be(tmp_path):
   for name, task in tasks.TASKS.items():
     few = ['TEST_SEQUENCES = 20', 'SEQUENCES = 200']

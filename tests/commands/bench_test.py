@@ -53,7 +53,7 @@ def test_a_table_has_a_line_per_row():
     (['step', '--setting='], "no setting ''"),
     (['step', '--topology='], 'does not use --topology'),
     (['attention', '--topology='], "'' is not a slice of TPUs"),
-    (['step', '--gin_param=STEPS = 1'], 'of the benchmark experiments only'),
+    (['step', '--gin_param=STEPS = 1'], 'of the benchmarks experiments and'),
     (['step', '--generate'], 'of the benchmark experiments only'),
     (['experiments', 'cpu/code_rec'], 'two or more'),
     (['experiments', 'cpu/code_rek', 'cpu/code_rec'], 'code_rek'),
