@@ -249,6 +249,16 @@ def row_shards(mesh: Mesh) -> int:
   return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
+def rows_for(mesh: Mesh, documents: int, batch: int) -> int:
+  """Returns the number of rows with which to read documents in parallel.
+
+  It is the smaller of `batch` and the number of documents, rounded up to a
+  multiple of `row_shards`.
+  """
+  shards = row_shards(mesh)
+  return -(-min(batch, documents) // shards) * shards
+
+
 def batch_sharding(mesh: Mesh, rows: int) -> NamedSharding:
   """Returns the sharding of a batch's rows over the mesh axes data and fsdp.
 

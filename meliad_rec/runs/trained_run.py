@@ -487,13 +487,10 @@ class TrainedRun(ObservedRun):
   def rows(self, documents: int, batch: int | None = None) -> int:
     """Returns the number of batch rows with which to read documents.
 
-    It is the smaller of `batch` and the number of documents, rounded up to a
-    multiple of the number of devices among which rows are divided.
+    See partition.rows_for.
 
     Args:
       documents: number of documents.
       batch: rows of a batch. None: the run's own number.
     """
-    shards = partition.row_shards(self.sharded.mesh)
-    wanted = min(batch or self.batch, documents)
-    return -(-wanted // shards) * shards
+    return partition.rows_for(self.sharded.mesh, documents, batch or self.batch)

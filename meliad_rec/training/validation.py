@@ -8,6 +8,7 @@ from absl import logging
 
 from meliad_rec.data.dataset import baselines
 from meliad_rec.data.documents import Documents
+from meliad_rec.distributed.partition import rows_for
 from meliad_rec.evaluation.evaluation import evaluate
 from meliad_rec.evaluation.evaluation import metrics_given
 from meliad_rec.generation.decoder import Decoder
@@ -58,6 +59,8 @@ class Validation:
     segment = least_segment(self.sharded.model, self.documents)
     if segment > experiment.segment:
       self.sharded = dataclasses.replace(self.sharded, segment=segment)
+    mesh, batch = self.sharded.mesh, experiment.batch
+    self._rows = rows_for(mesh, len(self.documents), batch)
     segment = max(experiment.segment, segment)
     _check_model(experiment, self.documents, segment)
     self.baselines = baselines(experiment.data, 'validation')
@@ -89,7 +92,7 @@ class Validation:
         self.sharded,
         params,
         self.documents,
-        experiment.batch,
+        self._rows,
         stop,
         on_progress=countdown.show,
       )

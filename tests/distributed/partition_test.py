@@ -229,6 +229,12 @@ def test_the_mesh_must_match_the_devices():
   assert sizes == {'data': 4, 'fsdp': 1, 'model': 2}
 
 
+def test_documents_are_read_in_few_rows_that_divide_evenly():
+  mesh = partition.make_mesh(2, 2, 2)
+  found = [partition.rows_for(mesh, n, 12) for n in (1, 4, 5, 11, 12, 50)]
+  assert found == [4, 4, 8, 12, 12, 12]
+
+
 def test_rows_must_divide():
   with pytest.raises(ValueError, match='12 rows does not divide evenly into 8'):
     partition.batch_sharding(partition.make_mesh(4, 2, 1), 12)

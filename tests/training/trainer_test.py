@@ -96,6 +96,19 @@ def test_a_run_resumes_exactly(tmp_path, data, straight):
   assert a == b
 
 
+def test_an_evaluation_has_no_more_rows_than_documents(straight):
+  *_, last = (
+    each for each in records(straight.workdir) if each['split'] == 'validation'
+  )
+  documents, params = straight.validation.documents, straight.state.params
+  padding = [
+    evaluate(straight.program, params, documents, rows)['padding_share']
+    for rows in (len(documents), straight.experiment.batch)
+  ]
+  assert last['padding_share'] == pytest.approx(padding[0])
+  assert padding[0] < padding[1]
+
+
 def test_the_average_of_the_parameters_is_evaluated(straight):
   *_, last = (
     each for each in records(straight.workdir) if each['split'] == 'validation'
