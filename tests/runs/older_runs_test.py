@@ -43,8 +43,10 @@ SLOW = pytest.param('gated_latent_bottleneck', marks=pytest.mark.slow)
 def folder(tmp_path_factory):
   """The folder of the unpacked runs."""
   path = tmp_path_factory.mktemp('older')
+  # Python before 3.11.4 has no filters.
+  options = {'filter': 'data'} if hasattr(tarfile, 'data_filter') else {}
   with tarfile.open(ARCHIVE) as archive:
-    archive.extractall(path, filter='data')
+    archive.extractall(path, **options)
   return path
 
 
