@@ -171,7 +171,8 @@ class TaskRun:
     seed: the seed.
     out: folder of the table.
     steps: number of training steps; None: as many as Task.steps says.
-    params: settings 'NAME = value', which override those of the task.
+    params: further settings, such as 'WINDOW = 128'. They override those of the
+      task and the architecture.
   """
 
   arch: str

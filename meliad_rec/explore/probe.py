@@ -323,11 +323,11 @@ def ablate(
 ) -> Shown:
   """Removes what a probe reads from the state, and shows what that costs.
 
-  The figure has the accuracy of the probe beside this cost. The state at the
-  middle of each text is changed so that linear probes cannot
+  The state at the middle of each text is changed so that linear probes cannot
   tell the classes apart (`erasers`), and then the model reads on. The same is
   done for classes of other texts. Only if the rise of the loss is greater than
-  for these does it show that the model uses what the probe reads.
+  for these does it show that the model uses what the probe reads. The figure
+  also has the accuracy of the probe.
 
   Args:
     run: the run of the probe.

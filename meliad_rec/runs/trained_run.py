@@ -487,7 +487,7 @@ class TrainedRun(ObservedRun):
   def rows(self, documents: int, batch: int | None = None) -> int:
     """Returns the number of batch rows with which to read documents.
 
-    See partition.rows_for.
+    It is the smaller of both numbers, rounded up; see partition.rows_for.
 
     Args:
       documents: number of documents.
